@@ -1,0 +1,89 @@
+//! Samples in rounds, and what is said about them.
+
+use std::time::Instant;
+
+/// The samples of one figure, kept by round so that they can be compared pair by pair with what ran beside them.
+#[derive(Default)]
+pub struct Series {
+    rounds: Vec<Vec<f64>>,
+}
+
+impl Series {
+    pub fn push_round(&mut self, samples: Vec<f64>) {
+        assert!(!samples.is_empty(), "a round without a sample");
+        self.rounds.push(samples);
+    }
+
+    /// # Panics
+    /// If nothing was measured.
+    pub fn summary(&self) -> Summary {
+        let mut all: Vec<f64> = self.rounds.iter().flatten().copied().collect();
+        all.sort_by(f64::total_cmp);
+        Summary {
+            median: percentile(&all, 0.5),
+            min: percentile(&all, 0.0),
+            p99: percentile(&all, 0.99),
+            samples: all.len(),
+            rounds: self.rounds.iter().map(|round| median(round.clone())).collect(),
+        }
+    }
+}
+
+/// Times are in nanoseconds.
+pub struct Summary {
+    pub median: f64,
+    pub min: f64,
+    pub p99: f64,
+    pub samples: usize,
+    /// The median of each round.
+    pub rounds: Vec<f64>,
+}
+
+impl Summary {
+    /// The median of the ratios of neighbouring rounds. A machine that changes its pace halfway changes it for both
+    /// sides of a pair; the quotient of two overall medians would mix paces.
+    pub fn ratio_to(&self, raw: &Summary) -> f64 {
+        median(self.rounds.iter().zip(&raw.rounds).map(|(ours, theirs)| ours / theirs).collect())
+    }
+}
+
+/// Turns the progress of a round into samples of a rate: the average time of an operation, over [`Pace::BATCH`] of them.
+pub struct Pace<'a> {
+    samples: &'a mut Vec<f64>,
+    /// Where the sample under way began: operations done, and when. Nothing yet during the warm-up.
+    begun: Option<(usize, Instant)>,
+    next: usize,
+}
+
+impl<'a> Pace<'a> {
+    const BATCH: usize = 100;
+
+    /// The first `warm_up` operations are not timed.
+    pub fn new(warm_up: usize, samples: &'a mut Vec<f64>) -> Pace<'a> {
+        Pace { samples, begun: None, next: warm_up }
+    }
+
+    /// So many operations of the round are done by now; often enough called, a sample covers little more than a batch.
+    pub fn reached(&mut self, done: usize) {
+        if done < self.next {
+            return;
+        }
+        let now = Instant::now();
+        if let Some((before, begun)) = self.begun {
+            self.samples.push((now - begun).as_nanos() as f64 / (done - before) as f64);
+        }
+        self.begun = Some((done, now));
+        self.next = done + Self::BATCH;
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    percentile(&values, 0.5)
+}
+
+/// Nearest rank, of sorted values.
+fn percentile(sorted: &[f64], fraction: f64) -> f64 {
+    let rank = (sorted.len() as f64 * fraction).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}

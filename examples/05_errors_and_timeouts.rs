@@ -1,0 +1,51 @@
+//! Every call ends, in its answer or in an error that says what happened: to match on, and to read. Whatever happens to
+//! a call, the server lives on.
+//!
+//! `cargo run --example 05_errors_and_timeouts`
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use calomel::{Engine, Error, Request, Responder};
+
+fn main() -> calomel::Result<()> {
+    let server = Engine::server("tcp://127.0.0.1:0")?;
+    server.define("divide", |_: &Request, (x, y): (i32, i32)| x / y)?;
+
+    // A deferred handler may answer later, from any thread. This one puts the questions aside, and nobody looks at them.
+    let (aside, _questions) = mpsc::channel::<Responder<String>>();
+    server.define_deferred("ask", move |reply: Responder<String>, _question: String| {
+        // Should nobody hold the other end any more, then the responder is dropped, which the caller is told.
+        aside.send(reply).ok();
+    })?;
+
+    let client = Engine::client("tcp")?;
+    let peer = client.lookup(server.address())?;
+    let divide = client.procedure::<(i32, i32), i32>("divide");
+    let ask = client.procedure::<String, String>("ask");
+    let unheard_of = client.procedure::<(), ()>("unheard_of");
+
+    let error = expect_error(unheard_of.on(&peer).call(&()));
+    assert!(matches!(error, Error::NoSuchProcedure { .. }));
+
+    // The deadline is the caller's, and the server sees it too. There is one by default; this call is in a hurry.
+    let question = String::from("Anybody there?");
+    let error = expect_error(ask.on(&peer).timeout(Duration::from_millis(50)).call(&question));
+    assert!(matches!(error, Error::Timeout { .. }));
+    assert!(error.is_timeout());
+
+    // A handler that panics takes down its own call and nothing else.
+    let error = expect_error(divide.on(&peer).call(&(1, 0)));
+    assert!(matches!(error, Error::HandlerPanicked { .. }));
+
+    let answer = divide.on(&peer).call(&(84, 2))?;
+    println!("the server lives on: 84 / 2 = {answer}");
+    assert_eq!(answer, 42);
+    Ok(())
+}
+
+fn expect_error<T>(outcome: calomel::Result<T>) -> Error {
+    let error = outcome.err().expect("a call that cannot succeed");
+    println!("{error}");
+    error
+}

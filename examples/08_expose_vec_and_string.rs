@@ -1,0 +1,47 @@
+//! Memory is exposed by value: peers reach it, within its mode, until `reclaim` gives it back. The [`Bulk`] that names it
+//! is an ordinary argument, and whoever gets one moves the bytes.
+//!
+//! `cargo run --example 08_expose_vec_and_string`
+
+use calomel::{Bulk, BulkMode, Engine, Error, Request};
+
+fn main() -> calomel::Result<()> {
+    let server = Engine::server("tcp://127.0.0.1:0")?;
+    server.define("shout", |request: &Request, (from, to): (Bulk, Bulk)| {
+        // An answer is a value, so a failure that the caller should see is a part of it.
+        shout(request, from, to).map_err(|error| error.to_string())
+    })?;
+
+    let client = Engine::client("tcp")?;
+    let peer = client.lookup(server.address())?;
+    let shout = client.procedure::<(Bulk, Bulk), Result<usize, String>>("shout");
+
+    // A mode says what peers may do. Read-only memory can still be looked at here: nobody changes it.
+    let name = client.expose_read_only(String::from("Matthieu"))?;
+    assert_eq!(name.view(), "Matthieu");
+    // While peers may write to memory, it can't be borrowed.
+    let room = client.expose(vec![b'.'; 12], BulkMode::WriteOnly)?;
+
+    let moved = shout.on(&peer).call(&(name.bulk(), room.bulk()))?;
+    assert_eq!(moved, Ok(8));
+
+    // From here on the buffer is ours alone. Whatever a peer still tries with its bulk is an error there.
+    let shouted: Vec<u8> = room.reclaim();
+    println!("{}", String::from_utf8_lossy(&shouted));
+    assert_eq!(shouted, b"MATTHIEU....");
+    Ok(())
+}
+
+fn shout(request: &Request, from: Bulk, to: Bulk) -> calomel::Result<usize> {
+    let peer = request.endpoint();
+
+    // Plain memory will do on this side: the call borrows it. The smaller of the two lengths is moved.
+    let mut text = [0u8; 64];
+    let length = from.on(peer).pull_into(&mut text[..])?;
+    text.make_ascii_uppercase();
+    let moved = to.on(peer).push_from(&text[..length])?;
+
+    let error = from.on(peer).push_from(&text[..length]).expect_err("the name is read-only");
+    assert!(matches!(error, Error::AccessDenied { .. }));
+    Ok(moved)
+}

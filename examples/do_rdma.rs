@@ -1,0 +1,242 @@
+//! Two processes, and bytes that one of them takes straight out of the memory of the other: a client exposes memory and
+//! sends the bulk that names it; the server pulls what it wants.
+//!
+//! `cargo run --example do_rdma` starts both and prints what each of them does. By hand, on one machine or on two:
+//!
+//! ```text
+//! cargo run --example do_rdma server [ADDRESS]     # tcp://127.0.0.1:0 unless told; prints where it listens
+//! cargo run --example do_rdma client ADDRESS
+//! ```
+
+use std::env;
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Bulk, BulkMode, Endpoint, Engine, Request};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments[..] {
+        [] => both_sides(),
+        ["server"] => server("tcp://127.0.0.1:0"),
+        ["server", address] => server(address),
+        ["client", address] => client(address),
+        _ => Err("usage: do_rdma [server [ADDRESS] | client ADDRESS]".into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+// ---- The client: memory, and calls that say where it is -----------------------------------------------------------------
+
+fn client(address: &str) -> Outcome {
+    refuse_loopback(address)?;
+    // So few bytes would ride inside the call that names them. Here they wait to be fetched: that is what is shown.
+    let engine = Engine::builder().eager_bulk_limit(0).build()?;
+    let server = engine.lookup(address)?;
+
+    lend_a_name(&engine, &server)?;
+    sum_ten_numbers(&engine, &server)?;
+    copy_a_slice(&engine, &server)?;
+
+    server.shutdown()?;
+    println!("asked the server to stop");
+    Ok(())
+}
+
+fn lend_a_name(engine: &Engine, server: &Endpoint) -> Outcome {
+    let do_rdma = engine.procedure::<Bulk, Answer<usize>>("do_rdma");
+    // Peers may read these 9 bytes, and do nothing else with them.
+    let name = engine.expose_read_only(String::from("Matthieu\0"))?;
+    let taken = do_rdma.on(server).call(&name.bulk())??;
+    println!("the server took {taken} of {} bytes", name.len());
+    Ok(())
+}
+
+fn sum_ten_numbers(engine: &Engine, server: &Endpoint) -> Outcome {
+    let sum = engine.procedure::<Bulk, Answer<i32>>("sum");
+    let numbers = engine.expose_read_only(vec![1, 4, 2, 5, 6, 3, 5, 3, 2, 5])?;
+    let answer = sum.on(server).call(&numbers.bulk())??;
+    println!("the sum of {:?} is {answer}", numbers.view());
+    Ok(())
+}
+
+fn copy_a_slice(engine: &Engine, server: &Endpoint) -> Outcome {
+    let copy_slice = engine.procedure::<Bulk, Answer<usize>>("copy_slice");
+    let source = engine.expose_read_only(numbered_bytes().to_vec())?;
+    let copied = copy_slice.on(server).call(&source.bulk())??;
+    println!("the server copied a slice of {copied} bytes");
+    Ok(())
+}
+
+// ---- The server: it is told where the memory is, and fetches ------------------------------------------------------------
+
+/// What the handlers below answer: a failure to fetch the bytes is the caller's business too, and travels as text.
+type Answer<T> = Result<T, String>;
+
+fn server(address: &str) -> Outcome {
+    refuse_loopback(address)?;
+    let engine = Engine::builder().listen(address).remote_shutdown(true).build()?;
+    engine.define("do_rdma", |request: &Request, name: Bulk| answer(pull_the_name(request, name)))?;
+    engine.define("sum", |request: &Request, numbers: Bulk| answer(pull_and_sum(request, numbers)))?;
+    engine.define("copy_slice", |request: &Request, source: Bulk| answer(pull_a_slice(request, source)))?;
+
+    // Only now: whoever reads this line may call at once.
+    println!("{LISTENING}{}", engine.address());
+    engine.wait_for_finalize();
+    println!("stopped");
+    Ok(())
+}
+
+fn answer<T>(outcome: Outcome<T>) -> Answer<T> {
+    outcome.map_err(|error| error.to_string())
+}
+
+fn pull_the_name(request: &Request, name: Bulk) -> Outcome<usize> {
+    // A bulk says which memory, its endpoint whose. The smaller of the two sides wins: 6 of the 9 bytes.
+    let local = request.engine().expose(vec![0u8; 6], BulkMode::WriteOnly)?;
+    let pulled = name.on(request.endpoint()).pull_into(&local)?;
+    let text = String::from_utf8(local.reclaim())?;
+    println!("pulled {pulled} of {} bytes: {text}", name.len());
+    Ok(pulled)
+}
+
+fn pull_and_sum(request: &Request, numbers: Bulk) -> Outcome<i32> {
+    // Plain memory will do as well: the call borrows it. Its size is ours to choose, not the caller's.
+    let mut local = [0i32; 10];
+    let pulled = numbers.on(request.endpoint()).pull_into(&mut local[..])?;
+    let pulled = &local[..pulled / size_of::<i32>()];
+    println!("pulled {pulled:?}");
+    Ok(pulled.iter().sum())
+}
+
+fn pull_a_slice(request: &Request, source: Bulk) -> Outcome<usize> {
+    let local = request.engine().expose(vec![UNTOUCHED; 64], BulkMode::ReadWrite)?;
+    let copied = source.slice(3, 45)?.on(request.endpoint()).pull_into(&local.slice(13, 45)?)?;
+
+    let mut expected = [UNTOUCHED; 64];
+    expected[13..13 + 45].copy_from_slice(&numbered_bytes()[3..3 + 45]);
+    if local.reclaim() != expected {
+        return Err("the slice did not arrive where it should have".into());
+    }
+    println!("copied {copied} bytes from offset 3 there to offset 13 here, and no other");
+    Ok(copied)
+}
+
+/// The bytes that the client has to offer: each is its own offset, so that one in the wrong place shows.
+fn numbered_bytes() -> [u8; 64] {
+    std::array::from_fn(|offset| offset as u8)
+}
+
+const UNTOUCHED: u8 = 0xff;
+
+/// A `loop://` address names an engine in the same process, and these are two.
+fn refuse_loopback(address: &str) -> Outcome {
+    if address.starts_with("loop://") {
+        return Err(format!("{address} can't be reached from another process: give a tcp:// address").into());
+    }
+    Ok(())
+}
+
+// ---- Both of them, as child processes of this one -----------------------------------------------------------------------
+
+const LISTENING: &str = "listening on ";
+/// Far more than the two of them need. Whatever goes wrong, nothing runs on after it.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
+
+fn both_sides() -> Outcome {
+    let deadline = Instant::now() + TIME_LIMIT;
+    let server = Side::start("server", &["server"])?;
+    let address = server.read_address(deadline)?;
+    let client = Side::start("client", &["client", &address])?;
+    client.finish(deadline)?;
+    server.finish(deadline)
+}
+
+/// A child process: this program again. What it prints is passed on; dropped early, it is killed.
+struct Side {
+    name: &'static str,
+    process: Child,
+    /// The lines that it prints. Both its outputs end when it does, so this ends with it.
+    lines: Receiver<String>,
+}
+
+impl Side {
+    fn start(name: &'static str, arguments: &[&str]) -> Outcome<Self> {
+        let mut process = Command::new(env::current_exe()?)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let (printed, lines) = mpsc::channel();
+        relay(name, process.stdout.take(), printed.clone());
+        relay(name, process.stderr.take(), printed);
+        Ok(Side { name, process, lines })
+    }
+
+    fn read_address(&self, deadline: Instant) -> Outcome<String> {
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some(address) = line.strip_prefix(LISTENING) {
+                        return Ok(address.to_owned());
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(format!("the {} ended early", self.name).into()),
+                Err(RecvTimeoutError::Timeout) => return Err(self.overdue()),
+            }
+        }
+    }
+
+    fn finish(mut self, deadline: Instant) -> Outcome {
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => return Err(self.overdue()),
+            }
+        }
+        let status = self.process.wait()?;
+        if !status.success() {
+            return Err(format!("the {} failed: {status}", self.name).into());
+        }
+        Ok(())
+    }
+
+    fn overdue(&self) -> Box<dyn Error> {
+        format!("the {} is not done after {} s", self.name, TIME_LIMIT.as_secs()).into()
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        // Both do nothing to a process that has been waited for.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// Passes on the lines of one output, until it ends.
+fn relay(side: &'static str, output: Option<impl Read + Send + 'static>, printed: Sender<String>) {
+    let Some(output) = output else { return };
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            println!("[{side}] {line}");
+            // Nobody listens any more once the side has been given up.
+            printed.send(line).ok();
+        }
+    });
+}

@@ -1,0 +1,242 @@
+//! Where engines listen: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `loop://name`.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{Error, Result};
+
+/// The means by which an address is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Scheme {
+    /// A socket.
+    Tcp,
+    /// Shared memory, same host.
+    Shm,
+    /// RDMA.
+    Verbs,
+    /// Within this process.
+    Loop,
+}
+
+impl Scheme {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Scheme::Tcp => "tcp",
+            Scheme::Shm => "shm",
+            Scheme::Verbs => "verbs",
+            Scheme::Loop => "loop",
+        }
+    }
+
+    /// Accepts `tcp` as well as `tcp://`.
+    pub(crate) fn parse(text: &str) -> Option<Scheme> {
+        match text.strip_suffix("://").unwrap_or(text) {
+            "tcp" => Some(Scheme::Tcp),
+            "shm" => Some(Scheme::Shm),
+            "verbs" => Some(Scheme::Verbs),
+            "loop" => Some(Scheme::Loop),
+            _ => None,
+        }
+    }
+}
+
+/// The address of an engine, such as `tcp://127.0.0.1:7000`. Cheap to clone.
+///
+/// Equal addresses are equal as text; `tcp://localhost:1` and `tcp://127.0.0.1:1` are not.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    scheme: Scheme,
+    rest: Arc<str>,
+}
+
+/// Longest text of an address, in bytes: host names end at 253, and a peer's claims must end somewhere.
+const MAX_LEN: usize = 300;
+
+impl Address {
+    /// The transport that the address belongs to.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// What stands behind `://`.
+    pub(crate) fn rest(&self) -> &str {
+        &self.rest
+    }
+
+    pub(crate) fn tcp(address: SocketAddr) -> Address {
+        Address { scheme: Scheme::Tcp, rest: address.to_string().into() }
+    }
+
+    pub(crate) fn loopback(name: &str) -> Address {
+        Address { scheme: Scheme::Loop, rest: name.into() }
+    }
+
+    /// Stands for an engine that does not listen: nobody can dial it.
+    pub(crate) fn nowhere() -> Address {
+        Address { scheme: Scheme::Tcp, rest: "0.0.0.0:0".into() }
+    }
+
+    /// The socket address, where the text is one (and not a host name).
+    pub(crate) fn socket(&self) -> Option<SocketAddr> {
+        match self.scheme {
+            Scheme::Tcp | Scheme::Verbs => self.rest.parse().ok(),
+            Scheme::Shm | Scheme::Loop => None,
+        }
+    }
+
+    /// The address as others can dial it: an engine that listens on every interface says `0.0.0.0`, and is found at the
+    /// address that its connection comes from.
+    pub(crate) fn seen_from(&self, remote: &Address) -> Address {
+        match (self.socket(), remote.socket()) {
+            (Some(own), Some(seen)) if own.ip().is_unspecified() => {
+                Address { scheme: self.scheme, rest: SocketAddr::new(seen.ip(), own.port()).to_string().into() }
+            }
+            _ => self.clone(),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Address> {
+        let invalid = |reason: &str| Error::InvalidAddress {
+            text: text.chars().take(MAX_LEN).collect(),
+            reason: reason.to_owned(),
+        };
+        if text.len() > MAX_LEN {
+            return Err(invalid("longer than 300 bytes"));
+        }
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("no `://` in it"))?;
+        let scheme = Scheme::parse(scheme).ok_or_else(|| invalid("the scheme is none of tcp, shm, verbs, loop"))?;
+        match scheme {
+            Scheme::Tcp | Scheme::Verbs => {
+                let (host, port) = rest.rsplit_once(':').ok_or_else(|| invalid("no `:port` at its end"))?;
+                port.parse::<u16>().map_err(|_| invalid("the port is not a number of 0 to 65535"))?;
+                let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+                match bare {
+                    Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() || rest.parse::<SocketAddr>().is_ok() => {}
+                    Some(_) => return Err(invalid("no IPv6 address between the brackets")),
+                    None if host.is_empty() => return Err(invalid("the host is empty")),
+                    None if !host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) => {
+                        return Err(invalid("the host holds characters that no host name has"));
+                    }
+                    None => {}
+                }
+            }
+            Scheme::Shm | Scheme::Loop => {
+                if !rest.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
+                    return Err(invalid("the name holds characters other than letters, digits, `-`, `.` and `_`"));
+                }
+            }
+        }
+        Ok(Address { scheme, rest: rest.into() })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme.name(), self.rest)
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Address, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What can be given where an address is wanted: `&str`, `String`, [`Address`] and references to them.
+pub trait IntoAddress {
+    /// The address meant.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`] when the text is none.
+    fn into_address(self) -> Result<Address>;
+}
+
+impl IntoAddress for &str {
+    fn into_address(self) -> Result<Address> {
+        self.parse()
+    }
+}
+
+impl IntoAddress for String {
+    fn into_address(self) -> Result<Address> {
+        self.parse()
+    }
+}
+
+impl IntoAddress for &String {
+    fn into_address(self) -> Result<Address> {
+        self.parse()
+    }
+}
+
+impl IntoAddress for Address {
+    fn into_address(self) -> Result<Address> {
+        Ok(self)
+    }
+}
+
+impl IntoAddress for &Address {
+    fn into_address(self) -> Result<Address> {
+        Ok(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_parses_prints_the_same() {
+        for text in ["tcp://127.0.0.1:0", "tcp://[::1]:7000", "tcp://host-1.example:65535", "shm://", "loop://a_b-c.d", "verbs://10.0.0.1:1"] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, part) in [
+            ("127.0.0.1:1", "no `://`"),
+            ("udp://127.0.0.1:1", "scheme"),
+            ("tcp://127.0.0.1", "`:port`"),
+            ("tcp://127.0.0.1:70000", "port"),
+            ("tcp://:1", "host is empty"),
+            ("tcp://[zz]:1", "brackets"),
+            ("tcp://a b:1", "characters"),
+            ("loop://a/b", "characters"),
+            (&format!("loop://{}", "a".repeat(400)), "300"),
+        ] {
+            let message = text.parse::<Address>().unwrap_err().to_string();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_wildcard_is_found_where_it_came_from() {
+        let own: Address = "tcp://0.0.0.0:7000".parse().unwrap();
+        let seen: Address = "tcp://192.0.2.7:53000".parse().unwrap();
+        assert_eq!(own.seen_from(&seen).to_string(), "tcp://192.0.2.7:7000");
+    }
+}

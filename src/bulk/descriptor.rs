@@ -1,0 +1,344 @@
+//! The value that stands for exposed memory, and travels.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::lease::{Leases, Ticket};
+use super::remote::RemoteBulk;
+use crate::memory::{Region, Slice};
+use crate::progress::Held;
+use crate::proto::{Mode, PeerTag};
+use crate::rpc::{Decoding, Encoding};
+use crate::{Address, Endpoint, Engine, Error, Result};
+
+/// What *peers* may do with exposed memory. The engine that exposes it may always read it, and write it unless it was
+/// exposed with [`Engine::expose_read_only`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum BulkMode {
+    /// Peers pull.
+    ReadOnly,
+    /// Peers push.
+    WriteOnly,
+    /// Peers pull and push.
+    ReadWrite,
+}
+
+impl BulkMode {
+    pub(super) fn access(self) -> Mode {
+        Mode { read: self != BulkMode::WriteOnly, write: self != BulkMode::ReadOnly }
+    }
+}
+
+/// The engine that exposed a bulk, wherever the bulk is now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub incarnation: u64,
+    pub addresses: Vec<Address>,
+}
+
+/// Exposed memory, as a value: it can be cloned, sliced, sent inside calls, kept, and forwarded to others. It names the
+/// memory by a token that can't be guessed; the owner checks token, bounds and mode of each access.
+///
+/// Offsets and lengths are in bytes, whatever the elements are.
+#[derive(Clone)]
+pub struct Bulk {
+    pub(super) token: u128,
+    pub(super) offset: u64,
+    len: u64,
+    mode: BulkMode,
+    segments: u32,
+    pub(super) origin: Arc<Origin>,
+    /// What is kept until nobody holds this bulk any more.
+    hold: Hold,
+    pub(super) copy: Option<Arc<EagerCopy>>,
+}
+
+#[derive(Clone)]
+enum Hold {
+    /// Exposed here: peers' leases are counted.
+    Own(Arc<Leases>, Weak<Region>),
+    /// Received, with a lease that says so to the sender.
+    Received(Arc<crate::rpc::RemoteLease>),
+    /// Received by other means than a call: nobody knows.
+    Unknown,
+}
+
+/// The content of a small read-only bulk, which came with it.
+pub(crate) struct EagerCopy {
+    /// Where in the exposed memory it begins.
+    start: u64,
+    bytes: Vec<u8>,
+    stale: AtomicBool,
+}
+
+impl EagerCopy {
+    /// The bytes of a range of the exposed memory, if they are here and still good.
+    pub(super) fn range(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        if self.stale.load(Ordering::Acquire) {
+            return None;
+        }
+        let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
+        self.bytes.get(start..start.checked_add(len)?)
+    }
+}
+
+/// The copies that an engine has received, so that they can be called stale when their owner takes the memory back.
+#[derive(Default)]
+pub(crate) struct Copies {
+    by_token: Mutex<HashMap<u128, Vec<Weak<EagerCopy>>>>,
+}
+
+impl Copies {
+    fn add(&self, token: u128, copy: &Arc<EagerCopy>) {
+        let mut by_token = self.by_token.lock();
+        if by_token.len() >= 64 && by_token.len().is_power_of_two() {
+            by_token.retain(|_, copies| copies.iter().any(|copy| copy.strong_count() > 0));
+        }
+        let copies = by_token.entry(token).or_default();
+        copies.retain(|copy| copy.strong_count() > 0);
+        copies.push(Arc::downgrade(copy));
+    }
+
+    pub(crate) fn expire(&self, token: u128) {
+        for copy in self.by_token.lock().remove(&token).into_iter().flatten() {
+            if let Some(copy) = copy.upgrade() {
+                copy.stale.store(true, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Bulk {
+    pub(super) fn own(token: u128, region: &Arc<Region>, mode: BulkMode, origin: Arc<Origin>, leases: &Arc<Leases>) -> Bulk {
+        Bulk {
+            token,
+            offset: 0,
+            len: region.len() as u64,
+            mode,
+            segments: region.segment_count() as u32,
+            origin,
+            hold: Hold::Own(leases.clone(), Arc::downgrade(region)),
+            copy: None,
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        usize::try_from(self.len).unwrap_or(usize::MAX)
+    }
+
+    /// True when there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What peers may do with the memory.
+    pub fn mode(&self) -> BulkMode {
+        self.mode
+    }
+
+    /// How many segments the exposed memory has; it is one address space all the same.
+    pub fn segment_count(&self) -> usize {
+        self.segments as usize
+    }
+
+    /// The part of `len` bytes at `offset`, both in bytes and within this bulk.
+    ///
+    /// It is a convenience, no restriction: whoever gets it may reach all of the exposed memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when the part does not lie inside.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<Bulk> {
+        let out = || Error::OutOfRange { offset, len, size: self.len() };
+        let end = offset.checked_add(len).ok_or_else(out)?;
+        if end as u64 > self.len {
+            return Err(out());
+        }
+        let start = self.offset.checked_add(offset as u64).ok_or_else(out)?;
+        Ok(Bulk { offset: start, len: len as u64, ..self.clone() })
+    }
+
+    /// The bulk as memory of the engine at `endpoint`, ready to be pulled from and pushed into. That must be the one that
+    /// exposed it, which [`Request::endpoint`](crate::Request::endpoint) is for bulks that came straight from their owner.
+    pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> RemoteBulk {
+        RemoteBulk::new(self.clone(), endpoint.as_ref().clone())
+    }
+
+    /// The bulk as memory of whoever exposed it: for bulks that were forwarded. The owner is found by the connection that
+    /// there is, or else by the addresses that it listens at.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] when there is no connection to the owner and it does not listen; [`Error::Finalized`].
+    pub fn origin(&self, engine: impl AsRef<Engine>) -> Result<RemoteBulk> {
+        let engine = engine.as_ref();
+        let shared = engine.shared();
+        shared.check("looking for the origin of a bulk")?;
+        let known = shared.core.look(|proto| {
+            let tag = proto.lookup_incarnation(self.origin.incarnation)?;
+            (proto.is_connected(tag.id) || self.origin.addresses.is_empty()).then_some(tag)
+        });
+        let tag: Arc<PeerTag> = match known {
+            Some(tag) => tag,
+            // Its own bulks an engine reaches without an address.
+            None if self.origin.incarnation == shared.incarnation => {
+                shared.core.exec(|proto| proto.lookup(&engine.address()))
+            }
+            None => {
+                let dialable = |address: &&Address| shared.core.transport(address.scheme()).is_ok();
+                let address = self.origin.addresses.iter().find(dialable).ok_or_else(|| Error::Unreachable {
+                    peer: self.origin.addresses.first().cloned().unwrap_or_else(Address::nowhere),
+                    reason: "the owner of the bulk is not connected, and does not listen where this engine could dial".to_owned(),
+                    source: None,
+                })?;
+                shared.core.exec(|proto| proto.lookup(address))
+            }
+        };
+        Ok(RemoteBulk::new(self.clone(), Endpoint::new(shared.clone(), tag, 0)))
+    }
+
+    /// What a peer that gets this bulk makes the sender keep.
+    fn lease(&self) -> Option<Held> {
+        let kept: Arc<dyn std::any::Any + Send + Sync> = match &self.hold {
+            Hold::Own(leases, _) => Arc::new(Ticket::new(leases)),
+            Hold::Received(lease) => lease.clone(),
+            Hold::Unknown => return None,
+        };
+        Some(Held { token: self.token, kept })
+    }
+
+    /// The content, where it is small and can't change, and the peer may read it.
+    fn content(&self) -> Option<Bytes> {
+        let len = self.len();
+        if self.mode != BulkMode::ReadOnly || len == 0 || len > Encoding::eager_bulk() {
+            return None;
+        }
+        match &self.hold {
+            Hold::Own(_, region) => {
+                let whole = Slice::whole(&region.upgrade()?);
+                let mut bytes = vec![0; len];
+                whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(Bytes(bytes))
+            }
+            _ => Some(Bytes(self.copy.as_ref()?.range(self.offset, len)?.to_vec())),
+        }
+    }
+}
+
+/// A bulk as it travels.
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    token: [u8; 16],
+    offset: u64,
+    len: u64,
+    mode: BulkMode,
+    segments: u32,
+    incarnation: u64,
+    addresses: Vec<String>,
+    /// Which of its message's leases is this bulk's.
+    lease: Option<u32>,
+    content: Option<Bytes>,
+}
+
+/// Bytes that serde passes on as one piece.
+struct Bytes(Vec<u8>);
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bytes, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Bytes;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> std::result::Result<Bytes, E> {
+                Ok(Bytes(bytes.to_vec()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Bytes, A::Error> {
+                let mut bytes = Vec::new();
+                while let Some(byte) = seq.next_element()? {
+                    bytes.push(byte);
+                }
+                Ok(Bytes(bytes))
+            }
+        }
+        deserializer.deserialize_bytes(Any)
+    }
+}
+
+impl Serialize for Bulk {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let lease = if matches!(self.hold, Hold::Unknown) {
+            None
+        } else {
+            Encoding::lease(|| self.lease().unwrap_or_else(|| unreachable!("checked above")))
+        };
+        Wire {
+            token: self.token.to_le_bytes(),
+            offset: self.offset,
+            len: self.len,
+            mode: self.mode,
+            segments: self.segments,
+            incarnation: self.origin.incarnation,
+            addresses: self.origin.addresses.iter().map(Address::to_string).collect(),
+            // A copy is called stale by way of the lease: without one, none goes along.
+            content: lease.and_then(|_| self.content()),
+            lease,
+        }
+        .serialize(serializer)
+    }
+}
+
+/// Most addresses of an owner that are kept.
+const MAX_ADDRESSES: usize = 16;
+
+impl<'de> Deserialize<'de> for Bulk {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bulk, D::Error> {
+        let wire = Wire::deserialize(deserializer)?;
+        let addresses = wire.addresses.iter().take(MAX_ADDRESSES).filter_map(|text| text.parse().ok()).collect();
+        let token = u128::from_le_bytes(wire.token);
+        let hold = match wire.lease.and_then(Decoding::take_lease) {
+            Some(lease) => Hold::Received(lease),
+            None => Hold::Unknown,
+        };
+        let content = wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(hold, Hold::Received(_)));
+        let copy = content.map(|content| {
+            let copy = Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: AtomicBool::new(false) });
+            if let Some(shared) = Decoding::engine() {
+                shared.copies.add(token, &copy);
+            }
+            copy
+        });
+        Ok(Bulk {
+            token,
+            offset: wire.offset,
+            len: wire.len,
+            mode: wire.mode,
+            segments: wire.segments,
+            origin: Arc::new(Origin { incarnation: wire.incarnation, addresses }),
+            hold,
+            copy,
+        })
+    }
+}
+
+impl fmt::Debug for Bulk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The token is a capability: it is not for logs.
+        write!(f, "Bulk({} bytes, {:?}, of ", self.len, self.mode)?;
+        match self.origin.addresses.first() {
+            Some(address) => write!(f, "{address})"),
+            None => f.write_str("an engine that does not listen)"),
+        }
+    }
+}

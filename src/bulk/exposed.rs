@@ -1,0 +1,212 @@
+//! Memory that this engine exposes, as its owner holds it.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use rand::Rng as _;
+
+use super::descriptor::{Bulk, BulkMode};
+use super::lease::{Leases, Released};
+use crate::engine::Shared;
+use crate::memory::{Buffer, Held, ReadOnly, Slice, View, Writable, WritableBuffer};
+use crate::{Address, Error, Result};
+
+/// A buffer that peers can reach, until it is taken back with [`reclaim`](Exposed::reclaim) or dropped. Made by
+/// [`Engine::expose`](crate::Engine::expose) and [`Engine::expose_read_only`](crate::Engine::expose_read_only).
+///
+/// While it is exposed for writing, nobody has a reference to the buffer: [`read_at`](Exposed::read_at) and
+/// [`write_at`](Exposed::write_at) copy. Exposed read-only it can be looked at with [`view`](Exposed::view).
+///
+/// Dropping it locks peers out, waits for accesses in progress (some microseconds), and frees the buffer. Leaking it leaks
+/// the buffer, exposed.
+///
+/// ```compile_fail,E0599
+/// # let engine = calomel::Engine::client("loop").unwrap();
+/// let local = engine.expose(vec![0u8; 6], calomel::BulkMode::WriteOnly).unwrap();
+/// local.view(); // peers may write it at any moment
+/// ```
+pub struct Exposed<B: Buffer, A = <B as Buffer>::Access> {
+    /// `None` once the buffer has been taken back.
+    held: Option<Held<B>>,
+    exposure: Exposure,
+    _access: PhantomData<fn() -> A>,
+}
+
+/// What peers know the memory by.
+pub(super) struct Exposure {
+    shared: Arc<Shared>,
+    bulk: Bulk,
+    leases: Arc<Leases>,
+}
+
+impl Exposure {
+    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<crate::memory::Region>, mode: BulkMode) -> Exposure {
+        let mut rng = rand::rng();
+        let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
+        let leases = Arc::<Leases>::default();
+        let bulk = Bulk::own(token, region, mode, shared.origin.read().clone(), &leases);
+        shared.core.exec(|proto| proto.expose(token, Slice::whole(region), mode.access()));
+        Exposure { shared: shared.clone(), bulk, leases }
+    }
+
+    pub(super) fn bulk(&self) -> Bulk {
+        self.bulk.clone()
+    }
+}
+
+impl Drop for Exposure {
+    fn drop(&mut self) {
+        self.shared.core.exec(|proto| proto.revoke(self.bulk.token));
+    }
+}
+
+pub(crate) fn expose<B: WritableBuffer>(shared: &Arc<Shared>, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>> {
+    shared.check("expose")?;
+    let held = Held::writable(buffer);
+    let exposure = Exposure::new(shared, held.region(), mode);
+    Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
+}
+
+pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<Shared>, buffer: B) -> Result<Exposed<B, ReadOnly>> {
+    shared.check("expose")?;
+    let held = Held::read_only(buffer);
+    let exposure = Exposure::new(shared, held.region(), BulkMode::ReadOnly);
+    Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
+}
+
+impl<B: Buffer, A> Exposed<B, A> {
+    fn held(&self) -> &Held<B> {
+        self.held.as_ref().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"))
+    }
+
+    pub(super) fn whole(&self) -> Slice {
+        Slice::whole(self.held().region())
+    }
+
+    /// The value that stands for this memory towards peers.
+    pub fn bulk(&self) -> Bulk {
+        self.exposure.bulk()
+    }
+
+    /// Length in bytes, all segments together.
+    pub fn len(&self) -> usize {
+        self.held().region().len()
+    }
+
+    /// True when there are no bytes in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What peers may do.
+    pub fn mode(&self) -> BulkMode {
+        self.exposure.bulk.mode()
+    }
+
+    /// The part of `len` bytes at `offset`, both in bytes, as a target or source of transfers.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when the part does not lie inside.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<ExposedSlice<A>> {
+        let slice = self.whole().part(offset, len).ok_or(Error::OutOfRange { offset, len, size: self.len() })?;
+        Ok(ExposedSlice { slice, shared: self.exposure.shared.clone(), _access: PhantomData })
+    }
+
+    /// Takes the buffer back: peers are locked out, accesses in progress end (which takes some microseconds, whatever the
+    /// peers do), and only then the buffer is returned. Transfers that were in progress end with [`Error::Revoked`].
+    pub fn reclaim(mut self) -> B {
+        let held = self.held.take().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"));
+        let Exposed { exposure, .. } = self;
+        drop(exposure);
+        held.take()
+    }
+
+    /// Copies `out.len()` bytes from `offset` on out of the exposed memory. No access of a peer comes in between.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let size = self.len();
+        let part = self.whole().part(offset, out.len()).ok_or(Error::OutOfRange { offset, len: out.len(), size })?;
+        let open = part.read(out);
+        debug_assert!(open, "the gate closes when the buffer is taken back");
+        Ok(())
+    }
+
+    /// Tells when no peer holds a [`Bulk`] of this memory any more.
+    pub fn released(&self) -> Released {
+        let owner = self.exposure.bulk.origin.addresses.first().cloned();
+        Released::new(&self.exposure.leases, owner.unwrap_or_else(Address::nowhere))
+    }
+}
+
+impl<B: WritableBuffer> Exposed<B, Writable> {
+    /// Copies `bytes` into the exposed memory at `offset`. No access of a peer comes in between.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let size = self.len();
+        let part = self.whole().part(offset, bytes.len()).ok_or(Error::OutOfRange { offset, len: bytes.len(), size })?;
+        let open = part.write(bytes);
+        debug_assert!(open, "the gate closes when the buffer is taken back");
+        Ok(())
+    }
+}
+
+impl<B: Buffer + View> Exposed<B, ReadOnly> {
+    /// The buffer's content: nobody writes it while it is exposed read-only.
+    #[allow(unsafe_code)]
+    pub fn view(&self) -> &B::Target {
+        // SAFETY: an `Exposed` with `ReadOnly` access is made by `expose_read_only` only, which holds the buffer read-only.
+        unsafe { self.held().view() }
+    }
+}
+
+impl<B: Buffer, A> fmt::Debug for Exposed<B, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Exposed({} bytes, {:?})", self.len(), self.mode())
+    }
+}
+
+/// A part of an [`Exposed`] buffer, as a target or source of transfers. Once the buffer has been taken back, transfers with
+/// it end with [`Error::Revoked`].
+pub struct ExposedSlice<A = Writable> {
+    pub(super) slice: Slice,
+    shared: Arc<Shared>,
+    _access: PhantomData<fn() -> A>,
+}
+
+impl<A> ExposedSlice<A> {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.slice.len
+    }
+
+    /// True when there are no bytes in it.
+    pub fn is_empty(&self) -> bool {
+        self.slice.len == 0
+    }
+
+    /// The part of `len` bytes at `offset` of this slice, both in bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when the part does not lie inside.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<ExposedSlice<A>> {
+        let slice = self.slice.part(offset, len).ok_or(Error::OutOfRange { offset, len, size: self.len() })?;
+        Ok(ExposedSlice { slice, shared: self.shared.clone(), _access: PhantomData })
+    }
+}
+
+impl<A> Clone for ExposedSlice<A> {
+    fn clone(&self) -> Self {
+        ExposedSlice { slice: self.slice.clone(), shared: self.shared.clone(), _access: PhantomData }
+    }
+}
+
+impl<A> fmt::Debug for ExposedSlice<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExposedSlice({} bytes at {})", self.slice.len, self.slice.offset)
+    }
+}

@@ -1,0 +1,122 @@
+//! Knowing when no peer holds a bulk any more.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{Address, Error, Result};
+
+/// Counts what peers hold of one exposure.
+#[derive(Default)]
+pub(crate) struct Leases {
+    state: Mutex<State>,
+    none_left: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    held: usize,
+    wakers: Vec<Waker>,
+}
+
+/// One bulk that went to a peer. Dropped when the peer holds it no more, or is gone.
+pub(super) struct Ticket(Arc<Leases>);
+
+impl Ticket {
+    pub(super) fn new(leases: &Arc<Leases>) -> Ticket {
+        leases.state.lock().held += 1;
+        Ticket(leases.clone())
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let wakers = {
+            let mut state = self.0.state.lock();
+            state.held -= 1;
+            if state.held > 0 {
+                return;
+            }
+            std::mem::take(&mut state.wakers)
+        };
+        self.0.none_left.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Resolves when no peer holds a [`Bulk`](crate::Bulk) of an exposure any more: each one that was sent has been dropped by
+/// whoever received it, and by those it was forwarded to, or they are gone. Made by
+/// [`Exposed::released`](crate::Exposed::released).
+///
+/// After a one-way call, which has no answer, this tells when the memory is no longer in use.
+#[derive(Clone)]
+pub struct Released {
+    leases: Arc<Leases>,
+    owner: Address,
+}
+
+impl Released {
+    pub(super) fn new(leases: &Arc<Leases>, owner: Address) -> Released {
+        Released { leases: leases.clone(), owner }
+    }
+
+    /// True when no peer holds a bulk.
+    pub fn is_released(&self) -> bool {
+        self.leases.state.lock().held == 0
+    }
+
+    /// Blocks until no peer holds a bulk.
+    pub fn wait(&self) {
+        let mut state = self.leases.state.lock();
+        while state.held > 0 {
+            self.leases.none_left.wait(&mut state);
+        }
+    }
+
+    /// Blocks until no peer holds a bulk, but no longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when some peer still does.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.leases.state.lock();
+        while state.held > 0 {
+            let timed_out = match deadline {
+                Some(deadline) => self.leases.none_left.wait_until(&mut state, deadline).timed_out(),
+                None => {
+                    self.leases.none_left.wait(&mut state);
+                    false
+                }
+            };
+            if timed_out && state.held > 0 {
+                let what = format!("waiting for {} bulks to be released", state.held);
+                return Err(Error::Timeout { peer: self.owner.clone(), what, after: timeout });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Future for Released {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.leases.state.lock();
+        if state.held == 0 {
+            return Poll::Ready(());
+        }
+        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            state.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl std::fmt::Debug for Released {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Released({} bulks out)", self.leases.state.lock().held)
+    }
+}

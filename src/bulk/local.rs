@@ -1,0 +1,89 @@
+//! The near ends of transfers: exposed buffers, parts of them, and plain slices.
+
+use bytemuck::{NoUninit, Pod};
+
+use super::exposed::{Exposed, ExposedSlice};
+use crate::memory::{Borrowed, Buffer, Slice, Writable, WritableBuffer};
+
+/// What [`RemoteBulk::pull_into`](crate::RemoteBulk::pull_into) can fill: `&Exposed`, `&ExposedSlice`, `&mut [T]`,
+/// `&mut Vec<T>`, `&mut [T; N]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be pulled into",
+    note = "give a reference to an `Exposed` that was made by `engine.expose`, an `ExposedSlice` of one, or a `&mut [T]` with `T: bytemuck::Pod`"
+)]
+pub trait PullTarget: sealed::PullTarget {}
+
+/// What [`RemoteBulk::push_from`](crate::RemoteBulk::push_from) can send: `&Exposed`, `&ExposedSlice`, `&[T]`, `&Vec<T>`,
+/// `&[T; N]`, `&str`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be pushed from",
+    note = "give a reference to an `Exposed`, an `ExposedSlice`, or a `&[T]` with `T: bytemuck::NoUninit`"
+)]
+pub trait PushSource: sealed::PushSource {}
+
+pub(super) mod sealed {
+    use crate::memory::Slice;
+
+    pub trait PullTarget {
+        /// Runs `transfer` with the memory, which nobody else touches meanwhile but through its region.
+        #[doc(hidden)]
+        fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R;
+    }
+
+    pub trait PushSource {
+        #[doc(hidden)]
+        fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R;
+    }
+}
+
+macro_rules! local {
+    ($trait:ident: $([$($generics:tt)*] $kind:ty, |$this:ident| $slice:expr;)*) => {$(
+        impl<$($generics)*> $trait for $kind {}
+        impl<$($generics)*> sealed::$trait for $kind {
+            fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R {
+                let $this = self;
+                transfer(&$slice)
+            }
+        }
+    )*};
+}
+
+// A `Borrowed` stays on the stack of `with` until the transfer is over: dropping it closes the region, on a panic too.
+macro_rules! borrowed {
+    ($trait:ident: $([$($generics:tt)*] $kind:ty, |$this:ident| $borrowed:expr;)*) => {$(
+        impl<$($generics)*> $trait for $kind {}
+        impl<$($generics)*> sealed::$trait for $kind {
+            fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R {
+                let $this = self;
+                let borrowed: Borrowed<'_> = $borrowed;
+                transfer(&Slice::whole(borrowed.region()))
+            }
+        }
+    )*};
+}
+
+local! { PullTarget:
+    [B: WritableBuffer] &Exposed<B, Writable>, |this| this.whole();
+    [] &ExposedSlice<Writable>, |this| this.slice;
+    [] ExposedSlice<Writable>, |this| this.slice;
+}
+
+borrowed! { PullTarget:
+    [T: Pod] &mut [T], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
+    [T: Pod] &mut Vec<T>, |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
+    [T: Pod, const N: usize] &mut [T; N], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
+}
+
+local! { PushSource:
+    [B: Buffer, A] &Exposed<B, A>, |this| this.whole();
+    [A] &ExposedSlice<A>, |this| this.slice;
+    [A] ExposedSlice<A>, |this| this.slice;
+}
+
+borrowed! { PushSource:
+    [T: NoUninit] &[T], |this| Borrowed::read_only(bytemuck::cast_slice(this));
+    [T: NoUninit] &Vec<T>, |this| Borrowed::read_only(bytemuck::cast_slice(this));
+    [T: NoUninit, const N: usize] &[T; N], |this| Borrowed::read_only(bytemuck::cast_slice(this));
+    [] &str, |this| Borrowed::read_only(this.as_bytes());
+    [] &String, |this| Borrowed::read_only(this.as_bytes());
+}

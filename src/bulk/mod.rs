@@ -1,0 +1,20 @@
+//! Bulk data: memory that peers reach, and how it is moved.
+
+mod descriptor;
+mod exposed;
+mod lease;
+mod local;
+mod remote;
+mod scope;
+mod transfer;
+
+pub use descriptor::{Bulk, BulkMode};
+pub(crate) use descriptor::{Copies, Origin};
+pub use exposed::{Exposed, ExposedSlice};
+pub(crate) use exposed::{expose, expose_read_only};
+pub use lease::Released;
+pub use local::{PullTarget, PushSource};
+pub use remote::RemoteBulk;
+pub use scope::Scope;
+pub(crate) use scope::scope;
+pub use transfer::{Local, Transfer};

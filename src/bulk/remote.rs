@@ -1,0 +1,217 @@
+//! Exposed memory of a peer, as this engine moves it.
+
+use std::fmt;
+use std::ops::{Shl, Shr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::descriptor::Bulk;
+use super::exposed::{Exposed, ExposedSlice};
+use super::local::{PullTarget, PushSource};
+use super::transfer::{Local, Transfer};
+use crate::engine::Shared;
+use crate::memory::{self, Buffer, Copied, Slice, Writable, WritableBuffer};
+use crate::progress::{Completion, Outcome, error_of};
+use crate::proto::{Failure, Remote, TransferId};
+use crate::rpc::deadline;
+use crate::{Endpoint, Error, Result};
+
+/// A bulk and the engine that it is memory of. Made by [`Bulk::on`] and [`Bulk::origin`].
+///
+/// Transfers move the smaller of the two lengths, and say how many bytes that was. When one returns without an error, all
+/// of these bytes are where they belong.
+#[derive(Clone)]
+pub struct RemoteBulk {
+    bulk: Bulk,
+    endpoint: Endpoint,
+    timeout: Duration,
+}
+
+/// How a transfer began.
+pub(super) enum Begun {
+    /// It is over already.
+    Done(Result<usize>),
+    InProgress(TransferId),
+}
+
+impl RemoteBulk {
+    pub(super) fn new(bulk: Bulk, endpoint: Endpoint) -> RemoteBulk {
+        let timeout = endpoint.shared().limits.default_timeout;
+        RemoteBulk { bulk, endpoint, timeout }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bulk.len()
+    }
+
+    /// True when there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        self.bulk.is_empty()
+    }
+
+    /// The bulk itself.
+    pub fn bulk(&self) -> &Bulk {
+        &self.bulk
+    }
+
+    /// Whose memory it is.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The part of `len` bytes at `offset`, both in bytes; see [`Bulk::slice`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, offset: usize, len: usize) -> Result<RemoteBulk> {
+        Ok(RemoteBulk { bulk: self.bulk.slice(offset, len)?, ..self.clone() })
+    }
+
+    /// How long a transfer may take. Without this it is the engine's default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Copies from the peer's memory into local memory, and blocks until that is done; how many bytes were moved.
+    ///
+    /// On an error, any part of the target may have been written. Once this returns, nothing writes it any more.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`],
+    /// [`Error::AccessDenied`], [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`].
+    pub fn pull_into(&self, target: impl PullTarget) -> Result<usize> {
+        target.with(|slice| self.run(true, slice))
+    }
+
+    /// Copies from local memory into the peer's, and blocks until that is done; how many bytes were moved.
+    ///
+    /// # Errors
+    /// As [`RemoteBulk::pull_into`].
+    pub fn push_from(&self, source: impl PushSource) -> Result<usize> {
+        source.with(|slice| self.run(false, slice))
+    }
+
+    /// Begins to pull. The transfer owns the local buffer until it is over, and gives it back.
+    pub fn start_pull_into<L: Local<Access = Writable>>(&self, local: L) -> Transfer<L::Buffer, L> {
+        Transfer::start(self, true, local)
+    }
+
+    /// Begins to push. The transfer owns the local buffer until it is over, and gives it back.
+    pub fn start_push_from<L: Local>(&self, local: L) -> Transfer<L::Buffer, L> {
+        Transfer::start(self, false, local)
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        self.endpoint.shared()
+    }
+
+    pub(super) fn error(&self, pull: bool, len: usize, failure: Failure) -> Error {
+        let what = format!("{} of {len} bytes", if pull { "pull" } else { "push" });
+        error_of(failure, &self.endpoint.address(), what, "bulk", self.timeout, 0)
+    }
+
+    fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
+        let completion = Completion::new();
+        let (begun, len) = self.begin(pull, local, &completion, false);
+        let id = match begun {
+            Begun::Done(result) => return result,
+            Begun::InProgress(id) => id,
+        };
+        let core = &self.shared().core;
+        if !completion.wait(core, Some(deadline(Instant::now(), self.timeout))) {
+            // If it ended at the last moment, this does nothing.
+            core.exec(|proto| proto.abandon_transfer(id, Failure::Timeout));
+            completion.wait(core, None);
+        }
+        match completion.take() {
+            Some(Outcome::Moved(result)) => result.map_err(|failure| self.error(pull, len, failure)),
+            _ => Err(self.error(pull, len, Failure::Cancelled)),
+        }
+    }
+
+    /// Begins a transfer between the bulk and a local slice; with its length, the smaller of the two.
+    pub(super) fn begin(&self, pull: bool, local: &Slice, completion: &Arc<Completion>, timed: bool) -> (Begun, usize) {
+        let shared = self.shared();
+        let len = local.len.min(self.bulk.len());
+        let begun = match local.part(0, len) {
+            Some(local) => self.begin_part(pull, local, completion, timed),
+            None => Err(Failure::Revoked),
+        };
+        let begun = match begun {
+            Ok(begun) => begun,
+            Err(failure) => Begun::Done(Err(self.error(pull, len, failure))),
+        };
+        if let Err(error) = shared.check("transfer") {
+            return (Begun::Done(Err(error)), len);
+        }
+        (begun, len)
+    }
+
+    fn begin_part(&self, pull: bool, local: Slice, completion: &Arc<Completion>, timed: bool) -> std::result::Result<Begun, Failure> {
+        let shared = self.shared();
+        let Bulk { token, offset, origin, copy, .. } = &self.bulk;
+        let len = local.len;
+        if origin.incarnation == shared.incarnation {
+            // Both ends are here: one copy, from memory to memory.
+            let remote = shared.core.look(|proto| proto.access(*token, *offset, len as u64, !pull)).map_err(Failure::Refused)?;
+            let copied = if pull { memory::copy(&remote, &local) } else { memory::copy(&local, &remote) };
+            return match copied {
+                Copied::All => Ok(Begun::Done(Ok(len))),
+                Copied::SourceClosed | Copied::TargetClosed => Err(Failure::Revoked),
+            };
+        }
+        if let Some(copy) = copy.as_ref().filter(|_| pull) {
+            if let Some(bytes) = copy.range(*offset, len) {
+                return if local.write(bytes) { Ok(Begun::Done(Ok(len))) } else { Err(Failure::Revoked) };
+            }
+        }
+        let now = Instant::now();
+        let remote = Remote { peer: self.endpoint.peer(), owner: origin.incarnation, token: *token, offset: *offset };
+        let until = timed.then(|| deadline(now, self.timeout));
+        let id = shared.core.exec(|proto| proto.transfer(pull, remote, local, until, completion.clone(), now))?;
+        Ok(Begun::InProgress(id))
+    }
+}
+
+macro_rules! operators {
+    ($($remote:ty),*) => {$(
+        impl<B: WritableBuffer> Shr<&Exposed<B, Writable>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::pull_into`].
+            fn shr(self, local: &Exposed<B, Writable>) -> Result<usize> {
+                self.pull_into(local)
+            }
+        }
+        impl Shr<&ExposedSlice<Writable>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::pull_into`].
+            fn shr(self, local: &ExposedSlice<Writable>) -> Result<usize> {
+                self.pull_into(local)
+            }
+        }
+        impl<B: Buffer, A> Shl<&Exposed<B, A>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::push_from`].
+            fn shl(self, local: &Exposed<B, A>) -> Result<usize> {
+                self.push_from(local)
+            }
+        }
+        impl<A> Shl<&ExposedSlice<A>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::push_from`].
+            fn shl(self, local: &ExposedSlice<A>) -> Result<usize> {
+                self.push_from(local)
+            }
+        }
+    )*};
+}
+
+operators!(RemoteBulk, &RemoteBulk);
+
+impl fmt::Debug for RemoteBulk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteBulk({} bytes of {:?})", self.len(), self.endpoint)
+    }
+}

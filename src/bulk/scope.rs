@@ -1,0 +1,122 @@
+//! Exposing borrowed memory for a while.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use parking_lot::Mutex;
+
+use super::descriptor::{Bulk, BulkMode};
+use super::exposed::Exposure;
+use crate::engine::Shared;
+use crate::memory::{Borrowed, Region};
+use crate::Result;
+
+/// Where borrowed memory can be exposed; see [`Engine::scope`](crate::Engine::scope).
+///
+/// What is exposed is borrowed until the scope ends:
+///
+/// ```compile_fail,E0503
+/// # use calomel::{BulkMode, Engine};
+/// # let engine = Engine::client("loop").unwrap();
+/// let mut buf = vec![0u8; 16];
+/// engine.scope(|s| {
+///     let bulk = s.expose(&mut buf[..], BulkMode::ReadWrite)?;
+///     buf[0] = 1; // a peer may be writing it
+///     Ok(())
+/// }).unwrap();
+/// ```
+pub struct Scope<'scope, 'env: 'scope> {
+    inner: Arc<Inner>,
+    /// Invariant, so that the borrows last as long as the scope, and no shorter.
+    _scope: PhantomData<&'scope mut &'scope ()>,
+    _env: PhantomData<&'env mut &'env ()>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    exposed: Mutex<Vec<(Exposure, Arc<Region>)>>,
+}
+
+impl Drop for Inner {
+    /// Locks peers out, and waits for the accesses in progress.
+    fn drop(&mut self) {
+        for (exposure, region) in self.exposed.get_mut().drain(..) {
+            drop(exposure);
+            region.close();
+        }
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// Exposes borrowed memory. `mode` says what peers may do.
+    ///
+    /// # Errors
+    /// [`Error::Finalized`](crate::Error::Finalized).
+    pub fn expose<T: Pod>(&'scope self, buffer: &'scope mut [T], mode: BulkMode) -> Result<Bulk> {
+        self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), mode)
+    }
+
+    /// Exposes borrowed memory, a slice or a `str`, for peers to read.
+    ///
+    /// # Errors
+    /// [`Error::Finalized`](crate::Error::Finalized).
+    pub fn expose_read_only<T: AsBytes + ?Sized>(&'scope self, buffer: &'scope T) -> Result<Bulk> {
+        self.add(Borrowed::read_only(buffer.as_bytes()), BulkMode::ReadOnly)
+    }
+
+    #[allow(unsafe_code)]
+    fn add(&'scope self, borrowed: Borrowed<'scope>, mode: BulkMode) -> Result<Bulk> {
+        let Inner { shared, exposed } = &*self.inner;
+        shared.check("expose")?;
+        let exposure = Exposure::new(shared, borrowed.region(), mode);
+        let bulk = exposure.bulk();
+        // SAFETY: `Inner` closes the region when it is dropped, which `scope` does before `'scope` ends: it keeps the only
+        // reference, and users have but a shared one to the `Scope` around it.
+        let region = unsafe { borrowed.detach() };
+        exposed.lock().push((exposure, region));
+        Ok(bulk)
+    }
+}
+
+impl std::fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Scope({} exposed)", self.inner.exposed.lock().len())
+    }
+}
+
+/// What a scope can expose read-only: `[T]` and `str`.
+pub trait AsBytes: sealed::AsBytes {}
+
+mod sealed {
+    pub trait AsBytes {
+        #[doc(hidden)]
+        fn as_bytes(&self) -> &[u8];
+    }
+}
+
+impl<T: bytemuck::NoUninit> AsBytes for [T] {}
+
+impl<T: bytemuck::NoUninit> sealed::AsBytes for [T] {
+    fn as_bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+}
+
+impl AsBytes for str {}
+
+impl sealed::AsBytes for str {
+    fn as_bytes(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+pub(crate) fn scope<'env, T, F>(shared: &Arc<Shared>, work: F) -> Result<T>
+where
+    F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
+{
+    let inner = Arc::new(Inner { shared: shared.clone(), exposed: Mutex::default() });
+    let scope = Scope { inner, _scope: PhantomData, _env: PhantomData };
+    // The scope is dropped when `work` has returned, or panicked.
+    work(&scope)
+}

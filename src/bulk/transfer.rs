@@ -1,0 +1,158 @@
+//! A transfer in progress, which owns its local buffer.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::exposed::{Exposed, ExposedSlice};
+use super::remote::{Begun, RemoteBulk};
+use crate::memory::{Buffer, Slice};
+use crate::progress::{Completion, Outcome};
+use crate::proto::{Failure, TransferId};
+use crate::Result;
+
+/// What a started transfer can own: an [`Exposed`] buffer, or an [`ExposedSlice`] of one.
+pub trait Local: sealed::Local {
+    /// The buffer's type, for the name of the [`Transfer`].
+    type Buffer: Buffer;
+    /// Whether it may be written.
+    type Access;
+}
+
+mod sealed {
+    use crate::memory::Slice;
+
+    pub trait Local {
+        #[doc(hidden)]
+        fn memory(&self) -> Slice;
+    }
+}
+
+impl<B: Buffer, A> Local for Exposed<B, A> {
+    type Buffer = B;
+    type Access = A;
+}
+
+impl<B: Buffer, A> sealed::Local for Exposed<B, A> {
+    fn memory(&self) -> Slice {
+        self.whole()
+    }
+}
+
+impl<A> Local for ExposedSlice<A> {
+    type Buffer = [u8; 0];
+    type Access = A;
+}
+
+impl<A> sealed::Local for ExposedSlice<A> {
+    fn memory(&self) -> Slice {
+        self.slice.clone()
+    }
+}
+
+/// A transfer in progress. It owns the local buffer, and gives it back at the end, whatever the end is: wait for it, or
+/// await it, on any executor.
+///
+/// Dropped, the transfer is cancelled, and the buffer is locked before it is freed.
+#[must_use = "a transfer that is dropped is cancelled"]
+pub struct Transfer<B: Buffer, L = Exposed<B>> {
+    remote: RemoteBulk,
+    pull: bool,
+    len: usize,
+    /// `None` once it has been given back.
+    local: Option<L>,
+    state: State,
+    _buffer: PhantomData<fn() -> B>,
+}
+
+enum State {
+    /// It was over as soon as it began.
+    Done(Option<Result<usize>>),
+    InProgress(Arc<Completion>, TransferId),
+}
+
+impl<B: Buffer, L> Unpin for Transfer<B, L> {}
+
+impl<B: Buffer, L: Local> Transfer<B, L> {
+    pub(super) fn start(remote: &RemoteBulk, pull: bool, local: L) -> Transfer<B, L> {
+        let completion = Completion::new();
+        let (begun, len) = remote.begin(pull, &local.memory(), &completion, true);
+        let state = match begun {
+            Begun::Done(result) => State::Done(Some(result)),
+            Begun::InProgress(id) => State::InProgress(completion, id),
+        };
+        Transfer { remote: remote.clone(), pull, len, local: Some(local), state, _buffer: PhantomData }
+    }
+}
+
+impl<B: Buffer, L> Transfer<B, L> {
+    /// True when it is over: waiting does not block any more.
+    pub fn is_ready(&self) -> bool {
+        match &self.state {
+            State::Done(_) => true,
+            State::InProgress(completion, _) => completion.is_ready(),
+        }
+    }
+
+    /// Asks for the end of the transfer: it ends with [`Error::Cancelled`](crate::Error::Cancelled), unless it was over
+    /// already. The peer is told.
+    pub fn cancel(&self) {
+        if let State::InProgress(_, id) = &self.state {
+            self.remote.shared().core.exec(|proto| proto.abandon_transfer(*id, Failure::Cancelled));
+        }
+    }
+
+    /// Blocks until the transfer is over: how many bytes were moved, and the buffer.
+    pub fn wait(mut self) -> (Result<usize>, L) {
+        if let State::InProgress(completion, _) = &self.state {
+            completion.wait(&self.remote.shared().core, None);
+        }
+        self.finish()
+    }
+
+    fn finish(&mut self) -> (Result<usize>, L) {
+        let result = match &mut self.state {
+            State::Done(result) => result.take(),
+            State::InProgress(completion, _) => match completion.take() {
+                Some(Outcome::Moved(result)) => Some(result.map_err(|failure| self.remote.error(self.pull, self.len, failure))),
+                _ => None,
+            },
+        };
+        let result = result.unwrap_or_else(|| Err(self.remote.error(self.pull, self.len, Failure::Cancelled)));
+        let Some(local) = self.local.take() else { panic!("a transfer was polled after it was over") };
+        (result, local)
+    }
+}
+
+impl<B: Buffer, L> Future for Transfer<B, L> {
+    type Output = (Result<usize>, L);
+
+    /// # Panics
+    /// When polled again after it was ready.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(Result<usize>, L)> {
+        let this = self.get_mut();
+        if let State::InProgress(completion, _) = &this.state {
+            if completion.wake_task(context.waker()) {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(this.finish())
+    }
+}
+
+impl<B: Buffer, L> Drop for Transfer<B, L> {
+    fn drop(&mut self) {
+        if !self.is_ready() {
+            self.cancel();
+        }
+    }
+}
+
+impl<B: Buffer, L> fmt::Debug for Transfer<B, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = if self.pull { "pull" } else { "push" };
+        write!(f, "Transfer({verb} of {} bytes{})", self.len, if self.is_ready() { ", ready" } else { "" })
+    }
+}

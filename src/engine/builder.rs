@@ -1,0 +1,208 @@
+//! How engines are made.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use rand::Rng as _;
+
+use super::finalize::Finalizing;
+use super::{Alive, Engine, Limits, Shared};
+use crate::bulk::{Copies, Origin};
+use crate::progress::{Core, Progress, Settings};
+use crate::proto;
+use crate::rpc::{EngineService, Procedures, Registry};
+use crate::transport::Transport;
+use crate::{Address, Error, IntoAddress, Result, Scheme};
+
+/// Most requests of one connection that are in progress or wait for a handler; what comes beyond is answered with `Busy`.
+const MAX_REQUESTS: usize = 16 << 10;
+/// Largest eager limit: a frame of 1 MiB holds it, with the message's head.
+const MAX_EAGER: usize = 512 << 10;
+/// Handler threads by default: enough for handlers that block, and none is started before it is needed.
+const HANDLER_THREADS: usize = 64;
+
+type Wrap = Box<dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>>;
+
+/// What an engine can be told; made by [`Engine::builder`]. The defaults need no tuning.
+pub struct EngineBuilder {
+    listen: Vec<Result<Address>>,
+    transports: Vec<String>,
+    handler_threads: usize,
+    progress: Progress,
+    default_timeout: Duration,
+    max_message: usize,
+    eager: usize,
+    eager_bulk: usize,
+    heartbeat: Duration,
+    connect: Duration,
+    finalize: Duration,
+    remote_shutdown: bool,
+    wrap: Wrap,
+}
+
+impl Default for EngineBuilder {
+    fn default() -> EngineBuilder {
+        EngineBuilder {
+            listen: Vec::new(),
+            transports: Vec::new(),
+            handler_threads: HANDLER_THREADS,
+            progress: Progress::default(),
+            default_timeout: Duration::from_secs(30),
+            max_message: 64 << 20,
+            eager: 16 << 10,
+            eager_bulk: 4 << 10,
+            heartbeat: Duration::from_secs(10),
+            connect: Duration::from_secs(5),
+            finalize: Duration::from_secs(5),
+            remote_shutdown: false,
+            wrap: Box::new(|transport| transport),
+        }
+    }
+}
+
+impl EngineBuilder {
+    /// Listens at `address`; several calls, several addresses, of different transports too.
+    pub fn listen(mut self, address: impl IntoAddress) -> Self {
+        self.listen.push(address.into_address());
+        self
+    }
+
+    /// Names a transport that the engine must be able to dial with, such as `"tcp"`: `build` fails where it can't.
+    pub fn transport(mut self, name: &str) -> Self {
+        self.transports.push(name.to_owned());
+        self
+    }
+
+    /// How many handlers may run on threads of their own at a time (default 64, started when needed). Those that wait
+    /// inside a call of this library don't count. 0: handlers run where progress is made, one after the other.
+    pub fn handler_threads(mut self, count: usize) -> Self {
+        self.handler_threads = count;
+        self
+    }
+
+    /// How the engine waits (default [`Progress::Adaptive`]).
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// How long calls and transfers may take that say nothing else (default 30 s).
+    pub fn default_timeout(mut self, timeout: Duration) -> Self {
+        self.default_timeout = timeout;
+        self
+    }
+
+    /// The largest message that is sent or taken, in bytes (default 64 MiB). Bulk transfers have no limit.
+    pub fn max_message_size(mut self, bytes: usize) -> Self {
+        self.max_message = bytes;
+        self
+    }
+
+    /// Messages up to this many bytes travel in one piece (default 16 KiB, at most 512 KiB); longer ones in chunks between
+    /// which others get through.
+    pub fn eager_limit(mut self, bytes: usize) -> Self {
+        self.eager = bytes.min(MAX_EAGER);
+        self
+    }
+
+    /// Read-only bulks up to this many bytes ride inside the call that they are sent with (default 4 KiB); 0 turns it off.
+    pub fn eager_bulk_limit(mut self, bytes: usize) -> Self {
+        self.eager_bulk = bytes;
+        self
+    }
+
+    /// A peer that is silent for this long, while something is expected of it, is given up (default 10 s).
+    pub fn heartbeat(mut self, silence: Duration) -> Self {
+        self.heartbeat = silence.max(Duration::from_millis(10));
+        self
+    }
+
+    /// How long connecting may take (default 5 s).
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect = timeout;
+        self
+    }
+
+    /// How long [`Engine::finalize`] waits for handlers in progress (default 5 s).
+    pub fn finalize_timeout(mut self, timeout: Duration) -> Self {
+        self.finalize = timeout;
+        self
+    }
+
+    /// Whether peers may finalize this engine with [`Endpoint::shutdown`](crate::Endpoint::shutdown) (default no).
+    pub fn remote_shutdown(mut self, allowed: bool) -> Self {
+        self.remote_shutdown = allowed;
+        self
+    }
+
+    /// Puts something around each transport: tests break them this way.
+    #[cfg(test)]
+    pub(crate) fn wrap(mut self, wrap: impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static) -> Self {
+        self.wrap = Box::new(wrap);
+        self
+    }
+
+    /// Makes the engine, and starts it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`], and [`Error::Io`] when the system
+    /// refuses.
+    pub fn build(self) -> Result<Engine> {
+        let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
+        let incarnation = rand::rng().next_u64();
+        let core = Core::new(
+            Settings {
+                proto: proto::Config {
+                    max_message: self.max_message,
+                    silence: self.heartbeat,
+                    connect: self.connect,
+                    max_requests: MAX_REQUESTS,
+                    remote_shutdown: self.remote_shutdown,
+                },
+                progress: self.progress,
+                handler_threads: self.handler_threads,
+                incarnation,
+            },
+            &*self.wrap,
+        )?;
+        for name in &self.transports {
+            let scheme = Scheme::parse(name).ok_or_else(|| Error::InvalidAddress {
+                text: name.clone(),
+                reason: "the transport is none of tcp, shm, verbs, loop".to_owned(),
+            })?;
+            core.transport(scheme)?;
+        }
+        let addresses = listen.iter().map(|address| core.listen(address)).collect::<Result<Vec<Address>>>()?;
+        core.exec(|proto| proto.set_addresses(addresses.clone()));
+        let limits = Limits {
+            default_timeout: self.default_timeout,
+            eager: self.eager,
+            eager_bulk: self.eager_bulk,
+            finalize_timeout: self.finalize,
+        };
+        let shared = Arc::new(Shared {
+            core,
+            limits,
+            incarnation,
+            origin: RwLock::new(Arc::new(Origin { incarnation, addresses: addresses.clone() })),
+            addresses: RwLock::new(addresses),
+            registry: Registry::default(),
+            procedures: Procedures::default(),
+            tasks: Mutex::default(),
+            copies: Copies::default(),
+            finalizing: Finalizing::default(),
+            alive: Mutex::new(Weak::new()),
+        });
+        shared.core.run(Box::new(EngineService::new(&shared)))?;
+        let alive = Arc::new(Alive(shared.clone()));
+        *shared.alive.lock() = Arc::downgrade(&alive);
+        Ok(Engine { shared, alive: Some(alive) })
+    }
+}
+
+impl std::fmt::Debug for EngineBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineBuilder").field("listen", &self.listen).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,163 @@
+//! How an engine ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Shared;
+use crate::progress::in_job;
+use crate::{Error, Result};
+
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// ```text
+///   RUNNING ──finalize──▶ BEGUN ──handlers have ended──▶ CLOSED ──callbacks have run──▶ DONE
+/// ```
+#[derive(Default)]
+pub(crate) struct Finalizing {
+    stage: AtomicU8,
+    /// Requests whose handlers have not answered.
+    active: AtomicUsize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+const RUNNING: u8 = 0;
+const BEGUN: u8 = 1;
+const CLOSED: u8 = 2;
+const DONE: u8 = 3;
+
+#[derive(Default)]
+struct State {
+    before: Vec<Callback>,
+    after: Vec<Callback>,
+    /// Handlers that had not ended in time.
+    overdue: usize,
+}
+
+/// Links are given this long to take what has been said.
+const FLUSH: Duration = Duration::from_secs(1);
+
+impl Finalizing {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.stage.load(Ordering::SeqCst) >= CLOSED
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.stage.load(Ordering::SeqCst) == DONE
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut state = self.state.lock();
+        while !self.is_done() {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    pub(crate) fn on_prefinalize(&self, f: Callback) {
+        self.state.lock().before.push(f);
+    }
+
+    pub(crate) fn on_finalize(&self, f: Callback) {
+        self.state.lock().after.push(f);
+    }
+
+    /// A request has been taken on.
+    pub(crate) fn enter(&self) {
+        self.active.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has been answered, or given up.
+    pub(crate) fn leave(&self) {
+        if self.active.fetch_sub(1, Ordering::SeqCst) == 1 && self.stage.load(Ordering::SeqCst) != RUNNING {
+            drop(self.state.lock());
+            self.changed.notify_all();
+        }
+    }
+
+    fn set(&self, stage: u8) {
+        let _state = self.state.lock();
+        self.stage.store(stage, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+}
+
+pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
+    let finalizing = &shared.finalizing;
+    let first = finalizing.stage.compare_exchange(RUNNING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    // A handler can't wait for itself, and neither can a callback of what follows.
+    let inside = in_job() || IN_CALLBACK.get();
+    if first && inside {
+        let shared = shared.clone();
+        let name = "calomel-finalize".to_owned();
+        let spawned = std::thread::Builder::new().name(name).spawn(move || end(&shared));
+        return spawned.map(drop).map_err(|error| Error::io("can't start the thread that finalizes", error));
+    }
+    if inside {
+        return Ok(());
+    }
+    if first {
+        end(shared);
+    } else {
+        finalizing.wait();
+    }
+    match finalizing.state.lock().overdue {
+        0 => Ok(()),
+        overdue => Err(Error::Timeout {
+            peer: shared.addresses.read().first().cloned().unwrap_or_else(crate::Address::nowhere),
+            what: format!("finalize, waiting for {overdue} requests in progress"),
+            after: shared.limits.finalize_timeout,
+        }),
+    }
+}
+
+thread_local! {
+    static IN_CALLBACK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+fn run(callbacks: Vec<Callback>) {
+    for callback in callbacks {
+        IN_CALLBACK.set(true);
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(callback)).is_err() {
+            tracing::error!(target: "calomel::engine", "a finalize callback panicked");
+        }
+        IN_CALLBACK.set(false);
+    }
+}
+
+fn end(shared: &Arc<Shared>) {
+    let finalizing = &shared.finalizing;
+    let core = &shared.core;
+    let before = std::mem::take(&mut finalizing.state.lock().before);
+    run(before);
+    core.stop_listening();
+    core.exec(|proto| proto.begin_shutdown());
+    let deadline = Instant::now() + shared.limits.finalize_timeout;
+    {
+        let mut state = finalizing.state.lock();
+        while finalizing.active.load(Ordering::SeqCst) > 0 {
+            if finalizing.changed.wait_until(&mut state, deadline).timed_out() {
+                state.overdue = finalizing.active.load(Ordering::SeqCst);
+                break;
+            }
+        }
+    }
+    finalizing.set(CLOSED);
+    core.exec(|proto| proto.finish_shutdown());
+    let flushed = Instant::now() + FLUSH;
+    // Nobody is told when the last link goes, so whoever drives meanwhile is asked again after a moment.
+    while !core.look(|proto| proto.links_gone()) && Instant::now() < flushed {
+        core.wait(&|| core.look(|proto| proto.links_gone()), Some(Instant::now() + Duration::from_millis(1)));
+    }
+    core.exec(|proto| proto.abandon_links());
+    shared.registry.clear();
+    let tasks = std::mem::take(&mut *shared.tasks.lock());
+    drop(tasks);
+    core.clear_timers();
+    core.stop();
+    let after = std::mem::take(&mut finalizing.state.lock().after);
+    run(after);
+    finalizing.set(DONE);
+}

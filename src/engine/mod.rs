@@ -1,0 +1,368 @@
+//! The engine: what users hold first.
+
+mod builder;
+mod finalize;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+
+pub use builder::EngineBuilder;
+
+use crate::bulk::{self, Copies, Origin, Scope};
+use crate::memory::{BufferPool, EngineBuffer};
+use crate::progress::Core;
+use crate::proto::RequestId;
+use crate::rpc::{self, HandlerPool, Procedures, Provider, Registry};
+use crate::{Address, Endpoint, Error, IntoAddress, Result};
+use finalize::Finalizing;
+
+/// The numbers that the layers above progress go by.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub default_timeout: Duration,
+    pub eager: usize,
+    pub eager_bulk: usize,
+    pub finalize_timeout: Duration,
+}
+
+/// What everything that belongs to one engine shares.
+pub(crate) struct Shared {
+    pub core: Arc<Core>,
+    pub limits: Limits,
+    pub incarnation: u64,
+    pub addresses: RwLock<Vec<Address>>,
+    pub origin: RwLock<Arc<Origin>>,
+    pub registry: Registry,
+    pub procedures: Procedures,
+    /// Async handlers in progress: dropped when their callers go.
+    pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
+    /// Copies of small bulks that came inside calls.
+    pub copies: Copies,
+    finalizing: Finalizing,
+    alive: Mutex<Weak<Alive>>,
+}
+
+impl Shared {
+    /// An error when the engine is finalized.
+    pub(crate) fn check(&self, what: &str) -> Result<()> {
+        if self.finalizing.is_closed() { Err(Error::finalized(what)) } else { Ok(()) }
+    }
+
+    pub(crate) fn finalizing(&self) -> &Finalizing {
+        &self.finalizing
+    }
+}
+
+/// Counts the engine's handles: the last one finalizes it.
+struct Alive(Arc<Shared>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if let Err(error) = finalize::finalize(&self.0) {
+            tracing::warn!(target: "calomel::engine", %error, "finalizing a dropped engine");
+        }
+    }
+}
+
+/// One end of remote procedure calls and bulk transfers: it calls, serves, exposes memory, and transfers.
+///
+/// Clones are the same engine, from any thread. The last one dropped finalizes it.
+///
+/// ```
+/// use calomel::{Engine, Request};
+///
+/// # fn main() -> calomel::Result<()> {
+/// let server = Engine::server("tcp://127.0.0.1:0")?;
+/// server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y)?;
+///
+/// let client = Engine::client("tcp")?;
+/// let peer = client.lookup(server.address())?;
+/// assert_eq!(client.procedure::<(i32, i32), i32>("sum").on(&peer).call(&(40, 2))?, 42);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine {
+    shared: Arc<Shared>,
+    /// `None` where the library itself refers to the engine: that keeps nothing alive.
+    alive: Option<Arc<Alive>>,
+}
+
+impl Engine {
+    /// An engine that listens at `address`, and calls too. Port 0 is any free port: [`Engine::address`] tells which.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] for a transport that is not there, and
+    /// [`Error::Io`] when the system refuses.
+    pub fn server(address: impl IntoAddress) -> Result<Engine> {
+        Engine::builder().listen(address).build()
+    }
+
+    /// An engine that calls and exposes, and does not listen: peers transfer over the connections that it makes.
+    ///
+    /// `transport` is the one that it will mostly use, such as `"tcp"`; it can dial the others as well.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a transport that is not there, [`Error::InvalidAddress`] for a word that is none.
+    pub fn client(transport: &str) -> Result<Engine> {
+        Engine::builder().transport(transport).build()
+    }
+
+    /// Everything else that an engine can be told.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    pub(crate) fn from_shared(shared: Arc<Shared>) -> Engine {
+        Engine { shared, alive: None }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The first address that the engine listens at, with the real port. An engine that does not listen says
+    /// `tcp://0.0.0.0:0`, which nobody can dial.
+    pub fn address(&self) -> Address {
+        self.shared.addresses.read().first().cloned().unwrap_or_else(Address::nowhere)
+    }
+
+    /// All addresses that the engine listens at.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.shared.addresses.read().clone()
+    }
+
+    /// The engine at an address. Nothing is sent: the first call connects.
+    ///
+    /// A host name is resolved now, and the endpoint keeps the address found.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`], [`Error::Unsupported`] for a transport that is not there, [`Error::Unreachable`] for a
+    /// host name that has no address, [`Error::Finalized`].
+    pub fn lookup(&self, address: impl IntoAddress) -> Result<Endpoint> {
+        let address = address.into_address()?;
+        self.shared.check("lookup")?;
+        let address = self.shared.core.transport(address.scheme())?.resolve(&address)?;
+        let tag = self.shared.core.exec(|proto| proto.lookup(&address));
+        Ok(Endpoint::new(self.shared.clone(), tag, 0))
+    }
+
+    /// Provider 0 of this engine: what [`Engine::define`] and its like define things at.
+    fn root(&self) -> Provider {
+        Provider::new(&self.shared, 0, None)
+    }
+
+    /// Serves a procedure with a closure: `define("sum", |_: &Request, (x, y): (i32, i32)| x + y)`.
+    ///
+    /// It may block, call others (its caller too), and transfer. It runs where the request was received as long as it is
+    /// quick, and on a handler thread when it has been seen to block or take long. A panic answers the caller with
+    /// [`Error::HandlerPanicked`].
+    ///
+    /// # Errors
+    /// [`Error::AlreadyDefined`], [`Error::Finalized`], and [`Error::MessageTooLarge`] for a name of more than 1024 bytes.
+    pub fn define<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
+    where
+        A: serde::de::DeserializeOwned + 'static,
+        R: serde::Serialize + 'static,
+        F: Fn(&rpc::Request, A) -> R + Send + Sync + 'static,
+    {
+        self.root().define(name, handler)
+    }
+
+    /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller gives
+    /// up or goes away, the future is dropped.
+    ///
+    /// # Errors
+    /// As [`Engine::define`].
+    pub fn define_async<A, R, F, Fut>(&self, name: &str, handler: F) -> Result<rpc::Registration>
+    where
+        A: serde::de::DeserializeOwned + 'static,
+        R: serde::Serialize + 'static,
+        F: Fn(rpc::Request, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+    {
+        self.root().define_async(name, handler)
+    }
+
+    /// Serves a procedure whose answer is given later, from any thread, through the [`Responder`](crate::Responder).
+    ///
+    /// # Errors
+    /// As [`Engine::define`].
+    pub fn define_deferred<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
+    where
+        A: serde::de::DeserializeOwned + 'static,
+        R: serde::Serialize + 'static,
+        F: Fn(rpc::Responder<R>, A) + Send + Sync + 'static,
+    {
+        self.root().define_deferred(name, handler)
+    }
+
+    /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or
+    /// `[u8]` is made. The type says what is borrowed: `define_borrowed::<str, _, _>("len", |_: &Request, s: &str| s.len())`.
+    ///
+    /// # Errors
+    /// As [`Engine::define`].
+    pub fn define_borrowed<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
+    where
+        A: rpc::BorrowedArgs + ?Sized + 'static,
+        R: serde::Serialize + 'static,
+        F: for<'a> Fn(&rpc::Request, A::With<'a>) -> R + Send + Sync + 'static,
+    {
+        self.root().define_borrowed::<A, R, F>(name, handler)
+    }
+
+    /// The provider of this number: its procedures are its own, and callers reach them through
+    /// [`Endpoint::provider`]. Provider 0 is the engine itself.
+    pub fn provider(&self, id: u16) -> Provider {
+        Provider::new(&self.shared, id, None)
+    }
+
+    /// Provider 0, with `pool` to run the handlers that are defined through it.
+    pub fn pool(&self, pool: &HandlerPool) -> Provider {
+        Provider::new(&self.shared, 0, Some(pool.clone()))
+    }
+
+    /// A procedure to call: its name, and the types of its arguments and of its result. Costs nothing to speak of; clones
+    /// are free.
+    pub fn procedure<A: ?Sized, R>(&self, name: &str) -> rpc::Procedure<A, R> {
+        rpc::Procedure::new(&self.shared, name)
+    }
+
+    /// Exposes a buffer to peers that are given its [`Bulk`](crate::Bulk). The engine owns it until
+    /// [`Exposed::reclaim`](crate::Exposed::reclaim). `mode` says what *peers* may do.
+    ///
+    /// # Errors
+    /// [`Error::Finalized`].
+    pub fn expose<B>(&self, buffer: B, mode: crate::BulkMode) -> Result<bulk::Exposed<B, crate::Writable>>
+    where
+        B: crate::WritableBuffer + Send + 'static,
+    {
+        bulk::expose(&self.shared, buffer, mode)
+    }
+
+    /// Exposes a buffer that peers may read, and that can be looked at meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Finalized`].
+    pub fn expose_read_only<B>(&self, buffer: B) -> Result<bulk::Exposed<B, crate::ReadOnly>>
+    where
+        B: crate::Buffer + Send + 'static,
+    {
+        bulk::expose_read_only(&self.shared, buffer)
+    }
+
+    /// Exposes borrowed memory for as long as a closure runs, as [`std::thread::scope`] does with threads. When the closure
+    /// returns, or panics, peers are locked out before anybody can touch the memory again.
+    ///
+    /// # Errors
+    /// What the closure returns, and [`Error::Finalized`].
+    pub fn scope<'env, T, F>(&self, work: F) -> Result<T>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
+    {
+        self.shared.check("scope")?;
+        bulk::scope(&self.shared, work)
+    }
+
+    /// Zeroed memory of the library's own, `len` bytes of it, for [`Engine::expose`].
+    pub fn alloc(&self, len: usize) -> EngineBuffer {
+        EngineBuffer::new(len)
+    }
+
+    /// A pool of `count` buffers of `buffer_len` bytes, allocated now and used again and again.
+    pub fn buffer_pool(&self, buffer_len: usize, count: usize) -> BufferPool {
+        BufferPool::new(buffer_len, count)
+    }
+
+    /// Runs `f` after `delay`, once, on a handler thread.
+    ///
+    /// # Errors
+    /// [`Error::Finalized`].
+    pub fn timer(&self, delay: Duration, f: impl FnOnce() + Send + 'static) -> Result<Timer> {
+        self.shared.check("timer")?;
+        let key = self.shared.core.add_timer(delay, Box::new(f));
+        Ok(Timer { core: Arc::downgrade(&self.shared.core), key })
+    }
+
+    /// Ends the engine: pre-finalize callbacks run, no new requests are taken, handlers in progress are waited for up to the
+    /// finalize timeout, what has been said is sent, own calls and transfers that are still in progress end with
+    /// [`Error::Finalized`], exposed memory is locked, connections and threads end, and finalize callbacks run.
+    ///
+    /// It may be called any number of times, from any thread. From a handler or a callback it begins all this, and
+    /// returns; elsewhere it returns when it is done.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when handlers in progress did not end within the finalize timeout; the engine is finalized all
+    /// the same.
+    pub fn finalize(&self) -> Result<()> {
+        finalize::finalize(&self.shared)
+    }
+
+    /// Blocks until the engine is finalized, by whomever.
+    pub fn wait_for_finalize(&self) {
+        self.shared.finalizing.wait();
+    }
+
+    /// True when the engine has been finalized.
+    pub fn is_finalized(&self) -> bool {
+        self.shared.finalizing.is_done()
+    }
+
+    /// Runs `f` when finalizing begins: everything still works.
+    pub fn on_prefinalize(&self, f: impl FnOnce() + Send + 'static) {
+        self.shared.finalizing.on_prefinalize(Box::new(f));
+    }
+
+    /// Runs `f` when the engine is finalized: nothing works any more.
+    pub fn on_finalize(&self, f: impl FnOnce() + Send + 'static) {
+        self.shared.finalizing.on_finalize(Box::new(f));
+    }
+
+    /// What an engine that is finalized has left over, in words: nothing, or a test fails.
+    #[cfg(test)]
+    pub(crate) fn leftovers(&self) -> Vec<String> {
+        self.shared.core.leftovers()
+    }
+}
+
+impl Clone for Engine {
+    /// The same engine. A clone keeps it alive, also one made from [`Request::engine`](crate::Request::engine), unless it
+    /// is being finalized already.
+    fn clone(&self) -> Engine {
+        let alive = self.alive.clone().or_else(|| self.shared.alive.lock().upgrade());
+        Engine { shared: self.shared.clone(), alive }
+    }
+}
+
+impl AsRef<Engine> for Engine {
+    fn as_ref(&self) -> &Engine {
+        self
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("addresses", &self.addresses()).field("finalized", &self.is_finalized()).finish()
+    }
+}
+
+/// A function that runs later; see [`Engine::timer`]. Dropping the handle leaves the timer as it is.
+#[derive(Debug)]
+pub struct Timer {
+    core: Weak<Core>,
+    /// `None` for a time beyond what the clock can say: it never comes.
+    key: Option<(Instant, u64)>,
+}
+
+impl Timer {
+    /// Sees to it that the function does not run; false when it has begun already.
+    pub fn cancel(&self) -> bool {
+        match (self.key, self.core.upgrade()) {
+            (Some(key), Some(core)) => core.remove_timer(key),
+            _ => false,
+        }
+    }
+}

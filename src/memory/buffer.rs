@@ -1,0 +1,240 @@
+//! What can be exposed.
+
+use std::sync::Arc;
+
+use bytemuck::{NoUninit, Pod};
+
+use super::engine_buffer::{EngineBuffer, PooledBuffer};
+
+/// Peers may write what is exposed, or transfers may write it here: no view of it can be had.
+#[derive(Clone, Copy, Debug)]
+pub enum Writable {}
+
+/// Nobody writes what is exposed, so it can be looked at meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub enum ReadOnly {}
+
+/// Memory that can be exposed for reading: `Vec<T>`, `Box<[T]>`, `[T; N]`, `String`, `Arc<[T]>`, `&'static [T]`, engine
+/// memory, tuples of them, and [`Segments`]; `T` is [`bytemuck::NoUninit`].
+///
+/// # Safety
+/// The segments must stay where they are, and as long as they are, while the buffer is neither moved out of its place nor
+/// mutated; writing through a shared reference must be impossible.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be exposed",
+    label = "not a buffer of plain data",
+    note = "expose a `Vec<T>`, `Box<[T]>`, `[T; N]`, `String`, `Arc<[T]>`, `&'static [T]`, `engine.alloc(len)`, or a tuple of them",
+    note = "several buffers of one type are one bulk as `Segments(vec![a, b])`",
+    note = "borrowed memory is exposed inside `engine.scope(|s| s.expose(&mut buf[..], mode))`"
+)]
+pub unsafe trait Buffer {
+    /// How an [`Exposed`](crate::Exposed) of this buffer is meant when its type does not say.
+    type Access;
+    /// Calls `each` with every segment, in order.
+    fn read_segments(&self, each: &mut dyn FnMut(&[u8]));
+}
+
+/// Memory that can be exposed for writing too: `Vec<T>`, `Box<[T]>`, `[T; N]`, engine memory, tuples of them, and
+/// [`Segments`]; `T` is [`bytemuck::Pod`].
+///
+/// # Safety
+/// As for [`Buffer`]; the segments are those of `read_segments`, and any bytes may be written into them.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be exposed for writing",
+    label = "peers could write anything into it",
+    note = "expose a `Vec<T>`, `Box<[T]>`, `[T; N]` with a `T: bytemuck::Pod`, or `engine.alloc(len)`",
+    note = "`String`, `Arc<[T]>` and `&'static [T]` can be exposed with `expose_read_only`",
+    note = "borrowed memory is exposed inside `engine.scope(|s| s.expose(&mut buf[..], mode))`"
+)]
+pub unsafe trait WritableBuffer: Buffer {
+    /// Calls `each` with every segment, in order.
+    fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8]));
+}
+
+/// Buffers that can be looked at while they are exposed read-only.
+pub trait View {
+    /// What is seen: `str` of a `String`, `[T]` of the others.
+    type Target: ?Sized;
+    /// The buffer's content.
+    fn view(&self) -> &Self::Target;
+}
+
+/// Several buffers of one type as the segments of one bulk, in one address space. (A plain `Vec<Vec<T>>` could not be told
+/// apart from a `Vec<T>`.)
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segments<B>(pub Vec<B>);
+
+macro_rules! slices {
+    ($([$($generics:tt)*] $kind:ty),*) => {$(
+        // SAFETY: the elements lie on the heap, or in the value itself, and stay there until it is mutated or moved;
+        // `NoUninit` elements have no bytes that can't be read, and none that change behind a shared reference.
+        unsafe impl<T: NoUninit, $($generics)*> Buffer for $kind {
+            type Access = Writable;
+            fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+                each(bytemuck::cast_slice(&self[..]));
+            }
+        }
+        // SAFETY: as above; `Pod` elements are valid whatever bytes they hold.
+        unsafe impl<T: Pod, $($generics)*> WritableBuffer for $kind {
+            fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8])) {
+                each(bytemuck::cast_slice_mut(&mut self[..]));
+            }
+        }
+        impl<T: NoUninit, $($generics)*> View for $kind {
+            type Target = [T];
+            fn view(&self) -> &[T] {
+                self
+            }
+        }
+    )*};
+}
+
+slices!([] Vec<T>, [] Box<[T]>, [const N: usize] [T; N]);
+
+macro_rules! shared {
+    ($($kind:ty),*) => {$(
+        // SAFETY: the elements lie behind a shared pointer, so nobody can write them; `NoUninit` elements have no bytes
+        // that can't be read, and none that change behind a shared reference.
+        unsafe impl<T: NoUninit> Buffer for $kind {
+            type Access = ReadOnly;
+            fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+                each(bytemuck::cast_slice(&self[..]));
+            }
+        }
+        impl<T: NoUninit> View for $kind {
+            type Target = [T];
+            fn view(&self) -> &[T] {
+                self
+            }
+        }
+    )*};
+}
+
+shared!(Arc<[T]>, &'static [T]);
+
+// SAFETY: the text lies on the heap, and stays there until the string is mutated or moved.
+unsafe impl Buffer for String {
+    type Access = ReadOnly;
+    fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+        each(self.as_bytes());
+    }
+}
+
+impl View for String {
+    type Target = str;
+    fn view(&self) -> &str {
+        self
+    }
+}
+
+// SAFETY: static text stays where it is.
+unsafe impl Buffer for &'static str {
+    type Access = ReadOnly;
+    fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+        each(self.as_bytes());
+    }
+}
+
+impl View for &'static str {
+    type Target = str;
+    fn view(&self) -> &str {
+        self
+    }
+}
+
+#[cfg(feature = "bytes")]
+// SAFETY: the bytes are immutable, and shared behind a pointer.
+unsafe impl Buffer for bytes::Bytes {
+    type Access = ReadOnly;
+    fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+        each(self);
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl View for bytes::Bytes {
+    type Target = [u8];
+    fn view(&self) -> &[u8] {
+        self
+    }
+}
+
+macro_rules! engine_memory {
+    ($($kind:ty),*) => {$(
+        // SAFETY: the bytes lie on the heap, in a box that stays where it is until the value is dropped.
+        unsafe impl Buffer for $kind {
+            type Access = Writable;
+            fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+                each(self);
+            }
+        }
+        // SAFETY: as above, and any bytes are bytes.
+        unsafe impl WritableBuffer for $kind {
+            fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8])) {
+                each(self);
+            }
+        }
+        impl View for $kind {
+            type Target = [u8];
+            fn view(&self) -> &[u8] {
+                self
+            }
+        }
+    )*};
+}
+
+engine_memory!(EngineBuffer, PooledBuffer);
+
+// SAFETY: each element's segments stay where they are, and so do the elements, until the list is mutated.
+unsafe impl<B: Buffer> Buffer for Segments<B> {
+    type Access = B::Access;
+    fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+        self.0.iter().for_each(|buffer| buffer.read_segments(each));
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<B: WritableBuffer> WritableBuffer for Segments<B> {
+    fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8])) {
+        self.0.iter_mut().for_each(|buffer| buffer.write_segments(each));
+    }
+}
+
+impl<B> View for Segments<B> {
+    type Target = [B];
+    fn view(&self) -> &[B] {
+        &self.0
+    }
+}
+
+macro_rules! tuples {
+    ($(($first:ident $($name:ident)*)),*) => {$(
+        // SAFETY: each element's segments stay where they are as long as the tuple does.
+        unsafe impl<$first: Buffer, $($name: Buffer),*> Buffer for ($first, $($name),*) {
+            type Access = $first::Access;
+            #[allow(non_snake_case)]
+            fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+                let ($first, $($name),*) = self;
+                $first.read_segments(each);
+                $($name.read_segments(each);)*
+            }
+        }
+        // SAFETY: as above.
+        unsafe impl<$first: WritableBuffer, $($name: WritableBuffer),*> WritableBuffer for ($first, $($name),*) {
+            #[allow(non_snake_case)]
+            fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8])) {
+                let ($first, $($name),*) = self;
+                $first.write_segments(each);
+                $($name.write_segments(each);)*
+            }
+        }
+        impl<$first, $($name),*> View for ($first, $($name),*) {
+            type Target = ($first, $($name),*);
+            fn view(&self) -> &Self::Target {
+                self
+            }
+        }
+    )*};
+}
+
+tuples!((A B), (A B C), (A B C D));

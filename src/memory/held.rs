@@ -1,0 +1,129 @@
+//! Buffers while they are exposed: nobody refers to them, and their bytes stay where they are.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::buffer::{Buffer, View, WritableBuffer};
+use super::region::Region;
+
+/// A buffer and the region over its bytes. The buffer sits in a box of its own that nobody refers to, so that neither
+/// moving `Held` nor leaking it moves a byte or ends a promise.
+pub(crate) struct Held<B> {
+    region: Arc<Region>,
+    buffer: NonNull<B>,
+    _owns: PhantomData<B>,
+}
+
+// SAFETY: the pointer is to a box that this value owns.
+unsafe impl<B: Send> Send for Held<B> {}
+// SAFETY: a shared `Held` gives shared references to the buffer, and only where nobody writes it.
+unsafe impl<B: Sync> Sync for Held<B> {}
+
+impl<B: Buffer> Held<B> {
+    /// Holds a buffer that will only be read, by peers and here.
+    pub(crate) fn read_only(buffer: B) -> Held<B> {
+        let buffer = NonNull::from(Box::leak(Box::new(buffer)));
+        let mut parts = Vec::new();
+        // SAFETY: the box was made above, and nobody else knows of it.
+        let shared = unsafe { buffer.as_ref() };
+        shared.read_segments(&mut |bytes: &[u8]| parts.push((bytes.as_ptr().cast_mut(), bytes.len())));
+        // SAFETY: the bytes belong to the boxed buffer, whose segments stay put until it is dropped or taken, and both
+        // close the region first. Nobody writes them: only shared references to the buffer are given out, and a read-only
+        // exposure is never asked for write access.
+        let region = unsafe { Region::new(parts) };
+        Held { region, buffer, _owns: PhantomData }
+    }
+
+    /// Holds a buffer that peers, and transfers here, may write.
+    pub(crate) fn writable(buffer: B) -> Held<B>
+    where
+        B: WritableBuffer,
+    {
+        let mut buffer = NonNull::from(Box::leak(Box::new(buffer)));
+        let mut parts = Vec::new();
+        // SAFETY: the box was made above, and nobody else knows of it.
+        let unique = unsafe { buffer.as_mut() };
+        unique.write_segments(&mut |bytes: &mut [u8]| parts.push((bytes.as_mut_ptr(), bytes.len())));
+        // SAFETY: the bytes belong to the boxed buffer, whose segments stay put until it is dropped or taken, and both
+        // close the region first. No reference to the buffer is made in between: `view` is for read-only exposures.
+        let region = unsafe { Region::new(parts) };
+        Held { region, buffer, _owns: PhantomData }
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Closes the region, and gives the buffer back.
+    pub(crate) fn take(self) -> B {
+        self.region.close();
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is not used again, so its region is dropped once, here.
+        drop(unsafe { std::ptr::read(&this.region) });
+        // SAFETY: the pointer came from a box, and `this` is not used again, so that this is the only owner.
+        let buffer = unsafe { Box::from_raw(this.buffer.as_ptr()) };
+        *buffer
+    }
+
+    /// # Safety
+    /// The buffer must be held by [`Held::read_only`].
+    pub(crate) unsafe fn view(&self) -> &B::Target
+    where
+        B: View,
+    {
+        // SAFETY: nobody writes a buffer that is held read-only.
+        unsafe { self.buffer.as_ref() }.view()
+    }
+}
+
+impl<B> Drop for Held<B> {
+    fn drop(&mut self) {
+        self.region.close();
+        // SAFETY: the pointer came from a box that only this value owns; the gate is closed, so nobody uses its bytes.
+        drop(unsafe { Box::from_raw(self.buffer.as_ptr()) });
+    }
+}
+
+/// A region over memory that a call or a scope borrows. Dropping it closes the region.
+///
+/// Forgetting it would leave the gate open, so it must not reach user code: calls and scopes keep it on their own stack.
+pub(crate) struct Borrowed<'a> {
+    region: Arc<Region>,
+    _memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Borrowed<'a> {
+    pub(crate) fn read_only(bytes: &'a [u8]) -> Borrowed<'a> {
+        // SAFETY: the borrow lasts until after `drop` has closed the region, and is shared: nobody writes the bytes.
+        let region = unsafe { Region::new([(bytes.as_ptr().cast_mut(), bytes.len())]) };
+        Borrowed { region, _memory: PhantomData }
+    }
+
+    pub(crate) fn writable(bytes: &'a mut [u8]) -> Borrowed<'a> {
+        // SAFETY: the borrow lasts until after `drop` has closed the region, and is unique: nobody else refers to the bytes.
+        let region = unsafe { Region::new([(bytes.as_mut_ptr(), bytes.len())]) };
+        Borrowed { region, _memory: PhantomData }
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// The region alone.
+    ///
+    /// # Safety
+    /// It must be closed before the borrow ends.
+    pub(crate) unsafe fn detach(self) -> Arc<Region> {
+        // Dropping `self` would close the region at once.
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is not used again, so its region is moved out.
+        unsafe { std::ptr::read(&this.region) }
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.region.close();
+    }
+}

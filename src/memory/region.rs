@@ -1,0 +1,347 @@
+//! Raw segments behind a gate.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use smallvec::SmallVec;
+
+/// One stretch of contiguous memory of a region.
+#[derive(Clone, Copy)]
+struct Segment {
+    /// Where it begins in the region's own address space, in bytes.
+    start: usize,
+    address: *mut u8,
+    len: usize,
+}
+
+/// A piece of memory as the system calls take it: layout of `struct iovec`.
+pub(crate) type IoVec = libc::iovec;
+
+/// Several segments, seen as one address space of `len` bytes, behind a gate.
+///
+/// ```text
+///   open ──close()──▶ closed        (waits for the accesses in progress; nothing passes afterwards)
+/// ```
+pub(crate) struct Region {
+    segments: SmallVec<[Segment; 1]>,
+    len: usize,
+    /// True while open. Readers of the lock read the memory, its writer writes it: so two accesses never race.
+    gate: RwLock<bool>,
+    /// Memory that the region itself owns: bodies of large messages.
+    owned: Mutex<Option<Vec<u8>>>,
+}
+
+// SAFETY: the segments are reached through the gate only, which orders accesses between threads; who creates the region
+// promises that the memory stays where it is until the gate is closed, on whichever thread that happens.
+unsafe impl Send for Region {}
+// SAFETY: as above: shared use is what the gate is for.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A region over memory that somebody else owns.
+    ///
+    /// # Safety
+    /// Until [`Region::close`] has returned, or the region is dropped, each segment must be valid for reads of its length,
+    /// and nobody may write it but through the region. If anybody asks the region for write access (see
+    /// [`Slice::write_access`]), each segment must be valid for writes too, and nobody may read it or hold a reference to it.
+    pub(crate) unsafe fn new(parts: impl IntoIterator<Item = (*mut u8, usize)>) -> Arc<Region> {
+        let mut segments = SmallVec::new();
+        let mut start = 0usize;
+        for (address, len) in parts {
+            segments.push(Segment { start, address, len });
+            // Allocations can't exceed the address space together.
+            start += len;
+        }
+        Arc::new(Region { segments, len: start, gate: RwLock::new(true), owned: Mutex::new(None) })
+    }
+
+    /// A region that owns its memory.
+    pub(crate) fn from_vec(mut bytes: Vec<u8>) -> Arc<Region> {
+        let segment = Segment { start: 0, address: bytes.as_mut_ptr(), len: bytes.len() };
+        Arc::new(Region {
+            segments: SmallVec::from_buf([segment]),
+            len: segment.len,
+            gate: RwLock::new(true),
+            owned: Mutex::new(Some(bytes)),
+        })
+    }
+
+    /// Closes the gate and takes out the memory that the region owns; `None` for a region that owns none, or gave it away.
+    pub(crate) fn take_vec(&self) -> Option<Vec<u8>> {
+        self.close();
+        self.owned.lock().take()
+    }
+
+    /// Length in bytes, all segments together.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn segment_count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Lets nobody in any more, and returns when the last access in progress has ended. An access lasts for one copy of a
+    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do.
+    pub(crate) fn close(&self) {
+        *self.gate.write() = false;
+    }
+
+    /// The raw pieces that make up `len` bytes from `offset`, at most `max` of them.
+    fn pieces(&self, offset: usize, len: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
+        debug_assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        let mut index = self.segments.partition_point(|s| s.start + s.len <= offset);
+        let (mut at, mut left) = (offset, len);
+        while left > 0 && index < self.segments.len() && out.len() < max {
+            let segment = &self.segments[index];
+            let skip = at - segment.start;
+            let take = left.min(segment.len - skip);
+            if take > 0 {
+                out.push(IoVec { iov_base: segment.address.wrapping_add(skip).cast(), iov_len: take });
+            }
+            at += take;
+            left -= take;
+            index += 1;
+        }
+        len - left
+    }
+}
+
+/// A range of a region: what transports and the protocol hand around.
+///
+/// It is `pub` for the sake of sealed traits, and not reachable from outside.
+#[derive(Clone)]
+pub struct Slice {
+    pub(crate) region: Arc<Region>,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+}
+
+/// Permission to read a region's memory, now. Keep it for one copy or one non-blocking system call.
+pub(crate) struct ReadAccess<'a> {
+    slice: &'a Slice,
+    _gate: RwLockReadGuard<'a, bool>,
+}
+
+/// Permission to write a region's memory, now; nobody else reads or writes it meanwhile.
+pub(crate) struct WriteAccess<'a> {
+    slice: &'a Slice,
+    _gate: RwLockWriteGuard<'a, bool>,
+}
+
+impl Slice {
+    pub(crate) fn whole(region: &Arc<Region>) -> Slice {
+        Slice { region: region.clone(), offset: 0, len: region.len }
+    }
+
+    /// The part of `len` bytes at `offset` of this slice; `None` when it does not lie inside.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Slice> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        Some(Slice { region: self.region.clone(), offset: self.offset + offset, len })
+    }
+
+    /// `None` when the gate is closed.
+    pub(crate) fn read_access(&self) -> Option<ReadAccess<'_>> {
+        let gate = self.region.gate.read();
+        gate.then_some(ReadAccess { slice: self, _gate: gate })
+    }
+
+    /// `None` when the gate is closed.
+    pub(crate) fn write_access(&self) -> Option<WriteAccess<'_>> {
+        let gate = self.region.gate.write();
+        gate.then_some(WriteAccess { slice: self, _gate: gate })
+    }
+
+    /// Copies the whole slice out, in one access; false when the gate is closed.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub(crate) fn read(&self, out: &mut [u8]) -> bool {
+        assert_eq!(out.len(), self.len);
+        let Some(access) = self.read_access() else { return false };
+        let mut pieces = SmallVec::new();
+        access.pieces(0, usize::MAX, &mut pieces);
+        let mut at = 0;
+        for piece in &pieces {
+            let target = out[at..at + piece.iov_len].as_mut_ptr();
+            // SAFETY: the piece lies in a segment valid for reads, which nobody writes while the access lasts; the target is
+            // a slice of exactly this length, and can't overlap with memory behind a gate.
+            unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), target, piece.iov_len) };
+            at += piece.iov_len;
+        }
+        true
+    }
+
+    /// Copies `bytes` in, in one access; false when the gate is closed.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub(crate) fn write(&self, bytes: &[u8]) -> bool {
+        assert_eq!(bytes.len(), self.len);
+        let Some(access) = self.write_access() else { return false };
+        let mut pieces = SmallVec::new();
+        access.pieces(0, usize::MAX, &mut pieces);
+        let mut at = 0;
+        for piece in &pieces {
+            let source = bytes[at..at + piece.iov_len].as_ptr();
+            // SAFETY: the piece lies in a segment valid for writes, which nobody else touches while the access lasts; the
+            // source is a slice of exactly this length, and can't overlap with memory behind a gate.
+            unsafe { std::ptr::copy_nonoverlapping(source, piece.iov_base.cast::<u8>(), piece.iov_len) };
+            at += piece.iov_len;
+        }
+        true
+    }
+}
+
+impl ReadAccess<'_> {
+    /// The raw pieces from `skip` bytes into the slice on, at most `max`; how many bytes they hold together.
+    pub(crate) fn pieces(&self, skip: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
+        self.slice.region.pieces(self.slice.offset + skip, self.slice.len - skip, max, out)
+    }
+}
+
+impl WriteAccess<'_> {
+    /// As [`ReadAccess::pieces`].
+    pub(crate) fn pieces(&self, skip: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
+        self.slice.region.pieces(self.slice.offset + skip, self.slice.len - skip, max, out)
+    }
+}
+
+/// How a copy between regions ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    All,
+    SourceClosed,
+    TargetClosed,
+}
+
+/// Longest copy under one access, in bytes: closing a gate waits for no more than this (some 20 µs).
+const COPY_CHUNK: usize = 256 << 10;
+
+/// Copies between two slices of equal length, of different shapes, or of the same memory.
+pub(crate) fn copy(source: &Slice, target: &Slice) -> Copied {
+    debug_assert_eq!(source.len, target.len);
+    let len = source.len.min(target.len);
+    let mut done = 0;
+    while done < len {
+        let step = COPY_CHUNK.min(len - done);
+        let part = |s: &Slice| Slice { region: s.region.clone(), offset: s.offset + done, len: step };
+        match copy_chunk(&part(source), &part(target)) {
+            Copied::All => done += step,
+            closed => return closed,
+        }
+    }
+    Copied::All
+}
+
+fn copy_chunk(source: &Slice, target: &Slice) -> Copied {
+    let same = Arc::ptr_eq(&source.region, &target.region);
+    // Two threads may copy A to B and B to A: gates are passed in the order of their addresses.
+    let source_first = Arc::as_ptr(&source.region) < Arc::as_ptr(&target.region);
+    let (_read, write) = if same {
+        (None, target.write_access())
+    } else if source_first {
+        let Some(read) = source.read_access() else { return Copied::SourceClosed };
+        (Some(read), target.write_access())
+    } else {
+        let write = target.write_access();
+        let Some(read) = source.read_access() else { return Copied::SourceClosed };
+        (Some(read), write)
+    };
+    if write.is_none() {
+        return if same { Copied::SourceClosed } else { Copied::TargetClosed };
+    }
+    let (mut from, mut to) = (SmallVec::<[IoVec; 8]>::new(), SmallVec::<[IoVec; 8]>::new());
+    source.region.pieces(source.offset, source.len, usize::MAX, &mut from);
+    target.region.pieces(target.offset, target.len, usize::MAX, &mut to);
+    let (mut f, mut t) = (0, 0);
+    while f < from.len() && t < to.len() {
+        let n = from[f].iov_len.min(to[t].iov_len);
+        // SAFETY: both pieces have at least `n` bytes left, in segments valid for reads and for writes, which the two
+        // accesses (or the one, exclusive, when both are the same region) keep anybody else from; `copy` allows overlap.
+        unsafe { std::ptr::copy(from[f].iov_base.cast::<u8>(), to[t].iov_base.cast::<u8>(), n) };
+        for (list, index) in [(&mut from, &mut f), (&mut to, &mut t)] {
+            let piece = &mut list[*index];
+            piece.iov_base = piece.iov_base.wrapping_byte_add(n);
+            piece.iov_len -= n;
+            if piece.iov_len == 0 {
+                *index += 1;
+            }
+        }
+    }
+    Copied::All
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(parts: &mut [Vec<u8>]) -> Arc<Region> {
+        // SAFETY: the tests keep the parts untouched while the region is used.
+        unsafe { Region::new(parts.iter_mut().map(|p| (p.as_mut_ptr(), p.len()))) }
+    }
+
+    #[test]
+    fn segments_of_unequal_shape_copy_as_one_address_space() {
+        let mut a = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8]];
+        let mut b = [vec![0; 1], vec![0; 6], vec![0; 4]];
+        let (ra, rb) = (region(&mut a), region(&mut b));
+        let source = Slice::whole(&ra).part(1, 6).unwrap();
+        let target = Slice::whole(&rb).part(2, 6).unwrap();
+        assert_eq!(copy(&source, &target), Copied::All);
+        rb.close();
+        assert_eq!(b.concat(), [0, 0, 2, 3, 4, 5, 6, 7, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_region_copies_onto_itself() {
+        let region = Region::from_vec((0..10).collect());
+        let whole = Slice::whole(&region);
+        assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), Copied::All);
+        assert_eq!(region.take_vec().unwrap(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn a_closed_gate_lets_nobody_in() {
+        let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4]));
+        a.close();
+        assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b)), Copied::SourceClosed);
+        assert_eq!(copy(&Slice::whole(&b), &Slice::whole(&a)), Copied::TargetClosed);
+        assert!(!Slice::whole(&a).read(&mut [0; 4]));
+        assert!(!Slice::whole(&a).write(&[0; 4]));
+        assert_eq!(b.take_vec().unwrap(), [2; 4]);
+    }
+
+    #[test]
+    fn close_waits_for_the_access_in_progress() {
+        let region = Region::from_vec(vec![0; 4]);
+        let slice = Slice::whole(&region);
+        let access = slice.write_access().unwrap();
+        let closed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|s| {
+            let (region, flag) = (&region, closed.clone());
+            let closer = s.spawn(move || {
+                region.close();
+                flag.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            assert!(!closed.load(std::sync::atomic::Ordering::SeqCst));
+            drop(access);
+            closer.join().unwrap();
+        });
+        assert!(closed.load(std::sync::atomic::Ordering::SeqCst));
+    }
+
+    #[test]
+    fn parts_are_checked_against_overflow() {
+        let whole = Slice::whole(&Region::from_vec(vec![0; 8]));
+        assert!(whole.part(8, 0).is_some());
+        assert!(whole.part(9, 0).is_none());
+        assert!(whole.part(usize::MAX, 2).is_none());
+        assert!(whole.part(4, usize::MAX).is_none());
+    }
+}

@@ -1,0 +1,145 @@
+//! How whoever waits for a call or a transfer learns that it has ended, exactly once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
+use std::time::Instant;
+
+use crossbeam_utils::sync::{Parker, Unparker};
+use parking_lot::Mutex;
+
+use super::{Core, Live};
+use crate::proto::{Answer, Failure};
+
+/// The end of an operation.
+pub(crate) enum Outcome {
+    Answered(Result<Answer<Live>, Failure>),
+    Moved(Result<usize, Failure>),
+}
+
+/// ```text
+///   waiting ──set()──▶ ready ──take()──▶ taken
+/// ```
+#[derive(Default)]
+pub(crate) struct Completion {
+    ready: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    outcome: Option<Outcome>,
+    wake: Wake,
+}
+
+/// Whom to wake.
+#[derive(Default)]
+enum Wake {
+    #[default]
+    Nobody,
+    Thread(Arc<ThreadWaiter>),
+    Task(Waker),
+}
+
+impl Completion {
+    pub(crate) fn new() -> Arc<Completion> {
+        Arc::default()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// The operation has ended.
+    pub(crate) fn set(&self, outcome: Outcome) {
+        let wake = {
+            let mut state = self.state.lock();
+            debug_assert!(!self.is_ready(), "an operation ends once");
+            state.outcome = Some(outcome);
+            self.ready.store(true, Ordering::Release);
+            std::mem::take(&mut state.wake)
+        };
+        match wake {
+            Wake::Nobody => {}
+            Wake::Thread(thread) => thread.wake(),
+            Wake::Task(waker) => waker.wake(),
+        }
+    }
+
+    /// Waits, driving if nobody else does; false when the deadline came first.
+    pub(crate) fn wait(&self, core: &Core, deadline: Option<Instant>) -> bool {
+        if !with_sleeper(|sleeper| self.wake_thread(&sleeper.waiter)) {
+            return true;
+        }
+        core.wait(&|| self.is_ready(), deadline)
+    }
+
+    pub(crate) fn take(&self) -> Option<Outcome> {
+        self.state.lock().outcome.take()
+    }
+
+    /// Has the thread woken at the end; false when the end has come already.
+    pub(crate) fn wake_thread(&self, thread: &Arc<ThreadWaiter>) -> bool {
+        let mut state = self.state.lock();
+        if self.is_ready() {
+            return false;
+        }
+        state.wake = Wake::Thread(thread.clone());
+        true
+    }
+
+    /// Has the task woken at the end; false when the end has come already.
+    pub(crate) fn wake_task(&self, waker: &Waker) -> bool {
+        let mut state = self.state.lock();
+        if self.is_ready() {
+            return false;
+        }
+        match &mut state.wake {
+            Wake::Task(known) => known.clone_from(waker),
+            other => *other = Wake::Task(waker.clone()),
+        }
+        true
+    }
+}
+
+/// A thread that waits, as others see it.
+pub(crate) struct ThreadWaiter {
+    unparker: Unparker,
+}
+
+/// The waiting thread's own side.
+pub(crate) struct ThreadSleeper {
+    parker: Parker,
+    pub(crate) waiter: Arc<ThreadWaiter>,
+}
+
+impl ThreadWaiter {
+    pub(crate) fn wake(&self) {
+        self.unparker.unpark();
+    }
+}
+
+impl ThreadSleeper {
+    pub(crate) fn new() -> ThreadSleeper {
+        let parker = Parker::new();
+        let unparker = parker.unparker().clone();
+        ThreadSleeper { parker, waiter: Arc::new(ThreadWaiter { unparker }) }
+    }
+
+    /// Sleeps until woken, or until the deadline; wakes early now and then.
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) {
+        match deadline {
+            Some(deadline) => self.parker.park_deadline(deadline),
+            None => self.parker.park(),
+        }
+    }
+}
+
+thread_local! {
+    static SLEEPER: ThreadSleeper = ThreadSleeper::new();
+}
+
+/// The current thread's own sleeper, made once a thread.
+pub(crate) fn with_sleeper<R>(f: impl FnOnce(&ThreadSleeper) -> R) -> R {
+    SLEEPER.with(f)
+}

@@ -1,0 +1,44 @@
+//! What the protocol's opaque types are in a live engine.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::completion::Completion;
+use crate::memory::{Region, Slice};
+use crate::proto::{Env, Lease, Memory};
+
+/// The protocol as an engine runs it.
+pub(crate) enum Live {}
+
+impl Env for Live {
+    type Memory = Slice;
+    type Waiter = Arc<Completion>;
+    type Lease = Held;
+}
+
+impl Memory for Slice {
+    fn allocate(len: usize) -> Slice {
+        // Pages that are not written take no memory: a peer's claim of a size costs nothing until the bytes come.
+        Slice::whole(&Region::from_vec(vec![0; len]))
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn part(&self, offset: usize, len: usize) -> Option<Slice> {
+        Slice::part(self, offset, len)
+    }
+}
+
+/// Keeps something as long as a peer holds a bulk.
+pub(crate) struct Held {
+    pub token: u128,
+    pub kept: Arc<dyn Any + Send + Sync>,
+}
+
+impl Lease for Held {
+    fn token(&self) -> u128 {
+        self.token
+    }
+}

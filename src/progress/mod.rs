@@ -1,0 +1,415 @@
+//! Where the protocol meets the transports: the one place that knows both.
+//!
+//! [`Core::exec`] is how everything is done: it locks the protocol for one step, takes out what is to be done, unlocks,
+//! and does it. No system call and no user code runs under the lock. Whoever drives ([`seat`]) feeds what the transports
+//! bring into the protocol; waiting threads drive by themselves ([`Core::wait`]), and a progress thread does when nobody
+//! waits ([`threads`]).
+
+mod completion;
+mod drive;
+mod env;
+mod seat;
+mod sink;
+mod threads;
+mod workers;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use slotmap::Key;
+use smallvec::SmallVec;
+
+use crate::proto::{self, Failure, LinkId, Output, Proto, RequestId};
+use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Tcp, Transport};
+use crate::{Address, Error, Result, Scheme};
+pub(crate) use completion::{Completion, Outcome, with_sleeper};
+pub(crate) use env::{Held, Live};
+pub(crate) use workers::in_job;
+pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
+
+/// How the engine waits for something to happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Progress {
+    /// Spins for a moment after something has happened, then sleeps. Never spins on a machine with one core.
+    #[default]
+    Adaptive,
+    /// Always sleeps: the least use of processors, and the slowest answers.
+    Park,
+    /// Never sleeps: burns a core for the engine's whole life.
+    Spin,
+}
+
+/// Who is told what peers want of this engine.
+pub(crate) trait Service: Send + Sync {
+    /// A call has arrived: the job that handles it, or `None` when it is settled.
+    fn request(&self, incoming: proto::Incoming<Live>) -> Option<Job>;
+    /// The caller of this request takes no answer any more.
+    fn cancelled(&self, request: RequestId);
+    /// Copies of the content of this memory are stale.
+    fn stale(&self, token: u128);
+    fn shutdown_asked(&self);
+}
+
+pub(crate) struct Settings {
+    pub proto: proto::Config,
+    pub progress: Progress,
+    pub handler_threads: usize,
+    pub incarnation: u64,
+}
+
+/// The heart of an engine.
+pub(crate) struct Core {
+    proto: Mutex<Proto<Live>>,
+    transports: Vec<Box<dyn Transport>>,
+    links: RwLock<HashMap<LinkId, Arc<dyn Link>>>,
+    seat: seat::Seat,
+    driver: Mutex<drive::Driver>,
+    waker: Arc<mio::Waker>,
+    /// When the sitter that sleeps wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
+    asleep_until: AtomicU64,
+    start: Instant,
+    timers: Mutex<Timers>,
+    service: OnceLock<Box<dyn Service>>,
+    pub(crate) workers: Arc<Workers>,
+    threads: threads::Threads,
+    /// Handlers run on the progress thread only.
+    handlers_inline: bool,
+    spin: Option<Duration>,
+    stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct Timers {
+    next: u64,
+    pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
+}
+
+/// How long a thread spins after something has happened. Waking a sleeping thread costs 30 to 90 µs, so that answers that
+/// come within about twice that are worth waiting for.
+const SPIN: Duration = Duration::from_micros(150);
+
+thread_local! {
+    /// While set, frames pile up on this thread, to go out together.
+    static CORKED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn key(link: LinkId) -> LinkKey {
+    LinkKey(link.data().as_ffi())
+}
+
+fn link_id(key: LinkKey) -> LinkId {
+    slotmap::KeyData::from_ffi(key.0).into()
+}
+
+impl Core {
+    pub(crate) fn new(settings: Settings, wrap: &dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>) -> Result<Arc<Core>> {
+        let failed = |error| Error::io("can't make the engine's reactor", error);
+        let driver = drive::Driver::new().map_err(failed)?;
+        let waker = Arc::new(driver.waker().map_err(failed)?);
+        let reactor = |index: usize| -> Result<Reactor> {
+            let registry = driver.registry().map_err(failed)?;
+            Ok(Reactor { registry, waker: waker.clone(), first_token: drive::first_token(index) })
+        };
+        let transports: Vec<Box<dyn Transport>> = vec![
+            wrap(Box::new(Loopback::new(reactor(0)?))),
+            wrap(Box::new(Tcp::new(reactor(1)?, settings.proto.silence))),
+        ];
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin = match settings.progress {
+            Progress::Adaptive => (cores > 1).then_some(SPIN),
+            Progress::Park => None,
+            Progress::Spin => Some(Duration::MAX),
+        };
+        Ok(Arc::new(Core {
+            proto: Mutex::new(Proto::new(settings.proto, settings.incarnation)),
+            transports,
+            links: RwLock::default(),
+            seat: seat::Seat::default(),
+            driver: Mutex::new(driver),
+            waker,
+            asleep_until: AtomicU64::new(0),
+            start: Instant::now(),
+            timers: Mutex::default(),
+            service: OnceLock::new(),
+            workers: Workers::new("handler", settings.handler_threads),
+            threads: threads::Threads::default(),
+            handlers_inline: settings.handler_threads == 0,
+            spin,
+            stopping: AtomicBool::new(false),
+        }))
+    }
+
+    /// Takes up work: before this, nothing moves.
+    pub(crate) fn run(self: &Arc<Self>, service: Box<dyn Service>) -> Result<()> {
+        let _ = self.service.set(service);
+        threads::spawn(self).map_err(|error| Error::io("can't start the engine's threads", error))
+    }
+
+    pub(crate) fn transport(&self, scheme: Scheme) -> Result<&dyn Transport> {
+        let found = self.transports.iter().find(|transport| transport.capabilities().scheme == scheme);
+        found.map(|transport| &**transport).ok_or_else(|| Error::Unsupported {
+            what: format!("transport {}", scheme.name()),
+            reason: "this version has tcp and loop".to_owned(),
+        })
+    }
+
+    pub(crate) fn listen(&self, address: &Address) -> Result<Address> {
+        let bound = self.transport(address.scheme())?.listen(address)?;
+        self.wake();
+        Ok(bound)
+    }
+
+    /// One step of the protocol, and whatever follows from it.
+    pub(crate) fn exec<R>(&self, step: impl FnOnce(&mut Proto<Live>) -> R) -> R {
+        let mut outputs = Outputs::new();
+        let result = {
+            let mut proto = self.proto.lock();
+            let result = step(&mut proto);
+            if !CORKED.get() {
+                collect(&mut proto, &mut outputs);
+            }
+            result
+        };
+        self.perform(outputs, None);
+        self.check_alarm();
+        result
+    }
+
+    /// A look at the protocol that changes nothing.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&Proto<Live>) -> R) -> R {
+        look(&self.proto.lock())
+    }
+
+    /// Lets what this thread says pile up while `work` runs.
+    fn corked(&self, work: impl FnOnce()) {
+        CORKED.set(true);
+        work();
+        CORKED.set(false);
+    }
+
+    /// Sends what has piled up.
+    pub(crate) fn uncork(&self) {
+        CORKED.set(false);
+        self.exec(|_| ());
+    }
+
+    /// Carries out what the protocol asked for. Requests become jobs in `jobs`, if the thread drives; else they go to the
+    /// handler threads.
+    fn perform(&self, mut outputs: Outputs, mut jobs: Option<&mut Vec<Job>>) {
+        // What carrying out one batch brings about is the next one.
+        while !outputs.is_empty() {
+            let mut next = Outputs::new();
+            for output in outputs.drain(..) {
+                self.perform_one(output, jobs.as_deref_mut(), &mut next);
+            }
+            outputs = next;
+        }
+    }
+
+    fn perform_one(&self, output: Output<Live>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
+        match output {
+            Output::Transmit { link, bytes, payload } => {
+                let found = self.links.read().get(&link).cloned();
+                let Some(found) = found else { return };
+                match found.send(bytes, payload) {
+                    Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer)),
+                    Sent::Later => {}
+                    Sent::Failed(error) => self.follow_up(next, |proto| proto.handle_closed(link, error)),
+                }
+            }
+            Output::CallDone { waiter, result } => waiter.set(Outcome::Answered(result)),
+            Output::TransferDone { waiter, result } => waiter.set(Outcome::Moved(result)),
+            Output::Request(incoming) => {
+                let Some(service) = self.service.get() else { return };
+                if let Some(job) = service.request(incoming) {
+                    match jobs {
+                        Some(jobs) => jobs.push(job),
+                        None => self.hand_over(job),
+                    }
+                }
+            }
+            Output::Connect { link, address } => self.connect(link, &address, next),
+            Output::Close { link } => {
+                let found = self.links.write().remove(&link);
+                if let Some(found) = found {
+                    found.close();
+                }
+            }
+            Output::Cancelled { request } => {
+                if let Some(service) = self.service.get() {
+                    service.cancelled(request);
+                }
+            }
+            Output::Unleased(lease) => drop(lease.kept),
+            Output::Stale { token } => {
+                if let Some(service) = self.service.get() {
+                    service.stale(token);
+                }
+            }
+            Output::ShutdownAsked => {
+                if let Some(service) = self.service.get() {
+                    service.shutdown_asked();
+                }
+            }
+        }
+    }
+
+    fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<Live>)) {
+        let mut proto = self.proto.lock();
+        step(&mut proto);
+        collect(&mut proto, next);
+    }
+
+    fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
+        let attach = |made: Arc<dyn Link>| {
+            self.links.write().insert(link, made);
+        };
+        let begun = match self.transport(address.scheme()) {
+            Ok(transport) => transport.connect(key(link), address, &attach),
+            Err(error) => Err(std::io::Error::new(std::io::ErrorKind::Unsupported, error)),
+        };
+        if let Err(error) = begun {
+            self.follow_up(next, |proto| proto.handle_closed(link, error));
+        }
+    }
+
+    /// A job for whoever handles requests while others drive.
+    pub(crate) fn hand_over(&self, job: Job) {
+        match &job.kind.pool {
+            Some(pool) => pool.clone().push(job),
+            None if self.handlers_inline => self.threads.give(job),
+            None => self.workers.push(job),
+        }
+    }
+
+    /// Has the sitter look around, if it sleeps.
+    fn wake(&self) {
+        if self.seat.is_parked() {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        if let Err(error) = self.waker.wake() {
+            tracing::error!(target: "calomel::progress", %error, "can't wake the engine");
+        }
+    }
+
+    /// Wakes a sitter that would sleep past the protocol's next deadline.
+    fn check_alarm(&self) {
+        let until = self.asleep_until.load(Ordering::SeqCst);
+        if until == 0 {
+            return;
+        }
+        let next = self.proto.lock().next_timeout();
+        if next.is_some_and(|next| self.micros(next) < until) {
+            self.ring();
+        }
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.start).as_micros() as u64 + 1
+    }
+
+    /// Runs `f` after `delay`, on a handler thread. The number is for [`Core::remove_timer`].
+    pub(crate) fn add_timer(&self, delay: Duration, f: Box<dyn FnOnce() + Send>) -> Option<(Instant, u64)> {
+        let at = Instant::now().checked_add(delay)?;
+        let key = {
+            let mut timers = self.timers.lock();
+            timers.next += 1;
+            let key = (at, timers.next);
+            timers.pending.insert(key, f);
+            key
+        };
+        let until = self.asleep_until.load(Ordering::SeqCst);
+        if until != 0 && self.micros(at) < until {
+            self.ring();
+        }
+        Some(key)
+    }
+
+    /// False when it has begun already.
+    pub(crate) fn remove_timer(&self, key: (Instant, u64)) -> bool {
+        let removed = self.timers.lock().pending.remove(&key);
+        removed.is_some()
+    }
+
+    pub(crate) fn clear_timers(&self) {
+        let cleared = std::mem::take(&mut self.timers.lock().pending);
+        drop(cleared);
+    }
+
+    pub(crate) fn stop_listening(&self) {
+        self.transports.iter().for_each(|transport| transport.stop_listening());
+    }
+
+    /// Ends the engine's threads; the calling one, if it is one of them, ends when it returns to its loop.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.ring();
+        self.threads.stop();
+        self.workers.stop();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn leftovers(&self) -> Vec<String> {
+        self.look(Proto::leftovers)
+    }
+}
+
+type Outputs = SmallVec<[Output<Live>; 4]>;
+
+fn collect(proto: &mut Proto<Live>, outputs: &mut Outputs) {
+    while let Some(output) = proto.poll() {
+        outputs.push(output);
+    }
+}
+
+/// What a failure is called where somebody waits for `what` at `peer`.
+pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &str, after: Duration, provider: u16) -> Error {
+    let peer = peer.clone();
+    let name = name.to_owned();
+    use proto::Status;
+    match failure {
+        Failure::Timeout => Error::Timeout { peer, what, after },
+        Failure::Cancelled => Error::Cancelled { peer, what },
+        Failure::Unreachable { reason, source } => Error::Unreachable { peer, reason, source },
+        Failure::Disconnected { reason } => Error::Disconnected { peer, what, reason },
+        Failure::PeerRestarted | Failure::Refused(Status::Restarted) => Error::PeerRestarted { peer, what },
+        Failure::TooLarge { size, limit } | Failure::Refused(Status::TooLarge { size, limit }) => {
+            Error::MessageTooLarge { size: size as usize, limit: limit as usize }
+        }
+        Failure::Version { theirs } => Error::Version { peer, ours: proto::wire::VERSIONS, theirs },
+        Failure::Finalized => Error::Finalized { what },
+        Failure::Revoked | Failure::Refused(Status::Revoked) => Error::Revoked { peer, what },
+        Failure::Refused(status) => match status {
+            Status::NoSuchProcedure => Error::NoSuchProcedure { peer, name },
+            Status::NoSuchProvider => Error::NoSuchProvider { peer, name, provider },
+            Status::Panicked(message) => Error::HandlerPanicked { peer, name, message },
+            Status::Failed(message) => Error::Failed { peer, name, message },
+            Status::Decode(reason) => Error::Decode { peer, side: crate::Side::Arguments, name, reason },
+            Status::TypeMismatch { expected, found } => {
+                Error::TypeMismatch { peer, side: crate::Side::Arguments, name, expected, found }
+            }
+            Status::Busy(reason) => Error::Busy { peer, name, reason },
+            Status::AccessDenied(reason) => Error::AccessDenied { peer, what, reason },
+            Status::OutOfRange { offset, len, size } => {
+                Error::OutOfRange { offset: offset as usize, len: len as usize, size: size as usize }
+            }
+            Status::Finalizing => Error::Disconnected { peer, what, reason: "it is being finalized".to_owned() },
+            // The others are dealt with above, or are no failures: a peer that sends them breaks its word.
+            Status::NoResponse | Status::Ok | Status::Revoked | Status::Restarted | Status::TooLarge { .. } => {
+                Error::NoResponse { peer, name }
+            }
+        },
+    }
+}

@@ -1,0 +1,82 @@
+//! What transports report, passed on to the protocol.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::workers::Job;
+use super::{Core, Outputs, collect, key, link_id};
+use crate::Address;
+use crate::proto;
+use crate::transport::{Landed, Link, LinkKey, Place, Sink, Taken};
+
+pub(super) struct CoreSink<'a> {
+    pub core: &'a Core,
+    /// Requests that have arrived, to be handled by whoever drives.
+    pub jobs: &'a mut Vec<Job>,
+    pub now: Instant,
+}
+
+impl CoreSink<'_> {
+    fn step<R>(&mut self, step: impl FnOnce(&mut proto::Proto<super::Live>, Instant) -> R) -> R {
+        let mut outputs = Outputs::new();
+        let result = {
+            let mut proto = self.core.proto.lock();
+            let result = step(&mut proto, self.now);
+            collect(&mut proto, &mut outputs);
+            result
+        };
+        self.core.perform(outputs, Some(self.jobs));
+        result
+    }
+}
+
+impl Sink for CoreSink<'_> {
+    fn accepted(&mut self, remote: Address) -> LinkKey {
+        key(self.step(|proto, now| proto.handle_accepted(remote, now)))
+    }
+
+    fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>) {
+        self.core.links.write().insert(link_id(key), link);
+    }
+
+    fn connected(&mut self, key: LinkKey) {
+        self.step(|proto, now| proto.handle_connected(link_id(key), now));
+    }
+
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+        let link = link_id(key);
+        self.step(|proto, now| match proto.consume(link, bytes, now) {
+            Ok(consumed) => {
+                let place = consumed.place.map(|place| Place { target: place.target, len: place.len });
+                proto.has_link(link).then_some(Taken { used: consumed.used, place })
+            }
+            Err(failure) => {
+                tracing::warn!(target: "calomel::progress", ?failure, "a connection is closed");
+                proto.close(link, failure);
+                None
+            }
+        })
+    }
+
+    fn placed(&mut self, key: LinkKey, landed: Landed) {
+        let landed = match landed {
+            Landed::Whole => proto::Landed::Whole,
+            Landed::SourceGone => proto::Landed::SourceGone,
+            Landed::TargetGone => proto::Landed::TargetGone,
+        };
+        self.step(|proto, now| proto.handle_placed(link_id(key), landed, now));
+    }
+
+    fn heard(&mut self, key: LinkKey) {
+        self.step(|proto, now| proto.handle_heard(link_id(key), now));
+    }
+
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>) {
+        self.step(|proto, _| proto.handle_sent(link_id(key), buffer));
+    }
+
+    fn closed(&mut self, key: LinkKey, cause: io::Error) {
+        self.step(|proto, _| proto.handle_closed(link_id(key), cause));
+    }
+}

@@ -1,0 +1,212 @@
+//! The engine's own threads.
+//!
+//! The *progress thread* drives when no caller does, and runs short handlers itself. The *watcher* looks after it: when a
+//! handler keeps it for too long, the watcher starts another progress thread, and the first one ends when its handler
+//! returns. Both sleep without a timeout while the engine is idle.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
+use super::Core;
+use super::workers::{Job, Kind};
+
+/// How long progress may rest with a handler, or with nobody: the watcher and the progress thread look that often.
+const TICK: Duration = Duration::from_micros(500);
+/// The watcher goes to sleep after so many looks at which nothing ran.
+const QUIET_TICKS: u32 = 20;
+
+#[derive(Default)]
+pub(super) struct Threads {
+    /// The progress thread in office; earlier ones end.
+    term: AtomicU64,
+    /// Counts handlers run by the progress thread: odd while one runs.
+    handling: AtomicU64,
+    /// Jobs that the progress thread has taken on; its successor goes on with them.
+    jobs: Mutex<VecDeque<Job>>,
+    /// What the handler that runs is one of.
+    running: Mutex<Option<Arc<Kind>>>,
+    /// The watcher sleeps until it is woken.
+    watcher_asleep: AtomicBool,
+    watcher: Mutex<Option<Arc<ThreadWaiter>>>,
+    progress: Mutex<Option<Arc<ThreadWaiter>>>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Threads {
+    /// Leaves a job to the progress thread.
+    pub(super) fn give(&self, job: Job) {
+        self.jobs.lock().push_back(job);
+        if let Some(progress) = &*self.progress.lock() {
+            progress.wake();
+        }
+    }
+
+    /// Ends the threads, and waits for those that are not the calling one, or kept by a handler.
+    pub(super) fn stop(&self) {
+        for waiter in [&self.watcher, &self.progress] {
+            if let Some(waiter) = &*waiter.lock() {
+                waiter.wake();
+            }
+        }
+        let handles = std::mem::take(&mut *self.handles.lock());
+        let me = std::thread::current().id();
+        let kept = self.handling.load(Ordering::SeqCst) % 2 == 1;
+        for handle in handles {
+            let is_progress = handle.thread().name() == Some(PROGRESS);
+            if handle.thread().id() != me && !(kept && is_progress) {
+                let _ = handle.join();
+            }
+        }
+        let jobs = std::mem::take(&mut *self.jobs.lock());
+        drop(jobs);
+    }
+}
+
+const PROGRESS: &str = "calomel-progress";
+
+pub(super) fn spawn(core: &Arc<Core>) -> io::Result<()> {
+    spawn_progress(core, 0)?;
+    let watched = core.clone();
+    let handle = std::thread::Builder::new().name("calomel-watcher".to_owned()).spawn(move || watch(&watched))?;
+    core.threads.handles.lock().push(handle);
+    Ok(())
+}
+
+fn spawn_progress(core: &Arc<Core>, term: u64) -> io::Result<()> {
+    let driven = core.clone();
+    let handle = std::thread::Builder::new().name(PROGRESS.to_owned()).spawn(move || progress(&driven, term))?;
+    let mut handles = core.threads.handles.lock();
+    handles.retain(|handle| !handle.is_finished());
+    handles.push(handle);
+    Ok(())
+}
+
+fn progress(core: &Core, term: u64) {
+    with_sleeper(|sleeper| {
+        *core.threads.progress.lock() = Some(sleeper.waiter.clone());
+        let in_office = || core.threads.term.load(Ordering::SeqCst) == term && !core.is_stopping();
+        // What a predecessor has left unsaid.
+        core.uncork();
+        let mut seen = u64::MAX;
+        // It sits down again at once when it got up for a job, and after a while when it got up for somebody else.
+        let mut at_once = true;
+        while in_office() {
+            run_jobs(core, &in_office);
+            if !in_office() {
+                break;
+            }
+            let sat = if at_once { core.seat.sit_back() } else { wait_for_seat(core, sleeper, &mut seen) };
+            at_once = false;
+            if sat {
+                let mut jobs = Vec::new();
+                core.drive(&mut jobs, &|| core.seat.is_wanted() || core.is_stopping(), None);
+                at_once = !core.seat.is_wanted();
+                core.threads.jobs.lock().extend(jobs);
+                core.seat.get_up();
+            }
+        }
+    });
+}
+
+/// Sleeps for a while, and sits down if nobody has sat meanwhile.
+fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
+    match core.seat.sit_as_progress(*seen, &sleeper.waiter) {
+        Ok(()) => true,
+        Err(occupied) => {
+            *seen = occupied.epoch;
+            sleeper.sleep((!occupied.for_long).then(|| Instant::now() + TICK));
+            false
+        }
+    }
+}
+
+/// Runs what has arrived: short handlers here, one after the other, with their answers going out together.
+fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool) {
+    let threads = &core.threads;
+    let mut ran = false;
+    while in_office() {
+        let (job, more) = {
+            let mut jobs = threads.jobs.lock();
+            let Some(job) = jobs.pop_front() else { break };
+            (job, !jobs.is_empty())
+        };
+        if job.kind.pool.is_some() || (job.kind.is_slow() && !core.handlers_inline) {
+            core.hand_over(job);
+            continue;
+        }
+        ran = true;
+        *threads.running.lock() = Some(job.kind.clone());
+        let handling = threads.handling.fetch_add(1, Ordering::SeqCst) + 1;
+        wake_watcher(threads);
+        if more {
+            core.corked(|| job.run());
+        } else {
+            job.run();
+        }
+        // When this fails, the watcher has counted the handler as done, and this thread is out of office.
+        let _ = threads.handling.compare_exchange(handling, handling + 1, Ordering::SeqCst, Ordering::SeqCst);
+    }
+    if ran {
+        core.uncork();
+    }
+}
+
+fn wake_watcher(threads: &Threads) {
+    if threads.watcher_asleep.swap(false, Ordering::SeqCst) {
+        if let Some(watcher) = &*threads.watcher.lock() {
+            watcher.wake();
+        }
+    }
+}
+
+fn watch(core: &Arc<Core>) {
+    let threads = &core.threads;
+    with_sleeper(|sleeper| {
+        *threads.watcher.lock() = Some(sleeper.waiter.clone());
+        let mut quiet = 0;
+        let mut before = 0;
+        while !core.is_stopping() {
+            let now = threads.handling.load(Ordering::SeqCst);
+            if now % 2 == 1 && now == before {
+                replace(core, now);
+            }
+            quiet = if now == before { quiet + 1 } else { 0 };
+            before = now;
+            if quiet < QUIET_TICKS {
+                sleeper.sleep(Some(Instant::now() + TICK));
+                continue;
+            }
+            threads.watcher_asleep.store(true, Ordering::SeqCst);
+            // A handler that began before the line above would have woken nobody.
+            if threads.handling.load(Ordering::SeqCst) == before && !core.is_stopping() {
+                sleeper.sleep(None);
+            }
+            threads.watcher_asleep.store(false, Ordering::SeqCst);
+            quiet = 0;
+        }
+    });
+}
+
+/// A handler keeps the progress thread: another one takes over.
+fn replace(core: &Arc<Core>, handling: u64) {
+    let threads = &core.threads;
+    // The handler that is still running counts for the thread that it keeps, not for the next one.
+    if threads.handling.compare_exchange(handling, handling + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        return;
+    }
+    if let Some(kind) = &*threads.running.lock() {
+        kind.set_slow();
+    }
+    let term = threads.term.fetch_add(1, Ordering::SeqCst) + 1;
+    tracing::debug!(target: "calomel::progress", term, "a handler blocks; another progress thread takes over");
+    if let Err(error) = spawn_progress(core, term) {
+        tracing::error!(target: "calomel::progress", %error, "can't start another progress thread");
+    }
+}

@@ -1,0 +1,263 @@
+//! Threads that run handlers which must not run where progress is made.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Live;
+use crate::proto::Incoming;
+
+/// Work that user code does for a peer, and what is known of work like it.
+pub(crate) struct Job {
+    pub kind: Arc<Kind>,
+    pub work: Work,
+}
+
+pub(crate) enum Work {
+    Request(Arc<dyn Handler>, Incoming<Live>),
+    Task(async_task::Runnable),
+    Run(Box<dyn FnOnce() + Send>),
+}
+
+/// What answers a request.
+pub(crate) trait Handler: Send + Sync {
+    fn handle(self: Arc<Self>, incoming: Incoming<Live>);
+}
+
+/// What jobs of one procedure have in common.
+#[derive(Default)]
+pub(crate) struct Kind {
+    /// Where the user wants them to run.
+    pub pool: Option<Arc<Workers>>,
+    /// One of them has blocked, or taken long: the next start on handler threads.
+    slow: AtomicBool,
+    /// How many in a row have been quick since.
+    quick: AtomicU32,
+}
+
+/// A handler that takes longer than this is not run where progress is made: everything else would wait.
+const LONG: Duration = Duration::from_micros(100);
+/// After so many quick ones in a row, a kind is given another chance.
+const FORGIVEN_AFTER: u32 = 64;
+/// How long threads that have been told to end are waited for: one that takes longer is kept by a handler.
+const GRACE: Duration = Duration::from_millis(50);
+/// A thread without work goes after this long.
+const LINGER: Duration = Duration::from_secs(10);
+
+impl Kind {
+    pub(crate) fn in_pool(pool: Option<Arc<Workers>>) -> Arc<Kind> {
+        Arc::new(Kind { pool, ..Kind::default() })
+    }
+
+    pub(crate) fn is_slow(&self) -> bool {
+        self.slow.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_slow(&self) {
+        self.slow.store(true, Ordering::Relaxed);
+        self.quick.store(0, Ordering::Relaxed);
+    }
+
+    fn learn(&self, took: Duration) {
+        if took >= LONG {
+            self.set_slow();
+        } else if self.is_slow() && self.quick.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN_AFTER {
+            self.slow.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What timers are: unknown, and rare.
+pub(super) fn timer_kind() -> Arc<Kind> {
+    static KIND: LazyLock<Arc<Kind>> = LazyLock::new(Arc::default);
+    KIND.clone()
+}
+
+impl Job {
+    pub(crate) fn new(kind: Arc<Kind>, work: Work) -> Job {
+        Job { kind, work }
+    }
+
+    pub(crate) fn run(self) {
+        let Job { kind, work } = self;
+        let began = Instant::now();
+        let outer = CURRENT_KIND.replace(Some(kind.clone()));
+        // Handlers answer for their own panics; what gets here is user code that runs for nobody.
+        let outcome = catch_unwind(AssertUnwindSafe(|| match work {
+            Work::Request(handler, incoming) => handler.handle(incoming),
+            Work::Task(task) => {
+                task.run();
+            }
+            Work::Run(f) => f(),
+        }));
+        CURRENT_KIND.set(outer);
+        kind.learn(began.elapsed());
+        if outcome.is_err() {
+            tracing::error!(target: "calomel::handler", "a timer or a task panicked");
+        }
+    }
+}
+
+thread_local! {
+    /// The kind of job that this thread runs.
+    static CURRENT_KIND: RefCell<Option<Arc<Kind>>> = const { RefCell::new(None) };
+    /// The pool that this thread belongs to.
+    static CURRENT_POOL: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
+}
+
+/// True on a thread that runs a job of some engine.
+pub(crate) fn in_job() -> bool {
+    CURRENT_KIND.with_borrow(Option::is_some)
+}
+
+/// A number of threads, started when they are needed.
+pub(crate) struct Workers {
+    name: &'static str,
+    /// How many may run jobs at a time; those that wait inside a call of this library don't count.
+    limit: usize,
+    state: Mutex<State>,
+    available: Condvar,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    /// Threads that wait for a job.
+    idle: usize,
+    /// Threads that exist.
+    alive: usize,
+    /// Threads that wait inside a call of this library.
+    blocked: usize,
+    stopped: bool,
+}
+
+impl Workers {
+    pub(crate) fn new(name: &'static str, limit: usize) -> Arc<Workers> {
+        Arc::new(Workers { name, limit: limit.max(1), state: Mutex::default(), available: Condvar::new(), ended: Condvar::new() })
+    }
+
+    pub(crate) fn push(self: &Arc<Self>, job: Job) {
+        let mut state = self.state.lock();
+        if state.stopped {
+            drop(state);
+            return drop(job);
+        }
+        state.queue.push_back(job);
+        self.staff(&mut state);
+    }
+
+    /// Sees to it that somebody takes what is queued.
+    fn staff(self: &Arc<Self>, state: &mut State) {
+        if state.queue.is_empty() || state.stopped {
+            return;
+        }
+        if state.idle >= state.queue.len() {
+            self.available.notify_one();
+            return;
+        }
+        self.available.notify_one();
+        if state.alive - state.blocked < self.limit {
+            let pool = self.clone();
+            let spawned = std::thread::Builder::new().name(format!("calomel-{}", self.name)).spawn(move || pool.work());
+            match spawned {
+                Ok(thread) => {
+                    state.alive += 1;
+                    // Those that have ended need no joining any more.
+                    state.threads.retain(|thread| !thread.is_finished());
+                    state.threads.push(thread);
+                }
+                Err(error) => {
+                    tracing::warn!(target: "calomel::handler", %error, alive = state.alive, "can't start another handler thread");
+                }
+            }
+        }
+    }
+
+    fn work(self: Arc<Self>) {
+        CURRENT_POOL.set(Some(self.clone()));
+        let mut state = self.state.lock();
+        loop {
+            // After a wait inside a job there may be more threads at work than there should be.
+            let surplus = state.alive - state.blocked > self.limit;
+            if let Some(job) = if surplus { None } else { state.queue.pop_front() } {
+                drop(state);
+                job.run();
+                state = self.state.lock();
+                continue;
+            }
+            if state.stopped || surplus {
+                break;
+            }
+            state.idle += 1;
+            let timed_out = self.available.wait_for(&mut state, LINGER).timed_out();
+            state.idle -= 1;
+            if timed_out && state.queue.is_empty() {
+                break;
+            }
+        }
+        state.alive -= 1;
+        drop(state);
+        self.ended.notify_all();
+        CURRENT_POOL.set(None);
+    }
+
+    /// No jobs any more; what is queued is dropped, and the threads end. They are waited for, but for the calling one, and
+    /// for those that a handler keeps.
+    pub(crate) fn stop(&self) {
+        let me = std::thread::current().id();
+        let mut state = self.state.lock();
+        state.stopped = true;
+        let queue = std::mem::take(&mut state.queue);
+        let threads = std::mem::take(&mut state.threads);
+        self.available.notify_all();
+        let deadline = Instant::now() + GRACE;
+        let own = usize::from(threads.iter().any(|thread| thread.thread().id() == me));
+        while state.alive > own && !self.ended.wait_until(&mut state, deadline).timed_out() {}
+        let all = state.alive <= own;
+        drop(state);
+        drop(queue);
+        for thread in threads {
+            if thread.thread().id() != me && (all || thread.is_finished()) {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// While it lives, the thread waits inside a call of this library: its pool may use another one meanwhile, and what it runs
+/// does not belong where progress is made.
+pub(crate) struct Blocking {
+    pool: Option<Arc<Workers>>,
+}
+
+impl Blocking {
+    pub(crate) fn enter() -> Blocking {
+        CURRENT_KIND.with_borrow(|kind| {
+            if let Some(kind) = kind {
+                kind.set_slow();
+            }
+        });
+        let pool = CURRENT_POOL.with_borrow(Clone::clone);
+        if let Some(pool) = &pool {
+            let mut state = pool.state.lock();
+            state.blocked += 1;
+            pool.staff(&mut state);
+        }
+        Blocking { pool }
+    }
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        if let Some(pool) = &self.pool {
+            pool.state.lock().blocked -= 1;
+        }
+    }
+}

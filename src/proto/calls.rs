@@ -1,0 +1,469 @@
+//! Calls, from both ends.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slotmap::KeyData;
+
+use super::link::{OutStream, broken};
+use super::timers::Timer;
+use super::wire::{Bytes, MAX_NAME, MAX_NAMES, Message, Status, Stream};
+use super::{Body, CallId, Env, Failure, Leases, LinkId, Memory, Output, PeerId, PeerTag, Proto, RequestId, Stage, wire_id};
+
+/// ```text
+///   sent ──▶ answered with a small result / refused / timed out / cancelled / link lost ──▶ done
+///     └────▶ a large result is arriving ──▶ done, in the same ways
+/// ```
+pub(super) struct Call<E: Env> {
+    pub waiter: E::Waiter,
+    pub link: LinkId,
+    procedure: u32,
+    /// When its timer is set, if one is.
+    timer: Option<Instant>,
+    /// No answer comes: the call is done when its request is on an open link.
+    one_way: bool,
+    /// Length of the arguments.
+    size: usize,
+    pub answer: Option<Arriving<E::Memory>>,
+}
+
+/// The body of a large message, while it arrives.
+pub(super) struct Arriving<M> {
+    pub memory: M,
+    pub arrived: usize,
+    shape: Vec<u8>,
+    leases: Leases,
+}
+
+/// A call of a peer: from the arrival of its first byte to the answer.
+pub(super) struct Request<E: Env> {
+    link: LinkId,
+    call: u64,
+    one_way: bool,
+    want_shape: bool,
+    provider: u16,
+    name: Arc<str>,
+    deadline: Option<Instant>,
+    pub body: Option<Arriving<E::Memory>>,
+}
+
+/// The body of a message to be sent.
+pub(crate) enum Content<'a, M> {
+    Small(&'a [u8]),
+    Large(M),
+}
+
+impl<M: Memory> Content<'_, M> {
+    fn len(&self) -> usize {
+        match self {
+            Content::Small(bytes) => bytes.len(),
+            Content::Large(memory) => memory.len(),
+        }
+    }
+
+    fn inline(&self) -> &[u8] {
+        match self {
+            Content::Small(bytes) => bytes,
+            Content::Large(_) => &[],
+        }
+    }
+}
+
+/// A call to be made.
+pub(crate) struct CallSpec<'a, E: Env> {
+    pub peer: PeerId,
+    /// This engine's number for the name and the types.
+    pub procedure: u32,
+    pub name: &'a str,
+    pub provider: u16,
+    pub content: Content<'a, E::Memory>,
+    /// The shape of the arguments, and whether it is complete; asked for with [`Rejected::NeedShape`].
+    pub shape: Option<(&'a [u8], bool)>,
+    pub leases: Vec<E::Lease>,
+    pub deadline: Instant,
+    /// Whether the protocol has to watch the deadline; else the waiter does.
+    pub timed: bool,
+    pub one_way: bool,
+    pub waiter: E::Waiter,
+}
+
+/// A call that was not made.
+pub(crate) enum Rejected<'a, E: Env> {
+    /// The peer has not checked the type of the arguments yet: call again, with their shape.
+    NeedShape(CallSpec<'a, E>),
+    Failed(Failure),
+}
+
+/// The answer to a call, or the body of an incoming one.
+pub(crate) struct Answer<E: Env> {
+    pub link: LinkId,
+    pub procedure: u32,
+    pub body: Body<E::Memory>,
+    /// The shape of the result, where the peer was asked for it.
+    pub shape: Vec<u8>,
+    pub leases: Leases,
+}
+
+/// A call of a peer, ready for its handler.
+pub(crate) struct Incoming<E: Env> {
+    pub request: RequestId,
+    pub link: LinkId,
+    pub peer: Arc<PeerTag>,
+    pub provider: u16,
+    pub name: Arc<str>,
+    pub deadline: Option<Instant>,
+    pub one_way: bool,
+    /// The caller wants the shape of the result.
+    pub want_shape: bool,
+    pub body: Body<E::Memory>,
+    /// The shape of the arguments, where the caller sent it.
+    pub shape: Vec<u8>,
+    pub leases: Leases,
+}
+
+/// An answer to be sent.
+pub(crate) struct Reply<'a, E: Env> {
+    pub content: Content<'a, E::Memory>,
+    pub shape: &'a [u8],
+    pub leases: Vec<E::Lease>,
+}
+
+/// Longest time that travels with a call; longer ones are none.
+const MAX_BUDGET: Duration = Duration::from_secs(1 << 32);
+
+impl<E: Env> Proto<E> {
+    pub(crate) fn call<'a>(&mut self, spec: CallSpec<'a, E>, now: Instant) -> Result<CallId, Rejected<'a, E>> {
+        let failed = |failure| Err(Rejected::Failed(failure));
+        let id = match self.link_to(spec.peer, now) {
+            Ok(id) => id,
+            Err(failure) => return failed(failure),
+        };
+        let size = spec.content.len();
+        let link = &mut self.links[id];
+        let limit = self.config.max_message.min(link.peer_max_message);
+        if size > limit {
+            return failed(Failure::TooLarge { size: size as u64, limit: limit as u64 });
+        }
+        let known = link.bound.contains_key(&spec.procedure);
+        let bound = link.bound.entry(spec.procedure).or_default();
+        let shape = match spec.shape {
+            _ if bound.arguments_checked => &[],
+            Some((shape, complete)) => {
+                bound.arguments_checked = complete;
+                shape
+            }
+            None => {
+                if !known {
+                    link.bound.remove(&spec.procedure);
+                }
+                return Err(Rejected::NeedShape(spec));
+            }
+        };
+        let want_shape = !bound.result_checked && !spec.one_way;
+        let timer = spec.timed.then_some(spec.deadline);
+        let call = self.calls.insert(Call {
+            waiter: spec.waiter,
+            link: id,
+            procedure: spec.procedure,
+            timer,
+            one_way: spec.one_way,
+            size,
+            answer: None,
+        });
+        let leases = self.lease(id, spec.leases);
+        let budget = spec.deadline.saturating_duration_since(now).min(MAX_BUDGET);
+        let link = &mut self.links[id];
+        let message = Message::Request {
+            call: wire_id(call),
+            procedure: spec.procedure,
+            name: (!known).then_some(spec.name),
+            provider: spec.provider,
+            budget_us: (budget.as_micros() as u64).max(1),
+            one_way: spec.one_way,
+            want_shape,
+            shape: Bytes(shape),
+            leases,
+            size: size as u64,
+        };
+        link.say(&message, spec.content.inline());
+        link.pending += 1;
+        if let Content::Large(memory) = spec.content {
+            link.streams.push_back(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
+        }
+        let open = link.is_open();
+        if let Some(at) = timer {
+            self.timers.insert((at, Timer::Call(call)));
+        }
+        self.watch(id, now);
+        self.mark_ready(id);
+        if spec.one_way && open {
+            self.end_one_way(call);
+        }
+        Ok(call)
+    }
+
+    /// Asks a peer to finalize itself.
+    pub(crate) fn shut_down_peer(&mut self, peer: PeerId, deadline: Instant, waiter: E::Waiter, now: Instant) -> Result<CallId, Failure> {
+        let id = self.link_to(peer, now)?;
+        let call = Call { waiter, link: id, procedure: 0, timer: Some(deadline), one_way: false, size: 0, answer: None };
+        let call = self.calls.insert(call);
+        self.timers.insert((deadline, Timer::Call(call)));
+        self.links[id].say(&Message::Shutdown { call: wire_id(call) }, &[]);
+        self.links[id].pending += 1;
+        self.watch(id, now);
+        self.mark_ready(id);
+        Ok(call)
+    }
+
+    pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
+        if self.config.remote_shutdown {
+            let message = Message::Response { call, shape: Bytes(&[]), leases: Leases::default(), size: 0 };
+            self.links[id].say(&message, &[]);
+            self.outputs.push_back(Output::ShutdownAsked);
+        } else {
+            let status = Status::AccessDenied("remote shutdown is not enabled".into());
+            self.links[id].say(&Message::Refuse { call, status }, &[]);
+        }
+        self.mark_ready(id);
+    }
+
+    /// Gives a call up: at its deadline, or because nobody wants it any more. The peer is told.
+    pub(crate) fn abandon_call(&mut self, call: CallId, failure: Failure) {
+        let Some(link) = self.calls.get(call).map(|call| call.link) else { return };
+        self.links[link].say(&Message::Cancel { call: wire_id(call) }, &[]);
+        self.end_call(call, Err(failure));
+        self.mark_ready(link);
+    }
+
+    /// The one place where a call ends.
+    pub(super) fn end_call(&mut self, id: CallId, result: Result<Answer<E>, Failure>) {
+        let Some(call) = self.calls.remove(id) else { return };
+        if let Some(at) = call.timer {
+            self.timers.remove(&(at, Timer::Call(id)));
+        }
+        if let Some(link) = self.links.get_mut(call.link) {
+            link.pending -= 1;
+            if !call.one_way || result.is_err() {
+                link.drop_streams(|s| s.kind == Stream::Request && s.id == wire_id(id));
+            }
+        }
+        self.outputs.push_back(Output::CallDone { waiter: call.waiter, result });
+    }
+
+    fn end_one_way(&mut self, id: CallId) {
+        let Some(Call { link, procedure, .. }) = self.calls.get(id) else { return };
+        let answer =
+            Answer { link: *link, procedure: *procedure, body: Body::Small(Vec::new()), shape: Vec::new(), leases: Leases::default() };
+        self.end_call(id, Ok(answer));
+    }
+
+    /// The link has opened, and its peer's limit is known: one-way calls have been sent, and what is too large ends.
+    pub(super) fn refuse_too_large(&mut self, id: LinkId) {
+        let limit = self.links[id].peer_max_message;
+        let waiting: Vec<_> = self.calls.iter().filter(|(_, c)| c.link == id).map(|(id, c)| (id, c.size, c.one_way)).collect();
+        for (call, size, one_way) in waiting {
+            if size > limit {
+                self.abandon_call(call, Failure::TooLarge { size: size as u64, limit: limit as u64 });
+            } else if one_way {
+                self.end_one_way(call);
+            }
+        }
+    }
+
+    /// A peer's word on a call; heeded only on the link that the call went out on.
+    pub(super) fn finish_call(&mut self, id: LinkId, number: u64, result: Result<Answer<E>, Failure>) {
+        let call = CallId::from(KeyData::from_ffi(number));
+        if self.calls.get(call).is_some_and(|call| call.link == id) {
+            self.end_call(call, result);
+        }
+    }
+
+    pub(super) fn handle_response(
+        &mut self,
+        id: LinkId,
+        number: u64,
+        shape: &[u8],
+        leases: Leases,
+        size: u64,
+        body: &[u8],
+    ) -> Result<(), Failure> {
+        let key = CallId::from(KeyData::from_ffi(number));
+        let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else {
+            // It was cancelled, or timed out: what the answer holds is not wanted.
+            self.release(id, leases);
+            return Ok(());
+        };
+        let procedure = call.procedure;
+        let limit = self.config.max_message as u64;
+        if size > limit {
+            self.release(id, leases);
+            self.abandon_call(key, Failure::TooLarge { size, limit });
+        } else if body.len() as u64 == size {
+            let answer = Answer { link: id, procedure, body: Body::Small(body.to_vec()), shape: shape.to_vec(), leases };
+            self.end_call(key, Ok(answer));
+        } else if body.is_empty() {
+            let memory = E::Memory::allocate(size as usize);
+            call.answer = Some(Arriving { memory, arrived: 0, shape: shape.to_vec(), leases });
+        } else {
+            return Err(broken(format!("{} bytes of a body of {size}", body.len())));
+        }
+        Ok(())
+    }
+
+    pub(super) fn response_landed(&mut self, id: LinkId, number: u64, len: usize) {
+        let key = CallId::from(KeyData::from_ffi(number));
+        let Some(call) = self.calls.get_mut(key) else { return };
+        let procedure = call.procedure;
+        let Some(answer) = &mut call.answer else { return };
+        answer.arrived += len;
+        if answer.arrived == answer.memory.len() {
+            let Some(Arriving { memory, shape, leases, .. }) = call.answer.take() else { return };
+            self.end_call(key, Ok(Answer { link: id, procedure, body: Body::Large(memory), shape, leases }));
+        }
+    }
+
+    /// The whole type of the results of a procedure has been checked: their shapes need not be sent again.
+    pub(crate) fn result_checked(&mut self, link: LinkId, procedure: u32) {
+        if let Some(bound) = self.links.get_mut(link).and_then(|link| link.bound.get_mut(&procedure)) {
+            bound.result_checked = true;
+        }
+    }
+
+    pub(super) fn handle_request(&mut self, id: LinkId, message: Message<'_>, body: &[u8], now: Instant) -> Result<(), Failure> {
+        let Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size } = message else {
+            return Ok(());
+        };
+        let link = &mut self.links[id];
+        let name = match (name, link.names.get(&procedure)) {
+            (None, Some(name)) => name.clone(),
+            (Some(name), None) if name.len() <= MAX_NAME && link.names.len() < MAX_NAMES => {
+                let name: Arc<str> = name.into();
+                link.names.insert(procedure, name.clone());
+                name
+            }
+            (Some(name), Some(known)) if **known == *name => known.clone(),
+            _ => return Err(broken(format!("procedure {procedure} is not named, or badly"))),
+        };
+        let refusal = if self.stage != Stage::Running {
+            Some(Status::Finalizing)
+        } else if link.requests.len() >= self.config.max_requests {
+            Some(Status::Busy(format!("{} requests of this peer are in progress", link.requests.len())))
+        } else if size > self.config.max_message as u64 {
+            Some(Status::TooLarge { size, limit: self.config.max_message as u64 })
+        } else {
+            None
+        };
+        if let Some(status) = refusal {
+            tracing::debug!(target: "calomel::proto", %name, ?status, "request refused");
+            if !one_way {
+                link.say(&Message::Refuse { call, status }, &[]);
+            }
+            self.release(id, leases);
+            self.mark_ready(id);
+            return Ok(());
+        }
+        if link.requests.contains_key(&call) {
+            return Err(broken(format!("call {call} was made twice")));
+        }
+        let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
+        let request = Request { link: id, call, one_way, want_shape, provider, name, deadline, body: None };
+        let request = self.requests.insert(request);
+        link.requests.insert(call, request);
+        if body.len() as u64 == size {
+            self.deliver(request, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
+        } else if body.is_empty() {
+            let memory = E::Memory::allocate(size as usize);
+            self.requests[request].body = Some(Arriving { memory, arrived: 0, shape: shape.0.to_vec(), leases });
+        } else {
+            return Err(broken(format!("{} bytes of a body of {size}", body.len())));
+        }
+        self.watch(id, now);
+        Ok(())
+    }
+
+    pub(super) fn request_landed(&mut self, id: LinkId, number: u64, len: usize) {
+        let Some(&key) = self.links[id].requests.get(&number) else { return };
+        let Some(arriving) = &mut self.requests[key].body else { return };
+        arriving.arrived += len;
+        if arriving.arrived == arriving.memory.len() {
+            let Some(Arriving { memory, shape, leases, .. }) = self.requests[key].body.take() else { return };
+            self.deliver(key, Body::Large(memory), shape, leases);
+        }
+    }
+
+    fn deliver(&mut self, key: RequestId, body: Body<E::Memory>, shape: Vec<u8>, leases: Leases) {
+        let request = &self.requests[key];
+        let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
+        self.outputs.push_back(Output::Request(Incoming {
+            request: key,
+            link: request.link,
+            peer: peer.tag.clone(),
+            provider: request.provider,
+            name: request.name.clone(),
+            deadline: request.deadline,
+            one_way: request.one_way,
+            want_shape: request.want_shape,
+            body,
+            shape,
+            leases,
+        }));
+    }
+
+    pub(super) fn handle_cancel(&mut self, id: LinkId, number: u64) {
+        let link = &mut self.links[id];
+        // The answer may be on its way out already.
+        link.drop_streams(|s| s.kind == Stream::Response && s.id == number);
+        if let Some(request) = link.requests.remove(&number) {
+            let whole = self.requests.remove(request).is_some_and(|request| request.body.is_none());
+            if whole {
+                self.outputs.push_back(Output::Cancelled { request });
+            }
+        }
+    }
+
+    /// False when the caller takes no answer any more.
+    pub(crate) fn is_wanted(&self, request: RequestId) -> bool {
+        self.requests.contains_key(request)
+    }
+
+    /// Answers a request. An error says why the caller does not get what was given.
+    pub(crate) fn respond(&mut self, request: RequestId, reply: Result<Reply<'_, E>, Status>) -> Result<(), Failure> {
+        let Some(Request { link: id, call, one_way, .. }) = self.requests.remove(request) else {
+            return Err(Failure::Cancelled);
+        };
+        let Some(link) = self.links.get_mut(id) else { return Err(Failure::Cancelled) };
+        link.requests.remove(&call);
+        if one_way {
+            return Ok(());
+        }
+        let limit = self.config.max_message.min(link.peer_max_message);
+        let reply = match reply {
+            Ok(reply) if reply.content.len() > limit => {
+                Err(Status::TooLarge { size: reply.content.len() as u64, limit: limit as u64 })
+            }
+            other => other,
+        };
+        let outcome = match reply {
+            Ok(reply) => {
+                let leases = self.lease(id, reply.leases);
+                let link = &mut self.links[id];
+                let size = reply.content.len() as u64;
+                link.say(&Message::Response { call, shape: Bytes(reply.shape), leases, size }, reply.content.inline());
+                if let Content::Large(memory) = reply.content {
+                    link.streams.push_back(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
+                }
+                Ok(())
+            }
+            Err(status) => {
+                let outcome = match &status {
+                    Status::TooLarge { size, limit } => Err(Failure::TooLarge { size: *size, limit: *limit }),
+                    _ => Ok(()),
+                };
+                link.say(&Message::Refuse { call, status }, &[]);
+                outcome
+            }
+        };
+        self.mark_ready(id);
+        outcome
+    }
+}

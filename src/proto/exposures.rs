@@ -1,0 +1,141 @@
+//! Memory that peers may reach, by token; and who holds a bulk of it.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::wire::{Message, Range, Status};
+use super::{Env, Leases, Lease, LinkId, Memory, Output, Proto};
+
+/// What peers may do with exposed memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mode {
+    pub read: bool,
+    pub write: bool,
+}
+
+struct Exposure<M> {
+    memory: M,
+    mode: Mode,
+}
+
+/// How many tokens of memory that was taken back are remembered, to say `Revoked` instead of `AccessDenied`.
+const REMEMBERED: usize = 4096;
+
+pub(super) struct Exposures<E: Env> {
+    live: HashMap<u128, Exposure<E::Memory>>,
+    revoked: VecDeque<u128>,
+}
+
+impl<E: Env> Default for Exposures<E> {
+    fn default() -> Self {
+        Exposures { live: HashMap::new(), revoked: VecDeque::new() }
+    }
+}
+
+impl<E: Env> Exposures<E> {
+    pub(super) fn clear(&mut self) {
+        self.live.clear();
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.live.len()
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// Lets peers that know the token reach the memory.
+    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode) {
+        self.exposures.live.insert(token, Exposure { memory, mode });
+    }
+
+    /// Locks peers out. What they had begun ends, and they are told; an access that is in progress in a transport is the
+    /// memory's own gate to wait for.
+    pub(crate) fn revoke(&mut self, token: u128) {
+        if self.exposures.live.remove(&token).is_none() {
+            return;
+        }
+        if self.exposures.revoked.len() == REMEMBERED {
+            self.exposures.revoked.pop_front();
+        }
+        self.exposures.revoked.push_back(token);
+        self.stop_access(token);
+        self.tell_stale(token);
+    }
+
+    /// The memory that a range means, if whoever names it may do that with it.
+    pub(super) fn check(&self, range: Range, write: bool) -> Result<E::Memory, Status> {
+        if range.owner != self.incarnation {
+            return Err(Status::Restarted);
+        }
+        self.access(u128::from_le_bytes(range.token), range.offset, range.len, write)
+    }
+
+    /// As for a peer's range, for this engine's own bulks.
+    pub(crate) fn access(&self, token: u128, offset: u64, len: u64, write: bool) -> Result<E::Memory, Status> {
+        let Some(exposure) = self.exposures.live.get(&token) else {
+            return Err(if self.exposures.revoked.contains(&token) {
+                Status::Revoked
+            } else {
+                Status::AccessDenied("no memory is exposed under this token".into())
+            });
+        };
+        let allowed = if write { exposure.mode.write } else { exposure.mode.read };
+        if !allowed {
+            let verb = if write { "write" } else { "read" };
+            return Err(Status::AccessDenied(format!("the memory is not exposed for peers to {verb}")));
+        }
+        let part = match (usize::try_from(offset), usize::try_from(len)) {
+            (Ok(offset), Ok(len)) => exposure.memory.part(offset, len),
+            _ => None,
+        };
+        part.ok_or(Status::OutOfRange { offset, len, size: exposure.memory.len() as u64 })
+    }
+
+    /// Numbers the leases that go out with a message.
+    pub(super) fn lease(&mut self, link: LinkId, leases: Vec<E::Lease>) -> Leases {
+        let link = &mut self.links[link];
+        let first = link.next_lease;
+        let count = leases.len() as u32;
+        for lease in leases {
+            link.leases.insert(link.next_lease, lease);
+            link.next_lease += 1;
+        }
+        Leases { first, count }
+    }
+
+    /// Bulks that came from a peer with these leases are no longer held here.
+    pub(crate) fn release(&mut self, link: LinkId, leases: Leases) {
+        if leases.count > 0 {
+            if let Some(entry) = self.links.get_mut(link) {
+                entry.say(&Message::Release(leases), &[]);
+                self.mark_ready(link);
+            }
+        }
+    }
+
+    pub(super) fn handle_release(&mut self, link: LinkId, leases: Leases) {
+        let entry = &mut self.links[link];
+        // The count is the peer's word: no more steps than there are leases.
+        let count = (leases.count as usize).min(entry.leases.len().max(1)) as u64;
+        for number in leases.first..leases.first.saturating_add(count) {
+            if let Some(lease) = entry.leases.remove(&number) {
+                self.outputs.push_back(Output::Unleased(lease));
+            }
+        }
+    }
+
+    pub(super) fn handle_revoked(&mut self, _link: LinkId, token: u128) {
+        self.outputs.push_back(Output::Stale { token });
+        self.tell_stale(token);
+    }
+
+    /// Tells the peers that hold a bulk of this memory: they may have a copy of its content.
+    fn tell_stale(&mut self, token: u128) {
+        let holders: Vec<LinkId> =
+            self.links.iter().filter(|(_, link)| link.leases.values().any(|l| l.token() == token)).map(|(id, _)| id).collect();
+        for id in holders {
+            self.links[id].say(&Message::Revoked { token: token.to_le_bytes() }, &[]);
+            self.mark_ready(id);
+        }
+    }
+}

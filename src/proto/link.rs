@@ -1,0 +1,390 @@
+//! One connection: what waits to be sent, and what arrives.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use slotmap::KeyData;
+
+use super::transfers::IncomingPush;
+use super::wire::{self, Frame, Greeting, Message, Stream};
+use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
+use crate::Address;
+
+/// Longest payload of one `Data`: a small message waits for no more than this in front of it (some 50 µs on loopback), and
+/// the system calls that it takes cost little beside copying it.
+const CHUNK: usize = 256 << 10;
+/// A send buffer that grew beyond this is given back to the allocator.
+const KEEP: usize = 64 << 10;
+
+/// ```text
+///   dialled:  Dialling ──connected──▶ Greeting ──their greeting──▶ Open
+///   accepted:                         Greeting ──their greeting──▶ Open
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Dialling,
+    Greeting,
+    Open,
+}
+
+/// Bytes on their way out, chunk by chunk.
+pub(super) struct OutStream<M> {
+    pub kind: Stream,
+    pub id: u64,
+    pub memory: M,
+    pub sent: usize,
+    /// The exposed memory that is read, if it is a peer's pull.
+    pub token: Option<u128>,
+}
+
+/// What this side knows of a procedure that it calls over a link.
+#[derive(Default)]
+pub(super) struct Bound {
+    /// The peer has checked the whole type of the arguments.
+    pub arguments_checked: bool,
+    /// This side has checked the whole type of the result.
+    pub result_checked: bool,
+}
+
+pub(super) struct Link<E: Env> {
+    pub state: State,
+    pub dialled: bool,
+    /// Where it leads, as far as the transport knows.
+    pub remote: Address,
+    pub peer: Option<PeerId>,
+    /// The largest message that the peer takes.
+    pub peer_max_message: usize,
+    pub incarnation: u64,
+    greeting: Vec<u8>,
+    /// Frames that wait to be sent.
+    control: Vec<u8>,
+    spare: Vec<u8>,
+    pub streams: VecDeque<OutStream<E::Memory>>,
+    /// A transmit has been handed out and not reported as sent.
+    in_flight: bool,
+    /// Stands in `Proto::ready`.
+    queued: bool,
+    /// Close it when there is nothing left to send.
+    pub closing: bool,
+    landing: Option<Landing>,
+    pub bound: HashMap<u32, Bound>,
+    pub names: HashMap<u32, Arc<str>>,
+    /// Requests of the peer by its own number.
+    pub requests: HashMap<u64, RequestId>,
+    pub pushes: HashMap<u64, IncomingPush<E>>,
+    pub leases: HashMap<u64, E::Lease>,
+    pub next_lease: u64,
+    /// Calls and transfers of this side that wait for the peer.
+    pub pending: usize,
+    pub last_heard: Instant,
+    pub heartbeat_armed: bool,
+}
+
+/// The payload that is arriving.
+struct Landing {
+    kind: Stream,
+    id: u64,
+    len: usize,
+}
+
+/// What was made of the bytes that a transport brought.
+pub(crate) struct Consumed<M> {
+    /// That many bytes are done with; the rest begins a frame that is not complete.
+    pub used: usize,
+    /// The bytes behind those are payload: bring them here, and report `handle_placed`.
+    pub place: Option<Place<M>>,
+}
+
+pub(crate) struct Place<M> {
+    /// `None`: nobody wants them any more.
+    pub target: Option<M>,
+    pub len: usize,
+}
+
+/// How a payload arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Landed {
+    Whole,
+    /// The sender had lost the memory meanwhile: the bytes mean nothing.
+    SourceGone,
+    /// The memory they were for is gone.
+    TargetGone,
+}
+
+impl<E: Env> Link<E> {
+    pub(super) fn new(remote: Address, dialled: bool, greeting: Vec<u8>, now: Instant) -> Link<E> {
+        Link {
+            state: if dialled { State::Dialling } else { State::Greeting },
+            dialled,
+            remote,
+            peer: None,
+            peer_max_message: usize::MAX,
+            incarnation: 0,
+            greeting,
+            control: Vec::new(),
+            spare: Vec::new(),
+            streams: VecDeque::new(),
+            in_flight: false,
+            queued: false,
+            closing: false,
+            landing: None,
+            bound: HashMap::new(),
+            names: HashMap::new(),
+            requests: HashMap::new(),
+            pushes: HashMap::new(),
+            leases: HashMap::new(),
+            next_lease: 0,
+            pending: 0,
+            last_heard: now,
+            heartbeat_armed: false,
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Queues a frame; the caller marks the link ready.
+    pub(super) fn say(&mut self, message: &Message<'_>, body: &[u8]) {
+        wire::put(&mut self.control, message, body);
+    }
+
+    pub(super) fn drop_streams(&mut self, mut doomed: impl FnMut(&OutStream<E::Memory>) -> bool) {
+        self.streams.retain(|stream| !doomed(stream));
+    }
+
+    /// True while something is expected of the peer.
+    pub(super) fn is_busy(&self) -> bool {
+        self.pending > 0 || self.in_flight || !self.requests.is_empty() || !self.pushes.is_empty() || !self.streams.is_empty()
+    }
+
+    fn wants_to_send(&self) -> bool {
+        match self.state {
+            State::Dialling => false,
+            // An accepted link answers the greeting, it does not begin: so it speaks when its state is `Open`, or when it
+            // is being closed for a version it doesn't speak.
+            State::Greeting => !self.greeting.is_empty() && (self.dialled || self.closing),
+            State::Open => !self.greeting.is_empty() || !self.control.is_empty() || !self.streams.is_empty(),
+        }
+    }
+
+    pub(super) fn is_flushed(&self) -> bool {
+        !self.in_flight && !self.wants_to_send()
+    }
+
+    /// The next thing to send: every frame that waits, and one chunk.
+    pub(super) fn transmit(&mut self, id: LinkId) -> Option<Output<E>> {
+        self.queued = false;
+        if self.in_flight || !self.wants_to_send() {
+            return None;
+        }
+        self.in_flight = true;
+        if !self.greeting.is_empty() {
+            return Some(Output::Transmit { link: id, bytes: std::mem::take(&mut self.greeting), payload: None });
+        }
+        let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
+        let mut payload = None;
+        if let Some(mut stream) = self.streams.pop_front() {
+            let len = CHUNK.min(stream.memory.len() - stream.sent);
+            payload = stream.memory.part(stream.sent, len);
+            let data = Message::Data { stream: stream.kind, id: stream.id, offset: stream.sent as u64, len: len as u32 };
+            wire::put(&mut bytes, &data, &[]);
+            stream.sent += len;
+            if stream.sent < stream.memory.len() {
+                self.streams.push_back(stream);
+            }
+        }
+        Some(Output::Transmit { link: id, bytes, payload })
+    }
+
+    #[cfg(test)]
+    pub(super) fn leftovers(&self, note: &mut impl FnMut(&str, usize)) {
+        note("streams", self.streams.len());
+        note("requests of a link", self.requests.len());
+        note("incoming pushes", self.pushes.len());
+        note("leases", self.leases.len());
+        note("pending operations of a link", self.pending);
+        note("bytes to send", self.control.len());
+        note("payloads arriving", usize::from(self.landing.is_some()));
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// Puts the link in line for sending, if it has anything to send.
+    pub(super) fn mark_ready(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        if !link.queued && !link.in_flight && link.wants_to_send() {
+            link.queued = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// A transmit is out; its buffer comes back for the next.
+    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.in_flight = false;
+        if bytes.capacity() <= KEEP {
+            bytes.clear();
+            link.spare = bytes;
+        }
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// Goes on with a link that is to be closed once it is flushed.
+    pub(super) fn touch_closing(&mut self, id: LinkId) {
+        if self.links[id].is_flushed() {
+            self.close(id, Failure::Finalized);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// Bytes of a payload arrived, though not all: the peer lives.
+    pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.last_heard = now;
+        }
+    }
+
+    /// Takes what it can of the bytes that arrived on a link. An error says how the peer broke the protocol: the link is to
+    /// be closed with it.
+    pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
+        let mut used = 0;
+        let Some(link) = self.links.get_mut(id) else {
+            return Ok(Consumed { used: bytes.len(), place: None });
+        };
+        link.last_heard = now;
+        if link.state != State::Open {
+            if link.closing {
+                return Ok(Consumed { used: bytes.len(), place: None });
+            }
+            match wire::greeting(bytes) {
+                Greeting::Incomplete => return Ok(Consumed { used: 0, place: None }),
+                Greeting::Foreign => {
+                    let start = bytes[..bytes.len().min(16)].escape_ascii();
+                    let reason = format!("what listens there is not a calomel engine: its first bytes are \"{start}\"");
+                    return Err(Failure::Unreachable { reason, source: None });
+                }
+                Greeting::Version(low, high) => {
+                    if link.dialled {
+                        return Err(Failure::Version { theirs: (low, high) });
+                    }
+                    // The answer tells the peer which versions are spoken here; then the link ends.
+                    tracing::warn!(target: "calomel::proto", remote = %link.remote, low, high, "peer of another protocol version");
+                    link.closing = true;
+                    self.touch_closing(id);
+                    return Ok(Consumed { used: bytes.len(), place: None });
+                }
+                Greeting::Hello(hello, len) => {
+                    used = len;
+                    self.handle_hello(id, hello, now)?;
+                }
+            }
+        }
+        loop {
+            let (message, body, len) = match wire::take(&bytes[used..]).map_err(broken)? {
+                Frame::Incomplete => return Ok(Consumed { used, place: None }),
+                Frame::Whole(message, body, len) => (message, body, len),
+            };
+            used += len;
+            if let Message::Data { stream, id: number, offset, len } = message {
+                let place = self.place(id, stream, number, offset, len as usize)?;
+                return Ok(Consumed { used, place: Some(place) });
+            }
+            self.handle_message(id, message, body, now)?;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), place: None });
+            }
+        }
+    }
+
+    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: &[u8], now: Instant) -> Result<(), Failure> {
+        match message {
+            Message::Request { .. } => return self.handle_request(id, message, body, now),
+            Message::Response { call, shape, leases, size } => self.handle_response(id, call, shape.0, leases, size, body)?,
+            Message::Refuse { call, status } => self.finish_call(id, call, Err(Failure::Refused(status))),
+            Message::Cancel { call } => self.handle_cancel(id, call),
+            Message::Pull(range) => self.handle_pull(id, range, now),
+            Message::Push(range) => self.handle_push(id, range, now)?,
+            Message::Done { transfer, status } => self.handle_done(id, transfer, status),
+            Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
+            Message::Ping => {
+                self.links[id].say(&Message::Pong, &[]);
+                self.mark_ready(id);
+            }
+            Message::Pong => {}
+            Message::Goodbye => {
+                self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
+            }
+            Message::Release(leases) => self.handle_release(id, leases),
+            Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
+            Message::Shutdown { call } => self.handle_shutdown(id, call),
+            Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
+        }
+        Ok(())
+    }
+
+    /// Where the payload of a `Data` belongs.
+    fn place(&mut self, id: LinkId, kind: Stream, number: u64, offset: u64, len: usize) -> Result<Place<E::Memory>, Failure> {
+        if len > CHUNK {
+            return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {CHUNK} bytes")));
+        }
+        // Chunks of one stream come in order; what does not is a lie, or meant for an operation that has ended.
+        let (memory, arrived) = match kind {
+            Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
+                Some(transfer) if transfer.link == id && transfer.pull => (Some(&transfer.memory), transfer.moved),
+                _ => (None, 0),
+            },
+            Stream::Response => match self.calls.get(KeyData::from_ffi(number).into()) {
+                Some(call) if call.link == id => match &call.answer {
+                    Some(answer) => (Some(&answer.memory), answer.arrived),
+                    None => (None, 0),
+                },
+                _ => (None, 0),
+            },
+            Stream::Push => match self.links[id].pushes.get(&number) {
+                Some(push) => (Some(&push.memory), push.landed),
+                None => (None, 0),
+            },
+            Stream::Request => match self.links[id].requests.get(&number).and_then(|r| self.requests.get(*r)) {
+                Some(request) => match &request.body {
+                    Some(body) => (Some(&body.memory), body.arrived),
+                    None => (None, 0),
+                },
+                None => (None, 0),
+            },
+        };
+        let target = match memory {
+            Some(memory) => {
+                let part = usize::try_from(offset).ok().filter(|o| *o == arrived).and_then(|o| memory.part(o, len));
+                Some(part.ok_or_else(|| broken(format!("a chunk of {len} bytes at {offset} where {arrived} was expected")))?)
+            }
+            None => None,
+        };
+        self.links[id].landing = Some(Landing { kind, id: number, len });
+        Ok(Place { target, len })
+    }
+
+    /// The payload that `consume` asked for has arrived.
+    pub(crate) fn handle_placed(&mut self, id: LinkId, landed: Landed, now: Instant) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.last_heard = now;
+        let Some(Landing { kind, id: number, len }) = link.landing.take() else { return };
+        match kind {
+            Stream::Pull => self.pull_landed(number, len, landed),
+            Stream::Push => self.push_landed(id, number, len, landed),
+            Stream::Request => self.request_landed(id, number, len),
+            Stream::Response => self.response_landed(id, number, len),
+        }
+    }
+}
+
+/// The peer does not keep to the protocol.
+pub(super) fn broken(reason: String) -> Failure {
+    Failure::Disconnected { reason: format!("it broke the protocol: {reason}") }
+}

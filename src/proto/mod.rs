@@ -1,0 +1,279 @@
+//! The protocol between engines, without any input or output of its own.
+//!
+//! [`Proto`] is told what happened (`handle_*`), what its user wants (`call`, `respond`, `pull`, `expose`, …), and what
+//! time it is; after each of these, [`Proto::poll`] is called until it returns `None`, and each [`Output`] is carried out.
+//! It holds every table: peers, links, calls, requests, transfers, exposed memory; and it checks every claim of a peer.
+//! It owns no socket, clock, thread or lock, and it never looks at a byte of the memory that is moved.
+//!
+//! ```text
+//!                 handle_accepted/connected/consume/placed/sent/closed/timeout
+//!   transport ───────────────────────────────────────────────────────────────▶ ┌───────┐
+//!                                                                               │ Proto │ ◀── call, respond, pull, expose …
+//!   transport, waiters, handlers ◀──────────────────────────────────── poll() ─ └───────┘
+//! ```
+
+mod calls;
+mod exposures;
+mod link;
+mod peers;
+#[cfg(test)]
+mod tests;
+mod timers;
+mod transfers;
+pub(crate) mod wire;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slotmap::SlotMap;
+
+use crate::Address;
+pub(crate) use calls::{Answer, CallSpec, Content, Incoming, Rejected, Reply};
+pub(crate) use exposures::Mode;
+pub(crate) use link::Landed;
+pub(crate) use peers::PeerTag;
+pub(crate) use transfers::Remote;
+pub(crate) use wire::{Leases, Status};
+
+slotmap::new_key_type! {
+    /// A connection.
+    pub(crate) struct LinkId;
+    /// An engine that this one knows of.
+    pub(crate) struct PeerId;
+    /// A call that this engine makes.
+    pub(crate) struct CallId;
+    /// A call that a peer makes here.
+    pub(crate) struct RequestId;
+    /// A transfer that this engine began.
+    pub(crate) struct TransferId;
+}
+
+/// A key as it travels.
+fn wire_id(key: impl slotmap::Key) -> u64 {
+    key.data().as_ffi()
+}
+
+/// What the protocol handles without knowing it.
+pub(crate) trait Env {
+    type Memory: Memory;
+    /// Who learns how a call or a transfer ended.
+    type Waiter;
+    /// What is kept as long as a peer holds a bulk.
+    type Lease: Lease;
+}
+
+/// A range of memory; clones are the same bytes.
+pub(crate) trait Memory: Clone {
+    /// New memory for the body of a large message.
+    fn allocate(len: usize) -> Self;
+    fn len(&self) -> usize;
+    /// `None` when the part does not lie inside.
+    fn part(&self, offset: usize, len: usize) -> Option<Self>;
+}
+
+pub(crate) trait Lease {
+    /// The memory that the lease is for.
+    fn token(&self) -> u128;
+}
+
+/// The numbers that a [`Proto`] goes by.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Largest message sent or taken, in bytes.
+    pub max_message: usize,
+    /// A peer that says nothing for this long, while something is expected of it, is given up.
+    pub silence: Duration,
+    /// Time that connecting and greeting may take.
+    pub connect: Duration,
+    /// Most requests of one link that are in progress or wait for a handler.
+    pub max_requests: usize,
+    pub remote_shutdown: bool,
+}
+
+/// The body of a message.
+#[derive(Debug)]
+pub(crate) enum Body<M> {
+    Small(Vec<u8>),
+    Large(M),
+}
+
+/// Why an operation failed, before anybody knows what it was called.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    Timeout,
+    Cancelled,
+    Unreachable { reason: String, source: Option<Arc<io::Error>> },
+    Disconnected { reason: String },
+    PeerRestarted,
+    TooLarge { size: u64, limit: u64 },
+    Version { theirs: (u16, u16) },
+    Finalized,
+    Revoked,
+    /// The other side said so.
+    Refused(Status),
+}
+
+/// What has to be done now.
+pub(crate) enum Output<E: Env> {
+    /// Dial, and report `handle_connected` or `handle_closed`.
+    Connect { link: LinkId, address: Address },
+    /// Send the bytes, and the payload behind them; report `handle_sent` when that is done.
+    Transmit { link: LinkId, bytes: Vec<u8>, payload: Option<E::Memory> },
+    /// Drop the link, without reporting back.
+    Close { link: LinkId },
+    CallDone { waiter: E::Waiter, result: Result<Answer<E>, Failure> },
+    TransferDone { waiter: E::Waiter, result: Result<usize, Failure> },
+    Request(Incoming<E>),
+    /// The caller of this request takes no answer any more.
+    Cancelled { request: RequestId },
+    /// No longer held by the peer that it was given to.
+    Unleased(E::Lease),
+    /// Copies of the content of this memory are stale.
+    Stale { token: u128 },
+    /// A peer asks for the end of this engine.
+    ShutdownAsked,
+}
+
+/// See the module's documentation.
+pub(crate) struct Proto<E: Env> {
+    config: Config,
+    incarnation: u64,
+    addresses: Vec<Address>,
+    links: SlotMap<LinkId, link::Link<E>>,
+    peers: SlotMap<PeerId, peers::Peer>,
+    by_address: HashMap<Address, PeerId>,
+    by_incarnation: HashMap<u64, PeerId>,
+    /// Number of peers at which those that nobody refers to are swept out.
+    sweep_at: usize,
+    calls: SlotMap<CallId, calls::Call<E>>,
+    requests: SlotMap<RequestId, calls::Request<E>>,
+    transfers: SlotMap<TransferId, transfers::Transfer<E>>,
+    exposures: exposures::Exposures<E>,
+    timers: BTreeSet<(Instant, timers::Timer)>,
+    outputs: VecDeque<Output<E>>,
+    /// Links that have something to send and are free to.
+    ready: VecDeque<LinkId>,
+    stage: Stage,
+}
+
+/// ```text
+///   Running ──begin_shutdown──▶ Draining ──finish_shutdown──▶ Closed
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Running,
+    /// Answers go out, and handlers may go on calling, but no new request is taken.
+    Draining,
+    /// Everything ends with `Finalized`.
+    Closed,
+}
+
+impl<E: Env> Proto<E> {
+    pub(crate) fn new(config: Config, incarnation: u64) -> Proto<E> {
+        Proto {
+            config,
+            incarnation,
+            addresses: Vec::new(),
+            links: SlotMap::with_key(),
+            peers: SlotMap::with_key(),
+            by_address: HashMap::new(),
+            by_incarnation: HashMap::new(),
+            sweep_at: 64,
+            calls: SlotMap::with_key(),
+            requests: SlotMap::with_key(),
+            transfers: SlotMap::with_key(),
+            exposures: exposures::Exposures::default(),
+            timers: BTreeSet::new(),
+            outputs: VecDeque::new(),
+            ready: VecDeque::new(),
+            stage: Stage::Running,
+        }
+    }
+
+    /// Where the engine listens: told to peers, so that they can dial back.
+    pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>) {
+        self.addresses = addresses;
+    }
+
+    /// The next thing to do; call it until it returns `None` after everything else that is called.
+    pub(crate) fn poll(&mut self) -> Option<Output<E>> {
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        while let Some(id) = self.ready.pop_front() {
+            if let Some(output) = self.links.get_mut(id).and_then(|link| link.transmit(id)) {
+                return Some(output);
+            }
+        }
+        None
+    }
+
+    /// When [`Proto::handle_timeout`] wants to be called, if at all.
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// No new requests from now on: those that come are refused, those in progress go on.
+    pub(crate) fn begin_shutdown(&mut self) {
+        if self.stage == Stage::Running {
+            self.stage = Stage::Draining;
+        }
+    }
+
+    /// Ends everything: own operations with `Finalized`, links with a goodbye once what they have to say is said.
+    pub(crate) fn finish_shutdown(&mut self) {
+        self.stage = Stage::Closed;
+        for (_, call) in self.calls.drain() {
+            self.outputs.push_back(Output::CallDone { waiter: call.waiter, result: Err(Failure::Finalized) });
+        }
+        for (_, transfer) in self.transfers.drain() {
+            self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Failure::Finalized) });
+        }
+        let ids: Vec<LinkId> = self.links.keys().collect();
+        for id in ids {
+            let link = &mut self.links[id];
+            link.drop_streams(|stream| stream.kind != wire::Stream::Response);
+            if link.is_open() {
+                link.say(&wire::Message::Goodbye, &[]);
+            }
+            link.closing = true;
+            self.touch_closing(id);
+        }
+        self.exposures.clear();
+    }
+
+    /// True when no connection is left.
+    pub(crate) fn links_gone(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// Drops the links that are left, said or not.
+    pub(crate) fn abandon_links(&mut self) {
+        let ids: Vec<LinkId> = self.links.keys().collect();
+        for id in ids {
+            self.close(id, Failure::Finalized);
+        }
+    }
+
+    /// Nothing in progress, nothing exposed, nobody connected: what every test ends with.
+    #[cfg(test)]
+    pub(crate) fn leftovers(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut note = |what: &str, count: usize| {
+            if count > 0 {
+                left.push(format!("{count} {what}"));
+            }
+        };
+        note("calls", self.calls.len());
+        note("requests", self.requests.len());
+        note("transfers", self.transfers.len());
+        note("exposures", self.exposures.len());
+        note("outputs", self.outputs.len());
+        for link in self.links.values() {
+            link.leftovers(&mut note);
+        }
+        left
+    }
+}

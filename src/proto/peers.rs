@@ -1,0 +1,228 @@
+//! Who there is, and how they are connected.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::link::{Link, State};
+use super::timers::Timer;
+use super::wire::{self, Hello};
+use super::{Env, Failure, LinkId, Output, PeerId, Proto, Stage};
+use crate::Address;
+
+/// What endpoints hold of a peer.
+#[derive(Debug)]
+pub(crate) struct PeerTag {
+    pub id: PeerId,
+    pub address: Address,
+}
+
+pub(super) struct Peer {
+    pub tag: Arc<PeerTag>,
+    /// Where it can be dialled, if it listens.
+    pub dial: Option<Address>,
+    /// The link that new operations take.
+    pub link: Option<LinkId>,
+    /// Which engine was last seen there.
+    pub incarnation: Option<u64>,
+}
+
+/// Most addresses that a peer may claim.
+const MAX_ADDRESSES: usize = 16;
+
+impl<E: Env> Proto<E> {
+    /// The peer at an address; known or new, connected or not.
+    pub(crate) fn lookup(&mut self, address: &Address) -> Arc<PeerTag> {
+        if let Some(peer) = self.by_address.get(address).and_then(|id| self.peers.get(*id)) {
+            return peer.tag.clone();
+        }
+        let id = self.add_peer(address.clone(), Some(address.clone()));
+        self.by_address.insert(address.clone(), id);
+        self.peers[id].tag.clone()
+    }
+
+    /// The peer that is the engine of this incarnation, if it has been met.
+    pub(crate) fn lookup_incarnation(&self, incarnation: u64) -> Option<Arc<PeerTag>> {
+        let peer = self.peers.get(*self.by_incarnation.get(&incarnation)?)?;
+        (peer.incarnation == Some(incarnation)).then(|| peer.tag.clone())
+    }
+
+    pub(crate) fn has_link(&self, link: LinkId) -> bool {
+        self.links.contains_key(link)
+    }
+
+    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
+        let link = self.peers.get(peer).and_then(|peer| self.links.get(peer.link?));
+        link.is_some_and(Link::is_open)
+    }
+
+    fn add_peer(&mut self, address: Address, dial: Option<Address>) -> PeerId {
+        if self.peers.len() >= self.sweep_at {
+            self.sweep();
+            self.sweep_at = (2 * self.peers.len()).max(64);
+        }
+        self.peers.insert_with_key(|id| Peer { tag: Arc::new(PeerTag { id, address }), dial, link: None, incarnation: None })
+    }
+
+    /// Forgets peers that are not connected and that nobody refers to.
+    fn sweep(&mut self) {
+        self.peers.retain(|_, peer| peer.link.is_some() || Arc::strong_count(&peer.tag) > 1);
+        let peers = &self.peers;
+        self.by_address.retain(|_, id| peers.contains_key(*id));
+        self.by_incarnation.retain(|_, id| peers.contains_key(*id));
+    }
+
+    /// The link to a peer: the one that is there, or one that is dialled now.
+    pub(super) fn link_to(&mut self, peer: PeerId, now: Instant) -> Result<LinkId, Failure> {
+        if self.stage == Stage::Closed {
+            return Err(Failure::Finalized);
+        }
+        let Some(entry) = self.peers.get(peer) else {
+            return Err(Failure::Disconnected { reason: "the connection is gone".into() });
+        };
+        if let Some(link) = entry.link {
+            return Ok(link);
+        }
+        let Some(address) = entry.dial.clone() else {
+            return Err(Failure::Disconnected { reason: "it is not connected, and does not listen".into() });
+        };
+        let link = self.add_link(address.clone(), true, now);
+        self.links[link].peer = Some(peer);
+        self.peers[peer].link = Some(link);
+        self.outputs.push_back(Output::Connect { link, address });
+        Ok(link)
+    }
+
+    fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
+        let hello = Hello {
+            incarnation: self.incarnation,
+            max_message: self.config.max_message as u64,
+            addresses: self.addresses.clone(),
+        };
+        let greeting = wire::greet(wire::VERSIONS, &hello);
+        let id = self.links.insert(Link::new(remote, dialled, greeting, now));
+        self.timers.insert((now + self.config.connect, Timer::Greeting(id)));
+        id
+    }
+
+    /// A peer has dialled this engine.
+    pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
+        self.add_link(remote, false, now)
+    }
+
+    /// What [`Output::Connect`] asked for is there.
+    pub(crate) fn handle_connected(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.state = State::Greeting;
+            link.last_heard = now;
+            self.mark_ready(id);
+        }
+    }
+
+    pub(super) fn handle_hello(&mut self, id: LinkId, hello: Hello, now: Instant) -> Result<(), Failure> {
+        if hello.addresses.len() > MAX_ADDRESSES {
+            return Err(super::link::broken(format!("it claims {} addresses", hello.addresses.len())));
+        }
+        let link = &mut self.links[id];
+        link.state = State::Open;
+        link.incarnation = hello.incarnation;
+        link.peer_max_message = usize::try_from(hello.max_message).unwrap_or(usize::MAX);
+        let (dialled, remote) = (link.dialled, link.remote.clone());
+        let peer = match link.peer {
+            Some(peer) => peer,
+            None => self.recognize(&hello, &remote),
+        };
+        self.links[id].peer = Some(peer);
+        let entry = &mut self.peers[peer];
+        let before = entry.incarnation.replace(hello.incarnation);
+        let other = entry.link.filter(|other| *other != id);
+        if let Some(other) = other {
+            let restarted = before.is_some_and(|before| before != hello.incarnation);
+            // Both sides may dial at once. They agree on which of the two links to use without a word: on the one that the
+            // smaller incarnation dialled. The other one ends when what was begun on it has ended, with the engines.
+            let dialler = if dialled { self.incarnation } else { hello.incarnation };
+            let preferred = dialler == self.incarnation.min(hello.incarnation);
+            if restarted {
+                self.close(other, Failure::PeerRestarted);
+                self.peers[peer].link = Some(id);
+            } else if preferred {
+                self.peers[peer].link = Some(id);
+            }
+        } else {
+            self.peers[peer].link = Some(id);
+        }
+        self.by_incarnation.insert(hello.incarnation, peer);
+        if self.stage == Stage::Closed {
+            self.links[id].closing = true;
+            self.touch_closing(id);
+            return Ok(());
+        }
+        self.watch(id, now);
+        self.refuse_too_large(id);
+        self.mark_ready(id);
+        Ok(())
+    }
+
+    /// Who dialled: a peer that was looked up by an address that it has, an engine met before, or somebody new.
+    fn recognize(&mut self, hello: &Hello, remote: &Address) -> PeerId {
+        // An address is believed only if it is on the host that the connection comes from: else a peer could have calls to
+        // somebody else sent to itself.
+        let plausible = |address: &Address| match (address.socket(), remote.socket()) {
+            (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
+            _ => address.scheme() == remote.scheme(),
+        };
+        let addresses: Vec<Address> =
+            hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
+        let by_address = addresses.iter().find_map(|address| self.by_address.get(address).copied());
+        let known = by_address.or_else(|| self.by_incarnation.get(&hello.incarnation).copied());
+        let peer = match known.filter(|id| self.peers.contains_key(*id)) {
+            Some(peer) => peer,
+            None => {
+                let dial = addresses.first().cloned();
+                self.add_peer(dial.clone().unwrap_or_else(|| remote.clone()), dial)
+            }
+        };
+        for address in addresses {
+            self.by_address.entry(address).or_insert(peer);
+        }
+        peer
+    }
+
+    /// A transport lost the link, or could not make it.
+    pub(crate) fn handle_closed(&mut self, id: LinkId, cause: std::io::Error) {
+        let Some(link) = self.links.get(id) else { return };
+        let failure = match link.state {
+            State::Dialling => Failure::Unreachable { reason: cause.to_string(), source: Some(Arc::new(cause)) },
+            State::Greeting => {
+                let reason = format!("the connection ended before it answered the greeting: {cause}");
+                Failure::Unreachable { reason, source: Some(Arc::new(cause)) }
+            }
+            State::Open => Failure::Disconnected { reason: cause.to_string() },
+        };
+        self.close(id, failure);
+    }
+
+    /// Ends a link, and with it everything that depended on it.
+    pub(crate) fn close(&mut self, id: LinkId, failure: Failure) {
+        let Some(link) = self.links.remove(id) else { return };
+        self.outputs.push_back(Output::Close { link: id });
+        if let Some(peer) = link.peer.and_then(|peer| self.peers.get_mut(peer)) {
+            if peer.link == Some(id) {
+                peer.link = None;
+            }
+        }
+        let calls: Vec<_> = self.calls.iter().filter(|(_, call)| call.link == id).map(|(id, _)| id).collect();
+        for call in calls {
+            self.end_call(call, Err(failure.clone()));
+        }
+        let transfers: Vec<_> = self.transfers.iter().filter(|(_, t)| t.link == id).map(|(id, _)| id).collect();
+        for transfer in transfers {
+            self.end_transfer(transfer, Err(failure.clone()));
+        }
+        for (_, request) in link.requests {
+            if self.requests.remove(request).is_some() {
+                self.outputs.push_back(Output::Cancelled { request });
+            }
+        }
+        self.outputs.extend(link.leases.into_values().map(Output::Unleased));
+    }
+}

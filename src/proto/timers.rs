@@ -1,0 +1,79 @@
+//! What happens because time passes.
+
+use std::time::Instant;
+
+use super::wire::Message;
+use super::{CallId, Env, Failure, LinkId, Proto, TransferId};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// The deadline of a call.
+    Call(CallId),
+    /// The deadline of a transfer.
+    Transfer(TransferId),
+    /// A link has to be open by then.
+    Greeting(LinkId),
+    /// Has the peer been heard?
+    Heartbeat(LinkId),
+}
+
+impl<E: Env> Proto<E> {
+    /// Does whatever was to be done by `now`.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        while let Some(&(at, timer)) = self.timers.first() {
+            if at > now {
+                break;
+            }
+            self.timers.pop_first();
+            match timer {
+                Timer::Call(call) => self.abandon_call(call, Failure::Timeout),
+                Timer::Transfer(transfer) => self.abandon_transfer(transfer, Failure::Timeout),
+                Timer::Greeting(link) => self.greeting_due(link),
+                Timer::Heartbeat(link) => self.heartbeat(link, now),
+            }
+        }
+    }
+
+    fn greeting_due(&mut self, id: LinkId) {
+        if self.links.get(id).is_some_and(|link| !link.is_open()) {
+            let reason = format!("no connection within {:?}", self.config.connect);
+            self.close(id, Failure::Unreachable { reason, source: None });
+        }
+    }
+
+    /// Sees to it that the peer's silence is noticed, from now on until nothing is expected of it.
+    pub(super) fn watch(&mut self, id: LinkId, now: Instant) {
+        let interval = self.config.silence / 3;
+        let link = &mut self.links[id];
+        if link.is_open() && !link.heartbeat_armed && link.is_busy() {
+            link.heartbeat_armed = true;
+            // What was not expected of it before, it need not have said.
+            link.last_heard = now;
+            self.timers.insert((now + interval, Timer::Heartbeat(id)));
+        }
+    }
+
+    fn heartbeat(&mut self, id: LinkId, now: Instant) {
+        let silence = self.config.silence;
+        let interval = silence / 3;
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.heartbeat_armed = false;
+        if !link.is_busy() {
+            return;
+        }
+        let silent = now.saturating_duration_since(link.last_heard);
+        if silent >= silence {
+            let reason = format!("it has been silent for {:.1} s", silent.as_secs_f64());
+            self.close(id, Failure::Disconnected { reason });
+            return;
+        }
+        if silent >= interval {
+            link.say(&Message::Ping, &[]);
+            self.mark_ready(id);
+        }
+        let link = &mut self.links[id];
+        link.heartbeat_armed = true;
+        let next = (link.last_heard + silence).min(now + interval).max(now + interval / 8);
+        self.timers.insert((next, Timer::Heartbeat(id)));
+    }
+}

@@ -1,0 +1,223 @@
+//! Bulk transfers, from both ends.
+//!
+//! The initiator names a range of the owner's memory. For a pull the owner streams it; for a push the initiator streams at
+//! once, and what the owner refuses is thrown away where it arrives. Either way the owner has the last word.
+
+use std::time::Instant;
+
+use slotmap::KeyData;
+
+use super::link::{Landed, OutStream, broken};
+use super::timers::Timer;
+use super::wire::{Message, Range, Status, Stream};
+use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, TransferId, wire_id};
+
+/// ```text
+///   pull:  asked ──▶ chunks land in order ──▶ done          push:  streaming ──▶ the owner's `Done`
+///              └── refused / timed out / cancelled / link lost / memory taken back ──┘
+/// ```
+pub(super) struct Transfer<E: Env> {
+    pub waiter: E::Waiter,
+    pub link: LinkId,
+    pub pull: bool,
+    pub memory: E::Memory,
+    /// How much of a pull has landed.
+    pub moved: usize,
+    timer: Option<Instant>,
+}
+
+/// A push of a peer into memory exposed here.
+pub(super) struct IncomingPush<E: Env> {
+    pub memory: E::Memory,
+    pub landed: usize,
+    pub token: u128,
+}
+
+/// The far end of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    pub peer: PeerId,
+    pub owner: u64,
+    pub token: u128,
+    pub offset: u64,
+}
+
+impl<E: Env> Proto<E> {
+    /// Begins to move `memory.len()` bytes. With a deadline the protocol watches it; else the waiter does.
+    pub(crate) fn transfer(
+        &mut self,
+        pull: bool,
+        remote: Remote,
+        memory: E::Memory,
+        deadline: Option<Instant>,
+        waiter: E::Waiter,
+        now: Instant,
+    ) -> Result<TransferId, Failure> {
+        let link = self.link_to(remote.peer, now)?;
+        let len = memory.len() as u64;
+        let id = self.transfers.insert(Transfer { waiter, link, pull, memory: memory.clone(), moved: 0, timer: deadline });
+        if let Some(at) = deadline {
+            self.timers.insert((at, Timer::Transfer(id)));
+        }
+        let range = Range {
+            transfer: wire_id(id),
+            owner: remote.owner,
+            token: remote.token.to_le_bytes(),
+            offset: remote.offset,
+            len,
+        };
+        let entry = &mut self.links[link];
+        entry.pending += 1;
+        if pull {
+            entry.say(&Message::Pull(range), &[]);
+        } else {
+            entry.say(&Message::Push(range), &[]);
+            if len > 0 {
+                entry.streams.push_back(OutStream { kind: Stream::Push, id: wire_id(id), memory, sent: 0, token: None });
+            }
+        }
+        self.watch(link, now);
+        self.mark_ready(link);
+        Ok(id)
+    }
+
+    /// Gives a transfer up. The peer is told, and stops.
+    pub(crate) fn abandon_transfer(&mut self, id: TransferId, failure: Failure) {
+        let Some(transfer) = self.transfers.get(id) else { return };
+        let (link, push) = (transfer.link, !transfer.pull);
+        self.links[link].say(&Message::Abort { transfer: wire_id(id), push }, &[]);
+        self.end_transfer(id, Err(failure));
+        self.mark_ready(link);
+    }
+
+    /// The one place where a transfer ends.
+    pub(super) fn end_transfer(&mut self, id: TransferId, result: Result<usize, Failure>) {
+        let Some(transfer) = self.transfers.remove(id) else { return };
+        if let Some(at) = transfer.timer {
+            self.timers.remove(&(at, Timer::Transfer(id)));
+        }
+        if let Some(link) = self.links.get_mut(transfer.link) {
+            link.pending -= 1;
+            link.drop_streams(|s| s.kind == Stream::Push && s.id == wire_id(id));
+        }
+        self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
+    }
+
+    pub(super) fn pull_landed(&mut self, number: u64, len: usize, landed: Landed) {
+        let id = TransferId::from(KeyData::from_ffi(number));
+        let Some(transfer) = self.transfers.get_mut(id) else { return };
+        match landed {
+            Landed::Whole => {
+                transfer.moved += len;
+                if transfer.moved == transfer.memory.len() {
+                    let moved = transfer.moved;
+                    self.end_transfer(id, Ok(moved));
+                }
+            }
+            // The owner's `Done` follows, but this says it already.
+            Landed::SourceGone => self.end_transfer(id, Err(Failure::Refused(Status::Revoked))),
+            Landed::TargetGone => self.abandon_transfer(id, Failure::Revoked),
+        }
+    }
+
+    /// The owner's last word on a transfer of ours.
+    pub(super) fn handle_done(&mut self, link: LinkId, number: u64, status: Status) {
+        let id = TransferId::from(KeyData::from_ffi(number));
+        let Some(transfer) = self.transfers.get(id).filter(|t| t.link == link) else { return };
+        let result = match status {
+            // A pull is done when its bytes are here, not when somebody says so; only an empty one has no bytes.
+            Status::Ok if !transfer.pull || transfer.memory.len() == 0 => Ok(transfer.memory.len()),
+            Status::Ok => return,
+            Status::Restarted => Err(Failure::PeerRestarted),
+            status => Err(Failure::Refused(status)),
+        };
+        self.end_transfer(id, result);
+    }
+
+    fn done(&mut self, link: LinkId, transfer: u64, status: Status) {
+        if let Some(entry) = self.links.get_mut(link) {
+            entry.say(&Message::Done { transfer, status }, &[]);
+            self.mark_ready(link);
+        }
+    }
+
+    pub(super) fn handle_pull(&mut self, link: LinkId, range: Range, now: Instant) {
+        let token = u128::from_le_bytes(range.token);
+        match self.check(range, false) {
+            Ok(memory) if memory.len() > 0 => {
+                let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
+                self.links[link].streams.push_back(stream);
+                self.watch(link, now);
+                self.mark_ready(link);
+            }
+            Ok(_) => self.done(link, range.transfer, Status::Ok),
+            Err(status) => self.done(link, range.transfer, status),
+        }
+    }
+
+    pub(super) fn handle_push(&mut self, link: LinkId, range: Range, now: Instant) -> Result<(), Failure> {
+        let token = u128::from_le_bytes(range.token);
+        if self.links[link].pushes.contains_key(&range.transfer) {
+            return Err(broken(format!("push {} was begun twice", range.transfer)));
+        }
+        match self.check(range, true) {
+            Ok(memory) if memory.len() > 0 => {
+                let push = IncomingPush { memory, landed: 0, token };
+                self.links[link].pushes.insert(range.transfer, push);
+                self.watch(link, now);
+            }
+            Ok(_) => self.done(link, range.transfer, Status::Ok),
+            Err(status) => self.done(link, range.transfer, status),
+        }
+        Ok(())
+    }
+
+    pub(super) fn push_landed(&mut self, link: LinkId, number: u64, len: usize, landed: Landed) {
+        let pushes = &mut self.links[link].pushes;
+        let Some(push) = pushes.get_mut(&number) else { return };
+        let status = match landed {
+            Landed::Whole => {
+                push.landed += len;
+                if push.landed < push.memory.len() {
+                    return;
+                }
+                Status::Ok
+            }
+            // The initiator took its own memory away; it knows, and this is for its table of transfers.
+            Landed::SourceGone | Landed::TargetGone => Status::Revoked,
+        };
+        pushes.remove(&number);
+        self.done(link, number, status);
+    }
+
+    pub(super) fn handle_abort(&mut self, link: LinkId, number: u64, push: bool) {
+        let entry = &mut self.links[link];
+        if push {
+            entry.pushes.remove(&number);
+        } else {
+            entry.drop_streams(|s| s.kind == Stream::Pull && s.id == number);
+        }
+    }
+
+    /// Ends whatever peers are doing with memory that is being taken back.
+    pub(super) fn stop_access(&mut self, token: u128) {
+        let links: Vec<LinkId> = self.links.keys().collect();
+        for link in links {
+            let entry = &mut self.links[link];
+            let mut stopped = Vec::new();
+            entry.drop_streams(|s| {
+                let doomed = s.token == Some(token);
+                stopped.extend(doomed.then_some(s.id));
+                doomed
+            });
+            entry.pushes.retain(|id, push| {
+                let doomed = push.token == token;
+                stopped.extend(doomed.then_some(*id));
+                !doomed
+            });
+            for transfer in stopped {
+                self.done(link, transfer, Status::Revoked);
+            }
+        }
+    }
+}

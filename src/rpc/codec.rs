@@ -1,0 +1,168 @@
+//! Values to bytes and back, with the bulks in them accounted for.
+//!
+//! A bulk that is encoded for a peer leaves a lease behind: what is kept until the peer holds the bulk no more. Serde knows
+//! nothing of peers, so who is encoding or decoding, and for whom, stands in a thread-local while it lasts.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Shared;
+use crate::progress::Held;
+use crate::proto::{Leases, LinkId, wire};
+
+/// What encoding for a peer has come upon.
+#[derive(Default)]
+pub(crate) struct Encoding {
+    leases: Vec<Held>,
+    eager_bulk: usize,
+}
+
+thread_local! {
+    static ENCODING: RefCell<Option<Encoding>> = const { RefCell::new(None) };
+    static DECODING: RefCell<Option<Decoding>> = const { RefCell::new(None) };
+}
+
+impl Encoding {
+    /// Notes a bulk that goes to the peer; its number among those of the message. `None` when nothing is being encoded for
+    /// a peer.
+    pub(crate) fn lease(held: impl FnOnce() -> Held) -> Option<u32> {
+        ENCODING.with_borrow_mut(|encoding| {
+            let encoding = encoding.as_mut()?;
+            encoding.leases.push(held());
+            Some(encoding.leases.len() as u32 - 1)
+        })
+    }
+
+    /// Bulks up to this long go along with their content.
+    pub(crate) fn eager_bulk() -> usize {
+        ENCODING.with_borrow(|encoding| encoding.as_ref().map_or(0, |encoding| encoding.eager_bulk))
+    }
+}
+
+/// Encodes a value for a peer, at the end of `out`. The leases are those of the bulks in it.
+pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, shared: &Shared) -> Result<Vec<Held>, String> {
+    let fresh = Encoding { leases: Vec::new(), eager_bulk: shared.limits.eager_bulk };
+    // A `Serialize` may itself call somebody: what it was in the middle of is put back.
+    let outer = ENCODING.replace(Some(fresh));
+    let restore = Restore(Some(outer));
+    let encoded = wire::encode(value, out);
+    let leases = ENCODING.with_borrow_mut(|encoding| encoding.take()).map_or_else(Vec::new, |encoding| encoding.leases);
+    drop(restore);
+    encoded.map_err(|error| error.to_string())?;
+    Ok(leases)
+}
+
+struct Restore(Option<Option<Encoding>>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        ENCODING.set(self.0.take().flatten());
+    }
+}
+
+/// Whose bytes are being decoded.
+pub(crate) struct Decoding {
+    pub shared: Weak<Shared>,
+    pub link: LinkId,
+    leases: Leases,
+    /// Which of the leases some bulk has taken over.
+    taken: Vec<bool>,
+}
+
+/// A bulk from a peer is held here: dropping this says that it is no more.
+pub(crate) struct RemoteLease {
+    shared: Weak<Shared>,
+    link: LinkId,
+    number: u64,
+}
+
+impl Drop for RemoteLease {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.core.exec(|proto| proto.release(self.link, Leases { first: self.number, count: 1 }));
+        }
+    }
+}
+
+impl Decoding {
+    /// The lease of this number in the message that is being decoded, for the bulk that names it.
+    pub(crate) fn take_lease(index: u32) -> Option<Arc<RemoteLease>> {
+        DECODING.with_borrow_mut(|decoding| {
+            let decoding = decoding.as_mut()?;
+            let taken = decoding.taken.get_mut(index as usize)?;
+            if std::mem::replace(taken, true) {
+                return None;
+            }
+            let number = decoding.leases.first.checked_add(u64::from(index))?;
+            Some(Arc::new(RemoteLease { shared: decoding.shared.clone(), link: decoding.link, number }))
+        })
+    }
+
+    /// The engine that decodes, if it does so for a peer's message.
+    pub(crate) fn engine() -> Option<Arc<Shared>> {
+        DECODING.with_borrow(|decoding| decoding.as_ref()?.shared.upgrade())
+    }
+}
+
+/// Most bulks in one message: what a peer claims is remembered bit by bit.
+const MAX_LEASES: u32 = 1 << 16;
+
+/// Decodes a message of a peer with `decode`. Leases that nobody takes over are released when it is done.
+pub(super) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, decode: impl FnOnce() -> R) -> R {
+    if leases.count == 0 {
+        return decode();
+    }
+    let taken = vec![false; leases.count.min(MAX_LEASES) as usize];
+    let fresh = Decoding { shared: Arc::downgrade(shared), link, leases, taken };
+    let outer = DECODING.replace(Some(fresh));
+    let done = Done { shared, outer: Some(outer) };
+    let result = decode();
+    drop(done);
+    result
+}
+
+struct Done<'a> {
+    shared: &'a Arc<Shared>,
+    outer: Option<Option<Decoding>>,
+}
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        let Some(decoding) = DECODING.replace(self.outer.take().flatten()) else { return };
+        for (index, taken) in decoding.taken.iter().enumerate() {
+            if !taken {
+                let first = decoding.leases.first.saturating_add(index as u64);
+                self.shared.core.exec(|proto| proto.release(decoding.link, Leases { first, count: 1 }));
+            }
+        }
+    }
+}
+
+/// Takes a whole value out of `bytes`: what is left over is an error too.
+pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(format!("{} of {} bytes are left over", rest.len(), bytes.len())),
+        Err(error) => Err(format!("{error} ({} bytes)", bytes.len())),
+    }
+}
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Buffers that grew beyond this are not kept for the next message.
+const KEEP: usize = 64 << 10;
+
+/// A buffer to encode into, used again and again by each thread.
+pub(super) fn with_buffer<R>(f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    let mut buffer = BUFFER.take();
+    buffer.clear();
+    let result = f(&mut buffer);
+    if buffer.capacity() <= KEEP {
+        BUFFER.set(buffer);
+    }
+    result
+}

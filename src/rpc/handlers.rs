@@ -1,0 +1,247 @@
+//! What stands between a request's bytes and the user's closure.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::Poll;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::codec;
+use super::request::{Request, Responder};
+use super::shape::Shape;
+use crate::engine::Shared;
+use crate::progress::{Handler, Job, Kind, Live, Work};
+use crate::proto::{Body, Incoming, Status};
+
+/// Arguments that borrow from the bytes that were received; see
+/// [`Engine::define_borrowed`](crate::Engine::define_borrowed). There are `str` and `[u8]`; a type of your own says what it
+/// is with its lifetime:
+///
+/// ```
+/// use calomel::BorrowedArgs;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Put<'a> {
+///     key: &'a str,
+///     #[serde(borrow)]
+///     value: &'a [u8],
+/// }
+///
+/// impl BorrowedArgs for Put<'static> {
+///     type With<'a> = Put<'a>;
+/// }
+/// ```
+pub trait BorrowedArgs {
+    /// The type, for the time of one call.
+    type With<'a>: Deserialize<'a>;
+}
+
+impl BorrowedArgs for str {
+    type With<'a> = &'a str;
+}
+
+impl BorrowedArgs for [u8] {
+    type With<'a> = &'a [u8];
+}
+
+/// What every handler has besides the user's closure.
+pub(super) struct Base {
+    shared: Weak<Shared>,
+    kind: Arc<Kind>,
+    /// The shape of the arguments' type, once a caller wants it checked.
+    arguments: OnceLock<Shape>,
+}
+
+impl Base {
+    pub(super) fn new(shared: &Arc<Shared>, kind: Arc<Kind>) -> Base {
+        Base { shared: Arc::downgrade(shared), kind, arguments: OnceLock::new() }
+    }
+
+    /// Takes a request apart: the responder, and what is made of its bytes by `use_bytes`, or a refusal.
+    fn open<R, T>(
+        &self,
+        incoming: Incoming<Live>,
+        shape_of: fn() -> Shape,
+        use_bytes: impl FnOnce(Responder<R>, &[u8]) -> T,
+    ) -> Option<T> {
+        let shared = self.shared.upgrade()?;
+        let responder = Responder::<R>::new(Request::new(&shared, &incoming));
+        let Incoming { link, leases, shape, body, .. } = incoming;
+        codec::decoding(&shared, link, leases, || {
+            if !shape.is_empty() {
+                let expected = self.arguments.get_or_init(shape_of);
+                let found = Shape::decode(&shape);
+                if !found.as_ref().is_some_and(|found| expected.accepts(found)) {
+                    let found = found.map_or_else(|| "nothing readable".to_owned(), |found| found.to_string());
+                    let expected = Status::clip(expected.to_string());
+                    let _ = responder.refuse(Status::TypeMismatch { expected, found: Status::clip(found) });
+                    return None;
+                }
+            }
+            Some(match body {
+                Body::Small(bytes) => use_bytes(responder, &bytes),
+                Body::Large(memory) => use_bytes(responder, &memory.region.take_vec().unwrap_or_default()),
+            })
+        })
+    }
+
+    /// As `open`, for arguments that own what they hold.
+    fn decode<A: DeserializeOwned, R>(&self, incoming: Incoming<Live>) -> Option<(Responder<R>, A)> {
+        self.open(incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| match codec::decode(bytes) {
+            Ok(arguments) => Some((responder, arguments)),
+            Err(reason) => {
+                let _ = responder.refuse(Status::Decode(Status::clip(reason)));
+                None
+            }
+        })?
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> Status {
+    let message = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+    Status::Panicked(Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned())))
+}
+
+/// Ends a call with what the closure returned, or with its panic.
+fn answer<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
+    let name = responder.request().procedure().to_owned();
+    let told = match outcome {
+        Ok(result) => responder.respond(&result),
+        Err(panic) => responder.refuse(panic_message(&*panic)),
+    };
+    if let Err(error) = told {
+        tracing::debug!(target: "calomel::handler", name, %error, "an answer was not sent");
+    }
+}
+
+pub(super) struct Closure<F, A, R> {
+    pub base: Base,
+    pub f: F,
+    pub _types: PhantomData<fn(A) -> R>,
+}
+
+impl<F, A, R> Handler for Closure<F, A, R>
+where
+    A: DeserializeOwned + 'static,
+    R: Serialize + 'static,
+    F: Fn(&Request, A) -> R + Send + Sync + 'static,
+{
+    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+        if let Some((responder, arguments)) = self.base.decode::<A, R>(incoming) {
+            let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
+            answer(responder, outcome);
+        }
+    }
+}
+
+pub(super) struct Borrowing<F, A: ?Sized, R> {
+    pub base: Base,
+    pub f: F,
+    pub _types: PhantomData<fn(&A) -> R>,
+}
+
+impl<F, A, R> Handler for Borrowing<F, A, R>
+where
+    A: BorrowedArgs + ?Sized + 'static,
+    R: Serialize + 'static,
+    F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
+{
+    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+        self.base.open(incoming, || Shape::of_type::<A::With<'_>>(), |responder: Responder<R>, bytes| {
+            match codec::decode::<A::With<'_>>(bytes) {
+                Ok(arguments) => {
+                    let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
+                    answer(responder, outcome);
+                }
+                Err(reason) => drop(responder.refuse(Status::Decode(Status::clip(reason)))),
+            }
+        });
+    }
+}
+
+pub(super) struct Deferred<F, A, R> {
+    pub base: Base,
+    pub f: F,
+    pub _types: PhantomData<fn(A) -> R>,
+}
+
+impl<F, A, R> Handler for Deferred<F, A, R>
+where
+    A: DeserializeOwned + 'static,
+    R: Serialize + 'static,
+    F: Fn(Responder<R>, A) + Send + Sync + 'static,
+{
+    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+        let Some(shared) = self.base.shared.upgrade() else { return };
+        let id = incoming.request;
+        if let Some((responder, arguments)) = self.base.decode::<A, R>(incoming) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.f)(responder, arguments))) {
+                // The closure has dropped the responder, or kept it: in either case the panic is the better answer, if it
+                // is not too late for it.
+                let status = panic_message(&*panic);
+                let _ = shared.core.exec(|proto| proto.respond(id, Err(status)));
+            }
+        }
+    }
+}
+
+pub(super) struct Asynchronous<F, A, R> {
+    pub base: Base,
+    pub f: F,
+    pub _types: PhantomData<fn(A) -> R>,
+}
+
+impl<F, Fut, A, R> Handler for Asynchronous<F, A, R>
+where
+    A: DeserializeOwned + 'static,
+    R: Serialize + 'static,
+    F: Fn(Request, A) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = R> + Send + 'static,
+{
+    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+        let Some(shared) = self.base.shared.upgrade() else { return };
+        let Some((responder, arguments)) = self.base.decode::<A, R>(incoming) else { return };
+        let request = responder.request().clone();
+        let id = request.id();
+        let future = match catch_unwind(AssertUnwindSafe(|| (self.f)(request, arguments))) {
+            Ok(future) => future,
+            Err(panic) => return drop(responder.refuse(panic_message(&*panic))),
+        };
+        let engine = self.base.shared.clone();
+        let task = async move {
+            let mut future = pin!(future);
+            let outcome = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+                Ok(Poll::Pending) => Poll::Pending,
+                Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
+                Err(panic) => Poll::Ready(Err(panic)),
+            })
+            .await;
+            let done = engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&id));
+            answer(responder, outcome);
+            if let Some(done) = done {
+                done.detach();
+            }
+        };
+        let (kind, engine) = (self.base.kind.clone(), self.base.shared.clone());
+        let schedule = move |runnable| {
+            if let Some(shared) = engine.upgrade() {
+                shared.core.hand_over(Job::new(kind.clone(), Work::Task(runnable)));
+            }
+        };
+        let (runnable, task) = async_task::spawn(task, schedule);
+        shared.tasks.lock().insert(id, task);
+        // The first step is taken here and now: most futures are ready then.
+        runnable.run();
+        if !shared.core.look(|proto| proto.is_wanted(id)) {
+            // Cancelled while the task was not in the table, or done.
+            let gone = shared.tasks.lock().remove(&id);
+            drop(gone);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Remote procedure calls, from both ends.
+
+mod codec;
+mod define;
+mod handlers;
+mod pending;
+mod procedure;
+mod request;
+mod service;
+mod shape;
+
+pub(crate) use codec::{Decoding, Encoding, RemoteLease};
+pub use define::{HandlerPool, Provider, Registration};
+pub(crate) use define::Registry;
+pub use handlers::BorrowedArgs;
+pub use pending::Pending;
+pub use procedure::{Call, Procedure};
+pub(crate) use procedure::{Procedures, deadline};
+pub use request::{Request, Responder};
+pub(crate) use service::EngineService;

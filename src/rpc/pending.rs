@@ -1,0 +1,206 @@
+//! A call that has been made, until its result has been fetched.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+
+use super::codec;
+use super::procedure::ProcedureInfo;
+use super::shape::Shape;
+use crate::engine::Shared;
+use crate::progress::{Completion, Live, Outcome, error_of, with_sleeper};
+use crate::proto::{Answer, Body, CallId, Failure};
+use crate::{Endpoint, Error, Result, Side};
+
+/// What it takes to fetch a call's result, and to say what went wrong.
+pub(super) struct Waited<R> {
+    shared: Arc<Shared>,
+    info: Arc<ProcedureInfo>,
+    endpoint: Endpoint,
+    timeout: Duration,
+    pub completion: Arc<Completion>,
+    pub id: CallId,
+    _result: PhantomData<fn() -> R>,
+}
+
+impl<R> Waited<R> {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        info: &Arc<ProcedureInfo>,
+        endpoint: &Endpoint,
+        timeout: Duration,
+        completion: Arc<Completion>,
+    ) -> Waited<R> {
+        let (shared, info, endpoint) = (shared.clone(), info.clone(), endpoint.clone());
+        Waited { shared, info, endpoint, timeout, completion, id: CallId::default(), _result: PhantomData }
+    }
+
+    pub(super) fn error(&self, failure: Failure) -> Error {
+        let what = format!("call of `{}`", self.info.name);
+        error_of(failure, &self.endpoint.address(), what, &self.info.name, self.timeout, self.endpoint.provider_id())
+    }
+
+    /// Waits for the end, up to the deadline, if the protocol does not watch that.
+    fn outcome(&self, deadline: Option<Instant>) -> Result<Answer<Live>> {
+        let core = &self.shared.core;
+        if !self.completion.wait(core, deadline) {
+            // If the answer has come at the last moment, this does nothing.
+            core.exec(|proto| proto.abandon_call(self.id, Failure::Timeout));
+            self.completion.wait(core, None);
+        }
+        self.take()
+    }
+
+    fn take(&self) -> Result<Answer<Live>> {
+        match self.completion.take() {
+            Some(Outcome::Answered(result)) => result.map_err(|failure| self.error(failure)),
+            Some(Outcome::Moved(_)) | None => Err(self.error(Failure::Cancelled)),
+        }
+    }
+
+    /// Waits until a one-way call is on its way.
+    pub(super) fn sent(&self, deadline: Instant) -> Result<()> {
+        self.outcome(Some(deadline)).map(drop)
+    }
+}
+
+impl<R: DeserializeOwned> Waited<R> {
+    pub(super) fn wait(&self, deadline: Option<Instant>) -> Result<R> {
+        self.outcome(deadline).and_then(|answer| self.decode(answer))
+    }
+
+    fn decode(&self, answer: Answer<Live>) -> Result<R> {
+        let Answer { link, procedure, body, shape, leases } = answer;
+        codec::decoding(&self.shared, link, leases, || {
+            if !shape.is_empty() {
+                self.check(link, procedure, &shape)?;
+            }
+            let decoded = match body {
+                Body::Small(bytes) => codec::decode(&bytes),
+                Body::Large(memory) => codec::decode(&memory.region.take_vec().unwrap_or_default()),
+            };
+            decoded.map_err(|reason| Error::Decode {
+                peer: self.endpoint.address(),
+                side: Side::Result,
+                name: self.info.name.to_string(),
+                reason,
+            })
+        })
+    }
+
+    fn check(&self, link: crate::proto::LinkId, procedure: u32, shape: &[u8]) -> Result<()> {
+        let expected = self.info.result.get_or_init(Shape::of_type::<R>);
+        let found = Shape::decode(shape);
+        if found.as_ref().is_some_and(|found| expected.accepts(found)) {
+            if found.is_some_and(|found| found.is_complete()) {
+                self.shared.core.exec(|proto| proto.result_checked(link, procedure));
+            }
+            return Ok(());
+        }
+        Err(Error::TypeMismatch {
+            peer: self.endpoint.address(),
+            side: Side::Result,
+            name: self.info.name.to_string(),
+            expected: expected.to_string(),
+            found: found.map_or_else(|| "nothing readable".to_owned(), |found| found.to_string()),
+        })
+    }
+}
+
+/// A call in progress; made by [`Call::start`](crate::Call::start). Wait for its result, or await it, on any executor.
+///
+/// Dropped, the call is cancelled: the server learns that nobody takes the answer any more.
+#[must_use = "a pending call that is dropped is cancelled"]
+pub struct Pending<R> {
+    waited: Waited<R>,
+}
+
+impl<R> Pending<R> {
+    pub(super) fn new(waited: Waited<R>) -> Pending<R> {
+        Pending { waited }
+    }
+
+    /// True when the result is here: waiting does not block any more.
+    pub fn is_ready(&self) -> bool {
+        self.waited.completion.is_ready()
+    }
+
+    /// Asks for the end of the call: its result is [`Error::Cancelled`], unless there was one already. The server is told.
+    pub fn cancel(&self) {
+        self.waited.shared.core.exec(|proto| proto.abandon_call(self.waited.id, Failure::Cancelled));
+    }
+}
+
+impl<R: DeserializeOwned> Pending<R> {
+    /// Blocks until the result is here, or the call's deadline has passed.
+    ///
+    /// # Errors
+    /// As [`Call::call`](crate::Call::call).
+    pub fn wait(self) -> Result<R> {
+        self.waited.wait(None)
+    }
+
+    /// Blocks until one of the calls has its result, takes it out of the list, and returns where it stood and what it
+    /// brought. The order of the others does not change.
+    ///
+    /// # Panics
+    /// When the list is empty: there is nothing to wait for.
+    pub fn wait_any(pending: &mut Vec<Pending<R>>) -> (usize, Result<R>) {
+        assert!(!pending.is_empty(), "wait_any of no calls");
+        let ready = || pending.iter().position(Pending::is_ready);
+        let index = ready().unwrap_or_else(|| {
+            let first = &pending[0].waited.shared.core;
+            with_sleeper(|sleeper| {
+                for call in pending.iter() {
+                    call.waited.completion.wake_thread(&sleeper.waiter);
+                }
+                // Calls of other engines have their own drivers, and wake this thread.
+                first.wait(&|| ready().is_some(), None);
+            });
+            ready().unwrap_or(0)
+        });
+        let call = pending.remove(index);
+        (index, call.wait())
+    }
+
+    /// Blocks until all the calls have their results, in the order of the calls.
+    pub fn wait_all(pending: Vec<Pending<R>>) -> Vec<Result<R>> {
+        pending.into_iter().map(Pending::wait).collect()
+    }
+}
+
+impl<R: DeserializeOwned> Future for Pending<R> {
+    type Output = Result<R>;
+
+    /// # Panics
+    /// When polled again after it was ready.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<R>> {
+        if self.waited.completion.wake_task(context.waker()) {
+            return Poll::Pending;
+        }
+        match self.waited.take() {
+            Ok(answer) => Poll::Ready(self.waited.decode(answer)),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl<R> Drop for Pending<R> {
+    fn drop(&mut self) {
+        if !self.is_ready() {
+            self.cancel();
+        }
+    }
+}
+
+impl<R> fmt::Debug for Pending<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pending(`{}` at {:?}", self.waited.info.name, self.waited.endpoint)?;
+        f.write_str(if self.is_ready() { ", ready)" } else { ")" })
+    }
+}

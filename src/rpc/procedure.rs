@@ -1,0 +1,210 @@
+//! Calls, from the caller's end.
+
+use std::any::type_name;
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::codec;
+use super::pending::{Pending, Waited};
+use super::shape::Shape;
+use crate::engine::Shared;
+use crate::memory::{Region, Slice};
+use crate::progress::Completion;
+use crate::proto::{CallId, CallSpec, Content, Failure, Rejected};
+use crate::{Endpoint, Error, Result, Side};
+
+/// A name with its types, as this engine numbers it towards its peers.
+pub(crate) struct ProcedureInfo {
+    pub id: u32,
+    pub name: Arc<str>,
+    /// The shape of the result's type, once it is needed.
+    pub result: OnceLock<Shape>,
+}
+
+/// Every procedure that was ever asked for. Types count: the check of one pair of types says nothing of another.
+#[derive(Default)]
+pub(crate) struct Procedures {
+    known: Mutex<HashMap<(String, &'static str, &'static str), Arc<ProcedureInfo>>>,
+}
+
+impl Procedures {
+    fn intern(&self, name: &str, arguments: &'static str, result: &'static str) -> Arc<ProcedureInfo> {
+        let mut known = self.known.lock();
+        let id = known.len() as u32;
+        let make = || Arc::new(ProcedureInfo { id, name: name.into(), result: OnceLock::new() });
+        known.entry((name.to_owned(), arguments, result)).or_insert_with(make).clone()
+    }
+}
+
+/// Something that peers may define, with the types of its arguments and of its result. Made by
+/// [`Engine::procedure`](crate::Engine::procedure).
+///
+/// The types are compared with the peer's by their structure: field names and primitive types must agree, names of structs
+/// need not.
+pub struct Procedure<A: ?Sized, R> {
+    shared: Arc<Shared>,
+    info: Arc<ProcedureInfo>,
+    _types: PhantomData<fn(&A) -> R>,
+}
+
+impl<A: ?Sized, R> Procedure<A, R> {
+    pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Procedure<A, R> {
+        let info = shared.procedures.intern(name, type_name::<A>(), type_name::<R>());
+        Procedure { shared: shared.clone(), info, _types: PhantomData }
+    }
+
+    /// What peers define it as.
+    pub fn name(&self) -> &str {
+        &self.info.name
+    }
+
+    /// The procedure at an endpoint, ready to be called.
+    pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> Call<A, R> {
+        Call { procedure: self.clone(), endpoint: endpoint.as_ref().clone(), timeout: self.shared.limits.default_timeout }
+    }
+}
+
+impl<A: ?Sized, R> Clone for Procedure<A, R> {
+    fn clone(&self) -> Self {
+        Procedure { shared: self.shared.clone(), info: self.info.clone(), _types: PhantomData }
+    }
+}
+
+impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Procedure({}: {} -> {})", self.info.name, type_name::<A>(), type_name::<R>())
+    }
+}
+
+/// A procedure at an endpoint; made by [`Procedure::on`].
+pub struct Call<A: ?Sized, R> {
+    procedure: Procedure<A, R>,
+    endpoint: Endpoint,
+    timeout: Duration,
+}
+
+impl<A: ?Sized, R> Clone for Call<A, R> {
+    fn clone(&self) -> Self {
+        Call { procedure: self.procedure.clone(), endpoint: self.endpoint.clone(), timeout: self.timeout }
+    }
+}
+
+impl<A: ?Sized, R> fmt::Debug for Call<A, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Call({:?} on {:?}, {:?})", self.procedure, self.endpoint, self.timeout)
+    }
+}
+
+/// A deadline for a duration that may be beyond what the clock can say.
+pub(crate) fn deadline(now: Instant, timeout: Duration) -> Instant {
+    const LONG: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    now.checked_add(timeout).unwrap_or_else(|| now + LONG)
+}
+
+impl<A: Serialize + ?Sized, R> Call<A, R> {
+    /// How long the call may take, arguments and answer included; the server sees the time that is left. Without this it is
+    /// the engine's default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Calls, and blocks until the answer is here.
+    ///
+    /// # Errors
+    /// Any but those of listening and exposing; see [`Error`]. The call is made at most once, and never repeated by the
+    /// library.
+    pub fn call(&self, arguments: &A) -> Result<R>
+    where
+        R: DeserializeOwned,
+    {
+        let (waited, deadline) = self.begin(arguments, false, false)?;
+        waited.wait(Some(deadline))
+    }
+
+    /// Calls, and returns at once. The result comes through the [`Pending`]: wait for it, or await it.
+    ///
+    /// # Errors
+    /// What is known at once: arguments that can't be encoded or are too large, a finalized engine. The rest comes through
+    /// the `Pending`.
+    pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
+        let (waited, _) = self.begin(arguments, true, false)?;
+        Ok(Pending::new(waited))
+    }
+
+    /// Calls one way: no answer is sent. Returns when the arguments are on their way; where there is no connection, that is
+    /// when there is one.
+    ///
+    /// # Errors
+    /// What prevents sending: [`Error::Unreachable`], [`Error::MessageTooLarge`] and their like. Whether the handler runs,
+    /// and how it ends, is not known.
+    pub fn notify(&self, arguments: &A) -> Result<()> {
+        let (waited, deadline) = self.begin::<()>(arguments, false, true)?;
+        waited.sent(deadline)
+    }
+
+    fn begin<T>(&self, arguments: &A, timed: bool, one_way: bool) -> Result<(Waited<T>, Instant)> {
+        let shared = &self.procedure.shared;
+        let info = &self.procedure.info;
+        let completion = Completion::new();
+        let mut waited = Waited::new(shared, info, &self.endpoint, self.timeout, completion);
+        let now = Instant::now();
+        let deadline = deadline(now, self.timeout);
+        let id = codec::with_buffer(|buffer| {
+            let leases = codec::encode(arguments, buffer, shared).map_err(|reason| Error::Decode {
+                peer: self.endpoint.address(),
+                side: Side::Arguments,
+                name: info.name.to_string(),
+                reason,
+            })?;
+            let large = buffer.len() > shared.limits.eager;
+            let content = if large {
+                Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
+            } else {
+                Content::Small(buffer)
+            };
+            let spec = CallSpec {
+                peer: self.endpoint.peer(),
+                procedure: info.id,
+                name: &info.name,
+                provider: self.endpoint.provider_id(),
+                content,
+                shape: None,
+                leases,
+                deadline,
+                timed,
+                one_way,
+                waiter: waited.completion.clone(),
+            };
+            self.make(spec, arguments, now).map_err(|failure| waited.error(failure))
+        })?;
+        waited.id = id;
+        Ok((waited, deadline))
+    }
+
+    /// Makes the call; with the shape of the arguments, if the peer has not checked their type yet.
+    fn make(&self, spec: CallSpec<'_, crate::progress::Live>, arguments: &A, now: Instant) -> std::result::Result<CallId, Failure> {
+        let core = &self.procedure.shared.core;
+        match core.exec(|proto| proto.call(spec, now)) {
+            Ok(id) => Ok(id),
+            Err(Rejected::Failed(failure)) => Err(failure),
+            Err(Rejected::NeedShape(mut spec)) => {
+                let shape = Shape::of_value(arguments);
+                let mut bytes = Vec::new();
+                shape.encode(&mut bytes);
+                spec.shape = Some((&bytes, shape.is_complete()));
+                core.exec(|proto| proto.call(spec, now)).map_err(|rejected| match rejected {
+                    Rejected::Failed(failure) => failure,
+                    Rejected::NeedShape(_) => unreachable!("the shape was given"),
+                })
+            }
+        }
+    }
+}

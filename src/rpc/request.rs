@@ -1,0 +1,186 @@
+//! A call, from the server's end.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::codec;
+use super::shape::Shape;
+use crate::engine::Shared;
+use crate::memory::{Region, Slice};
+use crate::progress::{Live, error_of};
+use crate::proto::{Content, Failure, Incoming, Reply, RequestId, Status};
+use crate::{Endpoint, Engine, Error, Result, Side};
+
+/// Who called, what, and until when.
+#[derive(Clone)]
+pub struct Request {
+    engine: Engine,
+    endpoint: Endpoint,
+    id: RequestId,
+    name: Arc<str>,
+    provider: u16,
+    deadline: Option<Instant>,
+    one_way: bool,
+    want_shape: bool,
+}
+
+impl Request {
+    pub(super) fn new(shared: &Arc<Shared>, incoming: &Incoming<Live>) -> Request {
+        Request {
+            engine: Engine::from_shared(shared.clone()),
+            endpoint: Endpoint::new(shared.clone(), incoming.peer.clone(), 0),
+            id: incoming.request,
+            name: incoming.name.clone(),
+            provider: incoming.provider,
+            deadline: incoming.deadline,
+            one_way: incoming.one_way,
+            want_shape: incoming.want_shape,
+        }
+    }
+
+    /// The engine that was called.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Who called: bulks that came with the call are its own, and it can be called in turn.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// When the caller gives up.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// The time that the caller still waits; zero when it has given up. Without a deadline, the longest there is.
+    pub fn remaining(&self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// True when nobody takes the answer any more: the caller cancelled, gave up at its deadline, or went away.
+    pub fn is_cancelled(&self) -> bool {
+        self.remaining().is_zero() || !self.engine.shared().core.look(|proto| proto.is_wanted(self.id))
+    }
+
+    /// The name that the procedure was called by.
+    pub fn procedure(&self) -> &str {
+        &self.name
+    }
+
+    /// The provider that was called.
+    pub fn provider_id(&self) -> u16 {
+        self.provider
+    }
+
+    /// True when the caller wants no answer.
+    pub fn is_one_way(&self) -> bool {
+        self.one_way
+    }
+
+    pub(super) fn id(&self) -> RequestId {
+        self.id
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Request(`{}` of provider {} by {:?})", self.name, self.provider, self.endpoint)
+    }
+}
+
+/// The right, and the duty, to answer one call. It can be kept, and given to another thread.
+///
+/// Dropped unanswered, the caller gets [`Error::NoResponse`].
+pub struct Responder<R> {
+    request: Request,
+    answered: bool,
+    _result: PhantomData<fn(&R)>,
+}
+
+impl<R> Responder<R> {
+    /// A request counts as in progress from here to the answer.
+    pub(super) fn new(request: Request) -> Responder<R> {
+        request.engine.shared().finalizing().enter();
+        Responder { request, answered: false, _result: PhantomData }
+    }
+
+    /// The call that is to be answered.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Answers that the procedure failed: the caller gets [`Error::Failed`] with the message.
+    pub fn fail(self, message: impl Into<String>) {
+        let _ = self.refuse(Status::Failed(Status::clip(message.into())));
+    }
+
+    pub(super) fn refuse(mut self, status: Status) -> Result<()> {
+        self.answer(Err(status))
+    }
+
+    fn answer(&mut self, reply: std::result::Result<Reply<'_, Live>, Status>) -> Result<()> {
+        self.answered = true;
+        let request = &self.request;
+        request.engine.shared().core.exec(|proto| proto.respond(request.id, reply)).map_err(|failure| self.error(failure))
+    }
+
+    fn error(&self, failure: Failure) -> Error {
+        let Request { name, endpoint, provider, .. } = &self.request;
+        error_of(failure, &endpoint.address(), format!("answer to `{name}`"), name, Duration::ZERO, *provider)
+    }
+}
+
+impl<R: Serialize> Responder<R> {
+    /// Answers.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] when nobody takes the answer any more, [`Error::MessageTooLarge`] (the caller gets it too), and
+    /// [`Error::Decode`] for a value that can't be encoded.
+    pub fn respond(mut self, result: &R) -> Result<()> {
+        let shared = self.request.engine.shared().clone();
+        codec::with_buffer(|buffer| {
+            if self.request.one_way {
+                return self.answer(Ok(Reply { content: Content::Small(&[]), shape: &[], leases: Vec::new() }));
+            }
+            let leases = match codec::encode(result, buffer, &shared) {
+                Ok(leases) => leases,
+                Err(reason) => {
+                    let reason = format!("the result can't be encoded: {reason}");
+                    let _ = self.answer(Err(Status::Decode(Status::clip(reason.clone()))));
+                    let Request { name, endpoint, .. } = &self.request;
+                    return Err(Error::Decode { peer: endpoint.address(), side: Side::Result, name: name.to_string(), reason });
+                }
+            };
+            let mut shape = Vec::new();
+            if self.request.want_shape {
+                Shape::of_value(result).encode(&mut shape);
+            }
+            let content = if buffer.len() > shared.limits.eager {
+                Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
+            } else {
+                Content::Small(buffer)
+            };
+            self.answer(Ok(Reply { content, shape: &shape, leases }))
+        })
+    }
+}
+
+impl<R> Drop for Responder<R> {
+    fn drop(&mut self) {
+        if !self.answered {
+            let _ = self.answer(Err(Status::NoResponse));
+        }
+        self.request.engine.shared().finalizing().leave();
+    }
+}
+
+impl<R> fmt::Debug for Responder<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Responder({:?})", self.request)
+    }
+}

@@ -1,0 +1,67 @@
+//! What an engine makes of its peers' requests.
+
+use std::sync::{Arc, Weak};
+
+use super::define::Found;
+use crate::engine::Shared;
+use crate::progress::{Job, Live, Service, Work};
+use crate::proto::{Incoming, RequestId, Status};
+use crate::Engine;
+
+/// The engine, as progress knows it. It keeps nothing alive.
+pub(crate) struct EngineService {
+    shared: Weak<Shared>,
+}
+
+impl EngineService {
+    pub(crate) fn new(shared: &Arc<Shared>) -> EngineService {
+        EngineService { shared: Arc::downgrade(shared) }
+    }
+}
+
+impl Service for EngineService {
+    fn request(&self, incoming: Incoming<Live>) -> Option<Job> {
+        let shared = self.shared.upgrade()?;
+        let status = match shared.registry.find(incoming.provider, &incoming.name) {
+            Found::Entry(entry) => return Some(Job::new(entry.kind, Work::Request(entry.handler, incoming))),
+            Found::NoProcedure => Status::NoSuchProcedure,
+            Found::NoProvider => Status::NoSuchProvider,
+        };
+        tracing::debug!(target: "calomel::rpc", name = %incoming.name, provider = incoming.provider, ?status, "a call of nothing");
+        shared.core.exec(|proto| {
+            proto.release(incoming.link, incoming.leases);
+            // That the caller may be gone already changes nothing here.
+            let _ = proto.respond(incoming.request, Err(status));
+        });
+        None
+    }
+
+    fn cancelled(&self, request: RequestId) {
+        if let Some(shared) = self.shared.upgrade() {
+            let task = shared.tasks.lock().remove(&request);
+            // Dropped without the lock: the future may hold anything.
+            drop(task);
+        }
+    }
+
+    fn stale(&self, token: u128) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.copies.expire(token);
+        }
+    }
+
+    fn shutdown_asked(&self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let engine = Engine::from_shared(shared);
+        // Whoever drives must go on driving: the answer is not out yet.
+        let name = "calomel-shutdown".to_owned();
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            if let Err(error) = engine.finalize() {
+                tracing::warn!(target: "calomel::engine", %error, "remote shutdown");
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::error!(target: "calomel::engine", %error, "can't start the thread that finalizes");
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! What the runs of a `Deserialize` have found out about a type, and what the next run should try.
+//!
+//! The nodes are positions in the type. A named type that stands at several positions is traced
+//! once and linked to, which also closes recursive types into cycles. Every run makes up one value
+//! of the whole type; it heads for what is not known yet, and elsewhere does what has worked
+//! before. A run that fails is no harm: what it saw on its way stays known.
+
+mod plan;
+mod view;
+
+use std::collections::HashMap;
+
+use super::{Leaf, MAX_DEPTH, MAX_NODES};
+
+/// Calls to a deserializer in all. A type of some dozens of parts and variants takes some hundreds.
+const MAX_STEPS: usize = 16 * 1024;
+
+/// Nodes while tracing. More than [`MAX_NODES`], because not all of them end up in the shape.
+const MAX_POSITIONS: usize = 4 * MAX_NODES;
+
+/// Deepest nesting of a run. Deeper than [`MAX_DEPTH`], because newtypes add no level to the shape.
+const MAX_NESTING: usize = 2 * MAX_DEPTH;
+
+/// Made-up values that a type may refuse before it is given up.
+const MAX_FAILS: u32 = 8;
+
+/// Runs that bring nothing new before tracing ends. They make values up differently, in case
+/// something depends on them.
+const MAX_IDLE: usize = 8;
+
+/// As many when nothing is known to be missing.
+const MAX_IDLE_AT_END: usize = 4;
+
+/// Links and alternatives that are followed. Real types need two or three.
+const MAX_HOPS: usize = 8;
+
+pub(super) type Id = usize;
+
+/// The position of the type itself.
+pub(super) const ROOT: Id = 0;
+
+/// What a `Deserialize` asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    /// Nothing yet.
+    New,
+    /// Something that postcard cannot decode either, or that is too deep.
+    Opaque,
+    Leaf(Leaf),
+    Option,
+    Seq,
+    Map,
+    Tuple(usize),
+    /// Name and fields. With `#[serde(alias)]` the aliases stand among the fields.
+    Struct(&'static str, &'static [&'static str]),
+    /// Name and variants, with aliases as above.
+    Enum(&'static str, &'static [&'static str]),
+    /// What is traced at another position.
+    Link(Id),
+}
+
+/// Tells one type from another, as well as it can be told without `'static`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    visitor: &'static str,
+    size: usize,
+    name: &'static str,
+    parts: &'static [&'static str],
+}
+
+impl Key {
+    /// The key of the type that `V` reads; `None` where `V` hides it.
+    pub(super) fn of<V, T>(name: &'static str, parts: &'static [&'static str]) -> Option<Key> {
+        let visitor = std::any::type_name::<V>();
+        // Behind `dyn Visitor` (erased-serde) all types look the same.
+        (!visitor.contains("dyn ")).then_some(Key {
+            visitor,
+            size: size_of::<T>(),
+            name,
+            parts,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Node {
+    kind: Kind,
+    /// Positions of the parts, as far as they were reached. Map: key, value. Enum: the contents of
+    /// the variants.
+    children: Vec<Id>,
+    /// Tuple, struct: parts that are asked for. Enum: variants that exist. At first what was
+    /// declared.
+    count: usize,
+    /// Tuple: so many leading elements share the first child, since their types are the same.
+    shared: usize,
+    /// Tuple: the type of the seed of the first element.
+    seed: &'static str,
+    tries: Vec<Tries>,
+    /// Enum: the variant that worked first. It cannot contain the enum itself: the end of every
+    /// recursion.
+    base: Option<usize>,
+    /// Taken when another run asks for another kind at the same position.
+    alternative: Option<Id>,
+    /// The alternative that this run, or the last one that came here, asked for.
+    current: Id,
+    /// The visitor returned a value.
+    visited: bool,
+    /// The type that stands here was made up: after the visitor there may be a validation.
+    accepted: bool,
+    /// Made-up values that were refused before one was accepted.
+    fails: u32,
+    /// So many calls are in progress here; two or more in a recursion.
+    active: u32,
+    /// There is something left to find out, here or below.
+    live: bool,
+    /// No value can be made up for this.
+    doomed: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Tries {
+    count: u32,
+    ok: bool,
+}
+
+impl Node {
+    fn new(id: Id) -> Node {
+        Node {
+            kind: Kind::New,
+            children: Vec::new(),
+            count: 0,
+            shared: 0,
+            seed: "",
+            tries: Vec::new(),
+            base: None,
+            alternative: None,
+            current: id,
+            visited: false,
+            accepted: false,
+            fails: 0,
+            active: 0,
+            live: true,
+            doomed: false,
+        }
+    }
+
+    fn untested(&self) -> bool {
+        !self.accepted && self.fails < MAX_FAILS
+    }
+
+    fn given_up(&self) -> bool {
+        !self.accepted && self.fails >= MAX_FAILS
+    }
+
+    /// `true` if the next attempt is another one.
+    fn refuse(&mut self) -> bool {
+        let untested = self.untested();
+        self.fails += u32::from(untested);
+        untested
+    }
+
+    /// The child at `index` of a tuple, struct or enum, if a run has come there.
+    fn child(&self, index: usize) -> Option<Id> {
+        if index < self.shared {
+            self.children.first()
+        } else {
+            self.children.get(index)
+        }
+        .copied()
+    }
+}
+
+/// The state of a trace.
+pub(super) struct Graph {
+    nodes: Vec<Node>,
+    homes: HashMap<Key, Id>,
+    steps: usize,
+    runs: usize,
+    idle: usize,
+    /// This run brought something new.
+    progress: bool,
+    depth: usize,
+    /// Refused values of the node and those above it: each time all of them are made up
+    /// differently.
+    attempt: u32,
+    /// Numbers made up in this run.
+    made_up: u8,
+    /// The failure that is on its way up has been put down to a node already.
+    blamed: bool,
+}
+
+/// What [`Graph::enter`] changed and [`Graph::leave`] puts back.
+pub(super) struct Entered {
+    pub(super) id: Id,
+    depth: usize,
+    attempt: u32,
+}
+
+impl Graph {
+    pub(super) fn new() -> Graph {
+        Graph {
+            nodes: vec![Node::new(ROOT)],
+            homes: HashMap::new(),
+            steps: 0,
+            runs: 0,
+            idle: 0,
+            progress: false,
+            depth: 0,
+            attempt: 0,
+            made_up: 0,
+            blamed: false,
+        }
+    }
+
+    /// Prepares for another run; `false` when there is nothing more to find out, or no more to be
+    /// spent.
+    pub(super) fn begin_run(&mut self) -> bool {
+        self.idle = if self.progress || self.runs == 0 {
+            0
+        } else {
+            self.idle + 1
+        };
+        self.runs += 1;
+        self.progress = false;
+        self.attempt = self.idle as u32;
+        self.made_up = 0;
+        self.blamed = false;
+        self.survey();
+        let enough = if self.nodes[ROOT].live {
+            MAX_IDLE
+        } else {
+            MAX_IDLE_AT_END
+        };
+        self.steps < MAX_STEPS && self.idle <= enough
+    }
+
+    /// Starts on what is asked for at a position: a call, a level deeper. `None` if it cannot be
+    /// answered.
+    pub(super) fn enter(&mut self, at: Id, key: Option<Key>, kind: Kind) -> Option<Entered> {
+        let id = self.settle(at, key, kind);
+        let Some(id) = id.filter(|_| kind != Kind::Opaque) else {
+            self.blamed = true;
+            return None;
+        };
+        let entered = Entered {
+            id,
+            depth: self.depth,
+            attempt: self.attempt,
+        };
+        self.depth += 1;
+        let position = self.nodes[at].current;
+        self.attempt += self.nodes[position].fails
+            + if id == position {
+                0
+            } else {
+                self.nodes[id].fails
+            };
+        self.nodes[id].active += 1;
+        Some(entered)
+    }
+
+    /// Ends what [`enter`](Self::enter) began. A failure is put down to the innermost node that saw
+    /// one.
+    pub(super) fn leave(&mut self, entered: Entered, ok: bool) {
+        (self.depth, self.attempt) = (entered.depth, entered.attempt);
+        let node = &mut self.nodes[entered.id];
+        node.active -= 1;
+        if ok {
+            self.progress |= !node.visited;
+            node.visited = true;
+        } else if !self.blamed {
+            self.progress |= node.refuse();
+        }
+        self.blamed = !ok;
+    }
+
+    /// Notes whether the type at a position was made up. If not, and nothing below is to blame, a
+    /// validation after the visitor refused the value.
+    pub(super) fn judge(&mut self, at: Id, ok: bool) {
+        let current = self.nodes[at].current;
+        let node = &mut self.nodes[current];
+        if ok {
+            self.progress |= !node.accepted;
+            node.accepted = true;
+        } else if !self.blamed {
+            self.progress |= node.refuse();
+        }
+        self.blamed = !ok;
+    }
+
+    /// Goes through a newtype, which adds nothing to the shape: returns the position of what is
+    /// inside. The way back is [`leave_newtype`](Self::leave_newtype).
+    pub(super) fn enter_newtype(&mut self, at: Id, key: Option<Key>) -> Option<Id> {
+        let inside = if self.spend(at) {
+            self.home(at, key)
+        } else {
+            None
+        };
+        match inside {
+            Some(_) => self.depth += 1,
+            None => self.blamed = true,
+        }
+        inside
+    }
+
+    pub(super) fn leave_newtype(&mut self) {
+        self.depth -= 1;
+    }
+
+    fn home(&mut self, at: Id, key: Option<Key>) -> Option<Id> {
+        let Some(key) = key else { return Some(at) };
+        match self.homes.get(&key) {
+            Some(&home) if home != at => self.alternative(at, Kind::Link(home)).map(|_| home),
+            Some(_) => Some(at),
+            None => {
+                // At a position that has been something else, others of this type would inherit the
+                // conflict.
+                if self.nodes[at].kind == Kind::New {
+                    self.homes.insert(key, at);
+                }
+                Some(at)
+            }
+        }
+    }
+
+    /// The node where `kind` is traced when it is asked for at `at`.
+    fn settle(&mut self, at: Id, key: Option<Key>, kind: Kind) -> Option<Id> {
+        if !self.spend(at) {
+            return None;
+        }
+        let Some(key) = key else {
+            return self.alternative(at, kind);
+        };
+        match self.homes.get(&key) {
+            Some(&home) if home != at => {
+                self.alternative(at, Kind::Link(home))?;
+                self.alternative(home, kind)
+            }
+            Some(_) => self.alternative(at, kind),
+            None => {
+                let home = self.alternative(at, kind)?;
+                self.homes.insert(key, home);
+                Some(home)
+            }
+        }
+    }
+
+    /// Counts a step. `false` if it goes too far.
+    fn spend(&mut self, at: Id) -> bool {
+        self.steps += 1;
+        let too_deep = self.depth >= MAX_NESTING;
+        if too_deep && self.nodes[at].kind == Kind::New {
+            self.nodes[at].kind = Kind::Opaque;
+            self.progress = true;
+        }
+        !too_deep && self.steps <= MAX_STEPS
+    }
+
+    /// The node of `kind` at a position, among those that were asked for there in other runs.
+    fn alternative(&mut self, at: Id, kind: Kind) -> Option<Id> {
+        let mut id = at;
+        for _ in 0..MAX_HOPS {
+            if self.nodes[id].kind == Kind::New {
+                self.nodes[id].kind = kind;
+                self.nodes[id].count = match kind {
+                    Kind::Tuple(len) => len,
+                    Kind::Struct(_, parts) | Kind::Enum(_, parts) => parts.len(),
+                    _ => 0,
+                };
+                self.progress = true;
+            }
+            if self.nodes[id].kind == kind {
+                self.nodes[at].current = id;
+                return Some(id);
+            }
+            id = match self.nodes[id].alternative {
+                Some(next) => next,
+                None => {
+                    let next = self.allocate()?;
+                    self.nodes[id].alternative = Some(next);
+                    next
+                }
+            };
+        }
+        None
+    }
+
+    fn allocate(&mut self) -> Option<Id> {
+        if self.nodes.len() == MAX_POSITIONS {
+            return None;
+        }
+        let id = self.nodes.len();
+        self.nodes.push(Node::new(id));
+        Some(id)
+    }
+
+    /// The position of a part.
+    pub(super) fn child(&mut self, id: Id, index: usize) -> Option<Id> {
+        while self.nodes[id].children.len() <= index {
+            let Some(child) = self.allocate() else {
+                self.blamed = true;
+                return None;
+            };
+            self.nodes[id].children.push(child);
+        }
+        Some(self.nodes[id].children[index])
+    }
+
+    /// The position of an element of a tuple. The elements of an array are one position, so that a
+    /// long array costs no more than a short one.
+    pub(super) fn element(&mut self, id: Id, index: usize, seed: &'static str) -> Option<Id> {
+        let node = &mut self.nodes[id];
+        if index == 0 {
+            node.seed = seed;
+        }
+        // `PhantomData<T>` is the seed that reads a `T` and knows nothing else.
+        let alike = node.seed == seed && seed.starts_with("core::marker::PhantomData<");
+        if alike && index <= node.shared.max(1) && node.children.len() <= 1 {
+            node.shared = node.shared.max(index + 1);
+            return self.child(id, 0);
+        }
+        if node.children.len() == 1 {
+            node.children.resize(node.shared.max(1), node.children[0]);
+        }
+        self.child(id, index)
+    }
+
+    /// Notes that a tuple or struct took all it wanted, which was `count` parts.
+    pub(super) fn asked_for(&mut self, id: Id, count: usize) {
+        self.nodes[id].count = count;
+    }
+}

@@ -1,0 +1,213 @@
+//! What the next run should try.
+
+use super::{Graph, Id, Kind, MAX_FAILS, Node, Tries};
+use crate::rpc::shape::MAX_DEPTH;
+
+/// From here on runs make up small values (`None`, empty sequences), to come to an end.
+const DEEP: usize = MAX_DEPTH;
+
+/// Runs through a variant that has never worked before it is given up. More than [`MAX_FAILS`], for
+/// it may have to wait until the other variants, which its content needs, are known.
+const MAX_TRIES: u32 = 2 * MAX_FAILS;
+
+impl Graph {
+    /// Finds out, for all nodes, which are doomed and which are live. Both are least fixed points,
+    /// for there are cycles; children mostly come after their parents, so the reverse order settles
+    /// them in a pass or two.
+    pub(super) fn survey(&mut self) {
+        for node in &mut self.nodes {
+            (node.live, node.doomed) = (false, false);
+        }
+        loop {
+            let mut changed = false;
+            for id in (0..self.nodes.len()).rev() {
+                if !self.nodes[id].doomed && self.is_doomed(id) {
+                    self.nodes[id].doomed = true;
+                    changed = true;
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        loop {
+            let mut changed = false;
+            for id in (0..self.nodes.len()).rev() {
+                if !self.nodes[id].live && self.is_live(id) {
+                    self.nodes[id].live = true;
+                    changed = true;
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+    }
+
+    fn is_doomed(&self, id: Id) -> bool {
+        let node = &self.nodes[id];
+        let doomed = |id: &Id| self.nodes[*id].doomed;
+        let below = match node.kind {
+            Kind::New | Kind::Leaf(_) | Kind::Option | Kind::Seq | Kind::Map => false,
+            Kind::Opaque => true,
+            Kind::Link(home) => doomed(&home),
+            Kind::Tuple(_) | Kind::Struct(..) => node.children.iter().any(doomed),
+            Kind::Enum(..) => (0..node.count).all(|variant| {
+                node.tries.get(variant).is_some_and(|tries| {
+                    doomed(&node.children[variant]) || (!tries.ok && tries.count >= MAX_TRIES)
+                })
+            }),
+        };
+        (below || node.given_up())
+            && node
+                .alternative
+                .is_none_or(|alternative| doomed(&alternative))
+    }
+
+    fn is_live(&self, id: Id) -> bool {
+        let node = &self.nodes[id];
+        let live = |id: &Id| self.nodes[*id].live;
+        let own = match node.kind {
+            Kind::Opaque => false,
+            Kind::New | Kind::Leaf(_) => node.untested(),
+            Kind::Link(home) => node.untested() || live(&home),
+            Kind::Option | Kind::Seq | Kind::Map => {
+                node.untested() || node.children.iter().any(live)
+            }
+            Kind::Tuple(_) | Kind::Struct(..) => {
+                // Nothing behind a doomed part is ever reached.
+                let end = node
+                    .children
+                    .iter()
+                    .position(|child| live(child) || self.nodes[*child].doomed);
+                end.map_or(node.untested(), |end| live(&node.children[end]))
+            }
+            Kind::Enum(..) => {
+                !node.given_up() && (0..node.count).any(|variant| self.is_open(node, variant))
+            }
+        };
+        own || node
+            .alternative
+            .is_some_and(|alternative| live(&alternative))
+    }
+
+    /// Whether a variant is worth a run.
+    fn is_open(&self, node: &Node, variant: usize) -> bool {
+        node.tries.get(variant).is_none_or(|tries| {
+            let content = &self.nodes[node.children[variant]];
+            !content.doomed && (tries.ok || tries.count < MAX_TRIES) && (!tries.ok || content.live)
+        })
+    }
+
+    /// Whether the node is its own descendant in this run: time to come to an end.
+    fn is_reentered(&self, id: Id) -> bool {
+        self.nodes[id].active > 1
+    }
+
+    /// Whether this run should go there to find something out. When nothing came of that, every
+    /// other run goes around it, to what may lie behind.
+    fn is_worth_a_visit(&self, id: Id) -> bool {
+        self.nodes[id].live && self.idle.is_multiple_of(2)
+    }
+
+    /// Whether an option should be `Some`.
+    pub(crate) fn choose_some(&self, id: Id, inner: Id) -> bool {
+        !self.is_reentered(id)
+            && (self.is_worth_a_visit(inner)
+                || (!self.nodes[inner].doomed
+                    && self.depth < DEEP
+                    && self.attempt.is_multiple_of(2)))
+    }
+
+    /// How many elements a sequence or map should have, one of whose parts is at each of `parts`.
+    pub(crate) fn choose_length(&self, id: Id, parts: &[Id]) -> usize {
+        let length = [1, 0, 2, 3, 4, 16, 8, 32][self.attempt as usize % 8];
+        if self.is_reentered(id) {
+            0
+        } else if parts.iter().any(|&part| self.is_worth_a_visit(part)) {
+            length.max(1)
+        } else if self.depth >= DEEP || parts.iter().any(|&part| self.nodes[part].doomed) {
+            0
+        } else {
+            length
+        }
+    }
+
+    /// The variant that this run should take, with the position of its content.
+    pub(crate) fn choose_variant(&mut self, id: Id) -> Option<(usize, Id)> {
+        let chosen = self.pick_variant(&self.nodes[id]);
+        let content = chosen.and_then(|variant| self.child(id, variant));
+        let (Some(variant), Some(content)) = (chosen, content) else {
+            self.blamed = true;
+            return None;
+        };
+        let node = &mut self.nodes[id];
+        if node.tries.len() <= variant {
+            node.tries.resize(variant + 1, Tries::default());
+        }
+        let tries = &mut node.tries[variant];
+        tries.count = tries.count.saturating_add(1);
+        self.progress |= !tries.ok && tries.count <= MAX_TRIES;
+        Some((variant, content))
+    }
+
+    fn pick_variant(&self, node: &Node) -> Option<usize> {
+        if node.active > 1 {
+            return node.base;
+        }
+        let tried = |variant: &usize| node.tries.get(*variant).map_or(0, |tries| tries.count);
+        let open = (0..node.count)
+            .filter(|&variant| self.is_open(node, variant))
+            .min_by_key(tried);
+        if open.is_some() && (self.idle.is_multiple_of(2) || node.base.is_none()) {
+            return open;
+        }
+        // When runs bring nothing new, something else may depend on the variant taken here.
+        let works: Vec<usize> = (0..node.tries.len())
+            .filter(|&variant| node.tries[variant].ok)
+            .collect();
+        if self.idle == 0 || works.is_empty() {
+            node.base
+        } else {
+            Some(works[self.idle % works.len()])
+        }
+    }
+
+    /// Notes that a variant was made up.
+    pub(crate) fn variant_works(&mut self, id: Id, variant: usize) {
+        let node = &mut self.nodes[id];
+        node.tries[variant].ok = true;
+        node.base.get_or_insert(variant);
+    }
+
+    /// Notes that there is no variant of this index: the names had aliases among them.
+    pub(crate) fn no_such_variant(&mut self, id: Id, variant: usize) {
+        self.nodes[id].count = variant;
+        if variant == 0 {
+            self.nodes[id].kind = Kind::Opaque;
+        }
+        self.progress = true;
+        self.blamed = true;
+    }
+
+    /// Which of the made-up values a leaf should present.
+    pub(crate) fn attempt(&self) -> usize {
+        self.attempt as usize
+    }
+
+    /// A made-up number. At first 1, which most validations accept: it is not zero, is its own
+    /// product with others of its kind, is a day, a month and a length.
+    pub(crate) fn number(&mut self) -> u8 {
+        self.made_up = (self.made_up + 1) % 32;
+        match self.attempt % 8 {
+            0 => 1,
+            1 => 0,
+            2 => 2 + self.made_up,
+            3 => 100 - self.made_up,
+            4 => 2,
+            5 => 4,
+            6 => 12,
+            _ => 100,
+        }
+    }
+}

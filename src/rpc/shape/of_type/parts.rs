@@ -1,0 +1,167 @@
+//! The parts of what is made up: elements, entries, variants.
+
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
+
+use super::{Refused, ask};
+use crate::rpc::shape::graph::{Graph, Id};
+
+/// The parts of a tuple or struct.
+pub(super) struct Parts<'g> {
+    pub(super) graph: &'g mut Graph,
+    pub(super) id: Id,
+    pub(super) len: usize,
+    pub(super) next: usize,
+    pub(super) is_tuple: bool,
+}
+
+impl<'de> de::SeqAccess<'de> for Parts<'_> {
+    type Error = Refused;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, Refused> {
+        if self.next == self.len {
+            return Ok(None);
+        }
+        let part = if self.is_tuple {
+            self.graph
+                .element(self.id, self.next, std::any::type_name::<S>())
+        } else {
+            self.graph.child(self.id, self.next)
+        };
+        self.next += 1;
+        ask(self.graph, part.ok_or(Refused)?, |tracer| {
+            seed.deserialize(tracer)
+        })
+        .map(Some)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.len - self.next)
+    }
+}
+
+/// The elements of a sequence.
+pub(super) struct Elements<'g> {
+    pub(super) graph: &'g mut Graph,
+    pub(super) element: Id,
+    pub(super) left: usize,
+}
+
+impl<'de> de::SeqAccess<'de> for Elements<'_> {
+    type Error = Refused;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, Refused> {
+        let Some(left) = self.left.checked_sub(1) else {
+            return Ok(None);
+        };
+        self.left = left;
+        ask(self.graph, self.element, |tracer| seed.deserialize(tracer)).map(Some)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.left)
+    }
+}
+
+/// The entries of a map.
+pub(super) struct Entries<'g> {
+    pub(super) graph: &'g mut Graph,
+    pub(super) key: Id,
+    pub(super) value: Id,
+    pub(super) left: usize,
+}
+
+impl<'de> de::MapAccess<'de> for Entries<'_> {
+    type Error = Refused;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, Refused> {
+        let Some(left) = self.left.checked_sub(1) else {
+            return Ok(None);
+        };
+        self.left = left;
+        ask(self.graph, self.key, |tracer| seed.deserialize(tracer)).map(Some)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Refused> {
+        ask(self.graph, self.value, |tracer| seed.deserialize(tracer))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.left)
+    }
+}
+
+/// The variant that this run takes.
+pub(super) struct Choice<'g> {
+    pub(super) graph: &'g mut Graph,
+    pub(super) id: Id,
+    pub(super) variant: usize,
+    pub(super) content: Id,
+}
+
+impl<'de, 'g> de::EnumAccess<'de> for Choice<'g> {
+    type Error = Refused;
+    type Variant = Content<'g>;
+
+    fn variant_seed<S: DeserializeSeed<'de>>(
+        self,
+        seed: S,
+    ) -> Result<(S::Value, Content<'g>), Refused> {
+        let index: de::value::U32Deserializer<Refused> = (self.variant as u32).into_deserializer();
+        match seed.deserialize(index) {
+            Ok(value) => Ok((
+                value,
+                Content {
+                    graph: self.graph,
+                    at: self.content,
+                },
+            )),
+            Err(refused) => {
+                self.graph.no_such_variant(self.id, self.variant);
+                Err(refused)
+            }
+        }
+    }
+}
+
+/// What the variant contains.
+pub(super) struct Content<'g> {
+    pub(super) graph: &'g mut Graph,
+    pub(super) at: Id,
+}
+
+impl<'de> de::VariantAccess<'de> for Content<'_> {
+    type Error = Refused;
+
+    fn unit_variant(self) -> Result<(), Refused> {
+        ask(self.graph, self.at, |tracer| <()>::deserialize(tracer))
+    }
+
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Refused> {
+        ask(self.graph, self.at, |tracer| seed.deserialize(tracer))
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, Refused> {
+        ask(self.graph, self.at, |tracer| {
+            tracer.deserialize_tuple(len, visitor)
+        })
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Refused> {
+        ask(self.graph, self.at, |tracer| {
+            tracer.deserialize_struct("", fields, visitor)
+        })
+    }
+}

@@ -1,0 +1,1541 @@
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, LinkedList, VecDeque};
+use std::ffi::{CString, OsString};
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::{NonZeroI8, NonZeroU32, NonZeroU128, Wrapping};
+use std::ops::{Bound, Range, RangeInclusive};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use proptest::prelude::*;
+use serde::de::{
+    self, DeserializeOwned, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor,
+};
+use serde::ser::{SerializeSeq, SerializeStruct, SerializeTuple, Serializer};
+use serde::{Deserialize, Serialize};
+
+use super::*;
+
+fn text_of<T: DeserializeOwned>() -> String {
+    Shape::of_type::<T>().to_string()
+}
+
+fn text<T: Serialize + ?Sized>(value: &T) -> String {
+    Shape::of_value(value).to_string()
+}
+
+fn encoded(shape: &Shape) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    shape.encode(&mut bytes);
+    bytes
+}
+
+/// A shape that kept its limits comes back from the wire as it was.
+fn sent(shape: &Shape) -> Shape {
+    let received =
+        Shape::decode(&encoded(shape)).unwrap_or_else(|| panic!("cannot decode {shape}"));
+    assert_eq!(&received, shape);
+    received
+}
+
+/// The whole way of a value: the receiver's type accepts it, and postcard agrees.
+#[track_caller]
+fn travels_as<A: Serialize, B: DeserializeOwned>(value: &A) {
+    let (ty, shape) = (sent(&Shape::of_type::<B>()), sent(&Shape::of_value(value)));
+    assert!(ty.accepts(&shape), "{ty} refuses {shape}");
+    let bytes = postcard::to_stdvec(value).unwrap();
+    let (_, rest) = postcard::take_from_bytes::<B>(&bytes).unwrap();
+    assert!(rest.is_empty());
+}
+
+#[track_caller]
+fn travels<T: Serialize + DeserializeOwned>(value: T) {
+    travels_as::<T, T>(&value);
+}
+
+#[track_caller]
+fn refused<B: DeserializeOwned>(value: &(impl Serialize + ?Sized)) {
+    let (ty, shape) = (sent(&Shape::of_type::<B>()), sent(&Shape::of_value(value)));
+    assert!(!ty.accepts(&shape), "{ty} accepts {shape}");
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Point {
+    x: f64,
+    y: f64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Unit;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Empty {}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Meters(f64);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Pair(i32, String);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Wrapper<T> {
+    inner: T,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Event {
+    Quit,
+    Key(char),
+    Click(i32, i32),
+    Resize { width: u32, height: u32 },
+    Nested(Inner),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Inner {
+    A(Vec<u8>),
+    B { point: Option<Point> },
+    C,
+}
+
+/// An array longer than serde's own, as serde-big-array writes and reads it.
+struct Array<const N: usize>([u8; N]);
+
+impl<const N: usize> Serialize for Array<N> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut elements = serializer.serialize_tuple(N)?;
+        for element in &self.0 {
+            elements.serialize_element(element)?;
+        }
+        elements.end()
+    }
+}
+
+impl<'de, const N: usize> Deserialize<'de> for Array<N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader<const N: usize>;
+        impl<'de, const N: usize> Visitor<'de> for Reader<N> {
+            type Value = Array<N>;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{N} bytes")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Array<N>, A::Error> {
+                let mut array = [0; N];
+                for element in &mut array {
+                    *element = elements
+                        .next_element()?
+                        .ok_or_else(|| de::Error::custom("too short"))?;
+                }
+                Ok(Array(array))
+            }
+        }
+        deserializer.deserialize_tuple(N, Reader)
+    }
+}
+
+fn events() -> Vec<Event> {
+    vec![
+        Event::Quit,
+        Event::Key('x'),
+        Event::Click(1, 2),
+        Event::Resize {
+            width: 1,
+            height: 2,
+        },
+        Event::Nested(Inner::A(vec![1])),
+        Event::Nested(Inner::B { point: None }),
+        Event::Nested(Inner::B {
+            point: Some(Point::default()),
+        }),
+        Event::Nested(Inner::C),
+    ]
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Tree {
+    value: u32,
+    children: Vec<Tree>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum List {
+    Cons(u32, Box<List>),
+    Nil,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Expr {
+    Add(Box<Expr>, Box<Expr>),
+    Neg(Box<Expr>),
+    Call { name: String, arguments: Vec<Expr> },
+    Literal(i32),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Chain {
+    before: u8,
+    next: Option<Box<Chain>>,
+    after: String,
+}
+
+mod other {
+    use super::*;
+
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    pub enum Expr {
+        Add(Box<Expr>, Box<Expr>),
+        Neg(Box<Expr>),
+        Call { name: String, arguments: Vec<Expr> },
+        Literal(i64),
+    }
+
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    pub enum Event {
+        Quit,
+        Key(char),
+        Click(i32, i32),
+        Resize { width: u32, height: u32, depth: u32 },
+        Nested(Inner),
+    }
+
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    pub enum Inner {
+        A(Vec<u8>),
+        B { point: Option<(f64, f64)> },
+    }
+
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    pub enum Renamed {
+        Stop,
+        Key(char),
+    }
+
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    pub struct Place {
+        pub x: f64,
+        pub y: f64,
+    }
+}
+
+#[test]
+fn types_read_well() {
+    assert_eq!(text_of::<(i32, i32)>(), "(i32, i32)");
+    assert_eq!(text_of::<Point>(), "Point { x: f64, y: f64 }");
+    assert_eq!(text_of::<Vec<u8>>(), "[u8]");
+    assert_eq!(text_of::<()>(), "()");
+    assert_eq!(text_of::<(Meters,)>(), "(f64,)");
+    assert_eq!(text_of::<Pair>(), "(i32, str)");
+    assert_eq!(text_of::<[u8; 32]>(), "[u8; 32]");
+    assert_eq!(
+        text_of::<(u8, [[f32; 3]; 8])>(),
+        "(u8, [(f32, f32, f32); 8])"
+    );
+    assert_eq!(text_of::<(u8, u8, u8, u8, u8, u8, u16)>(), "(6 × u8, u16)");
+    assert_eq!(
+        text_of::<HashMap<String, Option<usize>>>(),
+        "{str: Option<u64>}"
+    );
+    assert_eq!(text_of::<Option<Option<bool>>>(), "Option<Option<bool>>");
+    assert_eq!(text_of::<Empty>(), "Empty {}");
+    assert_eq!(
+        text_of::<Event>(),
+        "Event::{Quit, Key(char), Click(i32, i32), Resize { width: u32, height: u32 }, \
+         Nested(Inner::{A([u8]), B { point: Option<Point { x: f64, y: f64 }> }, C})}"
+    );
+    assert_eq!(text_of::<Tree>(), "Tree { value: u32, children: [Tree] }");
+    assert_eq!(text_of::<List>(), "List::{Cons(u32, List), Nil}");
+    assert_eq!(
+        text_of::<Expr>(),
+        "Expr::{Add(Expr, Expr), Neg(Expr), Call { name: str, arguments: [Expr] }, Literal(i32)}"
+    );
+    assert_eq!(
+        text_of::<Chain>(),
+        "Chain { before: u8, next: Option<Chain>, after: str }"
+    );
+    assert_eq!(text_of::<IgnoredAny>(), "?");
+}
+
+#[test]
+fn values_read_well() {
+    assert_eq!(text(&Event::Click(1, 2)), "Event::Click(i32, i32)");
+    assert_eq!(
+        text(&Event::Resize {
+            width: 1,
+            height: 1
+        }),
+        "Event::Resize { width: u32, height: u32 }"
+    );
+    assert_eq!(text(&Event::Quit), "Event::Quit");
+    assert_eq!(
+        text(&[Event::Quit, Event::Key('a')][..]),
+        "[Event::{Quit, Key(char)}]"
+    );
+    assert_eq!(text(&Vec::<u32>::new()), "[?]");
+    assert_eq!(text(&None::<u32>), "Option<?>");
+    assert_eq!(text(&Array([7u8; 1024])), "[u8; 1024]");
+}
+
+#[test]
+fn a_long_text_is_clipped() {
+    let long = text(
+        &vec![[events(), events()]; 4]
+            .iter()
+            .map(|e| (e, [0u8; 9], "", e, "", e))
+            .collect::<Vec<_>>(),
+    );
+    assert!(long.len() <= 310 && long.ends_with('…'), "{long}");
+}
+
+#[test]
+fn plain_values_travel() {
+    travels(());
+    travels(true);
+    travels((1i8, 2i16, 3i32, 4i64, 5i128, 6isize));
+    travels((1u8, 2u16, 3u32, 4u64, 5u128, 6usize));
+    travels((1.5f32, 2.5f64, 'ß', String::from("text")));
+    travels_as::<usize, u64>(&1);
+    travels_as::<i64, isize>(&-1);
+    travels((
+        0u8,
+        1u16,
+        2u32,
+        3u64,
+        4i8,
+        5i16,
+        6i32,
+        7i64,
+        8f32,
+        9f64,
+        'a',
+        true,
+        (),
+        13u8,
+        14u16,
+        15u32,
+    ));
+    travels([0u8; 0]);
+    travels([1u16; 32]);
+    travels([[(1u8, 2u16); 3]; 4]);
+    travels(Unit);
+    travels(Empty {});
+    travels(Meters(1.0));
+    travels(Pair(1, "a".into()));
+    travels(Wrapper {
+        inner: Wrapper {
+            inner: Wrapper { inner: 1u8 },
+        },
+    });
+    travels((
+        Wrapper { inner: 1u8 },
+        Wrapper {
+            inner: "a".to_string(),
+        },
+        Wrapper {
+            inner: Wrapper { inner: () },
+        },
+    ));
+    travels_as::<_, other::Place>(&Point::default());
+}
+
+#[test]
+fn std_types_travel() {
+    travels(vec![1u8, 2, 3]);
+    travels(Vec::<String>::new());
+    travels(vec![vec![], vec![vec![1u8]], vec![vec![], vec![]]]);
+    travels(VecDeque::from([1, 2]));
+    travels(LinkedList::from([1, 2]));
+    travels_as::<_, Vec<i32>>(&BinaryHeap::from([1, 2]));
+    travels_as::<_, BTreeSet<char>>(&HashSet::from(['a', 'b']));
+    travels(HashMap::from([(1u8, "a".to_string())]));
+    travels(BTreeMap::from([((1, 'a'), vec![Some(1u8), None])]));
+    travels(BTreeMap::<String, Event>::new());
+    travels_as::<_, Vec<u32>>(&&[1u32, 2][..]);
+    travels(Some(1u8));
+    travels(None::<String>);
+    travels((None::<Option<u8>>, Some(None::<u8>), Some(Some(1u8))));
+    travels(Ok::<u8, String>(1));
+    travels(Err::<u8, String>("no".into()));
+    travels(Box::new(1u8));
+    travels(Arc::new(String::new()));
+    travels(Rc::new([1u8, 2]));
+    travels(Arc::<str>::from("a"));
+    travels(Box::<[u16]>::from([1, 2]));
+    travels_as::<_, String>(&"text");
+    travels_as::<_, Cow<'static, str>>(&Cow::Borrowed("text"));
+    travels(Cow::<[u8]>::Borrowed(&[1, 2]));
+    travels(PhantomData::<Event>);
+    travels(Wrapping(1u8));
+    travels(std::cmp::Reverse(1u8));
+    travels(Cell::new(1u8));
+    travels(Mutex::new(String::new()));
+    travels(AtomicU32::new(0));
+    travels((
+        NonZeroU32::MIN,
+        NonZeroI8::MAX,
+        Some(NonZeroU128::MAX),
+        None::<NonZeroU32>,
+        7u8,
+    ));
+    travels(Duration::from_millis(1500));
+    travels((SystemTime::now(), UNIX_EPOCH, 1u8));
+    travels(1..3u8);
+    travels((
+        RangeInclusive::new(1.0, 2.0),
+        Range {
+            start: 'a',
+            end: 'b',
+        },
+        1..,
+        ..2,
+    ));
+    travels((
+        Bound::<u8>::Unbounded,
+        Bound::Included(1u8),
+        Bound::Excluded("a".to_string()),
+    ));
+    travels(PathBuf::from("/tmp"));
+    travels(OsString::from("a"));
+    travels(CString::new("a").unwrap());
+    travels((
+        IpAddr::from([127, 0, 0, 1]),
+        IpAddr::from(Ipv6Addr::LOCALHOST),
+        Ipv4Addr::LOCALHOST,
+        1u8,
+    ));
+    travels((
+        "127.0.0.1:80".parse::<SocketAddr>().unwrap(),
+        "[::1]:80".parse::<SocketAddr>().unwrap(),
+    ));
+}
+
+#[test]
+fn enums_and_recursive_types_travel() {
+    for event in events() {
+        travels((event.clone(), 7u8));
+        travels(vec![event]);
+    }
+    travels(events());
+    travels([events(), vec![], events()]);
+    let tree = |children| Tree { value: 1, children };
+    travels(tree(vec![]));
+    travels((
+        tree(vec![
+            tree(vec![]),
+            tree(vec![tree(vec![]), tree(vec![tree(vec![])])]),
+        ]),
+        1u8,
+    ));
+    travels((
+        List::Cons(1, Box::new(List::Cons(2, Box::new(List::Nil)))),
+        'a',
+    ));
+    let literal = |value| Box::new(Expr::Literal(value));
+    travels(Expr::Add(
+        literal(1),
+        Box::new(Expr::Neg(Box::new(Expr::Call {
+            name: "f".into(),
+            arguments: vec![*literal(1), Expr::Neg(literal(2))],
+        }))),
+    ));
+    let chain = |next| Chain {
+        before: 1,
+        next,
+        after: String::new(),
+    };
+    travels(chain(Some(Box::new(chain(Some(Box::new(chain(None))))))));
+}
+
+#[test]
+fn borrowing_types_are_traced() {
+    #[derive(Serialize, Deserialize)]
+    struct Borrowed<'a> {
+        #[serde(borrow)]
+        text: &'a str,
+        bytes: &'a [u8],
+        #[serde(borrow)]
+        cow: Cow<'a, str>,
+    }
+    let value = Borrowed {
+        text: "a",
+        bytes: &[1],
+        cow: "b".into(),
+    };
+    let ty = Shape::of_type::<Borrowed<'_>>();
+    assert_eq!(
+        ty.to_string(),
+        "Borrowed { text: str, bytes: bytes, cow: str }"
+    );
+    assert!(ty.accepts(&Shape::of_value(&value)));
+    assert!(!ty.accepts(&Shape::of_value(&("a", "b", "c"))));
+    assert!(Shape::of_type::<&[u8]>().accepts(&Shape::of_value(&vec![1u8])));
+    assert!(!Shape::of_type::<&[u8]>().accepts(&Shape::of_value(&vec![1i8])));
+    assert!(!Shape::of_type::<&[u8]>().accepts(&Shape::of_value("text")));
+    assert!(!Shape::of_type::<&str>().accepts(&Shape::of_value(&vec![1u8])));
+}
+
+/// As serde_bytes does it.
+struct Blob(Vec<u8>);
+
+impl Serialize for Blob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+#[test]
+fn bytes_are_a_sequence_of_u8() {
+    travels_as::<_, Vec<u8>>(&Blob(vec![1, 2]));
+    refused::<Vec<u16>>(&Blob(vec![1]));
+    refused::<String>(&Blob(vec![1]));
+    refused::<(u8, u8)>(&Blob(vec![1, 2]));
+}
+
+#[test]
+fn different_types_are_refused() {
+    refused::<(i64, i64)>(&(1i32, 2i32));
+    refused::<(i32, i32)>(&(1i64, 2i64));
+    refused::<Vec<u32>>("text");
+    refused::<String>(&vec![1u32]);
+    refused::<String>(&vec![1u8]);
+    refused::<u32>(&1i32);
+    refused::<u8>(&true);
+    refused::<bool>(&1u8);
+    refused::<char>("a");
+    refused::<f32>(&1f64);
+    refused::<u32>(&'a');
+    refused::<u64>(&1u128);
+    refused::<()>(&1u8);
+    refused::<u8>(&());
+    refused::<(u8,)>(&1u8);
+    refused::<(u8, u8)>(&(1u8, 2u8, 3u8));
+    refused::<(u8, u8, u16)>(&(1u8, 2u16, 3u16));
+    refused::<[u8; 3]>(&[1u8; 4]);
+    refused::<[u8; 4]>(&vec![1u8; 4]);
+    refused::<Vec<u8>>(&[1u8; 4]);
+    refused::<Vec<(u8, u8)>>(&HashMap::from([(1u8, 2u8)]));
+    refused::<HashMap<u8, u8>>(&vec![(1u8, 2u8)]);
+    refused::<HashMap<u8, u16>>(&HashMap::from([(1u8, 2u8)]));
+    refused::<HashMap<u16, u8>>(&HashMap::from([(1u8, 2u8)]));
+    refused::<Vec<u8>>(&vec![1i8]);
+    refused::<Option<u8>>(&1u8);
+    refused::<u8>(&Some(1u8));
+    refused::<u8>(&None::<u8>);
+    refused::<Option<u8>>(&Some(1u16));
+    refused::<Option<u8>>(&Some(Some(1u8)));
+    refused::<Option<Option<u8>>>(&Some(1u8));
+    refused::<Result<u8, String>>(&Ok::<u16, String>(1));
+    refused::<Result<u8, String>>(&Err::<u8, u8>(1));
+    refused::<Result<u8, String>>(&Some(1u8));
+    refused::<NonZeroU32>(&1u64);
+    refused::<Duration>(&1u64);
+    refused::<SystemTime>(&Duration::ZERO);
+    refused::<IpAddr>(&Ipv4Addr::LOCALHOST);
+    refused::<(f64, f64)>(&Point::default());
+    refused::<Point>(&(1.0, 2.0));
+    refused::<Meters>(&1f32);
+    refused::<Vec<Meters>>(&vec![1f32]);
+    refused::<Vec<Vec<u8>>>(&vec![vec![], vec![], vec![1i8]]);
+    refused::<Vec<Vec<u8>>>(&Vec::<String>::from(["a".to_string()]));
+    refused::<(Vec<u8>, u8)>(&(Vec::<u16>::new(), 1u16));
+}
+
+#[test]
+fn different_structs_are_refused() {
+    #[derive(Serialize, Deserialize)]
+    struct More {
+        x: f64,
+        y: f64,
+        z: f64,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Reordered {
+        y: f64,
+        x: f64,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Renamed {
+        x: f64,
+        why: f64,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Retyped {
+        x: f64,
+        y: f32,
+    }
+    refused::<More>(&Point::default());
+    refused::<Point>(&More {
+        x: 0.0,
+        y: 0.0,
+        z: 0.0,
+    });
+    refused::<Reordered>(&Point::default());
+    refused::<Point>(&Renamed { x: 0.0, why: 0.0 });
+    refused::<Point>(&Retyped { x: 0.0, y: 0.0 });
+    refused::<Vec<Option<Point>>>(&vec![None, Some(Retyped { x: 0.0, y: 0.0 })]);
+    refused::<Wrapper<Wrapper<u8>>>(&Wrapper { inner: 1u8 });
+    refused::<Wrapper<Wrapper<u8>>>(&Wrapper {
+        inner: Wrapper { inner: 1u16 },
+    });
+    refused::<Empty>(&Point::default());
+}
+
+#[test]
+fn different_enums_are_refused() {
+    refused::<other::Event>(&Event::Resize {
+        width: 1,
+        height: 1,
+    });
+    refused::<Event>(&other::Event::Resize {
+        width: 1,
+        height: 1,
+        depth: 1,
+    });
+    refused::<Vec<Event>>(
+        &[
+            other::Event::Quit,
+            other::Event::Resize {
+                width: 1,
+                height: 1,
+                depth: 1,
+            },
+        ][..],
+    );
+    refused::<other::Event>(&Event::Nested(Inner::B {
+        point: Some(Point::default()),
+    }));
+    refused::<other::Event>(&Event::Nested(Inner::C));
+    refused::<other::Renamed>(&Event::Quit);
+    refused::<Event>(&other::Renamed::Stop);
+    refused::<Expr>(&List::Nil);
+    refused::<u32>(&Event::Quit);
+    refused::<Event>(&0u32);
+    // What both have in common passes.
+    travels_as::<_, other::Event>(&Event::Click(1, 2));
+    travels_as::<_, Event>(&other::Renamed::Key('a'));
+}
+
+#[test]
+fn a_difference_deep_in_a_recursive_type_is_seen() {
+    let literal = Box::new(other::Expr::Literal(1));
+    refused::<Expr>(&other::Expr::Neg(Box::new(other::Expr::Neg(
+        literal.clone(),
+    ))));
+    refused::<Expr>(&other::Expr::Call {
+        name: String::new(),
+        arguments: vec![other::Expr::Add(literal.clone(), literal)],
+    });
+    #[derive(Serialize)]
+    struct Chain2 {
+        before: u8,
+        next: Option<Box<Chain3>>,
+        after: String,
+    }
+    #[derive(Serialize)]
+    struct Chain3 {
+        before: u8,
+        next: Option<Box<Chain2>>,
+        after: u32,
+    }
+    let last = Chain3 {
+        before: 1,
+        next: None,
+        after: 1,
+    };
+    refused::<Chain>(&Chain2 {
+        before: 1,
+        next: Some(Box::new(last)),
+        after: String::new(),
+    });
+}
+
+#[test]
+fn serde_attributes_are_followed() {
+    #[derive(Serialize, Deserialize)]
+    struct Attributed {
+        #[serde(skip)]
+        _cache: u64,
+        #[serde(rename = "identifier")]
+        id: u32,
+        #[serde(default)]
+        extra: Vec<u8>,
+    }
+    assert_eq!(
+        text_of::<Attributed>(),
+        "Attributed { identifier: u32, extra: [u8] }"
+    );
+    travels(Attributed {
+        _cache: 1,
+        id: 2,
+        extra: vec![],
+    });
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
+    struct Transparent {
+        inner: u32,
+    }
+    travels_as::<_, u32>(&Transparent { inner: 1 });
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(from = "(u8, String)", into = "(u8, String)")]
+    #[derive(Clone)]
+    struct Converted(u8, String);
+    impl From<(u8, String)> for Converted {
+        fn from((a, b): (u8, String)) -> Self {
+            Converted(a, b)
+        }
+    }
+    impl From<Converted> for (u8, String) {
+        fn from(value: Converted) -> Self {
+            (value.0, value.1)
+        }
+    }
+    travels(vec![Converted(1, "a".into())]);
+}
+
+#[test]
+fn aliases_are_accepted_and_other_names_are_not() {
+    #[derive(Serialize, Deserialize)]
+    struct Old {
+        mail: String,
+        age: u8,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct New {
+        #[serde(alias = "mail", alias = "e_mail")]
+        email: String,
+        age: u8,
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Third {
+        email: String,
+        years: u8,
+    }
+    travels(New {
+        email: String::new(),
+        age: 1,
+    });
+    travels_as::<_, New>(&Old {
+        mail: String::new(),
+        age: 1,
+    });
+    refused::<Old>(&New {
+        email: String::new(),
+        age: 1,
+    });
+    refused::<New>(&Third {
+        email: String::new(),
+        years: 1,
+    });
+
+    #[derive(Serialize, Deserialize)]
+    enum Command {
+        #[serde(alias = "Begin")]
+        Start,
+        Stop(u8),
+    }
+    #[derive(Serialize, Deserialize)]
+    enum OldCommand {
+        Begin,
+        Halt(u8),
+    }
+    travels((Command::Start, Command::Stop(1), 2u8));
+    travels_as::<_, Command>(&OldCommand::Begin);
+    refused::<Command>(&OldCommand::Halt(1));
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "u32")]
+struct Even(u32);
+
+impl TryFrom<u32> for Even {
+    type Error = String;
+    fn try_from(value: u32) -> Result<Self, String> {
+        if value.is_multiple_of(2) {
+            Ok(Even(value))
+        } else {
+            Err(format!("{value} is odd"))
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+struct Never(String);
+
+impl TryFrom<String> for Never {
+    type Error = String;
+    fn try_from(_: String) -> Result<Self, String> {
+        Err("never".into())
+    }
+}
+
+#[test]
+fn validations_are_got_around() {
+    #[derive(Clone, Debug, Deserialize)]
+    #[serde(try_from = "Limits")]
+    struct Checked {
+        _low: u8,
+    }
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    struct Limits {
+        low: u8,
+        high: u8,
+    }
+    impl TryFrom<Limits> for Checked {
+        type Error = String;
+        fn try_from(limits: Limits) -> Result<Self, String> {
+            if limits.low < limits.high {
+                Ok(Checked { _low: limits.low })
+            } else {
+                Err("empty".into())
+            }
+        }
+    }
+    assert_eq!(text_of::<(Even, Even, u8)>(), "(u32, u32, u8)");
+    assert_eq!(
+        text_of::<(Wrapper<Even>, Vec<Even>, Option<Even>, u8)>(),
+        "(Wrapper { inner: u32 }, [u32], Option<u32>, u8)"
+    );
+    assert_eq!(
+        text_of::<(Checked, Vec<Checked>, u8)>(),
+        "(Limits { low: u8, high: u8 }, [Limits { low: u8, high: u8 }], u8)"
+    );
+
+    #[derive(Deserialize)]
+    enum Choice {
+        _Bad(Never),
+        _Good(Even),
+    }
+    #[derive(Deserialize)]
+    struct Behind {
+        _option: Option<Never>,
+        _list: Vec<Never>,
+        _map: HashMap<u8, Never>,
+        _choice: Choice,
+        _last: u8,
+    }
+    assert_eq!(
+        text_of::<Behind>(),
+        "Behind { _option: Option<str>, _list: [str], _map: {u8: str}, _choice: Choice::{_Bad(str), _Good(u32)}, _last: u8 }"
+    );
+}
+
+#[test]
+fn what_lies_behind_a_dead_end_is_unknown() {
+    #[derive(Serialize, Deserialize)]
+    struct User {
+        id: u32,
+        mail: Never,
+        age: u8,
+    }
+    let ty = Shape::of_type::<(User, u8)>();
+    let user = User {
+        id: 1,
+        mail: Never(String::new()),
+        age: 1,
+    };
+    assert!(ty.accepts(&Shape::of_value(&(&user, 1u8))), "{ty}");
+    assert!(!ty.accepts(&Shape::of_value(&(&user, 1u8, 1u8))));
+    #[derive(Serialize)]
+    struct Wide {
+        id: u64,
+        mail: String,
+        age: u8,
+    }
+    assert!(
+        !ty.accepts(&Shape::of_value(&(
+            &Wide {
+                id: 1,
+                mail: String::new(),
+                age: 1
+            },
+            1u8
+        ))),
+        "{ty}"
+    );
+}
+
+#[test]
+fn what_postcard_cannot_decode_is_unknown() {
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Untagged {
+        Number(u32),
+        Text(String),
+    }
+    #[derive(Serialize, Deserialize)]
+    #[serde(tag = "t", content = "c")]
+    enum Adjacent {
+        A,
+        B(u32),
+        C { x: u8 },
+    }
+    #[derive(Serialize, Deserialize)]
+    #[serde(tag = "t")]
+    enum Internal {
+        A,
+        B { x: u8 },
+    }
+    #[derive(Serialize, Deserialize)]
+    struct Flat {
+        a: u8,
+        #[serde(flatten)]
+        point: Point,
+    }
+    fn passes<T: Serialize + DeserializeOwned>(value: T) {
+        assert!(
+            Shape::of_type::<T>().accepts(&Shape::of_value(&value)),
+            "{}",
+            text_of::<T>()
+        );
+    }
+    passes(vec![Untagged::Number(1), Untagged::Text(String::new())]);
+    passes((Adjacent::A, Adjacent::B(1), Adjacent::C { x: 1 }));
+    passes((Internal::A, Internal::B { x: 1 }));
+    passes(Flat {
+        a: 1,
+        point: Point::default(),
+    });
+    assert_eq!(
+        text(&[None, Some(Untagged::Number(1)), None][..]),
+        "[Option<u32>]"
+    );
+    let mixed = [
+        (None::<u8>, Untagged::Number(1)),
+        (None, Untagged::Text(String::new())),
+    ];
+    assert_eq!(text(&mixed[..]), "[?]");
+}
+
+#[test]
+fn the_kind_of_a_part_may_depend_on_a_value() {
+    /// Reads a flag, then a number or a text.
+    struct Flagged;
+    impl<'de> Deserialize<'de> for Flagged {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader;
+            impl<'de> Visitor<'de> for Reader {
+                type Value = Flagged;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a flag and a value")
+                }
+                fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Flagged, A::Error> {
+                    match parts.next_element()? {
+                        Some(true) => parts.next_element::<u32>()?.map(drop),
+                        _ => parts.next_element::<String>()?.map(drop),
+                    };
+                    Ok(Flagged)
+                }
+            }
+            deserializer.deserialize_tuple(2, Reader)
+        }
+    }
+    let ty = Shape::of_type::<(Flagged, u8)>();
+    assert_eq!(ty.to_string(), "((bool, ?), u8)");
+}
+
+#[test]
+fn odd_implementations_do_no_harm() {
+    struct Fails;
+    impl Serialize for Fails {
+        fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom("no"))
+        }
+    }
+    struct FailsLate;
+    impl Serialize for FailsLate {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut fields = serializer.serialize_struct("FailsLate", 2)?;
+            fields.serialize_field("a", &1u8)?;
+            Err(serde::ser::Error::custom("no"))
+        }
+    }
+    assert_eq!(
+        text(&(Fails, 1u8, FailsLate, vec![Fails])),
+        "(?, u8, ?, [?])"
+    );
+
+    struct Silent;
+    impl<'de> Deserialize<'de> for Silent {
+        fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+            Ok(Silent)
+        }
+    }
+    assert_eq!(text_of::<(u8, Silent, u16)>(), "(u8, ?, u16)");
+
+    struct Refuses;
+    impl<'de> Deserialize<'de> for Refuses {
+        fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+            Err(de::Error::custom("no"))
+        }
+    }
+    assert_eq!(
+        text_of::<(u8, Option<Refuses>, u16)>(),
+        "(u8, Option<?>, u16)"
+    );
+    assert_eq!(text_of::<(u8, Refuses, u16)>(), "(u8, ?, ?)");
+
+    #[derive(Deserialize)]
+    enum Void {}
+    #[derive(Deserialize)]
+    struct Endless {
+        _next: Box<Endless>,
+    }
+    #[derive(Deserialize)]
+    struct EndlessNewtype(#[allow(dead_code)] Box<EndlessNewtype>);
+    #[derive(Deserialize)]
+    enum OnlyItself {
+        _Again(Box<OnlyItself>),
+    }
+    assert_eq!(
+        text_of::<Result<u8, Void>>(),
+        "Result::{Ok(u8), Err(Void::{})}"
+    );
+    assert_eq!(
+        text_of::<(u8, Option<Endless>, u8)>(),
+        "(u8, Option<Endless { _next: Endless }>, u8)"
+    );
+    assert_eq!(text_of::<Option<EndlessNewtype>>(), "Option<?>");
+    assert_eq!(
+        text_of::<(OnlyItself,)>(),
+        "(OnlyItself::_Again(OnlyItself),)"
+    );
+}
+
+#[test]
+fn a_panic_in_a_type_ends_its_trace() {
+    #[derive(Deserialize)]
+    #[serde(from = "u8")]
+    struct Panics;
+    impl From<u8> for Panics {
+        fn from(_: u8) -> Self {
+            panic!("this panic belongs to a test")
+        }
+    }
+    assert_eq!(text_of::<(String, Panics, u8)>(), "(str, u8, ?)");
+}
+
+#[test]
+fn recursion_without_names_is_bounded() {
+    struct Nest;
+    impl<'de> Deserialize<'de> for Nest {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            <Option<Box<(Nest, Nest)>>>::deserialize(deserializer).map(|_| Nest)
+        }
+    }
+    let ty = sent(&Shape::of_type::<Nest>());
+    assert!(
+        ty.to_string().starts_with("Option<(Option<(Option<"),
+        "{ty}"
+    );
+
+    #[derive(Serialize, Deserialize)]
+    struct Rose(Vec<Rose>);
+    assert_eq!(text_of::<Rose>(), "[…]");
+    travels(Rose(vec![Rose(vec![]), Rose(vec![Rose(vec![])])]));
+    refused::<Rose>(&vec![vec![vec![1u8]]]);
+
+    fn nest(depth: usize) -> List {
+        if depth == 0 {
+            List::Nil
+        } else {
+            List::Cons(1, Box::new(nest(depth - 1)))
+        }
+    }
+    travels(nest(200));
+}
+
+#[test]
+fn many_types_that_contain_each_other_are_bounded() {
+    macro_rules! mutual {
+        ($($name:ident)*) => { mutual! { @ [$($name)*] $($name)* } };
+        (@ $all:tt $($name:ident)*) => { $(mutual! { # $name $all })* };
+        (# $name:ident [$($other:ident)*]) => {
+            #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+            #[allow(non_snake_case)]
+            struct $name { $($other: Vec<$other>,)* leaf: u8 }
+        };
+    }
+    mutual! { A B C D E F G H I J K L }
+    let ty = sent(&Shape::of_type::<A>());
+    assert!(ty.nodes() > 100, "{}", ty.nodes());
+    travels(A::default());
+    travels(A {
+        B: vec![B {
+            C: vec![C::default()],
+            ..B::default()
+        }],
+        ..A::default()
+    });
+    refused::<A>(
+        &B {
+            A: vec![],
+            ..B::default()
+        }
+        .A
+        .iter()
+        .map(|_| 1)
+        .chain([1u8])
+        .collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn an_enum_of_many_variants_is_known_to_the_last() {
+    /// 400 variants, written by hand: a derive with so many names would fill the screen.
+    struct Code(u32);
+    const NAMES: &[&str] = &["code"; 400];
+    impl Serialize for Code {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.serialize_newtype_variant("Code", self.0, NAMES[self.0 as usize], &self.0)
+        }
+    }
+    impl<'de> Deserialize<'de> for Code {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader;
+            impl<'de> Visitor<'de> for Reader {
+                type Value = Code;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a code")
+                }
+                fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<Code, A::Error> {
+                    let (index, content) = access.variant::<u32>()?;
+                    content.newtype_variant::<u32>()?;
+                    Ok(Code(index))
+                }
+            }
+            deserializer.deserialize_enum("Code", NAMES, Reader)
+        }
+    }
+    travels((Code(399), 1u8));
+    let ty = Shape::of_type::<(Code, u8)>();
+    assert_eq!(ty.nodes(), 403);
+    struct Retyped;
+    impl Serialize for Retyped {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.serialize_newtype_variant("Code", 399, "code", &1u64)
+        }
+    }
+    refused::<(Code, u8)>(&(Retyped, 1u8));
+}
+
+#[test]
+fn large_types_are_traced_within_bounds() {
+    #[derive(Serialize, Deserialize)]
+    struct Large {
+        a: [[[u8; 32]; 32]; 32],
+        b: u8,
+    }
+    // 32 768 elements are more steps than a trace has.
+    assert_eq!(text_of::<[[u8; 32]; 32]>(), "[[u8; 32]; 32]");
+    assert_eq!(text_of::<(Array<10_000>, u8)>(), "([u8; 10000], u8)");
+    travels((Array([1; 5000]), 1u8));
+    refused::<Array<2000>>(&Array([1; 2001]));
+    let ty = Shape::of_type::<Large>();
+    assert!(
+        ty.accepts(&Shape::of_value(&Large {
+            a: [[[0; 32]; 32]; 32],
+            b: 1
+        })),
+        "{ty}"
+    );
+}
+
+#[test]
+fn sequences_are_looked_at_no_more_than_needed() {
+    struct Counted<'a, T>(&'a Cell<usize>, &'a [T]);
+    impl<T: Serialize> Serialize for Counted<'_, T> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut elements = serializer.serialize_seq(Some(self.1.len()))?;
+            for element in self.1 {
+                self.0.set(self.0.get() + 1);
+                elements.serialize_element(element)?;
+            }
+            elements.end()
+        }
+    }
+    let looks = |run: &dyn Fn(&Cell<usize>) -> String| {
+        let count = Cell::new(0);
+        (run(&count), count.get())
+    };
+    assert_eq!(
+        looks(&|count| text(&Counted(count, &[1u8; 1000]))),
+        ("[u8]".into(), 1)
+    );
+    assert_eq!(
+        looks(&|count| text(&Counted(count, &[None, None, Some(1u8), None]))),
+        ("[Option<u8>]".into(), 3)
+    );
+    assert_eq!(
+        looks(&|count| text(&Counted(count, &[None::<u8>; 1000]))),
+        ("[Option<?>]".into(), 32)
+    );
+    let many = vec![Event::Quit; 1000];
+    assert_eq!(
+        looks(&|count| text(&Counted(count, &many))),
+        ("[Event::Quit]".into(), 32)
+    );
+    let nested = vec![vec![vec![vec![vec![Event::Quit; 50]; 50]; 10]; 10]; 4];
+    let (_, count) = looks(&|count| text(&Counted(count, &nested)));
+    assert!(count <= 4);
+}
+
+#[test]
+fn completeness() {
+    #[track_caller]
+    fn complete(value: &(impl Serialize + ?Sized), expected: bool) {
+        assert_eq!(
+            Shape::of_value(value).is_complete(),
+            expected,
+            "{}",
+            text(value)
+        );
+    }
+    complete(&(1u8, "a", Point::default(), Array([1u8; 40])), true);
+    complete(&Array([1u8; 1025]), false);
+    complete(&vec![1u8], true);
+    complete(&Vec::<u8>::new(), false);
+    complete(&vec![vec![], vec![1u8]], true);
+    complete(&Some(1u8), true);
+    complete(&None::<u8>, false);
+    complete(&vec![None, Some(1u8)], true);
+    complete(&HashMap::from([(1u8, Some(1u8))]), true);
+    complete(&HashMap::from([(1u8, None::<u8>)]), false);
+    complete(&Event::Quit, false);
+    complete(&Ok::<u8, u8>(1), false);
+    complete(&Tree::default(), false);
+    complete(
+        &Tree {
+            value: 1,
+            children: vec![Tree::default()],
+        },
+        false,
+    );
+    complete(&(), true);
+    assert!(Shape::of_type::<(u8, Option<Vec<Point>>)>().is_complete());
+    assert!(!Shape::of_type::<Tree>().is_complete());
+}
+
+#[test]
+fn huge_values_keep_the_limits() {
+    let wide: Vec<(u32, Vec<Event>)> = (0..100).map(|i| (i, events())).collect();
+    sent(&Shape::of_value(&wide));
+    sent(&Shape::of_value(&vec![wide; 40]));
+
+    struct Wide(usize);
+    impl Serialize for Wide {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut fields = serializer.serialize_struct("Wide", self.0)?;
+            for i in 0..self.0 {
+                match i % 2 {
+                    0 => fields.serialize_field("number", &1u8)?,
+                    _ => fields.serialize_field("text", "a")?,
+                }
+            }
+            fields.end()
+        }
+    }
+    assert_eq!(sent(&Shape::of_value(&Wide(1023))).nodes(), 1024);
+    assert_eq!(sent(&Shape::of_value(&Wide(1024))), Shape::Unknown);
+    // One node is kept for elements that would not fit.
+    assert_eq!(sent(&Shape::of_value(&(Wide(1020), 1u8))).nodes(), 1023);
+    assert_eq!(sent(&Shape::of_value(&(Wide(1021), 1u8))).nodes(), 1024);
+    assert_eq!(text(&(1u8, Wide(1022), 1u8)), "(u8, ?, u8)");
+    sent(&Shape::of_value(&[Wide(700), Wide(700)]));
+    sent(&Shape::of_value(&(
+        Wide(700),
+        'a',
+        Wide(700),
+        'b',
+        Wide(200),
+    )));
+
+    struct Tall(usize);
+    impl Serialize for Tall {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            match self.0 {
+                0 => serializer.serialize_unit(),
+                n if n % 3 == 0 => serializer.serialize_some(&Tall(n - 1)),
+                n if n % 3 == 1 => {
+                    serializer.serialize_newtype_variant("Tall", 0, "V", &Tall(n - 1))
+                }
+                n => {
+                    use serde::ser::SerializeTupleVariant;
+                    let mut content = serializer.serialize_tuple_variant("Tall", 1, "W", 1)?;
+                    content.serialize_field(&Tall(n - 1))?;
+                    content.end()
+                }
+            }
+        }
+    }
+    for tall in 0..100 {
+        sent(&Shape::of_value(&Tall(tall)));
+    }
+    let long = "a_name_of_22_bytes_äöü".repeat(9).leak() as &'static str;
+    assert_eq!(name(long).len(), 128);
+}
+
+#[test]
+fn decoding_keeps_the_limits() {
+    assert_eq!(Shape::decode(&[]), None);
+    // Trailing bytes, unknown tags, an `Up` beyond the root, a run of nothing, variants out of
+    // order.
+    assert_eq!(Shape::decode(&[0, 0]), None);
+    assert_eq!(Shape::decode(&[17]), None);
+    assert_eq!(Shape::decode(&[40]), None);
+    assert_eq!(Shape::decode(&[33, 39, 2]), None);
+    assert_eq!(Shape::decode(&[33, 39, 0]), None);
+    assert_eq!(Shape::decode(&[36, 1, 0, 0]), None);
+    assert_eq!(Shape::decode(&[38, 0, 2, 1, 0, 16, 1, 0, 16]), None);
+    assert!(Shape::decode(&[38, 0, 2, 0, 0, 16, 1, 0, 16]).is_some());
+    let nested = |depth| [vec![33; depth], vec![0]].concat();
+    assert!(Shape::decode(&nested(32)).is_some());
+    assert_eq!(Shape::decode(&nested(33)), None);
+    assert_eq!(Shape::decode(&nested(1_000_000)), None);
+    let wide = |count: usize| {
+        let mut bytes = vec![36, (count % 128) as u8 | 128, (count / 128) as u8];
+        bytes.extend((0..count).flat_map(|i| [1, (i % 2) as u8]));
+        bytes
+    };
+    assert!(Shape::decode(&wide(1023)).is_some());
+    assert_eq!(Shape::decode(&wide(1024)), None);
+    // A length of four thousand million, and then nothing.
+    assert_eq!(Shape::decode(&[36, 255, 255, 255, 255, 15]), None);
+    let named = |length: u8| {
+        [
+            &[37, length | 128, length >> 7][..],
+            &vec![b'a'; length.into()],
+            &[0],
+        ]
+        .concat()
+    };
+    assert!(Shape::decode(&named(128)).is_some());
+    assert_eq!(Shape::decode(&named(129)), None);
+    assert_eq!(Shape::decode(&[37, 1, 0xff, 0]), None);
+}
+
+#[test]
+fn a_crafted_shape_cannot_keep_the_receiver_busy() {
+    #[derive(Deserialize)]
+    struct Twins(
+        #[allow(dead_code)] Option<Box<Twins>>,
+        #[allow(dead_code)] u8,
+        #[allow(dead_code)] Option<Box<Twins>>,
+    );
+    let ty = Shape::of_type::<Twins>();
+    let mut crafted = Shape::Leaf(Leaf::U8);
+    for _ in 0..15 {
+        let twins = Shape::Tuple(vec![
+            Run {
+                count: 1,
+                shape: Shape::Option(Box::new(crafted.clone())),
+            },
+            Run {
+                count: 1,
+                shape: Shape::Leaf(Leaf::U8),
+            },
+            Run {
+                count: 1,
+                shape: Shape::Option(Box::new(Shape::Unknown)),
+            },
+        ]);
+        crafted = twins;
+    }
+    // Honest in form, wrong at the end of the chain.
+    assert!(!ty.accepts(&sent(&crafted)));
+    // Every level would be compared three times, 3¹⁵ in all. The receiver gives up.
+    let mut many = Shape::Unknown;
+    for _ in 0..15 {
+        many = Shape::Tuple(vec![Run {
+            count: 3,
+            shape: Shape::Option(Box::new(many)),
+        }]);
+    }
+    let run = Run {
+        count: 1,
+        shape: Shape::Option(Box::new(Shape::Up(2))),
+    };
+    let recursive = Shape::Tuple(vec![run.clone(), run.clone(), run]);
+    assert!(!recursive.accepts(&sent(&many)));
+}
+
+fn any_leaf() -> impl Strategy<Value = Shape> {
+    prop_oneof![
+        Just(Shape::Unknown),
+        Just(Shape::Leaf(Leaf::Bool)),
+        Just(Shape::Leaf(Leaf::U8)),
+        Just(Shape::Leaf(Leaf::I128)),
+        Just(Shape::Leaf(Leaf::Str)),
+        Just(Shape::Leaf(Leaf::Bytes)),
+        Just(Shape::Leaf(Leaf::Unit)),
+    ]
+}
+
+fn any_name() -> impl Strategy<Value = Name> {
+    "[a-zä]{0,5}".prop_map(Cow::Owned)
+}
+
+/// Shapes without `Up`.
+fn any_shape() -> impl Strategy<Value = Shape> {
+    any_leaf().prop_recursive(6, 128, 6, |inner| {
+        let fields = prop::collection::vec((any_name(), inner.clone()), 0..6);
+        let variants = prop::collection::btree_map(0u32..300, (any_name(), inner.clone()), 0..6);
+        let runs = prop::collection::vec((1u32..200, inner.clone()), 0..6);
+        prop_oneof![
+            inner
+                .clone()
+                .prop_map(|shape| Shape::Option(Box::new(shape))),
+            inner.clone().prop_map(|shape| Shape::Seq(Box::new(shape))),
+            (inner.clone(), inner).prop_map(|parts| Shape::Map(Box::new(parts))),
+            runs.prop_map(|runs| {
+                Shape::Tuple(
+                    runs.into_iter()
+                        .map(|(count, shape)| Run { count, shape })
+                        .collect(),
+                )
+            }),
+            (any_name(), fields).prop_map(|(name, fields)| {
+                Shape::Struct(
+                    name,
+                    fields
+                        .into_iter()
+                        .map(|(name, shape)| Field { name, shape })
+                        .collect(),
+                )
+            }),
+            (any_name(), variants).prop_map(|(name, variants)| {
+                let variants = variants.into_iter();
+                let variants = variants.map(|(index, (name, content))| Variant {
+                    index,
+                    name,
+                    content,
+                });
+                Shape::Enum(name, variants.collect())
+            }),
+        ]
+    })
+}
+
+fn any_expr() -> impl Strategy<Value = Expr> {
+    any::<i32>()
+        .prop_map(Expr::Literal)
+        .prop_recursive(6, 40, 4, |inner| {
+            prop_oneof![
+                (inner.clone(), inner.clone())
+                    .prop_map(|(a, b)| Expr::Add(Box::new(a), Box::new(b))),
+                inner.clone().prop_map(|a| Expr::Neg(Box::new(a))),
+                ("[a-z]{0,4}", prop::collection::vec(inner, 0..4))
+                    .prop_map(|(name, arguments)| Expr::Call { name, arguments }),
+            ]
+        })
+}
+
+type Incomplete = (
+    Vec<Option<u8>>,
+    Option<Vec<bool>>,
+    BTreeMap<u8, Vec<(u8, char)>>,
+);
+
+fn any_incomplete() -> impl Strategy<Value = Incomplete> {
+    let pairs = prop::collection::vec(any::<(u8, char)>(), 0..2);
+    (
+        prop::collection::vec(any::<Option<u8>>(), 0..3),
+        prop::option::of(prop::collection::vec(any::<bool>(), 0..2)),
+        prop::collection::btree_map(any::<u8>(), pairs, 0..3),
+    )
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Some(shape) = Shape::decode(&bytes) {
+            prop_assert!(shape.nodes() <= bytes.len());
+            sent(&shape);
+        }
+    }
+
+    /// Bytes that are mostly tags and small numbers get further.
+    #[test]
+    fn likely_bytes_are_decoded_or_refused(
+        bytes in prop::collection::vec(prop_oneof![0u8..4, 32u8..41, Just(255u8)], 0..60),
+    ) {
+        if let Some(shape) = Shape::decode(&bytes) {
+            sent(&shape);
+            let _ = (shape.to_string(), shape.is_complete(), shape.accepts(&shape));
+        }
+    }
+
+    #[test]
+    fn damaged_shapes_are_decoded_or_refused(shape in any_shape(), at: prop::sample::Index, byte: u8) {
+        let mut bytes = encoded(&shape);
+        *at.get_mut(&mut bytes) = byte;
+        if let Some(shape) = Shape::decode(&bytes) {
+            sent(&shape);
+        }
+        for end in 0..bytes.len() {
+            let _ = Shape::decode(&bytes[..end]);
+        }
+    }
+
+    #[test]
+    fn a_shape_comes_back_and_accepts_itself(shape in any_shape()) {
+        prop_assert!(shape.accepts(&sent(&shape)));
+        prop_assert!(Shape::Unknown.accepts(&shape) && shape.accepts(&Shape::Unknown));
+        prop_assert!(shape.to_string().len() <= 310);
+    }
+
+    /// Where the shape of several values is accepted, each of them is.
+    #[test]
+    fn merging_keeps_what_was_seen(exprs in prop::collection::vec(any_expr(), 1..5)) {
+        let Shape::Seq(merged) = sent(&Shape::of_value(&exprs)) else { panic!("not a sequence") };
+        for expr in &exprs {
+            prop_assert!(merged.accepts(&Shape::of_value(expr)));
+        }
+    }
+
+    /// A complete shape stands for the other values of its type: where it is accepted, they are.
+    #[test]
+    fn a_complete_shape_stands_for_all(a in any_incomplete(), b in any_incomplete()) {
+        let (a, b) = (Shape::of_value(&a), Shape::of_value(&b));
+        if a.is_complete() {
+            prop_assert!(a.accepts(&b) && b.accepts(&a));
+            prop_assert!(Shape::of_type::<Incomplete>().accepts(&b));
+            for other in [
+                Shape::of_type::<(Vec<Option<u8>>, Option<Vec<u16>>, BTreeMap<u8, Vec<(u8, char)>>)>(),
+                Shape::of_type::<(Vec<Option<u8>>, Option<Vec<bool>>, BTreeMap<u8, Vec<(u8, u8)>>)>(),
+            ] {
+                prop_assert!(!other.accepts(&a));
+            }
+        }
+    }
+
+    #[test]
+    fn values_of_many_types_travel(
+        numbers: (u8, i16, u32, i64, u128),
+        texts in prop::collection::vec("[a-zß]{0,4}", 0..5),
+        map in prop::collection::btree_map(any::<u16>(), any::<Option<(f32, char)>>(), 0..5),
+        results in prop::collection::vec(any::<Result<u8, i8>>(), 0..5),
+        nested in prop::collection::vec(prop::collection::vec(any::<Option<[bool; 3]>>(), 0..4), 0..4),
+        array: [Option<u8>; 5],
+    ) {
+        travels((numbers, texts, map, results, nested, array));
+    }
+
+    #[test]
+    fn expressions_travel(exprs in prop::collection::vec(any_expr(), 0..4)) {
+        travels(exprs);
+    }
+}
+
+#[allow(dead_code)]
+fn assert_traits() {
+    fn is<T: Clone + PartialEq + Debug + std::fmt::Display + Send + Sync>() {}
+    is::<Shape>();
+}

@@ -1,0 +1,271 @@
+//! `loop://`: engines in one process. A queue a side, and one copy from memory to memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+
+use parking_lot::Mutex;
+
+use super::{Capabilities, Landed, Link, LinkKey, Reactor, Sent, Sink, Taken, Transport};
+use crate::memory::{self, Copied, Slice};
+use crate::{Address, Error, Result, Scheme};
+
+/// Who listens in this process.
+static LISTENERS: LazyLock<Mutex<HashMap<String, Weak<Inbox>>>> = LazyLock::new(Mutex::default);
+static NEXT_NAME: AtomicU64 = AtomicU64::new(1);
+
+/// Most items that wait in an inbox before senders are told to wait.
+const INBOX_LIMIT: usize = 1024;
+/// Most items handled in one poll: other transports want to be looked at too.
+const BATCH: usize = 256;
+
+enum Item {
+    /// Somebody dials; this is their end.
+    Dial(Arc<End>),
+    /// The peer took the call; the end is connected.
+    Connected(Arc<End>),
+    /// Bytes, and a payload, for this end.
+    Bytes { to: Arc<End>, bytes: Vec<u8>, payload: Option<Slice> },
+    /// What this end sent was too much at once, and is taken now.
+    Sent(Arc<End>, Vec<u8>),
+    Closed(Arc<End>),
+}
+
+/// What arrives at one engine.
+struct Inbox {
+    state: Mutex<InboxState>,
+    waker: Arc<mio::Waker>,
+}
+
+#[derive(Default)]
+struct InboxState {
+    items: VecDeque<Item>,
+    parked: bool,
+}
+
+impl Inbox {
+    fn put(&self, item: Item) {
+        let wake = {
+            let mut state = self.state.lock();
+            state.items.push_back(item);
+            std::mem::take(&mut state.parked)
+        };
+        if wake {
+            if let Err(error) = self.waker.wake() {
+                tracing::error!(target: "calomel::loop", %error, "can't wake a parked engine");
+            }
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        self.state.lock().items.len() > INBOX_LIMIT
+    }
+}
+
+/// One end of a link; it knows the other.
+struct End {
+    key: Mutex<Option<LinkKey>>,
+    inbox: Weak<Inbox>,
+    peer: Mutex<Weak<End>>,
+    state: Mutex<EndState>,
+}
+
+#[derive(Default)]
+struct EndState {
+    closed: bool,
+    /// Bytes that were offered and not yet taken.
+    rest: Vec<u8>,
+    /// Whether the receiver is to report that it has taken what this end sent.
+    owed: bool,
+}
+
+impl End {
+    fn key(&self) -> Option<LinkKey> {
+        if self.state.lock().closed { None } else { *self.key.lock() }
+    }
+}
+
+/// Keeps an end alive, as a [`Link`].
+struct LoopLink(Arc<End>);
+
+impl Link for LoopLink {
+    fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        let gone = || Sent::Failed(io::Error::new(io::ErrorKind::ConnectionReset, "the other end is closed"));
+        if self.0.state.lock().closed {
+            return gone();
+        }
+        let Some(peer) = self.0.peer.lock().upgrade() else { return gone() };
+        let Some(inbox) = peer.inbox.upgrade() else { return gone() };
+        // The payload's memory is read by the receiver, so the send is done when it has. A receiver that is far behind is
+        // waited for too. Either way this is settled before the receiver can know of the item.
+        let later = payload.is_some() || inbox.is_long();
+        self.0.state.lock().owed = later;
+        inbox.put(Item::Bytes { to: peer, bytes, payload });
+        if later { Sent::Later } else { Sent::All(Vec::new()) }
+    }
+
+    fn close(&self) {
+        self.0.state.lock().closed = true;
+        let peer = self.0.peer.lock().upgrade();
+        if let Some((peer, inbox)) = peer.and_then(|peer| peer.inbox.upgrade().map(|inbox| (peer.clone(), inbox))) {
+            inbox.put(Item::Closed(peer));
+        }
+    }
+}
+
+pub(crate) struct Loopback {
+    inbox: Arc<Inbox>,
+    names: Mutex<Vec<String>>,
+}
+
+impl Loopback {
+    pub(crate) fn new(reactor: Reactor) -> Loopback {
+        let inbox = Inbox { state: Mutex::default(), waker: reactor.waker };
+        Loopback { inbox: Arc::new(inbox), names: Mutex::default() }
+    }
+
+    fn end(&self, key: Option<LinkKey>, peer: Weak<End>) -> Arc<End> {
+        Arc::new(End {
+            key: Mutex::new(key),
+            inbox: Arc::downgrade(&self.inbox),
+            peer: Mutex::new(peer),
+            state: Mutex::default(),
+        })
+    }
+
+    fn handle(&self, item: Item, sink: &mut dyn Sink) {
+        match item {
+            Item::Dial(far) => {
+                let Some(inbox) = far.inbox.upgrade() else { return };
+                let remote = Address::loopback("");
+                let key = sink.accepted(remote);
+                let near = self.end(Some(key), Arc::downgrade(&far));
+                *far.peer.lock() = Arc::downgrade(&near);
+                sink.attach(key, Arc::new(LoopLink(near)));
+                inbox.put(Item::Connected(far));
+            }
+            Item::Connected(end) => {
+                if let Some(key) = end.key() {
+                    sink.connected(key);
+                }
+            }
+            Item::Bytes { to, bytes, payload } => self.deliver(&to, bytes, payload, sink),
+            Item::Sent(end, buffer) => {
+                if let Some(key) = end.key() {
+                    sink.sent(key, buffer);
+                }
+            }
+            Item::Closed(end) => {
+                if let Some(key) = end.key() {
+                    end.state.lock().closed = true;
+                    sink.closed(key, io::Error::new(io::ErrorKind::ConnectionReset, "the other end was closed"));
+                }
+            }
+        }
+    }
+
+    fn deliver(&self, to: &Arc<End>, mut bytes: Vec<u8>, payload: Option<Slice>, sink: &mut dyn Sink) {
+        let Some(key) = to.key() else { return };
+        let mut rest = std::mem::take(&mut to.state.lock().rest);
+        let data = if rest.is_empty() {
+            &bytes
+        } else {
+            rest.extend_from_slice(&bytes);
+            &rest
+        };
+        let Some(Taken { used, place }) = sink.bytes(key, data) else { return };
+        if used < data.len() {
+            let left = data[used..].to_vec();
+            to.state.lock().rest = left;
+        }
+        if let (Some(place), Some(source)) = (place, payload) {
+            let landed = match place.target {
+                None => Landed::Whole,
+                Some(target) => match memory::copy(&source, &target) {
+                    Copied::All => Landed::Whole,
+                    Copied::SourceClosed => Landed::SourceGone,
+                    Copied::TargetClosed => Landed::TargetGone,
+                },
+            };
+            sink.placed(key, landed);
+        }
+        let Some(from) = to.peer.lock().upgrade() else { return };
+        let owed = std::mem::take(&mut from.state.lock().owed);
+        if let (true, Some(inbox)) = (owed, from.inbox.upgrade()) {
+            bytes.clear();
+            inbox.put(Item::Sent(from, bytes));
+        }
+    }
+}
+
+impl Transport for Loopback {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { scheme: Scheme::Loop }
+    }
+
+    fn resolve(&self, address: &Address) -> Result<Address> {
+        Ok(address.clone())
+    }
+
+    fn listen(&self, address: &Address) -> Result<Address> {
+        let name = match address.rest() {
+            "" => format!("calomel-{}", NEXT_NAME.fetch_add(1, Ordering::Relaxed)),
+            name => name.to_owned(),
+        };
+        let mut listeners = LISTENERS.lock();
+        listeners.retain(|_, inbox| inbox.strong_count() > 0);
+        if listeners.contains_key(&name) {
+            return Err(Error::AddressInUse { address: address.clone() });
+        }
+        listeners.insert(name.clone(), Arc::downgrade(&self.inbox));
+        let address = Address::loopback(&name);
+        self.names.lock().push(name);
+        Ok(address)
+    }
+
+    fn stop_listening(&self) {
+        let mut listeners = LISTENERS.lock();
+        for name in self.names.lock().drain(..) {
+            listeners.remove(&name);
+        }
+    }
+
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
+        let listener = LISTENERS.lock().get(address.rest()).and_then(Weak::upgrade).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens under this name in this process")
+        })?;
+        let end = self.end(Some(key), Weak::new());
+        attach(Arc::new(LoopLink(end.clone())));
+        listener.put(Item::Dial(end));
+        Ok(())
+    }
+
+    fn poll(&self, sink: &mut dyn Sink) -> bool {
+        let mut any = false;
+        for _ in 0..BATCH {
+            let Some(item) = self.inbox.state.lock().items.pop_front() else { break };
+            any = true;
+            self.handle(item, sink);
+        }
+        any
+    }
+
+    fn ready(&self, _token: usize, _event: &mio::event::Event, _sink: &mut dyn Sink) {}
+
+    fn park(&self) -> bool {
+        let mut state = self.inbox.state.lock();
+        state.parked = state.items.is_empty();
+        state.parked
+    }
+
+    fn unpark(&self) {
+        self.inbox.state.lock().parked = false;
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        self.stop_listening();
+    }
+}

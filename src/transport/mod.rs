@@ -1,0 +1,123 @@
+//! Ways to move bytes between engines.
+//!
+//! A transport knows nothing of calls. It carries bytes in order over links, and payloads straight from one memory to
+//! another: who receives says, through the [`Sink`], where a payload belongs. Everything is non-blocking; a send that finds
+//! no room is finished later, and reported. Only [`Link::send`] and [`Link::close`] are called by any thread; the rest by
+//! whoever drives progress, one at a time.
+
+#[cfg(test)]
+pub(crate) mod fault;
+mod loopback;
+mod tcp;
+
+use std::io;
+use std::sync::Arc;
+
+use crate::memory::Slice;
+use crate::{Address, Result};
+pub(crate) use loopback::Loopback;
+pub(crate) use tcp::Tcp;
+
+/// Names a link between a transport and its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LinkKey(pub u64);
+
+/// What a transport is and can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Capabilities {
+    /// The addresses that it serves.
+    pub scheme: crate::Scheme,
+}
+
+/// How a send ended.
+pub(crate) enum Sent {
+    /// All of it is out; the buffer comes back.
+    All(Vec<u8>),
+    /// No room now: the rest follows by itself, and [`Sink::sent`] reports it. Nothing else may be sent until then.
+    Later,
+    /// The link is broken.
+    Failed(io::Error),
+}
+
+/// One end of a connection.
+pub(crate) trait Link: Send + Sync {
+    /// Sends the bytes, and the payload behind them. The payload is read when it is sent: if its memory is gone by then, the
+    /// other side learns [`Landed::SourceGone`].
+    fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
+    /// Ends the connection; nothing is reported of it any more.
+    fn close(&self);
+}
+
+pub(crate) trait Transport: Send + Sync {
+    fn capabilities(&self) -> Capabilities;
+    /// The address as it is to be dialled: host names are resolved.
+    fn resolve(&self, address: &Address) -> Result<Address>;
+    /// Listens; the address comes back with what was left to choose.
+    fn listen(&self, address: &Address) -> Result<Address>;
+    /// Takes no new links from now on.
+    fn stop_listening(&self);
+    /// Begins to connect. `attach` gets the link before anything is reported of it; [`Sink::connected`] or [`Sink::closed`]
+    /// follows.
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()>;
+    /// Looks for what has happened, without blocking; false when nothing has.
+    fn poll(&self, sink: &mut dyn Sink) -> bool;
+    /// The reactor has something for the transport's token.
+    fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink);
+    /// The thread that drives is about to block in the reactor, which will be woken from now on. False when there is
+    /// something to poll first.
+    fn park(&self) -> bool;
+    /// It does not block any more.
+    fn unpark(&self);
+}
+
+/// Where a payload goes.
+pub(crate) struct Place {
+    /// `None`: nowhere.
+    pub target: Option<Slice>,
+    pub len: usize,
+}
+
+/// How a payload arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Landed {
+    Whole,
+    /// The sender's memory was gone, and the bytes mean nothing.
+    SourceGone,
+    /// The target's memory was gone.
+    TargetGone,
+}
+
+/// What was made of bytes that arrived.
+pub(crate) struct Taken {
+    /// So many are done with; keep the rest, and offer it again with more.
+    pub used: usize,
+    /// What follows them is a payload.
+    pub place: Option<Place>,
+}
+
+/// Who is told what happens on links.
+pub(crate) trait Sink {
+    /// Somebody has dialled: names the link.
+    fn accepted(&mut self, remote: Address) -> LinkKey;
+    /// The accepted link itself, before anything else is reported of it.
+    fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>);
+    fn connected(&mut self, key: LinkKey);
+    /// Bytes have arrived. `None`: the link was closed because of them.
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken>;
+    /// The payload that was asked for is in its place.
+    fn placed(&mut self, key: LinkKey, landed: Landed);
+    /// Part of a payload has arrived.
+    fn heard(&mut self, key: LinkKey);
+    /// The send that was left for later is done.
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>);
+    /// The link is lost, or could not be made.
+    fn closed(&mut self, key: LinkKey, cause: io::Error);
+}
+
+/// What a transport needs of whoever drives it.
+pub(crate) struct Reactor {
+    pub registry: mio::Registry,
+    pub waker: Arc<mio::Waker>,
+    /// Tokens from here on are the transport's.
+    pub first_token: usize,
+}

@@ -1,0 +1,339 @@
+//! One socket: what is being sent, and what is being received.
+//!
+//! On the wire a payload is followed by one byte, which says whether it is what the sender's memory held: memory may be
+//! taken back while half of a payload is out, and what was announced has to be sent all the same.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::super::{Landed, Link, LinkKey, Place, Sent, Sink, Taken};
+use super::Shared;
+use super::sys::{self, Outgoing};
+use crate::memory::Slice;
+
+const WHOLE: u8 = 1;
+/// Besides payload, what a read takes in at most while one arrives: the next frames' beginning.
+const BEHIND_PAYLOAD: usize = 4 << 10;
+/// A link gives way to others after so many bytes.
+const FAIR: usize = 1 << 20;
+
+pub(super) struct TcpLink {
+    key: LinkKey,
+    token: usize,
+    fd: RawFd,
+    stream: Mutex<mio::net::TcpStream>,
+    shared: Arc<Shared>,
+    connected: AtomicBool,
+    closed: AtomicBool,
+    /// The last read may have left something in the socket.
+    more: AtomicBool,
+    sending: Mutex<Option<Sending>>,
+    receiving: Mutex<Receiving>,
+}
+
+/// A send that is not all out yet.
+struct Sending {
+    bytes: Vec<u8>,
+    payload: Option<Slice>,
+    written: usize,
+    /// The payload's memory was there whenever some of it was sent.
+    valid: bool,
+}
+
+#[derive(Default)]
+struct Receiving {
+    /// The beginning of a frame.
+    partial: Vec<u8>,
+    payload: Option<Payload>,
+}
+
+/// A payload that is arriving.
+struct Payload {
+    place: Place,
+    got: usize,
+    /// The target was there whenever some of it arrived.
+    valid: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct Received {
+    pub any: bool,
+    pub more: bool,
+    pub closed: bool,
+}
+
+impl TcpLink {
+    pub(super) fn new(key: LinkKey, token: usize, stream: mio::net::TcpStream, connected: bool, shared: Arc<Shared>) -> TcpLink {
+        TcpLink {
+            key,
+            token,
+            fd: stream.as_raw_fd(),
+            stream: Mutex::new(stream),
+            shared,
+            connected: AtomicBool::new(connected),
+            closed: AtomicBool::new(false),
+            more: AtomicBool::new(false),
+            sending: Mutex::new(None),
+            receiving: Mutex::default(),
+        }
+    }
+
+    pub(super) fn key(&self) -> LinkKey {
+        self.key
+    }
+
+    pub(super) fn with_stream<R>(&self, f: impl FnOnce(&mut mio::net::TcpStream) -> R) -> R {
+        f(&mut self.stream.lock())
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn may_have_more(&self) -> bool {
+        self.more.load(Ordering::Relaxed)
+    }
+
+    /// True when the socket is connected now, false when it is not yet.
+    pub(super) fn finish_connecting(&self) -> io::Result<bool> {
+        let stream = self.stream.lock();
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        match stream.peer_addr() {
+            Ok(_) => {
+                self.connected.store(true, Ordering::Relaxed);
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes what the socket takes; true when all of it is out.
+    fn write(&self, sending: &mut Sending) -> io::Result<bool> {
+        let head = sending.bytes.len();
+        let payload = sending.payload.as_ref().map_or(0, |slice| slice.len + 1);
+        while sending.written < head + payload {
+            let skip = sending.written.saturating_sub(head);
+            // When only the last byte is missing, the payload's part is empty.
+            let outgoing = Outgoing {
+                bytes: &sending.bytes[sending.written.min(head)..],
+                payload: sending.payload.as_ref().map(|slice| (slice, skip)),
+                tail: WHOLE,
+            };
+            match sys::send(self.fd, &outgoing, &mut sending.valid) {
+                Ok(n) => sending.written += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The socket has room again.
+    pub(super) fn resume(&self, sink: &mut dyn Sink) {
+        let mut slot = self.sending.lock();
+        let Some(mut sending) = slot.take() else { return };
+        match self.write(&mut sending) {
+            Ok(false) => *slot = Some(sending),
+            Ok(true) => {
+                drop(slot);
+                sink.sent(self.key, sending.bytes);
+            }
+            // Whoever reads learns of it too, and with a better reason.
+            Err(error) => {
+                drop(slot);
+                tracing::debug!(target: "calomel::tcp", %error, "a send failed");
+                self.lose(error, sink);
+            }
+        }
+    }
+
+    fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
+        if !self.closed.load(Ordering::Acquire) {
+            self.close();
+            sink.closed(self.key, cause);
+        }
+    }
+
+    /// Reads until the socket is empty, or others should have their turn.
+    pub(super) fn receive(&self, scratch: &mut [u8], sink: &mut dyn Sink) -> Received {
+        let mut received = Received::default();
+        if self.closed.load(Ordering::Acquire) {
+            return Received { closed: true, ..received };
+        }
+        let mut receiving = self.receiving.lock();
+        let mut total = 0;
+        self.more.store(false, Ordering::Relaxed);
+        loop {
+            let (asked, read) = receiving.read(self.fd, scratch);
+            let n = match read {
+                Ok(n) => n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    self.lose(error, sink);
+                    received.closed = true;
+                    break;
+                }
+            };
+            if n.total == 0 {
+                self.lose(io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection"), sink);
+                received.closed = true;
+                break;
+            }
+            received.any = true;
+            total += n.total;
+            if !receiving.feed(self.key, &scratch[..n.in_scratch], sink) || self.closed.load(Ordering::Acquire) {
+                received.closed = true;
+                break;
+            }
+            if n.total < asked {
+                // The socket was emptied; the reactor tells of what comes next.
+                break;
+            }
+            if total >= FAIR {
+                received.more = true;
+                self.more.store(true, Ordering::Relaxed);
+                break;
+            }
+        }
+        if received.any && receiving.payload.is_some() {
+            sink.heard(self.key);
+        }
+        received
+    }
+}
+
+struct Read {
+    total: usize,
+    in_scratch: usize,
+}
+
+impl Receiving {
+    /// One read: to where the payload belongs, if one is arriving, and what is behind it to the scratch buffer. How many
+    /// bytes were asked for, and how many came.
+    fn read(&mut self, fd: RawFd, scratch: &mut [u8]) -> (usize, io::Result<Read>) {
+        if let Some(payload) = &mut self.payload {
+            let left = payload.place.len - payload.got;
+            if let Some(target) = payload.place.target.as_ref().filter(|_| payload.valid && left > 0) {
+                let rest = &mut scratch[..BEHIND_PAYLOAD];
+                match sys::receive(fd, target, payload.got, rest) {
+                    Ok(Some(arrived)) => {
+                        payload.got += arrived.placed;
+                        let total = arrived.placed + arrived.rest;
+                        return (arrived.asked, Ok(Read { total, in_scratch: arrived.rest }));
+                    }
+                    Ok(None) => payload.valid = false,
+                    Err(error) => return (0, Err(error)),
+                }
+            }
+        }
+        let read = sys::receive_plain(fd, scratch);
+        (scratch.len(), read.map(|n| Read { total: n, in_scratch: n }))
+    }
+
+    /// Takes in bytes from the scratch buffer. False when the link was closed because of them.
+    fn feed(&mut self, key: LinkKey, mut data: &[u8], sink: &mut dyn Sink) -> bool {
+        loop {
+            if let Some(payload) = &mut self.payload {
+                let n = data.len().min(payload.place.len - payload.got);
+                payload.take(&data[..n]);
+                data = &data[n..];
+                if payload.got < payload.place.len {
+                    return true;
+                }
+                let Some((trailer, rest)) = data.split_first() else { return true };
+                let landed = match (payload.valid, *trailer == WHOLE) {
+                    (_, false) => Landed::SourceGone,
+                    (false, true) => Landed::TargetGone,
+                    (true, true) => Landed::Whole,
+                };
+                data = rest;
+                self.payload = None;
+                sink.placed(key, landed);
+            }
+            if data.is_empty() && self.partial.is_empty() {
+                return true;
+            }
+            let Some(place) = self.frames(key, &mut data, sink) else { return false };
+            match place {
+                Some(place) => self.payload = Some(Payload { place, got: 0, valid: true }),
+                None => return true,
+            }
+        }
+    }
+
+    /// Offers frames to the sink; what is left of the data is behind a payload's place, or kept for later. `None`: the link
+    /// was closed.
+    fn frames(&mut self, key: LinkKey, data: &mut &[u8], sink: &mut dyn Sink) -> Option<Option<Place>> {
+        if self.partial.is_empty() {
+            let Taken { used, place } = sink.bytes(key, data)?;
+            *data = &data[used..];
+            if place.is_none() {
+                self.partial.extend_from_slice(data);
+                *data = &[];
+            }
+            return Some(place);
+        }
+        let before = self.partial.len();
+        self.partial.extend_from_slice(data);
+        let Taken { used, place } = sink.bytes(key, &self.partial)?;
+        if place.is_none() {
+            self.partial.drain(..used);
+            *data = &[];
+            if self.partial.is_empty() {
+                // An idle link keeps no buffer.
+                self.partial = Vec::new();
+            }
+        } else {
+            // A frame that was not complete before ends within the new data.
+            *data = &data[used.saturating_sub(before)..];
+            self.partial = Vec::new();
+        }
+        Some(place)
+    }
+}
+
+impl Payload {
+    fn take(&mut self, bytes: &[u8]) {
+        if let Some(target) = self.place.target.as_ref().filter(|_| self.valid && !bytes.is_empty()) {
+            let part = target.part(self.got, bytes.len());
+            self.valid = part.is_some_and(|part| part.write(bytes));
+        }
+        self.got += bytes.len();
+    }
+}
+
+impl Link for TcpLink {
+    fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        let mut slot = self.sending.lock();
+        let mut sending = Sending { bytes, payload, written: 0, valid: true };
+        match self.write(&mut sending) {
+            Ok(true) => Sent::All(sending.bytes),
+            Ok(false) => {
+                *slot = Some(sending);
+                Sent::Later
+            }
+            Err(error) => Sent::Failed(error),
+        }
+    }
+
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.shared.entries.lock().links.remove(&self.token);
+        let mut stream = self.stream.lock();
+        let _ = self.shared.registry.deregister(&mut *stream);
+        // What was sent is still delivered; the socket itself closes with the last reference to this link.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        *self.sending.lock() = None;
+    }
+}

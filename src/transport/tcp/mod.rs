@@ -1,0 +1,254 @@
+//! `tcp://`: one socket a link.
+
+mod link;
+mod sys;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::{Interest, Token};
+use parking_lot::Mutex;
+
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport};
+use crate::{Address, Error, Result, Scheme};
+use link::{Received, TcpLink};
+
+/// Sockets that are read directly, without asking the reactor first. More than a few, and asking is cheaper.
+const MAX_HOT: usize = 4;
+/// A hot socket that had nothing so many times in a row is left to the reactor.
+const COOL_AFTER: u32 = 4096;
+/// What one read takes in besides payload.
+const SCRATCH: usize = 64 << 10;
+
+pub(crate) struct Tcp {
+    shared: Arc<Shared>,
+    /// Links that may have more to read, or had something a moment ago.
+    hot: Mutex<Vec<Hot>>,
+    scratch: Mutex<Vec<u8>>,
+    keep_alive: Duration,
+}
+
+struct Hot {
+    link: Arc<TcpLink>,
+    empty: u32,
+}
+
+/// What links share with their transport.
+struct Shared {
+    registry: mio::Registry,
+    first_token: usize,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Default)]
+struct Entries {
+    next: usize,
+    links: HashMap<usize, Arc<TcpLink>>,
+    listeners: HashMap<usize, mio::net::TcpListener>,
+}
+
+impl Shared {
+    fn token(&self) -> usize {
+        let mut entries = self.entries.lock();
+        entries.next += 1;
+        self.first_token + entries.next
+    }
+}
+
+impl Tcp {
+    /// `silence`: how long a peer may be unheard of before the system, too, gives it up.
+    pub(crate) fn new(reactor: Reactor, silence: Duration) -> Tcp {
+        let Reactor { registry, first_token, .. } = reactor;
+        Tcp {
+            shared: Arc::new(Shared { registry, first_token, entries: Mutex::default() }),
+            hot: Mutex::default(),
+            scratch: Mutex::new(vec![0; SCRATCH]),
+            keep_alive: silence,
+        }
+    }
+
+    fn add(&self, key: LinkKey, stream: mio::net::TcpStream, connected: bool, attach: &mut dyn FnMut(Arc<dyn Link>)) -> io::Result<()> {
+        let token = self.shared.token();
+        let link = Arc::new(TcpLink::new(key, token, stream, connected, self.shared.clone()));
+        attach(link.clone());
+        if connected {
+            self.set_up(&link);
+        }
+        self.shared.entries.lock().links.insert(token, link.clone());
+        let registered =
+            link.with_stream(|stream| self.shared.registry.register(stream, Token(token), Interest::READABLE | Interest::WRITABLE));
+        if let Err(error) = registered {
+            self.shared.entries.lock().links.remove(&token);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Options that a socket takes once it is connected. None of them is worth losing the connection for.
+    fn set_up(&self, link: &TcpLink) {
+        let idle = self.keep_alive.max(Duration::from_secs(1));
+        let interval = (idle / 3).max(Duration::from_secs(1));
+        let keep_alive = socket2::TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(3);
+        let done = link.with_stream(|stream| {
+            stream.set_nodelay(true)?;
+            let socket = socket2::SockRef::from(&*stream);
+            socket.set_tcp_keepalive(&keep_alive)?;
+            socket.set_tcp_user_timeout(Some(idle))
+        });
+        if let Err(error) = done {
+            tracing::debug!(target: "calomel::tcp", %error, "a socket option was refused");
+        }
+    }
+
+    fn accept(&self, token: usize, sink: &mut dyn Sink) {
+        loop {
+            let accepted = match self.shared.entries.lock().listeners.get(&token) {
+                Some(listener) => listener.accept(),
+                None => return,
+            };
+            match accepted {
+                Ok((stream, remote)) => {
+                    let key = sink.accepted(Address::tcp(remote));
+                    let added = self.add(key, stream, true, &mut |link| sink.attach(key, link));
+                    if let Err(error) = added {
+                        sink.closed(key, error);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
+                Err(error) => {
+                    // Out of descriptors, most likely. Who dials is told by its own timeout; the next one brings us here again.
+                    tracing::warn!(target: "calomel::tcp", %error, "a connection can't be accepted");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads a link, and keeps it hot if that may be worth it. True when anything came.
+    fn receive(&self, link: &Arc<TcpLink>, sink: &mut dyn Sink) -> Received {
+        link.receive(&mut self.scratch.lock(), sink)
+    }
+
+    fn heat(&self, link: &Arc<TcpLink>, more: bool) {
+        let mut hot = self.hot.lock();
+        if let Some(entry) = hot.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) {
+            entry.empty = 0;
+        } else if more || hot.len() < MAX_HOT {
+            hot.push(Hot { link: link.clone(), empty: 0 });
+        }
+    }
+}
+
+impl Transport for Tcp {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { scheme: Scheme::Tcp }
+    }
+
+    fn resolve(&self, address: &Address) -> Result<Address> {
+        Ok(Address::tcp(resolve(address)?))
+    }
+
+    fn listen(&self, address: &Address) -> Result<Address> {
+        let socket = resolve(address)?;
+        let mut listener = mio::net::TcpListener::bind(socket).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => Error::AddressInUse { address: address.clone() },
+            _ => Error::io(format!("can't listen at {address}"), error),
+        })?;
+        let failed = |error| Error::io(format!("can't listen at {address}"), error);
+        let bound = listener.local_addr().map_err(failed)?;
+        let token = self.shared.token();
+        self.shared.registry.register(&mut listener, Token(token), Interest::READABLE).map_err(failed)?;
+        self.shared.entries.lock().listeners.insert(token, listener);
+        Ok(Address::tcp(bound))
+    }
+
+    fn stop_listening(&self) {
+        for (_, mut listener) in self.shared.entries.lock().listeners.drain() {
+            // It is closed right away, which deregisters it as well.
+            let _ = self.shared.registry.deregister(&mut listener);
+        }
+    }
+
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
+        let socket = address.socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a resolved address"))?;
+        let stream = mio::net::TcpStream::connect(socket)?;
+        self.add(key, stream, false, &mut |link| attach(link))
+    }
+
+    fn poll(&self, sink: &mut dyn Sink) -> bool {
+        let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
+        let mut any = false;
+        for link in links {
+            let received = self.receive(&link, sink);
+            any |= received.any;
+            let mut hot = self.hot.lock();
+            let Some(at) = hot.iter().position(|entry| Arc::ptr_eq(&entry.link, &link)) else { continue };
+            hot[at].empty = if received.any { 0 } else { hot[at].empty + 1 };
+            if received.closed || hot[at].empty > COOL_AFTER {
+                hot.swap_remove(at);
+            }
+        }
+        any
+    }
+
+    fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink) {
+        if self.shared.entries.lock().listeners.contains_key(&token) {
+            return self.accept(token, sink);
+        }
+        let Some(link) = self.shared.entries.lock().links.get(&token).cloned() else { return };
+        if !link.is_connected() {
+            match link.finish_connecting() {
+                Ok(true) => {
+                    self.set_up(&link);
+                    sink.connected(link.key());
+                }
+                Ok(false) => return,
+                Err(error) => {
+                    link.close();
+                    return sink.closed(link.key(), error);
+                }
+            }
+        }
+        if event.is_writable() {
+            link.resume(sink);
+        }
+        if event.is_readable() || event.is_read_closed() || event.is_error() {
+            let received = self.receive(&link, sink);
+            if !received.closed {
+                self.heat(&link, received.more);
+            }
+        }
+    }
+
+    fn park(&self) -> bool {
+        let mut hot = self.hot.lock();
+        // What may have more must be read first: the reactor tells of news only.
+        let more = hot.iter().any(|entry| entry.link.may_have_more());
+        if !more {
+            hot.clear();
+        }
+        !more
+    }
+
+    fn unpark(&self) {}
+}
+
+/// The socket address meant. Of the several that a host name may have, an IPv4 one is preferred: servers that listen on
+/// one family only mostly listen on that.
+fn resolve(address: &Address) -> Result<SocketAddr> {
+    if let Some(socket) = address.socket() {
+        return Ok(socket);
+    }
+    let unknown = |source: Option<io::Error>| Error::Unreachable {
+        peer: address.clone(),
+        reason: source.as_ref().map_or_else(|| "the host has no address".to_owned(), ToString::to_string),
+        source: source.map(Arc::new),
+    };
+    let found: Vec<SocketAddr> = address.rest().to_socket_addrs().map_err(|error| unknown(Some(error)))?.collect();
+    found.iter().find(|socket| socket.is_ipv4()).or(found.first()).copied().ok_or_else(|| unknown(None))
+}

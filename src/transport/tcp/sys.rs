@@ -1,0 +1,107 @@
+//! The two system calls that move exposed memory: no reference to it is made.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::RawFd;
+
+use smallvec::SmallVec;
+
+use crate::memory::{IoVec, Slice};
+
+/// Pieces in one call. The system takes 1024; the copy of the list costs time, and 64 of 4 KiB are a chunk of 256 KiB.
+const MAX_PIECES: usize = 64;
+
+static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+
+fn piece(bytes: &[u8]) -> IoVec {
+    IoVec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// What [`send`] is to send: some of the bytes, then the payload behind `skip` of it, then `tail`.
+pub(super) struct Outgoing<'a> {
+    pub bytes: &'a [u8],
+    pub payload: Option<(&'a Slice, usize)>,
+    /// The byte behind a payload that was whole; behind one that was not there goes a zero.
+    pub tail: u8,
+}
+
+/// Sends as much as the socket takes. `valid` becomes false when the payload's memory turns out to be gone, and zeros are
+/// sent in its place.
+pub(super) fn send(fd: RawFd, outgoing: &Outgoing<'_>, valid: &mut bool) -> io::Result<usize> {
+    let mut pieces: SmallVec<[IoVec; 8]> = SmallVec::new();
+    if !outgoing.bytes.is_empty() {
+        pieces.push(piece(outgoing.bytes));
+    }
+    // Held until the system call is over: the memory can't be taken back meanwhile.
+    let mut _access = None;
+    let tail;
+    if let Some((slice, skip)) = outgoing.payload {
+        let left = slice.len - skip;
+        if *valid {
+            _access = slice.read_access();
+            *valid = _access.is_some();
+        }
+        let mut covered = 0;
+        if let Some(access) = &_access {
+            covered = access.pieces(skip, MAX_PIECES, &mut pieces);
+        } else {
+            while covered < left && pieces.len() < MAX_PIECES {
+                let zeros = &ZEROS[..ZEROS.len().min(left - covered)];
+                covered += zeros.len();
+                pieces.push(piece(zeros));
+            }
+        }
+        if covered == left {
+            tail = [if *valid { outgoing.tail } else { 0 }];
+            pieces.push(piece(&tail));
+        }
+    }
+    // SAFETY: an all-zero `msghdr` is a valid value of it.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.as_mut_ptr();
+    message.msg_iovlen = pieces.len() as _;
+    // SAFETY: the pieces point to `bytes`, `ZEROS`, `tail`, and memory that `_access` keeps valid for reads; all of them
+    // outlive the call, which only reads them. No SIGPIPE: the error is enough.
+    let n = unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
+/// What [`receive`] made of a read.
+pub(super) struct Arrived {
+    /// Bytes that went to the target.
+    pub placed: usize,
+    /// Bytes that went to `rest`.
+    pub rest: usize,
+    /// Bytes that would have been taken.
+    pub asked: usize,
+}
+
+/// Reads into the target from `skip` on, and into `rest` what comes behind. `Ok(None)`: the target's memory is gone, and
+/// nothing was read. A read of nothing is the end of the stream.
+pub(super) fn receive(fd: RawFd, target: &Slice, skip: usize, rest: &mut [u8]) -> io::Result<Option<Arrived>> {
+    let left = target.len - skip;
+    let Some(access) = target.write_access() else { return Ok(None) };
+    let mut pieces: SmallVec<[IoVec; 8]> = SmallVec::new();
+    let covered = access.pieces(skip, MAX_PIECES, &mut pieces);
+    let mut asked = covered;
+    if covered == left {
+        pieces.push(IoVec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() });
+        asked += rest.len();
+    }
+    // SAFETY: the pieces point to memory that `access` keeps valid for writes, and everybody else out of, and to `rest`,
+    // which is borrowed uniquely; both outlive the call.
+    let n = unsafe { libc::readv(fd, pieces.as_ptr(), pieces.len() as _) };
+    if n < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let n = n as usize;
+    Ok(Some(Arrived { placed: n.min(covered), rest: n.saturating_sub(covered), asked }))
+}
+
+/// Reads into a plain buffer.
+pub(super) fn receive_plain(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the buffer is borrowed uniquely for the call, and has this length.
+    let n = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}

@@ -1,0 +1,237 @@
+//! Every kind of buffer can be exposed, moved, and comes back as itself.
+
+use std::sync::Arc;
+
+use bytemuck::{NoUninit, Pod, Zeroable};
+use calomel::{BufferPool, Bulk, BulkMode, EngineBuffer, Exposed, PooledBuffer, Segments};
+
+use crate::support::{Net, Pair, pattern};
+
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+struct Particle {
+    position: [f64; 3],
+    charge: i32,
+    id: u32,
+}
+
+/// Not any bytes are one of these, so peers may read them only.
+#[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
+#[repr(u8)]
+enum Colour {
+    Red = 1,
+    Green = 2,
+}
+
+/// Pulls the whole bulk from the server.
+fn pulled(pair: &Pair, bulk: Bulk) -> Vec<u8> {
+    let mut bytes = vec![0u8; bulk.len()];
+    assert_eq!(bulk.on(&pair.to_server).pull_into(&mut bytes).unwrap(), bytes.len());
+    bytes
+}
+
+/// Pushes `bytes` to the server.
+fn push(pair: &Pair, bulk: Bulk, bytes: &[u8]) {
+    assert_eq!(bulk.on(&pair.to_server).push_from(bytes).unwrap(), bytes.len());
+}
+
+fn vectors_boxes_and_arrays(net: &Net) {
+    let pair = net.pair();
+    let bytes = pattern(1, 24);
+
+    let vector: Exposed<Vec<u64>> = pair.server.expose(vec![0u64; 3], BulkMode::ReadWrite).unwrap();
+    push(&pair, vector.bulk(), &bytes);
+    assert_eq!(pulled(&pair, vector.bulk()), bytes);
+    assert_eq!(bytemuck::cast_slice::<u64, u8>(&vector.reclaim()), bytes);
+
+    let boxed: Exposed<Box<[i16]>> = pair.server.expose(vec![0i16; 12].into(), BulkMode::ReadWrite).unwrap();
+    push(&pair, boxed.bulk(), &bytes);
+    assert_eq!(pulled(&pair, boxed.bulk()), bytes);
+    assert_eq!(bytemuck::cast_slice::<i16, u8>(&boxed.reclaim()), bytes);
+
+    let array: Exposed<[f32; 6]> = pair.server.expose([0f32; 6], BulkMode::ReadWrite).unwrap();
+    push(&pair, array.bulk(), &bytes);
+    assert_eq!(pulled(&pair, array.bulk()), bytes);
+    assert_eq!(bytemuck::bytes_of(&array.reclaim()), bytes);
+}
+
+fn an_array_stays_put_while_its_exposure_moves(net: &Net) {
+    let pair = net.pair();
+    let exposed = pair.server.expose([1u8; 4096], BulkMode::ReadWrite).unwrap();
+    let bulk = exposed.bulk();
+    // Into a box, into a vector, through a thread.
+    let moved = std::thread::spawn(move || vec![Box::new(exposed)]).join().unwrap();
+    push(&pair, bulk.clone(), &[2u8; 100]);
+    let exposed = *moved.into_iter().next().unwrap();
+    assert_eq!(pulled(&pair, bulk)[..101], [[2u8; 100].as_slice(), &[1]].concat());
+    assert_eq!(exposed.reclaim()[..101], [[2u8; 100].as_slice(), &[1]].concat());
+}
+
+fn structs_of_plain_data(net: &Net) {
+    let pair = net.pair();
+    let particles: Vec<Particle> = (0..100).map(|i| Particle { position: [f64::from(i); 3], charge: -i, id: i as u32 }).collect();
+    let theirs = pair.server.expose(vec![Particle::zeroed(); 100], BulkMode::ReadWrite).unwrap();
+    let remote = theirs.bulk().on(&pair.to_server);
+    assert_eq!(remote.push_from(&particles).unwrap(), 3200);
+    let mut copy = vec![Particle::zeroed(); 100];
+    assert_eq!(remote.pull_into(&mut copy).unwrap(), 3200);
+    assert_eq!(copy, particles);
+    assert_eq!(theirs.reclaim(), particles);
+}
+
+fn what_is_only_readable_is_exposed_read_only(net: &Net) {
+    let pair = net.pair();
+    let colours = pair.server.expose_read_only(vec![Colour::Red, Colour::Green]).unwrap();
+    assert_eq!(pulled(&pair, colours.bulk()), [1, 2]);
+    assert_eq!(colours.view(), [Colour::Red, Colour::Green]);
+    let flags = pair.server.expose_read_only([true, false, true]).unwrap();
+    assert_eq!(pulled(&pair, flags.bulk()), [1, 0, 1]);
+    assert_eq!(flags.reclaim(), [true, false, true]);
+    let letters = pair.server.expose_read_only(vec!['a', 'ß'].into_boxed_slice()).unwrap();
+    assert_eq!(letters.bulk().len(), 8);
+    assert_eq!(*letters.view(), ['a', 'ß']);
+    // A plain slice to push from may be any of these too.
+    let target = pair.server.expose(vec![0u8; 2], BulkMode::WriteOnly).unwrap();
+    target.bulk().on(&pair.to_server).push_from(&[true, true][..]).unwrap();
+    assert_eq!(target.reclaim(), [1, 1]);
+}
+
+fn texts_are_seen_while_exposed(net: &Net) {
+    let pair = net.pair();
+    let name: Exposed<String> = pair.server.expose_read_only(String::from("Matthieu")).unwrap();
+    assert_eq!(name.view(), "Matthieu");
+    assert_eq!(pulled(&pair, name.bulk()), b"Matthieu");
+    assert_eq!(name.reclaim(), "Matthieu");
+    let long = pair.server.expose_read_only("ß".repeat(50_000)).unwrap();
+    assert_eq!(pulled(&pair, long.bulk()), long.view().as_bytes());
+    let empty = pair.server.expose_read_only(String::new()).unwrap();
+    assert_eq!(pulled(&pair, empty.bulk()), b"");
+    let fixed = pair.server.expose_read_only("static").unwrap();
+    assert_eq!(fixed.view(), "static");
+    assert_eq!(pulled(&pair, fixed.bulk()), b"static");
+}
+
+fn shared_and_static_slices(net: &Net) {
+    static PRIMES: [u32; 4] = [2, 3, 5, 7];
+    let pair = net.pair();
+    let shared: Arc<[u16]> = (0..10_000).collect();
+    let exposed: Exposed<Arc<[u16]>> = pair.server.expose_read_only(shared.clone()).unwrap();
+    assert_eq!(pulled(&pair, exposed.bulk()), bytemuck::cast_slice::<u16, u8>(&shared));
+    assert_eq!(exposed.view(), &*shared);
+    assert!(Arc::ptr_eq(&exposed.reclaim(), &shared));
+    let primes: Exposed<&'static [u32]> = pair.server.expose_read_only(&PRIMES[..]).unwrap();
+    assert_eq!(pulled(&pair, primes.bulk()), bytemuck::cast_slice::<u32, u8>(&PRIMES));
+    assert_eq!(primes.view(), PRIMES);
+    assert_eq!(primes.reclaim(), PRIMES);
+}
+
+fn engine_memory(net: &Net) {
+    let pair = net.pair();
+    let mut buffer: EngineBuffer = pair.server.alloc(100_000);
+    assert!(buffer.len() == 100_000 && buffer.iter().all(|&b| b == 0));
+    buffer[5] = 1;
+    let exposed = pair.server.expose(buffer, BulkMode::ReadWrite).unwrap();
+    assert_eq!(pulled(&pair, exposed.bulk())[4..7], [0, 1, 0]);
+    push(&pair, exposed.bulk(), &pattern(1, 100_000));
+    let buffer = exposed.reclaim();
+    assert!(*buffer == *pattern(1, 100_000));
+    assert!(pair.server.alloc(0).is_empty());
+    let read_only = pair.server.expose_read_only(buffer).unwrap();
+    assert!(read_only.view() == pattern(1, 100_000));
+}
+
+fn pooled_buffers_go_home(net: &Net) {
+    let pair = net.pair();
+    let pool: BufferPool = pair.server.buffer_pool(4096, 2);
+    assert_eq!(pool.available(), 2);
+    let mut first: PooledBuffer = pool.take().unwrap();
+    let second = pool.take().unwrap();
+    assert!(pool.take().is_none());
+    assert_eq!((first.len(), pool.available()), (4096, 0));
+    first[0] = 42;
+    let exposed = pair.server.expose(first, BulkMode::ReadWrite).unwrap();
+    assert_eq!(pulled(&pair, exposed.bulk())[0], 42);
+    drop(second);
+    assert_eq!(pool.available(), 1);
+    drop(exposed);
+    assert_eq!(pool.available(), 2);
+    let exposed = pair.server.expose(pool.take().unwrap(), BulkMode::WriteOnly).unwrap();
+    push(&pair, exposed.bulk(), &[7; 4096]);
+    let buffer = exposed.reclaim();
+    assert_eq!(*buffer, [7; 4096]);
+    drop(pool);
+    drop(buffer);
+}
+
+fn tuples_are_one_address_space(net: &Net) {
+    let pair = net.pair();
+    let two = pair.server.expose((vec![1u8, 2], [3u16, 4]), BulkMode::ReadWrite).unwrap();
+    assert_eq!(two.bulk().segment_count(), 2);
+    assert_eq!(pulled(&pair, two.bulk()), [1, 2, 3, 0, 4, 0]);
+    push(&pair, two.bulk(), &[9; 6]);
+    assert_eq!(two.reclaim(), (vec![9, 9], [0x909; 2]));
+
+    let three = pair.server.expose((vec![1u8], Box::<[u8]>::from([2]), pair.server.alloc(1)), BulkMode::ReadWrite).unwrap();
+    assert_eq!(pulled(&pair, three.bulk()), [1, 2, 0]);
+    push(&pair, three.bulk(), &[4, 5, 6]);
+    let (a, b, c) = three.reclaim();
+    assert_eq!((a[0], b[0], c[0]), (4, 5, 6));
+
+    let four = pair.server.expose_read_only((String::from("ab"), [b'c'], vec![b'd'], Arc::<[u8]>::from(*b"ef"))).unwrap();
+    assert_eq!(four.bulk().segment_count(), 4);
+    assert_eq!(pulled(&pair, four.bulk()), b"abcdef");
+    assert_eq!(four.reclaim().0, "ab");
+}
+
+fn segments_are_one_address_space(net: &Net) {
+    let pair = net.pair();
+    let (header, body) = (vec![1u32, 2], vec![3u32, 4, 5]);
+    let many: Exposed<Segments<Vec<u32>>> =
+        pair.server.expose(Segments(vec![header, Vec::new(), body]), BulkMode::ReadWrite).unwrap();
+    assert_eq!((many.len(), many.bulk().segment_count()), (20, 3));
+    assert_eq!(pulled(&pair, many.bulk()), bytemuck::cast_slice::<u32, u8>(&[1, 2, 3, 4, 5]));
+    let across = many.bulk().slice(6, 4).unwrap();
+    push(&pair, across, &[0xff; 4]);
+    assert_eq!(many.reclaim().0, [vec![1, 0xffff_0002], vec![], vec![0xffff, 4, 5]]);
+
+    let thousand = Segments((0..1000u32).map(|i| vec![i as u8; (i % 7) as usize]).collect());
+    let flat = thousand.0.concat();
+    let exposed = pair.server.expose(thousand, BulkMode::ReadWrite).unwrap();
+    assert_eq!(pulled(&pair, exposed.bulk()), flat);
+    push(&pair, exposed.bulk(), &pattern(4, flat.len()));
+    assert_eq!(exposed.reclaim().0.concat(), pattern(4, flat.len()));
+
+    let none = pair.server.expose(Segments(Vec::<Vec<u8>>::new()), BulkMode::ReadWrite).unwrap();
+    assert!(none.is_empty() && pulled(&pair, none.bulk()).is_empty());
+    let texts = pair.server.expose_read_only(Segments(vec![String::from("one "), String::from("two")])).unwrap();
+    assert_eq!(pulled(&pair, texts.bulk()), b"one two");
+}
+
+fn odd_addresses_and_alignments(net: &Net) {
+    // Bytes pushed from and pulled into every alignment.
+    let pair = net.pair();
+    let theirs = pair.server.expose(vec![0u64; 16], BulkMode::ReadWrite).unwrap();
+    let data = pattern(3, 128);
+    for offset in 0..16 {
+        let remote = theirs.bulk().on(&pair.to_server).slice(offset, 100).unwrap();
+        assert_eq!(remote.push_from(&data[offset..offset + 100]).unwrap(), 100);
+        let mut copy = [0u8; 128];
+        assert_eq!(remote.pull_into(&mut copy[16 - offset..116 - offset]).unwrap(), 100);
+        assert!(copy[16 - offset..116 - offset] == data[offset..offset + 100]);
+        assert!(copy[..16 - offset].iter().all(|&b| b == 0) && copy[116 - offset..].iter().all(|&b| b == 0));
+    }
+}
+
+suite![
+    vectors_boxes_and_arrays,
+    an_array_stays_put_while_its_exposure_moves,
+    structs_of_plain_data,
+    what_is_only_readable_is_exposed_read_only,
+    texts_are_seen_while_exposed,
+    shared_and_static_slices,
+    engine_memory,
+    pooled_buffers_go_home,
+    tuples_are_one_address_space,
+    segments_are_one_address_space,
+    odd_addresses_and_alignments,
+];

@@ -1,0 +1,150 @@
+//! What peers may not do, the owner refuses.
+
+use calomel::{BulkMode, Error};
+
+use crate::assert_error;
+use crate::support::{Net, pattern, travelled};
+
+fn nobody_writes_what_is_read_only(net: &Net) {
+    let pair = net.pair();
+    let ours = pair.client.expose(vec![9u8; 100_000], BulkMode::ReadWrite).unwrap();
+    for len in [0, 1, 100, 100_000] {
+        let data = pattern(1, len);
+        let theirs = pair.server.expose(data.clone(), BulkMode::ReadOnly).unwrap();
+        let remote = theirs.bulk().on(&pair.to_server);
+        assert_error!(remote.push_from(&vec![9u8; 100_000]), Error::AccessDenied { .. });
+        assert_error!(remote.push_from(&ours), Error::AccessDenied { .. });
+        assert_error!(&remote << &ours, Error::AccessDenied { .. });
+        let (result, _) = remote.start_push_from(ours.slice(0, 10).unwrap()).wait();
+        assert_error!(result, Error::AccessDenied { .. });
+        assert_eq!(remote.pull_into(&ours).unwrap(), len);
+        assert!(theirs.reclaim() == data);
+    }
+    let text = pair.server.expose_read_only(String::from("text")).unwrap();
+    assert_error!(text.bulk().on(&pair.to_server).push_from(&[1u8; 4][..]), Error::AccessDenied { .. });
+    assert_eq!(text.view(), "text");
+}
+
+fn nobody_reads_what_is_write_only(net: &Net) {
+    let pair = net.pair();
+    let ours = pair.client.expose(vec![9u8; 100_000], BulkMode::ReadWrite).unwrap();
+    for len in [0, 1, 100, 100_000] {
+        let theirs = pair.server.expose(pattern(1, len), BulkMode::WriteOnly).unwrap();
+        let remote = theirs.bulk().on(&pair.to_server);
+        let mut copy = vec![7u8; 100_000];
+        assert_error!(remote.pull_into(&mut copy), Error::AccessDenied { .. });
+        assert!(copy.iter().all(|&b| b == 7));
+        assert_error!(remote.pull_into(&ours), Error::AccessDenied { .. });
+        assert_error!(&remote >> &ours, Error::AccessDenied { .. });
+        let (result, _) = remote.start_pull_into(ours.slice(0, 10).unwrap()).wait();
+        assert_error!(result, Error::AccessDenied { .. });
+        assert_eq!(remote.push_from(&copy).unwrap(), len);
+        assert!(theirs.reclaim() == vec![7; len]);
+    }
+    assert!(ours.reclaim().iter().all(|&b| b == 9));
+}
+
+fn the_mode_of_our_own_memory_is_for_peers_only(net: &Net) {
+    // A write-only exposure can be pushed from here, and a read-only one (made by `expose`) pulled into.
+    let pair = net.pair();
+    let theirs = pair.server.expose(vec![1u8; 1000], BulkMode::ReadWrite).unwrap();
+    let remote = theirs.bulk().on(&pair.to_server);
+    let ours = pair.client.expose(vec![2u8; 1000], BulkMode::WriteOnly).unwrap();
+    assert_eq!(remote.push_from(&ours).unwrap(), 1000);
+    let ours = pair.client.expose(vec![0u8; 1000], BulkMode::ReadOnly).unwrap();
+    assert_eq!(remote.pull_into(&ours).unwrap(), 1000);
+    assert_eq!(ours.reclaim(), [2; 1000]);
+}
+
+fn a_denial_names_the_peer(net: &Net) {
+    let pair = net.pair();
+    let theirs = pair.server.expose(vec![1u8; 10_000], BulkMode::ReadOnly).unwrap();
+    let error = theirs.bulk().on(&pair.to_server).push_from(&[1u8; 4][..]).unwrap_err();
+    assert!(error.to_string().contains(&pair.server.address().to_string()), "{error}");
+    assert!(!error.is_retryable() && !error.is_disconnected());
+}
+
+fn a_bulk_is_good_for_its_owner_only(net: &Net) {
+    // Sent to an engine that never exposed it.
+    let (a, b, client) = (net.server(), net.server(), net.client());
+    let to_b = client.lookup(b.address()).unwrap();
+    for len in [10, 100_000] {
+        let of_a = a.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
+        let _of_b = b.expose(pattern(2, len), BulkMode::ReadWrite).unwrap();
+        let bulk = travelled(&of_a.bulk());
+        let mut copy = vec![0u8; len];
+        let result = bulk.on(&to_b).pull_into(&mut copy);
+        assert_error!(result, Error::AccessDenied { .. } | Error::PeerRestarted { .. });
+        assert!(copy.iter().all(|&b| b == 0));
+        let result = bulk.on(&to_b).push_from(&copy);
+        assert_error!(result, Error::AccessDenied { .. } | Error::PeerRestarted { .. });
+        assert!(of_a.reclaim() == pattern(1, len));
+    }
+}
+
+fn revoked_memory_is_out_of_reach(net: &Net) {
+    let pair = net.pair();
+    for len in [1, 100, 100_000] {
+        for dropped in [true, false] {
+            let theirs = pair.server.expose(vec![1u8; len], BulkMode::ReadWrite).unwrap();
+            let (bulk, part) = (theirs.bulk(), theirs.bulk().slice(0, 1).unwrap());
+            assert_eq!(bulk.on(&pair.to_server).push_from(&vec![2u8; len]).unwrap(), len);
+            if dropped {
+                drop(theirs);
+            } else {
+                assert!(theirs.reclaim() == vec![2; len]);
+            }
+            let mut copy = vec![7u8; len];
+            for bulk in [&bulk, &part, &travelled(&bulk)] {
+                let remote = bulk.on(&pair.to_server);
+                let error = remote.pull_into(&mut copy).unwrap_err();
+                assert!(!error.is_retryable() && !error.is_disconnected());
+                assert_error!(Err::<(), _>(error), Error::Revoked { .. });
+                assert_error!(remote.push_from(&copy), Error::Revoked { .. });
+            }
+            assert!(copy.iter().all(|&b| b == 7));
+        }
+    }
+}
+
+fn a_revoked_token_is_never_handed_out_again(net: &Net) {
+    let pair = net.pair();
+    let mut old = Vec::new();
+    for round in 0..200u8 {
+        let theirs = pair.server.expose(vec![round; 50], BulkMode::ReadWrite).unwrap();
+        assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut [0u8; 50][..]).unwrap(), 50);
+        old.push(theirs.bulk());
+    }
+    let current = pair.server.expose(vec![1u8; 50], BulkMode::ReadWrite).unwrap();
+    for bulk in &old {
+        assert_error!(bulk.on(&pair.to_server).push_from(&[2u8; 50][..]), Error::Revoked { .. } | Error::AccessDenied { .. });
+    }
+    assert_eq!(current.reclaim(), [1; 50]);
+}
+
+fn tokens_are_not_to_be_guessed(net: &Net) {
+    // Two exposures one after the other have nothing in common but what is public.
+    let server = net.server();
+    let bytes = |_| postcard::to_stdvec(&server.expose(vec![0u8; 100_000], BulkMode::ReadOnly).unwrap().bulk()).unwrap();
+    let all: Vec<Vec<u8>> = (0..64).map(bytes).collect();
+    let len = all[0].len();
+    // Places whose bits all take both values, over 64 exposures: 128 random bits are at least 16 of them.
+    let random = (0..len)
+        .filter(|&at| {
+            let (or, and) = all.iter().filter_map(|b| b.get(at)).fold((0, 0xff), |(or, and), b| (or | b, and & b));
+            or & !and & 0x7f == 0x7f
+        })
+        .count();
+    assert!(random >= 16, "only {random} of {len} bytes differ at random");
+}
+
+suite![
+    nobody_writes_what_is_read_only,
+    nobody_reads_what_is_write_only,
+    the_mode_of_our_own_memory_is_for_peers_only,
+    a_denial_names_the_peer,
+    a_bulk_is_good_for_its_owner_only,
+    revoked_memory_is_out_of_reach,
+    a_revoked_token_is_never_handed_out_again,
+    tokens_are_not_to_be_guessed,
+];

@@ -1,0 +1,162 @@
+//! Bulks that travel through others to whoever reaches their owner.
+
+use std::sync::mpsc;
+
+use calomel::{Bulk, BulkMode, Error, Request};
+
+use crate::assert_error;
+use crate::support::{BOUND, Net, pattern, travelled};
+
+type Answer = Result<u64, String>;
+
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(7, |sum: u64, &b| sum.wrapping_mul(31).wrapping_add(b.into()))
+}
+
+fn a_third_engine_reaches_the_owner(net: &Net) {
+    // owner -> middle -> worker, and the worker pulls from the owner, whom it has never heard of.
+    for len in [100, 200_000] {
+        let (owner, middle, worker) = (net.server(), net.server(), net.server());
+        worker
+            .define("work", |request: &Request, bulk: Bulk| -> Answer {
+                let mut bytes = vec![0u8; bulk.len()];
+                let remote = bulk.origin(request.engine()).map_err(|e| e.to_string())?;
+                remote.pull_into(&mut bytes).map_err(|e| e.to_string())?;
+                Ok(checksum(&bytes))
+            })
+            .unwrap();
+        let to_worker = middle.lookup(worker.address()).unwrap();
+        middle
+            .define("forward", move |request: &Request, bulk: Bulk| -> Answer {
+                let work = request.engine().procedure::<Bulk, Answer>("work");
+                work.on(&to_worker).call(&bulk).map_err(|e| e.to_string())?
+            })
+            .unwrap();
+        let data = pattern(len as u64, len);
+        let exposed = owner.expose(data.clone(), BulkMode::ReadOnly).unwrap();
+        let to_middle = owner.lookup(middle.address()).unwrap();
+        let forward = owner.procedure::<Bulk, Answer>("forward");
+        assert_eq!(forward.on(&to_middle).call(&exposed.bulk()).unwrap(), Ok(checksum(&data)));
+        // And a part of it.
+        let part = exposed.bulk().slice(10, 50).unwrap();
+        assert_eq!(forward.on(&to_middle).call(&part).unwrap(), Ok(checksum(&data[10..60])));
+    }
+}
+
+fn a_third_engine_writes_to_the_owner(net: &Net) {
+    let (owner, client) = (net.server(), net.client());
+    let target = owner.expose(vec![0u8; 100_000], BulkMode::WriteOnly).unwrap();
+    let bulk = travelled(&target.bulk());
+    let remote = bulk.slice(1000, 5000).unwrap().origin(&client).unwrap();
+    assert_eq!(remote.push_from(&vec![5u8; 10_000]).unwrap(), 5000);
+    let target = target.reclaim();
+    assert!(target[..1000].iter().all(|&b| b == 0));
+    assert!(target[1000..6000].iter().all(|&b| b == 5));
+    assert!(target[6000..].iter().all(|&b| b == 0));
+}
+
+fn the_server_finds_its_caller_by_origin(net: &Net) {
+    // Also a caller that does not listen: the connection exists.
+    let pair = net.pair();
+    pair.server
+        .define("fetch", |request: &Request, bulk: Bulk| -> Answer {
+            let mut bytes = vec![0u8; bulk.len()];
+            let remote = bulk.origin(request.engine()).map_err(|e| e.to_string())?;
+            remote.pull_into(&mut bytes).map_err(|e| e.to_string())?;
+            Ok(checksum(&bytes))
+        })
+        .unwrap();
+    let fetch = pair.client.procedure::<Bulk, Answer>("fetch");
+    for len in [100, 200_000] {
+        let data = pattern(1, len);
+        let exposed = pair.client.expose_read_only(data.clone()).unwrap();
+        assert_eq!(fetch.on(&pair.to_server).call(&exposed.bulk()).unwrap(), Ok(checksum(&data)));
+    }
+}
+
+fn an_owner_that_nobody_can_dial_is_an_error_for_strangers(net: &Net) {
+    let (a, b) = (net.client(), net.client());
+    let exposed = a.expose(vec![1u8; 100_000], BulkMode::ReadOnly).unwrap();
+    let bulk = travelled(&exposed.bulk());
+    let begin = std::time::Instant::now();
+    let result = bulk.origin(&b).and_then(|remote| remote.pull_into(&mut [0u8; 10][..]));
+    assert_error!(result, Error::Unreachable { .. } | Error::Unsupported { .. } | Error::InvalidAddress { .. });
+    assert!(begin.elapsed() < std::time::Duration::from_secs(6));
+}
+
+fn an_owner_that_is_gone_is_unreachable(net: &Net) {
+    let (owner, client) = (net.server(), net.client());
+    let exposed = owner.expose(vec![1u8; 100_000], BulkMode::ReadOnly).unwrap();
+    let bulk = travelled(&exposed.bulk());
+    owner.finalize().unwrap();
+    let error = bulk.origin(&client).and_then(|remote| remote.pull_into(&mut [0u8; 10][..])).unwrap_err();
+    assert!(error.is_disconnected(), "{error}");
+}
+
+fn ones_own_bulk_comes_home(net: &Net) {
+    // Sent out and returned by a server, it is still the engine's own memory.
+    let pair = net.pair();
+    pair.server.define("return", |_: &Request, bulk: Bulk| bulk).unwrap();
+    let back = pair.client.procedure::<Bulk, Bulk>("return");
+    for len in [100, 100_000] {
+        let exposed = pair.client.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
+        let returned = back.on(&pair.to_server).call(&exposed.bulk()).unwrap();
+        let mut copy = vec![0u8; len];
+        assert_eq!(returned.origin(&pair.client).unwrap().pull_into(&mut copy).unwrap(), len);
+        assert!(copy == pattern(1, len));
+        assert_eq!(returned.origin(&pair.client).unwrap().push_from(&[1u8; 4][..]).unwrap(), 4);
+        assert_eq!(exposed.reclaim()[..4], [1; 4]);
+        assert_error!(returned.origin(&pair.client).unwrap().pull_into(&mut copy), Error::Revoked { .. });
+    }
+}
+
+fn a_bulk_is_used_after_its_call_from_elsewhere(net: &Net) {
+    // Kept by the handler, used by another thread later, with the caller's endpoint.
+    let pair = net.pair();
+    let (tell, told) = mpsc::channel();
+    pair.server
+        .define("keep", move |request: &Request, bulk: Bulk| {
+            tell.send((request.endpoint().clone(), bulk)).unwrap();
+        })
+        .unwrap();
+    for len in [100, 100_000] {
+        let exposed = pair.client.expose(pattern(3, len), BulkMode::ReadOnly).unwrap();
+        pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
+        let (caller, bulk) = told.recv_timeout(BOUND).unwrap();
+        let mut copy = vec![0u8; len];
+        assert_eq!(bulk.on(&caller).pull_into(&mut copy).unwrap(), len);
+        assert!(copy == pattern(3, len));
+    }
+}
+
+fn a_result_carries_a_bulk(net: &Net) {
+    let pair = net.pair();
+    let kept = std::sync::Mutex::new(Vec::new());
+    pair.server
+        .define("open", move |request: &Request, len: usize| {
+            let exposed = request.engine().expose(pattern(len as u64, len), BulkMode::ReadWrite).unwrap();
+            let bulk = exposed.bulk();
+            kept.lock().unwrap().push(exposed);
+            bulk
+        })
+        .unwrap();
+    let open = pair.client.procedure::<usize, Bulk>("open");
+    for len in [0, 1, 100, 100_000] {
+        let bulk = open.on(&pair.to_server).call(&len).unwrap();
+        let mut copy = vec![0u8; len];
+        assert_eq!(bulk.on(&pair.to_server).pull_into(&mut copy).unwrap(), len);
+        assert_eq!(bulk.origin(&pair.client).unwrap().pull_into(&mut copy).unwrap(), len);
+        assert!(copy == pattern(len as u64, len));
+    }
+}
+
+suite![
+    a_third_engine_reaches_the_owner,
+    a_third_engine_writes_to_the_owner,
+    the_server_finds_its_caller_by_origin,
+    an_owner_that_nobody_can_dial_is_an_error_for_strangers,
+    an_owner_that_is_gone_is_unreachable,
+    ones_own_bulk_comes_home,
+    a_bulk_is_used_after_its_call_from_elsewhere,
+    a_result_carries_a_bulk,
+];

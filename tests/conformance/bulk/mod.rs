@@ -1,0 +1,16 @@
+//! Bulk data: exposing memory, moving it, and taking it back.
+
+mod basics;
+mod borrowed;
+mod buffers;
+mod denied;
+mod eager;
+mod forged;
+mod forward;
+mod model;
+mod reclaim;
+mod released;
+mod scope;
+mod sizes;
+mod slices;
+mod transfer;

@@ -1,0 +1,186 @@
+//! Taking memory back while peers use it: they are locked out first, and what they began has ended.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{BulkMode, Error, Exposed, RemoteBulk};
+
+use crate::assert_error;
+use crate::support::{BOUND, Net, eventually, pattern, stays};
+
+const LEN: usize = 4 << 20;
+const QUIET: Duration = Duration::from_millis(60);
+
+/// Peers that transfer to and from a bulk without end, until that fails; runs `meanwhile` once they do.
+fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -> T) -> T {
+    let moved = AtomicU32::new(0);
+    let rounds = |transfer: &dyn Fn(u8) -> calomel::Result<usize>| {
+        let begin = Instant::now();
+        for round in (0..=u8::MAX).cycle() {
+            if let Err(error) = transfer(round) {
+                assert_error!(Err::<(), _>(error), Error::Revoked { .. });
+                return;
+            }
+            moved.fetch_add(1, Ordering::SeqCst);
+            assert!(begin.elapsed() < BOUND, "the memory was never taken back");
+        }
+    };
+    thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                if mode != BulkMode::ReadOnly {
+                    rounds(&|round| remote.push_from(&vec![round; LEN]));
+                }
+            });
+            s.spawn(|| {
+                if mode != BulkMode::WriteOnly {
+                    let mut copy = vec![0u8; LEN];
+                    let copy = std::cell::RefCell::new(&mut copy);
+                    rounds(&|_| remote.pull_into(&mut copy.borrow_mut()[..]));
+                }
+            });
+        }
+        eventually("the peers transfer", || moved.load(Ordering::SeqCst) > 4);
+        meanwhile()
+    })
+}
+
+fn reclaim_gives_quiet_memory_back(net: &Net) {
+    let pair = net.pair();
+    for mode in [BulkMode::WriteOnly, BulkMode::ReadWrite] {
+        let theirs = pair.server.expose(vec![0u8; LEN], mode).unwrap();
+        let remote = theirs.bulk().on(&pair.to_server);
+        under_fire(&remote, mode, || {
+            let begin = Instant::now();
+            let bytes = theirs.reclaim();
+            assert!(begin.elapsed() < Duration::from_secs(3));
+            let snapshot = bytes.clone();
+            stays("nobody writes", QUIET, || std::hint::black_box(&bytes) == &snapshot);
+        });
+    }
+}
+
+fn dropping_frees_memory_that_nobody_writes(net: &Net) {
+    let pair = net.pair();
+    for _ in 0..3 {
+        let theirs = pair.server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
+        let remote = theirs.bulk().on(&pair.to_server);
+        under_fire(&remote, BulkMode::ReadWrite, || {
+            drop(theirs);
+            // The allocator gives the same memory out again: whoever has it now is alone with it.
+            let fresh: Vec<Vec<u8>> = (0..3).map(|_| vec![0x5cu8; LEN]).collect();
+            stays("nobody writes", QUIET, || fresh.iter().all(|f| std::hint::black_box(f)[..] == fresh[0][..]));
+            assert!(fresh[0] == vec![0x5c; LEN]);
+        });
+    }
+}
+
+fn read_only_memory_is_reclaimed_under_readers(net: &Net) {
+    let pair = net.pair();
+    let theirs = pair.server.expose_read_only(pattern(1, LEN)).unwrap();
+    let remote = theirs.bulk().on(&pair.to_server);
+    under_fire(&remote, BulkMode::ReadOnly, || {
+        let mut bytes = theirs.reclaim();
+        assert!(bytes == pattern(1, LEN));
+        // Ours to write.
+        bytes.fill(0);
+    });
+}
+
+fn a_reader_sees_whole_values_or_an_error(net: &Net) {
+    // After reclaim the memory is refilled: a reader must never be told that its transfer went well and have seen that.
+    let pair = net.pair();
+    for _ in 0..6 {
+        let theirs = pair.server.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
+        let remote = theirs.bulk().on(&pair.to_server);
+        thread::scope(|s| {
+            let reader = s.spawn(|| {
+                let begin = Instant::now();
+                let mut copy = vec![0u8; LEN];
+                while remote.pull_into(&mut copy).is_ok() {
+                    assert!(copy.iter().all(|&b| b == 1));
+                    assert!(begin.elapsed() < BOUND);
+                }
+            });
+            thread::sleep(Duration::from_millis(8));
+            theirs.reclaim().fill(2);
+            reader.join().unwrap();
+        });
+    }
+}
+
+fn the_local_side_of_a_transfer_is_reclaimed(net: &Net) {
+    // Not the owner's memory this time, but the buffer that a transfer of our own fills.
+    let pair = net.pair();
+    let theirs = pair.server.expose(vec![1u8; 48 << 20], BulkMode::ReadOnly).unwrap();
+    let remote = theirs.bulk().on(&pair.to_server);
+    for round in 0..4 {
+        let ours = pair.client.expose(vec![0u8; 48 << 20], BulkMode::ReadWrite).unwrap();
+        let transfer = remote.start_pull_into(ours.slice(0, ours.len()).unwrap());
+        thread::sleep(Duration::from_micros(round * 1000));
+        let mut ours = ours.reclaim();
+        ours.fill(7);
+        let (result, _slice) = transfer.wait();
+        assert!(ours.iter().all(|&b| b == 7));
+        match result {
+            Ok(moved) => assert_eq!(moved, 48 << 20),
+            Err(error) => assert_error!(Err::<(), _>(error), Error::Revoked { .. }),
+        }
+    }
+    assert_eq!(remote.pull_into(&mut [0u8; 10][..]).unwrap(), 10);
+}
+
+fn a_forgotten_exposure_stays_exposed(net: &Net) {
+    let pair = net.pair();
+    let exposed = pair.server.expose(vec![1u8; 10_000], BulkMode::ReadWrite).unwrap();
+    let bulk = exposed.bulk();
+    std::mem::forget(exposed);
+    assert_eq!(bulk.on(&pair.to_server).push_from(&[2u8; 5][..]).unwrap(), 5);
+    let mut copy = vec![0u8; 10_000];
+    assert_eq!(bulk.on(&pair.to_server).pull_into(&mut copy).unwrap(), 10_000);
+    assert_eq!(copy[..6], [2, 2, 2, 2, 2, 1]);
+}
+
+fn an_exposure_is_reclaimed_where_it_was_sent(net: &Net) {
+    fn movable<T: Send + Sync + 'static>(_: &T) {}
+    let pair = net.pair();
+    let exposed: Exposed<Vec<u8>> = pair.server.expose(vec![3u8; 100], BulkMode::ReadWrite).unwrap();
+    movable(&exposed);
+    let bytes = thread::spawn(move || exposed.reclaim()).join().unwrap();
+    assert_eq!(bytes, [3; 100]);
+}
+
+fn exposing_and_taking_back_without_end(net: &Net) {
+    // Thousands of exposures, half of them used: nothing piles up, nothing is mixed up.
+    let pair = net.pair();
+    thread::scope(|s| {
+        for t in 0..4u8 {
+            let pair = &pair;
+            s.spawn(move || {
+                for round in 0..500usize {
+                    let theirs = pair.server.expose([t; 64], BulkMode::ReadWrite).unwrap();
+                    if round % 2 == 0 {
+                        let mut copy = [0u8; 64];
+                        theirs.bulk().on(&pair.to_server).pull_into(&mut copy[..]).unwrap();
+                        assert_eq!(copy, [t; 64]);
+                    }
+                    if round % 3 == 0 {
+                        assert_eq!(theirs.reclaim(), [t; 64]);
+                    }
+                }
+            });
+        }
+    });
+}
+
+suite![
+    reclaim_gives_quiet_memory_back,
+    dropping_frees_memory_that_nobody_writes,
+    read_only_memory_is_reclaimed_under_readers,
+    a_reader_sees_whole_values_or_an_error,
+    the_local_side_of_a_transfer_is_reclaimed,
+    a_forgotten_exposure_stays_exposed,
+    an_exposure_is_reclaimed_where_it_was_sent,
+    exposing_and_taking_back_without_end,
+];

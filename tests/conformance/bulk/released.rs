@@ -1,0 +1,157 @@
+//! The owner learns when nobody can use its memory any more.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use calomel::{Bulk, BulkMode, Engine, Error, Request, Responder};
+
+use crate::assert_error;
+use crate::support::{BOUND, Net, Pair, block_on};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// `keep` hands what it gets to the test.
+fn define_keep(engine: &Engine) -> mpsc::Receiver<Bulk> {
+    let (tell, told) = mpsc::channel();
+    engine.define("keep", move |_: &Request, bulk: Bulk| tell.send(bulk).unwrap()).unwrap();
+    told
+}
+
+fn what_was_never_sent_is_released(net: &Net) {
+    let engine = net.client();
+    let exposed = engine.expose(vec![0u8; 100_000], BulkMode::ReadWrite).unwrap();
+    exposed.released().wait_timeout(BOUND).unwrap();
+    exposed.released().wait().unwrap();
+    block_on(exposed.released()).unwrap();
+}
+
+fn a_notification_releases_when_its_receiver_is_done(net: &Net) {
+    // The gap in one-way RPCs: who sent one has no answer to wait for.
+    for (len, limit) in [(10, 0), (10, 4096), (100_000, 4096)] {
+        let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
+        let kept = define_keep(&pair.server);
+        let exposed = pair.client.expose(vec![5u8; len], BulkMode::ReadOnly).unwrap();
+        pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).notify(&exposed.bulk()).unwrap();
+        let bulk = kept.recv_timeout(BOUND).unwrap();
+        let released = exposed.released();
+        if limit == 0 || len > limit {
+            assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
+        }
+        drop(bulk);
+        released.wait_timeout(BOUND).unwrap();
+        assert_eq!(exposed.reclaim(), vec![5; len]);
+    }
+}
+
+fn every_holder_counts(net: &Net) {
+    let pair = net.pair();
+    let other = net.server();
+    let (kept, kept2) = (define_keep(&pair.server), define_keep(&other));
+    let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
+    let keep = pair.client.procedure::<Bulk, ()>("keep");
+    keep.on(&pair.to_server).call(&exposed.bulk()).unwrap();
+    keep.on(&pair.to_server).call(&exposed.bulk().slice(0, 5).unwrap()).unwrap();
+    keep.on(pair.client.lookup(other.address()).unwrap()).call(&exposed.bulk()).unwrap();
+    let mut bulks = vec![kept.recv_timeout(BOUND).unwrap(), kept.recv_timeout(BOUND).unwrap()];
+    bulks.push(kept2.recv_timeout(BOUND).unwrap());
+    let clone = bulks[0].clone();
+    let part = bulks[0].slice(3, 4).unwrap();
+    while let Some(bulk) = bulks.pop() {
+        assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
+        drop(bulk);
+    }
+    assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
+    drop(clone);
+    assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
+    drop(part);
+    exposed.released().wait_timeout(BOUND).unwrap();
+}
+
+fn a_call_that_returned_has_released(net: &Net) {
+    let pair = net.pair();
+    pair.server
+        .define("look", |request: &Request, bulk: Bulk| bulk.on(request.endpoint()).pull_into(&mut [0u8; 10][..]).unwrap())
+        .unwrap();
+    let look = pair.client.procedure::<Bulk, usize>("look");
+    let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
+    for _ in 0..20 {
+        assert_eq!(look.on(&pair.to_server).call(&exposed.bulk()).unwrap(), 10);
+        exposed.released().wait_timeout(BOUND).unwrap();
+    }
+}
+
+fn a_holder_that_goes_away_holds_no_more(net: &Net) {
+    let pair = net.pair();
+    let kept = define_keep(&pair.server);
+    let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
+    pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
+    let bulk = kept.recv_timeout(BOUND).unwrap();
+    assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
+    pair.server.finalize().unwrap();
+    exposed.released().wait_timeout(BOUND).unwrap();
+    drop(bulk);
+}
+
+fn released_is_a_future_that_wakes(net: &Net) {
+    let pair = net.pair();
+    let kept = define_keep(&pair.server);
+    let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
+    pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
+    let bulk = kept.recv_timeout(BOUND).unwrap();
+    let released = exposed.released();
+    let waiter = thread::spawn(move || block_on(released));
+    thread::sleep(SHORT);
+    assert!(!waiter.is_finished());
+    drop(bulk);
+    waiter.join().unwrap().unwrap();
+}
+
+fn a_request_that_never_decoded_holds_nothing(net: &Net) {
+    // Panics, mismatches and missing procedures on the way leave no holder behind.
+    let pair = net.pair();
+    pair.server.define("panics", |_: &Request, _: Bulk| -> u8 { panic!("with a bulk in hand") }).unwrap();
+    pair.server.define_deferred("forgets", |_: Responder<u8>, _: Bulk| {}).unwrap();
+    let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
+    for name in ["panics", "forgets", "missing"] {
+        let procedure = pair.client.procedure::<Bulk, u8>(name);
+        procedure.on(&pair.to_server).call(&exposed.bulk()).unwrap_err();
+        exposed.released().wait_timeout(BOUND).unwrap();
+        procedure.on(&pair.to_server).notify(&exposed.bulk()).unwrap();
+        exposed.released().wait_timeout(BOUND).unwrap();
+    }
+    let dead = pair.client.lookup(net.dead_address()).unwrap();
+    pair.client.procedure::<Bulk, u8>("x").on(&dead).call(&exposed.bulk()).unwrap_err();
+    exposed.released().wait_timeout(BOUND).unwrap();
+}
+
+fn forwarding_keeps_it_held(net: &Net) {
+    let (owner, middle, last) = (net.server(), net.server(), net.server());
+    let kept = define_keep(&last);
+    let to_last = middle.lookup(last.address()).unwrap();
+    middle
+        .define("forward", move |request: &Request, bulk: Bulk| {
+            request.engine().procedure::<Bulk, ()>("keep").on(&to_last).call(&bulk).unwrap();
+        })
+        .unwrap();
+    let exposed = owner.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
+    let pair = Pair::of(middle, owner);
+    pair.client.procedure::<Bulk, ()>("forward").on(&pair.to_server).call(&exposed.bulk()).unwrap();
+    let bulk = kept.recv_timeout(BOUND).unwrap();
+    // The last one can still reach the owner, so that the owner must not think itself alone.
+    assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
+    assert_eq!(bulk.origin(&last).unwrap().pull_into(&mut [0u8; 10][..]).unwrap(), 10);
+    drop(bulk);
+    exposed.released().wait_timeout(BOUND).unwrap();
+}
+
+suite![
+    what_was_never_sent_is_released,
+    a_notification_releases_when_its_receiver_is_done,
+    every_holder_counts,
+    a_call_that_returned_has_released,
+    a_holder_that_goes_away_holds_no_more,
+    released_is_a_future_that_wakes,
+    a_request_that_never_decoded_holds_nothing,
+    forwarding_keeps_it_held,
+];

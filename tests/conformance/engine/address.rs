@@ -1,0 +1,162 @@
+//! Addresses, and the endpoints that stand for peers.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use calomel::{Address, Endpoint, Engine, Error, Request};
+
+use crate::assert_error;
+use crate::support::Net;
+
+fn a_server_knows_where_it_listens(net: &Net) {
+    let server = net.server();
+    let address = server.address();
+    assert_eq!(server.addresses(), [address.clone()]);
+    let text = address.to_string();
+    assert!(text.starts_with(&format!("{}://", net.scheme())), "{text}");
+    assert!(!text.ends_with(":0"), "{text} lacks the real port");
+    assert_eq!(text.parse::<Address>().unwrap(), address);
+    assert!(format!("{address:?}").contains(&text));
+}
+
+fn a_client_listens_nowhere(net: &Net) {
+    let client = net.client();
+    assert!(client.addresses().is_empty());
+    assert_eq!(client.address().to_string(), "tcp://0.0.0.0:0");
+}
+
+fn servers_get_addresses_of_their_own(net: &Net) {
+    let servers: Vec<Engine> = (0..5).map(|_| net.server()).collect();
+    let addresses: HashSet<Address> = servers.iter().map(|server| server.address()).collect();
+    assert_eq!(addresses.len(), 5);
+}
+
+fn an_engine_listens_at_several_addresses(net: &Net) {
+    let own = (net.fresh_address(), net.fresh_address());
+    let other =
+        if net.scheme() == "tcp" { format!("loop://several-{}", std::process::id()) } else { "tcp://127.0.0.1:0".to_owned() };
+    let server = net.keep(Engine::builder().listen(&own.0).listen(&own.1).listen(&other).build().unwrap());
+    server.define("hello", |_: &Request, ()| 1u8).unwrap();
+    let addresses = server.addresses();
+    assert_eq!(addresses.len(), 3);
+    assert_eq!(server.address(), addresses[0]);
+    assert!(addresses[2].to_string().starts_with(&other[..4]));
+    for address in addresses {
+        // One client for each, and one for all.
+        let client = net.client();
+        let endpoint = client.lookup(&address).unwrap();
+        assert_eq!(client.procedure::<(), u8>("hello").on(&endpoint).call(&()).unwrap(), 1);
+    }
+}
+
+fn lookup_takes_text_and_addresses(net: &Net) {
+    let pair = net.pair();
+    let address: Address = pair.server.address();
+    let text: String = address.to_string();
+    let endpoints: Vec<Endpoint> = vec![
+        pair.client.lookup(text.as_str()).unwrap(),
+        pair.client.lookup(&text).unwrap(),
+        pair.client.lookup(text.clone()).unwrap(),
+        pair.client.lookup(&address).unwrap(),
+        pair.client.lookup(address.clone()).unwrap(),
+    ];
+    for endpoint in endpoints {
+        assert_eq!(endpoint, pair.to_server);
+        assert_eq!(endpoint.address().to_string(), text);
+    }
+}
+
+fn addresses_print_parse_and_travel(net: &Net) {
+    let mut texts = vec!["tcp://10.0.0.1:7000", "tcp://[::1]:1", "shm://name", "shm://", "verbs://10.9.0.1:7471", "loop://x"];
+    let own = net.server().address().to_string();
+    texts.push(&own);
+    let mut seen = HashMap::new();
+    for (i, text) in texts.iter().enumerate() {
+        let address: Address = text.parse().unwrap();
+        assert_eq!(address.to_string(), *text);
+        let travelled: Address = postcard::from_bytes(&postcard::to_stdvec(&address).unwrap()).unwrap();
+        assert_eq!(travelled, address);
+        assert!(seen.insert(address, i).is_none());
+    }
+    assert_eq!(seen[&own.parse::<Address>().unwrap()], texts.len() - 1);
+}
+
+fn what_is_no_address_is_refused(net: &Net) {
+    let client = net.client();
+    for text in [
+        "",
+        "x",
+        "://",
+        "tcp",
+        "tcp:",
+        "tcp://",
+        "tcp://host",
+        "tcp://127.0.0.1:port",
+        "tcp://127.0.0.1:65536",
+        "tcp://:1",
+        "tcp://127.0.0.1:-1",
+        "tcp://a b:1",
+        "http://127.0.0.1:80",
+        "127.0.0.1:80",
+        "loop://a/b",
+        "tcp://[::1:1",
+        "\0",
+    ] {
+        let error = client.lookup(text).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        assert_error!(Err::<(), _>(error), Error::InvalidAddress { text: named, .. } if named == text);
+        assert_error!(text.parse::<Address>(), Error::InvalidAddress { .. });
+        assert_error!(Engine::server(text), Error::InvalidAddress { .. });
+        assert_error!(Engine::builder().listen(text).build(), Error::InvalidAddress { .. });
+    }
+    assert_error!(Engine::client("http"), Error::InvalidAddress { .. } | Error::Unsupported { .. });
+}
+
+fn an_address_in_use_is_an_error_that_names_it(net: &Net) {
+    let server = net.server();
+    let address = server.address();
+    let second = Engine::server(&address);
+    assert_error!(second, Error::AddressInUse { address: named, .. } if named == address);
+    // Once its engine is finalized, the address is free.
+    server.finalize().unwrap();
+    let again = net.keep(Engine::server(&address).unwrap());
+    assert_eq!(again.address(), address);
+}
+
+fn endpoints_are_compared_by_peer_and_provider(net: &Net) {
+    fn thread_safe<T: Clone + Eq + Hash + std::fmt::Debug + Send + Sync + 'static>(_: &T) {}
+    fn hash(endpoint: &Endpoint) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        endpoint.hash(&mut hasher);
+        hasher.finish()
+    }
+    let (client, a, b) = (net.client(), net.server(), net.server());
+    let (to_a, again, to_b) =
+        (client.lookup(a.address()).unwrap(), client.lookup(a.address()).unwrap(), client.lookup(b.address()).unwrap());
+    thread_safe(&to_a);
+    assert_eq!(to_a, again);
+    assert_eq!(hash(&to_a), hash(&again));
+    assert_eq!(to_a, to_a.provider(0));
+    assert_eq!(to_a.provider(7), again.provider(7));
+    assert_eq!(hash(&to_a.provider(7)), hash(&again.provider(7)));
+    assert_ne!(to_a, to_a.provider(7));
+    assert_ne!(to_a, to_b);
+    assert_eq!(to_a.provider(7).provider(0), to_a);
+    assert_eq!(to_a.provider(7).address(), to_a.address());
+    let shown = format!("{to_a:?}");
+    assert!(shown.contains(&a.address().to_string()), "{shown}");
+    let set: HashSet<Endpoint> = [to_a.clone(), again, to_b, to_a.provider(7)].into();
+    assert_eq!(set.len(), 3);
+}
+
+suite![
+    a_server_knows_where_it_listens,
+    a_client_listens_nowhere,
+    servers_get_addresses_of_their_own,
+    an_engine_listens_at_several_addresses,
+    lookup_takes_text_and_addresses,
+    addresses_print_parse_and_travel,
+    what_is_no_address_is_refused,
+    an_address_in_use_is_an_error_that_names_it,
+    endpoints_are_compared_by_peer_and_provider,
+];

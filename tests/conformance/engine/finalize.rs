@@ -1,0 +1,257 @@
+//! Finalizing: from anywhere, any number of times, in bounded time.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Engine, Request};
+
+use crate::support::{BOUND, Net, eventually};
+
+/// Runs `action`, and asserts that it did not take long.
+#[track_caller]
+fn soon<T>(action: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let result = action();
+    assert!(begin.elapsed() < Duration::from_secs(3), "took {:?}", begin.elapsed());
+    result
+}
+
+fn finalize_is_idempotent(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("hello", |_: &Request, ()| ()).unwrap();
+    pair.client.procedure::<(), ()>("hello").on(&pair.to_server).call(&()).unwrap();
+    for engine in [&pair.client, &pair.server] {
+        assert!(!engine.is_finalized());
+        for _ in 0..3 {
+            soon(|| engine.finalize()).unwrap();
+            assert!(engine.is_finalized());
+        }
+        soon(|| engine.wait_for_finalize());
+    }
+}
+
+fn clones_are_the_same_engine(net: &Net) {
+    let server = net.server();
+    let clone = server.clone();
+    clone.define("hello", |_: &Request, ()| 1u8).unwrap();
+    let client = net.client();
+    let endpoint = client.lookup(clone.address()).unwrap();
+    assert_eq!(client.procedure::<(), u8>("hello").on(&endpoint).call(&()).unwrap(), 1);
+    drop(clone);
+    assert_eq!(client.procedure::<(), u8>("hello").on(&endpoint).call(&()).unwrap(), 1);
+    let clone = server.clone();
+    clone.finalize().unwrap();
+    assert!(server.is_finalized());
+}
+
+fn eight_threads_finalize_at_once(net: &Net) {
+    for _ in 0..5 {
+        let pair = net.pair();
+        pair.server.define("hello", |_: &Request, ()| ()).unwrap();
+        pair.client.procedure::<(), ()>("hello").on(&pair.to_server).call(&()).unwrap();
+        for engine in [&pair.server, &pair.client] {
+            let start = Barrier::new(8);
+            thread::scope(|s| {
+                for _ in 0..8 {
+                    s.spawn(|| {
+                        start.wait();
+                        soon(|| engine.finalize()).unwrap();
+                        // Each of them returns when it is done, not only the first.
+                        assert!(engine.is_finalized());
+                    });
+                }
+            });
+        }
+    }
+}
+
+fn both_ends_finalize_at_once(net: &Net) {
+    for _ in 0..10 {
+        let pair = net.pair();
+        pair.server.define("hello", |_: &Request, ()| ()).unwrap();
+        pair.client.procedure::<(), ()>("hello").on(&pair.to_server).call(&()).unwrap();
+        let start = Barrier::new(2);
+        thread::scope(|s| {
+            for engine in [&pair.server, &pair.client] {
+                let start = &start;
+                s.spawn(move || {
+                    start.wait();
+                    soon(|| engine.finalize()).unwrap();
+                });
+            }
+        });
+    }
+}
+
+fn wait_for_finalize_returns_to_everybody(net: &Net) {
+    let server = net.server();
+    let (done, all) = mpsc::channel();
+    for _ in 0..4 {
+        let (server, done) = (server.clone(), done.clone());
+        thread::spawn(move || {
+            server.wait_for_finalize();
+            assert!(server.is_finalized());
+            done.send(()).unwrap();
+        });
+    }
+    thread::sleep(Duration::from_millis(30));
+    assert!(all.try_recv().is_err());
+    server.finalize().unwrap();
+    (0..4).for_each(|_| all.recv_timeout(BOUND).unwrap());
+}
+
+fn a_handler_finalizes_its_own_engine(net: &Net) {
+    for threads in [0, 1, 4] {
+        let server = net.server_with(|b| b.handler_threads(threads));
+        let client = net.client();
+        let endpoint = client.lookup(server.address()).unwrap();
+        server
+            .define("quit", |request: &Request, ()| {
+                request.engine().finalize().unwrap();
+                true
+            })
+            .unwrap();
+        // The answer may still get out, or not; but the call ends, and so does the server.
+        let result = soon(|| client.procedure::<(), bool>("quit").on(&endpoint).call(&()));
+        if let Err(error) = result {
+            assert!(error.is_disconnected(), "{error}");
+        }
+        soon(|| server.wait_for_finalize());
+        assert!(server.is_finalized());
+    }
+}
+
+fn every_kind_of_handler_finalizes(net: &Net) {
+    for kind in ["async", "deferred", "notified", "pooled"] {
+        let pool = calomel::HandlerPool::new(1);
+        let (server, client) = (net.server(), net.client());
+        let endpoint = client.lookup(server.address()).unwrap();
+        server
+            .define_async("async", |request: Request, ()| async move {
+                request.engine().finalize().unwrap();
+            })
+            .unwrap();
+        server
+            .define_deferred("deferred", |reply: calomel::Responder<()>, ()| {
+                reply.request().engine().finalize().unwrap();
+                let _ = reply.respond(&());
+            })
+            .unwrap();
+        server.define("notified", |request: &Request, ()| request.engine().finalize().unwrap()).unwrap();
+        server.pool(&pool).define("pooled", |request: &Request, ()| request.engine().finalize().unwrap()).unwrap();
+        let procedure = client.procedure::<(), ()>(kind);
+        if kind == "notified" {
+            procedure.on(&endpoint).notify(&()).unwrap();
+        } else if let Err(error) = soon(|| procedure.on(&endpoint).call(&())) {
+            assert!(error.is_disconnected(), "{kind}: {error}");
+        }
+        soon(|| server.wait_for_finalize());
+    }
+}
+
+fn a_timer_finalizes_its_own_engine(net: &Net) {
+    let engine = net.client();
+    let own = engine.clone();
+    let _timer = engine.timer(Duration::from_millis(10), move || own.finalize().unwrap()).unwrap();
+    soon(|| engine.wait_for_finalize());
+    assert!(engine.is_finalized());
+}
+
+fn callbacks_run_once_and_in_order(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("bye", |_: &Request, ()| 1u8).unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let (a, b, c) = (order.clone(), order.clone(), order.clone());
+    let (engine, endpoint) = (pair.client.clone(), pair.to_server.clone());
+    pair.client.on_finalize(move || b.lock().unwrap().push("finalized"));
+    pair.client.on_prefinalize(move || {
+        // Before: the engine still works, so that others can be told.
+        let answer = engine.procedure::<(), u8>("bye").on(&endpoint).call(&());
+        a.lock().unwrap().push(if answer.is_ok() { "said bye" } else { "could not say bye" });
+    });
+    pair.client.on_prefinalize(move || c.lock().unwrap().push("second"));
+    pair.client.finalize().unwrap();
+    pair.client.finalize().unwrap();
+    let mut order = order.lock().unwrap().clone();
+    assert_eq!(order.pop(), Some("finalized"));
+    order.sort_unstable();
+    assert_eq!(order, ["said bye", "second"]);
+}
+
+fn callbacks_finalize_and_panic(net: &Net) {
+    let engine = net.server();
+    let count = Arc::new(AtomicU32::new(0));
+    for late in [false, true] {
+        let (own, count) = (engine.clone(), count.clone());
+        let callback = move || {
+            // Inside finalize: it must not wait for itself.
+            let _ = own.finalize();
+            count.fetch_add(1, Ordering::SeqCst);
+        };
+        if late { engine.on_finalize(callback) } else { engine.on_prefinalize(callback) }
+    }
+    soon(|| engine.finalize()).unwrap();
+    assert_eq!(count.load(Ordering::SeqCst), 2);
+    let engine = net.server();
+    engine.on_prefinalize(|| panic!("in a callback"));
+    let (tell, told) = mpsc::channel();
+    engine.on_finalize(move || tell.send(()).unwrap());
+    let own = engine.clone();
+    let _ = soon(|| thread::spawn(move || own.finalize()).join());
+    soon(|| engine.finalize()).unwrap();
+    told.recv_timeout(BOUND).unwrap();
+    assert!(engine.is_finalized());
+}
+
+fn the_last_clone_dropped_finalizes(net: &Net) {
+    let server = Engine::server(net.fresh_address()).unwrap();
+    let address = server.address();
+    server.define("hello", |_: &Request, ()| ()).unwrap();
+    let (tell, told) = mpsc::channel();
+    server.on_finalize(move || tell.send(()).unwrap());
+    let client = net.client();
+    let endpoint = client.lookup(&address).unwrap();
+    client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap();
+    let clone = server.clone();
+    drop(server);
+    client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap();
+    soon(|| drop(clone));
+    told.recv_timeout(BOUND).unwrap();
+    assert!(client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap_err().is_disconnected());
+    net.keep(Engine::server(&address).unwrap());
+}
+
+fn an_engine_dropped_in_its_own_handler_ends(net: &Net) {
+    let server = Engine::server(net.fresh_address()).unwrap();
+    let address = server.address();
+    let slot = Arc::new(Mutex::new(None));
+    let taken = slot.clone();
+    server
+        .define("drop yourself", move |_: &Request, ()| {
+            let last: Option<Engine> = taken.lock().unwrap().take();
+            drop(last);
+        })
+        .unwrap();
+    *slot.lock().unwrap() = Some(server);
+    let client = net.client();
+    let endpoint = client.lookup(&address).unwrap();
+    let _ = soon(|| client.procedure::<(), ()>("drop yourself").on(&endpoint).call(&()));
+    eventually("the address is free", || Engine::server(&address).map(|engine| net.keep(engine)).is_ok());
+}
+
+suite![
+    finalize_is_idempotent,
+    clones_are_the_same_engine,
+    eight_threads_finalize_at_once,
+    both_ends_finalize_at_once,
+    wait_for_finalize_returns_to_everybody,
+    a_handler_finalizes_its_own_engine,
+    every_kind_of_handler_finalizes,
+    a_timer_finalizes_its_own_engine,
+    callbacks_run_once_and_in_order,
+    callbacks_finalize_and_panic,
+    the_last_clone_dropped_finalizes,
+    an_engine_dropped_in_its_own_handler_ends,
+];

@@ -1,0 +1,230 @@
+//! Finalizing with calls and transfers in progress: each of them ends, in bounded time, exactly once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{BulkMode, Error, Request, Responder};
+
+use crate::support::{BOUND, Gate, Net, Pair, eventually, pattern};
+
+const DEADLINE: Duration = Duration::from_millis(300);
+
+/// Engines that wait no longer than [`DEADLINE`] for work in progress.
+fn pair(net: &Net) -> Pair {
+    net.pair_with(|b| b.finalize_timeout(DEADLINE))
+}
+
+#[track_caller]
+fn assert_ended(result: calomel::Result<()>) {
+    match result {
+        Err(Error::Finalized { .. } | Error::Disconnected { .. } | Error::Unreachable { .. } | Error::Cancelled { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+fn a_call_that_is_nearly_done_is_waited_for(net: &Net) {
+    // The default deadline leaves time for a handler that has begun.
+    let pair = net.pair();
+    let entered = Gate::default();
+    let door = entered.clone();
+    pair.server
+        .define("short", move |_: &Request, ()| {
+            door.open();
+            thread::sleep(Duration::from_millis(100));
+            17u8
+        })
+        .unwrap();
+    let pending = pair.client.procedure::<(), u8>("short").on(&pair.to_server).start(&()).unwrap();
+    entered.wait();
+    pair.server.finalize().unwrap();
+    assert_eq!(pending.wait().unwrap(), 17);
+}
+
+fn the_clients_calls_end_with_the_client(net: &Net) {
+    let pair = pair(net);
+    let (hold, held) = mpsc::channel();
+    pair.server.define_deferred("kept", move |reply: Responder<()>, ()| hold.send(reply).unwrap()).unwrap();
+    let kept = pair.client.procedure::<(), ()>("kept");
+    let pendings: Vec<_> = (0..10).map(|_| kept.on(&pair.to_server).start(&()).unwrap()).collect();
+    let responders: Vec<_> = (0..10).map(|_| held.recv_timeout(BOUND).unwrap()).collect();
+    let begin = Instant::now();
+    thread::scope(|s| {
+        // Also one that blocks meanwhile, on another thread.
+        s.spawn(|| assert_ended(kept.on(&pair.to_server).call(&())));
+        let _eleventh = held.recv_timeout(BOUND).unwrap();
+        pair.client.finalize().unwrap();
+        for pending in pendings {
+            assert_ended(pending.wait());
+        }
+    });
+    assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
+    for responder in responders {
+        eventually("the server knows", || responder.request().is_cancelled());
+    }
+    pair.server.define("alive", |_: &Request, ()| ()).unwrap();
+    let other = Pair::of(pair.server, net.client());
+    other.client.procedure::<(), ()>("alive").on(&other.to_server).call(&()).unwrap();
+}
+
+fn the_clients_calls_end_with_the_server(net: &Net) {
+    let pair = pair(net);
+    let entered = Gate::default();
+    let (door, ended) = (entered.clone(), Arc::new(AtomicBool::new(false)));
+    let end = ended.clone();
+    pair.server
+        .define("endless", move |request: &Request, ()| {
+            door.open();
+            let begin = Instant::now();
+            while !request.is_cancelled() && begin.elapsed() < BOUND {
+                thread::sleep(Duration::from_millis(1));
+            }
+            end.store(request.is_cancelled(), Ordering::SeqCst);
+        })
+        .unwrap();
+    let pending = pair.client.procedure::<(), ()>("endless").on(&pair.to_server).start(&()).unwrap();
+    entered.wait();
+    let begin = Instant::now();
+    pair.server.finalize().unwrap();
+    // A handler that looks at its request ends with the engine: by itself, or cancelled by the end of the engine.
+    let result = pending.wait();
+    assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
+    if result.is_err() {
+        assert_ended(result);
+    }
+    eventually("the handler learns it", || ended.load(Ordering::SeqCst));
+}
+
+fn calls_in_flight_both_ways_end(net: &Net) {
+    for finalize_server in [true, false] {
+        let pair = pair(net);
+        let (hold, held) = mpsc::channel();
+        for engine in [&pair.server, &pair.client] {
+            let hold = hold.clone();
+            engine.define_deferred("kept", move |reply: Responder<()>, ()| hold.send(reply).unwrap()).unwrap();
+        }
+        let there = pair.client.procedure::<(), ()>("kept").on(&pair.to_server).start(&()).unwrap();
+        let from_client = held.recv_timeout(BOUND).unwrap();
+        let to_client = from_client.request().endpoint().clone();
+        let back = pair.server.procedure::<(), ()>("kept").on(&to_client).start(&()).unwrap();
+        let from_server = held.recv_timeout(BOUND).unwrap();
+        let begin = Instant::now();
+        if finalize_server { pair.server.finalize() } else { pair.client.finalize() }.unwrap();
+        assert_ended(there.wait());
+        assert_ended(back.wait());
+        assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
+        drop((from_client, from_server));
+    }
+}
+
+fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
+    let pair = pair(net);
+    let (entered, never) = (Gate::default(), Gate::default());
+    let (e, n) = (entered.clone(), never.clone());
+    pair.server
+        .define("stuck", move |_: &Request, ()| {
+            e.open();
+            n.wait();
+        })
+        .unwrap();
+    let pending = pair.client.procedure::<(), ()>("stuck").on(&pair.to_server).start(&()).unwrap();
+    entered.wait();
+    let begin = Instant::now();
+    let _ = pair.server.finalize();
+    assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert_ended(pending.wait());
+    never.open();
+}
+
+fn transfers_in_flight_end_and_give_their_buffers_back(net: &Net) {
+    const LEN: usize = 48 << 20;
+    for finalize_owner in [true, false] {
+        let pair = pair(net);
+        let data = pattern(1, LEN);
+        let source = pair.server.expose_read_only(data.clone()).unwrap();
+        let target = pair.server.expose(vec![0u8; LEN], BulkMode::WriteOnly).unwrap();
+        let pulled = pair.client.expose(vec![0u8; LEN], BulkMode::WriteOnly).unwrap();
+        let pushed = pair.client.expose(data.clone(), BulkMode::ReadOnly).unwrap();
+        let pull = source.bulk().on(&pair.to_server).start_pull_into(pulled);
+        let push = target.bulk().on(&pair.to_server).start_push_from(pushed);
+        let begin = Instant::now();
+        if finalize_owner { pair.server.finalize() } else { pair.client.finalize() }.unwrap();
+        assert!(begin.elapsed() < DEADLINE + Duration::from_secs(5));
+        let (result, pulled) = pull.wait();
+        let pulled = pulled.reclaim();
+        match result {
+            Ok(moved) => assert!(moved == LEN && pulled == data),
+            Err(error) => assert_ended(Err(error)),
+        }
+        let (result, pushed) = push.wait();
+        assert!(pushed.reclaim() == data);
+        let target = target.reclaim();
+        match result {
+            Ok(moved) => assert!(moved == LEN && target == data),
+            Err(error) => assert_ended(Err(error)),
+        }
+        assert!(source.reclaim() == data);
+    }
+}
+
+fn exposures_outlive_their_engine(net: &Net) {
+    let pair = pair(net);
+    let mut exposed = Vec::new();
+    for i in 0..10u8 {
+        exposed.push(pair.server.expose(vec![i; 1000], BulkMode::ReadWrite).unwrap());
+    }
+    let name = pair.server.expose_read_only(String::from("still here")).unwrap();
+    pair.server.finalize().unwrap();
+    assert_eq!(name.view(), "still here");
+    for (i, exposed) in exposed.into_iter().enumerate() {
+        assert_eq!(exposed.reclaim(), vec![i as u8; 1000]);
+    }
+    assert_eq!(name.reclaim(), "still here");
+}
+
+fn finalize_under_load(net: &Net) {
+    for round in 0..6 {
+        let pair = pair(net);
+        pair.server.define("plus", |_: &Request, n: u64| n + 1).unwrap();
+        let exposed = pair.server.expose_read_only(pattern(1, 100_000)).unwrap();
+        let bulk = exposed.bulk();
+        let calls = std::sync::atomic::AtomicU32::new(0);
+        thread::scope(|s| {
+            for t in 0..8u64 {
+                let (pair, bulk, calls) = (&pair, &bulk, &calls);
+                s.spawn(move || {
+                    let plus = pair.client.procedure::<u64, u64>("plus");
+                    let begin = Instant::now();
+                    for n in 0.. {
+                        let result = if t % 2 == 0 {
+                            plus.on(&pair.to_server).call(&n).map(|answer| assert_eq!(answer, n + 1))
+                        } else {
+                            bulk.on(&pair.to_server).pull_into(&mut [0u8; 5000][..]).map(|_| ())
+                        };
+                        calls.fetch_add(1, Ordering::SeqCst);
+                        if result.is_err() {
+                            return assert_ended(result);
+                        }
+                        assert!(begin.elapsed() < BOUND);
+                    }
+                });
+            }
+            eventually("there is load", || calls.load(Ordering::SeqCst) > 100);
+            let begin = Instant::now();
+            if round % 2 == 0 { pair.server.finalize() } else { pair.client.finalize() }.unwrap();
+            assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
+        });
+    }
+}
+
+suite![
+    a_call_that_is_nearly_done_is_waited_for,
+    the_clients_calls_end_with_the_client,
+    the_clients_calls_end_with_the_server,
+    calls_in_flight_both_ways_end,
+    a_handler_that_blocks_for_ever_does_not_keep_the_engine,
+    transfers_in_flight_end_and_give_their_buffers_back,
+    exposures_outlive_their_engine,
+    finalize_under_load,
+];

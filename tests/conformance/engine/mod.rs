@@ -1,0 +1,9 @@
+//! Engines: where they listen, whom they reach, and how they end.
+
+mod address;
+mod after;
+mod finalize;
+mod in_flight;
+mod reach;
+mod shutdown;
+mod timers;

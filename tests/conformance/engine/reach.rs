@@ -1,0 +1,145 @@
+//! Connecting, and losing connections.
+
+use std::time::{Duration, Instant};
+
+use calomel::{Engine, Error, Request};
+
+use crate::assert_error;
+use crate::support::{Net, Pair, eventually};
+
+fn an_endpoint_is_connected_by_its_first_call(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("hello", |_: &Request, ()| ()).unwrap();
+    assert!(!pair.to_server.is_connected());
+    pair.client.procedure::<(), ()>("hello").on(&pair.to_server).call(&()).unwrap();
+    assert!(pair.to_server.is_connected());
+    assert!(pair.to_server.provider(3).is_connected());
+    pair.server.finalize().unwrap();
+    eventually("the end of the server is noticed", || !pair.to_server.is_connected());
+}
+
+fn nobody_there_is_unreachable_at_once(net: &Net) {
+    let client = net.client();
+    let address = net.dead_address();
+    let endpoint = client.lookup(&address).unwrap();
+    let begin = Instant::now();
+    let error = client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert!(error.to_string().contains(&address), "{error}");
+    assert!(error.is_disconnected() && error.is_retryable() && !error.is_timeout());
+    assert_error!(Err::<(), _>(error), Error::Unreachable { peer, .. } if peer.to_string() == address);
+    let pending = client.procedure::<(), ()>("hello").on(&endpoint).start(&()).and_then(|pending| pending.wait());
+    assert_error!(pending, Error::Unreachable { .. });
+    assert!(!endpoint.is_connected());
+}
+
+fn a_server_that_comes_later_is_reached(net: &Net) {
+    let client = net.client();
+    let address = net.dead_address();
+    let endpoint = client.lookup(&address).unwrap();
+    let hello = client.procedure::<(), u8>("hello");
+    assert_error!(hello.on(&endpoint).call(&()), Error::Unreachable { .. });
+    let server = net.keep(Engine::server(&address).unwrap());
+    server.define("hello", |_: &Request, ()| 1u8).unwrap();
+    assert_eq!(hello.on(&endpoint).call(&()).unwrap(), 1);
+}
+
+fn a_finalized_server_is_gone_for_its_clients(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("hello", |_: &Request, ()| ()).unwrap();
+    let hello = pair.client.procedure::<(), ()>("hello");
+    hello.on(&pair.to_server).call(&()).unwrap();
+    pair.server.finalize().unwrap();
+    let begin = Instant::now();
+    for _ in 0..3 {
+        let error = hello.on(&pair.to_server).call(&()).unwrap_err();
+        assert!(error.is_disconnected(), "{error}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+fn a_restarted_server_is_called_as_before_and_old_bulks_are_gone(net: &Net) {
+    let client = net.client();
+    let first = net.server();
+    let address = first.address();
+    let endpoint = client.lookup(&address).unwrap();
+    let number = client.procedure::<(), u32>("number");
+    first.define("number", |_: &Request, ()| 1u32).unwrap();
+    assert_eq!(number.on(&endpoint).call(&()).unwrap(), 1);
+    let exposed = first.expose_read_only(vec![1u8; 100_000]).unwrap();
+    let old = crate::support::travelled(&exposed.bulk());
+    assert_eq!(old.on(&endpoint).pull_into(&mut [0u8; 10][..]).unwrap(), 10);
+    first.finalize().unwrap();
+    eventually("the end is noticed", || !endpoint.is_connected());
+
+    let second = net.keep(Engine::server(&address).unwrap());
+    second.define("number", |_: &Request, ()| 2u32).unwrap();
+    assert_eq!(number.on(&endpoint).call(&()).unwrap(), 2);
+    let error = old.on(&endpoint).pull_into(&mut [0u8; 10][..]).unwrap_err();
+    assert!(error.is_disconnected() && !error.is_retryable());
+    assert_error!(Err::<(), _>(error), Error::PeerRestarted { peer, .. } if peer == address);
+    let error = old.on(&endpoint).push_from(&[0u8; 10][..]).unwrap_err();
+    assert_error!(Err::<(), _>(error), Error::PeerRestarted { .. } | Error::AccessDenied { .. });
+    // And by its origin, which is an address too.
+    let result = old.origin(&client).and_then(|remote| remote.pull_into(&mut [0u8; 10][..]));
+    assert_error!(result, Error::PeerRestarted { .. });
+    assert_eq!(number.on(&endpoint).call(&()).unwrap(), 2);
+}
+
+fn unsupported_transports_say_so(net: &Net) {
+    let client = net.client();
+    for text in ["verbs://127.0.0.1:1"] {
+        let result = client.lookup(text).and_then(|endpoint| client.procedure::<(), ()>("hello").on(&endpoint).call(&()));
+        assert_error!(result, Error::Unsupported { .. });
+        assert_error!(Engine::server(text), Error::Unsupported { .. });
+    }
+}
+
+fn many_clients_come_and_go(net: &Net) {
+    let server = net.server();
+    server.define("hello", |_: &Request, n: u32| n).unwrap();
+    for n in 0..50 {
+        let pair = Pair::of(server.clone(), Engine::client(net.scheme()).unwrap());
+        assert_eq!(pair.client.procedure::<u32, u32>("hello").on(&pair.to_server).call(&n).unwrap(), n);
+        pair.client.finalize().unwrap();
+    }
+}
+
+fn one_client_reaches_many_servers(net: &Net) {
+    let client = net.client();
+    let servers: Vec<Engine> = (0..20).map(|_| net.server()).collect();
+    for (n, server) in servers.iter().enumerate() {
+        server.define("which", move |_: &Request, ()| n).unwrap();
+    }
+    let endpoints: Vec<_> = servers.iter().map(|server| client.lookup(server.address()).unwrap()).collect();
+    let which = client.procedure::<(), usize>("which");
+    let pendings: Vec<_> = endpoints.iter().map(|endpoint| which.on(endpoint).start(&()).unwrap()).collect();
+    for (n, pending) in pendings.into_iter().enumerate() {
+        assert_eq!(pending.wait().unwrap(), n);
+    }
+}
+
+fn an_endpoint_of_one_engine_is_refused_or_served_by_another(net: &Net) {
+    // Endpoints are values; whichever engine is asked must not hang or crash.
+    let pair = net.pair();
+    pair.server.define("hello", |_: &Request, ()| 1u8).unwrap();
+    let stranger = net.client();
+    let begin = Instant::now();
+    if let Ok(answer) = stranger.procedure::<(), u8>("hello").on(&pair.to_server).call(&()) {
+        assert_eq!(answer, 1);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert_eq!(pair.client.procedure::<(), u8>("hello").on(&pair.to_server).call(&()).unwrap(), 1);
+}
+
+suite![
+    an_endpoint_is_connected_by_its_first_call,
+    nobody_there_is_unreachable_at_once,
+    a_server_that_comes_later_is_reached,
+    a_finalized_server_is_gone_for_its_clients,
+    a_restarted_server_is_called_as_before_and_old_bulks_are_gone,
+    unsupported_transports_say_so,
+    many_clients_come_and_go,
+    one_client_reaches_many_servers,
+    an_endpoint_of_one_engine_is_refused_or_served_by_another,
+];

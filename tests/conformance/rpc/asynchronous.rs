@@ -1,0 +1,193 @@
+//! Handlers that are futures, and calls awaited inside them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{BulkMode, Error, Request};
+
+use crate::assert_error;
+use crate::support::{Net, pattern};
+
+fn an_async_handler_answers(net: &Net) {
+    let pair = net.pair();
+    pair.server.define_async("sum2", |_req: Request, (x, y): (i32, i32)| async move { x + y }).unwrap();
+    let sum = pair.client.procedure::<(i32, i32), i32>("sum2");
+    for i in 0..100 {
+        assert_eq!(sum.on(&pair.to_server).call(&(i, 1)).unwrap(), i + 1);
+    }
+}
+
+/// Ready once somebody has fired it, from any thread.
+#[derive(Clone, Default)]
+struct Signal(Arc<Mutex<(bool, Vec<Waker>)>>);
+
+impl Signal {
+    fn fire(&self) {
+        let wakers = {
+            let mut state = self.0.lock().unwrap();
+            state.0 = true;
+            std::mem::take(&mut state.1)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Future for Signal {
+    type Output = ();
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.0.lock().unwrap();
+        if state.0 {
+            return Poll::Ready(());
+        }
+        state.1.push(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+fn a_thousand_waiting_handlers_need_no_threads(net: &Net) {
+    let pair = net.pair();
+    let (signal, entered) = (Signal::default(), Arc::new(Mutex::new(0)));
+    let (wait, count) = (signal.clone(), entered.clone());
+    pair.server
+        .define_async("waits", move |_: Request, n: u32| {
+            let (wait, count) = (wait.clone(), count.clone());
+            async move {
+                *count.lock().unwrap() += 1;
+                wait.await;
+                n
+            }
+        })
+        .unwrap();
+    let waits = pair.client.procedure::<u32, u32>("waits");
+    let pendings: Vec<_> = (0..1000).map(|n| waits.on(&pair.to_server).start(&n).unwrap()).collect();
+    crate::support::eventually("all handlers wait", || *entered.lock().unwrap() == 1000);
+    let threads = std::fs::read_dir("/proc/self/task").map(|tasks| tasks.count()).unwrap_or(0);
+    assert!(threads < 500, "{threads} threads for 1000 waiting handlers");
+    signal.fire();
+    for (n, pending) in pendings.into_iter().enumerate() {
+        assert_eq!(pending.wait().unwrap(), n as u32);
+    }
+}
+
+fn an_async_handler_awaits_calls_to_its_caller(net: &Net) {
+    let pair = net.pair();
+    pair.client.define("double", |_: &Request, n: u32| 2 * n).unwrap();
+    pair.server
+        .define_async("sum of doubles", |request: Request, numbers: Vec<u32>| async move {
+            let double = request.engine().procedure::<u32, u32>("double");
+            let started: calomel::Result<Vec<_>> = numbers.iter().map(|n| double.on(request.endpoint()).start(n)).collect();
+            let mut sum = 0;
+            for pending in started.unwrap() {
+                sum += pending.await.unwrap();
+            }
+            sum
+        })
+        .unwrap();
+    let sum = pair.client.procedure::<Vec<u32>, u32>("sum of doubles");
+    assert_eq!(sum.on(&pair.to_server).call(&(1..=100).collect()).unwrap(), 10_100);
+}
+
+fn an_async_handler_awaits_transfers(net: &Net) {
+    let pair = net.pair();
+    pair.server
+        .define_async("fetch", |request: Request, bulk: calomel::Bulk| async move {
+            let local = request.engine().expose(vec![0u8; bulk.len()], BulkMode::WriteOnly).unwrap();
+            let (moved, local) = bulk.on(request.endpoint()).start_pull_into(local).await;
+            (moved.unwrap(), local.reclaim())
+        })
+        .unwrap();
+    let data = pattern(3, 300_000);
+    let exposed = pair.client.expose_read_only(data.clone()).unwrap();
+    let fetch = pair.client.procedure::<calomel::Bulk, (usize, Vec<u8>)>("fetch");
+    let (moved, answer) = fetch.on(&pair.to_server).call(&exposed.bulk()).unwrap();
+    assert_eq!(moved, data.len());
+    assert!(answer == data);
+}
+
+fn a_future_may_be_woken_from_anywhere_and_too_often(net: &Net) {
+    /// Needs `left` polls, and is woken several times for each.
+    struct Restless {
+        left: u32,
+    }
+    impl Future for Restless {
+        type Output = u32;
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<u32> {
+            if self.left == 0 {
+                return Poll::Ready(7);
+            }
+            self.left -= 1;
+            cx.waker().wake_by_ref();
+            let (a, b) = (cx.waker().clone(), cx.waker().clone());
+            thread::spawn(move || a.wake());
+            b.wake_by_ref();
+            Poll::Pending
+        }
+    }
+    let pair = net.pair();
+    pair.server.define_async("restless", |_: Request, left: u32| Restless { left }).unwrap();
+    let restless = pair.client.procedure::<u32, u32>("restless");
+    let pendings: Vec<_> = (0..20).map(|n| restless.on(&pair.to_server).start(&n).unwrap()).collect();
+    for pending in pendings {
+        assert_eq!(pending.wait().unwrap(), 7);
+    }
+}
+
+fn a_future_that_never_ends_ends_with_its_call(net: &Net) {
+    let pair = net.pair();
+    let owned = Arc::new(());
+    let keep = owned.clone();
+    pair.server
+        .define_async("never", move |_: Request, ()| {
+            let keep = keep.clone();
+            async move {
+                let _keep = keep;
+                std::future::pending::<()>().await
+            }
+        })
+        .unwrap();
+    let never = pair.client.procedure::<(), ()>("never");
+    for _ in 0..10 {
+        let begin = Instant::now();
+        let result = never.on(&pair.to_server).timeout(Duration::from_millis(20)).call(&());
+        assert_error!(result, Error::Timeout { .. });
+        assert!(begin.elapsed() < Duration::from_secs(3));
+    }
+    // The server's resources for a call end with it: the futures are gone, and what they owned.
+    crate::support::eventually("the futures were dropped", || Arc::strong_count(&owned) <= 2);
+}
+
+fn an_async_handler_that_panics_answers(net: &Net) {
+    let pair = net.pair();
+    pair.server
+        .define_async("panics", |_: Request, early: bool| {
+            if early {
+                panic!("before the future");
+            }
+            async move {
+                if std::hint::black_box(true) {
+                    panic!("in the future");
+                }
+                1u8
+            }
+        })
+        .unwrap();
+    let panics = pair.client.procedure::<bool, u8>("panics");
+    for (early, text) in [(true, "before the future"), (false, "in the future")] {
+        let result = panics.on(&pair.to_server).call(&early);
+        assert_error!(result, Error::HandlerPanicked { message, .. } if message.contains(text));
+    }
+}
+
+suite![
+    an_async_handler_answers,
+    a_thousand_waiting_handlers_need_no_threads,
+    an_async_handler_awaits_calls_to_its_caller,
+    an_async_handler_awaits_transfers,
+    a_future_may_be_woken_from_anywhere_and_too_often,
+    a_future_that_never_ends_ends_with_its_call,
+    an_async_handler_that_panics_answers,
+];

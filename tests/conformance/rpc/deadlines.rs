@@ -1,0 +1,189 @@
+//! Deadlines: on by default, kept, and known to the server.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Engine, Error, Request, Responder};
+
+use crate::assert_error;
+use crate::support::{BOUND, Gate, Net};
+
+/// Defines `wait`, which waits until its call is cancelled or timed out, and tells when that was.
+fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
+    let (ended, ends) = mpsc::channel();
+    server
+        .define("wait", move |request: &Request, ()| {
+            let begin = Instant::now();
+            while !request.is_cancelled() && begin.elapsed() < BOUND {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let _ = ended.send(begin.elapsed());
+        })
+        .unwrap();
+    ends
+}
+
+fn a_call_times_out_when_it_was_told_to(net: &Net) {
+    let pair = net.pair();
+    let ends = define_wait(&pair.server);
+    let wait = pair.client.procedure::<(), ()>("wait");
+    for millis in [5, 50, 200] {
+        let timeout = Duration::from_millis(millis);
+        let begin = Instant::now();
+        let error = wait.on(&pair.to_server).timeout(timeout).call(&()).unwrap_err();
+        let took = begin.elapsed();
+        assert!(took >= timeout && took < timeout + Duration::from_secs(3), "{took:?}");
+        assert!(error.is_timeout() && error.is_retryable() && !error.is_disconnected());
+        let text = error.to_string();
+        assert!(text.contains("wait") && text.contains(&pair.server.address().to_string()), "{text}");
+        assert_error!(Err::<(), _>(error), Error::Timeout { after, .. } if after == timeout);
+        // The server's handler ends with the call, long before its own bound.
+        assert!(ends.recv_timeout(BOUND).unwrap() < BOUND / 2);
+    }
+}
+
+fn a_started_call_times_out_too(net: &Net) {
+    let pair = net.pair();
+    define_wait(&pair.server);
+    let wait = pair.client.procedure::<(), ()>("wait");
+    let begin = Instant::now();
+    let pending = wait.on(&pair.to_server).timeout(Duration::from_millis(50)).start(&()).unwrap();
+    assert_error!(pending.wait(), Error::Timeout { .. });
+    let pending = wait.on(&pair.to_server).timeout(Duration::from_millis(50)).start(&()).unwrap();
+    assert_error!(crate::support::block_on(pending), Error::Timeout { .. });
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+fn no_time_at_all_is_a_timeout(net: &Net) {
+    let pair = net.pair();
+    define_wait(&pair.server);
+    let wait = pair.client.procedure::<(), ()>("wait");
+    assert_error!(wait.on(&pair.to_server).timeout(Duration::ZERO).call(&()), Error::Timeout { .. });
+}
+
+fn a_long_timeout_does_not_overflow(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("quick", |_: &Request, n: u8| n).unwrap();
+    let quick = pair.client.procedure::<u8, u8>("quick");
+    for timeout in [Duration::from_secs(1 << 40), Duration::MAX] {
+        assert_eq!(quick.on(&pair.to_server).timeout(timeout).call(&3).unwrap(), 3);
+    }
+}
+
+fn the_default_timeout_is_the_engines(net: &Net) {
+    let (server, client) = (net.server(), net.client_with(|b| b.default_timeout(Duration::from_millis(80))));
+    let pair = crate::support::Pair::of(server, client);
+    define_wait(&pair.server);
+    let wait = pair.client.procedure::<(), ()>("wait");
+    let begin = Instant::now();
+    assert_error!(wait.on(&pair.to_server).call(&()), Error::Timeout { .. });
+    let took = begin.elapsed();
+    assert!(took >= Duration::from_millis(80) && took < Duration::from_secs(3), "{took:?}");
+}
+
+fn the_server_knows_the_deadline(net: &Net) {
+    let pair = net.pair();
+    pair.server
+        .define("remaining", |request: &Request, ()| {
+            let first = request.remaining();
+            thread::sleep(Duration::from_millis(20));
+            let second = request.remaining();
+            (format!("{:?}", request.deadline()), first, second)
+        })
+        .unwrap();
+    let remaining = pair.client.procedure::<(), (String, Option<Duration>, Option<Duration>)>("remaining");
+    let timeout = Duration::from_secs(10);
+    let (_, first, second) = remaining.on(&pair.to_server).timeout(timeout).call(&()).unwrap();
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert!(first <= timeout && first > timeout / 2, "{first:?}");
+    assert!(second <= first - Duration::from_millis(20), "{first:?} {second:?}");
+    // Without a timeout of its own, a call has the default one.
+    let (_, first, _) = remaining.on(&pair.to_server).call(&()).unwrap();
+    assert!(first.unwrap() <= Duration::from_secs(30));
+}
+
+fn the_deadline_is_over_when_the_call_is(net: &Net) {
+    let pair = net.pair();
+    let (tell, told) = mpsc::channel();
+    pair.server
+        .define("late", move |request: &Request, ()| {
+            let begin = Instant::now();
+            while !request.is_cancelled() && begin.elapsed() < BOUND {
+                thread::sleep(Duration::from_millis(1));
+            }
+            tell.send((request.is_cancelled(), request.remaining())).unwrap();
+        })
+        .unwrap();
+    let late = pair.client.procedure::<(), ()>("late");
+    late.on(&pair.to_server).timeout(Duration::from_millis(30)).call(&()).unwrap_err();
+    let (cancelled, remaining) = told.recv_timeout(BOUND).unwrap();
+    assert!(cancelled);
+    assert!(remaining.unwrap() < Duration::from_millis(30), "{remaining:?}");
+}
+
+fn a_late_answer_is_nobodys(net: &Net) {
+    // The answer to a call that timed out must not be taken for that of the next one.
+    let pair = net.pair();
+    let (hold, held) = mpsc::channel();
+    pair.server.define_deferred("slow", move |r: Responder<u32>, n: u32| hold.send((r, n)).unwrap()).unwrap();
+    let slow = pair.client.procedure::<u32, u32>("slow");
+    for round in 0..20 {
+        let timed = slow.on(&pair.to_server).timeout(Duration::from_millis(5)).call(&round);
+        assert_error!(timed, Error::Timeout { .. });
+        let next = slow.on(&pair.to_server).start(&(100 + round)).unwrap();
+        // A call that timed out may have been dropped on its way; the next one may not.
+        loop {
+            let (responder, n) = held.recv_timeout(BOUND).unwrap();
+            // What it says to an answer that nobody waits for is its own affair, as long as it says it.
+            let _ = responder.respond(&n);
+            if n == 100 + round {
+                break;
+            }
+        }
+        assert_eq!(next.wait().unwrap(), 100 + round);
+    }
+}
+
+fn nested_calls_run_out_of_time_by_themselves(net: &Net) {
+    // The inner call has a deadline of its own: a server whose inner server hangs answers with an error.
+    let (inner, outer, client) = (net.server(), net.server(), net.client());
+    define_wait(&inner);
+    let to_inner = outer.lookup(inner.address()).unwrap();
+    outer
+        .define("outer", move |request: &Request, ()| {
+            let wait = request.engine().procedure::<(), ()>("wait");
+            wait.on(&to_inner).timeout(Duration::from_millis(50)).call(&()).unwrap_err().is_timeout()
+        })
+        .unwrap();
+    let to_outer = client.lookup(outer.address()).unwrap();
+    assert!(client.procedure::<(), bool>("outer").on(&to_outer).call(&()).unwrap());
+}
+
+fn a_handler_that_never_looks_keeps_nobody(net: &Net) {
+    let pair = net.pair_with(|b| b.finalize_timeout(Duration::from_millis(500)));
+    let gate = Gate::default();
+    let door = gate.clone();
+    pair.server.define("deaf", move |_: &Request, ()| door.wait()).unwrap();
+    let deaf = pair.client.procedure::<(), ()>("deaf");
+    let begin = Instant::now();
+    for _ in 0..5 {
+        assert_error!(deaf.on(&pair.to_server).timeout(Duration::from_millis(20)).call(&()), Error::Timeout { .. });
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    gate.open();
+    deaf.on(&pair.to_server).call(&()).unwrap();
+}
+
+suite![
+    a_call_times_out_when_it_was_told_to,
+    a_started_call_times_out_too,
+    no_time_at_all_is_a_timeout,
+    a_long_timeout_does_not_overflow,
+    the_default_timeout_is_the_engines,
+    the_server_knows_the_deadline,
+    the_deadline_is_over_when_the_call_is,
+    a_late_answer_is_nobodys,
+    nested_calls_run_out_of_time_by_themselves,
+    a_handler_that_never_looks_keeps_nobody,
+];

@@ -1,0 +1,220 @@
+//! Handlers that panic, types that don't match, values that can't be coded: the caller learns it, the server lives on.
+
+use std::fmt::Debug;
+
+use calomel::{Error, Request, Responder, Side};
+use serde::de::Error as _;
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::assert_error;
+use crate::support::{Net, Pair};
+
+/// Can be sent whatever it holds, but received only when it holds less than 100.
+#[derive(Debug, PartialEq)]
+struct Picky(u32);
+
+impl Serialize for Picky {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Picky {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Picky, D::Error> {
+        match u32::deserialize(deserializer)? {
+            n @ 0..100 => Ok(Picky(n)),
+            n => Err(D::Error::custom(format!("{n} is too much"))),
+        }
+    }
+}
+
+/// Can't be sent when it holds more than 100.
+#[derive(Debug, PartialEq, Deserialize)]
+struct Shy(u32);
+
+impl Serialize for Shy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0 > 100 {
+            return Err(S::Error::custom("rather not"));
+        }
+        serializer.serialize_newtype_struct("Shy", &self.0)
+    }
+}
+
+/// A server with `fine`, to see that it lives.
+fn pair(net: &Net) -> Pair {
+    let pair = net.pair();
+    pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
+    pair
+}
+
+#[track_caller]
+fn assert_alive(pair: &Pair) {
+    assert_eq!(pair.client.procedure::<u8, u8>("fine").on(&pair.to_server).call(&9).unwrap(), 9);
+}
+
+fn a_handler_that_panics_answers_with_its_message(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("literal", |_: &Request, ()| -> u8 { panic!("a literal message") }).unwrap();
+    pair.server.define("formatted", |_: &Request, n: u32| -> u8 { panic!("message number {n}") }).unwrap();
+    pair.server.define("payload", |_: &Request, ()| -> u8 { std::panic::panic_any(17u8) }).unwrap();
+    pair.server.define("index", |_: &Request, n: usize| [1u8, 2][n]).unwrap();
+    pair.server.define_deferred("deferred", |_: Responder<u8>, ()| panic!("before answering")).unwrap();
+    for _ in 0..20 {
+        let literal = pair.client.procedure::<(), u8>("literal").on(&pair.to_server).call(&());
+        assert_error!(literal, Error::HandlerPanicked { name, message, .. } if name == "literal" && message == "a literal message");
+        let formatted = pair.client.procedure::<u32, u8>("formatted").on(&pair.to_server).call(&7);
+        assert_error!(formatted, Error::HandlerPanicked { message, .. } if message == "message number 7");
+        let payload = pair.client.procedure::<(), u8>("payload").on(&pair.to_server).call(&());
+        assert_error!(payload, Error::HandlerPanicked { .. });
+        let index = pair.client.procedure::<usize, u8>("index");
+        assert_error!(index.on(&pair.to_server).call(&2), Error::HandlerPanicked { message, .. } if message.contains("out of bounds"));
+        assert_eq!(index.on(&pair.to_server).call(&1).unwrap(), 2);
+        let deferred = pair.client.procedure::<(), u8>("deferred").on(&pair.to_server).call(&());
+        assert_error!(deferred, Error::HandlerPanicked { .. });
+        assert_alive(&pair);
+    }
+}
+
+fn panics_on_every_thread_use_up_none(net: &Net) {
+    let pair = Pair::of(net.server_with(|b| b.handler_threads(2)), net.client());
+    pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
+    pair.server.define("panics", |_: &Request, n: u32| -> u32 { panic!("{n}") }).unwrap();
+    let panics = pair.client.procedure::<u32, u32>("panics");
+    let pendings: Vec<_> = (0..100).map(|n| panics.on(&pair.to_server).start(&n).unwrap()).collect();
+    for pending in pendings {
+        assert_error!(pending.wait(), Error::HandlerPanicked { .. });
+    }
+    assert_alive(&pair);
+}
+
+fn arguments_that_dont_decode(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("picky", |_: &Request, picky: Picky| picky.0).unwrap();
+    pair.server.define_async("picky2", |_: Request, picky: Picky| async move { picky.0 }).unwrap();
+    pair.server.define_deferred("picky3", |reply: Responder<u32>, picky: Picky| reply.respond(&picky.0).unwrap()).unwrap();
+    for name in ["picky", "picky2", "picky3"] {
+        let picky = pair.client.procedure::<Picky, u32>(name);
+        assert_eq!(picky.on(&pair.to_server).call(&Picky(1)).unwrap(), 1);
+        let error = picky.on(&pair.to_server).call(&Picky(100)).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        assert_error!(Err::<(), _>(error), Error::Decode { side: Side::Arguments, name: named, .. } if named == name);
+        assert_alive(&pair);
+    }
+}
+
+fn results_that_dont_decode(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("picky", |_: &Request, n: u32| Picky(n)).unwrap();
+    let picky = pair.client.procedure::<u32, Picky>("picky");
+    assert_eq!(picky.on(&pair.to_server).call(&99).unwrap(), Picky(99));
+    assert_error!(picky.on(&pair.to_server).call(&100), Error::Decode { side: Side::Result, name, .. } if name == "picky");
+    assert_alive(&pair);
+}
+
+fn values_that_dont_encode(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("shy", |_: &Request, shy: Shy| Shy(shy.0 + 50)).unwrap();
+    let shy = pair.client.procedure::<Shy, Shy>("shy");
+    assert_eq!(shy.on(&pair.to_server).call(&Shy(10)).unwrap(), Shy(60));
+    // Here,
+    assert_error!(shy.on(&pair.to_server).call(&Shy(200)), Error::Decode { side: Side::Arguments, .. });
+    assert_error!(shy.on(&pair.to_server).notify(&Shy(200)), Error::Decode { .. });
+    // and there.
+    assert_error!(shy.on(&pair.to_server).call(&Shy(70)), Error::Decode { side: Side::Result, .. });
+    assert_alive(&pair);
+}
+
+/// Calls `name` with arguments and result types that its definition does not have.
+#[track_caller]
+fn assert_mismatch<A: Serialize + Debug + 'static, R: serde::de::DeserializeOwned + 'static>(
+    pair: &Pair,
+    name: &str,
+    side: Side,
+    arguments: A,
+) where
+    A: serde::de::DeserializeOwned,
+{
+    let procedure = pair.client.procedure::<A, R>(name);
+    let error = procedure.on(&pair.to_server).call(&arguments).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains(name), "{error}");
+    match &error {
+        Error::TypeMismatch { side: found, name: named, .. } if *found == side && named == name => {}
+        other => panic!("{arguments:?} to `{name}`: {other:?}"),
+    }
+    assert_alive(pair);
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+struct Point {
+    x: i32,
+    y: i32,
+}
+
+fn arguments_of_another_type(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
+    pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
+    pair.server.define_deferred("now", |reply: Responder<u8>, ()| reply.respond(&1).unwrap()).unwrap();
+    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, 1i32);
+    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1i32,));
+    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1i32, 2i32, 3i32));
+    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1i32, 2i64));
+    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1u32, 2u32));
+    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, "1, 2".to_owned());
+    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, ());
+    assert_mismatch::<_, String>(&pair, "greet", Side::Arguments, 7u64);
+    assert_mismatch::<_, String>(&pair, "greet", Side::Arguments, Some(String::new()));
+    assert_mismatch::<_, u8>(&pair, "now", Side::Arguments, 0u8);
+}
+
+fn results_of_another_type(net: &Net) {
+    let pair = pair(net);
+    pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
+    pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
+    pair.server.define_deferred("now", |reply: Responder<u8>, ()| reply.respond(&1).unwrap()).unwrap();
+    assert_mismatch::<_, i64>(&pair, "sum", Side::Result, (1i32, 2i32));
+    assert_mismatch::<_, ()>(&pair, "sum", Side::Result, (1i32, 2i32));
+    assert_mismatch::<_, Option<i32>>(&pair, "sum", Side::Result, (1i32, 2i32));
+    assert_mismatch::<_, Vec<u16>>(&pair, "greet", Side::Result, "a".to_owned());
+    assert_mismatch::<_, u32>(&pair, "now", Side::Result, ());
+}
+
+fn structs_of_another_shape(net: &Net) {
+    mod newer {
+        #[derive(serde::Serialize, serde::Deserialize, Debug)]
+        pub struct Point {
+            pub x: i32,
+            pub y: i32,
+            pub z: i32,
+        }
+    }
+    let pair = pair(net);
+    pair.server.define("norm", |_: &Request, p: Point| p.x.abs() + p.y.abs()).unwrap();
+    let norm = pair.client.procedure::<Point, i32>("norm");
+    assert_eq!(norm.on(&pair.to_server).call(&Point { x: -1, y: 2 }).unwrap(), 3);
+    assert_mismatch::<_, i32>(&pair, "norm", Side::Arguments, newer::Point { x: 1, y: 2, z: 3 });
+}
+
+fn a_mismatched_notification_runs_nothing(net: &Net) {
+    let pair = pair(net);
+    let (heard, hears) = std::sync::mpsc::channel();
+    pair.server.define("note", move |_: &Request, n: u32| heard.send(n).unwrap()).unwrap();
+    let _ = pair.client.procedure::<String, ()>("note").on(&pair.to_server).notify(&"7".into());
+    pair.client.procedure::<u32, ()>("note").on(&pair.to_server).notify(&8).unwrap();
+    assert_eq!(hears.recv_timeout(crate::support::BOUND).unwrap(), 8);
+    assert!(hears.try_recv().is_err());
+}
+
+suite![
+    a_handler_that_panics_answers_with_its_message,
+    panics_on_every_thread_use_up_none,
+    arguments_that_dont_decode,
+    results_that_dont_decode,
+    values_that_dont_encode,
+    arguments_of_another_type,
+    results_of_another_type,
+    structs_of_another_shape,
+    a_mismatched_notification_runs_nothing,
+];

@@ -1,0 +1,15 @@
+//! Calls: how they are defined, made, answered and ended.
+
+mod asynchronous;
+mod call;
+mod crowd;
+mod deadlines;
+mod deferred;
+mod define;
+mod faults;
+mod nested;
+mod pending;
+mod pools;
+mod request;
+mod sizes;
+mod types;

@@ -1,0 +1,184 @@
+//! Handlers that call: back, on, in circles, and themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use calomel::{Engine, Request};
+
+use crate::support::{Net, Pair, eventually};
+
+/// `depth`: calls whoever called, with one less, down to zero; answers how many handlers were involved.
+fn define_ping_pong(engine: &Engine) {
+    engine
+        .define("depth", |request: &Request, left: u32| {
+            if left == 0 {
+                return 1;
+            }
+            let depth = request.engine().procedure::<u32, u32>("depth");
+            1 + depth.on(request.endpoint()).call(&(left - 1)).unwrap()
+        })
+        .unwrap();
+}
+
+fn calls_nest_eight_deep_between_two_engines(net: &Net) {
+    for threads in [0, 1, 4] {
+        let pair = net.pair_with(|b| b.handler_threads(threads));
+        define_ping_pong(&pair.server);
+        define_ping_pong(&pair.client);
+        let depth = pair.client.procedure::<u32, u32>("depth");
+        for left in [0, 1, 2, 8, 8] {
+            assert_eq!(depth.on(&pair.to_server).call(&left).unwrap(), left + 1, "{threads} threads");
+        }
+    }
+}
+
+fn several_nests_at_once(net: &Net) {
+    let pair = net.pair();
+    define_ping_pong(&pair.server);
+    define_ping_pong(&pair.client);
+    let depth = pair.client.procedure::<u32, u32>("depth");
+    let pendings: Vec<_> = (0..16).map(|n| depth.on(&pair.to_server).start(&(n % 9)).unwrap()).collect();
+    for (n, pending) in pendings.into_iter().enumerate() {
+        assert_eq!(pending.wait().unwrap(), n as u32 % 9 + 1);
+    }
+}
+
+fn calls_go_around_a_ring(net: &Net) {
+    let ring: Vec<Engine> = (0..4).map(|_| net.server()).collect();
+    for (i, engine) in ring.iter().enumerate() {
+        let next = engine.lookup(ring[(i + 1) % ring.len()].address()).unwrap();
+        engine
+            .define("around", move |request: &Request, left: u32| {
+                if left == 0 {
+                    return vec![i];
+                }
+                let around = request.engine().procedure::<u32, Vec<usize>>("around");
+                let mut path = around.on(&next).call(&(left - 1)).unwrap();
+                path.push(i);
+                path
+            })
+            .unwrap();
+    }
+    let client = net.client();
+    let first = client.lookup(ring[0].address()).unwrap();
+    let path = client.procedure::<u32, Vec<usize>>("around").on(&first).call(&8).unwrap();
+    assert_eq!(path, [0, 3, 2, 1, 0, 3, 2, 1, 0]);
+}
+
+fn a_handler_calls_its_own_engine_over_the_network(net: &Net) {
+    for threads in [0, 1, 4] {
+        let pair = Pair::of(net.server_with(|b| b.handler_threads(threads)), net.client());
+        let myself = pair.server.lookup(pair.server.address()).unwrap();
+        pair.server
+            .define("factorial", move |request: &Request, n: u64| -> u64 {
+                if n == 0 {
+                    return 1;
+                }
+                n * request.engine().procedure::<u64, u64>("factorial").on(&myself).call(&(n - 1)).unwrap()
+            })
+            .unwrap();
+        let factorial = pair.client.procedure::<u64, u64>("factorial");
+        assert_eq!(factorial.on(&pair.to_server).call(&8).unwrap(), 40_320, "{threads} threads");
+    }
+}
+
+fn nested_calls_run_in_async_handlers(net: &Net) {
+    let pair = net.pair();
+    for engine in [&pair.server, &pair.client] {
+        engine
+            .define_async("depth", |request: Request, left: u32| async move {
+                if left == 0 {
+                    return 1;
+                }
+                let depth = request.engine().procedure::<u32, u32>("depth");
+                1 + depth.on(request.endpoint()).start(&(left - 1)).unwrap().await.unwrap()
+            })
+            .unwrap();
+    }
+    let depth = pair.client.procedure::<u32, u32>("depth");
+    assert_eq!(depth.on(&pair.to_server).call(&64).unwrap(), 65);
+}
+
+fn a_handler_defines_and_removes_procedures(net: &Net) {
+    let pair = net.pair();
+    pair.server
+        .define("define", |request: &Request, name: String| {
+            let answer = name.clone();
+            request.engine().define(&name, move |_: &Request, ()| answer.clone()).is_ok()
+        })
+        .unwrap();
+    let define = pair.client.procedure::<String, bool>("define");
+    assert!(define.on(&pair.to_server).call(&"fresh".into()).unwrap());
+    assert!(!define.on(&pair.to_server).call(&"fresh".into()).unwrap());
+    assert_eq!(pair.client.procedure::<(), String>("fresh").on(&pair.to_server).call(&()).unwrap(), "fresh");
+}
+
+fn a_handler_builds_and_finalizes_engines(net: &Net) {
+    let pair = net.pair();
+    let scheme = net.scheme();
+    pair.server.define("plus", |_: &Request, n: u32| n + 1).unwrap();
+    let address = pair.server.address();
+    pair.server
+        .define("via a fresh engine", move |_: &Request, n: u32| {
+            let engine = Engine::client(scheme).unwrap();
+            let endpoint = engine.lookup(&address).unwrap();
+            let answer = engine.procedure::<u32, u32>("plus").on(&endpoint).call(&n).unwrap();
+            engine.finalize().unwrap();
+            answer
+        })
+        .unwrap();
+    let call = pair.client.procedure::<u32, u32>("via a fresh engine");
+    for n in 0..5 {
+        assert_eq!(call.on(&pair.to_server).call(&n).unwrap(), n + 1);
+    }
+}
+
+fn notifications_cascade(net: &Net) {
+    let pair = net.pair();
+    let count = Arc::new(AtomicU32::new(0));
+    for engine in [&pair.server, &pair.client] {
+        let count = count.clone();
+        engine
+            .define("spread", move |request: &Request, left: u32| {
+                count.fetch_add(1, Ordering::SeqCst);
+                if left > 0 {
+                    let spread = request.engine().procedure::<u32, ()>("spread");
+                    spread.on(request.endpoint()).notify(&(left - 1)).unwrap();
+                    spread.on(request.endpoint()).notify(&(left - 1)).unwrap();
+                }
+            })
+            .unwrap();
+    }
+    pair.client.procedure::<u32, ()>("spread").on(&pair.to_server).notify(&8).unwrap();
+    eventually("all notifications arrived", || count.load(Ordering::SeqCst) == (1 << 9) - 1);
+}
+
+fn a_closure_waits_for_a_call_that_its_own_engine_serves(net: &Net) {
+    // The client waits in a call whose handler can only answer after calling the client, which must serve while it waits,
+    // with no handler thread of its own.
+    let server = net.server();
+    let client = net.client_with(|b| b.handler_threads(0));
+    let pair = Pair::of(server, client);
+    pair.client.define("secret", |_: &Request, ()| 42u8).unwrap();
+    pair.server
+        .define("guess", |request: &Request, ()| {
+            let secret = request.engine().procedure::<(), u8>("secret");
+            secret.on(request.endpoint()).call(&()).unwrap()
+        })
+        .unwrap();
+    for _ in 0..50 {
+        assert_eq!(pair.client.procedure::<(), u8>("guess").on(&pair.to_server).call(&()).unwrap(), 42);
+    }
+}
+
+suite![
+    calls_nest_eight_deep_between_two_engines,
+    several_nests_at_once,
+    calls_go_around_a_ring,
+    a_handler_calls_its_own_engine_over_the_network,
+    nested_calls_run_in_async_handlers,
+    a_handler_defines_and_removes_procedures,
+    a_handler_builds_and_finalizes_engines,
+    notifications_cascade,
+    a_closure_waits_for_a_call_that_its_own_engine_serves,
+];

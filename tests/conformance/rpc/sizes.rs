@@ -1,0 +1,225 @@
+//! Every size, around every limit: arguments, results, notifications.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use calomel::{Error, Request};
+
+use crate::assert_error;
+use crate::support::{BOUND, Net, Pair, pattern};
+
+const EAGER: usize = 4096;
+const LIMIT: usize = 1 << 20;
+
+/// Every size within a frame's worth of headers of the eager limit, and the usual suspects.
+fn sizes() -> impl Iterator<Item = usize> {
+    let near = (EAGER - 128..=EAGER + 16).chain(2 * EAGER - 3..=2 * EAGER + 3);
+    [0, 1, 2, 127, 128, 16383, 16384, 16385, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1].into_iter().chain(near)
+}
+
+fn eager_pair(net: &Net) -> Pair {
+    net.pair_with(|b| b.eager_limit(EAGER))
+}
+
+fn define_echo(pair: &Pair) {
+    pair.server.define("echo", |_: &Request, text: String| text).unwrap();
+    pair.server.define("length", |_: &Request, text: String| text.len()).unwrap();
+    pair.server.define("make", |_: &Request, len: usize| text(len)).unwrap();
+}
+
+/// ASCII that differs from place to place.
+fn text(len: usize) -> String {
+    String::from_utf8(pattern(len as u64, len.min(4099)).iter().map(|b| b'a' + b % 26).collect::<Vec<u8>>())
+        .map(|block| block.repeat(len.div_ceil(4099).max(1)))
+        .map(|long| long[..len].to_owned())
+        .unwrap()
+}
+
+fn arguments_and_results_of_every_size(net: &Net) {
+    let pair = eager_pair(net);
+    define_echo(&pair);
+    let echo = pair.client.procedure::<String, String>("echo");
+    for len in sizes() {
+        let sent = text(len);
+        let answer = echo.on(&pair.to_server).call(&sent).unwrap();
+        assert!(answer == sent, "{len} bytes came back as {} others", answer.len());
+    }
+}
+
+fn large_arguments_with_small_results_and_the_reverse(net: &Net) {
+    let pair = eager_pair(net);
+    define_echo(&pair);
+    let length = pair.client.procedure::<String, usize>("length");
+    let make = pair.client.procedure::<usize, String>("make");
+    for len in sizes() {
+        assert_eq!(length.on(&pair.to_server).call(&text(len)).unwrap(), len);
+        assert!(make.on(&pair.to_server).call(&len).unwrap() == text(len), "{len}");
+    }
+}
+
+fn notifications_of_every_size(net: &Net) {
+    let pair = eager_pair(net);
+    let (heard, hears) = mpsc::channel();
+    pair.server.define("note", move |_: &Request, text: String| heard.send(text).unwrap()).unwrap();
+    let note = pair.client.procedure::<String, ()>("note");
+    // The sender's buffer is gone before the notification arrives: it must not matter.
+    for len in sizes() {
+        note.on(&pair.to_server).notify(&text(len)).unwrap();
+    }
+    let mut heard: Vec<String> = sizes().map(|_| hears.recv_timeout(BOUND).unwrap()).collect();
+    let mut sent: Vec<String> = sizes().map(text).collect();
+    heard.sort();
+    sent.sort();
+    assert!(heard == sent);
+}
+
+fn byte_vectors_of_every_size(net: &Net) {
+    let pair = eager_pair(net);
+    pair.server
+        .define("reverse", |_: &Request, mut bytes: Vec<u8>| {
+            bytes.reverse();
+            bytes
+        })
+        .unwrap();
+    let reverse = pair.client.procedure::<Vec<u8>, Vec<u8>>("reverse");
+    for len in [0, 1, EAGER - 1, EAGER, EAGER + 1, 65536] {
+        let mut bytes = pattern(1, len);
+        let answer = reverse.on(&pair.to_server).call(&bytes).unwrap();
+        bytes.reverse();
+        assert!(answer == bytes, "{len}");
+    }
+}
+
+fn large_messages_in_both_directions_at_once(net: &Net) {
+    let pair = eager_pair(net);
+    define_echo(&pair);
+    let echo = pair.client.procedure::<String, String>("echo");
+    let sent: Vec<String> = (0..24).map(|i| text((i % 4) * 500_000 + i)).collect();
+    let pendings: Vec<_> = sent.iter().map(|text| echo.on(&pair.to_server).start(text).unwrap()).collect();
+    for (sent, pending) in sent.iter().zip(pendings) {
+        assert!(pending.wait().unwrap() == *sent);
+    }
+}
+
+fn sixty_four_mebibytes_there_and_back(net: &Net) {
+    let pair = net.pair_with(|b| b.max_message_size(80 << 20));
+    define_echo(&pair);
+    let sent = text(64 << 20);
+    let echo = pair.client.procedure::<String, String>("echo");
+    assert!(echo.on(&pair.to_server).timeout(Duration::from_secs(50)).call(&sent).unwrap() == sent);
+}
+
+fn the_default_limit_admits_large_messages(net: &Net) {
+    let pair = net.pair();
+    define_echo(&pair);
+    let sent = text(8 << 20);
+    assert!(pair.client.procedure::<String, String>("echo").on(&pair.to_server).call(&sent).unwrap() == sent);
+}
+
+/// Asserts that the error names a size of about `len` bytes and this limit, in its fields and in its words.
+#[track_caller]
+fn assert_too_large<T>(result: calomel::Result<T>, len: usize, limit: usize) {
+    let error = result.map(|_| ()).unwrap_err();
+    let Error::MessageTooLarge { size, limit: named, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(*named, limit);
+    assert!((len..len + 256).contains(size), "{size} for {len} bytes");
+    let text = error.to_string();
+    assert!(text.contains(&size.to_string()) && text.contains(&limit.to_string()), "{text}");
+    assert!(!error.is_retryable() && !error.is_disconnected());
+}
+
+fn arguments_above_the_limit(net: &Net) {
+    let pair = net.pair_with(|b| b.max_message_size(LIMIT));
+    define_echo(&pair);
+    let length = pair.client.procedure::<String, usize>("length");
+    for len in [LIMIT + 1, 2 * LIMIT, 20 * LIMIT] {
+        assert_too_large(length.on(&pair.to_server).call(&text(len)), len, LIMIT);
+        assert_too_large(length.on(&pair.to_server).start(&text(len)).and_then(|p| p.wait()), len, LIMIT);
+        assert_too_large(length.on(&pair.to_server).notify(&text(len)), len, LIMIT);
+    }
+    assert_eq!(length.on(&pair.to_server).call(&text(LIMIT - 256)).unwrap(), LIMIT - 256);
+}
+
+fn results_above_the_limit(net: &Net) {
+    let pair = net.pair_with(|b| b.max_message_size(LIMIT));
+    define_echo(&pair);
+    let make = pair.client.procedure::<usize, String>("make");
+    for len in [LIMIT + 1, 2 * LIMIT, 20 * LIMIT] {
+        assert_too_large(make.on(&pair.to_server).call(&len), len, LIMIT);
+    }
+    assert_eq!(make.on(&pair.to_server).call(&(LIMIT - 256)).unwrap().len(), LIMIT - 256);
+}
+
+fn the_receivers_limit_counts_too(net: &Net) {
+    let server = net.server_with(|b| b.max_message_size(LIMIT / 4));
+    let client = net.client_with(|b| b.max_message_size(64 * LIMIT));
+    let pair = Pair::of(server, client);
+    define_echo(&pair);
+    // An answer is bounded by what the caller takes and by what the server sends, whichever is less.
+    let length = pair.client.procedure::<String, usize>("length");
+    assert_too_large(length.on(&pair.to_server).call(&text(LIMIT)), LIMIT, LIMIT / 4);
+    assert_eq!(length.on(&pair.to_server).call(&text(LIMIT / 8)).unwrap(), LIMIT / 8);
+    let make = pair.client.procedure::<usize, String>("make");
+    assert_too_large(make.on(&pair.to_server).call(&LIMIT), LIMIT, LIMIT / 4);
+
+    let client = net.client_with(|b| b.max_message_size(LIMIT / 8));
+    let server = net.server_with(|b| b.max_message_size(64 * LIMIT));
+    let pair = Pair::of(server, client);
+    define_echo(&pair);
+    let make = pair.client.procedure::<usize, String>("make");
+    assert_too_large(make.on(&pair.to_server).call(&LIMIT), LIMIT, LIMIT / 8);
+    assert_eq!(make.on(&pair.to_server).call(&1000).unwrap().len(), 1000);
+}
+
+fn bulks_have_no_such_limit(net: &Net) {
+    let pair = net.pair_with(|b| b.max_message_size(65536).eager_limit(1024));
+    let data = pattern(5, 3_000_001);
+    let exposed = pair.server.expose_read_only(data.clone()).unwrap();
+    let mut copy = vec![0u8; data.len()];
+    assert_eq!(exposed.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap(), data.len());
+    assert!(copy == data);
+}
+
+fn an_eager_limit_of_nothing_and_of_everything(net: &Net) {
+    for eager in [0, 1, 1 << 20] {
+        let pair = net.pair_with(|b| b.eager_limit(eager));
+        define_echo(&pair);
+        let echo = pair.client.procedure::<String, String>("echo");
+        for len in [0, 1, 100, 10_000, 300_000] {
+            let sent = text(len);
+            assert!(echo.on(&pair.to_server).call(&sent).unwrap() == sent, "eager {eager}, {len} bytes");
+        }
+    }
+}
+
+fn a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable(net: &Net) {
+    let pair = net.pair_with(|b| b.max_message_size(80 << 20));
+    define_echo(&pair);
+    let echo = pair.client.procedure::<String, String>("echo");
+    let large = text(16 << 20);
+    for micros in [0, 100, 1000, 3000] {
+        let result = echo.on(&pair.to_server).timeout(Duration::from_micros(micros)).call(&large);
+        match result {
+            Ok(answer) => assert!(answer == large),
+            Err(error) => assert_error!(Err::<(), _>(error), Error::Timeout { .. }),
+        }
+        drop(echo.on(&pair.to_server).start(&large).unwrap());
+        assert_eq!(echo.on(&pair.to_server).call(&"small".to_owned()).unwrap(), "small");
+    }
+}
+
+suite![
+    arguments_and_results_of_every_size,
+    large_arguments_with_small_results_and_the_reverse,
+    notifications_of_every_size,
+    byte_vectors_of_every_size,
+    large_messages_in_both_directions_at_once,
+    sixty_four_mebibytes_there_and_back,
+    the_default_limit_admits_large_messages,
+    arguments_above_the_limit,
+    results_above_the_limit,
+    the_receivers_limit_counts_too,
+    bulks_have_no_such_limit,
+    an_eager_limit_of_nothing_and_of_everything,
+    a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable,
+];

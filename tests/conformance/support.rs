@@ -1,0 +1,109 @@
+//! What every test stands on: engines on the transport under test, finalized at the end.
+
+use std::process;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use calomel::{Bulk, Endpoint, Engine, EngineBuilder};
+
+pub use crate::common::*;
+
+/// Finalizing an engine with nothing in progress takes milliseconds; the rest is for a busy machine.
+const FINALIZE_BOUND: Duration = Duration::from_secs(3);
+
+/// Runs one test over one transport: with a watchdog, and with every engine finalized in bounded time at its end.
+pub fn run(name: &'static str, scheme: &'static str, listen: &'static str, test: fn(&Net)) {
+    let _watchdog = Watchdog::start(name);
+    let net = Net { scheme, listen, engines: Mutex::new(Vec::new()) };
+    test(&net);
+    for engine in net.engines.lock().unwrap().drain(..).rev() {
+        let begin = Instant::now();
+        engine.finalize().unwrap();
+        let took = begin.elapsed();
+        assert!(took < FINALIZE_BOUND, "finalize took {took:?}");
+        assert!(engine.is_finalized());
+    }
+}
+
+/// The transport under test, and the engines made on it.
+pub struct Net {
+    scheme: &'static str,
+    listen: &'static str,
+    engines: Mutex<Vec<Engine>>,
+}
+
+/// Two engines, and the first as the second sees it.
+pub struct Pair {
+    pub server: Engine,
+    pub client: Engine,
+    pub to_server: Endpoint,
+}
+
+impl Net {
+    pub fn scheme(&self) -> &'static str {
+        self.scheme
+    }
+
+    /// An address to listen at that no other test uses.
+    pub fn fresh_address(&self) -> String {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        match self.listen.strip_suffix("://") {
+            Some(scheme) => {
+                format!("{scheme}://conformance-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+            }
+            None => self.listen.to_owned(),
+        }
+    }
+
+    /// An address of this transport where nobody listens.
+    pub fn dead_address(&self) -> String {
+        let engine = Engine::server(self.fresh_address()).unwrap();
+        let address = engine.address().to_string();
+        engine.finalize().unwrap();
+        address
+    }
+
+    /// Finalizes the engine at the end of the test.
+    pub fn keep(&self, engine: Engine) -> Engine {
+        self.engines.lock().unwrap().push(engine.clone());
+        engine
+    }
+
+    pub fn server(&self) -> Engine {
+        self.keep(Engine::server(self.fresh_address()).unwrap())
+    }
+
+    pub fn client(&self) -> Engine {
+        self.keep(Engine::client(self.scheme).unwrap())
+    }
+
+    pub fn server_with(&self, configure: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Engine {
+        self.keep(configure(Engine::builder().listen(self.fresh_address())).build().unwrap())
+    }
+
+    pub fn client_with(&self, configure: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Engine {
+        self.keep(configure(Engine::builder()).build().unwrap())
+    }
+
+    pub fn pair(&self) -> Pair {
+        Pair::of(self.server(), self.client())
+    }
+
+    /// A pair with the same settings on both sides.
+    pub fn pair_with(&self, configure: impl Fn(EngineBuilder) -> EngineBuilder) -> Pair {
+        Pair::of(self.server_with(&configure), self.client_with(&configure))
+    }
+}
+
+impl Pair {
+    pub fn of(server: Engine, client: Engine) -> Pair {
+        let to_server = client.lookup(server.address()).unwrap();
+        Pair { server, client, to_server }
+    }
+}
+
+/// The bulk as another process gets it.
+pub fn travelled(bulk: &Bulk) -> Bulk {
+    postcard::from_bytes(&postcard::to_stdvec(bulk).unwrap()).unwrap()
+}

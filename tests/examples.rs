@@ -1,0 +1,262 @@
+//! Runs every example the way a user does, and reads what it prints.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Once;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant, SystemTime};
+use std::{env, fs, thread};
+
+/// The examples take a moment; one that is still there after this has hung.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// One test an example: it ends well, and these lines are among what it prints.
+macro_rules! examples {
+    ($($test:ident: $example:literal prints [$($line:literal),* $(,)?];)*) => {
+        $(
+            #[test]
+            fn $test() {
+                let output = Running::start($example, &[]).finish();
+                output.assert_success();
+                $(output.assert_line($line);)*
+            }
+        )*
+
+        #[test]
+        fn every_example_has_a_test() {
+            let tested = BTreeSet::from([$($example.to_owned()),*]);
+            assert_eq!(example_names(), tested);
+        }
+    };
+}
+
+examples! {
+    hello: "01_hello" prints ["Hello, Matthieu!"];
+    sum: "02_sum" prints ["42 + 63 = 105", "Statistics { count: 3, sum: 9.0, mean: 3.0 }"];
+    closures_and_state: "03_closures_and_state" prints [
+        "the next ticket is number 101",
+        r#"visitors: {"client 1", "client 2", "client 3", "client 4"}"#,
+    ];
+    async_handlers: "04_async_handlers" prints ["3² + 4² = Ok(25)"];
+    errors_and_timeouts: "05_errors_and_timeouts" prints ["the server lives on: 84 / 2 = 42"];
+    one_way: "06_one_way" prints [
+        r#"the server logged ["one", "three", "two"]"#,
+        "the server summed up 100000 numbers to 5000050000",
+    ];
+    providers: "07_providers" prints ["Hello, Matthieu! Bonjour, Matthieu!"];
+    expose_vec_and_string: "08_expose_vec_and_string" prints ["MATTHIEU...."];
+    slices_and_segments: "09_slices_and_segments" prints [
+        "the server was given Ok([3, 10, 20])",
+        "afterwards the message is [[1, 2, 6], [20, 40, 30, 40]]",
+    ];
+    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]"];
+    started_transfers: "11_started_transfers" prints [
+        "the first 12 bytes are the words [0, 1, 2]",
+        "4 parts arrived, 1048576 words",
+    ];
+    stop: "12_stop" prints [r#"the server stopped: ["prefinalize", "finalize"]"#];
+    do_rdma: "do_rdma" prints [
+        "[server] pulled 6 of 9 bytes: Matthi",
+        "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",
+        "[server] copied 45 bytes from offset 3 there to offset 13 here, and no other",
+        "[client] the server copied a slice of 45 bytes",
+        "[client] asked the server to stop",
+        "[server] stopped",
+    ];
+}
+
+#[test]
+fn do_rdma_by_hand() {
+    let mut server = Running::start("do_rdma", &["server"]);
+    let address = server.read_after("listening on ");
+
+    let client = Running::start("do_rdma", &["client", &address]).finish();
+    client.assert_success();
+    client.assert_line("the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36");
+    client.assert_line("the server copied a slice of 45 bytes");
+
+    let server = server.finish();
+    server.assert_success();
+    server.assert_line("pulled 6 of 9 bytes: Matthi");
+    server.assert_line("copied 45 bytes from offset 3 there to offset 13 here, and no other");
+    server.assert_line("stopped");
+}
+
+#[test]
+fn do_rdma_listens_where_it_is_told() {
+    let mut server = Running::start("do_rdma", &["server", "tcp://localhost:0"]);
+    let address = server.read_after("listening on ");
+    Running::start("do_rdma", &["client", &address]).finish().assert_success();
+    server.finish().assert_success();
+}
+
+#[test]
+fn do_rdma_says_what_is_wrong() {
+    for (arguments, message) in [
+        (&["client", "tcp://127.0.0.1:1"][..], "127.0.0.1:1"), // nobody listens on port 1
+        (&["client", "nonsense"], "nonsense"),
+        (&["client", "loop://here"], "loop://here can't be reached from another process"),
+        (&["server", "loop://here"], "loop://here can't be reached from another process"),
+        (&["both"], "usage: do_rdma"),
+    ] {
+        let output = Running::start("do_rdma", arguments).finish();
+        assert_eq!(output.code, Some(1), "{arguments:?}: {output:#?}");
+        let said = output.lines.iter().any(|line| line.starts_with("error: ") && line.contains(message));
+        assert!(said, "{arguments:?} should say {message:?}: {output:#?}");
+    }
+}
+
+/// The examples there are: the files in their folder.
+fn example_names() -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let files = fs::read_dir(folder).expect("the folder of the examples").map(|file| file.expect("its entries").path());
+    files.map(|file| file.file_stem().expect("a file name").to_string_lossy().into_owned()).collect()
+}
+
+/// An example that runs, in a process group of its own: dropped early, it is killed with all that it started.
+struct Running {
+    example: &'static str,
+    process: Child,
+    /// What it prints, on both its outputs, line by line. They end when it does, and so does this.
+    printed: Receiver<String>,
+    lines: Vec<String>,
+    deadline: Instant,
+    waited_for: bool,
+}
+
+/// An example that has ended.
+#[derive(Debug)]
+#[expect(dead_code, reason = "the name is there to be printed")]
+struct Output {
+    example: &'static str,
+    code: Option<i32>,
+    lines: Vec<String>,
+}
+
+impl Running {
+    fn start(example: &'static str, arguments: &[&str]) -> Self {
+        let mut process = Command::new(binary(example))
+            .args(arguments)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{example} does not start: {error}"));
+        let (print, printed) = mpsc::channel();
+        collect(process.stdout.take(), print.clone());
+        collect(process.stderr.take(), print);
+        let deadline = Instant::now() + TIME_LIMIT;
+        Running { example, process, printed, lines: Vec::new(), deadline, waited_for: false }
+    }
+
+    /// Waits for the line with this prefix, and gives the rest of it.
+    fn read_after(&mut self, prefix: &str) -> String {
+        while let Some(line) = self.next_line() {
+            if let Some(rest) = line.strip_prefix(prefix) {
+                return rest.to_owned();
+            }
+        }
+        panic!("{} ended without printing {prefix:?}: {:#?}", self.example, self.lines);
+    }
+
+    fn finish(mut self) -> Output {
+        while self.next_line().is_some() {}
+        let status = self.process.wait().expect("an example that was started");
+        self.waited_for = true;
+        Output { example: self.example, code: status.code(), lines: std::mem::take(&mut self.lines) }
+    }
+
+    fn next_line(&mut self) -> Option<String> {
+        match self.printed.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                self.lines.push(line.clone());
+                Some(line)
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("{} still runs after {TIME_LIMIT:?}: {:#?}", self.example, self.lines)
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.waited_for {
+            return;
+        }
+        // Not waited for yet, so the number of its group is still its own. The standard library kills one process only.
+        let group = format!("kill -KILL -{}", self.process.id());
+        Command::new("sh").args(["-c", &group]).status().ok();
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+impl Output {
+    fn assert_success(&self) {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+    }
+
+    fn assert_line(&self, line: &str) {
+        assert!(self.lines.iter().any(|printed| printed == line), "no line {line:?} in {self:#?}");
+    }
+}
+
+fn collect(output: Option<impl Read + Send + 'static>, print: Sender<String>) {
+    let output = output.expect("a piped output");
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if print.send(line).is_err() {
+                break;
+            }
+        }
+    });
+}
+
+/// Where the example was built. A plain `cargo test` has done that by now; `cargo test --test examples` has not, and may
+/// have left one from before the last change.
+fn binary(example: &str) -> PathBuf {
+    let this = env::current_exe().expect("the path of this test");
+    let profile = this.ancestors().nth(2).expect("TARGET/PROFILE/deps/THIS");
+    let binary = profile.join("examples").join(example);
+
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = root.join("examples").join(example).with_extension("rs");
+    let changed = newest(&root.join("src")).max(newest(&source));
+    if !binary.exists() || newest(&binary) < changed {
+        static BUILD: Once = Once::new();
+        BUILD.call_once(|| build_examples(profile));
+    }
+    assert!(binary.exists(), "{} was not built", binary.display());
+    binary
+}
+
+fn build_examples(profile_folder: &Path) {
+    let target = profile_folder.parent().expect("TARGET/PROFILE");
+    let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(profile) => profile,
+    };
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--examples", "--profile", profile, "--target-dir"])
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo");
+    assert!(status.success(), "the examples do not build: {status}");
+}
+
+/// When the file, or any file below the folder, was last changed.
+fn newest(path: &Path) -> SystemTime {
+    let Ok(about) = fs::metadata(path) else { return SystemTime::UNIX_EPOCH };
+    if !about.is_dir() {
+        return about.modified().expect("a file system that keeps times");
+    }
+    let files = fs::read_dir(path).expect("a folder of sources").map(|file| file.expect("its entries").path());
+    files.map(|file| newest(&file)).max().unwrap_or(SystemTime::UNIX_EPOCH)
+}

@@ -1,0 +1,26 @@
+//! Two processes over tcp, one of which dies, freezes, restarts, or never was an engine.
+//!
+//! A test starts this very program again, as the process at the other end: with `CALOMEL_TEST_ROLE` set, the test
+//! [`child`] does what that role does, and prints what its parent waits for.
+
+// Signals, limits and process state are the system's.
+#![allow(unsafe_code)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod support;
+
+mod dying;
+mod foreign;
+mod leftovers;
+mod restart;
+mod roles;
+mod transfers;
+
+/// Not a test, but the other process; does nothing when the suite runs.
+#[test]
+fn child() {
+    if let Ok(role) = std::env::var(support::ROLE) {
+        roles::run(&role);
+    }
+}

@@ -1,0 +1,207 @@
+//! Processes that are started, spoken with, stopped, and never left behind.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Address, Endpoint, Engine, EngineBuilder, Error, Request};
+
+pub use crate::common::*;
+
+pub const ROLE: &str = "CALOMEL_TEST_ROLE";
+/// The address that a child listens at; unset: any; `none`: it does not listen.
+pub const LISTEN: &str = "CALOMEL_TEST_LISTEN";
+/// The signal that a child sends itself in the middle of a transfer.
+pub const STRIKE: &str = "CALOMEL_TEST_STRIKE";
+/// Stands before what a child says to its parent, among what the harness prints.
+pub const MARK: &str = "@@ ";
+
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+/// By then, the end of a peer is known.
+pub const NOTICED: Duration = Duration::from_secs(3);
+
+/// The settings of every engine here.
+pub fn configured() -> EngineBuilder {
+    Engine::builder().heartbeat(HEARTBEAT).connect_timeout(Duration::from_secs(2)).finalize_timeout(Duration::from_secs(1))
+}
+
+pub fn server() -> Engine {
+    configured().listen("tcp://127.0.0.1:0").build().unwrap()
+}
+
+pub fn client() -> Engine {
+    configured().build().unwrap()
+}
+
+/// `add`, which shows that an engine serves.
+pub fn define_add(engine: &Engine) {
+    engine.define("add", |_: &Request, (x, y): (u32, u32)| x + y).unwrap();
+}
+
+#[track_caller]
+pub fn assert_serves(engine: &Engine, endpoint: &Endpoint) {
+    let sum = engine.procedure::<(u32, u32), u32>("add").on(endpoint).call(&(1, 2));
+    assert_eq!(sum.unwrap(), 3);
+}
+
+/// The engine can still call others, be called by others, and move bulks, whatever happened to one peer.
+#[track_caller]
+pub fn assert_lives(engine: &Engine) {
+    let other = server();
+    define_add(&other);
+    assert_serves(engine, &engine.lookup(other.address()).unwrap());
+    let exposed = other.expose_read_only(pattern(1, 100_000)).unwrap();
+    let mut copy = vec![0u8; 100_000];
+    exposed.bulk().on(engine.lookup(other.address()).unwrap()).pull_into(&mut copy).unwrap();
+    assert!(copy == exposed.view());
+    if !engine.addresses().is_empty() {
+        let registration = engine.define("alive?", |_: &Request, n: u32| n + 1).unwrap();
+        let endpoint = other.lookup(engine.address()).unwrap();
+        assert_eq!(other.procedure::<u32, u32>("alive?").on(&endpoint).call(&1).unwrap(), 2);
+        registration.remove();
+    }
+}
+
+/// The error of an operation whose peer is gone, in time.
+#[track_caller]
+pub fn assert_disconnected<T>(result: calomel::Result<T>, since: Instant) {
+    let took = since.elapsed();
+    match result.map(|_| "a success") {
+        Err(Error::Disconnected { .. }) => {}
+        other => panic!("after {took:?}: {other:?}"),
+    }
+    assert!(took < NOTICED, "took {took:?}");
+}
+
+/// Another process of this program.
+pub struct Child {
+    process: std::process::Child,
+    said: mpsc::Receiver<String>,
+    heard: Vec<String>,
+}
+
+impl Child {
+    /// Starts a role, with more settings for it.
+    pub fn start(role: &str, settings: &[(&str, &str)]) -> Child {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, role)
+            .envs(settings.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (say, said) = mpsc::channel();
+        let output = process.stdout.take().unwrap();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines() {
+                let Ok(line) = line else { break };
+                if let Some((_, said)) = line.split_once(MARK) {
+                    let _ = say.send(said.to_owned());
+                }
+            }
+        });
+        Child { process, said, heard: Vec::new() }
+    }
+
+    /// An engine that listens, and its address.
+    pub fn server(settings: &[(&str, &str)]) -> (Child, Address) {
+        let mut child = Child::start("peer", settings);
+        let address = child.hear("address").parse().unwrap();
+        (child, address)
+    }
+
+    /// An engine that does not listen.
+    pub fn client() -> Child {
+        let mut child = Child::start("peer", &[(LISTEN, "none")]);
+        child.hear("ready");
+        child
+    }
+
+    /// What the child says after `word`; waits for it.
+    #[track_caller]
+    pub fn hear(&mut self, word: &str) -> String {
+        let begin = Instant::now();
+        let after = |line: &String| {
+            let rest = line.strip_prefix(word)?;
+            (rest.is_empty() || rest.starts_with(' ')).then(|| rest.trim_start().to_owned())
+        };
+        loop {
+            if let Some(at) = self.heard.iter().position(|line| after(line).is_some()) {
+                return after(&self.heard.remove(at)).unwrap();
+            }
+            match self.said.recv_timeout(BOUND.saturating_sub(begin.elapsed())) {
+                Ok(line) => self.heard.push(line),
+                Err(error) => panic!("waiting for `{word}`: {error}; heard {:?}", self.heard),
+            }
+        }
+    }
+
+    /// Gives the child an order.
+    #[track_caller]
+    pub fn tell(&mut self, order: &str) {
+        writeln!(self.process.stdin.as_mut().unwrap(), "{order}").unwrap();
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.process.id() as i32
+    }
+
+    /// Sends a signal, and waits until it has had its effect.
+    #[track_caller]
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: the child is not waited for before this value is done with, so the number is its own.
+        assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
+        match signal {
+            libc::SIGCONT => eventually("the process goes on", || self.is_running()),
+            _ => eventually("the signal arrived", || !self.is_running()),
+        }
+    }
+
+    /// False for a process that is stopped or dead.
+    pub fn is_running(&self) -> bool {
+        is_running(self.pid())
+    }
+
+    /// When the process stops or dies; watched from now on.
+    pub fn struck(&self) -> thread::JoinHandle<Instant> {
+        let pid = self.pid();
+        thread::spawn(move || {
+            let begin = Instant::now();
+            while is_running(pid) && begin.elapsed() < BOUND {
+                thread::sleep(Duration::from_micros(500));
+            }
+            Instant::now()
+        })
+    }
+
+    /// Waits for the process to end by itself.
+    #[track_caller]
+    pub fn wait(&mut self, bound: Duration) -> ExitStatus {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begin.elapsed() < bound, "the process runs on; it said {:?}", self.said.try_iter().collect::<Vec<_>>());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Works on stopped processes too. One that is dead already is no matter.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn is_running(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything; the state stands behind it.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, None | Some('T' | 't' | 'Z' | 'X' | 'x'))
+}

@@ -1,0 +1,199 @@
+//! Either side of a transfer dies or freezes in the middle of it, once its bytes have begun to move.
+
+use std::time::{Duration, Instant};
+
+use calomel::{Bulk, BulkMode, Endpoint, Engine, Exposed};
+
+use crate::support::*;
+
+const LEN: usize = 256 << 20;
+const SIGNALS: [i32; 2] = [libc::SIGKILL, libc::SIGSTOP];
+
+struct Setup {
+    child: Child,
+    engine: Engine,
+    endpoint: Endpoint,
+    signal: i32,
+}
+
+/// A child that may strike itself, and an engine here that has called it once.
+fn setup(signal: i32) -> Setup {
+    let (child, address) = Child::server(&[(STRIKE, &signal.to_string())]);
+    let engine = server();
+    let endpoint = engine.lookup(&address).unwrap();
+    assert_serves(&engine, &endpoint);
+    Setup { child, engine, endpoint, signal }
+}
+
+impl Setup {
+    /// Asserts that this side has taken no harm, and that a frozen peer is a peer again afterwards.
+    fn finish(self) {
+        assert_lives(&self.engine);
+        if self.signal == libc::SIGSTOP {
+            self.child.signal(libc::SIGCONT);
+            assert_serves(&self.engine, &self.endpoint);
+            let open = self.engine.procedure::<(u8, usize), Bulk>("open");
+            let bulk = open.on(&self.endpoint).call(&(7, 100_000)).unwrap();
+            let mut copy = vec![0u8; 100_000];
+            assert_eq!(bulk.on(&self.endpoint).pull_into(&mut copy).unwrap(), 100_000);
+            assert!(copy.iter().all(|&b| b == 7));
+        }
+        self.engine.finalize().unwrap();
+    }
+}
+
+/// Waits until the first byte of the memory is no longer zero.
+fn wait_until_touched(memory: &Exposed<Vec<u8>>) {
+    let begin = Instant::now();
+    let mut byte = [0u8];
+    while byte[0] == 0 {
+        memory.read_at(0, &mut byte).unwrap();
+        assert!(begin.elapsed() < BOUND, "no byte moved");
+    }
+}
+
+/// The memory is this process' own: nobody writes it.
+#[track_caller]
+fn assert_quiet(bytes: &[u8], time: Duration) {
+    let snapshot = bytes.to_vec();
+    stays("nobody writes", time, || std::hint::black_box(bytes) == snapshot);
+}
+
+fn the_owner_goes_while_it_is_pulled_from(signal: i32) {
+    let setup = setup(signal);
+    let open = setup.engine.procedure::<(u8, usize), Bulk>("open");
+    let bulk = open.on(&setup.endpoint).call(&(1, LEN)).unwrap();
+    let local = setup.engine.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
+    let transfer = bulk.on(&setup.endpoint).start_pull_into(local.slice(0, LEN).unwrap());
+    wait_until_touched(&local);
+    setup.child.signal(signal);
+    let begin = Instant::now();
+    let (result, _slice) = transfer.wait();
+    assert_disconnected(result, begin);
+    let mut bytes = local.reclaim();
+    assert!(bytes[LEN - 1] == 0, "the transfer was over before the signal: this test tests nothing");
+    bytes.fill(9);
+    setup.finish();
+    assert!(bytes.iter().all(|&b| b == 9));
+}
+
+fn the_owner_goes_while_it_is_pushed_to(signal: i32) {
+    let setup = setup(signal);
+    let open = setup.engine.procedure::<usize, Bulk>("open, struck when touched");
+    let bulk = open.on(&setup.endpoint).call(&LEN).unwrap();
+    let struck = setup.child.struck();
+    let local = setup.engine.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
+    let (result, local) = bulk.on(&setup.endpoint).start_push_from(local).wait();
+    let end = Instant::now();
+    assert_disconnected(result, end);
+    let took = end.saturating_duration_since(struck.join().unwrap());
+    assert!(took < NOTICED, "{took:?}");
+    assert!(local.reclaim().iter().all(|&b| b == 1));
+    setup.finish();
+}
+
+fn the_owner_goes_under_a_borrowed_slice(signal: i32) {
+    let setup = setup(signal);
+    let open = setup.engine.procedure::<usize, Bulk>("open, struck when touched");
+    let bulk = open.on(&setup.endpoint).call(&LEN).unwrap();
+    let struck = setup.child.struck();
+    let mut bytes = vec![1u8; LEN];
+    let result = bulk.on(&setup.endpoint).push_from(&bytes);
+    let end = Instant::now();
+    assert_disconnected(result, end);
+    assert!(end.saturating_duration_since(struck.join().unwrap()) < NOTICED);
+    bytes.fill(2);
+    setup.finish();
+}
+
+fn the_puller_goes(signal: i32) {
+    let setup = setup(signal);
+    let exposed = setup.engine.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
+    let pull = setup.engine.procedure::<Bulk, Result<usize, String>>("pull, struck when touched");
+    let pending = pull.on(&setup.endpoint).start(&exposed.bulk()).unwrap();
+    let struck = setup.child.struck();
+    let result = pending.wait();
+    let end = Instant::now();
+    assert_disconnected(result, end);
+    assert!(end.saturating_duration_since(struck.join().unwrap()) < NOTICED);
+    // Nobody reads it any more: it is ours at once, and ours to write.
+    let begin = Instant::now();
+    let mut bytes = exposed.reclaim();
+    assert!(begin.elapsed() < Duration::from_secs(1));
+    assert!(bytes.iter().all(|&b| b == 1));
+    bytes.fill(2);
+    setup.finish();
+}
+
+fn the_pusher_goes(signal: i32) {
+    let setup = setup(signal);
+    let exposed = setup.engine.expose(vec![0u8; LEN], BulkMode::WriteOnly).unwrap();
+    let push = setup.engine.procedure::<(u8, Bulk), Result<usize, String>>("push");
+    let pending = push.on(&setup.endpoint).start(&(1, exposed.bulk())).unwrap();
+    wait_until_touched(&exposed);
+    setup.child.signal(signal);
+    let begin = Instant::now();
+    // Taken back while the pusher is gone, and nobody has noticed yet.
+    let bytes = exposed.reclaim();
+    assert!(begin.elapsed() < Duration::from_secs(1));
+    assert!(bytes[LEN - 1] == 0, "the transfer was over before the signal: this test tests nothing");
+    let prefix = &bytes[..8 << 20];
+    assert_quiet(prefix, Duration::from_millis(100));
+    assert_disconnected(pending.wait(), begin);
+    assert!(bytes[LEN - 1] == 0);
+    let snapshot = bytes.clone();
+    setup.finish();
+    assert!(bytes == snapshot);
+}
+
+fn a_frozen_peer_and_a_short_deadline() {
+    let setup = setup(libc::SIGSTOP);
+    let open = setup.engine.procedure::<(u8, usize), Bulk>("open");
+    let bulk = open.on(&setup.endpoint).call(&(1, LEN)).unwrap();
+    setup.child.signal(libc::SIGSTOP);
+    let begin = Instant::now();
+    let mut bytes = vec![0u8; LEN];
+    let result = bulk.on(&setup.endpoint).timeout(Duration::from_millis(100)).pull_into(&mut bytes);
+    assert!(result.unwrap_err().is_timeout());
+    assert!(begin.elapsed() < Duration::from_millis(900), "{:?}", begin.elapsed());
+    bytes.fill(3);
+    let result = bulk.on(&setup.endpoint).timeout(Duration::from_millis(100)).push_from(&bytes);
+    assert!(result.unwrap_err().is_timeout());
+    // The peer wakes up, and sends what it was asked for long ago: to nobody.
+    setup.child.signal(libc::SIGCONT);
+    assert_serves(&setup.engine, &setup.endpoint);
+    assert!(bytes.iter().all(|&b| b == 3));
+    let mut copy = vec![0u8; 1000];
+    assert_eq!(bulk.on(&setup.endpoint).pull_into(&mut copy).unwrap(), 1000);
+    setup.engine.finalize().unwrap();
+}
+
+macro_rules! struck {
+    ($($test:ident),*) => {$(
+        #[test]
+        fn $test() {
+            let _watchdog = Watchdog::start(concat!("transfers::", stringify!($test)));
+            for signal in SIGNALS {
+                super::$test(signal);
+            }
+        }
+    )*};
+}
+
+mod tests {
+    use super::*;
+
+    struck!(
+        the_owner_goes_while_it_is_pulled_from,
+        the_owner_goes_while_it_is_pushed_to,
+        the_owner_goes_under_a_borrowed_slice,
+        the_puller_goes,
+        the_pusher_goes
+    );
+
+    #[test]
+    fn a_frozen_peer_and_a_short_deadline() {
+        let _watchdog = Watchdog::start("transfers::a_frozen_peer_and_a_short_deadline");
+        super::a_frozen_peer_and_a_short_deadline();
+    }
+}

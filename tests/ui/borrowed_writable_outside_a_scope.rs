@@ -1,0 +1,9 @@
+// A mutable borrow would end, and the exposure could be leaked.
+use calomel::{BulkMode, Engine};
+
+fn main() -> calomel::Result<()> {
+    let engine = Engine::client("loop")?;
+    let mut buffer = vec![0u8; 16];
+    engine.expose(&mut buffer[..], BulkMode::ReadWrite)?;
+    Ok(())
+}

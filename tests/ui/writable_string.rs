@@ -1,0 +1,8 @@
+// Peers could write bytes into it that are no text.
+use calomel::{BulkMode, Engine};
+
+fn main() -> calomel::Result<()> {
+    let engine = Engine::client("loop")?;
+    engine.expose(String::from("Matthieu"), BulkMode::ReadWrite)?;
+    Ok(())
+}
