@@ -66,7 +66,7 @@ fn define(engine: &Engine) -> calomel::Result<()> {
 }
 
 fn measure(plan: Plan) -> Outcome {
-    let mut report = Report::new("bulk", plan);
+    let mut report = Report::new("bulk", plan)?;
     tcp(plan, &mut report)?;
     in_process(plan, &mut report)?;
     report.finish()?;

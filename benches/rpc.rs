@@ -8,7 +8,7 @@ use std::{collections::VecDeque, process, thread, time::Duration};
 
 use calomel::{Endpoint, Engine, Pending, Procedure, Request};
 use common::{
-    Outcome, Plan, Server, alone, idle, interleave, raw,
+    Outcome, Plan, Server, alone, cpu, interleave, raw,
     report::{Goal, Report, Unit},
     stats::{Pace, Series},
     timed,
@@ -31,7 +31,7 @@ fn define(engine: &Engine) -> calomel::Result<()> {
 }
 
 fn measure(plan: Plan) -> Outcome {
-    let mut report = Report::new("rpc", plan);
+    let mut report = Report::new("rpc", plan)?;
     tcp(plan, &mut report)?;
     in_process(plan, &mut report)?;
     report.finish()?;
@@ -169,9 +169,9 @@ fn rate(window: usize, count: usize, samples: &mut Vec<f64>, mut step: impl FnMu
 fn idle_seconds(plan: Plan, report: &mut Report, processes: &[(&str, u32)]) -> Outcome {
     thread::sleep(Duration::from_millis(500));
     let pids: Vec<u32> = processes.iter().map(|&(_, pid)| pid).collect();
-    let seconds = (0..if plan.quick { 1 } else { 5 }).map(|_| idle::second(&pids)).collect::<Result<Vec<_>, _>>()?;
+    let seconds = (0..if plan.quick { 1 } else { 5 }).map(|_| cpu::second(&pids)).collect::<Result<Vec<_>, _>>()?;
     for (at, (name, _)) in processes.iter().enumerate() {
-        let series = |value: fn(&idle::Usage) -> u64| {
+        let series = |value: fn(&cpu::Usage) -> u64| {
             let mut series = Series::default();
             seconds.iter().for_each(|second| series.push_round(vec![value(&second[at]) as f64]));
             series

@@ -105,10 +105,8 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Address> {
-        let invalid = |reason: &str| Error::InvalidAddress {
-            text: text.chars().take(MAX_LEN).collect(),
-            reason: reason.to_owned(),
-        };
+        let invalid =
+            |reason: &str| Error::InvalidAddress { text: text.chars().take(MAX_LEN).collect(), reason: reason.to_owned() };
         if text.len() > MAX_LEN {
             return Err(invalid("longer than 300 bytes"));
         }
@@ -209,7 +207,14 @@ mod tests {
 
     #[test]
     fn what_parses_prints_the_same() {
-        for text in ["tcp://127.0.0.1:0", "tcp://[::1]:7000", "tcp://host-1.example:65535", "shm://", "loop://a_b-c.d", "verbs://10.0.0.1:1"] {
+        for text in [
+            "tcp://127.0.0.1:0",
+            "tcp://[::1]:7000",
+            "tcp://host-1.example:65535",
+            "shm://",
+            "loop://a_b-c.d",
+            "verbs://10.0.0.1:1",
+        ] {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
         }

@@ -276,9 +276,6 @@ impl Error {
     /// True when the same call may succeed later, with no change to the program: the peer was busy, absent, or too slow. The
     /// call may have been carried out: whether it can be repeated is the caller's to know.
     pub fn is_retryable(&self) -> bool {
-        matches!(
-            self,
-            Error::Timeout { .. } | Error::Unreachable { .. } | Error::Disconnected { .. } | Error::Busy { .. }
-        )
+        matches!(self, Error::Timeout { .. } | Error::Unreachable { .. } | Error::Disconnected { .. } | Error::Busy { .. })
     }
 }

@@ -1,7 +1,7 @@
 //! What both benchmarks share: two processes, interleaved rounds, statistics and the report.
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
-pub mod idle;
+pub mod cpu;
 pub mod raw;
 pub mod report;
 pub mod stats;

@@ -9,8 +9,12 @@ use std::{
 
 use super::{
     Plan,
+    cpu::Others,
     stats::{Series, Summary},
 };
+
+/// The share of a core that others may use before a run counts as disturbed.
+const QUIET: f64 = 0.05;
 
 /// What one sample stands for, and so how it reads best.
 #[derive(Clone, Copy)]
@@ -49,12 +53,13 @@ struct Figure {
 pub struct Report {
     name: &'static str,
     plan: Plan,
+    others: Others,
     figures: Vec<Figure>,
 }
 
 impl Report {
-    pub fn new(name: &'static str, plan: Plan) -> Report {
-        Report { name, plan, figures: Vec::new() }
+    pub fn new(name: &'static str, plan: Plan) -> io::Result<Report> {
+        Ok(Report { name, plan, others: Others::watch()?, figures: Vec::new() })
     }
 
     pub fn add(&mut self, name: impl Into<String>, unit: Unit, ours: &Series, raw: Option<&Series>, goal: Goal) {
@@ -65,13 +70,16 @@ impl Report {
 
     /// Prints the table and writes the JSON.
     pub fn finish(&self) -> io::Result<()> {
+        let others = self.others.share()?;
         println!("{}", self.table());
+        let verdict = if others > QUIET { "too much to trust these figures" } else { "quiet enough" };
+        println!("others used {:.1} % of a core meanwhile: {verdict}", others * 100.0);
         // Cargo makes this folder, inside of its target folder, wherever that is.
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map_or_else(PathBuf::new, Path::to_owned);
         let folder = target.join("calomel-bench");
         fs::create_dir_all(&folder)?;
         let file = folder.join(format!("{}.json", self.name));
-        fs::write(&file, self.json())?;
+        fs::write(&file, self.json(others))?;
         println!("written to {}", file.display());
         Ok(())
     }
@@ -103,10 +111,10 @@ impl Report {
         text
     }
 
-    fn json(&self) -> String {
+    fn json(&self, others: f64) -> String {
         let figures: Vec<String> = self.figures.iter().map(Figure::json).collect();
         format!(
-            "{{\n\"benchmark\": {}, \"version\": {}, \"quick\": {}, \"rounds\": {}, \"cores\": {},\n\"figures\": [\n{}\n]}}\n",
+            "{{\n\"benchmark\": {}, \"version\": {}, \"quick\": {}, \"rounds\": {}, \"cores\": {}, \"others\": {others:.3},\n\"figures\": [\n{}\n]}}\n",
             quoted(self.name),
             quoted(env!("CARGO_PKG_VERSION")),
             self.plan.quick,

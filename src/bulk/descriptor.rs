@@ -186,9 +186,7 @@ impl Bulk {
         let tag: Arc<PeerTag> = match known {
             Some(tag) => tag,
             // Its own bulks an engine reaches without an address.
-            None if self.origin.incarnation == shared.incarnation => {
-                shared.core.exec(|proto| proto.lookup(&engine.address()))
-            }
+            None if self.origin.incarnation == shared.incarnation => shared.core.exec(|proto| proto.lookup(&engine.address())),
             None => {
                 let dialable = |address: &&Address| shared.core.transport(address.scheme()).is_ok();
                 let address = self.origin.addresses.iter().find(dialable).ok_or_else(|| Error::Unreachable {

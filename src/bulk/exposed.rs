@@ -45,7 +45,7 @@ impl Exposure {
         let mut rng = rand::rng();
         let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
         let leases = Arc::<Leases>::default();
-        let bulk = Bulk::own(token, region, mode, shared.origin.read().clone(), &leases);
+        let bulk = Bulk::own(token, region, mode, shared.origin.clone(), &leases);
         shared.core.exec(|proto| proto.expose(token, Slice::whole(region), mode.access()));
         Exposure { shared: shared.clone(), bulk, leases }
     }

@@ -135,6 +135,9 @@ impl RemoteBulk {
     pub(super) fn begin(&self, pull: bool, local: &Slice, completion: &Arc<Completion>, timed: bool) -> (Begun, usize) {
         let shared = self.shared();
         let len = local.len.min(self.bulk.len());
+        if let Err(error) = shared.check("transfer") {
+            return (Begun::Done(Err(error)), len);
+        }
         let begun = match local.part(0, len) {
             Some(local) => self.begin_part(pull, local, completion, timed),
             None => Err(Failure::Revoked),
@@ -143,13 +146,16 @@ impl RemoteBulk {
             Ok(begun) => begun,
             Err(failure) => Begun::Done(Err(self.error(pull, len, failure))),
         };
-        if let Err(error) = shared.check("transfer") {
-            return (Begun::Done(Err(error)), len);
-        }
         (begun, len)
     }
 
-    fn begin_part(&self, pull: bool, local: Slice, completion: &Arc<Completion>, timed: bool) -> std::result::Result<Begun, Failure> {
+    fn begin_part(
+        &self,
+        pull: bool,
+        local: Slice,
+        completion: &Arc<Completion>,
+        timed: bool,
+    ) -> std::result::Result<Begun, Failure> {
         let shared = self.shared();
         let Bulk { token, offset, origin, copy, .. } = &self.bulk;
         let len = local.len;

@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 
 use super::descriptor::{Bulk, BulkMode};
 use super::exposed::Exposure;
+use crate::Result;
 use crate::engine::Shared;
 use crate::memory::{Borrowed, Region};
-use crate::Result;
 
 /// Where borrowed memory can be exposed; see [`Engine::scope`](crate::Engine::scope).
 ///

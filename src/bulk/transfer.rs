@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 
 use super::exposed::{Exposed, ExposedSlice};
 use super::remote::{Begun, RemoteBulk};
+use crate::Result;
 use crate::memory::{Buffer, Slice};
 use crate::progress::{Completion, Outcome};
 use crate::proto::{Failure, TransferId};
-use crate::Result;
 
 /// What a started transfer can own: an [`Exposed`] buffer, or an [`ExposedSlice`] of one.
 pub trait Local: sealed::Local {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use rand::Rng as _;
 
 use super::finalize::Finalizing;
@@ -185,8 +185,8 @@ impl EngineBuilder {
             core,
             limits,
             incarnation,
-            origin: RwLock::new(Arc::new(Origin { incarnation, addresses: addresses.clone() })),
-            addresses: RwLock::new(addresses),
+            origin: Arc::new(Origin { incarnation, addresses: addresses.clone() }),
+            addresses,
             registry: Registry::default(),
             procedures: Procedures::default(),
             tasks: Mutex::default(),
@@ -194,7 +194,10 @@ impl EngineBuilder {
             finalizing: Finalizing::default(),
             alive: Mutex::new(Weak::new()),
         });
-        shared.core.run(Box::new(EngineService::new(&shared)))?;
+        if let Err(error) = shared.core.run(Box::new(EngineService::new(&shared))) {
+            shared.core.stop();
+            return Err(error);
+        }
         let alive = Arc::new(Alive(shared.clone()));
         *shared.alive.lock() = Arc::downgrade(&alive);
         Ok(Engine { shared, alive: Some(alive) })

@@ -106,7 +106,7 @@ pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
     match finalizing.state.lock().overdue {
         0 => Ok(()),
         overdue => Err(Error::Timeout {
-            peer: shared.addresses.read().first().cloned().unwrap_or_else(crate::Address::nowhere),
+            peer: shared.addresses.first().cloned().unwrap_or_else(crate::Address::nowhere),
             what: format!("finalize, waiting for {overdue} requests in progress"),
             after: shared.limits.finalize_timeout,
         }),

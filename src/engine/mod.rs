@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 pub use builder::EngineBuilder;
 
@@ -34,8 +34,8 @@ pub(crate) struct Shared {
     pub core: Arc<Core>,
     pub limits: Limits,
     pub incarnation: u64,
-    pub addresses: RwLock<Vec<Address>>,
-    pub origin: RwLock<Arc<Origin>>,
+    pub addresses: Vec<Address>,
+    pub origin: Arc<Origin>,
     pub registry: Registry,
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers go.
@@ -127,12 +127,12 @@ impl Engine {
     /// The first address that the engine listens at, with the real port. An engine that does not listen says
     /// `tcp://0.0.0.0:0`, which nobody can dial.
     pub fn address(&self) -> Address {
-        self.shared.addresses.read().first().cloned().unwrap_or_else(Address::nowhere)
+        self.shared.addresses.first().cloned().unwrap_or_else(Address::nowhere)
     }
 
     /// All addresses that the engine listens at.
     pub fn addresses(&self) -> Vec<Address> {
-        self.shared.addresses.read().clone()
+        self.shared.addresses.clone()
     }
 
     /// The engine at an address. Nothing is sent: the first call connects.

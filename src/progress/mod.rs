@@ -115,10 +115,8 @@ impl Core {
             let registry = driver.registry().map_err(failed)?;
             Ok(Reactor { registry, waker: waker.clone(), first_token: drive::first_token(index) })
         };
-        let transports: Vec<Box<dyn Transport>> = vec![
-            wrap(Box::new(Loopback::new(reactor(0)?))),
-            wrap(Box::new(Tcp::new(reactor(1)?, settings.proto.silence))),
-        ];
+        let transports: Vec<Box<dyn Transport>> =
+            vec![wrap(Box::new(Loopback::new(reactor(0)?))), wrap(Box::new(Tcp::new(reactor(1)?, settings.proto.silence)))];
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = match settings.progress {
             Progress::Adaptive => (cores > 1).then_some(SPIN),

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::Core;
+use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::workers::{Job, Kind};
 
 /// How long progress may rest with a handler, or with nobody: the watcher and the progress thread look that often.

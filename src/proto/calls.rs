@@ -203,7 +203,13 @@ impl<E: Env> Proto<E> {
     }
 
     /// Asks a peer to finalize itself.
-    pub(crate) fn shut_down_peer(&mut self, peer: PeerId, deadline: Instant, waiter: E::Waiter, now: Instant) -> Result<CallId, Failure> {
+    pub(crate) fn shut_down_peer(
+        &mut self,
+        peer: PeerId,
+        deadline: Instant,
+        waiter: E::Waiter,
+        now: Instant,
+    ) -> Result<CallId, Failure> {
         let id = self.link_to(peer, now)?;
         let call = Call { waiter, link: id, procedure: 0, timer: Some(deadline), one_way: false, size: 0, answer: None };
         let call = self.calls.insert(call);
@@ -252,8 +258,13 @@ impl<E: Env> Proto<E> {
 
     fn end_one_way(&mut self, id: CallId) {
         let Some(Call { link, procedure, .. }) = self.calls.get(id) else { return };
-        let answer =
-            Answer { link: *link, procedure: *procedure, body: Body::Small(Vec::new()), shape: Vec::new(), leases: Leases::default() };
+        let answer = Answer {
+            link: *link,
+            procedure: *procedure,
+            body: Body::Small(Vec::new()),
+            shape: Vec::new(),
+            leases: Leases::default(),
+        };
         self.end_call(id, Ok(answer));
     }
 
@@ -330,7 +341,8 @@ impl<E: Env> Proto<E> {
     }
 
     pub(super) fn handle_request(&mut self, id: LinkId, message: Message<'_>, body: &[u8], now: Instant) -> Result<(), Failure> {
-        let Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size } = message else {
+        let Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size } = message
+        else {
             return Ok(());
         };
         let link = &mut self.links[id];

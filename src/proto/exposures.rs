@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::wire::{Message, Range, Status};
-use super::{Env, Leases, Lease, LinkId, Memory, Output, Proto};
+use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto};
 
 /// What peers may do with exposed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -283,6 +283,9 @@ impl<E: Env> Proto<E> {
                 Greeting::Hello(hello, len) => {
                     used = len;
                     self.handle_hello(id, hello, now)?;
+                    if !self.links.contains_key(id) {
+                        return Ok(Consumed { used: bytes.len(), place: None });
+                    }
                 }
             }
         }

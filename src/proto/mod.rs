@@ -104,11 +104,21 @@ pub(crate) enum Body<M> {
 pub(crate) enum Failure {
     Timeout,
     Cancelled,
-    Unreachable { reason: String, source: Option<Arc<io::Error>> },
-    Disconnected { reason: String },
+    Unreachable {
+        reason: String,
+        source: Option<Arc<io::Error>>,
+    },
+    Disconnected {
+        reason: String,
+    },
     PeerRestarted,
-    TooLarge { size: u64, limit: u64 },
-    Version { theirs: (u16, u16) },
+    TooLarge {
+        size: u64,
+        limit: u64,
+    },
+    Version {
+        theirs: (u16, u16),
+    },
     Finalized,
     Revoked,
     /// The other side said so.
@@ -118,20 +128,39 @@ pub(crate) enum Failure {
 /// What has to be done now.
 pub(crate) enum Output<E: Env> {
     /// Dial, and report `handle_connected` or `handle_closed`.
-    Connect { link: LinkId, address: Address },
+    Connect {
+        link: LinkId,
+        address: Address,
+    },
     /// Send the bytes, and the payload behind them; report `handle_sent` when that is done.
-    Transmit { link: LinkId, bytes: Vec<u8>, payload: Option<E::Memory> },
+    Transmit {
+        link: LinkId,
+        bytes: Vec<u8>,
+        payload: Option<E::Memory>,
+    },
     /// Drop the link, without reporting back.
-    Close { link: LinkId },
-    CallDone { waiter: E::Waiter, result: Result<Answer<E>, Failure> },
-    TransferDone { waiter: E::Waiter, result: Result<usize, Failure> },
+    Close {
+        link: LinkId,
+    },
+    CallDone {
+        waiter: E::Waiter,
+        result: Result<Answer<E>, Failure>,
+    },
+    TransferDone {
+        waiter: E::Waiter,
+        result: Result<usize, Failure>,
+    },
     Request(Incoming<E>),
     /// The caller of this request takes no answer any more.
-    Cancelled { request: RequestId },
+    Cancelled {
+        request: RequestId,
+    },
     /// No longer held by the peer that it was given to.
     Unleased(E::Lease),
     /// Copies of the content of this memory are stale.
-    Stale { token: u128 },
+    Stale {
+        token: u128,
+    },
     /// A peer asks for the end of this engine.
     ShutdownAsked,
 }

@@ -170,8 +170,7 @@ impl<E: Env> Proto<E> {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
             _ => address.scheme() == remote.scheme(),
         };
-        let addresses: Vec<Address> =
-            hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
+        let addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
         let by_address = addresses.iter().find_map(|address| self.by_address.get(address).copied());
         let known = by_address.or_else(|| self.by_incarnation.get(&hello.incarnation).copied());
         let peer = match known.filter(|id| self.peers.contains_key(*id)) {

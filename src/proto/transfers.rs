@@ -59,13 +59,8 @@ impl<E: Env> Proto<E> {
         if let Some(at) = deadline {
             self.timers.insert((at, Timer::Transfer(id)));
         }
-        let range = Range {
-            transfer: wire_id(id),
-            owner: remote.owner,
-            token: remote.token.to_le_bytes(),
-            offset: remote.offset,
-            len,
-        };
+        let range =
+            Range { transfer: wire_id(id), owner: remote.owner, token: remote.token.to_le_bytes(), offset: remote.offset, len };
         let entry = &mut self.links[link];
         entry.pending += 1;
         if pull {

@@ -153,15 +153,17 @@ where
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        self.base.open(incoming, || Shape::of_type::<A::With<'_>>(), |responder: Responder<R>, bytes| {
-            match codec::decode::<A::With<'_>>(bytes) {
+        self.base.open(
+            incoming,
+            || Shape::of_type::<A::With<'_>>(),
+            |responder: Responder<R>, bytes| match codec::decode::<A::With<'_>>(bytes) {
                 Ok(arguments) => {
                     let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
                     answer(responder, outcome);
                 }
                 Err(reason) => drop(responder.refuse(Status::Decode(Status::clip(reason)))),
-            }
-        });
+            },
+        );
     }
 }
 

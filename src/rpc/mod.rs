@@ -10,8 +10,8 @@ mod service;
 mod shape;
 
 pub(crate) use codec::{Decoding, Encoding, RemoteLease};
-pub use define::{HandlerPool, Provider, Registration};
 pub(crate) use define::Registry;
+pub use define::{HandlerPool, Provider, Registration};
 pub use handlers::BorrowedArgs;
 pub use pending::Pending;
 pub use procedure::{Call, Procedure};

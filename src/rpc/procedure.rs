@@ -190,7 +190,12 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     }
 
     /// Makes the call; with the shape of the arguments, if the peer has not checked their type yet.
-    fn make(&self, spec: CallSpec<'_, crate::progress::Live>, arguments: &A, now: Instant) -> std::result::Result<CallId, Failure> {
+    fn make(
+        &self,
+        spec: CallSpec<'_, crate::progress::Live>,
+        arguments: &A,
+        now: Instant,
+    ) -> std::result::Result<CallId, Failure> {
         let core = &self.procedure.shared.core;
         match core.exec(|proto| proto.call(spec, now)) {
             Ok(id) => Ok(id),

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use super::define::Found;
+use crate::Engine;
 use crate::engine::Shared;
 use crate::progress::{Job, Live, Service, Work};
 use crate::proto::{Incoming, RequestId, Status};
-use crate::Engine;
 
 /// The engine, as progress knows it. It keeps nothing alive.
 pub(crate) struct EngineService {

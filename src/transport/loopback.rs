@@ -26,7 +26,11 @@ enum Item {
     /// The peer took the call; the end is connected.
     Connected(Arc<End>),
     /// Bytes, and a payload, for this end.
-    Bytes { to: Arc<End>, bytes: Vec<u8>, payload: Option<Slice> },
+    Bytes {
+        to: Arc<End>,
+        bytes: Vec<u8>,
+        payload: Option<Slice>,
+    },
     /// What this end sent was too much at once, and is taken now.
     Sent(Arc<End>, Vec<u8>),
     Closed(Arc<End>),
@@ -232,9 +236,10 @@ impl Transport for Loopback {
     }
 
     fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
-        let listener = LISTENERS.lock().get(address.rest()).and_then(Weak::upgrade).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens under this name in this process")
-        })?;
+        let listener =
+            LISTENERS.lock().get(address.rest()).and_then(Weak::upgrade).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens under this name in this process")
+            })?;
         let end = self.end(Some(key), Weak::new());
         attach(Arc::new(LoopLink(end.clone())));
         listener.put(Item::Dial(end));

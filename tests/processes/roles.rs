@@ -107,8 +107,8 @@ fn define_calls(engine: &Engine) {
             }
         })
         .unwrap();
-    engine.define("exit", |_: &Request, ()| std::process::exit(0)).unwrap();
-    engine.define("abort", |_: &Request, ()| std::process::abort()).unwrap();
+    engine.define("exit", |_: &Request, ()| -> () { std::process::exit(0) }).unwrap();
+    engine.define("abort", |_: &Request, ()| -> () { std::process::abort() }).unwrap();
 }
 
 fn define_transfers(engine: &Engine) {

@@ -12,18 +12,8 @@ const SPELLED_OUT: u32 = 4;
 
 impl Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut out = Clipped {
-            out: f,
-            left: MAX_TEXT,
-            full: false,
-        };
-        match write_shape(
-            &mut out,
-            &Frame {
-                shape: self,
-                up: None,
-            },
-        ) {
+        let mut out = Clipped { out: f, left: MAX_TEXT, full: false };
+        match write_shape(&mut out, &Frame { shape: self, up: None }) {
             Err(_) if out.full => f.write_str("…"),
             result => result,
         }
@@ -44,8 +34,7 @@ impl Write for Clipped<'_, '_> {
             return self.out.write_str(text);
         }
         self.full = true;
-        self.out
-            .write_str(&text[..text.floor_char_boundary(self.left)])?;
+        self.out.write_str(&text[..text.floor_char_boundary(self.left)])?;
         Err(fmt::Error)
     }
 }
@@ -94,9 +83,7 @@ fn write_shape(out: &mut Clipped<'_, '_>, at: &Frame<'_>) -> fmt::Result {
             out.write_str("}")
         }
         Shape::Up(levels) => match at.ancestor(*levels).map(|target| target.shape) {
-            Some(Shape::Struct(name, _) | Shape::Enum(name, _)) if !name.is_empty() => {
-                out.write_str(name)
-            }
+            Some(Shape::Struct(name, _) | Shape::Enum(name, _)) if !name.is_empty() => out.write_str(name),
             _ => out.write_str("…"),
         },
     }
@@ -114,11 +101,7 @@ fn write_tuple(out: &mut Clipped<'_, '_>, at: &Frame<'_>, runs: &[Run]) -> fmt::
     let mut first = true;
     for run in runs {
         // A long run among others is `12 × u8`.
-        let copies = if run.count > SPELLED_OUT {
-            1
-        } else {
-            run.count
-        };
+        let copies = if run.count > SPELLED_OUT { 1 } else { run.count };
         for _ in 0..copies {
             out.write_str(if first { "" } else { ", " })?;
             first = false;
@@ -128,11 +111,7 @@ fn write_tuple(out: &mut Clipped<'_, '_>, at: &Frame<'_>, runs: &[Run]) -> fmt::
             write_shape(out, &at.below(&run.shape))?;
         }
     }
-    out.write_str(if matches!(runs, [Run { count: 1, .. }]) {
-        ",)"
-    } else {
-        ")"
-    })
+    out.write_str(if matches!(runs, [Run { count: 1, .. }]) { ",)" } else { ")" })
 }
 
 fn write_variant(out: &mut Clipped<'_, '_>, at: &Frame<'_>, variant: &Variant) -> fmt::Result {

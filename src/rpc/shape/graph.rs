@@ -73,12 +73,7 @@ impl Key {
     pub(super) fn of<V, T>(name: &'static str, parts: &'static [&'static str]) -> Option<Key> {
         let visitor = std::any::type_name::<V>();
         // Behind `dyn Visitor` (erased-serde) all types look the same.
-        (!visitor.contains("dyn ")).then_some(Key {
-            visitor,
-            size: size_of::<T>(),
-            name,
-            parts,
-        })
+        (!visitor.contains("dyn ")).then_some(Key { visitor, size: size_of::<T>(), name, parts })
     }
 }
 
@@ -161,12 +156,7 @@ impl Node {
 
     /// The child at `index` of a tuple, struct or enum, if a run has come there.
     fn child(&self, index: usize) -> Option<Id> {
-        if index < self.shared {
-            self.children.first()
-        } else {
-            self.children.get(index)
-        }
-        .copied()
+        if index < self.shared { self.children.first() } else { self.children.get(index) }.copied()
     }
 }
 
@@ -215,22 +205,14 @@ impl Graph {
     /// Prepares for another run; `false` when there is nothing more to find out, or no more to be
     /// spent.
     pub(super) fn begin_run(&mut self) -> bool {
-        self.idle = if self.progress || self.runs == 0 {
-            0
-        } else {
-            self.idle + 1
-        };
+        self.idle = if self.progress || self.runs == 0 { 0 } else { self.idle + 1 };
         self.runs += 1;
         self.progress = false;
         self.attempt = self.idle as u32;
         self.made_up = 0;
         self.blamed = false;
         self.survey();
-        let enough = if self.nodes[ROOT].live {
-            MAX_IDLE
-        } else {
-            MAX_IDLE_AT_END
-        };
+        let enough = if self.nodes[ROOT].live { MAX_IDLE } else { MAX_IDLE_AT_END };
         self.steps < MAX_STEPS && self.idle <= enough
     }
 
@@ -242,19 +224,10 @@ impl Graph {
             self.blamed = true;
             return None;
         };
-        let entered = Entered {
-            id,
-            depth: self.depth,
-            attempt: self.attempt,
-        };
+        let entered = Entered { id, depth: self.depth, attempt: self.attempt };
         self.depth += 1;
         let position = self.nodes[at].current;
-        self.attempt += self.nodes[position].fails
-            + if id == position {
-                0
-            } else {
-                self.nodes[id].fails
-            };
+        self.attempt += self.nodes[position].fails + if id == position { 0 } else { self.nodes[id].fails };
         self.nodes[id].active += 1;
         Some(entered)
     }
@@ -291,11 +264,7 @@ impl Graph {
     /// Goes through a newtype, which adds nothing to the shape: returns the position of what is
     /// inside. The way back is [`leave_newtype`](Self::leave_newtype).
     pub(super) fn enter_newtype(&mut self, at: Id, key: Option<Key>) -> Option<Id> {
-        let inside = if self.spend(at) {
-            self.home(at, key)
-        } else {
-            None
-        };
+        let inside = if self.spend(at) { self.home(at, key) } else { None };
         match inside {
             Some(_) => self.depth += 1,
             None => self.blamed = true,

@@ -10,9 +10,7 @@ pub(super) fn merge(a: Shape, b: Shape) -> Option<Shape> {
         (Shape::Leaf(a), Shape::Leaf(b)) if a == b => Shape::Leaf(a),
         (Shape::Option(a), Shape::Option(b)) => Shape::Option(Box::new(merge(*a, *b)?)),
         (Shape::Seq(a), Shape::Seq(b)) => Shape::Seq(Box::new(merge(*a, *b)?)),
-        (Shape::Map(a), Shape::Map(b)) => {
-            Shape::Map(Box::new((merge(a.0, b.0)?, merge(a.1, b.1)?)))
-        }
+        (Shape::Map(a), Shape::Map(b)) => Shape::Map(Box::new((merge(a.0, b.0)?, merge(a.1, b.1)?))),
         (Shape::Tuple(a), Shape::Tuple(b)) if a == b => Shape::Tuple(a),
         (Shape::Tuple(a), Shape::Tuple(b)) => {
             let mut runs = Vec::new();
@@ -22,12 +20,10 @@ pub(super) fn merge(a: Shape, b: Shape) -> Option<Shape> {
             Shape::Tuple(runs)
         }
         (Shape::Struct(name, a), Shape::Struct(_, b)) if a.len() == b.len() => {
-            let fields = a.into_iter().zip(b).map(|(a, b)| {
-                Some(Field {
-                    shape: merge(a.shape, b.shape)?,
-                    name: (a.name == b.name).then_some(a.name)?,
-                })
-            });
+            let fields = a
+                .into_iter()
+                .zip(b)
+                .map(|(a, b)| Some(Field { shape: merge(a.shape, b.shape)?, name: (a.name == b.name).then_some(a.name)? }));
             Shape::Struct(name, fields.collect::<Option<_>>()?)
         }
         (Shape::Enum(name, mut variants), Shape::Enum(_, others)) => {

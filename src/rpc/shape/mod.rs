@@ -156,14 +156,7 @@ impl Shape {
     /// Whether a receiver whose type has this shape may decode a value of that shape.
     pub(crate) fn accepts(&self, value: &Shape) -> bool {
         let mut left = MAX_COMPARISONS;
-        fits(
-            &Frame {
-                shape: self,
-                up: None,
-            },
-            value,
-            &mut left,
-        )
+        fits(&Frame { shape: self, up: None }, value, &mut left)
     }
 
     /// Number of nodes in the tree.
@@ -174,9 +167,7 @@ impl Shape {
             Shape::Map(parts) => parts.0.nodes() + parts.1.nodes(),
             Shape::Tuple(runs) => runs.iter().map(|run| run.shape.nodes()).sum(),
             Shape::Struct(_, fields) => fields.iter().map(|field| field.shape.nodes()).sum(),
-            Shape::Enum(_, variants) => {
-                variants.iter().map(|variant| variant.content.nodes()).sum()
-            }
+            Shape::Enum(_, variants) => variants.iter().map(|variant| variant.content.nodes()).sum(),
         }
     }
 }
@@ -189,10 +180,7 @@ struct Frame<'a> {
 
 impl<'a> Frame<'a> {
     fn below(&'a self, shape: &'a Shape) -> Frame<'a> {
-        Frame {
-            shape,
-            up: Some(self),
-        }
+        Frame { shape, up: Some(self) }
     }
 
     fn ancestor(&'a self, levels: u8) -> Option<&'a Frame<'a>> {
@@ -209,26 +197,17 @@ fn fits(ty: &Frame<'_>, value: &Shape, left: &mut usize) -> bool {
     *left = remaining;
     match (ty.shape, value) {
         (Shape::Unknown, _) | (_, Shape::Unknown | Shape::Up(_)) => true,
-        (Shape::Up(levels), _) => ty
-            .ancestor(*levels)
-            .is_none_or(|target| fits(target, value, left)),
+        (Shape::Up(levels), _) => ty.ancestor(*levels).is_none_or(|target| fits(target, value, left)),
         (Shape::Leaf(a), Shape::Leaf(b)) => a == b,
         // One layout, and `&[u8]` is written as a sequence but read as bytes.
-        (Shape::Leaf(Leaf::Bytes), Shape::Seq(element))
-        | (Shape::Seq(element), Shape::Leaf(Leaf::Bytes)) => {
+        (Shape::Leaf(Leaf::Bytes), Shape::Seq(element)) | (Shape::Seq(element), Shape::Leaf(Leaf::Bytes)) => {
             matches!(**element, Shape::Unknown | Shape::Leaf(Leaf::U8))
         }
-        (Shape::Option(a), Shape::Option(b)) | (Shape::Seq(a), Shape::Seq(b)) => {
-            fits(&ty.below(a), b, left)
+        (Shape::Option(a), Shape::Option(b)) | (Shape::Seq(a), Shape::Seq(b)) => fits(&ty.below(a), b, left),
+        (Shape::Map(a), Shape::Map(b)) => fits(&ty.below(&a.0), &b.0, left) && fits(&ty.below(&a.1), &b.1, left),
+        (Shape::Tuple(a), Shape::Tuple(b)) => {
+            overlaps(a, b).is_some_and(|pairs| pairs.into_iter().all(|(_, a, b)| fits(&ty.below(a), b, left)))
         }
-        (Shape::Map(a), Shape::Map(b)) => {
-            fits(&ty.below(&a.0), &b.0, left) && fits(&ty.below(&a.1), &b.1, left)
-        }
-        (Shape::Tuple(a), Shape::Tuple(b)) => overlaps(a, b).is_some_and(|pairs| {
-            pairs
-                .into_iter()
-                .all(|(_, a, b)| fits(&ty.below(a), b, left))
-        }),
         (Shape::Struct(_, a), Shape::Struct(_, b)) => {
             a.len() >= b.len()
                 // Whether these are there at all is not known either.
@@ -239,10 +218,7 @@ fn fits(ty: &Frame<'_>, value: &Shape, left: &mut usize) -> bool {
         }
         (Shape::Enum(_, a), Shape::Enum(_, b)) => b.iter().all(|b| {
             a.binary_search_by_key(&b.index, |a| a.index)
-                .is_ok_and(|at| {
-                    name_fits(&a[at].name, &b.name)
-                        && fits(&ty.below(&a[at].content), &b.content, left)
-                })
+                .is_ok_and(|at| name_fits(&a[at].name, &b.name) && fits(&ty.below(&a[at].content), &b.content, left))
         }),
         _ => false,
     }

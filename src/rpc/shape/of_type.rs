@@ -15,16 +15,8 @@ use super::{Leaf, Shape};
 
 /// Made-up texts. At first one that most types accept which want any text at all, then common
 /// formats.
-const TEXTS: [&str; 8] = [
-    "a",
-    "1",
-    "",
-    "1.0.0",
-    "127.0.0.1",
-    "2000-01-01T00:00:00Z",
-    "http://a/",
-    "00000000-0000-4000-8000-000000000001",
-];
+const TEXTS: [&str; 8] =
+    ["a", "1", "", "1.0.0", "127.0.0.1", "2000-01-01T00:00:00Z", "http://a/", "00000000-0000-4000-8000-000000000001"];
 
 /// Lengths of made-up byte strings: of anything, and of identifiers, addresses, keys and hashes.
 const LENGTHS: [usize; 8] = [1, 0, 16, 4, 32, 8, 12, 64];
@@ -36,9 +28,7 @@ pub(super) fn trace<'de, T: Deserialize<'de>>() -> Shape {
     while graph.begin_run() {
         // The made-up values may hit an `unwrap` in the type: what is known up to there is the
         // shape.
-        let run = catch_unwind(AssertUnwindSafe(|| {
-            ask(&mut graph, ROOT, |tracer| T::deserialize(tracer))
-        }));
+        let run = catch_unwind(AssertUnwindSafe(|| ask(&mut graph, ROOT, |tracer| T::deserialize(tracer))));
         if run.is_err() {
             break;
         }
@@ -65,15 +55,8 @@ impl de::Error for Refused {
 }
 
 /// Has the type at a position read a value.
-fn ask<R>(
-    graph: &mut Graph,
-    at: Id,
-    read: impl FnOnce(Tracer<'_>) -> Result<R, Refused>,
-) -> Result<R, Refused> {
-    let result = read(Tracer {
-        graph: &mut *graph,
-        at,
-    });
+fn ask<R>(graph: &mut Graph, at: Id, read: impl FnOnce(Tracer<'_>) -> Result<R, Refused>) -> Result<R, Refused> {
+    let result = read(Tracer { graph: &mut *graph, at });
     graph.judge(at, result.is_ok());
     result
 }
@@ -105,13 +88,7 @@ impl Tracer<'_> {
         visitor: V,
     ) -> Result<V::Value, Refused> {
         self.visit(key, kind, |graph, id| {
-            let mut parts = Parts {
-                graph,
-                id,
-                len,
-                next: 0,
-                is_tuple: matches!(kind, Kind::Tuple(_)),
-            };
+            let mut parts = Parts { graph, id, len, next: 0, is_tuple: matches!(kind, Kind::Tuple(_)) };
             let value = visitor.visit_seq(&mut parts)?;
             let asked_for = parts.next;
             graph.asked_for(id, asked_for);
@@ -157,27 +134,19 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
     opaque! { deserialize_any deserialize_identifier deserialize_ignored_any }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::Bool), |graph, _| {
-            visitor.visit_bool(graph.attempt().is_multiple_of(2))
-        })
+        self.visit(None, Kind::Leaf(Leaf::Bool), |graph, _| visitor.visit_bool(graph.attempt().is_multiple_of(2)))
     }
 
     fn deserialize_i8<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::I8), |graph, _| {
-            visitor.visit_i8(graph.number() as i8)
-        })
+        self.visit(None, Kind::Leaf(Leaf::I8), |graph, _| visitor.visit_i8(graph.number() as i8))
     }
 
     fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::Char), |graph, _| {
-            visitor.visit_char(CHARS[graph.attempt() % CHARS.len()])
-        })
+        self.visit(None, Kind::Leaf(Leaf::Char), |graph, _| visitor.visit_char(CHARS[graph.attempt() % CHARS.len()]))
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::Str), |graph, _| {
-            visitor.visit_borrowed_str(TEXTS[graph.attempt() % TEXTS.len()])
-        })
+        self.visit(None, Kind::Leaf(Leaf::Str), |graph, _| visitor.visit_borrowed_str(TEXTS[graph.attempt() % TEXTS.len()]))
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
@@ -210,25 +179,14 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
         self.visit(None, Kind::Leaf(Leaf::Unit), |_, _| visitor.visit_unit())
     }
 
-    fn deserialize_unit_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Refused> {
+    fn deserialize_unit_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value, Refused> {
         self.deserialize_unit(visitor)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Refused> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Refused> {
         let key = Key::of::<V, V::Value>(name, &[]);
         let at = self.graph.enter_newtype(self.at, key).ok_or(Refused)?;
-        let result = visitor.visit_newtype_struct(Tracer {
-            graph: &mut *self.graph,
-            at,
-        });
+        let result = visitor.visit_newtype_struct(Tracer { graph: &mut *self.graph, at });
         self.graph.leave_newtype();
         result
     }
@@ -237,28 +195,15 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
         self.visit(None, Kind::Seq, |graph, id| {
             let element = graph.child(id, 0).ok_or(Refused)?;
             let left = graph.choose_length(id, &[element]);
-            visitor.visit_seq(Elements {
-                graph,
-                element,
-                left,
-            })
+            visitor.visit_seq(Elements { graph, element, left })
         })
     }
 
-    fn deserialize_tuple<V: Visitor<'de>>(
-        self,
-        len: usize,
-        visitor: V,
-    ) -> Result<V::Value, Refused> {
+    fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, Refused> {
         self.visit_parts(None, Kind::Tuple(len), len, visitor)
     }
 
-    fn deserialize_tuple_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        len: usize,
-        visitor: V,
-    ) -> Result<V::Value, Refused> {
+    fn deserialize_tuple_struct<V: Visitor<'de>>(self, name: &'static str, len: usize, visitor: V) -> Result<V::Value, Refused> {
         let key = Key::of::<V, V::Value>(name, &[]);
         self.visit_parts(key, Kind::Tuple(len), len, visitor)
     }
@@ -268,12 +213,7 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
             let key = graph.child(id, 0).ok_or(Refused)?;
             let value = graph.child(id, 1).ok_or(Refused)?;
             let left = graph.choose_length(id, &[key, value]);
-            visitor.visit_map(Entries {
-                graph,
-                key,
-                value,
-                left,
-            })
+            visitor.visit_map(Entries { graph, key, value, left })
         })
     }
 
@@ -296,12 +236,7 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
         let key = Key::of::<V, V::Value>(name, variants);
         self.visit(key, Kind::Enum(name, variants), |graph, id| {
             let (variant, content) = graph.choose_variant(id).ok_or(Refused)?;
-            let value = visitor.visit_enum(Choice {
-                graph: &mut *graph,
-                id,
-                variant,
-                content,
-            })?;
+            let value = visitor.visit_enum(Choice { graph: &mut *graph, id, variant, content })?;
             graph.variant_works(id, variant);
             Ok(value)
         })

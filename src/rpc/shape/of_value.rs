@@ -19,10 +19,7 @@ const MAX_SAMPLING_STEPS: usize = 2048;
 const MAX_ELEMENTS: usize = 1024;
 
 pub(super) fn trace<T: Serialize + ?Sized>(value: &T) -> Shape {
-    let mut work = Work {
-        nodes_left: MAX_NODES - 1,
-        steps: 0,
-    };
+    let mut work = Work { nodes_left: MAX_NODES - 1, steps: 0 };
     part(value, &mut work, 0)
 }
 
@@ -35,10 +32,7 @@ struct Work {
 
 impl Work {
     fn pay(&mut self, nodes: usize) -> Result<(), Halt> {
-        self.nodes_left = self
-            .nodes_left
-            .checked_sub(nodes)
-            .ok_or_else(Halt::nothing_known)?;
+        self.nodes_left = self.nodes_left.checked_sub(nodes).ok_or_else(Halt::nothing_known)?;
         Ok(())
     }
 }
@@ -93,12 +87,7 @@ fn part<T: Serialize + ?Sized>(value: &T, work: &mut Work, depth: usize) -> Shap
 
 /// Looks at one more element of a sequence, whose elements so far look like `known`. `false` if
 /// they have nothing in common, so that looking further is useless.
-fn sample<T: Serialize + ?Sized>(
-    known: &mut Shape,
-    value: &T,
-    work: &mut Work,
-    depth: usize,
-) -> bool {
+fn sample<T: Serialize + ?Sized>(known: &mut Shape, value: &T, work: &mut Work, depth: usize) -> bool {
     let before = known.nodes();
     let budget = work.nodes_left + before;
     let seen = part(value, work, depth);
@@ -135,14 +124,9 @@ impl Within {
     fn wrap(&self, content: Shape) -> Shape {
         match self.0 {
             None => content,
-            Some((enumeration, index, variant)) => Shape::Enum(
-                name(enumeration),
-                vec![Variant {
-                    index,
-                    name: name(variant),
-                    content,
-                }],
-            ),
+            Some((enumeration, index, variant)) => {
+                Shape::Enum(name(enumeration), vec![Variant { index, name: name(variant), content }])
+            }
         }
     }
 }
@@ -200,21 +184,12 @@ impl<'a> Serializer for Tracer<'a> {
         Ok(Shape::Option(Box::new(self.part(value))))
     }
 
-    fn serialize_unit_variant(
-        self,
-        name: &'static str,
-        index: u32,
-        variant: &'static str,
-    ) -> Result<Shape, Halt> {
+    fn serialize_unit_variant(self, name: &'static str, index: u32, variant: &'static str) -> Result<Shape, Halt> {
         self.work.pay(1)?;
         Ok(Within(Some((name, index, variant))).wrap(Shape::Leaf(Leaf::Unit)))
     }
 
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(
-        self,
-        _name: &'static str,
-        value: &T,
-    ) -> Result<Shape, Halt> {
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _name: &'static str, value: &T) -> Result<Shape, Halt> {
         value.serialize(self)
     }
 
@@ -231,22 +206,14 @@ impl<'a> Serializer for Tracer<'a> {
 
     fn serialize_seq(self, _len: Option<usize>) -> Result<SeqTracer<'a>, Halt> {
         self.work.pay(1)?;
-        Ok(SeqTracer {
-            tracer: self,
-            seen: 0,
-            element: Shape::Unknown,
-        })
+        Ok(SeqTracer { tracer: self, seen: 0, element: Shape::Unknown })
     }
 
     fn serialize_tuple(self, len: usize) -> Result<TupleTracer<'a>, Halt> {
         TupleTracer::start(self, Within(None), len)
     }
 
-    fn serialize_tuple_struct(
-        self,
-        _name: &'static str,
-        len: usize,
-    ) -> Result<TupleTracer<'a>, Halt> {
+    fn serialize_tuple_struct(self, _name: &'static str, len: usize) -> Result<TupleTracer<'a>, Halt> {
         TupleTracer::start(self, Within(None), len)
     }
 
@@ -263,20 +230,11 @@ impl<'a> Serializer for Tracer<'a> {
 
     fn serialize_map(self, _len: Option<usize>) -> Result<MapTracer<'a>, Halt> {
         self.work.pay(2)?;
-        Ok(MapTracer {
-            tracer: self,
-            seen: 0,
-            parts: Box::new((Shape::Unknown, Shape::Unknown)),
-        })
+        Ok(MapTracer { tracer: self, seen: 0, parts: Box::new((Shape::Unknown, Shape::Unknown)) })
     }
 
     fn serialize_struct(self, name: &'static str, _len: usize) -> Result<StructTracer<'a>, Halt> {
-        Ok(StructTracer {
-            tracer: self,
-            within: Within(None),
-            name,
-            fields: Vec::new(),
-        })
+        Ok(StructTracer { tracer: self, within: Within(None), name, fields: Vec::new() })
     }
 
     fn serialize_struct_variant(
@@ -287,12 +245,7 @@ impl<'a> Serializer for Tracer<'a> {
         _len: usize,
     ) -> Result<StructTracer<'a>, Halt> {
         let (tracer, within) = enter_variant(self, name, index, variant)?;
-        Ok(StructTracer {
-            tracer,
-            within,
-            name: "",
-            fields: Vec::new(),
-        })
+        Ok(StructTracer { tracer, within, name: "", fields: Vec::new() })
     }
 
     /// The default would format the value.
@@ -335,11 +288,7 @@ impl ser::SerializeSeq for SeqTracer<'_> {
         let Tracer { work, depth } = &mut self.tracer;
         let alike = sample(&mut self.element, value, work, *depth + 1);
         self.seen += 1;
-        if alike
-            && !self.element.is_complete()
-            && self.seen < MAX_SAMPLES
-            && work.steps < MAX_SAMPLING_STEPS
-        {
+        if alike && !self.element.is_complete() && self.seen < MAX_SAMPLES && work.steps < MAX_SAMPLING_STEPS {
             return Ok(());
         }
         let element = std::mem::replace(&mut self.element, Shape::Unknown);
@@ -370,11 +319,7 @@ impl ser::SerializeMap for MapTracer<'_> {
 
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Halt> {
         let Tracer { work, depth } = &mut self.tracer;
-        if sample(&mut self.parts.0, key, work, *depth + 1) {
-            Ok(())
-        } else {
-            Err(self.enough())
-        }
+        if sample(&mut self.parts.0, key, work, *depth + 1) { Ok(()) } else { Err(self.enough()) }
     }
 
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Halt> {
@@ -408,13 +353,7 @@ impl<'a> TupleTracer<'a> {
     fn start(tracer: Tracer<'a>, within: Within, len: usize) -> Result<Self, Halt> {
         // For the run of those that are not looked at.
         match tracer.work.pay(1) {
-            Ok(()) => Ok(TupleTracer {
-                tracer,
-                within,
-                len,
-                seen: 0,
-                runs: Vec::new(),
-            }),
+            Ok(()) => Ok(TupleTracer { tracer, within, len, seen: 0, runs: Vec::new() }),
             Err(_) => Err(Halt::Enough(Box::new(within.wrap(Shape::Unknown)))),
         }
     }
@@ -422,9 +361,7 @@ impl<'a> TupleTracer<'a> {
     fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Halt> {
         let left = self.tracer.work.nodes_left;
         if self.seen == MAX_ELEMENTS || self.tracer.work.pay(1).is_err() {
-            let rest = u32::try_from(self.len.saturating_sub(self.seen))
-                .unwrap_or(u32::MAX)
-                .max(1);
+            let rest = u32::try_from(self.len.saturating_sub(self.seen)).unwrap_or(u32::MAX).max(1);
             push_run(&mut self.runs, rest, Shape::Unknown);
             let tuple = Shape::Tuple(std::mem::take(&mut self.runs));
             return Err(Halt::Enough(Box::new(self.within.wrap(tuple))));
@@ -455,17 +392,12 @@ impl StructTracer<'_> {
             return Err(Halt::Enough(Box::new(self.within.wrap(Shape::Unknown))));
         }
         let shape = self.tracer.part(value);
-        self.fields.push(Field {
-            name: name(key),
-            shape,
-        });
+        self.fields.push(Field { name: name(key), shape });
         Ok(())
     }
 
     fn finish(self) -> Result<Shape, Halt> {
-        Ok(self
-            .within
-            .wrap(Shape::Struct(name(self.name), self.fields)))
+        Ok(self.within.wrap(Shape::Struct(name(self.name), self.fields)))
     }
 }
 

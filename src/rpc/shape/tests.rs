@@ -14,9 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use serde::de::{
-    self, DeserializeOwned, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor,
-};
+use serde::de::{self, DeserializeOwned, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor};
 use serde::ser::{SerializeSeq, SerializeStruct, SerializeTuple, Serializer};
 use serde::{Deserialize, Serialize};
 
@@ -38,8 +36,7 @@ fn encoded(shape: &Shape) -> Vec<u8> {
 
 /// A shape that kept its limits comes back from the wire as it was.
 fn sent(shape: &Shape) -> Shape {
-    let received =
-        Shape::decode(&encoded(shape)).unwrap_or_else(|| panic!("cannot decode {shape}"));
+    let received = Shape::decode(&encoded(shape)).unwrap_or_else(|| panic!("cannot decode {shape}"));
     assert_eq!(&received, shape);
     received
 }
@@ -128,9 +125,7 @@ impl<'de, const N: usize> Deserialize<'de> for Array<N> {
             fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Array<N>, A::Error> {
                 let mut array = [0; N];
                 for element in &mut array {
-                    *element = elements
-                        .next_element()?
-                        .ok_or_else(|| de::Error::custom("too short"))?;
+                    *element = elements.next_element()?.ok_or_else(|| de::Error::custom("too short"))?;
                 }
                 Ok(Array(array))
             }
@@ -144,15 +139,10 @@ fn events() -> Vec<Event> {
         Event::Quit,
         Event::Key('x'),
         Event::Click(1, 2),
-        Event::Resize {
-            width: 1,
-            height: 2,
-        },
+        Event::Resize { width: 1, height: 2 },
         Event::Nested(Inner::A(vec![1])),
         Event::Nested(Inner::B { point: None }),
-        Event::Nested(Inner::B {
-            point: Some(Point::default()),
-        }),
+        Event::Nested(Inner::B { point: Some(Point::default()) }),
         Event::Nested(Inner::C),
     ]
 }
@@ -232,15 +222,9 @@ fn types_read_well() {
     assert_eq!(text_of::<(Meters,)>(), "(f64,)");
     assert_eq!(text_of::<Pair>(), "(i32, str)");
     assert_eq!(text_of::<[u8; 32]>(), "[u8; 32]");
-    assert_eq!(
-        text_of::<(u8, [[f32; 3]; 8])>(),
-        "(u8, [(f32, f32, f32); 8])"
-    );
+    assert_eq!(text_of::<(u8, [[f32; 3]; 8])>(), "(u8, [(f32, f32, f32); 8])");
     assert_eq!(text_of::<(u8, u8, u8, u8, u8, u8, u16)>(), "(6 × u8, u16)");
-    assert_eq!(
-        text_of::<HashMap<String, Option<usize>>>(),
-        "{str: Option<u64>}"
-    );
+    assert_eq!(text_of::<HashMap<String, Option<usize>>>(), "{str: Option<u64>}");
     assert_eq!(text_of::<Option<Option<bool>>>(), "Option<Option<bool>>");
     assert_eq!(text_of::<Empty>(), "Empty {}");
     assert_eq!(
@@ -250,32 +234,17 @@ fn types_read_well() {
     );
     assert_eq!(text_of::<Tree>(), "Tree { value: u32, children: [Tree] }");
     assert_eq!(text_of::<List>(), "List::{Cons(u32, List), Nil}");
-    assert_eq!(
-        text_of::<Expr>(),
-        "Expr::{Add(Expr, Expr), Neg(Expr), Call { name: str, arguments: [Expr] }, Literal(i32)}"
-    );
-    assert_eq!(
-        text_of::<Chain>(),
-        "Chain { before: u8, next: Option<Chain>, after: str }"
-    );
+    assert_eq!(text_of::<Expr>(), "Expr::{Add(Expr, Expr), Neg(Expr), Call { name: str, arguments: [Expr] }, Literal(i32)}");
+    assert_eq!(text_of::<Chain>(), "Chain { before: u8, next: Option<Chain>, after: str }");
     assert_eq!(text_of::<IgnoredAny>(), "?");
 }
 
 #[test]
 fn values_read_well() {
     assert_eq!(text(&Event::Click(1, 2)), "Event::Click(i32, i32)");
-    assert_eq!(
-        text(&Event::Resize {
-            width: 1,
-            height: 1
-        }),
-        "Event::Resize { width: u32, height: u32 }"
-    );
+    assert_eq!(text(&Event::Resize { width: 1, height: 1 }), "Event::Resize { width: u32, height: u32 }");
     assert_eq!(text(&Event::Quit), "Event::Quit");
-    assert_eq!(
-        text(&[Event::Quit, Event::Key('a')][..]),
-        "[Event::{Quit, Key(char)}]"
-    );
+    assert_eq!(text(&[Event::Quit, Event::Key('a')][..]), "[Event::{Quit, Key(char)}]");
     assert_eq!(text(&Vec::<u32>::new()), "[?]");
     assert_eq!(text(&None::<u32>), "Option<?>");
     assert_eq!(text(&Array([7u8; 1024])), "[u8; 1024]");
@@ -283,12 +252,7 @@ fn values_read_well() {
 
 #[test]
 fn a_long_text_is_clipped() {
-    let long = text(
-        &vec![[events(), events()]; 4]
-            .iter()
-            .map(|e| (e, [0u8; 9], "", e, "", e))
-            .collect::<Vec<_>>(),
-    );
+    let long = text(&vec![[events(), events()]; 4].iter().map(|e| (e, [0u8; 9], "", e, "", e)).collect::<Vec<_>>());
     assert!(long.len() <= 310 && long.ends_with('…'), "{long}");
 }
 
@@ -301,24 +265,7 @@ fn plain_values_travel() {
     travels((1.5f32, 2.5f64, 'ß', String::from("text")));
     travels_as::<usize, u64>(&1);
     travels_as::<i64, isize>(&-1);
-    travels((
-        0u8,
-        1u16,
-        2u32,
-        3u64,
-        4i8,
-        5i16,
-        6i32,
-        7i64,
-        8f32,
-        9f64,
-        'a',
-        true,
-        (),
-        13u8,
-        14u16,
-        15u32,
-    ));
+    travels((0u8, 1u16, 2u32, 3u64, 4i8, 5i16, 6i32, 7i64, 8f32, 9f64, 'a', true, (), 13u8, 14u16, 15u32));
     travels([0u8; 0]);
     travels([1u16; 32]);
     travels([[(1u8, 2u16); 3]; 4]);
@@ -326,20 +273,8 @@ fn plain_values_travel() {
     travels(Empty {});
     travels(Meters(1.0));
     travels(Pair(1, "a".into()));
-    travels(Wrapper {
-        inner: Wrapper {
-            inner: Wrapper { inner: 1u8 },
-        },
-    });
-    travels((
-        Wrapper { inner: 1u8 },
-        Wrapper {
-            inner: "a".to_string(),
-        },
-        Wrapper {
-            inner: Wrapper { inner: () },
-        },
-    ));
+    travels(Wrapper { inner: Wrapper { inner: Wrapper { inner: 1u8 } } });
+    travels((Wrapper { inner: 1u8 }, Wrapper { inner: "a".to_string() }, Wrapper { inner: Wrapper { inner: () } }));
     travels_as::<_, other::Place>(&Point::default());
 }
 
@@ -375,43 +310,17 @@ fn std_types_travel() {
     travels(Cell::new(1u8));
     travels(Mutex::new(String::new()));
     travels(AtomicU32::new(0));
-    travels((
-        NonZeroU32::MIN,
-        NonZeroI8::MAX,
-        Some(NonZeroU128::MAX),
-        None::<NonZeroU32>,
-        7u8,
-    ));
+    travels((NonZeroU32::MIN, NonZeroI8::MAX, Some(NonZeroU128::MAX), None::<NonZeroU32>, 7u8));
     travels(Duration::from_millis(1500));
     travels((SystemTime::now(), UNIX_EPOCH, 1u8));
     travels(1..3u8);
-    travels((
-        RangeInclusive::new(1.0, 2.0),
-        Range {
-            start: 'a',
-            end: 'b',
-        },
-        1..,
-        ..2,
-    ));
-    travels((
-        Bound::<u8>::Unbounded,
-        Bound::Included(1u8),
-        Bound::Excluded("a".to_string()),
-    ));
+    travels((RangeInclusive::new(1.0, 2.0), Range { start: 'a', end: 'b' }, 1.., ..2));
+    travels((Bound::<u8>::Unbounded, Bound::Included(1u8), Bound::Excluded("a".to_string())));
     travels(PathBuf::from("/tmp"));
     travels(OsString::from("a"));
     travels(CString::new("a").unwrap());
-    travels((
-        IpAddr::from([127, 0, 0, 1]),
-        IpAddr::from(Ipv6Addr::LOCALHOST),
-        Ipv4Addr::LOCALHOST,
-        1u8,
-    ));
-    travels((
-        "127.0.0.1:80".parse::<SocketAddr>().unwrap(),
-        "[::1]:80".parse::<SocketAddr>().unwrap(),
-    ));
+    travels((IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST), Ipv4Addr::LOCALHOST, 1u8));
+    travels(("127.0.0.1:80".parse::<SocketAddr>().unwrap(), "[::1]:80".parse::<SocketAddr>().unwrap()));
 }
 
 #[test]
@@ -424,30 +333,14 @@ fn enums_and_recursive_types_travel() {
     travels([events(), vec![], events()]);
     let tree = |children| Tree { value: 1, children };
     travels(tree(vec![]));
-    travels((
-        tree(vec![
-            tree(vec![]),
-            tree(vec![tree(vec![]), tree(vec![tree(vec![])])]),
-        ]),
-        1u8,
-    ));
-    travels((
-        List::Cons(1, Box::new(List::Cons(2, Box::new(List::Nil)))),
-        'a',
-    ));
+    travels((tree(vec![tree(vec![]), tree(vec![tree(vec![]), tree(vec![tree(vec![])])])]), 1u8));
+    travels((List::Cons(1, Box::new(List::Cons(2, Box::new(List::Nil)))), 'a'));
     let literal = |value| Box::new(Expr::Literal(value));
     travels(Expr::Add(
         literal(1),
-        Box::new(Expr::Neg(Box::new(Expr::Call {
-            name: "f".into(),
-            arguments: vec![*literal(1), Expr::Neg(literal(2))],
-        }))),
+        Box::new(Expr::Neg(Box::new(Expr::Call { name: "f".into(), arguments: vec![*literal(1), Expr::Neg(literal(2))] }))),
     ));
-    let chain = |next| Chain {
-        before: 1,
-        next,
-        after: String::new(),
-    };
+    let chain = |next| Chain { before: 1, next, after: String::new() };
     travels(chain(Some(Box::new(chain(Some(Box::new(chain(None))))))));
 }
 
@@ -461,16 +354,9 @@ fn borrowing_types_are_traced() {
         #[serde(borrow)]
         cow: Cow<'a, str>,
     }
-    let value = Borrowed {
-        text: "a",
-        bytes: &[1],
-        cow: "b".into(),
-    };
+    let value = Borrowed { text: "a", bytes: &[1], cow: "b".into() };
     let ty = Shape::of_type::<Borrowed<'_>>();
-    assert_eq!(
-        ty.to_string(),
-        "Borrowed { text: str, bytes: bytes, cow: str }"
-    );
+    assert_eq!(ty.to_string(), "Borrowed { text: str, bytes: bytes, cow: str }");
     assert!(ty.accepts(&Shape::of_value(&value)));
     assert!(!ty.accepts(&Shape::of_value(&("a", "b", "c"))));
     assert!(Shape::of_type::<&[u8]>().accepts(&Shape::of_value(&vec![1u8])));
@@ -569,46 +455,22 @@ fn different_structs_are_refused() {
         y: f32,
     }
     refused::<More>(&Point::default());
-    refused::<Point>(&More {
-        x: 0.0,
-        y: 0.0,
-        z: 0.0,
-    });
+    refused::<Point>(&More { x: 0.0, y: 0.0, z: 0.0 });
     refused::<Reordered>(&Point::default());
     refused::<Point>(&Renamed { x: 0.0, why: 0.0 });
     refused::<Point>(&Retyped { x: 0.0, y: 0.0 });
     refused::<Vec<Option<Point>>>(&vec![None, Some(Retyped { x: 0.0, y: 0.0 })]);
     refused::<Wrapper<Wrapper<u8>>>(&Wrapper { inner: 1u8 });
-    refused::<Wrapper<Wrapper<u8>>>(&Wrapper {
-        inner: Wrapper { inner: 1u16 },
-    });
+    refused::<Wrapper<Wrapper<u8>>>(&Wrapper { inner: Wrapper { inner: 1u16 } });
     refused::<Empty>(&Point::default());
 }
 
 #[test]
 fn different_enums_are_refused() {
-    refused::<other::Event>(&Event::Resize {
-        width: 1,
-        height: 1,
-    });
-    refused::<Event>(&other::Event::Resize {
-        width: 1,
-        height: 1,
-        depth: 1,
-    });
-    refused::<Vec<Event>>(
-        &[
-            other::Event::Quit,
-            other::Event::Resize {
-                width: 1,
-                height: 1,
-                depth: 1,
-            },
-        ][..],
-    );
-    refused::<other::Event>(&Event::Nested(Inner::B {
-        point: Some(Point::default()),
-    }));
+    refused::<other::Event>(&Event::Resize { width: 1, height: 1 });
+    refused::<Event>(&other::Event::Resize { width: 1, height: 1, depth: 1 });
+    refused::<Vec<Event>>(&[other::Event::Quit, other::Event::Resize { width: 1, height: 1, depth: 1 }][..]);
+    refused::<other::Event>(&Event::Nested(Inner::B { point: Some(Point::default()) }));
     refused::<other::Event>(&Event::Nested(Inner::C));
     refused::<other::Renamed>(&Event::Quit);
     refused::<Event>(&other::Renamed::Stop);
@@ -623,13 +485,8 @@ fn different_enums_are_refused() {
 #[test]
 fn a_difference_deep_in_a_recursive_type_is_seen() {
     let literal = Box::new(other::Expr::Literal(1));
-    refused::<Expr>(&other::Expr::Neg(Box::new(other::Expr::Neg(
-        literal.clone(),
-    ))));
-    refused::<Expr>(&other::Expr::Call {
-        name: String::new(),
-        arguments: vec![other::Expr::Add(literal.clone(), literal)],
-    });
+    refused::<Expr>(&other::Expr::Neg(Box::new(other::Expr::Neg(literal.clone()))));
+    refused::<Expr>(&other::Expr::Call { name: String::new(), arguments: vec![other::Expr::Add(literal.clone(), literal)] });
     #[derive(Serialize)]
     struct Chain2 {
         before: u8,
@@ -642,16 +499,8 @@ fn a_difference_deep_in_a_recursive_type_is_seen() {
         next: Option<Box<Chain2>>,
         after: u32,
     }
-    let last = Chain3 {
-        before: 1,
-        next: None,
-        after: 1,
-    };
-    refused::<Chain>(&Chain2 {
-        before: 1,
-        next: Some(Box::new(last)),
-        after: String::new(),
-    });
+    let last = Chain3 { before: 1, next: None, after: 1 };
+    refused::<Chain>(&Chain2 { before: 1, next: Some(Box::new(last)), after: String::new() });
 }
 
 #[test]
@@ -665,15 +514,8 @@ fn serde_attributes_are_followed() {
         #[serde(default)]
         extra: Vec<u8>,
     }
-    assert_eq!(
-        text_of::<Attributed>(),
-        "Attributed { identifier: u32, extra: [u8] }"
-    );
-    travels(Attributed {
-        _cache: 1,
-        id: 2,
-        extra: vec![],
-    });
+    assert_eq!(text_of::<Attributed>(), "Attributed { identifier: u32, extra: [u8] }");
+    travels(Attributed { _cache: 1, id: 2, extra: vec![] });
 
     #[derive(Serialize, Deserialize)]
     #[serde(transparent)]
@@ -717,22 +559,10 @@ fn aliases_are_accepted_and_other_names_are_not() {
         email: String,
         years: u8,
     }
-    travels(New {
-        email: String::new(),
-        age: 1,
-    });
-    travels_as::<_, New>(&Old {
-        mail: String::new(),
-        age: 1,
-    });
-    refused::<Old>(&New {
-        email: String::new(),
-        age: 1,
-    });
-    refused::<New>(&Third {
-        email: String::new(),
-        years: 1,
-    });
+    travels(New { email: String::new(), age: 1 });
+    travels_as::<_, New>(&Old { mail: String::new(), age: 1 });
+    refused::<Old>(&New { email: String::new(), age: 1 });
+    refused::<New>(&Third { email: String::new(), years: 1 });
 
     #[derive(Serialize, Deserialize)]
     enum Command {
@@ -757,11 +587,7 @@ struct Even(u32);
 impl TryFrom<u32> for Even {
     type Error = String;
     fn try_from(value: u32) -> Result<Self, String> {
-        if value.is_multiple_of(2) {
-            Ok(Even(value))
-        } else {
-            Err(format!("{value} is odd"))
-        }
+        if value.is_multiple_of(2) { Ok(Even(value)) } else { Err(format!("{value} is odd")) }
     }
 }
 
@@ -791,22 +617,12 @@ fn validations_are_got_around() {
     impl TryFrom<Limits> for Checked {
         type Error = String;
         fn try_from(limits: Limits) -> Result<Self, String> {
-            if limits.low < limits.high {
-                Ok(Checked { _low: limits.low })
-            } else {
-                Err("empty".into())
-            }
+            if limits.low < limits.high { Ok(Checked { _low: limits.low }) } else { Err("empty".into()) }
         }
     }
     assert_eq!(text_of::<(Even, Even, u8)>(), "(u32, u32, u8)");
-    assert_eq!(
-        text_of::<(Wrapper<Even>, Vec<Even>, Option<Even>, u8)>(),
-        "(Wrapper { inner: u32 }, [u32], Option<u32>, u8)"
-    );
-    assert_eq!(
-        text_of::<(Checked, Vec<Checked>, u8)>(),
-        "(Limits { low: u8, high: u8 }, [Limits { low: u8, high: u8 }], u8)"
-    );
+    assert_eq!(text_of::<(Wrapper<Even>, Vec<Even>, Option<Even>, u8)>(), "(Wrapper { inner: u32 }, [u32], Option<u32>, u8)");
+    assert_eq!(text_of::<(Checked, Vec<Checked>, u8)>(), "(Limits { low: u8, high: u8 }, [Limits { low: u8, high: u8 }], u8)");
 
     #[derive(Deserialize)]
     enum Choice {
@@ -836,11 +652,7 @@ fn what_lies_behind_a_dead_end_is_unknown() {
         age: u8,
     }
     let ty = Shape::of_type::<(User, u8)>();
-    let user = User {
-        id: 1,
-        mail: Never(String::new()),
-        age: 1,
-    };
+    let user = User { id: 1, mail: Never(String::new()), age: 1 };
     assert!(ty.accepts(&Shape::of_value(&(&user, 1u8))), "{ty}");
     assert!(!ty.accepts(&Shape::of_value(&(&user, 1u8, 1u8))));
     #[derive(Serialize)]
@@ -849,17 +661,7 @@ fn what_lies_behind_a_dead_end_is_unknown() {
         mail: String,
         age: u8,
     }
-    assert!(
-        !ty.accepts(&Shape::of_value(&(
-            &Wide {
-                id: 1,
-                mail: String::new(),
-                age: 1
-            },
-            1u8
-        ))),
-        "{ty}"
-    );
+    assert!(!ty.accepts(&Shape::of_value(&(&Wide { id: 1, mail: String::new(), age: 1 }, 1u8))), "{ty}");
 }
 
 #[test]
@@ -890,27 +692,14 @@ fn what_postcard_cannot_decode_is_unknown() {
         point: Point,
     }
     fn passes<T: Serialize + DeserializeOwned>(value: T) {
-        assert!(
-            Shape::of_type::<T>().accepts(&Shape::of_value(&value)),
-            "{}",
-            text_of::<T>()
-        );
+        assert!(Shape::of_type::<T>().accepts(&Shape::of_value(&value)), "{}", text_of::<T>());
     }
     passes(vec![Untagged::Number(1), Untagged::Text(String::new())]);
     passes((Adjacent::A, Adjacent::B(1), Adjacent::C { x: 1 }));
     passes((Internal::A, Internal::B { x: 1 }));
-    passes(Flat {
-        a: 1,
-        point: Point::default(),
-    });
-    assert_eq!(
-        text(&[None, Some(Untagged::Number(1)), None][..]),
-        "[Option<u32>]"
-    );
-    let mixed = [
-        (None::<u8>, Untagged::Number(1)),
-        (None, Untagged::Text(String::new())),
-    ];
+    passes(Flat { a: 1, point: Point::default() });
+    assert_eq!(text(&[None, Some(Untagged::Number(1)), None][..]), "[Option<u32>]");
+    let mixed = [(None::<u8>, Untagged::Number(1)), (None, Untagged::Text(String::new()))];
     assert_eq!(text(&mixed[..]), "[?]");
 }
 
@@ -957,10 +746,7 @@ fn odd_implementations_do_no_harm() {
             Err(serde::ser::Error::custom("no"))
         }
     }
-    assert_eq!(
-        text(&(Fails, 1u8, FailsLate, vec![Fails])),
-        "(?, u8, ?, [?])"
-    );
+    assert_eq!(text(&(Fails, 1u8, FailsLate, vec![Fails])), "(?, u8, ?, [?])");
 
     struct Silent;
     impl<'de> Deserialize<'de> for Silent {
@@ -976,10 +762,7 @@ fn odd_implementations_do_no_harm() {
             Err(de::Error::custom("no"))
         }
     }
-    assert_eq!(
-        text_of::<(u8, Option<Refuses>, u16)>(),
-        "(u8, Option<?>, u16)"
-    );
+    assert_eq!(text_of::<(u8, Option<Refuses>, u16)>(), "(u8, Option<?>, u16)");
     assert_eq!(text_of::<(u8, Refuses, u16)>(), "(u8, ?, ?)");
 
     #[derive(Deserialize)]
@@ -994,19 +777,10 @@ fn odd_implementations_do_no_harm() {
     enum OnlyItself {
         _Again(Box<OnlyItself>),
     }
-    assert_eq!(
-        text_of::<Result<u8, Void>>(),
-        "Result::{Ok(u8), Err(Void::{})}"
-    );
-    assert_eq!(
-        text_of::<(u8, Option<Endless>, u8)>(),
-        "(u8, Option<Endless { _next: Endless }>, u8)"
-    );
+    assert_eq!(text_of::<Result<u8, Void>>(), "Result::{Ok(u8), Err(Void::{})}");
+    assert_eq!(text_of::<(u8, Option<Endless>, u8)>(), "(u8, Option<Endless { _next: Endless }>, u8)");
     assert_eq!(text_of::<Option<EndlessNewtype>>(), "Option<?>");
-    assert_eq!(
-        text_of::<(OnlyItself,)>(),
-        "(OnlyItself::_Again(OnlyItself),)"
-    );
+    assert_eq!(text_of::<(OnlyItself,)>(), "(OnlyItself::_Again(OnlyItself),)");
 }
 
 #[test]
@@ -1031,10 +805,7 @@ fn recursion_without_names_is_bounded() {
         }
     }
     let ty = sent(&Shape::of_type::<Nest>());
-    assert!(
-        ty.to_string().starts_with("Option<(Option<(Option<"),
-        "{ty}"
-    );
+    assert!(ty.to_string().starts_with("Option<(Option<(Option<"), "{ty}");
 
     #[derive(Serialize, Deserialize)]
     struct Rose(Vec<Rose>);
@@ -1043,11 +814,7 @@ fn recursion_without_names_is_bounded() {
     refused::<Rose>(&vec![vec![vec![1u8]]]);
 
     fn nest(depth: usize) -> List {
-        if depth == 0 {
-            List::Nil
-        } else {
-            List::Cons(1, Box::new(nest(depth - 1)))
-        }
+        if depth == 0 { List::Nil } else { List::Cons(1, Box::new(nest(depth - 1))) }
     }
     travels(nest(200));
 }
@@ -1067,24 +834,8 @@ fn many_types_that_contain_each_other_are_bounded() {
     let ty = sent(&Shape::of_type::<A>());
     assert!(ty.nodes() > 100, "{}", ty.nodes());
     travels(A::default());
-    travels(A {
-        B: vec![B {
-            C: vec![C::default()],
-            ..B::default()
-        }],
-        ..A::default()
-    });
-    refused::<A>(
-        &B {
-            A: vec![],
-            ..B::default()
-        }
-        .A
-        .iter()
-        .map(|_| 1)
-        .chain([1u8])
-        .collect::<Vec<_>>(),
-    );
+    travels(A { B: vec![B { C: vec![C::default()], ..B::default() }], ..A::default() });
+    refused::<A>(&B { A: vec![], ..B::default() }.A.iter().map(|_| 1).chain([1u8]).collect::<Vec<_>>());
 }
 
 #[test]
@@ -1139,13 +890,7 @@ fn large_types_are_traced_within_bounds() {
     travels((Array([1; 5000]), 1u8));
     refused::<Array<2000>>(&Array([1; 2001]));
     let ty = Shape::of_type::<Large>();
-    assert!(
-        ty.accepts(&Shape::of_value(&Large {
-            a: [[[0; 32]; 32]; 32],
-            b: 1
-        })),
-        "{ty}"
-    );
+    assert!(ty.accepts(&Shape::of_value(&Large { a: [[[0; 32]; 32]; 32], b: 1 })), "{ty}");
 }
 
 #[test]
@@ -1165,23 +910,11 @@ fn sequences_are_looked_at_no_more_than_needed() {
         let count = Cell::new(0);
         (run(&count), count.get())
     };
-    assert_eq!(
-        looks(&|count| text(&Counted(count, &[1u8; 1000]))),
-        ("[u8]".into(), 1)
-    );
-    assert_eq!(
-        looks(&|count| text(&Counted(count, &[None, None, Some(1u8), None]))),
-        ("[Option<u8>]".into(), 3)
-    );
-    assert_eq!(
-        looks(&|count| text(&Counted(count, &[None::<u8>; 1000]))),
-        ("[Option<?>]".into(), 32)
-    );
+    assert_eq!(looks(&|count| text(&Counted(count, &[1u8; 1000]))), ("[u8]".into(), 1));
+    assert_eq!(looks(&|count| text(&Counted(count, &[None, None, Some(1u8), None]))), ("[Option<u8>]".into(), 3));
+    assert_eq!(looks(&|count| text(&Counted(count, &[None::<u8>; 1000]))), ("[Option<?>]".into(), 32));
     let many = vec![Event::Quit; 1000];
-    assert_eq!(
-        looks(&|count| text(&Counted(count, &many))),
-        ("[Event::Quit]".into(), 32)
-    );
+    assert_eq!(looks(&|count| text(&Counted(count, &many))), ("[Event::Quit]".into(), 32));
     let nested = vec![vec![vec![vec![vec![Event::Quit; 50]; 50]; 10]; 10]; 4];
     let (_, count) = looks(&|count| text(&Counted(count, &nested)));
     assert!(count <= 4);
@@ -1191,12 +924,7 @@ fn sequences_are_looked_at_no_more_than_needed() {
 fn completeness() {
     #[track_caller]
     fn complete(value: &(impl Serialize + ?Sized), expected: bool) {
-        assert_eq!(
-            Shape::of_value(value).is_complete(),
-            expected,
-            "{}",
-            text(value)
-        );
+        assert_eq!(Shape::of_value(value).is_complete(), expected, "{}", text(value));
     }
     complete(&(1u8, "a", Point::default(), Array([1u8; 40])), true);
     complete(&Array([1u8; 1025]), false);
@@ -1211,13 +939,7 @@ fn completeness() {
     complete(&Event::Quit, false);
     complete(&Ok::<u8, u8>(1), false);
     complete(&Tree::default(), false);
-    complete(
-        &Tree {
-            value: 1,
-            children: vec![Tree::default()],
-        },
-        false,
-    );
+    complete(&Tree { value: 1, children: vec![Tree::default()] }, false);
     complete(&(), true);
     assert!(Shape::of_type::<(u8, Option<Vec<Point>>)>().is_complete());
     assert!(!Shape::of_type::<Tree>().is_complete());
@@ -1249,13 +971,7 @@ fn huge_values_keep_the_limits() {
     assert_eq!(sent(&Shape::of_value(&(Wide(1021), 1u8))).nodes(), 1024);
     assert_eq!(text(&(1u8, Wide(1022), 1u8)), "(u8, ?, u8)");
     sent(&Shape::of_value(&[Wide(700), Wide(700)]));
-    sent(&Shape::of_value(&(
-        Wide(700),
-        'a',
-        Wide(700),
-        'b',
-        Wide(200),
-    )));
+    sent(&Shape::of_value(&(Wide(700), 'a', Wide(700), 'b', Wide(200))));
 
     struct Tall(usize);
     impl Serialize for Tall {
@@ -1263,9 +979,7 @@ fn huge_values_keep_the_limits() {
             match self.0 {
                 0 => serializer.serialize_unit(),
                 n if n % 3 == 0 => serializer.serialize_some(&Tall(n - 1)),
-                n if n % 3 == 1 => {
-                    serializer.serialize_newtype_variant("Tall", 0, "V", &Tall(n - 1))
-                }
+                n if n % 3 == 1 => serializer.serialize_newtype_variant("Tall", 0, "V", &Tall(n - 1)),
                 n => {
                     use serde::ser::SerializeTupleVariant;
                     let mut content = serializer.serialize_tuple_variant("Tall", 1, "W", 1)?;
@@ -1308,14 +1022,7 @@ fn decoding_keeps_the_limits() {
     assert_eq!(Shape::decode(&wide(1024)), None);
     // A length of four thousand million, and then nothing.
     assert_eq!(Shape::decode(&[36, 255, 255, 255, 255, 15]), None);
-    let named = |length: u8| {
-        [
-            &[37, length | 128, length >> 7][..],
-            &vec![b'a'; length.into()],
-            &[0],
-        ]
-        .concat()
-    };
+    let named = |length: u8| [&[37, length | 128, length >> 7][..], &vec![b'a'; length.into()], &[0]].concat();
     assert!(Shape::decode(&named(128)).is_some());
     assert_eq!(Shape::decode(&named(129)), None);
     assert_eq!(Shape::decode(&[37, 1, 0xff, 0]), None);
@@ -1324,27 +1031,14 @@ fn decoding_keeps_the_limits() {
 #[test]
 fn a_crafted_shape_cannot_keep_the_receiver_busy() {
     #[derive(Deserialize)]
-    struct Twins(
-        #[allow(dead_code)] Option<Box<Twins>>,
-        #[allow(dead_code)] u8,
-        #[allow(dead_code)] Option<Box<Twins>>,
-    );
+    struct Twins(#[allow(dead_code)] Option<Box<Twins>>, #[allow(dead_code)] u8, #[allow(dead_code)] Option<Box<Twins>>);
     let ty = Shape::of_type::<Twins>();
     let mut crafted = Shape::Leaf(Leaf::U8);
     for _ in 0..15 {
         let twins = Shape::Tuple(vec![
-            Run {
-                count: 1,
-                shape: Shape::Option(Box::new(crafted.clone())),
-            },
-            Run {
-                count: 1,
-                shape: Shape::Leaf(Leaf::U8),
-            },
-            Run {
-                count: 1,
-                shape: Shape::Option(Box::new(Shape::Unknown)),
-            },
+            Run { count: 1, shape: Shape::Option(Box::new(crafted.clone())) },
+            Run { count: 1, shape: Shape::Leaf(Leaf::U8) },
+            Run { count: 1, shape: Shape::Option(Box::new(Shape::Unknown)) },
         ]);
         crafted = twins;
     }
@@ -1353,15 +1047,9 @@ fn a_crafted_shape_cannot_keep_the_receiver_busy() {
     // Every level would be compared three times, 3¹⁵ in all. The receiver gives up.
     let mut many = Shape::Unknown;
     for _ in 0..15 {
-        many = Shape::Tuple(vec![Run {
-            count: 3,
-            shape: Shape::Option(Box::new(many)),
-        }]);
+        many = Shape::Tuple(vec![Run { count: 3, shape: Shape::Option(Box::new(many)) }]);
     }
-    let run = Run {
-        count: 1,
-        shape: Shape::Option(Box::new(Shape::Up(2))),
-    };
+    let run = Run { count: 1, shape: Shape::Option(Box::new(Shape::Up(2))) };
     let recursive = Shape::Tuple(vec![run.clone(), run.clone(), run]);
     assert!(!recursive.accepts(&sent(&many)));
 }
@@ -1389,34 +1077,16 @@ fn any_shape() -> impl Strategy<Value = Shape> {
         let variants = prop::collection::btree_map(0u32..300, (any_name(), inner.clone()), 0..6);
         let runs = prop::collection::vec((1u32..200, inner.clone()), 0..6);
         prop_oneof![
-            inner
-                .clone()
-                .prop_map(|shape| Shape::Option(Box::new(shape))),
+            inner.clone().prop_map(|shape| Shape::Option(Box::new(shape))),
             inner.clone().prop_map(|shape| Shape::Seq(Box::new(shape))),
             (inner.clone(), inner).prop_map(|parts| Shape::Map(Box::new(parts))),
-            runs.prop_map(|runs| {
-                Shape::Tuple(
-                    runs.into_iter()
-                        .map(|(count, shape)| Run { count, shape })
-                        .collect(),
-                )
-            }),
+            runs.prop_map(|runs| { Shape::Tuple(runs.into_iter().map(|(count, shape)| Run { count, shape }).collect(),) }),
             (any_name(), fields).prop_map(|(name, fields)| {
-                Shape::Struct(
-                    name,
-                    fields
-                        .into_iter()
-                        .map(|(name, shape)| Field { name, shape })
-                        .collect(),
-                )
+                Shape::Struct(name, fields.into_iter().map(|(name, shape)| Field { name, shape }).collect())
             }),
             (any_name(), variants).prop_map(|(name, variants)| {
                 let variants = variants.into_iter();
-                let variants = variants.map(|(index, (name, content))| Variant {
-                    index,
-                    name,
-                    content,
-                });
+                let variants = variants.map(|(index, (name, content))| Variant { index, name, content });
                 Shape::Enum(name, variants.collect())
             }),
         ]
@@ -1424,24 +1094,16 @@ fn any_shape() -> impl Strategy<Value = Shape> {
 }
 
 fn any_expr() -> impl Strategy<Value = Expr> {
-    any::<i32>()
-        .prop_map(Expr::Literal)
-        .prop_recursive(6, 40, 4, |inner| {
-            prop_oneof![
-                (inner.clone(), inner.clone())
-                    .prop_map(|(a, b)| Expr::Add(Box::new(a), Box::new(b))),
-                inner.clone().prop_map(|a| Expr::Neg(Box::new(a))),
-                ("[a-z]{0,4}", prop::collection::vec(inner, 0..4))
-                    .prop_map(|(name, arguments)| Expr::Call { name, arguments }),
-            ]
-        })
+    any::<i32>().prop_map(Expr::Literal).prop_recursive(6, 40, 4, |inner| {
+        prop_oneof![
+            (inner.clone(), inner.clone()).prop_map(|(a, b)| Expr::Add(Box::new(a), Box::new(b))),
+            inner.clone().prop_map(|a| Expr::Neg(Box::new(a))),
+            ("[a-z]{0,4}", prop::collection::vec(inner, 0..4)).prop_map(|(name, arguments)| Expr::Call { name, arguments }),
+        ]
+    })
 }
 
-type Incomplete = (
-    Vec<Option<u8>>,
-    Option<Vec<bool>>,
-    BTreeMap<u8, Vec<(u8, char)>>,
-);
+type Incomplete = (Vec<Option<u8>>, Option<Vec<bool>>, BTreeMap<u8, Vec<(u8, char)>>);
 
 fn any_incomplete() -> impl Strategy<Value = Incomplete> {
     let pairs = prop::collection::vec(any::<(u8, char)>(), 0..2);

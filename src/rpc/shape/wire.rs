@@ -88,10 +88,7 @@ impl Shape {
     /// Reads what [`encode`](Self::encode) wrote. `None` for anything else, and for shapes beyond
     /// the limits, before memory is spent on them.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Shape> {
-        let mut reader = Reader {
-            bytes,
-            nodes_left: MAX_NODES,
-        };
+        let mut reader = Reader { bytes, nodes_left: MAX_NODES };
         let shape = reader.shape(0)?;
         reader.bytes.is_empty().then_some(shape)
     }
@@ -139,24 +136,12 @@ impl Reader<'_> {
             })?),
             STRUCT => {
                 let name = self.name()?;
-                Shape::Struct(
-                    name,
-                    self.list(|reader| {
-                        Some(Field {
-                            name: reader.name()?,
-                            shape: reader.shape(depth + 1)?,
-                        })
-                    })?,
-                )
+                Shape::Struct(name, self.list(|reader| Some(Field { name: reader.name()?, shape: reader.shape(depth + 1)? }))?)
             }
             ENUM => {
                 let name = self.name()?;
                 let variants = self.list(|reader| {
-                    Some(Variant {
-                        index: reader.number()?,
-                        name: reader.name()?,
-                        content: reader.shape(depth + 1)?,
-                    })
+                    Some(Variant { index: reader.number()?, name: reader.name()?, content: reader.shape(depth + 1)? })
                 })?;
                 // Variants are looked up by binary search.
                 if !variants.is_sorted_by(|a, b| a.index < b.index) {

@@ -70,7 +70,13 @@ impl Tcp {
         }
     }
 
-    fn add(&self, key: LinkKey, stream: mio::net::TcpStream, connected: bool, attach: &mut dyn FnMut(Arc<dyn Link>)) -> io::Result<()> {
+    fn add(
+        &self,
+        key: LinkKey,
+        stream: mio::net::TcpStream,
+        connected: bool,
+        attach: &mut dyn FnMut(Arc<dyn Link>),
+    ) -> io::Result<()> {
         let token = self.shared.token();
         let link = Arc::new(TcpLink::new(key, token, stream, connected, self.shared.clone()));
         attach(link.clone());
@@ -78,8 +84,8 @@ impl Tcp {
             self.set_up(&link);
         }
         self.shared.entries.lock().links.insert(token, link.clone());
-        let registered =
-            link.with_stream(|stream| self.shared.registry.register(stream, Token(token), Interest::READABLE | Interest::WRITABLE));
+        let registered = link
+            .with_stream(|stream| self.shared.registry.register(stream, Token(token), Interest::READABLE | Interest::WRITABLE));
         if let Err(error) = registered {
             self.shared.entries.lock().links.remove(&token);
             return Err(error);

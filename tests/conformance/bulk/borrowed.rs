@@ -19,7 +19,7 @@ fn a_pull_that_timed_out_writes_no_more(net: &Net) {
     let mut ours = vec![0u8; LEN];
     for micros in [0, 100, 500, 1000, 3000, 6000, 10_000] {
         let begin = Instant::now();
-        let result = remote.timeout(Duration::from_micros(micros)).pull_into(&mut ours);
+        let result = remote.clone().timeout(Duration::from_micros(micros)).pull_into(&mut ours);
         assert!(begin.elapsed() < Duration::from_secs(10));
         match result {
             Ok(moved) => assert!(moved == LEN && ours == data),
@@ -43,7 +43,7 @@ fn a_push_that_timed_out_reads_no_more(net: &Net) {
     let remote = theirs.bulk().on(&pair.to_server);
     let mut ours = vec![1u8; LEN];
     for micros in [0, 100, 500, 1000, 3000, 6000, 10_000] {
-        let result = remote.timeout(Duration::from_micros(micros)).push_from(&ours);
+        let result = remote.clone().timeout(Duration::from_micros(micros)).push_from(&ours);
         if let Err(error) = result {
             assert_error!(Err::<(), _>(error), Error::Timeout { .. });
         }

@@ -1,5 +1,8 @@
 //! Every kind of buffer can be exposed, moved, and comes back as itself.
 
+// `bytemuck` derives these where its feature is on; without it one promises by hand.
+#![allow(unsafe_code)]
+
 use std::sync::Arc;
 
 use bytemuck::{NoUninit, Pod, Zeroable};
@@ -7,7 +10,7 @@ use calomel::{BufferPool, Bulk, BulkMode, EngineBuffer, Exposed, PooledBuffer, S
 
 use crate::support::{Net, Pair, pattern};
 
-#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 struct Particle {
     position: [f64; 3],
@@ -15,13 +18,21 @@ struct Particle {
     id: u32,
 }
 
+// SAFETY: numbers, of which zero is one.
+unsafe impl Zeroable for Particle {}
+// SAFETY: numbers, in C's order, with no padding: three of 8 bytes, two of 4.
+unsafe impl Pod for Particle {}
+
 /// Not any bytes are one of these, so peers may read them only.
-#[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(u8)]
 enum Colour {
     Red = 1,
     Green = 2,
 }
+
+// SAFETY: one byte, always initialized.
+unsafe impl NoUninit for Colour {}
 
 /// Pulls the whole bulk from the server.
 fn pulled(pair: &Pair, bulk: Bulk) -> Vec<u8> {

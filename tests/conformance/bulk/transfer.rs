@@ -95,7 +95,7 @@ fn a_transfer_times_out(net: &Net) {
     for micros in [0, 50, 500, 2000, 5000] {
         let timeout = Duration::from_micros(micros);
         let begin = Instant::now();
-        let (result, back) = remote.timeout(timeout).start_pull_into(ours).wait();
+        let (result, back) = remote.clone().timeout(timeout).start_pull_into(ours).wait();
         assert!(begin.elapsed() < Duration::from_secs(10));
         match result {
             Ok(moved) => assert_eq!(moved, LONG),

@@ -56,7 +56,8 @@ fn every_call_gives_finalized(net: &Net) {
     let (result, local) = remote.start_push_from(local).wait();
     assert_error!(result, Error::Finalized { .. });
     assert_eq!(local.reclaim(), [0; 100]);
-    let scoped = engine.scope(|s| s.expose(&mut [0u8; 4][..], BulkMode::ReadWrite).map(|_| ()));
+    let mut buffer = [0u8; 4];
+    let scoped = engine.scope(|s| s.expose(&mut buffer[..], BulkMode::ReadWrite).map(|_| ()));
     assert_error!(scoped, Error::Finalized { .. });
     // What needs no engine still works.
     assert_eq!(bulk.slice(0, 5).unwrap().len(), 5);

@@ -67,7 +67,7 @@ fn a_responder_knows_its_request(net: &Net) {
     pair.server
         .define_deferred("who", |reply: Responder<(String, bool)>, ()| {
             let request: &Request = reply.request();
-            let answer = (request.procedure().to_string(), request.remaining().is_some());
+            let answer = (request.procedure().to_string(), request.remaining() > Duration::ZERO);
             reply.respond(&answer).unwrap();
         })
         .unwrap();

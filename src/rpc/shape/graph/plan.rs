@@ -53,15 +53,12 @@ impl Graph {
             Kind::Link(home) => doomed(&home),
             Kind::Tuple(_) | Kind::Struct(..) => node.children.iter().any(doomed),
             Kind::Enum(..) => (0..node.count).all(|variant| {
-                node.tries.get(variant).is_some_and(|tries| {
-                    doomed(&node.children[variant]) || (!tries.ok && tries.count >= MAX_TRIES)
-                })
+                node.tries
+                    .get(variant)
+                    .is_some_and(|tries| doomed(&node.children[variant]) || (!tries.ok && tries.count >= MAX_TRIES))
             }),
         };
-        (below || node.given_up())
-            && node
-                .alternative
-                .is_none_or(|alternative| doomed(&alternative))
+        (below || node.given_up()) && node.alternative.is_none_or(|alternative| doomed(&alternative))
     }
 
     fn is_live(&self, id: Id) -> bool {
@@ -71,24 +68,15 @@ impl Graph {
             Kind::Opaque => false,
             Kind::New | Kind::Leaf(_) => node.untested(),
             Kind::Link(home) => node.untested() || live(&home),
-            Kind::Option | Kind::Seq | Kind::Map => {
-                node.untested() || node.children.iter().any(live)
-            }
+            Kind::Option | Kind::Seq | Kind::Map => node.untested() || node.children.iter().any(live),
             Kind::Tuple(_) | Kind::Struct(..) => {
                 // Nothing behind a doomed part is ever reached.
-                let end = node
-                    .children
-                    .iter()
-                    .position(|child| live(child) || self.nodes[*child].doomed);
+                let end = node.children.iter().position(|child| live(child) || self.nodes[*child].doomed);
                 end.map_or(node.untested(), |end| live(&node.children[end]))
             }
-            Kind::Enum(..) => {
-                !node.given_up() && (0..node.count).any(|variant| self.is_open(node, variant))
-            }
+            Kind::Enum(..) => !node.given_up() && (0..node.count).any(|variant| self.is_open(node, variant)),
         };
-        own || node
-            .alternative
-            .is_some_and(|alternative| live(&alternative))
+        own || node.alternative.is_some_and(|alternative| live(&alternative))
     }
 
     /// Whether a variant is worth a run.
@@ -114,9 +102,7 @@ impl Graph {
     pub(crate) fn choose_some(&self, id: Id, inner: Id) -> bool {
         !self.is_reentered(id)
             && (self.is_worth_a_visit(inner)
-                || (!self.nodes[inner].doomed
-                    && self.depth < DEEP
-                    && self.attempt.is_multiple_of(2)))
+                || (!self.nodes[inner].doomed && self.depth < DEEP && self.attempt.is_multiple_of(2)))
     }
 
     /// How many elements a sequence or map should have, one of whose parts is at each of `parts`.
@@ -156,21 +142,13 @@ impl Graph {
             return node.base;
         }
         let tried = |variant: &usize| node.tries.get(*variant).map_or(0, |tries| tries.count);
-        let open = (0..node.count)
-            .filter(|&variant| self.is_open(node, variant))
-            .min_by_key(tried);
+        let open = (0..node.count).filter(|&variant| self.is_open(node, variant)).min_by_key(tried);
         if open.is_some() && (self.idle.is_multiple_of(2) || node.base.is_none()) {
             return open;
         }
         // When runs bring nothing new, something else may depend on the variant taken here.
-        let works: Vec<usize> = (0..node.tries.len())
-            .filter(|&variant| node.tries[variant].ok)
-            .collect();
-        if self.idle == 0 || works.is_empty() {
-            node.base
-        } else {
-            Some(works[self.idle % works.len()])
-        }
+        let works: Vec<usize> = (0..node.tries.len()).filter(|&variant| node.tries[variant].ok).collect();
+        if self.idle == 0 || works.is_empty() { node.base } else { Some(works[self.idle % works.len()]) }
     }
 
     /// Notes that a variant was made up.

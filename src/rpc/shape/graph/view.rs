@@ -1,9 +1,7 @@
 //! The graph as a tree: the shape.
 
 use super::{Graph, Id, Kind, MAX_HOPS, ROOT};
-use crate::rpc::shape::{
-    ANY_NAME, Field, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Shape, Variant, name, push_run,
-};
+use crate::rpc::shape::{ANY_NAME, Field, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Shape, Variant, name, push_run};
 
 impl Graph {
     /// The shape that was found: down to the deepest level at which all of it fits into
@@ -11,13 +9,7 @@ impl Graph {
     pub(crate) fn into_shape(self) -> Shape {
         let mut shape = Shape::Unknown;
         for depth in 1..=MAX_DEPTH {
-            let mut view = View {
-                graph: &self,
-                depth,
-                nodes_left: MAX_NODES - 1,
-                cut: false,
-                path: Vec::new(),
-            };
+            let mut view = View { graph: &self, depth, nodes_left: MAX_NODES - 1, cut: false, path: Vec::new() };
             match view.shape(ROOT) {
                 Some(found) => shape = found,
                 None => break,
@@ -86,18 +78,13 @@ impl View<'_> {
         Some(match node.kind {
             Kind::Option => Shape::Option(Box::new(self.part(node.child(0))?)),
             Kind::Seq => Shape::Seq(Box::new(self.part(node.child(0))?)),
-            Kind::Map => Shape::Map(Box::new((
-                self.part(node.child(0))?,
-                self.part(node.child(1))?,
-            ))),
+            Kind::Map => Shape::Map(Box::new((self.part(node.child(0))?, self.part(node.child(1))?))),
             Kind::Tuple(_) => {
                 let mut runs = Vec::new();
                 let mut index = 0;
                 while index < node.count {
                     let child = node.child(index);
-                    let end = (index..node.count)
-                        .find(|&i| node.child(i) != child)
-                        .unwrap_or(node.count);
+                    let end = (index..node.count).find(|&i| node.child(i) != child).unwrap_or(node.count);
                     let left = self.nodes_left;
                     let shape = self.part(child)?;
                     if push_run(&mut runs, u32::try_from(end - index).ok()?, shape) {
@@ -109,38 +96,18 @@ impl View<'_> {
             }
             Kind::Struct(full, names) => {
                 // What comes after a part that cannot be made up was never asked for.
-                let reached = if node.visited {
-                    node.count
-                } else {
-                    node.children.len()
-                };
-                let fields = (0..if node.visited {
-                    node.count
-                } else {
-                    names.len()
-                })
-                    .map(|index| {
-                        let name = window(names, index, reached);
-                        Some(Field {
-                            name,
-                            shape: self.part(node.child(index))?,
-                        })
-                    });
+                let reached = if node.visited { node.count } else { node.children.len() };
+                let fields = (0..if node.visited { node.count } else { names.len() }).map(|index| {
+                    let name = window(names, index, reached);
+                    Some(Field { name, shape: self.part(node.child(index))? })
+                });
                 Shape::Struct(name(full), fields.collect::<Option<_>>()?)
             }
             Kind::Enum(full, names) => {
-                let known = if node.count < names.len() {
-                    node.count
-                } else {
-                    node.tries.len()
-                };
+                let known = if node.count < names.len() { node.count } else { node.tries.len() };
                 let variants = (0..node.count).map(|index| {
                     let content = self.part(node.child(index))?;
-                    Some(Variant {
-                        index: index as u32,
-                        name: window(names, index, known),
-                        content,
-                    })
+                    Some(Variant { index: index as u32, name: window(names, index, known), content })
                 });
                 Shape::Enum(name(full), variants.collect::<Option<_>>()?)
             }
@@ -160,9 +127,5 @@ fn window(names: &'static [&'static str], index: usize, parts: usize) -> Name {
         return name(names[index]);
     }
     let joined = names[index..=index + names.len() - parts].join("|");
-    if joined.len() > MAX_NAME {
-        ANY_NAME.into()
-    } else {
-        joined.into()
-    }
+    if joined.len() > MAX_NAME { ANY_NAME.into() } else { joined.into() }
 }

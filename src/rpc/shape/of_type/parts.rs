@@ -17,24 +17,17 @@ pub(super) struct Parts<'g> {
 impl<'de> de::SeqAccess<'de> for Parts<'_> {
     type Error = Refused;
 
-    fn next_element_seed<S: DeserializeSeed<'de>>(
-        &mut self,
-        seed: S,
-    ) -> Result<Option<S::Value>, Refused> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Refused> {
         if self.next == self.len {
             return Ok(None);
         }
         let part = if self.is_tuple {
-            self.graph
-                .element(self.id, self.next, std::any::type_name::<S>())
+            self.graph.element(self.id, self.next, std::any::type_name::<S>())
         } else {
             self.graph.child(self.id, self.next)
         };
         self.next += 1;
-        ask(self.graph, part.ok_or(Refused)?, |tracer| {
-            seed.deserialize(tracer)
-        })
-        .map(Some)
+        ask(self.graph, part.ok_or(Refused)?, |tracer| seed.deserialize(tracer)).map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -52,10 +45,7 @@ pub(super) struct Elements<'g> {
 impl<'de> de::SeqAccess<'de> for Elements<'_> {
     type Error = Refused;
 
-    fn next_element_seed<S: DeserializeSeed<'de>>(
-        &mut self,
-        seed: S,
-    ) -> Result<Option<S::Value>, Refused> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Refused> {
         let Some(left) = self.left.checked_sub(1) else {
             return Ok(None);
         };
@@ -79,10 +69,7 @@ pub(super) struct Entries<'g> {
 impl<'de> de::MapAccess<'de> for Entries<'_> {
     type Error = Refused;
 
-    fn next_key_seed<S: DeserializeSeed<'de>>(
-        &mut self,
-        seed: S,
-    ) -> Result<Option<S::Value>, Refused> {
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Refused> {
         let Some(left) = self.left.checked_sub(1) else {
             return Ok(None);
         };
@@ -111,19 +98,10 @@ impl<'de, 'g> de::EnumAccess<'de> for Choice<'g> {
     type Error = Refused;
     type Variant = Content<'g>;
 
-    fn variant_seed<S: DeserializeSeed<'de>>(
-        self,
-        seed: S,
-    ) -> Result<(S::Value, Content<'g>), Refused> {
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Content<'g>), Refused> {
         let index: de::value::U32Deserializer<Refused> = (self.variant as u32).into_deserializer();
         match seed.deserialize(index) {
-            Ok(value) => Ok((
-                value,
-                Content {
-                    graph: self.graph,
-                    at: self.content,
-                },
-            )),
+            Ok(value) => Ok((value, Content { graph: self.graph, at: self.content })),
             Err(refused) => {
                 self.graph.no_such_variant(self.id, self.variant);
                 Err(refused)
@@ -150,18 +128,10 @@ impl<'de> de::VariantAccess<'de> for Content<'_> {
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, Refused> {
-        ask(self.graph, self.at, |tracer| {
-            tracer.deserialize_tuple(len, visitor)
-        })
+        ask(self.graph, self.at, |tracer| tracer.deserialize_tuple(len, visitor))
     }
 
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Refused> {
-        ask(self.graph, self.at, |tracer| {
-            tracer.deserialize_struct("", fields, visitor)
-        })
+    fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value, Refused> {
+        ask(self.graph, self.at, |tracer| tracer.deserialize_struct("", fields, visitor))
     }
 }

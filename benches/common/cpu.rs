@@ -1,6 +1,14 @@
-//! What an idle process costs: CPU ticks and wake-ups of its threads, read from `/proc`.
+//! CPU time and wake-ups, read from `/proc`: what an idle process costs, and what others used while we measured.
 
-use std::{fs, io, thread, time::Duration};
+use std::{
+    fs, io,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The first of the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`, counted behind the name.
+const UTIME: usize = 11;
 
 /// What the threads of a process have used up to now.
 #[derive(Clone, Copy, Default)]
@@ -24,6 +32,33 @@ pub fn second(pids: &[u32]) -> io::Result<Vec<Usage>> {
     Ok(before.iter().zip(after).map(|(before, after)| after.since(before)).collect())
 }
 
+/// Watches how busy everything else on the machine is. Figures taken beside a busy neighbour say nothing.
+pub struct Others {
+    since: Instant,
+    busy: u64,
+}
+
+impl Others {
+    pub fn watch() -> io::Result<Others> {
+        Ok(Others { since: Instant::now(), busy: busy_elsewhere()? })
+    }
+
+    /// The share of one core that others have used since, processes that ended and were waited for counting as ours.
+    pub fn share(&self) -> io::Result<f64> {
+        // A tick is 10 ms.
+        let used = busy_elsewhere()?.saturating_sub(self.busy) as f64 * 0.01;
+        Ok(used / self.since.elapsed().as_secs_f64())
+    }
+}
+
+/// Ticks in user space and in system calls, of all processes but this one and its children. Interrupts are left out:
+/// most of them are our own network traffic.
+fn busy_elsewhere() -> io::Result<u64> {
+    let stat = fs::read_to_string("/proc/stat")?;
+    let all: u64 = stat.split_whitespace().skip(1).take(3).filter_map(|n| n.parse::<u64>().ok()).sum();
+    Ok(all.saturating_sub(stat_numbers(Path::new("/proc/self/stat"), UTIME, 4)?))
+}
+
 impl Usage {
     fn since(self, before: &Usage) -> Usage {
         Usage {
@@ -42,16 +77,20 @@ fn read(pid: u32) -> io::Result<Usage> {
         if task.strip_prefix("/proc").is_ok_and(|task| task == measuring) {
             continue;
         }
-        let stat = fs::read_to_string(task.join("stat"))?;
-        // The name of the thread, in parentheses, may hold blanks; behind it `utime` and `stime` are fields 11 and 12.
-        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        sum.ticks += fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>();
+        sum.ticks += stat_numbers(&task.join("stat"), UTIME, 2)?;
         sum.cpu_ns += first_number(&fs::read_to_string(task.join("schedstat"))?);
         let status = fs::read_to_string(task.join("status"))?;
         let switches = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         sum.wake_ups += first_number(switches.unwrap_or(""));
     }
     Ok(sum)
+}
+
+/// The sum of `count` fields of a `stat` file, counted behind the name in parentheses, which may hold blanks.
+fn stat_numbers(file: &Path, first: usize, count: usize) -> io::Result<u64> {
+    let stat = fs::read_to_string(file)?;
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    Ok(fields.split_whitespace().skip(first).take(count).filter_map(|n| n.parse::<u64>().ok()).sum())
 }
 
 fn first_number(text: &str) -> u64 {
