@@ -10,9 +10,9 @@ fn main() -> calomel::Result<()> {
 
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
-    let hello = client.procedure::<String, String>("hello");
+    let hello = client.procedure::<str, String>("hello");
 
-    let answer = hello.on(&peer).call(&String::from("Matthieu"))?;
+    let answer = hello.on(&peer).call("Matthieu")?;
     println!("{answer}");
     assert_eq!(answer, "Hello, Matthieu!");
     Ok(())

@@ -31,8 +31,8 @@ fn main() -> calomel::Result<()> {
     println!("42 + 63 = {answer}");
     assert_eq!(answer, 105);
 
-    let statistics = client.procedure::<Vec<f64>, Statistics>("statistics");
-    let answer = statistics.on(&peer).call(&vec![1.0, 2.0, 6.0])?;
+    let statistics = client.procedure::<[f64], Statistics>("statistics");
+    let answer = statistics.on(&peer).call(&[1.0, 2.0, 6.0])?;
     println!("{answer:?}");
     assert_eq!(answer, Statistics { count: 3, sum: 9.0, mean: 3.0 });
     Ok(())

@@ -30,7 +30,7 @@ fn main() -> calomel::Result<()> {
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
     let next_ticket = client.procedure::<(), u64>("next_ticket");
-    let sign = client.procedure::<String, ()>("sign");
+    let sign = client.procedure::<str, ()>("sign");
 
     // Engines, endpoints and procedures are shared between threads as they are.
     thread::scope(|threads| {

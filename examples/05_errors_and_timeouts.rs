@@ -22,19 +22,18 @@ fn main() -> calomel::Result<()> {
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
     let divide = client.procedure::<(i32, i32), i32>("divide");
-    let ask = client.procedure::<String, String>("ask");
+    let ask = client.procedure::<str, String>("ask");
     let unheard_of = client.procedure::<(), ()>("unheard_of");
 
     let error = expect_error(unheard_of.on(&peer).call(&()));
     assert!(matches!(error, Error::NoSuchProcedure { .. }));
 
     // The deadline is the caller's, and the server sees it too. There is one by default; this call is in a hurry.
-    let question = String::from("Anybody there?");
-    let error = expect_error(ask.on(&peer).timeout(Duration::from_millis(50)).call(&question));
+    let error = expect_error(ask.on(&peer).timeout(Duration::from_millis(50)).call("Anybody there?"));
     assert!(matches!(error, Error::Timeout { .. }));
     assert!(error.is_timeout());
 
-    // A handler that panics takes down its own call and nothing else.
+    // A handler that panics takes down its own call and nothing else. (The report on stderr is Rust's own.)
     let error = expect_error(divide.on(&peer).call(&(1, 0)));
     assert!(matches!(error, Error::HandlerPanicked { .. }));
 

@@ -24,9 +24,9 @@ fn main() -> calomel::Result<()> {
     let peer = client.lookup(server.address())?;
 
     // `notify` returns once the message is on its way. What becomes of it, a missing procedure included, is not reported.
-    let log = client.procedure::<String, ()>("log");
+    let log = client.procedure::<str, ()>("log");
     for line in ["one", "two", "three"] {
-        log.on(&peer).notify(&String::from(line))?;
+        log.on(&peer).notify(line)?;
     }
     // Handlers may overtake each other.
     let mut lines: Vec<String> = logged.iter().take(3).collect();

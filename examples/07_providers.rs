@@ -14,15 +14,14 @@ fn main() -> calomel::Result<()> {
     // An endpoint names a provider; the procedure and the connection are the same for all of them.
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
-    let greet = client.procedure::<String, String>("greet");
-    let name = String::from("Matthieu");
+    let greet = client.procedure::<str, String>("greet");
 
-    let english = greet.on(peer.provider(1)).call(&name)?;
-    let french = greet.on(peer.provider(2)).call(&name)?;
+    let english = greet.on(peer.provider(1)).call("Matthieu")?;
+    let french = greet.on(peer.provider(2)).call("Matthieu")?;
     println!("{english} {french}");
     assert_eq!((english.as_str(), french.as_str()), ("Hello, Matthieu!", "Bonjour, Matthieu!"));
 
-    let error = greet.on(peer.provider(3)).call(&name).expect_err("nobody is number 3");
+    let error = greet.on(peer.provider(3)).call("Matthieu").expect_err("nobody is number 3");
     println!("{error}");
     assert!(matches!(error, Error::NoSuchProvider { .. }));
     Ok(())

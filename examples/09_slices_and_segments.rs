@@ -1,5 +1,5 @@
-//! Several buffers make one bulk: its offsets, in bytes, run through all of them. A slice of a bulk is a bulk, so a peer
-//! can be given a part.
+//! Several buffers make one bulk: its offsets, in bytes, run through all of them. A slice of a bulk is a bulk that names a
+//! part, and travels like one.
 //!
 //! `cargo run --example 09_slices_and_segments`
 

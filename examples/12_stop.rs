@@ -41,5 +41,6 @@ fn main() -> calomel::Result<()> {
 
     let error = sum.on(&peer).call(&(1, 2)).expect_err("nobody is there any more");
     println!("{error}");
+    assert!(error.is_disconnected());
     Ok(())
 }

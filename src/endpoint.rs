@@ -65,6 +65,7 @@ impl Endpoint {
     /// [`Error::AccessDenied`](crate::Error::AccessDenied) where that is not enabled with
     /// [`EngineBuilder::remote_shutdown`](crate::EngineBuilder::remote_shutdown), and what any call may end with.
     pub fn shutdown(&self) -> Result<()> {
+        self.shared.check("remote shutdown")?;
         let timeout = self.shared.limits.default_timeout;
         let completion = Completion::new();
         let now = Instant::now();

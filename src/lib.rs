@@ -20,6 +20,8 @@ pub use bulk::{Bulk, BulkMode, Exposed, ExposedSlice, Local, PullTarget, PushSou
 pub use endpoint::Endpoint;
 pub use engine::{Engine, EngineBuilder, Timer};
 pub use error::{Error, Result, Side};
-pub use memory::{Buffer, BufferPool, EngineBuffer, PooledBuffer, ReadOnly, Segments, View, Writable, WritableBuffer};
+pub use memory::{
+    Buffer, BufferPool, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,
+};
 pub use progress::Progress;
 pub use rpc::{BorrowedArgs, Call, HandlerPool, Pending, Procedure, Provider, Registration, Request, Responder};

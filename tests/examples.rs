@@ -52,7 +52,7 @@ examples! {
         "the server was given Ok([3, 10, 20])",
         "afterwards the message is [[1, 2, 6], [20, 40, 30, 40]]",
     ];
-    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]"];
+    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]", "locked out: true"];
     started_transfers: "11_started_transfers" prints [
         "the first 12 bytes are the words [0, 1, 2]",
         "4 parts arrived, 1048576 words",

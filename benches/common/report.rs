@@ -114,7 +114,8 @@ impl Report {
     fn json(&self, others: f64) -> String {
         let figures: Vec<String> = self.figures.iter().map(Figure::json).collect();
         format!(
-            "{{\n\"benchmark\": {}, \"version\": {}, \"quick\": {}, \"rounds\": {}, \"cores\": {}, \"others\": {others:.3},\n\"figures\": [\n{}\n]}}\n",
+            "{{\n\"benchmark\": {}, \"version\": {}, \"quick\": {}, \"rounds\": {}, \"cores\": {}, \
+             \"others\": {others:.3},\n\"figures\": [\n{}\n]}}\n",
             quoted(self.name),
             quoted(env!("CARGO_PKG_VERSION")),
             self.plan.quick,

@@ -57,7 +57,7 @@ impl Exposure {
 
 impl Drop for Exposure {
     fn drop(&mut self) {
-        self.shared.core.exec(|proto| proto.revoke(self.bulk.token));
+        self.shared.core.exec_unless_forked(|proto| proto.revoke(self.bulk.token));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The near ends of transfers: exposed buffers, parts of them, and plain slices.
 
-use bytemuck::{NoUninit, Pod};
+use crate::memory::{Element, ReadElement};
 
 use super::exposed::{Exposed, ExposedSlice};
 use crate::memory::{Borrowed, Buffer, Slice, Writable, WritableBuffer};
@@ -69,9 +69,9 @@ local! { PullTarget:
 }
 
 borrowed! { PullTarget:
-    [T: Pod] &mut [T], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
-    [T: Pod] &mut Vec<T>, |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
-    [T: Pod, const N: usize] &mut [T; N], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
+    [T: Element] &mut [T], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
+    [T: Element] &mut Vec<T>, |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
+    [T: Element, const N: usize] &mut [T; N], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
 }
 
 local! { PushSource:
@@ -81,9 +81,9 @@ local! { PushSource:
 }
 
 borrowed! { PushSource:
-    [T: NoUninit] &[T], |this| Borrowed::read_only(bytemuck::cast_slice(this));
-    [T: NoUninit] &Vec<T>, |this| Borrowed::read_only(bytemuck::cast_slice(this));
-    [T: NoUninit, const N: usize] &[T; N], |this| Borrowed::read_only(bytemuck::cast_slice(this));
+    [T: ReadElement] &[T], |this| Borrowed::read_only(bytemuck::cast_slice(this));
+    [T: ReadElement] &Vec<T>, |this| Borrowed::read_only(bytemuck::cast_slice(this));
+    [T: ReadElement, const N: usize] &[T; N], |this| Borrowed::read_only(bytemuck::cast_slice(this));
     [] &str, |this| Borrowed::read_only(this.as_bytes());
     [] &String, |this| Borrowed::read_only(this.as_bytes());
 }

@@ -159,6 +159,9 @@ impl RemoteBulk {
         let shared = self.shared();
         let Bulk { token, offset, origin, copy, .. } = &self.bulk;
         let len = local.len;
+        if local.read_access().is_none() {
+            return Err(Failure::Revoked);
+        }
         if origin.incarnation == shared.incarnation {
             // Both ends are here: one copy, from memory to memory.
             let remote = shared.core.look(|proto| proto.access(*token, *offset, len as u64, !pull)).map_err(Failure::Refused)?;

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use bytemuck::Pod;
+use crate::memory::Element;
 use parking_lot::Mutex;
 
 use super::descriptor::{Bulk, BulkMode};
@@ -53,7 +53,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ///
     /// # Errors
     /// [`Error::Finalized`](crate::Error::Finalized).
-    pub fn expose<T: Pod>(&'scope self, buffer: &'scope mut [T], mode: BulkMode) -> Result<Bulk> {
+    pub fn expose<T: Element>(&'scope self, buffer: &'scope mut [T], mode: BulkMode) -> Result<Bulk> {
         self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), mode)
     }
 
@@ -95,9 +95,9 @@ mod sealed {
     }
 }
 
-impl<T: bytemuck::NoUninit> AsBytes for [T] {}
+impl<T: crate::memory::ReadElement> AsBytes for [T] {}
 
-impl<T: bytemuck::NoUninit> sealed::AsBytes for [T] {
+impl<T: crate::memory::ReadElement> sealed::AsBytes for [T] {
     fn as_bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }

@@ -100,7 +100,7 @@ impl<B: Buffer, L> Transfer<B, L> {
     /// already. The peer is told.
     pub fn cancel(&self) {
         if let State::InProgress(_, id) = &self.state {
-            self.remote.shared().core.exec(|proto| proto.abandon_transfer(*id, Failure::Cancelled));
+            self.remote.shared().core.exec_unless_forked(|proto| proto.abandon_transfer(*id, Failure::Cancelled));
         }
     }
 

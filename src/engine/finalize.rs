@@ -18,8 +18,8 @@ type Callback = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(crate) struct Finalizing {
     stage: AtomicU8,
-    /// Requests whose handlers have not answered.
-    active: AtomicUsize,
+    /// Handlers that run.
+    running: AtomicUsize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -64,14 +64,20 @@ impl Finalizing {
         self.state.lock().after.push(f);
     }
 
-    /// A request has been taken on.
+    /// A handler begins.
     pub(crate) fn enter(&self) {
-        self.active.fetch_add(1, Ordering::SeqCst);
+        self.running.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It has been answered, or given up.
+    /// It has returned.
     pub(crate) fn leave(&self) {
-        if self.active.fetch_sub(1, Ordering::SeqCst) == 1 && self.stage.load(Ordering::SeqCst) != RUNNING {
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        self.look_again();
+    }
+
+    /// Something has ended that finalizing may be waiting for.
+    pub(crate) fn look_again(&self) {
+        if self.stage.load(Ordering::SeqCst) == BEGUN {
             drop(self.state.lock());
             self.changed.notify_all();
         }
@@ -86,6 +92,10 @@ impl Finalizing {
 
 pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
     let finalizing = &shared.finalizing;
+    if shared.core.is_forked() {
+        // The parent's engine is the parent's to end.
+        return Ok(());
+    }
     let first = finalizing.stage.compare_exchange(RUNNING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
     // A handler can't wait for itself, and neither can a callback of what follows.
     let inside = in_job() || IN_CALLBACK.get();
@@ -136,10 +146,12 @@ fn end(shared: &Arc<Shared>) {
     core.exec(|proto| proto.begin_shutdown());
     let deadline = Instant::now() + shared.limits.finalize_timeout;
     {
+        // What a caller waits for, and what runs though nobody waits for it.
+        let in_progress = || core.look(|proto| proto.requests()).max(finalizing.running.load(Ordering::SeqCst));
         let mut state = finalizing.state.lock();
-        while finalizing.active.load(Ordering::SeqCst) > 0 {
+        while in_progress() > 0 {
             if finalizing.changed.wait_until(&mut state, deadline).timed_out() {
-                state.overdue = finalizing.active.load(Ordering::SeqCst);
+                state.overdue = in_progress();
                 break;
             }
         }

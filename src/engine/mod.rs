@@ -47,8 +47,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// An error when the engine is finalized.
+    /// An error when the engine is finalized, or belongs to another process.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
+        if self.core.is_forked() {
+            let reason = "the process was forked after the engine was made: the child must make its own".to_owned();
+            return Err(Error::Unsupported { what: format!("{what} in a forked child"), reason });
+        }
         if self.finalizing.is_closed() { Err(Error::finalized(what)) } else { Ok(()) }
     }
 

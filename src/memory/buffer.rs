@@ -14,6 +14,31 @@ pub enum Writable {}
 #[derive(Clone, Copy, Debug)]
 pub enum ReadOnly {}
 
+/// What peers may write: any [`bytemuck::Pod`] type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not plain data that peers may write",
+    label = "not every sequence of bytes is a valid value of it",
+    note = "use an integer, a float, or an array of them, or derive `bytemuck::Pod` for a `#[repr(C)]` struct of them",
+    note = "`bool`, `char` and enums can be exposed with `expose_read_only`",
+    note = "several buffers are one bulk as `Segments(vec![a, b])`, not as a `Vec` of them"
+)]
+pub trait Element: Pod {}
+
+#[diagnostic::do_not_recommend]
+impl<T: Pod> Element for T {}
+
+/// What peers may read: any [`bytemuck::NoUninit`] type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not plain data that peers may read",
+    label = "some of its bytes may be uninitialized, or mean nothing elsewhere",
+    note = "use an integer, a float, a `bool`, a `char`, or an array of them, or derive `bytemuck::NoUninit` for a `#[repr(C)]` struct of them",
+    note = "several buffers are one bulk as `Segments(vec![a, b])`, not as a `Vec` of them"
+)]
+pub trait ReadElement: NoUninit {}
+
+#[diagnostic::do_not_recommend]
+impl<T: NoUninit> ReadElement for T {}
+
 /// Memory that can be exposed for reading: `Vec<T>`, `Box<[T]>`, `[T; N]`, `String`, `Arc<[T]>`, `&'static [T]`, engine
 /// memory, tuples of them, and [`Segments`]; `T` is [`bytemuck::NoUninit`].
 ///
@@ -68,19 +93,19 @@ macro_rules! slices {
     ($([$($generics:tt)*] $kind:ty),*) => {$(
         // SAFETY: the elements lie on the heap, or in the value itself, and stay there until it is mutated or moved;
         // `NoUninit` elements have no bytes that can't be read, and none that change behind a shared reference.
-        unsafe impl<T: NoUninit, $($generics)*> Buffer for $kind {
+        unsafe impl<T: ReadElement, $($generics)*> Buffer for $kind {
             type Access = Writable;
             fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
                 each(bytemuck::cast_slice(&self[..]));
             }
         }
         // SAFETY: as above; `Pod` elements are valid whatever bytes they hold.
-        unsafe impl<T: Pod, $($generics)*> WritableBuffer for $kind {
+        unsafe impl<T: Element, $($generics)*> WritableBuffer for $kind {
             fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8])) {
                 each(bytemuck::cast_slice_mut(&mut self[..]));
             }
         }
-        impl<T: NoUninit, $($generics)*> View for $kind {
+        impl<T: ReadElement, $($generics)*> View for $kind {
             type Target = [T];
             fn view(&self) -> &[T] {
                 self
@@ -95,13 +120,13 @@ macro_rules! shared {
     ($($kind:ty),*) => {$(
         // SAFETY: the elements lie behind a shared pointer, so nobody can write them; `NoUninit` elements have no bytes
         // that can't be read, and none that change behind a shared reference.
-        unsafe impl<T: NoUninit> Buffer for $kind {
+        unsafe impl<T: ReadElement> Buffer for $kind {
             type Access = ReadOnly;
             fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
                 each(bytemuck::cast_slice(&self[..]));
             }
         }
-        impl<T: NoUninit> View for $kind {
+        impl<T: ReadElement> View for $kind {
             type Target = [T];
             fn view(&self) -> &[T] {
                 self

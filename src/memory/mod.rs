@@ -12,7 +12,7 @@ mod engine_buffer;
 mod held;
 mod region;
 
-pub use buffer::{Buffer, ReadOnly, Segments, View, Writable, WritableBuffer};
+pub use buffer::{Buffer, Element, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer};
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 pub(crate) use held::{Borrowed, Held};
 pub use region::Slice;

@@ -8,6 +8,7 @@
 mod completion;
 mod drive;
 mod env;
+mod fork;
 mod seat;
 mod sink;
 mod threads;
@@ -81,6 +82,8 @@ pub(crate) struct Core {
     handlers_inline: bool,
     spin: Option<Duration>,
     stopping: AtomicBool,
+    /// The process that made the engine.
+    generation: u32,
 }
 
 #[derive(Default)]
@@ -139,6 +142,7 @@ impl Core {
             handlers_inline: settings.handler_threads == 0,
             spin,
             stopping: AtomicBool::new(false),
+            generation: fork::generation(),
         }))
     }
 
@@ -176,6 +180,19 @@ impl Core {
         self.perform(outputs, None);
         self.check_alarm();
         result
+    }
+
+    /// As `exec`, for what is dropped: in a forked child nothing is said, and no lock is taken that a thread of the parent
+    /// may have held.
+    pub(crate) fn exec_unless_forked(&self, step: impl FnOnce(&mut Proto<Live>)) {
+        if !self.is_forked() {
+            self.exec(step);
+        }
+    }
+
+    /// True in a child of the process that made the engine.
+    pub(crate) fn is_forked(&self) -> bool {
+        fork::generation() != self.generation
     }
 
     /// A look at the protocol that changes nothing.
@@ -395,6 +412,7 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
             Status::Panicked(message) => Error::HandlerPanicked { peer, name, message },
             Status::Failed(message) => Error::Failed { peer, name, message },
             Status::Decode(reason) => Error::Decode { peer, side: crate::Side::Arguments, name, reason },
+            Status::Encode(reason) => Error::Decode { peer, side: crate::Side::Result, name, reason },
             Status::TypeMismatch { expected, found } => {
                 Error::TypeMismatch { peer, side: crate::Side::Arguments, name, expected, found }
             }

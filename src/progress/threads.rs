@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -30,13 +31,16 @@ pub(super) struct Threads {
     handling: AtomicU64,
     /// Jobs that the progress thread has taken on; its successor goes on with them.
     jobs: Mutex<VecDeque<Job>>,
+    /// The progress thread, as the system lists it.
+    progress_task: Mutex<Option<PathBuf>>,
     /// What the handler that runs is one of.
     running: Mutex<Option<Arc<Kind>>>,
     /// The watcher sleeps until it is woken.
     watcher_asleep: AtomicBool,
     watcher: Mutex<Option<Arc<ThreadWaiter>>>,
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
-    handles: Mutex<Vec<JoinHandle<()>>>,
+    /// The watcher, and each term's progress thread.
+    handles: Mutex<Vec<(Option<u64>, JoinHandle<()>)>>,
 }
 
 impl Threads {
@@ -58,9 +62,11 @@ impl Threads {
         let handles = std::mem::take(&mut *self.handles.lock());
         let me = std::thread::current().id();
         let kept = self.handling.load(Ordering::SeqCst) % 2 == 1;
-        for handle in handles {
-            let is_progress = handle.thread().name() == Some(PROGRESS);
-            if handle.thread().id() != me && !(kept && is_progress) {
+        let current = self.term.load(Ordering::SeqCst);
+        for (term, handle) in handles {
+            // A thread that was replaced, or has not come back from its handler, ends when the handler does.
+            let free = term.is_none_or(|term| term == current && !kept) || handle.is_finished();
+            if free && handle.thread().id() != me {
                 let _ = handle.join();
             }
         }
@@ -69,28 +75,27 @@ impl Threads {
     }
 }
 
-const PROGRESS: &str = "calomel-progress";
-
 pub(super) fn spawn(core: &Arc<Core>) -> io::Result<()> {
     spawn_progress(core, 0)?;
     let watched = core.clone();
     let handle = std::thread::Builder::new().name("calomel-watcher".to_owned()).spawn(move || watch(&watched))?;
-    core.threads.handles.lock().push(handle);
+    core.threads.handles.lock().push((None, handle));
     Ok(())
 }
 
 fn spawn_progress(core: &Arc<Core>, term: u64) -> io::Result<()> {
     let driven = core.clone();
-    let handle = std::thread::Builder::new().name(PROGRESS.to_owned()).spawn(move || progress(&driven, term))?;
+    let handle = std::thread::Builder::new().name("calomel-progress".to_owned()).spawn(move || progress(&driven, term))?;
     let mut handles = core.threads.handles.lock();
-    handles.retain(|handle| !handle.is_finished());
-    handles.push(handle);
+    handles.retain(|(_, handle)| !handle.is_finished());
+    handles.push((Some(term), handle));
     Ok(())
 }
 
 fn progress(core: &Core, term: u64) {
     with_sleeper(|sleeper| {
         *core.threads.progress.lock() = Some(sleeper.waiter.clone());
+        *core.threads.progress_task.lock() = std::fs::read_link("/proc/thread-self").ok();
         let in_office = || core.threads.term.load(Ordering::SeqCst) == term && !core.is_stopping();
         // What a predecessor has left unsaid.
         core.uncork();
@@ -108,6 +113,8 @@ fn progress(core: &Core, term: u64) {
                 let mut jobs = Vec::new();
                 core.drive(&mut jobs, &|| core.seat.is_wanted() || core.is_stopping(), None);
                 at_once = !core.seat.is_wanted();
+                // Whoever wants the seat is woken now, and has not sat yet.
+                seen = u64::MAX;
                 core.threads.jobs.lock().extend(jobs);
                 core.seat.get_up();
             }
@@ -120,7 +127,8 @@ fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
     match core.seat.sit_as_progress(*seen, &sleeper.waiter) {
         Ok(()) => true,
         Err(occupied) => {
-            *seen = occupied.epoch;
+            // After a long sleep, whoever drove until now has a moment to come back before this thread sits down.
+            *seen = if occupied.for_long { u64::MAX } else { occupied.epoch };
             sleeper.sleep((!occupied.for_long).then(|| Instant::now() + TICK));
             false
         }
@@ -201,12 +209,24 @@ fn replace(core: &Arc<Core>, handling: u64) {
     if threads.handling.compare_exchange(handling, handling + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
         return;
     }
-    if let Some(kind) = &*threads.running.lock() {
-        kind.set_slow();
+    // One that computes, or that the system gives no processor, is not moved: that would not make it faster.
+    if sleeps(&threads.progress_task.lock()) {
+        if let Some(kind) = &*threads.running.lock() {
+            kind.set_slow();
+        }
     }
     let term = threads.term.fetch_add(1, Ordering::SeqCst) + 1;
     tracing::debug!(target: "calomel::progress", term, "a handler blocks; another progress thread takes over");
     if let Err(error) = spawn_progress(core, term) {
         tracing::error!(target: "calomel::progress", %error, "can't start another progress thread");
     }
+}
+
+/// Whether a thread waits for something; where the system does not tell, it is taken to.
+fn sleeps(task: &Option<PathBuf>) -> bool {
+    let Some(task) = task else { return true };
+    let Ok(stat) = std::fs::read_to_string(Path::new("/proc").join(task).join("stat")) else { return true };
+    // The name before the state stands in parentheses, and may hold any character.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state != Some('R')
 }

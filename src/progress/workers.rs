@@ -38,10 +38,14 @@ pub(crate) struct Kind {
     slow: AtomicBool,
     /// How many in a row have been quick since.
     quick: AtomicU32,
+    /// How many in a row have taken long, with nothing else to say that they block.
+    long: AtomicU32,
 }
 
 /// A handler that takes longer than this is not run where progress is made: everything else would wait.
 const LONG: Duration = Duration::from_micros(100);
+/// One that took long may have been kept by the system; so many in a row have not.
+const LONG_IN_A_ROW: u32 = 3;
 /// After so many quick ones in a row, a kind is given another chance.
 const FORGIVEN_AFTER: u32 = 64;
 /// How long threads that have been told to end are waited for: one that takes longer is kept by a handler.
@@ -65,8 +69,15 @@ impl Kind {
 
     fn learn(&self, took: Duration) {
         if took >= LONG {
-            self.set_slow();
-        } else if self.is_slow() && self.quick.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN_AFTER {
+            if self.long.fetch_add(1, Ordering::Relaxed) + 1 >= LONG_IN_A_ROW {
+                self.set_slow();
+            }
+            return;
+        }
+        if self.long.load(Ordering::Relaxed) > 0 {
+            self.long.store(0, Ordering::Relaxed);
+        }
+        if self.is_slow() && self.quick.fetch_add(1, Ordering::Relaxed) + 1 >= FORGIVEN_AFTER {
             self.slow.store(false, Ordering::Relaxed);
         }
     }

@@ -433,6 +433,11 @@ impl<E: Env> Proto<E> {
         }
     }
 
+    /// How many requests are in progress, those that are still arriving included.
+    pub(crate) fn requests(&self) -> usize {
+        self.requests.len()
+    }
+
     /// False when the caller takes no answer any more.
     pub(crate) fn is_wanted(&self, request: RequestId) -> bool {
         self.requests.contains_key(request)

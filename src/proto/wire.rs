@@ -157,14 +157,26 @@ pub(crate) enum Status {
     Panicked(String),
     Failed(String),
     Decode(String),
-    TypeMismatch { expected: String, found: String },
-    TooLarge { size: u64, limit: u64 },
+    TypeMismatch {
+        expected: String,
+        found: String,
+    },
+    TooLarge {
+        size: u64,
+        limit: u64,
+    },
     Busy(String),
     AccessDenied(String),
     Revoked,
-    OutOfRange { offset: u64, len: u64, size: u64 },
+    OutOfRange {
+        offset: u64,
+        len: u64,
+        size: u64,
+    },
     Restarted,
     Finalizing,
+    /// The result could not be encoded.
+    Encode(String),
 }
 
 impl Status {

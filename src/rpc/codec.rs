@@ -81,7 +81,7 @@ pub(crate) struct RemoteLease {
 impl Drop for RemoteLease {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.core.exec(|proto| proto.release(self.link, Leases { first: self.number, count: 1 }));
+            shared.core.exec_unless_forked(|proto| proto.release(self.link, Leases { first: self.number, count: 1 }));
         }
     }
 }

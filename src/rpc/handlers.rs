@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::codec;
-use super::request::{Request, Responder};
+use super::request::{HANDLING, Request, Responder};
 use super::shape::Shape;
 use crate::engine::Shared;
 use crate::progress::{Handler, Job, Kind, Live, Work};
@@ -49,6 +49,15 @@ impl BorrowedArgs for [u8] {
     type With<'a> = &'a [u8];
 }
 
+/// A handler that runs, as finalizing counts it.
+struct Entered(Arc<Shared>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.finalizing().leave();
+    }
+}
+
 /// What every handler has besides the user's closure.
 pub(super) struct Base {
     shared: Weak<Shared>,
@@ -62,17 +71,24 @@ impl Base {
         Base { shared: Arc::downgrade(shared), kind, arguments: OnceLock::new() }
     }
 
+    /// The engine, which knows from now on that a handler runs. `None` when it is gone.
+    fn enter(&self) -> Option<Entered> {
+        let shared = self.shared.upgrade()?;
+        shared.finalizing().enter();
+        Some(Entered(shared))
+    }
+
     /// Takes a request apart: the responder, and what is made of its bytes by `use_bytes`, or a refusal.
     fn open<R, T>(
         &self,
+        shared: &Arc<Shared>,
         incoming: Incoming<Live>,
         shape_of: fn() -> Shape,
         use_bytes: impl FnOnce(Responder<R>, &[u8]) -> T,
     ) -> Option<T> {
-        let shared = self.shared.upgrade()?;
-        let responder = Responder::<R>::new(Request::new(&shared, &incoming));
+        let responder = Responder::<R>::new(Request::new(shared, &incoming));
         let Incoming { link, leases, shape, body, .. } = incoming;
-        codec::decoding(&shared, link, leases, || {
+        codec::decoding(shared, link, leases, || {
             if !shape.is_empty() {
                 let expected = self.arguments.get_or_init(shape_of);
                 let found = Shape::decode(&shape);
@@ -91,8 +107,8 @@ impl Base {
     }
 
     /// As `open`, for arguments that own what they hold.
-    fn decode<A: DeserializeOwned, R>(&self, incoming: Incoming<Live>) -> Option<(Responder<R>, A)> {
-        self.open(incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| match codec::decode(bytes) {
+    fn decode<A: DeserializeOwned, R>(&self, shared: &Arc<Shared>, incoming: Incoming<Live>) -> Option<(Responder<R>, A)> {
+        self.open(shared, incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| match codec::decode(bytes) {
             Ok(arguments) => Some((responder, arguments)),
             Err(reason) => {
                 let _ = responder.refuse(Status::Decode(Status::clip(reason)));
@@ -133,7 +149,8 @@ where
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        if let Some((responder, arguments)) = self.base.decode::<A, R>(incoming) {
+        let Some(entered) = self.base.enter() else { return };
+        if let Some((responder, arguments)) = self.base.decode::<A, R>(&entered.0, incoming) {
             let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
             answer(responder, outcome);
         }
@@ -153,7 +170,9 @@ where
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+        let Some(entered) = self.base.enter() else { return };
         self.base.open(
+            &entered.0,
             incoming,
             || Shape::of_type::<A::With<'_>>(),
             |responder: Responder<R>, bytes| match codec::decode::<A::With<'_>>(bytes) {
@@ -180,12 +199,15 @@ where
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        let Some(shared) = self.base.shared.upgrade() else { return };
+        let Some(entered) = self.base.enter() else { return };
+        let shared = &entered.0;
         let id = incoming.request;
-        if let Some((responder, arguments)) = self.base.decode::<A, R>(incoming) {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.f)(responder, arguments))) {
-                // The closure has dropped the responder, or kept it: in either case the panic is the better answer, if it
-                // is not too late for it.
+        if let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) {
+            let outer = HANDLING.replace(Some(id));
+            let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder, arguments)));
+            HANDLING.set(outer);
+            if let Err(panic) = outcome {
+                // Whether the closure has kept the responder or not, this is the better answer, if it is not too late.
                 let status = panic_message(&*panic);
                 let _ = shared.core.exec(|proto| proto.respond(id, Err(status)));
             }
@@ -207,8 +229,9 @@ where
     Fut: Future<Output = R> + Send + 'static,
 {
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        let Some(shared) = self.base.shared.upgrade() else { return };
-        let Some((responder, arguments)) = self.base.decode::<A, R>(incoming) else { return };
+        let Some(entered) = self.base.enter() else { return };
+        let shared = &entered.0;
+        let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) else { return };
         let request = responder.request().clone();
         let id = request.id();
         let future = match catch_unwind(AssertUnwindSafe(|| (self.f)(request, arguments))) {

@@ -132,7 +132,7 @@ impl<R> Pending<R> {
 
     /// Asks for the end of the call: its result is [`Error::Cancelled`], unless there was one already. The server is told.
     pub fn cancel(&self) {
-        self.waited.shared.core.exec(|proto| proto.abandon_call(self.waited.id, Failure::Cancelled));
+        self.waited.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.waited.id, Failure::Cancelled));
     }
 }
 

@@ -1,5 +1,6 @@
 //! A call, from the server's end.
 
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -93,6 +94,11 @@ impl fmt::Debug for Request {
     }
 }
 
+thread_local! {
+    /// The request whose deferred handler runs on this thread.
+    pub(super) static HANDLING: Cell<Option<RequestId>> = const { Cell::new(None) };
+}
+
 /// The right, and the duty, to answer one call. It can be kept, and given to another thread.
 ///
 /// Dropped unanswered, the caller gets [`Error::NoResponse`].
@@ -103,9 +109,7 @@ pub struct Responder<R> {
 }
 
 impl<R> Responder<R> {
-    /// A request counts as in progress from here to the answer.
     pub(super) fn new(request: Request) -> Responder<R> {
-        request.engine.shared().finalizing().enter();
         Responder { request, answered: false, _result: PhantomData }
     }
 
@@ -126,7 +130,10 @@ impl<R> Responder<R> {
     fn answer(&mut self, reply: std::result::Result<Reply<'_, Live>, Status>) -> Result<()> {
         self.answered = true;
         let request = &self.request;
-        request.engine.shared().core.exec(|proto| proto.respond(request.id, reply)).map_err(|failure| self.error(failure))
+        let shared = request.engine.shared();
+        let answered = shared.core.exec(|proto| proto.respond(request.id, reply));
+        shared.finalizing().look_again();
+        answered.map_err(|failure| self.error(failure))
     }
 
     fn error(&self, failure: Failure) -> Error {
@@ -150,8 +157,7 @@ impl<R: Serialize> Responder<R> {
             let leases = match codec::encode(result, buffer, &shared) {
                 Ok(leases) => leases,
                 Err(reason) => {
-                    let reason = format!("the result can't be encoded: {reason}");
-                    let _ = self.answer(Err(Status::Decode(Status::clip(reason.clone()))));
+                    let _ = self.answer(Err(Status::Encode(Status::clip(reason.clone()))));
                     let Request { name, endpoint, .. } = &self.request;
                     return Err(Error::Decode { peer: endpoint.address(), side: Side::Result, name: name.to_string(), reason });
                 }
@@ -172,10 +178,19 @@ impl<R: Serialize> Responder<R> {
 
 impl<R> Drop for Responder<R> {
     fn drop(&mut self) {
-        if !self.answered {
-            let _ = self.answer(Err(Status::NoResponse));
+        if self.answered || self.request.engine.shared().core.is_forked() {
+            return;
         }
-        self.request.engine.shared().finalizing().leave();
+        let status = if std::thread::panicking() {
+            if HANDLING.get() == Some(self.request.id) {
+                // Its handler is unwinding: whoever catches that knows what the panic said.
+                return;
+            }
+            Status::Panicked("the thread that was to answer".to_owned())
+        } else {
+            Status::NoResponse
+        };
+        let _ = self.answer(Err(status));
     }
 }
 

@@ -41,6 +41,7 @@ impl Service for EngineService {
             let task = shared.tasks.lock().remove(&request);
             // Dropped without the lock: the future may hold anything.
             drop(task);
+            shared.finalizing().look_again();
         }
     }
 

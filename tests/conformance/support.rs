@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use calomel::{Bulk, Endpoint, Engine, EngineBuilder};
+use calomel::{Bulk, Endpoint, Engine, EngineBuilder, Error};
 
 pub use crate::common::*;
 
@@ -100,6 +100,15 @@ impl Pair {
     pub fn of(server: Engine, client: Engine) -> Pair {
         let to_server = client.lookup(server.address()).unwrap();
         Pair { server, client, to_server }
+    }
+}
+
+/// Finalizes an engine whose work in progress may outlast the deadline for it: that is an error, and an end nevertheless.
+#[track_caller]
+pub fn end(engine: &Engine) {
+    match engine.finalize() {
+        Ok(()) | Err(Error::Timeout { .. }) => assert!(engine.is_finalized()),
+        Err(other) => panic!("{other:?}"),
     }
 }
 

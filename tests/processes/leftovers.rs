@@ -195,7 +195,10 @@ pub fn fork() {
         let begin = Instant::now();
         let call = client.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2));
         let pull = bulk.on(&endpoint).pull_into(&mut [0u8; 10][..]);
-        let clear = |error: &Error| error.to_string().contains("fork");
+        let clear = |error: &Error| {
+            eprintln!("in the forked child: {error}");
+            error.to_string().contains("fork")
+        };
         let well = call.is_err_and(|e| clear(&e)) && pull.is_err_and(|e| clear(&e));
         let code = if !well {
             1

@@ -1,4 +1,4 @@
-// What is exposed outside of a scope must live as long as it likes; `engine.scope` lends.
+// E0597. What is exposed outside of a scope must live as long as it likes; `engine.scope` lends.
 use calomel::Engine;
 
 fn main() -> calomel::Result<()> {

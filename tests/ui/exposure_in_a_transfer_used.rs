@@ -1,4 +1,4 @@
-// A transfer in progress owns its buffer until it is over.
+// E0382. A transfer in progress owns its buffer until it is over.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// A plain slice is checked like an exposed one.
+// E0277. A plain slice is checked like an exposed one.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// What is exposed read-only can be looked at, so nobody writes it: this engine's own transfers neither.
+// E0277. What is exposed read-only can be looked at, so nobody writes it: this engine's own transfers neither.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

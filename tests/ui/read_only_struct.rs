@@ -1,4 +1,4 @@
-// Reading needs plain data too: padding is no data, and a pointer means nothing elsewhere.
+// E0277. Reading needs plain data too: padding is no data, and a pointer means nothing elsewhere.
 use calomel::Engine;
 
 struct Padded {

@@ -1,4 +1,4 @@
-// The buffer is the caller's again; the exposure is no more.
+// E0382. The buffer is the caller's again; the exposure is no more.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// Two exposures of one buffer would be two writers.
+// E0499. Two exposures of one buffer would be two writers.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// A buffer of the closure's own is gone before the scope has locked peers out.
+// E0597. A buffer of the closure's own is gone before the scope has locked peers out.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// `Segments(vec![..])` is meant.
+// E0277. `Segments(vec![..])` is meant.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// Peers may be writing what one would look at.
+// E0599. Peers may be writing what one would look at.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// What is seen belongs to the exposure, which is taken back.
+// E0505. What is seen belongs to the exposure, which is taken back.
 use calomel::Engine;
 
 fn main() -> calomel::Result<()> {

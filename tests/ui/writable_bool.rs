@@ -1,4 +1,4 @@
-// Peers could write bytes into it that are neither true nor false.
+// E0277. Peers could write bytes into it that are neither true nor false.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// Not every four bytes are a character.
+// E0277. Not every four bytes are a character.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// Peers could write bytes into it that are no text.
+// E0277. Peers could write bytes into it that are no text.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

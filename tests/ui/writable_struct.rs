@@ -1,4 +1,4 @@
-// A struct is plain data only if it says so.
+// E0277. A struct is plain data only if it says so.
 use calomel::{BulkMode, Engine};
 
 struct Particle {

@@ -1,4 +1,4 @@
-// Others may hold what `view` gave them.
+// E0599. Others may hold what `view` gave them.
 use calomel::Engine;
 
 fn main() -> calomel::Result<()> {

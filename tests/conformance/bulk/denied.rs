@@ -53,7 +53,7 @@ fn the_mode_of_our_own_memory_is_for_peers_only(net: &Net) {
     assert_eq!(remote.push_from(&ours).unwrap(), 1000);
     let ours = pair.client.expose(vec![0u8; 1000], BulkMode::ReadOnly).unwrap();
     assert_eq!(remote.pull_into(&ours).unwrap(), 1000);
-    assert_eq!(ours.reclaim(), [2; 1000]);
+    assert!(ours.reclaim() == [2; 1000]);
 }
 
 fn a_denial_names_the_peer(net: &Net) {

@@ -116,7 +116,7 @@ fn a_slice_outlives_what_it_was_cut_from_as_an_error(net: &Net) {
     assert_error!(remote.push_from(&part), Error::Revoked { .. });
     let (result, _part) = remote.start_pull_into(part).wait();
     assert_error!(result, Error::Revoked { .. });
-    assert_eq!(theirs.reclaim(), [1; 10_000]);
+    assert!(theirs.reclaim() == [1; 10_000]);
 }
 
 fn disjoint_slices_transfer_side_by_side(net: &Net) {

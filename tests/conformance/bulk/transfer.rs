@@ -172,7 +172,7 @@ fn cancelling_what_is_done_keeps_the_result(net: &Net) {
     transfer.cancel();
     let (result, ours) = transfer.wait();
     assert_eq!(result.unwrap(), 1000);
-    assert_eq!(ours.reclaim(), [3; 1000]);
+    assert!(ours.reclaim() == [3; 1000]);
 }
 
 /// Sees that calls and transfers between the two still work.

@@ -61,7 +61,7 @@ fn every_call_gives_finalized(net: &Net) {
     assert_error!(scoped, Error::Finalized { .. });
     // What needs no engine still works.
     assert_eq!(bulk.slice(0, 5).unwrap().len(), 5);
-    assert_eq!(theirs.reclaim(), vec![0; 100_000]);
+    assert!(theirs.reclaim() == vec![0; 100_000]);
 }
 
 fn bulks_of_a_finalized_owner_are_out_of_reach(net: &Net) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{BulkMode, Error, Request, Responder};
 
-use crate::support::{BOUND, Gate, Net, Pair, eventually, pattern};
+use crate::support::{BOUND, Gate, Net, Pair, end, eventually, pattern};
 
 const DEADLINE: Duration = Duration::from_millis(300);
 
@@ -54,7 +54,7 @@ fn the_clients_calls_end_with_the_client(net: &Net) {
         // Also one that blocks meanwhile, on another thread.
         s.spawn(|| assert_ended(kept.on(&pair.to_server).call(&())));
         let _eleventh = held.recv_timeout(BOUND).unwrap();
-        pair.client.finalize().unwrap();
+        end(&pair.client);
         for pending in pendings {
             assert_ended(pending.wait());
         }
@@ -71,8 +71,8 @@ fn the_clients_calls_end_with_the_client(net: &Net) {
 fn the_clients_calls_end_with_the_server(net: &Net) {
     let pair = pair(net);
     let entered = Gate::default();
-    let (door, ended) = (entered.clone(), Arc::new(AtomicBool::new(false)));
-    let end = ended.clone();
+    let (door, cancelled) = (entered.clone(), Arc::new(AtomicBool::new(false)));
+    let tell = cancelled.clone();
     pair.server
         .define("endless", move |request: &Request, ()| {
             door.open();
@@ -80,20 +80,20 @@ fn the_clients_calls_end_with_the_server(net: &Net) {
             while !request.is_cancelled() && begin.elapsed() < BOUND {
                 thread::sleep(Duration::from_millis(1));
             }
-            end.store(request.is_cancelled(), Ordering::SeqCst);
+            tell.store(request.is_cancelled(), Ordering::SeqCst);
         })
         .unwrap();
     let pending = pair.client.procedure::<(), ()>("endless").on(&pair.to_server).start(&()).unwrap();
     entered.wait();
     let begin = Instant::now();
-    pair.server.finalize().unwrap();
+    end(&pair.server);
     // A handler that looks at its request ends with the engine: by itself, or cancelled by the end of the engine.
     let result = pending.wait();
     assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
     if result.is_err() {
         assert_ended(result);
     }
-    eventually("the handler learns it", || ended.load(Ordering::SeqCst));
+    eventually("the handler learns it", || cancelled.load(Ordering::SeqCst));
 }
 
 fn calls_in_flight_both_ways_end(net: &Net) {
@@ -110,7 +110,7 @@ fn calls_in_flight_both_ways_end(net: &Net) {
         let back = pair.server.procedure::<(), ()>("kept").on(&to_client).start(&()).unwrap();
         let from_server = held.recv_timeout(BOUND).unwrap();
         let begin = Instant::now();
-        if finalize_server { pair.server.finalize() } else { pair.client.finalize() }.unwrap();
+        end(if finalize_server { &pair.server } else { &pair.client });
         assert_ended(there.wait());
         assert_ended(back.wait());
         assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
@@ -131,7 +131,7 @@ fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
     let pending = pair.client.procedure::<(), ()>("stuck").on(&pair.to_server).start(&()).unwrap();
     entered.wait();
     let begin = Instant::now();
-    let _ = pair.server.finalize();
+    end(&pair.server);
     assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3), "{:?}", begin.elapsed());
     assert_ended(pending.wait());
     never.open();
@@ -149,7 +149,7 @@ fn transfers_in_flight_end_and_give_their_buffers_back(net: &Net) {
         let pull = source.bulk().on(&pair.to_server).start_pull_into(pulled);
         let push = target.bulk().on(&pair.to_server).start_push_from(pushed);
         let begin = Instant::now();
-        if finalize_owner { pair.server.finalize() } else { pair.client.finalize() }.unwrap();
+        end(if finalize_owner { &pair.server } else { &pair.client });
         assert!(begin.elapsed() < DEADLINE + Duration::from_secs(5));
         let (result, pulled) = pull.wait();
         let pulled = pulled.reclaim();
@@ -212,7 +212,7 @@ fn finalize_under_load(net: &Net) {
             }
             eventually("there is load", || calls.load(Ordering::SeqCst) > 100);
             let begin = Instant::now();
-            if round % 2 == 0 { pair.server.finalize() } else { pair.client.finalize() }.unwrap();
+            end(if round % 2 == 0 { &pair.server } else { &pair.client });
             assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
         });
     }

@@ -9,7 +9,7 @@ use calomel::{Engine, Error, Request, Responder};
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net};
 
-/// Defines `wait`, which waits until its call is cancelled or timed out, and tells when that was.
+/// Defines `wait`, which waits until its call is cancelled or timed out, tells when that was, and answers long after.
 fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
     let (ended, ends) = mpsc::channel();
     server
@@ -19,6 +19,7 @@ fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
                 thread::sleep(Duration::from_millis(1));
             }
             let _ = ended.send(begin.elapsed());
+            thread::sleep(Duration::from_millis(100));
         })
         .unwrap();
     ends
@@ -112,6 +113,7 @@ fn the_deadline_is_over_when_the_call_is(net: &Net) {
                 thread::sleep(Duration::from_millis(1));
             }
             tell.send((request.is_cancelled(), request.remaining())).unwrap();
+            thread::sleep(Duration::from_millis(100));
         })
         .unwrap();
     let late = pair.client.procedure::<(), ()>("late");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use calomel::{Error, Request, Responder};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, eventually};
+use crate::support::{BOUND, Net, end, eventually};
 
 fn an_answer_comes_from_another_thread(net: &Net) {
     let pair = net.pair();
@@ -55,11 +55,15 @@ fn a_failed_call_says_why(net: &Net) {
         })
         .unwrap();
     let fails = pair.client.procedure::<String, u8>("fails");
-    for why in ["", "no such file", &"long ".repeat(2000)] {
+    for why in ["", "no such file", &"long ".repeat(200)] {
         let error = fails.on(&pair.to_server).call(&why.to_owned()).unwrap_err();
         assert!(error.to_string().contains(why));
         assert_error!(Err::<(), _>(error), Error::Failed { name, message, .. } if name == "fails" && message == why);
     }
+    // A message without end may be cut.
+    let why = "ß".repeat(2_000_000);
+    let result = fails.on(&pair.to_server).call(&why);
+    assert_error!(result, Error::Failed { message, .. } if message.starts_with(&why[..1000]));
 }
 
 fn a_responder_knows_its_request(net: &Net) {
@@ -131,7 +135,7 @@ fn responders_of_a_finalized_engine_do_no_harm(net: &Net) {
     let kept = pair.client.procedure::<(), u8>("kept");
     let pendings: Vec<_> = (0..3).map(|_| kept.on(&pair.to_server).start(&()).unwrap()).collect();
     let mut responders: Vec<_> = (0..3).map(|_| held.recv_timeout(BOUND).unwrap()).collect();
-    pair.server.finalize().unwrap();
+    end(&pair.server);
     assert!(responders.pop().unwrap().respond(&1).is_err());
     let _ = responders.pop().unwrap().fail("too late");
     drop(responders);

@@ -1,0 +1,27 @@
+//! Noticing that the process has been forked: a child has its parent's memory and sockets, but none of its threads.
+
+#![allow(unsafe_code)]
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many forks lie between the process that first asked and this one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Differs between a process and its children.
+pub(super) fn generation() -> u32 {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        // SAFETY: the handler is a plain function that lives as long as the program, and does what a child of a program with
+        // threads may do: it touches one atomic.
+        let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if failed != 0 {
+            tracing::warn!(target: "calomel::engine", "forks can't be noticed");
+        }
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
