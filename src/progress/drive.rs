@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::completion::with_sleeper;
 use super::seat::Sat;
 use super::sink::CoreSink;
+use super::threads::Resting;
 use super::workers::{self, Job, Work};
 use super::{Core, Outputs, collect};
 
@@ -61,6 +62,7 @@ impl Core {
         // What this thread has said must be out, and others may do what it does not while it waits.
         self.uncork();
         let _blocking = workers::Blocking::enter();
+        let _resting = Resting::enter(self);
         with_sleeper(|sleeper| {
             let me = &sleeper.waiter;
             let mut queued = false;

@@ -4,6 +4,7 @@
 //! handler keeps it for too long, the watcher starts another progress thread, and the first one ends when its handler
 //! returns. Both sleep without a timeout while the engine is idle.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,21 @@ pub(super) struct Threads {
 }
 
 impl Threads {
+    /// Tells the engines of a process apart.
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn begin_handling(&self) {
+        HANDLING.set(Some((self.identity(), self.handling.fetch_add(1, Ordering::SeqCst) + 1)));
+    }
+
+    /// False when the watcher has counted the handler as done already, and this thread is out of office.
+    fn end_handling(&self) -> bool {
+        let Some((_, mine)) = HANDLING.take() else { return false };
+        self.handling.compare_exchange(mine, mine + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
     /// Leaves a job to the progress thread.
     pub(super) fn give(&self, job: Job) {
         self.jobs.lock().push_back(job);
@@ -72,6 +88,39 @@ impl Threads {
         }
         let jobs = std::mem::take(&mut *self.jobs.lock());
         drop(jobs);
+    }
+}
+
+thread_local! {
+    /// On a progress thread, while it runs a handler: of which engine, and what its `Threads::handling` counts it as.
+    static HANDLING: Cell<Option<(usize, u64)>> = const { Cell::new(None) };
+}
+
+/// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so it need
+/// not be replaced, and what it was to run next is left to the handler threads.
+pub(super) struct Resting<'a> {
+    threads: Option<&'a Threads>,
+}
+
+impl<'a> Resting<'a> {
+    pub(super) fn enter(core: &'a Core) -> Resting<'a> {
+        // Without handler threads, somebody else has to run what comes in: the watcher sees to that. So it does when the
+        // handler waits for another engine.
+        let own = HANDLING.get().is_some_and(|(engine, _)| engine == core.threads.identity());
+        if !own || core.handlers_inline || !core.threads.end_handling() {
+            return Resting { threads: None };
+        }
+        let left = std::mem::take(&mut *core.threads.jobs.lock());
+        left.into_iter().for_each(|job| core.hand_over(job));
+        Resting { threads: Some(&core.threads) }
+    }
+}
+
+impl Drop for Resting<'_> {
+    fn drop(&mut self) {
+        if let Some(threads) = self.threads {
+            threads.begin_handling();
+        }
     }
 }
 
@@ -151,15 +200,14 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool) {
         }
         ran = true;
         *threads.running.lock() = Some(job.kind.clone());
-        let handling = threads.handling.fetch_add(1, Ordering::SeqCst) + 1;
+        threads.begin_handling();
         wake_watcher(threads);
         if more {
             core.corked(|| job.run());
         } else {
             job.run();
         }
-        // When this fails, the watcher has counted the handler as done, and this thread is out of office.
-        let _ = threads.handling.compare_exchange(handling, handling + 1, Ordering::SeqCst, Ordering::SeqCst);
+        threads.end_handling();
     }
     if ran {
         core.uncork();

@@ -1,6 +1,6 @@
 //! Threads that run handlers which must not run where progress is made.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -98,6 +98,7 @@ impl Job {
         let Job { kind, work } = self;
         let began = Instant::now();
         let outer = CURRENT_KIND.replace(Some(kind.clone()));
+        let waited = WAITED.take();
         // Handlers answer for their own panics; what gets here is user code that runs for nobody.
         let outcome = catch_unwind(AssertUnwindSafe(|| match work {
             Work::Request(handler, incoming) => handler.handle(incoming),
@@ -107,7 +108,8 @@ impl Job {
             Work::Run(f) => f(),
         }));
         CURRENT_KIND.set(outer);
-        kind.learn(began.elapsed());
+        kind.learn(began.elapsed().saturating_sub(WAITED.get()));
+        WAITED.set(waited);
         if outcome.is_err() {
             tracing::error!(target: "calomel::handler", "a timer or a task panicked");
         }
@@ -117,6 +119,8 @@ impl Job {
 thread_local! {
     /// The kind of job that this thread runs.
     static CURRENT_KIND: RefCell<Option<Arc<Kind>>> = const { RefCell::new(None) };
+    /// How long the job that this thread runs has waited inside calls of this library.
+    static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// The pool that this thread belongs to.
     static CURRENT_POOL: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
 }
@@ -242,31 +246,28 @@ impl Workers {
     }
 }
 
-/// While it lives, the thread waits inside a call of this library: its pool may use another one meanwhile, and what it runs
-/// does not belong where progress is made.
+/// While it lives, the thread waits inside a call of this library, driving if nobody else does: its pool may use another
+/// one meanwhile, and the time does not count as the handler's own.
 pub(crate) struct Blocking {
     pool: Option<Arc<Workers>>,
+    began: Instant,
 }
 
 impl Blocking {
     pub(crate) fn enter() -> Blocking {
-        CURRENT_KIND.with_borrow(|kind| {
-            if let Some(kind) = kind {
-                kind.set_slow();
-            }
-        });
         let pool = CURRENT_POOL.with_borrow(Clone::clone);
         if let Some(pool) = &pool {
             let mut state = pool.state.lock();
             state.blocked += 1;
             pool.staff(&mut state);
         }
-        Blocking { pool }
+        Blocking { pool, began: Instant::now() }
     }
 }
 
 impl Drop for Blocking {
     fn drop(&mut self) {
+        WAITED.set(WAITED.get() + self.began.elapsed());
         if let Some(pool) = &self.pool {
             pool.state.lock().blocked -= 1;
         }

@@ -136,21 +136,24 @@ impl TcpLink {
         Ok(true)
     }
 
-    /// The socket has room again.
-    pub(super) fn resume(&self, sink: &mut dyn Sink) {
+    /// Goes on with a send that found no room, if there is one. True when that brought it to its end.
+    pub(super) fn resume(&self, sink: &mut dyn Sink) -> bool {
         let mut slot = self.sending.lock();
-        let Some(mut sending) = slot.take() else { return };
+        let Some(mut sending) = slot.take() else { return false };
         match self.write(&mut sending) {
-            Ok(false) => *slot = Some(sending),
+            Ok(false) => {
+                *slot = Some(sending);
+                false
+            }
             Ok(true) => {
                 drop(slot);
                 sink.sent(self.key, sending.bytes);
+                true
             }
-            // Whoever reads learns of it too, and with a better reason.
             Err(error) => {
                 drop(slot);
-                tracing::debug!(target: "calomel::tcp", %error, "a send failed");
                 self.lose(error, sink);
+                true
             }
         }
     }

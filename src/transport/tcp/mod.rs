@@ -190,6 +190,7 @@ impl Transport for Tcp {
         let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
         let mut any = false;
         for link in links {
+            any |= link.resume(sink);
             let received = self.receive(&link, sink);
             any |= received.any;
             let mut hot = self.hot.lock();

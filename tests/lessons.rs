@@ -1,0 +1,180 @@
+//! What users of other systems suffered, and the tests that keep it from these: those here, and by their paths those of
+//! the suites `conformance` (c) and `processes` (p).
+//!
+//! | they saw | tests |
+//! |---|---|
+//! | a transport error that can't be tied to a call; clients wait for ever | p `dying::a_server_that_goes_ends_the_calls_to_it`, p `foreign::a_server_that_never_answers_is_given_up`, c `engine::reach::nobody_there_is_unreachable_at_once` |
+//! | cancel completes twice, or never | c `rpc::pending::cancel_and_answer_race_to_exactly_one_end`, `a_cancelled_call_ends_at_once_and_reaches_the_server`, c `bulk::transfer::a_cancelled_transfer_ends_soon_and_is_over` |
+//! | a timed-out transfer writes into memory that is somebody else's | c `bulk::borrowed`, c `bulk::transfer::dropped_transfers_free_nothing_that_is_in_use`, c `bulk::reclaim`, p `transfers::a_frozen_peer_and_a_short_deadline` |
+//! | the timed-out client is gone, the server goes on for ever | c `rpc::deadlines::a_call_times_out_when_it_was_told_to`, c `rpc::asynchronous::a_future_that_never_ends_ends_with_its_call`, c `rpc::deferred::a_responder_learns_that_nobody_waits`, p `dying::a_client_that_goes_cancels_its_calls` |
+//! | a restarted peer gets old traffic, or hangs | p `restart`, c `engine::reach::a_restarted_server_is_called_as_before_and_old_bulks_are_gone` |
+//! | a client killed in mid-transfer crashes the server | p `transfers::the_puller_goes`, `the_pusher_goes`, `the_owner_goes_while_it_is_pulled_from`, `the_owner_goes_while_it_is_pushed_to` |
+//! | "try again" reaches the user; depth limits hang | [`more_calls_than_fit_are_answered_or_told`], c `rpc::pending::many_calls_are_in_progress_at_once`, c `bulk::transfer::many_transfers_in_flight`, c `rpc::nested` |
+//! | sizes around the eager limit break; one-way with overflow frees too soon | c `rpc::sizes`, c `bulk::sizes`, [`a_gibibyte_moves`] |
+//! | registration caches keyed by address corrupt data | c `bulk::reclaim::exposing_and_taking_back_without_end`, `dropping_frees_memory_that_nobody_writes`, [`the_same_memory_exposed_anew_is_another`] |
+//! | finalize hangs, crashes, is not thread-safe | c `engine::finalize`, c `engine::in_flight`, c `engine::after`, p `dying::finalizing_beside_a_frozen_peer_is_bounded` |
+//! | fork breaks it | p `leftovers::a_forked_child_gets_an_error` |
+//! | busy polling is fast and not the default; a progress thread slows clients | p `leftovers::idle_engines_do_nothing`; how fast, the benches tell |
+//! | the server must dial back; NAT and containers fail | c `bulk::basics::the_server_moves_the_clients_memory`, c `rpc::request::the_caller_can_be_called_after_the_call`, c `bulk::forward::the_server_finds_its_caller_by_origin` |
+//! | `process_vm_readv` is forbidden | no such transport yet |
+//! | "frame too large" looks like "disconnected" | c `rpc::sizes::arguments_above_the_limit`, `results_above_the_limit`, `the_receivers_limit_counts_too` |
+//! | a peer that vanishes without a word hangs all streams | p `dying` and `transfers` with SIGSTOP, p `foreign::a_black_hole_is_given_up` |
+//! | a second `define` of a name silently wins; hashes of names collide | c `rpc::define::a_second_definition_of_a_name_is_an_error`, [`names_that_collide_under_common_hashes_are_told_apart`] |
+//! | a decode error hangs the caller; an exception kills the server | c `rpc::faults` |
+//! | a bulk slice is unchecked | c `bulk::slices::what_lies_outside_is_out_of_range` |
+//! | chunks that don't divide evenly overrun | c `bulk::sizes`, c `bulk::model::random_transfers_agree_with_the_model` |
+//! | a descriptor that lies reads the heap | c `bulk::forged`, p `foreign::garbage_of_every_kind_harms_nobody` |
+//! | keys 1, 2, 3; the mode checked by the initiator | c `bulk::denied::tokens_are_not_to_be_guessed`, c `bulk::forged::a_mode_that_lies_changes_nothing` |
+//! | a dead address: lookup succeeds, the call hangs and burns a core | p `foreign::nobody_there_is_known_at_once`, `a_black_hole_is_given_up` |
+//! | a missing argument or a wrong type is garbage, or aborts the server | c `rpc::faults::arguments_of_another_type`, `results_of_another_type` |
+//! | a range longer than the region is silently clamped | c `bulk::slices::what_lies_outside_is_out_of_range` |
+//! | a bulk freed before the pull | c `bulk::denied::revoked_memory_is_out_of_reach`, c `bulk::eager::small_ones_are_revoked_like_large_ones` |
+//! | a handler that never answers hangs its caller | c `rpc::deferred::a_dropped_responder_is_no_response`, c `rpc::deadlines::the_default_timeout_is_the_engines` |
+//! | a killed process leaves things behind | p `restart::a_port_in_use_is_an_error_and_free_again_after_a_kill`, p `leftovers::no_threads_and_no_descriptors_are_left` |
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use calomel::{BulkMode, Engine, Error, Pending, Request, Responder};
+
+use common::*;
+
+const LISTEN: [&str; 2] = ["loop://lessons-", "tcp://127.0.0.1:0"];
+
+/// A server and a client on each transport.
+fn on_each_transport(name: &str, test: impl Fn(&Engine, &Engine, &calomel::Endpoint)) {
+    for listen in LISTEN {
+        let listen = if listen.ends_with('-') { format!("{listen}{name}") } else { listen.to_owned() };
+        let (server, client) = (Engine::server(listen).unwrap(), Engine::builder().build().unwrap());
+        let to_server = client.lookup(server.address()).unwrap();
+        test(&server, &client, &to_server);
+        client.finalize().unwrap();
+        server.finalize().unwrap();
+    }
+}
+
+#[test]
+fn more_calls_than_fit_are_answered_or_told() {
+    const CALLS: usize = 40_000;
+    let _watchdog = Watchdog::start("more_calls_than_fit_are_answered_or_told");
+    on_each_transport("calls", |server, client, to_server| {
+        let (hold, held) = mpsc::channel();
+        server.define_deferred("held", move |reply: Responder<u32>, n: u32| hold.send((reply, n)).unwrap()).unwrap();
+        server.define("fine", |_: &Request, n: u32| n).unwrap();
+        let held_call = client.procedure::<u32, u32>("held");
+        // Whatever the limits are, nothing is answered before all are sent: no window can hide them.
+        let pendings: Vec<Pending<u32>> = (0..CALLS as u32).map(|n| held_call.on(to_server).start(&n).unwrap()).collect();
+        let (mut answered, mut refused) = (0, 0);
+        let begin = Instant::now();
+        let done = Arc::new(AtomicBool::new(false));
+        let stop = done.clone();
+        let answer_all = std::thread::spawn(move || {
+            while !stop.load(Ordering::SeqCst) && begin.elapsed() < 2 * BOUND {
+                if let Ok((reply, n)) = held.recv_timeout(Duration::from_millis(10)) {
+                    reply.respond(&(n + 1)).unwrap();
+                }
+            }
+            // The handler sends into this as long as its engine lives.
+            held
+        });
+        for (n, pending) in pendings.into_iter().enumerate() {
+            match pending.wait() {
+                Ok(answer) => {
+                    assert_eq!(answer, n as u32 + 1);
+                    answered += 1;
+                }
+                Err(Error::Busy { reason, .. }) => {
+                    assert!(reason.chars().any(|c| c.is_ascii_digit()), "{reason} names no limit");
+                    refused += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        done.store(true, Ordering::SeqCst);
+        assert!(begin.elapsed() < BOUND);
+        assert_eq!(answered + refused, CALLS);
+        assert!(answered > 1000, "{answered} answered, {refused} refused");
+        // Afterwards all is as before.
+        for n in 0..100 {
+            assert_eq!(client.procedure::<u32, u32>("fine").on(to_server).call(&n).unwrap(), n);
+        }
+        drop(answer_all.join().unwrap());
+    });
+}
+
+#[test]
+fn names_that_collide_under_common_hashes_are_told_apart() {
+    let _watchdog = Watchdog::start("names_that_collide_under_common_hashes_are_told_apart");
+    on_each_transport("names", |server, client, to_server| {
+        // Of 32 bits: djb2, djb2 with xor, FNV-1a, CRC-32.
+        let pairs = [
+            ("hetairas", "mentioner"),
+            ("heliotropes", "neurospora"),
+            ("costarring", "liquor"),
+            ("declinate", "macallums"),
+            ("plumless", "buckeroo"),
+        ];
+        for (a, b) in pairs {
+            server.define(a, move |_: &Request, ()| a.to_owned()).unwrap();
+            server.define(b, move |_: &Request, ()| b.to_owned()).unwrap();
+        }
+        for name in pairs.iter().flat_map(|pair| [pair.0, pair.1]) {
+            assert_eq!(client.procedure::<(), String>(name).on(to_server).call(&()).unwrap(), name);
+        }
+        // And so many that some other hash would have its own.
+        for n in 0..20_000u32 {
+            server.define(&format!("procedure {n}"), move |_: &Request, ()| n).unwrap();
+        }
+        let pendings: Vec<_> = (0..20_000u32)
+            .map(|n| client.procedure::<(), u32>(&format!("procedure {n}")).on(to_server).start(&()).unwrap())
+            .collect();
+        for (n, pending) in pendings.into_iter().enumerate() {
+            match pending.wait() {
+                Ok(answer) => assert_eq!(answer, n as u32),
+                Err(Error::Busy { .. }) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn the_same_memory_exposed_anew_is_another() {
+    let _watchdog = Watchdog::start("the_same_memory_exposed_anew_is_another");
+    on_each_transport("memory", |server, _, to_server| {
+        // The vector keeps its address; what a peer knows of its earlier exposures is worth nothing.
+        let mut buffer = vec![0u8; 100_000];
+        let mut old = Vec::new();
+        for round in 1..50u8 {
+            let exposed = server.expose(buffer, BulkMode::ReadWrite).unwrap();
+            let bulk = exposed.bulk();
+            assert_eq!(bulk.on(to_server).push_from(&[round; 1000][..]).unwrap(), 1000);
+            for stale in &old {
+                let stale: &calomel::Bulk = stale;
+                assert_error!(stale.on(to_server).push_from(&[0xffu8; 1000][..]), Error::Revoked { .. });
+            }
+            buffer = exposed.reclaim();
+            assert!(buffer[..1000].iter().all(|&b| b == round) && buffer[1000..].iter().all(|&b| b == 0));
+            old.push(bulk);
+        }
+    });
+}
+
+#[test]
+#[ignore = "takes 3 GiB of memory"]
+fn a_gibibyte_moves() {
+    const LEN: usize = (1 << 30) + 7;
+    let _watchdog = Watchdog::start("a_gibibyte_moves");
+    on_each_transport("gibibyte", |server, _, to_server| {
+        let data = pattern(1, LEN);
+        let theirs = server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
+        let remote = theirs.bulk().on(to_server);
+        assert_eq!(remote.push_from(&data).unwrap(), LEN);
+        let mut copy = vec![0u8; LEN];
+        assert_eq!(remote.pull_into(&mut copy).unwrap(), LEN);
+        assert!(copy == data);
+    });
+}
