@@ -259,10 +259,6 @@ impl Error {
         Error::Io { what: what.into(), source: Arc::new(source) }
     }
 
-    pub(crate) fn finalized(what: impl Into<String>) -> Error {
-        Error::Finalized { what: what.into() }
-    }
-
     /// True for [`Error::Timeout`].
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Timeout { .. })

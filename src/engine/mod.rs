@@ -49,11 +49,15 @@ pub(crate) struct Shared {
 impl Shared {
     /// An error when the engine is finalized, or belongs to another process.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
+        self.check_with(|| what.to_owned())
+    }
+
+    pub(crate) fn check_with(&self, what: impl Fn() -> String) -> Result<()> {
         if self.core.is_forked() {
             let reason = "the process was forked after the engine was made: the child must make its own".to_owned();
-            return Err(Error::Unsupported { what: format!("{what} in a forked child"), reason });
+            return Err(Error::Unsupported { what: format!("{} in a forked child", what()), reason });
         }
-        if self.finalizing.is_closed() { Err(Error::finalized(what)) } else { Ok(()) }
+        if self.finalizing.is_closed() { Err(Error::Finalized { what: what() }) } else { Ok(()) }
     }
 
     pub(crate) fn finalizing(&self) -> &Finalizing {

@@ -153,7 +153,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     fn begin<T>(&self, arguments: &A, timed: bool, one_way: bool) -> Result<(Waited<T>, Instant)> {
         let shared = &self.procedure.shared;
         let info = &self.procedure.info;
-        shared.check("call")?;
+        shared.check_with(|| format!("call of `{}`", info.name))?;
         let completion = Completion::new();
         let mut waited = Waited::new(shared, info, &self.endpoint, self.timeout, completion);
         let now = Instant::now();
