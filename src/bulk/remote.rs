@@ -171,10 +171,10 @@ impl RemoteBulk {
                 Copied::SourceClosed | Copied::TargetClosed => Err(Failure::Revoked),
             };
         }
-        if let Some(copy) = copy.as_ref().filter(|_| pull) {
-            if let Some(bytes) = copy.range(*offset, len) {
-                return if local.write(bytes) { Ok(Begun::Done(Ok(len))) } else { Err(Failure::Revoked) };
-            }
+        if let Some(copy) = copy.as_ref().filter(|_| pull)
+            && let Some(bytes) = copy.range(*offset, len)
+        {
+            return if local.write(bytes) { Ok(Begun::Done(Ok(len))) } else { Err(Failure::Revoked) };
         }
         let now = Instant::now();
         let remote = Remote { peer: self.endpoint.peer(), owner: origin.incarnation, token: *token, offset: *offset };

@@ -133,10 +133,10 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
     /// When polled again after it was ready.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(Result<usize>, L)> {
         let this = self.get_mut();
-        if let State::InProgress(completion, _) = &this.state {
-            if completion.wake_task(context.waker()) {
-                return Poll::Pending;
-            }
+        if let State::InProgress(completion, _) = &this.state
+            && completion.wake_task(context.waker())
+        {
+            return Poll::Pending;
         }
         Poll::Ready(this.finish())
     }

@@ -122,7 +122,7 @@ impl Core {
             for transport in &self.transports {
                 any |= transport.poll(&mut CoreSink { core: self, jobs, now });
             }
-            if polls % POLLS_PER_LOOK == 0 {
+            if polls.is_multiple_of(POLLS_PER_LOOK) {
                 any |= self.look_at_reactor(&mut driver, Some(Duration::ZERO), jobs);
                 any |= self.expire(now, jobs);
             }

@@ -215,10 +215,10 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool) {
 }
 
 fn wake_watcher(threads: &Threads) {
-    if threads.watcher_asleep.swap(false, Ordering::SeqCst) {
-        if let Some(watcher) = &*threads.watcher.lock() {
-            watcher.wake();
-        }
+    if threads.watcher_asleep.swap(false, Ordering::SeqCst)
+        && let Some(watcher) = &*threads.watcher.lock()
+    {
+        watcher.wake();
     }
 }
 
@@ -258,10 +258,10 @@ fn replace(core: &Arc<Core>, handling: u64) {
         return;
     }
     // One that computes, or that the system gives no processor, is not moved: that would not make it faster.
-    if sleeps(&threads.progress_task.lock()) {
-        if let Some(kind) = &*threads.running.lock() {
-            kind.set_slow();
-        }
+    if sleeps(&threads.progress_task.lock())
+        && let Some(kind) = &*threads.running.lock()
+    {
+        kind.set_slow();
     }
     let term = threads.term.fetch_add(1, Ordering::SeqCst) + 1;
     tracing::debug!(target: "calomel::progress", term, "a handler blocks; another progress thread takes over");

@@ -90,7 +90,7 @@ pub(crate) struct CallSpec<'a, E: Env> {
 /// A call that was not made.
 pub(crate) enum Rejected<'a, E: Env> {
     /// The peer has not checked the type of the arguments yet: call again, with their shape.
-    NeedShape(CallSpec<'a, E>),
+    NeedShape(Box<CallSpec<'a, E>>),
     Failed(Failure),
 }
 
@@ -156,7 +156,7 @@ impl<E: Env> Proto<E> {
                 if !known {
                     link.bound.remove(&spec.procedure);
                 }
-                return Err(Rejected::NeedShape(spec));
+                return Err(Rejected::NeedShape(Box::new(spec)));
             }
         };
         let want_shape = !bound.result_checked && !spec.one_way;

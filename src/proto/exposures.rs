@@ -105,11 +105,11 @@ impl<E: Env> Proto<E> {
 
     /// Bulks that came from a peer with these leases are no longer held here.
     pub(crate) fn release(&mut self, link: LinkId, leases: Leases) {
-        if leases.count > 0 {
-            if let Some(entry) = self.links.get_mut(link) {
-                entry.say(&Message::Release(leases), &[]);
-                self.mark_ready(link);
-            }
+        if leases.count > 0
+            && let Some(entry) = self.links.get_mut(link)
+        {
+            entry.say(&Message::Release(leases), &[]);
+            self.mark_ready(link);
         }
     }
 

@@ -204,10 +204,10 @@ impl<E: Env> Proto<E> {
     pub(crate) fn close(&mut self, id: LinkId, failure: Failure) {
         let Some(link) = self.links.remove(id) else { return };
         self.outputs.push_back(Output::Close { link: id });
-        if let Some(peer) = link.peer.and_then(|peer| self.peers.get_mut(peer)) {
-            if peer.link == Some(id) {
-                peer.link = None;
-            }
+        if let Some(peer) = link.peer.and_then(|peer| self.peers.get_mut(peer))
+            && peer.link == Some(id)
+        {
+            peer.link = None;
         }
         let calls: Vec<_> = self.calls.iter().filter(|(_, call)| call.link == id).map(|(id, _)| id).collect();
         for call in calls {

@@ -174,7 +174,7 @@ where
         self.base.open(
             &entered.0,
             incoming,
-            || Shape::of_type::<A::With<'_>>(),
+            Shape::of_type::<A::With<'_>>,
             |responder: Responder<R>, bytes| match codec::decode::<A::With<'_>>(bytes) {
                 Ok(arguments) => {
                     let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));

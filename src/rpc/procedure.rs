@@ -28,10 +28,13 @@ pub(crate) struct ProcedureInfo {
     pub result: OnceLock<Shape>,
 }
 
+/// The name, and the names of the two types.
+type ProcedureKey = (String, &'static str, &'static str);
+
 /// Every procedure that was ever asked for. Types count: the check of one pair of types says nothing of another.
 #[derive(Default)]
 pub(crate) struct Procedures {
-    known: Mutex<HashMap<(String, &'static str, &'static str), Arc<ProcedureInfo>>>,
+    known: Mutex<HashMap<ProcedureKey, Arc<ProcedureInfo>>>,
 }
 
 impl Procedures {
@@ -206,7 +209,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 let mut bytes = Vec::new();
                 shape.encode(&mut bytes);
                 spec.shape = Some((&bytes, shape.is_complete()));
-                core.exec(|proto| proto.call(spec, now)).map_err(|rejected| match rejected {
+                core.exec(|proto| proto.call(*spec, now)).map_err(|rejected| match rejected {
                     Rejected::Failed(failure) => failure,
                     Rejected::NeedShape(_) => unreachable!("the shape was given"),
                 })

@@ -55,10 +55,8 @@ impl Inbox {
             state.items.push_back(item);
             std::mem::take(&mut state.parked)
         };
-        if wake {
-            if let Err(error) = self.waker.wake() {
-                tracing::error!(target: "calomel::loop", %error, "can't wake a parked engine");
-            }
+        if wake && let Err(error) = self.waker.wake() {
+            tracing::error!(target: "calomel::loop", %error, "can't wake a parked engine");
         }
     }
 
