@@ -1,0 +1,151 @@
+//! What the protocol moves in these tests, and the random numbers that they go by.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use super::{Env, Lease, Memory};
+
+pub enum TestEnv {}
+
+impl Env for TestEnv {
+    type Memory = Mem;
+    type Waiter = Op;
+    type Lease = Ticket;
+}
+
+/// A call or a transfer, by the number that the test's host gave it.
+pub type Op = u64;
+
+thread_local! {
+    /// Bytes that the protocol has allocated and not yet freed, and the largest piece of them ever.
+    static LIVE: Cell<usize> = const { Cell::new(0) };
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+    static TOTAL: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Bytes that the protocol allocated on this thread and has not freed.
+pub fn live() -> usize {
+    LIVE.get()
+}
+
+/// The largest allocation since the last call, and the sum of all.
+pub fn allocated() -> (usize, usize) {
+    (LARGEST.take(), TOTAL.take())
+}
+
+/// Memory with a gate, as the engine's regions have: once it is closed, nobody reads or writes it.
+#[derive(Clone)]
+pub struct Mem {
+    block: Rc<Block>,
+    offset: usize,
+    len: usize,
+}
+
+struct Block {
+    bytes: RefCell<Vec<u8>>,
+    open: Cell<bool>,
+    /// The protocol asked for it; the test did not bring it.
+    counted: usize,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        LIVE.set(LIVE.get() - self.counted);
+    }
+}
+
+impl Mem {
+    pub fn new(bytes: Vec<u8>) -> Mem {
+        let len = bytes.len();
+        Mem { block: Rc::new(Block { bytes: RefCell::new(bytes), open: Cell::new(true), counted: 0 }), offset: 0, len }
+    }
+
+    /// Lets nobody in any more.
+    pub fn close(&self) {
+        self.block.open.set(false);
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.block.open.get()
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.block.bytes.borrow()[self.offset..self.offset + self.len].to_vec()
+    }
+
+    pub fn byte(&self, at: usize) -> u8 {
+        assert!(at < self.len);
+        self.block.bytes.borrow()[self.offset + at]
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len, "a write outside of what was given");
+        let start = self.offset + at;
+        self.block.bytes.borrow_mut()[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Memory for Mem {
+    fn allocate(len: usize) -> Mem {
+        LIVE.set(LIVE.get() + len);
+        TOTAL.set(TOTAL.get() + len);
+        LARGEST.set(LARGEST.get().max(len));
+        // What a peer merely claims must not cost the test its memory: nothing here is touched before bytes come.
+        let block = Block { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len };
+        Mem { block: Rc::new(block), offset: 0, len }
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn part(&self, offset: usize, len: usize) -> Option<Mem> {
+        (offset.checked_add(len)? <= self.len).then(|| Mem { block: self.block.clone(), offset: self.offset + offset, len })
+    }
+}
+
+/// What is kept while a peer holds a bulk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    pub token: u128,
+    pub number: u32,
+}
+
+impl Lease for Ticket {
+    fn token(&self) -> u128 {
+        self.token
+    }
+}
+
+/// `len` bytes that differ with `seed` and with their place. The period is a prime: an error by a power of two shows.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random(seed);
+    let block: Vec<u8> = (0..len.min(4099)).map(|_| random.next() as u8).collect();
+    block.iter().copied().cycle().take(len).collect()
+}
+
+/// splitmix64: the same everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Less than `end`; 0 when `end` is 0.
+    pub fn below(&mut self, end: usize) -> usize {
+        if end == 0 { 0 } else { (self.next() % end as u64) as usize }
+    }
+
+    /// True once in `n` times.
+    pub fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
+        of.get(self.below(of.len()))
+    }
+}

@@ -1,0 +1,29 @@
+//! Engines without engines: [`Proto`]s in simulated time, joined by links that delay, cut to pieces and get lost.
+//!
+//! [`net`] is the network, [`host`] an engine in it, [`env`](self::env) what moves. Every story ends with [`net::Net::end`],
+//! which finds what is left over: operations that did not end exactly once, table entries, timers, memory.
+
+mod calls;
+mod cancelling;
+mod env;
+mod forgeries;
+mod garbage;
+mod greeting;
+mod host;
+mod leases;
+mod limits;
+mod names;
+mod net;
+mod one_way;
+mod reconnecting;
+mod revoking;
+mod shutdown;
+mod silence;
+mod tokens;
+mod transfers;
+mod twins;
+mod walk;
+mod wire;
+mod wires;
+
+use super::*;
