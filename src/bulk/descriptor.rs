@@ -35,6 +35,24 @@ impl BulkMode {
     }
 }
 
+/// How memory is exposed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Nobody writes it as long as it is exposed.
+    Constant,
+    /// Peers may do what the mode says, and this engine may write.
+    Changing(BulkMode),
+}
+
+impl Access {
+    pub(super) fn mode(self) -> BulkMode {
+        match self {
+            Access::Constant => BulkMode::ReadOnly,
+            Access::Changing(mode) => mode,
+        }
+    }
+}
+
 /// The engine that exposed a bulk, wherever the bulk is now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
@@ -62,7 +80,8 @@ pub struct Bulk {
 #[derive(Clone)]
 enum Hold {
     /// Exposed here: peers' leases are counted.
-    Own(Arc<Leases>, Weak<Region>),
+    /// The region, where nobody can write it: then it may be copied.
+    Own(Arc<Leases>, Option<Weak<Region>>),
     /// Received, with a lease that says so to the sender.
     Received(Arc<crate::rpc::RemoteLease>),
     /// Received by other means than a call: nobody knows.
@@ -115,15 +134,16 @@ impl Copies {
 }
 
 impl Bulk {
-    pub(super) fn own(token: u128, region: &Arc<Region>, mode: BulkMode, origin: Arc<Origin>, leases: &Arc<Leases>) -> Bulk {
+    pub(super) fn own(token: u128, region: &Arc<Region>, access: Access, origin: Arc<Origin>, leases: &Arc<Leases>) -> Bulk {
+        let constant = access == Access::Constant;
         Bulk {
             token,
             offset: 0,
             len: region.len() as u64,
-            mode,
+            mode: access.mode(),
             segments: region.segment_count() as u32,
             origin,
-            hold: Hold::Own(leases.clone(), Arc::downgrade(region)),
+            hold: Hold::Own(leases.clone(), constant.then(|| Arc::downgrade(region))),
             copy: None,
         }
     }
@@ -218,7 +238,7 @@ impl Bulk {
         }
         match &self.hold {
             Hold::Own(_, region) => {
-                let whole = Slice::whole(&region.upgrade()?);
+                let whole = Slice::whole(&region.as_ref()?.upgrade()?);
                 let mut bytes = vec![0; len];
                 whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(Bytes(bytes))
             }

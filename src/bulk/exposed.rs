@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rand::Rng as _;
 
-use super::descriptor::{Bulk, BulkMode};
+use super::descriptor::{Access, Bulk, BulkMode};
 use super::lease::{Leases, Released};
 use crate::engine::Shared;
 use crate::memory::{Buffer, Held, ReadOnly, Slice, View, Writable, WritableBuffer};
@@ -41,12 +41,12 @@ pub(super) struct Exposure {
 }
 
 impl Exposure {
-    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<crate::memory::Region>, mode: BulkMode) -> Exposure {
+    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<crate::memory::Region>, access: Access) -> Exposure {
         let mut rng = rand::rng();
         let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
         let leases = Arc::<Leases>::default();
-        let bulk = Bulk::own(token, region, mode, shared.origin.clone(), &leases);
-        shared.core.exec(|proto| proto.expose(token, Slice::whole(region), mode.access()));
+        let bulk = Bulk::own(token, region, access, shared.origin.clone(), &leases);
+        shared.core.exec(|proto| proto.expose(token, Slice::whole(region), access.mode().access()));
         Exposure { shared: shared.clone(), bulk, leases }
     }
 
@@ -64,14 +64,14 @@ impl Drop for Exposure {
 pub(crate) fn expose<B: WritableBuffer>(shared: &Arc<Shared>, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>> {
     shared.check("expose")?;
     let held = Held::writable(buffer);
-    let exposure = Exposure::new(shared, held.region(), mode);
+    let exposure = Exposure::new(shared, held.region(), Access::Changing(mode));
     Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
 }
 
 pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<Shared>, buffer: B) -> Result<Exposed<B, ReadOnly>> {
     shared.check("expose")?;
     let held = Held::read_only(buffer);
-    let exposure = Exposure::new(shared, held.region(), BulkMode::ReadOnly);
+    let exposure = Exposure::new(shared, held.region(), Access::Constant);
     Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::progress::wake_quietly;
 use crate::{Address, Error, Result};
 
 /// Counts what peers hold of one exposure.
@@ -43,7 +44,7 @@ impl Drop for Ticket {
             std::mem::take(&mut state.wakers)
         };
         self.0.none_left.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(wake_quietly);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::memory::Element;
 use parking_lot::Mutex;
 
-use super::descriptor::{Bulk, BulkMode};
+use super::descriptor::{Access, Bulk, BulkMode};
 use super::exposed::Exposure;
 use crate::Result;
 use crate::engine::Shared;
@@ -39,12 +39,12 @@ struct Inner {
 }
 
 impl Drop for Inner {
-    /// Locks peers out, and waits for the accesses in progress.
+    /// Waits for the accesses in progress, and lets nobody in any more.
     fn drop(&mut self) {
-        for (exposure, region) in self.exposed.get_mut().drain(..) {
-            drop(exposure);
-            region.close();
-        }
+        let exposed = std::mem::take(self.exposed.get_mut());
+        // First of all, and whatever happens while peers are told.
+        exposed.iter().for_each(|(_, region)| region.close());
+        drop(exposed);
     }
 }
 
@@ -54,7 +54,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// [`Error::Finalized`](crate::Error::Finalized).
     pub fn expose<T: Element>(&'scope self, buffer: &'scope mut [T], mode: BulkMode) -> Result<Bulk> {
-        self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), mode)
+        self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), Access::Changing(mode))
     }
 
     /// Exposes borrowed memory, a slice or a `str`, for peers to read.
@@ -62,14 +62,14 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// [`Error::Finalized`](crate::Error::Finalized).
     pub fn expose_read_only<T: AsBytes + ?Sized>(&'scope self, buffer: &'scope T) -> Result<Bulk> {
-        self.add(Borrowed::read_only(buffer.as_bytes()), BulkMode::ReadOnly)
+        self.add(Borrowed::read_only(buffer.as_bytes()), Access::Constant)
     }
 
     #[allow(unsafe_code)]
-    fn add(&'scope self, borrowed: Borrowed<'scope>, mode: BulkMode) -> Result<Bulk> {
+    fn add(&'scope self, borrowed: Borrowed<'scope>, access: Access) -> Result<Bulk> {
         let Inner { shared, exposed } = &*self.inner;
         shared.check("expose")?;
-        let exposure = Exposure::new(shared, borrowed.region(), mode);
+        let exposure = Exposure::new(shared, borrowed.region(), access);
         let bulk = exposure.bulk();
         // SAFETY: `Inner` closes the region when it is dropped, which `scope` does before `'scope` ends: it keeps the only
         // reference, and users have but a shared one to the `Scope` around it.

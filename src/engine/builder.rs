@@ -22,6 +22,9 @@ const MAX_EAGER: usize = 512 << 10;
 /// Handler threads by default: enough for handlers that block, and none is started before it is needed.
 const HANDLER_THREADS: usize = 64;
 
+/// Durations that the clock is added to are cut to a year: that is for ever, and no clock overflows.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 type Wrap = Box<dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>>;
 
 /// What an engine can be told; made by [`Engine::builder`]. The defaults need no tuning.
@@ -114,19 +117,19 @@ impl EngineBuilder {
 
     /// A peer that is silent for this long, while something is expected of it, is given up (default 10 s).
     pub fn heartbeat(mut self, silence: Duration) -> Self {
-        self.heartbeat = silence.max(Duration::from_millis(10));
+        self.heartbeat = silence.clamp(Duration::from_millis(10), LONGEST);
         self
     }
 
     /// How long connecting may take (default 5 s).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect = timeout;
+        self.connect = timeout.min(LONGEST);
         self
     }
 
     /// How long [`Engine::finalize`] waits for handlers in progress (default 5 s).
     pub fn finalize_timeout(mut self, timeout: Duration) -> Self {
-        self.finalize = timeout;
+        self.finalize = timeout.min(LONGEST);
         self
     }
 

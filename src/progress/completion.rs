@@ -62,7 +62,7 @@ impl Completion {
         match wake {
             Wake::Nobody => {}
             Wake::Thread(thread) => thread.wake(),
-            Wake::Task(waker) => waker.wake(),
+            Wake::Task(waker) => wake_quietly(waker),
         }
     }
 
@@ -99,6 +99,13 @@ impl Completion {
             other => *other = Wake::Task(waker.clone()),
         }
         true
+    }
+}
+
+/// Wakes a task. Wakers are user code: one that panics must not take the thread with it that brought the news.
+pub(crate) fn wake_quietly(waker: Waker) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake())).is_err() {
+        tracing::error!(target: "calomel::progress", "a waker panicked");
     }
 }
 

@@ -75,9 +75,8 @@ impl Core {
                 }
                 match self.seat.sit_or_queue(me) {
                     Sat::Yes => {
-                        let done = self.drive_as_caller(ready, deadline);
-                        self.seat.get_up();
-                        return done;
+                        let _sitting = self.seat.sitting();
+                        return self.drive_as_caller(ready, deadline);
                     }
                     Sat::Queued { wake } => {
                         queued = true;

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 use crate::proto::{self, Failure, LinkId, Output, Proto, RequestId};
 use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
-pub(crate) use completion::{Completion, Outcome, with_sleeper};
+pub(crate) use completion::{Completion, Outcome, wake_quietly, with_sleeper};
 pub(crate) use env::{Held, Live};
 pub(crate) use workers::in_job;
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
@@ -260,7 +260,7 @@ impl Core {
                     service.cancelled(request);
                 }
             }
-            Output::Unleased(lease) => drop(lease.kept),
+            Output::Unleased(lease) => drop(lease),
             Output::Stale { token } => {
                 if let Some(service) = self.service.get() {
                     service.stale(token);

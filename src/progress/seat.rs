@@ -110,7 +110,12 @@ impl Seat {
         free
     }
 
-    pub(crate) fn get_up(&self) {
+    /// To be held while the thread drives: dropped, it gets up, also when it is unwinding.
+    pub(crate) fn sitting(&self) -> Sitting<'_> {
+        Sitting(self)
+    }
+
+    fn get_up(&self) {
         let mut state = self.state.lock();
         state.taken = None;
         state.parked = false;
@@ -138,6 +143,14 @@ impl Seat {
     /// A caller wants the progress thread to get up.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) struct Sitting<'a>(&'a Seat);
+
+impl Drop for Sitting<'_> {
+    fn drop(&mut self) {
+        self.0.get_up();
     }
 }
 

@@ -160,12 +160,13 @@ fn progress(core: &Core, term: u64) {
             at_once = false;
             if sat {
                 let mut jobs = Vec::new();
+                let sitting = core.seat.sitting();
                 core.drive(&mut jobs, &|| core.seat.is_wanted() || core.is_stopping(), None);
                 at_once = !core.seat.is_wanted();
                 // Whoever wants the seat is woken now, and has not sat yet.
                 seen = u64::MAX;
                 core.threads.jobs.lock().extend(jobs);
-                core.seat.get_up();
+                drop(sitting);
             }
         }
     });

@@ -78,7 +78,7 @@ pub(crate) struct CallSpec<'a, E: Env> {
     pub provider: u16,
     pub content: Content<'a, E::Memory>,
     /// The shape of the arguments, and whether it is complete; asked for with [`Rejected::NeedShape`].
-    pub shape: Option<(&'a [u8], bool)>,
+    pub shape: Option<(Vec<u8>, bool)>,
     pub leases: Vec<E::Lease>,
     pub deadline: Instant,
     /// Whether the protocol has to watch the deadline; else the waiter does.
@@ -91,6 +91,8 @@ pub(crate) struct CallSpec<'a, E: Env> {
 pub(crate) enum Rejected<'a, E: Env> {
     /// The peer has not checked the type of the arguments yet: call again, with their shape.
     NeedShape(Box<CallSpec<'a, E>>),
+    /// The peer is behind with one-way calls: the waiter is told when it has caught up. Call again then.
+    NoCredit(Box<CallSpec<'a, E>>),
     Failed(Failure),
 }
 
@@ -128,6 +130,19 @@ pub(crate) struct Reply<'a, E: Env> {
     pub leases: Vec<E::Lease>,
 }
 
+/// One-way calls of one link that may be on their way, or wait for their handlers: whoever makes more waits.
+const ONE_WAY_WINDOW: u32 = 4096;
+/// After so many that were handled, the caller is told: often enough that a busy one never waits for nothing.
+const ONE_WAY_REPORT: u32 = 512;
+
+/// A bulk takes more than 16 bytes of the message that it is in, so a message can't have more leases than that allows.
+fn check_leases(leases: Leases, size: u64) -> Result<(), Failure> {
+    if u64::from(leases.count) > size / 16 {
+        return Err(broken(format!("{} leases with a message of {size} bytes", leases.count)));
+    }
+    Ok(())
+}
+
 /// Longest time that travels with a call; longer ones are none.
 const MAX_BUDGET: Duration = Duration::from_secs(1 << 32);
 
@@ -144,13 +159,16 @@ impl<E: Env> Proto<E> {
         if size > limit {
             return failed(Failure::TooLarge { size: size as u64, limit: limit as u64 });
         }
+        if spec.one_way && link.one_way_out >= ONE_WAY_WINDOW {
+            return Err(Rejected::NoCredit(Box::new(spec)));
+        }
         let known = link.bound.contains_key(&spec.procedure);
         let bound = link.bound.entry(spec.procedure).or_default();
-        let shape = match spec.shape {
+        let shape = match &spec.shape {
             _ if bound.arguments_checked => &[],
             Some((shape, complete)) => {
-                bound.arguments_checked = complete;
-                shape
+                bound.arguments_checked = *complete;
+                &shape[..]
             }
             None => {
                 if !known {
@@ -187,6 +205,7 @@ impl<E: Env> Proto<E> {
         };
         link.say(&message, spec.content.inline());
         link.pending += 1;
+        link.one_way_out += u32::from(spec.one_way);
         if let Content::Large(memory) = spec.content {
             link.streams.push_back(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
@@ -200,6 +219,33 @@ impl<E: Env> Proto<E> {
             self.end_one_way(call);
         }
         Ok(call)
+    }
+
+    /// Has the waiter told, as of a call that is done, when the peer takes one-way calls again. At once, if it does.
+    pub(crate) fn await_credit(&mut self, peer: PeerId, waiter: E::Waiter) {
+        let link = self.peers.get(peer).and_then(|peer| peer.link).and_then(|link| self.links.get_mut(link));
+        match link {
+            Some(link) if link.one_way_out >= ONE_WAY_WINDOW => link.awaiting_credit.push(waiter),
+            _ => self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Cancelled) }),
+        }
+    }
+
+    pub(super) fn handle_handled(&mut self, id: LinkId, count: u32) {
+        let link = &mut self.links[id];
+        link.one_way_out = link.one_way_out.saturating_sub(count);
+        let waiting = std::mem::take(&mut link.awaiting_credit);
+        self.outputs.extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Failure::Cancelled) }));
+    }
+
+    /// A one-way call of the peer is over. It is told of so many at a time.
+    fn one_way_over(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.one_way_handled += 1;
+        if link.one_way_handled >= ONE_WAY_REPORT {
+            let count = std::mem::take(&mut link.one_way_handled);
+            link.say(&Message::Handled { count }, &[]);
+            self.mark_ready(id);
+        }
     }
 
     /// Asks a peer to finalize itself.
@@ -304,6 +350,7 @@ impl<E: Env> Proto<E> {
             self.release(id, leases);
             return Ok(());
         };
+        check_leases(leases, size)?;
         let procedure = call.procedure;
         let limit = self.config.max_message as u64;
         if size > limit {
@@ -323,7 +370,7 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn response_landed(&mut self, id: LinkId, number: u64, len: usize) {
         let key = CallId::from(KeyData::from_ffi(number));
-        let Some(call) = self.calls.get_mut(key) else { return };
+        let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else { return };
         let procedure = call.procedure;
         let Some(answer) = &mut call.answer else { return };
         answer.arrived += len;
@@ -356,6 +403,7 @@ impl<E: Env> Proto<E> {
             (Some(name), Some(known)) if **known == *name => known.clone(),
             _ => return Err(broken(format!("procedure {procedure} is not named, or badly"))),
         };
+        check_leases(leases, size)?;
         let refusal = if self.stage != Stage::Running {
             Some(Status::Finalizing)
         } else if link.requests.len() >= self.config.max_requests {
@@ -367,7 +415,9 @@ impl<E: Env> Proto<E> {
         };
         if let Some(status) = refusal {
             tracing::debug!(target: "calomel::proto", %name, ?status, "request refused");
-            if !one_way {
+            if one_way {
+                self.one_way_over(id);
+            } else {
                 link.say(&Message::Refuse { call, status }, &[]);
             }
             self.release(id, leases);
@@ -426,8 +476,11 @@ impl<E: Env> Proto<E> {
         // The answer may be on its way out already.
         link.drop_streams(|s| s.kind == Stream::Response && s.id == number);
         if let Some(request) = link.requests.remove(&number) {
-            let whole = self.requests.remove(request).is_some_and(|request| request.body.is_none());
-            if whole {
+            let Some(removed) = self.requests.remove(request) else { return };
+            if removed.one_way {
+                self.one_way_over(id);
+            }
+            if removed.body.is_none() {
                 self.outputs.push_back(Output::Cancelled { request });
             }
         }
@@ -451,6 +504,7 @@ impl<E: Env> Proto<E> {
         let Some(link) = self.links.get_mut(id) else { return Err(Failure::Cancelled) };
         link.requests.remove(&call);
         if one_way {
+            self.one_way_over(id);
             return Ok(());
         }
         let limit = self.config.max_message.min(link.peer_max_message);

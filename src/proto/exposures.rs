@@ -12,6 +12,13 @@ pub(crate) struct Mode {
     pub write: bool,
 }
 
+/// A lease that a peer has.
+pub(super) struct LeaseOut<L> {
+    pub lease: L,
+    /// The peer knows that the memory was taken back.
+    told: bool,
+}
+
 struct Exposure<M> {
     memory: M,
     mode: Mode,
@@ -59,7 +66,7 @@ impl<E: Env> Proto<E> {
         }
         self.exposures.revoked.push_back(token);
         self.stop_access(token);
-        self.tell_stale(token);
+        self.tell_stale(token, None);
     }
 
     /// The memory that a range means, if whoever names it may do that with it.
@@ -97,7 +104,7 @@ impl<E: Env> Proto<E> {
         let first = link.next_lease;
         let count = leases.len() as u32;
         for lease in leases {
-            link.leases.insert(link.next_lease, lease);
+            link.leases.insert(link.next_lease, LeaseOut { lease, told: false });
             link.next_lease += 1;
         }
         Leases { first, count }
@@ -118,24 +125,33 @@ impl<E: Env> Proto<E> {
         // The count is the peer's word: no more steps than there are leases.
         let count = (leases.count as usize).min(entry.leases.len().max(1)) as u64;
         for number in leases.first..leases.first.saturating_add(count) {
-            if let Some(lease) = entry.leases.remove(&number) {
+            if let Some(LeaseOut { lease, .. }) = entry.leases.remove(&number) {
                 self.outputs.push_back(Output::Unleased(lease));
             }
         }
     }
 
-    pub(super) fn handle_revoked(&mut self, _link: LinkId, token: u128) {
+    pub(super) fn handle_revoked(&mut self, link: LinkId, token: u128) {
+        // Of its own memory an engine knows better.
+        if self.exposures.live.contains_key(&token) || self.exposures.revoked.contains(&token) {
+            return;
+        }
         self.outputs.push_back(Output::Stale { token });
-        self.tell_stale(token);
+        self.tell_stale(token, Some(link));
     }
 
     /// Tells the peers that hold a bulk of this memory: they may have a copy of its content.
-    fn tell_stale(&mut self, token: u128) {
-        let holders: Vec<LinkId> =
-            self.links.iter().filter(|(_, link)| link.leases.values().any(|l| l.token() == token)).map(|(id, _)| id).collect();
-        for id in holders {
-            self.links[id].say(&Message::Revoked { token: token.to_le_bytes() }, &[]);
-            self.mark_ready(id);
+    /// Each holder is told once, and whoever has told us is not: else two engines that hold each other's bulks would go on
+    /// telling each other for ever.
+    fn tell_stale(&mut self, token: u128, except: Option<LinkId>) {
+        let mut told = Vec::new();
+        for (id, link) in self.links.iter_mut().filter(|(id, _)| Some(*id) != except) {
+            let holds = link.leases.values_mut().filter(|lease| lease.lease.token() == token && !lease.told);
+            if holds.map(|lease| lease.told = true).count() > 0 {
+                link.say(&Message::Revoked { token: token.to_le_bytes() }, &[]);
+                told.push(id);
+            }
         }
+        told.into_iter().for_each(|id| self.mark_ready(id));
     }
 }

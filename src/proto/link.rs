@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
+use super::exposures::LeaseOut;
 use super::transfers::IncomingPush;
 use super::wire::{self, Frame, Greeting, Message, Stream};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
@@ -73,8 +74,14 @@ pub(super) struct Link<E: Env> {
     /// Requests of the peer by its own number.
     pub requests: HashMap<u64, RequestId>,
     pub pushes: HashMap<u64, IncomingPush<E>>,
-    pub leases: HashMap<u64, E::Lease>,
+    pub leases: HashMap<u64, LeaseOut<E::Lease>>,
     pub next_lease: u64,
+    /// One-way calls of this side that the peer has not reported as handled.
+    pub one_way_out: u32,
+    /// Callers that wait for that to become less.
+    pub awaiting_credit: Vec<E::Waiter>,
+    /// One-way calls of the peer that have been handled, and not reported.
+    pub one_way_handled: u32,
     /// Calls and transfers of this side that wait for the peer.
     pub pending: usize,
     pub last_heard: Instant,
@@ -86,6 +93,8 @@ struct Landing {
     kind: Stream,
     id: u64,
     len: usize,
+    /// There was an operation that wanted it; only that one's it can be.
+    wanted: bool,
 }
 
 /// What was made of the bytes that a transport brought.
@@ -135,6 +144,9 @@ impl<E: Env> Link<E> {
             pushes: HashMap::new(),
             leases: HashMap::new(),
             next_lease: 0,
+            one_way_out: 0,
+            awaiting_credit: Vec::new(),
+            one_way_handled: 0,
             pending: 0,
             last_heard: now,
             heartbeat_armed: false,
@@ -321,6 +333,8 @@ impl<E: Env> Proto<E> {
                 self.mark_ready(id);
             }
             Message::Pong => {}
+            Message::Ticket { ticket } => self.handle_ticket(id, ticket),
+            Message::Handled { count } => self.handle_handled(id, count),
             Message::Goodbye => {
                 self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
             }
@@ -369,7 +383,7 @@ impl<E: Env> Proto<E> {
             }
             None => None,
         };
-        self.links[id].landing = Some(Landing { kind, id: number, len });
+        self.links[id].landing = Some(Landing { kind, id: number, len, wanted: target.is_some() });
         Ok(Place { target, len })
     }
 
@@ -377,9 +391,9 @@ impl<E: Env> Proto<E> {
     pub(crate) fn handle_placed(&mut self, id: LinkId, landed: Landed, now: Instant) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.last_heard = now;
-        let Some(Landing { kind, id: number, len }) = link.landing.take() else { return };
+        let Some(Landing { kind, id: number, len, wanted: true }) = link.landing.take() else { return };
         match kind {
-            Stream::Pull => self.pull_landed(number, len, landed),
+            Stream::Pull => self.pull_landed(id, number, len, landed),
             Stream::Push => self.push_landed(id, number, len, landed),
             Stream::Request => self.request_landed(id, number, len),
             Stream::Response => self.response_landed(id, number, len),

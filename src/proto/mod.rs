@@ -23,6 +23,7 @@ mod transfers;
 pub(crate) mod wire;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::RandomState;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -185,6 +186,8 @@ pub(crate) struct Proto<E: Env> {
     /// Links that have something to send and are free to.
     ready: VecDeque<LinkId>,
     stage: Stage,
+    /// Makes tickets: keyed at random, so that nobody else can.
+    tickets: RandomState,
 }
 
 /// ```text
@@ -218,6 +221,7 @@ impl<E: Env> Proto<E> {
             outputs: VecDeque::new(),
             ready: VecDeque::new(),
             stage: Stage::Running,
+            tickets: RandomState::new(),
         }
     }
 

@@ -1,13 +1,15 @@
 //! Who there is, and how they are connected.
 
+use std::collections::HashSet;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::link::{Link, State};
 use super::timers::Timer;
-use super::wire::{self, Hello};
+use super::wire::{self, Hello, Message};
 use super::{Env, Failure, LinkId, Output, PeerId, Proto, Stage};
-use crate::Address;
+use crate::{Address, Scheme};
 
 /// What endpoints hold of a peer.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub(super) struct Peer {
     pub link: Option<LinkId>,
     /// Which engine was last seen there.
     pub incarnation: Option<u64>,
+    /// What that engine wants to see when it is dialled again, to know this one.
+    ticket: Option<u64>,
 }
 
 /// Most addresses that a peer may claim.
@@ -60,12 +64,13 @@ impl<E: Env> Proto<E> {
             self.sweep();
             self.sweep_at = (2 * self.peers.len()).max(64);
         }
-        self.peers.insert_with_key(|id| Peer { tag: Arc::new(PeerTag { id, address }), dial, link: None, incarnation: None })
+        self.peers.insert_with_key(|id| Peer { tag: Arc::new(PeerTag { id, address }), dial, link: None, incarnation: None, ticket: None })
     }
 
     /// Forgets peers that are not connected and that nobody refers to.
     fn sweep(&mut self) {
-        self.peers.retain(|_, peer| peer.link.is_some() || Arc::strong_count(&peer.tag) > 1);
+        let linked: HashSet<PeerId> = self.links.values().filter_map(|link| link.peer).collect();
+        self.peers.retain(|id, peer| linked.contains(&id) || Arc::strong_count(&peer.tag) > 1);
         let peers = &self.peers;
         self.by_address.retain(|_, id| peers.contains_key(*id));
         self.by_incarnation.retain(|_, id| peers.contains_key(*id));
@@ -82,21 +87,23 @@ impl<E: Env> Proto<E> {
         if let Some(link) = entry.link {
             return Ok(link);
         }
+        let ticket = entry.ticket;
         let Some(address) = entry.dial.clone() else {
             return Err(Failure::Disconnected { reason: "it is not connected, and does not listen".into() });
         };
-        let link = self.add_link(address.clone(), true, now);
+        let link = self.add_link(address.clone(), true, ticket, now);
         self.links[link].peer = Some(peer);
         self.peers[peer].link = Some(link);
         self.outputs.push_back(Output::Connect { link, address });
         Ok(link)
     }
 
-    fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
+    fn add_link(&mut self, remote: Address, dialled: bool, ticket: Option<u64>, now: Instant) -> LinkId {
         let hello = Hello {
             incarnation: self.incarnation,
             max_message: self.config.max_message as u64,
             addresses: self.addresses.clone(),
+            ticket,
         };
         let greeting = wire::greet(wire::VERSIONS, &hello);
         let id = self.links.insert(Link::new(remote, dialled, greeting, now));
@@ -106,7 +113,7 @@ impl<E: Env> Proto<E> {
 
     /// A peer has dialled this engine.
     pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
-        self.add_link(remote, false, now)
+        self.add_link(remote, false, None, now)
     }
 
     /// What [`Output::Connect`] asked for is there.
@@ -126,31 +133,31 @@ impl<E: Env> Proto<E> {
         link.state = State::Open;
         link.incarnation = hello.incarnation;
         link.peer_max_message = usize::try_from(hello.max_message).unwrap_or(usize::MAX);
-        let (dialled, remote) = (link.dialled, link.remote.clone());
-        let peer = match link.peer {
+        let remote = link.remote.clone();
+        // Who was dialled is who it should be, as far as addresses go.
+        let peer = match link.peer.filter(|peer| self.peers.contains_key(*peer)) {
             Some(peer) => peer,
             None => self.recognize(&hello, &remote),
         };
-        self.links[id].peer = Some(peer);
+        // What the peer shows when it dials this engine again. Nobody else can know it.
+        let ticket = self.ticket(hello.incarnation);
+        let link = &mut self.links[id];
+        link.peer = Some(peer);
+        link.say(&Message::Ticket { ticket }, &[]);
         let entry = &mut self.peers[peer];
         let before = entry.incarnation.replace(hello.incarnation);
-        let other = entry.link.filter(|other| *other != id);
-        if let Some(other) = other {
-            let restarted = before.is_some_and(|before| before != hello.incarnation);
-            // Both sides may dial at once. They agree on which of the two links to use without a word: on the one that the
-            // smaller incarnation dialled. The other one ends when what was begun on it has ended, with the engines.
-            let dialler = if dialled { self.incarnation } else { hello.incarnation };
-            let preferred = dialler == self.incarnation.min(hello.incarnation);
-            if restarted {
-                self.close(other, Failure::PeerRestarted);
-                self.peers[peer].link = Some(id);
-            } else if preferred {
-                self.peers[peer].link = Some(id);
-            }
-        } else {
-            self.peers[peer].link = Some(id);
+        if before != Some(hello.incarnation) {
+            entry.ticket = None;
         }
-        self.by_incarnation.insert(hello.incarnation, peer);
+        if let Some(other) = entry.link.replace(id).filter(|other| *other != id) {
+            // The same engine has connected anew, and proved it: it has lost the other link.
+            self.close(other, Failure::Disconnected { reason: "it has connected anew".into() });
+        }
+        // An engine that is connected can't be pushed aside by one that claims to be it.
+        let known = self.by_incarnation.get(&hello.incarnation).and_then(|id| self.peers.get(*id));
+        if !known.is_some_and(|known| known.link.is_some()) {
+            self.by_incarnation.insert(hello.incarnation, peer);
+        }
         if self.stage == Stage::Closed {
             self.links[id].closing = true;
             self.touch_closing(id);
@@ -162,26 +169,45 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    /// Who dialled: a peer that was looked up by an address that it has, an engine met before, or somebody new.
+    fn ticket(&self, incarnation: u64) -> u64 {
+        self.tickets.hash_one(incarnation)
+    }
+
+    /// The peer has said what it wants to see when it is dialled again.
+    pub(super) fn handle_ticket(&mut self, id: LinkId, ticket: u64) {
+        if let Some(peer) = self.links[id].peer.and_then(|peer| self.peers.get_mut(peer)) {
+            peer.ticket = Some(ticket);
+        }
+    }
+
+    /// Who dialled: an engine met before, which shows the ticket that it was given then; or somebody new.
+    ///
+    /// Nobody is believed to be somebody that there is a link with. A claim of an address that was looked up and never
+    /// reached is believed, if it is on the host that the connection comes from: that is how an engine that can't be dialled
+    /// is reached at its address.
     fn recognize(&mut self, hello: &Hello, remote: &Address) -> PeerId {
-        // An address is believed only if it is on the host that the connection comes from: else a peer could have calls to
-        // somebody else sent to itself.
+        let proved = hello.ticket == Some(self.ticket(hello.incarnation));
+        let known = self.by_incarnation.get(&hello.incarnation).filter(|_| proved);
+        if let Some(known) = known.filter(|id| self.peers.contains_key(**id)) {
+            return *known;
+        }
         let plausible = |address: &Address| match (address.socket(), remote.socket()) {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
-            _ => address.scheme() == remote.scheme(),
+            _ => address.scheme() == Scheme::Loop && remote.scheme() == Scheme::Loop,
         };
-        let addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
-        let by_address = addresses.iter().find_map(|address| self.by_address.get(address).copied());
-        let known = by_address.or_else(|| self.by_incarnation.get(&hello.incarnation).copied());
-        let peer = match known.filter(|id| self.peers.contains_key(*id)) {
-            Some(peer) => peer,
-            None => {
-                let dial = addresses.first().cloned();
-                self.add_peer(dial.clone().unwrap_or_else(|| remote.clone()), dial)
-            }
-        };
+        let addresses: Vec<Address> =
+            hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
+        let unmet = |id: &PeerId| self.peers.get(*id).is_some_and(|peer| peer.link.is_none() && peer.incarnation.is_none());
+        let looked_up = addresses.iter().filter_map(|address| self.by_address.get(address)).copied().find(unmet);
+        let peer = looked_up.unwrap_or_else(|| {
+            let dial = addresses.first().cloned();
+            self.add_peer(dial.clone().unwrap_or_else(|| remote.clone()), dial)
+        });
         for address in addresses {
-            self.by_address.entry(address).or_insert(peer);
+            let taken = self.by_address.get(&address).is_some_and(|id| self.peers.contains_key(*id));
+            if !taken {
+                self.by_address.insert(address, peer);
+            }
         }
         peer
     }
@@ -217,11 +243,14 @@ impl<E: Env> Proto<E> {
         for transfer in transfers {
             self.end_transfer(transfer, Err(failure.clone()));
         }
+        for waiter in link.awaiting_credit {
+            self.outputs.push_back(Output::CallDone { waiter, result: Err(failure.clone()) });
+        }
         for (_, request) in link.requests {
             if self.requests.remove(request).is_some() {
                 self.outputs.push_back(Output::Cancelled { request });
             }
         }
-        self.outputs.extend(link.leases.into_values().map(Output::Unleased));
+        self.outputs.extend(link.leases.into_values().map(|out| Output::Unleased(out.lease)));
     }
 }

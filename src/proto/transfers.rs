@@ -98,9 +98,9 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
     }
 
-    pub(super) fn pull_landed(&mut self, number: u64, len: usize, landed: Landed) {
+    pub(super) fn pull_landed(&mut self, link: LinkId, number: u64, len: usize, landed: Landed) {
         let id = TransferId::from(KeyData::from_ffi(number));
-        let Some(transfer) = self.transfers.get_mut(id) else { return };
+        let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.link == link) else { return };
         match landed {
             Landed::Whole => {
                 transfer.moved += len;

@@ -130,6 +130,14 @@ pub(crate) enum Message<'a> {
     Revoked {
         token: [u8; 16],
     },
+    /// To be shown when the receiver dials the sender again.
+    Ticket {
+        ticket: u64,
+    },
+    /// So many one-way calls have been handled.
+    Handled {
+        count: u32,
+    },
     /// Asks the peer to finalize itself; answered like a request.
     Shutdown {
         call: u64,
@@ -200,6 +208,8 @@ pub(crate) struct Hello {
     pub max_message: u64,
     /// Where the engine listens, best first.
     pub addresses: Vec<crate::Address>,
+    /// From an engine that dials one which it has met before: the ticket that it was given then.
+    pub ticket: Option<u64>,
 }
 
 /// The start of a peer's bytes.

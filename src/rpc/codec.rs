@@ -106,15 +106,12 @@ impl Decoding {
     }
 }
 
-/// Most bulks in one message: what a peer claims is remembered bit by bit.
-const MAX_LEASES: u32 = 1 << 16;
-
 /// Decodes a message of a peer with `decode`. Leases that nobody takes over are released when it is done.
 pub(super) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, decode: impl FnOnce() -> R) -> R {
     if leases.count == 0 {
         return decode();
     }
-    let taken = vec![false; leases.count.min(MAX_LEASES) as usize];
+    let taken = vec![false; leases.count as usize];
     let fresh = Decoding { shared: Arc::downgrade(shared), link, leases, taken };
     let outer = DECODING.replace(Some(fresh));
     let done = Done { shared, outer: Some(outer) };
@@ -131,11 +128,14 @@ struct Done<'a> {
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         let Some(decoding) = DECODING.replace(self.outer.take().flatten()) else { return };
-        for (index, taken) in decoding.taken.iter().enumerate() {
-            if !taken {
-                let first = decoding.leases.first.saturating_add(index as u64);
-                self.shared.core.exec(|proto| proto.release(decoding.link, Leases { first, count: 1 }));
+        let mut index = 0;
+        for run in decoding.taken.chunk_by(|a, b| a == b) {
+            if !run[0] {
+                let first = decoding.leases.first.saturating_add(index);
+                let count = run.len() as u32;
+                self.shared.core.exec(|proto| proto.release(decoding.link, Leases { first, count }));
             }
+            index += run.len() as u64;
         }
     }
 }

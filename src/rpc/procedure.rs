@@ -16,7 +16,7 @@ use super::pending::{Pending, Waited};
 use super::shape::Shape;
 use crate::engine::Shared;
 use crate::memory::{Region, Slice};
-use crate::progress::Completion;
+use crate::progress::{Completion, Live};
 use crate::proto::{CallId, CallSpec, Content, Failure, Rejected};
 use crate::{Endpoint, Error, Result, Side};
 
@@ -193,26 +193,28 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         Ok((waited, deadline))
     }
 
-    /// Makes the call; with the shape of the arguments, if the peer has not checked their type yet.
-    fn make(
-        &self,
-        spec: CallSpec<'_, crate::progress::Live>,
-        arguments: &A,
-        now: Instant,
-    ) -> std::result::Result<CallId, Failure> {
+    /// Makes the call; with the shape of the arguments, if the peer has not checked their type yet, and when the peer takes
+    /// it, if it is behind.
+    fn make(&self, mut spec: CallSpec<'_, Live>, arguments: &A, now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.procedure.shared.core;
-        match core.exec(|proto| proto.call(spec, now)) {
-            Ok(id) => Ok(id),
-            Err(Rejected::Failed(failure)) => Err(failure),
-            Err(Rejected::NeedShape(mut spec)) => {
-                let shape = Shape::of_value(arguments);
-                let mut bytes = Vec::new();
-                shape.encode(&mut bytes);
-                spec.shape = Some((&bytes, shape.is_complete()));
-                core.exec(|proto| proto.call(*spec, now)).map_err(|rejected| match rejected {
-                    Rejected::Failed(failure) => failure,
-                    Rejected::NeedShape(_) => unreachable!("the shape was given"),
-                })
+        loop {
+            match core.exec(|proto| proto.call(spec, now)) {
+                Ok(id) => return Ok(id),
+                Err(Rejected::Failed(failure)) => return Err(failure),
+                Err(Rejected::NeedShape(again)) => {
+                    let traced = Shape::of_value(arguments);
+                    let mut shape = Vec::new();
+                    traced.encode(&mut shape);
+                    spec = CallSpec { shape: Some((shape, traced.is_complete())), ..*again };
+                }
+                Err(Rejected::NoCredit(again)) => {
+                    let credit = Completion::new();
+                    core.exec(|proto| proto.await_credit(again.peer, credit.clone()));
+                    if !credit.wait(core, Some(again.deadline)) {
+                        return Err(Failure::Timeout);
+                    }
+                    spec = *again;
+                }
             }
         }
     }

@@ -13,6 +13,7 @@ mod support;
 mod dying;
 mod foreign;
 mod leftovers;
+mod proxy;
 mod restart;
 mod roles;
 mod transfers;

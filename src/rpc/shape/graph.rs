@@ -1,9 +1,9 @@
 //! What the runs of a `Deserialize` have found out about a type, and what the next run should try.
 //!
-//! The nodes are positions in the type. A named type that stands at several positions is traced
-//! once and linked to, which also closes recursive types into cycles. Every run makes up one value
-//! of the whole type; it heads for what is not known yet, and elsewhere does what has worked
-//! before. A run that fails is no harm: what it saw on its way stays known.
+//! The nodes are positions in the type. A named type that stands at several positions is traced once and linked to,
+//! which also closes recursive types into cycles. Every run makes up one value of the whole type; it heads for what
+//! is not known yet, and elsewhere does what has worked before. A run that fails is no harm: what it saw on its way
+//! stays known.
 
 mod plan;
 mod view;
@@ -21,11 +21,11 @@ const MAX_POSITIONS: usize = 4 * MAX_NODES;
 /// Deepest nesting of a run. Deeper than [`MAX_DEPTH`], because newtypes add no level to the shape.
 const MAX_NESTING: usize = 2 * MAX_DEPTH;
 
-/// Made-up values that a type may refuse before it is given up.
-const MAX_FAILS: u32 = 8;
+/// Made-up values that a type may refuse before it is given up: there are not more different ones.
+const MAX_FAILS: u32 = 16;
 
-/// Runs that bring nothing new before tracing ends. They make values up differently, in case
-/// something depends on them.
+/// Runs that bring nothing new before tracing ends. They make values up differently, in case something depends on
+/// them.
 const MAX_IDLE: usize = 8;
 
 /// As many when nothing is known to be missing.
@@ -80,22 +80,21 @@ impl Key {
 #[derive(Debug)]
 struct Node {
     kind: Kind,
-    /// Positions of the parts, as far as they were reached. Map: key, value. Enum: the contents of
-    /// the variants.
+    /// Positions of the parts, as far as they were reached. Map: key, value. Enum: the contents of the variants.
     children: Vec<Id>,
-    /// Tuple, struct: parts that are asked for. Enum: variants that exist. At first what was
-    /// declared.
+    /// Tuple, struct, enum: parts that were declared; tuple, struct: once visited, those that were asked for.
     count: usize,
     /// Tuple: so many leading elements share the first child, since their types are the same.
     shared: usize,
     /// Tuple: the type of the seed of the first element.
     seed: &'static str,
     tries: Vec<Tries>,
-    /// Enum: the variant that worked first. It cannot contain the enum itself: the end of every
-    /// recursion.
+    /// Enum: the variant that worked first. It cannot contain the enum itself: the end of every recursion.
     base: Option<usize>,
     /// Taken when another run asks for another kind at the same position.
     alternative: Option<Id>,
+    /// What stands here is not the same every time, in a way that alternatives do not show.
+    varies: bool,
     /// The alternative that this run, or the last one that came here, asked for.
     current: Id,
     /// The visitor returned a value.
@@ -116,6 +115,8 @@ struct Node {
 struct Tries {
     count: u32,
     ok: bool,
+    /// The type does not know this variant.
+    absent: bool,
 }
 
 impl Node {
@@ -129,6 +130,7 @@ impl Node {
             tries: Vec::new(),
             base: None,
             alternative: None,
+            varies: false,
             current: id,
             visited: false,
             accepted: false,
@@ -165,13 +167,11 @@ pub(super) struct Graph {
     nodes: Vec<Node>,
     homes: HashMap<Key, Id>,
     steps: usize,
-    runs: usize,
     idle: usize,
     /// This run brought something new.
     progress: bool,
     depth: usize,
-    /// Refused values of the node and those above it: each time all of them are made up
-    /// differently.
+    /// Refused values of the node and those above it: each time all of them are made up differently.
     attempt: u32,
     /// Numbers made up in this run.
     made_up: u8,
@@ -192,9 +192,8 @@ impl Graph {
             nodes: vec![Node::new(ROOT)],
             homes: HashMap::new(),
             steps: 0,
-            runs: 0,
             idle: 0,
-            progress: false,
+            progress: true,
             depth: 0,
             attempt: 0,
             made_up: 0,
@@ -202,11 +201,9 @@ impl Graph {
         }
     }
 
-    /// Prepares for another run; `false` when there is nothing more to find out, or no more to be
-    /// spent.
+    /// Prepares for another run; `false` when there is nothing more to find out, or no more to be spent.
     pub(super) fn begin_run(&mut self) -> bool {
-        self.idle = if self.progress || self.runs == 0 { 0 } else { self.idle + 1 };
-        self.runs += 1;
+        self.idle = if self.progress { 0 } else { self.idle + 1 };
         self.progress = false;
         self.attempt = self.idle as u32;
         self.made_up = 0;
@@ -216,8 +213,7 @@ impl Graph {
         self.steps < MAX_STEPS && self.idle <= enough
     }
 
-    /// Starts on what is asked for at a position: a call, a level deeper. `None` if it cannot be
-    /// answered.
+    /// Starts on what is asked for at a position: a call, a level deeper. `None` if it cannot be answered.
     pub(super) fn enter(&mut self, at: Id, key: Option<Key>, kind: Kind) -> Option<Entered> {
         let id = self.settle(at, key, kind);
         let Some(id) = id.filter(|_| kind != Kind::Opaque) else {
@@ -232,8 +228,7 @@ impl Graph {
         Some(entered)
     }
 
-    /// Ends what [`enter`](Self::enter) began. A failure is put down to the innermost node that saw
-    /// one.
+    /// Ends what [`enter`](Self::enter) began. A failure is put down to the innermost node that saw one.
     pub(super) fn leave(&mut self, entered: Entered, ok: bool) {
         (self.depth, self.attempt) = (entered.depth, entered.attempt);
         let node = &mut self.nodes[entered.id];
@@ -247,8 +242,8 @@ impl Graph {
         self.blamed = !ok;
     }
 
-    /// Notes whether the type at a position was made up. If not, and nothing below is to blame, a
-    /// validation after the visitor refused the value.
+    /// Notes whether the type at a position was made up. If not, and nothing below is to blame, a validation after
+    /// the visitor refused the value.
     pub(super) fn judge(&mut self, at: Id, ok: bool) {
         let current = self.nodes[at].current;
         let node = &mut self.nodes[current];
@@ -261,8 +256,8 @@ impl Graph {
         self.blamed = !ok;
     }
 
-    /// Goes through a newtype, which adds nothing to the shape: returns the position of what is
-    /// inside. The way back is [`leave_newtype`](Self::leave_newtype).
+    /// Goes through a newtype, which adds nothing to the shape: returns the position of what is inside. The way back
+    /// is [`leave_newtype`](Self::leave_newtype).
     pub(super) fn enter_newtype(&mut self, at: Id, key: Option<Key>) -> Option<Id> {
         let inside = if self.spend(at) { self.home(at, key) } else { None };
         match inside {
@@ -282,8 +277,7 @@ impl Graph {
             Some(&home) if home != at => self.alternative(at, Kind::Link(home)).map(|_| home),
             Some(_) => Some(at),
             None => {
-                // At a position that has been something else, others of this type would inherit the
-                // conflict.
+                // At a position that has been something else, others of this type would inherit the conflict.
                 if self.nodes[at].kind == Kind::New {
                     self.homes.insert(key, at);
                 }
@@ -345,6 +339,7 @@ impl Graph {
             id = match self.nodes[id].alternative {
                 Some(next) => next,
                 None => {
+                    self.nodes[id].varies = true;
                     let next = self.allocate()?;
                     self.nodes[id].alternative = Some(next);
                     next
@@ -375,8 +370,8 @@ impl Graph {
         Some(self.nodes[id].children[index])
     }
 
-    /// The position of an element of a tuple. The elements of an array are one position, so that a
-    /// long array costs no more than a short one.
+    /// The position of an element of a tuple. The elements of an array are one position, so that a long array costs
+    /// no more than a short one.
     pub(super) fn element(&mut self, id: Id, index: usize, seed: &'static str) -> Option<Id> {
         let node = &mut self.nodes[id];
         if index == 0 {
@@ -396,6 +391,8 @@ impl Graph {
 
     /// Notes that a tuple or struct took all it wanted, which was `count` parts.
     pub(super) fn asked_for(&mut self, id: Id, count: usize) {
-        self.nodes[id].count = count;
+        let node = &mut self.nodes[id];
+        node.varies |= node.visited && node.count != count;
+        node.count = count;
     }
 }

@@ -1,11 +1,12 @@
 //! The shape of a value or of a type, as postcard lays it out.
 //!
-//! postcard writes no types: a receiver whose type differs from the sender's decodes garbage, or
-//! something that looks right. So the sender states the shape of the value ([`Shape::of_value`],
-//! from running its `Serialize`), and the receiver compares it with the shape of its own type
-//! ([`Shape::of_type`], from running its `Deserialize`). What cannot be told is [`Shape::Unknown`]
-//! and matches anything: a shape may miss a difference, but a call whose two types agree is not
-//! refused.
+//! postcard writes no types: a receiver whose type differs from the sender's decodes garbage, or something that looks
+//! right. So the sender states the shape of the value ([`Shape::of_value`], from running its `Serialize`), and the
+//! receiver compares it with the shape of its own type ([`Shape::of_type`], from running its `Deserialize`). What
+//! cannot be told is [`Shape::Unknown`] and matches anything: a shape may miss a difference, but a call whose two
+//! types agree is not refused. The exceptions are types that do not write what they read: names given apart with
+//! `rename(serialize = .., deserialize = ..)`, variants that only `#[serde(other)]` catches, and a hand-written
+//! `Deserialize` that takes another way on values which none of the made-up ones resembles.
 //!
 //! | file | what |
 //! |---|---|
@@ -18,7 +19,6 @@
 
 mod display;
 mod graph;
-mod merge;
 mod of_type;
 mod of_value;
 #[cfg(test)]
@@ -32,35 +32,31 @@ use serde::{Deserialize, Serialize};
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
 const MAX_DEPTH: usize = 32;
 
-/// Shapes have at most this many nodes; what would go beyond is unknown. Real argument types have
-/// some dozens.
+/// Shapes have at most this many nodes; what would go beyond is unknown. Real argument types have some dozens.
 const MAX_NODES: usize = 1024;
 
-/// Longest name of a field, variant or type, in bytes. Longer ones are cut, the same way on both
-/// sides.
+/// Longest name of a field, variant or type, in bytes. Longer ones are cut, the same way on both sides.
 const MAX_NAME: usize = 128;
 
-/// Most pairs of nodes that one [`Shape::accepts`] compares. An honest pair needs at most
-/// [`MAX_NODES`]; a peer may craft runs within runs that a recursive tuple at the receiver would
-/// unfold exponentially.
+/// Most pairs of nodes that one [`Shape::accepts`] compares. An honest pair needs at most [`MAX_NODES`]; a peer may
+/// craft runs within runs that a recursive tuple at the receiver would unfold exponentially.
 const MAX_COMPARISONS: usize = 64 * MAX_NODES;
 
 /// Stands for a name that is not known, and matches any.
 const ANY_NAME: &str = "?";
 
-/// A name of a field, a variant or a type: static where it comes from serde, owned where it came
-/// from a peer. In the shape of a type it may list alternatives with `|` between them
-/// (`#[serde(alias)]`).
+/// A name of a field, a variant or a type: static where it comes from serde, owned where it came from a peer. In the
+/// shape of a type it may list alternatives with `|` between them (`#[serde(alias)]`).
 type Name = Cow<'static, str>;
 
 /// What a value looks like on the wire, and what its parts mean.
 ///
-/// Newtype structs are transparent, unit structs are `()`, tuple structs are tuples and arrays are
-/// tuples too: that is how postcard writes them.
+/// Newtype structs are transparent, unit structs are `()`, tuple structs are tuples and arrays are tuples too: that
+/// is how postcard writes them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Shape {
-    /// Not known: nothing was there to look at (an empty `Vec`, `None`), the type does not say
-    /// (`deserialize_any`), tracing failed, or a limit was reached.
+    /// Not known: nothing was there to look at (an empty `Vec`, `None`), the type does not say (`deserialize_any`),
+    /// tracing failed, or a limit was reached.
     Unknown,
     /// Something without parts.
     Leaf(Leaf),
@@ -72,8 +68,8 @@ pub(crate) enum Shape {
     Tuple(Vec<Run>),
     /// The name is for messages only; client and server may call the type differently.
     Struct(Name, Vec<Field>),
-    /// The name is for messages only. A type has all its variants, a value those that were seen; in
-    /// ascending order of their indices.
+    /// The name is for messages only. A type has all its variants, a value those that were seen; in ascending order
+    /// of their indices.
     Enum(Name, Vec<Variant>),
     /// A recursive type: the node so many levels above (1 is the parent).
     Up(u8),
@@ -124,24 +120,24 @@ pub(crate) struct Variant {
 }
 
 impl Shape {
-    /// The shape of a type, found by having its `Deserialize` read made-up values. Costs
-    /// microseconds to a few milliseconds, whatever the type; worth keeping.
+    /// The shape of a type, found by having its `Deserialize` read made-up values. Costs microseconds to a few
+    /// milliseconds, whatever the type; worth keeping.
     pub(crate) fn of_type<'de, T: Deserialize<'de>>() -> Shape {
         of_type::trace::<T>()
     }
 
-    /// The shape of one value. Looks at one element of a sequence where that one tells everything,
-    /// at a few where it does not, so that large values cost little.
+    /// The shape of one value. Looks at one element of a sequence where that one tells everything, at a few where it
+    /// does not, so that large values cost little.
     pub(crate) fn of_value<T: Serialize + ?Sized>(value: &T) -> Shape {
         of_value::trace(value)
     }
 
-    /// Whether every other value of the same Rust type has this shape too, or one that is accepted
-    /// wherever this one is: then it need not be looked at again.
+    /// Whether every other value of the same Rust type has this shape too, or one that is accepted wherever this one
+    /// is: then it need not be looked at again.
     ///
-    /// A `Some` with a complete inside is complete, for the `None` of the same type matches
-    /// whatever that matches. Untagged enums and `skip_serializing_if` deceive this: they write
-    /// different shapes without saying so.
+    /// A `Some` with a complete inside is complete, for the `None` of the same type matches whatever that matches.
+    /// Untagged and internally tagged enums, `skip_serializing_if` and `dyn` values deceive this: they write different
+    /// shapes without saying so.
     pub(crate) fn is_complete(&self) -> bool {
         match self {
             Shape::Unknown | Shape::Enum(..) | Shape::Up(_) => false,
@@ -188,8 +184,8 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Whether `value` fits the type at `ty`. Ends because each step goes down in `value`: `Up` leads
-/// to a node that has parts, never to another `Up`.
+/// Whether `value` fits the type at `ty`. Ends because each step goes down in `value`: `Up` leads to a node that has
+/// parts, never to another `Up`.
 fn fits(ty: &Frame<'_>, value: &Shape, left: &mut usize) -> bool {
     let Some(remaining) = left.checked_sub(1) else {
         return false;

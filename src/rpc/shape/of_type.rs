@@ -1,5 +1,5 @@
-//! The shape of a type: a `Deserializer` that reads nothing and makes values up, again and again,
-//! until the type has shown all its variants.
+//! The shape of a type: a `Deserializer` that reads nothing and makes values up, again and again, until the type has
+//! shown all its variants.
 
 mod parts;
 
@@ -13,21 +13,35 @@ use parts::{Choice, Elements, Entries, Parts};
 use super::graph::{Graph, Id, Key, Kind, ROOT};
 use super::{Leaf, Shape};
 
-/// Made-up texts. At first one that most types accept which want any text at all, then common
-/// formats.
-const TEXTS: [&str; 8] =
-    ["a", "1", "", "1.0.0", "127.0.0.1", "2000-01-01T00:00:00Z", "http://a/", "00000000-0000-4000-8000-000000000001"];
+/// Made-up texts. At first one that most types accept which want any text at all, then common formats.
+const TEXTS: [&str; 16] = [
+    "a",
+    "1",
+    "",
+    "1.0.0",
+    "127.0.0.1",
+    "2000-01-01T00:00:00Z",
+    "2000-01-01",
+    "http://a/",
+    "00000000-0000-4000-8000-000000000001",
+    "2000-01-01T00:00:00",
+    "00:00:00",
+    "a@a.aa",
+    "127.0.0.1:1",
+    "10.0.0.0/8",
+    "Mon",
+    "00",
+];
 
 /// Lengths of made-up byte strings: of anything, and of identifiers, addresses, keys and hashes.
-const LENGTHS: [usize; 8] = [1, 0, 16, 4, 32, 8, 12, 64];
+const LENGTHS: [usize; 16] = [1, 0, 16, 32, 4, 8, 20, 64, 12, 24, 6, 2, 33, 48, 28, 3];
 
 const CHARS: [char; 4] = ['a', '1', 'A', ' '];
 
 pub(super) fn trace<'de, T: Deserialize<'de>>() -> Shape {
     let mut graph = Graph::new();
     while graph.begin_run() {
-        // The made-up values may hit an `unwrap` in the type: what is known up to there is the
-        // shape.
+        // The made-up values may hit an `unwrap` in the type: what is known up to there is the shape.
         let run = catch_unwind(AssertUnwindSafe(|| ask(&mut graph, ROOT, |tracer| T::deserialize(tracer))));
         if run.is_err() {
             break;

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use serde::de::{self, DeserializeOwned, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor};
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor,
+};
 use serde::ser::{SerializeSeq, SerializeStruct, SerializeTuple, Serializer};
 use serde::{Deserialize, Serialize};
 
@@ -699,6 +701,13 @@ fn what_postcard_cannot_decode_is_unknown() {
     passes((Internal::A, Internal::B { x: 1 }));
     passes(Flat { a: 1, point: Point::default() });
     assert_eq!(text(&[None, Some(Untagged::Number(1)), None][..]), "[Option<u32>]");
+    #[derive(Serialize)]
+    #[serde(untagged)]
+    enum Either {
+        Left { left: Option<u8> },
+        Right { right: Option<u8> },
+    }
+    assert_eq!(text(&[Either::Left { left: None }, Either::Right { right: None }][..]), "[?]");
     let mixed = [(None::<u8>, Untagged::Number(1)), (None, Untagged::Text(String::new()))];
     assert_eq!(text(&mixed[..]), "[?]");
 }
@@ -728,6 +737,111 @@ fn the_kind_of_a_part_may_depend_on_a_value() {
     }
     let ty = Shape::of_type::<(Flagged, u8)>();
     assert_eq!(ty.to_string(), "((bool, ?), u8)");
+
+    /// Reads a number, then so many more.
+    struct Counted;
+    impl<'de> Deserialize<'de> for Counted {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader;
+            impl<'de> Visitor<'de> for Reader {
+                type Value = Counted;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a number and values")
+                }
+                fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Counted, A::Error> {
+                    for _ in 0..parts.next_element::<u8>()?.unwrap() {
+                        parts.next_element::<u8>()?;
+                    }
+                    Ok(Counted)
+                }
+            }
+            deserializer.deserialize_tuple(usize::MAX, Reader)
+        }
+    }
+    assert_eq!(text_of::<(Counted, u8)>(), "(?, u8)");
+
+    /// Reads until nothing comes.
+    struct Rest;
+    impl<'de> Deserialize<'de> for Rest {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader;
+            impl<'de> Visitor<'de> for Reader {
+                type Value = Rest;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("values")
+                }
+                fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Rest, A::Error> {
+                    let mut values: Vec<u8> = Vec::with_capacity(parts.size_hint().unwrap_or(0));
+                    while let Some(value) = parts.next_element()? {
+                        values.push(value);
+                    }
+                    Ok(Rest)
+                }
+            }
+            deserializer.deserialize_tuple(usize::MAX, Reader)
+        }
+    }
+    assert_eq!(text_of::<(u8, Rest)>(), "(u8, ?)");
+}
+
+/// An enum written by hand, with `LAST + 1` variants, one of which the reader does not take.
+struct Code<const LAST: u32, const MISSING: u32>(u32);
+
+const CODES: &[&str] = &["code"; 5000];
+
+impl<const LAST: u32, const MISSING: u32> Serialize for Code<LAST, MISSING> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_newtype_variant("Code", self.0, CODES[self.0 as usize], &self.0)
+    }
+}
+
+impl<'de, const LAST: u32, const MISSING: u32> Deserialize<'de> for Code<LAST, MISSING> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader<const MISSING: u32>;
+        impl<'de, const MISSING: u32> Visitor<'de> for Reader<MISSING> {
+            type Value = u32;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a code")
+            }
+            fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<u32, A::Error> {
+                let (index, content) = access.variant_seed(Index::<MISSING>)?;
+                content.newtype_variant::<u32>()?;
+                Ok(index)
+            }
+        }
+        struct Index<const MISSING: u32>;
+        impl<'de, const MISSING: u32> DeserializeSeed<'de> for Index<MISSING> {
+            type Value = u32;
+            fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<u32, D::Error> {
+                let index = u32::deserialize(deserializer)?;
+                if index == MISSING { Err(de::Error::custom("gone")) } else { Ok(index) }
+            }
+        }
+        let names = &CODES[..=LAST as usize];
+        deserializer.deserialize_enum("Code", names, Reader::<MISSING>).map(Code)
+    }
+}
+
+#[test]
+fn variants_may_be_missing_or_many() {
+    travels((Code::<4, 2>(4), 1u8));
+    travels((Code::<4, 4>(3), 1u8));
+    assert_eq!(Shape::of_type::<Code<4, 4>>().nodes(), 5);
+    assert_eq!(text_of::<(Code<0, 0>, u8)>(), "(?, ?)");
+
+    struct Retyped(u32);
+    impl Serialize for Retyped {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.serialize_newtype_variant("Code", self.0, "code", &1u64)
+        }
+    }
+    travels((Code::<399, 400>(399), 1u8));
+    assert_eq!(Shape::of_type::<(Code<399, 400>, u8)>().nodes(), 403);
+    refused::<(Code<399, 400>, u8)>(&(Retyped(399), 1u8));
+    refused::<(Code<399, 400>, u8)>(&(Retyped(400), 1u8));
+
+    // So many that the shape has no room for them: the rest of the type is known nevertheless.
+    assert_eq!(text_of::<(Code<4999, 5000>, u8)>(), "(?, u8)");
 }
 
 #[test]
@@ -820,6 +934,40 @@ fn recursion_without_names_is_bounded() {
 }
 
 #[test]
+fn a_recursive_type_takes_few_runs() {
+    thread_local!(static READ: Cell<u32> = const { Cell::new(0) });
+    #[derive(Deserialize)]
+    #[serde(from = "i32")]
+    struct Number;
+    impl From<i32> for Number {
+        fn from(_: i32) -> Self {
+            READ.set(READ.get() + 1);
+            Number
+        }
+    }
+    #[derive(Deserialize)]
+    enum Term {
+        _Sum(Box<Term>, Box<Term>),
+        _Negative(Box<Term>),
+        _Call(Vec<Term>, Option<Box<Term>>),
+        _Number(Number),
+    }
+    let ty = text_of::<Term>();
+    assert_eq!(ty, "Term::{_Sum(Term, Term), _Negative(Term), _Call([Term], Option<Term>), _Number(i32)}");
+    assert!(READ.get() < 100, "{}", READ.get());
+
+    #[derive(Deserialize)]
+    struct Fork {
+        _left: Option<Box<Fork>>,
+        _right: Vec<Fork>,
+        _number: Number,
+    }
+    READ.set(0);
+    assert_eq!(text_of::<Fork>(), "Fork { _left: Option<Fork>, _right: [Fork], _number: i32 }");
+    assert!(READ.get() < 100, "{}", READ.get());
+}
+
+#[test]
 fn many_types_that_contain_each_other_are_bounded() {
     macro_rules! mutual {
         ($($name:ident)*) => { mutual! { @ [$($name)*] $($name)* } };
@@ -839,51 +987,16 @@ fn many_types_that_contain_each_other_are_bounded() {
 }
 
 #[test]
-fn an_enum_of_many_variants_is_known_to_the_last() {
-    /// 400 variants, written by hand: a derive with so many names would fill the screen.
-    struct Code(u32);
-    const NAMES: &[&str] = &["code"; 400];
-    impl Serialize for Code {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.serialize_newtype_variant("Code", self.0, NAMES[self.0 as usize], &self.0)
-        }
-    }
-    impl<'de> Deserialize<'de> for Code {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            struct Reader;
-            impl<'de> Visitor<'de> for Reader {
-                type Value = Code;
-                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                    f.write_str("a code")
-                }
-                fn visit_enum<A: EnumAccess<'de>>(self, access: A) -> Result<Code, A::Error> {
-                    let (index, content) = access.variant::<u32>()?;
-                    content.newtype_variant::<u32>()?;
-                    Ok(Code(index))
-                }
-            }
-            deserializer.deserialize_enum("Code", NAMES, Reader)
-        }
-    }
-    travels((Code(399), 1u8));
-    let ty = Shape::of_type::<(Code, u8)>();
-    assert_eq!(ty.nodes(), 403);
-    struct Retyped;
-    impl Serialize for Retyped {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.serialize_newtype_variant("Code", 399, "code", &1u64)
-        }
-    }
-    refused::<(Code, u8)>(&(Retyped, 1u8));
-}
-
-#[test]
 fn large_types_are_traced_within_bounds() {
     #[derive(Serialize, Deserialize)]
     struct Large {
         a: [[[u8; 32]; 32]; 32],
         b: u8,
     }
+    // A million elements, of no size: the first arrays tell enough, and what comes after them is not lost.
+    let million = Shape::of_value(&([[[[(); 32]; 32]; 32]; 32], "a"));
+    assert!(million.to_string().ends_with("), str)"), "{million}");
+    assert!(sent(&Shape::of_type::<([[[[(); 32]; 32]; 32]; 32], String)>()).accepts(&million));
     // 32 768 elements are more steps than a trace has.
     assert_eq!(text_of::<[[u8; 32]; 32]>(), "[[u8; 32]; 32]");
     assert_eq!(text_of::<(Array<10_000>, u8)>(), "([u8; 10000], u8)");
@@ -918,6 +1031,18 @@ fn sequences_are_looked_at_no_more_than_needed() {
     let nested = vec![vec![vec![vec![vec![Event::Quit; 50]; 50]; 10]; 10]; 4];
     let (_, count) = looks(&|count| text(&Counted(count, &nested)));
     assert!(count <= 4);
+    thread_local!(static SEEN: Cell<usize> = const { Cell::new(0) });
+    struct Seen;
+    impl Serialize for Seen {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            SEEN.set(SEEN.get() + 1);
+            serializer.serialize_none()
+        }
+    }
+    let seen: Vec<Seen> = (0..40).map(|_| Seen).collect();
+    let nested = vec![vec![vec![&seen; 40]; 40]; 40];
+    assert_eq!(text(&nested), "[[[[Option<?>]]]]");
+    assert!(SEEN.get() < 4000, "{}", SEEN.get());
 }
 
 #[test]
@@ -999,8 +1124,7 @@ fn huge_values_keep_the_limits() {
 #[test]
 fn decoding_keeps_the_limits() {
     assert_eq!(Shape::decode(&[]), None);
-    // Trailing bytes, unknown tags, an `Up` beyond the root, a run of nothing, variants out of
-    // order.
+    // Trailing bytes, unknown tags, an `Up` beyond the root, a run of nothing, variants out of order.
     assert_eq!(Shape::decode(&[0, 0]), None);
     assert_eq!(Shape::decode(&[17]), None);
     assert_eq!(Shape::decode(&[40]), None);

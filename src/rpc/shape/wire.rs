@@ -1,5 +1,4 @@
-//! Shapes as bytes: a tag a node, then its parts; numbers are LEB128, names have their length in
-//! front.
+//! Shapes as bytes: a tag a node, then its parts; numbers are LEB128, names have their length in front.
 
 use std::borrow::Cow;
 
@@ -85,8 +84,8 @@ impl Shape {
         }
     }
 
-    /// Reads what [`encode`](Self::encode) wrote. `None` for anything else, and for shapes beyond
-    /// the limits, before memory is spent on them.
+    /// Reads what [`encode`](Self::encode) wrote. `None` for anything else, and for shapes beyond the limits, before
+    /// memory is spent on them.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Shape> {
         let mut reader = Reader { bytes, nodes_left: MAX_NODES };
         let shape = reader.shape(0)?;

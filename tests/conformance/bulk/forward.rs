@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use calomel::{Bulk, BulkMode, Error, Request};
+use calomel::{Bulk, BulkMode, Engine, Error, Request};
 
 use crate::assert_error;
 use crate::support::{BOUND, Net, pattern, travelled};
@@ -150,7 +150,29 @@ fn a_result_carries_a_bulk(net: &Net) {
     }
 }
 
+fn bulks_cross_from_one_transport_to_another(net: &Net) {
+    // The owner is met over one transport, and reached by a third engine over the other.
+    let owner = net.keep(Engine::builder().listen(net.fresh_address()).listen("tcp://127.0.0.1:0").build().unwrap());
+    let worker = net.keep(Engine::server("tcp://127.0.0.1:0").unwrap());
+    let middle = net.server();
+    let data = pattern(9, 200_000);
+    let exposed = owner.expose(data.clone(), BulkMode::ReadOnly).unwrap();
+    let bulk = exposed.bulk();
+    owner.define("open", move |_: &Request, ()| bulk.clone()).unwrap();
+    worker
+        .define("work", |request: &Request, bulk: Bulk| {
+            let mut bytes = vec![0u8; bulk.len()];
+            bulk.origin(request.engine()).unwrap().pull_into(&mut bytes).unwrap();
+            checksum(&bytes)
+        })
+        .unwrap();
+    let bulk = middle.procedure::<(), Bulk>("open").on(middle.lookup(owner.address()).unwrap()).call(&()).unwrap();
+    let to_worker = middle.lookup(worker.address()).unwrap();
+    assert_eq!(middle.procedure::<Bulk, u64>("work").on(&to_worker).call(&bulk).unwrap(), checksum(&data));
+}
+
 suite![
+    bulks_cross_from_one_transport_to_another,
     a_third_engine_reaches_the_owner,
     a_third_engine_writes_to_the_owner,
     the_server_finds_its_caller_by_origin,

@@ -1,5 +1,8 @@
 //! Connecting, and losing connections.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use calomel::{Engine, Error, Request};
@@ -132,7 +135,40 @@ fn an_endpoint_of_one_engine_is_refused_or_served_by_another(net: &Net) {
     assert_eq!(pair.client.procedure::<(), u8>("hello").on(&pair.to_server).call(&()).unwrap(), 1);
 }
 
+fn both_dial_at_once(net: &Net) {
+    // Each may end up with two connections for a moment; no call is lost with either, and each is carried out once.
+    for _ in 0..40 {
+        let engines = [net.server(), net.server(), net.server()];
+        let counts: Vec<_> = engines
+            .iter()
+            .map(|engine| {
+                let count = Arc::new(AtomicU32::new(0));
+                let here = count.clone();
+                engine.define("count", move |_: &Request, ()| here.fetch_add(1, Ordering::SeqCst)).unwrap();
+                count
+            })
+            .collect();
+        let start = Barrier::new(6);
+        thread::scope(|s| {
+            for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)] {
+                let (engines, start) = (&engines, &start);
+                s.spawn(move || {
+                    let endpoint = engines[from].lookup(engines[to].address()).unwrap();
+                    let count = engines[from].procedure::<(), u32>("count");
+                    start.wait();
+                    for _ in 0..5 {
+                        count.on(&endpoint).call(&()).unwrap();
+                    }
+                });
+            }
+        });
+        assert!(counts.iter().all(|count| count.load(Ordering::SeqCst) == 10));
+        engines.iter().for_each(|engine| engine.finalize().unwrap());
+    }
+}
+
 suite![
+    both_dial_at_once,
     an_endpoint_is_connected_by_its_first_call,
     nobody_there_is_unreachable_at_once,
     a_server_that_comes_later_is_reached,

@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use calomel::{Error, Procedure, Request};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, eventually};
+use crate::support::{BOUND, Gate, Net, eventually};
 
 fn a_call_returns_the_answer(net: &Net) {
     let pair = net.pair();
@@ -170,7 +171,51 @@ fn names_of_any_kind_are_told_apart(net: &Net) {
     }
 }
 
+fn notifications_sent_before_the_end_arrive(net: &Net) {
+    // Nobody answers a notification, so a program that ends after it has nothing to wait for but `finalize`.
+    for len in [0, 100, 20_000, 3_000_000] {
+        let pair = net.pair();
+        let (heard, hears) = mpsc::channel();
+        pair.server.define("last words", move |_: &Request, text: String| heard.send(text.len()).unwrap()).unwrap();
+        let words = pair.client.procedure::<String, ()>("last words");
+        for _ in 0..3 {
+            words.on(&pair.to_server).notify(&"x".repeat(len)).unwrap();
+        }
+        pair.client.finalize().unwrap();
+        for _ in 0..3 {
+            assert_eq!(hears.recv_timeout(BOUND), Ok(len), "of {len} bytes");
+        }
+    }
+}
+
+fn a_flood_of_notifications_loses_none(net: &Net) {
+    const COUNT: u32 = 40_000;
+    let pair = net.pair();
+    let (sum, gate) = (Arc::new(AtomicU32::new(0)), Gate::default());
+    let (here, door) = (sum.clone(), gate.clone());
+    pair.server
+        .define("drop", move |_: &Request, n: u32| {
+            door.wait();
+            here.fetch_add(n, Ordering::SeqCst)
+        })
+        .unwrap();
+    let drop = pair.client.procedure::<u32, u32>("drop");
+    let sent = thread::scope(|s| {
+        let sender = s.spawn(|| {
+            // More than are taken while none is handled: whoever sends waits, or is told.
+            let results = (0..COUNT).map(|_| drop.on(&pair.to_server).notify(&1));
+            results.filter(|result| !matches!(result, Err(Error::Busy { .. }))).map(Result::unwrap).count() as u32
+        });
+        thread::sleep(Duration::from_millis(100));
+        gate.open();
+        sender.join().unwrap()
+    });
+    eventually("what was sent has arrived", || sum.load(Ordering::SeqCst) == sent);
+}
+
 suite![
+    notifications_sent_before_the_end_arrive,
+    a_flood_of_notifications_loses_none,
     a_call_returns_the_answer,
     a_procedure_is_shared_between_threads_and_used_with_any_endpoint,
     a_function_is_defined_like_a_closure,

@@ -183,6 +183,10 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     for n in 0..20 {
         assert_eq!(b.procedure::<u32, u32>("event").on(&to_a).call(&n).unwrap(), n + 1);
     }
+    // timers fire,
+    let (fire, fired) = std::sync::mpsc::channel();
+    let _timer = pair.server.timer(std::time::Duration::from_millis(5), move || fire.send(()).unwrap()).unwrap();
+    fired.recv_timeout(crate::support::BOUND / 2).unwrap();
     // and timeouts are kept.
     let result = blocks.on(&pair.to_server).timeout(std::time::Duration::from_millis(30)).call(&1);
     assert!(result.unwrap_err().is_timeout());

@@ -1,45 +1,36 @@
 //! What the next run should try.
 
 use super::{Graph, Id, Kind, MAX_FAILS, Node, Tries};
-use crate::rpc::shape::MAX_DEPTH;
+use crate::rpc::shape::{MAX_DEPTH, MAX_NODES};
 
 /// From here on runs make up small values (`None`, empty sequences), to come to an end.
 const DEEP: usize = MAX_DEPTH;
 
-/// Runs through a variant that has never worked before it is given up. More than [`MAX_FAILS`], for
-/// it may have to wait until the other variants, which its content needs, are known.
+/// Runs through a variant that has never worked before it is given up. More than [`MAX_FAILS`], for it may have to
+/// wait until the other variants, which its content needs, are known.
 const MAX_TRIES: u32 = 2 * MAX_FAILS;
 
 impl Graph {
-    /// Finds out, for all nodes, which are doomed and which are live. Both are least fixed points,
-    /// for there are cycles; children mostly come after their parents, so the reverse order settles
-    /// them in a pass or two.
+    /// Finds out, for all nodes, which are doomed and which are live.
     pub(super) fn survey(&mut self) {
         for node in &mut self.nodes {
             (node.live, node.doomed) = (false, false);
         }
-        loop {
-            let mut changed = false;
+        self.spread(|graph, id| !graph.nodes[id].doomed && graph.is_doomed(id), |node| node.doomed = true);
+        self.spread(|graph, id| !graph.nodes[id].live && graph.is_live(id), |node| node.live = true);
+    }
+
+    /// Marks nodes until no more follow: the least fixed point, for there are cycles. Children mostly come after
+    /// their parents, so that the reverse order takes a pass or two.
+    fn spread(&mut self, follows: impl Fn(&Graph, Id) -> bool, mark: impl Fn(&mut Node)) {
+        let mut changed = true;
+        while changed {
+            changed = false;
             for id in (0..self.nodes.len()).rev() {
-                if !self.nodes[id].doomed && self.is_doomed(id) {
-                    self.nodes[id].doomed = true;
+                if follows(self, id) {
+                    mark(&mut self.nodes[id]);
                     changed = true;
                 }
-            }
-            if !changed {
-                break;
-            }
-        }
-        loop {
-            let mut changed = false;
-            for id in (0..self.nodes.len()).rev() {
-                if !self.nodes[id].live && self.is_live(id) {
-                    self.nodes[id].live = true;
-                    changed = true;
-                }
-            }
-            if !changed {
-                break;
             }
         }
     }
@@ -53,9 +44,9 @@ impl Graph {
             Kind::Link(home) => doomed(&home),
             Kind::Tuple(_) | Kind::Struct(..) => node.children.iter().any(doomed),
             Kind::Enum(..) => (0..node.count).all(|variant| {
-                node.tries
-                    .get(variant)
-                    .is_some_and(|tries| doomed(&node.children[variant]) || (!tries.ok && tries.count >= MAX_TRIES))
+                node.tries.get(variant).is_some_and(|tries| {
+                    tries.absent || doomed(&node.children[variant]) || (!tries.ok && tries.count >= MAX_TRIES)
+                })
             }),
         };
         (below || node.given_up()) && node.alternative.is_none_or(|alternative| doomed(&alternative))
@@ -81,9 +72,14 @@ impl Graph {
 
     /// Whether a variant is worth a run.
     fn is_open(&self, node: &Node, variant: usize) -> bool {
+        if node.count > MAX_NODES && node.base.is_some() {
+            // Its shape has no room for so many, and one is enough to go on.
+            return false;
+        }
         node.tries.get(variant).is_none_or(|tries| {
             let content = &self.nodes[node.children[variant]];
-            !content.doomed && (tries.ok || tries.count < MAX_TRIES) && (!tries.ok || content.live)
+            let worthwhile = if tries.ok { content.live } else { tries.count < MAX_TRIES };
+            worthwhile && !tries.absent && !content.doomed
         })
     }
 
@@ -92,8 +88,8 @@ impl Graph {
         self.nodes[id].active > 1
     }
 
-    /// Whether this run should go there to find something out. When nothing came of that, every
-    /// other run goes around it, to what may lie behind.
+    /// Whether this run should go there to find something out. When nothing came of that, every other run goes around
+    /// it, to what may lie behind.
     fn is_worth_a_visit(&self, id: Id) -> bool {
         self.nodes[id].live && self.idle.is_multiple_of(2)
     }
@@ -158,13 +154,12 @@ impl Graph {
         node.base.get_or_insert(variant);
     }
 
-    /// Notes that there is no variant of this index: the names had aliases among them.
+    /// Notes that there is no variant of this index. The last ones are missing when there are aliases among the
+    /// names.
     pub(crate) fn no_such_variant(&mut self, id: Id, variant: usize) {
-        self.nodes[id].count = variant;
-        if variant == 0 {
-            self.nodes[id].kind = Kind::Opaque;
-        }
-        self.progress = true;
+        let absent = &mut self.nodes[id].tries[variant].absent;
+        self.progress |= !*absent;
+        *absent = true;
         self.blamed = true;
     }
 
@@ -173,8 +168,8 @@ impl Graph {
         self.attempt as usize
     }
 
-    /// A made-up number. At first 1, which most validations accept: it is not zero, is its own
-    /// product with others of its kind, is a day, a month and a length.
+    /// A made-up number. At first 1, which most validations accept: it is not zero, is its own product with others of
+    /// its kind, is a day, a month and a length.
     pub(crate) fn number(&mut self) -> u8 {
         self.made_up = (self.made_up + 1) % 32;
         match self.attempt % 8 {

@@ -1,11 +1,10 @@
 //! The graph as a tree: the shape.
 
-use super::{Graph, Id, Kind, MAX_HOPS, ROOT};
+use super::{Graph, Id, Kind, MAX_HOPS, MAX_STEPS, ROOT};
 use crate::rpc::shape::{ANY_NAME, Field, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Shape, Variant, name, push_run};
 
 impl Graph {
-    /// The shape that was found: down to the deepest level at which all of it fits into
-    /// [`MAX_NODES`].
+    /// The shape that was found: down to the deepest level at which all of it fits into [`MAX_NODES`].
     pub(crate) fn into_shape(self) -> Shape {
         let mut shape = Shape::Unknown;
         for depth in 1..=MAX_DEPTH {
@@ -38,7 +37,7 @@ impl View<'_> {
     fn shape(&mut self, mut id: Id) -> Option<Shape> {
         for _ in 0..MAX_HOPS {
             let node = &self.graph.nodes[id];
-            if node.alternative.is_some() {
+            if node.varies {
                 // Depends on the value.
                 return Some(Shape::Unknown);
             }
@@ -79,15 +78,22 @@ impl View<'_> {
             Kind::Option => Shape::Option(Box::new(self.part(node.child(0))?)),
             Kind::Seq => Shape::Seq(Box::new(self.part(node.child(0))?)),
             Kind::Map => Shape::Map(Box::new((self.part(node.child(0))?, self.part(node.child(1))?))),
+            // Cannot be told from those that declare `usize::MAX` and read until nothing comes.
+            Kind::Tuple(len) if len > MAX_STEPS && !node.visited => Shape::Unknown,
             Kind::Tuple(_) => {
                 let mut runs = Vec::new();
                 let mut index = 0;
                 while index < node.count {
                     let child = node.child(index);
-                    let end = (index..node.count).find(|&i| node.child(i) != child).unwrap_or(node.count);
+                    // Where no run has come, the declared length may be anything.
+                    let end = child.map_or(node.count, |_| {
+                        let differs = (index..node.count).find(|&i| node.child(i) != child);
+                        differs.unwrap_or(node.count)
+                    });
+                    let count = u32::try_from(end - index).unwrap_or(u32::MAX);
                     let left = self.nodes_left;
                     let shape = self.part(child)?;
-                    if push_run(&mut runs, u32::try_from(end - index).ok()?, shape) {
+                    if push_run(&mut runs, count, shape) {
                         self.nodes_left = left;
                     }
                     index = end;
@@ -95,17 +101,24 @@ impl View<'_> {
                 Shape::Tuple(runs)
             }
             Kind::Struct(full, names) => {
-                // What comes after a part that cannot be made up was never asked for.
+                // What comes after a part that cannot be made up was never asked for: the names left may be those of
+                // fields or aliases.
                 let reached = if node.visited { node.count } else { node.children.len() };
-                let fields = (0..if node.visited { node.count } else { names.len() }).map(|index| {
+                let fields = (0..node.count).map(|index| {
+                    let shape = self.part(node.child(index))?;
                     let name = window(names, index, reached);
-                    Some(Field { name, shape: self.part(node.child(index))? })
+                    Some(Field { name, shape })
                 });
                 Shape::Struct(name(full), fields.collect::<Option<_>>()?)
             }
             Kind::Enum(full, names) => {
-                let known = if node.count < names.len() { node.count } else { node.tries.len() };
-                let variants = (0..node.count).map(|index| {
+                let exists = |index: &usize| !node.tries[*index].absent;
+                let known = (0..node.tries.len()).rfind(exists).map_or(0, |last| last + 1);
+                if known == 0 && !names.is_empty() {
+                    return Some(Shape::Unknown);
+                }
+                let count = if node.tries.len() < names.len() { names.len() } else { known };
+                let variants = (0..count).map(|index| {
                     let content = self.part(node.child(index))?;
                     Some(Variant { index: index as u32, name: window(names, index, known), content })
                 });
@@ -117,8 +130,8 @@ impl View<'_> {
     }
 }
 
-/// The name of the part at `index`, when `names` lists the names and aliases of `parts` parts in
-/// their order: one of those that leave enough for the parts before and after it.
+/// The name of the part at `index`, when `names` lists the names and aliases of `parts` parts in their order: one of
+/// those that leave enough for the parts before and after it.
 fn window(names: &'static [&'static str], index: usize, parts: usize) -> Name {
     if index >= parts {
         return ANY_NAME.into();

@@ -3,6 +3,7 @@
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
 
 use super::{Refused, ask};
+use crate::rpc::shape::MAX_NODES;
 use crate::rpc::shape::graph::{Graph, Id};
 
 /// The parts of a tuple or struct.
@@ -31,7 +32,8 @@ impl<'de> de::SeqAccess<'de> for Parts<'_> {
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some(self.len - self.next)
+        // Some declare `usize::MAX` and read until nothing comes.
+        Some(self.len - self.next).filter(|&left| left <= MAX_NODES)
     }
 }
 

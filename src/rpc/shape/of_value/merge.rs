@@ -1,9 +1,9 @@
 //! What several values of one type tell about it.
 
-use super::{Field, Shape, overlaps, push_run};
+use crate::rpc::shape::{Field, Shape, overlaps, push_run};
 
-/// What two values of one Rust type tell together. `None` when they contradict each other, as those
-/// of an untagged enum do.
+/// What two values of one Rust type tell together. `None` when they contradict each other, as those of an untagged
+/// enum do.
 pub(super) fn merge(a: Shape, b: Shape) -> Option<Shape> {
     Some(match (a, b) {
         (Shape::Unknown, known) | (known, Shape::Unknown) => known,

@@ -1,0 +1,251 @@
+//! One engine of a test: its protocol, and all that the protocol told it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::env::{Mem, Op, TestEnv, Ticket};
+use super::{Answer, Body, CallId, Config, Content, Failure, Incoming, Leases, LinkId, Memory, PeerTag, Proto};
+use super::{Reply, RequestId, Status, TransferId};
+use crate::Address;
+
+pub struct Host {
+    pub proto: Proto<TestEnv>,
+    pub config: Config,
+    pub incarnation: u64,
+    pub address: Address,
+    pub listens: bool,
+    /// Where this end of each link is: wire and side.
+    pub wires: HashMap<LinkId, (usize, usize)>,
+    /// Requests are answered as they come, with [`served`].
+    pub echo: bool,
+    /// Requests that wait for the test to answer them.
+    pub inbox: Vec<Arrived>,
+    pub begun: Vec<Op>,
+    pub ids: HashMap<Op, Id>,
+    pub outcomes: HashMap<Op, Vec<Outcome>>,
+    pub cancelled: Vec<RequestId>,
+    pub unleased: Vec<Ticket>,
+    pub leased: Vec<Ticket>,
+    pub stale: Vec<u128>,
+    pub shutdowns: usize,
+    pub exposed: HashMap<u128, Mem>,
+    /// Peers that the host holds on to.
+    pub tags: HashMap<Address, Arc<PeerTag>>,
+    /// How often a call had to be made again with the shape of its arguments.
+    pub shapes_asked: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Id {
+    Call(CallId),
+    Transfer(TransferId),
+}
+
+/// How an operation ended.
+#[derive(Debug)]
+pub enum Outcome {
+    Answered { body: Vec<u8>, large: bool, shape: Vec<u8>, leases: Leases, link: LinkId },
+    Moved(usize),
+    Failed(Failure),
+}
+
+/// A request as it came.
+#[derive(Debug)]
+pub struct Arrived {
+    pub request: RequestId,
+    pub link: LinkId,
+    pub peer: Arc<PeerTag>,
+    pub name: String,
+    pub provider: u16,
+    pub body: Vec<u8>,
+    pub large: bool,
+    pub shape: Vec<u8>,
+    pub want_shape: bool,
+    pub one_way: bool,
+    pub deadline: Option<Instant>,
+    pub leases: Leases,
+}
+
+/// What an echoing host answers.
+pub fn served(body: &[u8]) -> Vec<u8> {
+    body.iter().map(|byte| byte ^ 0x5a).collect()
+}
+
+/// Bodies longer than this travel as streams.
+pub const EAGER: usize = 16 << 10;
+
+/// The body as the engine hands it to the protocol.
+pub fn content(body: &[u8]) -> Content<'_, Mem> {
+    if body.len() > EAGER { Content::Large(Mem::new(body.to_vec())) } else { Content::Small(body) }
+}
+
+fn body_of(body: &Body<Mem>) -> (Vec<u8>, bool) {
+    match body {
+        Body::Small(bytes) => (bytes.clone(), false),
+        Body::Large(memory) => {
+            assert_eq!(memory.len(), memory.bytes().len());
+            (memory.bytes(), true)
+        }
+    }
+}
+
+impl Host {
+    pub fn new(number: usize, incarnation: u64, config: Config, listens: bool) -> Host {
+        let address: Address = format!("tcp://10.0.0.{}:7000", number + 1).parse().unwrap();
+        let mut proto = Proto::new(config.clone(), incarnation);
+        if listens {
+            proto.set_addresses(vec![address.clone()]);
+        }
+        Host {
+            proto,
+            config,
+            incarnation,
+            address,
+            listens,
+            wires: HashMap::new(),
+            echo: false,
+            inbox: Vec::new(),
+            begun: Vec::new(),
+            ids: HashMap::new(),
+            outcomes: HashMap::new(),
+            cancelled: Vec::new(),
+            unleased: Vec::new(),
+            leased: Vec::new(),
+            stale: Vec::new(),
+            shutdowns: 0,
+            exposed: HashMap::new(),
+            tags: HashMap::new(),
+            shapes_asked: 0,
+        }
+    }
+
+    pub fn answered(&mut self, op: Op, result: Result<Answer<TestEnv>, Failure>) {
+        let outcome = match result {
+            Ok(answer) => {
+                let (body, large) = body_of(&answer.body);
+                Outcome::Answered { body, large, shape: answer.shape, leases: answer.leases, link: answer.link }
+            }
+            Err(failure) => Outcome::Failed(failure),
+        };
+        self.outcomes.entry(op).or_default().push(outcome);
+    }
+
+    pub fn moved(&mut self, op: Op, result: Result<usize, Failure>) {
+        let outcome = result.map_or_else(Outcome::Failed, Outcome::Moved);
+        self.outcomes.entry(op).or_default().push(outcome);
+    }
+
+    pub fn request(&mut self, incoming: Incoming<TestEnv>) {
+        let (body, large) = body_of(&incoming.body);
+        let arrived = Arrived {
+            request: incoming.request,
+            link: incoming.link,
+            peer: incoming.peer,
+            name: incoming.name.to_string(),
+            provider: incoming.provider,
+            body,
+            large,
+            shape: incoming.shape,
+            want_shape: incoming.want_shape,
+            one_way: incoming.one_way,
+            deadline: incoming.deadline,
+            leases: incoming.leases,
+        };
+        if self.echo {
+            self.proto.release(arrived.link, arrived.leases);
+            let answer = served(&arrived.body);
+            // That the caller has gone meanwhile is no error here.
+            let _ = self.answer(arrived.request, &answer);
+        } else {
+            self.inbox.push(arrived);
+        }
+    }
+
+    pub fn answer(&mut self, request: RequestId, body: &[u8]) -> Result<(), Failure> {
+        self.proto.respond(request, Ok(Reply { content: content(body), shape: b"r", leases: Vec::new() }))
+    }
+
+    pub fn refuse(&mut self, request: RequestId, status: Status) {
+        let _ = self.proto.respond(request, Err(status));
+    }
+
+    /// The first request that has the test's attention next.
+    #[track_caller]
+    pub fn take(&mut self) -> Arrived {
+        assert!(!self.inbox.is_empty(), "no request has arrived");
+        self.inbox.remove(0)
+    }
+
+    /// How the operation ended, `None` while it has not; a second end is an error at once.
+    #[track_caller]
+    pub fn outcome(&self, op: Op) -> Option<&Outcome> {
+        let ends = self.outcomes.get(&op)?;
+        assert_eq!(ends.len(), 1, "operation {op} ended {} times: {ends:?}", ends.len());
+        ends.first()
+    }
+
+    pub fn is_done(&self, op: Op) -> bool {
+        self.outcomes.contains_key(&op)
+    }
+
+    /// The body of the answer to a call that was answered.
+    #[track_caller]
+    pub fn body(&self, op: Op) -> &[u8] {
+        match self.outcome(op) {
+            Some(Outcome::Answered { body, .. }) => body,
+            other => panic!("operation {op} was not answered: {other:?}"),
+        }
+    }
+
+    /// Why an operation failed.
+    #[track_caller]
+    pub fn failure(&self, op: Op) -> &Failure {
+        match self.outcome(op) {
+            Some(Outcome::Failed(failure)) => failure,
+            other => panic!("operation {op} did not fail: {other:?}"),
+        }
+    }
+
+    /// What must hold of every host at the end of a test.
+    pub fn inspect(&self) -> Vec<String> {
+        let mut wrong = self.proto.leftovers();
+        for op in &self.begun {
+            let ends = self.outcomes.get(op).map_or(0, Vec::len);
+            if ends != 1 {
+                wrong.push(format!("operation {op} ended {ends} times"));
+            }
+        }
+        if self.outcomes.len() > self.begun.len() {
+            wrong.push("operations ended that nobody began".to_owned());
+        }
+        let sorted = |tickets: &[Ticket]| {
+            let mut numbers: Vec<_> = tickets.iter().map(|ticket| ticket.number).collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        if sorted(&self.leased) != sorted(&self.unleased) {
+            wrong.push(format!("leases given {:?}, come back {:?}", sorted(&self.leased), sorted(&self.unleased)));
+        }
+        if let Some(at) = self.proto.next_timeout() {
+            wrong.push(format!("a timer, for {at:?}"));
+        }
+        for request in &self.cancelled {
+            if self.proto.is_wanted(*request) {
+                wrong.push(format!("{request:?} was cancelled, and is wanted"));
+            }
+        }
+        wrong
+    }
+}
+
+/// Asserts that an operation failed in this way.
+macro_rules! assert_failed {
+    ($host:expr, $op:expr, $pattern:pat $(if $guard:expr)?) => {
+        match $host.failure($op) {
+            $pattern $(if $guard)? => {}
+            other => panic!("expected {}, not {other:?}", stringify!($pattern)),
+        }
+    };
+}
+pub(super) use assert_failed;

@@ -1,0 +1,416 @@
+//! The network: carries out what the protocols ask for, in simulated time.
+
+use std::time::{Duration, Instant};
+
+use super::env::{Mem, Op, Random, Ticket, live};
+use super::host::{Host, Id, content, served};
+use super::wires::{End, Item, Packet, Payload, Receiving, Wire};
+use super::{CallSpec, Config, Failure, LinkId, Memory, Mode, Output, PeerId, Rejected, Remote};
+
+/// Deliveries at one moment of time beyond which the hosts only keep each other busy.
+const RESTLESS: usize = 3_000_000;
+/// Moments of time within which every story ends.
+const MOMENTS: usize = 50_000;
+
+pub struct Net {
+    pub now: Instant,
+    pub hosts: Vec<Host>,
+    pub wires: Vec<Wire>,
+    pub settings: Settings,
+    /// Which of the wires is next, where several have something; the first without it.
+    pub random: Option<Random>,
+    next_op: Op,
+    next_incarnation: u64,
+}
+
+pub struct Settings {
+    pub delay: Duration,
+    /// Most bytes that arrive at a time.
+    pub piece: usize,
+    /// Transmits are reported as sent when all has arrived; else at once.
+    pub report_late: bool,
+}
+
+/// A call to be made.
+pub struct Call {
+    pub procedure: u32,
+    pub name: &'static str,
+    pub body: Vec<u8>,
+    pub shape: (&'static [u8], bool),
+    pub timeout: Duration,
+    pub one_way: bool,
+    pub leases: Vec<Ticket>,
+}
+
+pub fn call(body: impl Into<Vec<u8>>) -> Call {
+    let timeout = Duration::from_secs(30);
+    Call { procedure: 1, name: "echo", body: body.into(), shape: (b"s", true), timeout, one_way: false, leases: Vec::new() }
+}
+
+/// The numbers that most stories go by.
+pub fn config() -> Config {
+    Config {
+        max_message: 4 << 20,
+        silence: Duration::from_secs(3),
+        connect: Duration::from_secs(2),
+        max_requests: 2000,
+        remote_shutdown: false,
+    }
+}
+
+impl Net {
+    /// So many hosts, all of which listen.
+    pub fn new(hosts: usize) -> Net {
+        Net::with(vec![(config(), true); hosts])
+    }
+
+    /// Hosts with these numbers, which listen or don't.
+    pub fn with(hosts: Vec<(Config, bool)>) -> Net {
+        let mut net = Net {
+            now: Instant::now(),
+            hosts: Vec::new(),
+            wires: Vec::new(),
+            settings: Settings { delay: Duration::from_micros(50), piece: usize::MAX, report_late: true },
+            random: None,
+            next_op: 0,
+            next_incarnation: 0x1000,
+        };
+        for (number, (config, listens)) in hosts.into_iter().enumerate() {
+            let incarnation = net.incarnation();
+            net.hosts.push(Host::new(number, incarnation, config, listens));
+        }
+        net
+    }
+
+    /// Two hosts; the second answers what it is asked.
+    pub fn pair() -> Net {
+        let mut net = Net::new(2);
+        net.hosts[1].echo = true;
+        net
+    }
+
+    fn incarnation(&mut self) -> u64 {
+        self.next_incarnation += 1;
+        self.next_incarnation
+    }
+
+    pub fn peer(&mut self, from: usize, to: usize) -> PeerId {
+        let address = self.hosts[to].address.clone();
+        let host = &mut self.hosts[from];
+        let tag = host.proto.lookup(&address);
+        let id = tag.id;
+        host.tags.insert(address, tag);
+        id
+    }
+
+    fn op(&mut self, host: usize) -> Op {
+        self.next_op += 1;
+        self.hosts[host].begun.push(self.next_op);
+        self.next_op
+    }
+
+    pub fn call(&mut self, from: usize, to: usize, call: Call) -> Op {
+        let peer = self.peer(from, to);
+        self.call_peer(from, peer, call)
+    }
+
+    pub fn call_peer(&mut self, from: usize, peer: PeerId, call: Call) -> Op {
+        let op = self.op(from);
+        let now = self.now;
+        let host = &mut self.hosts[from];
+        host.leased.extend(call.leases.iter().cloned());
+        let leases = call.leases;
+        let mut spec = CallSpec {
+            peer,
+            procedure: call.procedure,
+            name: call.name,
+            provider: 0,
+            content: content(&call.body),
+            shape: None,
+            leases: leases.clone(),
+            deadline: now + call.timeout,
+            timed: true,
+            one_way: call.one_way,
+            waiter: op,
+        };
+        loop {
+            match host.proto.call(spec, now) {
+                Ok(id) => break drop(host.ids.insert(op, Id::Call(id))),
+                Err(Rejected::NeedShape(again)) => {
+                    host.shapes_asked += 1;
+                    spec = again_with(again, call.shape);
+                }
+                Err(Rejected::Failed(failure)) => {
+                    // The engine drops the leases of a call that it could not make.
+                    host.unleased.extend(leases);
+                    host.answered(op, Err(failure));
+                    break;
+                }
+            }
+        }
+        self.pump(from);
+        op
+    }
+
+    /// Moves `memory.len()` bytes between it and what `owner` exposed under the token.
+    pub fn transfer(&mut self, from: usize, owner: usize, pull: bool, (token, offset): (u128, u64), memory: &Mem) -> Op {
+        let peer = self.peer(from, owner);
+        let remote = Remote { peer, owner: self.hosts[owner].incarnation, token, offset };
+        self.transfer_to(from, pull, remote, memory, Duration::from_secs(30))
+    }
+
+    pub fn transfer_to(&mut self, from: usize, pull: bool, remote: Remote, memory: &Mem, timeout: Duration) -> Op {
+        let op = self.op(from);
+        let now = self.now;
+        let host = &mut self.hosts[from];
+        match host.proto.transfer(pull, remote, memory.clone(), Some(now + timeout), op, now) {
+            Ok(id) => drop(host.ids.insert(op, Id::Transfer(id))),
+            Err(failure) => host.moved(op, Err(failure)),
+        }
+        self.pump(from);
+        op
+    }
+
+    pub fn pull(&mut self, from: usize, owner: usize, token: u128, offset: u64, memory: &Mem) -> Op {
+        self.transfer(from, owner, true, (token, offset), memory)
+    }
+
+    pub fn push(&mut self, from: usize, owner: usize, token: u128, offset: u64, memory: &Mem) -> Op {
+        self.transfer(from, owner, false, (token, offset), memory)
+    }
+
+    pub fn cancel(&mut self, host: usize, op: Op) {
+        let proto = &mut self.hosts[host].proto;
+        match self.hosts[host].ids.get(&op) {
+            Some(Id::Call(id)) => proto.abandon_call(*id, Failure::Cancelled),
+            Some(Id::Transfer(id)) => proto.abandon_transfer(*id, Failure::Cancelled),
+            None => {}
+        }
+        self.pump(host);
+    }
+
+    pub fn expose(&mut self, host: usize, token: u128, bytes: Vec<u8>, read: bool, write: bool) -> Mem {
+        let memory = Mem::new(bytes);
+        let host = &mut self.hosts[host];
+        host.proto.expose(token, memory.clone(), Mode { read, write });
+        host.exposed.insert(token, memory.clone());
+        memory
+    }
+
+    /// Takes exposed memory back, as the engine does: peers are locked out, then the gate is closed.
+    pub fn revoke(&mut self, host: usize, token: u128) {
+        self.hosts[host].proto.revoke(token);
+        if let Some(memory) = self.hosts[host].exposed.remove(&token) {
+            memory.close();
+        }
+        self.pump(host);
+    }
+
+    /// Answers the first request that waits, as an echoing host would.
+    #[track_caller]
+    pub fn serve(&mut self, host: usize) {
+        let arrived = self.hosts[host].take();
+        self.hosts[host].proto.release(arrived.link, arrived.leases);
+        let _ = self.hosts[host].answer(arrived.request, &served(&arrived.body));
+        self.pump(host);
+    }
+
+    /// One step of a host's protocol, and what follows from it.
+    pub fn with_host<R>(&mut self, host: usize, step: impl FnOnce(&mut Host) -> R) -> R {
+        let result = step(&mut self.hosts[host]);
+        self.pump(host);
+        result
+    }
+
+    /// The wire of a link of a host to another: the one that new operations take.
+    pub fn wire(&mut self, from: usize, to: usize) -> usize {
+        let peer = self.peer(from, to);
+        let host = &self.hosts[from];
+        let link = host.proto.peers[peer].link.expect("the peer is connected");
+        host.wires[&link].0
+    }
+
+    /// The connection is lost, and both ends learn of it.
+    pub fn cut(&mut self, wire: usize) {
+        self.cut_at(wire, 0);
+        self.cut_at(wire, 1);
+    }
+
+    /// The connection is lost, and one end learns of it; the other still believes in it.
+    pub fn cut_at(&mut self, wire: usize, side: usize) {
+        self.wires[wire].frozen = true;
+        let end = &mut self.wires[wire].ends[side];
+        if let Some(link) = end.link.take() {
+            let host = end.host;
+            self.hosts[host].wires.remove(&link);
+            let cause = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "cut by the test");
+            self.hosts[host].proto.handle_closed(link, cause);
+            self.pump(host);
+        }
+    }
+
+    /// The host dies, and another engine begins at its address. Its connections end, and peers learn of it if `told`.
+    pub fn restart(&mut self, number: usize, told: bool) {
+        for wire in &mut self.wires {
+            let Some(side) = wire.ends.iter().position(|end| end.host == number) else { continue };
+            wire.ends[side].link = None;
+            wire.frozen |= !told;
+            wire.ends[side].outgoing.push_back((self.now, Item::Closed));
+        }
+        let incarnation = self.incarnation();
+        let (config, listens) = (self.hosts[number].config.clone(), self.hosts[number].listens);
+        let echo = self.hosts[number].echo;
+        self.hosts[number] = Host::new(number, incarnation, config, listens);
+        self.hosts[number].echo = echo;
+    }
+
+    /// Lets time pass.
+    pub fn advance(&mut self, time: Duration) {
+        let until = self.now + time;
+        for _ in 0..MOMENTS {
+            self.run();
+            match self.next_event().filter(|at| *at <= until) {
+                Some(at) => self.move_to(at),
+                None => {
+                    self.now = until;
+                    return;
+                }
+            }
+        }
+        panic!("too much happens in {time:?}");
+    }
+
+    /// Lets time pass until nothing is left that could happen.
+    #[track_caller]
+    pub fn settle(&mut self) {
+        for _ in 0..MOMENTS {
+            self.run();
+            match self.next_event() {
+                Some(at) => self.move_to(at),
+                None => return,
+            }
+        }
+        panic!("it never gets quiet");
+    }
+
+    /// Lets time pass until `done`, for no longer than `limit`; false when that was not enough.
+    pub fn until(&mut self, limit: Duration, done: impl Fn(&Net) -> bool) -> bool {
+        let end = self.now + limit;
+        loop {
+            self.run();
+            if done(self) {
+                return true;
+            }
+            match self.next_event().filter(|at| *at <= end) {
+                Some(at) => self.move_to(at),
+                None => return false,
+            }
+        }
+    }
+
+    /// Settles, and asserts that nothing is left over.
+    #[track_caller]
+    pub fn end(mut self) {
+        self.settle();
+        for (number, host) in self.hosts.iter_mut().enumerate() {
+            let wrong = host.inspect();
+            assert!(wrong.is_empty(), "left over at host {number}: {wrong:#?}");
+        }
+        drop(self);
+        assert_eq!(live(), 0, "bytes allocated and not freed");
+    }
+
+    fn move_to(&mut self, at: Instant) {
+        self.now = self.now.max(at);
+        self.run();
+        for host in 0..self.hosts.len() {
+            if self.hosts[host].proto.next_timeout().is_some_and(|due| due <= self.now) {
+                self.hosts[host].proto.handle_timeout(self.now);
+                self.pump(host);
+            }
+        }
+    }
+
+    fn next_event(&self) -> Option<Instant> {
+        let timers = self.hosts.iter().filter_map(|host| host.proto.next_timeout());
+        let arrivals = self.wires.iter().filter(|wire| !wire.frozen).flat_map(|wire| &wire.ends);
+        timers.chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
+    }
+
+    /// Delivers what arrives now.
+    pub fn run(&mut self) {
+        for _ in 0..RESTLESS {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("the hosts never fall silent");
+    }
+
+    /// Delivers one piece of what arrives now; false when there is nothing.
+    pub fn step(&mut self) -> bool {
+        let due = |end: &End| end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
+        let mut ready = Vec::new();
+        for (number, wire) in self.wires.iter().enumerate().filter(|(_, wire)| !wire.frozen) {
+            ready.extend((0..2).filter(|side| due(&wire.ends[*side])).map(|side| (number, side)));
+        }
+        let chosen = match &mut self.random {
+            Some(random) => random.pick(&ready),
+            None => ready.first(),
+        };
+        let Some(&(wire, side)) = chosen else { return false };
+        self.deliver(wire, side);
+        true
+    }
+
+    fn deliver(&mut self, wire: usize, side: usize) {
+        let Some((_, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
+        if let Item::Packet(packet) = item {
+            let most = self.settings.piece;
+            let piece = self.random.as_mut().map_or(most, |random| 1 + random.below(most));
+            let (data, last) = packet.take(piece);
+            let report = last && packet.report;
+            if last {
+                self.wires[wire].ends[side].outgoing.pop_front();
+            }
+            self.feed(wire, 1 - side, data);
+            if let Some(link) = self.wires[wire].ends[side].link.filter(|_| report) {
+                let sender = self.wires[wire].ends[side].host;
+                self.hosts[sender].proto.handle_sent(link, Vec::new());
+                self.pump(sender);
+            }
+            return;
+        }
+        let Some((_, item)) = self.wires[wire].ends[side].outgoing.pop_front() else { return };
+        let far = self.wires[wire].ends[1 - side].host;
+        let link = self.wires[wire].ends[1 - side].link;
+        match (item, link) {
+            (Item::Dial, _) => self.accept(wire),
+            (Item::Connected, Some(link)) => self.hosts[far].proto.handle_connected(link, self.now),
+            (Item::Closed, Some(link)) => {
+                self.wires[wire].ends[1 - side].link = None;
+                self.hosts[far].wires.remove(&link);
+                let cause = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the other end is closed");
+                self.hosts[far].proto.handle_closed(link, cause);
+            }
+            _ => {}
+        }
+        if let Some(host) = Some(far).filter(|far| *far < self.hosts.len()) {
+            self.pump(host);
+        }
+    }
+
+    fn accept(&mut self, wire: usize) {
+        let [from, to] = [self.wires[wire].ends[0].host, self.wires[wire].ends[1].host];
+        let remote = format!("tcp://10.0.0.{}:{}", from + 1, 40_000 + wire % 20_000).parse().unwrap();
+        let link = self.hosts[to].proto.handle_accepted(remote, self.now);
+        self.hosts[to].wires.insert(link, (wire, 1));
+        self.wires[wire].ends[1].link = Some(link);
+        self.put(wire, 1, Item::Connected);
+    }
+
+    fn put(&mut self, wire: usize, side: usize, item: Item) {
+        let at = self.now + self.settings.delay;
+        self.wires[wire].ends[side].outgoing.push_back((at, item));
+    }
+}
