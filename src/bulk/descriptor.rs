@@ -227,7 +227,7 @@ impl Bulk {
             Hold::Received(lease) => lease.clone(),
             Hold::Unknown => return None,
         };
-        Some(Held { token: self.token, kept })
+        Some(Held { token: self.token, _kept: kept })
     }
 
     /// The content, where it is small and can't change, and the peer may read it.

@@ -112,6 +112,15 @@ pub(crate) fn wake_quietly(waker: Waker) {
 /// A thread that waits, as others see it.
 pub(crate) struct ThreadWaiter {
     unparker: Unparker,
+    /// The reactor that the thread blocks in, or is about to.
+    blocks_in: Mutex<Option<Arc<mio::Waker>>>,
+}
+
+/// Has a thread return that blocks in the reactor.
+pub(super) fn ring(reactor: &mio::Waker) {
+    if let Err(error) = reactor.wake() {
+        tracing::error!(target: "calomel::progress", %error, "can't wake the engine");
+    }
 }
 
 /// The waiting thread's own side.
@@ -123,6 +132,14 @@ pub(crate) struct ThreadSleeper {
 impl ThreadWaiter {
     pub(crate) fn wake(&self) {
         self.unparker.unpark();
+        if let Some(reactor) = &*self.blocks_in.lock() {
+            ring(reactor);
+        }
+    }
+
+    /// What the thread waits for must be looked for after this, and before it blocks.
+    pub(super) fn set_blocks_in(&self, reactor: Option<Arc<mio::Waker>>) {
+        *self.blocks_in.lock() = reactor;
     }
 }
 
@@ -130,7 +147,7 @@ impl ThreadSleeper {
     pub(crate) fn new() -> ThreadSleeper {
         let parker = Parker::new();
         let unparker = parker.unparker().clone();
-        ThreadSleeper { parker, waiter: Arc::new(ThreadWaiter { unparker }) }
+        ThreadSleeper { parker, waiter: Arc::new(ThreadWaiter { unparker, blocks_in: Mutex::default() }) }
     }
 
     /// Sleeps until woken, or until the deadline; wakes early now and then.

@@ -157,6 +157,7 @@ impl Core {
         // Each of the steps announces the sleep to somebody, who rings from then on; what was done before is looked for
         // after that.
         self.seat.set_parked(true);
+        with_sleeper(|sleeper| sleeper.waiter.set_blocks_in(Some(self.waker.clone())));
         let parked = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
         self.asleep_until.store(u64::MAX, Ordering::SeqCst);
         let next = [self.next_alarm(), deadline].into_iter().flatten().min();
@@ -168,6 +169,7 @@ impl Core {
         }
         self.asleep_until.store(0, Ordering::SeqCst);
         self.transports.iter().for_each(|transport| transport.unpark());
+        with_sleeper(|sleeper| sleeper.waiter.set_blocks_in(None));
         self.seat.set_parked(false);
         any
     }

@@ -34,7 +34,8 @@ impl Memory for Slice {
 /// Keeps something as long as a peer holds a bulk.
 pub(crate) struct Held {
     pub token: u128,
-    pub kept: Arc<dyn Any + Send + Sync>,
+    /// Dropped when the peer holds the bulk no more; nobody looks at it.
+    pub _kept: Arc<dyn Any + Send + Sync>,
 }
 
 impl Lease for Held {

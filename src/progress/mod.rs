@@ -97,8 +97,8 @@ struct Timers {
 const SPIN: Duration = Duration::from_micros(150);
 
 thread_local! {
-    /// While set, frames pile up on this thread, to go out together.
-    static CORKED: Cell<bool> = const { Cell::new(false) };
+    /// The engine for which frames pile up on this thread, to go out together.
+    static CORKED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 fn key(link: LinkId) -> LinkKey {
@@ -172,7 +172,7 @@ impl Core {
         let result = {
             let mut proto = self.proto.lock();
             let result = step(&mut proto);
-            if !CORKED.get() {
+            if CORKED.get() != Some(self.identity()) {
                 collect(&mut proto, &mut outputs);
             }
             result
@@ -202,14 +202,21 @@ impl Core {
 
     /// Lets what this thread says pile up while `work` runs.
     fn corked(&self, work: impl FnOnce()) {
-        CORKED.set(true);
+        CORKED.set(Some(self.identity()));
         work();
-        CORKED.set(false);
+        CORKED.set(None);
+    }
+
+    /// Tells the engines of a process apart.
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Sends what has piled up.
     pub(crate) fn uncork(&self) {
-        CORKED.set(false);
+        if CORKED.get() == Some(self.identity()) {
+            CORKED.set(None);
+        }
         self.exec(|_| ());
     }
 
@@ -310,9 +317,7 @@ impl Core {
     }
 
     fn ring(&self) {
-        if let Err(error) = self.waker.wake() {
-            tracing::error!(target: "calomel::progress", %error, "can't wake the engine");
-        }
+        completion::ring(&self.waker);
     }
 
     /// Wakes a sitter that would sleep past the protocol's next deadline.

@@ -56,6 +56,8 @@ impl Seat {
             None => {
                 state.taken = Some(Sitter::Caller);
                 state.epoch += 1;
+                // Others must not be led to believe that this thread still waits for its turn.
+                state.queue.retain(|other| !Arc::ptr_eq(other, me));
                 self.wanted.store(false, Ordering::Relaxed);
                 Sat::Yes
             }

@@ -21,6 +21,8 @@ use super::workers::{Job, Kind};
 
 /// How long progress may rest with a handler, or with nobody: the watcher and the progress thread look that often.
 const TICK: Duration = Duration::from_micros(500);
+/// How long a progress thread that has been told to end is waited for: one that takes longer is kept by a handler.
+const GRACE: Duration = Duration::from_millis(50);
 /// The watcher goes to sleep after so many looks at which nothing ran.
 const QUIET_TICKS: u32 = 20;
 
@@ -63,9 +65,14 @@ impl Threads {
     /// Leaves a job to the progress thread.
     pub(super) fn give(&self, job: Job) {
         self.jobs.lock().push_back(job);
+        // Wherever it sleeps, in the seat or out of it.
         if let Some(progress) = &*self.progress.lock() {
             progress.wake();
         }
+    }
+
+    fn has_jobs(&self) -> bool {
+        !self.jobs.lock().is_empty()
     }
 
     /// Ends the threads, and waits for those that are not the calling one, or kept by a handler.
@@ -77,12 +84,16 @@ impl Threads {
         }
         let handles = std::mem::take(&mut *self.handles.lock());
         let me = std::thread::current().id();
-        let kept = self.handling.load(Ordering::SeqCst) % 2 == 1;
-        let current = self.term.load(Ordering::SeqCst);
+        let deadline = Instant::now() + GRACE;
         for (term, handle) in handles {
-            // A thread that was replaced, or has not come back from its handler, ends when the handler does.
-            let free = term.is_none_or(|term| term == current && !kept) || handle.is_finished();
-            if free && handle.thread().id() != me {
+            if handle.thread().id() == me {
+                continue;
+            }
+            // One that a handler keeps, or was kept by when it was replaced, ends when the handler does.
+            while term.is_some() && !handle.is_finished() && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            if term.is_none() || handle.is_finished() {
                 let _ = handle.join();
             }
         }
@@ -161,7 +172,8 @@ fn progress(core: &Core, term: u64) {
             if sat {
                 let mut jobs = Vec::new();
                 let sitting = core.seat.sitting();
-                core.drive(&mut jobs, &|| core.seat.is_wanted() || core.is_stopping(), None);
+                let stop = || core.seat.is_wanted() || core.is_stopping() || core.threads.has_jobs();
+                core.drive(&mut jobs, &stop, None);
                 at_once = !core.seat.is_wanted();
                 // Whoever wants the seat is woken now, and has not sat yet.
                 seen = u64::MAX;

@@ -15,7 +15,8 @@ use crate::proto::Incoming;
 /// Work that user code does for a peer, and what is known of work like it.
 pub(crate) struct Job {
     pub kind: Arc<Kind>,
-    pub work: Work,
+    /// `None` once it has begun.
+    work: Option<Work>,
 }
 
 pub(crate) enum Work {
@@ -27,6 +28,8 @@ pub(crate) enum Work {
 /// What answers a request.
 pub(crate) trait Handler: Send + Sync {
     fn handle(self: Arc<Self>, incoming: Incoming<Live>);
+    /// It will not be handled: whoever should have is gone.
+    fn abandon(self: Arc<Self>, incoming: Incoming<Live>);
 }
 
 /// What jobs of one procedure have in common.
@@ -91,11 +94,12 @@ pub(super) fn timer_kind() -> Arc<Kind> {
 
 impl Job {
     pub(crate) fn new(kind: Arc<Kind>, work: Work) -> Job {
-        Job { kind, work }
+        Job { kind, work: Some(work) }
     }
 
-    pub(crate) fn run(self) {
-        let Job { kind, work } = self;
+    pub(crate) fn run(mut self) {
+        let Some(work) = self.work.take() else { return };
+        let kind = self.kind.clone();
         let began = Instant::now();
         let outer = CURRENT_KIND.replace(Some(kind.clone()));
         let waited = WAITED.take();
@@ -112,6 +116,15 @@ impl Job {
         WAITED.set(waited);
         if outcome.is_err() {
             tracing::error!(target: "calomel::handler", "a timer or a task panicked");
+        }
+    }
+}
+
+impl Drop for Job {
+    /// A caller must not wait in vain for what was queued and never begun.
+    fn drop(&mut self) {
+        if let Some(Work::Request(handler, incoming)) = self.work.take() {
+            handler.abandon(incoming);
         }
     }
 }

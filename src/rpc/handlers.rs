@@ -78,6 +78,17 @@ impl Base {
         Some(Entered(shared))
     }
 
+    /// Answers a request that will not be handled.
+    fn abandon(&self, incoming: &Incoming<Live>) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        shared.core.exec(|proto| {
+            proto.release(incoming.link, incoming.leases);
+            // That the caller may be gone already changes nothing here.
+            let _ = proto.respond(incoming.request, Err(Status::NoResponse));
+        });
+        shared.finalizing().look_again();
+    }
+
     /// Takes a request apart: the responder, and what is made of its bytes by `use_bytes`, or a refusal.
     fn open<R, T>(
         &self,
@@ -148,6 +159,10 @@ where
     R: Serialize + 'static,
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
+    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+        self.base.abandon(&incoming);
+    }
+
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter() else { return };
         if let Some((responder, arguments)) = self.base.decode::<A, R>(&entered.0, incoming) {
@@ -169,6 +184,10 @@ where
     R: Serialize + 'static,
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
+    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+        self.base.abandon(&incoming);
+    }
+
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter() else { return };
         self.base.open(
@@ -198,6 +217,10 @@ where
     R: Serialize + 'static,
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
+    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+        self.base.abandon(&incoming);
+    }
+
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter() else { return };
         let shared = &entered.0;
@@ -228,6 +251,10 @@ where
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = R> + Send + 'static,
 {
+    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+        self.base.abandon(&incoming);
+    }
+
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter() else { return };
         let shared = &entered.0;

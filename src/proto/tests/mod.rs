@@ -5,6 +5,7 @@
 
 mod calls;
 mod cancelling;
+mod carrier;
 mod env;
 mod forgeries;
 mod garbage;

@@ -2,13 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::env::{Mem, Op, Random, Ticket, live};
+use super::env::{Mem, Op, Random, TestEnv, Ticket, live};
 use super::host::{Host, Id, content, served};
-use super::wires::{End, Item, Packet, Payload, Receiving, Wire};
-use super::{CallSpec, Config, Failure, LinkId, Memory, Mode, Output, PeerId, Rejected, Remote};
+use super::wires::{Item, Wire};
+use super::{CallSpec, Config, Failure, Mode, PeerId, Rejected, Remote};
 
-/// Deliveries at one moment of time beyond which the hosts only keep each other busy.
-const RESTLESS: usize = 3_000_000;
 /// Moments of time within which every story ends.
 const MOMENTS: usize = 50_000;
 
@@ -330,87 +328,9 @@ impl Net {
             }
         }
     }
+}
 
-    fn next_event(&self) -> Option<Instant> {
-        let timers = self.hosts.iter().filter_map(|host| host.proto.next_timeout());
-        let arrivals = self.wires.iter().filter(|wire| !wire.frozen).flat_map(|wire| &wire.ends);
-        timers.chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
-    }
-
-    /// Delivers what arrives now.
-    pub fn run(&mut self) {
-        for _ in 0..RESTLESS {
-            if !self.step() {
-                return;
-            }
-        }
-        panic!("the hosts never fall silent");
-    }
-
-    /// Delivers one piece of what arrives now; false when there is nothing.
-    pub fn step(&mut self) -> bool {
-        let due = |end: &End| end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
-        let mut ready = Vec::new();
-        for (number, wire) in self.wires.iter().enumerate().filter(|(_, wire)| !wire.frozen) {
-            ready.extend((0..2).filter(|side| due(&wire.ends[*side])).map(|side| (number, side)));
-        }
-        let chosen = match &mut self.random {
-            Some(random) => random.pick(&ready),
-            None => ready.first(),
-        };
-        let Some(&(wire, side)) = chosen else { return false };
-        self.deliver(wire, side);
-        true
-    }
-
-    fn deliver(&mut self, wire: usize, side: usize) {
-        let Some((_, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
-        if let Item::Packet(packet) = item {
-            let most = self.settings.piece;
-            let piece = self.random.as_mut().map_or(most, |random| 1 + random.below(most));
-            let (data, last) = packet.take(piece);
-            let report = last && packet.report;
-            if last {
-                self.wires[wire].ends[side].outgoing.pop_front();
-            }
-            self.feed(wire, 1 - side, data);
-            if let Some(link) = self.wires[wire].ends[side].link.filter(|_| report) {
-                let sender = self.wires[wire].ends[side].host;
-                self.hosts[sender].proto.handle_sent(link, Vec::new());
-                self.pump(sender);
-            }
-            return;
-        }
-        let Some((_, item)) = self.wires[wire].ends[side].outgoing.pop_front() else { return };
-        let far = self.wires[wire].ends[1 - side].host;
-        let link = self.wires[wire].ends[1 - side].link;
-        match (item, link) {
-            (Item::Dial, _) => self.accept(wire),
-            (Item::Connected, Some(link)) => self.hosts[far].proto.handle_connected(link, self.now),
-            (Item::Closed, Some(link)) => {
-                self.wires[wire].ends[1 - side].link = None;
-                self.hosts[far].wires.remove(&link);
-                let cause = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the other end is closed");
-                self.hosts[far].proto.handle_closed(link, cause);
-            }
-            _ => {}
-        }
-        if let Some(host) = Some(far).filter(|far| *far < self.hosts.len()) {
-            self.pump(host);
-        }
-    }
-
-    fn accept(&mut self, wire: usize) {
-        let [from, to] = [self.wires[wire].ends[0].host, self.wires[wire].ends[1].host];
-        let remote = format!("tcp://10.0.0.{}:{}", from + 1, 40_000 + wire % 20_000).parse().unwrap();
-        let link = self.hosts[to].proto.handle_accepted(remote, self.now);
-        self.hosts[to].wires.insert(link, (wire, 1));
-        self.wires[wire].ends[1].link = Some(link);
-        self.put(wire, 1, Item::Connected);
-    }
-
-    fn put(&mut self, wire: usize, side: usize, item: Item) {
-        let at = self.now + self.settings.delay;
-        self.wires[wire].ends[side].outgoing.push_back((at, item));
-    }
+fn again_with<'a>(mut spec: Box<CallSpec<'a, TestEnv>>, shape: (&'a [u8], bool)) -> CallSpec<'a, TestEnv> {
+    spec.shape = Some(shape);
+    *spec
 }

@@ -1,0 +1,189 @@
+//! How the network carries things: outputs of the protocols to the wires, and from the wires to the other end.
+
+use std::time::Instant;
+
+use super::net::Net;
+use super::wires::{End, Item, Packet, Payload, Wire};
+use super::env::TestEnv;
+use super::{LinkId, Output};
+use crate::Address;
+
+/// Deliveries at one moment of time beyond which the hosts only keep each other busy.
+const RESTLESS: usize = 3_000_000;
+
+impl Net {
+    pub(super) fn next_event(&self) -> Option<Instant> {
+        let timers = self.hosts.iter().filter_map(|host| host.proto.next_timeout());
+        let arrivals = self.wires.iter().filter(|wire| !wire.frozen).flat_map(|wire| &wire.ends);
+        timers.chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
+    }
+
+    /// Delivers what arrives now.
+    pub fn run(&mut self) {
+        for _ in 0..RESTLESS {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("the hosts never fall silent");
+    }
+
+    /// Delivers one piece of what arrives now; false when there is nothing.
+    pub fn step(&mut self) -> bool {
+        let due = |end: &End| end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
+        let mut ready = Vec::new();
+        for (number, wire) in self.wires.iter().enumerate().filter(|(_, wire)| !wire.frozen) {
+            ready.extend((0..2).filter(|side| due(&wire.ends[*side])).map(|side| (number, side)));
+        }
+        let chosen = match &mut self.random {
+            Some(random) => random.pick(&ready),
+            None => ready.first(),
+        };
+        let Some(&(wire, side)) = chosen else { return false };
+        self.deliver(wire, side);
+        true
+    }
+
+    fn deliver(&mut self, wire: usize, side: usize) {
+        let Some((_, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
+        if let Item::Packet(packet) = item {
+            let most = self.settings.piece;
+            let piece = self.random.as_mut().map_or(most, |random| 1 + random.below(most));
+            let (data, last) = packet.take(piece);
+            let report = last && packet.report;
+            if last {
+                self.wires[wire].ends[side].outgoing.pop_front();
+            }
+            self.feed(wire, 1 - side, data);
+            if let Some(link) = self.wires[wire].ends[side].link.filter(|_| report) {
+                let sender = self.wires[wire].ends[side].host;
+                self.hosts[sender].proto.handle_sent(link, Vec::new());
+                self.pump(sender);
+            }
+            return;
+        }
+        let Some((_, item)) = self.wires[wire].ends[side].outgoing.pop_front() else { return };
+        let far = self.wires[wire].ends[1 - side].host;
+        let link = self.wires[wire].ends[1 - side].link;
+        match (item, link) {
+            (Item::Dial, _) => self.accept(wire),
+            (Item::Connected, Some(link)) => self.hosts[far].proto.handle_connected(link, self.now),
+            (Item::Closed, Some(link)) => {
+                self.wires[wire].ends[1 - side].link = None;
+                self.hosts[far].wires.remove(&link);
+                let cause = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the other end is closed");
+                self.hosts[far].proto.handle_closed(link, cause);
+            }
+            _ => {}
+        }
+        if let Some(host) = Some(far).filter(|far| *far < self.hosts.len()) {
+            self.pump(host);
+        }
+    }
+
+    fn accept(&mut self, wire: usize) {
+        let [from, to] = [self.wires[wire].ends[0].host, self.wires[wire].ends[1].host];
+        let remote = format!("tcp://10.0.0.{}:{}", from + 1, 40_000 + wire % 20_000).parse().unwrap();
+        let link = self.hosts[to].proto.handle_accepted(remote, self.now);
+        self.hosts[to].wires.insert(link, (wire, 1));
+        self.wires[wire].ends[1].link = Some(link);
+        self.put(wire, 1, Item::Connected);
+    }
+
+    fn put(&mut self, wire: usize, side: usize, item: Item) {
+        let at = self.now + self.settings.delay;
+        self.wires[wire].ends[side].outgoing.push_back((at, item));
+    }
+    /// Carries out all that a host's protocol asks for.
+    pub fn pump(&mut self, host: usize) {
+        while let Some(output) = self.hosts[host].proto.poll() {
+            self.perform(host, output);
+        }
+    }
+
+    fn perform(&mut self, number: usize, output: Output<TestEnv>) {
+        let host = &mut self.hosts[number];
+        match output {
+            Output::Connect { link, address } => self.connect(number, link, &address),
+            Output::Transmit { link, bytes, payload } => {
+                let Some(&(wire, side)) = host.wires.get(&link) else { return };
+                let waiting = self.wires[wire].ends[side].outgoing.iter().any(|(_, item)| matches!(item, Item::Packet(p) if p.report));
+                assert!(!waiting, "a transmit before the last one was reported as sent");
+                if self.settings.report_late {
+                    self.put(wire, side, Item::Packet(Packet::new(bytes, payload)));
+                } else {
+                    self.put(wire, side, Item::Packet(Packet::buffered(bytes, payload)));
+                    self.hosts[number].proto.handle_sent(link, Vec::new());
+                }
+            }
+            Output::Close { link } => {
+                let Some((wire, side)) = host.wires.remove(&link) else { return };
+                self.wires[wire].ends[side].link = None;
+                self.put(wire, side, Item::Closed);
+            }
+            Output::CallDone { waiter, result } => host.answered(waiter, result),
+            Output::TransferDone { waiter, result } => host.moved(waiter, result),
+            Output::Request(incoming) => host.request(incoming),
+            Output::Cancelled { request } => host.cancelled.push(request),
+            Output::Unleased(lease) => host.unleased.push(lease),
+            Output::Stale { token } => host.stale.push(token),
+            Output::ShutdownAsked => host.shutdowns += 1,
+        }
+    }
+
+    /// Where nobody listens, the connection is refused.
+    fn connect(&mut self, number: usize, link: LinkId, address: &Address) {
+        let found = self.hosts.iter().position(|host| host.listens && host.address == *address);
+        let wire = self.wires.len();
+        let ends = [End::new(number, Some(link)), End::new(found.unwrap_or(usize::MAX), None)];
+        self.wires.push(Wire { ends, frozen: false });
+        self.hosts[number].wires.insert(link, (wire, 0));
+        match found {
+            Some(_) => self.put(wire, 0, Item::Dial),
+            None => self.put(wire, 1, Item::Closed),
+        }
+    }
+
+    /// Bytes arrive at an end, and are offered as a transport offers them.
+    pub fn feed(&mut self, wire: usize, side: usize, mut data: Vec<u8>) {
+        let host = self.wires[wire].ends[side].host;
+        let Some(link) = self.wires[wire].ends[side].link else { return };
+        loop {
+            // What was done with the bytes before may have ended the link.
+            if self.wires[wire].ends[side].link != Some(link) {
+                return;
+            }
+            let now = self.now;
+            let receiving = &mut self.wires[wire].ends[side].receiving;
+            if let Some(payload) = &mut receiving.payload {
+                match payload.take(&mut data) {
+                    Some(landed) => {
+                        receiving.payload = None;
+                        self.hosts[host].proto.handle_placed(link, landed, now);
+                    }
+                    None => self.hosts[host].proto.handle_heard(link, now),
+                }
+                self.pump(host);
+                if data.is_empty() {
+                    return;
+                }
+                continue;
+            }
+            receiving.partial.append(&mut data);
+            let mut offered = std::mem::take(&mut receiving.partial);
+            match self.hosts[host].proto.consume(link, &offered, now) {
+                Ok(consumed) => {
+                    data = offered.split_off(consumed.used);
+                    let receiving = &mut self.wires[wire].ends[side].receiving;
+                    receiving.payload = consumed.place.map(|place| Payload::new(place.target, place.len));
+                    if receiving.payload.is_none() {
+                        receiving.partial = data;
+                        return self.pump(host);
+                    }
+                }
+                Err(failure) => self.hosts[host].proto.close(link, failure),
+            }
+            self.pump(host);
+        }
+    }
+}
