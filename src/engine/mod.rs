@@ -285,7 +285,7 @@ impl Engine {
         BufferPool::new(buffer_len, count)
     }
 
-    /// Runs `f` after `delay`, once, on a handler thread.
+    /// Runs `f` after `delay`, once, on a thread of the engine's own.
     ///
     /// # Errors
     /// [`Error::Finalized`].

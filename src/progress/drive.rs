@@ -218,8 +218,7 @@ impl Core {
             }
         }
         let mut any = !due.is_empty();
-        // Timers run user code of unknown length.
-        due.into_iter().for_each(|f| self.hand_over(Job::new(workers::timer_kind(), Work::Run(f))));
+        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(workers::timer_kind(), Work::Run(f))));
         let mut outputs = Outputs::new();
         {
             let mut proto = self.proto.lock();

@@ -76,7 +76,9 @@ pub(crate) struct Core {
     start: Instant,
     timers: Mutex<Timers>,
     service: OnceLock<Box<dyn Service>>,
-    pub(crate) workers: Arc<Workers>,
+    workers: Arc<Workers>,
+    /// Runs what timers fire: they must not wait for handlers.
+    timer_workers: Arc<Workers>,
     threads: threads::Threads,
     /// Handlers run on the progress thread only.
     handlers_inline: bool,
@@ -91,6 +93,9 @@ struct Timers {
     next: u64,
     pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
 }
+
+/// Timers that may run at a time.
+const TIMER_THREADS: usize = 16;
 
 /// How long a thread spins after something has happened. Waking a sleeping thread costs 30 to 90 µs, so that answers that
 /// come within about twice that are worth waiting for.
@@ -138,6 +143,7 @@ impl Core {
             timers: Mutex::default(),
             service: OnceLock::new(),
             workers: Workers::new("handler", settings.handler_threads),
+            timer_workers: Workers::new("timer", TIMER_THREADS),
             threads: threads::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
@@ -336,7 +342,7 @@ impl Core {
         at.saturating_duration_since(self.start).as_micros() as u64 + 1
     }
 
-    /// Runs `f` after `delay`, on a handler thread. The number is for [`Core::remove_timer`].
+    /// Runs `f` after `delay`, on a thread for timers. The number is for [`Core::remove_timer`].
     pub(crate) fn add_timer(&self, delay: Duration, f: Box<dyn FnOnce() + Send>) -> Option<(Instant, u64)> {
         let at = Instant::now().checked_add(delay)?;
         let key = {
@@ -374,6 +380,7 @@ impl Core {
         self.ring();
         self.threads.stop();
         self.workers.stop();
+        self.timer_workers.stop();
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

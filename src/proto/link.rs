@@ -68,6 +68,8 @@ pub(super) struct Link<E: Env> {
     queued: bool,
     /// Close it when there is nothing left to send.
     pub closing: bool,
+    /// It has been said that nothing follows.
+    goodbye: bool,
     landing: Option<Landing>,
     pub bound: HashMap<u32, Bound>,
     pub names: HashMap<u32, Arc<str>>,
@@ -137,6 +139,7 @@ impl<E: Env> Link<E> {
             in_flight: false,
             queued: false,
             closing: false,
+            goodbye: false,
             landing: None,
             bound: HashMap::new(),
             names: HashMap::new(),
@@ -249,11 +252,15 @@ impl<E: Env> Proto<E> {
 
     /// Goes on with a link that is to be closed once it is flushed.
     pub(super) fn touch_closing(&mut self, id: LinkId) {
-        if self.links[id].is_flushed() {
-            self.close(id, Failure::Finalized);
-        } else {
-            self.mark_ready(id);
+        let link = &mut self.links[id];
+        if link.is_flushed() {
+            if !link.is_open() || link.goodbye {
+                return self.close(id, Failure::Finalized);
+            }
+            link.goodbye = true;
+            link.say(&Message::Goodbye, &[]);
         }
+        self.mark_ready(id);
     }
 
     /// Bytes of a payload arrived, though not all: the peer lives.

@@ -22,7 +22,7 @@ mod timers;
 mod transfers;
 pub(crate) mod wire;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::RandomState;
 use std::io;
 use std::sync::Arc;
@@ -258,6 +258,7 @@ impl<E: Env> Proto<E> {
     /// Ends everything: own operations with `Finalized`, links with a goodbye once what they have to say is said.
     pub(crate) fn finish_shutdown(&mut self) {
         self.stage = Stage::Closed;
+        let own: HashSet<u64> = self.calls.keys().map(wire_id).collect();
         for (_, call) in self.calls.drain() {
             self.outputs.push_back(Output::CallDone { waiter: call.waiter, result: Err(Failure::Finalized) });
         }
@@ -267,10 +268,12 @@ impl<E: Env> Proto<E> {
         let ids: Vec<LinkId> = self.links.keys().collect();
         for id in ids {
             let link = &mut self.links[id];
-            link.drop_streams(|stream| stream.kind != wire::Stream::Response);
-            if link.is_open() {
-                link.say(&wire::Message::Goodbye, &[]);
-            }
+            // Answers and one-way calls, which nobody waits for here, have been promised.
+            link.drop_streams(|stream| match stream.kind {
+                wire::Stream::Response => false,
+                wire::Stream::Request => own.contains(&stream.id),
+                wire::Stream::Pull | wire::Stream::Push => true,
+            });
             link.closing = true;
             self.touch_closing(id);
         }

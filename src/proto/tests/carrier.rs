@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::net::Net;
-use super::wires::{End, Item, Packet, Payload, Wire};
+use super::wires::{End, Item, NOBODY, Packet, Payload, Wire};
 use super::env::TestEnv;
 use super::{LinkId, Output};
 use crate::Address;
@@ -45,8 +45,9 @@ impl Net {
     }
 
     fn deliver(&mut self, wire: usize, side: usize) {
-        let Some((_, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
+        let Some((at, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
         if let Item::Packet(packet) = item {
+            *at = self.now + self.settings.pace;
             let most = self.settings.piece;
             let piece = self.random.as_mut().map_or(most, |random| 1 + random.below(most));
             let (data, last) = packet.take(piece);
@@ -90,9 +91,11 @@ impl Net {
         self.put(wire, 1, Item::Connected);
     }
 
-    fn put(&mut self, wire: usize, side: usize, item: Item) {
-        let at = self.now + self.settings.delay;
-        self.wires[wire].ends[side].outgoing.push_back((at, item));
+    pub fn put(&mut self, wire: usize, side: usize, item: Item) {
+        // What is sent later never arrives earlier.
+        let outgoing = &mut self.wires[wire].ends[side].outgoing;
+        let before = outgoing.back().map_or(self.now, |(at, _)| *at);
+        outgoing.push_back((before.max(self.now + self.settings.delay), item));
     }
     /// Carries out all that a host's protocol asks for.
     pub fn pump(&mut self, host: usize) {
@@ -135,11 +138,12 @@ impl Net {
     fn connect(&mut self, number: usize, link: LinkId, address: &Address) {
         let found = self.hosts.iter().position(|host| host.listens && host.address == *address);
         let wire = self.wires.len();
-        let ends = [End::new(number, Some(link)), End::new(found.unwrap_or(usize::MAX), None)];
-        self.wires.push(Wire { ends, frozen: false });
+        let ends = [End::new(number, Some(link)), End::new(found.unwrap_or(NOBODY), None)];
+        self.wires.push(Wire { ends, frozen: self.black_hole });
         self.hosts[number].wires.insert(link, (wire, 0));
         match found {
             Some(_) => self.put(wire, 0, Item::Dial),
+            None if self.played == Some(address.clone()) => self.put(wire, 1, Item::Connected),
             None => self.put(wire, 1, Item::Closed),
         }
     }
@@ -147,6 +151,9 @@ impl Net {
     /// Bytes arrive at an end, and are offered as a transport offers them.
     pub fn feed(&mut self, wire: usize, side: usize, mut data: Vec<u8>) {
         let host = self.wires[wire].ends[side].host;
+        if host == NOBODY {
+            return self.wires[wire].ends[side].heard.append(&mut data);
+        }
         let Some(link) = self.wires[wire].ends[side].link else { return };
         loop {
             // What was done with the bytes before may have ended the link.

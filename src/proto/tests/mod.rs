@@ -16,6 +16,7 @@ mod limits;
 mod names;
 mod net;
 mod one_way;
+mod raw;
 mod reconnecting;
 mod revoking;
 mod shutdown;

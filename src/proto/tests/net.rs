@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::env::{Mem, Op, Random, TestEnv, Ticket, live};
 use super::host::{Host, Id, content, served};
 use super::wires::{Item, Wire};
+use crate::Address;
 use super::{CallSpec, Config, Failure, Mode, PeerId, Rejected, Remote};
 
 /// Moments of time within which every story ends.
@@ -17,6 +18,10 @@ pub struct Net {
     pub settings: Settings,
     /// Which of the wires is next, where several have something; the first without it.
     pub random: Option<Random>,
+    /// An address at which the test itself answers.
+    pub played: Option<Address>,
+    /// Whoever is dialled now does not answer at all.
+    pub black_hole: bool,
     next_op: Op,
     next_incarnation: u64,
 }
@@ -25,6 +30,8 @@ pub struct Settings {
     pub delay: Duration,
     /// Most bytes that arrive at a time.
     pub piece: usize,
+    /// How long each piece but the last keeps the line busy.
+    pub pace: Duration,
     /// Transmits are reported as sent when all has arrived; else at once.
     pub report_late: bool,
 }
@@ -68,8 +75,10 @@ impl Net {
             now: Instant::now(),
             hosts: Vec::new(),
             wires: Vec::new(),
-            settings: Settings { delay: Duration::from_micros(50), piece: usize::MAX, report_late: true },
+            settings: Settings { delay: Duration::from_micros(50), piece: usize::MAX, pace: Duration::ZERO, report_late: true },
             random: None,
+            played: None,
+            black_hole: false,
             next_op: 0,
             next_incarnation: 0x1000,
         };

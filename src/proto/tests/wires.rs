@@ -20,7 +20,12 @@ pub struct End {
     /// What this end has sent, and when it arrives.
     pub outgoing: VecDeque<(Instant, Item)>,
     pub receiving: Receiving,
+    /// What arrived at an end that is no host's.
+    pub heard: Vec<u8>,
 }
+
+/// The host of an end that the test itself plays.
+pub const NOBODY: usize = usize::MAX;
 
 pub enum Item {
     Dial,
@@ -56,6 +61,11 @@ impl Packet {
 
     fn len(&self) -> usize {
         self.bytes.len() + self.payload.as_ref().map_or(0, |payload| payload.len() + 1)
+    }
+
+    /// Bytes that have not arrived yet.
+    pub fn rest(&self) -> usize {
+        self.len() - self.out
     }
 
     /// The next `n` bytes at most, and whether these were the last.
@@ -131,6 +141,6 @@ impl Payload {
 
 impl End {
     pub fn new(host: usize, link: Option<LinkId>) -> End {
-        End { host, link, outgoing: VecDeque::new(), receiving: Receiving::default() }
+        End { host, link, outgoing: VecDeque::new(), receiving: Receiving::default(), heard: Vec::new() }
     }
 }

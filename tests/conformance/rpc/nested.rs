@@ -124,6 +124,8 @@ fn a_handler_builds_and_finalizes_engines(net: &Net) {
             let endpoint = engine.lookup(&address).unwrap();
             let answer = engine.procedure::<u32, u32>("plus").on(&endpoint).call(&n).unwrap();
             engine.finalize().unwrap();
+            // It is another engine than the handler's own: it can be waited for, and was.
+            assert!(engine.is_finalized());
             answer
         })
         .unwrap();

@@ -140,6 +140,22 @@ fn arguments_above_the_limit(net: &Net) {
     assert_eq!(length.on(&pair.to_server).call(&text(LIMIT - 256)).unwrap(), LIMIT - 256);
 }
 
+fn messages_of_exactly_the_limit(net: &Net) {
+    let pair = net.pair_with(|b| b.max_message_size(LIMIT));
+    define_echo(&pair);
+    let length = pair.client.procedure::<String, usize>("length");
+    let make = pair.client.procedure::<usize, String>("make");
+    // What an error says of the size tells how much a message has besides its text.
+    let Err(Error::MessageTooLarge { size, .. }) = length.on(&pair.to_server).call(&text(LIMIT + 1)) else { panic!() };
+    let most = LIMIT - (size - (LIMIT + 1));
+    assert_eq!(length.on(&pair.to_server).call(&text(most)).unwrap(), most);
+    assert_too_large(length.on(&pair.to_server).call(&text(most + 1)), most + 1, LIMIT);
+    let Err(Error::MessageTooLarge { size, .. }) = make.on(&pair.to_server).call(&(LIMIT + 1)) else { panic!() };
+    let most = LIMIT - (size - (LIMIT + 1));
+    assert_eq!(make.on(&pair.to_server).call(&most).unwrap().len(), most);
+    assert_too_large(make.on(&pair.to_server).call(&(most + 1)), most + 1, LIMIT);
+}
+
 fn results_above_the_limit(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(LIMIT));
     define_echo(&pair);
@@ -217,6 +233,7 @@ suite![
     sixty_four_mebibytes_there_and_back,
     the_default_limit_admits_large_messages,
     arguments_above_the_limit,
+    messages_of_exactly_the_limit,
     results_above_the_limit,
     the_receivers_limit_counts_too,
     bulks_have_no_such_limit,

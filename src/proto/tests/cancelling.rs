@@ -1,0 +1,171 @@
+//! Calls that end before their answers come.
+
+use std::time::Duration;
+
+use super::env::{Ticket, pattern};
+use super::host::assert_failed;
+use super::net::{Net, call};
+use super::{Failure, Reply};
+
+const LARGE: usize = 2 << 20;
+const MOMENT: Duration = Duration::from_millis(1);
+
+fn lasting(seconds: u64, body: &[u8]) -> super::net::Call {
+    let mut call = call(body);
+    call.timeout = Duration::from_secs(seconds);
+    call
+}
+
+#[test]
+fn a_call_times_out_and_its_late_answer_is_nothing() {
+    let mut net = Net::new(2);
+    let begun = net.now;
+    let op = net.call(0, 1, lasting(1, b"x"));
+    assert!(net.until(Duration::from_secs(5), |net| net.hosts[0].is_done(op)));
+    assert_eq!(net.now - begun, Duration::from_secs(1));
+    assert_failed!(net.hosts[0], op, Failure::Timeout);
+    net.advance(MOMENT);
+    let arrived = net.hosts[1].take();
+    assert_eq!(net.hosts[1].cancelled, [arrived.request]);
+    assert!(!net.hosts[1].proto.is_wanted(arrived.request));
+    net.with_host(1, |host| assert!(matches!(host.answer(arrived.request, b"late"), Err(Failure::Cancelled))));
+    net.end();
+}
+
+/// The answer is on the wire when the deadline passes; what it holds comes back to its owner.
+#[test]
+fn an_answer_that_crosses_the_cancellation_is_let_go() {
+    let mut net = Net::new(2);
+    let op = net.call(0, 1, call("x"));
+    net.advance(MOMENT);
+    let arrived = net.hosts[1].take();
+    net.with_host(1, |host| {
+        let ticket = Ticket { token: 7, number: 1 };
+        host.leased.push(ticket.clone());
+        let content = super::Content::Small(b"too late");
+        host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket] })).unwrap();
+    });
+    net.cancel(0, op);
+    assert_failed!(net.hosts[0], op, Failure::Cancelled);
+    net.settle();
+    assert!(net.hosts[1].cancelled.is_empty(), "it was answered, so there is nothing to cancel");
+    net.end();
+}
+
+#[test]
+fn cancelling_what_is_done_changes_nothing() {
+    let mut net = Net::pair();
+    let op = net.call(0, 1, call("x"));
+    net.settle();
+    net.cancel(0, op);
+    net.cancel(0, op);
+    net.settle();
+    assert_eq!(net.hosts[0].body(op).len(), 1);
+    net.end();
+}
+
+/// At every point of a large request's way: the server sees all of it or nothing, and frees what it had.
+#[test]
+fn a_large_request_is_cancelled_at_any_point() {
+    for steps in 0..40 {
+        let mut net = Net::new(2);
+        net.settings.piece = 100 << 10;
+        let mut what = call(pattern(1, LARGE));
+        what.leases = vec![Ticket { token: 9, number: 5 }];
+        let op = net.call(0, 1, what);
+        for _ in 0..steps {
+            if !net.step() {
+                net.advance(net.settings.delay);
+            }
+        }
+        net.cancel(0, op);
+        net.advance(10 * MOMENT);
+        // Who got the request holds what came with it.
+        while !net.hosts[1].inbox.is_empty() {
+            let arrived = net.hosts[1].take();
+            assert_eq!(net.hosts[1].cancelled, [arrived.request]);
+            net.with_host(1, |host| host.proto.release(arrived.link, arrived.leases));
+        }
+        net.end();
+    }
+}
+
+/// The same for a large answer.
+#[test]
+fn a_large_answer_is_cancelled_at_any_point() {
+    for steps in 0..40 {
+        let mut net = Net::new(2);
+        net.settings.piece = 100 << 10;
+        let op = net.call(0, 1, call("x"));
+        net.advance(MOMENT);
+        let arrived = net.hosts[1].take();
+        net.with_host(1, |host| {
+            let ticket = Ticket { token: 9, number: 5 };
+            host.leased.push(ticket.clone());
+            let content = super::host::content(&[7; LARGE]);
+            let _ = host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket] }));
+        });
+        for _ in 0..steps {
+            if !net.step() {
+                net.advance(net.settings.delay);
+            }
+        }
+        let done = net.hosts[0].is_done(op);
+        net.cancel(0, op);
+        net.advance(10 * MOMENT);
+        if let Some(super::host::Outcome::Answered { leases, link, .. }) = net.hosts[0].outcome(op) {
+            assert!(done);
+            let (link, leases) = (*link, *leases);
+            net.with_host(0, |host| host.proto.release(link, leases));
+        }
+        net.end();
+    }
+}
+
+/// Others on the same connection don't notice.
+#[test]
+fn cancelling_one_of_many_harms_no_other() {
+    let mut net = Net::new(2);
+    let ops: Vec<_> = (0..20).map(|n| net.call(0, 1, call(pattern(n, 100 << 10)))).collect();
+    net.advance(Duration::from_micros(120));
+    for op in ops.iter().step_by(2) {
+        net.cancel(0, *op);
+    }
+    net.hosts[1].echo = true;
+    net.advance(5 * MOMENT);
+    while !net.hosts[1].inbox.is_empty() {
+        net.serve(1);
+    }
+    net.settle();
+    for (n, op) in ops.iter().enumerate() {
+        if n % 2 == 0 {
+            assert_failed!(net.hosts[0], *op, Failure::Cancelled);
+        } else {
+            assert_eq!(net.hosts[0].body(*op).len(), 100 << 10);
+        }
+    }
+    net.end();
+}
+
+/// A call that is given up while its connection is being made does not keep the engine from anything.
+#[test]
+fn a_call_is_cancelled_before_the_connection_is_there() {
+    let mut net = Net::pair();
+    let cancelled = net.call(0, 1, call(pattern(1, LARGE)));
+    let kept = net.call(0, 1, call("kept"));
+    net.cancel(0, cancelled);
+    assert_failed!(net.hosts[0], cancelled, Failure::Cancelled);
+    net.settle();
+    assert_eq!(net.hosts[0].body(kept).len(), 4);
+    net.end();
+}
+
+/// A deadline of nothing: the call ends, and says so.
+#[test]
+fn a_deadline_that_has_passed_already() {
+    let mut net = Net::pair();
+    let op = net.call(0, 1, lasting(0, b"x"));
+    net.settle();
+    assert!(net.hosts[0].is_done(op));
+    net.end();
+}

@@ -1,0 +1,150 @@
+//! Limits are told, not hit.
+
+use std::time::Duration;
+
+use super::env::{Ticket, pattern};
+use super::host::{assert_failed, served};
+use super::net::{Call, Net, call, config};
+use super::{Config, Failure, Reply, Status};
+
+const MOMENT: Duration = Duration::from_millis(1);
+
+fn limits(first: usize, second: usize) -> Net {
+    let with = |max_message| (Config { max_message, ..config() }, true);
+    let mut net = Net::with(vec![with(first), with(second)]);
+    net.hosts[1].echo = true;
+    net
+}
+
+#[test]
+fn the_senders_limit() {
+    for limit in [1000, 100_000] {
+        let mut net = limits(limit, 1 << 20);
+        let fits = net.call(0, 1, call(pattern(1, limit)));
+        let large = net.call(0, 1, call(pattern(1, limit + 1)));
+        let size = limit as u64 + 1;
+        assert_failed!(net.hosts[0], large, Failure::TooLarge { size: s, limit: l } if (*s, *l) == (size, limit as u64));
+        net.settle();
+        assert!(net.hosts[0].body(fits) == served(&pattern(1, limit)));
+        net.end();
+    }
+}
+
+/// The receiver's limit is learned with its greeting; a call before that is refused when it is known, with the numbers.
+#[test]
+fn the_receivers_limit() {
+    for limit in [1000, 100_000] {
+        let mut net = limits(1 << 20, limit);
+        for round in 0..2 {
+            let fits = net.call(0, 1, call(pattern(1, limit)));
+            let mut what = call(pattern(1, limit + 1));
+            what.leases = vec![Ticket { token: 1, number: round }];
+            let large = net.call(0, 1, what);
+            net.settle();
+            let size = limit as u64 + 1;
+            assert_failed!(net.hosts[0], large, Failure::TooLarge { size: s, limit: l } if (*s, *l) == (size, limit as u64));
+            assert!(net.hosts[0].body(fits) == served(&pattern(1, limit)));
+        }
+        net.end();
+    }
+}
+
+/// An answer that is too large is an error on both sides.
+#[test]
+fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
+    for (caller, server) in [(50_000, 1 << 20), (1 << 20, 50_000)] {
+        let mut net = limits(caller, server);
+        net.hosts[1].echo = false;
+        for (size, fits) in [(50_000, true), (50_001, false)] {
+            let op = net.call(0, 1, call("x"));
+            net.advance(MOMENT);
+            let arrived = net.hosts[1].take();
+            let told = net.with_host(1, |host| {
+                let content = super::host::content(&pattern(1, 50_001)[..size]).into_large();
+                let ticket = Ticket { token: 1, number: size as u32 };
+                host.leased.push(ticket.clone());
+                let told = host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket.clone()] }));
+                if told.is_err() {
+                    // The engine drops the leases of an answer that is not sent.
+                    host.unleased.push(ticket);
+                }
+                told
+            });
+            net.settle();
+            if fits {
+                assert!(told.is_ok());
+                assert_eq!(net.hosts[0].body(op).len(), size);
+                let Some(super::host::Outcome::Answered { link, leases, .. }) = net.hosts[0].outcome(op) else { unreachable!() };
+                let (link, leases) = (*link, *leases);
+                net.with_host(0, |host| host.proto.release(link, leases));
+            } else {
+                assert!(matches!(told, Err(Failure::TooLarge { size: 50_001, limit: 50_000 })));
+                let said = Status::TooLarge { size: 50_001, limit: 50_000 };
+                assert_failed!(net.hosts[0], op, Failure::Refused(status) if *status == said);
+            }
+        }
+        net.end();
+    }
+}
+
+#[test]
+fn a_busy_peer_says_so() {
+    let few = Config { max_requests: 3, ..config() };
+    let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
+    let ops: Vec<_> = (0..5).map(|n| net.call(0, 1, call(pattern(n, 40_000)))).collect();
+    net.advance(10 * MOMENT);
+    assert_eq!(net.hosts[1].inbox.len(), 3);
+    for op in &ops[3..] {
+        assert_failed!(net.hosts[0], *op, Failure::Refused(Status::Busy(reason)) if reason.contains('3'));
+    }
+    // Another peer has its own three, and one that was answered makes room.
+    net.serve(1);
+    let next = net.call(0, 1, call("next"));
+    net.advance(MOMENT);
+    assert_eq!(net.hosts[1].inbox.len(), 3);
+    (0..3).for_each(|_| net.serve(1));
+    net.settle();
+    assert_eq!(net.hosts[0].body(next), served(b"next"));
+    net.end();
+}
+
+/// What is refused gives back what it brought.
+#[test]
+fn a_refused_call_gives_its_leases_back() {
+    let few = Config { max_requests: 1, ..config() };
+    let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
+    net.call(0, 1, call("first"));
+    for number in 0..3 {
+        net.call(0, 1, Call { leases: vec![Ticket { token: 1, number }], ..call(pattern(1, 20_000 * number as usize)) });
+    }
+    net.advance(10 * MOMENT);
+    assert_eq!(net.hosts[0].unleased.len(), 3);
+    net.serve(1);
+    net.end();
+}
+
+/// Numbers that no clock can add up mean: never.
+#[test]
+fn endless_silence_and_endless_connecting() {
+    let patient = Config { silence: Duration::MAX, connect: Duration::MAX, ..config() };
+    let mut net = Net::with(vec![(patient.clone(), true), (patient, true)]);
+    net.hosts[1].echo = true;
+    let op = net.call(0, 1, call("x"));
+    net.advance(Duration::from_secs(1));
+    assert_eq!(net.hosts[0].body(op), served(b"x"));
+    let wire = net.wire(0, 1);
+    net.cut(wire);
+    let left = net.hosts.iter().flat_map(|host| host.proto.leftovers()).count();
+    assert_eq!(left, 0);
+}
+
+/// A deadline beyond what travels: the server sees none that is nearer, and nobody panics.
+#[test]
+fn a_call_without_end() {
+    let mut net = Net::pair();
+    let century = Duration::from_secs(100 * 365 * 24 * 3600);
+    let op = net.call(0, 1, Call { timeout: century, ..call("x") });
+    net.settle();
+    assert_eq!(net.hosts[0].body(op), served(b"x"));
+    net.end();
+}

@@ -1,0 +1,108 @@
+//! A peer that the test plays itself, byte by byte: it may say what no engine would.
+
+use super::net::Net;
+use super::wire::{self, Frame, Greeting, Hello, Message};
+use super::wires::{End, Item, NOBODY, Packet, Wire};
+use super::PeerId;
+
+/// The test's end of a connection.
+#[derive(Clone, Copy)]
+pub struct Raw {
+    pub wire: usize,
+    side: usize,
+}
+
+pub fn hello(incarnation: u64) -> Hello {
+    Hello { incarnation, max_message: 1 << 20, addresses: Vec::new() }
+}
+
+/// Bytes of a frame.
+pub fn frame(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    wire::put(&mut bytes, message, body);
+    bytes
+}
+
+impl Net {
+    /// Dials a host, and says nothing yet.
+    pub fn raw_dial(&mut self, to: usize) -> Raw {
+        let wire = self.wires.len();
+        self.wires.push(Wire { ends: [End::new(NOBODY, None), End::new(to, None)], frozen: false });
+        let remote = format!("tcp://10.0.9.9:{}", 1000 + wire).parse().unwrap();
+        let link = self.hosts[to].proto.handle_accepted(remote, self.now);
+        self.hosts[to].wires.insert(link, (wire, 1));
+        self.wires[wire].ends[1].link = Some(link);
+        self.pump(to);
+        Raw { wire, side: 0 }
+    }
+
+    /// Dials a host, and greets it as an engine would.
+    pub fn raw_peer(&mut self, to: usize, incarnation: u64) -> Raw {
+        let raw = self.raw_dial(to);
+        self.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(incarnation)));
+        raw
+    }
+
+    /// A peer for a host to dial, at which the test answers.
+    pub fn played_peer(&mut self, from: usize) -> PeerId {
+        let address: crate::Address = "tcp://10.0.9.9:7000".parse().unwrap();
+        self.played = Some(address.clone());
+        let tag = self.hosts[from].proto.lookup(&address);
+        let id = tag.id;
+        self.hosts[from].tags.insert(address, tag);
+        id
+    }
+
+    /// The connection that was dialled last.
+    pub fn raw_dialled(&mut self) -> Raw {
+        Raw { wire: self.wires.len() - 1, side: 1 }
+    }
+
+    pub fn say_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
+        let packet = Packet { report: false, ..Packet::new(bytes, None) };
+        self.put(raw.wire, raw.side, Item::Packet(packet));
+        self.advance(2 * self.settings.delay);
+    }
+
+    pub fn say(&mut self, raw: Raw, message: &Message<'_>, body: &[u8]) {
+        self.say_bytes(raw, frame(message, body));
+    }
+
+    pub fn hang_up(&mut self, raw: Raw) {
+        self.put(raw.wire, raw.side, Item::Closed);
+        self.advance(2 * self.settings.delay);
+    }
+
+    /// The host has ended the connection.
+    pub fn is_shut(&self, raw: Raw) -> bool {
+        self.wires[raw.wire].ends[1 - raw.side].link.is_none()
+    }
+
+    /// All that the host has said on the connection, its greeting left out, and payloads.
+    pub fn heard(&mut self, raw: Raw) -> Vec<String> {
+        let mut said = Vec::new();
+        self.each_heard(raw, |message| said.push(format!("{message:?}")));
+        said
+    }
+
+    pub fn each_heard(&self, raw: Raw, mut each: impl FnMut(&Message<'_>)) {
+        let bytes = &self.wires[raw.wire].ends[raw.side].heard;
+        let mut at = match wire::greeting(bytes) {
+            Greeting::Hello(_, len) => len,
+            _ => return,
+        };
+        while at < bytes.len() {
+            let Ok(Frame::Whole(message, _, len)) = wire::take(&bytes[at..]) else { panic!("the host says no message") };
+            at += len;
+            if let Message::Data { len, .. } = message {
+                at += len as usize + 1;
+            }
+            each(&message);
+        }
+    }
+
+    /// Which versions the host's greeting names, and its incarnation if it says so.
+    pub fn greeted(&self, raw: Raw) -> Greeting {
+        wire::greeting(&self.wires[raw.wire].ends[raw.side].heard)
+    }
+}

@@ -1,0 +1,278 @@
+//! Bulk transfers between hosts that mean well.
+
+use std::time::Duration;
+
+use super::env::{Mem, pattern};
+use super::host::{Outcome, assert_failed, served};
+use super::net::{Net, call};
+use super::{Failure, Memory, Remote};
+
+const CHUNK: usize = 256 << 10;
+const MOMENT: Duration = Duration::from_millis(1);
+const TOKEN: u128 = 0xfeed;
+
+fn sizes() -> Vec<usize> {
+    vec![0, 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 5 * CHUNK + 17]
+}
+
+#[track_caller]
+fn assert_moved(net: &Net, host: usize, op: u64, len: usize) {
+    match net.hosts[host].outcome(op) {
+        Some(Outcome::Moved(moved)) => assert_eq!(*moved, len),
+        other => panic!("nothing was moved: {other:?}"),
+    }
+}
+
+/// Memory with a margin, which nobody may touch.
+fn margins(len: usize) -> (Mem, Mem) {
+    let all = Mem::new(vec![0xaa; len + 64]);
+    let part = all.part(32, len).unwrap();
+    (all, part)
+}
+
+#[track_caller]
+fn assert_margins(all: &Mem, expected: &[u8]) {
+    let bytes = all.bytes();
+    assert!(bytes[32..32 + expected.len()] == *expected, "other bytes than were sent");
+    assert!(bytes[..32].iter().chain(&bytes[32 + expected.len()..]).all(|byte| *byte == 0xaa), "bytes outside were written");
+}
+
+#[test]
+fn pulls_of_every_size() {
+    for report_late in [true, false] {
+        for piece in [1000, 4093, CHUNK + 50, usize::MAX] {
+            let mut net = Net::new(2);
+            net.settings.piece = piece;
+            net.settings.report_late = report_late;
+            for len in sizes() {
+                let source = pattern(len as u64, len + 100);
+                net.expose(1, TOKEN, source.clone(), true, false);
+                let (all, target) = margins(len);
+                let op = net.pull(0, 1, TOKEN, 77, &target);
+                net.settle();
+                assert_moved(&net, 0, op, len);
+                assert_margins(&all, &source[77..77 + len]);
+                net.revoke(1, TOKEN);
+            }
+            net.end();
+        }
+    }
+}
+
+#[test]
+fn pushes_of_every_size() {
+    for report_late in [true, false] {
+        for piece in [1000, 4093, CHUNK + 50, usize::MAX] {
+            let mut net = Net::new(2);
+            net.settings.piece = piece;
+            net.settings.report_late = report_late;
+            for len in sizes() {
+                let target = net.expose(1, TOKEN, vec![0xaa; len + 64], false, true);
+                let source = pattern(len as u64, len);
+                let op = net.push(0, 1, TOKEN, 32, &Mem::new(source.clone()));
+                net.settle();
+                assert_moved(&net, 0, op, len);
+                assert_margins(&target, &source);
+                net.revoke(1, TOKEN);
+            }
+            net.end();
+        }
+    }
+}
+
+/// Every boundary of the bytes is a boundary of some piece.
+#[test]
+fn transfers_in_tiny_pieces() {
+    for piece in [1, 2, 3, 7] {
+        let mut net = Net::new(2);
+        net.settings.piece = piece;
+        let source = pattern(1, 1000);
+        let far = net.expose(1, TOKEN, source.clone(), true, true);
+        let (all, near) = margins(1000);
+        let pulled = net.pull(0, 1, TOKEN, 0, &near);
+        net.settle();
+        let pushed = net.push(0, 1, TOKEN, 500, &Mem::new(vec![1; 500]));
+        net.settle();
+        assert_moved(&net, 0, pulled, 1000);
+        assert_moved(&net, 0, pushed, 500);
+        assert_margins(&all, &source);
+        assert_eq!(far.bytes(), [&source[..500], &[1; 500]].concat());
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// A server pulls what its caller exposes, over the caller's connection: the caller need not listen.
+#[test]
+fn the_server_pulls_from_a_caller_that_does_not_listen() {
+    let mut net = Net::with(vec![(super::net::config(), false), (super::net::config(), true)]);
+    let source = pattern(3, 3 * CHUNK);
+    net.expose(0, TOKEN, source.clone(), true, true);
+    let op = net.call(0, 1, call("look at my bulk"));
+    net.advance(MOMENT);
+    let arrived = net.hosts[1].take();
+    let target = Mem::new(vec![0; source.len()]);
+    let owner = net.hosts[0].incarnation;
+    let remote = Remote { peer: arrived.peer.id, owner, token: TOKEN, offset: 0 };
+    let pull = net.transfer_to(1, true, remote, &target, Duration::from_secs(9));
+    net.settle();
+    assert_moved(&net, 1, pull, source.len());
+    assert!(target.bytes() == source);
+    net.with_host(1, |host| host.answer(arrived.request, b"ok").unwrap());
+    net.settle();
+    assert_eq!(net.hosts[0].body(op), b"ok");
+    net.revoke(0, TOKEN);
+    net.end();
+}
+
+/// Transfers of both kinds, both ways, and calls between them, all at once.
+#[test]
+fn many_transfers_at_once_and_small_calls_between_them() {
+    let mut net = Net::new(2);
+    net.hosts[0].echo = true;
+    net.hosts[1].echo = true;
+    net.settings.piece = 50_000;
+    let len = 4 * CHUNK + 1;
+    let (mut ops, mut checks) = (Vec::new(), Vec::new());
+    for n in 0..4u128 {
+        let (from, owner) = if n % 2 == 0 { (0, 1) } else { (1, 0) };
+        let source = pattern(n as u64, len);
+        net.expose(owner, n, source.clone(), true, false);
+        let target = Mem::new(vec![0; len]);
+        ops.push((from, net.pull(from, owner, n, 0, &target)));
+        checks.push((target, source));
+        let source = pattern(n as u64 + 50, len);
+        let target = net.expose(owner, n + 100, vec![0; len], false, true);
+        ops.push((from, net.push(from, owner, n + 100, 0, &Mem::new(source.clone()))));
+        checks.push((target, source));
+    }
+    let calls: Vec<_> = (0..50u8).map(|n| (n, net.call(0, 1, call([n])))).collect();
+    net.settle();
+    for (n, op) in calls {
+        assert_eq!(net.hosts[0].body(op), served(&[n]));
+    }
+    for (host, op) in ops {
+        assert_moved(&net, host, op, len);
+    }
+    for (target, source) in checks {
+        assert!(target.bytes() == source);
+    }
+    for n in 0..4u128 {
+        let owner = if n % 2 == 0 { 1 } else { 0 };
+        net.revoke(owner, n);
+        net.revoke(owner, n + 100);
+    }
+    net.end();
+}
+
+/// Small calls wait for no more than one chunk, though transfers keep the line busy.
+#[test]
+fn a_small_call_overtakes_transfers() {
+    let mut net = Net::pair();
+    let target = net.expose(1, TOKEN, vec![0; 16 << 20], true, true);
+    let pushes: Vec<_> = (0..4).map(|n| net.push(0, 1, TOKEN, n * (4 << 20), &Mem::new(vec![n as u8 + 1; 4 << 20]))).collect();
+    net.advance(MOMENT);
+    net.settings.piece = 64 << 10;
+    net.settings.pace = MOMENT;
+    let begun = net.now;
+    let op = net.call(0, 1, call("quick"));
+    assert!(net.until(Duration::from_secs(1), |net| net.hosts[0].is_done(op)));
+    assert!(net.now - begun <= 12 * MOMENT, "{:?} beside chunks that take 4 ms", net.now - begun);
+    assert!(pushes.iter().all(|push| !net.hosts[0].is_done(*push)));
+    net.settings.pace = Duration::ZERO;
+    net.settle();
+    for n in 0..4 {
+        assert_eq!(target.byte((n << 22) + 5), n as u8 + 1);
+    }
+    net.revoke(1, TOKEN);
+    net.end();
+}
+
+/// At every point of its way a transfer is given up: nothing remains on either side, and its memory is left alone.
+#[test]
+fn a_transfer_is_cancelled_at_any_point() {
+    for pull in [true, false] {
+        for steps in 0..40 {
+            let mut net = Net::new(2);
+            net.settings.piece = 100 << 10;
+            let far = net.expose(1, TOKEN, vec![1; 2 << 20], true, true);
+            let near = Mem::new(vec![2; 2 << 20]);
+            let op = net.transfer(0, 1, pull, (TOKEN, 0), &near);
+            for _ in 0..steps {
+                if !net.step() {
+                    net.advance(net.settings.delay);
+                }
+            }
+            let done = net.hosts[0].is_done(op);
+            net.cancel(0, op);
+            let then = near.bytes();
+            if done {
+                assert_moved(&net, 0, op, 2 << 20);
+            } else {
+                assert_failed!(net.hosts[0], op, Failure::Cancelled);
+            }
+            net.settle();
+            assert!(near.bytes() == then, "the memory of a transfer that is over was written");
+            assert!(done || pull || far.bytes().contains(&1) || net.hosts[0].is_done(op));
+            net.revoke(1, TOKEN);
+            net.end();
+        }
+    }
+}
+
+#[test]
+fn a_transfer_times_out() {
+    for pull in [true, false] {
+        let mut net = Net::new(2);
+        net.hosts[1].echo = true;
+        net.call(0, 1, call("connects"));
+        net.settle();
+        net.expose(1, TOKEN, vec![1; 2 << 20], true, true);
+        let near = Mem::new(vec![2; 2 << 20]);
+        let peer = net.peer(0, 1);
+        let owner = net.hosts[1].incarnation;
+        // The line takes a second for what the transfer has half of that for.
+        net.settings.piece = 64 << 10;
+        net.settings.pace = 33 * MOMENT;
+        let begun = net.now;
+        let op = net.transfer_to(0, pull, Remote { peer, owner, token: TOKEN, offset: 0 }, &near, 500 * MOMENT);
+        assert!(net.until(Duration::from_secs(5), |net| net.hosts[0].is_done(op)));
+        assert_failed!(net.hosts[0], op, Failure::Timeout);
+        assert_eq!(net.now - begun, 500 * MOMENT);
+        let then = near.bytes();
+        net.settle();
+        assert!(near.bytes() == then);
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// The connection breaks at every point of a transfer.
+#[test]
+fn the_connection_is_lost_at_any_point() {
+    for pull in [true, false] {
+        for report_late in [true, false] {
+            for steps in 0..30 {
+                let mut net = Net::new(2);
+                net.settings.piece = 100 << 10;
+                net.settings.report_late = report_late;
+                net.expose(1, TOKEN, vec![1; 1 << 20], true, true);
+                let near = Mem::new(vec![2; 1 << 20]);
+                let op = net.transfer(0, 1, pull, (TOKEN, 0), &near);
+                for _ in 0..steps {
+                    if !net.step() {
+                        net.advance(net.settings.delay);
+                    }
+                }
+                net.cut(0);
+                match net.hosts[0].outcome(op) {
+                    Some(Outcome::Moved(moved)) => assert_eq!(*moved, 1 << 20),
+                    Some(Outcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
+                    other => panic!("{other:?}"),
+                }
+                net.revoke(1, TOKEN);
+                net.end();
+            }
+        }
+    }
+}
