@@ -8,6 +8,7 @@ use std::time::Instant;
 use crate::engine::Shared;
 use crate::progress::{Completion, Outcome, error_of};
 use crate::proto::{Failure, PeerId, PeerTag};
+use crate::rpc::deadline;
 use crate::{Address, Engine, Result};
 
 /// An engine that can be called, as another engine sees it; or one provider of it. Cheap to clone.
@@ -69,7 +70,7 @@ impl Endpoint {
         let timeout = self.shared.limits.default_timeout;
         let completion = Completion::new();
         let now = Instant::now();
-        let deadline = now + timeout;
+        let deadline = deadline(now, timeout);
         let begun = self.shared.core.exec(|proto| proto.shut_down_peer(self.tag.id, deadline, completion.clone(), now));
         let error = |failure| error_of(failure, &self.tag.address, "remote shutdown".to_owned(), "shutdown", timeout, 0);
         begun.map_err(error)?;

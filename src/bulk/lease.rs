@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::progress::wake_quietly;
+use crate::progress::{Blocking, wake_quietly};
 use crate::{Address, Error, Result};
 
 /// Counts what peers hold of one exposure.
@@ -71,6 +71,7 @@ impl Released {
 
     /// Blocks until no peer holds a bulk.
     pub fn wait(&self) {
+        let _blocking = Blocking::enter();
         let mut state = self.leases.state.lock();
         while state.held > 0 {
             self.leases.none_left.wait(&mut state);
@@ -82,6 +83,7 @@ impl Released {
     /// # Errors
     /// [`Error::Timeout`] when some peer still does.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        let _blocking = Blocking::enter();
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.leases.state.lock();
         while state.held > 0 {

@@ -1,5 +1,6 @@
 //! How an engine ends.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -98,12 +99,15 @@ pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
     }
     let first = finalizing.stage.compare_exchange(RUNNING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
     // A handler can't wait for itself, and neither can a callback of what follows.
-    let inside = in_job() || IN_CALLBACK.get();
+    let inside = in_job(&shared.core) || shared.core.is_driving() || CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation);
     if first && inside {
         let shared = shared.clone();
         let name = "calomel-finalize".to_owned();
         let spawned = std::thread::Builder::new().name(name).spawn(move || end(&shared));
-        return spawned.map(drop).map_err(|error| Error::io("can't start the thread that finalizes", error));
+        return spawned.map(drop).map_err(|error| {
+            finalizing.stage.store(RUNNING, Ordering::SeqCst);
+            Error::io("can't start the thread that finalizes", error)
+        });
     }
     if inside {
         return Ok(());
@@ -124,24 +128,30 @@ pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
 }
 
 thread_local! {
-    static IN_CALLBACK: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// The engine whose callback this thread runs; 0 for none.
+    static CALLBACK_OF: Cell<u64> = const { Cell::new(0) };
 }
 
-fn run(callbacks: Vec<Callback>) {
+fn run(shared: &Shared, callbacks: Vec<Callback>) {
     for callback in callbacks {
-        IN_CALLBACK.set(true);
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(callback)).is_err() {
-            tracing::error!(target: "calomel::engine", "a finalize callback panicked");
-        }
-        IN_CALLBACK.set(false);
+        quietly(shared, callback);
     }
+}
+
+/// Runs user code that must not keep the engine from its end.
+fn quietly(shared: &Shared, work: impl FnOnce()) {
+    let outer = CALLBACK_OF.replace(shared.incarnation);
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+        tracing::error!(target: "calomel::engine", "user code panicked while its engine was finalized");
+    }
+    CALLBACK_OF.set(outer);
 }
 
 fn end(shared: &Arc<Shared>) {
     let finalizing = &shared.finalizing;
     let core = &shared.core;
     let before = std::mem::take(&mut finalizing.state.lock().before);
-    run(before);
+    run(shared, before);
     core.stop_listening();
     core.exec(|proto| proto.begin_shutdown());
     let deadline = Instant::now() + shared.limits.finalize_timeout;
@@ -164,12 +174,14 @@ fn end(shared: &Arc<Shared>) {
         core.wait(&|| core.look(|proto| proto.links_gone()), Some(Instant::now() + Duration::from_millis(1)));
     }
     core.exec(|proto| proto.abandon_links());
-    shared.registry.clear();
+    // Closures and futures of the user's are dropped here.
+    quietly(shared, || shared.registry.clear());
     let tasks = std::mem::take(&mut *shared.tasks.lock());
-    drop(tasks);
-    core.clear_timers();
-    core.stop();
+    quietly(shared, || drop(tasks));
+    core.begin_stop();
+    quietly(shared, || core.clear_timers());
+    quietly(shared, || core.stop());
     let after = std::mem::take(&mut finalizing.state.lock().after);
-    run(after);
+    run(shared, after);
     finalizing.set(DONE);
 }

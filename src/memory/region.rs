@@ -49,8 +49,8 @@ impl Region {
         let mut start = 0usize;
         for (address, len) in parts {
             segments.push(Segment { start, address, len });
-            // Allocations can't exceed the address space together.
-            start += len;
+            // Segments may name the same memory, so they can exceed the address space together.
+            start = start.checked_add(len).expect("the segments of a bulk are longer than the address space");
         }
         Arc::new(Region { segments, len: start, gate: RwLock::new(true), owned: Mutex::new(None) })
     }

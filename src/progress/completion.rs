@@ -165,5 +165,12 @@ thread_local! {
 
 /// The current thread's own sleeper, made once a thread.
 pub(crate) fn with_sleeper<R>(f: impl FnOnce(&ThreadSleeper) -> R) -> R {
-    SLEEPER.with(f)
+    let mut f = Some(f);
+    let done = SLEEPER.try_with(|sleeper| f.take().map(|f| f(sleeper)));
+    match (done, f) {
+        (Ok(Some(result)), _) => result,
+        // The thread is ending: what it drops now waits with a sleeper of its own.
+        (_, Some(f)) => f(&ThreadSleeper::new()),
+        (_, None) => unreachable!("the function is called once"),
+    }
 }

@@ -1,5 +1,6 @@
 //! The event loop, as whoever has the seat runs it.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -42,6 +43,28 @@ impl Driver {
     }
 }
 
+thread_local! {
+    /// The engine that this thread drives; 0 for none.
+    static DRIVING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// While it lives, the thread drives.
+struct Driving {
+    outer: usize,
+}
+
+impl Driving {
+    fn enter(core: &Core) -> Driving {
+        Driving { outer: DRIVING.replace(core.identity()) }
+    }
+}
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        DRIVING.set(self.outer);
+    }
+}
+
 /// Why a drive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
@@ -58,6 +81,11 @@ impl Core {
     pub(crate) fn wait(&self, ready: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
         if ready() {
             return true;
+        }
+        if self.is_driving() {
+            // A waker, or what a lease keeps, waits on the thread that is to bring the news: that would be for ever.
+            tracing::error!(target: "calomel::progress", "a waker must not wait");
+            return false;
         }
         // What this thread has said must be out, and others may do what it does not while it waits.
         self.uncork();
@@ -96,6 +124,11 @@ impl Core {
         })
     }
 
+    /// True on the thread that drives this engine, while it does: in wakers, that is.
+    pub(crate) fn is_driving(&self) -> bool {
+        DRIVING.try_with(|driving| driving.get() == self.identity()).unwrap_or(true)
+    }
+
     fn drive_as_caller(&self, ready: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
         let mut jobs = Vec::new();
         loop {
@@ -113,6 +146,7 @@ impl Core {
     /// Looks for events until `stop`, or the deadline, or until there are jobs. The calling thread has the seat.
     pub(super) fn drive(&self, jobs: &mut Vec<Job>, stop: &dyn Fn() -> bool, deadline: Option<Instant>) -> Ended {
         let mut driver = self.driver.lock();
+        let _driving = Driving::enter(self);
         let mut active = Instant::now();
         let mut polls = 0u32;
         loop {
@@ -218,7 +252,7 @@ impl Core {
             }
         }
         let mut any = !due.is_empty();
-        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(workers::timer_kind(), Work::Run(f))));
+        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(self, workers::timer_kind(), Work::Run(f))));
         let mut outputs = Outputs::new();
         {
             let mut proto = self.proto.lock();

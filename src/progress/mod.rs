@@ -29,7 +29,7 @@ use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly, with_sleeper};
 pub(crate) use env::{Held, Live};
-pub(crate) use workers::in_job;
+pub(crate) use workers::{Blocking, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
 
 /// How the engine waits for something to happen.
@@ -294,9 +294,7 @@ impl Core {
     }
 
     fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
-        let attach = |made: Arc<dyn Link>| {
-            self.links.write().insert(link, made);
-        };
+        let attach = |made: Arc<dyn Link>| self.attach(link, made);
         let begun = match self.transport(address.scheme()) {
             Ok(transport) => transport.connect(key(link), address, &attach),
             Err(error) => Err(std::io::Error::new(std::io::ErrorKind::Unsupported, error)),
@@ -306,11 +304,22 @@ impl Core {
         }
     }
 
+    /// Notes who carries a link; unless it was closed before there was anybody to tell.
+    fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
+        self.links.write().insert(id, link);
+        if !self.look(|proto| proto.has_link(id)) {
+            let late = self.links.write().remove(&id);
+            if let Some(late) = late {
+                late.close();
+            }
+        }
+    }
+
     /// A job for whoever handles requests while others drive.
     pub(crate) fn hand_over(&self, job: Job) {
         match &job.kind.pool {
             Some(pool) => pool.clone().push(job),
-            None if self.handlers_inline => self.threads.give(job),
+            None if self.handlers_inline => self.threads.give(self, job),
             None => self.workers.push(job),
         }
     }
@@ -347,6 +356,12 @@ impl Core {
         let at = Instant::now().checked_add(delay)?;
         let key = {
             let mut timers = self.timers.lock();
+            if self.is_stopping() {
+                // It would never run, and keep what it holds.
+                drop(timers);
+                drop(f);
+                return None;
+            }
             timers.next += 1;
             let key = (at, timers.next);
             timers.pending.insert(key, f);
@@ -374,9 +389,14 @@ impl Core {
         self.transports.iter().for_each(|transport| transport.stop_listening());
     }
 
+    /// Nothing is taken on from now on.
+    pub(crate) fn begin_stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+    }
+
     /// Ends the engine's threads; the calling one, if it is one of them, ends when it returns to its loop.
     pub(crate) fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
+        self.begin_stop();
         self.ring();
         self.threads.stop();
         self.workers.stop();

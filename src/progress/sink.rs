@@ -37,7 +37,7 @@ impl Sink for CoreSink<'_> {
     }
 
     fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>) {
-        self.core.links.write().insert(link_id(key), link);
+        self.core.attach(link_id(key), link);
     }
 
     fn connected(&mut self, key: LinkKey) {

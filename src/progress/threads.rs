@@ -63,8 +63,15 @@ impl Threads {
     }
 
     /// Leaves a job to the progress thread.
-    pub(super) fn give(&self, job: Job) {
-        self.jobs.lock().push_back(job);
+    pub(super) fn give(&self, core: &Core, job: Job) {
+        {
+            let mut jobs = self.jobs.lock();
+            if core.is_stopping() {
+                drop(jobs);
+                return drop(job);
+            }
+            jobs.push_back(job);
+        }
         // Wherever it sleeps, in the seat or out of it.
         if let Some(progress) = &*self.progress.lock() {
             progress.wake();

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Live;
+use super::{Core, Live};
 use crate::proto::Incoming;
 
 /// Work that user code does for a peer, and what is known of work like it.
 pub(crate) struct Job {
+    /// The engine that it belongs to.
+    engine: usize,
     pub kind: Arc<Kind>,
     /// `None` once it has begun.
     work: Option<Work>,
@@ -93,15 +95,15 @@ pub(super) fn timer_kind() -> Arc<Kind> {
 }
 
 impl Job {
-    pub(crate) fn new(kind: Arc<Kind>, work: Work) -> Job {
-        Job { kind, work: Some(work) }
+    pub(crate) fn new(core: &Core, kind: Arc<Kind>, work: Work) -> Job {
+        Job { engine: core.identity(), kind, work: Some(work) }
     }
 
     pub(crate) fn run(mut self) {
         let Some(work) = self.work.take() else { return };
         let kind = self.kind.clone();
         let began = Instant::now();
-        let outer = CURRENT_KIND.replace(Some(kind.clone()));
+        let outer = CURRENT_ENGINE.replace(self.engine);
         let waited = WAITED.take();
         // Handlers answer for their own panics; what gets here is user code that runs for nobody.
         let outcome = catch_unwind(AssertUnwindSafe(|| match work {
@@ -111,7 +113,7 @@ impl Job {
             }
             Work::Run(f) => f(),
         }));
-        CURRENT_KIND.set(outer);
+        CURRENT_ENGINE.set(outer);
         kind.learn(began.elapsed().saturating_sub(WAITED.get()));
         WAITED.set(waited);
         if outcome.is_err() {
@@ -130,17 +132,17 @@ impl Drop for Job {
 }
 
 thread_local! {
-    /// The kind of job that this thread runs.
-    static CURRENT_KIND: RefCell<Option<Arc<Kind>>> = const { RefCell::new(None) };
+    /// The engine whose job this thread runs; 0 for none.
+    static CURRENT_ENGINE: Cell<usize> = const { Cell::new(0) };
     /// How long the job that this thread runs has waited inside calls of this library.
     static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// The pool that this thread belongs to.
     static CURRENT_POOL: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
 }
 
-/// True on a thread that runs a job of some engine.
-pub(crate) fn in_job() -> bool {
-    CURRENT_KIND.with_borrow(Option::is_some)
+/// True on a thread that runs a job of this engine. Also while the thread is ending: then nobody can tell.
+pub(crate) fn in_job(core: &Core) -> bool {
+    CURRENT_ENGINE.try_with(|engine| engine.get() == core.identity()).unwrap_or(true)
 }
 
 /// A number of threads, started when they are needed.
@@ -268,7 +270,7 @@ pub(crate) struct Blocking {
 
 impl Blocking {
     pub(crate) fn enter() -> Blocking {
-        let pool = CURRENT_POOL.with_borrow(Clone::clone);
+        let pool = CURRENT_POOL.try_with(|pool| pool.borrow().clone()).ok().flatten();
         if let Some(pool) = &pool {
             let mut state = pool.state.lock();
             state.blocked += 1;
@@ -280,7 +282,8 @@ impl Blocking {
 
 impl Drop for Blocking {
     fn drop(&mut self) {
-        WAITED.set(WAITED.get() + self.began.elapsed());
+        // A thread that is ending runs no job.
+        let _ = WAITED.try_with(|waited| waited.set(waited.get() + self.began.elapsed()));
         if let Some(pool) = &self.pool {
             pool.state.lock().blocked -= 1;
         }

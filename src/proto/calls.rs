@@ -148,16 +148,15 @@ const MAX_BUDGET: Duration = Duration::from_secs(1 << 32);
 
 impl<E: Env> Proto<E> {
     pub(crate) fn call<'a>(&mut self, spec: CallSpec<'a, E>, now: Instant) -> Result<CallId, Rejected<'a, E>> {
-        let failed = |failure| Err(Rejected::Failed(failure));
         let id = match self.link_to(spec.peer, now) {
             Ok(id) => id,
-            Err(failure) => return failed(failure),
+            Err(failure) => return Err(self.fail(spec.leases, failure)),
         };
         let size = spec.content.len();
         let link = &mut self.links[id];
         let limit = self.config.max_message.min(link.peer_max_message);
         if size > limit {
-            return failed(Failure::TooLarge { size: size as u64, limit: limit as u64 });
+            return Err(self.fail(spec.leases, Failure::TooLarge { size: size as u64, limit: limit as u64 }));
         }
         if spec.one_way && link.one_way_out >= ONE_WAY_WINDOW {
             return Err(Rejected::NoCredit(Box::new(spec)));
@@ -219,6 +218,13 @@ impl<E: Env> Proto<E> {
             self.end_one_way(call);
         }
         Ok(call)
+    }
+
+    /// A call that can't be made. What its bulks keep is dropped by whoever carries outputs out, not here: that may have
+    /// consequences.
+    fn fail<'a>(&mut self, leases: Vec<E::Lease>, failure: Failure) -> Rejected<'a, E> {
+        self.outputs.extend(leases.into_iter().map(Output::Unleased));
+        Rejected::Failed(failure)
     }
 
     /// Has the waiter told, as of a call that is done, when the peer takes one-way calls again. At once, if it does.
@@ -498,12 +504,17 @@ impl<E: Env> Proto<E> {
 
     /// Answers a request. An error says why the caller does not get what was given.
     pub(crate) fn respond(&mut self, request: RequestId, reply: Result<Reply<'_, E>, Status>) -> Result<(), Failure> {
-        let Some(Request { link: id, call, one_way, .. }) = self.requests.remove(request) else {
+        let mut reply = reply;
+        let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
+        let known = self.requests.remove(request).filter(|request| self.links.contains_key(request.link));
+        let Some(Request { link: id, call, one_way, .. }) = known else {
+            self.outputs.extend(leases.into_iter().map(Output::Unleased));
             return Err(Failure::Cancelled);
         };
-        let Some(link) = self.links.get_mut(id) else { return Err(Failure::Cancelled) };
+        let link = &mut self.links[id];
         link.requests.remove(&call);
         if one_way {
+            self.outputs.extend(leases.into_iter().map(Output::Unleased));
             self.one_way_over(id);
             return Ok(());
         }
@@ -516,7 +527,7 @@ impl<E: Env> Proto<E> {
         };
         let outcome = match reply {
             Ok(reply) => {
-                let leases = self.lease(id, reply.leases);
+                let leases = self.lease(id, leases);
                 let link = &mut self.links[id];
                 let size = reply.content.len() as u64;
                 link.say(&Message::Response { call, shape: Bytes(reply.shape), leases, size }, reply.content.inline());
@@ -531,6 +542,7 @@ impl<E: Env> Proto<E> {
                     _ => Ok(()),
                 };
                 link.say(&Message::Refuse { call, status }, &[]);
+                self.outputs.extend(leases.into_iter().map(Output::Unleased));
                 outcome
             }
         };

@@ -283,7 +283,7 @@ where
         let (kind, engine) = (self.base.kind.clone(), self.base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
-                shared.core.hand_over(Job::new(kind.clone(), Work::Task(runnable)));
+                shared.core.hand_over(Job::new(&shared.core, kind.clone(), Work::Task(runnable)));
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);

@@ -157,6 +157,19 @@ pub fn idle() {
         let _timer = client.timer(Duration::from_secs(3600), || {}).unwrap();
         endpoints.push(endpoint);
     }
+    // A bulk that went there and back, and is kept by both ends when its memory is taken back: each has been told.
+    let kept = std::sync::Mutex::new(Vec::new());
+    server
+        .define("keep", move |_: &Request, bulk: Bulk| {
+            kept.lock().unwrap().push(bulk.clone());
+            bulk
+        })
+        .unwrap();
+    let lent = clients[0].expose(vec![1u8; 100_000], BulkMode::ReadOnly).unwrap();
+    let small = clients[0].expose_read_only(vec![1u8; 100]).unwrap();
+    let keep = clients[0].procedure::<Bulk, Bulk>("keep");
+    let _back = [&lent.bulk(), &small.bulk()].map(|bulk| keep.on(&endpoints[0]).call(bulk).unwrap());
+    drop((lent, small));
     // After activity a thread may spin, and idle threads may end, for a bounded time.
     let begin = Instant::now();
     let mut before = activity();

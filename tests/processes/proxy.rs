@@ -169,6 +169,42 @@ fn a_narrow_network_is_not_a_dead_peer() {
 }
 
 #[test]
+fn a_pull_that_timed_out_writes_no_more() {
+    // The bytes are on their way when the deadline comes, and arrive long after it.
+    let _watchdog = Watchdog::start("proxy::a_pull_that_timed_out_writes_no_more");
+    let service = Service::new();
+    let weather = || Weather { piece: 4 << 10, delay: Duration::from_millis(10), ..Weather::default() };
+    let address = proxy(service.socket(), weather);
+    let client = client();
+    let to = client.lookup(&address).unwrap();
+    let theirs = service.engine.expose(vec![1u8; 400_000], BulkMode::ReadOnly).unwrap();
+    let remote = theirs.bulk().on(&to);
+    assert_eq!(remote.pull_into(&mut [0u8; 10][..]).unwrap(), 10);
+    // Of what is exposed here: by a call that borrows it, by its slice, by a transfer that gives it back.
+    let mut local = client.expose(vec![0u8; 400_000], BulkMode::ReadWrite).unwrap();
+    for way in 0..3 {
+        let remote = remote.clone().timeout(Duration::from_millis(105));
+        let result = match way {
+            0 => remote.pull_into(&local),
+            1 => remote.pull_into(&local.slice(0, 400_000).unwrap()),
+            _ => {
+                let (result, back) = remote.start_pull_into(local).wait();
+                local = back;
+                result
+            }
+        };
+        assert!(result.unwrap_err().is_timeout());
+        local.write_at(0, &vec![9u8; 400_000]).unwrap();
+        let mut copy = vec![0u8; 400_000];
+        stays("nobody writes", Duration::from_millis(1200), || {
+            local.read_at(0, &mut copy).unwrap();
+            copy.iter().all(|&b| b == 9)
+        });
+    }
+    assert!(local.reclaim().iter().all(|&b| b == 9));
+}
+
+#[test]
 fn a_network_that_swallows_everything_is_noticed() {
     let _watchdog = Watchdog::start("proxy::a_network_that_swallows_everything_is_noticed");
     let service = Service::new();

@@ -60,7 +60,8 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
             net.advance(MOMENT);
             let arrived = net.hosts[1].take();
             let told = net.with_host(1, |host| {
-                let content = super::host::content(&pattern(1, 50_001)[..size]).into_large();
+                let body = pattern(1, size);
+                let content = super::host::content(&body);
                 let ticket = Ticket { token: 1, number: size as u32 };
                 host.leased.push(ticket.clone());
                 let told = host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket.clone()] }));

@@ -31,6 +31,8 @@ pub(super) struct TcpLink {
     closed: AtomicBool,
     /// The last read may have left something in the socket.
     more: AtomicBool,
+    /// The end of the stream has been announced: nothing more will be, so it must be read up to there.
+    ending: AtomicBool,
     sending: Mutex<Option<Sending>>,
     receiving: Mutex<Receiving>,
 }
@@ -77,6 +79,7 @@ impl TcpLink {
             connected: AtomicBool::new(connected),
             closed: AtomicBool::new(false),
             more: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             sending: Mutex::new(None),
             receiving: Mutex::default(),
         }
@@ -88,6 +91,10 @@ impl TcpLink {
 
     pub(super) fn with_stream<R>(&self, f: impl FnOnce(&mut mio::net::TcpStream) -> R) -> R {
         f(&mut self.stream.lock())
+    }
+
+    pub(super) fn expect_end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -197,7 +204,7 @@ impl TcpLink {
                 received.closed = true;
                 break;
             }
-            if n.total < asked {
+            if n.total < asked && !self.ending.load(Ordering::Relaxed) {
                 // The socket was emptied; the reactor tells of what comes next.
                 break;
             }

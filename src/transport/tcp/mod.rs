@@ -225,6 +225,9 @@ impl Transport for Tcp {
             link.resume(sink);
         }
         if event.is_readable() || event.is_read_closed() || event.is_error() {
+            if event.is_read_closed() || event.is_error() {
+                link.expect_end();
+            }
             let received = self.receive(&link, sink);
             if !received.closed {
                 self.heat(&link, received.more);

@@ -211,7 +211,36 @@ fn small_bulks_in_results(net: &Net) {
     }
 }
 
+fn what_the_owner_can_still_write_is_never_stale(net: &Net) {
+    // Read-only for peers, not for the owner: a bulk kept by a peer gives what is there now.
+    for limit in [0, 4096] {
+        let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
+        let (tell, told) = mpsc::channel();
+        pair.server
+            .define("keep", move |request: &Request, bulk: Bulk| {
+                tell.send((request.endpoint().clone(), bulk)).unwrap();
+            })
+            .unwrap();
+        let exposed = pair.client.expose(vec![0u8; 16], BulkMode::ReadOnly).unwrap();
+        pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
+        let (caller, bulk) = told.recv_timeout(BOUND).unwrap();
+        for round in 1..20u8 {
+            exposed.write_at(0, &[round; 16]).unwrap();
+            let mut copy = [0u8; 16];
+            assert_eq!(bulk.on(&caller).pull_into(&mut copy[..]).unwrap(), 16);
+            assert_eq!(copy, [round; 16], "limit {limit}");
+        }
+        // Written by a transfer of its own, too.
+        let source = pair.server.expose_read_only(vec![99u8; 16]).unwrap();
+        source.bulk().on(&pair.to_server).pull_into(&exposed).unwrap();
+        let mut copy = [0u8; 16];
+        bulk.on(&caller).pull_into(&mut copy[..]).unwrap();
+        assert_eq!(copy, [99; 16], "limit {limit}");
+    }
+}
+
 suite![
+    what_the_owner_can_still_write_is_never_stale,
     every_size_around_the_limit_arrives,
     slices_and_segments_of_small_bulks_arrive,
     the_bytes_are_those_of_the_call,

@@ -145,7 +145,39 @@ fn forwarding_keeps_it_held(net: &Net) {
     exposed.released().wait_timeout(BOUND).unwrap();
 }
 
+fn handlers_that_wait_for_a_release_don_t_count(net: &Net) {
+    // As many handlers as there are threads wait for what only another handler brings about.
+    let pair = net.pair_with(|b| b.handler_threads(1));
+    pair.client.define("back", |_: &Request, ()| ()).unwrap();
+    pair.client
+        .define("hold", |request: &Request, bulk: Bulk| {
+            // Calls back before it lets the bulk go, after the call that brought it has been answered.
+            let (engine, caller) = (request.engine().clone(), request.endpoint().clone());
+            thread::spawn(move || {
+                thread::sleep(SHORT);
+                engine.procedure::<(), ()>("poke").on(&caller).call(&()).unwrap();
+                drop(bulk);
+            });
+        })
+        .unwrap();
+    pair.server.define("poke", |_: &Request, ()| ()).unwrap();
+    pair.server
+        .define("lend", |request: &Request, ()| {
+            let exposed = request.engine().expose(vec![1u8; 100_000], BulkMode::ReadWrite).unwrap();
+            let hold = request.engine().procedure::<Bulk, ()>("hold");
+            hold.on(request.endpoint()).call(&exposed.bulk()).unwrap();
+            exposed.released().wait_timeout(BOUND / 2).is_ok()
+        })
+        .unwrap();
+    let lend = pair.client.procedure::<(), bool>("lend");
+    let pendings: Vec<_> = (0..3).map(|_| lend.on(&pair.to_server).start(&()).unwrap()).collect();
+    for pending in pendings {
+        assert!(pending.wait().unwrap());
+    }
+}
+
 suite![
+    handlers_that_wait_for_a_release_don_t_count,
     what_was_never_sent_is_released,
     a_notification_releases_when_its_receiver_is_done,
     every_holder_counts,

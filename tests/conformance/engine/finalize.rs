@@ -241,7 +241,29 @@ fn an_engine_dropped_in_its_own_handler_ends(net: &Net) {
     eventually("the address is free", || Engine::server(&address).map(|engine| net.keep(engine)).is_ok());
 }
 
+fn an_engine_in_a_thread_local_ends_with_its_thread(net: &Net) {
+    thread_local! {
+        static ENGINE: std::cell::RefCell<Option<Engine>> = const { std::cell::RefCell::new(None) };
+    }
+    let server = net.server();
+    server.define("hello", |_: &Request, ()| ()).unwrap();
+    let (scheme, address) = (net.scheme(), server.address());
+    let (tell, told) = mpsc::channel();
+    let user = thread::spawn(move || {
+        // The library's own thread-locals come to be after this one, so that they are gone before it.
+        ENGINE.with_borrow_mut(|_| ());
+        let client = Engine::client(scheme).unwrap();
+        client.on_finalize(move || tell.send(()).unwrap());
+        let endpoint = client.lookup(address).unwrap();
+        client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap();
+        ENGINE.set(Some(client));
+    });
+    soon(|| user.join()).unwrap();
+    told.recv_timeout(BOUND).unwrap();
+}
+
 suite![
+    an_engine_in_a_thread_local_ends_with_its_thread,
     finalize_is_idempotent,
     clones_are_the_same_engine,
     eight_threads_finalize_at_once,

@@ -130,6 +130,8 @@ fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
         .unwrap();
     let pending = pair.client.procedure::<(), ()>("stuck").on(&pair.to_server).start(&()).unwrap();
     entered.wait();
+    // Long enough to have been noticed as one that blocks.
+    thread::sleep(Duration::from_millis(200));
     let begin = Instant::now();
     end(&pair.server);
     assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3), "{:?}", begin.elapsed());

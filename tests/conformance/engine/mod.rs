@@ -4,6 +4,7 @@ mod address;
 mod after;
 mod finalize;
 mod in_flight;
+mod knobs;
 mod reach;
 mod shutdown;
 mod timers;

@@ -167,7 +167,40 @@ fn both_dial_at_once(net: &Net) {
     }
 }
 
+fn the_end_of_a_quiet_peer_is_noticed_beside_busy_ones(net: &Net) {
+    let client = net.client();
+    let servers: Vec<Engine> = (0..6).map(|_| net.server()).collect();
+    let stop = AtomicU32::new(0);
+    thread::scope(|s| {
+        for server in &servers {
+            server.define("busy", |_: &Request, n: u32| n).unwrap();
+            let endpoint = client.lookup(server.address()).unwrap();
+            let (busy, stop) = (client.procedure::<u32, u32>("busy"), &stop);
+            s.spawn(move || {
+                while stop.load(Ordering::SeqCst) == 0 {
+                    busy.on(&endpoint).call(&1).unwrap();
+                }
+            });
+        }
+        for _ in 0..20 {
+            let quiet = net.server();
+            quiet.define("slow", |_: &Request, ()| thread::sleep(Duration::from_millis(3))).unwrap();
+            let endpoint = client.lookup(quiet.address()).unwrap();
+            client.procedure::<(), ()>("slow").on(&endpoint).call(&()).unwrap();
+            // The answer and the end come in one go, as far as the system can do that.
+            let pending = client.procedure::<(), ()>("slow").on(&endpoint).start(&()).unwrap();
+            quiet.finalize().unwrap();
+            let begin = Instant::now();
+            let _ = pending.wait();
+            eventually("the end is noticed", || !endpoint.is_connected());
+            assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        }
+        stop.store(1, Ordering::SeqCst);
+    });
+}
+
 suite![
+    the_end_of_a_quiet_peer_is_noticed_beside_busy_ones,
     both_dial_at_once,
     an_endpoint_is_connected_by_its_first_call,
     nobody_there_is_unreachable_at_once,

@@ -158,7 +158,39 @@ fn small_calls_pass_large_transfers(net: &Net) {
     assert!(target.reclaim() == pattern(1, 32 << 20));
 }
 
+fn threads_that_wait_hand_on_to_each_other(net: &Net) {
+    // Few threads, each of which now drives, now waits for another to: nobody may be forgotten. A call that is would be
+    // answered by nobody, so the timeout is short against the test's own.
+    let pair = net.pair();
+    serve(&pair);
+    let begin = std::time::Instant::now();
+    thread::scope(|s| {
+        for t in 0..3u64 {
+            let (pair, begin) = (&pair, &begin);
+            s.spawn(move || {
+                let mix = pair.client.procedure::<(u64, u64), u64>("mix");
+                let mut n = 0;
+                while begin.elapsed() < std::time::Duration::from_millis(1500) {
+                    let call = mix.on(&pair.to_server).timeout(std::time::Duration::from_secs(10));
+                    let answer = match n % 3 {
+                        0 => call.call(&(t, n)),
+                        1 => call.start(&(t, n)).and_then(|pending| pending.wait()),
+                        _ => {
+                            let mut pendings = vec![call.start(&(t, n)).unwrap(), call.start(&(t, n)).unwrap()];
+                            let first = calomel::Pending::wait_any(&mut pendings).1;
+                            pendings.pop().unwrap().wait().and(first)
+                        }
+                    };
+                    assert_eq!(answer.unwrap(), t.rotate_left(7) ^ n);
+                    n += 1;
+                }
+            });
+        }
+    });
+}
+
 suite![
+    threads_that_wait_hand_on_to_each_other,
     sixty_four_threads_share_one_engine,
     many_threads_start_many_calls,
     many_engines_call_one_server,

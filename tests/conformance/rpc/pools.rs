@@ -196,7 +196,43 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     }
 }
 
+fn what_waited_in_a_pool_that_goes_is_answered(net: &Net) {
+    let pair = net.pair();
+    let pool = HandlerPool::new(1);
+    let (entered, gate) = (Gate::default(), Gate::default());
+    let (e, g) = (entered.clone(), gate.clone());
+    let registration = pair
+        .server
+        .pool(&pool)
+        .define("queued", move |_: &Request, n: u32| {
+            e.open();
+            g.wait();
+            n
+        })
+        .unwrap();
+    let queued = pair.client.procedure::<u32, u32>("queued");
+    let first = queued.on(&pair.to_server).start(&1).unwrap();
+    entered.wait();
+    let rest: Vec<_> = (2..20).map(|n| queued.on(&pair.to_server).start(&n).unwrap()).collect();
+    // They are in the pool's queue when a call after them has been answered.
+    pair.server.define("fine", |_: &Request, ()| ()).unwrap();
+    pair.client.procedure::<(), ()>("fine").on(&pair.to_server).call(&()).unwrap();
+    registration.remove();
+    drop(pool);
+    let begin = std::time::Instant::now();
+    gate.open();
+    assert_eq!(first.wait().unwrap(), 1);
+    for (n, pending) in (2..20).zip(rest) {
+        match pending.wait() {
+            Ok(answer) => assert_eq!(answer, n),
+            Err(error) => assert!(!error.is_timeout(), "{error}"),
+        }
+    }
+    assert!(begin.elapsed() < std::time::Duration::from_secs(5));
+}
+
 suite![
+    what_waited_in_a_pool_that_goes_is_answered,
     a_pool_runs_its_handlers_on_its_own_threads,
     a_pool_of_one_runs_one_handler_at_a_time,
     a_pool_of_three_runs_three_at_a_time,

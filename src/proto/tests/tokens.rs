@@ -1,0 +1,160 @@
+//! Who names memory that is not theirs to touch.
+
+use std::time::Duration;
+
+use super::env::{Mem, Random};
+use super::host::{Outcome, assert_failed};
+use super::net::{Net, call};
+use super::{Failure, Remote, Status};
+
+const TOKEN: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
+
+fn refused(net: &Net, op: u64) -> Status {
+    match net.hosts[0].failure(op) {
+        Failure::Refused(status) => status.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Nothing but the token itself opens the memory: no neighbour of it, nothing of its bytes.
+#[test]
+fn guessed_tokens() {
+    let mut net = Net::new(2);
+    let far = net.expose(1, TOKEN, vec![1; 100], true, true);
+    let mut random = Random(5);
+    let mut guesses = vec![0, u128::MAX, TOKEN + 1, TOKEN - 1, TOKEN.swap_bytes(), TOKEN >> 64, TOKEN << 64];
+    guesses.extend((0..128).map(|bit| TOKEN ^ (1 << bit)));
+    guesses.extend((0..50).map(|_| u128::from(random.next()) << 64 | u128::from(random.next())));
+    for guess in guesses {
+        for pull in [true, false] {
+            let near = Mem::new(vec![2; 100]);
+            let op = net.transfer(0, 1, pull, (guess, 0), &near);
+            net.settle();
+            assert!(matches!(refused(&net, op), Status::AccessDenied(_)));
+            assert_eq!(near.bytes(), [2; 100]);
+        }
+    }
+    assert_eq!(far.bytes(), [1; 100]);
+    net.revoke(1, TOKEN);
+    net.end();
+}
+
+#[test]
+fn the_mode_is_the_owners_word() {
+    for (read, write) in [(true, false), (false, true), (false, false), (true, true)] {
+        let mut net = Net::new(2);
+        let far = net.expose(1, TOKEN, vec![1; 500_000], read, write);
+        let near = Mem::new(vec![2; 500_000]);
+        let pull = net.pull(0, 1, TOKEN, 0, &near);
+        net.settle();
+        let push = net.push(0, 1, TOKEN, 0, &Mem::new(vec![3; 500_000]));
+        net.settle();
+        for (op, allowed) in [(pull, read), (push, write)] {
+            match net.hosts[0].outcome(op) {
+                Some(Outcome::Moved(500_000)) => assert!(allowed),
+                Some(Outcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(near.byte(0), if read { 1 } else { 2 });
+        assert_eq!(far.byte(0), if write { 3 } else { 1 });
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// Every range that does not lie inside, also where offset and length add up to something small.
+#[test]
+fn ranges_outside() {
+    let mut net = Net::new(2);
+    let far = net.expose(1, TOKEN, vec![1; 100], true, true);
+    let outside = [
+        (0, 101),
+        (1, 100),
+        (100, 1),
+        (101, 0),
+        (50, 51),
+        (u64::MAX, 1),
+        (u64::MAX, 0),
+        (u64::MAX - 49, 50),
+        (u64::MAX - 49, 51),
+        (1 << 63, 100),
+        (1 << 32, 1),
+    ];
+    for (offset, len) in outside {
+        for pull in [true, false] {
+            let near = Mem::new(vec![2; len]);
+            let op = net.transfer(0, 1, pull, (TOKEN, offset), &near);
+            net.settle();
+            let said = Status::OutOfRange { offset, len: len as u64, size: 100 };
+            assert_eq!(refused(&net, op), said);
+            assert_eq!(near.bytes(), vec![2; len]);
+        }
+    }
+    for (offset, len) in [(0, 100), (100, 0), (0, 0), (99, 1)] {
+        let op = net.pull(0, 1, TOKEN, offset, &Mem::new(vec![2; len]));
+        net.settle();
+        assert!(matches!(net.hosts[0].outcome(op), Some(Outcome::Moved(moved)) if *moved == len));
+    }
+    assert_eq!(far.bytes(), [1; 100]);
+    net.revoke(1, TOKEN);
+    net.end();
+}
+
+/// The engine that exposed the memory has been replaced by another at its address, which may even expose the same token.
+#[test]
+fn a_bulk_of_an_engine_that_was_restarted() {
+    let mut net = Net::new(2);
+    net.hosts[1].echo = true;
+    let op = net.call(0, 1, call("x"));
+    net.settle();
+    assert_eq!(net.hosts[0].body(op).len(), 1);
+    let owner = net.hosts[1].incarnation;
+    net.restart(1, true);
+    let far = net.expose(1, TOKEN, vec![1; 100], true, true);
+    let peer = net.peer(0, 1);
+    for pull in [true, false] {
+        let near = Mem::new(vec![2; 100]);
+        let op = net.transfer_to(0, pull, Remote { peer, owner, token: TOKEN, offset: 0 }, &near, Duration::from_secs(9));
+        net.settle();
+        assert_failed!(net.hosts[0], op, Failure::PeerRestarted);
+        assert_eq!(near.bytes(), [2; 100]);
+    }
+    assert_eq!(far.bytes(), [1; 100]);
+    net.revoke(1, TOKEN);
+    net.end();
+}
+
+/// A token that was taken back says so, as long as it is remembered; and what is remembered has a bound.
+#[test]
+fn stale_tokens() {
+    let mut net = Net::new(2);
+    for token in 0..5000 {
+        net.expose(1, token, vec![1; 10], true, true);
+        net.revoke(1, token);
+    }
+    for (token, remembered) in [(4999, true), (1000, true), (0, false)] {
+        let op = net.pull(0, 1, token, 0, &Mem::new(vec![2; 10]));
+        net.settle();
+        match refused(&net, op) {
+            Status::Revoked => assert!(remembered),
+            Status::AccessDenied(_) => assert!(!remembered),
+            other => panic!("{other:?}"),
+        }
+    }
+    net.end();
+}
+
+/// The owner's own accesses pass the same checks.
+#[test]
+fn the_owners_own_access() {
+    let mut net = Net::new(1);
+    net.expose(0, TOKEN, vec![1; 100], true, false);
+    let proto = &net.hosts[0].proto;
+    assert!(proto.access(TOKEN, 10, 90, false).is_ok());
+    assert_eq!(proto.access(TOKEN, 10, 91, false).err(), Some(Status::OutOfRange { offset: 10, len: 91, size: 100 }));
+    assert!(matches!(proto.access(TOKEN, 0, 1, true), Err(Status::AccessDenied(_))));
+    net.revoke(0, TOKEN);
+    assert_eq!(net.hosts[0].proto.access(TOKEN, 0, 1, false).err(), Some(Status::Revoked));
+    net.end();
+}

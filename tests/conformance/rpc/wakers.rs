@@ -1,0 +1,207 @@
+//! Wakers are user code that runs wherever the answer arrives.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{BulkMode, Engine, Pending, Procedure, Request, Responder};
+
+use crate::support::{BOUND, Net, Pair, eventually};
+
+/// A waker that does this.
+struct Act<F>(F);
+
+impl<F: Fn() + Send + Sync + 'static> Wake for Act<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+fn waker(act: impl Fn() + Send + Sync + 'static) -> Waker {
+    Waker::from(Arc::new(Act(act)))
+}
+
+/// Polls once, with a waker that does `act` when the answer comes.
+fn poll_with<F: Future + Unpin>(future: &mut F, act: impl Fn() + Send + Sync + 'static) {
+    let waker = waker(act);
+    assert!(Pin::new(future).poll(&mut Context::from_waker(&waker)).is_pending());
+}
+
+/// `later` answers when the test says so.
+fn define_later(server: &Engine) -> mpsc::Receiver<Responder<u32>> {
+    let (hold, held) = mpsc::channel();
+    server.define_deferred("later", move |reply: Responder<u32>, ()| hold.send(reply).unwrap()).unwrap();
+    server.define("fine", |_: &Request, n: u32| n).unwrap();
+    held
+}
+
+fn start(pair: &Pair) -> Pending<u32> {
+    pair.client.procedure::<(), u32>("later").on(&pair.to_server).start(&()).unwrap()
+}
+
+#[track_caller]
+fn assert_works(pair: &Pair) {
+    let fine: Procedure<u32, u32> = pair.client.procedure("fine");
+    let begin = Instant::now();
+    for n in 0..20 {
+        assert_eq!(fine.on(&pair.to_server).timeout(BOUND / 4).call(&n).unwrap(), n);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(3));
+}
+
+fn a_waker_that_panics_harms_nobody(net: &Net) {
+    let pair = net.pair();
+    let held = define_later(&pair.server);
+    let exposed = pair.server.expose(vec![1u8; 1 << 20], BulkMode::ReadWrite).unwrap();
+    for _ in 0..5 {
+        let mut pending = start(&pair);
+        poll_with(&mut pending, || panic!("in a waker"));
+        let reply = held.recv_timeout(BOUND).unwrap();
+        thread::sleep(Duration::from_millis(5));
+        reply.respond(&1).unwrap();
+        eventually("the answer is there", || pending.is_ready());
+        assert_eq!(pending.wait().unwrap(), 1);
+        assert_works(&pair);
+        // A transfer's, and one that is dropped while its call goes on.
+        let local = pair.client.expose(vec![0u8; 1 << 20], BulkMode::ReadWrite).unwrap();
+        let mut transfer = exposed.bulk().on(&pair.to_server).start_pull_into(local);
+        let panicking = waker(|| panic!("in a waker"));
+        let _ = Pin::new(&mut transfer).poll(&mut Context::from_waker(&panicking));
+        thread::sleep(Duration::from_millis(5));
+        let (result, local) = transfer.wait();
+        assert_eq!(result.unwrap(), 1 << 20);
+        assert!(local.reclaim().iter().all(|&b| b == 1));
+        let mut pending = start(&pair);
+        poll_with(&mut pending, || panic!("in a waker"));
+        drop(pending);
+        drop(held.recv_timeout(BOUND).unwrap());
+        assert_works(&pair);
+    }
+}
+
+fn a_waker_that_panics_harms_no_owner(net: &Net) {
+    // Whoever waits for the release of memory is woken from far away, too.
+    let pair = net.pair();
+    let _held = define_later(&pair.server);
+    let (keep, kept) = mpsc::channel();
+    pair.server.define("keep", move |_: &Request, bulk: calomel::Bulk| keep.send(bulk).unwrap()).unwrap();
+    let exposed = pair.client.expose(vec![1u8; 100_000], BulkMode::ReadWrite).unwrap();
+    pair.client.procedure::<calomel::Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
+    let mut released = exposed.released();
+    let panicking = waker(|| panic!("in a waker"));
+    assert_eq!(Pin::new(&mut released).poll(&mut Context::from_waker(&panicking)), Poll::Pending);
+    drop(kept.recv_timeout(BOUND).unwrap());
+    exposed.released().wait_timeout(BOUND).unwrap();
+    assert_works(&pair);
+    assert!(exposed.reclaim() == vec![1; 100_000]);
+}
+
+fn a_waker_may_start_calls_and_cancel_them(net: &Net) {
+    let pair = net.pair();
+    let held = define_later(&pair.server);
+    let (tell, told) = mpsc::channel();
+    let mut pending = start(&pair);
+    let (fine, to) = (pair.client.procedure::<u32, u32>("fine"), pair.to_server.clone());
+    poll_with(&mut pending, move || {
+        let (one, other) = (fine.on(&to).start(&1), fine.on(&to).start(&2));
+        drop(other);
+        fine.on(&to).notify(&3).unwrap();
+        tell.send(one).unwrap();
+    });
+    held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
+    assert_eq!(told.recv_timeout(BOUND).unwrap().unwrap().wait().unwrap(), 1);
+    assert_eq!(pending.wait().unwrap(), 5);
+    assert_works(&pair);
+}
+
+fn a_waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
+    let pair = net.pair();
+    let held = define_later(&pair.server);
+    let mut pending = start(&pair);
+    let client = pair.client.clone();
+    poll_with(&mut pending, move || {
+        let _ = client.finalize();
+    });
+    held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
+    let begin = Instant::now();
+    pair.client.wait_for_finalize();
+    assert!(begin.elapsed() < Duration::from_secs(7), "{:?}", begin.elapsed());
+    assert_eq!(pending.wait().unwrap(), 5);
+}
+
+fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
+    let pair = net.pair();
+    let held = define_later(&pair.server);
+    let client = Engine::client(net.scheme()).unwrap();
+    let to_server = client.lookup(pair.server.address()).unwrap();
+    let mut pending = client.procedure::<(), u32>("later").on(&to_server).start(&()).unwrap();
+    drop(to_server);
+    let last = std::sync::Mutex::new(Some(client));
+    poll_with(&mut pending, move || drop(last.lock().unwrap().take()));
+    held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
+    assert_eq!(pending.wait().unwrap(), 5);
+    assert_works(&pair);
+}
+
+fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
+    // One thread waits for calls of two engines: it can't sit in the one and miss the other.
+    let pair = net.pair();
+    let held = define_later(&pair.server);
+    let other = Pair::of(pair.server.clone(), net.client());
+    for order in [[0, 1], [1, 0]] {
+        let mut pendings = vec![start(&pair), start(&other)];
+        let mut replies = vec![Some(held.recv_timeout(BOUND).unwrap()), Some(held.recv_timeout(BOUND).unwrap())];
+        let (first, second) = (replies[order[0]].take().unwrap(), replies[order[1]].take().unwrap());
+        let late = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            first.respond(&1).unwrap();
+        });
+        let begin = Instant::now();
+        let (_, answer) = Pending::wait_any(&mut pendings);
+        assert_eq!(answer.unwrap(), 1);
+        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+        second.respond(&2).unwrap();
+        assert_eq!(Pending::wait_any(&mut pendings).1.unwrap(), 2);
+        late.join().unwrap();
+    }
+}
+
+fn a_gateway_calls_through_another_engine(net: &Net) {
+    // Handlers of one engine start calls of a second one, while the first is busy with a burst of others.
+    let (back, front) = (net.server(), net.server());
+    back.define("plus", |_: &Request, n: u32| n + 1).unwrap();
+    let middle = net.client();
+    let to_back = middle.lookup(back.address()).unwrap();
+    let plus = middle.procedure::<u32, u32>("plus");
+    front
+        .define_async("gateway", move |_: Request, n: u32| {
+            let pending = plus.on(&to_back).start(&n);
+            async move { pending.unwrap().await.unwrap() }
+        })
+        .unwrap();
+    front.define("quick", |_: &Request, n: u32| n).unwrap();
+    let client = net.client();
+    let to_front = client.lookup(front.address()).unwrap();
+    let (gateway, quick) = (client.procedure::<u32, u32>("gateway"), client.procedure::<u32, u32>("quick"));
+    for round in 0..400 {
+        let begin = Instant::now();
+        let passed = gateway.on(&to_front).timeout(Duration::from_secs(10)).start(&round).unwrap();
+        let burst: Vec<_> = (0..8).map(|n| quick.on(&to_front).start(&n).unwrap()).collect();
+        assert_eq!(passed.wait().unwrap(), round + 1);
+        Pending::wait_all(burst).into_iter().for_each(|answer| assert!(answer.unwrap() < 8));
+        assert!(begin.elapsed() < Duration::from_secs(3), "round {round}: {:?}", begin.elapsed());
+    }
+}
+
+suite![
+    a_waker_that_panics_harms_nobody,
+    a_waker_that_panics_harms_no_owner,
+    a_waker_may_start_calls_and_cancel_them,
+    a_waker_that_finalizes_does_not_wait_for_itself,
+    a_waker_that_drops_the_last_of_an_engine,
+    an_answer_wakes_a_thread_that_waits_for_another_engines,
+    a_gateway_calls_through_another_engine,
+];
