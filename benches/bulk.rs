@@ -78,10 +78,11 @@ fn tcp(plan: Plan, report: &mut Report) -> Outcome {
     let mut raw = raw::Connection::open(server.raw)?;
     let engine = Engine::client("tcp")?;
     against(plan, report, &engine, &server.address, "tcp", |direction, buffer, warm_up, count, samples| {
-        Ok(match direction {
+        match direction {
             Direction::Pull => raw.stream_in(buffer, warm_up, count, samples)?,
             Direction::Push => raw.stream_out(buffer, warm_up, count, samples)?,
-        })
+        }
+        Ok(())
     })
 }
 

@@ -208,7 +208,8 @@ impl Bulk {
             // Its own bulks an engine reaches without an address.
             None if self.origin.incarnation == shared.incarnation => shared.core.exec(|proto| proto.lookup(&engine.address())),
             None => {
-                let dialable = |address: &&Address| shared.core.transport(address.scheme()).is_ok();
+                let somewhere = |address: &Address| !address.socket().is_some_and(|socket| socket.ip().is_unspecified());
+                let dialable = |address: &&Address| somewhere(address) && shared.core.transport(address.scheme()).is_ok();
                 let address = self.origin.addresses.iter().find(dialable).ok_or_else(|| Error::Unreachable {
                     peer: self.origin.addresses.first().cloned().unwrap_or_else(Address::nowhere),
                     reason: "the owner of the bulk is not connected, and does not listen where this engine could dial".to_owned(),
@@ -256,10 +257,33 @@ struct Wire {
     mode: BulkMode,
     segments: u32,
     incarnation: u64,
+    #[serde(deserialize_with = "few")]
     addresses: Vec<String>,
     /// Which of its message's leases is this bulk's.
     lease: Option<u32>,
     content: Option<Bytes>,
+}
+
+/// A list that a peer can't make long.
+fn few<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
+    struct Few;
+    impl<'de> Visitor<'de> for Few {
+        type Value = Vec<String>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {MAX_ADDRESSES} addresses")
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Vec<String>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(text) = seq.next_element()? {
+                if list.len() == MAX_ADDRESSES {
+                    return Err(serde::de::Error::custom("too many addresses"));
+                }
+                list.push(text);
+            }
+            Ok(list)
+        }
+    }
+    deserializer.deserialize_seq(Few)
 }
 
 /// Bytes that serde passes on as one piece.
@@ -323,7 +347,10 @@ const MAX_ADDRESSES: usize = 16;
 impl<'de> Deserialize<'de> for Bulk {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bulk, D::Error> {
         let wire = Wire::deserialize(deserializer)?;
-        let addresses = wire.addresses.iter().take(MAX_ADDRESSES).filter_map(|text| text.parse().ok()).collect();
+        // Its owner may listen on every interface, and knows itself as 0.0.0.0: here it is known by the one it is seen at.
+        let remote = Decoding::remote(wire.incarnation);
+        let seen = |address: Address| remote.as_ref().map_or_else(|| address.clone(), |remote| address.seen_from(remote));
+        let addresses = wire.addresses.iter().filter_map(|text| text.parse().ok()).map(seen).collect();
         let token = u128::from_le_bytes(wire.token);
         let hold = match wire.lease.and_then(Decoding::take_lease) {
             Some(lease) => Hold::Received(lease),

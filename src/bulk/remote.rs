@@ -125,10 +125,15 @@ impl RemoteBulk {
             core.exec(|proto| proto.abandon_transfer(id, Failure::Timeout));
             completion.wait(core, None);
         }
-        match completion.take() {
-            Some(Outcome::Moved(result)) => result.map_err(|failure| self.error(pull, len, failure)),
-            _ => Err(self.error(pull, len, Failure::Cancelled)),
-        }
+        let result = match completion.take() {
+            Some(Outcome::Moved(result)) => result,
+            _ => Err(Failure::Cancelled),
+        };
+        result.map_err(|failure| {
+            // What was landing at this moment is still the transfer's.
+            local.region.fence();
+            self.error(pull, len, failure)
+        })
     }
 
     /// Begins a transfer between the bulk and a local slice; with its length, the smaller of the two.

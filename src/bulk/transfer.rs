@@ -63,6 +63,7 @@ pub struct Transfer<B: Buffer, L = Exposed<B>> {
     len: usize,
     /// `None` once it has been given back.
     local: Option<L>,
+    memory: Slice,
     state: State,
     _buffer: PhantomData<fn() -> B>,
 }
@@ -78,12 +79,13 @@ impl<B: Buffer, L> Unpin for Transfer<B, L> {}
 impl<B: Buffer, L: Local> Transfer<B, L> {
     pub(super) fn start(remote: &RemoteBulk, pull: bool, local: L) -> Transfer<B, L> {
         let completion = Completion::new();
-        let (begun, len) = remote.begin(pull, &local.memory(), &completion, true);
+        let memory = local.memory();
+        let (begun, len) = remote.begin(pull, &memory, &completion, true);
         let state = match begun {
             Begun::Done(result) => State::Done(Some(result)),
             Begun::InProgress(id) => State::InProgress(completion, id),
         };
-        Transfer { remote: remote.clone(), pull, len, local: Some(local), state, _buffer: PhantomData }
+        Transfer { remote: remote.clone(), pull, len, local: Some(local), memory, state, _buffer: PhantomData }
     }
 }
 
@@ -121,6 +123,10 @@ impl<B: Buffer, L> Transfer<B, L> {
             },
         };
         let result = result.unwrap_or_else(|| Err(self.remote.error(self.pull, self.len, Failure::Cancelled)));
+        if result.is_err() {
+            // What was landing at this moment is still the transfer's.
+            self.memory.region.fence();
+        }
         let Some(local) = self.local.take() else { panic!("a transfer was polled after it was over") };
         (result, local)
     }
@@ -146,6 +152,7 @@ impl<B: Buffer, L> Drop for Transfer<B, L> {
     fn drop(&mut self) {
         if !self.is_ready() {
             self.cancel();
+            self.memory.region.fence();
         }
     }
 }

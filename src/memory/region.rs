@@ -1,6 +1,7 @@
 //! Raw segments behind a gate.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
@@ -87,6 +88,11 @@ impl Region {
         *self.gate.write() = false;
     }
 
+    /// Waits for the accesses in progress.
+    pub(crate) fn fence(&self) {
+        drop(self.gate.write());
+    }
+
     /// The raw pieces that make up `len` bytes from `offset`, at most `max` of them.
     fn pieces(&self, offset: usize, len: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
         debug_assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
@@ -115,6 +121,8 @@ pub struct Slice {
     pub(crate) region: Arc<Region>,
     pub(crate) offset: usize,
     pub(crate) len: usize,
+    /// Set when the operation that this slice was made for is over: then it grants no access any more.
+    over: Option<Arc<AtomicBool>>,
 }
 
 /// Permission to read a region's memory, now. Keep it for one copy or one non-blocking system call.
@@ -131,7 +139,7 @@ pub(crate) struct WriteAccess<'a> {
 
 impl Slice {
     pub(crate) fn whole(region: &Arc<Region>) -> Slice {
-        Slice { region: region.clone(), offset: 0, len: region.len }
+        Slice { region: region.clone(), offset: 0, len: region.len, over: None }
     }
 
     /// The part of `len` bytes at `offset` of this slice; `None` when it does not lie inside.
@@ -139,7 +147,7 @@ impl Slice {
         if offset.checked_add(len)? > self.len {
             return None;
         }
-        Some(Slice { region: self.region.clone(), offset: self.offset + offset, len })
+        Some(Slice { region: self.region.clone(), offset: self.offset + offset, len, over: self.over.clone() })
     }
 
     /// `None` when the gate is closed.
@@ -151,7 +159,20 @@ impl Slice {
     /// `None` when the gate is closed.
     pub(crate) fn write_access(&self) -> Option<WriteAccess<'_>> {
         let gate = self.region.gate.write();
-        gate.then_some(WriteAccess { slice: self, _gate: gate })
+        let over = self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire));
+        (*gate && !over).then_some(WriteAccess { slice: self, _gate: gate })
+    }
+
+    /// The same memory, for one operation: until [`Slice::end`].
+    pub(crate) fn for_one_operation(&self) -> Slice {
+        Slice { over: Some(Arc::default()), ..self.clone() }
+    }
+
+    /// The operation is over: it gets no write access any more. One in progress is ended by [`Region::fence`].
+    pub(crate) fn end(&self) {
+        if let Some(over) = &self.over {
+            over.store(true, Ordering::Release);
+        }
     }
 
     /// Copies the whole slice out, in one access; false when the gate is closed.
@@ -227,7 +248,7 @@ pub(crate) fn copy(source: &Slice, target: &Slice) -> Copied {
     let mut done = 0;
     while done < len {
         let step = COPY_CHUNK.min(len - done);
-        let part = |s: &Slice| Slice { region: s.region.clone(), offset: s.offset + done, len: step };
+        let part = |s: &Slice| Slice { region: s.region.clone(), offset: s.offset + done, len: step, over: s.over.clone() };
         match copy_chunk(&part(source), &part(target)) {
             Copied::All => done += step,
             closed => return closed,

@@ -29,6 +29,14 @@ impl Memory for Slice {
     fn part(&self, offset: usize, len: usize) -> Option<Slice> {
         Slice::part(self, offset, len)
     }
+
+    fn for_one_operation(&self) -> Slice {
+        Slice::for_one_operation(self)
+    }
+
+    fn end(&self) {
+        Slice::end(self);
+    }
 }
 
 /// Keeps something as long as a peer holds a bulk.

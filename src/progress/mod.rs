@@ -261,6 +261,12 @@ impl Core {
                     }
                 }
             }
+            Output::AskAcknowledged { link } => {
+                let found = self.links.read().get(&link).map(|found| found.acknowledged());
+                if let Some(bytes) = found {
+                    self.follow_up(next, |proto| proto.handle_acknowledged(link, bytes, Instant::now()));
+                }
+            }
             Output::Connect { link, address } => self.connect(link, &address, next),
             Output::Close { link } => {
                 let found = self.links.write().remove(&link);

@@ -44,6 +44,8 @@ pub(super) struct Request<E: Env> {
     provider: u16,
     name: Arc<str>,
     deadline: Option<Instant>,
+    /// Nobody takes the answer; what it takes to handle it is still there.
+    cancelled: bool,
     pub body: Option<Arriving<E::Memory>>,
 }
 
@@ -134,6 +136,9 @@ pub(crate) struct Reply<'a, E: Env> {
 const ONE_WAY_WINDOW: u32 = 4096;
 /// After so many that were handled, the caller is told: often enough that a busy one never waits for nothing.
 const ONE_WAY_REPORT: u32 = 512;
+
+/// A link may announce bodies of four times the largest message at a time, but not of less than four times this.
+const MIN_ANNOUNCED: usize = 16 << 20;
 
 /// A bulk takes more than 16 bytes of the message that it is in, so a message can't have more leases than that allows.
 fn check_leases(leases: Leases, size: u64) -> Result<(), Failure> {
@@ -414,6 +419,8 @@ impl<E: Env> Proto<E> {
             Some(Status::Finalizing)
         } else if link.requests.len() >= self.config.max_requests {
             Some(Status::Busy(format!("{} requests of this peer are in progress", link.requests.len())))
+        } else if link.announced.saturating_add(size) > self.config.max_message.max(MIN_ANNOUNCED) as u64 * 4 {
+            Some(Status::Busy(format!("{} bytes of other calls are still arriving", link.announced)))
         } else if size > self.config.max_message as u64 {
             Some(Status::TooLarge { size, limit: self.config.max_message as u64 })
         } else {
@@ -434,13 +441,14 @@ impl<E: Env> Proto<E> {
             return Err(broken(format!("call {call} was made twice")));
         }
         let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
-        let request = Request { link: id, call, one_way, want_shape, provider, name, deadline, body: None };
+        let request = Request { link: id, call, one_way, want_shape, provider, name, deadline, cancelled: false, body: None };
         let request = self.requests.insert(request);
         link.requests.insert(call, request);
         if body.len() as u64 == size {
             self.deliver(request, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
         } else if body.is_empty() {
             let memory = E::Memory::allocate(size as usize);
+            self.links[id].announced += size;
             self.requests[request].body = Some(Arriving { memory, arrived: 0, shape: shape.0.to_vec(), leases });
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
@@ -454,8 +462,17 @@ impl<E: Env> Proto<E> {
         let Some(arriving) = &mut self.requests[key].body else { return };
         arriving.arrived += len;
         if arriving.arrived == arriving.memory.len() {
+            self.announced_over(key);
             let Some(Arriving { memory, shape, leases, .. }) = self.requests[key].body.take() else { return };
             self.deliver(key, Body::Large(memory), shape, leases);
+        }
+    }
+
+    /// What a request has announced has arrived, or will not.
+    fn announced_over(&mut self, key: RequestId) {
+        let request = &self.requests[key];
+        if let (Some(link), Some(body)) = (self.links.get_mut(request.link), &request.body) {
+            link.announced -= body.memory.len() as u64;
         }
     }
 
@@ -481,25 +498,32 @@ impl<E: Env> Proto<E> {
         let link = &mut self.links[id];
         // The answer may be on its way out already.
         link.drop_streams(|s| s.kind == Stream::Response && s.id == number);
-        if let Some(request) = link.requests.remove(&number) {
-            let Some(removed) = self.requests.remove(request) else { return };
-            if removed.one_way {
-                self.one_way_over(id);
+        if let Some(&key) = link.requests.get(&number) {
+            let Some(request) = self.requests.get_mut(key) else { return };
+            if request.body.is_none() {
+                // It still counts against the limit, until its handler is done with it.
+                request.cancelled = true;
+                self.outputs.push_back(Output::Cancelled { request: key });
+                return;
             }
-            if removed.body.is_none() {
-                self.outputs.push_back(Output::Cancelled { request });
+            let one_way = request.one_way;
+            self.announced_over(key);
+            self.requests.remove(key);
+            self.links[id].requests.remove(&number);
+            if one_way {
+                self.one_way_over(id);
             }
         }
     }
 
     /// How many requests are in progress, those that are still arriving included.
     pub(crate) fn requests(&self) -> usize {
-        self.requests.len()
+        self.requests.values().filter(|request| !request.cancelled).count()
     }
 
     /// False when the caller takes no answer any more.
     pub(crate) fn is_wanted(&self, request: RequestId) -> bool {
-        self.requests.contains_key(request)
+        self.requests.get(request).is_some_and(|request| !request.cancelled)
     }
 
     /// Answers a request. An error says why the caller does not get what was given.
@@ -507,12 +531,19 @@ impl<E: Env> Proto<E> {
         let mut reply = reply;
         let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
         let known = self.requests.remove(request).filter(|request| self.links.contains_key(request.link));
-        let Some(Request { link: id, call, one_way, .. }) = known else {
+        let Some(Request { link: id, call, one_way, cancelled, .. }) = known else {
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
             return Err(Failure::Cancelled);
         };
         let link = &mut self.links[id];
         link.requests.remove(&call);
+        if cancelled {
+            self.outputs.extend(leases.into_iter().map(Output::Unleased));
+            if one_way {
+                self.one_way_over(id);
+            }
+            return Err(Failure::Cancelled);
+        }
         if one_way {
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
             self.one_way_over(id);

@@ -73,6 +73,8 @@ pub(super) struct Link<E: Env> {
     landing: Option<Landing>,
     pub bound: HashMap<u32, Bound>,
     pub names: HashMap<u32, Arc<str>>,
+    /// Length of the large requests that are still arriving.
+    pub announced: u64,
     /// Requests of the peer by its own number.
     pub requests: HashMap<u64, RequestId>,
     pub pushes: HashMap<u64, IncomingPush<E>>,
@@ -87,6 +89,8 @@ pub(super) struct Link<E: Env> {
     /// Calls and transfers of this side that wait for the peer.
     pub pending: usize,
     pub last_heard: Instant,
+    /// How much the peer's system had acknowledged when it was last asked.
+    pub acknowledged: u64,
     pub heartbeat_armed: bool,
 }
 
@@ -143,6 +147,7 @@ impl<E: Env> Link<E> {
             landing: None,
             bound: HashMap::new(),
             names: HashMap::new(),
+            announced: 0,
             requests: HashMap::new(),
             pushes: HashMap::new(),
             leases: HashMap::new(),
@@ -152,6 +157,7 @@ impl<E: Env> Link<E> {
             one_way_handled: 0,
             pending: 0,
             last_heard: now,
+            acknowledged: 0,
             heartbeat_armed: false,
         }
     }
@@ -266,6 +272,15 @@ impl<E: Env> Proto<E> {
     /// Bytes of a payload arrived, though not all: the peer lives.
     pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
         if let Some(link) = self.links.get_mut(id) {
+            link.last_heard = now;
+        }
+    }
+
+    /// What the peer's system has acknowledged so far, as [`Output::AskAcknowledged`] asked. If that has become more, the
+    /// peer lives, though what it says waits behind what it is sent.
+    pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
+        if let Some(link) = self.links.get_mut(id).filter(|link| bytes > link.acknowledged) {
+            link.acknowledged = bytes;
             link.last_heard = now;
         }
     }

@@ -72,6 +72,10 @@ pub(crate) trait Memory: Clone {
     fn len(&self) -> usize;
     /// `None` when the part does not lie inside.
     fn part(&self, offset: usize, len: usize) -> Option<Self>;
+    /// The same memory, for one operation: until `end`.
+    fn for_one_operation(&self) -> Self;
+    /// The operation is over: its memory, and every part of it, must not be written any more.
+    fn end(&self);
 }
 
 pub(crate) trait Lease {
@@ -139,6 +143,8 @@ pub(crate) enum Output<E: Env> {
         bytes: Vec<u8>,
         payload: Option<E::Memory>,
     },
+    /// Find out how much of what was sent the peer's system has, and report `handle_acknowledged`.
+    AskAcknowledged { link: LinkId },
     /// Drop the link, without reporting back.
     Close {
         link: LinkId,
@@ -263,6 +269,7 @@ impl<E: Env> Proto<E> {
             self.outputs.push_back(Output::CallDone { waiter: call.waiter, result: Err(Failure::Finalized) });
         }
         for (_, transfer) in self.transfers.drain() {
+            transfer.memory.end();
             self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Failure::Finalized) });
         }
         let ids: Vec<LinkId> = self.links.keys().collect();

@@ -54,6 +54,12 @@ impl<E: Env> Proto<E> {
         self.links.contains_key(link)
     }
 
+    /// Where a link leads, if the engine of this incarnation is at its other end.
+    pub(crate) fn remote_of(&self, link: LinkId, incarnation: u64) -> Option<Address> {
+        let link = self.links.get(link).filter(|link| link.incarnation == incarnation)?;
+        Some(link.remote.clone())
+    }
+
     pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
         let link = self.peers.get(peer).and_then(|peer| self.links.get(peer.link?));
         link.is_some_and(Link::is_open)

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::wire::Message;
-use super::{CallId, Env, Failure, LinkId, Proto, TransferId};
+use super::{CallId, Env, Failure, LinkId, Output, Proto, TransferId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
@@ -67,6 +67,7 @@ impl<E: Env> Proto<E> {
             self.close(id, Failure::Disconnected { reason });
             return;
         }
+        self.outputs.push_back(Output::AskAcknowledged { link: id });
         if silent >= interval {
             link.say(&Message::Ping, &[]);
             self.mark_ready(id);

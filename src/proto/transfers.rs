@@ -54,6 +54,7 @@ impl<E: Env> Proto<E> {
         now: Instant,
     ) -> Result<TransferId, Failure> {
         let link = self.link_to(remote.peer, now)?;
+        let memory = if pull { memory.for_one_operation() } else { memory };
         let len = memory.len() as u64;
         let id = self.transfers.insert(Transfer { waiter, link, pull, memory: memory.clone(), moved: 0, timer: deadline });
         if let Some(at) = deadline {
@@ -88,6 +89,8 @@ impl<E: Env> Proto<E> {
     /// The one place where a transfer ends.
     pub(super) fn end_transfer(&mut self, id: TransferId, result: Result<usize, Failure>) {
         let Some(transfer) = self.transfers.remove(id) else { return };
+        // Half a chunk may have landed; the rest must not.
+        transfer.memory.end();
         if let Some(at) = transfer.timer {
             self.timers.remove(&(at, Timer::Transfer(id)));
         }

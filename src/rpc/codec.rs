@@ -100,6 +100,14 @@ impl Decoding {
         })
     }
 
+    /// Where the peer is whose message is decoded, if it is the engine of this incarnation.
+    pub(crate) fn remote(incarnation: u64) -> Option<crate::Address> {
+        DECODING.with_borrow(|decoding| {
+            let decoding = decoding.as_ref()?;
+            decoding.shared.upgrade()?.core.look(|proto| proto.remote_of(decoding.link, incarnation))
+        })
+    }
+
     /// The engine that decodes, if it does so for a peer's message.
     pub(crate) fn engine() -> Option<Arc<Shared>> {
         DECODING.with_borrow(|decoding| decoding.as_ref()?.shared.upgrade())

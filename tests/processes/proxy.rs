@@ -186,7 +186,7 @@ fn a_pull_that_timed_out_writes_no_more() {
         let remote = remote.clone().timeout(Duration::from_millis(105));
         let result = match way {
             0 => remote.pull_into(&local),
-            1 => remote.pull_into(&local.slice(0, 400_000).unwrap()),
+            1 => remote.pull_into(local.slice(0, 400_000).unwrap()),
             _ => {
                 let (result, back) = remote.start_pull_into(local).wait();
                 local = back;

@@ -33,7 +33,7 @@ pub fn say(text: &str) {
 fn strike() {
     let signal = std::env::var(STRIKE).unwrap().parse().unwrap();
     // SAFETY: a signal to this process, which is meant to stop or die of it.
-    unsafe { libc::kill(libc::getpid(), signal) };
+    unsafe { libc::kill(std::process::id() as i32, signal) };
 }
 
 /// Strikes as soon as a byte of the memory is no longer zero: in the middle of the transfer that fills it.

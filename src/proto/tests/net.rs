@@ -222,6 +222,18 @@ impl Net {
         self.pump(host);
     }
 
+    pub fn echo_everywhere(&mut self) {
+        self.hosts.iter_mut().for_each(|host| host.echo = true);
+    }
+
+    /// Has everything answered that waits at a host, and settles.
+    pub fn settle_until_served(&mut self, host: usize) {
+        while !self.hosts[host].inbox.is_empty() {
+            self.serve(host);
+        }
+        self.settle();
+    }
+
     /// One step of a host's protocol, and what follows from it.
     pub fn with_host<R>(&mut self, host: usize, step: impl FnOnce(&mut Host) -> R) -> R {
         let result = step(&mut self.hosts[host]);

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -33,6 +33,8 @@ pub(super) struct TcpLink {
     more: AtomicBool,
     /// The end of the stream has been announced: nothing more will be, so it must be read up to there.
     ending: AtomicBool,
+    /// Bytes that the socket has taken, ever.
+    written: AtomicU64,
     sending: Mutex<Option<Sending>>,
     receiving: Mutex<Receiving>,
 }
@@ -80,6 +82,7 @@ impl TcpLink {
             closed: AtomicBool::new(false),
             more: AtomicBool::new(false),
             ending: AtomicBool::new(false),
+            written: AtomicU64::new(0),
             sending: Mutex::new(None),
             receiving: Mutex::default(),
         }
@@ -134,7 +137,10 @@ impl TcpLink {
                 tail: WHOLE,
             };
             match sys::send(self.fd, &outgoing, &mut sending.valid) {
-                Ok(n) => sending.written += n,
+                Ok(n) => {
+                    sending.written += n;
+                    self.written.fetch_add(n as u64, Ordering::Release);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -333,6 +339,12 @@ impl Link for TcpLink {
             }
             Err(error) => Sent::Failed(error),
         }
+    }
+
+    fn acknowledged(&self) -> u64 {
+        // Read first: what is written meanwhile may make the difference too small, never too large.
+        let written = self.written.load(Ordering::Acquire);
+        written.saturating_sub(sys::unacknowledged(self.fd))
     }
 
     fn close(&self) {

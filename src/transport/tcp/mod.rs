@@ -28,6 +28,8 @@ pub(crate) struct Tcp {
     /// Links that may have more to read, or had something a moment ago.
     hot: Mutex<Vec<Hot>>,
     scratch: Mutex<Vec<u8>>,
+    /// Listeners that could not accept somebody who waits.
+    refused: Mutex<Vec<usize>>,
     keep_alive: Duration,
 }
 
@@ -66,6 +68,7 @@ impl Tcp {
             shared: Arc::new(Shared { registry, first_token, entries: Mutex::default() }),
             hot: Mutex::default(),
             scratch: Mutex::new(vec![0; SCRATCH]),
+            refused: Mutex::default(),
             keep_alive: silence,
         }
     }
@@ -127,7 +130,8 @@ impl Tcp {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
                 Err(error) => {
-                    // Out of descriptors, most likely. Who dials is told by its own timeout; the next one brings us here again.
+                    // Out of descriptors, most likely: there may be some at the next poll.
+                    self.refused.lock().push(token);
                     tracing::warn!(target: "calomel::tcp", %error, "a connection can't be accepted");
                     return;
                 }
@@ -189,6 +193,8 @@ impl Transport for Tcp {
     fn poll(&self, sink: &mut dyn Sink) -> bool {
         let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
         let mut any = false;
+        let refused = std::mem::take(&mut *self.refused.lock());
+        refused.into_iter().for_each(|token| self.accept(token, sink));
         for link in links {
             any |= link.resume(sink);
             let received = self.receive(&link, sink);

@@ -105,3 +105,11 @@ pub(super) fn receive_plain(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     let n = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
+
+/// How many bytes the socket holds that the other side's system has not acknowledged; 0 where that is not known.
+pub(super) fn unacknowledged(fd: RawFd) -> u64 {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request writes one `int`, which outlives the call.
+    let failed = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
+    if failed != 0 { 0 } else { u64::try_from(bytes).unwrap_or(0) }
+}

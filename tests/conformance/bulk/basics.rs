@@ -127,7 +127,7 @@ fn bulks_tell_length_mode_and_segments(net: &Net) {
         assert_eq!((exposed.len(), exposed.mode(), exposed.is_empty()), (22, mode, false));
     }
     let empty = pair.server.expose(Vec::<u64>::new(), BulkMode::ReadWrite).unwrap();
-    assert!(empty.is_empty() && empty.bulk().is_empty() && empty.bulk().len() == 0);
+    assert!(empty.is_empty() && empty.bulk().is_empty() && empty.bulk().is_empty());
     let text = pair.server.expose_read_only(String::from("abc")).unwrap();
     assert_eq!((text.mode(), text.bulk().mode(), text.len()), (BulkMode::ReadOnly, BulkMode::ReadOnly, 3));
 }
@@ -180,7 +180,7 @@ fn an_engine_reaches_its_own_bulks(net: &Net) {
     assert!(copy == data);
     // Onto itself: as if through a copy.
     let first = target.bulk().slice(0, 60_000).unwrap().on(&myself);
-    assert_eq!(first.push_from(&target.slice(10_000, 60_000).unwrap()).unwrap(), 60_000);
+    assert_eq!(first.push_from(target.slice(10_000, 60_000).unwrap()).unwrap(), 60_000);
     let target = target.reclaim();
     assert!(target[..60_000] == data[10_000..] && target[60_000..] == data[60_000..]);
 }

@@ -100,7 +100,7 @@ fn read_only_memory_is_sliced_to_push_from(net: &Net) {
     let theirs = pair.server.expose(vec![0u8; 5], BulkMode::WriteOnly).unwrap();
     let text = pair.client.expose_read_only(String::from("hello world")).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
-    assert_eq!(remote.push_from(&text.slice(6, 5).unwrap()).unwrap(), 5);
+    assert_eq!(remote.push_from(text.slice(6, 5).unwrap()).unwrap(), 5);
     assert_eq!(theirs.reclaim(), b"world");
     assert_eq!(text.view(), "hello world");
 }

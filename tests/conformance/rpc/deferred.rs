@@ -51,7 +51,7 @@ fn a_failed_call_says_why(net: &Net) {
     let pair = net.pair();
     pair.server
         .define_deferred("fails", |reply: Responder<u8>, why: String| {
-            let _ = reply.fail(why);
+            reply.fail(why);
         })
         .unwrap();
     let fails = pair.client.procedure::<String, u8>("fails");
@@ -137,7 +137,7 @@ fn responders_of_a_finalized_engine_do_no_harm(net: &Net) {
     let mut responders: Vec<_> = (0..3).map(|_| held.recv_timeout(BOUND).unwrap()).collect();
     end(&pair.server);
     assert!(responders.pop().unwrap().respond(&1).is_err());
-    let _ = responders.pop().unwrap().fail("too late");
+    responders.pop().unwrap().fail("too late");
     drop(responders);
     for pending in pendings {
         let error = pending.wait().unwrap_err();

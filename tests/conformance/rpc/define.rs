@@ -128,11 +128,11 @@ fn a_missing_provider_and_a_missing_name_are_told_apart(net: &Net) {
     pair.server.provider(1).define("here", |_: &Request, ()| ()).unwrap();
     let here = pair.client.procedure::<(), ()>("here");
     assert_error!(
-        here.on(&pair.to_server.provider(9)).call(&()),
+        here.on(pair.to_server.provider(9)).call(&()),
         Error::NoSuchProvider { provider: 9, name, .. } if name == "here"
     );
     let gone = pair.client.procedure::<(), ()>("gone");
-    assert_error!(gone.on(&pair.to_server.provider(1)).call(&()), Error::NoSuchProcedure { name, .. } if name == "gone");
+    assert_error!(gone.on(pair.to_server.provider(1)).call(&()), Error::NoSuchProcedure { name, .. } if name == "gone");
     assert_error!(gone.on(&pair.to_server).call(&()), Error::NoSuchProcedure { .. });
 }
 
@@ -140,9 +140,9 @@ fn a_provider_whose_procedures_are_removed_is_gone(net: &Net) {
     let pair = net.pair();
     let registration = pair.server.provider(5).define("only", |_: &Request, ()| ()).unwrap();
     let only = pair.client.procedure::<(), ()>("only");
-    only.on(&pair.to_server.provider(5)).call(&()).unwrap();
+    only.on(pair.to_server.provider(5)).call(&()).unwrap();
     registration.remove();
-    let result = only.on(&pair.to_server.provider(5)).call(&());
+    let result = only.on(pair.to_server.provider(5)).call(&());
     assert_error!(result, Error::NoSuchProvider { .. } | Error::NoSuchProcedure { .. });
 }
 

@@ -1,9 +1,11 @@
 //! Values whose bytes are not what their type would write: the server refuses them, and lives on.
 
+use std::collections::HashMap;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use calomel::{Error, Request, Side};
-use serde::ser::{SerializeSeq, SerializeTuple};
+use serde::ser::SerializeTuple;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::assert_error;
@@ -21,53 +23,55 @@ impl Chain {
     }
 }
 
-/// Passes for a [`Chain`], of any length: written without recursion, as nobody honest could.
+/// A `T`, until it lies: then it writes bytes that no `T` has. The peers have agreed on the type by then.
 #[derive(Debug)]
-struct FalseChain(usize);
+enum Said<T> {
+    Truth(T),
+    Bytes(Vec<u8>),
+}
 
-impl Serialize for FalseChain {
+impl<T: Serialize> Serialize for Said<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut tuple = serializer.serialize_tuple(self.0 + 1)?;
-        (0..self.0).try_for_each(|_| tuple.serialize_element(&1u32))?;
-        tuple.serialize_element(&0u32)?;
-        tuple.end()
+        match self {
+            Said::Truth(value) => value.serialize(serializer),
+            Said::Bytes(bytes) => {
+                let mut tuple = serializer.serialize_tuple(bytes.len())?;
+                bytes.iter().try_for_each(|byte| tuple.serialize_element(byte))?;
+                tuple.end()
+            }
+        }
     }
 }
 
-impl<'de> Deserialize<'de> for FalseChain {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FalseChain, D::Error> {
-        Chain::deserialize(deserializer).map(|_| FalseChain(0))
-    }
-}
-
-/// Passes for a sequence of `T`, and claims any length, without elements behind it.
-#[derive(Debug)]
-struct FalseLength<T>(usize, std::marker::PhantomData<T>);
-
-impl<T> Serialize for FalseLength<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_seq(Some(self.0))?.end()
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for FalseLength<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Said<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::<T>::deserialize(deserializer).map(|_| FalseLength(0, std::marker::PhantomData))
+        T::deserialize(deserializer).map(Said::Truth)
     }
 }
 
+/// Calls `name` with a truth or two, and then with `bytes`; asserts that these are refused, and do no harm.
 #[track_caller]
-fn assert_refused<T>(pair: &Pair, result: calomel::Result<T>, begin: Instant) {
-    assert_error!(result, Error::Decode { side: Side::Arguments, .. });
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+fn assert_refused<T>(pair: &Pair, name: &str, truths: Vec<T>, bytes: Vec<u8>)
+where
+    T: Serialize + for<'de> Deserialize<'de> + 'static,
+{
+    let procedure = pair.client.procedure::<Said<T>, usize>(name);
+    for truth in truths {
+        procedure.on(&pair.to_server).call(&Said::Truth(truth)).unwrap();
+    }
+    let begin = Instant::now();
+    let error = procedure.on(&pair.to_server).call(&Said::Bytes(bytes)).unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert_error!(Err::<(), _>(error), Error::Decode { side: Side::Arguments, .. });
     let chain = pair.client.procedure::<Chain, usize>("chain");
     assert_eq!(chain.on(&pair.to_server).call(&Chain::of(2)).unwrap(), 2);
 }
 
-fn define_chain(pair: &Pair) {
+fn pair(net: &Net) -> Pair {
+    let pair = net.pair();
     pair.server
         .define("chain", |_: &Request, mut chain: Chain| {
-            let mut links = 0;
+            let mut links = 0usize;
             while let Chain::Link(next) = chain {
                 chain = *next;
                 links += 1;
@@ -75,79 +79,51 @@ fn define_chain(pair: &Pair) {
             links
         })
         .unwrap();
+    pair
 }
 
 fn values_without_end_overflow_no_stack(net: &Net) {
-    let pair = net.pair();
-    define_chain(&pair);
+    let pair = pair(net);
     for links in [0, 1, 20] {
         let chain = pair.client.procedure::<Chain, usize>("chain");
         assert_eq!(chain.on(&pair.to_server).call(&Chain::of(links)).unwrap(), links);
     }
-    let chain = pair.client.procedure::<FalseChain, usize>("chain");
-    assert_eq!(chain.on(&pair.to_server).call(&FalseChain(20)).unwrap(), 20);
-    for links in [100_000, 3_000_000] {
-        let begin = Instant::now();
-        assert_refused(&pair, chain.on(&pair.to_server).call(&FalseChain(links)), begin);
-    }
+    // An honest value, too deep for the stacks that handlers have; whoever makes it needs a larger one.
+    let deep = thread::Builder::new().stack_size(1 << 30);
+    let caller = pair.client.procedure::<Chain, usize>("chain");
+    let to = pair.to_server.clone();
+    let result = deep.spawn(move || caller.on(&to).call(&Chain::of(50_000)).map(|_| ())).unwrap().join().unwrap();
+    assert_error!(result, Error::Decode { side: Side::Arguments, .. });
+    let chain = pair.client.procedure::<Chain, usize>("chain");
+    assert_eq!(chain.on(&pair.to_server).call(&Chain::of(2)).unwrap(), 2);
 }
 
 fn sequences_that_claim_any_length_allocate_nothing(net: &Net) {
-    let pair = net.pair();
-    define_chain(&pair);
+    let pair = pair(net);
     pair.server.define("numbers", |_: &Request, numbers: Vec<u64>| numbers.len()).unwrap();
     pair.server.define("texts", |_: &Request, texts: Vec<String>| texts.len()).unwrap();
     pair.server.define("units", |_: &Request, units: Vec<()>| units.len()).unwrap();
-    for len in [1_000_000_000, u32::MAX as usize, usize::MAX / 2, usize::MAX] {
-        let begin = Instant::now();
-        let numbers = pair.client.procedure::<FalseLength<u64>, usize>("numbers");
-        assert_refused(&pair, numbers.on(&pair.to_server).call(&FalseLength(len, Default::default())), begin);
-        let texts = pair.client.procedure::<FalseLength<String>, usize>("texts");
-        assert_refused(&pair, texts.on(&pair.to_server).call(&FalseLength(len, Default::default())), begin);
-        let units = pair.client.procedure::<FalseLength<()>, usize>("units");
-        assert_refused(&pair, units.on(&pair.to_server).call(&FalseLength(len, Default::default())), begin);
+    pair.server.define("map", |_: &Request, map: HashMap<u8, ()>| map.len()).unwrap();
+    for len in [1_000_000_000, u64::from(u32::MAX), u64::MAX / 2, u64::MAX] {
+        let bytes = postcard::to_stdvec(&len).unwrap();
+        assert_refused(&pair, "numbers", vec![vec![1u64]], bytes.clone());
+        assert_refused(&pair, "texts", vec![vec!["text".to_owned()]], bytes.clone());
+        assert_refused(&pair, "units", vec![vec![()]], bytes.clone());
+        assert_refused(&pair, "map", vec![HashMap::from([(1u8, ())])], bytes);
     }
     let units = pair.client.procedure::<Vec<()>, usize>("units");
     assert_eq!(units.on(&pair.to_server).call(&vec![(); 1000]).unwrap(), 1000);
 }
 
-/// Writes one byte more than its type has.
-#[derive(Debug)]
-struct TooMuch(u32);
-
-impl Serialize for TooMuch {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (self.0, 7u8).serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for TooMuch {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TooMuch, D::Error> {
-        u32::deserialize(deserializer).map(TooMuch)
-    }
-}
-
 fn bytes_too_many_or_too_few_are_refused(net: &Net) {
-    #[derive(Debug)]
-    struct TooLittle;
-    impl Serialize for TooLittle {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.serialize_unit()
-        }
-    }
-    impl<'de> Deserialize<'de> for TooLittle {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TooLittle, D::Error> {
-            u32::deserialize(deserializer).map(|_| TooLittle)
-        }
-    }
-    let pair = net.pair();
-    define_chain(&pair);
-    pair.server.define("number", |_: &Request, n: u32| n).unwrap();
-    let begin = Instant::now();
-    let little = pair.client.procedure::<TooLittle, u32>("number");
-    assert_refused(&pair, little.on(&pair.to_server).call(&TooLittle), begin);
-    let much = pair.client.procedure::<TooMuch, u32>("number");
-    assert_refused(&pair, much.on(&pair.to_server).call(&TooMuch(1)), begin);
+    let pair = pair(net);
+    pair.server.define("number", |_: &Request, n: u32| n as usize).unwrap();
+    pair.server.define("text", |_: &Request, text: String| text.len()).unwrap();
+    assert_refused(&pair, "number", vec![1u32], vec![]);
+    assert_refused(&pair, "number", vec![1u32], vec![1, 7]);
+    assert_refused(&pair, "number", vec![1u32], vec![0xff; 4]);
+    assert_refused(&pair, "text", vec!["text".to_owned()], vec![5, b'a', b'b']);
+    assert_refused(&pair, "text", vec!["text".to_owned()], vec![2, 0xff, 0xfe]);
 }
 
 suite![

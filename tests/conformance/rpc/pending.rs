@@ -123,7 +123,7 @@ fn wait_any_spans_several_servers(net: &Net) {
     let mut pendings: Vec<_> = servers
         .iter()
         .zip(0..)
-        .map(|(server, i)| procedure(&client).on(&client.lookup(server.address()).unwrap()).start(&i).unwrap())
+        .map(|(server, i)| procedure(&client).on(client.lookup(server.address()).unwrap()).start(&i).unwrap())
         .collect();
     let mut left = vec![0, 1, 2, 3];
     for key in [2, 0, 3, 1] {

@@ -90,7 +90,7 @@ fn a_blocked_pool_blocks_no_other(net: &Net) {
     let pendings: Vec<_> = (0..10).map(|_| slow.on(&pair.to_server).start(&()).unwrap()).collect();
     for n in 0..50 {
         let fast = pair.client.procedure::<u32, u32>("fast");
-        assert_eq!(fast.on(&pair.to_server.provider(1)).call(&n).unwrap(), n);
+        assert_eq!(fast.on(pair.to_server.provider(1)).call(&n).unwrap(), n);
         let plain = pair.client.procedure::<u32, u32>("plain");
         assert_eq!(plain.on(&pair.to_server).call(&n).unwrap(), n);
     }
@@ -107,7 +107,7 @@ fn a_pool_runs_async_and_deferred_handlers_too(net: &Net) {
     provider.define_async("async", move |_: Request, ()| async move { id() }).unwrap();
     provider.define_deferred("deferred", move |reply: calomel::Responder<String>, ()| reply.respond(&id()).unwrap()).unwrap();
     let ids: HashSet<String> = ["plain", "async", "deferred"]
-        .map(|name| pair.client.procedure::<(), String>(name).on(&pair.to_server.provider(1)).call(&()).unwrap())
+        .map(|name| pair.client.procedure::<(), String>(name).on(pair.to_server.provider(1)).call(&()).unwrap())
         .into();
     assert_eq!(ids.len(), 1, "{ids:?}");
 }

@@ -32,7 +32,7 @@ fn a_request_tells_engine_procedure_provider_and_caller(net: &Net) {
         .unwrap();
     for (name, provider) in [("plain", 0), ("async", 9), ("deferred", 0)] {
         let procedure = caller.procedure::<(), Described>(name);
-        let (engine, procedure, id, from, cancelled) = procedure.on(&to_server.provider(provider)).call(&()).unwrap();
+        let (engine, procedure, id, from, cancelled) = procedure.on(to_server.provider(provider)).call(&()).unwrap();
         assert_eq!(engine, server.address().to_string());
         assert_eq!(procedure, name);
         assert_eq!(id, provider);

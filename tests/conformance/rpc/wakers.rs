@@ -153,7 +153,7 @@ fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
     let other = Pair::of(pair.server.clone(), net.client());
     for order in [[0, 1], [1, 0]] {
         let mut pendings = vec![start(&pair), start(&other)];
-        let mut replies = vec![Some(held.recv_timeout(BOUND).unwrap()), Some(held.recv_timeout(BOUND).unwrap())];
+        let mut replies = [Some(held.recv_timeout(BOUND).unwrap()), Some(held.recv_timeout(BOUND).unwrap())];
         let (first, second) = (replies[order[0]].take().unwrap(), replies[order[1]].take().unwrap());
         let late = thread::spawn(move || {
             thread::sleep(Duration::from_millis(100));

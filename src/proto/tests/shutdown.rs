@@ -1,0 +1,238 @@
+//! How engines end, and what their peers learn.
+
+use std::time::Duration;
+
+use super::env::{Mem, Ticket, pattern};
+use super::host::{assert_failed, served};
+use super::net::{Call, Net, call, config};
+use super::{Config, Failure, Host, Status};
+
+const MOMENT: Duration = Duration::from_millis(1);
+const TOKEN: u128 = 3;
+
+fn begin(net: &mut Net, host: usize) {
+    net.with_host(host, |host| host.proto.begin_shutdown());
+}
+
+fn finish(net: &mut Net, host: usize) {
+    net.with_host(host, |host| host.proto.finish_shutdown());
+}
+
+#[test]
+fn an_engine_that_drains_takes_nothing_new() {
+    let mut net = Net::new(2);
+    net.hosts[0].echo = true;
+    let old = net.call(0, 1, call("old"));
+    net.advance(MOMENT);
+    begin(&mut net, 1);
+    let mut what = call(pattern(1, 1 << 20));
+    what.leases = vec![Ticket { token: 1, number: 1 }];
+    let refused = [net.call(0, 1, call("new")), net.call(0, 1, what)];
+    let unheard = net.call(0, 1, Call { one_way: true, ..call("notice") });
+    net.advance(10 * MOMENT);
+    for op in refused {
+        assert_failed!(net.hosts[0], op, Failure::Refused(Status::Finalizing));
+    }
+    assert!(net.hosts[0].is_done(unheard));
+    assert_eq!(net.hosts[1].inbox.len(), 1);
+    // The handler that is in progress may call and transfer.
+    net.expose(0, TOKEN, vec![1; 1 << 20], true, true);
+    let nested = net.call(1, 0, call("nested"));
+    let pull = net.pull(1, 0, TOKEN, 0, &Mem::new(vec![0; 1 << 20]));
+    net.advance(10 * MOMENT);
+    assert_eq!(net.hosts[1].body(nested), served(b"nested"));
+    assert!(matches!(net.hosts[1].outcome(pull), Some(super::host::Outcome::Moved(_))));
+    net.serve(1);
+    net.advance(MOMENT);
+    assert_eq!(net.hosts[0].body(old), served(b"old"));
+    net.revoke(0, TOKEN);
+    finish(&mut net, 1);
+    net.settle();
+    assert!(net.hosts[1].proto.links_gone() && net.hosts[0].proto.links_gone());
+    net.end();
+}
+
+/// Everything of its own ends with `Finalized`, what peers wait for with the end of the connection; all of it at once.
+#[test]
+fn an_engine_ends_in_the_middle_of_everything() {
+    for steps in 0..40 {
+        for report_late in [true, false] {
+            let mut net = Net::new(2);
+            net.settings.piece = 100 << 10;
+            net.settings.report_late = report_late;
+            let mut ops = Vec::new();
+            for (owner, other) in [(0, 1), (1, 0)] {
+                net.expose(owner, TOKEN, vec![1; 1 << 20], true, true);
+                net.expose(owner, TOKEN + 1, vec![1; 1 << 20], true, true);
+                let leases = vec![Ticket { token: TOKEN, number: 1 }];
+                ops.push((other, net.call(other, owner, Call { leases, ..call("x") })));
+                ops.push((other, net.call(other, owner, call(pattern(1, 600 << 10)))));
+                ops.push((other, net.pull(other, owner, TOKEN, 0, &Mem::new(vec![0; 1 << 20]))));
+                ops.push((other, net.push(other, owner, TOKEN, 0, &Mem::new(vec![0; 1 << 20]))));
+            }
+            for _ in 0..steps {
+                if !net.step() {
+                    net.advance(net.settings.delay);
+                }
+            }
+            let done: Vec<_> = ops.iter().map(|(host, op)| net.hosts[*host].is_done(*op)).collect();
+            finish(&mut net, 1);
+            for ((host, op), done) in ops.iter().zip(&done) {
+                if *host == 1 && !done {
+                    assert_failed!(net.hosts[1], *op, Failure::Finalized);
+                }
+            }
+            net.advance(10 * MOMENT);
+            for ((host, op), done) in ops.iter().zip(&done) {
+                if *host == 0 && !done {
+                    // It may have found out by dialling again; a peer that is closing takes no calls.
+                    assert_failed!(net.hosts[0], *op, Failure::Disconnected { .. } | Failure::Unreachable { .. }
+                        | Failure::Refused(Status::Finalizing));
+                }
+            }
+            net.hosts.iter_mut().for_each(|host| host.inbox.clear());
+            net.revoke(0, TOKEN);
+            net.revoke(0, TOKEN + 1);
+            net.settle();
+            assert!(net.hosts[1].proto.links_gone());
+            net.end();
+        }
+    }
+}
+
+/// What was answered before the end arrives, however long it is.
+#[test]
+fn answers_that_were_given_arrive() {
+    let mut net = Net::new(2);
+    net.settings.piece = 64 << 10;
+    net.settings.pace = MOMENT;
+    let ops: Vec<_> = (0..3).map(|n| net.call(0, 1, call(pattern(n, 1 << 20)))).collect();
+    net.advance(200 * MOMENT);
+    (0..3).for_each(|_| net.serve(1));
+    finish(&mut net, 1);
+    net.settle();
+    for (n, op) in ops.iter().enumerate() {
+        assert!(net.hosts[0].body(*op) == served(&pattern(n as u64, 1 << 20)));
+    }
+    net.end();
+}
+
+#[test]
+fn a_goodbye_says_why() {
+    let mut net = Net::new(2);
+    let op = net.call(0, 1, call("x"));
+    net.advance(MOMENT);
+    net.hosts[1].inbox.clear();
+    finish(&mut net, 1);
+    net.advance(MOMENT);
+    assert_failed!(net.hosts[0], op, Failure::Disconnected { reason } if reason.contains("finalized"));
+    net.end();
+}
+
+/// Calls of an engine that has ended fail at once, and whoever dials it is let go.
+#[test]
+fn after_the_end() {
+    let mut net = Net::new(3);
+    net.hosts[0].echo = true;
+    net.call(1, 0, call("x"));
+    net.settle();
+    finish(&mut net, 1);
+    finish(&mut net, 1);
+    let op = net.call(1, 0, call("x"));
+    assert_failed!(net.hosts[1], op, Failure::Finalized);
+    let pull = net.pull(1, 0, TOKEN, 0, &Mem::new(vec![0; 10]));
+    assert_failed!(net.hosts[1], pull, Failure::Finalized);
+    let late = net.call(2, 1, call("anybody there?"));
+    net.advance(10 * MOMENT);
+    assert_failed!(
+        net.hosts[2],
+        late,
+        Failure::Disconnected { .. } | Failure::Unreachable { .. } | Failure::Refused(Status::Finalizing)
+    );
+    net.settle();
+    assert!(net.hosts[1].proto.links_gone());
+    net.end();
+}
+
+/// A peer that takes nothing any more can't keep an engine from ending.
+#[test]
+fn a_peer_that_does_not_read_is_abandoned() {
+    let mut net = Net::new(2);
+    net.call(0, 1, call("x"));
+    net.advance(MOMENT);
+    net.wires[0].frozen = true;
+    let op = net.call(1, 0, call(pattern(1, 1 << 20)));
+    net.serve(1);
+    finish(&mut net, 1);
+    assert_failed!(net.hosts[1], op, Failure::Finalized);
+    assert!(!net.hosts[1].proto.links_gone(), "there is an answer to be sent");
+    net.with_host(1, |host| host.proto.abandon_links());
+    assert!(net.hosts[1].proto.links_gone());
+    net.end();
+}
+
+/// Connections that are being made when the engine ends.
+#[test]
+fn the_end_comes_before_the_connection() {
+    for steps in 0..8 {
+        for who in [0, 1] {
+            let mut net = Net::pair();
+            let op = net.call(0, 1, call("x"));
+            for _ in 0..steps {
+                if !net.step() {
+                    net.advance(net.settings.delay);
+                }
+            }
+            finish(&mut net, who);
+            net.settle();
+            assert!(net.hosts[0].is_done(op));
+            assert!(net.hosts[who].proto.links_gone());
+            net.end();
+        }
+    }
+}
+
+fn ask(net: &mut Net, from: usize, to: usize) -> u64 {
+    let peer = net.peer(from, to);
+    let (now, until) = (net.now, net.now + 100 * MOMENT);
+    let op = 5_000_000;
+    net.with_host(from, |host: &mut Host| {
+        host.begun.push(op);
+        if let Err(failure) = host.proto.shut_down_peer(peer, until, op, now) {
+            host.answered(op, Err(failure));
+        }
+    });
+    op
+}
+
+#[test]
+fn a_peer_asks_for_the_end() {
+    for allowed in [true, false] {
+        let with = |remote_shutdown| (Config { remote_shutdown, ..config() }, true);
+        let mut net = Net::with(vec![with(!allowed), with(allowed)]);
+        let op = ask(&mut net, 0, 1);
+        net.settle();
+        if allowed {
+            assert_eq!(net.hosts[0].body(op), b"");
+        } else {
+            assert_failed!(net.hosts[0], op, Failure::Refused(Status::AccessDenied(_)));
+        }
+        assert_eq!(net.hosts[1].shutdowns, usize::from(allowed));
+        net.end();
+    }
+}
+
+#[test]
+fn the_end_of_a_peer_that_is_silent_or_absent() {
+    let mut net = Net::new(2);
+    net.black_hole = true;
+    let op = ask(&mut net, 0, 1);
+    net.settle();
+    assert_failed!(net.hosts[0], op, Failure::Timeout);
+    let mut net = Net::new(2);
+    net.hosts[1].listens = false;
+    let op = ask(&mut net, 0, 1);
+    net.settle();
+    assert_failed!(net.hosts[0], op, Failure::Unreachable { .. });
+    net.end();
+}
