@@ -21,6 +21,10 @@ const WINDOWS: [(usize, usize); 3] = [(1, 4_000), (8, 20_000), (64, 40_000)];
 /// The pause before a call of the parked kind; long enough for everything to be asleep.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// So long after the last call an engine has let its last timers run out: a connection on which something has just come is
+/// looked after once more, halfway to the 10 s after which a silent peer is given up.
+const FORGOTTEN: Duration = Duration::from_secs(6);
+
 fn main() -> Outcome {
     common::main(define, measure)
 }
@@ -32,17 +36,24 @@ fn define(engine: &Engine) -> calomel::Result<()> {
 
 fn measure(plan: Plan) -> Outcome {
     let mut report = Report::new("rpc", plan)?;
-    tcp(plan, &mut report)?;
-    in_process(plan, &mut report)?;
+
+    let server = Server::start()?;
+    let client = Engine::client("tcp")?;
+    tcp(plan, &mut report, &server, &Caller::new(&client, &server.address)?)?;
+
+    // Both engines in this process.
+    let neighbour = Engine::server(format!("loop://bench-rpc-{}", process::id()))?;
+    define(&neighbour)?;
+    let local = Engine::client("loop")?;
+    in_process(plan, &mut report, &Caller::new(&local, &neighbour.address().to_string())?)?;
+
+    idle_seconds(plan, &mut report, &[("idle client and loop engines", process::id()), ("idle tcp server", server.pid())])?;
     report.finish()?;
     Ok(())
 }
 
-fn tcp(plan: Plan, report: &mut Report) -> Outcome {
-    let server = Server::start()?;
+fn tcp(plan: Plan, report: &mut Report, server: &Server, caller: &Caller) -> Outcome {
     let mut raw = raw::Connection::open(server.raw)?;
-    let engine = Engine::client("tcp")?;
-    let caller = Caller::new(&engine, &server.address)?;
 
     let (warm_up, count) = (plan.count(500), plan.count(3000));
     let (ours, limit) = interleave(
@@ -76,17 +87,10 @@ fn tcp(plan: Plan, report: &mut Report) -> Outcome {
         |samples| Ok(raw.pipelined(MESSAGE, window, count, &mut Pace::new(count / 10, samples))?),
     )?;
     report.add(format!("tcp: {window} in flight, wait_any"), Unit::Rate, &ours, Some(&limit), Goal::None);
-
-    idle_seconds(plan, report, &[("tcp: idle client", process::id()), ("tcp: idle server", server.pid())])
+    Ok(())
 }
 
-/// Both engines in this process.
-fn in_process(plan: Plan, report: &mut Report) -> Outcome {
-    let server = Engine::server(format!("loop://bench-rpc-{}", process::id()))?;
-    define(&server)?;
-    let engine = Engine::client("loop")?;
-    let caller = Caller::new(&engine, &server.address().to_string())?;
-
+fn in_process(plan: Plan, report: &mut Report, caller: &Caller) -> Outcome {
     let (warm_up, count) = (plan.count(500), plan.count(3000));
     let ours = alone(plan, |samples| caller.round_trips(warm_up, count, samples))?;
     report.add("loop: empty RPC", Unit::Time, &ours, None, Goal::None);
@@ -101,8 +105,7 @@ fn in_process(plan: Plan, report: &mut Report) -> Outcome {
     let (window, count) = WINDOWS[2];
     let ours = alone(plan, |samples| caller.any_of(window, plan.count(count), samples))?;
     report.add(format!("loop: {window} in flight, wait_any"), Unit::Rate, &ours, None, Goal::None);
-
-    idle_seconds(plan, report, &[("loop: idle engines", process::id())])
+    Ok(())
 }
 
 /// Calls the server's empty procedure in several manners.
@@ -165,9 +168,9 @@ fn rate(window: usize, count: usize, samples: &mut Vec<f64>, mut step: impl FnMu
     Ok(())
 }
 
-/// Seconds in which nobody calls anything.
+/// Seconds in which nobody calls anything, with connections open.
 fn idle_seconds(plan: Plan, report: &mut Report, processes: &[(&str, u32)]) -> Outcome {
-    thread::sleep(Duration::from_millis(500));
+    thread::sleep(FORGOTTEN);
     let pids: Vec<u32> = processes.iter().map(|&(_, pid)| pid).collect();
     let seconds = (0..if plan.quick { 1 } else { 5 }).map(|_| cpu::second(&pids)).collect::<Result<Vec<_>, _>>()?;
     for (at, (name, _)) in processes.iter().enumerate() {

@@ -1,14 +1,13 @@
-//! Calls, from both ends.
+//! Calls that this engine makes.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slotmap::KeyData;
 
 use super::link::{OutStream, broken};
 use super::timers::Timer;
-use super::wire::{Bytes, MAX_NAME, MAX_NAMES, Message, Status, Stream};
-use super::{Body, CallId, Env, Failure, Leases, LinkId, Memory, Output, PeerId, PeerTag, Proto, RequestId, Stage, wire_id};
+use super::wire::{Bytes, Message, Stream};
+use super::{Body, CallId, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
 
 /// ```text
 ///   sent ──▶ answered with a small result / refused / timed out / cancelled / link lost ──▶ done
@@ -31,22 +30,8 @@ pub(super) struct Call<E: Env> {
 pub(super) struct Arriving<M> {
     pub memory: M,
     pub arrived: usize,
-    shape: Vec<u8>,
-    leases: Leases,
-}
-
-/// A call of a peer: from the arrival of its first byte to the answer.
-pub(super) struct Request<E: Env> {
-    link: LinkId,
-    call: u64,
-    one_way: bool,
-    want_shape: bool,
-    provider: u16,
-    name: Arc<str>,
-    deadline: Option<Instant>,
-    /// Nobody takes the answer; what it takes to handle it is still there.
-    cancelled: bool,
-    pub body: Option<Arriving<E::Memory>>,
+    pub shape: Vec<u8>,
+    pub leases: Leases,
 }
 
 /// The body of a message to be sent.
@@ -56,14 +41,14 @@ pub(crate) enum Content<'a, M> {
 }
 
 impl<M: Memory> Content<'_, M> {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match self {
             Content::Small(bytes) => bytes.len(),
             Content::Large(memory) => memory.len(),
         }
     }
 
-    fn inline(&self) -> &[u8] {
+    pub(super) fn inline(&self) -> &[u8] {
         match self {
             Content::Small(bytes) => bytes,
             Content::Large(_) => &[],
@@ -108,40 +93,10 @@ pub(crate) struct Answer<E: Env> {
     pub leases: Leases,
 }
 
-/// A call of a peer, ready for its handler.
-pub(crate) struct Incoming<E: Env> {
-    pub request: RequestId,
-    pub link: LinkId,
-    pub peer: Arc<PeerTag>,
-    pub provider: u16,
-    pub name: Arc<str>,
-    pub deadline: Option<Instant>,
-    pub one_way: bool,
-    /// The caller wants the shape of the result.
-    pub want_shape: bool,
-    pub body: Body<E::Memory>,
-    /// The shape of the arguments, where the caller sent it.
-    pub shape: Vec<u8>,
-    pub leases: Leases,
-}
-
-/// An answer to be sent.
-pub(crate) struct Reply<'a, E: Env> {
-    pub content: Content<'a, E::Memory>,
-    pub shape: &'a [u8],
-    pub leases: Vec<E::Lease>,
-}
-
 /// One-way calls of one link that may be on their way, or wait for their handlers: whoever makes more waits.
 const ONE_WAY_WINDOW: u32 = 4096;
-/// After so many that were handled, the caller is told: often enough that a busy one never waits for nothing.
-const ONE_WAY_REPORT: u32 = 512;
-
-/// A link may announce bodies of four times the largest message at a time, but not of less than four times this.
-const MIN_ANNOUNCED: usize = 16 << 20;
-
 /// A bulk takes more than 16 bytes of the message that it is in, so a message can't have more leases than that allows.
-fn check_leases(leases: Leases, size: u64) -> Result<(), Failure> {
+pub(super) fn check_leases(leases: Leases, size: u64) -> Result<(), Failure> {
     if u64::from(leases.count) > size / 16 {
         return Err(broken(format!("{} leases with a message of {size} bytes", leases.count)));
     }
@@ -149,7 +104,7 @@ fn check_leases(leases: Leases, size: u64) -> Result<(), Failure> {
 }
 
 /// Longest time that travels with a call; longer ones are none.
-const MAX_BUDGET: Duration = Duration::from_secs(1 << 32);
+pub(super) const MAX_BUDGET: Duration = Duration::from_secs(1 << 32);
 
 impl<E: Env> Proto<E> {
     pub(crate) fn call<'a>(&mut self, spec: CallSpec<'a, E>, now: Instant) -> Result<CallId, Rejected<'a, E>> {
@@ -248,17 +203,6 @@ impl<E: Env> Proto<E> {
         self.outputs.extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Failure::Cancelled) }));
     }
 
-    /// A one-way call of the peer is over. It is told of so many at a time.
-    fn one_way_over(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.one_way_handled += 1;
-        if link.one_way_handled >= ONE_WAY_REPORT {
-            let count = std::mem::take(&mut link.one_way_handled);
-            link.say(&Message::Handled { count }, &[]);
-            self.mark_ready(id);
-        }
-    }
-
     /// Asks a peer to finalize itself.
     pub(crate) fn shut_down_peer(
         &mut self,
@@ -276,18 +220,6 @@ impl<E: Env> Proto<E> {
         self.watch(id, now);
         self.mark_ready(id);
         Ok(call)
-    }
-
-    pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
-        if self.config.remote_shutdown {
-            let message = Message::Response { call, shape: Bytes(&[]), leases: Leases::default(), size: 0 };
-            self.links[id].say(&message, &[]);
-            self.outputs.push_back(Output::ShutdownAsked);
-        } else {
-            let status = Status::AccessDenied("remote shutdown is not enabled".into());
-            self.links[id].say(&Message::Refuse { call, status }, &[]);
-        }
-        self.mark_ready(id);
     }
 
     /// Gives a call up: at its deadline, or because nobody wants it any more. The peer is told.
@@ -396,188 +328,5 @@ impl<E: Env> Proto<E> {
         if let Some(bound) = self.links.get_mut(link).and_then(|link| link.bound.get_mut(&procedure)) {
             bound.result_checked = true;
         }
-    }
-
-    pub(super) fn handle_request(&mut self, id: LinkId, message: Message<'_>, body: &[u8], now: Instant) -> Result<(), Failure> {
-        let Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size } = message
-        else {
-            return Ok(());
-        };
-        let link = &mut self.links[id];
-        let name = match (name, link.names.get(&procedure)) {
-            (None, Some(name)) => name.clone(),
-            (Some(name), None) if name.len() <= MAX_NAME && link.names.len() < MAX_NAMES => {
-                let name: Arc<str> = name.into();
-                link.names.insert(procedure, name.clone());
-                name
-            }
-            (Some(name), Some(known)) if **known == *name => known.clone(),
-            _ => return Err(broken(format!("procedure {procedure} is not named, or badly"))),
-        };
-        check_leases(leases, size)?;
-        let refusal = if self.stage != Stage::Running {
-            Some(Status::Finalizing)
-        } else if link.requests.len() >= self.config.max_requests {
-            Some(Status::Busy(format!("{} requests of this peer are in progress", link.requests.len())))
-        } else if link.announced.saturating_add(size) > self.config.max_message.max(MIN_ANNOUNCED) as u64 * 4 {
-            Some(Status::Busy(format!("{} bytes of other calls are still arriving", link.announced)))
-        } else if size > self.config.max_message as u64 {
-            Some(Status::TooLarge { size, limit: self.config.max_message as u64 })
-        } else {
-            None
-        };
-        if let Some(status) = refusal {
-            tracing::debug!(target: "calomel::proto", %name, ?status, "request refused");
-            if one_way {
-                self.one_way_over(id);
-            } else {
-                link.say(&Message::Refuse { call, status }, &[]);
-            }
-            self.release(id, leases);
-            self.mark_ready(id);
-            return Ok(());
-        }
-        if link.requests.contains_key(&call) {
-            return Err(broken(format!("call {call} was made twice")));
-        }
-        let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
-        let request = Request { link: id, call, one_way, want_shape, provider, name, deadline, cancelled: false, body: None };
-        let request = self.requests.insert(request);
-        link.requests.insert(call, request);
-        if body.len() as u64 == size {
-            self.deliver(request, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
-        } else if body.is_empty() {
-            let memory = E::Memory::allocate(size as usize);
-            self.links[id].announced += size;
-            self.requests[request].body = Some(Arriving { memory, arrived: 0, shape: shape.0.to_vec(), leases });
-        } else {
-            return Err(broken(format!("{} bytes of a body of {size}", body.len())));
-        }
-        self.watch(id, now);
-        Ok(())
-    }
-
-    pub(super) fn request_landed(&mut self, id: LinkId, number: u64, len: usize) {
-        let Some(&key) = self.links[id].requests.get(&number) else { return };
-        let Some(arriving) = &mut self.requests[key].body else { return };
-        arriving.arrived += len;
-        if arriving.arrived == arriving.memory.len() {
-            self.announced_over(key);
-            let Some(Arriving { memory, shape, leases, .. }) = self.requests[key].body.take() else { return };
-            self.deliver(key, Body::Large(memory), shape, leases);
-        }
-    }
-
-    /// What a request has announced has arrived, or will not.
-    fn announced_over(&mut self, key: RequestId) {
-        let request = &self.requests[key];
-        if let (Some(link), Some(body)) = (self.links.get_mut(request.link), &request.body) {
-            link.announced -= body.memory.len() as u64;
-        }
-    }
-
-    fn deliver(&mut self, key: RequestId, body: Body<E::Memory>, shape: Vec<u8>, leases: Leases) {
-        let request = &self.requests[key];
-        let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
-        self.outputs.push_back(Output::Request(Incoming {
-            request: key,
-            link: request.link,
-            peer: peer.tag.clone(),
-            provider: request.provider,
-            name: request.name.clone(),
-            deadline: request.deadline,
-            one_way: request.one_way,
-            want_shape: request.want_shape,
-            body,
-            shape,
-            leases,
-        }));
-    }
-
-    pub(super) fn handle_cancel(&mut self, id: LinkId, number: u64) {
-        let link = &mut self.links[id];
-        // The answer may be on its way out already.
-        link.drop_streams(|s| s.kind == Stream::Response && s.id == number);
-        if let Some(&key) = link.requests.get(&number) {
-            let Some(request) = self.requests.get_mut(key) else { return };
-            if request.body.is_none() {
-                // It still counts against the limit, until its handler is done with it.
-                request.cancelled = true;
-                self.outputs.push_back(Output::Cancelled { request: key });
-                return;
-            }
-            let one_way = request.one_way;
-            self.announced_over(key);
-            self.requests.remove(key);
-            self.links[id].requests.remove(&number);
-            if one_way {
-                self.one_way_over(id);
-            }
-        }
-    }
-
-    /// How many requests are in progress, those that are still arriving included.
-    pub(crate) fn requests(&self) -> usize {
-        self.requests.values().filter(|request| !request.cancelled).count()
-    }
-
-    /// False when the caller takes no answer any more.
-    pub(crate) fn is_wanted(&self, request: RequestId) -> bool {
-        self.requests.get(request).is_some_and(|request| !request.cancelled)
-    }
-
-    /// Answers a request. An error says why the caller does not get what was given.
-    pub(crate) fn respond(&mut self, request: RequestId, reply: Result<Reply<'_, E>, Status>) -> Result<(), Failure> {
-        let mut reply = reply;
-        let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
-        let known = self.requests.remove(request).filter(|request| self.links.contains_key(request.link));
-        let Some(Request { link: id, call, one_way, cancelled, .. }) = known else {
-            self.outputs.extend(leases.into_iter().map(Output::Unleased));
-            return Err(Failure::Cancelled);
-        };
-        let link = &mut self.links[id];
-        link.requests.remove(&call);
-        if cancelled {
-            self.outputs.extend(leases.into_iter().map(Output::Unleased));
-            if one_way {
-                self.one_way_over(id);
-            }
-            return Err(Failure::Cancelled);
-        }
-        if one_way {
-            self.outputs.extend(leases.into_iter().map(Output::Unleased));
-            self.one_way_over(id);
-            return Ok(());
-        }
-        let limit = self.config.max_message.min(link.peer_max_message);
-        let reply = match reply {
-            Ok(reply) if reply.content.len() > limit => {
-                Err(Status::TooLarge { size: reply.content.len() as u64, limit: limit as u64 })
-            }
-            other => other,
-        };
-        let outcome = match reply {
-            Ok(reply) => {
-                let leases = self.lease(id, leases);
-                let link = &mut self.links[id];
-                let size = reply.content.len() as u64;
-                link.say(&Message::Response { call, shape: Bytes(reply.shape), leases, size }, reply.content.inline());
-                if let Content::Large(memory) = reply.content {
-                    link.streams.push_back(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
-                }
-                Ok(())
-            }
-            Err(status) => {
-                let outcome = match &status {
-                    Status::TooLarge { size, limit } => Err(Failure::TooLarge { size: *size, limit: *limit }),
-                    _ => Ok(()),
-                };
-                link.say(&Message::Refuse { call, status }, &[]);
-                self.outputs.extend(leases.into_iter().map(Output::Unleased));
-                outcome
-            }
-        };
-        self.mark_ready(id);
-        outcome
     }
 }

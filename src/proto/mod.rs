@@ -16,6 +16,7 @@ mod calls;
 mod exposures;
 mod link;
 mod peers;
+mod requests;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -31,10 +32,11 @@ use std::time::{Duration, Instant};
 use slotmap::SlotMap;
 
 use crate::Address;
-pub(crate) use calls::{Answer, CallSpec, Content, Incoming, Rejected, Reply};
+pub(crate) use calls::{Answer, CallSpec, Content, Rejected};
 pub(crate) use exposures::Mode;
 pub(crate) use link::Landed;
 pub(crate) use peers::PeerTag;
+pub(crate) use requests::{Incoming, Reply};
 pub(crate) use transfers::Remote;
 pub(crate) use wire::{Leases, Status};
 
@@ -184,7 +186,7 @@ pub(crate) struct Proto<E: Env> {
     /// Number of peers at which those that nobody refers to are swept out.
     sweep_at: usize,
     calls: SlotMap<CallId, calls::Call<E>>,
-    requests: SlotMap<RequestId, calls::Request<E>>,
+    requests: SlotMap<RequestId, requests::Request<E>>,
     transfers: SlotMap<TransferId, transfers::Transfer<E>>,
     exposures: exposures::Exposures<E>,
     timers: BTreeSet<(Instant, timers::Timer)>,

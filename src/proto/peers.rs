@@ -161,7 +161,7 @@ impl<E: Env> Proto<E> {
         }
         // An engine that is connected can't be pushed aside by one that claims to be it.
         let known = self.by_incarnation.get(&hello.incarnation).and_then(|id| self.peers.get(*id));
-        if !known.is_some_and(|known| known.link.is_some()) {
+        if known.is_none_or(|known| known.link.is_none()) {
             self.by_incarnation.insert(hello.incarnation, peer);
         }
         if self.stage == Stage::Closed {

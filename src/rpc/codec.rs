@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::engine::Shared;
 use crate::progress::Held;
@@ -145,15 +145,6 @@ impl Drop for Done<'_> {
             }
             index += run.len() as u64;
         }
-    }
-}
-
-/// Takes a whole value out of `bytes`: what is left over is an error too.
-pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(format!("{} of {} bytes are left over", rest.len(), bytes.len())),
-        Err(error) => Err(format!("{error} ({} bytes)", bytes.len())),
     }
 }
 

@@ -11,7 +11,7 @@ use std::task::Poll;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::codec;
+use super::{bounded, codec};
 use super::request::{HANDLING, Request, Responder};
 use super::shape::Shape;
 use crate::engine::Shared;
@@ -119,7 +119,7 @@ impl Base {
 
     /// As `open`, for arguments that own what they hold.
     fn decode<A: DeserializeOwned, R>(&self, shared: &Arc<Shared>, incoming: Incoming<Live>) -> Option<(Responder<R>, A)> {
-        self.open(shared, incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| match codec::decode(bytes) {
+        self.open(shared, incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| match bounded::decode(bytes) {
             Ok(arguments) => Some((responder, arguments)),
             Err(reason) => {
                 let _ = responder.refuse(Status::Decode(Status::clip(reason)));
@@ -194,7 +194,7 @@ where
             &entered.0,
             incoming,
             Shape::of_type::<A::With<'_>>,
-            |responder: Responder<R>, bytes| match codec::decode::<A::With<'_>>(bytes) {
+            |responder: Responder<R>, bytes| match bounded::decode::<A::With<'_>>(bytes) {
                 Ok(arguments) => {
                     let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
                     answer(responder, outcome);

@@ -1,5 +1,6 @@
 //! Remote procedure calls, from both ends.
 
+mod bounded;
 mod codec;
 mod define;
 mod handlers;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::codec;
+use super::{bounded, codec};
 use super::procedure::ProcedureInfo;
 use super::shape::Shape;
 use crate::engine::Shared;
@@ -81,8 +81,8 @@ impl<R: DeserializeOwned> Waited<R> {
                 self.check(link, procedure, &shape)?;
             }
             let decoded = match body {
-                Body::Small(bytes) => codec::decode(&bytes),
-                Body::Large(memory) => codec::decode(&memory.region.take_vec().unwrap_or_default()),
+                Body::Small(bytes) => bounded::decode(&bytes),
+                Body::Large(memory) => bounded::decode(&memory.region.take_vec().unwrap_or_default()),
             };
             decoded.map_err(|reason| Error::Decode {
                 peer: self.endpoint.address(),

@@ -3,6 +3,7 @@
 //! [`net`] is the network, [`host`] an engine in it, [`env`](self::env) what moves. Every story ends with [`net::Net::end`],
 //! which finds what is left over: operations that did not end exactly once, table entries, timers, memory.
 
+mod arbitrary;
 mod calls;
 mod cancelling;
 mod carrier;

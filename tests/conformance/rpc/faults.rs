@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use calomel::{Error, Request, Responder, Side};
-use serde::de::Error as _;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -128,13 +128,10 @@ fn values_that_dont_encode(net: &Net) {
 
 /// Calls `name` with arguments and result types that its definition does not have.
 #[track_caller]
-fn assert_mismatch<A: Serialize + Debug + 'static, R: serde::de::DeserializeOwned + 'static>(
-    pair: &Pair,
-    name: &str,
-    side: Side,
-    arguments: A,
-) where
-    A: serde::de::DeserializeOwned,
+fn assert_mismatch<A, R>(pair: &Pair, name: &str, side: Side, arguments: A)
+where
+    A: Serialize + DeserializeOwned + Debug + 'static,
+    R: DeserializeOwned + 'static,
 {
     let procedure = pair.client.procedure::<A, R>(name);
     let error = procedure.on(&pair.to_server).call(&arguments).map(|_| ()).unwrap_err();

@@ -209,7 +209,7 @@ fn times_addresses_and_ranges(net: &Net) {
     echo::<SystemTime>(&pair, [UNIX_EPOCH + Duration::from_secs(1)]);
     echo::<IpAddr>(&pair, ["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()]);
     echo::<SocketAddr>(&pair, ["[::1]:80".parse().unwrap()]);
-    echo::<Range<u32>>(&pair, [1..5]);
+    echo::<Range<u32>>(&pair, std::iter::once(1..5));
     echo(&pair, [Bound::Included(1u8), Bound::Unbounded]);
     echo::<Address>(&pair, [pair.server.address(), "shm://x".parse().unwrap()]);
 }

@@ -1,0 +1,184 @@
+//! Noise, damaged frames and lies, on an open connection: nothing panics, little is allocated, and others don't notice.
+
+use proptest::prelude::*;
+
+use super::arbitrary::Known;
+use super::env::{Mem, Random, allocated};
+use super::host::{Id, served};
+use super::net::{Net, call, config};
+use super::raw::{Raw, frame, hello};
+use super::wire::{self, Message};
+use super::{Config, wire_id};
+
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+const TOKEN: u128 = 0xdead_beef;
+
+/// A host in the middle of everything, with a liar that it has been talking to for a while.
+struct Scene {
+    net: Net,
+    raw: Raw,
+    known: Known,
+    own: Mem,
+    secret: Mem,
+}
+
+fn scene() -> Scene {
+    // Small numbers, so that what a liar can claim within the limits does not cost the test its memory.
+    let modest = Config { max_message: 64 << 10, max_requests: 8, ..config() };
+    let mut net = Net::with(vec![(modest.clone(), true), (modest, true)]);
+    net.hosts[1].echo = true;
+    let own = net.expose(0, TOKEN, vec![1; 600 << 10], true, true);
+    let secret = net.expose(0, TOKEN + 1, vec![2; 1000], true, true);
+    let peer = net.played_peer(0);
+    let mut ops = vec![net.call_peer(0, peer, call("x"))];
+    net.advance(net.settings.delay);
+    let raw = net.raw_dialled();
+    net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(7)));
+    ops.push(net.call_peer(0, peer, call(vec![1; 50_000])));
+    for pull in [true, false] {
+        let remote = super::Remote { peer, owner: 7, token: 1, offset: 0 };
+        ops.push(net.transfer_to(0, pull, remote, &Mem::new(vec![3; 100_000]), config().silence * 10));
+    }
+    net.run();
+    let numbers = ops.iter().map(|op| match net.hosts[0].ids[op] {
+        Id::Call(id) => wire_id(id),
+        Id::Transfer(id) => wire_id(id),
+    });
+    let known = Known { numbers: numbers.collect(), tokens: vec![TOKEN], owner: net.hosts[0].incarnation };
+    allocated();
+    Scene { net, raw, known, own, secret }
+}
+
+impl Scene {
+    /// Something for the host to digest; a piece at a time, now and then.
+    fn say(&mut self, random: &mut Random, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let n = if random.once_in(2) { rest.len() } else { 1 + random.below(rest.len()) };
+            self.net.say_bytes(self.raw, rest[..n].to_vec());
+            rest = &rest[n..];
+        }
+        for arrived in std::mem::take(&mut self.net.hosts[0].inbox) {
+            if random.once_in(2) {
+                self.net.with_host(0, |host| drop(host.answer(arrived.request, &arrived.body)));
+            }
+        }
+    }
+
+    fn check(mut self) {
+        let limit = 64 << 10;
+        let (largest, total) = allocated();
+        assert!(largest <= limit, "{largest} bytes were allocated at once");
+        // Bodies that are claimed: no more at a time than requests may be in progress, and one for each call of ours.
+        let heard: usize = super::env::live();
+        assert!(heard <= 12 * limit, "{heard} bytes are kept, {total} were allocated");
+        assert!(self.secret.bytes().iter().all(|byte| *byte == 2), "memory was written whose token nobody knew");
+        assert_eq!(self.own.bytes().len(), 600 << 10);
+        let op = self.net.call(0, 1, call("still there?"));
+        self.net.advance(self.net.settings.delay * 20);
+        assert_eq!(self.net.hosts[0].body(op), served(b"still there?"));
+        self.net.hang_up(self.raw);
+        self.net.hosts[0].inbox.clear();
+        self.net.revoke(0, TOKEN);
+        self.net.revoke(0, TOKEN + 1);
+        self.net.end();
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(300))]
+
+    #[test]
+    fn noise(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..500)) {
+        let mut scene = scene();
+        scene.say(&mut Random(seed), &bytes);
+        scene.check();
+    }
+
+    /// Frames whose length is right and whose content is noise.
+    #[test]
+    fn noise_in_frames(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
+        let mut scene = scene();
+        let mut random = Random(seed);
+        for inside in frames {
+            let mut bytes = (inside.len() as u32).to_le_bytes().to_vec();
+            bytes.extend_from_slice(&inside);
+            scene.say(&mut random, &bytes);
+        }
+        scene.check();
+    }
+
+    /// Messages that an engine might send, damaged: bytes changed, cut off, repeated, left out.
+    #[test]
+    fn damaged_frames(seed: u64, count in 1..40usize) {
+        let mut scene = scene();
+        let mut random = Random(seed);
+        let mut bytes = Vec::new();
+        for _ in 0..count {
+            let (message, body) = random.message(&scene.known);
+            bytes.extend(frame(&message, body));
+        }
+        for _ in 0..=random.below(4) {
+            let at = random.below(bytes.len());
+            match random.below(4) {
+                0 => bytes[at] ^= 1 << random.below(8),
+                1 => bytes.truncate(at + 1),
+                2 => drop(bytes.drain(at..bytes.len().min(at + 1 + random.below(8)))),
+                _ => bytes.extend_from_within(at..),
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        scene.say(&mut random, &bytes);
+        scene.check();
+    }
+
+    /// Well-framed messages about anything, with payloads of the right length, in any order.
+    #[test]
+    fn lies(seed: u64, count in 1..150usize) {
+        let mut scene = scene();
+        let mut random = Random(seed);
+        let mut last = Vec::new();
+        for _ in 0..count {
+            let (message, body) = random.message(&scene.known);
+            match &message {
+                // Numbers that it has begun mean something from then on.
+                Message::Request { call, .. } => scene.known.numbers.push(*call),
+                Message::Pull(range) | Message::Push(range) => scene.known.numbers.push(range.transfer),
+                _ => {}
+            }
+            let mut bytes = frame(&message, body);
+            if let Message::Data { len, .. } = message {
+                bytes.resize(bytes.len() + len as usize, 0x77);
+                bytes.push(random.below(2) as u8);
+            }
+            if random.once_in(8) {
+                bytes.extend_from_slice(&last);
+            }
+            scene.say(&mut random, &bytes);
+            last = bytes;
+            if random.once_in(20) {
+                scene.net.advance(config().silence / 4);
+            }
+        }
+        scene.check();
+    }
+
+    /// Before the greeting, and as the greeting.
+    #[test]
+    fn noise_as_a_greeting(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300), kept in 0..40usize) {
+        let mut scene = scene();
+        let mut random = Random(seed);
+        scene.net.hang_up(scene.raw);
+        scene.raw = scene.net.raw_dial(0);
+        let mut said = wire::greet(wire::VERSIONS, &hello(9));
+        said.truncate(kept);
+        said.extend_from_slice(&bytes);
+        scene.say(&mut random, &said);
+        scene.check();
+    }
+}

@@ -1,0 +1,335 @@
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet, LinkedList, VecDeque};
+use std::ffi::CString;
+use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
+use std::num::{NonZeroU8, Wrapping};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::*;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+enum Tree {
+    Leaf,
+    Node(Box<Tree>),
+    Pair(Box<Tree>, Box<Tree>),
+    Named { name: String, children: Vec<Tree>, by_key: BTreeMap<u8, Tree>, next: Option<Box<Tree>> },
+}
+
+/// About as much as a level of a recursive type takes of the stack: one level each, with many fields that have drop glue.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Wide {
+    End,
+    #[rustfmt::skip]
+    Link {
+        a: String, b: Vec<u64>, c: Option<String>, d: [u64; 32], e: (u8, u64, String), f: BTreeMap<u8, u8>,
+        g: String, h: Vec<u64>, i: Option<String>, j: [u64; 32], k: (u8, u64, String), l: BTreeMap<u8, u8>,
+        next: Box<Wide>,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Unit;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Newtype(u32);
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Chain(Option<Box<Chain>>);
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Nest(Vec<Nest>);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Borrowed<'a> {
+    key: &'a str,
+    #[serde(borrow)]
+    value: &'a [u8],
+    #[serde(borrow)]
+    either: Cow<'a, str>,
+    #[serde(borrow)]
+    more: Vec<&'a str>,
+    #[serde(borrow)]
+    maybe: Option<&'a str>,
+}
+
+/// A thread of an engine has no more.
+fn on_a_small_stack(story: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().stack_size(2 << 20).spawn(story).unwrap().join().unwrap();
+}
+
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number > 0x7f {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+fn error<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> String {
+    decode::<T>(bytes).err().expect("an error")
+}
+
+#[track_caller]
+fn round<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) {
+    let bytes = postcard::to_stdvec(&value).unwrap();
+    assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value));
+    assert_eq!(postcard::from_bytes::<T>(&bytes), Ok(value));
+    for cut in 0..bytes.len().min(100) {
+        let plain = postcard::from_bytes::<T>(&bytes[..cut]).unwrap_err();
+        assert_eq!(decode::<T>(&bytes[..cut]), Err(format!("{plain} ({cut} bytes)")));
+    }
+    let longer = [&bytes[..], &[7, 7]].concat();
+    assert_eq!(decode::<T>(&longer), Err(format!("2 of {} bytes are left over", longer.len())));
+}
+
+#[test]
+fn values_come_back() {
+    round(true);
+    round((i8::MIN, i16::MIN, i32::MIN, i64::MIN, i128::MIN, isize::MIN));
+    round((u8::MAX, u16::MAX, u32::MAX, u64::MAX, u128::MAX, usize::MAX));
+    round((f32::MIN_POSITIVE, f64::INFINITY, '\0', 'ß', '🦀'));
+    round(("héllo".to_string(), String::new(), Box::<str>::from("boxed"), CString::new("c").unwrap()));
+    round(((), Unit, Newtype(9), Wrapping(9u8), NonZeroU8::MIN));
+    round((Some(Some(1u8)), Some(None::<u8>), None::<Option<u8>>, Some(()), Some(Unit)));
+    round((Ok::<u8, String>(1), Err::<u8, String>("no".into())));
+    round(([1u64, 2, 3], [(); 3], [0u8; 0], [[1u8; 2]; 32]));
+    round((vec![1u8, 2, 3], vec![u64::MAX; 300], vec![(); 5], vec![Vec::<()>::new(); 5], vec![vec![Some(1i32)]]));
+    round((VecDeque::from([1]), LinkedList::from([2]), HashSet::from([3, 4]), Box::<[u8]>::from([5])));
+    round((HashMap::from([("a".to_string(), vec![1.5f64])]), BTreeMap::from([((), Unit)])));
+    round((Arc::<str>::from("arc"), Rc::new(3), Duration::from_millis(1500), 1..5u8));
+    round(("127.0.0.1:80".parse::<SocketAddr>().unwrap(), "::1".parse::<IpAddr>().unwrap()));
+    let leaf = || Box::new(Tree::Leaf);
+    let node = Tree::Node(Box::new(Tree::Pair(leaf(), leaf())));
+    let by_key = BTreeMap::from([(1, node.clone()), (2, Tree::Leaf)]);
+    round(Tree::Named { name: "root".into(), children: vec![node, Tree::Leaf], by_key, next: Some(leaf()) });
+}
+
+#[test]
+fn what_borrows_points_into_the_bytes() {
+    let value =
+        Borrowed { key: "key", value: &[1, 2, 3], either: "either".into(), more: vec!["one", "two"], maybe: Some("maybe") };
+    let bytes = postcard::to_stdvec(&value).unwrap();
+    let back: Borrowed<'_> = decode(&bytes).unwrap();
+    assert_eq!(back, value);
+    for piece in [back.key.as_bytes(), back.value, back.more[1].as_bytes(), back.maybe.unwrap().as_bytes()] {
+        assert!(bytes.as_ptr_range().contains(&piece.as_ptr()));
+    }
+    assert!(matches!(back.either, Cow::Borrowed(_)));
+}
+
+#[test]
+fn what_postcard_refuses_is_refused_in_its_words() {
+    /// Says what it is not asked.
+    #[derive(Debug, PartialEq)]
+    struct Any;
+    impl<'de> Deserialize<'de> for Any {
+        fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Any, D::Error> {
+            assert!(!deserializer.is_human_readable());
+            deserializer.deserialize_any(de::IgnoredAny).map(|_| Any)
+        }
+    }
+    let refused = format!("{} (1 bytes)", Error::WontImplement);
+    assert_eq!(error::<Any>(&[0]), refused);
+    assert_eq!(error::<de::IgnoredAny>(&[0]), refused);
+    assert_eq!(error::<bool>(&[2]), format!("{} (1 bytes)", Error::DeserializeBadBool));
+    assert_eq!(error::<Option<u8>>(&[2]), format!("{} (1 bytes)", Error::DeserializeBadOption));
+    assert_eq!(error::<String>(&[1, 0xff]), format!("{} (2 bytes)", Error::DeserializeBadUtf8));
+    assert_eq!(error::<Tree>(&[9]), format!("{} (1 bytes)", Error::SerdeDeCustom));
+    assert_eq!(error::<u8>(&[]), format!("{} (0 bytes)", Error::DeserializeUnexpectedEnd));
+}
+
+#[test]
+fn nesting_ends_at_the_limit() {
+    const DEEP: usize = MAX_DEPTH as usize;
+    let too_deep = || format!("nested deeper than {MAX_DEPTH} levels");
+    // The innermost `Leaf` is a level too.
+    let nodes = |count| [vec![1; count], vec![0]].concat();
+    on_a_small_stack(move || {
+        assert!(decode::<Tree>(&nodes(DEEP - 1)).is_ok());
+        assert_eq!(error::<Tree>(&nodes(DEEP)), too_deep());
+        assert_eq!(error::<Tree>(&nodes(10 << 20)), too_deep());
+        assert_eq!(error::<Tree>(&[3, 0, 1].repeat(1 << 20)), too_deep());
+        // Two levels each: the newtype, and the option or sequence in it.
+        assert!(decode::<Nest>(&[vec![1; DEEP / 2 - 1], vec![0]].concat()).is_ok());
+        assert_eq!(error::<Nest>(&vec![1; 1 << 20]), too_deep());
+        assert_eq!(error::<Chain>(&vec![1; 1 << 20]), too_deep());
+    });
+}
+
+#[test]
+fn the_deepest_fits_a_small_stack() {
+    on_a_small_stack(|| {
+        let empty = [vec![0; 3], vec![0; 32], vec![0; 4]].concat();
+        let link = [&[1], &empty[..], &empty[..]].concat();
+        let links = |count| [link.repeat(count), vec![0]].concat();
+        // The last of the links has values in it, one level further down.
+        let deepest = links(MAX_DEPTH as usize - 2);
+        assert!(decode::<Wide>(&deepest).is_ok());
+        assert!(error::<Wide>(&links(1000)).starts_with("nested deeper"));
+    });
+}
+
+#[test]
+fn a_list_is_no_deeper_for_being_long() {
+    round(vec![Some(Newtype(1)); 10_000]);
+    round((0..10_000u32).map(|key| (key, Some(vec![Unit]))).collect::<BTreeMap<_, _>>());
+}
+
+#[test]
+fn elements_of_no_bytes_run_out() {
+    let started = Instant::now();
+    for length in [u64::MAX, u64::MAX / 2, 1 << 40, FREE_ELEMENTS as u64 + 11] {
+        let bytes = varint(length);
+        let too_many = format!("more elements than {} bytes can hold", bytes.len());
+        assert_eq!(error::<Vec<()>>(&bytes), too_many);
+        assert_eq!(error::<Vec<Unit>>(&bytes), too_many);
+        assert_eq!(error::<Vec<[(); 4]>>(&bytes), too_many);
+        assert_eq!(error::<HashSet<()>>(&bytes), too_many);
+        assert_eq!(error::<HashMap<(), ()>>(&bytes), too_many);
+        assert_eq!(error::<BTreeMap<(), Unit>>(&bytes), too_many);
+        assert_eq!(error::<Vec<u64>>(&bytes), too_many);
+    }
+    // Every one of these is within the bounds, but not all of them.
+    let half = varint(FREE_ELEMENTS as u64 / 2);
+    let nested = [varint(1000), half.repeat(1000)].concat();
+    assert_eq!(error::<Vec<Vec<()>>>(&nested), format!("more elements than {} bytes can hold", nested.len()));
+    assert!(error::<(Vec<()>, Vec<()>, Vec<()>)>(&half.repeat(3)).starts_with("more elements"));
+    assert!(decode::<(Vec<()>, Vec<()>)>(&half.repeat(2)).is_ok());
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_lie_makes_no_room() {
+    /// Keeps the most that it was told to expect.
+    struct Hints;
+    impl<'de> Deserialize<'de> for Hints {
+        fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Hints, D::Error> {
+            deserializer.deserialize_map(Hints)
+        }
+    }
+    impl<'de> Visitor<'de> for Hints {
+        type Value = Hints;
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.write_str("a map")
+        }
+        fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> std::result::Result<Hints, A::Error> {
+            assert_eq!(map.size_hint(), Some(3));
+            while map.next_entry::<(), ()>()?.is_some() {}
+            assert_eq!(map.size_hint(), Some(0));
+            Ok(Hints)
+        }
+    }
+    let bytes = varint(1_000_000);
+    assert_eq!(bytes.len(), 3);
+    assert!(decode::<Hints>(&bytes).is_ok());
+}
+
+#[test]
+fn a_bound_holds_though_its_error_is_swallowed() {
+    #[derive(Debug)]
+    struct Careless;
+    impl<'de> Deserialize<'de> for Careless {
+        fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Careless, D::Error> {
+            let _ = Vec::<()>::deserialize(deserializer);
+            Ok(Careless)
+        }
+    }
+    assert_eq!(error::<Careless>(&varint(u64::MAX)), "more elements than 10 bytes can hold");
+}
+
+/// What plain postcard says of the same bytes, but for the bounds.
+fn compare<'a, T: Deserialize<'a> + Serialize>(bytes: &'a [u8]) {
+    let ours = decode::<T>(bytes);
+    let len = bytes.len();
+    match (postcard::take_from_bytes::<T>(bytes), ours) {
+        // Encoded again: a NaN is not equal to itself.
+        (Ok((plain, [])), Ok(ours)) => {
+            assert_eq!(postcard::to_stdvec(&plain).unwrap(), postcard::to_stdvec(&ours).unwrap());
+        }
+        (Ok((_, rest)), Err(ours)) => assert_eq!(ours, format!("{} of {len} bytes are left over", rest.len())),
+        (Err(plain), Err(ours)) => {
+            assert!(ours == format!("{plain} ({len} bytes)") || ours.starts_with("more elements"), "{plain} but {ours}");
+        }
+        (Ok(_), Ok(_)) => panic!("left-over bytes were accepted"),
+        (Err(plain), Ok(_)) => panic!("accepted what is {plain}"),
+    }
+}
+
+fn tree() -> impl Strategy<Value = Tree> {
+    let pair = |tree: BoxedStrategy<Tree>| {
+        (tree.clone(), tree).prop_map(|(one, other)| Tree::Pair(Box::new(one), Box::new(other))).boxed()
+    };
+    Just(Tree::Leaf).boxed().prop_recursive(6, 64, 4, move |inner| {
+        let fields = (any::<String>(), prop::collection::vec(inner.clone(), 0..4), prop::option::of(inner.clone()));
+        let named = fields.prop_map(|(name, children, next)| Tree::Named {
+            name,
+            by_key: (0..).zip(children.clone()).collect(),
+            children,
+            next: next.map(Box::new),
+        });
+        prop_oneof![inner.clone().prop_map(|tree| Tree::Node(Box::new(tree))), pair(inner), named]
+    })
+}
+
+/// Small numbers are lengths and variants that could be.
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..200),
+        prop::collection::vec(0u8..4, 0..90),
+        prop::collection::vec(prop_oneof![4 => 0u8..8, 1 => any::<u8>()], 0..200),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_are_what_postcard_says(bytes in bytes()) {
+        compare::<u128>(&bytes);
+        compare::<(i8, i16, i32, i64, i128, bool, char)>(&bytes);
+        compare::<(String, f64, Option<f32>)>(&bytes);
+        compare::<Borrowed<'_>>(&bytes);
+        compare::<Vec<u8>>(&bytes);
+        compare::<Vec<(u8, Vec<Option<String>>)>>(&bytes);
+        compare::<BTreeMap<u16, Vec<i64>>>(&bytes);
+        compare::<BTreeMap<String, Newtype>>(&bytes);
+        compare::<std::result::Result<SocketAddr, Duration>>(&bytes);
+        compare::<CString>(&bytes);
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in bytes()) {
+        let _ = decode::<Tree>(&bytes);
+        let _ = decode::<Wide>(&bytes);
+        let _ = decode::<Nest>(&bytes);
+        let _ = decode::<Chain>(&bytes);
+        let _ = decode::<Vec<Tree>>(&bytes);
+        let _ = decode::<(Vec<()>, Vec<Vec<Unit>>)>(&bytes);
+        let _ = decode::<HashMap<(), Vec<()>>>(&bytes);
+        let _ = decode::<de::IgnoredAny>(&bytes);
+    }
+
+    #[test]
+    fn trees_come_back(tree in tree()) {
+        let bytes = postcard::to_stdvec(&tree).unwrap();
+        compare::<Tree>(&bytes);
+        prop_assert_eq!(decode::<Tree>(&bytes), Ok(tree));
+    }
+
+    #[test]
+    fn records_come_back(
+        value: (Vec<u8>, Vec<u64>, String, Option<(i32, i128)>, std::result::Result<char, bool>),
+        map: HashMap<String, Vec<Option<u16>>>,
+    ) {
+        let bytes = postcard::to_stdvec(&(&value, &map)).unwrap();
+        prop_assert_eq!(decode(&bytes), Ok((value, map)));
+    }
+}
