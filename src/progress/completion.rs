@@ -84,20 +84,32 @@ impl Completion {
         if self.is_ready() {
             return false;
         }
-        state.wake = Wake::Thread(thread.clone());
+        let earlier = std::mem::replace(&mut state.wake, Wake::Thread(thread.clone()));
+        drop(state);
+        // A waker is user code, its drop too.
+        drop(earlier);
         true
     }
 
     /// Has the task woken at the end; false when the end has come already.
     pub(crate) fn wake_task(&self, waker: &Waker) -> bool {
+        let state = self.state.lock();
+        if self.is_ready() {
+            return false;
+        }
+        if matches!(&state.wake, Wake::Task(known) if known.will_wake(waker)) {
+            return true;
+        }
+        drop(state);
+        // Cloned, and the earlier one dropped, where no lock is held: both are user code.
+        let waker = waker.clone();
         let mut state = self.state.lock();
         if self.is_ready() {
             return false;
         }
-        match &mut state.wake {
-            Wake::Task(known) => known.clone_from(waker),
-            other => *other = Wake::Task(waker.clone()),
-        }
+        let earlier = std::mem::replace(&mut state.wake, Wake::Task(waker));
+        drop(state);
+        drop(earlier);
         true
     }
 }

@@ -44,7 +44,8 @@ pub(crate) trait Link: Send + Sync {
     /// Sends the bytes, and the payload behind them. The payload is read when it is sent: if its memory is gone by then, the
     /// other side learns [`Landed::SourceGone`].
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
-    /// How many bytes the other side's system has, of those that were sent, where that can be known.
+    /// While some of the bytes that were sent are on their way: how many the other side's system has. 0 when all are there,
+    /// and where it can't be known.
     fn acknowledged(&self) -> u64;
     /// Ends the connection; nothing is reported of it any more.
     fn close(&self);

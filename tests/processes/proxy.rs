@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -33,10 +34,13 @@ impl Default for Weather {
 /// Listens, and forwards each connection to `target` in the weather of that moment.
 fn proxy(target: SocketAddr, weather: impl Fn() -> Weather + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    keep_little(&listener);
     let address = format!("tcp://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for near in listener.incoming().flatten() {
             let Ok(far) = TcpStream::connect(target) else { continue };
+            keep_little(&near);
+            keep_little(&far);
             let (weather, forwarded) = (weather(), Arc::new(AtomicUsize::new(0)));
             for (from, to) in [(&near, &far), (&far, &near)] {
                 let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
@@ -47,6 +51,17 @@ fn proxy(target: SocketAddr, weather: impl Fn() -> Weather + Send + 'static) -> 
         }
     });
     address
+}
+
+/// A proxy's system acknowledges what it has only put into its buffers, as no network does: so these are small.
+fn keep_little(socket: &impl AsRawFd) {
+    for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
+        let size: libc::c_int = 32 << 10;
+        let len = size_of_val(&size) as libc::socklen_t;
+        // SAFETY: the option's value is valid for `len` bytes, for as long as the call lasts.
+        let done = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const size).cast(), len) };
+        assert_eq!(done, 0);
+    }
 }
 
 fn forward(mut from: TcpStream, mut to: TcpStream, weather: &Weather, forwarded: &AtomicUsize) {

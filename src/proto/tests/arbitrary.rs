@@ -119,7 +119,9 @@ impl Random {
             }
             17 => Message::Release(self.leases()),
             18 => Message::Revoked { token: self.token(known) },
-            _ => match self.below(6) {
+            _ => match self.below(8) {
+                6 => Message::Ticket { ticket: self.number(&known.numbers) },
+                7 => Message::Handled { count: self.number(&[]) as u32 },
                 0 => Message::Ping,
                 1 => Message::Pong,
                 2 => Message::Shutdown { call },

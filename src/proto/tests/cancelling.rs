@@ -42,7 +42,7 @@ fn an_answer_that_crosses_the_cancellation_is_let_go() {
     net.with_host(1, |host| {
         let ticket = Ticket { token: 7, number: 1 };
         host.leased.push(ticket.clone());
-        let content = super::Content::Small(b"too late");
+        let content = super::Content::Small(b"too late, as it seems");
         host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket] })).unwrap();
     });
     net.cancel(0, op);

@@ -52,6 +52,7 @@ impl Net {
             let piece = self.random.as_mut().map_or(most, |random| 1 + random.below(most));
             let (data, last) = packet.take(piece);
             let report = last && packet.report;
+            self.wires[wire].ends[side].delivered += data.len() as u64;
             if last {
                 self.wires[wire].ends[side].outgoing.pop_front();
             }
@@ -118,6 +119,10 @@ impl Net {
                     self.put(wire, side, Item::Packet(Packet::buffered(bytes, payload)));
                     self.hosts[number].proto.handle_sent(link, Vec::new());
                 }
+            }
+            Output::AskAcknowledged { link } => {
+                let Some(&(wire, side)) = host.wires.get(&link) else { return };
+                host.proto.handle_acknowledged(link, self.wires[wire].ends[side].delivered, self.now);
             }
             Output::Close { link } => {
                 let Some((wire, side)) = host.wires.remove(&link) else { return };

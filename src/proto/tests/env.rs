@@ -39,6 +39,8 @@ pub struct Mem {
     block: Rc<Block>,
     offset: usize,
     len: usize,
+    /// Of memory that was lent to one operation: whether that is over.
+    over: Option<Rc<Cell<bool>>>,
 }
 
 struct Block {
@@ -57,7 +59,11 @@ impl Drop for Block {
 impl Mem {
     pub fn new(bytes: Vec<u8>) -> Mem {
         let len = bytes.len();
-        Mem { block: Rc::new(Block { bytes: RefCell::new(bytes), open: Cell::new(true), counted: 0 }), offset: 0, len }
+        Mem::of(Block { bytes: RefCell::new(bytes), open: Cell::new(true), counted: 0 }, len)
+    }
+
+    fn of(block: Block, len: usize) -> Mem {
+        Mem { block: Rc::new(block), offset: 0, len, over: None }
     }
 
     /// Lets nobody in any more.
@@ -66,7 +72,7 @@ impl Mem {
     }
 
     pub fn is_open(&self) -> bool {
-        self.block.open.get()
+        self.block.open.get() && !self.over.as_ref().is_some_and(|over| over.get())
     }
 
     pub fn bytes(&self) -> Vec<u8> {
@@ -80,6 +86,7 @@ impl Mem {
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len, "a write outside of what was given");
+        assert!(self.is_open(), "a write to memory that was taken back");
         let start = self.offset + at;
         self.block.bytes.borrow_mut()[start..start + bytes.len()].copy_from_slice(bytes);
     }
@@ -91,8 +98,7 @@ impl Memory for Mem {
         TOTAL.set(TOTAL.get() + len);
         LARGEST.set(LARGEST.get().max(len));
         // What a peer merely claims must not cost the test its memory: nothing here is touched before bytes come.
-        let block = Block { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len };
-        Mem { block: Rc::new(block), offset: 0, len }
+        Mem::of(Block { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len }, len)
     }
 
     fn len(&self) -> usize {
@@ -100,7 +106,17 @@ impl Memory for Mem {
     }
 
     fn part(&self, offset: usize, len: usize) -> Option<Mem> {
-        (offset.checked_add(len)? <= self.len).then(|| Mem { block: self.block.clone(), offset: self.offset + offset, len })
+        (offset.checked_add(len)? <= self.len).then(|| Mem { offset: self.offset + offset, len, ..self.clone() })
+    }
+
+    fn for_one_operation(&self) -> Mem {
+        Mem { over: Some(Rc::default()), ..self.clone() }
+    }
+
+    fn end(&self) {
+        if let Some(over) = &self.over {
+            over.set(true);
+        }
     }
 }
 

@@ -207,6 +207,13 @@ impl Host {
         }
     }
 
+    /// How many of these the protocol says are left over.
+    pub fn left(&self, what: &str) -> usize {
+        let left = self.proto.leftovers();
+        let found = left.iter().find_map(|left| left.strip_suffix(what)?.strip_suffix(' ')?.parse().ok());
+        found.unwrap_or(0)
+    }
+
     /// What must hold of every host at the end of a test.
     pub fn inspect(&self) -> Vec<String> {
         let mut wrong = self.proto.leftovers();

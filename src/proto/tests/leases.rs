@@ -16,7 +16,9 @@ fn ticket(number: u32) -> Ticket {
 
 /// Sends a call with these tickets, and has it answered; what the receiver holds from then on.
 fn lend(net: &mut Net, from: usize, to: usize, numbers: &[u32]) -> Arrived {
-    net.call(from, to, Call { leases: numbers.iter().map(|n| ticket(*n)).collect(), ..call("hold this") });
+    // Each bulk takes its place in the message.
+    let body = vec![0; 20 * numbers.len()];
+    net.call(from, to, Call { leases: numbers.iter().map(|n| ticket(*n)).collect(), ..call(body) });
     net.advance(MOMENT);
     let arrived = net.hosts[to].take();
     assert_eq!(arrived.leases.count as usize, numbers.len());
@@ -96,7 +98,7 @@ fn a_lost_connection_gives_all_back() {
 fn what_never_left_comes_back() {
     let mut net = Net::new(2);
     net.hosts[1].listens = false;
-    let op = net.call(0, 1, Call { leases: vec![ticket(1)], ..call("x") });
+    let op = net.call(0, 1, Call { leases: vec![ticket(1)], ..call("a bulk, or what stands for it") });
     net.settle();
     net.hosts[0].failure(op);
     assert_eq!(returned(&net, 0), [1]);
@@ -112,7 +114,7 @@ fn leases_of_an_answer() {
     let arrived = net.hosts[1].take();
     net.with_host(1, |host| {
         host.leased.push(ticket(1));
-        let reply = Reply { content: Content::Small(b"here"), shape: b"", leases: vec![ticket(1)] };
+        let reply = Reply { content: Content::Small(b"here is a bulk of mine"), shape: b"", leases: vec![ticket(1)] };
         host.proto.respond(arrived.request, Ok(reply)).unwrap();
     });
     net.advance(MOMENT);

@@ -9,6 +9,7 @@ mod cancelling;
 mod carrier;
 mod env;
 mod forgeries;
+mod format;
 mod garbage;
 mod greeting;
 mod host;
@@ -26,7 +27,6 @@ mod tokens;
 mod transfers;
 mod twins;
 mod walk;
-mod wire;
 mod wires;
 
 use super::*;

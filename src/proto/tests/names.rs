@@ -64,7 +64,7 @@ fn many_names_keep_apart() {
     net.end();
 }
 
-fn spec<'a>(host: &mut Host, shape: Option<(&'a [u8], bool)>, deadline: std::time::Instant) -> CallSpec<'a, TestEnv> {
+fn spec(host: &mut Host, shape: Option<(&[u8], bool)>, deadline: std::time::Instant) -> CallSpec<'static, TestEnv> {
     let (address, op) = (host.address.clone(), 1000 + host.begun.len() as u64);
     host.begun.push(op);
     let tag = host.tags.values().find(|tag| tag.address != address).expect("the peer was looked up");
@@ -75,7 +75,7 @@ fn spec<'a>(host: &mut Host, shape: Option<(&'a [u8], bool)>, deadline: std::tim
         name: "echo",
         provider: 0,
         content,
-        shape,
+        shape: shape.map(|(shape, whole)| (shape.to_vec(), whole)),
         leases: Vec::new(),
         deadline,
         timed: true,
@@ -97,10 +97,11 @@ fn shapes_are_asked_for_until_one_was_whole() {
             match host.proto.call(spec, now) {
                 Ok(_) => true,
                 Err(Rejected::NeedShape(spec)) => {
-                    assert_eq!((spec.procedure, spec.name, spec.shape), (1, "echo", None));
+                    assert_eq!((spec.procedure, spec.name, &spec.shape), (1, "echo", &None));
                     host.begun.pop();
                     false
                 }
+                Err(Rejected::NoCredit(_)) => panic!("it is not one-way"),
                 Err(Rejected::Failed(failure)) => panic!("{failure:?}"),
             }
         });

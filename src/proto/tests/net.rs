@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::env::{Mem, Op, Random, TestEnv, Ticket, live};
+use super::env::{Mem, Op, Random, Ticket, live};
 use super::host::{Host, Id, content, served};
 use super::wires::{Item, Wire};
 use crate::Address;
-use super::{CallSpec, Config, Failure, Mode, PeerId, Rejected, Remote};
+use super::{CallSpec, Config, Failure, Mode, PeerId, Rejected, Remote, Status};
 
 /// Moments of time within which every story ends.
 const MOMENTS: usize = 50_000;
@@ -126,7 +126,6 @@ impl Net {
         let now = self.now;
         let host = &mut self.hosts[from];
         host.leased.extend(call.leases.iter().cloned());
-        let leases = call.leases;
         let mut spec = CallSpec {
             peer,
             procedure: call.procedure,
@@ -134,7 +133,7 @@ impl Net {
             provider: 0,
             content: content(&call.body),
             shape: None,
-            leases: leases.clone(),
+            leases: call.leases,
             deadline: now + call.timeout,
             timed: true,
             one_way: call.one_way,
@@ -142,17 +141,21 @@ impl Net {
         };
         loop {
             match host.proto.call(spec, now) {
-                Ok(id) => break drop(host.ids.insert(op, Id::Call(id))),
-                Err(Rejected::NeedShape(again)) => {
-                    host.shapes_asked += 1;
-                    spec = again_with(again, call.shape);
-                }
-                Err(Rejected::Failed(failure)) => {
-                    // The engine drops the leases of a call that it could not make.
-                    host.unleased.extend(leases);
-                    host.answered(op, Err(failure));
+                Ok(id) => {
+                    host.ids.insert(op, Id::Call(id));
                     break;
                 }
+                Err(Rejected::NeedShape(again)) => {
+                    host.shapes_asked += 1;
+                    spec = *again;
+                    spec.shape = Some((call.shape.0.to_vec(), call.shape.1));
+                }
+                Err(Rejected::NoCredit(again)) => {
+                    // The engine would wait. Here that is an end.
+                    host.unleased.extend(again.leases);
+                    break host.answered(op, Err(Failure::Refused(Status::Busy("no credit".into()))));
+                }
+                Err(Rejected::Failed(failure)) => break host.answered(op, Err(failure)),
             }
         }
         self.pump(from);
@@ -171,7 +174,9 @@ impl Net {
         let now = self.now;
         let host = &mut self.hosts[from];
         match host.proto.transfer(pull, remote, memory.clone(), Some(now + timeout), op, now) {
-            Ok(id) => drop(host.ids.insert(op, Id::Transfer(id))),
+            Ok(id) => {
+                host.ids.insert(op, Id::Transfer(id));
+            }
             Err(failure) => host.moved(op, Err(failure)),
         }
         self.pump(from);
@@ -187,13 +192,12 @@ impl Net {
     }
 
     pub fn cancel(&mut self, host: usize, op: Op) {
-        let proto = &mut self.hosts[host].proto;
-        match self.hosts[host].ids.get(&op) {
-            Some(Id::Call(id)) => proto.abandon_call(*id, Failure::Cancelled),
-            Some(Id::Transfer(id)) => proto.abandon_transfer(*id, Failure::Cancelled),
+        let id = self.hosts[host].ids.get(&op).copied();
+        self.with_host(host, |host| match id {
+            Some(Id::Call(id)) => host.proto.abandon_call(id, Failure::Cancelled),
+            Some(Id::Transfer(id)) => host.proto.abandon_transfer(id, Failure::Cancelled),
             None => {}
-        }
-        self.pump(host);
+        });
     }
 
     pub fn expose(&mut self, host: usize, token: u128, bytes: Vec<u8>, read: bool, write: bool) -> Mem {
@@ -220,6 +224,16 @@ impl Net {
         self.hosts[host].proto.release(arrived.link, arrived.leases);
         let _ = self.hosts[host].answer(arrived.request, &served(&arrived.body));
         self.pump(host);
+    }
+
+    /// The handlers of all requests that wait end without an answer.
+    pub fn drop_requests(&mut self, host: usize) {
+        for arrived in std::mem::take(&mut self.hosts[host].inbox) {
+            self.with_host(host, |host| {
+                host.proto.release(arrived.link, arrived.leases);
+                host.refuse(arrived.request, Status::NoResponse);
+            });
+        }
     }
 
     pub fn echo_everywhere(&mut self) {
@@ -349,9 +363,4 @@ impl Net {
             }
         }
     }
-}
-
-fn again_with<'a>(mut spec: Box<CallSpec<'a, TestEnv>>, shape: (&'a [u8], bool)) -> CallSpec<'a, TestEnv> {
-    spec.shape = Some(shape);
-    *spec
 }

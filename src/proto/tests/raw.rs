@@ -13,7 +13,7 @@ pub struct Raw {
 }
 
 pub fn hello(incarnation: u64) -> Hello {
-    Hello { incarnation, max_message: 1 << 20, addresses: Vec::new() }
+    Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None }
 }
 
 /// Bytes of a frame.
@@ -59,7 +59,7 @@ impl Net {
     }
 
     pub fn say_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
-        let packet = Packet { report: false, ..Packet::new(bytes, None) };
+        let packet = Packet::buffered(bytes, None);
         self.put(raw.wire, raw.side, Item::Packet(packet));
         self.advance(2 * self.settings.delay);
     }

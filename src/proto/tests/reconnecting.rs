@@ -152,9 +152,10 @@ fn a_replaced_engine_is_met_anew() {
     net.end();
 }
 
-/// The old one died without a word, and the new one dials: calls and transfers that wait for the old end at once.
+/// The old one died without a word, and the new one dials: it does not answer for the old one, which is missed in time. And
+/// then its address is the new one's.
 #[test]
-fn a_replaced_engine_says_so_itself() {
+fn a_replaced_engine_dials_before_the_old_one_is_missed() {
     let mut net = Net::new(2);
     net.hosts[0].echo = true;
     net.expose(1, TOKEN, vec![1; 8 << 20], true, true);
@@ -171,9 +172,15 @@ fn a_replaced_engine_says_so_itself() {
     let hello = net.call(1, 0, call("I am new here"));
     net.advance(20 * MOMENT);
     assert_eq!(net.hosts[1].body(hello), served(b"I am new here"));
+    net.settings.pace = Duration::ZERO;
+    net.advance(config().silence + config().silence / 4);
     for op in ops {
-        assert_failed!(net.hosts[0], op, Failure::PeerRestarted);
+        assert_failed!(net.hosts[0], op, Failure::PeerRestarted | Failure::Disconnected { .. });
     }
+    net.echo_everywhere();
+    let op = net.call(0, 1, call("and you?"));
+    net.settle();
+    assert_eq!(net.hosts[0].body(op), served(b"and you?"));
     net.end();
 }
 

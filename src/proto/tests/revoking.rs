@@ -105,7 +105,11 @@ fn everybody_who_uses_the_memory_is_told() {
         }
         spared.push((host, net.pull(host, 1, TOKEN + 1, 0, &Mem::new(vec![0; LEN]))));
     }
-    (0..100).for_each(|_| drop(net.step() || { net.advance(MOMENT / 20); true }));
+    for _ in 0..100 {
+        if !net.step() {
+            net.advance(MOMENT / 20);
+        }
+    }
     net.revoke(1, TOKEN);
     net.settle();
     for (host, op) in doomed {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::env::{Mem, Ticket, pattern};
-use super::host::{assert_failed, served};
+use super::host::{Host, assert_failed, served};
 use super::net::{Call, Net, call, config};
-use super::{Config, Failure, Host, Status};
+use super::{Config, Failure, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 3;
@@ -65,7 +65,7 @@ fn an_engine_ends_in_the_middle_of_everything() {
                 net.expose(owner, TOKEN, vec![1; 1 << 20], true, true);
                 net.expose(owner, TOKEN + 1, vec![1; 1 << 20], true, true);
                 let leases = vec![Ticket { token: TOKEN, number: 1 }];
-                ops.push((other, net.call(other, owner, Call { leases, ..call("x") })));
+                ops.push((other, net.call(other, owner, Call { leases, ..call([5; 40]) })));
                 ops.push((other, net.call(other, owner, call(pattern(1, 600 << 10)))));
                 ops.push((other, net.pull(other, owner, TOKEN, 0, &Mem::new(vec![0; 1 << 20]))));
                 ops.push((other, net.push(other, owner, TOKEN, 0, &Mem::new(vec![0; 1 << 20]))));
@@ -90,7 +90,7 @@ fn an_engine_ends_in_the_middle_of_everything() {
                         | Failure::Refused(Status::Finalizing));
                 }
             }
-            net.hosts.iter_mut().for_each(|host| host.inbox.clear());
+            (0..2).for_each(|host| net.drop_requests(host));
             net.revoke(0, TOKEN);
             net.revoke(0, TOKEN + 1);
             net.settle();
@@ -122,7 +122,7 @@ fn a_goodbye_says_why() {
     let mut net = Net::new(2);
     let op = net.call(0, 1, call("x"));
     net.advance(MOMENT);
-    net.hosts[1].inbox.clear();
+    net.drop_requests(1);
     finish(&mut net, 1);
     net.advance(MOMENT);
     assert_failed!(net.hosts[0], op, Failure::Disconnected { reason } if reason.contains("finalized"));

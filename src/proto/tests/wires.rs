@@ -20,6 +20,8 @@ pub struct End {
     /// What this end has sent, and when it arrives.
     pub outgoing: VecDeque<(Instant, Item)>,
     pub receiving: Receiving,
+    /// Bytes that the other side's system has taken in.
+    pub delivered: u64,
     /// What arrived at an end that is no host's.
     pub heard: Vec<u8>,
 }
@@ -53,7 +55,7 @@ impl Packet {
 
     /// A payload that is read now: the transport has taken all of it at once.
     pub fn buffered(bytes: Vec<u8>, payload: Option<Mem>) -> Packet {
-        let mut packet = Packet { report: false, ..Packet::new(bytes, payload) };
+        let mut packet = Packet::new(bytes, payload);
         let len = packet.len();
         let (bytes, _) = packet.take(len);
         Packet { report: false, ..Packet::new(bytes, None) }
@@ -141,6 +143,6 @@ impl Payload {
 
 impl End {
     pub fn new(host: usize, link: Option<LinkId>) -> End {
-        End { host, link, outgoing: VecDeque::new(), receiving: Receiving::default(), heard: Vec::new() }
+        End { host, link, outgoing: VecDeque::new(), receiving: Receiving::default(), delivered: 0, heard: Vec::new() }
     }
 }

@@ -153,14 +153,17 @@ fn nesting_ends_at_the_limit() {
     const DEEP: usize = MAX_DEPTH as usize;
     let too_deep = || format!("nested deeper than {MAX_DEPTH} levels");
     // The innermost `Leaf` is a level too.
-    let nodes = |count| [vec![1; count], vec![0]].concat();
+    let ones = |count| [vec![1; count], vec![0]].concat();
     on_a_small_stack(move || {
-        assert!(decode::<Tree>(&nodes(DEEP - 1)).is_ok());
-        assert_eq!(error::<Tree>(&nodes(DEEP)), too_deep());
-        assert_eq!(error::<Tree>(&nodes(10 << 20)), too_deep());
+        assert!(decode::<Tree>(&ones(DEEP - 1)).is_ok());
+        assert_eq!(error::<Tree>(&ones(DEEP)), too_deep());
+        assert_eq!(error::<Tree>(&ones(10 << 20)), too_deep());
         assert_eq!(error::<Tree>(&[3, 0, 1].repeat(1 << 20)), too_deep());
-        // Two levels each: the newtype, and the option or sequence in it.
-        assert!(decode::<Nest>(&[vec![1; DEEP / 2 - 1], vec![0]].concat()).is_ok());
+        // Two levels each: the newtype, and the option or sequence in it. `None` is no level.
+        assert!(decode::<Nest>(&ones(DEEP / 2 - 1)).is_ok());
+        assert_eq!(error::<Nest>(&ones(DEEP / 2)), too_deep());
+        assert!(decode::<Chain>(&ones(DEEP / 2 - 1)).is_ok());
+        assert_eq!(error::<Chain>(&ones(DEEP / 2)), too_deep());
         assert_eq!(error::<Nest>(&vec![1; 1 << 20]), too_deep());
         assert_eq!(error::<Chain>(&vec![1; 1 << 20]), too_deep());
     });

@@ -344,7 +344,11 @@ impl Link for TcpLink {
     fn acknowledged(&self) -> u64 {
         // Read first: what is written meanwhile may make the difference too small, never too large.
         let written = self.written.load(Ordering::Acquire);
-        written.saturating_sub(sys::unacknowledged(self.fd))
+        match sys::unacknowledged(self.fd) {
+            // All of it is there: what happens next is up to the peer itself, and no longer to its system.
+            0 => 0,
+            unacknowledged => written.saturating_sub(unacknowledged),
+        }
     }
 
     fn close(&self) {

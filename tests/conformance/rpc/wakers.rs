@@ -142,6 +142,8 @@ fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
     let last = std::sync::Mutex::new(Some(client));
     poll_with(&mut pending, move || drop(last.lock().unwrap().take()));
     held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
+    // Waiting at once might take the waker's place, and so drop it, and with it the engine, before there is an answer.
+    eventually("the answer is here", || pending.is_ready());
     assert_eq!(pending.wait().unwrap(), 5);
     assert_works(&pair);
 }

@@ -54,9 +54,9 @@ proptest! {
     }
 
     #[test]
-    fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ports in prop::collection::vec(any::<u16>(), 0..8)) {
+    fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ticket: Option<u64>, ports in prop::collection::vec(any::<u16>(), 0..8)) {
         let addresses = ports.iter().map(|port| format!("tcp://10.0.0.1:{port}").parse().unwrap()).collect();
-        let hello = Hello { incarnation, max_message, addresses };
+        let hello = Hello { incarnation, max_message, addresses, ticket };
         let bytes = greet(VERSIONS, &hello);
         for cut in 0..bytes.len() {
             prop_assert_eq!(greeting(&bytes[..cut]), Greeting::Incomplete);
@@ -94,7 +94,7 @@ fn frames_have_a_longest() {
 
 #[test]
 fn greetings_have_a_longest() {
-    let mut bytes = greet(VERSIONS, &Hello { incarnation: 1, max_message: 1, addresses: Vec::new() });
+    let mut bytes = greet(VERSIONS, &super::raw::hello(1));
     bytes.truncate(PREAMBLE_LEN);
     for (len, foreign) in [(MAX_HELLO, false), (MAX_HELLO + 1, true), (u32::MAX as usize, true)] {
         bytes[12..16].copy_from_slice(&(len as u32).to_le_bytes());
@@ -134,7 +134,7 @@ fn the_format_is_what_it_was() {
     let expected = [18, 0, 0, 0, 0, 0xac, 2, 2, 1, 1, b'f', 7, 1, 0, 1, 1, b's', 5, 1, 3, b'a', b'b', b'c'];
     assert_eq!(bytes[4..], expected[4..]);
     assert_eq!(bytes[0] as usize, expected.len() - 4);
-    let hello = Hello { incarnation: 1, max_message: 2, addresses: vec!["tcp://h:1".parse().unwrap()] };
+    let hello = Hello { incarnation: 1, max_message: 2, addresses: vec!["tcp://h:1".parse().unwrap()], ticket: None };
     let greeting = greet((1, 1), &hello);
-    assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x0c\0\0\0");
+    assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x0d\0\0\0");
 }
