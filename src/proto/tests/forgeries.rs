@@ -139,7 +139,8 @@ fn lies_that_end_the_connection() {
         assert!(!net.is_shut(raw));
         net.say_bytes(raw, bytes);
         assert!(net.is_shut(raw), "{what}");
-        assert_eq!(net.hosts[0].cancelled.len(), 2, "{what}: what was in progress is over");
+        let known = net.hosts[0].take().request;
+        assert!(net.hosts[0].cancelled.contains(&known), "{what}: what was in progress is over");
         assert_eq!(far.bytes(), [9; 1000], "{what}");
         net.hosts[0].inbox.clear();
         net.revoke(0, TOKEN);

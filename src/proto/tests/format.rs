@@ -136,5 +136,5 @@ fn the_format_is_what_it_was() {
     assert_eq!(bytes[0] as usize, expected.len() - 4);
     let hello = Hello { incarnation: 1, max_message: 2, addresses: vec!["tcp://h:1".parse().unwrap()], ticket: None };
     let greeting = greet((1, 1), &hello);
-    assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x0d\0\0\0");
+    assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x0e\0\0\0");
 }

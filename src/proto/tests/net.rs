@@ -341,9 +341,16 @@ impl Net {
         }
     }
 
-    /// Settles, and asserts that nothing is left over.
+    /// Settles, and asserts that nothing is left over. Connections that are open at one end only, where nothing is waited
+    /// for, are the system's to end: its keep-alive does.
     #[track_caller]
     pub fn end(mut self) {
+        self.settle();
+        for wire in 0..self.wires.len() {
+            if self.wires[wire].frozen {
+                self.cut(wire);
+            }
+        }
         self.settle();
         for (number, host) in self.hosts.iter_mut().enumerate() {
             let wrong = host.inspect();

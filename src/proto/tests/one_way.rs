@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::env::{Ticket, pattern};
 use super::host::{Outcome, assert_failed};
 use super::net::{Call, Net, call, config};
-use super::Failure;
+use super::{Config, Failure, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -95,5 +95,99 @@ fn the_sender_goes_away() {
     net.with_host(1, |host| {
         let _ = host.answer(arrived.request, b"");
     });
+    net.end();
+}
+
+/// Hosts that take more requests than notices may be on their way.
+fn roomy() -> Net {
+    Net::with(vec![(Config { max_requests: 20_000, ..config() }, true); 2])
+}
+
+/// Whoever sends notices faster than they are handled waits, and is told when there is room again.
+#[test]
+fn a_sender_of_many_notices_is_slowed_down() {
+    let mut net = roomy();
+    let mut sent = Vec::new();
+    let refused = loop {
+        let op = net.call(0, 1, notice(b"x"));
+        if matches!(net.hosts[0].outcomes.get(&op).map(|ends| &ends[..]), Some([Outcome::Failed(_)])) {
+            break op;
+        }
+        sent.push(op);
+        net.advance(MOMENT);
+        assert!(sent.len() <= 10_000, "nobody slows the sender down");
+    };
+    assert_failed!(net.hosts[0], refused, Failure::Refused(Status::Busy(reason)) if reason.contains("credit"));
+    assert_eq!(net.hosts[1].inbox.len(), sent.len(), "what was sent has arrived, and none of it was dropped");
+    // One who waits is told once a good part has been handled; two wait.
+    let waiting = [7_000_001, 7_000_002];
+    let peer = net.peer(0, 1);
+    for op in waiting {
+        net.hosts[0].begun.push(op);
+        net.with_host(0, |host| host.proto.await_credit(peer, op));
+        assert!(!net.hosts[0].is_done(op));
+    }
+    for _ in 0..sent.len() / 2 {
+        net.serve(1);
+    }
+    net.advance(MOMENT);
+    assert!(waiting.iter().all(|op| net.hosts[0].is_done(*op)));
+    let room = net.call(0, 1, notice(b"there is room"));
+    assert!(matches!(net.hosts[0].outcome(room), Some(Outcome::Answered { .. })));
+    // Where there is room, nobody waits; and where the connection ends, nobody waits for it.
+    let at_once = 7_000_003;
+    net.hosts[0].begun.push(at_once);
+    net.with_host(0, |host| host.proto.await_credit(peer, at_once));
+    assert!(net.hosts[0].is_done(at_once));
+    while !net.hosts[1].inbox.is_empty() {
+        net.serve(1);
+    }
+    net.end();
+}
+
+#[test]
+fn waiting_for_room_ends_with_the_connection() {
+    let mut net = roomy();
+    let peer = net.peer(0, 1);
+    for _ in 0..5000 {
+        net.call(0, 1, notice(b"x"));
+    }
+    net.advance(MOMENT);
+    let op = 7_000_001;
+    net.hosts[0].begun.push(op);
+    net.with_host(0, |host| host.proto.await_credit(peer, op));
+    assert!(!net.hosts[0].is_done(op));
+    net.cut(0);
+    assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
+    net.drop_requests(1);
+    net.end();
+}
+
+/// Room is given back for each notice, however it ends: handled, refused, cancelled by its sender.
+#[test]
+fn no_room_is_lost() {
+    let few = Config { max_requests: 20, max_message: 100_000, ..config() };
+    let mut net = Net::with(vec![(config(), true), (few, true)]);
+    net.hosts[1].echo = true;
+    for round in 0..3000u64 {
+        net.hosts[1].echo = !round.is_multiple_of(3);
+        let size = [10, 20_000, 40_000][round as usize % 3];
+        let op = net.call(0, 1, notice(&pattern(round, size)));
+        if round.is_multiple_of(7) {
+            net.cancel(0, op);
+        }
+        if round.is_multiple_of(5) {
+            net.advance(MOMENT / 10);
+        }
+        if round.is_multiple_of(100) {
+            net.drop_requests(1);
+        }
+    }
+    net.advance(10 * MOMENT);
+    net.drop_requests(1);
+    net.settle();
+    let link = net.hosts[0].proto.links.values().next().expect("they are connected");
+    // What is handled is reported in portions.
+    assert!(link.one_way_out < 600, "room for {} notices is lost", link.one_way_out);
     net.end();
 }

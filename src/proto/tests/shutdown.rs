@@ -122,10 +122,10 @@ fn a_goodbye_says_why() {
     let mut net = Net::new(2);
     let op = net.call(0, 1, call("x"));
     net.advance(MOMENT);
-    net.drop_requests(1);
     finish(&mut net, 1);
     net.advance(MOMENT);
     assert_failed!(net.hosts[0], op, Failure::Disconnected { reason } if reason.contains("finalized"));
+    net.drop_requests(1);
     net.end();
 }
 

@@ -111,6 +111,7 @@ fn a_bulk_of_an_engine_that_was_restarted() {
     assert_eq!(net.hosts[0].body(op).len(), 1);
     let owner = net.hosts[1].incarnation;
     net.restart(1, true);
+    net.settle();
     let far = net.expose(1, TOKEN, vec![1; 100], true, true);
     let peer = net.peer(0, 1);
     for pull in [true, false] {

@@ -115,7 +115,7 @@ fn the_server_pulls_from_a_caller_that_does_not_listen() {
     let owner = net.hosts[0].incarnation;
     let remote = Remote { peer: arrived.peer.id, owner, token: TOKEN, offset: 0 };
     let pull = net.transfer_to(1, true, remote, &target, Duration::from_secs(9));
-    net.settle();
+    net.advance(MOMENT);
     assert_moved(&net, 1, pull, source.len());
     assert!(target.bytes() == source);
     net.with_host(1, |host| host.answer(arrived.request, b"ok").unwrap());

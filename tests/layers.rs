@@ -1,0 +1,198 @@
+//! Holds the code to the layers of DESIGN.md: reads what each file of `src` names, and fails on what it must not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What the files of a layer must not name. Tests inside a layer are held to it too, but for `relaxed_in_tests`.
+struct Layer {
+    folder: &'static str,
+    forbidden: &'static [&'static str],
+    relaxed_in_tests: &'static [&'static str],
+}
+
+const LAYERS: &[Layer] = &[
+    // No input or output, no clock, no threads, no locks.
+    Layer {
+        folder: "proto/",
+        forbidden: &[
+            "crate::transport",
+            "crate::progress",
+            "crate::rpc",
+            "crate::bulk",
+            "crate::engine",
+            "crate::endpoint",
+            "crate::memory",
+            "std::net",
+            "std::thread",
+            "std::sync::Mutex",
+            "std::sync::RwLock",
+            "std::sync::mpsc",
+            "parking_lot",
+            "mio::",
+            "libc::",
+            "Instant::now",
+            "SystemTime",
+            "unsafe",
+        ],
+        relaxed_in_tests: &["std::thread", "Instant::now", "std::sync::Mutex"],
+    },
+    Layer {
+        folder: "transport/",
+        forbidden: &["crate::proto", "crate::progress", "crate::rpc", "crate::bulk", "crate::engine", "crate::endpoint"],
+        relaxed_in_tests: &[],
+    },
+    Layer {
+        folder: "memory/",
+        forbidden: &[
+            "crate::proto",
+            "crate::transport",
+            "crate::progress",
+            "crate::rpc",
+            "crate::bulk",
+            "crate::engine",
+            "crate::endpoint",
+        ],
+        relaxed_in_tests: &[],
+    },
+    Layer {
+        folder: "progress/",
+        forbidden: &["crate::rpc", "crate::bulk", "crate::engine", "crate::endpoint", "crate::Engine", "crate::Endpoint"],
+        relaxed_in_tests: &[],
+    },
+];
+
+/// Where `unsafe` may stand.
+const UNSAFE: &[&str] =
+    &["memory/", "transport/tcp/sys.rs", "progress/fork.rs", "bulk/exposed.rs", "bulk/scope.rs"];
+
+/// A file says one thing: over this many lines there is a second thing in it.
+const MAX_LINES: usize = 500;
+
+/// A file of `src`, with its path from there and its lines, comments taken out.
+struct Source {
+    path: String,
+    lines: Vec<String>,
+}
+
+impl Source {
+    fn new(path: &str, text: &str) -> Source {
+        Source { path: path.to_owned(), lines: text.lines().map(|line| code(line).to_owned()).collect() }
+    }
+
+    fn is_test(&self) -> bool {
+        self.path.contains("/tests") || self.path.starts_with("tests")
+    }
+}
+
+/// The part of a line before a comment. (A `//` in a text is taken for one, which hides no import.)
+fn code(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+fn sources() -> Vec<Source> {
+    fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                visit(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    visit(&root, &mut found);
+    assert!(found.len() > 30, "{} files found", found.len());
+    let relative = |path: &Path| path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+    found.iter().map(|path| Source::new(&relative(path), &fs::read_to_string(path).unwrap())).collect()
+}
+
+/// `super::…` and the groups of `use crate::{a, b}` as full paths, so that no spelling of an import is missed.
+fn names(source: &Source) -> String {
+    let mut text = source.lines.join("\n");
+    // Modules of the crate that a group names.
+    for start in ["crate::{", "super::{"] {
+        let mut from = 0;
+        while let Some(at) = text[from..].find(start) {
+            let begin = from + at + start.len();
+            let end = begin + text[begin..].find("};").unwrap_or(0);
+            let members: Vec<String> = text[begin..end].split(',').map(|member| format!("{}{}", &start[..7], member.trim())).collect();
+            text.insert_str(end, &format!("\n{}\n", members.join("\n")));
+            from = end;
+        }
+    }
+    // From a file right below the root, and from one a level deeper, `super` leads to the crate.
+    let depth = source.path.matches('/').count();
+    let up = "super::".repeat(depth + 1);
+    let above = "super::".repeat(depth);
+    text = text.replace(&up, "crate::");
+    if source.path.ends_with("/mod.rs") && depth > 0 {
+        text = text.replace(&above, "crate::");
+    }
+    text
+}
+
+/// What is wrong with a file, in words.
+fn complaints(source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    let text = names(source);
+    for layer in LAYERS.iter().filter(|layer| source.path.starts_with(layer.folder)) {
+        for forbidden in layer.forbidden {
+            let relaxed = source.is_test() && layer.relaxed_in_tests.contains(forbidden);
+            if text.contains(forbidden) && !relaxed {
+                found.push(format!("{} must not name `{forbidden}`", source.path));
+            }
+        }
+    }
+    let has_unsafe = |line: &String| line.contains("unsafe {") || line.contains("unsafe impl") || line.contains("unsafe fn");
+    if source.lines.iter().any(has_unsafe) && !UNSAFE.iter().any(|place| source.path.starts_with(place)) {
+        found.push(format!("{} must not have `unsafe`", source.path));
+    }
+    if source.lines.len() > MAX_LINES && !source.is_test() {
+        found.push(format!("{} has {} lines", source.path, source.lines.len()));
+    }
+    found
+}
+
+#[test]
+fn every_file_keeps_to_its_layer() {
+    let found: Vec<String> = sources().iter().flat_map(complaints).collect();
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn a_file_that_does_not_is_found() {
+    for (path, text, part) in [
+        ("proto/bad.rs", "use crate::transport::Link;", "crate::transport"),
+        ("proto/bad.rs", "use crate::{Address, memory::Slice};", "crate::memory"),
+        ("proto/bad.rs", "use crate::{\n    Address,\n    progress::Core,\n};", "crate::progress"),
+        ("proto/bad.rs", "fn f() { let now = Instant::now(); }", "Instant::now"),
+        ("proto/bad.rs", "use parking_lot::Mutex;", "parking_lot"),
+        ("transport/bad.rs", "use super::super::proto::Proto;", "crate::proto"),
+        ("transport/mod.rs", "use super::proto::Proto;", "crate::proto"),
+        ("transport/tcp/bad.rs", "use super::super::super::progress::Core;", "crate::progress"),
+        ("progress/bad.rs", "use crate::Engine;", "crate::Engine"),
+        ("memory/bad.rs", "fn f(p: &crate::proto::Status) {}", "crate::proto"),
+        ("rpc/bad.rs", "fn f() { unsafe { g() } }", "`unsafe`"),
+        ("rpc/bad.rs", &"\n".repeat(MAX_LINES + 1), "lines"),
+    ] {
+        let found = complaints(&Source::new(path, text));
+        assert!(found.iter().any(|complaint| complaint.contains(part)), "{path}: {text}: {found:?}");
+    }
+}
+
+#[test]
+fn what_is_allowed_is_not_found() {
+    for (path, text) in [
+        ("proto/good.rs", "use std::time::Instant; // never Instant::now\nuse super::wire::Message;"),
+        ("proto/mod.rs", "use crate::{Address, Scheme};"),
+        ("transport/tcp/good.rs", "use super::super::{Link, Sink};\nuse crate::memory::Slice;"),
+        ("progress/good.rs", "use crate::proto::Proto;\nuse crate::transport::Transport;"),
+        ("memory/good.rs", "fn f() { unsafe { g() } }"),
+        ("proto/tests/good.rs", "fn f() { let now = Instant::now(); }"),
+    ] {
+        let found = complaints(&Source::new(path, text));
+        assert!(found.is_empty(), "{path}: {text}: {found:?}");
+    }
+}
