@@ -62,8 +62,7 @@ const LAYERS: &[Layer] = &[
 ];
 
 /// Where `unsafe` may stand.
-const UNSAFE: &[&str] =
-    &["memory/", "transport/tcp/sys.rs", "progress/fork.rs", "bulk/exposed.rs", "bulk/scope.rs"];
+const UNSAFE: &[&str] = &["memory/", "transport/tcp/sys.rs", "progress/fork.rs", "bulk/exposed.rs", "bulk/scope.rs"];
 
 /// A file says one thing: over this many lines there is a second thing in it.
 const MAX_LINES: usize = 500;
@@ -117,7 +116,8 @@ fn names(source: &Source) -> String {
         while let Some(at) = text[from..].find(start) {
             let begin = from + at + start.len();
             let end = begin + text[begin..].find("};").unwrap_or(0);
-            let members: Vec<String> = text[begin..end].split(',').map(|member| format!("{}{}", &start[..7], member.trim())).collect();
+            let members: Vec<String> =
+                text[begin..end].split(',').map(|member| format!("{}{}", &start[..7], member.trim())).collect();
             text.insert_str(end, &format!("\n{}\n", members.join("\n")));
             from = end;
         }

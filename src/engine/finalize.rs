@@ -99,7 +99,9 @@ pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
     }
     let first = finalizing.stage.compare_exchange(RUNNING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
     // A handler can't wait for itself, and neither can a callback of what follows.
-    let inside = in_job(&shared.core) || shared.core.is_driving() || CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation);
+    let inside = in_job(&shared.core)
+        || shared.core.is_driving()
+        || CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation);
     if first && inside {
         let shared = shared.clone();
         let name = "calomel-finalize".to_owned();

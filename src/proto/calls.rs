@@ -242,6 +242,9 @@ impl<E: Env> Proto<E> {
                 link.drop_streams(|s| s.kind == Stream::Request && s.id == wire_id(id));
             }
         }
+        if let Some(Arriving { leases, .. }) = call.answer {
+            self.release(call.link, leases);
+        }
         self.outputs.push_back(Output::CallDone { waiter: call.waiter, result });
     }
 
@@ -302,7 +305,7 @@ impl<E: Env> Proto<E> {
         } else if body.len() as u64 == size {
             let answer = Answer { link: id, procedure, body: Body::Small(body.to_vec()), shape: shape.to_vec(), leases };
             self.end_call(key, Ok(answer));
-        } else if body.is_empty() {
+        } else if body.is_empty() && call.answer.is_none() {
             let memory = E::Memory::allocate(size as usize);
             call.answer = Some(Arriving { memory, arrived: 0, shape: shape.to_vec(), leases });
         } else {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::wire::{Message, Range, Status};
-use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto};
+use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto, Stage};
 
 /// What peers may do with exposed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,9 @@ impl<E: Env> Proto<E> {
 
     /// The memory that a range means, if whoever names it may do that with it.
     pub(super) fn check(&self, range: Range, write: bool) -> Result<E::Memory, Status> {
+        if self.stage == Stage::Closed {
+            return Err(Status::Finalizing);
+        }
         if range.owner != self.incarnation {
             return Err(Status::Restarted);
         }
@@ -123,8 +126,9 @@ impl<E: Env> Proto<E> {
     pub(super) fn handle_release(&mut self, link: LinkId, leases: Leases) {
         let entry = &mut self.links[link];
         // The count is the peer's word: no more steps than there are leases.
-        let count = (leases.count as usize).min(entry.leases.len().max(1)) as u64;
-        for number in leases.first..leases.first.saturating_add(count) {
+        let range = leases.first..leases.first.saturating_add(u64::from(leases.count));
+        let numbers: Vec<u64> = entry.leases.range(range).map(|(number, _)| *number).collect();
+        for number in numbers {
             if let Some(LeaseOut { lease, .. }) = entry.leases.remove(&number) {
                 self.outputs.push_back(Output::Unleased(lease));
             }

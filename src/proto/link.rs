@@ -1,6 +1,6 @@
 //! One connection: what waits to be sent, and what arrives.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -77,8 +77,10 @@ pub(super) struct Link<E: Env> {
     pub announced: u64,
     /// Requests of the peer by its own number.
     pub requests: HashMap<u64, RequestId>,
+    /// Those of them that were cancelled: nothing is expected of the peer on their account.
+    pub cancelled: usize,
     pub pushes: HashMap<u64, IncomingPush<E>>,
-    pub leases: HashMap<u64, LeaseOut<E::Lease>>,
+    pub leases: BTreeMap<u64, LeaseOut<E::Lease>>,
     pub next_lease: u64,
     /// One-way calls of this side that the peer has not reported as handled.
     pub one_way_out: u32,
@@ -90,8 +92,10 @@ pub(super) struct Link<E: Env> {
     pub pending: usize,
     pub last_heard: Instant,
     /// How much the peer's system had acknowledged when it was last asked.
-    pub acknowledged: u64,
+    pub acknowledged: Option<u64>,
     pub heartbeat_armed: bool,
+    /// Since when somebody else claims to be this peer.
+    pub challenged: Option<Instant>,
 }
 
 /// The payload that is arriving.
@@ -149,16 +153,18 @@ impl<E: Env> Link<E> {
             names: HashMap::new(),
             announced: 0,
             requests: HashMap::new(),
+            cancelled: 0,
             pushes: HashMap::new(),
-            leases: HashMap::new(),
+            leases: BTreeMap::new(),
             next_lease: 0,
             one_way_out: 0,
             awaiting_credit: Vec::new(),
             one_way_handled: 0,
             pending: 0,
             last_heard: now,
-            acknowledged: 0,
+            acknowledged: None,
             heartbeat_armed: false,
+            challenged: None,
         }
     }
 
@@ -177,10 +183,14 @@ impl<E: Env> Link<E> {
 
     /// True while something is expected of the peer.
     pub(super) fn is_busy(&self) -> bool {
-        self.pending > 0 || self.in_flight || !self.requests.is_empty() || !self.pushes.is_empty() || !self.streams.is_empty()
+        self.pending > 0
+            || self.in_flight
+            || self.requests.len() > self.cancelled
+            || !self.pushes.is_empty()
+            || !self.streams.is_empty()
     }
 
-    fn wants_to_send(&self) -> bool {
+    pub(super) fn wants_to_send(&self) -> bool {
         match self.state {
             State::Dialling => false,
             // An accepted link answers the greeting, it does not begin: so it speaks when its state is `Open`, or when it
@@ -276,13 +286,15 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// What the peer's system has acknowledged so far, as [`Output::AskAcknowledged`] asked. If that has become more, the
+    /// What the peer's system has acknowledged so far, as [`Output::AskAcknowledged`] asked; 0 when nothing is on its way. If that has become more, the
     /// peer lives, though what it says waits behind what it is sent.
     pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
-        if let Some(link) = self.links.get_mut(id).filter(|link| bytes > link.acknowledged) {
-            link.acknowledged = bytes;
+        let Some(link) = self.links.get_mut(id) else { return };
+        // The first answer says nothing of when that was.
+        if link.acknowledged.is_some_and(|before| bytes > before) {
             link.last_heard = now;
         }
+        link.acknowledged = (bytes > 0).then_some(bytes);
     }
 
     /// Takes what it can of the bytes that arrived on a link. An error says how the peer broke the protocol: the link is to

@@ -146,7 +146,9 @@ pub(crate) enum Output<E: Env> {
         payload: Option<E::Memory>,
     },
     /// Find out how much of what was sent the peer's system has, and report `handle_acknowledged`.
-    AskAcknowledged { link: LinkId },
+    AskAcknowledged {
+        link: LinkId,
+    },
     /// Drop the link, without reporting back.
     Close {
         link: LinkId,

@@ -70,7 +70,13 @@ impl<E: Env> Proto<E> {
             self.sweep();
             self.sweep_at = (2 * self.peers.len()).max(64);
         }
-        self.peers.insert_with_key(|id| Peer { tag: Arc::new(PeerTag { id, address }), dial, link: None, incarnation: None, ticket: None })
+        self.peers.insert_with_key(|id| Peer {
+            tag: Arc::new(PeerTag { id, address }),
+            dial,
+            link: None,
+            incarnation: None,
+            ticket: None,
+        })
     }
 
     /// Forgets peers that are not connected and that nobody refers to.
@@ -143,7 +149,7 @@ impl<E: Env> Proto<E> {
         // Who was dialled is who it should be, as far as addresses go.
         let peer = match link.peer.filter(|peer| self.peers.contains_key(*peer)) {
             Some(peer) => peer,
-            None => self.recognize(&hello, &remote),
+            None => self.recognize(&hello, &remote, now),
         };
         // What the peer shows when it dials this engine again. Nobody else can know it.
         let ticket = self.ticket(hello.incarnation);
@@ -191,7 +197,7 @@ impl<E: Env> Proto<E> {
     /// Nobody is believed to be somebody that there is a link with. A claim of an address that was looked up and never
     /// reached is believed, if it is on the host that the connection comes from: that is how an engine that can't be dialled
     /// is reached at its address.
-    fn recognize(&mut self, hello: &Hello, remote: &Address) -> PeerId {
+    fn recognize(&mut self, hello: &Hello, remote: &Address, now: Instant) -> PeerId {
         let proved = hello.ticket == Some(self.ticket(hello.incarnation));
         let known = self.by_incarnation.get(&hello.incarnation).filter(|_| proved);
         if let Some(known) = known.filter(|id| self.peers.contains_key(**id)) {
@@ -201,8 +207,12 @@ impl<E: Env> Proto<E> {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
             _ => address.scheme() == Scheme::Loop && remote.scheme() == Scheme::Loop,
         };
-        let addresses: Vec<Address> =
-            hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
+        let addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
+        // Either the peer at that address has been replaced, or this one lies.
+        let claimed = addresses.iter().filter_map(|address| self.peers.get(*self.by_address.get(address)?));
+        let doubted: Vec<LinkId> =
+            claimed.filter(|peer| peer.incarnation != Some(hello.incarnation)).filter_map(|peer| peer.link).collect();
+        doubted.into_iter().for_each(|link| self.challenge(link, now));
         let unmet = |id: &PeerId| self.peers.get(*id).is_some_and(|peer| peer.link.is_none() && peer.incarnation.is_none());
         let looked_up = addresses.iter().filter_map(|address| self.by_address.get(address)).copied().find(unmet);
         let peer = looked_up.unwrap_or_else(|| {

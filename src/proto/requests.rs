@@ -180,13 +180,17 @@ impl<E: Env> Proto<E> {
             let Some(request) = self.requests.get_mut(key) else { return };
             if request.body.is_none() {
                 // It still counts against the limit, until its handler is done with it.
-                request.cancelled = true;
+                if !std::mem::replace(&mut request.cancelled, true) {
+                    link.cancelled += 1;
+                }
                 self.outputs.push_back(Output::Cancelled { request: key });
                 return;
             }
             let one_way = request.one_way;
             self.announced_over(key);
-            self.requests.remove(key);
+            if let Some(Arriving { leases, .. }) = self.requests.remove(key).and_then(|request| request.body) {
+                self.release(id, leases);
+            }
             self.links[id].requests.remove(&number);
             if one_way {
                 self.one_way_over(id);
@@ -216,6 +220,7 @@ impl<E: Env> Proto<E> {
         let link = &mut self.links[id];
         link.requests.remove(&call);
         if cancelled {
+            link.cancelled -= 1;
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
             if one_way {
                 self.one_way_over(id);

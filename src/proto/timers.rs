@@ -1,6 +1,6 @@
 //! What happens because time passes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::wire::Message;
 use super::{CallId, Env, Failure, LinkId, Output, Proto, TransferId};
@@ -13,9 +13,14 @@ pub(super) enum Timer {
     Transfer(TransferId),
     /// A link has to be open by then.
     Greeting(LinkId),
+    /// Has a peer that somebody else claims to be said something?
+    Challenge(LinkId),
     /// Has the peer been heard?
     Heartbeat(LinkId),
 }
+
+/// A peer that is there answers in far less.
+const CHALLENGE: Duration = Duration::from_secs(1);
 
 impl<E: Env> Proto<E> {
     /// Does whatever was to be done by `now`.
@@ -26,6 +31,7 @@ impl<E: Env> Proto<E> {
             }
             self.timers.pop_first();
             match timer {
+                Timer::Challenge(link) => self.challenge_due(link),
                 Timer::Call(call) => self.abandon_call(call, Failure::Timeout),
                 Timer::Transfer(transfer) => self.abandon_transfer(transfer, Failure::Timeout),
                 Timer::Greeting(link) => self.greeting_due(link),
@@ -45,11 +51,29 @@ impl<E: Env> Proto<E> {
     pub(super) fn watch(&mut self, id: LinkId, now: Instant) {
         let interval = self.config.silence / 3;
         let link = &mut self.links[id];
-        if link.is_open() && !link.heartbeat_armed && link.is_busy() {
+        if link.is_open() && !link.heartbeat_armed && (link.is_busy() || link.wants_to_send()) {
             link.heartbeat_armed = true;
             // What was not expected of it before, it need not have said.
             link.last_heard = now;
+            link.acknowledged = None;
             self.timers.insert((now + interval, Timer::Heartbeat(id)));
+            self.outputs.push_back(Output::AskAcknowledged { link: id });
+        }
+    }
+
+    /// Somebody claims to be at the address of a peer that there is a link with. If that has been replaced, it won't answer.
+    pub(super) fn challenge(&mut self, id: LinkId, now: Instant) {
+        let Some(link) = self.links.get_mut(id).filter(|link| link.challenged.is_none()) else { return };
+        link.challenged = Some(now);
+        link.say(&Message::Ping, &[]);
+        self.timers.insert((now + (self.config.silence / 3).min(CHALLENGE), Timer::Challenge(id)));
+        self.mark_ready(id);
+    }
+
+    fn challenge_due(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        if link.challenged.take().is_some_and(|since| link.last_heard <= since) {
+            self.close(id, Failure::PeerRestarted);
         }
     }
 

@@ -11,9 +11,9 @@ use std::task::Poll;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{bounded, codec};
 use super::request::{HANDLING, Request, Responder};
 use super::shape::Shape;
+use super::{bounded, codec};
 use crate::engine::Shared;
 use crate::progress::{Handler, Job, Kind, Live, Work};
 use crate::proto::{Body, Incoming, Status};

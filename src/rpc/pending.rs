@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::{bounded, codec};
 use super::procedure::ProcedureInfo;
 use super::shape::Shape;
+use super::{bounded, codec};
 use crate::engine::Shared;
 use crate::progress::{Completion, Live, Outcome, error_of, with_sleeper};
 use crate::proto::{Answer, Body, CallId, Failure};

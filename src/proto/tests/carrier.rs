@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use super::env::TestEnv;
 use super::net::Net;
 use super::wires::{End, Item, NOBODY, Packet, Payload, Wire};
-use super::env::TestEnv;
 use super::{LinkId, Output};
 use crate::Address;
 
@@ -111,7 +111,8 @@ impl Net {
             Output::Connect { link, address } => self.connect(number, link, &address),
             Output::Transmit { link, bytes, payload } => {
                 let Some(&(wire, side)) = host.wires.get(&link) else { return };
-                let waiting = self.wires[wire].ends[side].outgoing.iter().any(|(_, item)| matches!(item, Item::Packet(p) if p.report));
+                let waiting =
+                    self.wires[wire].ends[side].outgoing.iter().any(|(_, item)| matches!(item, Item::Packet(p) if p.report));
                 assert!(!waiting, "a transmit before the last one was reported as sent");
                 if self.settings.report_late {
                     self.put(wire, side, Item::Packet(Packet::new(bytes, payload)));
@@ -122,7 +123,10 @@ impl Net {
             }
             Output::AskAcknowledged { link } => {
                 let Some(&(wire, side)) = host.wires.get(&link) else { return };
-                host.proto.handle_acknowledged(link, self.wires[wire].ends[side].delivered, self.now);
+                let end = &self.wires[wire].ends[side];
+                // When all of it is there, what follows is up to the peer itself.
+                let acknowledged = if end.outgoing.is_empty() { 0 } else { end.delivered };
+                host.proto.handle_acknowledged(link, acknowledged, self.now);
             }
             Output::Close { link } => {
                 let Some((wire, side)) = host.wires.remove(&link) else { return };

@@ -106,7 +106,18 @@ fn lies_that_end_the_connection() {
     let named = |name| match request(5, 0) {
         Message::Request { call, provider, budget_us, shape, leases, size, .. } => {
             let (one_way, want_shape) = (false, false);
-            Message::Request { call, procedure: 1, name: Some(name), provider, budget_us, one_way, want_shape, shape, leases, size }
+            Message::Request {
+                call,
+                procedure: 1,
+                name: Some(name),
+                provider,
+                budget_us,
+                one_way,
+                want_shape,
+                shape,
+                leases,
+                size,
+            }
         }
         _ => unreachable!(),
     };
@@ -117,8 +128,14 @@ fn lies_that_end_the_connection() {
         ("a call made twice", super::raw::frame(&request(1, 0), b"")),
         ("part of a body", super::raw::frame(&request(5, 10), b"abc")),
         ("more than the body", super::raw::frame(&request(5, 1), b"abc")),
-        ("a chunk that is too long", super::raw::frame(&Message::Data { stream: Stream::Push, id: 8, offset: 0, len: CHUNK as u32 + 1 }, b"")),
-        ("a chunk of nearly everything", super::raw::frame(&Message::Data { stream: Stream::Push, id: 8, offset: 0, len: u32::MAX }, b"")),
+        (
+            "a chunk that is too long",
+            super::raw::frame(&Message::Data { stream: Stream::Push, id: 8, offset: 0, len: CHUNK as u32 + 1 }, b""),
+        ),
+        (
+            "a chunk of nearly everything",
+            super::raw::frame(&Message::Data { stream: Stream::Push, id: 8, offset: 0, len: u32::MAX }, b""),
+        ),
         ("a chunk in the wrong place", data(Stream::Request, 2, 1, b"abc")),
         ("a chunk beyond the end", data(Stream::Request, 2, 0, &[0; 101])),
         ("a chunk before the beginning", data(Stream::Push, 3, u64::MAX, b"abc")),
@@ -254,7 +271,8 @@ fn nobody_ends_what_others_do() {
         super::host::Id::Transfer(id) => super::wire_id(id),
     };
     let (call_id, pull_id) = (number(net.hosts[0].ids[&op]), number(net.hosts[0].ids[&pull]));
-    let mut bytes = super::raw::frame(&Message::Response { call: call_id, shape: Bytes(b""), leases: Leases::default(), size: 3 }, b"lie");
+    let mut bytes =
+        super::raw::frame(&Message::Response { call: call_id, shape: Bytes(b""), leases: Leases::default(), size: 3 }, b"lie");
     wire::put(&mut bytes, &Message::Refuse { call: call_id, status: Status::NoResponse }, b"");
     wire::put(&mut bytes, &Message::Done { transfer: pull_id, status: Status::Revoked }, b"");
     bytes.extend(data(Stream::Pull, pull_id, 0, &[66; 1000]));
@@ -280,7 +298,10 @@ fn a_payload_that_comes_before_its_operation() {
     let first = net.pull(0, 1, TOKEN, 0, &Mem::new(vec![0; 1000]));
     net.settle();
     let super::host::Id::Transfer(id) = net.hosts[0].ids[&first] else { unreachable!() };
-    for guess in (0..4).map(|version| super::wire_id(id) + (version << 33)).chain([super::wire_id(id) + (2 << 32), super::wire_id(id) + (1 << 32)]) {
+    for guess in (0..4)
+        .map(|version| super::wire_id(id) + (version << 33))
+        .chain([super::wire_id(id) + (2 << 32), super::wire_id(id) + (1 << 32)])
+    {
         let raw = net.raw_peer(0, 50);
         let mut bytes = data(Stream::Pull, guess, 0, &[66; 1000]);
         let last = bytes.pop().unwrap();

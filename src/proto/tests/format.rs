@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 use super::arbitrary::Known;
 use super::env::Random;
-use super::wire::{Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, PREAMBLE_LEN, Status, VERSIONS, greet, greeting, put, take};
+use super::wire::{
+    Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, PREAMBLE_LEN, Status, VERSIONS, greet, greeting, put, take,
+};
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }

@@ -45,7 +45,7 @@ pub enum Id {
 /// How an operation ended.
 #[derive(Debug)]
 pub enum Outcome {
-    Answered { body: Vec<u8>, large: bool, shape: Vec<u8>, leases: Leases, link: LinkId },
+    Answered { body: Vec<u8>, shape: Vec<u8>, leases: Leases, link: LinkId },
     Moved(usize),
     Failed(Failure),
 }
@@ -123,8 +123,8 @@ impl Host {
     pub fn answered(&mut self, op: Op, result: Result<Answer<TestEnv>, Failure>) {
         let outcome = match result {
             Ok(answer) => {
-                let (body, large) = body_of(&answer.body);
-                Outcome::Answered { body, large, shape: answer.shape, leases: answer.leases, link: answer.link }
+                let (body, _) = body_of(&answer.body);
+                Outcome::Answered { body, shape: answer.shape, leases: answer.leases, link: answer.link }
             }
             Err(failure) => Outcome::Failed(failure),
         };

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::env::Ticket;
-use super::net::{Call, Net, call};
 use super::host::Arrived;
+use super::net::{Call, Net, call};
 use super::{Content, Leases, Reply};
 
 const MOMENT: Duration = Duration::from_millis(1);

@@ -13,7 +13,9 @@ const MOMENT: Duration = Duration::from_millis(1);
 fn cost(net: &mut Net, what: Call) -> usize {
     net.call(0, 1, what);
     let wire = net.wires.len() - 1;
-    let Some((_, super::wires::Item::Packet(packet))) = net.wires[wire].ends[0].outgoing.back_mut() else { panic!("nothing is sent") };
+    let Some((_, super::wires::Item::Packet(packet))) = net.wires[wire].ends[0].outgoing.back_mut() else {
+        panic!("nothing is sent")
+    };
     let cost = packet.rest();
     net.settle();
     cost

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::env::{Mem, Op, Random, Ticket, live};
 use super::host::{Host, Id, content, served};
 use super::wires::{Item, Wire};
-use crate::Address;
 use super::{CallSpec, Config, Failure, Mode, PeerId, Rejected, Remote, Status};
+use crate::Address;
 
 /// Moments of time within which every story ends.
 const MOMENTS: usize = 50_000;

@@ -139,6 +139,7 @@ fn a_sender_of_many_notices_is_slowed_down() {
     net.hosts[0].begun.push(at_once);
     net.with_host(0, |host| host.proto.await_credit(peer, at_once));
     assert!(net.hosts[0].is_done(at_once));
+    net.advance(MOMENT);
     while !net.hosts[1].inbox.is_empty() {
         net.serve(1);
     }

@@ -1,9 +1,9 @@
 //! A peer that the test plays itself, byte by byte: it may say what no engine would.
 
+use super::PeerId;
 use super::net::Net;
 use super::wire::{self, Frame, Greeting, Hello, Message};
 use super::wires::{End, Item, NOBODY, Packet, Wire};
-use super::PeerId;
 
 /// The test's end of a connection.
 #[derive(Clone, Copy)]
@@ -78,13 +78,7 @@ impl Net {
         self.wires[raw.wire].ends[1 - raw.side].link.is_none()
     }
 
-    /// All that the host has said on the connection, its greeting left out, and payloads.
-    pub fn heard(&mut self, raw: Raw) -> Vec<String> {
-        let mut said = Vec::new();
-        self.each_heard(raw, |message| said.push(format!("{message:?}")));
-        said
-    }
-
+    /// Looks at all that the host has said on the connection, but for its greeting and payloads.
     pub fn each_heard(&self, raw: Raw, mut each: impl FnMut(&Message<'_>)) {
         let bytes = &self.wires[raw.wire].ends[raw.side].heard;
         let mut at = match wire::greeting(bytes) {

@@ -106,11 +106,8 @@ fn everybody_who_uses_the_memory_is_told() {
         }
         spared.push((host, net.pull(host, 1, TOKEN + 1, 0, &Mem::new(vec![0; LEN]))));
     }
-    for _ in 0..60 {
-        if !net.step() {
-            net.advance(MOMENT / 20);
-        }
-    }
+    net.settings.pace = MOMENT / 10;
+    net.advance(3 * MOMENT);
     net.revoke(1, TOKEN);
     net.settle();
     for (host, op) in doomed {

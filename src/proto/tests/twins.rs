@@ -23,7 +23,8 @@ fn echoing(order: bool) -> Net {
 
 /// The wire that a new call of this host takes.
 fn used(net: &mut Net, from: usize) -> usize {
-    let waiting = |net: &Net| -> Vec<_> { net.wires.iter().map(|wire| wire.ends.each_ref().map(|end| end.outgoing.len())).collect() };
+    let waiting =
+        |net: &Net| -> Vec<_> { net.wires.iter().map(|wire| wire.ends.each_ref().map(|end| end.outgoing.len())).collect() };
     let before = waiting(net);
     let op = net.call(from, 1 - from, call("which way?"));
     let wire = waiting(net).into_iter().zip(before).position(|(after, before)| after != before);
