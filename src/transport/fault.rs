@@ -1,1 +1,401 @@
+//! A transport that fails by plan, around one that works.
+//!
+//! It breaks the real thing: frames, sockets and memories are those of the transport inside. What it adds is what a network
+//! and a system may do at any time by the contract of [`Transport`]: dials that fail, connections that end or fall silent in
+//! the middle of anything, sends that find no room, and bytes that arrive in pieces.
 
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Capabilities, Landed, Link, LinkKey, Sent, Sink, Taken, Transport};
+use crate::memory::Slice;
+use crate::{Address, Result};
+
+/// How often things go wrong, in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Plan {
+    /// Of dials: they fail at once.
+    pub refused: u64,
+    /// Of links: they end after a number of operations.
+    pub cut: u64,
+    /// Of links: they stay, and carry nothing any more after a number of operations.
+    pub silent: u64,
+    /// Of sends: they find no room, and follow some polls later. While the driver sleeps there is always room: nothing
+    /// would wake it.
+    pub held: u64,
+    /// Of arrivals: they are offered in two pieces.
+    pub split: u64,
+}
+
+/// A link that is to fail does so within so many operations.
+const WITHIN: u64 = 60;
+/// What finds no room follows within so many polls.
+const POLLS: u64 = 64;
+
+/// Random numbers, the same for the same seed (splitmix64).
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Dice {
+        Dice(seed)
+    }
+
+    pub(crate) fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % below
+    }
+}
+
+/// The plan at work in one engine.
+#[derive(Clone)]
+pub(crate) struct Faults(Arc<State>);
+
+struct State {
+    plan: Plan,
+    ended: AtomicBool,
+    /// So many things went wrong.
+    count: AtomicUsize,
+    dice: Mutex<Dice>,
+    links: Mutex<HashMap<LinkKey, Arc<FaultyLink>>>,
+}
+
+impl Faults {
+    pub(crate) fn new(seed: u64, plan: Plan) -> Faults {
+        Faults(Arc::new(State {
+            plan,
+            ended: AtomicBool::new(false),
+            count: AtomicUsize::new(0),
+            dice: Mutex::new(Dice::new(seed)),
+            links: Mutex::default(),
+        }))
+    }
+
+    /// What [`EngineBuilder::wrap`](crate::EngineBuilder::wrap) takes.
+    pub(crate) fn wrapping(&self) -> impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static {
+        let state = self.0.clone();
+        move |inner| Box::new(Faulty { inner, state: state.clone(), desk: Arc::default() })
+    }
+
+    /// Nothing goes wrong from now on. What is silent already stays so.
+    pub(crate) fn end(&self) {
+        self.0.ended.store(true, Ordering::SeqCst);
+    }
+
+    /// So many things went wrong.
+    pub(crate) fn count(&self) -> usize {
+        self.0.count.load(Ordering::SeqCst)
+    }
+
+    /// Links that have not been closed by the engine.
+    pub(crate) fn links(&self) -> usize {
+        self.0.links.lock().len()
+    }
+}
+
+impl State {
+    fn roll(&self, below: u64) -> u64 {
+        self.dice.lock().roll(below)
+    }
+
+    /// True when something that goes wrong this often is to go wrong now.
+    fn happens(&self, thousandths: u64) -> bool {
+        let happens = !self.ended.load(Ordering::SeqCst) && self.roll(1000) < thousandths;
+        if happens {
+            self.count.fetch_add(1, Ordering::SeqCst);
+        }
+        happens
+    }
+
+    fn wrap(self: &Arc<Self>, key: LinkKey, inner: Arc<dyn Link>, desk: &Arc<Mutex<Desk>>) -> Arc<dyn Link> {
+        let fate = if self.happens(self.plan.cut) {
+            Fate::Cut { after: self.roll(WITHIN) }
+        } else if self.happens(self.plan.silent) {
+            Fate::Silent { after: self.roll(WITHIN) }
+        } else {
+            Fate::Sound
+        };
+        let link = Arc::new(FaultyLink {
+            key,
+            inner,
+            state: self.clone(),
+            desk: desk.clone(),
+            fate: Mutex::new(fate),
+            sending: AtomicBool::new(false),
+            held: Mutex::new(None),
+        });
+        self.links.lock().insert(key, link.clone());
+        link
+    }
+
+    /// What becomes of the next thing that happens on a link.
+    fn next(&self, key: LinkKey) -> Next {
+        let link = self.links.lock().get(&key).cloned();
+        link.map_or(Next::Goes, |link| link.next())
+    }
+}
+
+fn cut() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, "cut by plan")
+}
+
+/// What is in store for a link.
+enum Fate {
+    Sound,
+    Cut { after: u64 },
+    Silent { after: u64 },
+}
+
+/// What becomes of one operation.
+enum Next {
+    Goes,
+    /// The link ends instead.
+    Cut,
+    /// It is lost, and so is all that follows.
+    Lost,
+}
+
+/// What one transport has held back.
+#[derive(Default)]
+struct Desk {
+    polls: u64,
+    /// The driver sleeps, or is about to: nothing is held back from now on.
+    parked: bool,
+    /// At which poll it goes out, and whose it is.
+    waiting: Vec<(u64, LinkKey)>,
+}
+
+struct FaultyLink {
+    key: LinkKey,
+    inner: Arc<dyn Link>,
+    state: Arc<State>,
+    desk: Arc<Mutex<Desk>>,
+    fate: Mutex<Fate>,
+    /// A send has not been reported as done.
+    sending: AtomicBool,
+    held: Mutex<Option<(Vec<u8>, Option<Slice>)>>,
+}
+
+impl FaultyLink {
+    fn next(&self) -> Next {
+        let mut fate = self.fate.lock();
+        let ended = self.state.ended.load(Ordering::SeqCst);
+        match &mut *fate {
+            Fate::Silent { after: 0 } => Next::Lost,
+            _ if ended => Next::Goes,
+            Fate::Sound => Next::Goes,
+            Fate::Cut { after: 0 } => Next::Cut,
+            Fate::Cut { after } | Fate::Silent { after } => {
+                *after -= 1;
+                Next::Goes
+            }
+        }
+    }
+
+    fn hand_over(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        let sent = self.inner.send(bytes, payload);
+        if let Sent::All(_) = sent {
+            self.sending.store(false, Ordering::SeqCst);
+        }
+        sent
+    }
+}
+
+impl Link for FaultyLink {
+    fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        assert!(!self.sending.swap(true, Ordering::SeqCst), "a send before the last one was reported");
+        match self.next() {
+            Next::Goes => {}
+            Next::Cut => {
+                // The other side may have got it, or not.
+                if self.state.roll(2) == 0 {
+                    drop(self.inner.send(bytes, payload));
+                }
+                return Sent::Failed(cut());
+            }
+            Next::Lost => return Sent::Later,
+        }
+        if self.state.happens(self.state.plan.held) {
+            let later = self.state.roll(POLLS) + 1;
+            let mut desk = self.desk.lock();
+            if !desk.parked {
+                *self.held.lock() = Some((bytes, payload));
+                let due = desk.polls + later;
+                desk.waiting.push((due, self.key));
+                return Sent::Later;
+            }
+        }
+        self.hand_over(bytes, payload)
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.inner.acknowledged()
+    }
+
+    fn close(&self) {
+        self.state.links.lock().remove(&self.key);
+        self.inner.close();
+    }
+}
+
+struct Faulty {
+    inner: Box<dyn Transport>,
+    state: Arc<State>,
+    desk: Arc<Mutex<Desk>>,
+}
+
+impl Faulty {
+    fn sink<'a>(&'a self, outer: &'a mut dyn Sink) -> FaultySink<'a> {
+        FaultySink { outer, state: &self.state, desk: &self.desk }
+    }
+
+    /// Sends what was held back long enough. True when there was anything.
+    fn release(&self, sink: &mut dyn Sink) -> bool {
+        let due: Vec<LinkKey> = {
+            let mut desk = self.desk.lock();
+            desk.polls += 1;
+            let now = desk.polls;
+            desk.waiting.extract_if(.., |(at, _)| *at <= now).map(|(_, key)| key).collect()
+        };
+        for key in &due {
+            let link = self.state.links.lock().get(key).cloned();
+            let Some(link) = link else { continue };
+            let held = link.held.lock().take();
+            let Some((bytes, payload)) = held else { continue };
+            match link.hand_over(bytes, payload) {
+                Sent::All(buffer) => sink.sent(*key, buffer),
+                Sent::Later => {}
+                Sent::Failed(error) => sink.closed(*key, error),
+            }
+        }
+        !due.is_empty()
+    }
+}
+
+impl Transport for Faulty {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn resolve(&self, address: &Address) -> Result<Address> {
+        self.inner.resolve(address)
+    }
+
+    fn listen(&self, address: &Address) -> Result<Address> {
+        self.inner.listen(address)
+    }
+
+    fn stop_listening(&self) {
+        self.inner.stop_listening();
+    }
+
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
+        if self.state.happens(self.state.plan.refused) {
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "refused by plan"));
+        }
+        self.inner.connect(key, address, &|link| attach(self.state.wrap(key, link, &self.desk)))
+    }
+
+    fn poll(&self, sink: &mut dyn Sink) -> bool {
+        let released = self.release(sink);
+        self.inner.poll(&mut self.sink(sink)) || released
+    }
+
+    fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink) {
+        self.inner.ready(token, event, &mut self.sink(sink));
+    }
+
+    fn park(&self) -> bool {
+        {
+            let mut desk = self.desk.lock();
+            if !desk.waiting.is_empty() {
+                return false;
+            }
+            desk.parked = true;
+        }
+        self.inner.park()
+    }
+
+    fn unpark(&self) {
+        self.desk.lock().parked = false;
+        self.inner.unpark();
+    }
+}
+
+struct FaultySink<'a> {
+    outer: &'a mut dyn Sink,
+    state: &'a Arc<State>,
+    desk: &'a Arc<Mutex<Desk>>,
+}
+
+impl FaultySink<'_> {
+    /// Reports something, or what becomes of it.
+    fn report(&mut self, key: LinkKey, report: impl FnOnce(&mut dyn Sink)) {
+        match self.state.next(key) {
+            Next::Goes => report(self.outer),
+            Next::Cut => self.outer.closed(key, cut()),
+            Next::Lost => {}
+        }
+    }
+
+    fn in_two(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+        let at = 1 + self.state.roll(bytes.len() as u64 - 1) as usize;
+        let first = self.outer.bytes(key, &bytes[..at])?;
+        if first.place.is_some() {
+            return Some(first);
+        }
+        let second = self.outer.bytes(key, &bytes[first.used..])?;
+        Some(Taken { used: first.used + second.used, ..second })
+    }
+}
+
+impl Sink for FaultySink<'_> {
+    fn accepted(&mut self, remote: Address) -> LinkKey {
+        self.outer.accepted(remote)
+    }
+
+    fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>) {
+        self.outer.attach(key, self.state.wrap(key, link, self.desk));
+    }
+
+    fn connected(&mut self, key: LinkKey) {
+        self.report(key, |sink| sink.connected(key));
+    }
+
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+        match self.state.next(key) {
+            Next::Goes if bytes.len() > 1 && self.state.happens(self.state.plan.split) => self.in_two(key, bytes),
+            Next::Goes => self.outer.bytes(key, bytes),
+            Next::Cut => {
+                self.outer.closed(key, cut());
+                None
+            }
+            Next::Lost => Some(Taken { used: bytes.len(), place: None }),
+        }
+    }
+
+    fn placed(&mut self, key: LinkKey, landed: Landed) {
+        self.report(key, |sink| sink.placed(key, landed));
+    }
+
+    fn heard(&mut self, key: LinkKey) {
+        self.report(key, |sink| sink.heard(key));
+    }
+
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>) {
+        if let Some(link) = self.state.links.lock().get(&key) {
+            link.sending.store(false, Ordering::SeqCst);
+        }
+        self.report(key, |sink| sink.sent(key, buffer));
+    }
+
+    fn closed(&mut self, key: LinkKey, cause: io::Error) {
+        self.outer.closed(key, cause);
+    }
+}
