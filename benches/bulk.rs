@@ -65,16 +65,16 @@ fn define(engine: &Engine) -> calomel::Result<()> {
     Ok(())
 }
 
-fn measure(plan: Plan) -> Outcome {
-    let mut report = Report::new("bulk", plan)?;
+fn measure(plan: &Plan) -> Outcome {
+    let mut report = Report::new("bulk", plan);
     tcp(plan, &mut report)?;
     in_process(plan, &mut report)?;
     report.finish()?;
     Ok(())
 }
 
-fn tcp(plan: Plan, report: &mut Report) -> Outcome {
-    let server = Server::start()?;
+fn tcp(plan: &Plan, report: &mut Report<'_>) -> Outcome {
+    let server = Server::start(plan)?;
     let mut raw = raw::Connection::open(server.raw)?;
     let engine = Engine::client("tcp")?;
     against(plan, report, &engine, &server.address, "tcp", |direction, buffer, warm_up, count, samples| {
@@ -87,7 +87,7 @@ fn tcp(plan: Plan, report: &mut Report) -> Outcome {
 }
 
 /// Both engines in this process.
-fn in_process(plan: Plan, report: &mut Report) -> Outcome {
+fn in_process(plan: &Plan, report: &mut Report<'_>) -> Outcome {
     let server = Engine::server(format!("loop://bench-bulk-{}", process::id()))?;
     define(&server)?;
     let engine = Engine::client("loop")?;
@@ -106,8 +106,8 @@ fn in_process(plan: Plan, report: &mut Report) -> Outcome {
 
 /// Measures every size in both directions; `raw` gets a buffer of that size, the warm-up and the count of transfers.
 fn against(
-    plan: Plan,
-    report: &mut Report,
+    plan: &Plan,
+    report: &mut Report<'_>,
     engine: &Engine,
     address: &str,
     transport: &str,

@@ -34,10 +34,10 @@ fn define(engine: &Engine) -> calomel::Result<()> {
     Ok(())
 }
 
-fn measure(plan: Plan) -> Outcome {
-    let mut report = Report::new("rpc", plan)?;
+fn measure(plan: &Plan) -> Outcome {
+    let mut report = Report::new("rpc", plan);
 
-    let server = Server::start()?;
+    let server = Server::start(plan)?;
     let client = Engine::client("tcp")?;
     tcp(plan, &mut report, &server, &Caller::new(&client, &server.address)?)?;
 
@@ -52,7 +52,7 @@ fn measure(plan: Plan) -> Outcome {
     Ok(())
 }
 
-fn tcp(plan: Plan, report: &mut Report, server: &Server, caller: &Caller) -> Outcome {
+fn tcp(plan: &Plan, report: &mut Report<'_>, server: &Server<'_>, caller: &Caller) -> Outcome {
     let mut raw = raw::Connection::open(server.raw)?;
 
     let (warm_up, count) = (plan.count(500), plan.count(3000));
@@ -90,7 +90,7 @@ fn tcp(plan: Plan, report: &mut Report, server: &Server, caller: &Caller) -> Out
     Ok(())
 }
 
-fn in_process(plan: Plan, report: &mut Report, caller: &Caller) -> Outcome {
+fn in_process(plan: &Plan, report: &mut Report<'_>, caller: &Caller) -> Outcome {
     let (warm_up, count) = (plan.count(500), plan.count(3000));
     let ours = alone(plan, |samples| caller.round_trips(warm_up, count, samples))?;
     report.add("loop: empty RPC", Unit::Time, &ours, None, Goal::None);
@@ -169,16 +169,13 @@ fn rate(window: usize, count: usize, samples: &mut Vec<f64>, mut step: impl FnMu
 }
 
 /// Seconds in which nobody calls anything, with connections open.
-fn idle_seconds(plan: Plan, report: &mut Report, processes: &[(&str, u32)]) -> Outcome {
+fn idle_seconds(plan: &Plan, report: &mut Report<'_>, processes: &[(&str, u32)]) -> Outcome {
     thread::sleep(FORGOTTEN);
     let pids: Vec<u32> = processes.iter().map(|&(_, pid)| pid).collect();
     let seconds = (0..if plan.quick { 1 } else { 5 }).map(|_| cpu::second(&pids)).collect::<Result<Vec<_>, _>>()?;
     for (at, (name, _)) in processes.iter().enumerate() {
-        let series = |value: fn(&cpu::Usage) -> u64| {
-            let mut series = Series::default();
-            seconds.iter().for_each(|second| series.push_round(vec![value(&second[at]) as f64]));
-            series
-        };
+        let series =
+            |value: fn(&cpu::Usage) -> u64| Series::new(seconds.iter().map(|second| vec![value(&second[at]) as f64]).collect());
         let ticks = series(|usage| usage.ticks);
         report.add(format!("{name}, CPU in 1 s"), Unit::Count("ticks"), &ticks, None, Goal::Zero);
         let cpu = series(|usage| usage.cpu_ns);

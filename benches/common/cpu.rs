@@ -7,13 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Linux shows processor time to user space in ticks of 10 ms.
+const TICKS_PER_SECOND: f64 = 100.0;
+
 /// The first of the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`, counted behind the name.
 const UTIME: usize = 11;
 
 /// What the threads of a process have used up to now.
 #[derive(Clone, Copy, Default)]
 pub struct Usage {
-    /// User and system time in clock ticks (10 ms on Linux), as the scheduler accounts it.
+    /// User and system time in clock ticks, as the scheduler accounts it.
     pub ticks: u64,
     /// Time on a CPU in nanoseconds; fine enough to see a single wake-up.
     pub cpu_ns: u64,
@@ -32,31 +35,38 @@ pub fn second(pids: &[u32]) -> io::Result<Vec<Usage>> {
     Ok(before.iter().zip(after).map(|(before, after)| after.since(before)).collect())
 }
 
-/// Watches how busy everything else on the machine is. Figures taken beside a busy neighbour say nothing.
+/// Watches whether other processes take processor time. Figures taken beside a busy neighbour say nothing.
 pub struct Others {
+    server: Option<u32>,
     since: Instant,
-    busy: u64,
+    busy: i64,
 }
 
 impl Others {
-    pub fn watch() -> io::Result<Others> {
-        Ok(Others { since: Instant::now(), busy: busy_elsewhere()? })
+    /// `server` is the benchmark's other process, while there is one.
+    pub fn watch(server: Option<u32>) -> io::Result<Others> {
+        Ok(Others { server, since: Instant::now(), busy: busy_elsewhere(server)? })
     }
 
-    /// The share of one core that others have used since, processes that ended and were waited for counting as ours.
-    pub fn share(&self) -> io::Result<f64> {
-        // A tick is 10 ms.
-        let used = busy_elsewhere()?.saturating_sub(self.busy) as f64 * 0.01;
-        Ok(used / self.since.elapsed().as_secs_f64())
+    /// True when others have used more than 5 % of a core since; two ticks more are within the accuracy of the accounts.
+    pub fn disturbed(&self) -> io::Result<bool> {
+        let used = busy_elsewhere(self.server)? - self.busy;
+        let elapsed = self.since.elapsed().as_secs_f64() * TICKS_PER_SECOND;
+        Ok(used as f64 > 2.0 + 0.05 * elapsed)
     }
 }
 
-/// Ticks in user space and in system calls, of all processes but this one and its children. Interrupts are left out:
-/// most of them are our own network traffic.
-fn busy_elsewhere() -> io::Result<u64> {
+/// Ticks in which a processor worked for anybody but this process, its past children, and its server.
+fn busy_elsewhere(server: Option<u32>) -> io::Result<i64> {
     let stat = fs::read_to_string("/proc/stat")?;
-    let all: u64 = stat.split_whitespace().skip(1).take(3).filter_map(|n| n.parse::<u64>().ok()).sum();
-    Ok(all.saturating_sub(stat_numbers(Path::new("/proc/self/stat"), UTIME, 4)?))
+    // user, nice, system, (idle, iowait,) irq, softirq
+    let fields: Vec<i64> = stat.split_whitespace().skip(1).take(7).filter_map(|n| n.parse().ok()).collect();
+    let all: i64 = fields.iter().take(3).chain(fields.iter().skip(5)).sum();
+    let mut ours = stat_numbers(Path::new("/proc/self/stat"), UTIME, 4)?;
+    if let Some(pid) = server {
+        ours += stat_numbers(Path::new(&format!("/proc/{pid}/stat")), UTIME, 2)?;
+    }
+    Ok(all - ours as i64)
 }
 
 impl Usage {

@@ -7,6 +7,7 @@ pub mod report;
 pub mod stats;
 
 use std::{
+    cell::Cell,
     env,
     error::Error,
     io::{self, BufRead, BufReader, Read, Write},
@@ -24,28 +25,57 @@ pub type Outcome = Result<(), Box<dyn Error>>;
 /// Between two rounds: time enough for either side to stop spinning and to park.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// How much is measured.
-#[derive(Clone, Copy)]
+/// How long to let others work before a round is taken again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// How much is measured, and how well that went.
 pub struct Plan {
     pub quick: bool,
     pub rounds: usize,
+    /// The other process, while it runs.
+    server: Cell<Option<u32>>,
+    /// Rounds that other processes disturbed, and that were taken again.
+    pub repeated: Cell<usize>,
+    /// Disturbed rounds that count nevertheless, as the machine would not become quiet.
+    pub disturbed: Cell<usize>,
 }
 
 impl Plan {
     fn from_environment() -> Plan {
         let asked = env::args().any(|argument| argument == "quick");
         let quick = asked || env::var_os("CALOMEL_BENCH_QUICK").is_some_and(|value| value != "0");
-        Plan { quick, rounds: if quick { 5 } else { 9 } }
+        let rounds = if quick { 5 } else { 9 };
+        Plan { quick, rounds, server: Cell::default(), repeated: Cell::default(), disturbed: Cell::default() }
     }
 
     /// Iterations a round.
     pub fn count(&self, full: usize) -> usize {
         if self.quick { (full / 5).max(1) } else { full }
     }
+
+    /// Has `round` taken as often as the plan says, and again where others disturbed it.
+    fn rounds<R>(&self, mut round: impl FnMut() -> Result<R, Box<dyn Error>>) -> Result<Vec<R>, Box<dyn Error>> {
+        let mut taken = Vec::new();
+        let mut retries = if self.quick { 0 } else { 4 * self.rounds };
+        while taken.len() < self.rounds {
+            let others = cpu::Others::watch(self.server.get())?;
+            let samples = round()?;
+            let disturbed = others.disturbed()?;
+            if disturbed && retries > 0 {
+                retries -= 1;
+                self.repeated.update(|count| count + 1);
+                thread::sleep(RETRY);
+                continue;
+            }
+            self.disturbed.update(|count| count + usize::from(disturbed));
+            taken.push(samples);
+        }
+        Ok(taken)
+    }
 }
 
 /// The body of each benchmark's `main`. Started with the argument `server` it is the other process.
-pub fn main(define: fn(&Engine) -> calomel::Result<()>, measure: fn(Plan) -> Outcome) -> Outcome {
+pub fn main(define: fn(&Engine) -> calomel::Result<()>, measure: fn(&Plan) -> Outcome) -> Outcome {
     if cfg!(debug_assertions) {
         println!("built without optimisation, nothing measured: use `cargo bench`");
         return Ok(());
@@ -53,7 +83,7 @@ pub fn main(define: fn(&Engine) -> calomel::Result<()>, measure: fn(Plan) -> Out
     if env::args().nth(1).is_some_and(|argument| argument == "server") {
         return serve(define);
     }
-    measure(Plan::from_environment())
+    measure(&Plan::from_environment())
 }
 
 fn serve(define: fn(&Engine) -> calomel::Result<()>) -> Outcome {
@@ -68,24 +98,26 @@ fn serve(define: fn(&Engine) -> calomel::Result<()>) -> Outcome {
 }
 
 /// The other process. Dropped, also by a panic, it is killed.
-pub struct Server {
+pub struct Server<'a> {
+    plan: &'a Plan,
     process: Child,
     /// Where its engine listens.
     pub address: String,
     pub raw: SocketAddr,
 }
 
-impl Server {
-    pub fn start() -> Result<Server, Box<dyn Error>> {
+impl Server<'_> {
+    pub fn start(plan: &Plan) -> Result<Server<'_>, Box<dyn Error>> {
         let mut process = Command::new(env::current_exe()?).arg("server").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let output = process.stdout.take().ok_or("the server has no output")?;
         // From here on an error drops the server, which ends the process.
-        let mut server = Server { process, address: String::new(), raw: ([0, 0, 0, 0], 0).into() };
+        let mut server = Server { plan, process, address: String::new(), raw: ([0, 0, 0, 0], 0).into() };
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
         let (address, raw) = line.trim().split_once(' ').ok_or("the server did not start")?;
         server.address = address.to_owned();
         server.raw = raw.parse()?;
+        plan.server.set(Some(server.pid()));
         Ok(server)
     }
 
@@ -94,8 +126,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for Server<'_> {
     fn drop(&mut self) {
+        self.plan.server.set(None);
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -103,28 +136,22 @@ impl Drop for Server {
 
 /// Takes rounds in turn: ours, raw, ours, raw, and so on.
 pub fn interleave(
-    plan: Plan,
+    plan: &Plan,
     mut ours: impl FnMut(&mut Vec<f64>) -> Outcome,
     mut raw: impl FnMut(&mut Vec<f64>) -> Outcome,
 ) -> Result<(Series, Series), Box<dyn Error>> {
-    let mut series = (Series::default(), Series::default());
-    for _ in 0..plan.rounds {
-        series.0.push_round(round(&mut ours)?);
-        series.1.push_round(round(&mut raw)?);
-    }
-    Ok(series)
+    let pairs = plan.rounds(|| Ok((take(&mut ours)?, take(&mut raw)?)))?;
+    let (ours, raw): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    Ok((Series::new(ours), Series::new(raw)))
 }
 
 /// Rounds of a figure that has no raw limit.
-pub fn alone(plan: Plan, mut ours: impl FnMut(&mut Vec<f64>) -> Outcome) -> Result<Series, Box<dyn Error>> {
-    let mut series = Series::default();
-    for _ in 0..plan.rounds {
-        series.push_round(round(&mut ours)?);
-    }
-    Ok(series)
+pub fn alone(plan: &Plan, mut ours: impl FnMut(&mut Vec<f64>) -> Outcome) -> Result<Series, Box<dyn Error>> {
+    Ok(Series::new(plan.rounds(|| take(&mut ours))?))
 }
 
-fn round(measure: &mut impl FnMut(&mut Vec<f64>) -> Outcome) -> Result<Vec<f64>, Box<dyn Error>> {
+/// The samples of one round.
+fn take(measure: &mut impl FnMut(&mut Vec<f64>) -> Outcome) -> Result<Vec<f64>, Box<dyn Error>> {
     thread::sleep(SETTLE);
     let mut samples = Vec::new();
     measure(&mut samples)?;

@@ -9,12 +9,8 @@ use std::{
 
 use super::{
     Plan,
-    cpu::Others,
     stats::{Series, Summary},
 };
-
-/// The share of a core that others may use before a run counts as disturbed.
-const QUIET: f64 = 0.05;
 
 /// What one sample stands for, and so how it reads best.
 #[derive(Clone, Copy)]
@@ -50,16 +46,15 @@ struct Figure {
     goal: Goal,
 }
 
-pub struct Report {
+pub struct Report<'a> {
     name: &'static str,
-    plan: Plan,
-    others: Others,
+    plan: &'a Plan,
     figures: Vec<Figure>,
 }
 
-impl Report {
-    pub fn new(name: &'static str, plan: Plan) -> io::Result<Report> {
-        Ok(Report { name, plan, others: Others::watch()?, figures: Vec::new() })
+impl Report<'_> {
+    pub fn new<'a>(name: &'static str, plan: &'a Plan) -> Report<'a> {
+        Report { name, plan, figures: Vec::new() }
     }
 
     pub fn add(&mut self, name: impl Into<String>, unit: Unit, ours: &Series, raw: Option<&Series>, goal: Goal) {
@@ -70,16 +65,15 @@ impl Report {
 
     /// Prints the table and writes the JSON.
     pub fn finish(&self) -> io::Result<()> {
-        let others = self.others.share()?;
         println!("{}", self.table());
-        let verdict = if others > QUIET { "too much to trust these figures" } else { "quiet enough" };
-        println!("others used {:.1} % of a core meanwhile: {verdict}", others * 100.0);
+        let (repeated, disturbed) = (self.plan.repeated.get(), self.plan.disturbed.get());
+        println!("rounds disturbed by other processes: {repeated} taken again, {disturbed} counted nevertheless");
         // Cargo makes this folder, inside of its target folder, wherever that is.
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map_or_else(PathBuf::new, Path::to_owned);
         let folder = target.join("calomel-bench");
         fs::create_dir_all(&folder)?;
         let file = folder.join(format!("{}.json", self.name));
-        fs::write(&file, self.json(others))?;
+        fs::write(&file, self.json())?;
         println!("written to {}", file.display());
         Ok(())
     }
@@ -111,16 +105,18 @@ impl Report {
         text
     }
 
-    fn json(&self, others: f64) -> String {
+    fn json(&self) -> String {
         let figures: Vec<String> = self.figures.iter().map(Figure::json).collect();
         format!(
             "{{\n\"benchmark\": {}, \"version\": {}, \"quick\": {}, \"rounds\": {}, \"cores\": {}, \
-             \"others\": {others:.3},\n\"figures\": [\n{}\n]}}\n",
+             \"repeated_rounds\": {}, \"disturbed_rounds\": {},\n\"figures\": [\n{}\n]}}\n",
             quoted(self.name),
             quoted(env!("CARGO_PKG_VERSION")),
             self.plan.quick,
             self.plan.rounds,
             thread::available_parallelism().map_or(0, usize::from),
+            self.plan.repeated.get(),
+            self.plan.disturbed.get(),
             figures.join(",\n"),
         )
     }

@@ -3,15 +3,16 @@
 use std::time::Instant;
 
 /// The samples of one figure, kept by round so that they can be compared pair by pair with what ran beside them.
-#[derive(Default)]
 pub struct Series {
     rounds: Vec<Vec<f64>>,
 }
 
 impl Series {
-    pub fn push_round(&mut self, samples: Vec<f64>) {
-        assert!(!samples.is_empty(), "a round without a sample");
-        self.rounds.push(samples);
+    /// # Panics
+    /// If a round is empty.
+    pub fn new(rounds: Vec<Vec<f64>>) -> Series {
+        assert!(rounds.iter().all(|round| !round.is_empty()), "a round without a sample");
+        Series { rounds }
     }
 
     /// # Panics

@@ -71,9 +71,14 @@ impl Base {
         Base { shared: Arc::downgrade(shared), kind, arguments: OnceLock::new() }
     }
 
-    /// The engine, which knows from now on that a handler runs. `None` when it is gone.
-    fn enter(&self) -> Option<Entered> {
+    /// The engine, which knows from now on that a handler runs. `None` when it is gone, or when nobody takes the answer any
+    /// more: a caller that has given up while its request was queued is not worked for.
+    fn enter(&self, incoming: &Incoming<Live>) -> Option<Entered> {
         let shared = self.shared.upgrade()?;
+        if !shared.core.look(|proto| proto.is_wanted(incoming.request)) {
+            self.abandon(incoming);
+            return None;
+        }
         shared.finalizing().enter();
         Some(Entered(shared))
     }
@@ -164,7 +169,7 @@ where
     }
 
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        let Some(entered) = self.base.enter() else { return };
+        let Some(entered) = self.base.enter(&incoming) else { return };
         if let Some((responder, arguments)) = self.base.decode::<A, R>(&entered.0, incoming) {
             let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
             answer(responder, outcome);
@@ -189,7 +194,7 @@ where
     }
 
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        let Some(entered) = self.base.enter() else { return };
+        let Some(entered) = self.base.enter(&incoming) else { return };
         self.base.open(
             &entered.0,
             incoming,
@@ -222,7 +227,7 @@ where
     }
 
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        let Some(entered) = self.base.enter() else { return };
+        let Some(entered) = self.base.enter(&incoming) else { return };
         let shared = &entered.0;
         let id = incoming.request;
         if let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) {
@@ -256,7 +261,7 @@ where
     }
 
     fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
-        let Some(entered) = self.base.enter() else { return };
+        let Some(entered) = self.base.enter(&incoming) else { return };
         let shared = &entered.0;
         let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) else { return };
         let request = responder.request().clone();

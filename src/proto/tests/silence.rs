@@ -181,3 +181,20 @@ fn a_patient_and_an_impatient_engine() {
     assert_eq!(net.hosts[0].body(op), served(b"slow"));
     net.end();
 }
+
+/// A slow line dies between two questions for signs of life: what was acknowledged before that does not prolong its life.
+#[test]
+fn a_slow_line_that_dies_is_missed_in_time() {
+    for moment in [1100, 1500, 1900, 2300] {
+        let mut net = Net::pair();
+        net.call(0, 1, call("connects"));
+        net.settle();
+        net.expose(1, TOKEN, vec![1; 8 << 20], true, true);
+        net.settings.piece = 5 << 10;
+        net.settings.pace = 100 * MOMENT;
+        let op = net.push(0, 1, TOKEN, 0, &Mem::new(vec![0; 8 << 20]));
+        net.advance(moment * MOMENT);
+        net.revoke(1, TOKEN);
+        given_up_in_time(net, &[op]);
+    }
+}

@@ -22,6 +22,8 @@ mod graph;
 mod of_type;
 mod of_value;
 #[cfg(test)]
+// The types of these tests are traced; nobody reads the values.
+#[allow(dead_code)]
 mod tests;
 mod wire;
 
