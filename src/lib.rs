@@ -81,6 +81,8 @@ mod memory;
 mod progress;
 mod proto;
 mod rpc;
+#[cfg(test)]
+mod tests;
 mod transport;
 
 pub use address::{Address, IntoAddress, Scheme};

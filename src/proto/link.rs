@@ -91,8 +91,8 @@ pub(super) struct Link<E: Env> {
     /// Calls and transfers of this side that wait for the peer.
     pub pending: usize,
     pub last_heard: Instant,
-    /// How much the peer's system had acknowledged when it was last asked.
-    pub acknowledged: Option<u64>,
+    /// How much the peer's system had acknowledged when that was last asked, and when that was.
+    pub acknowledged: Option<(u64, Instant)>,
     pub heartbeat_armed: bool,
     /// Since when somebody else claims to be this peer.
     pub challenged: Option<Instant>,
@@ -290,11 +290,11 @@ impl<E: Env> Proto<E> {
     /// peer lives, though what it says waits behind what it is sent.
     pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
         let Some(link) = self.links.get_mut(id) else { return };
-        // The first answer says nothing of when that was.
-        if link.acknowledged.is_some_and(|before| bytes > before) {
-            link.last_heard = now;
+        // It was some time since the last question; all that is certain is that it was not before that.
+        if let Some((_, asked)) = link.acknowledged.filter(|(before, _)| bytes > *before) {
+            link.last_heard = link.last_heard.max(asked);
         }
-        link.acknowledged = (bytes > 0).then_some(bytes);
+        link.acknowledged = (bytes > 0).then_some((bytes, now));
     }
 
     /// Takes what it can of the bytes that arrived on a link. An error says how the peer broke the protocol: the link is to
