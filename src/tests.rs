@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// How much later it may end on a machine that is busy.
 const SLACK: Duration = Duration::from_millis(1500);
 /// How long things go wrong.
-const WEATHER: Duration = Duration::from_millis(350);
+const WEATHER: Duration = Duration::from_millis(600);
 /// By then an engine has found out what was lost, and is as it was.
 const RECOVERY: Duration = Duration::from_secs(6);
 const THREADS: usize = 3;
@@ -333,7 +333,7 @@ const NO_ROOM: Plan = Plan { refused: 0, cut: 0, silent: 0, held: 400, split: 40
 /// Links end in the middle of everything.
 const CUTS: Plan = Plan { refused: 200, cut: 850, silent: 0, held: 0, split: 0 };
 /// Links stay, and say nothing any more.
-const SILENCE: Plan = Plan { refused: 0, cut: 0, silent: 500, held: 0, split: 0 };
+const SILENCE: Plan = Plan { refused: 0, cut: 0, silent: 850, held: 0, split: 0 };
 const EVERYTHING: Plan = Plan { refused: 100, cut: 600, silent: 100, held: 200, split: 300 };
 
 macro_rules! weathers {
