@@ -72,10 +72,11 @@ impl Base {
     }
 
     /// The engine, which knows from now on that a handler runs. `None` when it is gone, or when nobody takes the answer any
-    /// more: a caller that has given up while its request was queued is not worked for.
+    /// more: a caller that has given up while its request was queued is not worked for. (A one-way call has none to give up:
+    /// it is handled also when its caller is gone.)
     fn enter(&self, incoming: &Incoming<Live>) -> Option<Entered> {
         let shared = self.shared.upgrade()?;
-        if !shared.core.look(|proto| proto.is_wanted(incoming.request)) {
+        if !incoming.one_way && !shared.core.look(|proto| proto.is_wanted(incoming.request)) {
             self.abandon(incoming);
             return None;
         }

@@ -24,11 +24,9 @@ pub(crate) struct Plan {
     pub cut: u64,
     /// Of links: they stay, and carry nothing any more after a number of operations.
     pub silent: u64,
-    /// Of sends: they find no room, and follow some polls later. While the driver sleeps there is always room: nothing
-    /// would wake it.
+    /// Of sends: they find no room, or only for their beginning, and the rest follows some polls later. While the driver
+    /// sleeps there is always room: nothing would wake it.
     pub held: u64,
-    /// Of arrivals: they are offered in two pieces.
-    pub split: u64,
 }
 
 /// A link that is to fail does so within so many operations.
@@ -128,7 +126,7 @@ impl State {
             desk: desk.clone(),
             fate: Mutex::new(fate),
             sending: AtomicBool::new(false),
-            held: Mutex::new(None),
+            rest: Mutex::new(None),
         });
         self.links.lock().insert(key, link.clone());
         link
@@ -179,7 +177,8 @@ struct FaultyLink {
     fate: Mutex<Fate>,
     /// A send has not been reported as done.
     sending: AtomicBool,
-    held: Mutex<Option<(Vec<u8>, Option<Slice>)>>,
+    /// What found no room. It follows from the desk, or when the inner link has sent what is before it.
+    rest: Mutex<Option<(Vec<u8>, Option<Slice>)>>,
 }
 
 impl FaultyLink {
@@ -205,6 +204,48 @@ impl FaultyLink {
         }
         sent
     }
+
+    /// Finds no room, or only for a beginning.
+    fn hold(&self, mut bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        let at = self.state.roll(2 * bytes.len().max(1) as u64) as usize;
+        let rest = if at < bytes.len() { bytes.split_off(at) } else { std::mem::take(&mut bytes) };
+        // Before anything is sent: that may be reported at once.
+        *self.rest.lock() = Some((rest, payload));
+        if !bytes.is_empty() {
+            match self.inner.send(bytes, None) {
+                Sent::All(_) => {}
+                other => return other,
+            }
+        }
+        let later = self.state.roll(POLLS) + 1;
+        {
+            let mut desk = self.desk.lock();
+            if !desk.parked {
+                let due = desk.polls + later;
+                desk.waiting.push((due, self.key));
+                return Sent::Later;
+            }
+        }
+        let rest = self.rest.lock().take();
+        let (bytes, payload) = rest.unwrap_or_default();
+        self.hand_over(bytes, payload)
+    }
+
+    /// Goes on with what found no room; false when there is nothing.
+    fn go_on(&self, sink: &mut dyn Sink) -> bool {
+        let rest = self.rest.lock().take();
+        let Some((bytes, payload)) = rest else { return false };
+        match self.next() {
+            Next::Goes => match self.hand_over(bytes, payload) {
+                Sent::All(buffer) => sink.sent(self.key, buffer),
+                Sent::Later => {}
+                Sent::Failed(error) => sink.closed(self.key, error),
+            },
+            Next::Cut => sink.closed(self.key, cut()),
+            Next::Lost => {}
+        }
+        true
+    }
 }
 
 impl Link for FaultyLink {
@@ -221,17 +262,7 @@ impl Link for FaultyLink {
             }
             Next::Lost => return Sent::Later,
         }
-        if self.state.happens(self.state.plan.held) {
-            let later = self.state.roll(POLLS) + 1;
-            let mut desk = self.desk.lock();
-            if !desk.parked {
-                *self.held.lock() = Some((bytes, payload));
-                let due = desk.polls + later;
-                desk.waiting.push((due, self.key));
-                return Sent::Later;
-            }
-        }
-        self.hand_over(bytes, payload)
+        if self.state.happens(self.state.plan.held) { self.hold(bytes, payload) } else { self.hand_over(bytes, payload) }
     }
 
     fn acknowledged(&self) -> u64 {
@@ -265,13 +296,8 @@ impl Faulty {
         };
         for key in &due {
             let link = self.state.links.lock().get(key).cloned();
-            let Some(link) = link else { continue };
-            let held = link.held.lock().take();
-            let Some((bytes, payload)) = held else { continue };
-            match link.hand_over(bytes, payload) {
-                Sent::All(buffer) => sink.sent(*key, buffer),
-                Sent::Later => {}
-                Sent::Failed(error) => sink.closed(*key, error),
+            if let Some(link) = link {
+                link.go_on(sink);
             }
         }
         !due.is_empty()
@@ -343,16 +369,6 @@ impl FaultySink<'_> {
             Next::Lost => {}
         }
     }
-
-    fn in_two(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
-        let at = 1 + self.state.roll(bytes.len() as u64 - 1) as usize;
-        let first = self.outer.bytes(key, &bytes[..at])?;
-        if first.place.is_some() {
-            return Some(first);
-        }
-        let second = self.outer.bytes(key, &bytes[first.used..])?;
-        Some(Taken { used: first.used + second.used, ..second })
-    }
 }
 
 impl Sink for FaultySink<'_> {
@@ -370,7 +386,6 @@ impl Sink for FaultySink<'_> {
 
     fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
         match self.state.next(key) {
-            Next::Goes if bytes.len() > 1 && self.state.happens(self.state.plan.split) => self.in_two(key, bytes),
             Next::Goes => self.outer.bytes(key, bytes),
             Next::Cut => {
                 self.outer.closed(key, cut());
@@ -389,7 +404,11 @@ impl Sink for FaultySink<'_> {
     }
 
     fn sent(&mut self, key: LinkKey, buffer: Vec<u8>) {
-        if let Some(link) = self.state.links.lock().get(&key) {
+        let link = self.state.links.lock().get(&key).cloned();
+        if let Some(link) = link {
+            if link.go_on(self.outer) {
+                return;
+            }
             link.sending.store(false, Ordering::SeqCst);
         }
         self.report(key, |sink| sink.sent(key, buffer));

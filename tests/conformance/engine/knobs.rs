@@ -68,8 +68,8 @@ fn every_size_may_be_nothing_or_endless(net: &Net) {
 }
 
 fn a_short_heartbeat_disturbs_nobody(net: &Net) {
-    let pair = net.pair_with(|b| b.heartbeat(Duration::from_millis(500)));
-    pair.server.define("long", |_: &Request, ()| thread::sleep(Duration::from_millis(1700))).unwrap();
+    let pair = net.pair_with(|b| b.heartbeat(Duration::from_secs(1)));
+    pair.server.define("long", |_: &Request, ()| thread::sleep(Duration::from_millis(2500))).unwrap();
     let long = pair.client.procedure::<(), ()>("long");
     let pendings: Vec<_> = (0..3).map(|_| long.on(&pair.to_server).start(&()).unwrap()).collect();
     pendings.into_iter().for_each(|pending| pending.wait().unwrap());
