@@ -175,7 +175,7 @@ impl Client<'_> {
             4 => {
                 let bulk: Bulk = self.call("lend", &Some(self.slot))?;
                 let whole = bulk.on(self.server).timeout(TIMEOUT);
-                let pushed = self.in_time("push", || whole.push_from(&letters(at, len).as_bytes()[..]))?;
+                let pushed = self.in_time("push", || whole.push_from(letters(at, len).as_bytes()))?;
                 assert_eq!(pushed, len);
                 let mut got = vec![0; len];
                 self.world.slots[self.slot].read_at(0, &mut got)?;

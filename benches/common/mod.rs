@@ -25,6 +25,9 @@ pub type Outcome = Result<(), Box<dyn Error>>;
 /// Between two rounds: time enough for either side to stop spinning and to park.
 const SETTLE: Duration = Duration::from_millis(30);
 
+/// How many rounds may be taken again in a whole run, lest it takes for ever on a busy machine.
+const RETRIES: usize = 80;
+
 /// How long to let others work before a round is taken again.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -56,13 +59,11 @@ impl Plan {
     /// Has `round` taken as often as the plan says, and again where others disturbed it.
     fn rounds<R>(&self, mut round: impl FnMut() -> Result<R, Box<dyn Error>>) -> Result<Vec<R>, Box<dyn Error>> {
         let mut taken = Vec::new();
-        let mut retries = if self.quick { 0 } else { 4 * self.rounds };
         while taken.len() < self.rounds {
             let others = cpu::Others::watch(self.server.get())?;
             let samples = round()?;
             let disturbed = others.disturbed()?;
-            if disturbed && retries > 0 {
-                retries -= 1;
+            if disturbed && !self.quick && self.repeated.get() < RETRIES {
                 self.repeated.update(|count| count + 1);
                 thread::sleep(RETRY);
                 continue;

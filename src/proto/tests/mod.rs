@@ -7,6 +7,7 @@ mod arbitrary;
 mod calls;
 mod cancelling;
 mod carrier;
+mod claims;
 mod env;
 mod forgeries;
 mod format;

@@ -72,7 +72,7 @@ impl Packet {
 
     /// The next `n` bytes at most, and whether these were the last.
     pub fn take(&mut self, n: usize) -> (Vec<u8>, bool) {
-        let end = self.len().min(self.out + n);
+        let end = self.len().min(self.out.saturating_add(n));
         let mut taken = Vec::with_capacity(end - self.out);
         let head = self.bytes.len();
         if self.out < head {
