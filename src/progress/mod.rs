@@ -247,7 +247,8 @@ impl Core {
                 match found.send(bytes, payload) {
                     Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer)),
                     Sent::Later => {}
-                    Sent::Failed(error) => self.follow_up(next, |proto| proto.handle_closed(link, error)),
+                    // What the peer said before it went is still to be read, so the end of that is the end of the link.
+                    Sent::Failed(error) => tracing::debug!(target: "calomel::progress", %error, "a send failed"),
                 }
             }
             Output::CallDone { waiter, result } => waiter.set(Outcome::Answered(result)),

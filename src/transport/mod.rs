@@ -35,7 +35,7 @@ pub(crate) enum Sent {
     All(Vec<u8>),
     /// No room now: the rest follows by itself, and [`Sink::sent`] reports it. Nothing else may be sent until then.
     Later,
-    /// The link is broken.
+    /// The link is broken: [`Sink::closed`] follows, when what has arrived before that is taken.
     Failed(io::Error),
 }
 

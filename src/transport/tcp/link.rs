@@ -100,6 +100,10 @@ impl TcpLink {
         self.ending.store(true, Ordering::Relaxed);
     }
 
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }
@@ -164,9 +168,10 @@ impl TcpLink {
                 true
             }
             Err(error) => {
-                drop(slot);
-                self.lose(error, sink);
-                true
+                // What has arrived is read first; the end of that is the end of the link.
+                tracing::debug!(target: "calomel::tcp", %error, "a send failed");
+                self.expect_end();
+                false
             }
         }
     }

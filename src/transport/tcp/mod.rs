@@ -230,7 +230,7 @@ impl Transport for Tcp {
         if event.is_writable() {
             link.resume(sink);
         }
-        if event.is_readable() || event.is_read_closed() || event.is_error() {
+        if event.is_readable() || event.is_read_closed() || event.is_error() || link.is_ending() {
             if event.is_read_closed() || event.is_error() {
                 link.expect_end();
             }

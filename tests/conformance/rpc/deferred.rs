@@ -85,7 +85,7 @@ fn a_responder_learns_that_nobody_waits(net: &Net) {
     pair.server.define_deferred("kept", move |r: Responder<u8>, ()| hold.send(r).unwrap()).unwrap();
     let kept = pair.client.procedure::<(), u8>("kept");
     // By a timeout,
-    assert_error!(kept.on(&pair.to_server).timeout(Duration::from_millis(20)).call(&()), Error::Timeout { .. });
+    assert_error!(kept.on(&pair.to_server).timeout(Duration::from_millis(400)).call(&()), Error::Timeout { .. });
     let responder = held.recv_timeout(BOUND).unwrap();
     eventually("the timeout reached the server", || responder.request().is_cancelled());
     let _ = responder.respond(&1);
