@@ -95,3 +95,8 @@ pub use memory::{
 };
 pub use progress::Progress;
 pub use rpc::{BorrowedArgs, Call, HandlerPool, Pending, Procedure, Provider, Registration, Request, Responder};
+
+/// Keeps the example of the README running.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
