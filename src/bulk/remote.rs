@@ -11,7 +11,7 @@ use super::local::{PullTarget, PushSource};
 use super::transfer::{Local, Transfer};
 use crate::engine::Shared;
 use crate::memory::{self, Buffer, Copied, Slice, Writable, WritableBuffer};
-use crate::progress::{Completion, Outcome, error_of};
+use crate::progress::{Completion, Moving, Outcome, error_of};
 use crate::proto::{Failure, Remote, TransferId};
 use crate::rpc::deadline;
 use crate::{Endpoint, Error, Result};
@@ -113,6 +113,7 @@ impl RemoteBulk {
     }
 
     fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
+        let _moving = Moving::enter();
         let completion = Completion::new();
         let (begun, len) = self.begin(pull, local, &completion, false);
         let id = match begun {

@@ -29,7 +29,7 @@ use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly, with_sleeper};
 pub(crate) use env::{Held, Live};
-pub(crate) use workers::{Blocking, in_job};
+pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
 
 /// How the engine waits for something to happen.

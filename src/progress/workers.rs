@@ -261,6 +261,26 @@ impl Workers {
     }
 }
 
+/// While it lives, the thread moves data in a call of this library: that does not make the handler that called slow, because
+/// the thread makes progress meanwhile.
+pub(crate) struct Moving {
+    began: Instant,
+    before: Duration,
+}
+
+impl Moving {
+    pub(crate) fn enter() -> Moving {
+        Moving { began: Instant::now(), before: WAITED.try_with(Cell::get).unwrap_or_default() }
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        // What was waited in between is part of it. A thread that is ending runs no job.
+        let _ = WAITED.try_with(|waited| waited.set(self.before + self.began.elapsed()));
+    }
+}
+
 /// While it lives, the thread waits inside a call of this library, driving if nobody else does: its pool may use another
 /// one meanwhile, and the time does not count as the handler's own.
 pub(crate) struct Blocking {
