@@ -12,9 +12,9 @@ use super::wire::{self, Frame, Greeting, Message, Stream};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
 use crate::Address;
 
-/// Longest payload of one `Data`: a small message waits for no more than this in front of it (some 50 µs on loopback), and
-/// the system calls that it takes cost little beside copying it.
-const CHUNK: usize = 256 << 10;
+/// Longest payload of one `Data`. A small message waits for no more than this in front of it (some 80 µs on loopback). With
+/// 256 KiB bulks over tcp were measured at 0.6 to 0.7 of the raw stream, with this at 0.8 to 1.1, with 1 MiB no better.
+const CHUNK: usize = 512 << 10;
 /// A send buffer that grew beyond this is given back to the allocator.
 const KEEP: usize = 64 << 10;
 

@@ -32,7 +32,7 @@ impl Random {
         match self.below(8) {
             0 => 0,
             1 => self.number(&[]),
-            2 => (256 << 10) - 1 + self.below(3) as u64,
+            2 => (512 << 10) - 1 + self.below(3) as u64,
             _ => self.below(3000) as u64,
         }
     }

@@ -7,7 +7,7 @@ use super::host::{Outcome, assert_failed, served};
 use super::net::{Net, call};
 use super::{Failure, Status};
 
-const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 512 << 10;
 
 #[test]
 fn a_call_is_answered() {

@@ -9,7 +9,7 @@ use super::raw::{Raw, hello};
 use super::wire::{self, Bytes, MAX_FRAME, MAX_NAME, Message, Range, Stream};
 use super::{Failure, Leases, Remote, Status, wire_id};
 
-const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 512 << 10;
 const SECOND: Duration = Duration::from_secs(1);
 const TOKEN: u128 = 0xabc;
 const STREAMS: [Stream; 4] = [Stream::Pull, Stream::Push, Stream::Request, Stream::Response];

@@ -7,7 +7,7 @@ use super::host::{Outcome, assert_failed, served};
 use super::net::{Net, call};
 use super::{Failure, Memory, Remote};
 
-const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 512 << 10;
 const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 0xfeed;
 

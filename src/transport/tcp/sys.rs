@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::memory::{IoVec, Slice};
 
-/// Pieces in one call. The system takes 1024; the copy of the list costs time, and 64 of 4 KiB are a chunk of 256 KiB.
+/// Pieces in one call. The system takes 1024; the copy of the list costs time, and 64 of 4 KiB are a good read.
 const MAX_PIECES: usize = 64;
 
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
