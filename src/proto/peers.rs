@@ -152,7 +152,7 @@ impl<E: Env> Proto<E> {
             None => self.recognize(&hello, &remote, now),
         };
         // What the peer shows when it dials this engine again. Nobody else can know it.
-        let ticket = self.ticket(hello.incarnation);
+        let ticket = self.ticket(hello.incarnation, peer);
         let link = &mut self.links[id];
         link.peer = Some(peer);
         link.say(&Message::Ticket { ticket }, &[]);
@@ -181,8 +181,10 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    fn ticket(&self, incarnation: u64) -> u64 {
-        self.tickets.hash_one(incarnation)
+    /// It is the peer's own: who claims the incarnation of another gets a ticket of its own too, which proves nothing of that
+    /// other.
+    fn ticket(&self, incarnation: u64, peer: PeerId) -> u64 {
+        self.tickets.hash_one((incarnation, peer))
     }
 
     /// The peer has said what it wants to see when it is dialled again.
@@ -198,8 +200,8 @@ impl<E: Env> Proto<E> {
     /// reached is believed, if it is on the host that the connection comes from: that is how an engine that can't be dialled
     /// is reached at its address.
     fn recognize(&mut self, hello: &Hello, remote: &Address, now: Instant) -> PeerId {
-        let proved = hello.ticket == Some(self.ticket(hello.incarnation));
-        let known = self.by_incarnation.get(&hello.incarnation).filter(|_| proved);
+        let known = self.by_incarnation.get(&hello.incarnation);
+        let known = known.filter(|id| hello.ticket == Some(self.ticket(hello.incarnation, **id)));
         if let Some(known) = known.filter(|id| self.peers.contains_key(**id)) {
             return *known;
         }

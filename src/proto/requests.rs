@@ -97,10 +97,10 @@ impl<E: Env> Proto<E> {
             Some(Status::Finalizing)
         } else if link.requests.len() >= self.config.max_requests {
             Some(Status::Busy(format!("{} requests of this peer are in progress", link.requests.len())))
-        } else if link.announced.saturating_add(size) > (self.config.max_message.max(MIN_ANNOUNCED) as u64).saturating_mul(4) {
-            Some(Status::Busy(format!("{} bytes of other calls are still arriving", link.announced)))
         } else if size > self.config.max_message as u64 {
             Some(Status::TooLarge { size, limit: self.config.max_message as u64 })
+        } else if link.announced.saturating_add(size) > (self.config.max_message.max(MIN_ANNOUNCED) as u64).saturating_mul(4) {
+            Some(Status::Busy(format!("{} bytes of other calls are still arriving", link.announced)))
         } else {
             None
         };
