@@ -1,7 +1,7 @@
 //! Where engines listen: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `loop://name`.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -76,6 +76,10 @@ impl Address {
         Address { scheme: Scheme::Loop, rest: name.into() }
     }
 
+    pub(crate) fn shm(name: &str) -> Address {
+        Address { scheme: Scheme::Shm, rest: name.into() }
+    }
+
     /// Stands for an engine that does not listen: nobody can dial it.
     pub(crate) fn nowhere() -> Address {
         Address { scheme: Scheme::Tcp, rest: "0.0.0.0:0".into() }
@@ -92,12 +96,15 @@ impl Address {
     /// The address as others can dial it: an engine that listens on every interface says `0.0.0.0`, and is found at the
     /// address that its connection comes from.
     pub(crate) fn seen_from(&self, remote: &Address) -> Address {
-        match (self.socket(), remote.socket()) {
-            (Some(own), Some(seen)) if own.ip().is_unspecified() => {
-                Address { scheme: self.scheme, rest: SocketAddr::new(seen.ip(), own.port()).to_string().into() }
-            }
-            _ => self.clone(),
-        }
+        let Some(own) = self.socket().filter(|own| own.ip().is_unspecified()) else { return self.clone() };
+        let ip = match remote.socket() {
+            Some(seen) => seen.ip(),
+            // It is on this host.
+            None if remote.scheme == Scheme::Shm && own.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+            None if remote.scheme == Scheme::Shm => Ipv6Addr::LOCALHOST.into(),
+            None => return self.clone(),
+        };
+        Address { scheme: self.scheme, rest: SocketAddr::new(ip, own.port()).to_string().into() }
     }
 }
 
@@ -118,7 +125,7 @@ impl FromStr for Address {
                 port.parse::<u16>().map_err(|_| invalid("the port is not a number of 0 to 65535"))?;
                 let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
                 match bare {
-                    Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() || rest.parse::<SocketAddr>().is_ok() => {}
+                    Some(v6) if v6.parse::<Ipv6Addr>().is_ok() || rest.parse::<SocketAddr>().is_ok() => {}
                     Some(_) => return Err(invalid("no IPv6 address between the brackets")),
                     None if host.is_empty() => return Err(invalid("the host is empty")),
                     None if !host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) => {
@@ -243,5 +250,7 @@ mod tests {
         let own: Address = "tcp://0.0.0.0:7000".parse().unwrap();
         let seen: Address = "tcp://192.0.2.7:53000".parse().unwrap();
         assert_eq!(own.seen_from(&seen).to_string(), "tcp://192.0.2.7:7000");
+        assert_eq!(own.seen_from(&Address::shm("pid-1-2")).to_string(), "tcp://127.0.0.1:7000");
+        assert_eq!(own.seen_from(&Address::loopback("")), own);
     }
 }

@@ -9,7 +9,7 @@ use crate::engine::Shared;
 use crate::progress::{Completion, Outcome, error_of};
 use crate::proto::{Failure, PeerId, PeerTag};
 use crate::rpc::deadline;
-use crate::{Address, Engine, Result};
+use crate::{Address, Engine, Result, Scheme};
 
 /// An engine that can be called, as another engine sees it; or one provider of it. Cheap to clone.
 ///
@@ -52,7 +52,14 @@ impl Endpoint {
     /// True while there is a connection. There is none before the first call, and none after the peer went away; the next
     /// call makes one.
     pub fn is_connected(&self) -> bool {
-        self.shared.core.look(|proto| proto.is_connected(self.tag.id))
+        self.shared.core.look(|proto| proto.connection(self.tag.id)).is_some()
+    }
+
+    /// By which means the peer is reached now; `None` while there is no connection. It can differ from the address: peers on
+    /// one host find each other through shared memory.
+    pub fn transport(&self) -> Option<Scheme> {
+        let core = &self.shared.core;
+        core.carrier(core.look(|proto| proto.connection(self.tag.id))?)
     }
 
     /// The engine that this endpoint was looked up by.

@@ -201,7 +201,7 @@ impl Bulk {
         shared.check("looking for the origin of a bulk")?;
         let known = shared.core.look(|proto| {
             let tag = proto.lookup_incarnation(self.origin.incarnation)?;
-            (proto.is_connected(tag.id) || self.origin.addresses.is_empty()).then_some(tag)
+            (proto.connection(tag.id).is_some() || self.origin.addresses.is_empty()).then_some(tag)
         });
         let tag: Arc<PeerTag> = match known {
             Some(tag) => tag,

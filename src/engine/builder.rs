@@ -12,7 +12,7 @@ use crate::bulk::{Copies, Origin};
 use crate::progress::{Core, Progress, Settings};
 use crate::proto;
 use crate::rpc::{EngineService, Procedures, Registry};
-use crate::transport::Transport;
+use crate::transport::{ShmOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme};
 
 /// Most requests of one connection that are in progress or wait for a handler; what comes beyond is answered with `Busy`.
@@ -41,6 +41,7 @@ pub struct EngineBuilder {
     connect: Duration,
     finalize: Duration,
     remote_shutdown: bool,
+    shm: ShmOptions,
     wrap: Wrap,
 }
 
@@ -59,6 +60,7 @@ impl Default for EngineBuilder {
             connect: Duration::from_secs(5),
             finalize: Duration::from_secs(5),
             remote_shutdown: false,
+            shm: ShmOptions { group: None, direct: true, shortcuts: true },
             wrap: Box::new(|transport| transport),
         }
     }
@@ -139,6 +141,27 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether a tcp address of this host is reached through shared memory (default yes). Both sides must have it on; where
+    /// that does not work out, it is tcp. [`Endpoint::transport`](crate::Endpoint::transport) tells which is in use.
+    pub fn same_host_upgrade(mut self, on: bool) -> Self {
+        self.shm.shortcuts = on;
+        self
+    }
+
+    /// Over shared memory, who else may connect: members of the group of this number. Without this only processes of the
+    /// engine's own user may.
+    pub fn shm_group(mut self, gid: u32) -> Self {
+        self.shm.group = Some(gid);
+        self
+    }
+
+    /// Whether bulk data of peers on this host is copied from one process to the other in one go, by the system (default
+    /// yes; where the system forbids it, that is noticed). Without it the data goes through shared memory: two copies.
+    pub fn shm_kernel_copy(mut self, on: bool) -> Self {
+        self.shm.direct = on;
+        self
+    }
+
     /// Puts something around each transport: tests break them this way.
     #[cfg(test)]
     pub(crate) fn wrap(mut self, wrap: impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static) -> Self {
@@ -166,6 +189,7 @@ impl EngineBuilder {
                 progress: self.progress,
                 handler_threads: self.handler_threads,
                 incarnation,
+                shm: self.shm,
             },
             &*self.wrap,
         )?;

@@ -11,9 +11,10 @@ mod buffer;
 mod engine_buffer;
 mod held;
 mod region;
+pub(crate) mod shared;
 
 pub use buffer::{Buffer, Element, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer};
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 pub(crate) use held::{Borrowed, Held};
 pub use region::Slice;
-pub(crate) use region::{Copied, IoVec, Region, copy};
+pub(crate) use region::{Copied, IoVec, Loan, ReadAccess, Region, WriteAccess, copy};

@@ -18,6 +18,12 @@ struct Segment {
 /// A piece of memory as the system calls take it: layout of `struct iovec`.
 pub(crate) type IoVec = libc::iovec;
 
+/// Somebody outside of this process who may read memory of a region for a while.
+pub(crate) trait Loan: Send + Sync {
+    /// Ends the permission, and returns when what was being read at this moment has been, or whoever read is gone.
+    fn revoke(&self);
+}
+
 /// Several segments, seen as one address space of `len` bytes, behind a gate.
 ///
 /// ```text
@@ -28,6 +34,8 @@ pub(crate) struct Region {
     len: usize,
     /// True while open. Readers of the lock read the memory, its writer writes it: so two accesses never race.
     gate: RwLock<bool>,
+    /// Who was told from outside where the memory lies, and may be reading it.
+    lent: Mutex<Vec<Arc<dyn Loan>>>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<Vec<u8>>>,
 }
@@ -53,7 +61,7 @@ impl Region {
             // Segments may name the same memory, so they can exceed the address space together.
             start = start.checked_add(len).expect("the segments of a bulk are longer than the address space");
         }
-        Arc::new(Region { segments, len: start, gate: RwLock::new(true), owned: Mutex::new(None) })
+        Arc::new(Region { segments, len: start, gate: RwLock::new(true), lent: Mutex::default(), owned: Mutex::new(None) })
     }
 
     /// A region that owns its memory.
@@ -63,6 +71,7 @@ impl Region {
             segments: SmallVec::from_buf([segment]),
             len: segment.len,
             gate: RwLock::new(true),
+            lent: Mutex::default(),
             owned: Mutex::new(Some(bytes)),
         })
     }
@@ -83,9 +92,18 @@ impl Region {
     }
 
     /// Lets nobody in any more, and returns when the last access in progress has ended. An access lasts for one copy of a
-    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do.
+    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (A process that is stopped
+    /// in the middle of reading what was lent to it is waited for, up to a bound, and cut off then.)
     pub(crate) fn close(&self) {
         *self.gate.write() = false;
+        // Nothing is lent any more: that takes an open gate.
+        let lent = std::mem::take(&mut *self.lent.lock());
+        lent.iter().for_each(|loan| loan.revoke());
+    }
+
+    /// What was lent has been read, or given up.
+    pub(crate) fn unlend(&self, loan: &Arc<dyn Loan>) {
+        self.lent.lock().retain(|other| !Arc::ptr_eq(other, loan));
     }
 
     /// Waits for the accesses in progress.
@@ -220,6 +238,11 @@ impl ReadAccess<'_> {
     /// The raw pieces from `skip` bytes into the slice on, at most `max`; how many bytes they hold together.
     pub(crate) fn pieces(&self, skip: usize, max: usize, out: &mut SmallVec<[IoVec; 8]>) -> usize {
         self.slice.region.pieces(self.slice.offset + skip, self.slice.len - skip, max, out)
+    }
+
+    /// Notes that somebody outside may read the memory, also when this access is over. Closing the gate ends that.
+    pub(crate) fn lend(&self, loan: Arc<dyn Loan>) {
+        self.slice.region.lent.lock().push(loan);
     }
 }
 

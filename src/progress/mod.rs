@@ -25,7 +25,7 @@ use slotmap::Key;
 use smallvec::SmallVec;
 
 use crate::proto::{self, Failure, LinkId, Output, Proto, RequestId};
-use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Tcp, Transport};
+use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Shm, ShmOptions, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly, with_sleeper};
 pub(crate) use env::{Held, Live};
@@ -61,6 +61,7 @@ pub(crate) struct Settings {
     pub progress: Progress,
     pub handler_threads: usize,
     pub incarnation: u64,
+    pub shm: ShmOptions,
 }
 
 /// The heart of an engine.
@@ -123,8 +124,11 @@ impl Core {
             let registry = driver.registry().map_err(failed)?;
             Ok(Reactor { registry, waker: waker.clone(), first_token: drive::first_token(index) })
         };
-        let transports: Vec<Box<dyn Transport>> =
-            vec![wrap(Box::new(Loopback::new(reactor(0)?))), wrap(Box::new(Tcp::new(reactor(1)?, settings.proto.silence)))];
+        let transports: Vec<Box<dyn Transport>> = vec![
+            wrap(Box::new(Loopback::new(reactor(0)?))),
+            wrap(Box::new(Shm::new(reactor(1)?, settings.shm))),
+            wrap(Box::new(Tcp::new(reactor(2)?, settings.proto.silence))),
+        ];
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = match settings.progress {
             Progress::Adaptive => (cores > 1).then_some(SPIN),
@@ -162,14 +166,26 @@ impl Core {
         let found = self.transports.iter().find(|transport| transport.capabilities().scheme == scheme);
         found.map(|transport| &**transport).ok_or_else(|| Error::Unsupported {
             what: format!("transport {}", scheme.name()),
-            reason: "this version has tcp and loop".to_owned(),
+            reason: "this version has tcp, shm and loop".to_owned(),
         })
     }
 
     pub(crate) fn listen(&self, address: &Address) -> Result<Address> {
         let bound = self.transport(address.scheme())?.listen(address)?;
+        for (transport, shortcut) in self.shortcuts(&bound, false) {
+            if let Err(error) = transport.listen(&shortcut) {
+                tracing::debug!(target: "calomel::progress", %error, "peers on this host have no shortcut");
+            }
+        }
         self.wake();
         Ok(bound)
+    }
+
+    /// By what other transports an address can be reached, too.
+    fn shortcuts(&self, address: &Address, dialled: bool) -> impl Iterator<Item = (&dyn Transport, Address)> {
+        let of = move |transport: &dyn Transport| transport.shortcuts(address, dialled);
+        let with = move |transport: &Box<dyn Transport>| of(&**transport);
+        self.transports.iter().flat_map(move |t| with(t).into_iter().map(move |shortcut| (&**t, shortcut)))
     }
 
     /// One step of the protocol, and whatever follows from it.
@@ -245,7 +261,8 @@ impl Core {
                 let found = self.links.read().get(&link).cloned();
                 let Some(found) = found else { return };
                 match found.send(bytes, payload) {
-                    Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer)),
+                    Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, false)),
+                    Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
                     Sent::Later => {}
                     // What the peer said before it went is still to be read, so the end of that is the end of the link.
                     Sent::Failed(error) => tracing::debug!(target: "calomel::progress", %error, "a send failed"),
@@ -302,6 +319,12 @@ impl Core {
 
     fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
         let attach = |made: Arc<dyn Link>| self.attach(link, made);
+        for (transport, shortcut) in self.shortcuts(address, true) {
+            match transport.connect(key(link), &shortcut, &attach) {
+                Ok(()) => return,
+                Err(error) => tracing::trace!(target: "calomel::progress", %address, %error, "no shortcut"),
+            }
+        }
         let begun = match self.transport(address.scheme()) {
             Ok(transport) => transport.connect(key(link), address, &attach),
             Err(error) => Err(std::io::Error::new(std::io::ErrorKind::Unsupported, error)),
@@ -320,6 +343,11 @@ impl Core {
                 late.close();
             }
         }
+    }
+
+    /// By which means a link is carried.
+    pub(crate) fn carrier(&self, link: LinkId) -> Option<Scheme> {
+        self.links.read().get(&link).map(|link| link.scheme())
     }
 
     /// A job for whoever handles requests while others drive.

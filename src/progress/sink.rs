@@ -40,6 +40,10 @@ impl Sink for CoreSink<'_> {
         self.core.attach(link_id(key), link);
     }
 
+    fn chunk(&mut self, key: LinkKey, len: usize) {
+        self.step(|proto, _| proto.set_chunk(link_id(key), len));
+    }
+
     fn connected(&mut self, key: LinkKey) {
         self.step(|proto, now| proto.handle_connected(link_id(key), now));
     }
@@ -72,8 +76,12 @@ impl Sink for CoreSink<'_> {
         self.step(|proto, now| proto.handle_heard(link_id(key), now));
     }
 
-    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>) {
-        self.step(|proto, _| proto.handle_sent(link_id(key), buffer));
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool) {
+        self.step(|proto, _| proto.handle_sent(link_id(key), buffer, lent));
+    }
+
+    fn returned(&mut self, key: LinkKey) {
+        self.step(|proto, _| proto.handle_returned(link_id(key)));
     }
 
     fn closed(&mut self, key: LinkKey, cause: io::Error) {

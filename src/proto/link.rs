@@ -12,9 +12,17 @@ use super::wire::{self, Frame, Greeting, Message, Stream};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
 use crate::Address;
 
-/// Longest payload of one `Data`. A small message waits for no more than this in front of it (some 80 µs on loopback). With
-/// 256 KiB bulks over tcp were measured at 0.6 to 0.7 of the raw stream, with this at 0.8 to 1.1, with 1 MiB no better.
+/// Longest payload of one `Data` where the transport does not say. A small message waits for no more than this in front of it
+/// (some 80 µs on loopback). With 256 KiB bulks over tcp were measured at 0.6 to 0.7 of the raw stream, with this at 0.8 to
+/// 1.1, with 1 MiB no better.
 const CHUNK: usize = 512 << 10;
+/// Longest payload of one `Data` that is taken.
+const MAX_CHUNK: usize = 4 << 20;
+/// Payloads of a link that the peer may be reading out of this side's memory at a time: one that it reads, and those that
+/// it finds when it is done with that.
+const MAX_LENT: isize = 4;
+/// Payloads of a link that may be arriving at a time.
+const MAX_LANDINGS: usize = 64;
 /// A send buffer that grew beyond this is given back to the allocator.
 const KEEP: usize = 64 << 10;
 
@@ -70,7 +78,13 @@ pub(super) struct Link<E: Env> {
     pub closing: bool,
     /// It has been said that nothing follows.
     goodbye: bool,
-    landing: Option<Landing>,
+    /// Payloads that are arriving, in the order in which they were announced.
+    landings: VecDeque<Landing>,
+    /// Longest payload of one `Data` that this side sends.
+    chunk: usize,
+    /// Payloads that are out, and still read from this side's memory. Below zero for a moment when the end of one is reported
+    /// before its beginning.
+    lent: isize,
     pub bound: HashMap<u32, Bound>,
     pub names: HashMap<u32, Arc<str>>,
     /// Length of the large requests that are still arriving.
@@ -148,7 +162,9 @@ impl<E: Env> Link<E> {
             queued: false,
             closing: false,
             goodbye: false,
-            landing: None,
+            landings: VecDeque::new(),
+            chunk: CHUNK,
+            lent: 0,
             bound: HashMap::new(),
             names: HashMap::new(),
             announced: 0,
@@ -185,6 +201,7 @@ impl<E: Env> Link<E> {
     pub(super) fn is_busy(&self) -> bool {
         self.pending > 0
             || self.in_flight
+            || self.lent != 0
             || self.requests.len() > self.cancelled
             || !self.pushes.is_empty()
             || !self.streams.is_empty()
@@ -196,12 +213,16 @@ impl<E: Env> Link<E> {
             // An accepted link answers the greeting, it does not begin: so it speaks when its state is `Open`, or when it
             // is being closed for a version it doesn't speak.
             State::Greeting => !self.greeting.is_empty() && (self.dialled || self.closing),
-            State::Open => !self.greeting.is_empty() || !self.control.is_empty() || !self.streams.is_empty(),
+            State::Open => !self.greeting.is_empty() || !self.control.is_empty() || self.may_stream(),
         }
     }
 
+    fn may_stream(&self) -> bool {
+        self.lent < MAX_LENT && !self.streams.is_empty()
+    }
+
     pub(super) fn is_flushed(&self) -> bool {
-        !self.in_flight && !self.wants_to_send()
+        !self.in_flight && self.lent == 0 && !self.wants_to_send()
     }
 
     /// The next thing to send: every frame that waits, and one chunk.
@@ -216,8 +237,9 @@ impl<E: Env> Link<E> {
         }
         let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
         let mut payload = None;
-        if let Some(mut stream) = self.streams.pop_front() {
-            let len = CHUNK.min(stream.memory.len() - stream.sent);
+        let next = if self.may_stream() { self.streams.pop_front() } else { None };
+        if let Some(mut stream) = next {
+            let len = self.chunk.min(stream.memory.len() - stream.sent);
             payload = stream.memory.part(stream.sent, len);
             let data = Message::Data { stream: stream.kind, id: stream.id, offset: stream.sent as u64, len: len as u32 };
             wire::put(&mut bytes, &data, &[]);
@@ -237,7 +259,8 @@ impl<E: Env> Link<E> {
         note("leases", self.leases.len());
         note("pending operations of a link", self.pending);
         note("bytes to send", self.control.len());
-        note("payloads arriving", usize::from(self.landing.is_some()));
+        note("payloads arriving", self.landings.len());
+        note("payloads lent", self.lent.unsigned_abs());
     }
 }
 
@@ -251,10 +274,29 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// A transmit is out; its buffer comes back for the next.
-    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>) {
+    /// The longest payload that the link's transport likes to get.
+    pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.chunk = len.clamp(1, MAX_CHUNK);
+        }
+    }
+
+    /// The peer has read a payload that was lent to it.
+    pub(crate) fn handle_returned(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.lent -= 1;
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// A transmit is out; its buffer comes back for the next. When its payload is `lent`, the peer is still reading that.
+    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, lent: bool) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.in_flight = false;
+        link.lent += isize::from(lent);
         if bytes.capacity() <= KEEP {
             bytes.clear();
             link.spare = bytes;
@@ -382,9 +424,14 @@ impl<E: Env> Proto<E> {
 
     /// Where the payload of a `Data` belongs.
     fn place(&mut self, id: LinkId, kind: Stream, number: u64, offset: u64, len: usize) -> Result<Place<E::Memory>, Failure> {
-        if len > CHUNK {
-            return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {CHUNK} bytes")));
+        if len > MAX_CHUNK {
+            return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {MAX_CHUNK} bytes")));
         }
+        let landings = &self.links[id].landings;
+        if landings.len() >= MAX_LANDINGS {
+            return Err(broken(format!("{MAX_LANDINGS} payloads at a time")));
+        }
+        let coming: usize = landings.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
         // Chunks of one stream come in order; what does not is a lie, or meant for an operation that has ended.
         let (memory, arrived) = match kind {
             Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
@@ -412,20 +459,21 @@ impl<E: Env> Proto<E> {
         };
         let target = match memory {
             Some(memory) => {
+                let arrived = arrived + coming;
                 let part = usize::try_from(offset).ok().filter(|o| *o == arrived).and_then(|o| memory.part(o, len));
                 Some(part.ok_or_else(|| broken(format!("a chunk of {len} bytes at {offset} where {arrived} was expected")))?)
             }
             None => None,
         };
-        self.links[id].landing = Some(Landing { kind, id: number, len, wanted: target.is_some() });
+        self.links[id].landings.push_back(Landing { kind, id: number, len, wanted: target.is_some() });
         Ok(Place { target, len })
     }
 
-    /// The payload that `consume` asked for has arrived.
+    /// The first of the payloads that `consume` asked for has arrived.
     pub(crate) fn handle_placed(&mut self, id: LinkId, landed: Landed, now: Instant) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.last_heard = now;
-        let Some(Landing { kind, id: number, len, wanted: true }) = link.landing.take() else { return };
+        let Some(Landing { kind, id: number, len, wanted: true }) = link.landings.pop_front() else { return };
         match kind {
             Stream::Pull => self.pull_landed(id, number, len, landed),
             Stream::Push => self.push_landed(id, number, len, landed),

@@ -139,7 +139,8 @@ pub(crate) enum Output<E: Env> {
         link: LinkId,
         address: Address,
     },
-    /// Send the bytes, and the payload behind them; report `handle_sent` when that is done.
+    /// Send the bytes, and the payload behind them; report `handle_sent` when that is done. If the payload is lent to the peer,
+    /// `handle_returned` follows.
     Transmit {
         link: LinkId,
         bytes: Vec<u8>,

@@ -60,9 +60,10 @@ impl<E: Env> Proto<E> {
         Some(link.remote.clone())
     }
 
-    pub(crate) fn is_connected(&self, peer: PeerId) -> bool {
-        let link = self.peers.get(peer).and_then(|peer| self.links.get(peer.link?));
-        link.is_some_and(Link::is_open)
+    /// The link that leads to a peer, if there is one.
+    pub(crate) fn connection(&self, peer: PeerId) -> Option<LinkId> {
+        let link = self.peers.get(peer)?.link?;
+        self.links.get(link).is_some_and(Link::is_open).then_some(link)
     }
 
     fn add_peer(&mut self, address: Address, dial: Option<Address>) -> PeerId {
@@ -207,7 +208,8 @@ impl<E: Env> Proto<E> {
         }
         let plausible = |address: &Address| match (address.socket(), remote.socket()) {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
-            _ => address.scheme() == Scheme::Loop && remote.scheme() == Scheme::Loop,
+            (Some(claimed), None) => remote.scheme() == Scheme::Shm && claimed.ip().is_loopback(),
+            _ => address.scheme() == remote.scheme(),
         };
         let addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
         // Either the peer at that address has been replaced, or this one lies.

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{Capabilities, Landed, Link, LinkKey, Sent, Sink, Taken, Transport};
 use crate::memory::Slice;
-use crate::{Address, Result};
+use crate::{Address, Result, Scheme};
 
 /// How often things go wrong, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
@@ -199,7 +199,7 @@ impl FaultyLink {
 
     fn hand_over(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         let sent = self.inner.send(bytes, payload);
-        if let Sent::All(_) = sent {
+        if let Sent::All(_) | Sent::Lent(_) = sent {
             self.sending.store(false, Ordering::SeqCst);
         }
         sent
@@ -213,7 +213,7 @@ impl FaultyLink {
         *self.rest.lock() = Some((rest, payload));
         if !bytes.is_empty() {
             match self.inner.send(bytes, None) {
-                Sent::All(_) => {}
+                Sent::All(_) | Sent::Lent(_) => {}
                 other => return other,
             }
         }
@@ -237,7 +237,8 @@ impl FaultyLink {
         let Some((bytes, payload)) = rest else { return false };
         match self.next() {
             Next::Goes => match self.hand_over(bytes, payload) {
-                Sent::All(buffer) => sink.sent(self.key, buffer),
+                Sent::All(buffer) => sink.sent(self.key, buffer, false),
+                Sent::Lent(buffer) => sink.sent(self.key, buffer, true),
                 Sent::Later => {}
                 Sent::Failed(error) => sink.closed(self.key, error),
             },
@@ -267,6 +268,10 @@ impl Link for FaultyLink {
 
     fn acknowledged(&self) -> u64 {
         self.inner.acknowledged()
+    }
+
+    fn scheme(&self) -> Scheme {
+        self.inner.scheme()
     }
 
     fn close(&self) {
@@ -311,6 +316,10 @@ impl Transport for Faulty {
 
     fn resolve(&self, address: &Address) -> Result<Address> {
         self.inner.resolve(address)
+    }
+
+    fn shortcuts(&self, address: &Address, dialled: bool) -> Vec<Address> {
+        self.inner.shortcuts(address, dialled)
     }
 
     fn listen(&self, address: &Address) -> Result<Address> {
@@ -380,6 +389,10 @@ impl Sink for FaultySink<'_> {
         self.outer.attach(key, self.state.wrap(key, link, self.desk));
     }
 
+    fn chunk(&mut self, key: LinkKey, len: usize) {
+        self.outer.chunk(key, len);
+    }
+
     fn connected(&mut self, key: LinkKey) {
         self.report(key, |sink| sink.connected(key));
     }
@@ -403,7 +416,11 @@ impl Sink for FaultySink<'_> {
         self.report(key, |sink| sink.heard(key));
     }
 
-    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>) {
+    fn returned(&mut self, key: LinkKey) {
+        self.report(key, |sink| sink.returned(key));
+    }
+
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool) {
         let link = self.state.links.lock().get(&key).cloned();
         if let Some(link) = link {
             if link.go_on(self.outer) {
@@ -411,7 +428,7 @@ impl Sink for FaultySink<'_> {
             }
             link.sending.store(false, Ordering::SeqCst);
         }
-        self.report(key, |sink| sink.sent(key, buffer));
+        self.report(key, |sink| sink.sent(key, buffer, lent));
     }
 
     fn closed(&mut self, key: LinkKey, cause: io::Error) {

@@ -107,6 +107,10 @@ impl Link for LoopLink {
         if later { Sent::Later } else { Sent::All(Vec::new()) }
     }
 
+    fn scheme(&self) -> Scheme {
+        Scheme::Loop
+    }
+
     /// What is sent is there: nothing is on its way.
     fn acknowledged(&self) -> u64 {
         0
@@ -160,7 +164,7 @@ impl Loopback {
             Item::Bytes { to, bytes, payload } => self.deliver(&to, bytes, payload, sink),
             Item::Sent(end, buffer) => {
                 if let Some(key) = end.key() {
-                    sink.sent(key, buffer);
+                    sink.sent(key, buffer, false);
                 }
             }
             Item::Closed(end) => {

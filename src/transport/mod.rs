@@ -8,14 +8,16 @@
 #[cfg(test)]
 pub(crate) mod fault;
 mod loopback;
+mod shm;
 mod tcp;
 
 use std::io;
 use std::sync::Arc;
 
 use crate::memory::Slice;
-use crate::{Address, Result};
+use crate::{Address, Result, Scheme};
 pub(crate) use loopback::Loopback;
+pub(crate) use shm::{Options as ShmOptions, Shm};
 pub(crate) use tcp::Tcp;
 
 /// Names a link between a transport and its user.
@@ -33,6 +35,8 @@ pub(crate) struct Capabilities {
 pub(crate) enum Sent {
     /// All of it is out; the buffer comes back.
     All(Vec<u8>),
+    /// The bytes are out, and the peer may read the payload where it is: [`Sink::returned`] follows when it has.
+    Lent(Vec<u8>),
     /// No room now: the rest follows by itself, and [`Sink::sent`] reports it. Nothing else may be sent until then.
     Later,
     /// The link is broken: [`Sink::closed`] follows, when what has arrived before that is taken.
@@ -44,6 +48,8 @@ pub(crate) trait Link: Send + Sync {
     /// Sends the bytes, and the payload behind them. The payload is read when it is sent: if its memory is gone by then, the
     /// other side learns [`Landed::SourceGone`].
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
+    /// By which means it is carried.
+    fn scheme(&self) -> Scheme;
     /// While some of the bytes that were sent are on their way: how many the other side's system has. 0 when all are there,
     /// and where it can't be known.
     fn acknowledged(&self) -> u64;
@@ -57,6 +63,11 @@ pub(crate) trait Transport: Send + Sync {
     fn resolve(&self, address: &Address) -> Result<Address>;
     /// Listens; the address comes back with what was left to choose.
     fn listen(&self, address: &Address) -> Result<Address>;
+    /// Addresses of this transport's own by which engines at `address`, another's, can be reached too, in the order in which
+    /// to try them; to dial, or to listen at.
+    fn shortcuts(&self, _address: &Address, _dialled: bool) -> Vec<Address> {
+        Vec::new()
+    }
     /// Takes no new links from now on.
     fn stop_listening(&self);
     /// Begins to connect. `attach` gets the link before anything is reported of it; [`Sink::connected`] or [`Sink::closed`]
@@ -105,14 +116,18 @@ pub(crate) trait Sink {
     /// The accepted link itself, before anything else is reported of it.
     fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>);
     fn connected(&mut self, key: LinkKey);
+    /// How long payloads on this link should be at most.
+    fn chunk(&mut self, key: LinkKey, len: usize);
     /// Bytes have arrived. `None`: the link was closed because of them.
     fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken>;
-    /// The payload that was asked for is in its place.
+    /// The first of the payloads that were asked for, and not reported yet, is in its place.
     fn placed(&mut self, key: LinkKey, landed: Landed);
     /// Part of a payload has arrived.
     fn heard(&mut self, key: LinkKey);
-    /// The send that was left for later is done.
-    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>);
+    /// The send that was left for later is done, up to the payload where that is `lent`.
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool);
+    /// A payload that was lent has been read, or given up: its memory is not used any more.
+    fn returned(&mut self, key: LinkKey);
     /// The link is lost, or could not be made.
     fn closed(&mut self, key: LinkKey, cause: io::Error);
 }

@@ -6,16 +6,19 @@
 /// Runs the tests of a module over every transport. A new transport is a new line here.
 macro_rules! suite {
     ($($test:ident),* $(,)?) => {
-        suite!(@ on_loop, "loop", "loop://", [$($test),*]);
-        suite!(@ on_tcp, "tcp", "tcp://127.0.0.1:0", [$($test),*]);
+        suite!(@ on_loop, "loop", "loop://", |builder| builder, [$($test),*]);
+        suite!(@ on_tcp, "tcp", "tcp://127.0.0.1:0", |builder| builder.same_host_upgrade(false), [$($test),*]);
+        suite!(@ on_shm, "shm", "shm://", |builder| builder, [$($test),*]);
+        // Where the system forbids processes to read each other's memory.
+        suite!(@ on_shm_alone, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
     };
-    (@ $module:ident, $scheme:literal, $listen:literal, [$($test:ident),*]) => {
+    (@ $module:ident, $scheme:literal, $listen:literal, $knobs:expr, [$($test:ident),*]) => {
         mod $module {
             $(
                 #[test]
                 fn $test() {
                     let name = concat!(module_path!(), "::", stringify!($test));
-                    crate::support::run(name, $scheme, $listen, super::$test);
+                    crate::support::run(name, $scheme, $listen, $knobs, super::$test);
                 }
             )*
         }

@@ -13,9 +13,9 @@ pub use crate::common::*;
 const FINALIZE_BOUND: Duration = Duration::from_secs(3);
 
 /// Runs one test over one transport: with a watchdog, and with every engine finalized in bounded time at its end.
-pub fn run(name: &'static str, scheme: &'static str, listen: &'static str, test: fn(&Net)) {
+pub fn run(name: &'static str, scheme: &'static str, listen: &'static str, knobs: Knobs, test: fn(&Net)) {
     let _watchdog = Watchdog::start(name);
-    let net = Net { scheme, listen, engines: Mutex::new(Vec::new()) };
+    let net = Net { scheme, listen, knobs, engines: Mutex::new(Vec::new()) };
     test(&net);
     for engine in net.engines.lock().unwrap().drain(..).rev() {
         let (begin, ended) = (Instant::now(), engine.is_finalized());
@@ -28,10 +28,14 @@ pub fn run(name: &'static str, scheme: &'static str, listen: &'static str, test:
     }
 }
 
+/// What engines are told so that they use the transport under test.
+pub type Knobs = fn(EngineBuilder) -> EngineBuilder;
+
 /// The transport under test, and the engines made on it.
 pub struct Net {
     scheme: &'static str,
     listen: &'static str,
+    knobs: Knobs,
     engines: Mutex<Vec<Engine>>,
 }
 
@@ -47,6 +51,11 @@ impl Net {
         self.scheme
     }
 
+    /// What engines on this transport are made with.
+    pub fn builder(&self) -> EngineBuilder {
+        (self.knobs)(Engine::builder())
+    }
+
     /// An address to listen at that no other test uses.
     pub fn fresh_address(&self) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -60,7 +69,7 @@ impl Net {
 
     /// An address of this transport where nobody listens.
     pub fn dead_address(&self) -> String {
-        let engine = Engine::server(self.fresh_address()).unwrap();
+        let engine = self.builder().listen(self.fresh_address()).build().unwrap();
         let address = engine.address().to_string();
         engine.finalize().unwrap();
         address
@@ -73,19 +82,19 @@ impl Net {
     }
 
     pub fn server(&self) -> Engine {
-        self.keep(Engine::server(self.fresh_address()).unwrap())
+        self.server_with(|builder| builder)
     }
 
     pub fn client(&self) -> Engine {
-        self.keep(Engine::client(self.scheme).unwrap())
+        self.client_with(|builder| builder)
     }
 
     pub fn server_with(&self, configure: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Engine {
-        self.keep(configure(Engine::builder().listen(self.fresh_address())).build().unwrap())
+        self.keep(configure(self.builder().listen(self.fresh_address())).build().unwrap())
     }
 
     pub fn client_with(&self, configure: impl FnOnce(EngineBuilder) -> EngineBuilder) -> Engine {
-        self.keep(configure(Engine::builder()).build().unwrap())
+        self.keep(configure(self.builder()).build().unwrap())
     }
 
     pub fn pair(&self) -> Pair {

@@ -59,7 +59,7 @@ impl Net {
             self.feed(wire, 1 - side, data);
             if let Some(link) = self.wires[wire].ends[side].link.filter(|_| report) {
                 let sender = self.wires[wire].ends[side].host;
-                self.hosts[sender].proto.handle_sent(link, Vec::new());
+                self.hosts[sender].proto.handle_sent(link, Vec::new(), false);
                 self.pump(sender);
             }
             return;
@@ -118,7 +118,7 @@ impl Net {
                     self.put(wire, side, Item::Packet(Packet::new(bytes, payload)));
                 } else {
                     self.put(wire, side, Item::Packet(Packet::buffered(bytes, payload)));
-                    self.hosts[number].proto.handle_sent(link, Vec::new());
+                    self.hosts[number].proto.handle_sent(link, Vec::new(), false);
                 }
             }
             Output::AskAcknowledged { link } => {

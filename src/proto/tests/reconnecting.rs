@@ -18,9 +18,9 @@ fn a_connection_that_is_lost_is_made_again() {
         let op = net.call_peer(0, peer, call([round]));
         net.settle();
         assert_eq!(net.hosts[0].body(op), served(&[round]));
-        assert!(net.hosts[0].proto.is_connected(peer));
+        assert!(net.hosts[0].proto.connection(peer).is_some());
         net.cut(round.into());
-        assert!(!net.hosts[0].proto.is_connected(peer));
+        assert!(!net.hosts[0].proto.connection(peer).is_some());
     }
     assert_eq!(net.wires.len(), 5);
     net.end();

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use super::super::{Landed, Link, LinkKey, Place, Sent, Sink, Taken};
 use super::Shared;
 use super::sys::{self, Outgoing};
+use crate::Scheme;
 use crate::memory::Slice;
 
 const WHOLE: u8 = 1;
@@ -164,7 +165,7 @@ impl TcpLink {
             }
             Ok(true) => {
                 drop(slot);
-                sink.sent(self.key, sending.bytes);
+                sink.sent(self.key, sending.bytes, false);
                 true
             }
             Err(error) => {
@@ -344,6 +345,10 @@ impl Link for TcpLink {
             }
             Err(error) => Sent::Failed(error),
         }
+    }
+
+    fn scheme(&self) -> Scheme {
+        Scheme::Tcp
     }
 
     fn acknowledged(&self) -> u64 {

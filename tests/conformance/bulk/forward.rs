@@ -152,8 +152,8 @@ fn a_result_carries_a_bulk(net: &Net) {
 
 fn bulks_cross_from_one_transport_to_another(net: &Net) {
     // The owner is met over one transport, and reached by a third engine over the other.
-    let owner = net.keep(Engine::builder().listen(net.fresh_address()).listen("tcp://127.0.0.1:0").build().unwrap());
-    let worker = net.keep(Engine::server("tcp://127.0.0.1:0").unwrap());
+    let owner = net.keep(net.builder().listen(net.fresh_address()).listen("tcp://127.0.0.1:0").build().unwrap());
+    let worker = net.keep(net.builder().listen("tcp://127.0.0.1:0").build().unwrap());
     let middle = net.server();
     let data = pattern(9, 200_000);
     let exposed = owner.expose(data.clone(), BulkMode::ReadOnly).unwrap();

@@ -35,7 +35,7 @@ fn an_engine_listens_at_several_addresses(net: &Net) {
     let own = (net.fresh_address(), net.fresh_address());
     let other =
         if net.scheme() == "tcp" { format!("loop://several-{}", std::process::id()) } else { "tcp://127.0.0.1:0".to_owned() };
-    let server = net.keep(Engine::builder().listen(&own.0).listen(&own.1).listen(&other).build().unwrap());
+    let server = net.keep(net.builder().listen(&own.0).listen(&own.1).listen(&other).build().unwrap());
     server.define("hello", |_: &Request, ()| 1u8).unwrap();
     let addresses = server.addresses();
     assert_eq!(addresses.len(), 3);
@@ -115,11 +115,11 @@ fn what_is_no_address_is_refused(net: &Net) {
 fn an_address_in_use_is_an_error_that_names_it(net: &Net) {
     let server = net.server();
     let address = server.address();
-    let second = Engine::server(&address);
+    let second = net.builder().listen(&address).build();
     assert_error!(second, Error::AddressInUse { address: named, .. } if named == address);
     // Once its engine is finalized, the address is free.
     server.finalize().unwrap();
-    let again = net.keep(Engine::server(&address).unwrap());
+    let again = net.keep(net.builder().listen(&address).build().unwrap());
     assert_eq!(again.address(), address);
 }
 

@@ -206,7 +206,7 @@ fn callbacks_finalize_and_panic(net: &Net) {
 }
 
 fn the_last_clone_dropped_finalizes(net: &Net) {
-    let server = Engine::server(net.fresh_address()).unwrap();
+    let server = net.builder().listen(net.fresh_address()).build().unwrap();
     let address = server.address();
     server.define("hello", |_: &Request, ()| ()).unwrap();
     let (tell, told) = mpsc::channel();
@@ -220,11 +220,11 @@ fn the_last_clone_dropped_finalizes(net: &Net) {
     soon(|| drop(clone));
     told.recv_timeout(BOUND).unwrap();
     assert!(client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap_err().is_disconnected());
-    net.keep(Engine::server(&address).unwrap());
+    net.keep(net.builder().listen(&address).build().unwrap());
 }
 
 fn an_engine_dropped_in_its_own_handler_ends(net: &Net) {
-    let server = Engine::server(net.fresh_address()).unwrap();
+    let server = net.builder().listen(net.fresh_address()).build().unwrap();
     let address = server.address();
     let slot = Arc::new(Mutex::new(None));
     let taken = slot.clone();
@@ -238,7 +238,7 @@ fn an_engine_dropped_in_its_own_handler_ends(net: &Net) {
     let client = net.client();
     let endpoint = client.lookup(&address).unwrap();
     let _ = soon(|| client.procedure::<(), ()>("drop yourself").on(&endpoint).call(&()));
-    eventually("the address is free", || Engine::server(&address).map(|engine| net.keep(engine)).is_ok());
+    eventually("the address is free", || net.builder().listen(&address).build().map(|engine| net.keep(engine)).is_ok());
 }
 
 fn an_engine_in_a_thread_local_ends_with_its_thread(net: &Net) {

@@ -42,7 +42,7 @@ fn a_server_that_comes_later_is_reached(net: &Net) {
     let endpoint = client.lookup(&address).unwrap();
     let hello = client.procedure::<(), u8>("hello");
     assert_error!(hello.on(&endpoint).call(&()), Error::Unreachable { .. });
-    let server = net.keep(Engine::server(&address).unwrap());
+    let server = net.keep(net.builder().listen(&address).build().unwrap());
     server.define("hello", |_: &Request, ()| 1u8).unwrap();
     assert_eq!(hello.on(&endpoint).call(&()).unwrap(), 1);
 }
@@ -75,7 +75,7 @@ fn a_restarted_server_is_called_as_before_and_old_bulks_are_gone(net: &Net) {
     first.finalize().unwrap();
     eventually("the end is noticed", || !endpoint.is_connected());
 
-    let second = net.keep(Engine::server(&address).unwrap());
+    let second = net.keep(net.builder().listen(&address).build().unwrap());
     second.define("number", |_: &Request, ()| 2u32).unwrap();
     assert_eq!(number.on(&endpoint).call(&()).unwrap(), 2);
     let error = old.on(&endpoint).pull_into(&mut [0u8; 10][..]).unwrap_err();
@@ -103,7 +103,7 @@ fn many_clients_come_and_go(net: &Net) {
     let server = net.server();
     server.define("hello", |_: &Request, n: u32| n).unwrap();
     for n in 0..50 {
-        let pair = Pair::of(server.clone(), Engine::client(net.scheme()).unwrap());
+        let pair = Pair::of(server.clone(), net.builder().build().unwrap());
         assert_eq!(pair.client.procedure::<u32, u32>("hello").on(&pair.to_server).call(&n).unwrap(), n);
         pair.client.finalize().unwrap();
     }

@@ -137,7 +137,7 @@ fn a_waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
 fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
-    let client = Engine::client(net.scheme()).unwrap();
+    let client = net.builder().build().unwrap();
     let to_server = client.lookup(pair.server.address()).unwrap();
     let mut pending = client.procedure::<(), u32>("later").on(&to_server).start(&()).unwrap();
     drop(to_server);

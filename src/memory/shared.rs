@@ -1,0 +1,185 @@
+//! Memory that other processes can map: by descriptor, with no name, so that nothing is left behind by whoever dies.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::RwLock;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// What `fstatfs` says of memory that belongs to no file; of huge pages and of files it says something else.
+const TMPFS: i64 = 0x0102_1994;
+
+/// A stretch of shared memory in this process, unmapped when dropped.
+pub(crate) struct Mapping {
+    address: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address and a length; whoever reads or writes there answers for it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> io::Result<Mapping> {
+        // SAFETY: no address is asked for, so no mapping is replaced.
+        let address = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) }?;
+        let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { address, len })
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one that was mapped, and whoever used it has gone before the mapping.
+        let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.len) };
+        if let Err(error) = unmapped {
+            tracing::error!(target: "calomel::memory", %error, "can't unmap shared memory");
+        }
+    }
+}
+
+/// New shared memory, zeroed, that this process may write and those that get the descriptor may read. With `reserve` its
+/// pages are taken from the system now: there is an error now instead of a fault later.
+pub(crate) fn create(len: usize, reserve: bool) -> io::Result<(OwnedFd, Mapping)> {
+    let fd = rustix::fs::memfd_create("calomel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len as u64)?;
+    if reserve {
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+    }
+    let mapping = Mapping::new(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+    let fixed = SealFlags::SHRINK | SealFlags::GROW;
+    // Before Linux 5.1 there is no telling others to read only; they could spoil no more than what they are given.
+    let sealed = rustix::fs::fcntl_add_seals(&fd, fixed | SealFlags::FUTURE_WRITE | SealFlags::SEAL);
+    sealed.or_else(|_| rustix::fs::fcntl_add_seals(&fd, fixed | SealFlags::SEAL))?;
+    Ok((fd, mapping))
+}
+
+/// Maps what another process has made with [`create`], for reading. It can't be made shorter behind our back, and reading it
+/// touches memory only: both are checked.
+pub(crate) fn attach(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+    let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("the peer's shared memory {what}"));
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| wrong("is no sealed memory"))?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(wrong("could be made shorter"));
+    }
+    #[allow(clippy::unnecessary_cast)] // The width differs between architectures.
+    if rustix::fs::fstatfs(fd)?.f_type as i64 != TMPFS {
+        return Err(wrong("is not plain memory"));
+    }
+    let size = rustix::fs::fstat(fd)?.st_size;
+    if len == 0 || u64::try_from(size).is_ok_and(|size| size < len as u64) {
+        return Err(wrong(&format!("has {size} bytes where {len} were announced")));
+    }
+    Mapping::new(fd, len, ProtFlags::READ)
+}
+
+/// Memory of [`Engine::alloc`](crate::Engine::alloc) that peers on the same host can map, and copy from directly.
+pub(crate) struct Block {
+    pub mapping: Mapping,
+    pub fd: OwnedFd,
+    /// Tells the blocks of a process apart; never 0, and never used again.
+    pub id: u64,
+}
+
+/// The blocks of this process, by address.
+static BLOCKS: RwLock<BTreeMap<usize, Weak<Block>>> = RwLock::new(BTreeMap::new());
+/// How many there are: mostly none, and then nobody has to look for them.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Block {
+    pub(crate) fn new(len: usize) -> io::Result<Arc<Block>> {
+        let (fd, mapping) = create(len, false)?;
+        let block = Arc::new(Block { mapping, fd, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) });
+        BLOCKS.write().insert(block.mapping.address().addr(), Arc::downgrade(&block));
+        COUNT.fetch_add(1, Ordering::Release);
+        Ok(block)
+    }
+
+    /// The block that holds the address, with its place there.
+    pub(crate) fn find(address: *const u8) -> Option<(Arc<Block>, usize)> {
+        if COUNT.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let blocks = BLOCKS.read();
+        let (start, block) = blocks.range(..=address.addr()).next_back()?;
+        let (block, offset) = (block.upgrade()?, address.addr() - start);
+        (offset < block.mapping.len()).then_some((block, offset))
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        {
+            let mut blocks = BLOCKS.write();
+            // Before it is unmapped: afterwards the address may be another block's.
+            blocks.remove(&self.mapping.address().addr());
+        }
+        COUNT.fetch_sub(1, Ordering::Release);
+        // Peers may keep it mapped for a while; its pages are given back now.
+        let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = rustix::fs::fallocate(&self.fd, all, 0, self.mapping.len() as u64) {
+            tracing::debug!(target: "calomel::memory", %error, "can't give back the pages of shared memory");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_by_whoever_attaches() {
+        let block = Block::new(10_000).unwrap();
+        // SAFETY: the mapping is of this length, and nobody else knows of it.
+        unsafe { block.mapping.address().add(9_999).write(7) };
+        let there = attach(block.fd.as_fd(), 10_000).unwrap();
+        // SAFETY: it is mapped for reads, and nobody writes it now.
+        assert_eq!(unsafe { there.address().add(9_999).read() }, 7);
+        assert!(attach(block.fd.as_fd(), 20_000).is_err());
+        assert!(attach(block.fd.as_fd(), 0).is_err());
+    }
+
+    #[test]
+    fn it_can_be_neither_shortened_nor_written_by_others() {
+        let block = Block::new(4096).unwrap();
+        assert!(rustix::fs::ftruncate(&block.fd, 0).is_err());
+        assert!(Mapping::new(block.fd.as_fd(), 4096, ProtFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn what_is_no_sealed_memory_is_refused() {
+        let plain = rustix::fs::memfd_create("plain", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&plain, 4096).unwrap();
+        assert!(attach(plain.as_fd(), 4096).is_err());
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(attach(file.as_fd(), 16).is_err());
+    }
+
+    #[test]
+    fn a_block_is_found_by_its_addresses_and_no_others() {
+        let block = Block::new(8192).unwrap();
+        let start = block.mapping.address();
+        let (found, offset) = Block::find(start.wrapping_add(8191)).unwrap();
+        assert!(Arc::ptr_eq(&found, &block) && offset == 8191);
+        drop(found);
+        assert!(Block::find(start.wrapping_add(8192)).is_none_or(|(other, _)| other.id != block.id));
+        let id = block.id;
+        drop(block);
+        assert!(Block::find(start).is_none_or(|(other, _)| other.id != id));
+    }
+}

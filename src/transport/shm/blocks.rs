@@ -1,0 +1,39 @@
+//! Copies out of a peer's shared blocks.
+
+#![allow(unsafe_code)]
+
+use super::sys::Far;
+use crate::memory::{WriteAccess, shared::Mapping};
+
+/// Copies pieces of a peer's block into local memory from `skip` on; false when they do not lie in it.
+pub(super) fn read(mapping: &Mapping, far: &[Far], target: &WriteAccess<'_>, skip: usize) -> bool {
+    let inside = |piece: &Far| piece.address.checked_add(piece.len).is_some_and(|end| end <= mapping.len() as u64);
+    if !far.iter().all(inside) {
+        return false;
+    }
+    let mut near = smallvec::SmallVec::new();
+    target.pieces(skip, usize::MAX, &mut near);
+    let mut near = near.into_iter();
+    let Some(mut to) = near.next() else { return far.is_empty() };
+    for piece in far {
+        let (mut address, mut left) = (piece.address as usize, piece.len as usize);
+        while left > 0 {
+            if to.iov_len == 0 {
+                let Some(next) = near.next() else { return false };
+                to = next;
+                continue;
+            }
+            let len = left.min(to.iov_len);
+            let from = mapping.address().wrapping_add(address);
+            // SAFETY: the source lies in the mapping, as was checked, and the target in memory that the access keeps valid for
+            // writes, and others out of. The peer may write the source meanwhile: then the bytes are what they are, and if it
+            // took the memory back, they are thrown away.
+            unsafe { std::ptr::copy_nonoverlapping(from, to.iov_base.cast::<u8>(), len) };
+            address += len;
+            left -= len;
+            to.iov_base = to.iov_base.wrapping_byte_add(len);
+            to.iov_len -= len;
+        }
+    }
+    true
+}

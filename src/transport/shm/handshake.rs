@@ -1,0 +1,164 @@
+//! What the two sides say over the socket: who they are, with the descriptors of their segments; bells; and shared blocks.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::{Deserialize, Serialize};
+
+use super::sys;
+
+/// Of the segment's layout and of the packets.
+pub(super) const VERSION: u16 = 1;
+const MAGIC: [u8; 8] = *b"calm-shm";
+/// Longest packet.
+const MAX_PACKET: usize = 512;
+
+/// What a side says of itself. Its segment comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    magic: [u8; 8],
+    pub version: u16,
+    /// A random word, and where it lies in memory: whoever can read it there can read the rest.
+    pub nonce: u64,
+    pub nonce_at: u64,
+}
+
+impl Hello {
+    pub(super) fn new(nonce: u64, nonce_at: u64) -> Hello {
+        Hello { magic: MAGIC, version: VERSION, nonce, nonce_at }
+    }
+
+    /// Why there can't be a connection with whoever says this, if there can't.
+    pub(super) fn objection(&self) -> Option<String> {
+        if self.magic != MAGIC {
+            return Some("it is not a calomel engine".to_owned());
+        }
+        (self.version != VERSION)
+            .then(|| format!("it speaks version {} of the shared-memory transport, and this engine {VERSION}", self.version))
+    }
+}
+
+/// ```text
+///   dials    Hello + segment ─▶   ◀─ Welcome + segment   Ready ─▶        (or ◀─ Refused)
+/// ```
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Packet {
+    /// Something is in the ring. Of one byte, `line::BELL`.
+    Bell,
+    Hello(Hello),
+    /// `reads`: this side can read the other's memory.
+    Welcome {
+        hello: Hello,
+        reads: bool,
+    },
+    Ready {
+        reads: bool,
+    },
+    Refused {
+        reason: String,
+    },
+    /// A shared block, with its descriptor.
+    Block {
+        id: u64,
+        len: u64,
+    },
+}
+
+pub(super) fn send(socket: &OwnedFd, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let bytes = postcard::to_stdvec(packet).map_err(io::Error::other)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+/// What a look at the socket found.
+pub(super) enum Received {
+    Packet(Packet, Option<OwnedFd>),
+    Nothing,
+    /// The other side has closed it.
+    End,
+}
+
+pub(super) fn receive(socket: &OwnedFd) -> io::Result<Received> {
+    let mut bytes = [0; MAX_PACKET];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Ok(received) => break received,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return Ok(Received::Nothing),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let mut fds = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<OwnedFd>>(),
+        _ => Vec::new(),
+    });
+    let fd = fds.next();
+    // Any others are closed.
+    drop(fds);
+    if received.bytes == 0 {
+        return Ok(Received::End);
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("a descriptor of shared memory could not be taken: too few file descriptors are left"));
+    }
+    let bytes = bytes.get(..received.bytes).unwrap_or_default();
+    match postcard::from_bytes(bytes) {
+        Ok(packet) => Ok(Received::Packet(packet, fd)),
+        Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it sent a packet that is none")),
+    }
+}
+
+/// Who may be at the other end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Admission {
+    pub uid: u32,
+    pub group: Option<u32>,
+}
+
+impl Admission {
+    /// Why whoever is at the other end may not be, if so.
+    pub(super) fn objection(&self, who: sys::Credentials, socket: &OwnedFd) -> Option<String> {
+        if who.uid == self.uid {
+            return None;
+        }
+        match self.group {
+            Some(group) if who.gid == group || sys::groups(socket.as_fd()).contains(&group) => None,
+            Some(group) => {
+                Some(format!("it runs as user {}, which is neither this engine's, {}, nor in group {group}", who.uid, self.uid))
+            }
+            None => Some(format!("it runs as user {}, and this engine as user {}", who.uid, self.uid)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bell_is_one_byte() {
+        assert_eq!(postcard::to_stdvec(&Packet::Bell).unwrap(), super::super::line::BELL);
+    }
+
+    #[test]
+    fn whoever_is_no_engine_of_this_version_is_told_so() {
+        let good = Hello::new(1, 2);
+        assert_eq!(good.objection(), None);
+        assert!(Hello { version: 9, ..good }.objection().unwrap().contains("version 9"));
+        assert!(Hello { magic: *b"GET / HT", ..good }.objection().unwrap().contains("not a calomel engine"));
+    }
+}

@@ -1,0 +1,362 @@
+//! What arrives: frames out of the ring, and payloads, which are copied from the peer's memory a step at a time, so that
+//! frames behind them do not wait for them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+
+use super::super::{Landed, LinkKey, Place, Sink, Taken};
+use super::blocks;
+use super::line::Line;
+use super::ring::{Consumer, Kind, MAX_BODY, Nonsense, Record};
+use super::segment::SLOTS;
+use super::sys::{self, Far, MAX_PIECES};
+use crate::memory::{Slice, WriteAccess, shared::Mapping};
+
+/// Bytes copied in one step: what a frame may have to wait for, and whoever takes memory back (some 10 µs).
+const STEP: usize = 128 << 10;
+/// Records taken in one turn, so that other links have theirs.
+const RECORDS: usize = 64;
+/// Blocks of a peer that are mapped at a time.
+const MAX_BLOCKS: usize = 256;
+
+pub(super) struct Inbox {
+    consumer: Consumer,
+    /// The beginning of a frame.
+    partial: Vec<u8>,
+    /// In the order in which they were announced; only the last may have parts that are still to come.
+    payloads: VecDeque<Payload>,
+    /// The peer's shared blocks, by its numbers.
+    blocks: HashMap<u64, Mapping>,
+}
+
+struct Payload {
+    place: Place,
+    /// How much of it the peer has told the whereabouts of, or sent.
+    announced: usize,
+    done: usize,
+    parts: VecDeque<Part>,
+    landed: Landed,
+}
+
+/// A part of a payload that is lent.
+struct Part {
+    slot: usize,
+    id: u64,
+    pieces: VecDeque<Piece>,
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    /// The block that the address is an offset in; 0 for the memory of the process.
+    block: u64,
+    far: Far,
+}
+
+/// What came of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Nothing,
+    Something,
+    /// The link was closed because of what arrived.
+    Closed,
+}
+
+impl Inbox {
+    pub(super) fn new(line: &Line) -> Inbox {
+        Inbox {
+            consumer: Consumer::new(line.mine.clone(), line.theirs.clone()),
+            partial: Vec::new(),
+            payloads: VecDeque::new(),
+            blocks: HashMap::new(),
+        }
+    }
+
+    /// True when there is something to do.
+    pub(super) fn has_work(&self) -> bool {
+        !matches!(self.consumer.next(), Ok(None)) || !self.payloads.is_empty()
+    }
+
+    /// Maps a block that the peer has sent the descriptor of.
+    pub(super) fn add_block(&mut self, id: u64, len: u64, fd: &OwnedFd) -> io::Result<()> {
+        if self.blocks.len() >= MAX_BLOCKS {
+            return Err(io::Error::other("more blocks of shared memory than are taken"));
+        }
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?;
+        self.blocks.insert(id, crate::memory::shared::attach(fd.as_fd(), len)?);
+        Ok(())
+    }
+
+    /// Takes a number of records, and copies a step of what is lent. `fetch` brings blocks that are not known yet.
+    pub(super) fn turn(
+        &mut self,
+        key: LinkKey,
+        line: &Line,
+        scratch: &mut [u8],
+        sink: &mut dyn Sink,
+        fetch: &mut dyn FnMut(&mut Inbox),
+    ) -> io::Result<Turn> {
+        let mut turn = Turn::Nothing;
+        for _ in 0..RECORDS {
+            let Some(record) = self.consumer.next()? else { break };
+            turn = Turn::Something;
+            let (segment, at) = self.consumer.body();
+            if record.kind != Kind::Payload {
+                segment.read(at, &mut scratch[..record.len]);
+            }
+            let open = self.take(key, line, record, &scratch[..record.len], sink, fetch)?;
+            if self.consumer.pass(record) {
+                line.wake_waiting_peer();
+            }
+            if !open {
+                return Ok(Turn::Closed);
+            }
+        }
+        if !self.payloads.is_empty() {
+            turn = Turn::Something;
+            self.step(line, STEP)?;
+            self.report(key, sink);
+        }
+        Ok(turn)
+    }
+
+    /// False when the link was closed because of the record.
+    fn take(
+        &mut self,
+        key: LinkKey,
+        line: &Line,
+        record: Record,
+        body: &[u8],
+        sink: &mut dyn Sink,
+        fetch: &mut dyn FnMut(&mut Inbox),
+    ) -> io::Result<bool> {
+        let open = self.payloads.back().is_some_and(|last| last.announced < last.place.len);
+        match record.kind {
+            Kind::Bytes if open => return Err(Nonsense.into()),
+            Kind::Bytes => return self.frames(key, body, sink),
+            Kind::Forget => {
+                body.as_chunks::<8>().0.iter().for_each(|id| drop(self.blocks.remove(&u64::from_le_bytes(*id))));
+            }
+            Kind::Loan | Kind::Payload | Kind::Gone if !open => return Err(Nonsense.into()),
+            Kind::Loan => {
+                let part = Part::parse(body).ok_or(Nonsense)?;
+                if part.pieces.iter().any(|piece| piece.block != 0 && !self.blocks.contains_key(&piece.block)) {
+                    fetch(self);
+                }
+                let last = self.payloads.back_mut().ok_or(Nonsense)?;
+                let len = part.len().filter(|len| *len <= last.place.len - last.announced).ok_or(Nonsense)?;
+                last.announced += len;
+                last.parts.push_back(part);
+            }
+            Kind::Payload => {
+                // What was lent before this goes first: payloads land in order.
+                self.settle(line)?;
+                self.report(key, sink);
+                let last = self.payloads.back_mut().ok_or(Nonsense)?;
+                if record.len == 0 || record.len > last.place.len - last.announced {
+                    return Err(Nonsense.into());
+                }
+                let (segment, at) = self.consumer.body();
+                last.write(record.len, |access, skip| segment.read_memory(at, access, skip, record.len));
+                last.announced += record.len;
+                sink.heard(key);
+            }
+            Kind::Gone => {
+                let last = self.payloads.back_mut().ok_or(Nonsense)?;
+                last.announced = last.place.len;
+                last.landed = Landed::SourceGone;
+            }
+        }
+        self.report(key, sink);
+        Ok(true)
+    }
+
+    /// Offers frames to the sink. False when the link was closed because of them.
+    fn frames(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
+        let (taken, len) = if self.partial.is_empty() {
+            (sink.bytes(key, bytes), bytes.len())
+        } else {
+            self.partial.extend_from_slice(bytes);
+            (sink.bytes(key, &self.partial), self.partial.len())
+        };
+        let Some(Taken { used, place }) = taken else { return Ok(false) };
+        if place.is_some() && used < len {
+            // A payload has records of its own.
+            return Err(Nonsense.into());
+        }
+        if self.partial.is_empty() {
+            self.partial.extend_from_slice(&bytes[used..]);
+        } else if used == len {
+            // An idle link keeps no buffer.
+            self.partial = Vec::new();
+        } else {
+            self.partial.drain(..used);
+        }
+        if let Some(place) = place {
+            self.payloads.push_back(Payload { place, announced: 0, done: 0, parts: VecDeque::new(), landed: Landed::Whole });
+            self.report(key, sink);
+        }
+        Ok(true)
+    }
+
+    /// Reports the payloads that have landed, or will not.
+    fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
+        while let Some(payload) = self.payloads.pop_front_if(|payload| payload.is_over()) {
+            sink.placed(key, payload.landed);
+        }
+    }
+
+    /// Copies all that has been lent so far.
+    fn settle(&mut self, line: &Line) -> io::Result<()> {
+        while self.payloads.iter().any(|payload| !payload.parts.is_empty()) {
+            self.step(line, usize::MAX)?;
+        }
+        Ok(())
+    }
+
+    /// Copies up to `budget` bytes of the first payload of which anything is lent.
+    fn step(&mut self, line: &Line, budget: usize) -> io::Result<()> {
+        let Some(payload) = self.payloads.iter_mut().find(|payload| !payload.parts.is_empty()) else { return Ok(()) };
+        let Some(part) = payload.parts.front_mut() else { return Ok(()) };
+        let finished = match &payload.place.target {
+            Some(target) if payload.landed == Landed::Whole => {
+                match part.copy(line, &self.blocks, target, payload.done, budget)? {
+                    Copied::Bytes(n) => {
+                        payload.done += n;
+                        part.pieces.is_empty()
+                    }
+                    Copied::Not(landed) => {
+                        payload.landed = landed;
+                        true
+                    }
+                }
+            }
+            // Nobody wants it, or the rest of it.
+            _ => true,
+        };
+        if finished {
+            line.mine.words().finished[part.slot].store(part.id, Ordering::Release);
+            payload.parts.pop_front();
+            line.wake_waiting_peer();
+        }
+        Ok(())
+    }
+}
+
+/// What came of copying some of a part.
+enum Copied {
+    Bytes(usize),
+    Not(Landed),
+}
+
+impl Payload {
+    fn is_over(&self) -> bool {
+        self.announced == self.place.len && self.parts.is_empty()
+    }
+
+    /// Writes what has come through the ring.
+    fn write(&mut self, len: usize, copy: impl FnOnce(&WriteAccess<'_>, usize)) {
+        if let Some(target) = self.place.target.as_ref().filter(|_| self.landed == Landed::Whole) {
+            match target.write_access() {
+                Some(access) => copy(&access, self.done),
+                None => self.landed = Landed::TargetGone,
+            }
+        }
+        self.done += len;
+    }
+}
+
+impl Part {
+    /// Slot, number, and pieces of block, address and length.
+    pub(super) fn parse(body: &[u8]) -> Option<Part> {
+        let (words, []) = body.as_chunks::<8>() else { return None };
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        let slot = usize::try_from(words.next()?).ok().filter(|slot| *slot < SLOTS)?;
+        let id = words.next().filter(|id| *id != 0)?;
+        let mut pieces = VecDeque::new();
+        while let Some(block) = words.next() {
+            let far = Far { address: words.next()?, len: words.next()? };
+            if far.len == 0 || far.address.checked_add(far.len).is_none() || pieces.len() == MAX_PIECES {
+                return None;
+            }
+            pieces.push_back(Piece { block, far });
+        }
+        Some(Part { slot, id, pieces }).filter(|part| !part.pieces.is_empty())
+    }
+
+    fn len(&self) -> Option<usize> {
+        let total = self.pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.far.len));
+        total.and_then(|total| usize::try_from(total).ok())
+    }
+
+    /// Takes pieces of the same kind off the front, up to `budget` bytes together.
+    fn next(&mut self, budget: usize) -> (u64, smallvec::SmallVec<[Far; 8]>) {
+        let mut next = smallvec::SmallVec::new();
+        let Some(block) = self.pieces.front().map(|piece| piece.block) else { return (0, next) };
+        let mut left = budget as u64;
+        while let Some(piece) = self.pieces.front_mut().filter(|piece| piece.block == block && left > 0) {
+            let len = piece.far.len.min(left);
+            next.push(Far { address: piece.far.address, len });
+            left -= len;
+            piece.far.address += len;
+            piece.far.len -= len;
+            if piece.far.len == 0 {
+                self.pieces.pop_front();
+            }
+        }
+        (block, next)
+    }
+
+    /// Copies up to `budget` bytes to `skip` bytes into the target. An error: what is lent can't be read.
+    fn copy(
+        &mut self,
+        line: &Line,
+        blocks: &HashMap<u64, Mapping>,
+        target: &Slice,
+        skip: usize,
+        budget: usize,
+    ) -> io::Result<Copied> {
+        let Some(access) = target.write_access() else { return Ok(Copied::Not(Landed::TargetGone)) };
+        let (block, far) = self.next(budget.min(sys::reach(&access, skip)));
+        let len = far.iter().map(|piece| piece.len as usize).sum();
+        let reading = &line.mine.words().reading[self.slot];
+        let granted = &line.theirs.words().granted[self.slot];
+        reading.store(self.id, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut is_granted = granted.load(Ordering::Acquire) == self.id;
+        let mut read = Ok(true);
+        if is_granted {
+            read = match block {
+                0 if line.reads => sys::read_process(line.peer.pid, &far, &access, skip, line.peer.nonce),
+                0 => Ok(false),
+                block => Ok(blocks.get(&block).is_some_and(|mapping| blocks::read(mapping, &far, &access, skip))),
+            };
+            // What was read before the owner took it back counts, what was read while it did does not.
+            fence(Ordering::SeqCst);
+            is_granted = granted.load(Ordering::Acquire) == self.id;
+        }
+        reading.store(0, Ordering::Release);
+        match read {
+            _ if !is_granted => Ok(Copied::Not(Landed::SourceGone)),
+            Ok(true) => Ok(Copied::Bytes(len)),
+            // The process is dead, or has lent what it does not have: either is the end of the link.
+            _ if line.peer.is_gone() => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
+            Ok(false) => Err(Nonsense.into()),
+            Err(error) => Err(io::Error::new(error.kind(), format!("what it lent can't be read: {error}"))),
+        }
+    }
+}
+
+/// The words of a loan's record.
+pub(super) fn loan(slot: usize, id: u64, pieces: impl Iterator<Item = (u64, u64, u64)>, out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(&(slot as u64).to_le_bytes());
+    out.extend_from_slice(&id.to_le_bytes());
+    for (block, address, len) in pieces {
+        for word in [block, address, len] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+    }
+    debug_assert!(out.len() <= MAX_BODY);
+}

@@ -1,0 +1,385 @@
+//! One end of a connection, from its handshake on.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::super::{Link, LinkKey, Sent, Sink};
+use super::Shared;
+use super::handshake::{self, Hello, Packet, Received};
+use super::inbox::{Inbox, Turn};
+use super::line::{Line, Process};
+use super::outbox::{Outbox, Written};
+use super::ring::Nonsense;
+use super::segment::Segment;
+use super::sys;
+use crate::Scheme;
+use crate::memory::Slice;
+
+/// Payloads that are lent are announced this much at a time: a record, and its answer, for some 100 µs of copying.
+const LENT_CHUNK: usize = 1 << 20;
+/// Payloads that go through the ring: half of it, so that frames behind wait for little.
+const RING_CHUNK: usize = 64 << 10;
+
+pub(super) struct ShmLink {
+    key: LinkKey,
+    /// Of the socket; that of the process's handle is the next one.
+    pub token: usize,
+    pub socket: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    /// What the other side is; when it is known.
+    line: OnceLock<Arc<Line>>,
+    stage: Mutex<Stage>,
+    closed: AtomicBool,
+    /// The other side is gone, or must go: what it has said before is still taken.
+    ending: Mutex<Option<io::Error>>,
+    /// There may be something in `ending`.
+    ends: AtomicBool,
+    /// The handshake is over.
+    opened: AtomicBool,
+    /// Something of the outbox waits for the other side.
+    waits: AtomicBool,
+    outbox: Mutex<Option<Outbox>>,
+    /// Used by whoever drives.
+    inbox: Mutex<Option<Inbox>>,
+}
+
+/// ```text
+///   dialled:   Dialled ──Welcome──▶ Open        accepted:  Accepted ──Hello──▶ Welcomed ──Ready──▶ Open
+/// ```
+enum Stage {
+    Dialled(Arc<Segment>),
+    Accepted,
+    Welcomed,
+    Open,
+}
+
+impl ShmLink {
+    /// The end that dials.
+    pub(super) fn dial(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>) -> io::Result<ShmLink> {
+        let (fd, mine) = Segment::create()?;
+        handshake::send(&socket, &Packet::Hello(shared.hello()), Some(fd.as_fd()))?;
+        Ok(ShmLink::new(key, token, socket, shared, Stage::Dialled(mine)))
+    }
+
+    /// The end that was dialled.
+    pub(super) fn accept(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>) -> ShmLink {
+        ShmLink::new(key, token, socket, shared, Stage::Accepted)
+    }
+
+    fn new(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>, stage: Stage) -> ShmLink {
+        ShmLink {
+            key,
+            token,
+            socket: Arc::new(socket),
+            shared,
+            line: OnceLock::new(),
+            stage: Mutex::new(stage),
+            closed: AtomicBool::new(false),
+            ending: Mutex::new(None),
+            ends: AtomicBool::new(false),
+            opened: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            outbox: Mutex::new(None),
+            inbox: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// The link ends when what has arrived is taken.
+    pub(super) fn end(&self, cause: io::Error) {
+        self.ending.lock().get_or_insert(cause);
+        self.ends.store(true, Ordering::Release);
+    }
+
+    fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
+        if !self.is_closed() {
+            self.close();
+            sink.closed(self.key, cause);
+        }
+    }
+
+    /// Takes what the socket has.
+    pub(super) fn packets(&self, sink: &mut dyn Sink) {
+        while !self.is_closed() {
+            match handshake::receive(&self.socket) {
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) => {
+                    return self.end(closed_by_peer());
+                }
+                Ok(Received::Packet(packet, fd)) => {
+                    if let Err(error) = self.packet(packet, fd, sink) {
+                        return self.lose(error, sink);
+                    }
+                }
+                Err(error) => return self.lose(error, sink),
+            }
+        }
+    }
+
+    fn packet(&self, packet: Packet, fd: Option<OwnedFd>, sink: &mut dyn Sink) -> io::Result<()> {
+        let broken = || io::Error::from(Nonsense);
+        let mut stage = self.stage.lock();
+        match (&*stage, packet) {
+            (_, Packet::Bell) => Ok(()),
+            (Stage::Dialled(mine), Packet::Welcome { hello, reads }) => {
+                let line = self.line(mine.clone(), hello, fd)?;
+                line.lends.store(reads && self.shared.direct, Ordering::Relaxed);
+                handshake::send(&self.socket, &Packet::Ready { reads: line.reads }, None)?;
+                *stage = Stage::Open;
+                drop(stage);
+                self.open(line);
+                self.opened.store(true, Ordering::Release);
+                self.tell_chunk(sink);
+                sink.connected(self.key);
+                Ok(())
+            }
+            (Stage::Dialled(_), Packet::Refused { reason }) => {
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it refused the connection: {reason}")))
+            }
+            (Stage::Accepted, Packet::Hello(hello)) => {
+                let begun = Segment::create().and_then(|(own, mine)| Ok((own, self.line(mine, hello, fd)?)));
+                let (own, line) = begun.inspect_err(|error| {
+                    // It hears the reason, if it listens at all.
+                    let _ = handshake::send(&self.socket, &Packet::Refused { reason: error.to_string() }, None);
+                })?;
+                let welcome = Packet::Welcome { hello: self.shared.hello(), reads: line.reads };
+                self.open(line);
+                handshake::send(&self.socket, &welcome, Some(own.as_fd()))?;
+                *stage = Stage::Welcomed;
+                Ok(())
+            }
+            (Stage::Welcomed, Packet::Ready { reads }) => {
+                *stage = Stage::Open;
+                drop(stage);
+                if let Some(line) = self.line.get() {
+                    line.lends.store(reads && self.shared.direct, Ordering::Relaxed);
+                }
+                self.opened.store(true, Ordering::Release);
+                self.tell_chunk(sink);
+                Ok(())
+            }
+            (Stage::Open | Stage::Welcomed, Packet::Block { id, len }) => {
+                let mut inbox = self.inbox.lock();
+                let (Some(fd), Some(inbox)) = (fd, &mut *inbox) else { return Err(broken()) };
+                inbox.add_block(id, len, &fd)
+            }
+            _ => Err(broken()),
+        }
+    }
+
+    /// Looks at what the other side says of itself.
+    fn line(&self, mine: Arc<Segment>, hello: Hello, fd: Option<OwnedFd>) -> io::Result<Arc<Line>> {
+        if let Some(objection) = hello.objection() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, objection));
+        }
+        let fd = fd.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared memory"))?;
+        let theirs = Segment::attach(fd.as_fd())?;
+        let pid = sys::credentials(self.socket.as_fd())?.pid;
+        let handle = self.shared.watch(pid, self.token + 1, &self.socket);
+        let reads = self.shared.direct && pid != 0 && sys::read_word(pid, hello.nonce_at).is_ok_and(|found| found == hello.nonce);
+        if self.shared.direct && !reads {
+            tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory");
+        }
+        let peer = Process { socket: self.socket.clone(), pid, handle, nonce: (hello.nonce, hello.nonce_at) };
+        Ok(Arc::new(Line::new(mine, theirs, peer, reads)))
+    }
+
+    fn open(&self, line: Arc<Line>) {
+        *self.outbox.lock() = Some(Outbox::new(&line));
+        *self.inbox.lock() = Some(Inbox::new(&line));
+        let _ = self.line.set(line);
+    }
+
+    fn tell_chunk(&self, sink: &mut dyn Sink) {
+        let lends = self.line.get().is_some_and(|line| line.lends.load(Ordering::Relaxed));
+        sink.chunk(self.key, if lends { LENT_CHUNK } else { RING_CHUNK });
+    }
+
+    /// Sends what waits, takes what has come. True when there was anything.
+    pub(super) fn turn(&self, scratch: &mut [u8], sink: &mut dyn Sink) -> bool {
+        let Some(line) = self.line.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
+            return self.finish(sink);
+        };
+        let mut any = self.waits.load(Ordering::Acquire) && self.resume(line, sink);
+        let turn = {
+            let mut slot = self.inbox.lock();
+            let Some(inbox) = &mut *slot else { return false };
+            inbox.turn(self.key, line, scratch, sink, &mut |inbox| self.fetch(inbox))
+        };
+        match turn {
+            Ok(Turn::Nothing) => {}
+            Ok(Turn::Something) => any = true,
+            Ok(Turn::Closed) => return true,
+            Err(error) => {
+                self.lose(error, sink);
+                return true;
+            }
+        }
+        any || self.finish(sink)
+    }
+
+    /// The end of a link of which everything has been taken.
+    fn finish(&self, sink: &mut dyn Sink) -> bool {
+        if !self.ends.load(Ordering::Acquire) {
+            return false;
+        }
+        let cause = self.ending.lock().take();
+        cause.is_some_and(|cause| {
+            self.lose(cause, sink);
+            true
+        })
+    }
+
+    /// Brings blocks that the peer has sent, and refers to already.
+    fn fetch(&self, inbox: &mut Inbox) {
+        loop {
+            let failed = match handshake::receive(&self.socket) {
+                Ok(Received::Packet(Packet::Block { id, len }, Some(fd))) => inbox.add_block(id, len, &fd),
+                Ok(Received::Packet(..)) => Ok(()),
+                Ok(Received::Nothing) => return,
+                Ok(Received::End) => return self.end(closed_by_peer()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = failed {
+                tracing::warn!(target: "calomel::shm", %error, "shared memory of a peer can't be had");
+            }
+        }
+    }
+
+    /// Goes on with what waited for the other side. True when there was anything to report.
+    fn resume(&self, line: &Arc<Line>, sink: &mut dyn Sink) -> bool {
+        let (returned, sent) = {
+            let mut slot = self.outbox.lock();
+            let Some(outbox) = &mut *slot else { return false };
+            let returned = outbox.loans.sweep(line);
+            let mut sent = None;
+            if let Some(mut sending) = outbox.pending.take() {
+                match outbox.write(line, &mut sending) {
+                    Ok(Written::All) => sent = Some((sending.bytes, false)),
+                    Ok(Written::Lent) => sent = Some((sending.bytes, true)),
+                    Ok(Written::Part) => outbox.pending = Some(sending),
+                    Err(nonsense) => self.end(nonsense.into()),
+                }
+            }
+            self.note_waiting(line, outbox);
+            (returned, sent)
+        };
+        line.wake_peer();
+        let any = returned > 0 || sent.is_some();
+        for _ in 0..returned {
+            sink.returned(self.key);
+        }
+        if let Some((bytes, lent)) = sent {
+            sink.sent(self.key, bytes, lent);
+        }
+        any
+    }
+
+    fn note_waiting(&self, line: &Line, outbox: &Outbox) {
+        let waiting = outbox.is_waiting();
+        self.waits.store(waiting, Ordering::Release);
+        line.set_waiting(waiting);
+    }
+
+    /// From now on the other side rings; unless there is something to do already.
+    pub(super) fn fall_asleep(&self) -> bool {
+        let Some(line) = self.line.get() else { return true };
+        line.fall_asleep();
+        let idle = !self.ends.load(Ordering::Acquire)
+            && !self.inbox.lock().as_ref().is_some_and(Inbox::has_work)
+            && !(self.waits.load(Ordering::Acquire) && self.can_resume(line));
+        if !idle {
+            line.awake();
+        }
+        idle
+    }
+
+    /// True when something that waited for the other side could go on. What that brings is reported later.
+    fn can_resume(&self, line: &Arc<Line>) -> bool {
+        self.outbox.lock().as_mut().is_some_and(|outbox| outbox.could_go_on(line))
+    }
+
+    pub(super) fn awake(&self) {
+        if let Some(line) = self.line.get() {
+            line.awake();
+        }
+    }
+}
+
+fn closed_by_peer() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")
+}
+
+impl Link for ShmLink {
+    fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        if self.is_closed() {
+            return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
+        }
+        // Before the handshake there is nobody to say anything to.
+        let Some(line) = self.line.get() else { return Sent::All(bytes) };
+        let sent = {
+            let mut slot = self.outbox.lock();
+            let Some(outbox) = &mut *slot else { return Sent::All(bytes) };
+            let mut sending = outbox.begin(bytes, payload);
+            let written = outbox.write(line, &mut sending);
+            let sent = match written {
+                Ok(Written::All) => Sent::All(sending.bytes),
+                Ok(Written::Lent) => Sent::Lent(sending.bytes),
+                Ok(Written::Part) => {
+                    outbox.pending = Some(sending);
+                    Sent::Later
+                }
+                Err(nonsense) => {
+                    self.end(nonsense.into());
+                    self.shared.nudge(self.token);
+                    Sent::Failed(Nonsense.into())
+                }
+            };
+            if outbox.is_waiting() {
+                self.note_waiting(line, outbox);
+                // The peer may have been done with it before it could know that somebody waits.
+                if line.is_asleep() && outbox.could_go_on(line) {
+                    self.shared.nudge(self.token);
+                }
+            }
+            sent
+        };
+        line.wake_peer();
+        sent
+    }
+
+    fn scheme(&self) -> Scheme {
+        Scheme::Shm
+    }
+
+    /// What is sent is there: nothing is on its way.
+    fn acknowledged(&self) -> u64 {
+        0
+    }
+
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.shared.remove(self);
+        if let (Some(line), Some(outbox)) = (self.line.get(), self.outbox.lock().as_mut()) {
+            outbox.pending = None;
+            outbox.loans.end(line);
+        }
+        // What is in the ring is still taken; the socket itself closes with the last reference to it.
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+impl std::fmt::Debug for ShmLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ShmLink({:?}, socket {})", self.key, self.socket.as_raw_fd())
+    }
+}

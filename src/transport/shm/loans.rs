@@ -1,0 +1,144 @@
+//! Memory of this side that the peer reads where it is.
+//!
+//! ```text
+//!   owner   granted = id, record ─────────────────────▶ granted = 0; fence; waits while the reader's word is id
+//!   reader                 reading = id; fence; granted == id? copies; granted == id still?; reading = 0 … finished = id
+//! ```
+//! Whichever fence comes first, one side sees the other's word: the reader does not begin, or the owner waits. What was read
+//! while the grant went away is thrown away by the reader.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use super::line::Line;
+use super::segment::SLOTS;
+use crate::memory::{Loan, ReadAccess, Slice};
+
+/// How long a reader may take for one step, which is one system call. One that takes longer has been stopped in the middle of
+/// it, or lies; it loses the connection, and with it the right to what it reads.
+const STEP_LIMIT: Duration = Duration::from_secs(1);
+/// Between two looks at whether a reader that is waited for still lives.
+const LOOK: Duration = Duration::from_millis(1);
+
+struct Grant {
+    line: Arc<Line>,
+    slot: usize,
+    id: u64,
+}
+
+impl Loan for Grant {
+    fn revoke(&self) {
+        let granted = &self.line.mine.words().granted[self.slot];
+        // The slot may be another loan's by now: this one is over then.
+        if granted.compare_exchange(self.id, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() && !self.is_read() {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        let begin = Instant::now();
+        let mut look = begin + LOOK;
+        while self.is_read() {
+            std::thread::yield_now();
+            let now = Instant::now();
+            if now < look {
+                continue;
+            }
+            look = now + LOOK;
+            if self.line.peer.is_gone() {
+                return;
+            }
+            if now >= begin + STEP_LIMIT {
+                tracing::warn!(target: "calomel::shm", pid = self.line.peer.pid, "a peer does not end its read; it is cut off");
+                return self.line.peer.cut();
+            }
+        }
+    }
+}
+
+impl Grant {
+    fn is_read(&self) -> bool {
+        self.line.theirs.words().reading[self.slot].load(Ordering::SeqCst) == self.id
+    }
+}
+
+struct Entry {
+    grant: Arc<dyn Loan>,
+    /// Keeps the memory, and is told when it is no longer lent.
+    memory: Slice,
+    id: u64,
+    payload: u64,
+}
+
+/// What this side has lent over one link.
+#[derive(Default)]
+pub(super) struct Loans {
+    slots: [Option<Entry>; SLOTS],
+    last: u64,
+    /// Payloads of which something is lent, or will be: their number, and whether all of their parts have been lent.
+    payloads: Vec<(u64, bool)>,
+}
+
+impl Loans {
+    pub(super) fn free_slot(&self) -> Option<usize> {
+        self.slots.iter().position(Option::is_none)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.payloads.is_empty()
+    }
+
+    /// Lends a part of a payload's memory; the number to tell the peer.
+    pub(super) fn lend(&mut self, line: &Arc<Line>, slot: usize, access: &ReadAccess<'_>, part: Slice, payload: u64) -> u64 {
+        self.last += 1;
+        let id = self.last;
+        let grant: Arc<dyn Loan> = Arc::new(Grant { line: line.clone(), slot, id });
+        access.lend(grant.clone());
+        line.mine.words().granted[slot].store(id, Ordering::Release);
+        self.slots[slot] = Some(Entry { grant, memory: part, id, payload });
+        if self.payloads.last().is_none_or(|(last, _)| *last != payload) {
+            self.payloads.push((payload, false));
+        }
+        id
+    }
+
+    /// Nothing more of a payload will be lent. True when something of it has been.
+    pub(super) fn complete(&mut self, payload: u64) -> bool {
+        let entry = self.payloads.iter_mut().find(|(number, _)| *number == payload);
+        entry.map(|(_, whole)| *whole = true).is_some()
+    }
+
+    /// True when the peer is done with something.
+    pub(super) fn has_finished(&self, line: &Line) -> bool {
+        let finished = |slot: usize| line.theirs.words().finished[slot].load(Ordering::Acquire);
+        self.slots.iter().enumerate().any(|(slot, entry)| entry.as_ref().is_some_and(|entry| entry.id == finished(slot)))
+    }
+
+    /// Takes back what the peer is done with; how many payloads that were.
+    pub(super) fn sweep(&mut self, line: &Line) -> usize {
+        for (slot, entry) in self.slots.iter_mut().enumerate() {
+            let finished = line.theirs.words().finished[slot].load(Ordering::Acquire);
+            if let Some(done) = entry.take_if(|entry| entry.id == finished) {
+                done.memory.region.unlend(&done.grant);
+                line.mine.words().granted[slot].store(0, Ordering::Relaxed);
+            }
+        }
+        let before = self.payloads.len();
+        let slots = &self.slots;
+        self.payloads.retain(|(payload, whole)| !whole || slots.iter().flatten().any(|entry| entry.payload == *payload));
+        before - self.payloads.len()
+    }
+
+    /// The link is over: nothing is lent any more.
+    pub(super) fn end(&mut self, line: &Line) {
+        for (slot, entry) in self.slots.iter_mut().enumerate() {
+            let Some(entry) = entry.take() else { continue };
+            line.mine.words().granted[slot].store(0, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            // One that is being read at this moment is left to whoever takes the memory back.
+            if line.theirs.words().reading[slot].load(Ordering::SeqCst) != entry.id {
+                entry.memory.region.unlend(&entry.grant);
+            }
+        }
+        self.payloads.clear();
+    }
+}

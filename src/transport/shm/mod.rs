@@ -1,0 +1,376 @@
+//! `shm://`: engines on one host. They meet at a local socket that has no file; what they say goes through rings in memory
+//! that each shows the other, and bulk data is copied once, out of the peer's memory, by the system.
+//!
+//! Whatever a process leaves behind when it is killed, the system takes away: sockets, descriptors and memory have no names.
+
+mod blocks;
+mod handshake;
+mod inbox;
+mod line;
+mod link;
+mod loans;
+mod outbox;
+mod ring;
+mod segment;
+mod sys;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use mio::unix::SourceFd;
+use mio::{Interest, Token};
+use parking_lot::Mutex;
+use rand::Rng as _;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags};
+
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport};
+use crate::{Address, Error, Result, Scheme};
+use handshake::{Admission, Hello, Packet};
+use link::ShmLink;
+
+/// Rings that are looked at without being rung for. To look at one costs a few nanoseconds.
+const MAX_HOT: usize = 64;
+/// Beyond that number, a ring that had nothing so many times in a row is left to its bell.
+const COOL_AFTER: u32 = 64;
+/// Connections that may wait to be accepted; the system may allow fewer.
+const BACKLOG: i32 = 4096;
+
+/// What the transport goes by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// A group whose members may connect too; else only the engine's own user.
+    pub group: Option<u32>,
+    /// Peers' memory is read where it is, if the system permits it.
+    pub direct: bool,
+    /// Engines that are reached by tcp, too, are found here.
+    pub shortcuts: bool,
+}
+
+pub(crate) struct Shm {
+    shared: Arc<Shared>,
+    options: Options,
+    hot: Mutex<Vec<Hot>>,
+    /// How many are in `hot`.
+    heat: AtomicUsize,
+    scratch: Mutex<Vec<u8>>,
+    /// Listeners that could not accept somebody who waits.
+    refused: Mutex<Vec<usize>>,
+    has_refused: AtomicBool,
+}
+
+struct Hot {
+    link: Arc<ShmLink>,
+    empty: u32,
+}
+
+/// What links share with their transport.
+struct Shared {
+    registry: mio::Registry,
+    waker: Arc<mio::Waker>,
+    first_token: usize,
+    entries: Mutex<Entries>,
+    /// Links to look at, by token: something of theirs happened where nobody drives.
+    nudged: Mutex<Vec<usize>>,
+    has_nudged: AtomicBool,
+    admission: Admission,
+    direct: bool,
+    /// Random, and always at the same place: peers that can read it there can read the rest.
+    nonce: Box<u64>,
+}
+
+#[derive(Default)]
+struct Entries {
+    next: usize,
+    links: HashMap<usize, Arc<ShmLink>>,
+    listeners: HashMap<usize, OwnedFd>,
+}
+
+impl Shared {
+    /// Two of them: for a socket, and for the handle of the process behind it.
+    fn token(&self) -> usize {
+        let mut entries = self.entries.lock();
+        entries.next += 2;
+        self.first_token + entries.next
+    }
+
+    fn hello(&self) -> Hello {
+        Hello::new(*self.nonce, (&raw const *self.nonce).addr() as u64)
+    }
+
+    /// Has the reactor tell of the death of a process; `None` where it can't be seen.
+    fn watch(&self, pid: i32, token: usize, socket: &OwnedFd) -> Option<OwnedFd> {
+        let handle = rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        // As long as its socket is open the process lives, so the number is still its own.
+        let mut poll = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::HUP)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if rustix::event::poll(&mut poll, Some(&now)).ok()? > 0 {
+            return None;
+        }
+        self.registry.register(&mut SourceFd(&handle.as_raw_fd()), Token(token), Interest::READABLE).ok()?;
+        Some(handle)
+    }
+
+    /// Has whoever drives look at a link.
+    fn nudge(&self, token: usize) {
+        self.nudged.lock().push(token);
+        self.has_nudged.store(true, Ordering::SeqCst);
+        if let Err(error) = self.waker.wake() {
+            tracing::error!(target: "calomel::shm", %error, "can't wake a parked engine");
+        }
+    }
+
+    fn remove(&self, link: &ShmLink) {
+        let removed = self.entries.lock().links.remove(&link.token);
+        if removed.is_some() {
+            // It is closed soon, which deregisters it as well.
+            let _ = self.registry.deregister(&mut SourceFd(&link.socket.as_raw_fd()));
+        }
+    }
+}
+
+fn failed(what: &str, error: impl Into<io::Error>) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+/// The socket's name in the system's table, which has no files.
+fn name(address: &Address) -> io::Result<SocketAddrUnix> {
+    if address.rest().is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the name is empty"));
+    }
+    let name = format!("calomel/{}", address.rest());
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|_| {
+        let reason = format!("a name of {} bytes is too long", address.rest().len());
+        io::Error::new(io::ErrorKind::InvalidInput, reason)
+    })
+}
+
+impl Shm {
+    pub(crate) fn new(reactor: Reactor, options: Options) -> Shm {
+        let Reactor { registry, waker, first_token } = reactor;
+        let admission = Admission { uid: rustix::process::geteuid().as_raw(), group: options.group };
+        Shm {
+            shared: Arc::new(Shared {
+                registry,
+                waker,
+                first_token,
+                entries: Mutex::default(),
+                nudged: Mutex::default(),
+                has_nudged: AtomicBool::new(false),
+                admission,
+                direct: options.direct,
+                nonce: Box::new(rand::rng().next_u64()),
+            }),
+            options,
+            hot: Mutex::default(),
+            heat: AtomicUsize::new(0),
+            scratch: Mutex::new(vec![0; ring::MAX_BODY]),
+            refused: Mutex::default(),
+            has_refused: AtomicBool::new(false),
+        }
+    }
+
+    fn add(&self, link: ShmLink, attach: &mut dyn FnMut(Arc<dyn Link>)) -> io::Result<()> {
+        let link = Arc::new(link);
+        attach(link.clone());
+        self.shared.entries.lock().links.insert(link.token, link.clone());
+        let registered =
+            self.shared.registry.register(&mut SourceFd(&link.socket.as_raw_fd()), Token(link.token), Interest::READABLE);
+        registered.inspect_err(|_| drop(self.shared.entries.lock().links.remove(&link.token)))
+    }
+
+    fn accept(&self, token: usize, sink: &mut dyn Sink) {
+        loop {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let accepted = match self.shared.entries.lock().listeners.get(&token) {
+                Some(listener) => rustix::net::accept_with(listener, flags),
+                None => return,
+            };
+            match accepted {
+                Ok(socket) => self.welcome(socket, sink),
+                Err(rustix::io::Errno::AGAIN) => return,
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(error) => {
+                    // Out of descriptors, most likely: there may be some at the next poll.
+                    self.refused.lock().push(token);
+                    self.has_refused.store(true, Ordering::Relaxed);
+                    tracing::warn!(target: "calomel::shm", %error, "a connection can't be accepted");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn welcome(&self, socket: OwnedFd, sink: &mut dyn Sink) {
+        let who = match sys::credentials(socket.as_fd()) {
+            Ok(who) => who,
+            Err(error) => return tracing::warn!(target: "calomel::shm", %error, "a peer has no credentials"),
+        };
+        if let Some(reason) = self.shared.admission.objection(who, &socket) {
+            tracing::warn!(target: "calomel::shm", pid = who.pid, uid = who.uid, "a peer is refused");
+            // It hears the reason, if it listens at all.
+            let _ = handshake::send(&socket, &Packet::Refused { reason }, None);
+            return;
+        }
+        let token = self.shared.token();
+        let remote = Address::shm(&format!("pid-{}-{}", who.pid, token - self.shared.first_token));
+        let key = sink.accepted(remote);
+        let link = ShmLink::accept(key, token, socket, self.shared.clone());
+        if let Err(error) = self.add(link, &mut |link| sink.attach(key, link)) {
+            sink.closed(key, error);
+        }
+    }
+
+    fn heat(&self, link: &Arc<ShmLink>) {
+        let mut hot = self.hot.lock();
+        if !hot.iter().any(|entry| Arc::ptr_eq(&entry.link, link)) {
+            link.awake();
+            hot.push(Hot { link: link.clone(), empty: 0 });
+            self.heat.store(hot.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Looks at links that somebody who does not drive has something for.
+    fn take_nudged(&self) {
+        if self.shared.has_nudged.load(Ordering::Relaxed) && self.shared.has_nudged.swap(false, Ordering::SeqCst) {
+            let nudged = std::mem::take(&mut *self.shared.nudged.lock());
+            for token in nudged {
+                let link = self.shared.entries.lock().links.get(&token).cloned();
+                link.iter().for_each(|link| self.heat(link));
+            }
+        }
+    }
+}
+
+impl Transport for Shm {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { scheme: Scheme::Shm }
+    }
+
+    fn resolve(&self, address: &Address) -> Result<Address> {
+        match name(address) {
+            Ok(_) => Ok(address.clone()),
+            Err(error) => Err(Error::InvalidAddress { text: address.to_string(), reason: error.to_string() }),
+        }
+    }
+
+    fn listen(&self, address: &Address) -> Result<Address> {
+        let chosen = || Address::shm(&format!("calomel-{}-{:08x}", std::process::id(), rand::rng().next_u32()));
+        let address = if address.rest().is_empty() { chosen() } else { address.clone() };
+        let place = self.resolve(&address).and_then(|_| name(&address).map_err(|error| Error::io("the name", error)))?;
+        let failed = |error: rustix::io::Errno| match error {
+            rustix::io::Errno::ADDRINUSE => Error::AddressInUse { address: address.clone() },
+            error => Error::io(format!("can't listen at {address}"), error.into()),
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+        rustix::net::bind(&listener, &place).map_err(failed)?;
+        rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
+        let token = self.shared.token();
+        let registered = self.shared.registry.register(&mut SourceFd(&listener.as_raw_fd()), Token(token), Interest::READABLE);
+        registered.map_err(|error| Error::io(format!("can't listen at {address}"), error))?;
+        self.shared.entries.lock().listeners.insert(token, listener);
+        Ok(address)
+    }
+
+    fn shortcuts(&self, address: &Address, dialled: bool) -> Vec<Address> {
+        let Some(socket) = address.socket().filter(|_| self.options.shortcuts && address.scheme() == Scheme::Tcp) else {
+            return Vec::new();
+        };
+        let everywhere = Address::shm(&format!("tcp:*:{}", socket.port()));
+        let here = Address::shm(&format!("tcp:{}:{}", socket.ip(), socket.port()));
+        match dialled {
+            false if socket.ip().is_unspecified() => vec![everywhere],
+            false => vec![here],
+            // An address is this host's when one can listen there.
+            true if socket.ip().is_loopback() || UdpSocket::bind((socket.ip(), 0)).is_ok() => vec![here, everywhere],
+            true => Vec::new(),
+        }
+    }
+
+    fn stop_listening(&self) {
+        for (_, listener) in self.shared.entries.lock().listeners.drain() {
+            // It is closed right away, which deregisters it as well.
+            let _ = self.shared.registry.deregister(&mut SourceFd(&listener.as_raw_fd()));
+        }
+    }
+
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::connect(&socket, &name(address)?).map_err(|error| match error {
+            rustix::io::Errno::AGAIN => failed("too many others are connecting", error),
+            rustix::io::Errno::CONNREFUSED => {
+                io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens under this name on this host")
+            }
+            error => error.into(),
+        })?;
+        if let Some(reason) = self.shared.admission.objection(sys::credentials(socket.as_fd())?, &socket) {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+        }
+        let link = ShmLink::dial(key, self.shared.token(), socket, self.shared.clone());
+        self.add(link.map_err(|error| failed("no shared memory can be had", error))?, &mut |link| attach(link))
+    }
+
+    fn poll(&self, sink: &mut dyn Sink) -> bool {
+        self.take_nudged();
+        if self.has_refused.load(Ordering::Relaxed) && self.has_refused.swap(false, Ordering::Relaxed) {
+            let refused = std::mem::take(&mut *self.refused.lock());
+            refused.into_iter().for_each(|token| self.accept(token, sink));
+        }
+        if self.heat.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut scratch = self.scratch.lock();
+        let mut hot = self.hot.lock();
+        let many = hot.len() > MAX_HOT;
+        let mut any = false;
+        hot.retain_mut(|entry| {
+            let something = entry.link.turn(&mut scratch, sink);
+            any |= something;
+            entry.empty = if something { 0 } else { entry.empty.saturating_add(1) };
+            let cool = many && entry.empty > COOL_AFTER && entry.link.fall_asleep();
+            !entry.link.is_closed() && !cool
+        });
+        self.heat.store(hot.len(), Ordering::Relaxed);
+        any
+    }
+
+    fn ready(&self, token: usize, _event: &mio::event::Event, sink: &mut dyn Sink) {
+        if self.shared.entries.lock().listeners.contains_key(&token) {
+            return self.accept(token, sink);
+        }
+        let of_process = !(token - self.shared.first_token).is_multiple_of(2);
+        let link = self.shared.entries.lock().links.get(&(token - usize::from(of_process))).cloned();
+        let Some(link) = link else { return };
+        if of_process {
+            link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the process died"));
+        } else {
+            link.packets(sink);
+        }
+        if !link.is_closed() {
+            self.heat(&link);
+        }
+    }
+
+    fn park(&self) -> bool {
+        let mut hot = self.hot.lock();
+        if self.shared.has_nudged.load(Ordering::SeqCst) {
+            return false;
+        }
+        if !hot.iter().all(|entry| entry.link.fall_asleep()) {
+            hot.iter().for_each(|entry| entry.link.awake());
+            return false;
+        }
+        hot.clear();
+        self.heat.store(0, Ordering::Relaxed);
+        true
+    }
+
+    fn unpark(&self) {}
+}

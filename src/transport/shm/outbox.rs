@@ -1,0 +1,222 @@
+//! What is sent: frames into the ring, and payloads, lent where the peer can read them, and else through the ring.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use super::handshake::{self, Packet};
+use super::inbox;
+use super::line::Line;
+use super::loans::Loans;
+use super::ring::{Kind, MAX_BODY, Nonsense, Producer};
+use super::sys::MAX_PIECES;
+use crate::memory::{ReadAccess, Slice, shared::Block};
+
+/// A payload goes through the ring in pieces of this size: the peer copies one out while the next is copied in.
+const PIECE: usize = 16 << 10;
+/// Up to this size two copies through the ring cost less than a system call and an answer.
+const SMALL: usize = 8 << 10;
+/// Segments shorter than this on average are not worth a piece of their own in a system call.
+const SHORT: usize = 512;
+/// Blocks that the peer is told of at a time; it takes some more.
+const MAX_BLOCKS: usize = 128;
+
+pub(super) struct Outbox {
+    producer: Producer,
+    pub pending: Option<Sending>,
+    pub loans: Loans,
+    payloads: u64,
+    /// The blocks that the peer has been given.
+    blocks: HashMap<u64, Weak<Block>>,
+    words: Vec<u8>,
+    /// What the pending send waits for.
+    needs: Needs,
+}
+
+enum Needs {
+    Slot,
+    Room(usize),
+}
+
+/// A send, as far as it is.
+pub(super) struct Sending {
+    pub bytes: Vec<u8>,
+    written: usize,
+    payload: Option<Slice>,
+    /// How much of the payload has been sent or lent.
+    covered: usize,
+    number: u64,
+}
+
+/// How far a send got.
+pub(super) enum Written {
+    All,
+    /// All of it, but the payload is being read where it is.
+    Lent,
+    /// There is no room.
+    Part,
+}
+
+impl Outbox {
+    pub(super) fn new(line: &Line) -> Outbox {
+        Outbox {
+            producer: Producer::new(line.mine.clone(), line.theirs.clone()),
+            pending: None,
+            loans: Loans::default(),
+            payloads: 0,
+            blocks: HashMap::new(),
+            words: Vec::new(),
+            needs: Needs::Slot,
+        }
+    }
+
+    pub(super) fn begin(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> Sending {
+        self.payloads += 1;
+        Sending { bytes, written: 0, payload, covered: 0, number: self.payloads }
+    }
+
+    /// Sends what there is room for.
+    pub(super) fn write(&mut self, line: &Arc<Line>, sending: &mut Sending) -> Result<Written, Nonsense> {
+        while sending.written < sending.bytes.len() {
+            let rest = &sending.bytes[sending.written..];
+            let now = &rest[..rest.len().min(MAX_BODY)];
+            if !self.has_room(now.len())? {
+                return Ok(Written::Part);
+            }
+            self.producer.put(Kind::Bytes, now.len(), |segment, at| segment.write(at, now));
+            sending.written += now.len();
+        }
+        let Some(payload) = sending.payload.clone() else { return Ok(Written::All) };
+        while sending.covered < payload.len {
+            let Some(access) = payload.read_access() else {
+                if !self.has_room(0)? {
+                    return Ok(Written::Part);
+                }
+                self.producer.put(Kind::Gone, 0, |_, _| ());
+                break;
+            };
+            let done = match self.lend(line, &access, &payload, sending)? {
+                Some(done) => done,
+                None => self.copy(&access, payload.len, sending)?,
+            };
+            if !done {
+                return Ok(Written::Part);
+            }
+        }
+        Ok(if self.loans.complete(sending.number) { Written::Lent } else { Written::All })
+    }
+
+    /// Lends the next part, if that is better than to send it; `Some(false)`: there is no room.
+    fn lend(
+        &mut self,
+        line: &Arc<Line>,
+        access: &ReadAccess<'_>,
+        payload: &Slice,
+        sending: &mut Sending,
+    ) -> Result<Option<bool>, Nonsense> {
+        if payload.len <= SMALL {
+            return Ok(None);
+        }
+        let mut pieces = smallvec::SmallVec::new();
+        let mut covered = access.pieces(sending.covered, MAX_PIECES, &mut pieces);
+        if covered / pieces.len().max(1) < SHORT {
+            return Ok(None);
+        }
+        // A part is memory of the process, or of one block.
+        let block = pieces.first().and_then(|piece| Block::find(piece.iov_base.cast::<u8>()));
+        let block = match block {
+            Some((block, _)) if self.tell(line, &block) => Some(block),
+            _ => None,
+        };
+        if block.is_none() && !line.lends.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let words = 2 + 3 * pieces.len();
+        let Some(slot) = self.loans.free_slot() else {
+            self.needs = Needs::Slot;
+            return Ok(Some(false));
+        };
+        if !self.has_room(8 * words)? {
+            return Ok(Some(false));
+        }
+        let mut list: smallvec::SmallVec<[(u64, u64, u64); 8]> = smallvec::SmallVec::new();
+        match &block {
+            None => list.extend(pieces.iter().map(|piece| (0, piece.iov_base.addr() as u64, piece.iov_len as u64))),
+            Some(block) => {
+                covered = 0;
+                let start = block.mapping.address().addr();
+                for piece in &pieces {
+                    let Some(offset) = piece.iov_base.addr().checked_sub(start) else { break };
+                    if offset >= block.mapping.len() {
+                        break;
+                    }
+                    list.push((block.id, offset as u64, piece.iov_len as u64));
+                    covered += piece.iov_len;
+                }
+            }
+        }
+        let Some(part) = payload.part(sending.covered, covered) else { return Ok(None) };
+        let id = self.loans.lend(line, slot, access, part, sending.number);
+        inbox::loan(slot, id, list.into_iter(), &mut self.words);
+        let words = &self.words;
+        self.producer.put(Kind::Loan, words.len(), |segment, at| segment.write(at, words));
+        sending.covered += covered;
+        Ok(Some(true))
+    }
+
+    /// Sends the next piece itself. False: there is no room.
+    fn copy(&mut self, access: &ReadAccess<'_>, len: usize, sending: &mut Sending) -> Result<bool, Nonsense> {
+        let (skip, now) = (sending.covered, PIECE.min(len - sending.covered));
+        if !self.has_room(now)? {
+            return Ok(false);
+        }
+        self.producer.put(Kind::Payload, now, |segment, at| segment.write_memory(at, access, skip, now));
+        sending.covered += now;
+        Ok(true)
+    }
+
+    /// Sees to it that the peer has a block; false when it can't be given it.
+    fn tell(&mut self, line: &Line, block: &Arc<Block>) -> bool {
+        if self.blocks.contains_key(&block.id) {
+            return true;
+        }
+        let gone: Vec<u64> = self.blocks.iter().filter(|(_, block)| block.strong_count() == 0).map(|(id, _)| *id).collect();
+        if !gone.is_empty() && gone.len() * 8 <= MAX_BODY && matches!(self.producer.has_room(8 * gone.len()), Ok(true)) {
+            let words: Vec<u8> = gone.iter().flat_map(|id| id.to_le_bytes()).collect();
+            self.producer.put(Kind::Forget, words.len(), |segment, at| segment.write(at, &words));
+            gone.iter().for_each(|id| drop(self.blocks.remove(id)));
+        }
+        if self.blocks.len() >= MAX_BLOCKS {
+            return false;
+        }
+        let packet = Packet::Block { id: block.id, len: block.mapping.len() as u64 };
+        // Before the record that refers to it: so the peer finds it when it looks.
+        let sent = handshake::send(&line.peer.socket, &packet, Some(block.fd.as_fd()));
+        if sent.is_ok() {
+            self.blocks.insert(block.id, Arc::downgrade(block));
+        }
+        sent.is_ok()
+    }
+
+    fn has_room(&mut self, len: usize) -> Result<bool, Nonsense> {
+        self.needs = Needs::Room(len);
+        self.producer.has_room(len)
+    }
+
+    /// True when something of what waits for the peer need not wait any more.
+    pub(super) fn could_go_on(&mut self, line: &Line) -> bool {
+        self.loans.has_finished(line)
+            || self.pending.is_some()
+                && match self.needs {
+                    Needs::Slot => self.loans.free_slot().is_some(),
+                    // What makes no sense is found out by who goes on.
+                    Needs::Room(len) => self.producer.has_room(len).unwrap_or(true),
+                }
+    }
+
+    /// The peer has not taken all of it.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.pending.is_some() || !self.loans.is_empty()
+    }
+}
