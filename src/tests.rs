@@ -286,11 +286,12 @@ fn comes<T: std::fmt::Debug>(what: &str, look: impl Fn() -> T, is_there: impl Fn
 }
 
 /// Runs a mixed load while things go wrong; how often it went well, and how much went wrong.
-fn weather(address: &str, plan: Plan, seed: u64) -> Result<(usize, usize)> {
+fn weather(address: &str, kernel_copy: bool, plan: Plan, seed: u64) -> Result<(usize, usize)> {
     let _watched = Watched::new(format!("seed {seed} at {address} with {plan:?}"));
     let faults = [Faults::new(seed, plan), Faults::new(!seed, plan)];
     let builder = |faults: &Faults| {
         let builder = Engine::builder().default_timeout(TIMEOUT).wrap(faults.wrapping());
+        let builder = builder.same_host_upgrade(false).shm_kernel_copy(kernel_copy);
         if plan.silent > 0 {
             builder.heartbeat(Duration::from_millis(150)).connect_timeout(Duration::from_millis(300))
         } else {
@@ -338,10 +339,10 @@ fn weather(address: &str, plan: Plan, seed: u64) -> Result<(usize, usize)> {
     Ok((done, wrong))
 }
 
-fn weathers(address: &str, plan: Plan) -> Result<()> {
+fn weathers(address: &str, kernel_copy: bool, plan: Plan) -> Result<()> {
     let (mut done, mut wrong) = (0, 0);
     for seed in 1..=SEEDS {
-        let (well, not) = weather(address, plan, seed)?;
+        let (well, not) = weather(address, kernel_copy, plan, seed)?;
         done += well;
         wrong += not;
     }
@@ -364,12 +365,22 @@ macro_rules! weathers {
 
             #[test]
             fn over_loop() -> Result<()> {
-                super::weathers("loop://", $plan)
+                super::weathers("loop://", true, $plan)
             }
 
             #[test]
             fn over_tcp() -> Result<()> {
-                super::weathers("tcp://127.0.0.1:0", $plan)
+                super::weathers("tcp://127.0.0.1:0", true, $plan)
+            }
+
+            #[test]
+            fn over_shm() -> Result<()> {
+                super::weathers("shm://", true, $plan)
+            }
+
+            #[test]
+            fn over_shm_alone() -> Result<()> {
+                super::weathers("shm://", false, $plan)
             }
         }
     )*};

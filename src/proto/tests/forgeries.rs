@@ -10,6 +10,7 @@ use super::wire::{self, Bytes, MAX_FRAME, MAX_NAME, Message, Range, Stream};
 use super::{Failure, Leases, Remote, Status, wire_id};
 
 const CHUNK: usize = 512 << 10;
+const MAX_CHUNK: usize = 4 << 20;
 const SECOND: Duration = Duration::from_secs(1);
 const TOKEN: u128 = 0xabc;
 const STREAMS: [Stream; 4] = [Stream::Pull, Stream::Push, Stream::Request, Stream::Response];
@@ -130,7 +131,7 @@ fn lies_that_end_the_connection() {
         ("more than the body", super::raw::frame(&request(5, 1), b"abc")),
         (
             "a chunk that is too long",
-            super::raw::frame(&Message::Data { stream: Stream::Push, id: 8, offset: 0, len: CHUNK as u32 + 1 }, b""),
+            super::raw::frame(&Message::Data { stream: Stream::Push, id: 8, offset: 0, len: MAX_CHUNK as u32 + 1 }, b""),
         ),
         (
             "a chunk of nearly everything",

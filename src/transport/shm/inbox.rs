@@ -10,7 +10,7 @@ use super::super::{Landed, LinkKey, Place, Sink, Taken};
 use super::blocks;
 use super::line::Line;
 use super::ring::{Consumer, Kind, MAX_BODY, Nonsense, Record};
-use super::segment::SLOTS;
+use super::segment::{CLOSED, SLOTS};
 use super::sys::{self, Far, MAX_PIECES};
 use crate::memory::{Slice, WriteAccess, shared::Mapping};
 
@@ -324,9 +324,9 @@ impl Part {
         let granted = &line.theirs.words().granted[self.slot];
         reading.store(self.id, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let mut is_granted = granted.load(Ordering::Acquire) == self.id;
+        let mut now_granted = granted.load(Ordering::Acquire);
         let mut read = Ok(true);
-        if is_granted {
+        if now_granted == self.id {
             read = match block {
                 0 if line.reads => sys::read_process(line.peer.pid, &far, &access, skip, line.peer.nonce),
                 0 => Ok(false),
@@ -334,11 +334,12 @@ impl Part {
             };
             // What was read before the owner took it back counts, what was read while it did does not.
             fence(Ordering::SeqCst);
-            is_granted = granted.load(Ordering::Acquire) == self.id;
+            now_granted = granted.load(Ordering::Acquire);
         }
         reading.store(0, Ordering::Release);
         match read {
-            _ if !is_granted => Ok(Copied::Not(Landed::SourceGone)),
+            _ if now_granted == CLOSED => Err(super::link::closed_by_peer()),
+            _ if now_granted != self.id => Ok(Copied::Not(Landed::SourceGone)),
             Ok(true) => Ok(Copied::Bytes(len)),
             // The process is dead, or has lent what it does not have: either is the end of the link.
             _ if line.peer.is_gone() => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),

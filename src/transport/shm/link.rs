@@ -313,7 +313,7 @@ impl ShmLink {
     }
 }
 
-fn closed_by_peer() -> io::Error {
+pub(super) fn closed_by_peer() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::line::Line;
-use super::segment::SLOTS;
+use super::segment::{CLOSED, SLOTS};
 use crate::memory::{Loan, ReadAccess, Slice};
 
 /// How long a reader may take for one step, which is one system call. One that takes longer has been stopped in the middle of
@@ -132,7 +132,7 @@ impl Loans {
     pub(super) fn end(&mut self, line: &Line) {
         for (slot, entry) in self.slots.iter_mut().enumerate() {
             let Some(entry) = entry.take() else { continue };
-            line.mine.words().granted[slot].store(0, Ordering::SeqCst);
+            line.mine.words().granted[slot].store(CLOSED, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             // One that is being read at this moment is left to whoever takes the memory back.
             if line.theirs.words().reading[slot].load(Ordering::SeqCst) != entry.id {

@@ -20,6 +20,9 @@ pub(super) const SLOTS: usize = 16;
 const HEAD: usize = 4096;
 pub(super) const LEN: usize = HEAD + RING as usize;
 
+/// Stands for the number of a loan when the link is closed.
+pub(super) const CLOSED: u64 = u64::MAX;
+
 /// A word with a cache line of its own.
 #[repr(C, align(64))]
 pub(super) struct Line(pub AtomicU64);
@@ -33,7 +36,7 @@ pub(super) struct Words {
     pub asleep: Line,
     /// Not 0 while this side waits for room in its ring, or for what it has lent: also that is worth ringing for.
     pub waiting: Line,
-    /// What the other side may read, by slot: the number of the loan, or 0.
+    /// What the other side may read, by slot: the number of the loan, or 0, or [`CLOSED`].
     pub granted: [AtomicU64; SLOTS],
     /// Which loan of the other side this side is reading at this moment, by slot, or 0.
     pub reading: [AtomicU64; SLOTS],
