@@ -186,7 +186,7 @@ impl View for bytes::Bytes {
 
 macro_rules! engine_memory {
     ($($kind:ty),*) => {$(
-        // SAFETY: the bytes lie on the heap, in a box that stays where it is until the value is dropped.
+        // SAFETY: the bytes lie on the heap, or in a mapping, and stay where they are until the value is dropped.
         unsafe impl Buffer for $kind {
             type Access = Writable;
             fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {

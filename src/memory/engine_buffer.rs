@@ -6,32 +6,60 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::shared::Block;
+
+/// From this size on memory is worth a descriptor and a mapping of its own.
+const SHARED_FROM: usize = 64 << 10;
+
 /// Bytes allocated by an engine with [`Engine::alloc`](crate::Engine::alloc), zeroed. Use it as a `[u8]`, and expose it as
 /// any other buffer.
-pub struct EngineBuffer(Box<[u8]>);
+///
+/// From 64 KiB on it lies in memory that peers on the same host can map, so that they copy straight from it. Each such buffer
+/// takes a file descriptor; where there is none left, the buffer is ordinary memory.
+pub struct EngineBuffer(Bytes);
+
+enum Bytes {
+    Own(Box<[u8]>),
+    Shared(Arc<Block>),
+}
 
 impl EngineBuffer {
     pub(crate) fn new(len: usize) -> EngineBuffer {
-        EngineBuffer(vec![0; len].into_boxed_slice())
+        if len >= SHARED_FROM {
+            match Block::new(len) {
+                Ok(block) => return EngineBuffer(Bytes::Shared(block)),
+                Err(error) => tracing::debug!(target: "calomel::memory", len, %error, "no shared memory for a buffer"),
+            }
+        }
+        EngineBuffer(Bytes::Own(vec![0; len].into_boxed_slice()))
     }
 }
 
 impl Deref for EngineBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Bytes::Own(bytes) => bytes,
+            // SAFETY: the mapping is of this length, valid for reads, and zeroed at first; other processes can't write it. In
+            // this process only the buffer's owner does, and what is exposed of it is never referred to.
+            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts(block.mapping.address(), block.mapping.len()) },
+        }
     }
 }
 
 impl DerefMut for EngineBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        match &mut self.0 {
+            Bytes::Own(bytes) => bytes,
+            // SAFETY: as above, and valid for writes: nobody else has the address but to tell peers of it.
+            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts_mut(block.mapping.address(), block.mapping.len()) },
+        }
     }
 }
 
 impl fmt::Debug for EngineBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EngineBuffer({} bytes)", self.0.len())
+        write!(f, "EngineBuffer({} bytes)", self.len())
     }
 }
 
