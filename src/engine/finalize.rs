@@ -173,7 +173,7 @@ fn end(shared: &Arc<Shared>) {
     let flushed = Instant::now() + FLUSH;
     // Nobody is told when the last link goes, so whoever drives meanwhile is asked again after a moment.
     while !core.look(|proto| proto.links_gone()) && Instant::now() < flushed {
-        core.wait(&|| core.look(|proto| proto.links_gone()), Some(Instant::now() + Duration::from_millis(1)));
+        core.wait(&|| core.look(|proto| proto.links_gone()), &|_| true, Some(Instant::now() + Duration::from_millis(1)));
     }
     core.exec(|proto| proto.abandon_links());
     // Closures and futures of the user's are dropped here.

@@ -68,10 +68,7 @@ impl Completion {
 
     /// Waits, driving if nobody else does; false when the deadline came first.
     pub(crate) fn wait(&self, core: &Core, deadline: Option<Instant>) -> bool {
-        if !with_sleeper(|sleeper| self.wake_thread(&sleeper.waiter)) {
-            return true;
-        }
-        core.wait(&|| self.is_ready(), deadline)
+        core.wait(&|| self.is_ready(), &|thread| self.wake_thread(thread), deadline)
     }
 
     pub(crate) fn take(&self) -> Option<Outcome> {

@@ -2,22 +2,31 @@
 
 use std::cell::Cell;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::completion::with_sleeper;
+use super::completion::{ThreadWaiter, with_sleeper};
 use super::seat::Sat;
 use super::sink::CoreSink;
 use super::threads::Resting;
 use super::workers::{self, Job, Work};
-use super::{Core, Outputs, collect};
+use super::{Core, MISLAID, Outputs, UNSENT, collect};
 
 const WAKER: mio::Token = mio::Token(usize::MAX);
 /// Transports are told apart by the upper bits of their tokens.
 const TOKEN_SHIFT: u32 = usize::BITS - 8;
-/// Between two looks at the reactor, so many at the transports: those that are busy are polled directly, and the others
-/// can wait for a few microseconds.
-const POLLS_PER_LOOK: u32 = 16;
+/// So often the reactor and the timers are looked at, when whoever drives is awake: transports that are busy are polled
+/// directly, and the others can wait so long.
+const LOOK: Duration = Duration::from_micros(40);
+/// Asking for the time takes as long as polling an idle transport, or longer. So many polls are made in between at most, and
+/// so few that they take about this many nanoseconds.
+const MAX_POLLS: u32 = 64;
+const BETWEEN_LOOKS_AT_CLOCK: u64 = 3_000;
+/// A poll that finds something takes longer than one that does not.
+const BUSY_POLL: u32 = 8;
+/// A caller that wants the seat from a progress thread which is awake gets it within this, or sleeps.
+const SOON: Duration = Duration::from_micros(20);
 
 pub(super) fn first_token(transport: usize) -> usize {
     transport << TOKEN_SHIFT
@@ -40,6 +49,72 @@ impl Driver {
 
     pub(super) fn registry(&self) -> io::Result<mio::Registry> {
         self.poll.registry().try_clone()
+    }
+
+    /// Asks the reactor; false when nothing came, but to wake whoever sleeps. The timeout is rounded up to what the system can do.
+    fn ask(&mut self, timeout: Option<Duration>) -> bool {
+        match self.poll.poll(&mut self.events, timeout) {
+            Ok(()) => self.events.iter().any(|event| event.token() != WAKER),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                self.events.clear();
+                false
+            }
+            Err(error) => {
+                tracing::error!(target: "calomel::progress", %error, "the reactor failed");
+                self.events.clear();
+                false
+            }
+        }
+    }
+}
+
+/// What goes on from one drive to the next, so that the clock is looked at rarely, and still often enough. Only whoever
+/// drives changes it, but for the time.
+pub(super) struct Rhythm {
+    start: Instant,
+    /// The time when somebody last looked, in nanoseconds after `start`: good enough for what has just arrived.
+    clock: AtomicU64,
+    /// When the reactor is to be looked at, and when something last happened, on the same clock.
+    next_look: AtomicU64,
+    active: AtomicU64,
+    /// Something has happened since the clock was looked at.
+    found: AtomicBool,
+    /// Polls between two looks at the clock, and how many of them are left.
+    pace: AtomicU32,
+    left: AtomicU32,
+}
+
+impl Rhythm {
+    pub(super) fn new() -> Rhythm {
+        Rhythm {
+            start: Instant::now(),
+            clock: AtomicU64::new(0),
+            next_look: AtomicU64::new(0),
+            active: AtomicU64::new(0),
+            found: AtomicBool::new(true),
+            pace: AtomicU32::new(1),
+            left: AtomicU32::new(1),
+        }
+    }
+
+    fn nanos(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.start).as_nanos() as u64
+    }
+
+    /// The time that something which has just arrived is taken to have arrived at.
+    pub(super) fn now(&self) -> Instant {
+        self.start + Duration::from_nanos(self.clock.load(Ordering::Relaxed))
+    }
+
+    /// Somebody has looked at the clock.
+    pub(super) fn note(&self, now: Instant) {
+        self.clock.store(self.nanos(now), Ordering::Relaxed);
+    }
+
+    pub(super) fn look_at_clock(&self) -> Instant {
+        let now = Instant::now();
+        self.note(now);
+        now
     }
 }
 
@@ -65,6 +140,15 @@ impl Drop for Driving {
     }
 }
 
+/// While it lives, a caller sits.
+struct Sitting<'a>(&'a Core);
+
+impl Drop for Sitting<'_> {
+    fn drop(&mut self) {
+        self.0.get_up();
+    }
+}
+
 /// Why a drive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
@@ -73,12 +157,37 @@ pub(super) enum Ended {
     Deadline,
     /// There are jobs to do.
     Jobs,
+    /// A caller has taken the seat while the progress thread slept.
+    SeatTaken,
+}
+
+/// What whoever drives does it for.
+pub(super) struct Purpose<'a> {
+    /// It is there, or the sitter is to get up.
+    pub stop: &'a dyn Fn() -> bool,
+    /// Sees to it that this thread is woken when it is there; false when it is already.
+    pub announce: &'a dyn Fn(&Arc<ThreadWaiter>) -> bool,
+    pub deadline: Option<Instant>,
+    /// The progress thread drives, not a caller.
+    pub progress: bool,
+}
+
+/// How a sleep ended.
+enum Woken {
+    BySomething,
+    ByNothing,
+    SeatTaken,
 }
 
 impl Core {
-    /// Waits until `ready`, driving if nobody else does. The thread must have seen to it that it is woken when `ready`
-    /// turns true. False when the deadline came first.
-    pub(crate) fn wait(&self, ready: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
+    /// Waits until `ready`, driving if nobody else does. Before the thread sleeps, `announce` has to see to it that it is
+    /// woken when `ready` turns true; it says false when that is so already. False when the deadline came first.
+    pub(crate) fn wait(
+        &self,
+        ready: &dyn Fn() -> bool,
+        announce: &dyn Fn(&Arc<ThreadWaiter>) -> bool,
+        deadline: Option<Instant>,
+    ) -> bool {
         if ready() {
             return true;
         }
@@ -91,37 +200,57 @@ impl Core {
         self.uncork();
         let _blocking = workers::Blocking::enter();
         let _resting = Resting::enter(self);
-        with_sleeper(|sleeper| {
-            let me = &sleeper.waiter;
-            let mut queued = false;
-            let done = loop {
-                if ready() {
-                    break true;
-                }
-                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    break false;
-                }
-                match self.seat.sit_or_queue(me) {
-                    Sat::Yes => {
-                        let _sitting = self.seat.sitting();
-                        return self.drive_as_caller(ready, deadline);
-                    }
-                    Sat::Queued { wake } => {
-                        queued = true;
-                        if wake {
-                            self.ring();
-                        }
-                        if !ready() {
-                            sleeper.sleep(deadline);
-                        }
-                    }
-                }
-            };
-            if queued {
-                self.seat.leave_queue(me);
+        let purpose = Purpose { stop: ready, announce, deadline, progress: false };
+        match self.seat.sit() {
+            Some(sat) => self.drive_as_caller(sat, &purpose),
+            None => with_sleeper(|sleeper| {
+                announce(&sleeper.waiter);
+                self.wait_in_line(sleeper, &purpose)
+            }),
+        }
+    }
+
+    fn wait_in_line(&self, sleeper: &super::completion::ThreadSleeper, purpose: &Purpose<'_>) -> bool {
+        let me = &sleeper.waiter;
+        let Purpose { stop: ready, deadline, .. } = *purpose;
+        let mut queued = false;
+        let done = loop {
+            if ready() {
+                break true;
             }
-            done
-        })
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break false;
+            }
+            match self.seat.sit_or_queue(me) {
+                Sat::Queued { soon } => {
+                    queued = true;
+                    if !(soon && self.spin.is_some() && self.spin_until(SOON, &|| ready() || self.seat.is_free())) {
+                        sleeper.sleep(deadline);
+                    }
+                }
+                sat => return self.drive_as_caller(sat, purpose),
+            }
+        };
+        if queued {
+            self.seat.leave_queue(me);
+        }
+        done
+    }
+
+    /// Spins until `done`, for a moment at most; whether it was.
+    fn spin_until(&self, moment: Duration, done: &dyn Fn() -> bool) -> bool {
+        let end = Instant::now() + moment;
+        loop {
+            for _ in 0..16 {
+                if done() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if Instant::now() >= end {
+                return false;
+            }
+        }
     }
 
     /// True on the thread that drives this engine, while it does: in wakers, that is.
@@ -129,114 +258,212 @@ impl Core {
         DRIVING.try_with(|driving| driving.get() == self.identity()).unwrap_or(true)
     }
 
-    fn drive_as_caller(&self, ready: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
+    fn drive_as_caller(&self, sat: Sat, purpose: &Purpose<'_>) -> bool {
+        let _sitting = Sitting(self);
+        if sat == Sat::Borrowed {
+            // Who sleeps in the reactor had them ring when something comes: now somebody looks.
+            self.transports.iter().for_each(|transport| transport.unpark());
+        }
+        // It has just said something, and an answer may come soon.
+        self.rhythm.found.store(true, Ordering::Relaxed);
         let mut jobs = Vec::new();
         loop {
-            let ended = self.drive(&mut jobs, ready, deadline);
+            let ended = self.drive(&mut jobs, purpose);
             // User code waits on this thread, with locks held, for all we know: other user code must not run here.
             jobs.drain(..).for_each(|job| self.hand_over(job));
             match ended {
                 Ended::Asked => return true,
-                Ended::Deadline => return ready(),
-                Ended::Jobs => {}
+                Ended::Deadline => return (purpose.stop)(),
+                Ended::Jobs | Ended::SeatTaken => {}
             }
         }
     }
 
-    /// Looks for events until `stop`, or the deadline, or until there are jobs. The calling thread has the seat.
-    pub(super) fn drive(&self, jobs: &mut Vec<Job>, stop: &dyn Fn() -> bool, deadline: Option<Instant>) -> Ended {
-        let mut driver = self.driver.lock();
+    /// A caller gets up.
+    fn get_up(&self) {
+        if self.seat.is_borrowed() {
+            // The progress thread goes on sleeping, and has to be woken when something comes.
+            let nothing = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
+            if self.seat.give_back() {
+                if !nothing || self.attention.load(Ordering::SeqCst) != 0 {
+                    self.ring();
+                }
+                return self.check_alarm();
+            }
+            self.transports.iter().for_each(|transport| transport.unpark());
+        }
+        self.seat.get_up();
+    }
+
+    /// Looks for events until asked to stop, or the deadline, or until there are jobs. The calling thread has the seat.
+    pub(super) fn drive(&self, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Ended {
         let _driving = Driving::enter(self);
-        let mut active = Instant::now();
-        let mut polls = 0u32;
-        loop {
-            let now = Instant::now();
+        // These go on from one drive to the next: the clock must be looked at even when each drive takes a poll or two.
+        let rhythm = &self.rhythm;
+        let mut pace = rhythm.pace.load(Ordering::Relaxed);
+        let mut left = rhythm.left.load(Ordering::Relaxed);
+        let ended = loop {
             let mut any = false;
             for transport in &self.transports {
-                any |= transport.poll(&mut CoreSink { core: self, jobs, now });
+                any |= transport.poll(&mut CoreSink { core: self, jobs });
             }
-            if polls.is_multiple_of(POLLS_PER_LOOK) {
-                any |= self.look_at_reactor(&mut driver, Some(Duration::ZERO), jobs);
-                any |= self.expire(now, jobs);
+            if self.attention.load(Ordering::Relaxed) != 0 {
+                any |= self.attend(jobs);
             }
-            polls = polls.wrapping_add(1);
             if any {
-                active = now;
+                rhythm.found.store(true, Ordering::Relaxed);
             }
-            if stop() {
-                return Ended::Asked;
+            if (purpose.stop)() {
+                break Ended::Asked;
             }
             if !jobs.is_empty() {
-                return Ended::Jobs;
+                break Ended::Jobs;
             }
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                return Ended::Deadline;
-            }
-            if any {
+            left = left.saturating_sub(if any { BUSY_POLL } else { 1 });
+            if left > 0 {
+                if !any && self.spin.is_some() {
+                    std::hint::spin_loop();
+                }
                 continue;
             }
-            if self.spin.is_some_and(|spin| now.saturating_duration_since(active) < spin) {
-                std::hint::spin_loop();
-            } else {
-                if self.sleep(&mut driver, jobs, stop, deadline) {
-                    active = Instant::now();
-                }
-                polls = 0;
+            let before = rhythm.clock.load(Ordering::Relaxed);
+            let now = rhythm.look_at_clock();
+            let now_ns = rhythm.nanos(now);
+            let took = now_ns.saturating_sub(before);
+            if took < BETWEEN_LOOKS_AT_CLOCK / 2 {
+                pace = (2 * pace).min(MAX_POLLS);
+            } else if took > BETWEEN_LOOKS_AT_CLOCK * 2 {
+                pace = (pace / 2).max(1);
             }
+            left = pace;
+            if now_ns >= rhythm.next_look.load(Ordering::Relaxed) {
+                rhythm.next_look.store(now_ns + LOOK.as_nanos() as u64, Ordering::Relaxed);
+                if self.look_around(now, jobs) {
+                    rhythm.found.store(true, Ordering::Relaxed);
+                    left = 1;
+                    continue;
+                }
+            }
+            if purpose.deadline.is_some_and(|deadline| now >= deadline) {
+                break Ended::Deadline;
+            }
+            if rhythm.found.load(Ordering::Relaxed) {
+                rhythm.found.store(false, Ordering::Relaxed);
+                rhythm.active.store(now_ns, Ordering::Relaxed);
+                continue;
+            }
+            let quiet = Duration::from_nanos(now_ns.saturating_sub(rhythm.active.load(Ordering::Relaxed)));
+            if self.spin.is_some_and(|spin| quiet < spin) {
+                continue;
+            }
+            match self.sleep(jobs, purpose) {
+                Woken::BySomething => rhythm.found.store(true, Ordering::Relaxed),
+                // A timer, perhaps.
+                Woken::ByNothing => rhythm.next_look.store(0, Ordering::Relaxed),
+                Woken::SeatTaken => break Ended::SeatTaken,
+            }
+            left = 1;
+        };
+        rhythm.pace.store(pace, Ordering::Relaxed);
+        rhythm.left.store(left, Ordering::Relaxed);
+        ended
+    }
+
+    /// What others have left for whoever drives. True when there was something.
+    fn attend(&self, jobs: &mut Vec<Job>) -> bool {
+        let attention = self.attention.load(Ordering::SeqCst);
+        if attention & UNSENT != 0 {
+            let mut outputs = Outputs::new();
+            collect(self, &mut self.proto.lock(), &mut outputs);
+            self.perform(outputs, Some(jobs));
+        }
+        if attention & MISLAID != 0 {
+            let events = {
+                let mut mislaid = self.mislaid.lock();
+                self.attention.fetch_and(!MISLAID, Ordering::SeqCst);
+                std::mem::take(&mut *mislaid)
+            };
+            events.iter().for_each(|event| self.take_event(event, jobs));
+        }
+        true
+    }
+
+    /// Takes what the reactor has, if nobody sleeps in it, and does what is due. True when there was something.
+    fn look_around(&self, now: Instant, jobs: &mut Vec<Job>) -> bool {
+        let mut any = false;
+        if let Some(mut driver) = self.driver.try_lock() {
+            any = driver.ask(Some(Duration::ZERO));
+            driver.events.iter().for_each(|event| self.take_event(event, jobs));
+        }
+        any | self.expire(now, jobs)
+    }
+
+    fn take_event(&self, event: &mio::event::Event, jobs: &mut Vec<Job>) {
+        let token = event.token();
+        if token != WAKER
+            && let Some(transport) = self.transports.get(token.0 >> TOKEN_SHIFT)
+        {
+            transport.ready(token.0, event, &mut CoreSink { core: self, jobs });
         }
     }
 
-    /// Blocks in the reactor, unless something has happened meanwhile. True when something has.
-    fn sleep(&self, driver: &mut Driver, jobs: &mut Vec<Job>, stop: &dyn Fn() -> bool, deadline: Option<Instant>) -> bool {
-        // Each of the steps announces the sleep to somebody, who rings from then on; what was done before is looked for
-        // after that.
-        self.seat.set_parked(true);
-        with_sleeper(|sleeper| sleeper.waiter.set_blocks_in(Some(self.waker.clone())));
-        let parked = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
+    /// Blocks in the reactor, unless something has happened meanwhile.
+    fn sleep(&self, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Woken {
+        if self.seat.keep() {
+            self.ring();
+        }
+        // A progress thread that this one has taken the seat from may still be in there, for a moment.
+        let mut driver = self.driver.lock();
+        let announced = with_sleeper(|sleeper| {
+            // Each of the steps announces the sleep to somebody, who rings from then on; what was done before is looked for
+            // after that.
+            sleeper.waiter.set_blocks_in(Some(self.waker.clone()));
+            (purpose.announce)(&sleeper.waiter)
+        });
+        let nothing = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
         self.asleep_until.store(u64::MAX, Ordering::SeqCst);
-        let next = [self.next_alarm(), deadline].into_iter().flatten().min();
+        let next = [self.next_alarm(), purpose.deadline].into_iter().flatten().min();
         self.asleep_until.store(next.map_or(u64::MAX, |next| self.micros(next)), Ordering::SeqCst);
         let mut any = true;
-        if parked && !stop() && !self.is_stopping() {
-            let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
-            any = self.look_at_reactor(driver, timeout, jobs);
+        let mut has_seat = true;
+        // From here on, callers take the seat from a progress thread without a word.
+        if announced && nothing && self.seat.park() {
+            if !(purpose.stop)() && !self.is_stopping() && self.attention.load(Ordering::SeqCst) == 0 {
+                let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
+                any = driver.ask(timeout);
+            } else {
+                driver.events.clear();
+            }
+            if purpose.progress {
+                has_seat = self.seat.unpark_progress();
+            } else {
+                self.seat.unpark();
+            }
+        } else {
+            driver.events.clear();
         }
         self.asleep_until.store(0, Ordering::SeqCst);
-        self.transports.iter().for_each(|transport| transport.unpark());
         with_sleeper(|sleeper| sleeper.waiter.set_blocks_in(None));
-        self.seat.set_parked(false);
-        any
+        self.rhythm.look_at_clock();
+        if !has_seat {
+            // The reactor tells once: whoever drives now has to know, before it sleeps in there.
+            let news = driver.events.iter().filter(|event| event.token() != WAKER);
+            let mut mislaid = self.mislaid.lock();
+            mislaid.extend(news.cloned());
+            if !mislaid.is_empty() {
+                self.attention.fetch_or(MISLAID, Ordering::SeqCst);
+            }
+            return Woken::SeatTaken;
+        }
+        self.transports.iter().for_each(|transport| transport.unpark());
+        driver.events.iter().for_each(|event| self.take_event(event, jobs));
+        if any { Woken::BySomething } else { Woken::ByNothing }
     }
 
     fn next_alarm(&self) -> Option<Instant> {
         let proto = self.proto.lock().next_timeout();
         let timers = self.timers.lock().pending.first_key_value().map(|((at, _), _)| *at);
         [proto, timers].into_iter().flatten().min()
-    }
-
-    /// Takes what the reactor has. The timeout is rounded up to what the system can do.
-    fn look_at_reactor(&self, driver: &mut Driver, timeout: Option<Duration>, jobs: &mut Vec<Job>) -> bool {
-        let Driver { poll, events } = driver;
-        match poll.poll(events, timeout) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
-            Err(error) => {
-                tracing::error!(target: "calomel::progress", %error, "the reactor failed");
-                return false;
-            }
-        }
-        let now = Instant::now();
-        let mut any = false;
-        for event in events.iter() {
-            any = true;
-            if event.token() != WAKER {
-                let token = event.token().0;
-                if let Some(transport) = self.transports.get(token >> TOKEN_SHIFT) {
-                    transport.ready(token, event, &mut CoreSink { core: self, jobs, now });
-                }
-            }
-        }
-        any
     }
 
     /// Does what is due. True when anything was.
@@ -259,7 +486,7 @@ impl Core {
             if proto.next_timeout().is_some_and(|at| at <= now) {
                 any = true;
                 proto.handle_timeout(now);
-                collect(&mut proto, &mut outputs);
+                collect(self, &mut proto, &mut outputs);
             }
         }
         self.perform(outputs, Some(jobs));

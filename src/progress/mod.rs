@@ -15,19 +15,19 @@ mod threads;
 mod workers;
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use slotmap::Key;
+use slotmap::{Key, SecondaryMap};
 use smallvec::SmallVec;
 
 use crate::proto::{self, Failure, LinkId, Output, Proto, RequestId};
 use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Shm, ShmOptions, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
-pub(crate) use completion::{Completion, Outcome, wake_quietly, with_sleeper};
+pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
 pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
@@ -68,10 +68,15 @@ pub(crate) struct Settings {
 pub(crate) struct Core {
     proto: Mutex<Proto<Live>>,
     transports: Vec<Box<dyn Transport>>,
-    links: RwLock<HashMap<LinkId, Arc<dyn Link>>>,
+    links: RwLock<SecondaryMap<LinkId, Arc<dyn Link>>>,
     seat: seat::Seat,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
+    rhythm: drive::Rhythm,
+    /// What whoever drives has to see to: `UNSENT`, `MISLAID`.
+    attention: AtomicU32,
+    /// What a thread has taken from the reactor that had lost the seat.
+    mislaid: Mutex<Vec<mio::event::Event>>,
     /// When the sitter that sleeps wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
@@ -94,6 +99,11 @@ struct Timers {
     next: u64,
     pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
 }
+
+/// The protocol has frames to send that somebody has left there. Changes under the protocol's lock only.
+const UNSENT: u32 = 1;
+/// There are events in `mislaid`.
+const MISLAID: u32 = 2;
 
 /// Timers that may run at a time.
 const TIMER_THREADS: usize = 16;
@@ -142,6 +152,9 @@ impl Core {
             seat: seat::Seat::default(),
             driver: Mutex::new(driver),
             waker,
+            rhythm: drive::Rhythm::new(),
+            attention: AtomicU32::new(0),
+            mislaid: Mutex::default(),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),
@@ -194,14 +207,55 @@ impl Core {
         let result = {
             let mut proto = self.proto.lock();
             let result = step(&mut proto);
-            if CORKED.get() != Some(self.identity()) {
-                collect(&mut proto, &mut outputs);
+            if CORKED.get() == Some(self.identity()) {
+                self.leave_unsent();
+            } else {
+                collect(self, &mut proto, &mut outputs);
             }
             result
         };
         self.perform(outputs, None);
         self.check_alarm();
         result
+    }
+
+    /// As `exec`, for a step taken at `now` after which an answer may be waited for. Where many are under way already, what
+    /// is to be sent may be left for more to come: for a moment, and only while somebody is awake to see to it.
+    pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<Live>) -> R) -> R {
+        self.rhythm.note(now);
+        let mut outputs = Outputs::new();
+        let left;
+        let result = {
+            let mut proto = self.proto.lock();
+            let result = step(&mut proto);
+            let corked = CORKED.get() == Some(self.identity());
+            left = proto.may_send_later() && !corked;
+            if left || corked {
+                while let Some(output) = proto.poll_unsent() {
+                    outputs.push(output);
+                }
+                self.leave_unsent();
+            } else {
+                collect(self, &mut proto, &mut outputs);
+            }
+            result
+        };
+        if !outputs.is_empty() {
+            self.perform(outputs, None);
+        }
+        if left && self.seat.is_parked() {
+            // Whoever sleeps did not see it.
+            self.exec(|_| ());
+        }
+        self.check_alarm();
+        result
+    }
+
+    /// Somebody has to look after what the protocol has to send. Called under the protocol's lock.
+    fn leave_unsent(&self) {
+        if self.attention.load(Ordering::Relaxed) & UNSENT == 0 {
+            self.attention.fetch_or(UNSENT, Ordering::SeqCst);
+        }
     }
 
     /// As `exec`, for what is dropped: in a forked child nothing is said, and no lock is taken that a thread of the parent
@@ -223,10 +277,11 @@ impl Core {
     }
 
     /// Lets what this thread says pile up while `work` runs.
-    fn corked(&self, work: impl FnOnce()) {
+    fn corked<R>(&self, work: impl FnOnce() -> R) -> R {
         CORKED.set(Some(self.identity()));
-        work();
+        let result = work();
         CORKED.set(None);
+        result
     }
 
     /// Tells the engines of a process apart.
@@ -239,7 +294,15 @@ impl Core {
         if CORKED.get() == Some(self.identity()) {
             CORKED.set(None);
         }
-        self.exec(|_| ());
+        if self.attention.load(Ordering::Relaxed) & UNSENT != 0 {
+            self.exec(|_| ());
+        }
+    }
+
+    pub(crate) fn uncork_unless_forked(&self) {
+        if self.attention.load(Ordering::Relaxed) & UNSENT != 0 {
+            self.exec_unless_forked(|_| ());
+        }
     }
 
     /// Carries out what the protocol asked for. Requests become jobs in `jobs`, if the thread drives; else they go to the
@@ -258,9 +321,11 @@ impl Core {
     fn perform_one(&self, output: Output<Live>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
         match output {
             Output::Transmit { link, bytes, payload } => {
-                let found = self.links.read().get(&link).cloned();
-                let Some(found) = found else { return };
-                match found.send(bytes, payload) {
+                let sent = match self.links.read().get(link) {
+                    Some(found) => found.send(bytes, payload),
+                    None => return,
+                };
+                match sent {
                     Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, false)),
                     Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
                     Sent::Later => {}
@@ -280,14 +345,14 @@ impl Core {
                 }
             }
             Output::AskAcknowledged { link } => {
-                let found = self.links.read().get(&link).map(|found| found.acknowledged());
+                let found = self.links.read().get(link).map(|found| found.acknowledged());
                 if let Some(bytes) = found {
                     self.follow_up(next, |proto| proto.handle_acknowledged(link, bytes, Instant::now()));
                 }
             }
             Output::Connect { link, address } => self.connect(link, &address, next),
             Output::Close { link } => {
-                let found = self.links.write().remove(&link);
+                let found = self.links.write().remove(link);
                 if let Some(found) = found {
                     found.close();
                 }
@@ -314,7 +379,7 @@ impl Core {
     fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<Live>)) {
         let mut proto = self.proto.lock();
         step(&mut proto);
-        collect(&mut proto, next);
+        collect(self, &mut proto, next);
     }
 
     fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
@@ -338,7 +403,7 @@ impl Core {
     fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
         self.links.write().insert(id, link);
         if !self.look(|proto| proto.has_link(id)) {
-            let late = self.links.write().remove(&id);
+            let late = self.links.write().remove(id);
             if let Some(late) = late {
                 late.close();
             }
@@ -347,7 +412,7 @@ impl Core {
 
     /// By which means a link is carried.
     pub(crate) fn carrier(&self, link: LinkId) -> Option<Scheme> {
-        self.links.read().get(&link).map(|link| link.scheme())
+        self.links.read().get(link).map(|link| link.scheme())
     }
 
     /// A job for whoever handles requests while others drive.
@@ -450,9 +515,12 @@ impl Core {
 
 type Outputs = SmallVec<[Output<Live>; 4]>;
 
-fn collect(proto: &mut Proto<Live>, outputs: &mut Outputs) {
+fn collect(core: &Core, proto: &mut Proto<Live>, outputs: &mut Outputs) {
     while let Some(output) = proto.poll() {
         outputs.push(output);
+    }
+    if core.attention.load(Ordering::Relaxed) & UNSENT != 0 {
+        core.attention.fetch_and(!UNSENT, Ordering::SeqCst);
     }
 }
 

@@ -3,12 +3,16 @@
 //! ```text
 //!   a thread that waits for a call or a transfer sits down, if nobody sits; gets up when it has what it waits for
 //!   the progress thread sits when nobody else does, and gets up when a waiting thread wants the seat
+//!   while the progress thread sleeps in the seat, a waiting thread borrows it, and wakes nobody
 //!   whoever gets up wakes the next thread that waits
 //! ```
+//!
+//! Who sits stands in one word, so that sitting down and getting up cost one atomic operation each where nobody else wants
+//! the seat. The queue is behind a lock; the word says whether anything is in it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -16,148 +20,238 @@ use super::completion::ThreadWaiter;
 
 #[derive(Default)]
 pub(crate) struct Seat {
-    state: Mutex<State>,
-    /// A waiting thread wants the seat from the progress thread.
-    wanted: AtomicBool,
+    /// Who sits, some flags, and above them the number of sittings.
+    word: AtomicU64,
+    line: Mutex<Line>,
 }
 
 #[derive(Default)]
-struct State {
-    taken: Option<Sitter>,
+struct Line {
     /// Threads that wait for an operation while somebody else drives.
     queue: VecDeque<Arc<ThreadWaiter>>,
-    /// Counts sittings.
-    epoch: u64,
-    /// The sitter blocks in the reactor.
-    parked: bool,
     /// Woken when a caller that had blocked gets up: the progress thread, which sleeps as long as somebody drives.
     heir: Option<Arc<ThreadWaiter>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sitter {
-    Caller,
-    Progress,
-}
+/// Nobody sits when neither this nor one of the next two stands in the word.
+const CALLER: u64 = 1;
+const PROGRESS: u64 = 2;
+/// A caller sits, while the progress thread sleeps in the reactor, and does not know.
+const BORROWED: u64 = 3;
+const SITTER: u64 = 3;
+/// The sitter blocks in the reactor, or is about to.
+const PARKED: u64 = 4;
+/// A caller wants the seat from the progress thread.
+const WANTED: u64 = 8;
+/// Somebody has to be woken by whoever gets up.
+const LINE: u64 = 16;
+const SITTING: u64 = 32;
 
-/// What a thread found that wanted to sit.
-pub(crate) enum Sat {
-    /// It drives now.
+/// How a caller sits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sat {
+    /// In its own right.
     Yes,
-    /// It is in the queue. When `wake`, the sitter must be woken to see that it is wanted.
-    Queued { wake: bool },
+    /// In the progress thread's place, which sleeps in the reactor.
+    Borrowed,
+    /// It does not, and is in the queue. The progress thread sits, and will get up in a moment: it is worth waiting for
+    /// when `soon`.
+    Queued { soon: bool },
 }
 
 impl Seat {
-    /// A caller sits down, or gets in the queue.
-    pub(crate) fn sit_or_queue(&self, me: &Arc<ThreadWaiter>) -> Sat {
-        let mut state = self.state.lock();
-        match state.taken {
-            None => {
-                state.taken = Some(Sitter::Caller);
-                state.epoch += 1;
-                // Others must not be led to believe that this thread still waits for its turn.
-                state.queue.retain(|other| !Arc::ptr_eq(other, me));
-                self.wanted.store(false, Ordering::Relaxed);
-                Sat::Yes
-            }
-            Some(sitter) => {
-                if !state.queue.iter().any(|other| Arc::ptr_eq(other, me)) {
-                    state.queue.push_back(me.clone());
-                }
-                let ask = sitter == Sitter::Progress;
-                if ask {
-                    self.wanted.store(true, Ordering::Relaxed);
-                }
-                Sat::Queued { wake: ask && state.parked }
+    fn load(&self) -> u64 {
+        self.word.load(Ordering::SeqCst)
+    }
+
+    /// Replaces the word by what `change` makes of it, unless that is nothing. What was there before, and what is now.
+    fn change(&self, change: impl Fn(u64) -> Option<u64>) -> Result<(u64, u64), u64> {
+        let mut word = self.load();
+        loop {
+            let Some(new) = change(word) else { return Err(word) };
+            match self.word.compare_exchange_weak(word, new, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return Ok((word, new)),
+                Err(other) => word = other,
             }
         }
     }
 
-    /// A caller that was in the queue goes away. If it was its turn, it is the next one's now.
-    pub(crate) fn leave_queue(&self, me: &Arc<ThreadWaiter>) {
-        let mut state = self.state.lock();
-        let before = state.queue.len();
-        state.queue.retain(|other| !Arc::ptr_eq(other, me));
-        if state.queue.len() == before && state.taken.is_none() {
-            self.wake_next(&mut state);
+    fn taken_by_caller(word: u64) -> Option<u64> {
+        match (word & SITTER, word & PARKED) {
+            (0, _) => Some((word & !WANTED) + CALLER + SITTING),
+            (PROGRESS, PARKED) => Some((word & !PARKED) - PROGRESS + BORROWED + SITTING),
+            _ => None,
         }
-        if state.queue.is_empty() {
-            self.wanted.store(false, Ordering::Relaxed);
+    }
+
+    /// A caller that is not in the queue sits down, if it can at once.
+    pub(super) fn sit(&self) -> Option<Sat> {
+        let (before, _) = self.change(Self::taken_by_caller).ok()?;
+        Some(if before & SITTER == 0 { Sat::Yes } else { Sat::Borrowed })
+    }
+
+    /// A caller sits down, or gets in the queue.
+    pub(super) fn sit_or_queue(&self, me: &Arc<ThreadWaiter>) -> Sat {
+        let mut line = self.line.lock();
+        let taken = self.change(|word| {
+            Self::taken_by_caller(word).or_else(|| {
+                let asked = if word & SITTER == PROGRESS { WANTED } else { 0 };
+                Some(word | LINE | asked)
+            })
+        });
+        let (before, after) = taken.unwrap_or_else(|word| (word, word));
+        if before & !(LINE | WANTED) == after & !(LINE | WANTED) {
+            if !line.queue.iter().any(|other| Arc::ptr_eq(other, me)) {
+                line.queue.push_back(me.clone());
+            }
+            return Sat::Queued { soon: before & SITTER == PROGRESS };
+        }
+        // Others must not be led to believe that this thread still waits for its turn.
+        line.queue.retain(|other| !Arc::ptr_eq(other, me));
+        self.tidy(&line);
+        if before & SITTER == 0 { Sat::Yes } else { Sat::Borrowed }
+    }
+
+    /// A caller that was in the queue goes away. If it was its turn, it is the next one's now.
+    pub(super) fn leave_queue(&self, me: &Arc<ThreadWaiter>) {
+        let mut line = self.line.lock();
+        let before = line.queue.len();
+        line.queue.retain(|other| !Arc::ptr_eq(other, me));
+        let word = self.load();
+        let free = word & SITTER == 0 || word & (SITTER | PARKED) == PROGRESS | PARKED;
+        if line.queue.len() == before && free {
+            Self::wake_next(&mut line);
+        }
+        self.tidy(&line);
+    }
+
+    /// Has the word say what is in the line.
+    fn tidy(&self, line: &Line) {
+        if line.queue.is_empty() {
+            let flags = if line.heir.is_none() { LINE | WANTED } else { WANTED };
+            let _ = self.change(|word| (word & flags != 0).then_some(word & !flags));
         }
     }
 
     /// The progress thread sits down if the seat is free, and nobody has sat since `seen`, or waits to. Else what it needs
     /// to know to ask again.
-    pub(crate) fn sit_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Occupied> {
-        let mut state = self.state.lock();
-        if state.taken.is_none() && state.queue.is_empty() && state.epoch == seen {
-            state.taken = Some(Sitter::Progress);
-            self.wanted.store(false, Ordering::Relaxed);
-            return Ok(());
-        }
-        let for_long = state.taken.is_some() && state.parked;
-        state.heir = for_long.then(|| me.clone());
-        Err(Occupied { epoch: state.epoch, for_long })
+    pub(super) fn sit_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Occupied> {
+        let mut line = self.line.lock();
+        let nobody_waits = line.queue.is_empty();
+        let sat = self.change(|word| (nobody_waits && word & SITTER == 0 && word / SITTING == seen).then_some(word + PROGRESS));
+        let Err(word) = sat else { return Ok(()) };
+        // Whoever is parked gets up only after taking the line, once this stands in the word.
+        let heir = self.change(|word| (word & SITTER != 0 && word & PARKED != 0).then_some(word | LINE)).is_ok();
+        line.heir = heir.then(|| me.clone());
+        Err(Occupied { epoch: word / SITTING, for_long: heir })
     }
 
     /// As `sit_as_progress`, right away when the seat is free.
-    pub(crate) fn sit_back(&self) -> bool {
-        let mut state = self.state.lock();
-        let free = state.taken.is_none() && state.queue.is_empty();
-        if free {
-            state.taken = Some(Sitter::Progress);
-            self.wanted.store(false, Ordering::Relaxed);
+    pub(super) fn sit_back(&self) -> bool {
+        let line = self.line.lock();
+        let nobody_waits = line.queue.is_empty();
+        self.change(|word| (nobody_waits && word & SITTER == 0).then_some(word + PROGRESS)).is_ok()
+    }
+
+    /// A caller gets up.
+    pub(super) fn get_up(&self) {
+        let up = |word: u64| word & !(SITTER | PARKED);
+        if self.change(|word| (word & LINE == 0).then(|| up(word))).is_err() {
+            let mut line = self.line.lock();
+            let _ = self.change(|word| Some(up(word)));
+            self.wake_waiting(&mut line);
         }
-        free
     }
 
-    /// To be held while the thread drives: dropped, it gets up, also when it is unwinding.
-    pub(crate) fn sitting(&self) -> Sitting<'_> {
-        Sitting(self)
+    /// True when the sitter has borrowed the seat, and the progress thread has not noticed.
+    pub(super) fn is_borrowed(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & SITTER == BORROWED
     }
 
-    fn get_up(&self) {
-        let mut state = self.state.lock();
-        state.taken = None;
-        state.parked = false;
-        self.wake_next(&mut state);
-        if let Some(heir) = state.heir.take() {
+    /// A caller gets up and leaves the seat to the progress thread, which sleeps in the reactor. False when it has woken
+    /// meanwhile: then the caller still sits.
+    pub(super) fn give_back(&self) -> bool {
+        let back = |word: u64| (word & SITTER == BORROWED).then(|| (word - BORROWED + PROGRESS) | PARKED);
+        match self.change(|word| back(word).filter(|_| word & LINE == 0)) {
+            Ok(_) => true,
+            Err(word) if word & SITTER != BORROWED => false,
+            Err(_) => {
+                let mut line = self.line.lock();
+                let given = self.change(back).is_ok();
+                if given {
+                    self.wake_waiting(&mut line);
+                }
+                given
+            }
+        }
+    }
+
+    /// The progress thread gets up, or the seat is taken from it.
+    pub(super) fn vacate(&self) {
+        let mut line = self.line.lock();
+        if self.change(|word| (word & SITTER == PROGRESS).then_some(word & !(SITTER | PARKED))).is_ok() {
+            self.wake_waiting(&mut line);
+        }
+    }
+
+    fn wake_waiting(&self, line: &mut Line) {
+        Self::wake_next(line);
+        if let Some(heir) = line.heir.take() {
             heir.wake();
         }
+        self.tidy(line);
     }
 
-    fn wake_next(&self, state: &mut State) {
-        if let Some(next) = state.queue.pop_front() {
+    fn wake_next(line: &mut Line) {
+        if let Some(next) = line.queue.pop_front() {
             next.wake();
         }
     }
 
-    /// The sitter is going to block in the reactor, or has been.
-    pub(crate) fn set_parked(&self, parked: bool) {
-        self.state.lock().parked = parked;
+    /// A caller that sits in a borrowed seat needs the reactor, and keeps the seat. True when it was borrowed: the progress
+    /// thread must be told to leave the reactor.
+    pub(super) fn keep(&self) -> bool {
+        self.change(|word| (word & SITTER == BORROWED).then(|| word - BORROWED + CALLER)).is_ok()
     }
 
-    pub(crate) fn is_parked(&self) -> bool {
-        self.state.lock().parked
+    /// The sitter is about to block in the reactor. False when it must not, because it is wanted.
+    pub(super) fn park(&self) -> bool {
+        self.change(|word| (word & WANTED == 0).then_some(word | PARKED)).is_ok()
+    }
+
+    /// A caller does not block any more.
+    pub(super) fn unpark(&self) {
+        let _ = self.change(|word| Some(word & !PARKED));
+    }
+
+    /// The progress thread does not block any more. False when somebody has taken its seat meanwhile.
+    pub(super) fn unpark_progress(&self) -> bool {
+        let woken = self.change(|word| match word & SITTER {
+            PROGRESS => Some(word & !PARKED),
+            BORROWED => Some(word - BORROWED + CALLER),
+            _ => None,
+        });
+        woken.is_ok_and(|(before, _)| before & SITTER == PROGRESS)
+    }
+
+    /// Somebody sits, and blocks in the reactor.
+    pub(super) fn is_parked(&self) -> bool {
+        self.load() & PARKED != 0
+    }
+
+    /// A caller could sit down.
+    pub(super) fn is_free(&self) -> bool {
+        Self::taken_by_caller(self.word.load(Ordering::Relaxed)).is_some()
     }
 
     /// A caller wants the progress thread to get up.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed)
-    }
-}
-
-pub(crate) struct Sitting<'a>(&'a Seat);
-
-impl Drop for Sitting<'_> {
-    fn drop(&mut self) {
-        self.0.get_up();
+    pub(super) fn is_wanted(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & WANTED != 0
     }
 }
 
 /// The seat is not for the progress thread now.
-pub(crate) struct Occupied {
+pub(super) struct Occupied {
     pub epoch: u64,
     /// Sleep until woken; else look again after a moment.
     pub for_long: bool,

@@ -14,7 +14,6 @@ pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
     /// Requests that have arrived, to be handled by whoever drives.
     pub jobs: &'a mut Vec<Job>,
-    pub now: Instant,
 }
 
 impl CoreSink<'_> {
@@ -22,8 +21,8 @@ impl CoreSink<'_> {
         let mut outputs = Outputs::new();
         let result = {
             let mut proto = self.core.proto.lock();
-            let result = step(&mut proto, self.now);
-            collect(&mut proto, &mut outputs);
+            let result = step(&mut proto, self.core.rhythm.now());
+            collect(self.core, &mut proto, &mut outputs);
             result
         };
         self.core.perform(outputs, Some(self.jobs));

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use super::Core;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
+use super::drive::{Ended, Purpose};
 use super::workers::{Job, Kind};
 
 /// How long progress may rest with a handler, or with nobody: the watcher and the progress thread look that often.
@@ -34,10 +35,13 @@ pub(super) struct Threads {
     handling: AtomicU64,
     /// Jobs that the progress thread has taken on; its successor goes on with them.
     jobs: Mutex<VecDeque<Job>>,
+    /// There are some, or there have been.
+    has_jobs: AtomicBool,
     /// The progress thread, as the system lists it.
     progress_task: Mutex<Option<PathBuf>>,
     /// What the handler that runs is one of.
     running: Mutex<Option<Arc<Kind>>>,
+    running_address: AtomicUsize,
     /// The watcher sleeps until it is woken.
     watcher_asleep: AtomicBool,
     watcher: Mutex<Option<Arc<ThreadWaiter>>>,
@@ -52,14 +56,27 @@ impl Threads {
         std::ptr::from_ref(self).addr()
     }
 
-    fn begin_handling(&self) {
-        HANDLING.set(Some((self.identity(), self.handling.fetch_add(1, Ordering::SeqCst) + 1)));
+    fn begin_handling(&self, in_seat: bool) {
+        let number = self.handling.fetch_add(1, Ordering::SeqCst) + 1;
+        HANDLING.set(Some(Handling { engine: self.identity(), number, in_seat }));
     }
 
-    /// False when the watcher has counted the handler as done already, and this thread is out of office.
-    fn end_handling(&self) -> bool {
-        let Some((_, mine)) = HANDLING.take() else { return false };
-        self.handling.compare_exchange(mine, mine + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    /// Whether the thread still has the seat. `None` when the watcher has counted the handler as done already: then the
+    /// seat, and the office, are another's.
+    fn end_handling(&self) -> Option<bool> {
+        let Handling { number, in_seat, .. } = HANDLING.take()?;
+        let ended = self.handling.compare_exchange(number, number + 1, Ordering::SeqCst, Ordering::SeqCst);
+        ended.is_ok().then_some(in_seat)
+    }
+
+    /// What runs now is of this kind.
+    fn note_running(&self, kind: &Arc<Kind>) {
+        let address = Arc::as_ptr(kind).addr();
+        // What stands there is kept alive by standing there, so its address is nobody else's.
+        if self.running_address.load(Ordering::Relaxed) != address {
+            *self.running.lock() = Some(kind.clone());
+            self.running_address.store(address, Ordering::Relaxed);
+        }
     }
 
     /// Leaves a job to the progress thread.
@@ -71,6 +88,7 @@ impl Threads {
                 return drop(job);
             }
             jobs.push_back(job);
+            self.has_jobs.store(true, Ordering::SeqCst);
         }
         // Wherever it sleeps, in the seat or out of it.
         if let Some(progress) = &*self.progress.lock() {
@@ -79,7 +97,25 @@ impl Threads {
     }
 
     fn has_jobs(&self) -> bool {
-        !self.jobs.lock().is_empty()
+        self.has_jobs.load(Ordering::SeqCst)
+    }
+
+    /// The next job, and whether there are more.
+    fn next_job(&self) -> Option<(Job, bool)> {
+        if !self.has_jobs() {
+            return None;
+        }
+        let mut jobs = self.jobs.lock();
+        let job = jobs.pop_front();
+        let more = !jobs.is_empty();
+        self.has_jobs.store(more, Ordering::SeqCst);
+        job.map(|job| (job, more))
+    }
+
+    fn take_on(&self, taken: &mut Vec<Job>) {
+        let mut jobs = self.jobs.lock();
+        jobs.extend(taken.drain(..));
+        self.has_jobs.store(true, Ordering::SeqCst);
     }
 
     /// Ends the threads, and waits for those that are not the calling one, or kept by a handler.
@@ -106,12 +142,25 @@ impl Threads {
         }
         let jobs = std::mem::take(&mut *self.jobs.lock());
         drop(jobs);
+        // A kind may keep a pool.
+        let running = self.running.lock().take();
+        drop(running);
     }
 }
 
+/// A handler that a progress thread runs.
+#[derive(Clone, Copy)]
+struct Handling {
+    engine: usize,
+    /// What the engine's `Threads::handling` counts it as.
+    number: u64,
+    /// The thread has the seat meanwhile.
+    in_seat: bool,
+}
+
 thread_local! {
-    /// On a progress thread, while it runs a handler: of which engine, and what its `Threads::handling` counts it as.
-    static HANDLING: Cell<Option<(usize, u64)>> = const { Cell::new(None) };
+    /// On a progress thread, while it runs a handler.
+    static HANDLING: Cell<Option<Handling>> = const { Cell::new(None) };
 }
 
 /// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so it need
@@ -122,22 +171,28 @@ pub(super) struct Resting<'a> {
 
 impl<'a> Resting<'a> {
     pub(super) fn enter(core: &'a Core) -> Resting<'a> {
-        // Without handler threads, somebody else has to run what comes in: the watcher sees to that. So it does when the
-        // handler waits for another engine.
-        let own = HANDLING.get().is_some_and(|(engine, _)| engine == core.threads.identity());
-        if !own || core.handlers_inline || !core.threads.end_handling() {
+        let threads = &core.threads;
+        // When the handler waits for another engine, the watcher sees to this one.
+        let own = HANDLING.get().is_some_and(|handling| handling.engine == threads.identity());
+        let Some(in_seat) = own.then(|| threads.end_handling()).flatten() else { return Resting { threads: None } };
+        if in_seat {
+            core.seat.vacate();
+        }
+        if core.handlers_inline {
+            // Without handler threads, somebody else has to run what comes in: the watcher sees to that.
+            threads.begin_handling(false);
             return Resting { threads: None };
         }
-        let left = std::mem::take(&mut *core.threads.jobs.lock());
+        let left = std::mem::take(&mut *threads.jobs.lock());
         left.into_iter().for_each(|job| core.hand_over(job));
-        Resting { threads: Some(&core.threads) }
+        Resting { threads: Some(threads) }
     }
 }
 
 impl Drop for Resting<'_> {
     fn drop(&mut self) {
         if let Some(threads) = self.threads {
-            threads.begin_handling();
+            threads.begin_handling(false);
         }
     }
 }
@@ -164,31 +219,44 @@ fn progress(core: &Core, term: u64) {
         *core.threads.progress.lock() = Some(sleeper.waiter.clone());
         *core.threads.progress_task.lock() = std::fs::read_link("/proc/thread-self").ok();
         let in_office = || core.threads.term.load(Ordering::SeqCst) == term && !core.is_stopping();
-        // What a predecessor has left unsaid.
-        core.uncork();
         let mut seen = u64::MAX;
         // It sits down again at once when it got up for a job, and after a while when it got up for somebody else.
         let mut at_once = true;
         while in_office() {
-            run_jobs(core, &in_office);
+            // What a predecessor has left unsaid, or a caller that has not looked again.
+            core.uncork();
+            run_jobs(core, &in_office, false);
             if !in_office() {
                 break;
             }
             let sat = if at_once { core.seat.sit_back() } else { wait_for_seat(core, sleeper, &mut seen) };
             at_once = false;
             if sat {
-                let mut jobs = Vec::new();
-                let sitting = core.seat.sitting();
-                let stop = || core.seat.is_wanted() || core.is_stopping() || core.threads.has_jobs();
-                core.drive(&mut jobs, &stop, None);
-                at_once = !core.seat.is_wanted();
+                serve(core, &in_office);
                 // Whoever wants the seat is woken now, and has not sat yet.
                 seen = u64::MAX;
-                core.threads.jobs.lock().extend(jobs);
-                drop(sitting);
             }
         }
     });
+}
+
+/// Drives, and runs the handlers of what comes, until somebody else has the seat.
+fn serve(core: &Core, in_office: &dyn Fn() -> bool) {
+    let mut jobs = Vec::new();
+    let stop = || core.seat.is_wanted() || core.is_stopping() || core.threads.has_jobs();
+    let purpose = Purpose { stop: &stop, announce: &|_| true, deadline: None, progress: true };
+    loop {
+        let ended = core.drive(&mut jobs, &purpose);
+        if !jobs.is_empty() {
+            core.threads.take_on(&mut jobs);
+        }
+        if ended == Ended::SeatTaken || !run_jobs(core, in_office, true) {
+            return;
+        }
+        if core.seat.is_wanted() || core.is_stopping() {
+            return core.seat.vacate();
+        }
+    }
 }
 
 /// Sleeps for a while, and sits down if nobody has sat meanwhile.
@@ -204,42 +272,53 @@ fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
     }
 }
 
-/// Runs what has arrived: short handlers here, one after the other, with their answers going out together.
-fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool) {
+/// Runs what has arrived: short handlers here, one after the other, with their answers going out together. The thread keeps
+/// the seat if it has it, until somebody wants it; whether it has it in the end.
+fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, mut in_seat: bool) -> bool {
     let threads = &core.threads;
     let mut ran = false;
-    while in_office() {
-        let (job, more) = {
-            let mut jobs = threads.jobs.lock();
-            let Some(job) = jobs.pop_front() else { break };
-            (job, !jobs.is_empty())
-        };
+    while let Some((job, more)) = threads.next_job() {
         if job.kind.pool.is_some() || (job.kind.is_slow() && !core.handlers_inline) {
             core.hand_over(job);
             continue;
         }
         ran = true;
-        *threads.running.lock() = Some(job.kind.clone());
-        threads.begin_handling();
-        wake_watcher(threads);
-        if more {
-            core.corked(|| job.run());
-        } else {
-            job.run();
+        threads.note_running(&job.kind);
+        threads.begin_handling(in_seat);
+        // Waking somebody takes its time, which is not the handler's.
+        let began = if wake_watcher(threads) { core.rhythm.look_at_clock() } else { core.rhythm.now() };
+        let ended = if more { core.corked(|| job.run(began)) } else { job.run(began) };
+        core.rhythm.note(ended);
+        match threads.end_handling() {
+            Some(still) => in_seat = still,
+            None => {
+                // What it said last may wait for more that this thread will not say.
+                core.uncork();
+                return false;
+            }
         }
-        threads.end_handling();
+        if in_seat && core.seat.is_wanted() {
+            core.seat.vacate();
+            in_seat = false;
+        }
+        if !in_office() {
+            break;
+        }
     }
     if ran {
         core.uncork();
     }
+    in_seat
 }
 
-fn wake_watcher(threads: &Threads) {
-    if threads.watcher_asleep.swap(false, Ordering::SeqCst)
-        && let Some(watcher) = &*threads.watcher.lock()
-    {
+/// True when it slept.
+fn wake_watcher(threads: &Threads) -> bool {
+    // The count of handlers has been changed before, so either this is seen, or that.
+    let asleep = threads.watcher_asleep.load(Ordering::SeqCst) && threads.watcher_asleep.swap(false, Ordering::SeqCst);
+    if asleep && let Some(watcher) = &*threads.watcher.lock() {
         watcher.wake();
     }
+    asleep
 }
 
 fn watch(core: &Arc<Core>) {
@@ -273,17 +352,18 @@ fn watch(core: &Arc<Core>) {
 /// A handler keeps the progress thread: another one takes over.
 fn replace(core: &Arc<Core>, handling: u64) {
     let threads = &core.threads;
+    // Asked while the handler is certain to run still, if the next line finds it so.
+    let sleeps = sleeps(&threads.progress_task.lock());
     // The handler that is still running counts for the thread that it keeps, not for the next one.
     if threads.handling.compare_exchange(handling, handling + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
         return;
     }
     // One that computes, or that the system gives no processor, is not moved: that would not make it faster.
-    if sleeps(&threads.progress_task.lock())
-        && let Some(kind) = &*threads.running.lock()
-    {
+    if sleeps && let Some(kind) = &*threads.running.lock() {
         kind.set_slow();
     }
     let term = threads.term.fetch_add(1, Ordering::SeqCst) + 1;
+    core.seat.vacate();
     tracing::debug!(target: "calomel::progress", term, "a handler blocks; another progress thread takes over");
     if let Err(error) = spawn_progress(core, term) {
         tracing::error!(target: "calomel::progress", %error, "can't start another progress thread");

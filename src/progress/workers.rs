@@ -74,6 +74,9 @@ impl Kind {
 
     fn learn(&self, took: Duration) {
         if took >= LONG {
+            if !self.is_slow() && waited_for_processor() >= took / 2 {
+                return;
+            }
             if self.long.fetch_add(1, Ordering::Relaxed) + 1 >= LONG_IN_A_ROW {
                 self.set_slow();
             }
@@ -88,6 +91,17 @@ impl Kind {
     }
 }
 
+/// How long the system has let this thread wait for a processor since this was last asked on it; nothing where it does not
+/// tell.
+fn waited_for_processor() -> Duration {
+    thread_local! {
+        static BEFORE: Cell<u64> = const { Cell::new(0) };
+    }
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let total = told.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    Duration::from_nanos(total.saturating_sub(BEFORE.replace(total)))
+}
+
 /// What timers are: unknown, and rare.
 pub(super) fn timer_kind() -> Arc<Kind> {
     static KIND: LazyLock<Arc<Kind>> = LazyLock::new(Arc::default);
@@ -99,10 +113,9 @@ impl Job {
         Job { engine: core.identity(), kind, work: Some(work) }
     }
 
-    pub(crate) fn run(mut self) {
-        let Some(work) = self.work.take() else { return };
-        let kind = self.kind.clone();
-        let began = Instant::now();
+    /// Runs, from `began` on; returns when that was over.
+    pub(crate) fn run(mut self, began: Instant) -> Instant {
+        let Some(work) = self.work.take() else { return began };
         let outer = CURRENT_ENGINE.replace(self.engine);
         let waited = WAITED.take();
         // Handlers answer for their own panics; what gets here is user code that runs for nobody.
@@ -114,11 +127,13 @@ impl Job {
             Work::Run(f) => f(),
         }));
         CURRENT_ENGINE.set(outer);
-        kind.learn(began.elapsed().saturating_sub(WAITED.get()));
+        let ended = Instant::now();
+        self.kind.learn(ended.saturating_duration_since(began).saturating_sub(WAITED.get()));
         WAITED.set(waited);
         if outcome.is_err() {
             tracing::error!(target: "calomel::handler", "a timer or a task panicked");
         }
+        ended
     }
 }
 
@@ -218,7 +233,7 @@ impl Workers {
             let surplus = state.alive - state.blocked > self.limit;
             if let Some(job) = if surplus { None } else { state.queue.pop_front() } {
                 drop(state);
-                job.run();
+                job.run(Instant::now());
                 state = self.state.lock();
                 continue;
             }
@@ -285,7 +300,8 @@ impl Drop for Moving {
 /// one meanwhile, and the time does not count as the handler's own.
 pub(crate) struct Blocking {
     pool: Option<Arc<Workers>>,
-    began: Instant,
+    /// `None` where no handler runs.
+    began: Option<Instant>,
 }
 
 impl Blocking {
@@ -296,14 +312,17 @@ impl Blocking {
             state.blocked += 1;
             pool.staff(&mut state);
         }
-        Blocking { pool, began: Instant::now() }
+        let in_job = CURRENT_ENGINE.try_with(|engine| engine.get() != 0).unwrap_or(false);
+        Blocking { pool, began: in_job.then(Instant::now) }
     }
 }
 
 impl Drop for Blocking {
     fn drop(&mut self) {
         // A thread that is ending runs no job.
-        let _ = WAITED.try_with(|waited| waited.set(waited.get() + self.began.elapsed()));
+        if let Some(began) = self.began {
+            let _ = WAITED.try_with(|waited| waited.set(waited.get() + began.elapsed()));
+        }
         if let Some(pool) = &self.pool {
             pool.state.lock().blocked -= 1;
         }

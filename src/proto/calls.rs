@@ -169,6 +169,8 @@ impl<E: Env> Proto<E> {
             link.streams.push_back(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
         let open = link.is_open();
+        // A caller that waits at once has nothing more to say.
+        self.may_send_later = link.may_wait() && (spec.timed || spec.one_way);
         if let Some(at) = timer {
             self.timers.insert((at, Timer::Call(call)));
         }

@@ -26,6 +26,11 @@ const MAX_LANDINGS: usize = 64;
 /// A send buffer that grew beyond this is given back to the allocator.
 const KEEP: usize = 64 << 10;
 
+/// With so many calls on their way, a further one may wait for others to be sent with.
+const MANY: usize = 8;
+/// So many bytes are worth sending.
+const WORTH_SENDING: usize = 16 << 10;
+
 /// ```text
 ///   dialled:  Dialling ──connected──▶ Greeting ──their greeting──▶ Open
 ///   accepted:                         Greeting ──their greeting──▶ Open
@@ -68,6 +73,8 @@ pub(super) struct Link<E: Env> {
     greeting: Vec<u8>,
     /// Frames that wait to be sent.
     control: Vec<u8>,
+    /// How many calls are among them.
+    waiting_calls: usize,
     spare: Vec<u8>,
     pub streams: VecDeque<OutStream<E::Memory>>,
     /// A transmit has been handed out and not reported as sent.
@@ -156,6 +163,7 @@ impl<E: Env> Link<E> {
             incarnation: 0,
             greeting,
             control: Vec::new(),
+            waiting_calls: 0,
             spare: Vec::new(),
             streams: VecDeque::new(),
             in_flight: false,
@@ -191,6 +199,17 @@ impl<E: Env> Link<E> {
     /// Queues a frame; the caller marks the link ready.
     pub(super) fn say(&mut self, message: &Message<'_>, body: &[u8]) {
         wire::put(&mut self.control, message, body);
+    }
+
+    /// A call was said. True when it may wait for more: the peer has at least as many calls to deal with as would wait.
+    pub(super) fn may_wait(&mut self) -> bool {
+        self.waiting_calls += 1;
+        let under_way = self.pending.max(self.one_way_out as usize);
+        self.is_open()
+            && self.streams.is_empty()
+            && under_way >= MANY
+            && 2 * self.waiting_calls < under_way
+            && self.control.len() < WORTH_SENDING
     }
 
     pub(super) fn drop_streams(&mut self, mut doomed: impl FnMut(&OutStream<E::Memory>) -> bool) {
@@ -232,6 +251,7 @@ impl<E: Env> Link<E> {
             return None;
         }
         self.in_flight = true;
+        self.waiting_calls = 0;
         if !self.greeting.is_empty() {
             return Some(Output::Transmit { link: id, bytes: std::mem::take(&mut self.greeting), payload: None });
         }

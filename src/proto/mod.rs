@@ -196,6 +196,8 @@ pub(crate) struct Proto<E: Env> {
     outputs: VecDeque<Output<E>>,
     /// Links that have something to send and are free to.
     ready: VecDeque<LinkId>,
+    /// What was said last can wait for more.
+    may_send_later: bool,
     stage: Stage,
     /// Makes tickets: keyed at random, so that nobody else can.
     tickets: RandomState,
@@ -231,6 +233,7 @@ impl<E: Env> Proto<E> {
             timers: BTreeSet::new(),
             outputs: VecDeque::new(),
             ready: VecDeque::new(),
+            may_send_later: false,
             stage: Stage::Running,
             tickets: RandomState::new(),
         }
@@ -252,6 +255,17 @@ impl<E: Env> Proto<E> {
             }
         }
         None
+    }
+
+    /// As [`Proto::poll`], but for what is to be sent: that is left for later.
+    pub(crate) fn poll_unsent(&mut self) -> Option<Output<E>> {
+        self.outputs.pop_front()
+    }
+
+    /// Whether the call that was made last may be left to be sent with more: many are on their way over its link, so that
+    /// the peer has something to do meanwhile, and not many wait yet.
+    pub(crate) fn may_send_later(&mut self) -> bool {
+        std::mem::take(&mut self.may_send_later)
     }
 
     /// When [`Proto::handle_timeout`] wants to be called, if at all.

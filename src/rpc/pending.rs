@@ -13,7 +13,7 @@ use super::procedure::ProcedureInfo;
 use super::shape::Shape;
 use super::{bounded, codec};
 use crate::engine::Shared;
-use crate::progress::{Completion, Live, Outcome, error_of, with_sleeper};
+use crate::progress::{Completion, Live, Outcome, error_of};
 use crate::proto::{Answer, Body, CallId, Failure};
 use crate::{Endpoint, Error, Result, Side};
 
@@ -127,7 +127,12 @@ impl<R> Pending<R> {
 
     /// True when the result is here: waiting does not block any more.
     pub fn is_ready(&self) -> bool {
-        self.waited.completion.is_ready()
+        let ready = self.waited.completion.is_ready();
+        if !ready {
+            // Who asks again and again must not wait for what has not been sent.
+            self.waited.shared.core.uncork_unless_forked();
+        }
+        ready
     }
 
     /// Asks for the end of the call: its result is [`Error::Cancelled`], unless there was one already. The server is told.
@@ -152,16 +157,15 @@ impl<R: DeserializeOwned> Pending<R> {
     /// When the list is empty: there is nothing to wait for.
     pub fn wait_any(pending: &mut Vec<Pending<R>>) -> (usize, Result<R>) {
         assert!(!pending.is_empty(), "wait_any of no calls");
-        let ready = || pending.iter().position(Pending::is_ready);
+        let ready = || pending.iter().position(|call| call.waited.completion.is_ready());
         let index = ready().unwrap_or_else(|| {
             let first = &pending[0].waited.shared.core;
-            with_sleeper(|sleeper| {
-                for call in pending.iter() {
-                    call.waited.completion.wake_thread(&sleeper.waiter);
-                }
-                // Calls of other engines have their own drivers, and wake this thread.
-                first.wait(&|| ready().is_some(), None);
-            });
+            // Calls of other engines have their own drivers, and wake this thread.
+            first.wait(
+                &|| ready().is_some(),
+                &|thread| pending.iter().all(|call| call.waited.completion.wake_thread(thread)),
+                None,
+            );
             ready().unwrap_or(0)
         });
         let call = pending.remove(index);
@@ -181,6 +185,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
     /// When polled again after it was ready.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<R>> {
         if self.waited.completion.wake_task(context.waker()) {
+            self.waited.shared.core.uncork_unless_forked();
             return Poll::Pending;
         }
         match self.waited.take() {
@@ -192,7 +197,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
 
 impl<R> Drop for Pending<R> {
     fn drop(&mut self) {
-        if !self.is_ready() {
+        if !self.waited.completion.is_ready() {
             self.cancel();
         }
     }

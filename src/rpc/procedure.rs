@@ -198,7 +198,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     fn make(&self, mut spec: CallSpec<'_, Live>, arguments: &A, now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.procedure.shared.core;
         loop {
-            match core.exec(|proto| proto.call(spec, now)) {
+            match core.exec_call(now, |proto| proto.call(spec, now)) {
                 Ok(id) => return Ok(id),
                 Err(Rejected::Failed(failure)) => return Err(failure),
                 Err(Rejected::NeedShape(again)) => {
