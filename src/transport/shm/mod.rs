@@ -37,6 +37,8 @@ use link::ShmLink;
 const MAX_HOT: usize = 64;
 /// Beyond that number, a ring that had nothing so many times in a row is left to its bell.
 const COOL_AFTER: u32 = 64;
+/// One that had nothing for so long is left to it by whoever goes to sleep.
+const COLD_AFTER: u32 = 100_000;
 /// Connections that may wait to be accepted; the system may allow fewer.
 const BACKLOG: i32 = 4096;
 
@@ -367,10 +369,12 @@ impl Transport for Shm {
             hot.iter().for_each(|entry| entry.link.awake());
             return false;
         }
-        hot.clear();
-        self.heat.store(0, Ordering::Relaxed);
+        hot.retain(|entry| entry.empty < COLD_AFTER);
+        self.heat.store(hot.len(), Ordering::Relaxed);
         true
     }
 
-    fn unpark(&self) {}
+    fn unpark(&self) {
+        self.hot.lock().iter().for_each(|entry| entry.link.awake());
+    }
 }
