@@ -1,23 +1,32 @@
-//! An RPC whose handler pulls the caller's memory into its own, or pushes its own into the caller's.
+//! An RPC whose handler pulls the caller's memory into its own, or pushes its own into the caller's; and what it costs to
+//! expose memory.
 //!
-//! Over tcp it stands beside a bare TCP stream of as many bytes between the same two processes, in process beside `memcpy`.
+//! Over tcp it stands beside a bare TCP stream of as many bytes between the same two processes, over shared memory beside
+//! the system call that does the same, or beside `memcpy`.
 
 mod common;
 
 use std::{
     hint::black_box,
-    process,
-    sync::{Arc, Mutex},
+    ops::{Deref, DerefMut},
+    sync::Arc,
 };
 
-use calomel::{Bulk, BulkMode, Engine, Exposed, Procedure, Request};
+use calomel::{Bulk, BulkMode, Engine, Procedure, Segments, WritableBuffer};
 use common::{
-    Outcome, Plan, Server, interleave, raw,
-    report::{Goal, Report, Unit},
+    Outcome, Plan, Site, Transport, alone,
+    caller::{self, Caller},
+    interleave, interleave_all,
+    process::PAGE,
+    readable,
+    report::{Figure, Goal, Report, Unit},
+    stats::Pace,
+    store::{self, holds},
+    timed,
 };
 
 /// Bytes of a transfer, and how many of them a round makes.
-const SIZES: [(usize, usize); 5] = [(4 << 10, 1000), (64 << 10, 500), (1 << 20, 100), (16 << 20, 10), (256 << 20, 2)];
+const SIZES: [(usize, usize); 5] = [(4 << 10, 1000), (64 << 10, 500), (1 << 20, 100), (16 << 20, 8), (256 << 20, 1)];
 
 /// Fills what a transfer has to overwrite. Not zero: zeroed memory would not have been touched.
 const STALE: u8 = 7;
@@ -25,8 +34,45 @@ const STALE: u8 = 7;
 /// From this size on the bandwidth is judged; below, the latency of the RPC decides.
 const JUDGED: usize = 1 << 20;
 
+/// Segments of a bulk of many, and the bytes of each.
+const SEGMENTS: (usize, usize) = (1000, 4 << 10);
+
+/// What is exposed, over and over.
+const EXPOSED: [usize; 3] = [4 << 10, 1 << 20, 256 << 20];
+
 fn main() -> Outcome {
     common::main(define, measure)
+}
+
+fn define(engine: &Engine) -> calomel::Result<()> {
+    caller::define(engine)?;
+    store::define(engine)
+}
+
+fn measure(plan: &Plan) -> Outcome {
+    let mut report = Report::new("bulk", plan);
+    for transport in Transport::ALL {
+        let Some(site) = Site::open(plan, &mut report, transport, define)? else { continue };
+        let bench = Bench::new(plan, &site);
+        for direction in [Direction::Pull, Direction::Push] {
+            for (size, count) in SIZES {
+                let count = plan.count(count);
+                bench.transfers(&mut report, direction, Memory::Heap, count, size)?;
+                if transport == Transport::Shm {
+                    bench.transfers(&mut report, direction, Memory::Alloc, count, size)?;
+                }
+            }
+        }
+        for direction in [Direction::Pull, Direction::Push] {
+            bench.segments(&mut report, direction)?;
+        }
+        if transport == Transport::Shm {
+            bench.small_pull(&mut report)?;
+        }
+        bench.exposing(&mut report)?;
+    }
+    report.finish()?;
+    Ok(())
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -35,130 +81,241 @@ enum Direction {
     Push,
 }
 
-/// The server keeps one exposed buffer at a time, as long as the client says.
-fn define(engine: &Engine) -> calomel::Result<()> {
-    let kept: Arc<Mutex<Option<Exposed<Vec<u8>>>>> = Arc::default();
+impl Direction {
+    fn verb(self) -> &'static str {
+        if self == Direction::Pull { "pull" } else { "push" }
+    }
 
-    let slot = Arc::clone(&kept);
-    engine.define("prepare", move |request: &Request, (len, fill): (usize, u8)| {
-        let exposed = request.engine().expose(vec![fill; len], BulkMode::ReadWrite);
-        *slot.lock().expect("no handler panicked") = Some(exposed.expect("the buffer is exposed"));
-    })?;
+    /// What the bytes are that travel.
+    fn fill(self) -> u8 {
+        if self == Direction::Pull { 1 } else { 2 }
+    }
 
-    let slot = Arc::clone(&kept);
-    engine.define("pull", move |request: &Request, bulk: Bulk| {
-        let kept = slot.lock().expect("no handler panicked");
-        bulk.on(request.endpoint()).pull_into(kept.as_ref().expect("prepared")).expect("the memory is pulled")
-    })?;
+    /// What the caller's memory holds before.
+    fn before(self) -> u8 {
+        if self == Direction::Pull { self.fill() } else { STALE }
+    }
 
-    let slot = Arc::clone(&kept);
-    engine.define("push", move |request: &Request, bulk: Bulk| {
-        let kept = slot.lock().expect("no handler panicked");
-        bulk.on(request.endpoint()).push_from(kept.as_ref().expect("prepared")).expect("the memory is pushed")
-    })?;
-
-    // Gives the buffer up and says whether every byte of it is `fill`.
-    engine.define("finish", move |_: &Request, fill: u8| {
-        let exposed = kept.lock().expect("no handler panicked").take();
-        holds(&exposed.expect("prepared").reclaim(), fill)
-    })?;
-    Ok(())
+    fn mode(self) -> BulkMode {
+        if self == Direction::Pull { BulkMode::ReadOnly } else { BulkMode::WriteOnly }
+    }
 }
 
-fn measure(plan: &Plan) -> Outcome {
-    let mut report = Report::new("bulk", plan);
-    tcp(plan, &mut report)?;
-    in_process(plan, &mut report)?;
-    report.finish()?;
-    Ok(())
+/// Whose memory the caller exposes.
+#[derive(Clone, Copy)]
+enum Memory {
+    Heap,
+    Alloc,
 }
 
-fn tcp(plan: &Plan, report: &mut Report<'_>) -> Outcome {
-    let server = Server::start(plan)?;
-    let mut raw = raw::Connection::open(server.raw)?;
-    let engine = Engine::client("tcp")?;
-    against(plan, report, &engine, &server.address, "tcp", |direction, buffer, warm_up, count, samples| {
-        match direction {
-            Direction::Pull => raw.stream_in(buffer, warm_up, count, samples)?,
-            Direction::Push => raw.stream_out(buffer, warm_up, count, samples)?,
-        }
-        Ok(())
-    })
+struct Bench<'a> {
+    plan: &'a Plan,
+    site: &'a Site<'a>,
+    prepare: Procedure<(usize, u8), ()>,
+    finish: Procedure<u8, bool>,
 }
 
-/// Both engines in this process.
-fn in_process(plan: &Plan, report: &mut Report<'_>) -> Outcome {
-    let server = Engine::server(format!("loop://bench-bulk-{}", process::id()))?;
-    define(&server)?;
-    let engine = Engine::client("loop")?;
-    let mut source = Vec::new();
-    against(plan, report, &engine, &server.address().to_string(), "loop", |_, buffer, warm_up, count, samples| {
-        if source.len() != buffer.len() {
-            source = vec![1u8; buffer.len()];
-        }
-        common::timed(warm_up, count, samples, || {
-            buffer.copy_from_slice(black_box(&source));
-            black_box(&buffer);
-            Ok(())
-        })
-    })
-}
+/// A caller's buffer, whatever it is.
+trait Bytes: WritableBuffer + Send + DerefMut<Target = [u8]> + 'static {}
+impl<B: WritableBuffer + Send + Deref<Target = [u8]> + DerefMut + 'static> Bytes for B {}
 
-/// Measures every size in both directions; `raw` gets a buffer of that size, the warm-up and the count of transfers.
-fn against(
-    plan: &Plan,
-    report: &mut Report<'_>,
-    engine: &Engine,
-    address: &str,
-    transport: &str,
-    mut raw: impl FnMut(Direction, &mut [u8], usize, usize, &mut Vec<f64>) -> Outcome,
-) -> Outcome {
-    let server = engine.lookup(address)?;
-    let prepare = engine.procedure::<(usize, u8), ()>("prepare");
-    let finish = engine.procedure::<u8, bool>("finish");
-    for (direction, verb) in [(Direction::Pull, "pull"), (Direction::Push, "push")] {
-        let transfer: Procedure<Bulk, usize> = engine.procedure(verb);
-        for (size, count) in SIZES {
-            let count = plan.count(count);
-            let warm_up = count.div_ceil(10);
-            let (fill, mode) = match direction {
-                Direction::Pull => (1, BulkMode::ReadOnly),
-                Direction::Push => (2, BulkMode::WriteOnly),
-            };
-            let (mine, yours) = if direction == Direction::Pull { (fill, STALE) } else { (STALE, fill) };
-            prepare.on(&server).call(&(size, yours))?;
-            // Filled on both sides, so every page has been touched.
-            let exposed = engine.expose(vec![mine; size], mode)?;
-            let bulk = exposed.bulk();
-            let mut beside = vec![1u8; size];
+impl<'a> Bench<'a> {
+    fn new(plan: &'a Plan, site: &'a Site<'a>) -> Bench<'a> {
+        Bench { plan, site, prepare: site.client.procedure("prepare"), finish: site.client.procedure("finish") }
+    }
 
-            let (ours, limit) = interleave(
-                plan,
-                |samples| {
-                    common::timed(warm_up, count, samples, || {
-                        let moved = transfer.on(&server).call(&bulk)?;
-                        if moved == size { Ok(()) } else { Err(format!("{moved} of {size} bytes moved").into()) }
-                    })
-                },
-                |samples| raw(direction, &mut beside, warm_up, count, samples),
-            )?;
-
-            let arrived = finish.on(&server).call(&fill)? && holds(&exposed.reclaim(), fill);
-            if !arrived {
-                return Err(format!("a {verb} of {size} bytes over {transport} left wrong bytes").into());
-            }
-            let goal = if size >= JUDGED { Goal::SpeedAtLeast(0.7) } else { Goal::None };
-            let name = format!("{transport}: RPC + {verb} of {}", readable(size));
-            report.add(name, Unit::Bytes(size), &ours, Some(&limit), goal);
+    fn transfers(&self, report: &mut Report<'_>, direction: Direction, memory: Memory, count: usize, size: usize) -> Outcome {
+        match memory {
+            Memory::Heap => self.transfer(report, direction, memory, count, vec![0u8; size]),
+            Memory::Alloc => self.transfer(report, direction, memory, count, self.site.client.alloc(size)),
         }
     }
-    Ok(())
-}
 
-fn holds(buffer: &[u8], fill: u8) -> bool {
-    buffer.iter().all(|&byte| byte == fill)
-}
+    fn transfer<B: Bytes>(
+        &self,
+        report: &mut Report<'_>,
+        direction: Direction,
+        memory: Memory,
+        count: usize,
+        mut buffer: B,
+    ) -> Outcome {
+        let size = buffer.len();
+        let warm_up = count.div_ceil(10);
+        // Filled on both sides, so every page has been touched.
+        buffer.fill(direction.before());
+        let exposed = self.site.client.expose(buffer, direction.mode())?;
+        let (ours, (what, limit)) = self.serving(direction, size, |call| {
+            let mut beside = vec![1u8; size];
+            let (ours, raw) = interleave(
+                self.plan,
+                |samples| call(&exposed.bulk(), warm_up, count, samples),
+                |samples| self.limit(direction, memory, &mut beside, warm_up, count, samples),
+            )?;
+            Ok((ours, (self.limit_name(direction, memory), raw)))
+        })?;
+        if !holds(&exposed.reclaim(), direction.fill()) {
+            return Err(format!("a {} of {size} bytes over {} left wrong bytes", direction.verb(), self.site.name()).into());
+        }
+        let (name, verb) = (self.site.name(), direction.verb());
+        let of = match memory {
+            Memory::Heap => "",
+            Memory::Alloc => " of engine.alloc",
+        };
+        let goal = if size >= JUDGED { Goal::SpeedAtLeast(0.95) } else { Goal::None };
+        let figure = Figure::new(format!("{name}: RPC + {verb} of {}{of}", readable(size)), Unit::Bytes(size), &ours);
+        report.add(figure.raw(what, &limit).goal(goal).plotted(format!("{name}{of}"), verb, size));
+        Ok(())
+    }
 
-fn readable(size: usize) -> String {
-    if size >= 1 << 20 { format!("{} MiB", size >> 20) } else { format!("{} KiB", size >> 10) }
+    /// Has the server keep a buffer while `work` runs, which is given a way to have transfers of so many bytes made.
+    fn serving<R>(
+        &self,
+        direction: Direction,
+        size: usize,
+        work: impl FnOnce(&dyn Fn(&Bulk, usize, usize, &mut Vec<f64>) -> Outcome) -> Outcome<R>,
+    ) -> Outcome<R> {
+        let peer = &self.site.peer;
+        let transfer: Procedure<Bulk, usize> = self.site.client.procedure(direction.verb());
+        self.prepare.on(peer).call(&(size, if direction == Direction::Pull { STALE } else { direction.fill() }))?;
+        let measured = work(&|bulk, warm_up, count, samples| {
+            timed(warm_up, count, samples, || {
+                let moved = transfer.on(peer).call(bulk)?;
+                if moved == size { Ok(()) } else { Err(format!("{moved} of {size} bytes moved").into()) }
+            })
+        })?;
+        let name = self.site.name();
+        match self.finish.on(peer).call(&direction.fill())? {
+            true => Ok(measured),
+            false => Err(format!("a {} of {size} bytes over {name} left wrong bytes at the server", direction.verb()).into()),
+        }
+    }
+
+    /// A round of the raw side, with a buffer of as many bytes.
+    fn limit(
+        &self,
+        direction: Direction,
+        memory: Memory,
+        buffer: &mut [u8],
+        warm_up: usize,
+        count: usize,
+        samples: &mut Vec<f64>,
+    ) -> Outcome {
+        let mut raw = self.site.raw.borrow_mut();
+        match (self.site.transport, memory, direction) {
+            (Transport::Tcp, _, Direction::Pull) => raw.stream_in(buffer, warm_up, count, samples)?,
+            (Transport::Tcp, _, Direction::Push) => raw.stream_out(buffer, warm_up, count, samples)?,
+            (Transport::Shm, Memory::Heap, Direction::Pull) => raw.vm_in(buffer, warm_up, count, samples)?,
+            (Transport::Shm, Memory::Heap, Direction::Push) => raw.vm_out(buffer, warm_up, count, samples)?,
+            (Transport::Shm, Memory::Alloc, Direction::Pull) => raw.copy_in(buffer, warm_up, count, samples)?,
+            (Transport::Shm, Memory::Alloc, Direction::Push) => raw.copy_out(buffer.len(), warm_up, count, samples)?,
+            (Transport::Loop, ..) => {
+                let source = vec![1u8; buffer.len()];
+                timed(warm_up, count, samples, || {
+                    buffer.copy_from_slice(black_box(&source));
+                    black_box(&buffer);
+                    Outcome::Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn limit_name(&self, direction: Direction, memory: Memory) -> &'static str {
+        match (self.site.transport, memory, direction) {
+            (Transport::Tcp, ..) => "TCP stream, spinning",
+            (Transport::Shm, Memory::Heap, Direction::Pull) => "process_vm_readv",
+            (Transport::Shm, Memory::Heap, Direction::Push) => "process_vm_writev",
+            (Transport::Shm, Memory::Alloc, _) | (Transport::Loop, ..) => "memcpy",
+        }
+    }
+
+    /// Many segments beside one of as many bytes.
+    fn segments(&self, report: &mut Report<'_>, direction: Direction) -> Outcome {
+        let (segments, len) = SEGMENTS;
+        let size = segments * len;
+        let count = self.plan.count(40);
+        let warm_up = count.div_ceil(10);
+        let many = Segments(vec![vec![direction.before(); len]; segments]);
+        let many = self.site.client.expose(many, direction.mode())?;
+        let one = self.site.client.expose(vec![direction.before(); size], direction.mode())?;
+        let (ours, raw) = self.serving(direction, size, |call| {
+            interleave(
+                self.plan,
+                |samples| call(&many.bulk(), warm_up, count, samples),
+                |samples| call(&one.bulk(), warm_up, count, samples),
+            )
+        })?;
+        if !many.reclaim().0.iter().all(|segment| holds(segment, direction.fill())) {
+            return Err(format!("a {} of {segments} segments left wrong bytes", direction.verb()).into());
+        }
+        let name = format!("{}: RPC + {} of {segments} segments of {}", self.site.name(), direction.verb(), readable(len));
+        let figure = Figure::new(name, Unit::Bytes(size), &ours).raw("one segment", &raw);
+        report.add(figure.goal(Goal::SpeedAtLeast(0.8)));
+        Ok(())
+    }
+
+    /// A pull so small that the calls around it count as much: beside an empty call and the system call that reads as much.
+    fn small_pull(&self, report: &mut Report<'_>) -> Outcome {
+        let count = self.plan.count(2000);
+        let warm_up = count.div_ceil(10);
+        let caller = Caller::new(self.site);
+        // What the server may write too does not travel inside the call.
+        for (mode, what) in [(BulkMode::ReadOnly, "read-only"), (BulkMode::ReadWrite, "read-write")] {
+            let exposed = self.site.client.expose(vec![Direction::Pull.fill(); PAGE], mode)?;
+            let [ours, empty, read] = self.serving(Direction::Pull, PAGE, |call| {
+                let process = &self.site.process;
+                interleave_all(
+                    self.plan,
+                    [
+                        &mut |samples| call(&exposed.bulk(), warm_up, count, samples),
+                        &mut |samples| caller.round_trips(warm_up, count, samples),
+                        &mut |samples| {
+                            let raw = self.site.raw.borrow();
+                            Ok(raw.vm_read(process.pid(), process.page, PAGE, warm_up, count, samples)?)
+                        },
+                    ],
+                )
+            })?;
+            let name = format!("{}: RPC + pull of {}, {what}", self.site.name(), readable(PAGE));
+            let figure = Figure::new(name, Unit::Time, &ours).raw("empty RPC + process_vm_readv", &empty.plus(&read));
+            report.add(figure.goal(Goal::TimeAtMost(1.2)));
+        }
+        Ok(())
+    }
+
+    /// What exposing costs, with the allocation and the release of the memory left out.
+    fn exposing(&self, report: &mut Report<'_>) -> Outcome {
+        let count = self.plan.count(20_000);
+        let engine = &self.site.client;
+        // So that the engine has a peer to lock out.
+        Caller::new(self.site).call()?;
+        for size in EXPOSED {
+            let memory: Arc<[u8]> = vec![1u8; size].into();
+            let ours = alone(self.plan, |samples| {
+                let mut pace = Pace::new(count / 10, samples);
+                for number in 0..count {
+                    drop(black_box(engine.expose_read_only(memory.clone())?));
+                    pace.reached(number + 1);
+                }
+                Ok(())
+            })?;
+            let name = format!("{}: expose + drop of {}", self.site.name(), readable(size));
+            report.add(Figure::new(name, Unit::Time, &ours).goal(Goal::AtMost(200.0)));
+            drop(memory);
+
+            let mut buffer = Some(vec![1u8; size]);
+            let ours = alone(self.plan, |samples| {
+                let mut pace = Pace::new(count / 10, samples);
+                for number in 0..count {
+                    let exposed = engine.expose(buffer.take().expect("it came back"), BulkMode::ReadWrite)?;
+                    buffer = Some(black_box(exposed).reclaim());
+                    pace.reached(number + 1);
+                }
+                Ok(())
+            })?;
+            let name = format!("{}: expose + reclaim of {}", self.site.name(), readable(size));
+            report.add(Figure::new(name, Unit::Time, &ours).goal(Goal::AtMost(200.0)));
+        }
+        Ok(())
+    }
 }

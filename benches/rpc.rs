@@ -1,187 +1,211 @@
-//! How long an empty RPC takes, how many go through a second, and what an idle engine costs.
+//! How long an RPC takes: empty, rare, beside handlers that block, and with arguments of any size; how many go through a second.
 //!
-//! Over tcp each figure stands beside the same exchange over a bare TCP connection between the same two processes.
+//! Each figure stands beside the same exchange over a bare TCP connection or over bare shared memory between the same two
+//! processes.
 
 mod common;
 
-use std::{collections::VecDeque, process, thread, time::Duration};
+use std::{hint::black_box, thread, time::Duration};
 
-use calomel::{Endpoint, Engine, Pending, Procedure, Request};
+use calomel::{Endpoint, Engine, Procedure, Request};
 use common::{
-    Outcome, Plan, Server, alone, cpu, interleave, raw,
-    report::{Goal, Report, Unit},
+    Outcome, Plan, Site, Transport, alone,
+    caller::{self, Caller},
+    interleave, interleave_all, readable,
+    report::{Figure, Goal, Report, Unit},
     stats::{Pace, Series},
     timed,
 };
+use serde::{Serialize, Serializer};
 
-/// Bytes of a raw message: about what an empty RPC's frame takes.
+/// Bytes of a raw message over tcp: about what an empty RPC's frame takes.
 const MESSAGE: usize = 64;
-/// Calls in flight, and how many calls a round makes.
-const WINDOWS: [(usize, usize); 3] = [(1, 4_000), (8, 20_000), (64, 40_000)];
 /// The pause before a call of the parked kind; long enough for everything to be asleep.
 const PAUSE: Duration = Duration::from_millis(20);
-
-/// So long after the last call an engine has let its last timers run out: a connection on which something has just come is
-/// looked after once more, halfway to the 10 s after which a silent peer is given up.
-const FORGOTTEN: Duration = Duration::from_secs(6);
+/// Calls in flight, and how many calls a round makes.
+const WINDOWS: [(usize, usize); 3] = [(1, 4_000), (8, 20_000), (64, 60_000)];
+/// How long a handler blocks, and how many callers there are at once.
+const BLOCKED: Duration = Duration::from_millis(1);
+const CALLERS: usize = 8;
+/// Bytes of arguments, and how many calls a round makes.
+const SIZES: [(usize, usize); 7] =
+    [(64, 2000), (1 << 10, 2000), (4 << 10, 1000), (16 << 10, 600), (64 << 10, 300), (256 << 10, 150), (1 << 20, 60)];
 
 fn main() -> Outcome {
     common::main(define, measure)
 }
 
 fn define(engine: &Engine) -> calomel::Result<()> {
-    engine.define("empty", |_: &Request, (): ()| ())?;
+    caller::define(engine)?;
+    engine.define("block", |_: &Request, (): ()| thread::sleep(BLOCKED))?;
+    engine.define_borrowed::<[u8], _, _>("take", |_: &Request, bytes: &[u8]| black_box(bytes).len())?;
     Ok(())
 }
 
 fn measure(plan: &Plan) -> Outcome {
     let mut report = Report::new("rpc", plan);
-
-    let server = Server::start(plan)?;
-    let client = Engine::client("tcp")?;
-    tcp(plan, &mut report, &server, &Caller::new(&client, &server.address)?)?;
-
-    // Both engines in this process.
-    let neighbour = Engine::server(format!("loop://bench-rpc-{}", process::id()))?;
-    define(&neighbour)?;
-    let local = Engine::client("loop")?;
-    in_process(plan, &mut report, &Caller::new(&local, &neighbour.address().to_string())?)?;
-
-    idle_seconds(plan, &mut report, &[("idle client and loop engines", process::id()), ("idle tcp server", server.pid())])?;
+    for transport in Transport::ALL {
+        let Some(site) = Site::open(plan, &mut report, transport, define)? else { continue };
+        let caller = Caller::new(&site);
+        empty(plan, &mut report, &site, &caller)?;
+        parked(plan, &mut report, &site, &caller)?;
+        blocked(plan, &mut report, &site, &caller)?;
+        in_flight(plan, &mut report, &site, &caller)?;
+        with_arguments(plan, &mut report, &site)?;
+    }
     report.finish()?;
     Ok(())
 }
 
-fn tcp(plan: &Plan, report: &mut Report<'_>, server: &Server<'_>, caller: &Caller) -> Outcome {
-    let mut raw = raw::Connection::open(server.raw)?;
-
+fn empty(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
     let (warm_up, count) = (plan.count(500), plan.count(3000));
+    let mut raw = site.raw.borrow_mut();
     let (ours, limit) = interleave(
         plan,
         |samples| caller.round_trips(warm_up, count, samples),
-        |samples| Ok(raw.ping_pong(MESSAGE, warm_up, count, samples)?),
+        |samples| match site.transport {
+            Transport::Tcp => Ok(raw.ping_pong(MESSAGE, warm_up, count, samples)?),
+            // One takes no longer than the clock that would time it.
+            _ => Ok(raw.lines(1, count * 10, &mut Pace::new(count, samples))?),
+        },
     )?;
-    report.add("tcp: empty RPC", Unit::Time, &ours, Some(&limit), Goal::TimeAtMost(2.0));
+    let (what, goal) = match site.transport {
+        Transport::Tcp => ("TCP ping-pong", 1.2),
+        _ => ("cache line", 5.0),
+    };
+    let name = format!("{}: empty RPC", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw(what, &limit).goal(Goal::TimeAtMost(goal)));
+    Ok(())
+}
 
-    let count = plan.count(25);
+fn parked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
+    let count = plan.count(20);
+    let mut raw = site.raw.borrow_mut();
     let (ours, limit) = interleave(
         plan,
-        |samples| caller.rare_round_trips(count, samples),
-        |samples| Ok(raw.ping_pong_parked(MESSAGE, PAUSE, count, samples)?),
+        |samples| caller.rare_round_trips(PAUSE, count, samples),
+        |samples| match site.transport {
+            Transport::Tcp => Ok(raw.ping_pong_parked(MESSAGE, PAUSE, count, samples)?),
+            _ => Ok(raw.bells(PAUSE, count, samples)?),
+        },
     )?;
-    report.add("tcp: empty RPC every 20 ms", Unit::Time, &ours, Some(&limit), Goal::None);
+    let what = if site.transport == Transport::Tcp { "TCP + epoll" } else { "eventfd + epoll" };
+    let name = format!("{}: empty RPC every 20 ms", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw(what, &limit).goal(Goal::TimeAtMost(1.2)));
+    Ok(())
+}
 
+/// Several callers at once of a handler that blocks, and empty calls beside them.
+fn blocked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
+    let count = plan.count(50);
+    let block: Procedure<(), ()> = site.client.procedure("block");
+    let peer = &site.peer;
+    let crowd = |count: usize| -> calomel::Result<Vec<f64>> {
+        thread::scope(|scope| {
+            let one = || {
+                let mut samples = Vec::new();
+                timed(3, count, &mut samples, || block.on(peer).call(&()))?;
+                Ok(samples)
+            };
+            let threads: Vec<_> = (0..CALLERS).map(|_| scope.spawn(one)).collect();
+            let lists = threads.into_iter().map(|thread| thread.join().expect("no caller panics"));
+            Ok(lists.collect::<calomel::Result<Vec<_>>>()?.concat())
+        })
+    };
+    let ours = alone(plan, |samples| {
+        samples.extend(crowd(count)?);
+        Ok(())
+    })?;
+    let name = format!("{}: RPC that blocks 1 ms, {CALLERS} callers at once", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).goal(Goal::AtMost(1.3e6)));
+
+    let (beside, limit) = interleave(
+        plan,
+        |samples| {
+            thread::scope(|scope| {
+                let crowd = scope.spawn(|| crowd(count));
+                while !crowd.is_finished() {
+                    caller.round_trips(0, 1, samples)?;
+                    thread::sleep(BLOCKED / 5);
+                }
+                crowd.join().expect("no caller panics")?;
+                Ok(())
+            })
+        },
+        |samples| caller.rare_round_trips(BLOCKED / 5, count, samples),
+    )?;
+    let name = format!("{}: empty RPC beside those, every 0.2 ms", site.name());
+    report.add(Figure::new(name, Unit::Time, &beside).raw("without them", &limit));
+    Ok(())
+}
+
+fn in_flight(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
+    let mut raw = site.raw.borrow_mut();
+    let mut limit = |window: usize, count: usize, samples: &mut Vec<f64>| match site.transport {
+        Transport::Tcp => raw.pipelined(MESSAGE, window, count, &mut Pace::new(count / 10, samples)),
+        _ => raw.lines(window, count, &mut Pace::new(count / 10, samples)),
+    };
+    let what = if site.transport == Transport::Tcp { "TCP, as many" } else { "cache lines, as many" };
+    let goal = if site.transport == Transport::Tcp { 1e6 } else { 4e6 };
     for (window, count) in WINDOWS {
         let count = plan.count(count);
-        let (ours, limit) = interleave(
+        let (ours, raw) = interleave(
             plan,
             |samples| caller.sliding(window, count, samples),
-            |samples| Ok(raw.pipelined(MESSAGE, window, count, &mut Pace::new(count / 10, samples))?),
+            |samples| Ok(limit(window, count, samples)?),
         )?;
-        report.add(format!("tcp: {window} in flight"), Unit::Rate, &ours, Some(&limit), Goal::None);
+        let name = format!("{}: {window} in flight", site.name());
+        let goal = if window == 64 { Goal::PerSecond(goal) } else { Goal::None };
+        report.add(Figure::new(name, Unit::Rate, &ours).raw(what, &raw).goal(goal));
     }
     let (window, count) = (WINDOWS[2].0, plan.count(WINDOWS[2].1));
-    let (ours, limit) = interleave(
-        plan,
-        |samples| caller.any_of(window, count, samples),
-        |samples| Ok(raw.pipelined(MESSAGE, window, count, &mut Pace::new(count / 10, samples))?),
-    )?;
-    report.add(format!("tcp: {window} in flight, wait_any"), Unit::Rate, &ours, Some(&limit), Goal::None);
+    let ours = alone(plan, |samples| caller.any_of(window, count, samples))?;
+    report.add(Figure::new(format!("{}: {window} in flight, wait_any", site.name()), Unit::Rate, &ours));
     Ok(())
 }
 
-fn in_process(plan: &Plan, report: &mut Report<'_>, caller: &Caller) -> Outcome {
-    let (warm_up, count) = (plan.count(500), plan.count(3000));
-    let ours = alone(plan, |samples| caller.round_trips(warm_up, count, samples))?;
-    report.add("loop: empty RPC", Unit::Time, &ours, None, Goal::None);
+/// Bytes that serde passes on as one piece.
+struct Octets(Vec<u8>);
 
-    let ours = alone(plan, |samples| caller.rare_round_trips(plan.count(25), samples))?;
-    report.add("loop: empty RPC every 20 ms", Unit::Time, &ours, None, Goal::None);
-
-    for (window, count) in WINDOWS {
-        let ours = alone(plan, |samples| caller.sliding(window, plan.count(count), samples))?;
-        report.add(format!("loop: {window} in flight"), Unit::Rate, &ours, None, Goal::None);
+impl Serialize for Octets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
     }
-    let (window, count) = WINDOWS[2];
-    let ours = alone(plan, |samples| caller.any_of(window, plan.count(count), samples))?;
-    report.add(format!("loop: {window} in flight, wait_any"), Unit::Rate, &ours, None, Goal::None);
-    Ok(())
 }
 
-/// Calls the server's empty procedure in several manners.
-struct Caller {
-    empty: Procedure<(), ()>,
-    server: Endpoint,
-}
-
-impl Caller {
-    fn new(engine: &Engine, address: &str) -> calomel::Result<Caller> {
-        Ok(Caller { empty: engine.procedure("empty"), server: engine.lookup(address)? })
-    }
-
-    fn round_trips(&self, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
-        timed(warm_up, count, samples, || self.empty.on(&self.server).call(&()))?;
-        Ok(())
-    }
-
-    fn rare_round_trips(&self, count: usize, samples: &mut Vec<f64>) -> Outcome {
-        for _ in 0..count {
-            thread::sleep(PAUSE);
-            self.round_trips(0, 1, samples)?;
-        }
-        Ok(())
-    }
-
-    /// Keeps `window` calls on their way and waits for the oldest.
-    fn sliding(&self, window: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
-        let mut flight = VecDeque::with_capacity(window);
-        rate(window, count, samples, |starts| {
-            for _ in 0..starts {
-                flight.push_back(self.empty.on(&self.server).start(&())?);
+fn with_arguments(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    for (size, count) in SIZES {
+        let count = plan.count(count);
+        let warm_up = count.div_ceil(10);
+        let mut call = carrying(&site.client, &site.peer, size);
+        let mut ours = |samples: &mut Vec<f64>| timed(warm_up, count, samples, &mut call);
+        let source = vec![1u8; size];
+        let (ours, (what, limit)) = match site.transport {
+            Transport::Tcp => {
+                let mut raw = site.raw.borrow_mut();
+                let (ours, limit) = interleave(plan, ours, |samples| Ok(raw.stream_in(&source, warm_up, count, samples)?))?;
+                (ours, ("TCP stream, spinning", limit))
             }
-            flight.pop_front().expect("a call is in flight").wait()
-        })
-    }
-
-    /// Keeps `window` calls on their way and waits for whichever is answered first.
-    fn any_of(&self, window: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
-        let mut flight = Vec::with_capacity(window);
-        rate(window, count, samples, |starts| {
-            for _ in 0..starts {
-                flight.push(self.empty.on(&self.server).start(&())?);
+            _ => {
+                let mut ring = |samples: &mut Vec<f64>| Ok(site.raw.borrow_mut().ring_in(&source, warm_up, count, samples)?);
+                let mut vm = |samples: &mut Vec<f64>| Ok(site.raw.borrow_mut().vm_in(&source, warm_up, count, samples)?);
+                let [ours, ring, vm] = interleave_all(plan, [&mut ours, &mut ring, &mut vm])?;
+                (ours, Series::faster(("copy through a ring", ring), ("process_vm_readv", vm)))
             }
-            Pending::wait_any(&mut flight).1
-        })
-    }
-}
-
-/// Has `count` calls made; `step` starts as many as it is told and waits for one.
-fn rate(window: usize, count: usize, samples: &mut Vec<f64>, mut step: impl FnMut(usize) -> calomel::Result<()>) -> Outcome {
-    let mut pace = Pace::new(count / 10, samples);
-    let mut started = 0;
-    for done in 0..count {
-        let starts = (done + window).min(count) - started;
-        step(starts)?;
-        started += starts;
-        pace.reached(done + 1);
+        };
+        let name = format!("{}: RPC with {}", site.name(), readable(size));
+        let figure = Figure::new(name, Unit::Time, &ours).raw(what, &limit).goal(Goal::TimeAtMost(1.3));
+        report.add(figure.plotted(site.name(), "calomel", size));
     }
     Ok(())
 }
 
-/// Seconds in which nobody calls anything, with connections open.
-fn idle_seconds(plan: &Plan, report: &mut Report<'_>, processes: &[(&str, u32)]) -> Outcome {
-    thread::sleep(FORGOTTEN);
-    let pids: Vec<u32> = processes.iter().map(|&(_, pid)| pid).collect();
-    let seconds = (0..if plan.quick { 1 } else { 5 }).map(|_| cpu::second(&pids)).collect::<Result<Vec<_>, _>>()?;
-    for (at, (name, _)) in processes.iter().enumerate() {
-        let series =
-            |value: fn(&cpu::Usage) -> u64| Series::new(seconds.iter().map(|second| vec![value(&second[at]) as f64]).collect());
-        let ticks = series(|usage| usage.ticks);
-        report.add(format!("{name}, CPU in 1 s"), Unit::Count("ticks"), &ticks, None, Goal::Zero);
-        let cpu = series(|usage| usage.cpu_ns);
-        report.add(format!("{name}, CPU in 1 s"), Unit::Time, &cpu, None, Goal::None);
-        let wake_ups = series(|usage| usage.wake_ups);
-        report.add(format!("{name}, sleeps in 1 s"), Unit::Count("switches"), &wake_ups, None, Goal::Zero);
+/// A call with `size` bytes of arguments.
+fn carrying(client: &Engine, peer: &Endpoint, size: usize) -> impl FnMut() -> Outcome {
+    let take: Procedure<Octets, usize> = client.procedure("take");
+    let (peer, octets) = (peer.clone(), Octets(vec![1; size]));
+    move || {
+        let taken = take.on(&peer).call(&octets)?;
+        if taken == size { Ok(()) } else { Err(format!("{taken} of {size} bytes arrived").into()) }
     }
-    Ok(())
 }

@@ -37,33 +37,33 @@ pub fn second(pids: &[u32]) -> io::Result<Vec<Usage>> {
 
 /// Watches whether other processes take processor time. Figures taken beside a busy neighbour say nothing.
 pub struct Others {
-    server: Option<u32>,
+    servers: Vec<u32>,
     since: Instant,
     busy: i64,
 }
 
 impl Others {
-    /// `server` is the benchmark's other process, while there is one.
-    pub fn watch(server: Option<u32>) -> io::Result<Others> {
-        Ok(Others { server, since: Instant::now(), busy: busy_elsewhere(server)? })
+    /// `servers` are the benchmark's other processes.
+    pub fn watch(servers: &[u32]) -> io::Result<Others> {
+        Ok(Others { servers: servers.to_vec(), since: Instant::now(), busy: busy_elsewhere(servers)? })
     }
 
     /// True when others have used more than 5 % of a core since; two ticks more are within the accuracy of the accounts.
     pub fn disturbed(&self) -> io::Result<bool> {
-        let used = busy_elsewhere(self.server)? - self.busy;
+        let used = busy_elsewhere(&self.servers)? - self.busy;
         let elapsed = self.since.elapsed().as_secs_f64() * TICKS_PER_SECOND;
         Ok(used as f64 > 2.0 + 0.05 * elapsed)
     }
 }
 
-/// Ticks in which a processor worked for anybody but this process, its past children, and its server.
-fn busy_elsewhere(server: Option<u32>) -> io::Result<i64> {
+/// Ticks in which a processor worked for anybody but this process, its past children, and its servers.
+fn busy_elsewhere(servers: &[u32]) -> io::Result<i64> {
     let stat = fs::read_to_string("/proc/stat")?;
     // user, nice, system, (idle, iowait,) irq, softirq
     let fields: Vec<i64> = stat.split_whitespace().skip(1).take(7).filter_map(|n| n.parse().ok()).collect();
     let all: i64 = fields.iter().take(3).chain(fields.iter().skip(5)).sum();
     let mut ours = stat_numbers(Path::new("/proc/self/stat"), UTIME, 4)?;
-    if let Some(pid) = server {
+    for pid in servers {
         ours += stat_numbers(Path::new(&format!("/proc/{pid}/stat")), UTIME, 2)?;
     }
     Ok(all - ours as i64)

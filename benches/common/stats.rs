@@ -15,6 +15,17 @@ impl Series {
         Series { rounds }
     }
 
+    /// Sums sample by sample, round by round.
+    pub fn plus(&self, other: &Series) -> Series {
+        let sums = |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| a + b).collect();
+        Series::new(self.rounds.iter().zip(&other.rounds).map(sums).collect())
+    }
+
+    /// Whichever has the lower median.
+    pub fn faster(a: (&'static str, Series), b: (&'static str, Series)) -> (&'static str, Series) {
+        if a.1.summary().median <= b.1.summary().median { a } else { b }
+    }
+
     /// # Panics
     /// If nothing was measured.
     pub fn summary(&self) -> Summary {
@@ -26,6 +37,7 @@ impl Series {
             p99: percentile(&all, 0.99),
             samples: all.len(),
             rounds: self.rounds.iter().map(|round| median(round.clone())).collect(),
+            tails: self.rounds.iter().map(|round| tail(round.clone())).collect(),
         }
     }
 }
@@ -38,13 +50,20 @@ pub struct Summary {
     pub samples: usize,
     /// The median of each round.
     pub rounds: Vec<f64>,
+    /// The 99th percentile of each round.
+    pub tails: Vec<f64>,
 }
 
 impl Summary {
     /// The median of the ratios of neighbouring rounds. A machine that changes its pace halfway changes it for both
     /// sides of a pair; the quotient of two overall medians would mix paces.
     pub fn ratio_to(&self, raw: &Summary) -> f64 {
-        median(self.rounds.iter().zip(&raw.rounds).map(|(ours, theirs)| ours / theirs).collect())
+        paired(&self.rounds, &raw.rounds)
+    }
+
+    /// The same of the 99th percentiles.
+    pub fn tail_ratio_to(&self, raw: &Summary) -> f64 {
+        paired(&self.tails, &raw.tails)
     }
 }
 
@@ -76,6 +95,15 @@ impl<'a> Pace<'a> {
         self.begun = Some((done, now));
         self.next = done + Self::BATCH;
     }
+}
+
+fn paired(ours: &[f64], raw: &[f64]) -> f64 {
+    median(ours.iter().zip(raw).map(|(ours, raw)| ours / raw).collect())
+}
+
+fn tail(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    percentile(&values, 0.99)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

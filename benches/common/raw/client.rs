@@ -2,14 +2,15 @@
 
 use std::{
     hint::black_box,
-    io,
+    io::{self, Read},
     net::{SocketAddr, TcpStream},
     thread,
     time::Duration,
 };
 
 use super::{
-    Command, Kind,
+    Command, Kind, lines,
+    shared::{self, Shared},
     socket::{Parked, spin_read, spin_read_some, spin_write},
 };
 use crate::common::{stats::Pace, timed};
@@ -17,13 +18,14 @@ use crate::common::{stats::Pace, timed};
 /// A connection to the raw side of the server.
 pub struct Connection {
     stream: TcpStream,
+    shared: Shared,
 }
 
 impl Connection {
-    pub fn open(address: SocketAddr) -> io::Result<Connection> {
+    pub fn open(address: SocketAddr, shared: Shared) -> io::Result<Connection> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        Ok(Connection { stream })
+        Ok(Connection { stream, shared })
     }
 
     /// One message out and back, again and again, both sides spinning.
@@ -92,6 +94,116 @@ impl Connection {
         })
     }
 
+    /// A cache line out and one back, both sides spinning.
+    pub fn lines(&mut self, window: usize, count: usize, pace: &mut Pace) -> io::Result<()> {
+        assert!(window <= lines::LINES);
+        self.shared_round(Kind::Lines, 0, count, 0, |shared| {
+            let (mut sent, mut received) = (0, 0);
+            while received < count {
+                while sent < (received + window).min(count) {
+                    lines::tell(lines::out(shared, sent), sent);
+                    sent += 1;
+                }
+                lines::hear(lines::back(shared, received), received);
+                received += 1;
+                pace.reached(received);
+            }
+            Ok(())
+        })
+    }
+
+    /// An eventfd rung on each side, both waiting in `epoll`, with a pause before each.
+    pub fn bells(&mut self, pause: Duration, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.shared_round(Kind::Bells, 0, count, 0, |shared| {
+            for _ in 0..count {
+                thread::sleep(pause);
+                timed(0, 1, samples, || {
+                    shared.client_bell().ring()?;
+                    shared.server_bell().sleep()
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies to the server through a ring in shared memory, its cache line of acknowledgement back.
+    pub fn ring_in(&mut self, source: &[u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.shared_round(Kind::RingIn, source.len(), warm_up + count, 0, |shared| {
+            let mut number = 0;
+            timed(warm_up, count, samples, || {
+                lines::send(shared, number * source.len(), source);
+                lines::hear(lines::back(shared, number), number);
+                number += 1;
+                Ok(())
+            })
+        })
+    }
+
+    /// Has the server read this memory by `process_vm_readv`, cache lines to and fro.
+    pub fn vm_in(&mut self, source: &[u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.asked(Kind::VmIn, source.len(), source.as_ptr().addr() as u64, warm_up, count, samples)?;
+        black_box(source);
+        Ok(())
+    }
+
+    /// Has the server write this memory by `process_vm_writev`.
+    pub fn vm_out(&mut self, target: &mut [u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.asked(Kind::VmOut, target.len(), target.as_mut_ptr().expose_provenance() as u64, warm_up, count, samples)?;
+        black_box(target);
+        Ok(())
+    }
+
+    /// Has the server copy as many bytes from memory that both have mapped.
+    pub fn copy_in(&mut self, source: &[u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.shared.write(0, source);
+        self.asked(Kind::CopyIn, source.len(), 0, warm_up, count, samples)
+    }
+
+    /// Has the server copy as many bytes to memory that both have mapped.
+    pub fn copy_out(&mut self, len: usize, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.asked(Kind::CopyOut, len, 0, warm_up, count, samples)
+    }
+
+    /// Reads the server's memory from here.
+    pub fn vm_read(&self, pid: u32, address: u64, len: usize, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        let mut target = vec![1; len];
+        timed(warm_up, count, samples, || {
+            shared::vm_read(pid, address, &mut target)?;
+            black_box(&target);
+            Ok(())
+        })
+    }
+
+    /// A round in which the server does something whenever a cache line says so.
+    fn asked(&mut self, kind: Kind, size: usize, address: u64, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.shared_round(kind, size, warm_up + count, address, |shared| {
+            let mut number = 0;
+            timed(warm_up, count, samples, || {
+                lines::tell(lines::out(shared, number), number);
+                lines::hear(lines::back(shared, number), number);
+                number += 1;
+                Ok(())
+            })
+        })
+    }
+
+    /// Ends with a byte from the server: that it found nothing wrong.
+    fn shared_round(
+        &mut self,
+        kind: Kind,
+        size: usize,
+        count: usize,
+        address: u64,
+        exchange: impl FnOnce(&Shared) -> io::Result<()>,
+    ) -> io::Result<()> {
+        lines::reset(&self.shared);
+        Command { kind, size, count, address }.write_to(&mut self.stream)?;
+        exchange(&self.shared)?;
+        let mut fine = [0];
+        self.stream.read_exact(&mut fine)?;
+        if fine[0] == 1 { Ok(()) } else { Err(io::Error::other(format!("the system refuses {kind:?} between the two processes"))) }
+    }
+
     fn round(
         &mut self,
         kind: Kind,
@@ -99,7 +211,7 @@ impl Connection {
         count: usize,
         exchange: impl FnOnce(&mut TcpStream) -> io::Result<()>,
     ) -> io::Result<()> {
-        Command { kind, size, count }.write_to(&mut self.stream)?;
+        Command { kind, size, count, address: 0 }.write_to(&mut self.stream)?;
         self.stream.set_nonblocking(true)?;
         exchange(&mut self.stream)?;
         self.stream.set_nonblocking(false)

@@ -1,10 +1,12 @@
-//! The raw limit: the same exchanges over a bare TCP connection between the same two processes.
+//! The raw limits: the same exchanges over a bare TCP connection, or over bare shared memory, between the same two processes.
 //!
 //! The server's thread sleeps in `read` until a [`Command`] announces a round; only for that round does it spin (or wait in
 //! `epoll`), and it goes back to sleep after the announced number of exchanges. So it disturbs nothing measured beside it.
 
 mod client;
+mod lines;
 mod server;
+pub mod shared;
 mod socket;
 
 use std::{
@@ -16,16 +18,46 @@ pub use client::Connection;
 pub use server::start as start_server;
 
 /// What a round of the raw side consists of.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// Messages come back as they are; both sides spin.
-    Echo = 1,
+    Echo,
     /// The same, both sides waiting in `epoll`.
-    EchoParked = 2,
+    EchoParked,
     /// The server receives a stream and answers with a byte.
-    StreamIn = 3,
+    StreamIn,
     /// The server receives a byte and answers with a stream.
-    StreamOut = 4,
+    StreamOut,
+    /// Cache lines come back; both sides spin.
+    Lines,
+    /// Eventfds are rung, both sides waiting in `epoll`.
+    Bells,
+    /// The client's bytes come through the ring; the answer is a cache line.
+    RingIn,
+    /// At a cache line's word the server reads the client's memory, by a system call.
+    VmIn,
+    /// The same, writing.
+    VmOut,
+    /// The same, copying from memory that both have mapped.
+    CopyIn,
+    /// The same, copying into it.
+    CopyOut,
+}
+
+impl Kind {
+    const ALL: [Kind; 11] = [
+        Kind::Echo,
+        Kind::EchoParked,
+        Kind::StreamIn,
+        Kind::StreamOut,
+        Kind::Lines,
+        Kind::Bells,
+        Kind::RingIn,
+        Kind::VmIn,
+        Kind::VmOut,
+        Kind::CopyIn,
+        Kind::CopyOut,
+    ];
 }
 
 struct Command {
@@ -33,12 +65,16 @@ struct Command {
     /// Bytes of a message or of a stream.
     size: usize,
     count: usize,
+    /// Of the client's memory.
+    address: u64,
 }
 
 impl Command {
+    const LEN: usize = 32;
+
     fn write_to(&self, stream: &mut TcpStream) -> io::Result<()> {
-        let mut frame = [0; 24];
-        let words = [self.kind as u64, self.size as u64, self.count as u64];
+        let mut frame = [0; Command::LEN];
+        let words = [self.kind as u64, self.size as u64, self.count as u64, self.address];
         for (slot, word) in frame.chunks_exact_mut(8).zip(words) {
             slot.copy_from_slice(&word.to_le_bytes());
         }
@@ -46,16 +82,11 @@ impl Command {
     }
 
     fn read_from(stream: &mut TcpStream) -> io::Result<Command> {
-        let mut frame = [0; 24];
+        let mut frame = [0; Command::LEN];
         stream.read_exact(&mut frame)?;
         let word = |at: usize| u64::from_le_bytes(frame[at * 8..][..8].try_into().expect("eight bytes"));
-        let kind = match word(0) {
-            1 => Kind::Echo,
-            2 => Kind::EchoParked,
-            3 => Kind::StreamIn,
-            4 => Kind::StreamOut,
-            other => return Err(io::Error::other(format!("unknown command {other}"))),
-        };
-        Ok(Command { kind, size: word(1) as usize, count: word(2) as usize })
+        let kind = Kind::ALL.into_iter().find(|&kind| kind as u64 == word(0));
+        let kind = kind.ok_or_else(|| io::Error::other(format!("unknown command {}", word(0))))?;
+        Ok(Command { kind, size: word(1) as usize, count: word(2) as usize, address: word(3) })
     }
 }

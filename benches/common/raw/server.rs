@@ -2,63 +2,107 @@
 
 use std::{
     hint::black_box,
-    io,
+    io::{self, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    os::unix::process::parent_id,
     thread,
 };
 
 use super::{
-    Command, Kind,
+    Command, Kind, lines,
+    shared::{Shared, vm_read, vm_write},
     socket::{Parked, spin_read, spin_read_some, spin_write},
 };
 
 /// Serves one connection after the other on a thread of its own.
-pub fn start() -> io::Result<SocketAddr> {
+pub fn start(shared: Shared) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
         for stream in listener.incoming() {
             // The end of a connection ends its service; the benchmark reports what went wrong on its own side.
-            let _ = stream.and_then(serve);
+            let _ = stream.and_then(|stream| serve(stream, &shared));
         }
     });
     Ok(address)
 }
 
-fn serve(mut stream: TcpStream) -> io::Result<()> {
+fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = Vec::new();
     loop {
-        let Command { kind, size, count } = Command::read_from(&mut stream)?;
-        stream.set_nonblocking(true)?;
-        match kind {
-            Kind::Echo => echo(&mut stream, size * count)?,
-            Kind::EchoParked => {
-                let mut parked = Parked::new(&stream)?;
-                let mut message = vec![0; size];
-                for _ in 0..count {
-                    parked.read_exact(&mut message)?;
-                    parked.write_all(&message)?;
-                }
+        let command = Command::read_from(&mut stream)?;
+        match command.kind {
+            Kind::Echo | Kind::EchoParked | Kind::StreamIn | Kind::StreamOut => {
+                stream.set_nonblocking(true)?;
+                over_tcp(&mut stream, &command, &mut buffer)?;
+                stream.set_nonblocking(false)?;
             }
-            Kind::StreamIn => {
-                fit(&mut buffer, size);
-                for _ in 0..count {
-                    spin_read(&mut stream, &mut buffer)?;
-                    black_box(&buffer);
-                    spin_write(&mut stream, &[0])?;
-                }
-            }
-            Kind::StreamOut => {
-                fit(&mut buffer, size);
-                for _ in 0..count {
-                    spin_read(&mut stream, &mut [0])?;
-                    spin_write(&mut stream, &buffer)?;
-                }
+            _ => {
+                let fine = over_memory(shared, &command, &mut buffer)?;
+                stream.write_all(&[u8::from(fine)])?;
             }
         }
-        stream.set_nonblocking(false)?;
     }
+}
+
+fn over_tcp(stream: &mut TcpStream, &Command { kind, size, count, .. }: &Command, buffer: &mut Vec<u8>) -> io::Result<()> {
+    match kind {
+        Kind::EchoParked => {
+            let mut parked = Parked::new(stream)?;
+            let mut message = vec![0; size];
+            for _ in 0..count {
+                parked.read_exact(&mut message)?;
+                parked.write_all(&message)?;
+            }
+        }
+        Kind::StreamIn => {
+            fit(buffer, size);
+            for _ in 0..count {
+                spin_read(stream, buffer)?;
+                black_box(&buffer);
+                spin_write(stream, &[0])?;
+            }
+        }
+        Kind::StreamOut => {
+            fit(buffer, size);
+            for _ in 0..count {
+                spin_read(stream, &mut [0])?;
+                spin_write(stream, buffer)?;
+            }
+        }
+        _ => echo(stream, size * count)?,
+    }
+    Ok(())
+}
+
+/// False when the system refused something: every message is answered all the same.
+fn over_memory(shared: &Shared, command: &Command, buffer: &mut Vec<u8>) -> io::Result<bool> {
+    let &Command { kind, size, count, address } = command;
+    let client = parent_id();
+    fit(buffer, size);
+    let mut fine = true;
+    for number in 0..count {
+        match kind {
+            Kind::Bells => {
+                shared.client_bell().sleep()?;
+                shared.server_bell().ring()?;
+                continue;
+            }
+            Kind::RingIn => lines::receive(shared, number * size, buffer),
+            _ => lines::hear(lines::out(shared, number), number),
+        }
+        match kind {
+            Kind::VmIn => fine &= vm_read(client, address, buffer).is_ok(),
+            Kind::VmOut => fine &= vm_write(client, address, buffer).is_ok(),
+            Kind::CopyIn => shared.read(0, buffer),
+            Kind::CopyOut => shared.write(0, buffer),
+            _ => {}
+        }
+        black_box(&buffer);
+        lines::tell(lines::back(shared, number), number);
+    }
+    Ok(fine)
 }
 
 /// Sends `total` bytes back, many messages a read where many have come.

@@ -1,0 +1,80 @@
+//! Calls of an empty procedure in several manners.
+
+use std::{collections::VecDeque, thread, time::Duration};
+
+use calomel::{Endpoint, Engine, Pending, Procedure, Request};
+
+use super::{Outcome, Site, stats::Pace, timed};
+
+pub fn define(engine: &Engine) -> calomel::Result<()> {
+    engine.define("empty", |_: &Request, (): ()| ())?;
+    Ok(())
+}
+
+/// Calls the server's empty procedure.
+pub struct Caller {
+    empty: Procedure<(), ()>,
+    server: Endpoint,
+}
+
+impl Caller {
+    pub fn new(site: &Site<'_>) -> Caller {
+        Caller::of(&site.client, &site.peer)
+    }
+
+    pub fn of(client: &Engine, server: &Endpoint) -> Caller {
+        Caller { empty: client.procedure("empty"), server: server.clone() }
+    }
+
+    pub fn call(&self) -> calomel::Result<()> {
+        self.empty.on(&self.server).call(&())
+    }
+
+    pub fn round_trips(&self, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
+        timed(warm_up, count, samples, || self.call())?;
+        Ok(())
+    }
+
+    pub fn rare_round_trips(&self, pause: Duration, count: usize, samples: &mut Vec<f64>) -> Outcome {
+        for _ in 0..count {
+            thread::sleep(pause);
+            self.round_trips(0, 1, samples)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps `window` calls on their way and waits for the oldest.
+    pub fn sliding(&self, window: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
+        let mut flight = VecDeque::with_capacity(window);
+        rate(window, count, samples, |starts| {
+            for _ in 0..starts {
+                flight.push_back(self.empty.on(&self.server).start(&())?);
+            }
+            flight.pop_front().expect("a call is in flight").wait()
+        })
+    }
+
+    /// Keeps `window` calls on their way and waits for whichever is answered first.
+    pub fn any_of(&self, window: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
+        let mut flight = Vec::with_capacity(window);
+        rate(window, count, samples, |starts| {
+            for _ in 0..starts {
+                flight.push(self.empty.on(&self.server).start(&())?);
+            }
+            Pending::wait_any(&mut flight).1
+        })
+    }
+}
+
+/// Has `count` calls made; `step` starts as many as it is told and waits for one.
+fn rate(window: usize, count: usize, samples: &mut Vec<f64>, mut step: impl FnMut(usize) -> calomel::Result<()>) -> Outcome {
+    let mut pace = Pace::new(count / 10, samples);
+    let mut started = 0;
+    for done in 0..count {
+        let starts = (done + window).min(count) - started;
+        step(starts)?;
+        started += starts;
+        pace.reached(done + 1);
+    }
+    Ok(())
+}

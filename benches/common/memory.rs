@@ -1,0 +1,19 @@
+//! Resident memory of a process, read from `/proc`.
+
+use std::{fs, io};
+
+/// Bytes that are resident now, to the page.
+pub fn resident(pid: u32) -> io::Result<u64> {
+    kibibytes(&format!("/proc/{pid}/smaps_rollup"), "Rss:")
+}
+
+/// The most that was resident ever, in bytes.
+pub fn peak(pid: u32) -> io::Result<u64> {
+    kibibytes(&format!("/proc/{pid}/status"), "VmHWM:")
+}
+
+fn kibibytes(file: &str, name: &str) -> io::Result<u64> {
+    let text = fs::read_to_string(file)?;
+    let number = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
+    number.map(|kib| kib << 10).ok_or_else(|| io::Error::other(format!("no {name} in {file}")))
+}

@@ -1,0 +1,100 @@
+//! How much is measured, and the rounds.
+
+use std::{
+    cell::{Cell, RefCell},
+    env, thread,
+    time::Duration,
+};
+
+use super::{Outcome, cpu, stats::Series};
+
+/// Between two rounds: time enough for either side to stop spinning and to park.
+const SETTLE: Duration = Duration::from_millis(20);
+const SETTLE_QUICK: Duration = Duration::from_millis(5);
+
+/// How many rounds may be taken again in a whole run, lest it takes for ever on a busy machine.
+const RETRIES: usize = 40;
+
+/// How long to let others work before a round is taken again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// How much is measured, and how well that went.
+pub struct Plan {
+    pub quick: bool,
+    pub rounds: usize,
+    /// The benchmark's other processes, while they run.
+    pub servers: RefCell<Vec<u32>>,
+    /// Rounds that other processes disturbed, and that were taken again.
+    pub repeated: Cell<usize>,
+    /// Disturbed rounds that count nevertheless, as the machine would not become quiet.
+    pub disturbed: Cell<usize>,
+}
+
+impl Plan {
+    pub fn from_environment() -> Plan {
+        let asked = env::args().any(|argument| argument == "quick");
+        let quick = asked || env::var_os("CALOMEL_BENCH_QUICK").is_some_and(|value| value != "0");
+        let rounds = if quick { 5 } else { 7 };
+        Plan { quick, rounds, servers: RefCell::default(), repeated: Cell::default(), disturbed: Cell::default() }
+    }
+
+    /// Iterations a round.
+    pub fn count(&self, full: usize) -> usize {
+        if self.quick { full.div_ceil(5) } else { full }
+    }
+
+    /// Has `round` taken as often as the plan says, and again where others disturbed it.
+    fn rounds<R>(&self, mut round: impl FnMut() -> Outcome<R>) -> Outcome<Vec<R>> {
+        let mut taken = Vec::new();
+        while taken.len() < self.rounds {
+            let others = cpu::Others::watch(&self.servers.borrow())?;
+            let samples = round()?;
+            let disturbed = others.disturbed()?;
+            if disturbed && !self.quick && self.repeated.get() < RETRIES {
+                self.repeated.update(|count| count + 1);
+                thread::sleep(RETRY);
+                continue;
+            }
+            self.disturbed.update(|count| count + usize::from(disturbed));
+            taken.push(samples);
+        }
+        Ok(taken)
+    }
+
+    fn settle(&self) -> Duration {
+        if self.quick { SETTLE_QUICK } else { SETTLE }
+    }
+
+    /// The samples of one round of one side.
+    fn take(&self, measure: &mut dyn FnMut(&mut Vec<f64>) -> Outcome) -> Outcome<Vec<f64>> {
+        thread::sleep(self.settle());
+        let mut samples = Vec::new();
+        measure(&mut samples)?;
+        Ok(samples)
+    }
+}
+
+/// Takes rounds in turn: ours, raw, ours, raw, and so on.
+pub fn interleave(
+    plan: &Plan,
+    mut ours: impl FnMut(&mut Vec<f64>) -> Outcome,
+    mut raw: impl FnMut(&mut Vec<f64>) -> Outcome,
+) -> Outcome<(Series, Series)> {
+    let [ours, raw] = interleave_all(plan, [&mut ours, &mut raw])?;
+    Ok((ours, raw))
+}
+
+/// The same with any number of sides.
+pub fn interleave_all<const N: usize>(
+    plan: &Plan,
+    mut sides: [&mut dyn FnMut(&mut Vec<f64>) -> Outcome; N],
+) -> Outcome<[Series; N]> {
+    let rounds = plan.rounds(|| sides.iter_mut().map(|side| plan.take(*side)).collect::<Outcome<Vec<_>>>())?;
+    Ok(std::array::from_fn(|side| Series::new(rounds.iter().map(|round| round[side].clone()).collect())))
+}
+
+/// Rounds of a figure that has no raw limit.
+pub fn alone(plan: &Plan, mut ours: impl FnMut(&mut Vec<f64>) -> Outcome) -> Outcome<Series> {
+    let [series] = interleave_all(plan, [&mut ours])?;
+    Ok(series)
+}

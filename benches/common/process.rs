@@ -1,0 +1,84 @@
+//! The other process: an engine that serves, and the raw side.
+
+use std::{
+    env,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+};
+
+use calomel::Engine;
+
+use super::{
+    Outcome, Plan, Transport,
+    raw::{self, shared::Shared},
+};
+
+/// Bytes of the server's memory that the client reads by itself.
+pub const PAGE: usize = 4 << 10;
+
+/// The other process. Dropped, also by a panic, it is killed.
+pub struct Process<'a> {
+    plan: &'a Plan,
+    child: Child,
+    /// Where its engine listens, if it has one.
+    pub address: String,
+    raw: SocketAddr,
+    /// Where [`PAGE`] bytes of its memory lie.
+    pub page: u64,
+}
+
+impl Process<'_> {
+    /// `engine`: what the engine in it listens with; `None` for the raw side only.
+    pub fn start(plan: &Plan, engine: Option<Transport>) -> Outcome<(Process<'_>, raw::Connection)> {
+        let shared = Shared::create()?;
+        let mut command = Command::new(env::current_exe()?);
+        command.arg("server").arg(engine.map_or("none", Transport::name)).args(shared.numbers());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        shared.keep()?;
+        let output = child.stdout.take().ok_or("the server has no output")?;
+        plan.servers.borrow_mut().push(child.id());
+        // From here on an error drops the server, which ends the process.
+        let mut process = Process { plan, child, address: String::new(), raw: ([0, 0, 0, 0], 0).into(), page: 0 };
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [address, raw, page] = words[..] else { return Err("the server did not start".into()) };
+        process.address = address.to_owned();
+        process.raw = raw.parse()?;
+        process.page = page.parse()?;
+        let connection = raw::Connection::open(process.raw, shared)?;
+        Ok((process, connection))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Process<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let pid = self.pid();
+        self.plan.servers.borrow_mut().retain(|&server| server != pid);
+    }
+}
+
+/// What the other process does.
+pub fn serve(define: fn(&Engine) -> calomel::Result<()>, arguments: &[String]) -> Outcome {
+    let (transport, numbers) = arguments.split_first().ok_or("server of what?")?;
+    let engine = Transport::parse(transport).map(Transport::server).transpose()?;
+    let mut address = "-".to_owned();
+    if let Some(engine) = &engine {
+        define(engine)?;
+        address = engine.address().to_string();
+    }
+    let raw = raw::start_server(Shared::inherit(numbers)?)?;
+    let page: &'static [u8] = vec![1; PAGE].leak();
+    println!("{address} {raw} {}", page.as_ptr().addr());
+    io::stdout().flush()?;
+    // The end of the input is the end of the client, even of one that was killed.
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Memory and eventfds that both processes have: the raw side of shared memory stands on them.
+//!
+//! The parent makes them and the child inherits the descriptors. Everything that needs `unsafe` is here.
+#![allow(unsafe_code, reason = "system calls and memory that two processes share")]
+
+use std::{
+    fs::File,
+    io::{self, ErrorKind, Read, Write},
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    ptr::{self, NonNull},
+    sync::atomic::AtomicU64,
+};
+
+/// Room for cache lines that signal; the data lies behind.
+const HEADER: usize = 64 << 10;
+/// Longest data.
+pub const ROOM: usize = 256 << 20;
+
+/// A mapping of the shared file. Only the words are for both sides at a time; who may touch the data follows from them.
+struct Area {
+    base: NonNull<u8>,
+}
+
+// SAFETY: the mapping lives as long as the value, at the same address for every thread.
+unsafe impl Send for Area {}
+// SAFETY: the header is accessed by atomic words only, the data by copies whose order the protocol of the rounds lays down.
+unsafe impl Sync for Area {}
+
+impl Area {
+    fn map(file: &OwnedFd) -> io::Result<Area> {
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping at an address of the system's choice, of a file that is that long.
+        let base = unsafe { libc::mmap(ptr::null_mut(), HEADER + ROOM, access, flags, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Area { base: NonNull::new(base.cast()).expect("no mapping lies at zero") })
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // SAFETY: exactly what was mapped, and nothing borrowed from it outlives the value.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), HEADER + ROOM) };
+    }
+}
+
+pub struct Shared {
+    area: Area,
+    file: OwnedFd,
+    /// What the client rings, and what the server rings.
+    bells: [Bell; 2],
+}
+
+impl Shared {
+    /// Its descriptors are inherited by processes started until [`Shared::keep`].
+    pub fn create() -> io::Result<Shared> {
+        // SAFETY: the name is a C string.
+        let file = owned(unsafe { libc::memfd_create(c"calomel-bench".as_ptr(), 0) })?;
+        File::from(file.try_clone()?).set_len((HEADER + ROOM) as u64)?;
+        // SAFETY: takes numbers only.
+        let bell = || owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) });
+        Ok(Shared { area: Area::map(&file)?, bells: [Bell::new(bell()?)?, Bell::new(bell()?)?], file })
+    }
+
+    /// In the child: from the numbers that the parent gave on the command line.
+    pub fn inherit(numbers: &[String]) -> io::Result<Shared> {
+        let mut files = Vec::new();
+        for number in numbers {
+            let number: RawFd = number.parse().map_err(io::Error::other)?;
+            // SAFETY: the parent made it for this process, which takes it once.
+            files.push(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+        let files: [OwnedFd; 3] = files.try_into().map_err(|_| io::Error::other("three descriptors are inherited"))?;
+        let [file, out, back] = files;
+        Ok(Shared { area: Area::map(&file)?, bells: [Bell::new(out)?, Bell::new(back)?], file })
+    }
+
+    pub fn numbers(&self) -> [String; 3] {
+        [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()].map(|number| number.to_string())
+    }
+
+    /// From now on no new process inherits them.
+    pub fn keep(&self) -> io::Result<()> {
+        for file in [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()] {
+            // SAFETY: takes numbers only, of a descriptor that is open.
+            checked(unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } as isize)?;
+        }
+        Ok(())
+    }
+
+    /// A word with a cache line to itself.
+    pub fn line(&self, number: usize) -> &AtomicU64 {
+        assert!(number < HEADER / 64);
+        // SAFETY: within the mapping.
+        let word = unsafe { self.area.base.byte_add(number * 64) };
+        // SAFETY: aligned to a cache line, mapped as long as `self`, and nothing but atomic accesses of it exist.
+        unsafe { word.cast().as_ref() }
+    }
+
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let target = self.data(offset, bytes.len());
+        // SAFETY: the target is that long and in no Rust allocation; the reader waits until it is told.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+    }
+
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        let source = self.data(offset, bytes.len());
+        // SAFETY: the source is that long and in no Rust allocation; the writer waits until it is told.
+        unsafe { ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn data(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset <= ROOM && len <= ROOM - offset, "within the data");
+        // SAFETY: within the mapping.
+        unsafe { self.area.base.as_ptr().add(HEADER + offset) }
+    }
+
+    pub fn client_bell(&self) -> &Bell {
+        &self.bells[0]
+    }
+
+    pub fn server_bell(&self) -> &Bell {
+        &self.bells[1]
+    }
+}
+
+/// An eventfd, and an epoll to sleep in until it is rung.
+pub struct Bell {
+    file: File,
+    poll: OwnedFd,
+}
+
+impl Bell {
+    fn new(file: OwnedFd) -> io::Result<Bell> {
+        // SAFETY: takes numbers only.
+        let poll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        // SAFETY: both descriptors are open, and the event is read during the call only.
+        checked(unsafe { libc::epoll_ctl(poll.as_raw_fd(), libc::EPOLL_CTL_ADD, file.as_raw_fd(), &raw mut event) } as isize)?;
+        Ok(Bell { file: file.into(), poll })
+    }
+
+    pub fn ring(&self) -> io::Result<()> {
+        (&self.file).write_all(&1u64.to_ne_bytes())
+    }
+
+    pub fn sleep(&self) -> io::Result<()> {
+        loop {
+            let mut event = libc::epoll_event { events: 0, u64: 0 };
+            // SAFETY: room for one event.
+            let count = unsafe { libc::epoll_wait(self.poll.as_raw_fd(), &raw mut event, 1, -1) };
+            checked(count as isize)?;
+            match (&self.file).read(&mut [0; 8]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                outcome => return outcome.map(drop),
+            }
+        }
+    }
+}
+
+/// Reads another process' memory.
+pub fn vm_read(pid: u32, address: u64, bytes: &mut [u8]) -> io::Result<()> {
+    whole(bytes.len(), |done| {
+        let rest = &mut bytes[done..];
+        let local = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let remote = libc::iovec { iov_base: ptr::without_provenance_mut(address as usize + done), iov_len: rest.len() };
+        // SAFETY: the local range is borrowed mutably; the system checks the remote one.
+        unsafe { libc::process_vm_readv(pid as libc::pid_t, &raw const local, 1, &raw const remote, 1, 0) }
+    })
+}
+
+/// Writes another process' memory.
+pub fn vm_write(pid: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    whole(bytes.len(), |done| {
+        let rest = &bytes[done..];
+        let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        let remote = libc::iovec { iov_base: ptr::without_provenance_mut(address as usize + done), iov_len: rest.len() };
+        // SAFETY: the local range is borrowed and only read; the benchmark lends the remote range, which nobody else touches.
+        unsafe { libc::process_vm_writev(pid as libc::pid_t, &raw const local, 1, &raw const remote, 1, 0) }
+    })
+}
+
+/// Calls `step` until `len` bytes are done.
+fn whole(len: usize, mut step: impl FnMut(usize) -> isize) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        done += checked(step(done))? as usize;
+    }
+    Ok(())
+}
+
+/// As many open files as the system lets this process have; how many these are.
+pub fn raise_file_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is written during the call only.
+    checked(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } as isize)?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the limit is read during the call only.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } as isize)?;
+    Ok(limit.rlim_cur)
+}
+
+fn owned(number: RawFd) -> io::Result<OwnedFd> {
+    checked(number as isize)?;
+    // SAFETY: a descriptor that the system has just made, and that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn checked(outcome: isize) -> io::Result<isize> {
+    if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(outcome) }
+}

@@ -1,0 +1,59 @@
+//! The transports that are measured, and the engines of each.
+
+use std::{
+    process,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use calomel::{Engine, EngineBuilder};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Tcp,
+    Shm,
+    Loop,
+}
+
+impl Transport {
+    pub const ALL: [Transport; 3] = [Transport::Tcp, Transport::Shm, Transport::Loop];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Tcp => "tcp",
+            Transport::Shm => "shm",
+            Transport::Loop => "loop",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<Transport> {
+        Transport::ALL.into_iter().find(|transport| transport.name() == name)
+    }
+
+    /// An engine that calls.
+    pub fn client(self) -> calomel::Result<Engine> {
+        self.builder().transport(self.name()).build()
+    }
+
+    /// An engine that listens where there is room.
+    pub fn server(self) -> calomel::Result<Engine> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let address = match self {
+            Transport::Tcp => "tcp://127.0.0.1:0".to_owned(),
+            Transport::Shm => "shm://".to_owned(),
+            Transport::Loop => format!("loop://bench-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)),
+        };
+        self.builder().listen(address).build()
+    }
+
+    fn builder(self) -> EngineBuilder {
+        match self {
+            Transport::Tcp => tcp(),
+            Transport::Shm | Transport::Loop => Engine::builder(),
+        }
+    }
+}
+
+/// What every tcp engine of the benchmarks is made of.
+fn tcp() -> EngineBuilder {
+    Engine::builder()
+}
