@@ -149,11 +149,8 @@ fn in_flight(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Cal
     let goal = if site.transport == Transport::Tcp { 1e6 } else { 4e6 };
     for (window, count) in WINDOWS {
         let count = plan.count(count);
-        let (ours, raw) = interleave(
-            plan,
-            |samples| caller.sliding(window, count, samples),
-            |samples| Ok(limit(window, count, samples)?),
-        )?;
+        let (ours, raw) =
+            interleave(plan, |samples| caller.sliding(window, count, samples), |samples| Ok(limit(window, count, samples)?))?;
         let name = format!("{}: {window} in flight", site.name());
         let goal = if window == 64 { Goal::PerSecond(goal) } else { Goal::None };
         report.add(Figure::new(name, Unit::Rate, &ours).raw(what, &raw).goal(goal));

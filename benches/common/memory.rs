@@ -7,7 +7,12 @@ pub fn resident(pid: u32) -> io::Result<u64> {
     kibibytes(&format!("/proc/{pid}/smaps_rollup"), "Rss:")
 }
 
-/// The most that was resident ever, in bytes.
+/// Lets [`peak`] begin anew.
+pub fn forget_peak(pid: u32) -> io::Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")
+}
+
+/// The most that was resident since then, in bytes.
 pub fn peak(pid: u32) -> io::Result<u64> {
     kibibytes(&format!("/proc/{pid}/status"), "VmHWM:")
 }

@@ -3,6 +3,7 @@
 
 pub mod caller;
 pub mod cpu;
+pub mod guest;
 pub mod memory;
 pub mod plan;
 pub mod plot;
@@ -18,6 +19,7 @@ use std::{env, error::Error, time::Instant};
 
 use calomel::Engine;
 
+#[allow(unused_imports, reason = "each benchmark uses its part")]
 pub use plan::{Plan, alone, interleave, interleave_all};
 pub use site::Site;
 pub use transport::Transport;

@@ -34,7 +34,7 @@ impl Plan {
     pub fn from_environment() -> Plan {
         let asked = env::args().any(|argument| argument == "quick");
         let quick = asked || env::var_os("CALOMEL_BENCH_QUICK").is_some_and(|value| value != "0");
-        let rounds = if quick { 5 } else { 7 };
+        let rounds = if quick { 3 } else { 7 };
         Plan { quick, rounds, servers: RefCell::default(), repeated: Cell::default(), disturbed: Cell::default() }
     }
 
@@ -66,13 +66,16 @@ impl Plan {
     }
 
     /// The samples of one round of one side.
-    fn take(&self, measure: &mut dyn FnMut(&mut Vec<f64>) -> Outcome) -> Outcome<Vec<f64>> {
+    fn take(&self, measure: Round<'_>) -> Outcome<Vec<f64>> {
         thread::sleep(self.settle());
         let mut samples = Vec::new();
         measure(&mut samples)?;
         Ok(samples)
     }
 }
+
+/// Takes the samples of one round.
+type Round<'a> = &'a mut dyn FnMut(&mut Vec<f64>) -> Outcome;
 
 /// Takes rounds in turn: ours, raw, ours, raw, and so on.
 pub fn interleave(
@@ -85,10 +88,7 @@ pub fn interleave(
 }
 
 /// The same with any number of sides.
-pub fn interleave_all<const N: usize>(
-    plan: &Plan,
-    mut sides: [&mut dyn FnMut(&mut Vec<f64>) -> Outcome; N],
-) -> Outcome<[Series; N]> {
+pub fn interleave_all<const N: usize>(plan: &Plan, mut sides: [Round<'_>; N]) -> Outcome<[Series; N]> {
     let rounds = plan.rounds(|| sides.iter_mut().map(|side| plan.take(*side)).collect::<Outcome<Vec<_>>>())?;
     Ok(std::array::from_fn(|side| Series::new(rounds.iter().map(|round| round[side].clone()).collect())))
 }

@@ -165,7 +165,15 @@ impl Connection {
     }
 
     /// Reads the server's memory from here.
-    pub fn vm_read(&self, pid: u32, address: u64, len: usize, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+    pub fn vm_read(
+        &self,
+        pid: u32,
+        address: u64,
+        len: usize,
+        warm_up: usize,
+        count: usize,
+        samples: &mut Vec<f64>,
+    ) -> io::Result<()> {
         let mut target = vec![1; len];
         timed(warm_up, count, samples, || {
             shared::vm_read(pid, address, &mut target)?;
@@ -175,7 +183,15 @@ impl Connection {
     }
 
     /// A round in which the server does something whenever a cache line says so.
-    fn asked(&mut self, kind: Kind, size: usize, address: u64, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+    fn asked(
+        &mut self,
+        kind: Kind,
+        size: usize,
+        address: u64,
+        warm_up: usize,
+        count: usize,
+        samples: &mut Vec<f64>,
+    ) -> io::Result<()> {
         self.shared_round(kind, size, warm_up + count, address, |shared| {
             let mut number = 0;
             timed(warm_up, count, samples, || {
@@ -201,7 +217,11 @@ impl Connection {
         exchange(&self.shared)?;
         let mut fine = [0];
         self.stream.read_exact(&mut fine)?;
-        if fine[0] == 1 { Ok(()) } else { Err(io::Error::other(format!("the system refuses {kind:?} between the two processes"))) }
+        if fine[0] == 1 {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("the system refuses {kind:?} between the two processes")))
+        }
     }
 
     fn round(

@@ -1,0 +1,126 @@
+//! A connection that speaks calomel's protocol by hand: thousands of engines would be thousands of threads.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use calomel::Address;
+use serde::{Deserialize, Serialize};
+
+const MAGIC: [u8; 8] = *b"calomel\0";
+const VERSION: u16 = 1;
+/// A server that says nothing for so long does not answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What an engine says of itself when a connection begins, behind magic, versions and length.
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    incarnation: u64,
+    max_message: u64,
+    addresses: Vec<Address>,
+    ticket: Option<u64>,
+}
+
+/// The messages that are sent or looked for here, with the numbers that they have among all.
+#[derive(Serialize)]
+enum Message<'a> {
+    Request {
+        call: u64,
+        procedure: u32,
+        name: Option<&'a str>,
+        provider: u16,
+        budget_us: u64,
+        one_way: bool,
+        want_shape: bool,
+        shape: &'a [u8],
+        leases: (u64, u32),
+        size: u64,
+    },
+}
+
+const RESPONSE: u8 = 1;
+const REFUSE: u8 = 2;
+
+/// A client that is nothing but a socket.
+pub struct Guest {
+    stream: TcpStream,
+    calls: u64,
+}
+
+impl Guest {
+    /// Connects, and exchanges greetings.
+    pub fn enter(address: SocketAddr) -> io::Result<Guest> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        // Incarnations are random; two guests of one would be taken for the same engine.
+        let incarnation = u64::from(stream.local_addr()?.port()) << 32 | u64::from(std::process::id());
+        let hello = Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None };
+        let hello = postcard::to_stdvec(&hello).map_err(io::Error::other)?;
+        let mut greeting = MAGIC.to_vec();
+        greeting.extend_from_slice(&VERSION.to_le_bytes());
+        greeting.extend_from_slice(&VERSION.to_le_bytes());
+        greeting.extend_from_slice(&(hello.len() as u32).to_le_bytes());
+        greeting.extend_from_slice(&hello);
+        stream.write_all(&greeting)?;
+
+        let mut preamble = [0; 16];
+        stream.read_exact(&mut preamble)?;
+        if preamble[..8] != MAGIC {
+            return Err(io::Error::other("the server greets in another protocol"));
+        }
+        let len = u32::from_le_bytes(preamble[12..].try_into().expect("four bytes"));
+        stream.read_exact(&mut vec![0; len as usize])?;
+        Ok(Guest { stream, calls: 0 })
+    }
+
+    /// Sends a call without arguments.
+    pub fn call(&mut self, procedure: &str) -> io::Result<()> {
+        let message = Message::Request {
+            call: self.calls,
+            procedure: 0,
+            // The first call ties the number to the name.
+            name: (self.calls == 0).then_some(procedure),
+            provider: 0,
+            budget_us: PATIENCE.as_micros() as u64,
+            one_way: false,
+            want_shape: false,
+            shape: &[],
+            leases: (0, 0),
+            size: 0,
+        };
+        self.calls += 1;
+        let message = postcard::to_stdvec(&message).map_err(io::Error::other)?;
+        let mut frame = (message.len() as u32).to_le_bytes().to_vec();
+        frame.extend_from_slice(&message);
+        self.stream.write_all(&frame)
+    }
+
+    /// Waits for the answer of the last call.
+    pub fn answer(&mut self) -> io::Result<()> {
+        loop {
+            let mut len = [0; 4];
+            self.stream.read_exact(&mut len)?;
+            let mut frame = vec![0; u32::from_le_bytes(len) as usize];
+            self.stream.read_exact(&mut frame)?;
+            match frame.first() {
+                Some(&RESPONSE) => {
+                    let (call, _) = postcard::take_from_bytes::<u64>(&frame[1..]).map_err(io::Error::other)?;
+                    if call + 1 == self.calls {
+                        return Ok(());
+                    }
+                }
+                Some(&REFUSE) => return Err(io::Error::other("the call was refused")),
+                // What else a server says to an engine.
+                _ => {}
+            }
+        }
+    }
+
+    pub fn round_trip(&mut self, procedure: &str) -> io::Result<()> {
+        self.call(procedure)?;
+        self.answer()
+    }
+}

@@ -1,0 +1,156 @@
+//! What an engine costs besides its calls: its beginning and its end, its memory, and doing nothing.
+
+mod common;
+
+use std::{
+    env, io, process,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use calomel::Engine;
+use common::{
+    Outcome, Plan, Site, Transport, alone,
+    caller::{self, Caller},
+    cpu, memory,
+    report::{Figure, Goal, Report, Unit},
+    stats::Series,
+};
+
+/// So long after the last call an engine has let its last timers run out: a connection on which something has just come is
+/// looked after once more, halfway to the 10 s after which a silent peer is given up.
+const FORGOTTEN: Duration = Duration::from_secs(6);
+
+/// Engines that a process makes after its first one.
+const FURTHER: usize = 10;
+
+fn main() -> Outcome {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    if let [role, transport, address] = &arguments[..]
+        && role == "engines"
+    {
+        return engines(transport, address);
+    }
+    common::main(caller::define, measure)
+}
+
+fn measure(plan: &Plan) -> Outcome {
+    let mut report = Report::new("life", plan);
+    let mut sites = Vec::new();
+    for transport in Transport::ALL {
+        let Some(site) = Site::open(plan, &mut report, transport, caller::define)? else { continue };
+        beginning_and_end(plan, &mut report, &site)?;
+        resident(plan, &mut report, &site)?;
+        // From here on it does nothing, with a connection.
+        Caller::new(&site).call()?;
+        sites.push(site);
+    }
+    idle(plan, &mut report, &sites)?;
+    report.finish()?;
+    Ok(())
+}
+
+fn beginning_and_end(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    let count = plan.count(10);
+    let mut moments: [Vec<Vec<f64>>; 3] = Default::default();
+    alone(plan, |made| {
+        let (mut called, mut ended) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let begun = Instant::now();
+            let client = site.transport.client()?;
+            made.push(begun.elapsed().as_nanos() as f64);
+            let begun = Instant::now();
+            let peer = client.lookup(&*site.address)?;
+            Caller::of(&client, &peer).call()?;
+            called.push(begun.elapsed().as_nanos() as f64);
+            let begun = Instant::now();
+            client.finalize()?;
+            ended.push(begun.elapsed().as_nanos() as f64);
+        }
+        for (moments, samples) in moments.iter_mut().zip([made.clone(), called, ended]) {
+            moments.push(samples);
+        }
+        Ok(())
+    })?;
+    let limits = [("new client", Goal::None), ("its first call", Goal::AtMost(1e6)), ("its finalize", Goal::AtMost(5e6))];
+    for ((what, goal), rounds) in limits.into_iter().zip(moments) {
+        // A round that was taken again has left its samples, too; the last ones count.
+        let rounds = rounds.into_iter().rev().take(plan.rounds).collect();
+        report.add(Figure::new(format!("{}: {what}", site.name()), Unit::Time, &Series::new(rounds)).goal(goal));
+    }
+    Ok(())
+}
+
+/// Has a new process make engines and say what they took.
+fn resident(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    let mut further = Vec::new();
+    let first = alone(plan, |samples| {
+        let output = Command::new(env::current_exe()?).args(["engines", site.name(), &site.address]).output()?;
+        let text = String::from_utf8(output.stdout)?;
+        let numbers: Vec<f64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        let [first, each] = numbers[..] else { return Err("the process with engines failed".into()) };
+        samples.push(first / 1024.0);
+        further.push(vec![each / 1024.0]);
+        Ok(())
+    })?;
+    let further = Series::new(further.into_iter().rev().take(plan.rounds).collect());
+    let goal = Goal::AtMost(2048.0);
+    let name = site.name();
+    let figure = |name: String, series| Figure::new(name, Unit::Count("KiB"), series).goal(goal);
+    report.add(figure(format!("{name}: resident memory of a process' first client"), &first));
+    report.add(figure(format!("{name}: resident memory of each further client"), &further));
+    Ok(())
+}
+
+/// The process that makes engines: clients, each of which has called the server once.
+fn engines(transport: &str, address: &str) -> Outcome {
+    let transport = Transport::parse(transport).ok_or("engines of what?")?;
+    let before = memory::resident(process::id())?;
+    // A server of another process can't be reached this way; there is one more engine then.
+    let local = if transport == Transport::Loop { Some(transport.server()?) } else { None };
+    let mut address = address.to_owned();
+    if let Some(server) = &local {
+        caller::define(server)?;
+        address = server.address().to_string();
+    }
+    let first = [called(transport, &address)?];
+    let one = memory::resident(process::id())?;
+    let more = (0..FURTHER).map(|_| called(transport, &address)).collect::<calomel::Result<Vec<Engine>>>()?;
+    let all = memory::resident(process::id())?;
+    let made = first.len() + usize::from(local.is_some());
+    println!("{} {}", (one - before) / made as u64, all.saturating_sub(one) / more.len() as u64);
+    Ok(())
+}
+
+fn called(transport: Transport, address: &str) -> calomel::Result<Engine> {
+    let client = transport.client()?;
+    let peer = client.lookup(address)?;
+    Caller::of(&client, &peer).call()?;
+    Ok(client)
+}
+
+/// Seconds in which nobody calls anything, with connections open.
+fn idle(plan: &Plan, report: &mut Report<'_>, sites: &[Site<'_>]) -> Outcome {
+    thread::sleep(FORGOTTEN);
+    let clients: Vec<&str> = sites.iter().map(Site::name).collect();
+    let mut processes = vec![(format!("idle: clients of {}", clients.join(", ")), process::id())];
+    processes.extend(sites.iter().filter(|site| site.local.is_none()).map(|site| {
+        let name = format!("idle: server of {}", site.name());
+        (name, site.process.pid())
+    }));
+    let pids: Vec<u32> = processes.iter().map(|&(_, pid)| pid).collect();
+    let count = if plan.quick { 1 } else { 5 };
+    let seconds = (0..count).map(|_| cpu::second(&pids)).collect::<io::Result<Vec<_>>>()?;
+    for (at, (name, _)) in processes.iter().enumerate() {
+        let series =
+            |value: fn(&cpu::Usage) -> u64| Series::new(seconds.iter().map(|second| vec![value(&second[at]) as f64]).collect());
+        let ticks = series(|usage| usage.ticks);
+        report.add(Figure::new(format!("{name}, CPU in 1 s"), Unit::Count("ticks"), &ticks).goal(Goal::Zero));
+        let cpu = series(|usage| usage.cpu_ns);
+        report.add(Figure::new(format!("{name}, CPU in 1 s"), Unit::Time, &cpu));
+        let sleeps = series(|usage| usage.wake_ups);
+        report.add(Figure::new(format!("{name}, sleeps in 1 s"), Unit::Count("switches"), &sleeps).goal(Goal::Zero));
+    }
+    Ok(())
+}
