@@ -192,7 +192,7 @@ fn with_arguments(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outc
         };
         let name = format!("{}: RPC with {}", site.name(), readable(size));
         let figure = Figure::new(name, Unit::Time, &ours).raw(what, &limit).goal(Goal::TimeAtMost(1.3));
-        report.add(figure.plotted(site.name(), "calomel", size));
+        report.add(figure.plotted(site.name(), "call", size));
     }
     Ok(())
 }

@@ -30,10 +30,10 @@ impl Panel {
     }
 }
 
-const WIDTH: f64 = 430.0;
+const WIDTH: f64 = 450.0;
 const HEIGHT: f64 = 330.0;
 /// Left, right, top and bottom of the axes within a panel.
-const MARGIN: [f64; 4] = [62.0, 14.0, 30.0, 46.0];
+const MARGIN: [f64; 4] = [70.0, 24.0, 30.0, 46.0];
 const COLUMNS: usize = 2;
 /// A line and its raw limit have the same colour.
 const COLOURS: [&str; 4] = ["#0b6fb8", "#d1495b", "#2e8b57", "#8a5fbf"];
@@ -120,7 +120,11 @@ fn draw(out: &mut String, quantity: Quantity, panel: &Panel, x: &Axis, y: &Axis)
     let _ = writeln!(out, "<rect x=\"{left}\" y=\"{top}\" width=\"{across}\" height=\"{down}\" fill=\"none\" stroke=\"#666\"/>");
     let _ = writeln!(out, "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">size</text>", left + across / 2.0, low + 32.0);
 
-    // Names stand where the lines do not: above them where they rise, which is at the left of times and rates alike.
+    // Names stand where the lines do not: times begin low at the left, bandwidths end high at the right.
+    let (from, first) = match quantity {
+        Quantity::Latency => (left + 10.0, top + 16.0),
+        Quantity::Bandwidth => (end - 125.0, low + 8.0 - 15.0 * panel.lines.len() as f64),
+    };
     let mut colour = 0;
     for (number, line) in panel.lines.iter().enumerate() {
         if number > 0 && !line.raw {
@@ -135,7 +139,7 @@ fn draw(out: &mut String, quantity: Quantity, panel: &Panel, x: &Axis, y: &Axis)
             let (x, y) = point.split_once(',').unwrap_or_default();
             let _ = writeln!(out, "<circle cx=\"{x}\" cy=\"{y}\" r=\"2.6\" fill=\"{paint}\"/>");
         }
-        let (from, height) = (left + 10.0, top + 16.0 + 15.0 * number as f64);
+        let height = first + 15.0 * number as f64;
         let _ = writeln!(out, "<path d=\"M{from} {}h26\" {stroke}/>", height - 4.0);
         let _ = writeln!(out, "<text x=\"{}\" y=\"{height}\">{}</text>", from + 32.0, line.name);
     }

@@ -81,14 +81,21 @@ impl Figure {
 pub struct Report<'a> {
     name: &'static str,
     plan: &'a Plan,
+    /// What the figures stand beside, in a word.
+    beside: &'static str,
     figures: Vec<Figure>,
     /// What could not be measured, and why.
     skipped: Vec<String>,
 }
 
-impl Report<'_> {
-    pub fn new<'a>(name: &'static str, plan: &'a Plan) -> Report<'a> {
-        Report { name, plan, figures: Vec::new(), skipped: Vec::new() }
+impl<'a> Report<'a> {
+    pub fn new(name: &'static str, plan: &'a Plan) -> Report<'a> {
+        Report { name, plan, beside: "raw", figures: Vec::new(), skipped: Vec::new() }
+    }
+
+    pub fn beside(mut self, beside: &'static str) -> Report<'a> {
+        self.beside = beside;
+        self
     }
 
     pub fn add(&mut self, figure: Figure) {
@@ -148,7 +155,7 @@ impl Report<'_> {
                 };
                 panels[at].add(name, raw, (*size as f64, value));
             };
-            point(line.clone(), false, figure.ours.median);
+            point(format!("{line}, calomel"), false, figure.ours.median);
             if let Some((_, raw)) = &figure.raw {
                 point(format!("{line}, raw"), true, raw.median);
             }
@@ -157,7 +164,8 @@ impl Report<'_> {
     }
 
     fn table(&self) -> String {
-        let head = ["figure", "calomel: median [min, p99]", "raw: median [min, p99]", "raw is", "ratio", "goal", "verdict", "n"];
+        let (raw, what) = (format!("{}: median [min, p99]", self.beside), format!("{} is", self.beside));
+        let head = ["figure", "calomel: median [min, p99]", &raw, &what, "ratio", "goal", "verdict", "n"];
         let mut rows = vec![head.map(String::from)];
         rows.extend(self.figures.iter().map(Figure::row));
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

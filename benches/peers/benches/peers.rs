@@ -1,0 +1,127 @@
+//! Other libraries beside calomel: an empty call, and calls with 64 KiB and 1 MiB of arguments, over TCP to another process.
+//! The tools of UCX and libfabric are run where they are installed.
+
+#[path = "../../common/mod.rs"]
+mod common;
+mod tools;
+
+use std::{
+    env,
+    hint::black_box,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+};
+
+use calomel::{Engine, Procedure, Request};
+use calomel_peers::{LEFT_OUT, PEERS, Peer};
+use common::{
+    Outcome, Plan, Site, Transport,
+    caller::{self, Caller},
+    interleave, readable,
+    report::{Figure, Report, Unit},
+    timed,
+};
+use serde::{Serialize, Serializer};
+
+/// Bytes of arguments, and how many calls a round makes.
+const SIZES: [(usize, usize); 3] = [(0, 1000), (64 << 10, 300), (1 << 20, 60)];
+
+fn main() -> Outcome {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    if let [role, name] = &arguments[..]
+        && role == "peer"
+    {
+        let peer = PEERS.iter().find(|peer| peer.name == name).ok_or("a peer of that name")?;
+        return (peer.serve)();
+    }
+    common::main(define, measure)
+}
+
+fn define(engine: &Engine) -> calomel::Result<()> {
+    caller::define(engine)?;
+    engine.define_borrowed::<[u8], _, _>("take", |_: &Request, bytes: &[u8]| black_box(bytes).len())?;
+    Ok(())
+}
+
+fn measure(plan: &Plan) -> Outcome {
+    let mut report = Report::new("peers", plan).beside("peer");
+    for line in LEFT_OUT {
+        report.skip((*line).to_owned());
+    }
+    if let Some(site) = Site::open(plan, &mut report, Transport::Tcp, define)? {
+        for peer in PEERS {
+            beside(plan, &mut report, &site, peer)?;
+        }
+        tools::beside(plan, &mut report, &site)?;
+    }
+    if let Some(site) = Site::open(plan, &mut report, Transport::Shm, define)? {
+        tools::beside(plan, &mut report, &site)?;
+    }
+    report.finish()?;
+    Ok(())
+}
+
+/// Bytes that serde passes on as one piece.
+struct Octets(Vec<u8>);
+
+impl Serialize for Octets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+fn beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, peer: &Peer) -> Outcome {
+    let server = Server::start(plan, peer)?;
+    let mut client = (peer.connect)(server.address)?;
+    let caller = Caller::new(site);
+    let take: Procedure<Octets, usize> = site.client.procedure("take");
+    for (size, count) in SIZES {
+        let count = plan.count(count);
+        let warm_up = count.div_ceil(5);
+        let octets = Octets(vec![1; size]);
+        let (ours, theirs) = interleave(
+            plan,
+            |samples| match size {
+                0 => caller.round_trips(warm_up, count, samples),
+                _ => timed(warm_up, count, samples, || match take.on(&site.peer).call(&octets)? {
+                    taken if taken == size => Ok(()),
+                    taken => Err(format!("{taken} of {size} bytes arrived").into()),
+                }),
+            },
+            |samples| client.round(size, warm_up, count, samples),
+        )?;
+        let name = if size == 0 { "empty call".to_owned() } else { format!("call with {}", readable(size)) };
+        report.add(Figure::new(format!("{}: {name}", site.name()), Unit::Time, &ours).raw(peer.name, &theirs));
+    }
+    Ok(())
+}
+
+/// The process in which a peer serves. Dropped, it is killed.
+struct Server<'a> {
+    plan: &'a Plan,
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Server<'_> {
+    fn start<'a>(plan: &'a Plan, peer: &Peer) -> Outcome<Server<'a>> {
+        let mut command = Command::new(env::current_exe()?);
+        let mut child = command.args(["peer", peer.name]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let output = child.stdout.take().ok_or("the server has no output")?;
+        plan.servers.borrow_mut().push(child.id());
+        let mut server = Server { plan, child, address: ([0, 0, 0, 0], 0).into() };
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        server.address = line.trim().parse()?;
+        Ok(server)
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.plan.servers.borrow_mut().retain(|&server| server != self.child.id());
+    }
+}
