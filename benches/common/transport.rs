@@ -53,7 +53,7 @@ impl Transport {
     }
 }
 
-/// What every tcp engine of the benchmarks is made of.
+/// What every tcp engine of the benchmarks is made of: on one host two of them would move to shared memory.
 fn tcp() -> EngineBuilder {
-    Engine::builder()
+    Engine::builder().same_host_upgrade(false)
 }

@@ -196,9 +196,9 @@ impl Core {
 
     /// By what other transports an address can be reached, too.
     fn shortcuts(&self, address: &Address, dialled: bool) -> impl Iterator<Item = (&dyn Transport, Address)> {
-        let of = move |transport: &dyn Transport| transport.shortcuts(address, dialled);
-        let with = move |transport: &Box<dyn Transport>| of(&**transport);
-        self.transports.iter().flat_map(move |t| with(t).into_iter().map(move |shortcut| (&**t, shortcut)))
+        self.transports.iter().flat_map(move |transport| {
+            transport.shortcuts(address, dialled).into_iter().map(move |shortcut| (&**transport, shortcut))
+        })
     }
 
     /// One step of the protocol, and whatever follows from it.

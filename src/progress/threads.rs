@@ -232,7 +232,7 @@ fn progress(core: &Core, term: u64) {
             let sat = if at_once { core.seat.sit_back() } else { wait_for_seat(core, sleeper, &mut seen) };
             at_once = false;
             if sat {
-                serve(core, &in_office);
+                at_once = serve(core, &in_office);
                 // Whoever wants the seat is woken now, and has not sat yet.
                 seen = u64::MAX;
             }
@@ -240,8 +240,20 @@ fn progress(core: &Core, term: u64) {
     });
 }
 
-/// Drives, and runs the handlers of what comes, until somebody else has the seat.
-fn serve(core: &Core, in_office: &dyn Fn() -> bool) {
+/// How a progress thread has come out of running handlers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seated {
+    /// In the seat.
+    Still,
+    /// A handler has left it, to wait.
+    Left,
+    /// It was given to somebody who wanted it, or taken.
+    Wanted,
+}
+
+/// Drives, and runs the handlers of what comes, until the seat is left. Whether it was left for a handler that waited, and not
+/// for somebody who wants it now: then the thread sits down again at once.
+fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> bool {
     let mut jobs = Vec::new();
     let stop = || core.seat.is_wanted() || core.is_stopping() || core.threads.has_jobs();
     let purpose = Purpose { stop: &stop, announce: &|_| true, deadline: None, progress: true };
@@ -250,11 +262,17 @@ fn serve(core: &Core, in_office: &dyn Fn() -> bool) {
         if !jobs.is_empty() {
             core.threads.take_on(&mut jobs);
         }
-        if ended == Ended::SeatTaken || !run_jobs(core, in_office, true) {
-            return;
+        if ended == Ended::SeatTaken {
+            return false;
+        }
+        match run_jobs(core, in_office, true) {
+            Seated::Still => {}
+            Seated::Left => return true,
+            Seated::Wanted => return false,
         }
         if core.seat.is_wanted() || core.is_stopping() {
-            return core.seat.vacate();
+            core.seat.vacate();
+            return false;
         }
     }
 }
@@ -273,9 +291,10 @@ fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
 }
 
 /// Runs what has arrived: short handlers here, one after the other, with their answers going out together. The thread keeps
-/// the seat if it has it, until somebody wants it; whether it has it in the end.
-fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, mut in_seat: bool) -> bool {
+/// the seat if it has it, until somebody wants it.
+fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, in_seat: bool) -> Seated {
     let threads = &core.threads;
+    let mut seated = if in_seat { Seated::Still } else { Seated::Left };
     let mut ran = false;
     while let Some((job, more)) = threads.next_job() {
         if job.kind.pool.is_some() || (job.kind.is_slow() && !core.handlers_inline) {
@@ -284,22 +303,24 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, mut in_seat: bool) -> boo
         }
         ran = true;
         threads.note_running(&job.kind);
-        threads.begin_handling(in_seat);
+        threads.begin_handling(seated == Seated::Still);
         // Waking somebody takes its time, which is not the handler's.
         let began = if wake_watcher(threads) { core.rhythm.look_at_clock() } else { core.rhythm.now() };
         let ended = if more { core.corked(|| job.run(began)) } else { job.run(began) };
         core.rhythm.note(ended);
         match threads.end_handling() {
-            Some(still) => in_seat = still,
+            Some(true) => {}
+            Some(false) if seated == Seated::Still => seated = Seated::Left,
+            Some(false) => {}
             None => {
                 // What it said last may wait for more that this thread will not say.
                 core.uncork();
-                return false;
+                return Seated::Wanted;
             }
         }
-        if in_seat && core.seat.is_wanted() {
+        if seated == Seated::Still && core.seat.is_wanted() {
             core.seat.vacate();
-            in_seat = false;
+            seated = Seated::Wanted;
         }
         if !in_office() {
             break;
@@ -308,7 +329,7 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, mut in_seat: bool) -> boo
     if ran {
         core.uncork();
     }
-    in_seat
+    seated
 }
 
 /// True when it slept.

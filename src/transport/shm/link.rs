@@ -292,13 +292,13 @@ impl ShmLink {
     pub(super) fn fall_asleep(&self) -> bool {
         let Some(line) = self.line.get() else { return true };
         line.fall_asleep();
-        let idle = !self.ends.load(Ordering::Acquire)
-            && !self.inbox.lock().as_ref().is_some_and(Inbox::has_work)
-            && !(self.waits.load(Ordering::Acquire) && self.can_resume(line));
-        if !idle {
+        let has_something = self.ends.load(Ordering::Acquire)
+            || self.inbox.lock().as_ref().is_some_and(Inbox::has_work)
+            || self.waits.load(Ordering::Acquire) && self.can_resume(line);
+        if has_something {
             line.awake();
         }
-        idle
+        !has_something
     }
 
     /// True when something that waited for the other side could go on. What that brings is reported later.
