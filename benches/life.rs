@@ -11,7 +11,7 @@ use std::{
 
 use calomel::Engine;
 use common::{
-    Outcome, Plan, Site, Transport, alone,
+    Outcome, Plan, Site, Transport,
     caller::{self, Caller},
     cpu, memory,
     report::{Figure, Goal, Report, Unit},
@@ -53,9 +53,8 @@ fn measure(plan: &Plan) -> Outcome {
 
 fn beginning_and_end(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let count = plan.count(10);
-    let mut moments: [Vec<Vec<f64>>; 3] = Default::default();
-    alone(plan, |made| {
-        let (mut called, mut ended) = (Vec::new(), Vec::new());
+    let rounds = plan.rounds(|| {
+        let [mut made, mut called, mut ended] = [const { Vec::new() }; 3];
         for _ in 0..count {
             let begun = Instant::now();
             let client = site.transport.client()?;
@@ -68,33 +67,27 @@ fn beginning_and_end(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> O
             client.finalize()?;
             ended.push(begun.elapsed().as_nanos() as f64);
         }
-        for (moments, samples) in moments.iter_mut().zip([made.clone(), called, ended]) {
-            moments.push(samples);
-        }
-        Ok(())
+        Ok([made, called, ended])
     })?;
     let limits = [("new client", Goal::None), ("its first call", Goal::AtMost(1e6)), ("its finalize", Goal::AtMost(5e6))];
-    for ((what, goal), rounds) in limits.into_iter().zip(moments) {
-        // A round that was taken again has left its samples, too; the last ones count.
-        let rounds = rounds.into_iter().rev().take(plan.rounds).collect();
-        report.add(Figure::new(format!("{}: {what}", site.name()), Unit::Time, &Series::new(rounds)).goal(goal));
+    for (moment, (what, goal)) in limits.into_iter().enumerate() {
+        let series = Series::new(rounds.iter().map(|round| round[moment].clone()).collect());
+        report.add(Figure::new(format!("{}: {what}", site.name()), Unit::Time, &series).goal(goal));
     }
     Ok(())
 }
 
 /// Has a new process make engines and say what they took.
 fn resident(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
-    let mut further = Vec::new();
-    let first = alone(plan, |samples| {
+    let rounds = plan.rounds(|| {
         let output = Command::new(env::current_exe()?).args(["engines", site.name(), &site.address]).output()?;
         let text = String::from_utf8(output.stdout)?;
         let numbers: Vec<f64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
         let [first, each] = numbers[..] else { return Err("the process with engines failed".into()) };
-        samples.push(first / 1024.0);
-        further.push(vec![each / 1024.0]);
-        Ok(())
+        Ok((first / 1024.0, each / 1024.0))
     })?;
-    let further = Series::new(further.into_iter().rev().take(plan.rounds).collect());
+    let first = Series::new(rounds.iter().map(|round| vec![round.0]).collect());
+    let further = Series::new(rounds.iter().map(|round| vec![round.1]).collect());
     let goal = Goal::AtMost(2048.0);
     let name = site.name();
     let figure = |name: String, series| Figure::new(name, Unit::Count("KiB"), series).goal(goal);

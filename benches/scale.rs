@@ -98,6 +98,7 @@ fn connections(plan: &Plan, report: &mut Report<'_>) -> Outcome {
         }
         // Answered, so welcomed.
         guests.last_mut().ok_or("no connection")?.round_trip("empty")?;
+        guests.iter_mut().try_for_each(Guest::tend)?;
         let grown = memory::resident(crowded.process.pid())?.saturating_sub(before);
         each.push(vec![grown as f64 / 1024.0 / new as f64]);
     }
@@ -108,7 +109,11 @@ fn connections(plan: &Plan, report: &mut Report<'_>) -> Outcome {
     let (ours, raw) = interleave(
         plan,
         |samples| together.round_trips(warm_up, calls, samples),
-        |samples| alone.round_trips(warm_up, calls, samples),
+        |samples| {
+            // After a while a server asks whether they are still there.
+            guests.iter_mut().try_for_each(Guest::tend)?;
+            alone.round_trips(warm_up, calls, samples)
+        },
     )?;
     let name = format!("tcp: empty RPC to a server with {count} connections");
     report.add(Figure::new(name, Unit::Time, &ours).raw("1 connection", &raw).goal(Goal::TimeAtMost(1.2)));
@@ -139,27 +144,30 @@ fn beside_transfer(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, verb: 
     let exposed = site.client.expose(vec![1u8; size], BulkMode::ReadWrite)?;
     let transfer: Procedure<Bulk, usize> = site.client.procedure(verb);
     let count = plan.count(2000);
-    let mut moved = Vec::new();
-    let (ours, raw) = interleave(
-        plan,
-        |samples| {
+    let rounds = plan.rounds(|| {
+        let mut moved = 0.0;
+        let ours = plan.take(&mut |samples| {
             let begun = Instant::now();
             let pending = transfer.on(&site.peer).start(&exposed.bulk())?;
             while !pending.is_ready() {
                 caller.round_trips(0, 1, samples)?;
             }
             pending.wait()?;
-            moved.push(vec![begun.elapsed().as_nanos() as f64]);
+            moved = begun.elapsed().as_nanos() as f64;
             Ok(())
-        },
-        |samples| caller.round_trips(count / 10, count, samples),
-    )?;
+        })?;
+        let raw = plan.take(&mut |samples| caller.round_trips(count / 10, count, samples))?;
+        Ok((ours, raw, moved))
+    })?;
+    let ours = Series::new(rounds.iter().map(|round| round.0.clone()).collect());
+    let raw = Series::new(rounds.iter().map(|round| round.1.clone()).collect());
+    let moved = Series::new(rounds.iter().map(|round| vec![round.2]).collect());
     site.client.procedure::<u8, bool>("finish").on(&site.peer).call(&1)?;
     drop(exposed);
     let name = format!("{}: empty RPCs beside a {verb} of {}", site.name(), common::readable(size));
     report.add(Figure::new(name, Unit::Time, &ours).raw("without it", &raw).goal(Goal::TailAtMost(3.0)));
     let name = format!("{}: the {verb} beside them", site.name());
-    report.add(Figure::new(name, Unit::Bytes(size), &Series::new(moved)));
+    report.add(Figure::new(name, Unit::Bytes(size), &moved));
     Ok(())
 }
 
@@ -186,6 +194,23 @@ impl Fates {
     }
 }
 
+/// Starts calls as fast as they are taken, and waits for them all.
+fn burst_of(calls: usize, work: &Procedure<Vec<u64>, usize>, site: &Site<'_>, burden: &Vec<u64>) -> Fates {
+    let mut fates = Fates::default();
+    let mut flight: VecDeque<Pending<usize>> = VecDeque::new();
+    for _ in 0..calls {
+        match work.on(&site.peer).start(burden) {
+            Ok(pending) => flight.push_back(pending),
+            Err(error) => fates.note(Err(error)),
+        }
+        while let Some(pending) = flight.pop_front_if(|pending| pending.is_ready()) {
+            fates.note(pending.wait());
+        }
+    }
+    flight.into_iter().for_each(|pending| fates.note(pending.wait()));
+    fates
+}
+
 /// Many more calls than the handlers can serve, and what remains of that.
 fn overload(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let caller = Caller::new(site);
@@ -197,40 +222,24 @@ fn overload(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     timed(0, 100, &mut Vec::new(), || caller.call())?;
     memory::forget_peak(site.server_pid())?;
     let before = memory::resident(site.server_pid())?;
-    let (mut grown, mut served, mut refused, mut lost) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut burst = || -> Outcome {
+    let rounds = plan.rounds(|| {
+        let alone = plan.take(&mut |samples| caller.sliding(WINDOW, rated, samples))?;
         let begun = Instant::now();
-        let mut fates = Fates::default();
-        let mut flight: VecDeque<Pending<usize>> = VecDeque::new();
-        for _ in 0..calls {
-            match work.on(&site.peer).start(&burden) {
-                Ok(pending) => flight.push_back(pending),
-                Err(error) => fates.note(Err(error)),
-            }
-            while flight.front().is_some_and(Pending::is_ready) {
-                flight.pop_front().into_iter().for_each(|pending| fates.note(pending.wait()));
-            }
-        }
-        flight.into_iter().for_each(|pending| fates.note(pending.wait()));
-        served.push(vec![begun.elapsed().as_nanos() as f64 / fates.served.max(1) as f64]);
-        grown.push(vec![memory::peak(site.server_pid())?.saturating_sub(before) as f64 / f64::from(1 << 20)]);
-        refused.push(vec![fates.refused as f64]);
-        lost.push(vec![fates.lost as f64]);
-        Ok(())
-    };
-    let (alone, after) = interleave(
-        plan,
-        |samples| caller.sliding(WINDOW, rated, samples),
-        |samples| {
-            burst()?;
-            caller.sliding(WINDOW, rated, samples)
-        },
-    )?;
+        let fates = burst_of(calls, &work, site, &burden);
+        let served = begun.elapsed().as_nanos() as f64 / fates.served.max(1) as f64;
+        let grown = memory::peak(site.server_pid())?.saturating_sub(before) as f64 / f64::from(1 << 20);
+        let after = plan.take(&mut |samples| caller.sliding(WINDOW, rated, samples))?;
+        Ok((alone, after, [fates.lost as f64, fates.refused as f64, served, grown]))
+    })?;
+    let alone = Series::new(rounds.iter().map(|round| round.0.clone()).collect());
+    let after = Series::new(rounds.iter().map(|round| round.1.clone()).collect());
+    let [lost, refused, served, grown] =
+        std::array::from_fn(|which| Series::new(rounds.iter().map(|round| vec![round.2[which]]).collect()));
     let name = |what: &str| format!("{}: overload of {calls} calls, {what}", site.name());
-    report.add(Figure::new(name("neither served nor refused"), Unit::Count("calls"), &Series::new(lost)).goal(Goal::Zero));
-    report.add(Figure::new(name("refused as busy"), Unit::Count("calls"), &Series::new(refused)));
-    report.add(Figure::new(name("served"), Unit::Rate, &Series::new(served)));
-    let memory = Figure::new(name("server's peak of memory"), Unit::Count("MiB"), &Series::new(grown));
+    report.add(Figure::new(name("neither served nor refused"), Unit::Count("calls"), &lost).goal(Goal::Zero));
+    report.add(Figure::new(name("refused as busy"), Unit::Count("calls"), &refused));
+    report.add(Figure::new(name("served"), Unit::Rate, &served));
+    let memory = Figure::new(name("server's peak of memory"), Unit::Count("MiB"), &grown);
     report.add(if site.local.is_some() { memory } else { memory.goal(Goal::AtMost(BOUND_MIB)) });
     let figure = Figure::new(name("empty RPCs afterwards"), Unit::Rate, &after).raw("before", &alone);
     report.add(figure.goal(Goal::SpeedAtLeast(0.9)));

@@ -23,7 +23,7 @@ struct Hello {
     ticket: Option<u64>,
 }
 
-/// The messages that are sent or looked for here, with the numbers that they have among all.
+/// The message that is sent here, with the number that it has among all.
 #[derive(Serialize)]
 enum Message<'a> {
     Request {
@@ -42,11 +42,15 @@ enum Message<'a> {
 
 const RESPONSE: u8 = 1;
 const REFUSE: u8 = 2;
+const PING: u8 = 9;
+const PONG: u8 = 10;
 
 /// A client that is nothing but a socket.
 pub struct Guest {
     stream: TcpStream,
     calls: u64,
+    /// What has come and was not looked at yet.
+    incoming: Vec<u8>,
 }
 
 impl Guest {
@@ -73,7 +77,7 @@ impl Guest {
         }
         let len = u32::from_le_bytes(preamble[12..].try_into().expect("four bytes"));
         stream.read_exact(&mut vec![0; len as usize])?;
-        Ok(Guest { stream, calls: 0 })
+        Ok(Guest { stream, calls: 0, incoming: Vec::new() })
     }
 
     /// Sends a call without arguments.
@@ -101,22 +105,58 @@ impl Guest {
     /// Waits for the answer of the last call.
     pub fn answer(&mut self) -> io::Result<()> {
         loop {
-            let mut len = [0; 4];
-            self.stream.read_exact(&mut len)?;
-            let mut frame = vec![0; u32::from_le_bytes(len) as usize];
-            self.stream.read_exact(&mut frame)?;
-            match frame.first() {
-                Some(&RESPONSE) => {
-                    let (call, _) = postcard::take_from_bytes::<u64>(&frame[1..]).map_err(io::Error::other)?;
-                    if call + 1 == self.calls {
-                        return Ok(());
+            while let Some(frame) = self.frame()? {
+                match frame.first() {
+                    Some(&RESPONSE) => {
+                        let (call, _) = postcard::take_from_bytes::<u64>(&frame[1..]).map_err(io::Error::other)?;
+                        if call + 1 == self.calls {
+                            return Ok(());
+                        }
                     }
+                    Some(&REFUSE) => return Err(io::Error::other("the call was refused")),
+                    // What else a server says to an engine.
+                    _ => {}
                 }
-                Some(&REFUSE) => return Err(io::Error::other("the call was refused")),
-                // What else a server says to an engine.
-                _ => {}
+            }
+            if self.receive()? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
+    }
+
+    /// Lets the server know that this side is alive, if it has asked.
+    pub fn tend(&mut self) -> io::Result<()> {
+        self.stream.set_nonblocking(true)?;
+        let received = self.receive();
+        self.stream.set_nonblocking(false)?;
+        match received {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            outcome => {
+                outcome?;
+                while self.frame()?.is_some() {}
+                Ok(())
+            }
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<usize> {
+        let mut bytes = [0; 512];
+        let len = self.stream.read(&mut bytes)?;
+        self.incoming.extend_from_slice(&bytes[..len]);
+        Ok(len)
+    }
+
+    /// The next frame that has come, without its length. A ping is answered.
+    fn frame(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let Some((len, rest)) = self.incoming.split_first_chunk::<4>() else { return Ok(None) };
+        let len = u32::from_le_bytes(*len) as usize;
+        let Some(frame) = rest.get(..len).map(<[u8]>::to_vec) else { return Ok(None) };
+        self.incoming.drain(..4 + len);
+        if frame.first() == Some(&PING) {
+            self.stream.write_all(&[1, 0, 0, 0, PONG])?;
+        }
+        Ok(Some(frame))
     }
 
     pub fn round_trip(&mut self, procedure: &str) -> io::Result<()> {

@@ -44,7 +44,7 @@ impl Plan {
     }
 
     /// Has `round` taken as often as the plan says, and again where others disturbed it.
-    fn rounds<R>(&self, mut round: impl FnMut() -> Outcome<R>) -> Outcome<Vec<R>> {
+    pub fn rounds<R>(&self, mut round: impl FnMut() -> Outcome<R>) -> Outcome<Vec<R>> {
         let mut taken = Vec::new();
         while taken.len() < self.rounds {
             let others = cpu::Others::watch(&self.servers.borrow())?;
@@ -66,7 +66,7 @@ impl Plan {
     }
 
     /// The samples of one round of one side.
-    fn take(&self, measure: Round<'_>) -> Outcome<Vec<f64>> {
+    pub fn take(&self, measure: Round<'_>) -> Outcome<Vec<f64>> {
         thread::sleep(self.settle());
         let mut samples = Vec::new();
         measure(&mut samples)?;

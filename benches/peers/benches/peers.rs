@@ -92,7 +92,7 @@ fn beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, peer: &Peer) ->
             |samples| client.round(size, warm_up, count, samples),
         )?;
         let name = if size == 0 { "empty call".to_owned() } else { format!("call with {}", readable(size)) };
-        report.add(Figure::new(format!("{}: {name}", site.name()), Unit::Time, &ours).raw(peer.name, &theirs));
+        report.add(Figure::new(format!("{}: {name} ({})", site.name(), peer.name), Unit::Time, &ours).raw(peer.name, &theirs));
     }
     Ok(())
 }

@@ -27,12 +27,18 @@ struct Tool {
     name: &'static str,
     program: &'static str,
     package: &'static str,
-    /// For tcp and for shared memory: the environment and the arguments of both sides.
-    ways: [(&'static [(&'static str, &'static str)], &'static [&'static str]); 2],
+    tcp: Way,
+    shm: Way,
     server: &'static [&'static str],
     client: &'static [&'static str],
     /// The column of the last line of its output that has the time of one way, in microseconds.
     column: usize,
+}
+
+/// How both sides are told to go a way.
+struct Way {
+    environment: &'static [(&'static str, &'static str)],
+    arguments: &'static [&'static str],
 }
 
 const TOOLS: [Tool; 2] = [
@@ -40,7 +46,8 @@ const TOOLS: [Tool; 2] = [
         name: "UCX, 2 x tag_lat",
         program: "ucx_perftest",
         package: "ucx-utils",
-        ways: [(&[("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")], &[]), (&[("UCX_TLS", "shm,self")], &[])],
+        tcp: Way { environment: &[("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")], arguments: &[] },
+        shm: Way { environment: &[("UCX_TLS", "shm,self")], arguments: &[] },
         server: &["-p", PORT],
         client: &["127.0.0.1", "-p", PORT, "-t", "tag_lat", "-f", "-w", "1000", "-s", MESSAGE, "-n"],
         column: 1,
@@ -49,7 +56,8 @@ const TOOLS: [Tool; 2] = [
         name: "libfabric, 2 x fi_pingpong",
         program: "fi_pingpong",
         package: "libfabric-bin",
-        ways: [(&[], &["-p", "tcp;ofi_rxm"]), (&[], &["-p", "shm"])],
+        tcp: Way { environment: &[], arguments: &["-p", "tcp;ofi_rxm"] },
+        shm: Way { environment: &[], arguments: &["-p", "shm"] },
         server: &["-e", "rdm", "-m", "tagged", "-S", MESSAGE, "-B", PORT, "-I"],
         client: &["-e", "rdm", "-m", "tagged", "-S", MESSAGE, "-P", PORT, "127.0.0.1", "-I"],
         column: 6,
@@ -75,7 +83,7 @@ pub fn beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome 
         );
         match measured {
             Ok((ours, theirs)) => {
-                let name = format!("{}: empty call", site.name());
+                let name = format!("{}: empty call ({})", site.name(), tool.program);
                 report.add(Figure::new(name, Unit::Time, &ours).raw(tool.name, &theirs));
             }
             Err(error) => report.skip(format!("{}: {}: skipped: {error}", site.name(), tool.name)),
@@ -104,9 +112,9 @@ impl Tool {
     }
 
     fn start(&self, transport: Transport, arguments: &[&str], count: &str) -> io::Result<Child> {
-        let (environment, way) = self.ways[usize::from(transport != Transport::Tcp)];
+        let way = if transport == Transport::Tcp { &self.tcp } else { &self.shm };
         let mut command = Command::new(self.program);
-        command.envs(environment.iter().copied()).args(way).args(arguments);
+        command.envs(way.environment.iter().copied()).args(way.arguments).args(arguments);
         if arguments.last() != Some(&PORT) {
             command.arg(count);
         }
