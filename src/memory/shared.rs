@@ -146,10 +146,10 @@ mod tests {
     fn what_is_written_is_read_by_whoever_attaches() {
         let block = Block::new(10_000).unwrap();
         // SAFETY: the mapping is of this length, and nobody else knows of it.
-        unsafe { block.mapping.address().add(9_999).write(7) };
+        unsafe { block.mapping.address().wrapping_add(9_999).write(7) };
         let there = attach(block.fd.as_fd(), 10_000).unwrap();
         // SAFETY: it is mapped for reads, and nobody writes it now.
-        assert_eq!(unsafe { there.address().add(9_999).read() }, 7);
+        assert_eq!(unsafe { there.address().wrapping_add(9_999).read() }, 7);
         assert!(attach(block.fd.as_fd(), 20_000).is_err());
         assert!(attach(block.fd.as_fd(), 0).is_err());
     }

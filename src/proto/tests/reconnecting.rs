@@ -20,7 +20,7 @@ fn a_connection_that_is_lost_is_made_again() {
         assert_eq!(net.hosts[0].body(op), served(&[round]));
         assert!(net.hosts[0].proto.connection(peer).is_some());
         net.cut(round.into());
-        assert!(!net.hosts[0].proto.connection(peer).is_some());
+        assert!(net.hosts[0].proto.connection(peer).is_none());
     }
     assert_eq!(net.wires.len(), 5);
     net.end();

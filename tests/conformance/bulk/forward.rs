@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use calomel::{Bulk, BulkMode, Engine, Error, Request};
+use calomel::{Bulk, BulkMode, Error, Request};
 
 use crate::assert_error;
 use crate::support::{BOUND, Net, pattern, travelled};
