@@ -4,8 +4,13 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::buffer::{Buffer, View, WritableBuffer};
 use super::region::Region;
+
+/// Address and length of each segment.
+type Parts = SmallVec<[(*mut u8, usize); 4]>;
 
 /// A buffer and the region over its bytes. The buffer sits in a box of its own that nobody refers to, so that neither
 /// moving `Held` nor leaking it moves a byte or ends a promise.
@@ -24,7 +29,7 @@ impl<B: Buffer> Held<B> {
     /// Holds a buffer that will only be read, by peers and here.
     pub(crate) fn read_only(buffer: B) -> Held<B> {
         let buffer = NonNull::from(Box::leak(Box::new(buffer)));
-        let mut parts = Vec::new();
+        let mut parts = Parts::new();
         // SAFETY: the box was made above, and nobody else knows of it.
         let shared = unsafe { buffer.as_ref() };
         shared.read_segments(&mut |bytes: &[u8]| parts.push((bytes.as_ptr().cast_mut(), bytes.len())));
@@ -41,7 +46,7 @@ impl<B: Buffer> Held<B> {
         B: WritableBuffer,
     {
         let mut buffer = NonNull::from(Box::leak(Box::new(buffer)));
-        let mut parts = Vec::new();
+        let mut parts = Parts::new();
         // SAFETY: the box was made above, and nobody else knows of it.
         let unique = unsafe { buffer.as_mut() };
         unique.write_segments(&mut |bytes: &mut [u8]| parts.push((bytes.as_mut_ptr(), bytes.len())));

@@ -204,7 +204,7 @@ impl Core {
     /// One step of the protocol, and whatever follows from it.
     pub(crate) fn exec<R>(&self, step: impl FnOnce(&mut Proto<Live>) -> R) -> R {
         let mut outputs = Outputs::new();
-        let result = {
+        let (result, next) = {
             let mut proto = self.proto.lock();
             let result = step(&mut proto);
             if CORKED.get() == Some(self.identity()) {
@@ -212,10 +212,14 @@ impl Core {
             } else {
                 collect(self, &mut proto, &mut outputs);
             }
-            result
+            (result, proto.next_timeout())
         };
-        self.perform(outputs, None);
-        self.check_alarm();
+        if outputs.is_empty() {
+            self.check_alarm_at(next);
+        } else {
+            self.perform(outputs, None);
+            self.check_alarm();
+        }
         result
     }
 
@@ -437,12 +441,15 @@ impl Core {
 
     /// Wakes a sitter that would sleep past the protocol's next deadline.
     fn check_alarm(&self) {
-        let until = self.asleep_until.load(Ordering::SeqCst);
-        if until == 0 {
-            return;
+        if self.asleep_until.load(Ordering::SeqCst) != 0 {
+            let next = self.proto.lock().next_timeout();
+            self.check_alarm_at(next);
         }
-        let next = self.proto.lock().next_timeout();
-        if next.is_some_and(|next| self.micros(next) < until) {
+    }
+
+    fn check_alarm_at(&self, next: Option<Instant>) {
+        let until = self.asleep_until.load(Ordering::SeqCst);
+        if until != 0 && next.is_some_and(|next| self.micros(next) < until) {
             self.ring();
         }
     }

@@ -1,6 +1,7 @@
 //! Memory that peers may reach, by token; and who holds a bulk of it.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 
 use super::wire::{Message, Range, Status};
 use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto, Stage};
@@ -28,13 +29,31 @@ struct Exposure<M> {
 const REMEMBERED: usize = 4096;
 
 pub(super) struct Exposures<E: Env> {
-    live: HashMap<u128, Exposure<E::Memory>>,
+    live: HashMap<u128, Exposure<E::Memory>, BuildHasherDefault<TokenHasher>>,
     revoked: VecDeque<u128>,
+}
+
+/// The tokens in the table are this engine's own, and random already; a peer can only ask for others.
+#[derive(Default)]
+struct TokenHasher(u64);
+
+impl Hasher for TokenHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u128(&mut self, token: u128) {
+        self.0 = token as u64;
+    }
 }
 
 impl<E: Env> Default for Exposures<E> {
     fn default() -> Self {
-        Exposures { live: HashMap::new(), revoked: VecDeque::new() }
+        Exposures { live: HashMap::default(), revoked: VecDeque::new() }
     }
 }
 
