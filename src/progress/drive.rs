@@ -25,6 +25,8 @@ const MAX_POLLS: u32 = 64;
 const BETWEEN_LOOKS_AT_CLOCK: u64 = 3_000;
 /// A poll that finds something takes longer than one that does not.
 const BUSY_POLL: u32 = 8;
+/// Whoever has spun for this long for nothing lets others run on its processor: the one that it waits for, perhaps.
+const YIELD_AFTER: Duration = Duration::from_micros(10);
 /// A caller that wants the seat from a progress thread which is awake gets it within this, or sleeps.
 const SOON: Duration = Duration::from_micros(20);
 
@@ -106,9 +108,11 @@ impl Rhythm {
         self.start + Duration::from_nanos(self.clock.load(Ordering::Relaxed))
     }
 
-    /// Somebody has looked at the clock.
-    pub(super) fn note(&self, now: Instant) {
-        self.clock.store(self.nanos(now), Ordering::Relaxed);
+    /// Somebody has looked at the clock. What it says, in nanoseconds.
+    pub(super) fn note(&self, now: Instant) -> u64 {
+        let nanos = self.nanos(now);
+        self.clock.store(nanos, Ordering::Relaxed);
+        nanos
     }
 
     pub(super) fn look_at_clock(&self) -> Instant {
@@ -327,8 +331,8 @@ impl Core {
                 continue;
             }
             let before = rhythm.clock.load(Ordering::Relaxed);
-            let now = rhythm.look_at_clock();
-            let now_ns = rhythm.nanos(now);
+            let now = Instant::now();
+            let now_ns = rhythm.note(now);
             let took = now_ns.saturating_sub(before);
             if took < BETWEEN_LOOKS_AT_CLOCK / 2 {
                 pace = (2 * pace).min(MAX_POLLS);
@@ -354,6 +358,9 @@ impl Core {
             }
             let quiet = Duration::from_nanos(now_ns.saturating_sub(rhythm.active.load(Ordering::Relaxed)));
             if self.spin.is_some_and(|spin| quiet < spin) {
+                if quiet >= YIELD_AFTER {
+                    std::thread::yield_now();
+                }
                 continue;
             }
             match self.sleep(jobs, purpose) {
@@ -375,7 +382,7 @@ impl Core {
         if attention & UNSENT != 0 {
             let mut outputs = Outputs::new();
             collect(self, &mut self.proto.lock(), &mut outputs);
-            self.perform(outputs, Some(jobs));
+            self.perform(&mut outputs, Some(jobs));
         }
         if attention & MISLAID != 0 {
             let events = {
@@ -479,7 +486,7 @@ impl Core {
             }
         }
         let mut any = !due.is_empty();
-        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(self, workers::timer_kind(), Work::Run(f))));
+        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(self, Work::Run(f))));
         let mut outputs = Outputs::new();
         {
             let mut proto = self.proto.lock();
@@ -489,7 +496,7 @@ impl Core {
                 collect(self, &mut proto, &mut outputs);
             }
         }
-        self.perform(outputs, Some(jobs));
+        self.perform(&mut outputs, Some(jobs));
         any
     }
 }

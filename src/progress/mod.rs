@@ -15,14 +15,13 @@ mod threads;
 mod workers;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use slotmap::{Key, SecondaryMap};
-use smallvec::SmallVec;
 
 use crate::proto::{self, Failure, LinkId, Output, Proto, RequestId};
 use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Shm, ShmOptions, Tcp, Transport};
@@ -214,10 +213,10 @@ impl Core {
             }
             (result, proto.next_timeout())
         };
-        if outputs.is_empty() {
+        if outputs.0.is_empty() {
             self.check_alarm_at(next);
         } else {
-            self.perform(outputs, None);
+            self.perform(&mut outputs, None);
             self.check_alarm();
         }
         result
@@ -235,18 +234,14 @@ impl Core {
             let corked = CORKED.get() == Some(self.identity());
             left = proto.may_send_later() && !corked;
             if left || corked {
-                while let Some(output) = proto.poll_unsent() {
-                    outputs.push(output);
-                }
+                proto.poll_unsent(&mut outputs.0);
                 self.leave_unsent();
             } else {
                 collect(self, &mut proto, &mut outputs);
             }
             result
         };
-        if !outputs.is_empty() {
-            self.perform(outputs, None);
-        }
+        self.perform(&mut outputs, None);
         if left && self.seat.is_parked() {
             // Whoever sleeps did not see it.
             self.exec(|_| ());
@@ -309,16 +304,11 @@ impl Core {
         }
     }
 
-    /// Carries out what the protocol asked for. Requests become jobs in `jobs`, if the thread drives; else they go to the
-    /// handler threads.
-    fn perform(&self, mut outputs: Outputs, mut jobs: Option<&mut Vec<Job>>) {
-        // What carrying out one batch brings about is the next one.
-        while !outputs.is_empty() {
-            let mut next = Outputs::new();
-            for output in outputs.drain(..) {
-                self.perform_one(output, jobs.as_deref_mut(), &mut next);
-            }
-            outputs = next;
+    /// Carries out what the protocol asked for, and what that brings about. Requests become jobs in `jobs`, if the thread
+    /// drives; else they go to the handler threads.
+    fn perform(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
+        while let Some(output) = outputs.0.pop_front() {
+            self.perform_one(output, jobs.as_deref_mut(), outputs);
         }
     }
 
@@ -421,7 +411,7 @@ impl Core {
 
     /// A job for whoever handles requests while others drive.
     pub(crate) fn hand_over(&self, job: Job) {
-        match &job.kind.pool {
+        match &job.kind().pool {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline => self.threads.give(self, job),
             None => self.workers.push(job),
@@ -520,12 +510,33 @@ impl Core {
     }
 }
 
-type Outputs = SmallVec<[Output<Live>; 4]>;
+/// What the protocol has asked for. The memory is the thread's, and used again.
+struct Outputs(VecDeque<Output<Live>>);
+
+thread_local! {
+    static OUTPUTS: Cell<VecDeque<Output<Live>>> = const { Cell::new(VecDeque::new()) };
+}
+
+/// A thread keeps room for so many outputs.
+const KEEP: usize = 256;
+
+impl Outputs {
+    fn new() -> Outputs {
+        Outputs(OUTPUTS.try_with(Cell::take).unwrap_or_default())
+    }
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        if self.0.is_empty() && self.0.capacity() <= KEEP {
+            // On a thread that is ending there is no place for it.
+            let _ = OUTPUTS.try_with(|outputs| outputs.set(std::mem::take(&mut self.0)));
+        }
+    }
+}
 
 fn collect(core: &Core, proto: &mut Proto<Live>, outputs: &mut Outputs) {
-    while let Some(output) = proto.poll() {
-        outputs.push(output);
-    }
+    proto.poll(&mut outputs.0);
     if core.attention.load(Ordering::Relaxed) & UNSENT != 0 {
         core.attention.fetch_and(!UNSENT, Ordering::SeqCst);
     }

@@ -25,7 +25,7 @@ impl CoreSink<'_> {
             collect(self.core, &mut proto, &mut outputs);
             result
         };
-        self.core.perform(outputs, Some(self.jobs));
+        self.core.perform(&mut outputs, Some(self.jobs));
         result
     }
 }

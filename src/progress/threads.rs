@@ -225,14 +225,16 @@ fn progress(core: &Core, term: u64) {
         while in_office() {
             // What a predecessor has left unsaid, or a caller that has not looked again.
             core.uncork();
-            run_jobs(core, &in_office, false);
-            if !in_office() {
+            if run_jobs(core, &in_office, None, Seated::Left) == Seated::Replaced || !in_office() {
                 break;
             }
             let sat = if at_once { core.seat.sit_back() } else { wait_for_seat(core, sleeper, &mut seen) };
             at_once = false;
             if sat {
-                at_once = serve(core, &in_office);
+                match serve(core, &in_office) {
+                    Seated::Replaced => break,
+                    left => at_once = left == Seated::Left,
+                }
                 // Whoever wants the seat is woken now, and has not sat yet.
                 seen = u64::MAX;
             }
@@ -249,30 +251,30 @@ enum Seated {
     Left,
     /// It was given to somebody who wanted it, or taken.
     Wanted,
+    /// Seat and office are another's: a handler took too long.
+    Replaced,
 }
 
-/// Drives, and runs the handlers of what comes, until the seat is left. Whether it was left for a handler that waited, and not
-/// for somebody who wants it now: then the thread sits down again at once.
-fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> bool {
+/// Drives, and runs the handlers of what comes, until the seat is left.
+fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> Seated {
     let mut jobs = Vec::new();
     let stop = || core.seat.is_wanted() || core.is_stopping() || core.threads.has_jobs();
     let purpose = Purpose { stop: &stop, announce: &|_| true, deadline: None, progress: true };
     loop {
         let ended = core.drive(&mut jobs, &purpose);
+        // One job that nobody else has to know of goes without saying.
+        let only = if jobs.len() == 1 && !core.threads.has_jobs() { jobs.pop() } else { None };
         if !jobs.is_empty() {
             core.threads.take_on(&mut jobs);
         }
-        if ended == Ended::SeatTaken {
-            return false;
-        }
-        match run_jobs(core, in_office, true) {
-            Seated::Still => {}
-            Seated::Left => return true,
-            Seated::Wanted => return false,
+        let seated = if ended == Ended::SeatTaken { Seated::Wanted } else { Seated::Still };
+        let seated = run_jobs(core, in_office, only, seated);
+        if seated != Seated::Still {
+            return seated;
         }
         if core.seat.is_wanted() || core.is_stopping() {
             core.seat.vacate();
-            return false;
+            return Seated::Wanted;
         }
     }
 }
@@ -292,17 +294,17 @@ fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
 
 /// Runs what has arrived: short handlers here, one after the other, with their answers going out together. The thread keeps
 /// the seat if it has it, until somebody wants it.
-fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, in_seat: bool) -> Seated {
+fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut seated: Seated) -> Seated {
     let threads = &core.threads;
-    let mut seated = if in_seat { Seated::Still } else { Seated::Left };
     let mut ran = false;
-    while let Some((job, more)) = threads.next_job() {
-        if job.kind.pool.is_some() || (job.kind.is_slow() && !core.handlers_inline) {
+    let mut next = first.map(|job| (job, false));
+    while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
+        if job.kind().pool.is_some() || (job.kind().is_slow() && !core.handlers_inline) {
             core.hand_over(job);
             continue;
         }
         ran = true;
-        threads.note_running(&job.kind);
+        threads.note_running(job.kind());
         threads.begin_handling(seated == Seated::Still);
         // Waking somebody takes its time, which is not the handler's.
         let began = if wake_watcher(threads) { core.rhythm.look_at_clock() } else { core.rhythm.now() };
@@ -315,7 +317,7 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, in_seat: bool) -> Seated 
             None => {
                 // What it said last may wait for more that this thread will not say.
                 core.uncork();
-                return Seated::Wanted;
+                return Seated::Replaced;
             }
         }
         if seated == Seated::Still && core.seat.is_wanted() {

@@ -16,22 +16,32 @@ use crate::proto::Incoming;
 pub(crate) struct Job {
     /// The engine that it belongs to.
     engine: usize,
-    pub kind: Arc<Kind>,
     /// `None` once it has begun.
     work: Option<Work>,
 }
 
 pub(crate) enum Work {
     Request(Arc<dyn Handler>, Incoming<Live>),
-    Task(async_task::Runnable),
+    Task(async_task::Runnable, Arc<Kind>),
     Run(Box<dyn FnOnce() + Send>),
+}
+
+impl Work {
+    fn kind(&self) -> &Arc<Kind> {
+        match self {
+            Work::Request(handler, _) => handler.kind(),
+            Work::Task(_, kind) => kind,
+            Work::Run(_) => &TIMER_KIND,
+        }
+    }
 }
 
 /// What answers a request.
 pub(crate) trait Handler: Send + Sync {
-    fn handle(self: Arc<Self>, incoming: Incoming<Live>);
+    fn kind(&self) -> &Arc<Kind>;
+    fn handle(&self, incoming: Incoming<Live>);
     /// It will not be handled: whoever should have is gone.
-    fn abandon(self: Arc<Self>, incoming: Incoming<Live>);
+    fn abandon(&self, incoming: Incoming<Live>);
 }
 
 /// What jobs of one procedure have in common.
@@ -72,7 +82,14 @@ impl Kind {
         self.quick.store(0, Ordering::Relaxed);
     }
 
-    fn learn(&self, took: Duration) {
+    /// One of them began then, and is over; when that was.
+    fn learn(&self, began: Instant) -> Instant {
+        let ended = Instant::now();
+        self.learn_length(ended.saturating_duration_since(began).saturating_sub(WAITED.get()));
+        ended
+    }
+
+    fn learn_length(&self, took: Duration) {
         if took >= LONG {
             if !self.is_slow() && waited_for_processor() >= took / 2 {
                 return;
@@ -103,37 +120,48 @@ fn waited_for_processor() -> Duration {
 }
 
 /// What timers are: unknown, and rare.
-pub(super) fn timer_kind() -> Arc<Kind> {
-    static KIND: LazyLock<Arc<Kind>> = LazyLock::new(Arc::default);
-    KIND.clone()
-}
+static TIMER_KIND: LazyLock<Arc<Kind>> = LazyLock::new(Arc::default);
 
 impl Job {
-    pub(crate) fn new(core: &Core, kind: Arc<Kind>, work: Work) -> Job {
-        Job { engine: core.identity(), kind, work: Some(work) }
+    pub(crate) fn new(core: &Core, work: Work) -> Job {
+        Job { engine: core.identity(), work: Some(work) }
+    }
+
+    pub(super) fn kind(&self) -> &Arc<Kind> {
+        self.work.as_ref().map_or(&TIMER_KIND, Work::kind)
     }
 
     /// Runs, from `began` on; returns when that was over.
     pub(crate) fn run(mut self, began: Instant) -> Instant {
-        let Some(work) = self.work.take() else { return began };
         let outer = CURRENT_ENGINE.replace(self.engine);
         let waited = WAITED.take();
-        // Handlers answer for their own panics; what gets here is user code that runs for nobody.
-        let outcome = catch_unwind(AssertUnwindSafe(|| match work {
-            Work::Request(handler, incoming) => handler.handle(incoming),
-            Work::Task(task) => {
-                task.run();
+        let ended = match self.work.take() {
+            Some(Work::Request(handler, incoming)) => {
+                quietly(|| handler.handle(incoming));
+                handler.kind().learn(began)
             }
-            Work::Run(f) => f(),
-        }));
+            Some(Work::Task(task, kind)) => {
+                quietly(|| {
+                    task.run();
+                });
+                kind.learn(began)
+            }
+            Some(Work::Run(f)) => {
+                quietly(f);
+                TIMER_KIND.learn(began)
+            }
+            None => began,
+        };
         CURRENT_ENGINE.set(outer);
-        let ended = Instant::now();
-        self.kind.learn(ended.saturating_duration_since(began).saturating_sub(WAITED.get()));
         WAITED.set(waited);
-        if outcome.is_err() {
-            tracing::error!(target: "calomel::handler", "a timer or a task panicked");
-        }
         ended
+    }
+}
+
+/// Handlers answer for their own panics; what gets here is user code that runs for nobody.
+fn quietly(work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        tracing::error!(target: "calomel::handler", "a timer or a task panicked");
     }
 }
 

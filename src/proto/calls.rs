@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use slotmap::KeyData;
 
 use super::link::{OutStream, broken};
-use super::timers::Timer;
 use super::wire::{Bytes, Message, Stream};
 use super::{Body, CallId, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
 
@@ -172,7 +171,7 @@ impl<E: Env> Proto<E> {
         // A caller that waits at once has nothing more to say.
         self.may_send_later = link.may_wait() && (spec.timed || spec.one_way);
         if let Some(at) = timer {
-            self.timers.insert((at, Timer::Call(call)));
+            self.set_deadline(call, at);
         }
         self.watch(id, now);
         self.mark_ready(id);
@@ -216,7 +215,7 @@ impl<E: Env> Proto<E> {
         let id = self.link_to(peer, now)?;
         let call = Call { waiter, link: id, procedure: 0, timer: Some(deadline), one_way: false, size: 0, answer: None };
         let call = self.calls.insert(call);
-        self.timers.insert((deadline, Timer::Call(call)));
+        self.set_deadline(call, deadline);
         self.links[id].say(&Message::Shutdown { call: wire_id(call) }, &[]);
         self.links[id].pending += 1;
         self.watch(id, now);
@@ -236,7 +235,7 @@ impl<E: Env> Proto<E> {
     pub(super) fn end_call(&mut self, id: CallId, result: Result<Answer<E>, Failure>) {
         let Some(call) = self.calls.remove(id) else { return };
         if let Some(at) = call.timer {
-            self.timers.remove(&(at, Timer::Call(id)));
+            self.drop_deadline(id, at);
         }
         if let Some(link) = self.links.get_mut(call.link) {
             link.pending -= 1;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use slotmap::KeyData;
 
 use super::exposures::LeaseOut;
+use super::hash::NumberMap;
 use super::transfers::IncomingPush;
 use super::wire::{self, Frame, Greeting, Message, Stream};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
@@ -92,12 +93,12 @@ pub(super) struct Link<E: Env> {
     /// Payloads that are out, and still read from this side's memory. Below zero for a moment when the end of one is reported
     /// before its beginning.
     lent: isize,
-    pub bound: HashMap<u32, Bound>,
-    pub names: HashMap<u32, Arc<str>>,
+    pub bound: NumberMap<u32, Bound>,
+    pub names: NumberMap<u32, Arc<str>>,
     /// Length of the large requests that are still arriving.
     pub announced: u64,
     /// Requests of the peer by its own number.
-    pub requests: HashMap<u64, RequestId>,
+    pub requests: NumberMap<u64, RequestId>,
     /// Those of them that were cancelled: nothing is expected of the peer on their account.
     pub cancelled: usize,
     pub pushes: HashMap<u64, IncomingPush<E>>,
@@ -173,10 +174,10 @@ impl<E: Env> Link<E> {
             landings: VecDeque::new(),
             chunk: CHUNK,
             lent: 0,
-            bound: HashMap::new(),
-            names: HashMap::new(),
+            bound: NumberMap::default(),
+            names: NumberMap::default(),
             announced: 0,
-            requests: HashMap::new(),
+            requests: NumberMap::default(),
             cancelled: 0,
             pushes: HashMap::new(),
             leases: BTreeMap::new(),

@@ -1,7 +1,7 @@
 //! The protocol between engines, without any input or output of its own.
 //!
 //! [`Proto`] is told what happened (`handle_*`), what its user wants (`call`, `respond`, `pull`, `expose`, …), and what
-//! time it is; after each of these, [`Proto::poll`] is called until it returns `None`, and each [`Output`] is carried out.
+//! time it is; after each of these, [`Proto::poll`] is called, and each [`Output`] is carried out.
 //! It holds every table: peers, links, calls, requests, transfers, exposed memory; and it checks every claim of a peer.
 //! It owns no socket, clock, thread or lock, and it never looks at a byte of the memory that is moved.
 //!
@@ -14,6 +14,7 @@
 
 mod calls;
 mod exposures;
+mod hash;
 mod link;
 mod peers;
 mod requests;
@@ -193,6 +194,8 @@ pub(crate) struct Proto<E: Env> {
     transfers: SlotMap<TransferId, transfers::Transfer<E>>,
     exposures: exposures::Exposures<E>,
     timers: BTreeSet<(Instant, timers::Timer)>,
+    /// Deadlines of calls, the next one first: those that come in order, as most do.
+    deadlines: timers::Deadlines,
     outputs: VecDeque<Output<E>>,
     /// Links that have something to send and are free to.
     ready: VecDeque<LinkId>,
@@ -231,6 +234,7 @@ impl<E: Env> Proto<E> {
             transfers: SlotMap::with_key(),
             exposures: exposures::Exposures::default(),
             timers: BTreeSet::new(),
+            deadlines: timers::Deadlines::default(),
             outputs: VecDeque::new(),
             ready: VecDeque::new(),
             may_send_later: false,
@@ -244,22 +248,21 @@ impl<E: Env> Proto<E> {
         self.addresses = addresses;
     }
 
-    /// The next thing to do; call it until it returns `None` after everything else that is called.
-    pub(crate) fn poll(&mut self) -> Option<Output<E>> {
-        if let Some(output) = self.outputs.pop_front() {
-            return Some(output);
-        }
+    /// What is to be done, in this order; to be asked for after everything else that is called.
+    pub(crate) fn poll(&mut self, outputs: &mut VecDeque<Output<E>>) {
+        self.poll_unsent(outputs);
         while let Some(id) = self.ready.pop_front() {
-            if let Some(output) = self.links.get_mut(id).and_then(|link| link.transmit(id)) {
-                return Some(output);
-            }
+            outputs.extend(self.links.get_mut(id).and_then(|link| link.transmit(id)));
         }
-        None
     }
 
     /// As [`Proto::poll`], but for what is to be sent: that is left for later.
-    pub(crate) fn poll_unsent(&mut self) -> Option<Output<E>> {
-        self.outputs.pop_front()
+    pub(crate) fn poll_unsent(&mut self, outputs: &mut VecDeque<Output<E>>) {
+        if outputs.is_empty() {
+            std::mem::swap(&mut self.outputs, outputs);
+        } else {
+            outputs.append(&mut self.outputs);
+        }
     }
 
     /// Whether the call that was made last may be left to be sent with more: many are on their way over its link, so that
@@ -270,7 +273,8 @@ impl<E: Env> Proto<E> {
 
     /// When [`Proto::handle_timeout`] wants to be called, if at all.
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
+        let timer = self.timers.first().map(|(at, _)| *at);
+        [timer, self.deadlines.next()].into_iter().flatten().min()
     }
 
     /// No new requests from now on: those that come are refused, those in progress go on.

@@ -15,11 +15,12 @@ pub(super) struct Request<E: Env> {
     one_way: bool,
     want_shape: bool,
     provider: u16,
-    name: Arc<str>,
     deadline: Option<Instant>,
     /// Nobody takes the answer; what it takes to handle it is still there.
     cancelled: bool,
     pub body: Option<Arriving<E::Memory>>,
+    /// The name, while the body arrives.
+    name: Option<Arc<str>>,
 }
 
 /// A call of a peer, ready for its handler.
@@ -119,14 +120,16 @@ impl<E: Env> Proto<E> {
             return Err(broken(format!("call {call} was made twice")));
         }
         let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
-        let request = Request { link: id, call, one_way, want_shape, provider, name, deadline, cancelled: false, body: None };
+        let request =
+            Request { link: id, call, one_way, want_shape, provider, deadline, cancelled: false, body: None, name: None };
         let request = self.requests.insert(request);
         link.requests.insert(call, request);
         if body.len() as u64 == size {
-            self.deliver(request, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
+            self.deliver(request, name, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
         } else if body.is_empty() {
             let memory = E::Memory::allocate(size as usize);
             self.links[id].announced += size;
+            self.requests[request].name = Some(name);
             self.requests[request].body = Some(Arriving { memory, arrived: 0, shape: shape.0.to_vec(), leases });
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
@@ -141,8 +144,11 @@ impl<E: Env> Proto<E> {
         arriving.arrived += len;
         if arriving.arrived == arriving.memory.len() {
             self.announced_over(key);
-            let Some(Arriving { memory, shape, leases, .. }) = self.requests[key].body.take() else { return };
-            self.deliver(key, Body::Large(memory), shape, leases);
+            let request = &mut self.requests[key];
+            let (Some(Arriving { memory, shape, leases, .. }), Some(name)) = (request.body.take(), request.name.take()) else {
+                return;
+            };
+            self.deliver(key, name, Body::Large(memory), shape, leases);
         }
     }
 
@@ -154,7 +160,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    fn deliver(&mut self, key: RequestId, body: Body<E::Memory>, shape: Vec<u8>, leases: Leases) {
+    fn deliver(&mut self, key: RequestId, name: Arc<str>, body: Body<E::Memory>, shape: Vec<u8>, leases: Leases) {
         let request = &self.requests[key];
         let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
         self.outputs.push_back(Output::Request(Incoming {
@@ -162,7 +168,7 @@ impl<E: Env> Proto<E> {
             link: request.link,
             peer: peer.tag.clone(),
             provider: request.provider,
-            name: request.name.clone(),
+            name,
             deadline: request.deadline,
             one_way: request.one_way,
             want_shape: request.want_shape,

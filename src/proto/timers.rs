@@ -1,5 +1,6 @@
 //! What happens because time passes.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::wire::Message;
@@ -19,12 +20,41 @@ pub(super) enum Timer {
     Heartbeat(LinkId),
 }
 
+/// Deadlines of calls, in order. A call that ends leaves its own behind, until it is the first or there are too many of that
+/// sort.
+#[derive(Default)]
+pub(super) struct Deadlines {
+    queue: VecDeque<(Instant, CallId)>,
+}
+
+impl Deadlines {
+    /// False when an earlier call has more time than this one.
+    fn push(&mut self, at: Instant, call: CallId) -> bool {
+        let in_order = self.queue.back().is_none_or(|(last, _)| *last <= at);
+        if in_order {
+            self.queue.push_back((at, call));
+        }
+        in_order
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.queue.front().map(|(at, _)| *at)
+    }
+}
+
 /// A peer that is there answers in far less.
 const CHALLENGE: Duration = Duration::from_secs(1);
 
 impl<E: Env> Proto<E> {
     /// Does whatever was to be done by `now`.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        while let Some((at, call)) = self.deadlines.queue.front().copied() {
+            if at > now {
+                break;
+            }
+            self.deadlines.queue.pop_front();
+            self.abandon_call(call, Failure::Timeout);
+        }
         while let Some(&(at, timer)) = self.timers.first() {
             if at > now {
                 break;
@@ -37,6 +67,28 @@ impl<E: Env> Proto<E> {
                 Timer::Greeting(link) => self.greeting_due(link),
                 Timer::Heartbeat(link) => self.heartbeat(link, now),
             }
+        }
+    }
+
+    /// Watches a call's deadline.
+    pub(super) fn set_deadline(&mut self, call: CallId, at: Instant) {
+        if !self.deadlines.push(at, call) {
+            self.timers.insert((at, Timer::Call(call)));
+        }
+    }
+
+    /// A call is over that had a deadline watched.
+    pub(super) fn drop_deadline(&mut self, call: CallId, at: Instant) {
+        let Proto { deadlines: Deadlines { queue }, calls, timers, .. } = self;
+        // Most are the first, and in no other place.
+        if queue.front().is_none_or(|(_, first)| *first != call) && !timers.is_empty() {
+            timers.remove(&(at, Timer::Call(call)));
+        }
+        while queue.front().is_some_and(|(_, call)| !calls.contains_key(*call)) {
+            queue.pop_front();
+        }
+        if queue.len() > 64 + 2 * calls.len() {
+            queue.retain(|(_, call)| calls.contains_key(*call));
         }
     }
 

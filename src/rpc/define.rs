@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -21,13 +21,19 @@ use crate::{Error, Result};
 #[derive(Default)]
 pub(crate) struct Registry {
     providers: RwLock<HashMap<u16, HashMap<Arc<str>, Entry>>>,
+    /// What was found last. Changes with `providers` locked.
+    last: Mutex<Option<Last>>,
     next: AtomicU64,
 }
 
-#[derive(Clone)]
-pub(super) struct Entry {
-    pub handler: Arc<dyn Handler>,
-    pub kind: Arc<Kind>,
+struct Last {
+    provider: u16,
+    name: Arc<str>,
+    handler: Arc<dyn Handler>,
+}
+
+struct Entry {
+    handler: Arc<dyn Handler>,
     /// Tells a definition from a later one of the same name.
     number: u64,
     /// The pool lives as long as something is defined on it.
@@ -36,19 +42,33 @@ pub(super) struct Entry {
 
 /// What was found under a provider and a name.
 pub(super) enum Found {
-    Entry(Entry),
+    Handler(Arc<dyn Handler>),
     NoProcedure,
     NoProvider,
 }
 
 impl Registry {
-    pub(super) fn find(&self, provider: u16, name: &str) -> Found {
-        let providers = self.providers.read();
-        match providers.get(&provider) {
-            Some(procedures) => procedures.get(name).cloned().map_or(Found::NoProcedure, Found::Entry),
-            None if provider == 0 => Found::NoProcedure,
-            None => Found::NoProvider,
+    pub(super) fn find(&self, provider: u16, name: &Arc<str>) -> Found {
+        if let Some(last) = &*self.last.lock()
+            && last.provider == provider
+            && last.name == *name
+        {
+            return Found::Handler(last.handler.clone());
         }
+        let providers = self.providers.read();
+        let handler = match providers.get(&provider) {
+            Some(procedures) => match procedures.get(&**name) {
+                Some(entry) => entry.handler.clone(),
+                None => return Found::NoProcedure,
+            },
+            None if provider == 0 => return Found::NoProcedure,
+            None => return Found::NoProvider,
+        };
+        let before = self.last.lock().replace(Last { provider, name: name.clone(), handler: handler.clone() });
+        drop(providers);
+        // It may be the last that holds a closure.
+        drop(before);
+        Found::Handler(handler)
     }
 
     /// False when the name is taken.
@@ -71,14 +91,19 @@ impl Registry {
         if procedures.is_empty() {
             providers.remove(&provider);
         }
+        let last = self.last.lock().take();
         drop(providers);
+        drop(last);
         // What the closure holds is dropped here, where no lock is held.
         removed.is_some()
     }
 
     pub(crate) fn clear(&self) {
-        let all = std::mem::take(&mut *self.providers.write());
-        drop(all);
+        let (all, last) = {
+            let mut providers = self.providers.write();
+            (std::mem::take(&mut *providers), self.last.lock().take())
+        };
+        drop((all, last));
     }
 }
 
@@ -195,10 +220,10 @@ impl Provider {
             return Err(Error::MessageTooLarge { size: name.len(), limit: MAX_NAME });
         }
         let kind = Kind::in_pool(self.pool.as_ref().map(|pool| pool.inner.workers.clone()));
-        let base = Base::new(&self.shared, kind.clone());
+        let base = Base::new(&self.shared, kind);
         let registry = &self.shared.registry;
         let number = registry.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { handler: handler(base), kind, number, _pool: self.pool.clone() };
+        let entry = Entry { handler: handler(base), number, _pool: self.pool.clone() };
         if !registry.add(self.id, name, entry) {
             return Err(Error::AlreadyDefined { name: name.to_owned(), provider: self.id });
         }

@@ -11,7 +11,7 @@ use std::task::Poll;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::request::{HANDLING, Request, Responder};
+use super::request::{Content, HANDLING, Request, Responder};
 use super::shape::Shape;
 use super::{bounded, codec};
 use crate::engine::Shared;
@@ -61,7 +61,7 @@ impl Drop for Entered {
 /// What every handler has besides the user's closure.
 pub(super) struct Base {
     shared: Weak<Shared>,
-    kind: Arc<Kind>,
+    pub(super) kind: Arc<Kind>,
     /// The shape of the arguments' type, once a caller wants it checked.
     arguments: OnceLock<Shape>,
 }
@@ -103,8 +103,8 @@ impl Base {
         shape_of: fn() -> Shape,
         use_bytes: impl FnOnce(Responder<R>, &[u8]) -> T,
     ) -> Option<T> {
-        let responder = Responder::<R>::new(Request::new(shared, &incoming));
-        let Incoming { link, leases, shape, body, .. } = incoming;
+        let (request, Content { link, leases, shape, body }) = Request::new(shared, incoming);
+        let responder = Responder::<R>::new(request);
         codec::decoding(shared, link, leases, || {
             if !shape.is_empty() {
                 let expected = self.arguments.get_or_init(shape_of);
@@ -143,13 +143,12 @@ fn panic_message(panic: &(dyn Any + Send)) -> Status {
 
 /// Ends a call with what the closure returned, or with its panic.
 fn answer<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
-    let name = responder.request().procedure().to_owned();
     let told = match outcome {
         Ok(result) => responder.respond(&result),
         Err(panic) => responder.refuse(panic_message(&*panic)),
     };
     if let Err(error) = told {
-        tracing::debug!(target: "calomel::handler", name, %error, "an answer was not sent");
+        tracing::debug!(target: "calomel::handler", %error, "an answer was not sent");
     }
 }
 
@@ -165,11 +164,15 @@ where
     R: Serialize + 'static,
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
-    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn kind(&self) -> &Arc<Kind> {
+        &self.base.kind
+    }
+
+    fn abandon(&self, incoming: Incoming<Live>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         if let Some((responder, arguments)) = self.base.decode::<A, R>(&entered.0, incoming) {
             let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
@@ -190,11 +193,15 @@ where
     R: Serialize + 'static,
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
-    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn kind(&self) -> &Arc<Kind> {
+        &self.base.kind
+    }
+
+    fn abandon(&self, incoming: Incoming<Live>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         self.base.open(
             &entered.0,
@@ -223,11 +230,15 @@ where
     R: Serialize + 'static,
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
-    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn kind(&self) -> &Arc<Kind> {
+        &self.base.kind
+    }
+
+    fn abandon(&self, incoming: Incoming<Live>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         let shared = &entered.0;
         let id = incoming.request;
@@ -257,11 +268,15 @@ where
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = R> + Send + 'static,
 {
-    fn abandon(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn kind(&self) -> &Arc<Kind> {
+        &self.base.kind
+    }
+
+    fn abandon(&self, incoming: Incoming<Live>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(self: Arc<Self>, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         let shared = &entered.0;
         let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) else { return };
@@ -289,7 +304,7 @@ where
         let (kind, engine) = (self.base.kind.clone(), self.base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
-                shared.core.hand_over(Job::new(&shared.core, kind.clone(), Work::Task(runnable)));
+                shared.core.hand_over(Job::new(&shared.core, Work::Task(runnable, kind.clone())));
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);

@@ -5,80 +5,61 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 
-use super::procedure::ProcedureInfo;
+use super::procedure::Target;
 use super::shape::Shape;
 use super::{bounded, codec};
-use crate::engine::Shared;
 use crate::progress::{Completion, Live, Outcome, error_of};
 use crate::proto::{Answer, Body, CallId, Failure};
-use crate::{Endpoint, Error, Result, Side};
+use crate::{Error, Result, Side};
 
-/// What it takes to fetch a call's result, and to say what went wrong.
-pub(super) struct Waited<R> {
-    shared: Arc<Shared>,
-    info: Arc<ProcedureInfo>,
-    endpoint: Endpoint,
-    timeout: Duration,
+/// A call that has been made, as it is waited for.
+pub(super) struct Begun {
     pub completion: Arc<Completion>,
     pub id: CallId,
-    _result: PhantomData<fn() -> R>,
 }
 
-impl<R> Waited<R> {
-    pub(super) fn new(
-        shared: &Arc<Shared>,
-        info: &Arc<ProcedureInfo>,
-        endpoint: &Endpoint,
-        timeout: Duration,
-        completion: Arc<Completion>,
-    ) -> Waited<R> {
-        let (shared, info, endpoint) = (shared.clone(), info.clone(), endpoint.clone());
-        Waited { shared, info, endpoint, timeout, completion, id: CallId::default(), _result: PhantomData }
-    }
-
+impl Target {
     pub(super) fn error(&self, failure: Failure) -> Error {
         let what = format!("call of `{}`", self.info.name);
         error_of(failure, &self.endpoint.address(), what, &self.info.name, self.timeout, self.endpoint.provider_id())
     }
 
     /// Waits for the end, up to the deadline, if the protocol does not watch that.
-    fn outcome(&self, deadline: Option<Instant>) -> Result<Answer<Live>> {
+    fn outcome(&self, begun: &Begun, deadline: Option<Instant>) -> Result<Answer<Live>> {
         let core = &self.shared.core;
-        if !self.completion.wait(core, deadline) {
+        if !begun.completion.wait(core, deadline) {
             // If the answer has come at the last moment, this does nothing.
-            core.exec(|proto| proto.abandon_call(self.id, Failure::Timeout));
-            self.completion.wait(core, None);
+            core.exec(|proto| proto.abandon_call(begun.id, Failure::Timeout));
+            begun.completion.wait(core, None);
         }
-        self.take()
+        self.take(begun)
     }
 
-    fn take(&self) -> Result<Answer<Live>> {
-        match self.completion.take() {
+    fn take(&self, begun: &Begun) -> Result<Answer<Live>> {
+        match begun.completion.take() {
             Some(Outcome::Answered(result)) => result.map_err(|failure| self.error(failure)),
             Some(Outcome::Moved(_)) | None => Err(self.error(Failure::Cancelled)),
         }
     }
 
     /// Waits until a one-way call is on its way.
-    pub(super) fn sent(&self, deadline: Instant) -> Result<()> {
-        self.outcome(Some(deadline)).map(drop)
-    }
-}
-
-impl<R: DeserializeOwned> Waited<R> {
-    pub(super) fn wait(&self, deadline: Option<Instant>) -> Result<R> {
-        self.outcome(deadline).and_then(|answer| self.decode(answer))
+    pub(super) fn sent(&self, begun: &Begun, deadline: Instant) -> Result<()> {
+        self.outcome(begun, Some(deadline)).map(drop)
     }
 
-    fn decode(&self, answer: Answer<Live>) -> Result<R> {
+    pub(super) fn wait<R: DeserializeOwned>(&self, begun: &Begun, deadline: Option<Instant>) -> Result<R> {
+        self.outcome(begun, deadline).and_then(|answer| self.decode(answer))
+    }
+
+    fn decode<R: DeserializeOwned>(&self, answer: Answer<Live>) -> Result<R> {
         let Answer { link, procedure, body, shape, leases } = answer;
         codec::decoding(&self.shared, link, leases, || {
             if !shape.is_empty() {
-                self.check(link, procedure, &shape)?;
+                self.check::<R>(link, procedure, &shape)?;
             }
             let decoded = match body {
                 Body::Small(bytes) => bounded::decode(&bytes),
@@ -93,7 +74,7 @@ impl<R: DeserializeOwned> Waited<R> {
         })
     }
 
-    fn check(&self, link: crate::proto::LinkId, procedure: u32, shape: &[u8]) -> Result<()> {
+    fn check<R: DeserializeOwned>(&self, link: crate::proto::LinkId, procedure: u32, shape: &[u8]) -> Result<()> {
         let expected = self.info.result.get_or_init(Shape::of_type::<R>);
         let found = Shape::decode(shape);
         if found.as_ref().is_some_and(|found| expected.accepts(found)) {
@@ -117,27 +98,29 @@ impl<R: DeserializeOwned> Waited<R> {
 /// Dropped, the call is cancelled: the server learns that nobody takes the answer any more.
 #[must_use = "a pending call that is dropped is cancelled"]
 pub struct Pending<R> {
-    waited: Waited<R>,
+    target: Target,
+    begun: Begun,
+    _result: PhantomData<fn() -> R>,
 }
 
 impl<R> Pending<R> {
-    pub(super) fn new(waited: Waited<R>) -> Pending<R> {
-        Pending { waited }
+    pub(super) fn new(target: Target, begun: Begun) -> Pending<R> {
+        Pending { target, begun, _result: PhantomData }
     }
 
     /// True when the result is here: waiting does not block any more.
     pub fn is_ready(&self) -> bool {
-        let ready = self.waited.completion.is_ready();
+        let ready = self.begun.completion.is_ready();
         if !ready {
             // Who asks again and again must not wait for what has not been sent.
-            self.waited.shared.core.uncork_unless_forked();
+            self.target.shared.core.uncork_unless_forked();
         }
         ready
     }
 
     /// Asks for the end of the call: its result is [`Error::Cancelled`], unless there was one already. The server is told.
     pub fn cancel(&self) {
-        self.waited.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.waited.id, Failure::Cancelled));
+        self.target.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.begun.id, Failure::Cancelled));
     }
 }
 
@@ -147,7 +130,7 @@ impl<R: DeserializeOwned> Pending<R> {
     /// # Errors
     /// As [`Call::call`](crate::Call::call).
     pub fn wait(self) -> Result<R> {
-        self.waited.wait(None)
+        self.target.wait(&self.begun, None)
     }
 
     /// Blocks until one of the calls has its result, takes it out of the list, and returns where it stood and what it
@@ -157,13 +140,14 @@ impl<R: DeserializeOwned> Pending<R> {
     /// When the list is empty: there is nothing to wait for.
     pub fn wait_any(pending: &mut Vec<Pending<R>>) -> (usize, Result<R>) {
         assert!(!pending.is_empty(), "wait_any of no calls");
-        let ready = || pending.iter().position(|call| call.waited.completion.is_ready());
+        let ready = || pending.iter().position(|call| call.begun.completion.is_ready());
         let index = ready().unwrap_or_else(|| {
-            let first = &pending[0].waited.shared.core;
+            let first = &pending[0].target.shared.core;
             // Calls of other engines have their own drivers, and wake this thread.
+            pending.iter().for_each(|call| call.target.shared.core.uncork_unless_forked());
             first.wait(
                 &|| ready().is_some(),
-                &|thread| pending.iter().all(|call| call.waited.completion.wake_thread(thread)),
+                &|thread| pending.iter().all(|call| call.begun.completion.wake_thread(thread)),
                 None,
             );
             ready().unwrap_or(0)
@@ -184,12 +168,12 @@ impl<R: DeserializeOwned> Future for Pending<R> {
     /// # Panics
     /// When polled again after it was ready.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<R>> {
-        if self.waited.completion.wake_task(context.waker()) {
-            self.waited.shared.core.uncork_unless_forked();
+        if self.begun.completion.wake_task(context.waker()) {
+            self.target.shared.core.uncork_unless_forked();
             return Poll::Pending;
         }
-        match self.waited.take() {
-            Ok(answer) => Poll::Ready(self.waited.decode(answer)),
+        match self.target.take(&self.begun) {
+            Ok(answer) => Poll::Ready(self.target.decode(answer)),
             Err(error) => Poll::Ready(Err(error)),
         }
     }
@@ -197,7 +181,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
 
 impl<R> Drop for Pending<R> {
     fn drop(&mut self) {
-        if !self.waited.completion.is_ready() {
+        if !self.begun.completion.is_ready() {
             self.cancel();
         }
     }
@@ -205,7 +189,7 @@ impl<R> Drop for Pending<R> {
 
 impl<R> fmt::Debug for Pending<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pending(`{}` at {:?}", self.waited.info.name, self.waited.endpoint)?;
+        write!(f, "Pending(`{}` at {:?}", self.target.info.name, self.target.endpoint)?;
         f.write_str(if self.is_ready() { ", ready)" } else { ")" })
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::codec;
-use super::pending::{Pending, Waited};
+use super::pending::{Begun, Pending};
 use super::shape::Shape;
 use crate::engine::Shared;
 use crate::memory::{Region, Slice};
@@ -70,7 +70,9 @@ impl<A: ?Sized, R> Procedure<A, R> {
 
     /// The procedure at an endpoint, ready to be called.
     pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> Call<A, R> {
-        Call { procedure: self.clone(), endpoint: endpoint.as_ref().clone(), timeout: self.shared.limits.default_timeout }
+        let (shared, info, endpoint) = (self.shared.clone(), self.info.clone(), endpoint.as_ref().clone());
+        let timeout = shared.limits.default_timeout;
+        Call { target: Target { shared, info, endpoint, timeout }, _types: PhantomData }
     }
 }
 
@@ -86,22 +88,31 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
     }
 }
 
+/// What is called, and where.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub shared: Arc<Shared>,
+    pub info: Arc<ProcedureInfo>,
+    pub endpoint: Endpoint,
+    pub timeout: Duration,
+}
+
 /// A procedure at an endpoint; made by [`Procedure::on`].
 pub struct Call<A: ?Sized, R> {
-    procedure: Procedure<A, R>,
-    endpoint: Endpoint,
-    timeout: Duration,
+    target: Target,
+    _types: PhantomData<fn(&A) -> R>,
 }
 
 impl<A: ?Sized, R> Clone for Call<A, R> {
     fn clone(&self) -> Self {
-        Call { procedure: self.procedure.clone(), endpoint: self.endpoint.clone(), timeout: self.timeout }
+        Call { target: self.target.clone(), _types: PhantomData }
     }
 }
 
 impl<A: ?Sized, R> fmt::Debug for Call<A, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Call({:?} on {:?}, {:?})", self.procedure, self.endpoint, self.timeout)
+        let Target { info, endpoint, .. } = &self.target;
+        write!(f, "Call(Procedure({}: {} -> {}) on {endpoint:?})", info.name, type_name::<A>(), type_name::<R>())
     }
 }
 
@@ -115,7 +126,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// How long the call may take, arguments and answer included; the server sees the time that is left. Without this it is
     /// the engine's default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.target.timeout = timeout;
         self
     }
 
@@ -128,8 +139,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     where
         R: DeserializeOwned,
     {
-        let (waited, deadline) = self.begin(arguments, false, false)?;
-        waited.wait(Some(deadline))
+        let (begun, deadline) = self.begin(arguments, false, false)?;
+        self.target.wait(&begun, Some(deadline))
     }
 
     /// Calls, and returns at once. The result comes through the [`Pending`]: wait for it, or await it.
@@ -138,8 +149,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// What is known at once: arguments that can't be encoded or are too large, a finalized engine. The rest comes through
     /// the `Pending`.
     pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
-        let (waited, _) = self.begin(arguments, true, false)?;
-        Ok(Pending::new(waited))
+        let (begun, _) = self.begin(arguments, true, false)?;
+        Ok(Pending::new(self.target.clone(), begun))
     }
 
     /// Calls one way: no answer is sent. Returns when the arguments are on their way; where there is no connection, that is
@@ -149,21 +160,19 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// What prevents sending: [`Error::Unreachable`], [`Error::MessageTooLarge`] and their like. Whether the handler runs,
     /// and how it ends, is not known.
     pub fn notify(&self, arguments: &A) -> Result<()> {
-        let (waited, deadline) = self.begin::<()>(arguments, false, true)?;
-        waited.sent(deadline)
+        let (begun, deadline) = self.begin(arguments, false, true)?;
+        self.target.sent(&begun, deadline)
     }
 
-    fn begin<T>(&self, arguments: &A, timed: bool, one_way: bool) -> Result<(Waited<T>, Instant)> {
-        let shared = &self.procedure.shared;
-        let info = &self.procedure.info;
+    fn begin(&self, arguments: &A, timed: bool, one_way: bool) -> Result<(Begun, Instant)> {
+        let Target { shared, info, endpoint, timeout } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         let completion = Completion::new();
-        let mut waited = Waited::new(shared, info, &self.endpoint, self.timeout, completion);
         let now = Instant::now();
-        let deadline = deadline(now, self.timeout);
+        let deadline = deadline(now, *timeout);
         let id = codec::with_buffer(|buffer| {
             let leases = codec::encode(arguments, buffer, shared).map_err(|reason| Error::Decode {
-                peer: self.endpoint.address(),
+                peer: endpoint.address(),
                 side: Side::Arguments,
                 name: info.name.to_string(),
                 reason,
@@ -175,28 +184,27 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 Content::Small(buffer)
             };
             let spec = CallSpec {
-                peer: self.endpoint.peer(),
+                peer: endpoint.peer(),
                 procedure: info.id,
                 name: &info.name,
-                provider: self.endpoint.provider_id(),
+                provider: endpoint.provider_id(),
                 content,
                 shape: None,
                 leases,
                 deadline,
                 timed,
                 one_way,
-                waiter: waited.completion.clone(),
+                waiter: completion.clone(),
             };
-            self.make(spec, arguments, now).map_err(|failure| waited.error(failure))
+            self.make(spec, arguments, now).map_err(|failure| self.target.error(failure))
         })?;
-        waited.id = id;
-        Ok((waited, deadline))
+        Ok((Begun { completion, id }, deadline))
     }
 
     /// Makes the call; with the shape of the arguments, if the peer has not checked their type yet, and when the peer takes
     /// it, if it is behind.
     fn make(&self, mut spec: CallSpec<'_, Live>, arguments: &A, now: Instant) -> std::result::Result<CallId, Failure> {
-        let core = &self.procedure.shared.core;
+        let core = &self.target.shared.core;
         loop {
             match core.exec_call(now, |proto| proto.call(spec, now)) {
                 Ok(id) => return Ok(id),

@@ -13,7 +13,7 @@ use super::shape::Shape;
 use crate::engine::Shared;
 use crate::memory::{Region, Slice};
 use crate::progress::{Live, error_of};
-use crate::proto::{Content, Failure, Incoming, Reply, RequestId, Status};
+use crate::proto::{self, Body, Failure, Incoming, Leases, LinkId, Reply, RequestId, Status};
 use crate::{Endpoint, Engine, Error, Result, Side};
 
 /// Who called, what, and until when.
@@ -30,17 +30,12 @@ pub struct Request {
 }
 
 impl Request {
-    pub(super) fn new(shared: &Arc<Shared>, incoming: &Incoming<Live>) -> Request {
-        Request {
-            engine: Engine::from_shared(shared.clone()),
-            endpoint: Endpoint::new(shared.clone(), incoming.peer.clone(), 0),
-            id: incoming.request,
-            name: incoming.name.clone(),
-            provider: incoming.provider,
-            deadline: incoming.deadline,
-            one_way: incoming.one_way,
-            want_shape: incoming.want_shape,
-        }
+    pub(super) fn new(shared: &Arc<Shared>, incoming: Incoming<Live>) -> (Request, Content) {
+        let Incoming { request: id, link, peer, provider, name, deadline, one_way, want_shape, body, shape, leases } = incoming;
+        let endpoint = Endpoint::new(shared.clone(), peer, 0);
+        let engine = Engine::from_shared(shared.clone());
+        let request = Request { engine, endpoint, id, name, provider, deadline, one_way, want_shape };
+        (request, Content { link, leases, shape, body })
     }
 
     /// The engine that was called.
@@ -86,6 +81,14 @@ impl Request {
     pub(super) fn id(&self) -> RequestId {
         self.id
     }
+}
+
+/// What came with a request, for its handler.
+pub(super) struct Content {
+    pub link: LinkId,
+    pub leases: Leases,
+    pub shape: Vec<u8>,
+    pub body: Body<Slice>,
 }
 
 impl fmt::Debug for Request {
@@ -149,12 +152,12 @@ impl<R: Serialize> Responder<R> {
     /// [`Error::Cancelled`] when nobody takes the answer any more, [`Error::MessageTooLarge`] (the caller gets it too), and
     /// [`Error::Decode`] for a value that can't be encoded.
     pub fn respond(mut self, result: &R) -> Result<()> {
-        let shared = self.request.engine.shared().clone();
+        let eager = self.request.engine.shared().limits.eager;
         codec::with_buffer(|buffer| {
             if self.request.one_way {
-                return self.answer(Ok(Reply { content: Content::Small(&[]), shape: &[], leases: Vec::new() }));
+                return self.answer(Ok(Reply { content: proto::Content::Small(&[]), shape: &[], leases: Vec::new() }));
             }
-            let leases = match codec::encode(result, buffer, &shared) {
+            let leases = match codec::encode(result, buffer, self.request.engine.shared()) {
                 Ok(leases) => leases,
                 Err(reason) => {
                     let _ = self.answer(Err(Status::Encode(Status::clip(reason.clone()))));
@@ -166,10 +169,10 @@ impl<R: Serialize> Responder<R> {
             if self.request.want_shape {
                 Shape::of_value(result).encode(&mut shape);
             }
-            let content = if buffer.len() > shared.limits.eager {
-                Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
+            let content = if buffer.len() > eager {
+                proto::Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
             } else {
-                Content::Small(buffer)
+                proto::Content::Small(buffer)
             };
             self.answer(Ok(Reply { content, shape: &shape, leases }))
         })

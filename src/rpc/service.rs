@@ -23,7 +23,7 @@ impl Service for EngineService {
     fn request(&self, incoming: Incoming<Live>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
         let status = match shared.registry.find(incoming.provider, &incoming.name) {
-            Found::Entry(entry) => return Some(Job::new(&shared.core, entry.kind, Work::Request(entry.handler, incoming))),
+            Found::Handler(handler) => return Some(Job::new(&shared.core, Work::Request(handler, incoming))),
             Found::NoProcedure => Status::NoSuchProcedure,
             Found::NoProvider => Status::NoSuchProvider,
         };

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
@@ -39,6 +39,8 @@ enum Item {
 /// What arrives at one engine.
 struct Inbox {
     state: Mutex<InboxState>,
+    /// How many items there are; changes with `state` locked.
+    len: AtomicUsize,
     waker: Arc<mio::Waker>,
 }
 
@@ -53,6 +55,7 @@ impl Inbox {
         let wake = {
             let mut state = self.state.lock();
             state.items.push_back(item);
+            self.len.store(state.items.len(), Ordering::Release);
             std::mem::take(&mut state.parked)
         };
         if wake && let Err(error) = self.waker.wake() {
@@ -61,7 +64,17 @@ impl Inbox {
     }
 
     fn is_long(&self) -> bool {
-        self.state.lock().items.len() > INBOX_LIMIT
+        self.len.load(Ordering::Relaxed) > INBOX_LIMIT
+    }
+
+    fn take(&self) -> Option<Item> {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let item = state.items.pop_front();
+        self.len.store(state.items.len(), Ordering::Release);
+        item
     }
 }
 
@@ -80,6 +93,8 @@ struct EndState {
     rest: Vec<u8>,
     /// Whether the receiver is to report that it has taken what this end sent.
     owed: bool,
+    /// A buffer that the receiver is done with.
+    spare: Vec<u8>,
 }
 
 impl End {
@@ -102,9 +117,13 @@ impl Link for LoopLink {
         // The payload's memory is read by the receiver, so the send is done when it has. A receiver that is far behind is
         // waited for too. Either way this is settled before the receiver can know of the item.
         let later = payload.is_some() || inbox.is_long();
-        self.0.state.lock().owed = later;
+        let spare = {
+            let mut state = self.0.state.lock();
+            state.owed = later;
+            std::mem::take(&mut state.spare)
+        };
         inbox.put(Item::Bytes { to: peer, bytes, payload });
-        if later { Sent::Later } else { Sent::All(Vec::new()) }
+        if later { Sent::Later } else { Sent::All(spare) }
     }
 
     fn scheme(&self) -> Scheme {
@@ -132,7 +151,7 @@ pub(crate) struct Loopback {
 
 impl Loopback {
     pub(crate) fn new(reactor: Reactor) -> Loopback {
-        let inbox = Inbox { state: Mutex::default(), waker: reactor.waker };
+        let inbox = Inbox { state: Mutex::default(), len: AtomicUsize::new(0), waker: reactor.waker };
         Loopback { inbox: Arc::new(inbox), names: Mutex::default() }
     }
 
@@ -202,9 +221,16 @@ impl Loopback {
             sink.placed(key, landed);
         }
         let Some(from) = to.peer.lock().upgrade() else { return };
-        let owed = std::mem::take(&mut from.state.lock().owed);
+        bytes.clear();
+        let owed = {
+            let mut state = from.state.lock();
+            if !state.owed {
+                state.spare = bytes;
+                return;
+            }
+            std::mem::take(&mut state.owed)
+        };
         if let (true, Some(inbox)) = (owed, from.inbox.upgrade()) {
-            bytes.clear();
             inbox.put(Item::Sent(from, bytes));
         }
     }
@@ -256,7 +282,7 @@ impl Transport for Loopback {
     fn poll(&self, sink: &mut dyn Sink) -> bool {
         let mut any = false;
         for _ in 0..BATCH {
-            let Some(item) = self.inbox.state.lock().items.pop_front() else { break };
+            let Some(item) = self.inbox.take() else { break };
             any = true;
             self.handle(item, sink);
         }

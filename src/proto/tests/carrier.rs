@@ -1,5 +1,6 @@
 //! How the network carries things: outputs of the protocols to the wires, and from the wires to the other end.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::env::TestEnv;
@@ -100,7 +101,10 @@ impl Net {
     }
     /// Carries out all that a host's protocol asks for.
     pub fn pump(&mut self, host: usize) {
-        while let Some(output) = self.hosts[host].proto.poll() {
+        let mut outputs = VecDeque::new();
+        loop {
+            self.hosts[host].proto.poll(&mut outputs);
+            let Some(output) = outputs.pop_front() else { break };
             self.perform(host, output);
         }
     }

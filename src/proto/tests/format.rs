@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::arbitrary::Known;
 use super::env::Random;
 use super::wire::{
-    Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, PREAMBLE_LEN, Status, VERSIONS, greet, greeting, put, take,
+    Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, PREAMBLE_LEN, Status, VERSIONS, encode, greet, greeting, put, take,
 };
 
 fn config(cases: u32) -> ProptestConfig {
@@ -22,6 +22,10 @@ proptest! {
         let (message, body) = random.message(&Known::default());
         let mut bytes = before.clone();
         put(&mut bytes, &message, body);
+        // Written by hand or not, it is postcard's format.
+        let mut by_postcard = Vec::new();
+        prop_assert!(encode(&message, &mut by_postcard).is_ok());
+        prop_assert_eq!(&bytes[before.len() + 4..bytes.len() - body.len()], &by_postcard[..]);
         let end = bytes.len();
         bytes.extend_from_slice(&before);
         for cut in before.len()..end {

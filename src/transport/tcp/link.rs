@@ -32,6 +32,8 @@ pub(super) struct TcpLink {
     closed: AtomicBool,
     /// The last read may have left something in the socket.
     more: AtomicBool,
+    /// Read directly, or going to be.
+    hot: AtomicBool,
     /// The end of the stream has been announced: nothing more will be, so it must be read up to there.
     ending: AtomicBool,
     /// Bytes that the socket has taken, ever.
@@ -82,6 +84,7 @@ impl TcpLink {
             connected: AtomicBool::new(connected),
             closed: AtomicBool::new(false),
             more: AtomicBool::new(false),
+            hot: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             written: AtomicU64::new(0),
             sending: Mutex::new(None),
@@ -103,6 +106,10 @@ impl TcpLink {
 
     pub(super) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_hot(&self, hot: bool) {
+        self.hot.store(hot, Ordering::Relaxed);
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -335,6 +342,9 @@ impl Payload {
 
 impl Link for TcpLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        if !self.hot.load(Ordering::Relaxed) && !self.hot.swap(true, Ordering::Relaxed) {
+            self.shared.warm(self.token);
+        }
         let mut slot = self.sending.lock();
         let mut sending = Sending { bytes, payload, written: 0, valid: true };
         match self.write(&mut sending) {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mio::{Interest, Token};
@@ -19,13 +20,13 @@ use link::{Received, TcpLink};
 /// Sockets that are read directly, without asking the reactor first. More than a few, and asking is cheaper.
 const MAX_HOT: usize = 4;
 /// A hot socket that had nothing so many times in a row is left to the reactor.
-const COOL_AFTER: u32 = 4096;
+const COOL_AFTER: u32 = 1024;
 /// What one read takes in besides payload.
 const SCRATCH: usize = 64 << 10;
 
 pub(crate) struct Tcp {
     shared: Arc<Shared>,
-    /// Links that may have more to read, or had something a moment ago.
+    /// Links that may have more to read, or had something a moment ago, or were sent something.
     hot: Mutex<Vec<Hot>>,
     scratch: Mutex<Vec<u8>>,
     /// Listeners that could not accept somebody who waits.
@@ -43,6 +44,10 @@ struct Shared {
     registry: mio::Registry,
     first_token: usize,
     entries: Mutex<Entries>,
+    /// Links, by their tokens, that were sent something: an answer may follow, and is best read without asking the reactor.
+    warm: Mutex<Vec<usize>>,
+    /// There is something to poll. Cleared by whoever drives only.
+    busy: AtomicBool,
 }
 
 #[derive(Default)]
@@ -58,6 +63,11 @@ impl Shared {
         entries.next += 1;
         self.first_token + entries.next
     }
+
+    fn warm(&self, token: usize) {
+        self.warm.lock().push(token);
+        self.busy.store(true, Ordering::Release);
+    }
 }
 
 impl Tcp {
@@ -65,7 +75,13 @@ impl Tcp {
     pub(crate) fn new(reactor: Reactor, silence: Duration) -> Tcp {
         let Reactor { registry, first_token, .. } = reactor;
         Tcp {
-            shared: Arc::new(Shared { registry, first_token, entries: Mutex::default() }),
+            shared: Arc::new(Shared {
+                registry,
+                first_token,
+                entries: Mutex::default(),
+                warm: Mutex::default(),
+                busy: AtomicBool::new(false),
+            }),
             hot: Mutex::default(),
             scratch: Mutex::new(vec![0; SCRATCH]),
             refused: Mutex::default(),
@@ -132,6 +148,7 @@ impl Tcp {
                 Err(error) => {
                     // Out of descriptors, most likely: there may be some at the next poll.
                     self.refused.lock().push(token);
+                    self.shared.busy.store(true, Ordering::Release);
                     tracing::warn!(target: "calomel::tcp", %error, "a connection can't be accepted");
                     return;
                 }
@@ -149,7 +166,21 @@ impl Tcp {
         if let Some(entry) = hot.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) {
             entry.empty = 0;
         } else if more || hot.len() < MAX_HOT {
+            link.set_hot(true);
             hot.push(Hot { link: link.clone(), empty: 0 });
+            self.shared.busy.store(true, Ordering::Release);
+        }
+    }
+
+    /// What was sent something since the last poll.
+    fn heat_what_is_warm(&self) {
+        let warm = std::mem::take(&mut *self.shared.warm.lock());
+        for token in warm {
+            let link = self.shared.entries.lock().links.get(&token).cloned();
+            if let Some(link) = link {
+                link.set_hot(false);
+                self.heat(&link, false);
+            }
         }
     }
 }
@@ -191,6 +222,12 @@ impl Transport for Tcp {
     }
 
     fn poll(&self, sink: &mut dyn Sink) -> bool {
+        if !self.shared.busy.load(Ordering::Acquire) {
+            return false;
+        }
+        self.shared.busy.store(false, Ordering::Release);
+        // Whatever comes from here on says so again.
+        self.heat_what_is_warm();
         let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
         let mut any = false;
         let refused = std::mem::take(&mut *self.refused.lock());
@@ -204,6 +241,10 @@ impl Transport for Tcp {
             hot[at].empty = if received.any { 0 } else { hot[at].empty + 1 };
             if received.closed || hot[at].empty > COOL_AFTER {
                 hot.swap_remove(at);
+                link.set_hot(false);
+            }
+            if !hot.is_empty() {
+                self.shared.busy.store(true, Ordering::Release);
             }
         }
         any
@@ -246,7 +287,7 @@ impl Transport for Tcp {
         // What may have more must be read first: the reactor tells of news only.
         let more = hot.iter().any(|entry| entry.link.may_have_more());
         if !more {
-            hot.clear();
+            hot.drain(..).for_each(|entry| entry.link.set_hot(false));
         }
         !more
     }

@@ -29,6 +29,11 @@ pub(super) struct Outgoing<'a> {
 /// Sends as much as the socket takes. `valid` becomes false when the payload's memory turns out to be gone, and zeros are
 /// sent in its place.
 pub(super) fn send(fd: RawFd, outgoing: &Outgoing<'_>, valid: &mut bool) -> io::Result<usize> {
+    if outgoing.payload.is_none() {
+        // SAFETY: the bytes are borrowed for the call, which only reads them. No SIGPIPE: the error is enough.
+        let n = unsafe { libc::send(fd, outgoing.bytes.as_ptr().cast(), outgoing.bytes.len(), libc::MSG_NOSIGNAL) };
+        return if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) };
+    }
     let mut pieces: SmallVec<[IoVec; 8]> = SmallVec::new();
     if !outgoing.bytes.is_empty() {
         pieces.push(piece(outgoing.bytes));

@@ -12,6 +12,7 @@ mod nested;
 mod pending;
 mod pools;
 mod request;
+mod short;
 mod sizes;
 mod types;
 mod wakers;

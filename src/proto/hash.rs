@@ -1,0 +1,82 @@
+//! A quick hash for numbers.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// A map whose keys are numbers, perhaps of a peer's choice: who does not know the two random numbers of its hash can't make
+/// keys collide.
+pub(super) type NumberMap<K, V> = HashMap<K, V, Numbers>;
+
+#[derive(Clone)]
+pub(super) struct Numbers {
+    add: u64,
+    multiply: u64,
+}
+
+impl Default for Numbers {
+    fn default() -> Numbers {
+        let random = RandomState::new();
+        Numbers { add: random.hash_one(0u8), multiply: random.hash_one(1u8) | 1 }
+    }
+}
+
+impl BuildHasher for Numbers {
+    type Hasher = Folding;
+    fn build_hasher(&self) -> Folding {
+        Folding { state: self.add, multiply: self.multiply }
+    }
+}
+
+pub(super) struct Folding {
+    state: u64,
+    multiply: u64,
+}
+
+/// The halves of a product of 128 bits, as one: each bit of a factor reaches many bits of it.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+impl Hasher for Folding {
+    fn write_u64(&mut self, number: u64) {
+        self.state = fold(self.state ^ number, self.multiply);
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(u64::from(number));
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    /// Folded once more: numbers in a row are still in a row after the first time.
+    fn finish(&self) -> u64 {
+        fold(self.state, self.multiply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_and_multiples_are_spread() {
+        let numbers = Numbers::default();
+        for step in [1u64, 2, 64, 1 << 20, 1 << 32, 1 << 33, 1 << 50] {
+            // The upper 7 bits and the lower ones are what a map goes by.
+            let mut low = vec![0; 256];
+            let mut high = vec![0; 128];
+            for n in 0..4096u64 {
+                let hash = numbers.hash_one(n.wrapping_mul(step));
+                low[hash as usize % 256] += 1;
+                high[(hash >> 57) as usize] += 1;
+            }
+            // 16 and 32 are expected.
+            assert!(low.iter().all(|count| *count < 80), "step {step}: {low:?}");
+            assert!(high.iter().all(|count| *count < 160), "step {step}: {high:?}");
+        }
+        assert_ne!(Numbers::default().hash_one(7u64), Numbers::default().hash_one(7u64));
+    }
+}

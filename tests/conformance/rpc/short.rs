@@ -1,0 +1,232 @@
+//! What the short path must not forget: calls that were left to be sent with others, threads that wait behind a handler that
+//! blocks, timers and strangers while everybody is busy.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Engine, Error, Pending, Request, Responder};
+
+use crate::assert_error;
+use crate::support::{BOUND, Net, eventually};
+
+/// What a thread that is woken may take on a busy machine.
+const SOON: Duration = Duration::from_millis(300);
+
+/// Defines calls that nobody answers, and counts them.
+fn define_held(server: &Engine) -> Arc<AtomicUsize> {
+    let held = Mutex::new(Vec::new());
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    server
+        .define_deferred("held", move |responder: Responder<()>, (): ()| {
+            held.lock().unwrap().push(responder);
+            counted.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
+    count
+}
+
+fn started_calls_that_nobody_looks_at_are_sent(net: &Net) {
+    let pair = net.pair();
+    let count = define_held(&pair.server);
+    let held = pair.client.procedure::<(), ()>("held").on(&pair.to_server);
+    let mut pendings: Vec<Pending<()>> = Vec::new();
+    // One more at a time, with many under way: each would be sent with the next one, and there is none.
+    for round in 0..100u64 {
+        let calls = if round == 0 { 20 } else { 1 + round as usize % 3 };
+        pendings.extend((0..calls).map(|_| held.start(&()).unwrap()));
+        let started = Instant::now();
+        eventually("the calls arrived", || count.load(Ordering::SeqCst) == pendings.len());
+        assert!(started.elapsed() < SOON, "round {round}: {:?}", started.elapsed());
+        // The engine is busy, about to sleep, or asleep.
+        thread::sleep(Duration::from_micros([0, 100, 380, 420, 500, 1000, 5000][round as usize % 7]));
+    }
+    for pending in pendings {
+        pending.cancel();
+        assert_error!(pending.wait(), Error::Cancelled { .. });
+    }
+}
+
+fn calls_that_several_threads_start_are_sent(net: &Net) {
+    const THREADS: usize = 3;
+    const EACH: usize = 300;
+    let pair = net.pair();
+    let count = define_held(&pair.server);
+    pair.server.define("empty", |_: &Request, (): ()| ()).unwrap();
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (pair, count) = (&pair, &count);
+            scope.spawn(move || {
+                let held = pair.client.procedure::<(), ()>("held").on(&pair.to_server);
+                let empty = pair.client.procedure::<(), ()>("empty").on(&pair.to_server);
+                let mut pendings = Vec::new();
+                for n in 0..EACH {
+                    pendings.push(held.start(&()).unwrap());
+                    match (n + number) % 50 {
+                        // Others drive for a while, and stop.
+                        0 => empty.call(&()).unwrap(),
+                        10 => thread::sleep(Duration::from_micros(400)),
+                        20 => thread::sleep(Duration::from_micros(900)),
+                        _ => {}
+                    }
+                }
+                eventually("the calls arrived", || count.load(Ordering::SeqCst) == THREADS * EACH);
+                drop(pendings);
+            });
+        }
+    });
+}
+
+fn one_way_calls_that_nobody_looks_at_are_sent(net: &Net) {
+    let pair = net.pair();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    pair.server.define("note", move |_: &Request, (): ()| drop(counted.fetch_add(1, Ordering::SeqCst))).unwrap();
+    let note = pair.client.procedure::<(), ()>("note").on(&pair.to_server);
+    let mut sent = 0;
+    for round in 0..60usize {
+        for _ in 0..=round {
+            note.notify(&()).unwrap();
+        }
+        sent += round + 1;
+        eventually("the calls arrived", || count.load(Ordering::SeqCst) == sent);
+        thread::sleep(Duration::from_micros([0, 390, 450, 2000][round % 4]));
+    }
+}
+
+fn the_last_words_of_an_engine_are_sent(net: &Net) {
+    let server = net.server();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    server.define("note", move |_: &Request, (): ()| drop(counted.fetch_add(1, Ordering::SeqCst))).unwrap();
+    let client = net.client();
+    let note = client.procedure::<(), ()>("note").on(&client.lookup(server.address()).unwrap());
+    for _ in 0..100 {
+        note.notify(&()).unwrap();
+    }
+    client.finalize().unwrap();
+    eventually("the calls arrived", || count.load(Ordering::SeqCst) == 100);
+}
+
+/// The engine's own calls go on while one of its handlers blocks, whoever has the seat, and each time anew.
+fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
+    let (one, other) = (net.server(), net.server());
+    for engine in [&one, &other] {
+        engine.define("empty", |_: &Request, (): ()| ()).unwrap();
+    }
+    let (to_one, to_other) = (other.lookup(one.address()).unwrap(), one.lookup(other.address()).unwrap());
+    let empty = one.procedure::<(), ()>("empty").on(&to_other);
+    empty.call(&()).unwrap();
+    for round in 0..5 {
+        let (open, opened) = mpsc::channel::<()>();
+        let (begin, begun) = mpsc::channel::<()>();
+        // Each is of a kind that nothing is known of.
+        let name = format!("block {round}");
+        let opened = Mutex::new(opened);
+        one.define(&name, move |_: &Request, (): ()| {
+            begin.send(()).unwrap();
+            let _ = opened.lock().unwrap().recv_timeout(BOUND);
+        })
+        .unwrap();
+        let blocked = other.procedure::<(), ()>(&name).on(&to_one).start(&()).unwrap();
+        begun.recv_timeout(BOUND).unwrap();
+        for _ in 0..20 {
+            let started = Instant::now();
+            empty.call(&()).unwrap();
+            assert!(started.elapsed() < SOON, "round {round}: {:?}", started.elapsed());
+        }
+        // What comes from outside is served as well.
+        let started = Instant::now();
+        other.procedure::<(), ()>("empty").on(&to_one).call(&()).unwrap();
+        assert!(started.elapsed() < SOON, "round {round}: {:?}", started.elapsed());
+        open.send(()).unwrap();
+        blocked.wait().unwrap();
+    }
+}
+
+/// Makes calls as fast as it can, until told to stop.
+fn busily<R>(pair: &crate::support::Pair, work: impl FnOnce() -> R) -> R {
+    pair.server.define("busy", |_: &Request, (): ()| ()).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let busy = pair.client.procedure::<(), ()>("busy").on(&pair.to_server);
+            while !stop.load(Ordering::SeqCst) {
+                busy.call(&()).unwrap();
+            }
+        });
+        // The busy one must end whatever comes.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        stop.store(true, Ordering::SeqCst);
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn timers_and_deadlines_come_in_time_while_engines_are_busy(net: &Net) {
+    let pair = net.pair();
+    define_held(&pair.server);
+    busily(&pair, || {
+        for _ in 0..5 {
+            let delay = Duration::from_millis(20);
+            for engine in [&pair.server, &pair.client] {
+                let (fire, fired) = mpsc::channel();
+                let set = Instant::now();
+                engine.timer(delay, move || drop(fire.send(Instant::now()))).unwrap();
+                let at = fired.recv_timeout(BOUND).unwrap();
+                assert!(at - set >= delay && at - set < delay + SOON, "{:?}", at - set);
+            }
+            let started = Instant::now();
+            let held = pair.client.procedure::<(), ()>("held").on(&pair.to_server).timeout(delay).start(&()).unwrap();
+            assert_error!(held.wait(), Error::Timeout { .. });
+            let took = started.elapsed();
+            assert!(took >= delay && took < delay + SOON, "{took:?}");
+        }
+    });
+}
+
+fn strangers_are_served_while_engines_are_busy(net: &Net) {
+    let pair = net.pair();
+    busily(&pair, || {
+        for _ in 0..5 {
+            let stranger = net.client();
+            let to_server = stranger.lookup(pair.server.address()).unwrap();
+            let started = Instant::now();
+            stranger.procedure::<(), ()>("busy").on(&to_server).call(&()).unwrap();
+            assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+        }
+    });
+}
+
+/// Calls from several threads, each now and then: everybody sleeps in between, and nobody is forgotten.
+fn rare_calls_of_several_threads_are_answered(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("empty", |_: &Request, (): ()| ()).unwrap();
+    thread::scope(|scope| {
+        for number in 0..4u64 {
+            let pair = &pair;
+            scope.spawn(move || {
+                let empty = pair.client.procedure::<(), ()>("empty").on(&pair.to_server);
+                for n in 0..40 {
+                    thread::sleep(Duration::from_micros(300 * ((number * 7 + n * 5) % 11)));
+                    let started = Instant::now();
+                    empty.call(&()).unwrap();
+                    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+                }
+            });
+        }
+    });
+}
+
+suite!(
+    started_calls_that_nobody_looks_at_are_sent,
+    calls_that_several_threads_start_are_sent,
+    one_way_calls_that_nobody_looks_at_are_sent,
+    the_last_words_of_an_engine_are_sent,
+    a_handler_that_blocks_does_not_keep_the_engines_own_callers,
+    timers_and_deadlines_come_in_time_while_engines_are_busy,
+    strangers_are_served_while_engines_are_busy,
+    rare_calls_of_several_threads_are_answered,
+);
