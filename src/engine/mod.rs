@@ -330,6 +330,13 @@ impl Engine {
     }
 
     /// What an engine that is finalized has left over, in words: nothing, or a test fails.
+    /// Takes the engine's progress thread away; what it did is for [`Core::turn`] then.
+    #[cfg(test)]
+    pub(crate) fn by_hand(&self) -> Arc<Core> {
+        self.shared.core.retire_progress();
+        self.shared.core.clone()
+    }
+
     #[cfg(test)]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         self.shared.core.leftovers()

@@ -401,3 +401,27 @@ fn sleeps(task: &Option<PathBuf>) -> bool {
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state != Some('R')
 }
+
+/// An engine that moves by hand, so that one thread can run both sides of a call, and do the same in every run.
+#[cfg(test)]
+impl Core {
+    /// Sends the progress thread home, for good.
+    pub(crate) fn retire_progress(&self) {
+        self.threads.term.fetch_add(1, Ordering::SeqCst);
+        let gone = || self.threads.handles.lock().iter().all(|(term, handle)| term.is_none() || handle.is_finished());
+        while !gone() {
+            // Who wants the seat gets it from the progress thread, which then sees that it is out of office.
+            self.wait(&gone, Some(Instant::now() + TICK));
+        }
+    }
+
+    /// One look at the transports, and the handlers of what they bring.
+    pub(crate) fn turn(&self) {
+        assert!(self.seat.sit_back(), "somebody else drives");
+        let sitting = self.seat.sitting();
+        let mut jobs = Vec::new();
+        self.drive(&mut jobs, &|| true, None);
+        drop(sitting);
+        jobs.into_iter().for_each(Job::run);
+    }
+}

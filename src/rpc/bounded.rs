@@ -24,7 +24,7 @@ const FREE_ELEMENTS: usize = 1_000_000;
 /// # Errors
 /// What was wrong, with the numbers: bytes that are no `T`, bytes left over, and values beyond the bounds.
 #[inline]
-pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Result<T, String> {
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Result<T, String> {
     let mut bounded = Bounded::new(bytes);
     let decoded = T::deserialize(&mut bounded);
     bounded.finish(decoded)

@@ -10,6 +10,8 @@ mod request;
 mod service;
 mod shape;
 
+#[cfg(test)]
+pub(crate) use bounded::decode;
 pub(crate) use codec::{Decoding, Encoding, RemoteLease};
 pub(crate) use define::Registry;
 pub use define::{HandlerPool, Provider, Registration};
