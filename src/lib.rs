@@ -81,6 +81,7 @@ mod memory;
 mod progress;
 mod proto;
 mod rpc;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod transport;

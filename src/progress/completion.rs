@@ -1,15 +1,13 @@
 //! How whoever waits for a call or a transfer learns that it has ended, exactly once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Instant;
 
-use crossbeam_utils::sync::{Parker, Unparker};
-use parking_lot::Mutex;
-
 use super::{Core, Live};
 use crate::proto::{Answer, Failure};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, Parker, Unparker, thread_local};
 
 /// The end of an operation.
 pub(crate) enum Outcome {

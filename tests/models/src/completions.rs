@@ -1,0 +1,75 @@
+//! A completion: one end, seen once, by a thread or a task that is always woken.
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+use loom::thread;
+
+use crate::model;
+use crate::progress::{Completion, with_sleeper};
+use crate::proto;
+use crate::sync::Flag;
+
+/// A task that sleeps until it is woken.
+#[derive(Default)]
+struct Task(Flag);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.0.raise();
+    }
+}
+
+fn ends(completion: &Arc<Completion>) -> thread::JoinHandle<()> {
+    let completion = completion.clone();
+    thread::spawn(move || proto::end(&completion))
+}
+
+#[test]
+fn a_thread_is_woken() {
+    model(8, || {
+        let completion = Completion::new();
+        let end = ends(&completion);
+        with_sleeper(|sleeper| {
+            if completion.wake_thread(&sleeper.waiter) {
+                while !completion.is_ready() {
+                    sleeper.sleep(None);
+                }
+            }
+        });
+        assert!(completion.take().is_some());
+        assert!(completion.take().is_none());
+        end.join().unwrap();
+    });
+}
+
+#[test]
+fn a_task_is_woken_also_when_it_has_moved() {
+    model(8, || {
+        let completion = Completion::new();
+        let end = ends(&completion);
+        // Polled twice, as a future is that another task goes on with.
+        let (earlier, task) = (Arc::<Task>::default(), Arc::<Task>::default());
+        completion.wake_task(&Waker::from(earlier));
+        while completion.wake_task(&Waker::from(task.clone())) {
+            task.0.wait();
+        }
+        assert!(completion.take().is_some());
+        end.join().unwrap();
+    });
+}
+
+#[test]
+fn one_of_two_takers_gets_it() {
+    model(8, || {
+        let completion = Completion::new();
+        let end = ends(&completion);
+        let other = completion.clone();
+        let other = thread::spawn(move || other.take().is_some());
+        let mine = completion.take().is_some();
+        let theirs = other.join().unwrap();
+        end.join().unwrap();
+        let left = completion.take().is_some();
+        assert_eq!(u8::from(mine) + u8::from(theirs) + u8::from(left), 1);
+    });
+}

@@ -1,0 +1,256 @@
+//! An engine's core around calomel's own seat, completions and driver.
+
+#[path = "../../../src/progress/completion.rs"]
+mod completion;
+#[path = "../../../src/progress/drive.rs"]
+mod drive;
+#[path = "../../../src/progress/seat.rs"]
+mod seat;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::mio;
+use crate::proto::{self, Proto};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub(crate) use completion::{Completion, Outcome, ThreadSleeper, ThreadWaiter, with_sleeper};
+use workers::Job;
+
+pub(crate) enum Live {}
+
+pub(crate) struct Core {
+    proto: Mutex<Proto>,
+    transports: Vec<Inbox>,
+    seat: seat::Seat,
+    driver: Mutex<drive::Driver>,
+    waker: Arc<mio::Waker>,
+    asleep_until: AtomicU64,
+    start: Instant,
+    timers: Mutex<Timers>,
+    timer_workers: Workers,
+    spin: Option<Duration>,
+    stopping: AtomicBool,
+    /// Where the progress thread sleeps out of the seat.
+    progress: Mutex<Option<Arc<ThreadWaiter>>>,
+}
+
+#[derive(Default)]
+struct Timers {
+    pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
+}
+
+struct Workers;
+
+impl Workers {
+    fn push(&self, _: Job) {}
+}
+
+type Outputs = Vec<Arc<Completion>>;
+
+fn collect(proto: &mut Proto, outputs: &mut Outputs) {
+    outputs.extend(proto.poll());
+}
+
+impl Core {
+    pub(crate) fn new() -> Arc<Core> {
+        let driver = drive::Driver::new().unwrap();
+        let waker = Arc::new(driver.waker().unwrap());
+        Arc::new(Core {
+            proto: Mutex::default(),
+            transports: vec![Inbox { state: Mutex::default(), waker: waker.clone() }],
+            seat: seat::Seat::default(),
+            driver: Mutex::new(driver),
+            waker,
+            asleep_until: AtomicU64::new(0),
+            start: Instant::now(),
+            timers: Mutex::default(),
+            timer_workers: Workers,
+            spin: None,
+            stopping: AtomicBool::new(false),
+            progress: Mutex::default(),
+        })
+    }
+
+    /// An event arrives.
+    pub(crate) fn arrive(&self, event: Event) {
+        self.transports[0].put(event);
+    }
+
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn uncork(&self) {}
+
+    fn hand_over(&self, _: Job) {}
+
+    fn perform(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
+        outputs.iter().for_each(|completion| proto::end(completion));
+    }
+
+    fn ring(&self) {
+        completion::ring(&self.waker);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.start).as_micros() as u64 + 1
+    }
+
+    /// As calomel's: one step of the protocol, and a sitter that would sleep too long is woken.
+    pub(crate) fn exec(&self, step: impl FnOnce(&mut Proto)) {
+        step(&mut self.proto.lock());
+        let until = self.asleep_until.load(Ordering::SeqCst);
+        if until == 0 {
+            return;
+        }
+        let next = self.proto.lock().next_timeout();
+        if next.is_some_and(|next| self.micros(next) < until) {
+            self.ring();
+        }
+    }
+
+    /// As calomel's progress thread.
+    pub(crate) fn progress(&self) {
+        with_sleeper(|sleeper| {
+            *self.progress.lock() = Some(sleeper.waiter.clone());
+            let mut seen = u64::MAX;
+            let mut at_once = true;
+            while !self.is_stopping() {
+                let sat = if at_once { self.seat.sit_back() } else { self.wait_for_seat(sleeper, &mut seen) };
+                at_once = false;
+                if sat {
+                    let mut jobs = Vec::new();
+                    let sitting = self.seat.sitting();
+                    let stop = || self.seat.is_wanted() || self.is_stopping();
+                    self.drive(&mut jobs, &stop, None);
+                    at_once = !self.seat.is_wanted();
+                    seen = u64::MAX;
+                    drop(sitting);
+                }
+            }
+        });
+    }
+
+    fn wait_for_seat(&self, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
+        match self.seat.sit_as_progress(*seen, &sleeper.waiter) {
+            Ok(()) => true,
+            Err(occupied) => {
+                *seen = if occupied.for_long { u64::MAX } else { occupied.epoch };
+                sleeper.sleep((!occupied.for_long).then_some(self.start));
+                false
+            }
+        }
+    }
+
+    /// As calomel's `stop`.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.ring();
+        if let Some(progress) = &*self.progress.lock() {
+            progress.wake();
+        }
+    }
+}
+
+pub(crate) enum Event {
+    Ends(Arc<Completion>),
+    /// Something that concerns nobody who waits.
+    Stop,
+}
+
+/// A transport, as `loop://` is one.
+struct Inbox {
+    state: Mutex<InboxState>,
+    waker: Arc<mio::Waker>,
+}
+
+#[derive(Default)]
+struct InboxState {
+    items: VecDeque<Event>,
+    parked: bool,
+}
+
+impl Inbox {
+    fn put(&self, event: Event) {
+        let wake = {
+            let mut state = self.state.lock();
+            state.items.push_back(event);
+            std::mem::take(&mut state.parked)
+        };
+        if wake {
+            self.waker.wake().unwrap();
+        }
+    }
+
+    fn poll(&self, sink: &mut sink::CoreSink) -> bool {
+        let Some(event) = self.state.lock().items.pop_front() else { return false };
+        match event {
+            Event::Ends(completion) => proto::end(&completion),
+            Event::Stop => sink.core.stopping.store(true, Ordering::SeqCst),
+        }
+        true
+    }
+
+    fn ready(&self, _: usize, _: &mio::event::Event, _: &mut sink::CoreSink) {}
+
+    fn park(&self) -> bool {
+        let mut state = self.state.lock();
+        state.parked = state.items.is_empty();
+        state.parked
+    }
+
+    fn unpark(&self) {
+        self.state.lock().parked = false;
+    }
+}
+
+mod sink {
+    pub(super) struct CoreSink<'a> {
+        pub core: &'a super::Core,
+        pub jobs: &'a mut Vec<super::Job>,
+        pub now: std::time::Instant,
+    }
+}
+
+mod threads {
+    pub(super) struct Resting;
+
+    impl Resting {
+        pub(super) fn enter(_: &super::Core) -> Resting {
+            Resting
+        }
+    }
+}
+
+mod workers {
+    pub(super) struct Job;
+    pub(super) struct Blocking;
+
+    pub(super) enum Work {
+        Run(Box<dyn FnOnce() + Send>),
+    }
+
+    pub(super) struct Kind;
+
+    pub(super) fn timer_kind() -> Kind {
+        Kind
+    }
+
+    impl Job {
+        pub(super) fn new(_: &super::Core, _: Kind, _: Work) -> Job {
+            Job
+        }
+    }
+
+    impl Blocking {
+        pub(super) fn enter() -> Blocking {
+            Blocking
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! The protocol: a deadline, and whom it ends.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::progress::{Completion, Outcome};
+
+pub(crate) struct Answer<E>(PhantomData<E>);
+
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Timeout,
+}
+
+#[derive(Default)]
+pub(crate) struct Proto {
+    timer: Option<(Instant, Arc<Completion>)>,
+    due: Option<Arc<Completion>>,
+}
+
+impl Proto {
+    pub(crate) fn set_timer(&mut self, at: Instant, ends: Arc<Completion>) {
+        self.timer = Some((at, ends));
+    }
+
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        self.timer.as_ref().map(|(at, _)| *at)
+    }
+
+    pub(crate) fn handle_timeout(&mut self, _: Instant) {
+        self.due = self.timer.take().map(|(_, ends)| ends);
+    }
+
+    pub(crate) fn poll(&mut self) -> Option<Arc<Completion>> {
+        self.due.take()
+    }
+}
+
+pub(crate) fn end(completion: &Completion) {
+    completion.set(Outcome::Moved(Ok(0)));
+}

@@ -1,0 +1,136 @@
+//! Calomel's `sync`, by loom.
+
+pub(crate) use loom::sync::atomic;
+use loom::sync::{Condvar, MutexGuard};
+pub(crate) use loom::sync::{RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
+use std::time::Instant;
+
+#[derive(Default)]
+pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Mutex<T> {
+        Mutex(loom::sync::Mutex::new(value))
+    }
+
+    #[track_caller]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap()
+    }
+}
+
+pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
+
+impl<T> RwLock<T> {
+    pub(crate) fn new(value: T) -> RwLock<T> {
+        RwLock(loom::sync::RwLock::new(value))
+    }
+
+    #[track_caller]
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap()
+    }
+}
+
+/// A flag that one thread waits for and takes.
+#[derive(Default)]
+pub(crate) struct Flag {
+    up: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Flag {
+    pub(crate) fn raise(&self) {
+        *self.up.lock() = true;
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut up = self.up.lock();
+        while !*up {
+            up = self.changed.wait(up).unwrap();
+        }
+        *up = false;
+    }
+
+    /// Takes it if it is there.
+    pub(crate) fn take(&self) -> bool {
+        std::mem::take(&mut *self.up.lock())
+    }
+}
+
+pub(crate) struct Parker(Unparker);
+
+#[derive(Clone)]
+pub(crate) struct Unparker(Arc<Flag>);
+
+impl Parker {
+    pub(crate) fn new() -> Parker {
+        Parker(Unparker(Arc::default()))
+    }
+
+    pub(crate) fn unparker(&self) -> &Unparker {
+        &self.0
+    }
+
+    pub(crate) fn park(&self) {
+        self.0.0.wait();
+    }
+
+    /// The deadline comes at once, which is one of the times that it may come at.
+    pub(crate) fn park_deadline(&self, _: Instant) {
+        if !self.0.0.take() {
+            loom::thread::yield_now();
+        }
+    }
+}
+
+impl Unparker {
+    pub(crate) fn unpark(&self) {
+        self.0.raise();
+    }
+}
+
+/// What `std` offers on its keys, of what loom's keys can do.
+pub(crate) struct LocalKey<T: 'static>(pub &'static loom::thread::LocalKey<T>);
+
+impl<T> LocalKey<T> {
+    pub(crate) fn try_with<R>(&'static self, f: impl FnOnce(&T) -> R) -> Result<R, loom::thread::AccessError> {
+        self.0.try_with(f)
+    }
+}
+
+impl<T> LocalKey<std::cell::Cell<T>> {
+    pub(crate) fn set(&'static self, value: T) {
+        self.replace(value);
+    }
+
+    pub(crate) fn replace(&'static self, value: T) -> T {
+        self.0.with(|cell| cell.replace(value))
+    }
+
+    pub(crate) fn get(&'static self) -> T
+    where
+        T: Copy,
+    {
+        self.0.with(|cell| cell.get())
+    }
+}
+
+/// Threads of loom share the system's: each needs its own.
+macro_rules! local_keys {
+    ($($(#[$doc:meta])* $vis:vis static $name:ident: $type:ty = $init:expr;)*) => {$(
+        $(#[$doc])*
+        $vis static $name: crate::sync::LocalKey<$type> = {
+            loom::thread_local!(static KEY: $type = $init);
+            crate::sync::LocalKey(&KEY)
+        };
+    )*};
+}
+pub(crate) use local_keys as thread_local;
