@@ -31,10 +31,10 @@ fn a_thread_is_woken() {
         let completion = Completion::new();
         let end = ends(&completion);
         with_sleeper(|sleeper| {
-            if completion.wake_thread(&sleeper.waiter) {
-                while !completion.is_ready() {
-                    sleeper.sleep(None);
-                }
+            let mut asleep = completion.wake_thread(&sleeper.waiter);
+            while asleep {
+                sleeper.sleep(None);
+                asleep = !completion.is_ready();
             }
         });
         assert!(completion.take().is_some());

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use loom::thread;
 
 use crate::model;
-use crate::progress::{Completion, Core, Event};
+use crate::progress::{Completion, Core, Event, with_sleeper};
+use crate::proto;
 
 fn waits(core: &Arc<Core>, completion: &Arc<Completion>) -> thread::JoinHandle<()> {
     let (core, completion) = (core.clone(), completion.clone());
@@ -29,6 +30,57 @@ fn two_callers_get_what_they_wait_for() {
         let callers = [waits(&core, &completions[0]), waits(&core, &completions[1])];
         completions.iter().for_each(|completion| core.arrive(Event::Ends(completion.clone())));
         callers.into_iter().for_each(|caller| caller.join().unwrap());
+    });
+}
+
+/// One is ended by a thread that drives nothing, and has been woken before by what it did earlier: it may be at any point of
+/// waiting when its turn comes, and the turn must not be lost with it.
+#[test]
+fn a_turn_is_passed_on() {
+    model(3, || {
+        let core = Core::new();
+        let completions = [Completion::new(), Completion::new(), Completion::new()];
+        let callers = [waits(&core, &completions[1]), waits(&core, &completions[2])];
+        core.arrive(Event::Ends(completions[0].clone()));
+        proto::end(&completions[1]);
+        assert!(completions[0].wait(&core, None));
+        core.arrive(Event::Ends(completions[2].clone()));
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+    });
+}
+
+/// A thread that has been woken once too often sits down while it is still in the queue.
+#[test]
+fn nobody_sits_and_queues() {
+    model(3, || {
+        let core = Core::new();
+        let completions = [Completion::new(), Completion::new(), Completion::new()];
+        let woken = {
+            let (core, completion) = (core.clone(), completions[1].clone());
+            thread::spawn(move || {
+                with_sleeper(|sleeper| sleeper.waiter.wake());
+                assert!(completion.wait(&core, None));
+            })
+        };
+        let caller = waits(&core, &completions[2]);
+        core.arrive(Event::Ends(completions[0].clone()));
+        assert!(completions[0].wait(&core, None));
+        core.arrive(Event::Ends(completions[1].clone()));
+        core.arrive(Event::Ends(completions[2].clone()));
+        woken.join().unwrap();
+        caller.join().unwrap();
+    });
+}
+
+/// A call that ends while its caller drives and goes to sleep, by a thread that drives nothing: one that cancels it, say.
+#[test]
+fn an_end_from_elsewhere_is_not_slept_through() {
+    model(6, || {
+        let core = Core::new();
+        let completion = Completion::new();
+        let caller = waits(&core, &completion);
+        proto::end(&completion);
+        caller.join().unwrap();
     });
 }
 
