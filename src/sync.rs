@@ -2,7 +2,7 @@
 //! something else in its place that tries them all.
 
 pub(crate) use std::sync::atomic;
-pub(crate) use std::thread_local;
+pub(crate) use std::{thread, thread_local};
 
 pub(crate) use crossbeam_utils::sync::{Parker, Unparker};
 pub(crate) use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -47,7 +47,7 @@ impl Hello {
 /// ```
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Packet {
-    /// Something is in the ring. Of one byte, `line::BELL`.
+    /// Something is in the ring. Of one byte, `process::BELL`.
     Bell,
     Hello(Hello),
     /// `reads`: this side can read the other's memory.
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_bell_is_one_byte() {
-        assert_eq!(postcard::to_stdvec(&Packet::Bell).unwrap(), super::super::line::BELL);
+        assert_eq!(postcard::to_stdvec(&Packet::Bell).unwrap(), super::super::process::BELL);
     }
 
     #[test]

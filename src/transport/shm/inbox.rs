@@ -4,7 +4,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
 
 use super::super::{Landed, LinkKey, Place, Sink, Taken};
 use super::blocks;
@@ -13,6 +12,7 @@ use super::ring::{Consumer, Kind, MAX_BODY, Nonsense, Record};
 use super::segment::{CLOSED, SLOTS};
 use super::sys::{self, Far, MAX_PIECES};
 use crate::memory::{Slice, WriteAccess, shared::Mapping};
+use crate::sync::atomic::{Ordering, fence};
 
 /// Bytes copied in one step: what a frame may have to wait for, and whoever takes memory back (some 10 µs).
 const STEP: usize = 128 << 10;

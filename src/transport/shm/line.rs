@@ -1,16 +1,10 @@
 //! Both sides of a link: their segments, who the peer is, and the bell.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::SendFlags;
-
+use super::process::Process;
 use super::segment::Segment;
-
-/// The packet that wakes a peer.
-pub(super) const BELL: [u8; 1] = [0];
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 pub(super) struct Line {
     pub mine: Arc<Segment>,
@@ -24,38 +18,6 @@ pub(super) struct Line {
     rung: AtomicU64,
 }
 
-/// The process at the other end.
-pub(super) struct Process {
-    pub socket: Arc<OwnedFd>,
-    /// As it is seen from here; 0 when it is not.
-    pub pid: i32,
-    /// Tells when it is dead, also when a child of it keeps the socket open.
-    pub handle: Option<OwnedFd>,
-    /// A random word, and where in its memory that lies: so a successor under the same number is noticed.
-    pub nonce: (u64, u64),
-}
-
-impl Process {
-    /// True when the process is dead, or has closed its socket.
-    pub(super) fn is_gone(&self) -> bool {
-        let ended = |fd: &OwnedFd, what: PollFlags| {
-            let mut poll = [PollFd::new(fd, what)];
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|n| n > 0) && poll[0].revents().intersects(what)
-        };
-        match &self.handle {
-            Some(handle) => ended(handle, PollFlags::IN),
-            None => ended(&self.socket, PollFlags::HUP),
-        }
-    }
-
-    /// Ends the connection, so that both sides notice.
-    pub(super) fn cut(&self) {
-        // A socket that is not connected any more is cut already.
-        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
-    }
-}
-
 impl Line {
     pub(super) fn new(mine: Arc<Segment>, theirs: Arc<Segment>, peer: Process, reads: bool) -> Line {
         Line { mine, theirs, peer, reads, lends: AtomicBool::new(false), rung: AtomicU64::new(0) }
@@ -67,8 +29,7 @@ impl Line {
         fence(Ordering::SeqCst);
         let asleep = self.theirs.words().asleep.0.load(Ordering::Relaxed);
         if asleep % 2 == 1 && self.rung.swap(asleep, Ordering::Relaxed) != asleep {
-            // A full socket holds bells enough, and a broken one is noticed by whoever drives.
-            let _ = rustix::net::send(&*self.peer.socket, &BELL, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            self.peer.ring();
         }
     }
 

@@ -8,12 +8,13 @@
 //! while the grant went away is thrown away by the reader.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::line::Line;
 use super::segment::{CLOSED, SLOTS};
 use crate::memory::{Loan, ReadAccess, Slice};
+use crate::sync::atomic::{Ordering, fence};
+use crate::sync::thread;
 
 /// How long a reader may take for one step, which is one system call. One that takes longer has been stopped in the middle of
 /// it, or lies; it loses the connection, and with it the right to what it reads.
@@ -38,7 +39,7 @@ impl Loan for Grant {
         let begin = Instant::now();
         let mut look = begin + LOOK;
         while self.is_read() {
-            std::thread::yield_now();
+            thread::yield_now();
             let now = Instant::now();
             if now < look {
                 continue;
@@ -119,7 +120,8 @@ impl Loans {
             let finished = line.theirs.words().finished[slot].load(Ordering::Acquire);
             if let Some(done) = entry.take_if(|entry| entry.id == finished) {
                 done.memory.region.unlend(&done.grant);
-                line.mine.words().granted[slot].store(0, Ordering::Relaxed);
+                // Whoever takes the memory back at this moment and finds the loan over has what the reader did behind it.
+                line.mine.words().granted[slot].store(0, Ordering::Release);
             }
         }
         let before = self.payloads.len();

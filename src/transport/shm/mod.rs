@@ -10,6 +10,7 @@ mod line;
 mod link;
 mod loans;
 mod outbox;
+mod process;
 mod ring;
 mod segment;
 mod sys;

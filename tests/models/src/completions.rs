@@ -25,8 +25,7 @@ fn ends(completion: &Arc<Completion>) -> thread::JoinHandle<()> {
     thread::spawn(move || proto::end(&completion))
 }
 
-#[test]
-fn a_thread_is_woken() {
+pub(crate) fn a_thread_is_woken() {
     model(8, || {
         let completion = Completion::new();
         let end = ends(&completion);
@@ -43,8 +42,7 @@ fn a_thread_is_woken() {
     });
 }
 
-#[test]
-fn a_task_is_woken_also_when_it_has_moved() {
+pub(crate) fn a_task_is_woken_also_when_it_has_moved() {
     model(8, || {
         let completion = Completion::new();
         let end = ends(&completion);
@@ -59,8 +57,7 @@ fn a_task_is_woken_also_when_it_has_moved() {
     });
 }
 
-#[test]
-fn one_of_two_takers_gets_it() {
+pub(crate) fn one_of_two_takers_gets_it() {
     model(8, || {
         let completion = Completion::new();
         let end = ends(&completion);

@@ -2,65 +2,53 @@
 
 use std::sync::Arc;
 
-use loom::cell::UnsafeCell;
 use loom::thread;
 
+use crate::memory::{Copied, Region, Slice, copy};
 use crate::model;
-use crate::region::{Copied, Region, Slice, copy};
+use crate::watched::Watched;
 
-/// Memory that a region stands for; loom fails when accesses overlap or are not ordered.
+/// A region, and the memory that it stands for.
 struct Tracked {
     region: Arc<Region>,
-    memory: UnsafeCell<u8>,
+    memory: Watched,
 }
-
-// SAFETY: that accesses are ordered is what loom checks.
-unsafe impl Sync for Tracked {}
-// SAFETY: as above.
-unsafe impl Send for Tracked {}
 
 impl Tracked {
     fn new() -> Arc<Tracked> {
-        Arc::new(Tracked { region: Region::from_vec(vec![0; 4]), memory: UnsafeCell::new(0) })
-    }
-
-    /// The owner touches what is its own again.
-    fn touch(&self) {
-        self.memory.with_mut(|_| thread::yield_now());
+        Arc::new(Tracked { region: Region::from_vec(vec![0; 4]), memory: Watched::default() })
     }
 
     /// A system call in the middle of which anything may happen.
     fn read_through(&self, slice: &Slice) {
         if let Some(access) = slice.read_access() {
-            self.memory.with(|_| thread::yield_now());
+            self.memory.read();
             drop(access);
         }
     }
 
     fn write_through(&self, slice: &Slice) {
         if let Some(access) = slice.write_access() {
-            self.memory.with_mut(|_| thread::yield_now());
+            self.memory.write();
             drop(access);
         }
     }
 }
 
-#[test]
-fn nothing_touches_memory_after_close() {
+pub(crate) fn nothing_touches_memory_after_close() {
     model(8, || {
         let tracked = Tracked::new();
         let (reading, writing) = (tracked.clone(), tracked.clone());
         let reader = thread::spawn(move || reading.read_through(&Slice::whole(&reading.region)));
         let writer = thread::spawn(move || writing.write_through(&Slice::whole(&writing.region)));
         tracked.region.close();
-        tracked.touch();
+        tracked.memory.write();
         reader.join().unwrap();
         writer.join().unwrap();
     });
 }
 
-#[test]
-fn nothing_is_written_after_an_operation_ends() {
+pub(crate) fn nothing_is_written_after_an_operation_ends() {
     model(8, || {
         let tracked = Tracked::new();
         let slice = Slice::whole(&tracked.region).for_one_operation();
@@ -71,13 +59,12 @@ fn nothing_is_written_after_an_operation_ends() {
         });
         slice.end();
         tracked.region.fence();
-        tracked.touch();
+        tracked.memory.write();
         writer.join().unwrap();
     });
 }
 
-#[test]
-fn copies_in_both_directions_never_lock_each_other_out() {
+pub(crate) fn copies_in_both_directions_never_lock_each_other_out() {
     model(8, || {
         let mut regions = [Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4])];
         // Gates are passed in the order of addresses, which must be the same in each run of the model.

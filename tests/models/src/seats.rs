@@ -22,8 +22,7 @@ fn progresses(core: &Arc<Core>) -> thread::JoinHandle<()> {
 }
 
 /// Who sits when it gets what it waits for wakes the next one, who then drives.
-#[test]
-fn two_callers_get_what_they_wait_for() {
+pub(crate) fn two_callers_get_what_they_wait_for() {
     model(4, || {
         let core = Core::new();
         let completions = [Completion::new(), Completion::new()];
@@ -35,8 +34,7 @@ fn two_callers_get_what_they_wait_for() {
 
 /// One is ended by a thread that drives nothing, and has been woken before by what it did earlier: it may be at any point of
 /// waiting when its turn comes, and the turn must not be lost with it.
-#[test]
-fn a_turn_is_passed_on() {
+pub(crate) fn a_turn_is_passed_on() {
     model(3, || {
         let core = Core::new();
         let completions = [Completion::new(), Completion::new(), Completion::new()];
@@ -50,8 +48,7 @@ fn a_turn_is_passed_on() {
 }
 
 /// A thread that has been woken once too often sits down while it is still in the queue.
-#[test]
-fn nobody_sits_and_queues() {
+pub(crate) fn nobody_sits_and_queues() {
     model(3, || {
         let core = Core::new();
         let completions = [Completion::new(), Completion::new(), Completion::new()];
@@ -73,8 +70,7 @@ fn nobody_sits_and_queues() {
 }
 
 /// A call that ends while its caller drives and goes to sleep, by a thread that drives nothing: one that cancels it, say.
-#[test]
-fn an_end_from_elsewhere_is_not_slept_through() {
+pub(crate) fn an_end_from_elsewhere_is_not_slept_through() {
     model(6, || {
         let core = Core::new();
         let completion = Completion::new();
@@ -85,8 +81,7 @@ fn an_end_from_elsewhere_is_not_slept_through() {
 }
 
 /// The progress thread gets up for a caller; when the caller is gone, it drives again, and takes what concerns nobody else.
-#[test]
-fn the_progress_thread_gives_way_and_comes_back() {
+pub(crate) fn the_progress_thread_gives_way_and_comes_back() {
     model(4, || {
         let core = Core::new();
         let progress = progresses(&core);
@@ -100,8 +95,7 @@ fn the_progress_thread_gives_way_and_comes_back() {
 }
 
 /// The same, ended as an engine ends its threads.
-#[test]
-fn the_progress_thread_can_be_stopped_wherever_it_sleeps() {
+pub(crate) fn the_progress_thread_can_be_stopped_wherever_it_sleeps() {
     model(4, || {
         let core = Core::new();
         let progress = progresses(&core);
@@ -111,8 +105,7 @@ fn the_progress_thread_can_be_stopped_wherever_it_sleeps() {
 }
 
 /// A deadline that comes up while somebody goes to sleep until a later one, or for ever.
-#[test]
-fn a_new_deadline_is_not_slept_through() {
+pub(crate) fn a_new_deadline_is_not_slept_through() {
     model(4, || {
         let core = Core::new();
         let completion = Completion::new();

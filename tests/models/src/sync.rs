@@ -3,6 +3,7 @@
 pub(crate) use loom::sync::atomic;
 use loom::sync::{Condvar, MutexGuard};
 pub(crate) use loom::sync::{RwLockReadGuard, RwLockWriteGuard};
+pub(crate) use loom::thread;
 use std::sync::Arc;
 use std::time::Instant;
 

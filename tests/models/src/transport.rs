@@ -1,0 +1,31 @@
+//! What transports report, and the shared-memory one: its ring, its bell, what is lent, and both ends of a link.
+
+use crate::memory::Slice;
+
+#[derive(Clone, Copy)]
+pub(crate) struct LinkKey;
+
+pub(crate) struct Place {
+    pub target: Option<Slice>,
+    pub len: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Landed {
+    Whole,
+    SourceGone,
+    TargetGone,
+}
+
+pub(crate) struct Taken {
+    pub used: usize,
+    pub place: Option<Place>,
+}
+
+pub(crate) trait Sink {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken>;
+    fn placed(&mut self, key: LinkKey, landed: Landed);
+    fn heard(&mut self, key: LinkKey);
+}
+
+pub(crate) mod shm;

@@ -1,0 +1,239 @@
+//! Calomel's shared-memory transport, with a ring of eight lines, in memory that loom watches.
+
+#[path = "../../../../src/transport/shm/inbox.rs"]
+mod inbox;
+#[path = "../../../../src/transport/shm/line.rs"]
+mod line;
+#[path = "../../../../src/transport/shm/loans.rs"]
+mod loans;
+#[path = "../../../../src/transport/shm/outbox.rs"]
+mod outbox;
+#[path = "../../../../src/transport/shm/ring.rs"]
+mod ring;
+mod segment;
+
+use std::sync::Arc;
+
+use super::{Landed, LinkKey, Place, Sink, Taken};
+use crate::memory::{Region, Slice};
+use crate::sync::Flag;
+use crate::sync::atomic::Ordering;
+use crate::watched::Watched;
+use inbox::{Inbox, Turn};
+use line::Line;
+use outbox::{Outbox, Written};
+use process::Process;
+use segment::Segment;
+
+/// One end of a link, and the thread that drives there.
+pub(crate) struct End {
+    line: Arc<Line>,
+    bell: Arc<Flag>,
+    outbox: Outbox,
+    inbox: Inbox,
+    pub heard: Heard,
+}
+
+/// What has come.
+#[derive(Default)]
+pub(crate) struct Heard {
+    pub frames: Vec<u8>,
+    pub landed: Vec<Landed>,
+    pub returned: usize,
+    pub lost: bool,
+    /// Where payloads go.
+    pub target: Option<Arc<Region>>,
+}
+
+impl Sink for Heard {
+    /// The first byte is the frame; where a target is, a payload follows.
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Taken> {
+        self.frames.push(bytes[0]);
+        let target = self.target.as_ref().map(Slice::whole);
+        Some(Taken { used: bytes.len(), place: target.map(|target| Place { len: target.len, target: Some(target) }) })
+    }
+
+    fn placed(&mut self, _: LinkKey, landed: Landed) {
+        self.landed.push(landed);
+    }
+
+    fn heard(&mut self, _: LinkKey) {}
+}
+
+/// Two ends. What the first lends is the watched memory.
+pub(crate) fn pair(lent: Option<&Watched>) -> (End, End) {
+    let segments = [Arc::new(Segment::new()), Arc::new(Segment::new())];
+    let bells = [Arc::<Flag>::default(), Arc::default()];
+    let end = |own: usize, far: usize| {
+        let peer = Process {
+            socket: (),
+            pid: lent.map_or(0, |lent| std::ptr::from_ref(lent).expose_provenance()),
+            nonce: (),
+            bell: bells[far].clone(),
+        };
+        let line = Arc::new(Line::new(segments[own].clone(), segments[far].clone(), peer, true));
+        line.lends.store(true, Ordering::Relaxed);
+        End { outbox: Outbox::new(&line), inbox: Inbox::new(&line), bell: bells[own].clone(), line, heard: Heard::default() }
+    };
+    (end(0, 1), end(1, 0))
+}
+
+impl End {
+    /// As a link sends; false when the rest has to wait.
+    pub(crate) fn send(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> bool {
+        let mut sending = self.outbox.begin(bytes, payload);
+        let written = self.outbox.write(&self.line, &mut sending).unwrap();
+        if let Written::Part = written {
+            self.outbox.pending = Some(sending);
+        }
+        let all = self.outbox.pending.is_none();
+        if self.outbox.is_waiting() {
+            self.line.set_waiting(true);
+        }
+        self.line.wake_peer();
+        all
+    }
+
+    /// As a link goes on with what waited.
+    fn resume(&mut self) -> bool {
+        let returned = self.outbox.loans.sweep(&self.line);
+        self.heard.returned += returned;
+        let mut any = returned > 0;
+        if let Some(mut sending) = self.outbox.pending.take() {
+            match self.outbox.write(&self.line, &mut sending).unwrap() {
+                Written::Part => self.outbox.pending = Some(sending),
+                Written::All | Written::Lent => any = true,
+            }
+        }
+        self.line.set_waiting(self.outbox.is_waiting());
+        self.line.wake_peer();
+        any
+    }
+
+    fn turn(&mut self) -> bool {
+        let any = self.outbox.is_waiting() && self.resume();
+        let mut scratch = [0; ring::MAX_BODY];
+        let turn = self.inbox.turn(LinkKey, &self.line, &mut scratch, &mut self.heard, &mut |_| ());
+        match turn {
+            Ok(turn) => any || turn != Turn::Nothing,
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted, "{error}");
+                self.heard.lost = true;
+                true
+            }
+        }
+    }
+
+    /// As a link falls asleep, and its driver in the reactor, until the bell.
+    fn sleep(&mut self) {
+        self.line.fall_asleep();
+        let waits = self.outbox.is_waiting();
+        if !self.inbox.has_work() && !(waits && self.outbox.could_go_on(&self.line)) {
+            self.bell.wait();
+        }
+        self.line.awake();
+    }
+
+    /// Drives until something is so.
+    pub(crate) fn until(&mut self, done: impl Fn(&End) -> bool) {
+        while !done(self) {
+            if !self.turn() {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Nothing is left to be sent.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.outbox.pending.is_none()
+    }
+
+    /// As a link closes.
+    pub(crate) fn close(&mut self) {
+        self.outbox.pending = None;
+        self.outbox.loans.end(&self.line);
+    }
+}
+
+mod process {
+    use std::sync::Arc;
+
+    use crate::sync::Flag;
+
+    pub(super) struct Process {
+        pub socket: (),
+        /// Where its memory is.
+        pub pid: usize,
+        pub nonce: (),
+        pub bell: Arc<Flag>,
+    }
+
+    impl Process {
+        pub(super) fn ring(&self) {
+            self.bell.raise();
+        }
+
+        pub(super) fn is_gone(&self) -> bool {
+            false
+        }
+
+        pub(super) fn cut(&self) {
+            panic!("a reader was waited for in vain");
+        }
+    }
+}
+
+mod sys {
+    use std::io;
+
+    use crate::memory::WriteAccess;
+    use crate::watched::Watched;
+
+    pub(super) const MAX_PIECES: usize = 1;
+
+    #[derive(Clone, Copy)]
+    pub(super) struct Far {
+        pub address: u64,
+        pub len: u64,
+    }
+
+    pub(super) fn reach(_: &WriteAccess<'_>, _: usize) -> usize {
+        usize::MAX
+    }
+
+    /// Reads the memory of the process.
+    pub(super) fn read_process(pid: usize, _: &[Far], _: &WriteAccess<'_>, _: usize, _: ()) -> io::Result<bool> {
+        // SAFETY: the memory lives as long as the model.
+        let memory = unsafe { &*std::ptr::with_exposed_provenance::<Watched>(pid) };
+        memory.read();
+        Ok(true)
+    }
+}
+
+mod blocks {
+    use super::sys::Far;
+    use crate::memory::{WriteAccess, shared::Mapping};
+
+    pub(super) fn read(_: &Mapping, _: &[Far], _: &WriteAccess<'_>, _: usize) -> bool {
+        false
+    }
+}
+
+mod handshake {
+    use std::io;
+    use std::os::fd::BorrowedFd;
+
+    pub(super) enum Packet {
+        Block { id: u64, len: u64 },
+    }
+
+    pub(super) fn send<S>(_: &S, _: &Packet, _: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+mod link {
+    pub(super) fn closed_by_peer() -> std::io::Error {
+        std::io::ErrorKind::ConnectionAborted.into()
+    }
+}

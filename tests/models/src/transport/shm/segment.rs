@@ -1,0 +1,117 @@
+//! A segment of eight lines, each a header and what else is on it. What is on a line is written and read as plain memory, so
+//! loom fails when that overlaps, or is not ordered.
+
+use loom::cell::UnsafeCell;
+
+use crate::memory::{ReadAccess, WriteAccess};
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+pub(super) const LINE: u64 = 64;
+const LINES: usize = 8;
+pub(super) const RING: u64 = LINE * LINES as u64;
+pub(super) const SLOTS: usize = 1;
+pub(super) const CLOSED: u64 = u64::MAX;
+
+#[derive(Default)]
+pub(super) struct Single(pub AtomicU64);
+
+pub(super) struct Words {
+    pub taken: Single,
+    pub asleep: Single,
+    pub waiting: Single,
+    pub granted: [AtomicU64; SLOTS],
+    pub reading: [AtomicU64; SLOTS],
+    pub finished: [AtomicU64; SLOTS],
+}
+
+type Content = [u8; LINE as usize];
+
+/// The first word of a line: a header, or what the body of a record that began before it has there.
+pub(super) struct Word {
+    word: AtomicU64,
+    /// All of the line, as bodies have it.
+    content: UnsafeCell<Content>,
+}
+
+impl Word {
+    pub(super) fn load(&self, ordering: Ordering) -> u64 {
+        self.word.load(ordering)
+    }
+
+    pub(super) fn store(&self, header: u64, ordering: Ordering) {
+        // Of the bytes of a body that may still be read there, this overwrites eight.
+        self.content.with_mut(|_| ());
+        self.word.store(header, ordering);
+    }
+}
+
+pub(super) struct Segment {
+    words: Words,
+    lines: [Word; LINES],
+}
+
+// SAFETY: loom watches who uses what when.
+unsafe impl Sync for Segment {}
+// SAFETY: as above.
+unsafe impl Send for Segment {}
+
+impl Segment {
+    pub(super) fn new() -> Segment {
+        let none = || std::array::from_fn(|_| AtomicU64::default());
+        let (taken, asleep, waiting) = Default::default();
+        let words = Words { taken, asleep, waiting, granted: none(), reading: none(), finished: none() };
+        let line = |_| Word { word: AtomicU64::new(0), content: UnsafeCell::new([0; LINE as usize]) };
+        Segment { words, lines: std::array::from_fn(line) }
+    }
+
+    pub(super) fn words(&self) -> &Words {
+        &self.words
+    }
+
+    pub(super) fn header(&self, at: u64) -> &Word {
+        assert!(at.is_multiple_of(LINE));
+        &self.lines[(at % RING / LINE) as usize]
+    }
+
+    /// The lines that the body of `len` bytes at `at` lies on, each with where it begins there, and how much of it that is.
+    fn lines(&self, at: u64, len: usize) -> impl Iterator<Item = (usize, usize, &Word)> {
+        let end = at + len as u64;
+        let step = move |at: &u64| Some((at / LINE + 1) * LINE).filter(|next| *next < end);
+        std::iter::successors(Some(at), step).map(move |at| {
+            let line = self.header(at / LINE * LINE);
+            ((at % LINE) as usize, ((at / LINE + 1) * LINE).min(end) as usize - at as usize, line)
+        })
+    }
+
+    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
+        let mut bytes = bytes;
+        for (start, len, line) in self.lines(at, bytes.len()) {
+            let (now, rest) = bytes.split_at(len);
+            // SAFETY: loom watches the cell.
+            line.content.with_mut(|content| unsafe { (&mut *content)[start..start + len].copy_from_slice(now) });
+            if start == 0 {
+                // What would be taken for a header, by who looks for one here.
+                line.word.store(9 << 32, Ordering::Relaxed);
+            }
+            bytes = rest;
+        }
+    }
+
+    pub(super) fn read(&self, at: u64, out: &mut [u8]) {
+        let mut out = out;
+        for (start, len, line) in self.lines(at, out.len()) {
+            let (now, rest) = std::mem::take(&mut out).split_at_mut(len);
+            // SAFETY: loom watches the cell.
+            line.content.with(|content| now.copy_from_slice(unsafe { &(&*content)[start..start + len] }));
+            out = rest;
+        }
+    }
+
+    pub(super) fn write_memory(&self, _: u64, _: &ReadAccess<'_>, _: usize, _: usize) {
+        unreachable!("payloads are lent");
+    }
+
+    pub(super) fn read_memory(&self, _: u64, _: &WriteAccess<'_>, _: usize, _: usize) {
+        unreachable!("payloads are lent");
+    }
+}
