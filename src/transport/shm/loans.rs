@@ -31,10 +31,8 @@ struct Grant {
 impl Loan for Grant {
     fn revoke(&self) {
         let granted = &self.line.mine.words().granted[self.slot];
-        // The slot may be another loan's by now: this one is over then.
-        if granted.compare_exchange(self.id, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() && !self.is_read() {
-            return;
-        }
+        // If it is not granted any more, the link may have ended while the reader goes on.
+        let _ = granted.compare_exchange(self.id, 0, Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let begin = Instant::now();
         let mut look = begin + LOOK;
@@ -120,8 +118,7 @@ impl Loans {
             let finished = line.theirs.words().finished[slot].load(Ordering::Acquire);
             if let Some(done) = entry.take_if(|entry| entry.id == finished) {
                 done.memory.region.unlend(&done.grant);
-                // Whoever takes the memory back at this moment and finds the loan over has what the reader did behind it.
-                line.mine.words().granted[slot].store(0, Ordering::Release);
+                line.mine.words().granted[slot].store(0, Ordering::Relaxed);
             }
         }
         let before = self.payloads.len();
