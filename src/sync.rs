@@ -2,6 +2,7 @@
 //! something else in its place that tries them all.
 
 pub(crate) use std::sync::atomic;
+pub(crate) use std::time::Instant;
 pub(crate) use std::{thread, thread_local};
 
 pub(crate) use crossbeam_utils::sync::{Parker, Unparker};

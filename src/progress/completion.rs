@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
 
 use super::{Core, Live};
 use crate::proto::{Answer, Failure};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, Parker, Unparker, thread_local};
+use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
 /// The end of an operation.
 pub(crate) enum Outcome {

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::seat::Sat;
@@ -11,8 +12,7 @@ use super::sink::CoreSink;
 use super::threads::Resting;
 use super::workers::{self, Job, Work};
 use super::{Core, MISLAID, Outputs, UNSENT, collect};
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::thread_local;
+use crate::sync::{Instant, thread_local};
 
 const WAKER: mio::Token = mio::Token(usize::MAX);
 /// Transports are told apart by the upper bits of their tokens.

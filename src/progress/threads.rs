@@ -410,18 +410,23 @@ impl Core {
         self.threads.term.fetch_add(1, Ordering::SeqCst);
         let gone = || self.threads.handles.lock().iter().all(|(term, handle)| term.is_none() || handle.is_finished());
         while !gone() {
-            // Who wants the seat gets it from the progress thread, which then sees that it is out of office.
-            self.wait(&gone, Some(Instant::now() + TICK));
+            // Wherever it sleeps, in the seat or out of it.
+            self.seat.vacate();
+            self.ring();
+            if let Some(progress) = &*self.threads.progress.lock() {
+                progress.wake();
+            }
+            std::thread::yield_now();
         }
     }
 
     /// One look at the transports, and the handlers of what they bring.
     pub(crate) fn turn(&self) {
         assert!(self.seat.sit_back(), "somebody else drives");
-        let sitting = self.seat.sitting();
         let mut jobs = Vec::new();
-        self.drive(&mut jobs, &|| true, None);
-        drop(sitting);
-        jobs.into_iter().for_each(Job::run);
+        let purpose = Purpose { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
+        self.drive(&mut jobs, &purpose);
+        jobs.into_iter().for_each(|job| drop(job.run(self.rhythm.now())));
+        self.seat.vacate();
     }
 }
