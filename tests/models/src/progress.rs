@@ -9,14 +9,18 @@ mod seat;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::mio;
 use crate::proto::{self, Proto};
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Instant, Mutex};
 pub(crate) use completion::{Completion, Outcome, ThreadSleeper, ThreadWaiter, with_sleeper};
+use drive::{Ended, Purpose};
 use workers::Job;
+
+const UNSENT: u32 = 1;
+const MISLAID: u32 = 2;
 
 pub(crate) enum Live {}
 
@@ -26,6 +30,9 @@ pub(crate) struct Core {
     seat: seat::Seat,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
+    rhythm: drive::Rhythm,
+    attention: AtomicU32,
+    mislaid: Mutex<Vec<mio::event::Event>>,
     asleep_until: AtomicU64,
     start: Instant,
     timers: Mutex<Timers>,
@@ -49,7 +56,7 @@ impl Workers {
 
 type Outputs = Vec<Arc<Completion>>;
 
-fn collect(proto: &mut Proto, outputs: &mut Outputs) {
+fn collect(_: &Core, proto: &mut Proto, outputs: &mut Outputs) {
     outputs.extend(proto.poll());
 }
 
@@ -57,12 +64,16 @@ impl Core {
     pub(crate) fn new() -> Arc<Core> {
         let driver = drive::Driver::new().unwrap();
         let waker = Arc::new(driver.waker().unwrap());
+        let inbox = || Inbox { state: Mutex::default(), waker: waker.clone() };
         Arc::new(Core {
             proto: Mutex::default(),
-            transports: vec![Inbox { state: Mutex::default(), waker: waker.clone() }],
+            transports: vec![inbox(), inbox()],
             seat: seat::Seat::default(),
             driver: Mutex::new(driver),
-            waker,
+            waker: waker.clone(),
+            rhythm: drive::Rhythm::new(),
+            attention: AtomicU32::new(0),
+            mislaid: Mutex::default(),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),
@@ -73,9 +84,15 @@ impl Core {
         })
     }
 
-    /// An event arrives.
+    /// An event arrives, as over `loop://`.
     pub(crate) fn arrive(&self, event: Event) {
         self.transports[0].put(event);
+    }
+
+    /// An event arrives, as over `tcp://`.
+    pub(crate) fn arrive_by_reactor(&self, event: Event) {
+        self.transports[1].state.lock().hidden.push_back(event);
+        self.waker.tell(mio::Token(drive::first_token(1)));
     }
 
     fn identity(&self) -> usize {
@@ -105,6 +122,10 @@ impl Core {
     /// As calomel's: one step of the protocol, and a sitter that would sleep too long is woken.
     pub(crate) fn exec(&self, step: impl FnOnce(&mut Proto)) {
         step(&mut self.proto.lock());
+        self.check_alarm();
+    }
+
+    fn check_alarm(&self) {
         let until = self.asleep_until.load(Ordering::SeqCst);
         if until == 0 {
             return;
@@ -125,16 +146,25 @@ impl Core {
                 let sat = if at_once { self.seat.sit_back() } else { self.wait_for_seat(sleeper, &mut seen) };
                 at_once = false;
                 if sat {
-                    let mut jobs = Vec::new();
-                    let sitting = self.seat.sitting();
-                    let stop = || self.seat.is_wanted() || self.is_stopping();
-                    self.drive(&mut jobs, &stop, None);
-                    at_once = !self.seat.is_wanted();
+                    self.serve();
                     seen = u64::MAX;
-                    drop(sitting);
                 }
             }
         });
+    }
+
+    fn serve(&self) {
+        let mut jobs = Vec::new();
+        let stop = || self.seat.is_wanted() || self.is_stopping();
+        let purpose = Purpose { stop: &stop, announce: &|_| true, deadline: None, progress: true };
+        loop {
+            if self.drive(&mut jobs, &purpose) == Ended::SeatTaken {
+                return;
+            }
+            if self.seat.is_wanted() || self.is_stopping() {
+                return self.seat.vacate();
+            }
+        }
     }
 
     fn wait_for_seat(&self, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
@@ -164,6 +194,15 @@ pub(crate) enum Event {
     Stop,
 }
 
+impl Event {
+    fn happen(self, core: &Core) {
+        match self {
+            Event::Ends(completion) => proto::end(&completion),
+            Event::Stop => core.stopping.store(true, Ordering::SeqCst),
+        }
+    }
+}
+
 /// A transport, as `loop://` is one.
 struct Inbox {
     state: Mutex<InboxState>,
@@ -173,6 +212,8 @@ struct Inbox {
 #[derive(Default)]
 struct InboxState {
     items: VecDeque<Event>,
+    /// What only the reactor tells of.
+    hidden: VecDeque<Event>,
     parked: bool,
 }
 
@@ -189,15 +230,16 @@ impl Inbox {
     }
 
     fn poll(&self, sink: &mut sink::CoreSink) -> bool {
-        let Some(event) = self.state.lock().items.pop_front() else { return false };
-        match event {
-            Event::Ends(completion) => proto::end(&completion),
-            Event::Stop => sink.core.stopping.store(true, Ordering::SeqCst),
-        }
-        true
+        let event = self.state.lock().items.pop_front();
+        let any = event.is_some();
+        event.into_iter().for_each(|event| event.happen(sink.core));
+        any
     }
 
-    fn ready(&self, _: usize, _: &mio::event::Event, _: &mut sink::CoreSink) {}
+    fn ready(&self, _: usize, _: &mio::event::Event, sink: &mut sink::CoreSink) {
+        let hidden = std::mem::take(&mut self.state.lock().hidden);
+        hidden.into_iter().for_each(|event| event.happen(sink.core));
+    }
 
     fn park(&self) -> bool {
         let mut state = self.state.lock();
@@ -214,7 +256,6 @@ mod sink {
     pub(super) struct CoreSink<'a> {
         pub core: &'a super::Core,
         pub jobs: &'a mut Vec<super::Job>,
-        pub now: std::time::Instant,
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::progress::{Completion, Outcome};
+use crate::sync::Instant;
 
 pub(crate) struct Answer<E>(PhantomData<E>);
 

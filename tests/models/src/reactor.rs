@@ -1,15 +1,19 @@
-//! `mio`, as far as calomel's driver uses it: a reactor that knows one event, that it was woken.
+//! `mio`, as far as calomel's driver uses it: a reactor that tells once of each thing that has happened.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sync::Flag;
+use crate::sync::{Flag, Mutex};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token(pub usize);
 
+/// The driver's own token for being woken.
+const WAKER: Token = Token(usize::MAX);
+
 pub(crate) mod event {
+    #[derive(Clone)]
     pub(crate) struct Event(pub(super) super::Token);
 
     impl Event {
@@ -30,13 +34,19 @@ impl Events {
         self.0.iter()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
     }
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Registry(Arc<Flag>);
+pub(crate) struct Registry(Arc<Reactor>);
+
+#[derive(Default)]
+struct Reactor {
+    flag: Flag,
+    news: Mutex<Vec<Token>>,
+}
 
 impl Registry {
     pub(crate) fn try_clone(&self) -> io::Result<Registry> {
@@ -52,8 +62,13 @@ impl Waker {
     }
 
     pub(crate) fn wake(&self) -> io::Result<()> {
-        self.0.0.raise();
+        self.tell(WAKER);
         Ok(())
+    }
+
+    pub(crate) fn tell(&self, token: Token) {
+        self.0.0.news.lock().push(token);
+        self.0.0.flag.raise();
     }
 }
 
@@ -69,15 +84,13 @@ impl Poll {
     }
 
     pub(crate) fn poll(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
-        let rung = match timeout {
-            None => {
-                self.0.0.wait();
-                true
-            }
-            Some(_) => self.0.0.take(),
-        };
-        events.0.clear();
-        events.0.extend(rung.then_some(event::Event(Token(usize::MAX))));
+        if timeout.is_none() {
+            self.0.0.flag.wait();
+        } else {
+            self.0.0.flag.take();
+        }
+        let news = std::mem::take(&mut *self.0.0.news.lock());
+        events.0 = news.into_iter().map(event::Event).collect();
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use loom::thread;
 use crate::model;
 use crate::progress::{Completion, Core, Event, with_sleeper};
 use crate::proto;
+use crate::sync::Instant;
 
 fn waits(core: &Arc<Core>, completion: &Arc<Completion>) -> thread::JoinHandle<()> {
     let (core, completion) = (core.clone(), completion.clone());
@@ -94,6 +95,21 @@ pub(crate) fn the_progress_thread_gives_way_and_comes_back() {
     });
 }
 
+/// The same, when what the caller waits for comes by the reactor, which tells once: it may tell a progress thread that has
+/// lost the seat.
+pub(crate) fn what_the_reactor_tells_is_not_lost() {
+    model(3, || {
+        let core = Core::new();
+        let progress = progresses(&core);
+        let completion = Completion::new();
+        let caller = waits(&core, &completion);
+        core.arrive_by_reactor(Event::Ends(completion));
+        caller.join().unwrap();
+        core.arrive_by_reactor(Event::Stop);
+        progress.join().unwrap();
+    });
+}
+
 /// The same, ended as an engine ends its threads.
 pub(crate) fn the_progress_thread_can_be_stopped_wherever_it_sleeps() {
     model(4, || {
@@ -110,7 +126,7 @@ pub(crate) fn a_new_deadline_is_not_slept_through() {
         let core = Core::new();
         let completion = Completion::new();
         let caller = waits(&core, &completion);
-        let due = std::time::Instant::now();
+        let due = Instant::now();
         core.exec(|proto| proto.set_timer(due, completion));
         caller.join().unwrap();
     });

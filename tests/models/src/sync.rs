@@ -4,8 +4,34 @@ pub(crate) use loom::sync::atomic;
 use loom::sync::{Condvar, MutexGuard};
 pub(crate) use loom::sync::{RwLockReadGuard, RwLockWriteGuard};
 pub(crate) use loom::thread;
+use std::ops::Add;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// A clock on which a while has passed at each look, so that whoever drives does not poll again before it looks around and
+/// sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Instant(Duration);
+
+impl Instant {
+    pub(crate) fn now() -> Instant {
+        static LOOKS: AtomicU64 = AtomicU64::new(0);
+        Instant(Duration::from_millis(LOOKS.fetch_add(1, std::sync::atomic::Ordering::Relaxed)))
+    }
+
+    pub(crate) fn saturating_duration_since(&self, earlier: Instant) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+
+    fn add(self, more: Duration) -> Instant {
+        Instant(self.0 + more)
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
@@ -18,6 +44,11 @@ impl<T> Mutex<T> {
     #[track_caller]
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap()
+    }
+
+    #[track_caller]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok()
     }
 }
 
