@@ -397,7 +397,7 @@ impl Core {
     }
 
     /// Takes what the reactor has, if nobody sleeps in it, and does what is due. True when there was something.
-    fn look_around(&self, now: Instant, jobs: &mut Vec<Job>) -> bool {
+    pub(super) fn look_around(&self, now: Instant, jobs: &mut Vec<Job>) -> bool {
         let mut any = false;
         if let Some(mut driver) = self.driver.try_lock() {
             any = driver.ask(Some(Duration::ZERO));

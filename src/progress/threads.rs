@@ -420,10 +420,13 @@ impl Core {
         }
     }
 
-    /// One look at the transports, and the handlers of what they bring.
-    pub(crate) fn turn(&self) {
+    /// One look at the transports, at the reactor too if so wished, and the handlers of what they bring.
+    pub(crate) fn turn(&self, at_reactor: bool) {
         assert!(self.seat.sit_back(), "somebody else drives");
         let mut jobs = Vec::new();
+        if at_reactor {
+            self.look_around(Instant::now(), &mut jobs);
+        }
         let purpose = Purpose { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
         self.drive(&mut jobs, &purpose);
         jobs.into_iter().for_each(|job| drop(job.run(self.rhythm.now())));

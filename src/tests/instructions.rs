@@ -2,13 +2,14 @@
 //! choice or a wait, so that every run takes the same instructions.
 
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::progress::Core;
 use crate::proto::Leases;
 use crate::proto::wire::{self, Frame, Message};
 use crate::transport::{Capabilities, Link, LinkKey, Sink, Transport};
-use crate::{Address, Engine, Request, Result};
+use crate::{Address, BulkMode, Endpoint, Engine, Request, Result, Scheme};
 
 /// A request as they come: some numbers, a text, a list.
 type Arguments = (u64, f64, String, Vec<u32>);
@@ -59,28 +60,62 @@ fn decode_request() {
     });
 }
 
-#[test]
-fn loop_call() -> Result<()> {
-    let server = Engine::builder().listen("loop://").build()?;
+/// A client and a server that move by hand, in this thread.
+fn by_hand(listen: &str, scheme: Scheme) -> Result<(Engine, Engine, Endpoint)> {
+    let server = Engine::builder().listen(listen).build()?;
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
     let far: Arc<OnceLock<Arc<Core>>> = Arc::default();
     let moved = far.clone();
-    let client = Engine::builder().wrap(move |inner| Box::new(Turning { inner, far: moved.clone() })).build()?;
+    let wrap =
+        move |inner| -> Box<dyn Transport> { Box::new(Turning { inner, scheme, far: moved.clone(), turns: AtomicU32::new(0) }) };
+    let client = Engine::builder().wrap(wrap).build()?;
     let peer = client.lookup(server.address())?;
-    let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
     // The first call connects and checks types.
-    assert_eq!(sum.call(&(1, 2))?, 3);
+    assert_eq!(client.procedure::<(u64, u64), u64>("sum").on(&peer).call(&(1, 2))?, 3);
     client.by_hand();
     far.get_or_init(|| server.by_hand());
+    Ok((server, client, peer))
+}
+
+fn calls(listen: &str, scheme: Scheme) -> Result<()> {
+    let (_server, client, peer) = by_hand(listen, scheme)?;
+    let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
     again(|| assert_eq!(sum.call(black_box(&(40, 2))).unwrap(), 42));
+    Ok(())
+}
+
+#[test]
+fn loop_call() -> Result<()> {
+    calls("loop://", Scheme::Loop)
+}
+
+#[test]
+fn shm_call() -> Result<()> {
+    calls("shm://", Scheme::Shm)
+}
+
+/// Through the ring; more than that is read where it is, by the system.
+#[test]
+fn shm_pull_of_4_kib() -> Result<()> {
+    let (server, _client, peer) = by_hand("shm://", Scheme::Shm)?;
+    let theirs = server.expose(vec![7u8; 4096], BulkMode::ReadWrite)?;
+    let remote = theirs.bulk().on(&peer);
+    let mut ours = vec![0u8; 4096];
+    again(|| assert_eq!(remote.pull_into(&mut ours[..]).unwrap(), 4096));
+    assert_eq!(ours[4095], 7);
     Ok(())
 }
 
 /// Has the server make its turn when the client looks for what has come.
 struct Turning {
     inner: Box<dyn Transport>,
+    scheme: Scheme,
     far: Arc<OnceLock<Arc<Core>>>,
+    turns: AtomicU32,
 }
+
+/// By then the server has been rung for, if it was asleep.
+const FIRST_TURNS: u32 = 9;
 
 impl Transport for Turning {
     fn capabilities(&self) -> Capabilities {
@@ -100,10 +135,10 @@ impl Transport for Turning {
     }
     fn poll(&self, sink: &mut dyn Sink) -> bool {
         // There are several transports: the server makes one turn for all.
-        if self.capabilities().scheme == crate::Scheme::Loop
+        if self.capabilities().scheme == self.scheme
             && let Some(far) = self.far.get()
         {
-            far.turn();
+            far.turn(self.turns.fetch_add(1, Ordering::Relaxed) < FIRST_TURNS);
         }
         self.inner.poll(sink)
     }
