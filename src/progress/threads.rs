@@ -429,7 +429,9 @@ impl Core {
         }
         let purpose = Purpose { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
         self.drive(&mut jobs, &purpose);
-        jobs.into_iter().for_each(|job| drop(job.run(self.rhythm.now())));
+        for job in jobs {
+            job.run(self.rhythm.now());
+        }
         self.seat.vacate();
     }
 }

@@ -103,8 +103,8 @@ impl Core {
 
     fn hand_over(&self, _: Job) {}
 
-    fn perform(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
-        outputs.iter().for_each(|completion| proto::end(completion));
+    fn perform(&self, outputs: &mut Outputs, _: Option<&mut Vec<Job>>) {
+        outputs.drain(..).for_each(|completion| proto::end(&completion));
     }
 
     fn ring(&self) {
@@ -277,14 +277,8 @@ mod workers {
         Run(Box<dyn FnOnce() + Send>),
     }
 
-    pub(super) struct Kind;
-
-    pub(super) fn timer_kind() -> Kind {
-        Kind
-    }
-
     impl Job {
-        pub(super) fn new(_: &super::Core, _: Kind, _: Work) -> Job {
+        pub(super) fn new(_: &super::Core, _: Work) -> Job {
             Job
         }
     }
