@@ -22,6 +22,9 @@ use common::{
 /// looked after once more, halfway to the 10 s after which a silent peer is given up.
 const FORGOTTEN: Duration = Duration::from_secs(6);
 
+/// Between one client and the next; long enough for everything to be asleep.
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// Engines that a process makes after its first one.
 const FURTHER: usize = 10;
 
@@ -56,6 +59,8 @@ fn beginning_and_end(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> O
     let rounds = plan.rounds(|| {
         let [mut made, mut called, mut ended] = [const { Vec::new() }; 3];
         for _ in 0..count {
+            // New clients come to servers that sleep.
+            thread::sleep(PAUSE);
             let begun = Instant::now();
             let client = site.transport.client()?;
             made.push(begun.elapsed().as_nanos() as f64);

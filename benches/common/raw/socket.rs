@@ -3,6 +3,7 @@
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::TcpStream,
+    thread,
 };
 
 use mio::{Events, Interest, Poll, Token};
@@ -16,20 +17,38 @@ pub fn spin_read(stream: &mut TcpStream, mut buffer: &mut [u8]) -> io::Result<()
 }
 
 pub fn spin_read_some(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut patience = Patience::default();
     loop {
         match stream.read(buffer) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => patience.spend(),
             outcome => return outcome,
         }
     }
 }
 
+/// How often in vain before others may have the core. Where they want it, two sides that spin would see each other only
+/// once in a time slice; where nobody does, an exchange is over long before.
+const TRIES: u32 = 128;
+
+#[derive(Default)]
+struct Patience(u32);
+
+impl Patience {
+    fn spend(&mut self) {
+        self.0 += 1;
+        if self.0.is_multiple_of(TRIES) {
+            thread::yield_now();
+        }
+    }
+}
+
 pub fn spin_write(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    let mut patience = Patience::default();
     while !bytes.is_empty() {
         match stream.write(bytes) {
             Ok(len) => bytes = &bytes[len..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => patience.spend(),
             Err(error) => return Err(error),
         }
     }
