@@ -157,13 +157,13 @@ impl<'a> Bench<'a> {
             return Err(format!("a {} of {size} bytes over {} left wrong bytes", direction.verb(), self.site.name()).into());
         }
         let (name, verb) = (self.site.name(), direction.verb());
-        let of = match memory {
-            Memory::Heap => "",
-            Memory::Alloc => " of engine.alloc",
+        let (of, panel) = match memory {
+            Memory::Heap => ("", name.to_owned()),
+            Memory::Alloc => (" of engine.alloc", format!("{name}, memory of engine.alloc")),
         };
         let goal = if size >= JUDGED { Goal::SpeedAtLeast(0.95) } else { Goal::None };
         let figure = Figure::new(format!("{name}: RPC + {verb} of {}{of}", readable(size)), Unit::Bytes(size), &ours);
-        report.add(figure.raw(what, &limit).goal(goal).plotted(format!("{name}{of}"), verb, size));
+        report.add(figure.raw(what, &limit).goal(goal).plotted(panel, verb, size));
         Ok(())
     }
 

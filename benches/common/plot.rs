@@ -111,6 +111,7 @@ fn draw(out: &mut String, quantity: Quantity, panel: &Panel, x: &Axis, y: &Axis)
             Quantity::Latency if tick < 1e3 => format!("{tick} ns"),
             Quantity::Latency if tick < 1e6 => format!("{} us", tick / 1e3),
             Quantity::Latency => format!("{} ms", tick / 1e6),
+            Quantity::Bandwidth if tick < 1e-3 => format!("{:.0} KB/s", tick * 1e6),
             Quantity::Bandwidth if tick < 1.0 => format!("{:.0} MB/s", tick * 1e3),
             Quantity::Bandwidth => format!("{tick} GB/s"),
         };
