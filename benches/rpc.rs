@@ -79,7 +79,7 @@ fn empty(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
 }
 
 fn parked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
-    let count = plan.count(20);
+    let count = plan.count(15);
     let mut raw = site.raw.borrow_mut();
     let (ours, limit) = interleave(
         plan,
