@@ -10,7 +10,6 @@ use crate::support::*;
 
 const SIGNALS: [i32; 2] = [libc::SIGKILL, libc::SIGSTOP];
 
-#[test]
 fn a_server_that_goes_ends_the_calls_to_it() {
     let _watchdog = Watchdog::start("a_server_that_goes_ends_the_calls_to_it");
     for signal in SIGNALS {
@@ -40,7 +39,6 @@ fn a_server_that_goes_ends_the_calls_to_it() {
     }
 }
 
-#[test]
 fn a_stopped_server_is_noticed_by_new_calls_too() {
     let _watchdog = Watchdog::start("a_stopped_server_is_noticed_by_new_calls_too");
     let (child, address) = Child::server(&[]);
@@ -83,7 +81,6 @@ fn hanging_server() -> (Engine, std::sync::mpsc::Receiver<&'static str>) {
     (engine, told)
 }
 
-#[test]
 fn a_client_that_goes_cancels_its_calls() {
     let _watchdog = Watchdog::start("a_client_that_goes_cancels_its_calls");
     for signal in SIGNALS {
@@ -107,7 +104,6 @@ fn a_client_that_goes_cancels_its_calls() {
     }
 }
 
-#[test]
 fn a_client_that_goes_ends_calls_to_it() {
     // The server calls back its client, which has no address, and goes.
     let _watchdog = Watchdog::start("a_client_that_goes_ends_calls_to_it");
@@ -133,7 +129,6 @@ fn a_client_that_goes_ends_calls_to_it() {
     }
 }
 
-#[test]
 fn processes_that_exit_without_finalizing_are_noticed() {
     let _watchdog = Watchdog::start("processes_that_exit_without_finalizing_are_noticed");
     // By itself, with a call in progress; and from the handler that serves it.
@@ -154,7 +149,6 @@ fn processes_that_exit_without_finalizing_are_noticed() {
     }
 }
 
-#[test]
 fn a_process_that_finalizes_is_noticed_and_ends() {
     let _watchdog = Watchdog::start("a_process_that_finalizes_is_noticed_and_ends");
     let (mut child, address) = Child::server(&[]);
@@ -169,7 +163,6 @@ fn a_process_that_finalizes_is_noticed_and_ends() {
     assert_lives(&engine);
 }
 
-#[test]
 fn finalizing_beside_a_frozen_peer_is_bounded() {
     let _watchdog = Watchdog::start("finalizing_beside_a_frozen_peer_is_bounded");
     let (mut child, address) = Child::server(&[]);
@@ -184,7 +177,6 @@ fn finalizing_beside_a_frozen_peer_is_bounded() {
     pending.wait().unwrap_err();
 }
 
-#[test]
 fn many_clients_killed_at_random_leave_a_server_that_serves() {
     let _watchdog = Watchdog::start("many_clients_killed_at_random_leave_a_server_that_serves");
     let (engine, told) = hanging_server();
@@ -203,3 +195,14 @@ fn many_clients_killed_at_random_leave_a_server_that_serves() {
     assert_eq!(cancelled, 6);
     engine.finalize().unwrap();
 }
+
+over_each!(
+    a_server_that_goes_ends_the_calls_to_it,
+    a_stopped_server_is_noticed_by_new_calls_too,
+    a_client_that_goes_cancels_its_calls,
+    a_client_that_goes_ends_calls_to_it,
+    processes_that_exit_without_finalizing_are_noticed,
+    a_process_that_finalizes_is_noticed_and_ends,
+    finalizing_beside_a_frozen_peer_is_bounded,
+    many_clients_killed_at_random_leave_a_server_that_serves
+);

@@ -9,7 +9,6 @@ use crate::assert_error;
 use crate::roles::say;
 use crate::support::*;
 
-#[test]
 fn no_threads_and_no_descriptors_are_left() {
     let _watchdog = Watchdog::start("no_threads_and_no_descriptors_are_left");
     let mut child = Child::start("leftovers", &[]);
@@ -17,7 +16,6 @@ fn no_threads_and_no_descriptors_are_left() {
     assert!(child.wait(BOUND).success());
 }
 
-#[test]
 fn idle_engines_do_nothing() {
     let _watchdog = Watchdog::start("idle_engines_do_nothing");
     let mut child = Child::start("idle", &[]);
@@ -25,7 +23,6 @@ fn idle_engines_do_nothing() {
     assert!(child.wait(BOUND).success());
 }
 
-#[test]
 fn a_forked_child_gets_an_error() {
     let _watchdog = Watchdog::start("a_forked_child_gets_an_error");
     let mut child = Child::start("fork", &[]);
@@ -57,8 +54,8 @@ fn descriptors() -> usize {
 /// Does some of everything that takes threads and descriptors, and ends it in one way of several.
 fn busy_life(round: usize) {
     let pool = HandlerPool::new(2);
-    let own = if round.is_multiple_of(2) { "tcp://127.0.0.1:0".to_owned() } else { format!("loop://leftovers-{round}") };
-    let server = configured().listen(own).listen("tcp://127.0.0.1:0").build().unwrap();
+    let own = if round.is_multiple_of(2) { anywhere().to_owned() } else { format!("loop://leftovers-{round}") };
+    let server = configured().listen(own).listen(anywhere()).build().unwrap();
     define_add(&server);
     server.pool(&pool).define("pooled", |_: &Request, ()| ()).unwrap();
     let (hold, held) = std::sync::mpsc::channel();
@@ -85,8 +82,7 @@ fn busy_life(round: usize) {
         let _pending = client.procedure::<(), ()>("kept").on(&endpoint).start(&()).unwrap();
         let _reply = held.recv_timeout(BOUND).unwrap();
         let _timer = client.timer(Duration::from_secs(3600), || {}).unwrap();
-        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let nobody = client.lookup(format!("tcp://{gone}")).unwrap();
+        let nobody = client.lookup(nowhere()).unwrap();
         assert_error!(client.procedure::<(), ()>("x").on(&nobody).call(&()), Error::Unreachable { .. });
     }
     match round % 3 {
@@ -142,11 +138,11 @@ fn activity() -> BTreeMap<String, (u64, u64, String)> {
 
 /// The role behind [`idle_engines_do_nothing`].
 pub fn idle() {
-    let server = Engine::server("tcp://127.0.0.1:0").unwrap();
+    let server = builder().listen(anywhere()).build().unwrap();
     define_add(&server);
     server.define("blocks", |_: &Request, ()| std::thread::sleep(Duration::from_millis(5))).unwrap();
     let exposed = server.expose_read_only(pattern(1, 100_000)).unwrap();
-    let clients: Vec<Engine> = (0..10).map(|_| Engine::client("tcp").unwrap()).collect();
+    let clients: Vec<Engine> = (0..10).map(|_| builder().build().unwrap()).collect();
     let mut endpoints = Vec::new();
     for client in &clients {
         let endpoint = client.lookup(server.address()).unwrap();
@@ -244,3 +240,5 @@ pub fn fork() {
     assert_serves(&client, &endpoint);
     say("forked well");
 }
+
+over_each!(no_threads_and_no_descriptors_are_left, idle_engines_do_nothing, a_forked_child_gets_an_error);

@@ -1,4 +1,5 @@
-//! Two processes over tcp, one of which dies, freezes, restarts, or never was an engine.
+//! Two processes, one of which dies, freezes, restarts, or never was an engine; over tcp and over shared memory where that
+//! is not about sockets.
 //!
 //! A test starts this very program again, as the process at the other end: with `CALOMEL_TEST_ROLE` set, the test
 //! [`child`] does what that role does, and prints what its parent waits for.
@@ -8,6 +9,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[macro_use]
 mod support;
 
 mod dying;
@@ -22,6 +24,6 @@ mod transfers;
 #[test]
 fn child() {
     if let Ok(role) = std::env::var(support::ROLE) {
-        roles::run(&role);
+        support::over_parents_carrier(|| roles::run(&role));
     }
 }

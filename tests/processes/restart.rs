@@ -7,7 +7,6 @@ use calomel::{Bulk, Error, Request};
 use crate::assert_error;
 use crate::support::*;
 
-#[test]
 fn a_restarted_server_serves_and_knows_no_old_bulks() {
     let _watchdog = Watchdog::start("a_restarted_server_serves_and_knows_no_old_bulks");
     let (mut child, address) = Child::server(&[]);
@@ -40,7 +39,6 @@ fn a_restarted_server_serves_and_knows_no_old_bulks() {
     }
 }
 
-#[test]
 fn an_old_bulk_alone_finds_the_new_server_out() {
     // The first thing after the restart is the transfer: no call has met the new process before.
     let _watchdog = Watchdog::start("an_old_bulk_alone_finds_the_new_server_out");
@@ -56,7 +54,6 @@ fn an_old_bulk_alone_finds_the_new_server_out() {
     assert_serves(&engine, &endpoint);
 }
 
-#[test]
 fn a_restart_that_nobody_noticed() {
     // Calls right after the kill, without waiting for the news: each ends soon, and soon one succeeds.
     let _watchdog = Watchdog::start("a_restart_that_nobody_noticed");
@@ -78,7 +75,6 @@ fn a_restart_that_nobody_noticed() {
     assert!(begin.elapsed() < NOTICED);
 }
 
-#[test]
 fn a_client_that_comes_back_is_a_new_one() {
     // Same program, same host; what the old one exposed is gone, and its endpoint does not become the new one's.
     let _watchdog = Watchdog::start("a_client_that_comes_back_is_a_new_one");
@@ -105,11 +101,10 @@ fn a_client_that_comes_back_is_a_new_one() {
     assert_lives(&engine);
 }
 
-#[test]
-fn a_port_in_use_is_an_error_and_free_again_after_a_kill() {
-    let _watchdog = Watchdog::start("a_port_in_use_is_an_error_and_free_again_after_a_kill");
+fn an_address_in_use_is_an_error_and_free_again_after_a_kill() {
+    let _watchdog = Watchdog::start("an_address_in_use_is_an_error_and_free_again_after_a_kill");
     let (child, address) = Child::server(&[]);
-    // With a connection, so that the port lingers in the system's tables.
+    // With a connection, so that a port lingers in the system's tables.
     let engine = client();
     assert_serves(&engine, &engine.lookup(&address).unwrap());
     assert_error!(configured().listen(&address).build(), Error::AddressInUse { address: named, .. } if named == address);
@@ -118,8 +113,19 @@ fn a_port_in_use_is_an_error_and_free_again_after_a_kill() {
     define_add(&successor);
     eventually("the death is noticed", || !engine.lookup(&address).unwrap().is_connected());
     assert_serves(&engine, &engine.lookup(&address).unwrap());
-    // By a socket of somebody else, too.
+}
+
+#[test]
+fn a_port_in_use_by_somebody_else_is_an_error() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("tcp://{}", socket.local_addr().unwrap());
     assert_error!(configured().listen(&taken).build(), Error::AddressInUse { .. });
 }
+
+over_each!(
+    a_restarted_server_serves_and_knows_no_old_bulks,
+    an_old_bulk_alone_finds_the_new_server_out,
+    a_restart_that_nobody_noticed,
+    a_client_that_comes_back_is_a_new_one,
+    an_address_in_use_is_an_error_and_free_again_after_a_kill
+);

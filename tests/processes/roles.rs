@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, BulkMode, Engine, Exposed, Request};
 
-use crate::support::{LISTEN, MARK, STRIKE, configured, define_add};
+use crate::support::{LISTEN, MARK, STRIKE, anywhere, configured, define_add};
 
 pub fn run(role: &str) {
     // SAFETY: this changes nothing but which signal the kernel sends when the parent ends.
@@ -54,7 +54,7 @@ fn peer() {
     let engine = match std::env::var(LISTEN).as_deref() {
         Ok("none") => builder,
         Ok(address) => builder.listen(address),
-        Err(_) => builder.listen("tcp://127.0.0.1:0"),
+        Err(_) => builder.listen(anywhere()),
     };
     let engine = engine.build().unwrap();
     define_add(&engine);

@@ -1,5 +1,9 @@
 //! Processes that are started, spoken with, stopped, and never left behind.
 
+// Each suite uses what it needs.
+#![allow(dead_code)]
+
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -10,9 +14,29 @@ use calomel::{Address, Endpoint, Engine, EngineBuilder, Error, Request};
 
 pub use crate::common::*;
 
+/// One `#[test]` over tcp, and one over shared memory, for each of these functions.
+macro_rules! over_each {
+    ($($test:ident),* $(,)?) => {
+        over_each!(@ over_tcp, Tcp, $($test),*);
+        over_each!(@ over_shm, Shm, $($test),*);
+    };
+    (@ $module:ident, $carrier:ident, $($test:ident),*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $test() {
+                    $crate::support::over($crate::support::Carrier::$carrier, super::$test);
+                }
+            )*
+        }
+    };
+}
+
 pub const ROLE: &str = "CALOMEL_TEST_ROLE";
 /// The address that a child listens at; unset: any; `none`: it does not listen.
 pub const LISTEN: &str = "CALOMEL_TEST_LISTEN";
+/// By which [`Carrier`] a child's engines talk.
+const CARRIER: &str = "CALOMEL_TEST_CARRIER";
 /// The signal that a child sends itself in the middle of a transfer.
 pub const STRIKE: &str = "CALOMEL_TEST_STRIKE";
 /// Stands before what a child says to its parent, among what the harness prints.
@@ -22,13 +46,63 @@ pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// By then, the end of a peer is known.
 pub const NOTICED: Duration = Duration::from_secs(3);
 
+/// By what means the engines of a test talk to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    Tcp,
+    Shm,
+    /// Shared memory, where the system forbids processes to read each other's.
+    ShmAlone,
+}
+
+thread_local! {
+    /// That of the test which runs on this thread.
+    static CURRENT: Cell<Carrier> = const { Cell::new(Carrier::Tcp) };
+}
+
+/// Runs a test by this means, with its children.
+pub fn over(carrier: Carrier, test: fn()) {
+    CURRENT.set(carrier);
+    test();
+}
+
+/// In a child: by the means that its parent's test runs by.
+pub fn over_parents_carrier(role: impl FnOnce()) {
+    let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmAlone];
+    let told = std::env::var(CARRIER).unwrap();
+    CURRENT.set(carriers.into_iter().find(|carrier| format!("{carrier:?}") == told).unwrap());
+    role();
+}
+
+/// Any address to listen at.
+pub fn anywhere() -> &'static str {
+    match CURRENT.get() {
+        Carrier::Tcp => "tcp://127.0.0.1:0",
+        Carrier::Shm | Carrier::ShmAlone => "shm://",
+    }
+}
+
+/// An address where nobody listens.
+pub fn nowhere() -> String {
+    match CURRENT.get() {
+        Carrier::Tcp => format!("tcp://{}", std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()),
+        Carrier::Shm | Carrier::ShmAlone => format!("shm://nobody-{}", std::process::id()),
+    }
+}
+
+/// An engine that uses the test's carrier and no other.
+pub fn builder() -> EngineBuilder {
+    let carrier = CURRENT.get();
+    Engine::builder().same_host_upgrade(carrier != Carrier::Tcp).shm_kernel_copy(carrier != Carrier::ShmAlone)
+}
+
 /// The settings of every engine here.
 pub fn configured() -> EngineBuilder {
-    Engine::builder().heartbeat(HEARTBEAT).connect_timeout(Duration::from_secs(2)).finalize_timeout(Duration::from_secs(1))
+    builder().heartbeat(HEARTBEAT).connect_timeout(Duration::from_secs(2)).finalize_timeout(Duration::from_secs(1))
 }
 
 pub fn server() -> Engine {
-    configured().listen("tcp://127.0.0.1:0").build().unwrap()
+    configured().listen(anywhere()).build().unwrap()
 }
 
 pub fn client() -> Engine {
@@ -88,6 +162,7 @@ impl Child {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture", "--test-threads", "1"])
             .env(ROLE, role)
+            .env(CARRIER, format!("{:?}", CURRENT.get()))
             .envs(settings.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

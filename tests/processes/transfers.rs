@@ -147,6 +147,7 @@ fn the_pusher_goes(signal: i32) {
 }
 
 fn a_frozen_peer_and_a_short_deadline() {
+    let _watchdog = Watchdog::start("transfers::a_frozen_peer_and_a_short_deadline");
     let setup = setup(libc::SIGSTOP);
     let open = setup.engine.procedure::<(u8, usize), Bulk>("open");
     let bulk = open.on(&setup.endpoint).call(&(1, LEN)).unwrap();
@@ -169,31 +170,33 @@ fn a_frozen_peer_and_a_short_deadline() {
 }
 
 macro_rules! struck {
-    ($($test:ident),*) => {$(
-        #[test]
-        fn $test() {
-            let _watchdog = Watchdog::start(concat!("transfers::", stringify!($test)));
-            for signal in SIGNALS {
-                super::$test(signal);
-            }
+    ($($test:ident),*) => {
+        /// With each of the signals.
+        mod struck {
+            use super::*;
+            $(
+                pub fn $test() {
+                    let _watchdog = Watchdog::start(concat!("transfers::", stringify!($test)));
+                    for signal in SIGNALS {
+                        super::$test(signal);
+                    }
+                }
+            )*
         }
-    )*};
+        mod tests {
+            use super::struck::*;
+            over_each!($($test),*);
+            over_each!(@ over_shm_alone, ShmAlone, $($test),*);
+        }
+    };
 }
 
-mod tests {
-    use super::*;
+struck!(
+    the_owner_goes_while_it_is_pulled_from,
+    the_owner_goes_while_it_is_pushed_to,
+    the_owner_goes_under_a_borrowed_slice,
+    the_puller_goes,
+    the_pusher_goes
+);
 
-    struck!(
-        the_owner_goes_while_it_is_pulled_from,
-        the_owner_goes_while_it_is_pushed_to,
-        the_owner_goes_under_a_borrowed_slice,
-        the_puller_goes,
-        the_pusher_goes
-    );
-
-    #[test]
-    fn a_frozen_peer_and_a_short_deadline() {
-        let _watchdog = Watchdog::start("transfers::a_frozen_peer_and_a_short_deadline");
-        super::a_frozen_peer_and_a_short_deadline();
-    }
-}
+over_each!(a_frozen_peer_and_a_short_deadline);
