@@ -97,7 +97,9 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Received> {
     let received = loop {
         match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
             Ok(received) => break received,
-            Err(rustix::io::Errno::INTR) => {}
+            // It has closed the socket and left something there unread. What it had said before is still to be had: the system
+            // reports this once, and first.
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
             Err(rustix::io::Errno::AGAIN) => return Ok(Received::Nothing),
             Err(error) => return Err(error.into()),
         }
