@@ -141,6 +141,10 @@ impl Inbox {
             Kind::Loan | Kind::Payload | Kind::Gone if !open => return Err(Nonsense.into()),
             Kind::Loan => {
                 let part = Part::parse(body).ok_or(Nonsense)?;
+                // A slot is lent again when this side has said that it is done with it: so there are never many parts.
+                if self.payloads.iter().flat_map(|payload| &payload.parts).any(|other| other.slot == part.slot) {
+                    return Err(Nonsense.into());
+                }
                 if part.pieces.iter().any(|piece| piece.block != 0 && !self.blocks.contains_key(&piece.block)) {
                     fetch(self);
                 }
