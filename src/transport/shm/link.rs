@@ -101,6 +101,10 @@ impl ShmLink {
 
     fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
         if !self.is_closed() {
+            if cause.kind() == io::ErrorKind::InvalidData {
+                let pid = self.line.get().map(|line| line.peer.pid);
+                tracing::warn!(target: "calomel::shm", pid, %cause, "a peer is hung up on");
+            }
             self.close();
             sink.closed(self.key, cause);
         }
@@ -188,7 +192,13 @@ impl ShmLink {
         if self.shared.direct && !reads {
             tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory");
         }
-        let peer = Process { socket: self.socket.clone(), pid, handle, nonce: (hello.nonce, hello.nonce_at) };
+        let peer = Process {
+            socket: self.socket.clone(),
+            pid,
+            handle,
+            nonce: (hello.nonce, hello.nonce_at),
+            cut: AtomicBool::new(false),
+        };
         Ok(Arc::new(Line::new(mine, theirs, peer, reads)))
     }
 
@@ -372,7 +382,8 @@ impl Link for ShmLink {
         self.shared.remove(self);
         if let (Some(line), Some(outbox)) = (self.line.get(), self.outbox.lock().as_mut()) {
             outbox.pending = None;
-            outbox.loans.end(line);
+            let lingering = outbox.loans.end(line);
+            self.shared.linger(lingering);
         }
         // What is in the ring is still taken; the socket itself closes with the last reference to it.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);

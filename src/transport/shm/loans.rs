@@ -43,7 +43,8 @@ impl Loan for Grant {
                 continue;
             }
             look = now + LOOK;
-            if self.line.peer.is_gone() {
+            // Who was cut off once has no time for its other loans.
+            if self.line.peer.is_gone() || self.line.peer.is_cut() {
                 return;
             }
             if now >= begin + STEP_LIMIT {
@@ -127,17 +128,39 @@ impl Loans {
         before - self.payloads.len()
     }
 
-    /// The link is over: nothing is lent any more.
-    pub(super) fn end(&mut self, line: &Line) {
+    /// The link is over: nothing is lent any more. What is being read at this moment comes back.
+    pub(super) fn end(&mut self, line: &Arc<Line>) -> Vec<Lingering> {
+        let mut lingering = Vec::new();
         for (slot, entry) in self.slots.iter_mut().enumerate() {
             let Some(entry) = entry.take() else { continue };
             line.mine.words().granted[slot].store(CLOSED, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // One that is being read at this moment is left to whoever takes the memory back.
-            if line.theirs.words().reading[slot].load(Ordering::SeqCst) != entry.id {
-                entry.memory.region.unlend(&entry.grant);
-            }
+            lingering.push(Lingering { line: line.clone(), slot, entry, since: Instant::now() });
         }
         self.payloads.clear();
+        lingering.retain(|lingering| !lingering.settle());
+        lingering
+    }
+}
+
+/// A loan of a link that is over, of which the peer says that it reads it. Whoever takes the memory back waits for that; where
+/// nobody does, it must not keep the link's memory and descriptors for ever.
+pub(super) struct Lingering {
+    line: Arc<Line>,
+    slot: usize,
+    entry: Entry,
+    since: Instant,
+}
+
+impl Lingering {
+    /// Ends the loan if nobody reads it any more, or has had the time for it. False: not yet.
+    pub(super) fn settle(&self) -> bool {
+        let over = self.line.theirs.words().reading[self.slot].load(Ordering::SeqCst) != self.entry.id
+            || self.since.elapsed() >= STEP_LIMIT
+            || self.line.peer.is_gone();
+        if over {
+            self.entry.memory.region.unlend(&self.entry.grant);
+        }
+        over
     }
 }

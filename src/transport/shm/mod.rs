@@ -33,6 +33,7 @@ use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport};
 use crate::{Address, Error, Result, Scheme};
 use handshake::{Admission, Hello, Packet};
 use link::ShmLink;
+use loans::Lingering;
 
 /// Rings that are looked at without being rung for. To look at one costs a few nanoseconds.
 const MAX_HOT: usize = 64;
@@ -80,6 +81,8 @@ struct Shared {
     /// Links to look at, by token: something of theirs happened where nobody drives.
     nudged: Mutex<Vec<usize>>,
     has_nudged: AtomicBool,
+    /// Loans of links that are over.
+    lingering: Mutex<Vec<Lingering>>,
     admission: Admission,
     direct: bool,
     /// Random, and always at the same place: peers that can read it there can read the rest.
@@ -127,6 +130,13 @@ impl Shared {
         }
     }
 
+    /// Notes loans that outlive their link, and ends those that are over: done whenever a link comes or goes, or a process.
+    fn linger(&self, more: Vec<Lingering>) {
+        let mut lingering = self.lingering.lock();
+        lingering.extend(more);
+        lingering.retain(|lingering| !lingering.settle());
+    }
+
     fn remove(&self, link: &ShmLink) {
         let removed = self.entries.lock().links.remove(&link.token);
         if removed.is_some() {
@@ -165,6 +175,7 @@ impl Shm {
                 entries: Mutex::default(),
                 nudged: Mutex::default(),
                 has_nudged: AtomicBool::new(false),
+                lingering: Mutex::default(),
                 admission,
                 direct: options.direct,
                 nonce: Box::new(rand::rng().next_u64()),
@@ -179,6 +190,7 @@ impl Shm {
     }
 
     fn add(&self, link: ShmLink, attach: &mut dyn FnMut(Arc<dyn Link>)) -> io::Result<()> {
+        self.shared.linger(Vec::new());
         let link = Arc::new(link);
         attach(link.clone());
         self.shared.entries.lock().links.insert(link.token, link.clone());
@@ -349,6 +361,9 @@ impl Transport for Shm {
             return self.accept(token, sink);
         }
         let of_process = !(token - self.shared.first_token).is_multiple_of(2);
+        if of_process {
+            self.shared.linger(Vec::new());
+        }
         let link = self.shared.entries.lock().links.get(&(token - usize::from(of_process))).cloned();
         let Some(link) = link else { return };
         if of_process {

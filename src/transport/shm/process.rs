@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
@@ -17,6 +18,7 @@ pub(super) struct Process {
     pub handle: Option<OwnedFd>,
     /// A random word, and where in its memory that lies: so a successor under the same number is noticed.
     pub nonce: (u64, u64),
+    pub cut: AtomicBool,
 }
 
 impl Process {
@@ -39,8 +41,13 @@ impl Process {
         }
     }
 
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire)
+    }
+
     /// Ends the connection, so that both sides notice.
     pub(super) fn cut(&self) {
+        self.cut.store(true, Ordering::Release);
         // A socket that is not connected any more is cut already.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }

@@ -177,6 +177,10 @@ mod process {
             false
         }
 
+        pub(super) fn is_cut(&self) -> bool {
+            false
+        }
+
         pub(super) fn cut(&self) {
             panic!("a reader was waited for in vain");
         }
