@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, BulkMode, Engine, Exposed, Request};
 
-use crate::support::{LISTEN, MARK, STRIKE, anywhere, configured, define_add};
+pub use crate::support::say;
+use crate::support::{LISTEN, STRIKE, anywhere, configured, define_add};
 
 pub fn run(role: &str) {
     // SAFETY: this changes nothing but which signal the kernel sends when the parent ends.
@@ -19,14 +20,6 @@ pub fn run(role: &str) {
         "fork" => crate::leftovers::fork(),
         other => panic!("no role `{other}`"),
     }
-}
-
-/// Tells the parent; at once, whatever the harness does with the output.
-pub fn say(text: &str) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "\n{MARK}{text}").unwrap();
-    out.flush().unwrap();
 }
 
 /// Sends this process the signal that it was told to.

@@ -15,6 +15,7 @@ use calomel::{Address, Endpoint, Engine, EngineBuilder, Error, Request};
 pub use crate::common::*;
 
 /// One `#[test]` over tcp, and one over shared memory, for each of these functions.
+#[allow(unused_macros)]
 macro_rules! over_each {
     ($($test:ident),* $(,)?) => {
         over_each!(@ over_tcp, Tcp, $($test),*);
@@ -109,6 +110,13 @@ pub fn client() -> Engine {
     configured().build().unwrap()
 }
 
+/// In a child: tells the parent; at once, whatever the harness does with the output.
+pub fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n{MARK}{text}").unwrap();
+    out.flush().unwrap();
+}
+
 /// `add`, which shows that an engine serves.
 pub fn define_add(engine: &Engine) {
     engine.define("add", |_: &Request, (x, y): (u32, u32)| x + y).unwrap();
@@ -159,15 +167,21 @@ pub struct Child {
 impl Child {
     /// Starts a role, with more settings for it.
     pub fn start(role: &str, settings: &[(&str, &str)]) -> Child {
-        let mut process = Command::new(std::env::current_exe().unwrap())
+        Child::start_as(role, settings, |_| ())
+    }
+
+    /// As `start`, with more said about the process.
+    pub fn start_as(role: &str, settings: &[(&str, &str)], configure: impl FnOnce(&mut Command)) -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["--exact", "child", "--nocapture", "--test-threads", "1"])
             .env(ROLE, role)
             .env(CARRIER, format!("{:?}", CURRENT.get()))
             .envs(settings.iter().copied())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::piped());
+        configure(&mut command);
+        let mut process = command.spawn().unwrap();
         let (say, said) = mpsc::channel();
         let output = process.stdout.take().unwrap();
         thread::spawn(move || {

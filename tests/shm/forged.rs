@@ -1,0 +1,461 @@
+//! A peer made by hand: it speaks the transport's language down to the words in shared memory, and says what it likes.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+pub const HEAD: usize = 4096;
+pub const RING: usize = 128 << 10;
+pub const LEN: usize = HEAD + RING;
+pub const MAX_BODY: usize = RING / 4 - 64;
+const VERSION: u16 = 1;
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    pub magic: [u8; 8],
+    pub version: u16,
+    pub nonce: u64,
+    pub nonce_at: u64,
+}
+
+/// Where a process finds the word by which it can tell that it can read this one's memory.
+static NONCE: u64 = 0x0123_4567_89ab_cdef;
+
+impl Hello {
+    pub fn honest() -> Hello {
+        Hello { magic: *b"calm-shm", version: VERSION, nonce: NONCE, nonce_at: (&raw const NONCE) as u64 }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Packet {
+    Bell,
+    Hello(Hello),
+    Welcome { hello: Hello, reads: bool },
+    Ready { reads: bool },
+    Refused { reason: String },
+    Block { id: u64, len: u64 },
+}
+
+/// The first of what engines say to each other; the body stands behind it.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Message {
+    Request {
+        call: u64,
+        procedure: u32,
+        name: Option<String>,
+        provider: u16,
+        budget_us: u64,
+        one_way: bool,
+        want_shape: bool,
+        shape: String,
+        leases: (u64, u32),
+        size: u64,
+    },
+    Response {
+        call: u64,
+        shape: String,
+        leases: (u64, u32),
+        size: u64,
+    },
+    Refuse,
+    Cancel {
+        call: u64,
+    },
+    Pull(Range),
+    Push(Range),
+    Done,
+    Abort {
+        transfer: u64,
+        push: bool,
+    },
+    Data {
+        stream: Stream,
+        id: u64,
+        offset: u64,
+        len: u32,
+    },
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stream {
+    Pull,
+    Push,
+    Request,
+    Response,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Range {
+    pub transfer: u64,
+    pub owner: u64,
+    pub token: [u8; 16],
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl Range {
+    /// All of a bulk, by what it looks like when it travels.
+    pub fn of(transfer: u64, bulk: &calomel::Bulk) -> Range {
+        let bytes = postcard::to_stdvec(bulk).unwrap();
+        type Begin = ([u8; 16], u64, u64, calomel::BulkMode, u32, u64);
+        let ((token, offset, len, _, _, owner), _) = postcard::take_from_bytes::<Begin>(&bytes).unwrap();
+        Range { transfer, owner, token, offset, len }
+    }
+}
+
+pub const BYTES: u64 = 1;
+pub const LOAN: u64 = 2;
+pub const PAYLOAD: u64 = 3;
+pub const GONE: u64 = 4;
+pub const FORGET: u64 = 5;
+
+/// Which word of a segment.
+#[derive(Clone, Copy, Debug)]
+pub enum Word {
+    Taken,
+    Asleep,
+    Waiting,
+    Granted(usize),
+    Reading(usize),
+    Finished(usize),
+}
+
+impl Word {
+    fn offset(self) -> usize {
+        match self {
+            Word::Taken => 0,
+            Word::Asleep => 64,
+            Word::Waiting => 128,
+            Word::Granted(slot) => 192 + 8 * slot,
+            Word::Reading(slot) => 192 + 128 + 8 * slot,
+            Word::Finished(slot) => 192 + 256 + 8 * slot,
+        }
+    }
+}
+
+/// Memory of a descriptor, unmapped when dropped.
+pub struct Mapped {
+    address: *mut u8,
+    len: usize,
+}
+
+// SAFETY: an address and a length; what is there is shared with other processes anyway.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    pub fn new(fd: BorrowedFd<'_>, len: usize, write: bool) -> Mapped {
+        let protection = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
+        // SAFETY: no address is asked for, so no mapping is replaced.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        assert_ne!(address, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        Mapped { address: address.cast(), len }
+    }
+
+    /// Another's segment.
+    pub fn of(fd: &OwnedFd) -> Mapped {
+        Mapped::new(fd.as_fd(), LEN, false)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len);
+        // SAFETY: it lies in the mapping, which begins on a page, and lives as long as `self`.
+        unsafe { &*self.address.add(offset).cast::<AtomicU64>() }
+    }
+
+    /// Of the ring: goes over its end.
+    fn write(&self, at: usize, bytes: &[u8]) {
+        for (i, byte) in bytes.iter().enumerate() {
+            let place = HEAD + (at + i) % RING;
+            // SAFETY: it lies in the mapping, which is writable; the other side takes whatever it finds.
+            unsafe { self.address.add(place).write_volatile(*byte) };
+        }
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let byte = |i: usize| {
+            // SAFETY: it lies in the mapping.
+            unsafe { self.address.add(HEAD + (at + i) % RING).read_volatile() }
+        };
+        (0..len).map(byte).collect()
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new`, and nobody uses it any more.
+        assert_eq!(unsafe { libc::munmap(self.address.cast(), self.len) }, 0);
+    }
+}
+
+/// Memory with no name, of a length, sealed or not.
+pub fn memory(len: u64, sealed: bool) -> OwnedFd {
+    // SAFETY: the name is a text that ends with 0; makes a descriptor.
+    let fd = unsafe { libc::memfd_create(c"forged".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    assert!(fd >= 0);
+    // SAFETY: the descriptor was made above, and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::fs::ftruncate(&fd, len).unwrap();
+    if sealed {
+        rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW).unwrap();
+    }
+    fd
+}
+
+fn socket_name(address: &str) -> SocketAddrUnix {
+    SocketAddrUnix::new_abstract_name(format!("calomel/{}", address.strip_prefix("shm://").unwrap()).as_bytes()).unwrap()
+}
+
+fn socket() -> OwnedFd {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// Listens as an engine would.
+pub fn listen(address: &str) -> OwnedFd {
+    let listener = socket();
+    rustix::net::bind(&listener, &socket_name(address)).unwrap();
+    rustix::net::listen(&listener, 10).unwrap();
+    listener
+}
+
+/// One end of a connection.
+pub struct Forged {
+    pub socket: OwnedFd,
+    fd: OwnedFd,
+    pub mine: Mapped,
+    pub theirs: Option<Mapped>,
+    /// Where the next record goes, and where theirs is expected.
+    pub at: usize,
+    pub theirs_at: usize,
+}
+
+impl Forged {
+    fn new(socket: OwnedFd) -> Forged {
+        let fd = memory(LEN as u64, true);
+        let mine = Mapped::new(fd.as_fd(), LEN, true);
+        Forged { socket, fd, mine, theirs: None, at: 0, theirs_at: 0 }
+    }
+
+    pub fn dial(address: &str) -> Forged {
+        let socket = socket();
+        rustix::net::connect(&socket, &socket_name(address)).unwrap();
+        Forged::new(socket)
+    }
+
+    pub fn accept(listener: &OwnedFd) -> Forged {
+        Forged::new(rustix::net::accept(listener).unwrap())
+    }
+
+    /// Dials, and does all that is right up to the first record: `reads` is what it claims it can.
+    pub fn connect(address: &str, reads: bool) -> Forged {
+        let mut this = Forged::dial(address);
+        let fd = this.fd.try_clone().unwrap();
+        this.send(&Packet::Hello(Hello::honest()), &[fd.as_fd()]);
+        let (packet, fds) = this.receive().expect("a welcome");
+        assert!(matches!(packet, Packet::Welcome { .. }), "{packet:?}");
+        this.theirs = Some(Mapped::new(fds[0].as_fd(), LEN, false));
+        this.send(&Packet::Ready { reads }, &[]);
+        this
+    }
+
+    /// As `connect`, and past the greetings.
+    pub fn greeted(address: &str, reads: bool) -> Forged {
+        let mut this = Forged::connect(address, reads);
+        this.greet();
+        let theirs = this.take(BYTES);
+        assert!(theirs.starts_with(b"calomel\0"));
+        this
+    }
+
+    pub fn greet(&mut self) {
+        // Incarnation, largest message, no addresses, no ticket.
+        let hello = postcard::to_stdvec(&(rand::random::<u64>(), 64u64 << 20, Vec::<String>::new(), None::<u64>)).unwrap();
+        let preamble = [&b"calomel\0"[..], &1u16.to_le_bytes(), &1u16.to_le_bytes(), &(hello.len() as u32).to_le_bytes()];
+        self.put(BYTES, &[preamble.concat(), hello].concat());
+    }
+
+    pub fn segment(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub fn send(&self, packet: &Packet, fds: &[BorrowedFd<'_>]) {
+        self.send_raw(&postcard::to_stdvec(packet).unwrap(), fds);
+    }
+
+    /// Whatever becomes of it: the other side may have hung up.
+    pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let _ = rustix::net::sendmsg(&self.socket, &[io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    }
+
+    /// False: nothing within the time.
+    fn wait(&self, time: Duration) -> bool {
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        rustix::event::poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&time)).unwrap() > 0
+    }
+
+    /// The next packet that is no bell; `None`: the other side has hung up.
+    #[track_caller]
+    pub fn receive(&self) -> Option<(Packet, Vec<OwnedFd>)> {
+        loop {
+            assert!(self.wait(Duration::from_secs(5)), "it says nothing, and does not hang up");
+            let mut bytes = [0; 1000];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [io::IoSliceMut::new(&mut bytes)];
+            let n = match rustix::net::recvmsg(&self.socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) => received.bytes,
+                Err(rustix::io::Errno::CONNRESET) => return None,
+                Err(error) => panic!("{error}"),
+            };
+            let mut fds = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(some) = message {
+                    fds.extend(some);
+                }
+            }
+            if n == 0 {
+                return None;
+            }
+            match postcard::from_bytes(&bytes[..n]).unwrap() {
+                Packet::Bell => {}
+                packet => return Some((packet, fds)),
+            }
+        }
+    }
+
+    /// Waits for the other side to hang up; what it said as the reason, if anything.
+    #[track_caller]
+    pub fn hung_up(&self) -> Option<String> {
+        let (mut said, begin) = (None, Instant::now());
+        while let Some((packet, _)) = self.receive() {
+            if let Packet::Refused { reason } = packet {
+                said = Some(reason);
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5), "it does not hang up");
+        }
+        said
+    }
+
+    pub fn set(&self, word: Word, value: u64) {
+        self.mine.word(word.offset()).store(value, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Writes a word of the ring.
+    pub fn scribble(&self, at: usize, value: u64) {
+        self.mine.word(HEAD + at % RING).store(value, Ordering::SeqCst);
+    }
+
+    pub fn get(&self, word: Word) -> u64 {
+        self.theirs.as_ref().unwrap().word(word.offset()).load(Ordering::SeqCst)
+    }
+
+    pub fn ring(&self) {
+        let _ = rustix::net::send(&self.socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    pub fn put(&mut self, kind: u64, body: &[u8]) {
+        self.put_header(kind << 32 | body.len() as u64, body);
+    }
+
+    pub fn put_header(&mut self, header: u64, body: &[u8]) {
+        self.mine.write(self.at + 8, body);
+        let next = self.at + (8 + body.len()).next_multiple_of(64);
+        self.mine.word(HEAD + next % RING).store(0, Ordering::SeqCst);
+        self.mine.word(HEAD + self.at % RING).store(header, Ordering::SeqCst);
+        self.at = next;
+        self.ring();
+    }
+
+    /// A frame of its own.
+    pub fn tell(&mut self, message: &Message, body: &[u8]) {
+        let frame = [postcard::to_stdvec(message).unwrap(), body.to_vec()].concat();
+        self.put(BYTES, &[(frame.len() as u32).to_le_bytes().to_vec(), frame].concat());
+    }
+
+    /// A call of `name`, whose arguments of `size` bytes follow if they are not all in `body`.
+    pub fn call(&mut self, call: u64, name: &str, size: usize, body: &[u8]) {
+        let message = Message::Request {
+            call,
+            procedure: call as u32,
+            name: Some(name.to_owned()),
+            provider: 0,
+            budget_us: 10_000_000,
+            one_way: false,
+            want_shape: false,
+            shape: String::new(),
+            leases: (0, 0),
+            size: size as u64,
+        };
+        self.tell(&message, body);
+    }
+
+    /// Announces `len` bytes of the arguments of call 1.
+    pub fn announce(&mut self, len: usize) {
+        self.call(1, "swallow", 1 << 20, &[]);
+        self.tell(&Message::Data { stream: Stream::Request, id: 1, offset: 0, len: len as u32 }, &[]);
+    }
+
+    /// A loan of pieces of block, address and length.
+    pub fn lend(&mut self, slot: u64, id: u64, pieces: &[[u64; 3]]) {
+        if slot < 16 {
+            self.set(Word::Granted(slot as usize), id);
+        }
+        let words = [slot, id].into_iter().chain(pieces.iter().flatten().copied());
+        let body: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        self.put(LOAN, &body);
+    }
+
+    /// The next record, when it comes: kind and body.
+    #[track_caller]
+    pub fn next(&mut self) -> (u64, Vec<u8>) {
+        let begin = Instant::now();
+        let theirs = self.theirs.as_ref().unwrap();
+        loop {
+            let header = theirs.word(HEAD + self.theirs_at % RING).load(Ordering::SeqCst);
+            if header != 0 {
+                let (kind, len) = (header >> 32, header as u32 as usize);
+                let body = theirs.read(self.theirs_at + 8, len);
+                self.theirs_at += (8 + len).next_multiple_of(64);
+                self.set(Word::Taken, self.theirs_at as u64);
+                return (kind, body);
+            }
+            assert!(begin.elapsed() < Duration::from_secs(5), "no record");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The next record of a kind; others are passed over.
+    #[track_caller]
+    pub fn take(&mut self, kind: u64) -> Vec<u8> {
+        loop {
+            let (found, body) = self.next();
+            if found == kind {
+                return body;
+            }
+        }
+    }
+
+    /// The next loan of theirs: slot, number and pieces.
+    #[track_caller]
+    pub fn take_loan(&mut self) -> (usize, u64, Vec<u64>) {
+        let body = self.take(LOAN);
+        let words: Vec<u64> = body.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        (words[0] as usize, words[1], words[2..].to_vec())
+    }
+}

@@ -1,0 +1,168 @@
+//! Peers that read what they are lent, and never say that they are done, or say so for ever.
+
+use std::time::{Duration, Instant};
+
+use calomel::Bulk;
+
+use crate::forged::*;
+use crate::roles::{Far, holdings, start};
+use crate::support::*;
+
+/// The time that a reader has for one step, and some for a busy machine.
+const BOUND_MS: u64 = 1800;
+
+struct Scene {
+    child: Child,
+    address: String,
+    far: Far,
+}
+
+fn scene() -> Scene {
+    over(Carrier::Shm, || ());
+    let (child, address) = start(&[]);
+    let far = Far::new(&client(), &address);
+    far.assert_serves();
+    Scene { child, address, far }
+}
+
+/// Pulls, and gets the first loan of what it asked for.
+fn pulling(scene: &Scene, bulk: &Bulk) -> (Forged, usize, u64) {
+    let mut peer = Forged::greeted(&scene.address, true);
+    peer.tell(&Message::Pull(Range::of(1, bulk)), &[]);
+    let (slot, id, _) = peer.take_loan();
+    assert_eq!(peer.get(Word::Granted(slot)), id);
+    (peer, slot, id)
+}
+
+#[test]
+fn one_that_is_never_done_loses_the_memory_at_once() {
+    let _watchdog = Watchdog::start("readers::one_that_is_never_done_loses_the_memory_at_once");
+    let scene = scene();
+    // What `assert_serves` opened is number 0.
+    for (index, shared) in [(1, false), (2, true)] {
+        let bulk = scene.far.open(1, 3 << 20, shared);
+        let (peer, slot, _) = pulling(&scene, &bulk);
+        let took = scene.far.reclaim(index, 2);
+        assert!(took < 500, "{took} ms");
+        assert_eq!(peer.get(Word::Granted(slot)), 0);
+        assert_serves(&scene.far.engine, &scene.far.to);
+    }
+}
+
+#[test]
+fn one_that_says_that_it_reads_for_ever_is_cut_off() {
+    let _watchdog = Watchdog::start("readers::one_that_says_that_it_reads_for_ever_is_cut_off");
+    let scene = scene();
+    for (index, shared) in [(1, false), (2, true)] {
+        let bulk = scene.far.open(1, 3 << 20, shared);
+        let (peer, slot, id) = pulling(&scene, &bulk);
+        peer.set(Word::Reading(slot), id);
+        let took = scene.far.reclaim(index, 2);
+        assert!((900..BOUND_MS).contains(&took), "{took} ms");
+        assert_eq!(peer.hung_up(), None);
+        assert_serves(&scene.far.engine, &scene.far.to);
+    }
+}
+
+#[test]
+fn one_that_says_so_of_all_its_loans_costs_no_more() {
+    let _watchdog = Watchdog::start("readers::one_that_says_so_of_all_its_loans_costs_no_more");
+    let scene = scene();
+    let bulks = [scene.far.open(1, 8 << 20, false), scene.far.open(1, 8 << 20, true)];
+    let mut peer = Forged::greeted(&scene.address, true);
+    let mut loans = Vec::new();
+    for (number, bulk) in bulks.iter().enumerate() {
+        peer.tell(&Message::Pull(Range::of(number as u64 + 1, bulk)), &[]);
+    }
+    while loans.len() < 4 {
+        let (slot, id, _) = peer.take_loan();
+        peer.set(Word::Reading(slot), id);
+        loans.push(slot);
+    }
+    let took: Vec<u64> = (1..3).map(|index| scene.far.reclaim(index, 2)).collect();
+    assert!(took.iter().sum::<u64>() < BOUND_MS, "{took:?} ms for {loans:?}");
+    peer.hung_up();
+    assert_serves(&scene.far.engine, &scene.far.to);
+}
+
+#[test]
+fn those_that_hang_up_while_they_read_leave_nothing() {
+    let _watchdog = Watchdog::start("readers::those_that_hang_up_while_they_read_leave_nothing");
+    let scene = scene();
+    let bulks = [scene.far.open(1, 3 << 20, false), scene.far.open(1, 3 << 20, true)];
+    let pid = scene.child.pid();
+    let before = holdings(pid);
+    for round in 0..20 {
+        let (peer, slot, id) = pulling(&scene, &bulks[round % 2]);
+        peer.set(Word::Reading(slot), id);
+        drop(peer);
+    }
+    // What they were lent is theirs for as long as a step may take. Who comes then, sees to it.
+    let begin = Instant::now();
+    loop {
+        drop(Forged::greeted(&scene.address, true));
+        let now = holdings(pid);
+        // The last one may not be gone yet.
+        if now.0 <= before.0 + 3 && now.1 <= before.1 + 2 {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(5), "{before:?} before, {now:?} now");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for index in 1..3 {
+        assert!(scene.far.reclaim(index, 2) < BOUND_MS);
+    }
+    assert_serves(&scene.far.engine, &scene.far.to);
+}
+
+#[test]
+fn words_that_make_no_sense_hurt_nobody() {
+    let _watchdog = Watchdog::start("readers::words_that_make_no_sense_hurt_nobody");
+    let scene = scene();
+    let bulk = scene.far.open(1, 8 << 20, false);
+    let (peer, slot, id) = pulling(&scene, &bulk);
+    // Loans of the past, of the future, and of other slots.
+    for value in [0, 1, id + 1, id + 1000, u64::MAX] {
+        for other in (0..16).filter(|other| *other != slot) {
+            peer.set(Word::Reading(other), value);
+            peer.set(Word::Finished(other), value);
+        }
+    }
+    peer.set(Word::Reading(slot), id + 1);
+    peer.set(Word::Finished(slot), id.wrapping_sub(1));
+    let took = scene.far.reclaim(1, 2);
+    assert!(took < 500, "{took} ms");
+    assert_serves(&scene.far.engine, &scene.far.to);
+}
+
+#[test]
+fn an_answer_of_one_that_is_gone_already_arrives() {
+    let _watchdog = Watchdog::start("readers::an_answer_of_one_that_is_gone_already_arrives");
+    over(Carrier::Shm, || ());
+    let engine = client();
+    let address = format!("shm://gone-{}", std::process::id());
+    let listener = listen(&address);
+    for round in 0..20 {
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let mut peer = Forged::accept(&listener);
+                let (_, fds) = peer.receive().unwrap();
+                peer.theirs = Some(Mapped::of(&fds[0]));
+                let fd = peer.segment().try_clone_to_owned().unwrap();
+                peer.send(&Packet::Welcome { hello: Hello::honest(), reads: false }, &[std::os::fd::AsFd::as_fd(&fd)]);
+                peer.greet();
+                assert!(peer.take(BYTES).starts_with(b"calomel\0"));
+                let request = peer.take(BYTES);
+                let Ok((Message::Request { call, .. }, _)) = postcard::take_from_bytes(&request[4..]) else { panic!() };
+                let body = postcard::to_stdvec(&7u32).unwrap();
+                let answer = Message::Response { call, shape: String::new(), leases: (0, 0), size: body.len() as u64 };
+                peer.tell(&answer, &body);
+                // With packets that were never looked at.
+            });
+            let endpoint = engine.lookup(&address).unwrap();
+            let answer = engine.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2));
+            assert_eq!(answer.map_err(|e| e.to_string()), Ok(7), "round {round}");
+            eventually("its end is noticed", || !endpoint.is_connected());
+        });
+    }
+}
