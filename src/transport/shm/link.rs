@@ -25,6 +25,10 @@ const LENT_CHUNK: usize = 1 << 20;
 /// Payloads that go through the ring: half of it, so that frames behind wait for little.
 const RING_CHUNK: usize = 64 << 10;
 
+/// Packets taken at a time, and at most for one record: whoever sends more stops nobody else.
+const PACKETS: usize = 64;
+const FETCHED: usize = 1024;
+
 pub(super) struct ShmLink {
     key: LinkKey,
     /// Of the socket; that of the process's handle is the next one.
@@ -39,6 +43,8 @@ pub(super) struct ShmLink {
     ending: Mutex<Option<io::Error>>,
     /// There may be something in `ending`.
     ends: AtomicBool,
+    /// There may be more packets.
+    more: AtomicBool,
     /// The handshake is over.
     opened: AtomicBool,
     /// Something of the outbox waits for the other side.
@@ -82,6 +88,7 @@ impl ShmLink {
             closed: AtomicBool::new(false),
             ending: Mutex::new(None),
             ends: AtomicBool::new(false),
+            more: AtomicBool::new(false),
             opened: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             outbox: Mutex::new(None),
@@ -110,9 +117,13 @@ impl ShmLink {
         }
     }
 
-    /// Takes what the socket has.
+    /// Takes what the socket has; what is more than some is left to the next turn.
     pub(super) fn packets(&self, sink: &mut dyn Sink) {
-        while !self.is_closed() {
+        self.more.store(false, Ordering::Relaxed);
+        for _ in 0..PACKETS {
+            if self.is_closed() {
+                return;
+            }
             match handshake::receive(&self.socket) {
                 Ok(Received::Nothing) => return,
                 Ok(Received::End) => {
@@ -126,6 +137,7 @@ impl ShmLink {
                 Err(error) => return self.lose(error, sink),
             }
         }
+        self.more.store(true, Ordering::Relaxed);
     }
 
     fn packet(&self, packet: Packet, fd: Option<OwnedFd>, sink: &mut dyn Sink) -> io::Result<()> {
@@ -215,10 +227,15 @@ impl ShmLink {
 
     /// Sends what waits, takes what has come. True when there was anything.
     pub(super) fn turn(&self, scratch: &mut [u8], sink: &mut dyn Sink) -> bool {
+        let more = self.more.load(Ordering::Relaxed);
+        if more {
+            self.packets(sink);
+        }
         let Some(line) = self.line.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
-            return self.finish(sink);
+            return self.finish(sink) || more;
         };
-        let mut any = self.waits.load(Ordering::Acquire) && self.resume(line, sink);
+        let mut any = more;
+        any |= self.waits.load(Ordering::Acquire) && self.resume(line, sink);
         let turn = {
             let mut slot = self.inbox.lock();
             let Some(inbox) = &mut *slot else { return false };
@@ -250,7 +267,7 @@ impl ShmLink {
 
     /// Brings blocks that the peer has sent, and refers to already.
     fn fetch(&self, inbox: &mut Inbox) {
-        loop {
+        for _ in 0..FETCHED {
             let failed = match handshake::receive(&self.socket) {
                 Ok(Received::Packet(Packet::Block { id, len }, Some(fd))) => inbox.add_block(id, len, &fd),
                 Ok(Received::Packet(..)) => Ok(()),
@@ -301,6 +318,9 @@ impl ShmLink {
 
     /// From now on the other side rings; unless there is something to do already.
     pub(super) fn fall_asleep(&self) -> bool {
+        if self.more.load(Ordering::Relaxed) {
+            return false;
+        }
         let Some(line) = self.line.get() else { return true };
         line.fall_asleep();
         let has_something = self.ends.load(Ordering::Acquire)
