@@ -1,1 +1,170 @@
-//! x
+//! Memory that is taken back, and overwritten at once, while another process reads it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use calomel::{Bulk, BulkMode, Engine, EngineBuffer, Exposed};
+
+use crate::roles::{Far, start};
+use crate::support::*;
+
+const LEN: usize = 4 << 20;
+/// A reader that is stopped is waited for this long, and some.
+const RECLAIMED: Duration = Duration::from_millis(1800);
+
+enum Memory {
+    Own(Exposed<Vec<u8>>),
+    Shared(Exposed<EngineBuffer>),
+}
+
+impl Memory {
+    /// Full of ones.
+    fn new(engine: &Engine, shared: bool) -> Memory {
+        if shared {
+            let mut buffer = engine.alloc(LEN);
+            buffer.fill(1);
+            return Memory::Shared(engine.expose(buffer, BulkMode::ReadWrite).unwrap());
+        }
+        Memory::Own(engine.expose(vec![1; LEN], BulkMode::ReadWrite).unwrap())
+    }
+
+    fn bulk(&self) -> Bulk {
+        match self {
+            Memory::Own(exposed) => exposed.bulk(),
+            Memory::Shared(exposed) => exposed.bulk(),
+        }
+    }
+
+    /// Takes it back, fills it with twos at once, from its end, and tells how long the first took.
+    fn overwrite(self) -> Duration {
+        let begin = Instant::now();
+        let overwrite = |bytes: &mut [u8]| {
+            let took = begin.elapsed();
+            bytes.rchunks_mut(64 << 10).for_each(|chunk| chunk.fill(2));
+            took
+        };
+        match self {
+            Memory::Own(exposed) => overwrite(&mut exposed.reclaim()),
+            Memory::Shared(exposed) => overwrite(&mut exposed.reclaim()),
+        }
+    }
+}
+
+type Fetched = calomel::Result<Result<u8, String>>;
+
+fn fetch(far: &Far, bulk: &Bulk, into_shared: bool) -> calomel::Pending<Result<u8, String>> {
+    far.engine.procedure::<(Bulk, bool), Result<u8, String>>("fetch").on(&far.to).start(&(bulk.clone(), into_shared)).unwrap()
+}
+
+/// True when it succeeded, with what was there before; false when it failed for the right reason.
+#[track_caller]
+fn is_good(fetched: Fetched) -> bool {
+    match fetched {
+        Ok(Ok(1)) => true,
+        Ok(Err(text)) if text.contains("taken back") || text.contains("revoked") || text.contains("disconnected") => false,
+        Err(error) if error.is_disconnected() => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn a_pull_never_brings_what_was_written_after_the_reclaim(carrier: Carrier) {
+    let _watchdog = Watchdog::start("revoking::a_pull_never_brings_what_was_written_after_the_reclaim");
+    over(carrier, || ());
+    let (_child, address) = start(&[]);
+    let far = Far::new(&client(), &address);
+    let mut random = Random(0xf00d);
+    // How long one takes that nobody disturbs.
+    let begin = Instant::now();
+    far.assert_serves();
+    let whole = Memory::new(&far.engine, false);
+    let once = Instant::now();
+    assert!(is_good(fetch(&far, &whole.bulk(), false).wait()));
+    let usual = once.elapsed().as_micros() as usize;
+    let (mut good, mut failed) = (0, 0);
+    while begin.elapsed() < Duration::from_secs(3) {
+        let shared = random.below(2) == 0;
+        let memory = Memory::new(&far.engine, shared);
+        let pending = fetch(&far, &memory.bulk(), random.below(2) == 0);
+        let until = Instant::now() + Duration::from_micros(random.below(usual * 3 / 2) as u64);
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        let took = memory.overwrite();
+        assert!(took < RECLAIMED, "{took:?}");
+        match is_good(pending.wait()) {
+            true => good += 1,
+            false => failed += 1,
+        }
+    }
+    assert!(good > 0 && failed > 10, "{good} pulls were good, {failed} failed: this test tests little");
+    far.assert_serves();
+}
+
+#[test]
+fn a_pull_never_brings_what_was_written_after_the_reclaim_by_the_system() {
+    a_pull_never_brings_what_was_written_after_the_reclaim(Carrier::Shm);
+}
+
+#[test]
+fn a_pull_never_brings_what_was_written_after_the_reclaim_by_the_ring() {
+    a_pull_never_brings_what_was_written_after_the_reclaim(Carrier::ShmAlone);
+}
+
+fn the_reader_goes(signal: i32) {
+    over(Carrier::Shm, || ());
+    let (other, address) = start(&[]);
+    let bystander = Far::new(&client(), &address);
+    let engine = bystander.engine.clone();
+    let mut random = Random(0xdead);
+    let (mut child, mut address) = start(&[]);
+    for round in 0..12 {
+        let far = Far::new(&engine, &address);
+        far.assert_serves();
+        let memory = Memory::new(&engine, round % 2 == 0);
+        let pending = fetch(&far, &memory.bulk(), round % 4 < 2);
+        std::thread::sleep(Duration::from_micros(random.below(3000) as u64));
+        child.signal(signal);
+        let took = memory.overwrite();
+        assert!(took < RECLAIMED, "{took:?}");
+        assert_serves(&engine, &bystander.to);
+        if signal == libc::SIGSTOP {
+            child.signal(libc::SIGCONT);
+        } else {
+            (child, address) = start(&[]);
+        }
+        is_good(pending.wait());
+    }
+    bystander.assert_serves();
+    drop(other);
+}
+
+#[test]
+fn the_reader_is_killed() {
+    let _watchdog = Watchdog::start("revoking::the_reader_is_killed");
+    the_reader_goes(libc::SIGKILL);
+}
+
+#[test]
+fn the_reader_is_stopped() {
+    let _watchdog = Watchdog::start("revoking::the_reader_is_stopped");
+    the_reader_goes(libc::SIGSTOP);
+}
+
+#[test]
+fn many_read_and_it_is_taken_back_once() {
+    let _watchdog = Watchdog::start("revoking::many_read_and_it_is_taken_back_once");
+    over(Carrier::Shm, || ());
+    let children: Vec<_> = (0..4).map(|_| start(&[])).collect();
+    let engine = client();
+    let fars: Arc<Vec<Far>> = Arc::new(children.iter().map(|(_, address)| Far::new(&engine, address)).collect());
+    for round in 0..20 {
+        let memory = Memory::new(&engine, round % 2 == 0);
+        let pendings: Vec<_> = fars.iter().map(|far| fetch(far, &memory.bulk(), false)).collect();
+        std::thread::sleep(Duration::from_micros(200 * round));
+        assert!(memory.overwrite() < RECLAIMED);
+        for pending in pendings {
+            is_good(pending.wait());
+        }
+    }
+    fars.iter().for_each(Far::assert_serves);
+}
