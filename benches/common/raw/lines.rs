@@ -54,7 +54,7 @@ pub fn hear(line: &AtomicU64, message: usize) {
 
 /// Spins so often, which takes longer than an exchange, before it lets others have the core: where they want it, two
 /// sides that spin would see each other only once in a time slice.
-const SPINS: u32 = 1 << 12;
+const SPINS: u32 = 1 << 10;
 
 fn spin_until(ready: impl Fn() -> bool) {
     let mut spins = 0u32;
