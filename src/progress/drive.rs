@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::completion::{ThreadWaiter, with_sleeper};
@@ -12,6 +11,7 @@ use super::sink::CoreSink;
 use super::threads::Resting;
 use super::workers::{self, Job, Work};
 use super::{Core, MISLAID, Outputs, UNSENT, collect};
+use crate::sync::atomic::Ordering;
 use crate::sync::{Instant, thread_local};
 
 const WAKER: mio::Token = mio::Token(usize::MAX);
@@ -28,6 +28,9 @@ const BETWEEN_LOOKS_AT_CLOCK: u64 = 3_000;
 const BUSY_POLL: u32 = 8;
 /// Whoever has spun for this long for nothing lets others run on its processor: the one that it waits for, perhaps.
 const YIELD_AFTER: Duration = Duration::from_micros(10);
+/// Where that has brought what was waited for, it is done without delay so many times: two threads that share a processor
+/// would else spin in vain in turn.
+const YIELD_AT_ONCE: u32 = 16;
 /// A caller that wants the seat from a progress thread which is awake gets it within this, or sleeps.
 const SOON: Duration = Duration::from_micros(20);
 
@@ -68,58 +71,6 @@ impl Driver {
                 false
             }
         }
-    }
-}
-
-/// What goes on from one drive to the next, so that the clock is looked at rarely, and still often enough. Only whoever
-/// drives changes it, but for the time.
-pub(super) struct Rhythm {
-    start: Instant,
-    /// The time when somebody last looked, in nanoseconds after `start`: good enough for what has just arrived.
-    clock: AtomicU64,
-    /// When the reactor is to be looked at, and when something last happened, on the same clock.
-    next_look: AtomicU64,
-    active: AtomicU64,
-    /// Something has happened since the clock was looked at.
-    found: AtomicBool,
-    /// Polls between two looks at the clock, and how many of them are left.
-    pace: AtomicU32,
-    left: AtomicU32,
-}
-
-impl Rhythm {
-    pub(super) fn new() -> Rhythm {
-        Rhythm {
-            start: Instant::now(),
-            clock: AtomicU64::new(0),
-            next_look: AtomicU64::new(0),
-            active: AtomicU64::new(0),
-            found: AtomicBool::new(true),
-            pace: AtomicU32::new(1),
-            left: AtomicU32::new(1),
-        }
-    }
-
-    fn nanos(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.start).as_nanos() as u64
-    }
-
-    /// The time that something which has just arrived is taken to have arrived at.
-    pub(super) fn now(&self) -> Instant {
-        self.start + Duration::from_nanos(self.clock.load(Ordering::Relaxed))
-    }
-
-    /// Somebody has looked at the clock. What it says, in nanoseconds.
-    pub(super) fn note(&self, now: Instant) -> u64 {
-        let nanos = self.nanos(now);
-        self.clock.store(nanos, Ordering::Relaxed);
-        nanos
-    }
-
-    pub(super) fn look_at_clock(&self) -> Instant {
-        let now = Instant::now();
-        self.note(now);
-        now
     }
 }
 
@@ -307,6 +258,8 @@ impl Core {
         let rhythm = &self.rhythm;
         let mut pace = rhythm.pace.load(Ordering::Relaxed);
         let mut left = rhythm.left.load(Ordering::Relaxed);
+        // Others were let run; because nothing had come for long?
+        let mut yielded = None;
         let ended = loop {
             let mut any = false;
             for transport in &self.transports {
@@ -317,6 +270,11 @@ impl Core {
             }
             if any {
                 rhythm.found.store(true, Ordering::Relaxed);
+                if let Some(waited) = yielded.take() {
+                    let yields = rhythm.yields.load(Ordering::Relaxed);
+                    let yields = if waited { YIELD_AT_ONCE } else { yields.saturating_sub(1) };
+                    rhythm.yields.store(yields, Ordering::Relaxed);
+                }
             }
             if (purpose.stop)() {
                 break Ended::Asked;
@@ -359,7 +317,8 @@ impl Core {
             }
             let quiet = Duration::from_nanos(now_ns.saturating_sub(rhythm.active.load(Ordering::Relaxed)));
             if self.spin.is_some_and(|spin| quiet < spin) {
-                if quiet >= YIELD_AFTER {
+                if quiet >= YIELD_AFTER || rhythm.yields.load(Ordering::Relaxed) > 0 {
+                    yielded = Some(quiet >= YIELD_AFTER);
                     std::thread::yield_now();
                 }
                 continue;

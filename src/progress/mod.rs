@@ -8,14 +8,17 @@
 mod completion;
 mod drive;
 mod env;
+mod failure;
 mod fork;
+mod outputs;
+mod rhythm;
 mod seat;
 mod sink;
 mod threads;
 mod workers;
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,11 +26,13 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use slotmap::{Key, SecondaryMap};
 
-use crate::proto::{self, Failure, LinkId, Output, Proto, RequestId};
+use crate::proto::{self, LinkId, Output, Proto, RequestId};
 use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Shm, ShmOptions, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
+pub(crate) use failure::error_of;
+use outputs::Outputs;
 pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
 
@@ -71,7 +76,7 @@ pub(crate) struct Core {
     seat: seat::Seat,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    rhythm: drive::Rhythm,
+    rhythm: rhythm::Rhythm,
     /// What whoever drives has to see to: `UNSENT`, `MISLAID`.
     attention: AtomicU32,
     /// What a thread has taken from the reactor that had lost the seat.
@@ -151,7 +156,7 @@ impl Core {
             seat: seat::Seat::default(),
             driver: Mutex::new(driver),
             waker,
-            rhythm: drive::Rhythm::new(),
+            rhythm: rhythm::Rhythm::new(),
             attention: AtomicU32::new(0),
             mislaid: Mutex::default(),
             asleep_until: AtomicU64::new(0),
@@ -510,75 +515,9 @@ impl Core {
     }
 }
 
-/// What the protocol has asked for. The memory is the thread's, and used again.
-struct Outputs(VecDeque<Output<Live>>);
-
-thread_local! {
-    static OUTPUTS: Cell<VecDeque<Output<Live>>> = const { Cell::new(VecDeque::new()) };
-}
-
-/// A thread keeps room for so many outputs.
-const KEEP: usize = 256;
-
-impl Outputs {
-    fn new() -> Outputs {
-        Outputs(OUTPUTS.try_with(Cell::take).unwrap_or_default())
-    }
-}
-
-impl Drop for Outputs {
-    fn drop(&mut self) {
-        if self.0.is_empty() && self.0.capacity() <= KEEP {
-            // On a thread that is ending there is no place for it.
-            let _ = OUTPUTS.try_with(|outputs| outputs.set(std::mem::take(&mut self.0)));
-        }
-    }
-}
-
 fn collect(core: &Core, proto: &mut Proto<Live>, outputs: &mut Outputs) {
     proto.poll(&mut outputs.0);
     if core.attention.load(Ordering::Relaxed) & UNSENT != 0 {
         core.attention.fetch_and(!UNSENT, Ordering::SeqCst);
-    }
-}
-
-/// What a failure is called where somebody waits for `what` at `peer`.
-pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &str, after: Duration, provider: u16) -> Error {
-    let peer = peer.clone();
-    let name = name.to_owned();
-    use proto::Status;
-    match failure {
-        Failure::Timeout => Error::Timeout { peer, what, after },
-        Failure::Cancelled => Error::Cancelled { peer, what },
-        Failure::Unreachable { reason, source } => Error::Unreachable { peer, reason, source },
-        Failure::Disconnected { reason } => Error::Disconnected { peer, what, reason },
-        Failure::PeerRestarted | Failure::Refused(Status::Restarted) => Error::PeerRestarted { peer, what },
-        Failure::TooLarge { size, limit } | Failure::Refused(Status::TooLarge { size, limit }) => {
-            Error::MessageTooLarge { size: size as usize, limit: limit as usize }
-        }
-        Failure::Version { theirs } => Error::Version { peer, ours: proto::wire::VERSIONS, theirs },
-        Failure::Finalized => Error::Finalized { what },
-        Failure::Revoked | Failure::Refused(Status::Revoked) => Error::Revoked { peer, what },
-        Failure::Refused(status) => match status {
-            Status::NoSuchProcedure => Error::NoSuchProcedure { peer, name },
-            Status::NoSuchProvider => Error::NoSuchProvider { peer, name, provider },
-            Status::Panicked(message) => Error::HandlerPanicked { peer, name, message },
-            Status::Failed(message) => Error::Failed { peer, name, message },
-            Status::Decode(reason) => Error::Decode { peer, side: crate::Side::Arguments, name, reason },
-            Status::Encode(reason) => Error::Decode { peer, side: crate::Side::Result, name, reason },
-            Status::TypeMismatch { expected, found } => {
-                Error::TypeMismatch { peer, side: crate::Side::Arguments, name, expected, found }
-            }
-            Status::Busy(reason) => Error::Busy { peer, name, reason },
-            Status::AccessDenied(reason) => Error::AccessDenied { peer, what, reason },
-            Status::OutOfRange { offset, len, size } => {
-                Error::OutOfRange { offset: offset as usize, len: len as usize, size: size as usize }
-            }
-            Status::Finalizing => Error::Disconnected { peer, what, reason: "it is being finalized".to_owned() },
-            // The others are dealt with above, or are no failures: a peer that sends them breaks its word.
-            Status::NoResponse | Status::Ok | Status::Revoked | Status::Restarted | Status::TooLarge { .. } => {
-                Error::NoResponse { peer, name }
-            }
-        },
     }
 }

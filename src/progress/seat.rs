@@ -255,3 +255,109 @@ pub(super) struct Occupied {
     /// Sleep until woken; else look again after a moment.
     pub for_long: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::time::{Duration, Instant};
+
+    use super::super::completion::ThreadSleeper;
+    use super::*;
+
+    /// One drives at a time, whatever the others do; and who queues gets the seat.
+    #[test]
+    fn one_sits_at_a_time_and_nobody_is_forgotten() {
+        const CALLERS: usize = 3;
+        const TIMES: usize = 3000;
+        let seat = Seat::default();
+        let sitting = AtomicUsize::new(0);
+        let reactor = AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
+        let alone = |what: &str| {
+            assert_eq!(sitting.fetch_add(1, Ordering::SeqCst), 0, "{what} is not alone");
+            std::thread::yield_now();
+            sitting.fetch_sub(1, Ordering::SeqCst);
+        };
+        let caller = |number: usize| {
+            let sleeper = ThreadSleeper::new();
+            for time in 0..TIMES {
+                let first = seat.sit();
+                let sat = first.unwrap_or_else(|| {
+                    let begin = Instant::now();
+                    loop {
+                        match seat.sit_or_queue(&sleeper.waiter) {
+                            Sat::Queued { .. } => {
+                                sleeper.sleep(Some(Instant::now() + Duration::from_secs(5)));
+                                assert!(begin.elapsed() < Duration::from_secs(5), "caller {number} is forgotten");
+                            }
+                            sat => break sat,
+                        }
+                    }
+                });
+                alone("a caller");
+                match (sat, (time + number) % 7) {
+                    (Sat::Borrowed, 0) => {
+                        if seat.keep() {
+                            reactor.store(true, Ordering::SeqCst);
+                        }
+                        seat.get_up();
+                    }
+                    (Sat::Borrowed, _) => {
+                        if !seat.give_back() {
+                            seat.get_up();
+                        }
+                    }
+                    (_, 1) if seat.park() => {
+                        std::thread::yield_now();
+                        seat.unpark();
+                        seat.get_up();
+                    }
+                    _ => seat.get_up(),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..CALLERS).map(|number| scope.spawn(move || caller(number))).collect();
+            scope.spawn(|| {
+                let mut times = 0u32;
+                while !stop.load(Ordering::SeqCst) {
+                    if !seat.sit_back() {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    loop {
+                        alone("the progress thread");
+                        if seat.is_wanted() || stop.load(Ordering::SeqCst) {
+                            seat.vacate();
+                            break;
+                        }
+                        if !seat.park() {
+                            continue;
+                        }
+                        times += 1;
+                        // In the reactor: until it is rung, or something comes.
+                        let naps = times % 5;
+                        for _ in 0..naps {
+                            if !reactor.swap(false, Ordering::SeqCst) {
+                                std::thread::yield_now();
+                            }
+                        }
+                        if !seat.unpark_progress() {
+                            break;
+                        }
+                    }
+                }
+            });
+            for caller in callers {
+                let outcome = caller.join();
+                if outcome.is_err() {
+                    stop.store(true, Ordering::SeqCst);
+                }
+                outcome.unwrap();
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(seat.load() & (SITTER | PARKED | WANTED), 0);
+        assert!(seat.line.lock().queue.is_empty());
+    }
+}

@@ -24,8 +24,10 @@ use super::workers::{Job, Kind};
 const TICK: Duration = Duration::from_micros(500);
 /// How long a progress thread that has been told to end is waited for: one that takes longer is kept by a handler.
 const GRACE: Duration = Duration::from_millis(50);
-/// The watcher goes to sleep after so many looks at which nothing ran.
-const QUIET_TICKS: u32 = 20;
+/// Answers wait no longer than this to go out with others, if handlers are short.
+const HELD_BACK: Duration = Duration::from_micros(50);
+/// While so many handlers begin between two looks, the watcher looks that often; else it sleeps until the next one begins.
+const MANY: u64 = 4;
 
 #[derive(Default)]
 pub(super) struct Threads {
@@ -56,9 +58,16 @@ impl Threads {
         std::ptr::from_ref(self).addr()
     }
 
-    fn begin_handling(&self, in_seat: bool) {
+    /// True when the watcher had to be woken, which takes its time.
+    fn begin_handling(&self, in_seat: bool) -> bool {
         let number = self.handling.fetch_add(1, Ordering::SeqCst) + 1;
         HANDLING.set(Some(Handling { engine: self.identity(), number, in_seat }));
+        // The count has been changed before, so either this is seen by the watcher, or that by this thread.
+        let asleep = self.watcher_asleep.load(Ordering::SeqCst) && self.watcher_asleep.swap(false, Ordering::SeqCst);
+        if asleep && let Some(watcher) = &*self.watcher.lock() {
+            watcher.wake();
+        }
+        asleep
     }
 
     /// Whether the thread still has the seat. `None` when the watcher has counted the handler as done already: then the
@@ -297,6 +306,7 @@ fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
 fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut seated: Seated) -> Seated {
     let threads = &core.threads;
     let mut ran = false;
+    let mut corked_since = None;
     let mut next = first.map(|job| (job, false));
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
         if job.kind().pool.is_some() || (job.kind().is_slow() && !core.handlers_inline) {
@@ -305,11 +315,16 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut s
         }
         ran = true;
         threads.note_running(job.kind());
-        threads.begin_handling(seated == Seated::Still);
         // Waking somebody takes its time, which is not the handler's.
-        let began = if wake_watcher(threads) { core.rhythm.look_at_clock() } else { core.rhythm.now() };
+        let began = if threads.begin_handling(seated == Seated::Still) { core.rhythm.look_at_clock() } else { core.rhythm.now() };
         let ended = if more { core.corked(|| job.run(began)) } else { job.run(began) };
         core.rhythm.note(ended);
+        // The first answers of a long batch must not wait for the last.
+        let since = *corked_since.get_or_insert(began);
+        if more && ended.saturating_duration_since(since) >= HELD_BACK {
+            core.uncork();
+            corked_since = None;
+        }
         match threads.end_handling() {
             Some(true) => {}
             Some(false) if seated == Seated::Still => seated = Seated::Left,
@@ -334,30 +349,20 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut s
     seated
 }
 
-/// True when it slept.
-fn wake_watcher(threads: &Threads) -> bool {
-    // The count of handlers has been changed before, so either this is seen, or that.
-    let asleep = threads.watcher_asleep.load(Ordering::SeqCst) && threads.watcher_asleep.swap(false, Ordering::SeqCst);
-    if asleep && let Some(watcher) = &*threads.watcher.lock() {
-        watcher.wake();
-    }
-    asleep
-}
-
 fn watch(core: &Arc<Core>) {
     let threads = &core.threads;
     with_sleeper(|sleeper| {
         *threads.watcher.lock() = Some(sleeper.waiter.clone());
-        let mut quiet = 0;
         let mut before = 0;
         while !core.is_stopping() {
             let now = threads.handling.load(Ordering::SeqCst);
             if now % 2 == 1 && now == before {
                 replace(core, now);
             }
-            quiet = if now == before { quiet + 1 } else { 0 };
+            // The count goes up by two with each handler.
+            let many = now.wrapping_sub(before) >= 2 * MANY;
             before = now;
-            if quiet < QUIET_TICKS {
+            if now % 2 == 1 || many {
                 sleeper.sleep(Some(Instant::now() + TICK));
                 continue;
             }
@@ -367,7 +372,6 @@ fn watch(core: &Arc<Core>) {
                 sleeper.sleep(None);
             }
             threads.watcher_asleep.store(false, Ordering::SeqCst);
-            quiet = 0;
         }
     });
 }

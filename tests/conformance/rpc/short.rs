@@ -84,7 +84,11 @@ fn one_way_calls_that_nobody_looks_at_are_sent(net: &Net) {
     let pair = net.pair();
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
-    pair.server.define("note", move |_: &Request, (): ()| drop(counted.fetch_add(1, Ordering::SeqCst))).unwrap();
+    pair.server
+        .define("note", move |_: &Request, (): ()| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
     let note = pair.client.procedure::<(), ()>("note").on(&pair.to_server);
     let mut sent = 0;
     for round in 0..60usize {
@@ -101,7 +105,11 @@ fn the_last_words_of_an_engine_are_sent(net: &Net) {
     let server = net.server();
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
-    server.define("note", move |_: &Request, (): ()| drop(counted.fetch_add(1, Ordering::SeqCst))).unwrap();
+    server
+        .define("note", move |_: &Request, (): ()| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
     let client = net.client();
     let note = client.procedure::<(), ()>("note").on(&client.lookup(server.address()).unwrap());
     for _ in 0..100 {
@@ -147,6 +155,32 @@ fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
     }
 }
 
+/// As above, when the handler has waited in a call of its own before: nobody may have looked after it since.
+fn a_handler_that_blocks_after_a_call_does_not_keep_others(net: &Net) {
+    let (one, other) = (net.server(), net.server());
+    for engine in [&one, &other] {
+        engine.define("empty", |_: &Request, (): ()| ()).unwrap();
+    }
+    other.define("slow", |_: &Request, (): ()| thread::sleep(Duration::from_millis(40))).unwrap();
+    let (open, opened) = mpsc::channel::<()>();
+    let (begin, begun) = mpsc::channel::<()>();
+    let opened = Mutex::new(opened);
+    one.define("block", move |request: &Request, (): ()| {
+        request.engine().procedure::<(), ()>("slow").on(request.endpoint()).call(&()).unwrap();
+        begin.send(()).unwrap();
+        let _ = opened.lock().unwrap().recv_timeout(BOUND);
+    })
+    .unwrap();
+    let to_one = other.lookup(one.address()).unwrap();
+    let blocked = other.procedure::<(), ()>("block").on(&to_one).start(&()).unwrap();
+    begun.recv_timeout(BOUND).unwrap();
+    let started = Instant::now();
+    other.procedure::<(), ()>("empty").on(&to_one).call(&()).unwrap();
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    open.send(()).unwrap();
+    blocked.wait().unwrap();
+}
+
 /// Makes calls as fast as it can, until told to stop.
 fn busily<R>(pair: &crate::support::Pair, work: impl FnOnce() -> R) -> R {
     pair.server.define("busy", |_: &Request, (): ()| ()).unwrap();
@@ -174,7 +208,7 @@ fn timers_and_deadlines_come_in_time_while_engines_are_busy(net: &Net) {
             for engine in [&pair.server, &pair.client] {
                 let (fire, fired) = mpsc::channel();
                 let set = Instant::now();
-                engine.timer(delay, move || drop(fire.send(Instant::now()))).unwrap();
+                engine.timer(delay, move || fire.send(Instant::now()).unwrap()).unwrap();
                 let at = fired.recv_timeout(BOUND).unwrap();
                 assert!(at - set >= delay && at - set < delay + SOON, "{:?}", at - set);
             }
@@ -226,6 +260,7 @@ suite!(
     one_way_calls_that_nobody_looks_at_are_sent,
     the_last_words_of_an_engine_are_sent,
     a_handler_that_blocks_does_not_keep_the_engines_own_callers,
+    a_handler_that_blocks_after_a_call_does_not_keep_others,
     timers_and_deadlines_come_in_time_while_engines_are_busy,
     strangers_are_served_while_engines_are_busy,
     rare_calls_of_several_threads_are_answered,
