@@ -219,6 +219,8 @@ impl Core {
         if sat == Sat::Borrowed {
             // Who sleeps in the reactor had them ring when something comes: now somebody looks.
             self.transports.iter().for_each(|transport| transport.unpark());
+            // Everybody sleeps, the peer too: the system may well wake it on this processor.
+            self.rhythm.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
         }
         // It has just said something, and an answer may come soon.
         self.rhythm.found.store(true, Ordering::Relaxed);
@@ -324,7 +326,10 @@ impl Core {
                 continue;
             }
             match self.sleep(jobs, purpose) {
-                Woken::BySomething => rhythm.found.store(true, Ordering::Relaxed),
+                Woken::BySomething => {
+                    rhythm.found.store(true, Ordering::Relaxed);
+                    rhythm.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
+                }
                 // A timer, perhaps.
                 Woken::ByNothing => rhythm.next_look.store(0, Ordering::Relaxed),
                 Woken::SeatTaken => break Ended::SeatTaken,

@@ -111,7 +111,7 @@ fn the_last_words_of_an_engine_are_sent(net: &Net) {
         })
         .unwrap();
     let client = net.client();
-    let note = client.procedure::<(), ()>("note").on(&client.lookup(server.address()).unwrap());
+    let note = client.procedure::<(), ()>("note").on(client.lookup(server.address()).unwrap());
     for _ in 0..100 {
         note.notify(&()).unwrap();
     }
