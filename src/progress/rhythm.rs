@@ -1,8 +1,9 @@
 //! How often whoever drives looks at what: the clock, the reactor, the timers.
 
+use std::time::Duration;
+
 use crate::sync::Instant;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// What goes on from one drive to the next, so that the clock is looked at rarely, and still often enough. Only whoever
 /// drives changes it, but for the time.
