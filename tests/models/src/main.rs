@@ -40,6 +40,7 @@ const MODELS: &[(&str, fn())] = models! {
         copies_in_both_directions_never_lock_each_other_out;
     seats: two_callers_get_what_they_wait_for a_turn_is_passed_on nobody_sits_and_queues
         an_end_from_elsewhere_is_not_slept_through the_progress_thread_gives_way_and_comes_back what_the_reactor_tells_is_not_lost
+        nothing_is_left_by_a_caller_that_gets_up
         the_progress_thread_can_be_stopped_wherever_it_sleeps a_new_deadline_is_not_slept_through;
     rings: records_arrive_in_order nobody_sleeps_through_an_answer nothing_is_read_after_memory_is_taken_back
         what_was_lent_comes_back what_comes_back_is_taken_back the_end_of_a_link_ends_what_it_lent;

@@ -198,7 +198,7 @@ impl Event {
     fn happen(self, core: &Core) {
         match self {
             Event::Ends(completion) => proto::end(&completion),
-            Event::Stop => core.stopping.store(true, Ordering::SeqCst),
+            Event::Stop => core.stop(),
         }
     }
 }

@@ -95,6 +95,20 @@ pub(crate) fn the_progress_thread_gives_way_and_comes_back() {
     });
 }
 
+/// What comes while the caller gets up is taken by one or the other.
+pub(crate) fn nothing_is_left_by_a_caller_that_gets_up() {
+    model(3, || {
+        let core = Core::new();
+        let progress = progresses(&core);
+        let completion = Completion::new();
+        let caller = waits(&core, &completion);
+        core.arrive(Event::Ends(completion));
+        core.arrive(Event::Stop);
+        caller.join().unwrap();
+        progress.join().unwrap();
+    });
+}
+
 /// The same, when what the caller waits for comes by the reactor, which tells once: it may tell a progress thread that has
 /// lost the seat.
 pub(crate) fn what_the_reactor_tells_is_not_lost() {
