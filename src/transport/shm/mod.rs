@@ -83,6 +83,7 @@ struct Shared {
     has_nudged: AtomicBool,
     /// Loans of links that are over.
     lingering: Mutex<Vec<Lingering>>,
+    traffic: Arc<outbox::Traffic>,
     admission: Admission,
     direct: bool,
     /// Random, and always at the same place: peers that can read it there can read the rest.
@@ -166,6 +167,7 @@ fn name(address: &Address) -> io::Result<SocketAddrUnix> {
 impl Shm {
     pub(crate) fn new(reactor: Reactor, options: Options) -> Shm {
         let Reactor { registry, waker, first_token } = reactor;
+        let one_core = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
         let admission = Admission { uid: rustix::process::geteuid().as_raw(), group: options.group };
         Shm {
             shared: Arc::new(Shared {
@@ -176,6 +178,7 @@ impl Shm {
                 nudged: Mutex::default(),
                 has_nudged: AtomicBool::new(false),
                 lingering: Mutex::default(),
+                traffic: Arc::new(outbox::Traffic::new(one_core)),
                 admission,
                 direct: options.direct,
                 nonce: Box::new(rand::rng().next_u64()),
