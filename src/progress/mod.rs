@@ -109,6 +109,9 @@ const UNSENT: u32 = 1;
 /// There are events in `mislaid`.
 const MISLAID: u32 = 2;
 
+/// Bytes of payloads that a thread sends before others have their turn: what has arrived is looked at in between.
+const TURN: usize = 512 << 10;
+
 /// Timers that may run at a time.
 const TIMER_THREADS: usize = 16;
 
@@ -218,7 +221,7 @@ impl Core {
             }
             (result, proto.next_timeout())
         };
-        if outputs.0.is_empty() {
+        if outputs.queue.is_empty() {
             self.check_alarm_at(next);
         } else {
             self.perform(&mut outputs, None);
@@ -239,7 +242,7 @@ impl Core {
             let corked = CORKED.get() == Some(self.identity());
             left = proto.may_send_later() && !corked;
             if left || corked {
-                proto.poll_unsent(&mut outputs.0);
+                proto.poll_unsent(&mut outputs.queue);
                 self.leave_unsent();
             } else {
                 collect(self, &mut proto, &mut outputs);
@@ -312,7 +315,7 @@ impl Core {
     /// Carries out what the protocol asked for, and what that brings about. Requests become jobs in `jobs`, if the thread
     /// drives; else they go to the handler threads.
     fn perform(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
-        while let Some(output) = outputs.0.pop_front() {
+        while let Some(output) = outputs.queue.pop_front() {
             self.perform_one(output, jobs.as_deref_mut(), outputs);
         }
     }
@@ -320,11 +323,19 @@ impl Core {
     fn perform_one(&self, output: Output<Live>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
         match output {
             Output::Transmit { link, bytes, payload } => {
+                next.moved += payload.as_ref().map_or(0, |payload| payload.len);
                 let sent = match self.links.read().get(link) {
                     Some(found) => found.send(bytes, payload),
                     None => return,
                 };
                 match sent {
+                    Sent::All(buffer) if next.moved >= TURN => {
+                        self.proto.lock().handle_sent(link, buffer, false);
+                        self.leave_unsent();
+                        if self.seat.is_parked() {
+                            self.ring();
+                        }
+                    }
                     Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, false)),
                     Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
                     Sent::Later => {}
@@ -516,7 +527,7 @@ impl Core {
 }
 
 fn collect(core: &Core, proto: &mut Proto<Live>, outputs: &mut Outputs) {
-    proto.poll(&mut outputs.0);
+    proto.poll(&mut outputs.queue);
     if core.attention.load(Ordering::Relaxed) & UNSENT != 0 {
         core.attention.fetch_and(!UNSENT, Ordering::SeqCst);
     }
