@@ -10,6 +10,7 @@
 mod buffer;
 mod engine_buffer;
 mod held;
+mod message;
 mod region;
 pub(crate) mod shared;
 

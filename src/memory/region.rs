@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::message::{self, Message};
+
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -77,10 +79,15 @@ impl Region {
         })
     }
 
-    /// Closes the gate and takes out the memory that the region owns; `None` for a region that owns none, or gave it away.
-    pub(crate) fn take_vec(&self) -> Option<Vec<u8>> {
+    /// A region that owns memory for a message that is to arrive.
+    pub(crate) fn for_message(len: usize) -> Arc<Region> {
+        Region::from_vec(message::buffer(len))
+    }
+
+    /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.
+    pub(crate) fn take_message(&self) -> Message {
         self.close();
-        self.owned.lock().take()
+        Message(self.owned.lock().take().unwrap_or_default())
     }
 
     /// Length in bytes, all segments together.
@@ -129,6 +136,14 @@ impl Region {
             index += 1;
         }
         len - left
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(bytes) = self.owned.get_mut().take() {
+            message::keep(bytes);
+        }
     }
 }
 
@@ -345,7 +360,7 @@ mod tests {
         let region = Region::from_vec((0..10).collect());
         let whole = Slice::whole(&region);
         assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), Copied::All);
-        assert_eq!(region.take_vec().unwrap(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(*region.take_message(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]
@@ -356,7 +371,7 @@ mod tests {
         assert_eq!(copy(&Slice::whole(&b), &Slice::whole(&a)), Copied::TargetClosed);
         assert!(!Slice::whole(&a).read(&mut [0; 4]));
         assert!(!Slice::whole(&a).write(&[0; 4]));
-        assert_eq!(b.take_vec().unwrap(), [2; 4]);
+        assert_eq!(*b.take_message(), [2; 4]);
     }
 
     #[test]

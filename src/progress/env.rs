@@ -19,7 +19,7 @@ impl Env for Live {
 impl Memory for Slice {
     fn allocate(len: usize) -> Slice {
         // Pages that are not written take no memory: a peer's claim of a size costs nothing until the bytes come.
-        Slice::whole(&Region::from_vec(vec![0; len]))
+        Slice::whole(&Region::for_message(len))
     }
 
     fn len(&self) -> usize {

@@ -498,6 +498,10 @@ impl<E: Env> Proto<E> {
         match kind {
             Stream::Pull => self.pull_landed(id, number, len, landed),
             Stream::Push => self.push_landed(id, number, len, landed),
+            // The body of a message is the sender's own: only one who lies takes it away, and what it leaves is nobody's.
+            Stream::Request | Stream::Response if landed != Landed::Whole => {
+                self.close(id, broken("a message that was taken back".into()));
+            }
             Stream::Request => self.request_landed(id, number, len),
             Stream::Response => self.response_landed(id, number, len),
         }

@@ -118,7 +118,7 @@ impl Base {
             }
             Some(match body {
                 Body::Small(bytes) => use_bytes(responder, &bytes),
-                Body::Large(memory) => use_bytes(responder, &memory.region.take_vec().unwrap_or_default()),
+                Body::Large(memory) => use_bytes(responder, &memory.region.take_message()),
             })
         })
     }

@@ -63,7 +63,7 @@ impl Target {
             }
             let decoded = match body {
                 Body::Small(bytes) => bounded::decode(&bytes),
-                Body::Large(memory) => bounded::decode(&memory.region.take_vec().unwrap_or_default()),
+                Body::Large(memory) => bounded::decode(&memory.region.take_message()),
             };
             decoded.map_err(|reason| Error::Decode {
                 peer: self.endpoint.address(),

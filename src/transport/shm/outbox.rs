@@ -111,7 +111,11 @@ impl Outbox {
     fn set_streams(&mut self, streams: bool) {
         if std::mem::replace(&mut self.streams, streams) != streams {
             let count = &self.traffic.streams;
-            if streams { count.fetch_add(1, Ordering::Relaxed) } else { count.fetch_sub(1, Ordering::Relaxed) };
+            if streams {
+                count.fetch_add(1, Ordering::Relaxed)
+            } else {
+                count.fetch_sub(1, Ordering::Relaxed)
+            };
         }
     }
 

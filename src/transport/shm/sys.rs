@@ -132,7 +132,7 @@ mod tests {
         assert!(!read_process(me, &[at(0, 1)], &access, 0, (43, there)).unwrap(), "another nonce");
         assert!(read_process(me, &[Far { address: 16, len: 1 }], &access, 0, (42, there)).is_err());
         drop(access);
-        assert_eq!(target.region.take_vec().unwrap()[5..], *b"45012");
+        assert_eq!(target.region.take_message()[5..], *b"45012");
         assert_eq!(read_word(me, there).unwrap(), 42);
     }
 }
