@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// What `fstatfs` says of memory that belongs to no file; of huge pages and of files it says something else.
 const TMPFS: i64 = 0x0102_1994;
@@ -55,16 +55,34 @@ impl Drop for Mapping {
 /// New shared memory, zeroed, that this process may write and those that get the descriptor may read. With `reserve` its
 /// pages are taken from the system now: there is an error now instead of a fault later.
 pub(crate) fn create(len: usize, reserve: bool) -> io::Result<(OwnedFd, Mapping)> {
-    let fd = rustix::fs::memfd_create("calomel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, len as u64)?;
+    let (fd, mapping) = unsealed(len)?;
     if reserve {
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
     }
-    let mapping = Mapping::new(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
-    let fixed = SealFlags::SHRINK | SealFlags::GROW;
     // Before Linux 5.1 there is no telling others to read only; they could spoil no more than what they are given.
-    let sealed = rustix::fs::fcntl_add_seals(&fd, fixed | SealFlags::FUTURE_WRITE | SealFlags::SEAL);
-    sealed.or_else(|_| rustix::fs::fcntl_add_seals(&fd, fixed | SealFlags::SEAL))?;
+    let sealed = rustix::fs::fcntl_add_seals(&fd, FIXED | SealFlags::FUTURE_WRITE | SealFlags::SEAL);
+    sealed.or_else(|_| rustix::fs::fcntl_add_seals(&fd, FIXED | SealFlags::SEAL))?;
+    Ok((fd, mapping))
+}
+
+/// As [`create`], for memory whose pages are to be given back before others have unmapped it, which a seal against writing
+/// forbids. The descriptor itself is for reading only instead.
+fn create_returnable(len: usize) -> io::Result<(OwnedFd, Mapping)> {
+    let (fd, mapping) = unsealed(len)?;
+    rustix::fs::fcntl_add_seals(&fd, FIXED | SealFlags::SEAL)?;
+    // Nor can others open it anew for more.
+    rustix::fs::fchmod(&fd, Mode::RUSR)?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let readable = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((readable, mapping))
+}
+
+const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+fn unsealed(len: usize) -> io::Result<(OwnedFd, Mapping)> {
+    let fd = rustix::fs::memfd_create("calomel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len as u64)?;
+    let mapping = Mapping::new(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
     Ok((fd, mapping))
 }
 
@@ -93,6 +111,8 @@ pub(crate) struct Block {
     pub fd: OwnedFd,
     /// Tells the blocks of a process apart; never 0, and never used again.
     pub id: u64,
+    /// The process that made it.
+    process: u32,
 }
 
 /// The blocks of this process, by address.
@@ -103,8 +123,10 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Block {
     pub(crate) fn new(len: usize) -> io::Result<Arc<Block>> {
-        let (fd, mapping) = create(len, false)?;
-        let block = Arc::new(Block { mapping, fd, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) });
+        // Where there is no `/proc`, the pages stay until every peer has unmapped them.
+        let (fd, mapping) = create_returnable(len).or_else(|_| create(len, false))?;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let block = Arc::new(Block { mapping, fd, id, process: std::process::id() });
         BLOCKS.write().insert(block.mapping.address().addr(), Arc::downgrade(&block));
         COUNT.fetch_add(1, Ordering::Release);
         Ok(block)
@@ -130,9 +152,14 @@ impl Drop for Block {
             blocks.remove(&self.mapping.address().addr());
         }
         COUNT.fetch_sub(1, Ordering::Release);
+        // A forked child must not take them from its parent.
+        if self.process != std::process::id() {
+            return;
+        }
         // Peers may keep it mapped for a while; its pages are given back now.
-        let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(error) = rustix::fs::fallocate(&self.fd, all, 0, self.mapping.len() as u64) {
+        let (address, len) = (self.mapping.address().cast(), self.mapping.len());
+        // SAFETY: the range is the mapping, and whoever used it here has gone before it.
+        if let Err(error) = unsafe { rustix::mm::madvise(address, len, Advice::LinuxRemove) } {
             tracing::debug!(target: "calomel::memory", %error, "can't give back the pages of shared memory");
         }
     }
@@ -158,6 +185,9 @@ mod tests {
     fn it_can_be_neither_shortened_nor_written_by_others() {
         let block = Block::new(4096).unwrap();
         assert!(rustix::fs::ftruncate(&block.fd, 0).is_err());
+        let (own, _mapping) = create(4096, false).unwrap();
+        assert!(rustix::fs::ftruncate(&own, 0).is_err());
+        assert!(Mapping::new(own.as_fd(), 4096, ProtFlags::WRITE).is_err());
         assert!(Mapping::new(block.fd.as_fd(), 4096, ProtFlags::WRITE).is_err());
     }
 
