@@ -17,7 +17,7 @@ mod sys;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::UdpSocket;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -150,6 +150,25 @@ impl Shared {
 fn failed(what: &str, error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+/// Whether an address is this host's.
+fn is_own(address: SocketAddr) -> bool {
+    let v4 = address.is_ipv4();
+    let any: IpAddr = if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Nothing is sent: only the way is looked up. What goes to an address of this host comes from there, mostly.
+    let way = || {
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect(address)?;
+        socket.local_addr()
+    };
+    // One can listen there; unless the system allows that for any address.
+    let own = || {
+        let name = format!("/proc/sys/net/{}/ip_nonlocal_bind", if v4 { "ipv4" } else { "ipv6" });
+        let any = std::fs::read_to_string(name).is_ok_and(|text| text.trim() != "0");
+        !any && UdpSocket::bind((address.ip(), 0)).is_ok()
+    };
+    address.ip().is_loopback() || way().is_ok_and(|from| from.ip() == address.ip()) || own()
 }
 
 /// The socket's name in the system's table, which has no files.
@@ -300,15 +319,14 @@ impl Transport for Shm {
         let Some(socket) = address.socket().filter(|_| self.options.shortcuts && address.scheme() == Scheme::Tcp) else {
             return Vec::new();
         };
-        let everywhere = Address::shm(&format!("tcp:*:{}", socket.port()));
-        let here = Address::shm(&format!("tcp:{}:{}", socket.ip(), socket.port()));
-        match dialled {
-            false if socket.ip().is_unspecified() => vec![everywhere],
-            false => vec![here],
-            // An address is this host's when one can listen there.
-            true if socket.ip().is_loopback() || UdpSocket::bind((socket.ip(), 0)).is_ok() => vec![here, everywhere],
-            true => Vec::new(),
+        let at = |ip: IpAddr| Address::shm(&format!("tcp:{ip}:{}", socket.port()));
+        if !dialled {
+            return vec![at(socket.ip())];
         }
+        // Who listens at all addresses of IPv6 mostly does so at those of IPv4, too; never the other way round.
+        let all = [at(Ipv4Addr::UNSPECIFIED.into()), at(Ipv6Addr::UNSPECIFIED.into())];
+        let all = &all[usize::from(socket.is_ipv6())..];
+        if is_own(socket) { [&[at(socket.ip())], all].concat() } else { Vec::new() }
     }
 
     fn stop_listening(&self) {
