@@ -20,6 +20,8 @@ const STEP: usize = 128 << 10;
 const RECORDS: usize = 64;
 /// Blocks of a peer that are mapped at a time.
 const MAX_BLOCKS: usize = 256;
+/// Bytes of a peer's blocks that are mapped at a time: a block may be longer than all memory, and cost nothing but addresses.
+pub(super) const MAX_MAPPED: usize = 1 << 40;
 
 pub(super) struct Inbox {
     consumer: Consumer,
@@ -84,6 +86,10 @@ impl Inbox {
             return Err(io::Error::other("more blocks of shared memory than are taken"));
         }
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?;
+        let mapped: usize = self.blocks.values().map(Mapping::len).sum();
+        if len > MAX_MAPPED - mapped {
+            return Err(io::Error::other("more memory is shared than can be mapped"));
+        }
         self.blocks.insert(id, crate::memory::shared::attach(fd.as_fd(), len)?);
         Ok(())
     }

@@ -32,8 +32,8 @@ pub(super) struct Outbox {
     pub pending: Option<Sending>,
     pub loans: Loans,
     payloads: u64,
-    /// The blocks that the peer has been given.
-    blocks: HashMap<u64, Weak<Block>>,
+    /// The blocks that the peer has been given, with their lengths.
+    blocks: HashMap<u64, (Weak<Block>, usize)>,
     words: Vec<u8>,
     /// What the pending send waits for.
     needs: Needs,
@@ -228,20 +228,22 @@ impl Outbox {
         if self.blocks.contains_key(&block.id) {
             return true;
         }
-        let gone: Vec<u64> = self.blocks.iter().filter(|(_, block)| block.strong_count() == 0).map(|(id, _)| *id).collect();
+        let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| block.strong_count() == 0).map(|(id, _)| *id).collect();
         if !gone.is_empty() && gone.len() * 8 <= MAX_BODY && matches!(self.producer.has_room(8 * gone.len()), Ok(true)) {
             let words: Vec<u8> = gone.iter().flat_map(|id| id.to_le_bytes()).collect();
             self.producer.put(Kind::Forget, words.len(), |segment, at| segment.write(at, &words));
             gone.iter().for_each(|id| drop(self.blocks.remove(id)));
         }
-        if self.blocks.len() >= MAX_BLOCKS {
+        // It may have some more mapped: those that it has not been told yet are gone.
+        let mapped: usize = self.blocks.values().map(|(_, len)| len).sum();
+        if self.blocks.len() >= MAX_BLOCKS || mapped.saturating_add(block.mapping.len()) > inbox::MAX_MAPPED / 2 {
             return false;
         }
         let packet = Packet::Block { id: block.id, len: block.mapping.len() as u64 };
         // Before the record that refers to it: so the peer finds it when it looks.
         let sent = handshake::send(&line.peer.socket, &packet, Some(block.fd.as_fd()));
         if sent.is_ok() {
-            self.blocks.insert(block.id, Arc::downgrade(block));
+            self.blocks.insert(block.id, (Arc::downgrade(block), block.mapping.len()));
         }
         sent.is_ok()
     }
