@@ -166,3 +166,41 @@ fn an_answer_of_one_that_is_gone_already_arrives() {
         });
     }
 }
+
+#[test]
+fn what_is_taken_back_while_it_is_read_does_not_count() {
+    let _watchdog = Watchdog::start("readers::what_is_taken_back_while_it_is_read_does_not_count");
+    let scene = scene();
+    const SIZE: usize = 4 << 20;
+    let (mut caught, begin) = (0, Instant::now());
+    while caught < 5 && begin.elapsed() < Duration::from_secs(20) {
+        let mut peer = Forged::greeted(&scene.address, true);
+        // Pages that are not there yet: to read them takes a while.
+        let memory = vec![0u8; SIZE];
+        peer.call(1, "swallow", SIZE, &[]);
+        peer.tell(&Message::Data { stream: Stream::Request, id: 1, offset: 0, len: SIZE as u32 }, &[]);
+        peer.lend(0, 1, &[[0, memory.as_ptr() as u64, SIZE as u64 - 16]]);
+        // What comes through the ring waits for all that was lent before: that is read in one go.
+        peer.put(PAYLOAD, &[0; 16]);
+        let waiting = Instant::now();
+        while peer.get(Word::Reading(0)) != 1 && waiting.elapsed() < Duration::from_millis(200) {
+            std::hint::spin_loop();
+        }
+        peer.set(Word::Granted(0), 0);
+        if peer.get(Word::Reading(0)) != 1 {
+            continue;
+        }
+        caught += 1;
+        let answer = loop {
+            let frame = peer.take(BYTES);
+            // `Response`, or `Refuse`.
+            if matches!(frame.get(4), Some(1 | 2)) {
+                break frame;
+            }
+        };
+        assert_eq!(answer[4], 2, "bytes that were taken back were believed: {answer:?}");
+        drop(memory);
+    }
+    assert_eq!(caught, 5, "it was never seen to read");
+    assert_serves(&scene.far.engine, &scene.far.to);
+}
