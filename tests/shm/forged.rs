@@ -72,7 +72,11 @@ pub enum Message {
     },
     Pull(Range),
     Push(Range),
-    Done,
+    /// The status is a number: 0 for success.
+    Done {
+        transfer: u64,
+        status: u8,
+    },
     Abort {
         transfer: u64,
         push: bool,
@@ -237,13 +241,14 @@ pub struct Forged {
     /// Where the next record goes, and where theirs is expected.
     pub at: usize,
     pub theirs_at: usize,
+    pub incarnation: u64,
 }
 
 impl Forged {
     fn new(socket: OwnedFd) -> Forged {
         let fd = memory(LEN as u64, true);
         let mine = Mapped::new(fd.as_fd(), LEN, true);
-        Forged { socket, fd, mine, theirs: None, at: 0, theirs_at: 0 }
+        Forged { socket, fd, mine, theirs: None, at: 0, theirs_at: 0, incarnation: rand::random() }
     }
 
     pub fn dial(address: &str) -> Forged {
@@ -279,7 +284,7 @@ impl Forged {
 
     pub fn greet(&mut self) {
         // Incarnation, largest message, no addresses, no ticket.
-        let hello = postcard::to_stdvec(&(rand::random::<u64>(), 64u64 << 20, Vec::<String>::new(), None::<u64>)).unwrap();
+        let hello = postcard::to_stdvec(&(self.incarnation, 64u64 << 20, Vec::<String>::new(), None::<u64>)).unwrap();
         let preamble = [&b"calomel\0"[..], &1u16.to_le_bytes(), &1u16.to_le_bytes(), &(hello.len() as u32).to_le_bytes()];
         self.put(BYTES, &[preamble.concat(), hello].concat());
     }
