@@ -11,6 +11,7 @@ mod env;
 mod failure;
 mod fork;
 mod outputs;
+mod perform;
 mod rhythm;
 mod seat;
 mod sink;
@@ -26,8 +27,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use slotmap::{Key, SecondaryMap};
 
-use crate::proto::{self, LinkId, Output, Proto, RequestId};
-use crate::transport::{Link, LinkKey, Loopback, Reactor, Sent, Shm, ShmOptions, Tcp, Transport};
+use crate::proto::{self, LinkId, Proto, RequestId};
+use crate::transport::{Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
@@ -309,114 +310,6 @@ impl Core {
     pub(crate) fn uncork_unless_forked(&self) {
         if self.attention.load(Ordering::Relaxed) & UNSENT != 0 {
             self.exec_unless_forked(|_| ());
-        }
-    }
-
-    /// Carries out what the protocol asked for, and what that brings about. Requests become jobs in `jobs`, if the thread
-    /// drives; else they go to the handler threads.
-    fn perform(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
-        while let Some(output) = outputs.queue.pop_front() {
-            self.perform_one(output, jobs.as_deref_mut(), outputs);
-        }
-    }
-
-    fn perform_one(&self, output: Output<Live>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
-        match output {
-            Output::Transmit { link, bytes, payload } => {
-                next.moved += payload.as_ref().map_or(0, |payload| payload.len);
-                let sent = match self.links.read().get(link) {
-                    Some(found) => found.send(bytes, payload),
-                    None => return,
-                };
-                match sent {
-                    Sent::All(buffer) if next.moved >= TURN => {
-                        self.proto.lock().handle_sent(link, buffer, false);
-                        self.leave_unsent();
-                        if self.seat.is_parked() {
-                            self.ring();
-                        }
-                    }
-                    Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, false)),
-                    Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
-                    Sent::Later => {}
-                    // What the peer said before it went is still to be read, so the end of that is the end of the link.
-                    Sent::Failed(error) => tracing::debug!(target: "calomel::progress", %error, "a send failed"),
-                }
-            }
-            Output::CallDone { waiter, result } => waiter.set(Outcome::Answered(result)),
-            Output::TransferDone { waiter, result } => waiter.set(Outcome::Moved(result)),
-            Output::Request(incoming) => {
-                let Some(service) = self.service.get() else { return };
-                if let Some(job) = service.request(incoming) {
-                    match jobs {
-                        Some(jobs) => jobs.push(job),
-                        None => self.hand_over(job),
-                    }
-                }
-            }
-            Output::AskAcknowledged { link } => {
-                let found = self.links.read().get(link).map(|found| found.acknowledged());
-                if let Some(bytes) = found {
-                    self.follow_up(next, |proto| proto.handle_acknowledged(link, bytes, Instant::now()));
-                }
-            }
-            Output::Connect { link, address } => self.connect(link, &address, next),
-            Output::Close { link } => {
-                let found = self.links.write().remove(link);
-                if let Some(found) = found {
-                    found.close();
-                }
-            }
-            Output::Cancelled { request } => {
-                if let Some(service) = self.service.get() {
-                    service.cancelled(request);
-                }
-            }
-            Output::Unleased(lease) => drop(lease),
-            Output::Stale { token } => {
-                if let Some(service) = self.service.get() {
-                    service.stale(token);
-                }
-            }
-            Output::ShutdownAsked => {
-                if let Some(service) = self.service.get() {
-                    service.shutdown_asked();
-                }
-            }
-        }
-    }
-
-    fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<Live>)) {
-        let mut proto = self.proto.lock();
-        step(&mut proto);
-        collect(self, &mut proto, next);
-    }
-
-    fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
-        let attach = |made: Arc<dyn Link>| self.attach(link, made);
-        for (transport, shortcut) in self.shortcuts(address, true) {
-            match transport.connect(key(link), &shortcut, &attach) {
-                Ok(()) => return,
-                Err(error) => tracing::trace!(target: "calomel::progress", %address, %error, "no shortcut"),
-            }
-        }
-        let begun = match self.transport(address.scheme()) {
-            Ok(transport) => transport.connect(key(link), address, &attach),
-            Err(error) => Err(std::io::Error::new(std::io::ErrorKind::Unsupported, error)),
-        };
-        if let Err(error) = begun {
-            self.follow_up(next, |proto| proto.handle_closed(link, error));
-        }
-    }
-
-    /// Notes who carries a link; unless it was closed before there was anybody to tell.
-    fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
-        self.links.write().insert(id, link);
-        if !self.look(|proto| proto.has_link(id)) {
-            let late = self.links.write().remove(id);
-            if let Some(late) = late {
-                late.close();
-            }
         }
     }
 

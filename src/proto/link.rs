@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use slotmap::KeyData;
-
 use super::exposures::LeaseOut;
 use super::hash::NumberMap;
+use super::landing::{Landing, MAX_CHUNK, Place};
 use super::transfers::IncomingPush;
 use super::wire::{self, Frame, Greeting, Message, Stream};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
@@ -17,13 +16,9 @@ use crate::Address;
 /// (some 80 µs on loopback). With 256 KiB bulks over tcp were measured at 0.6 to 0.7 of the raw stream, with this at 0.8 to
 /// 1.1, with 1 MiB no better.
 const CHUNK: usize = 512 << 10;
-/// Longest payload of one `Data` that is taken.
-const MAX_CHUNK: usize = 4 << 20;
 /// Payloads of a link that the peer may be reading out of this side's memory at a time: one that it reads, and those that
 /// it finds when it is done with that.
 const MAX_LENT: isize = 4;
-/// Payloads of a link that may be arriving at a time.
-const MAX_LANDINGS: usize = 64;
 /// A send buffer that grew beyond this is given back to the allocator.
 const KEEP: usize = 64 << 10;
 
@@ -87,7 +82,7 @@ pub(super) struct Link<E: Env> {
     /// It has been said that nothing follows.
     goodbye: bool,
     /// Payloads that are arriving, in the order in which they were announced.
-    landings: VecDeque<Landing>,
+    pub landings: VecDeque<Landing>,
     /// Longest payload of one `Data` that this side sends.
     chunk: usize,
     /// Payloads that are out, and still read from this side's memory. Below zero for a moment when the end of one is reported
@@ -120,37 +115,12 @@ pub(super) struct Link<E: Env> {
     pub challenged: Option<Instant>,
 }
 
-/// The payload that is arriving.
-struct Landing {
-    kind: Stream,
-    id: u64,
-    len: usize,
-    /// There was an operation that wanted it; only that one's it can be.
-    wanted: bool,
-}
-
 /// What was made of the bytes that a transport brought.
 pub(crate) struct Consumed<M> {
     /// That many bytes are done with; the rest begins a frame that is not complete.
     pub used: usize,
     /// The bytes behind those are payload: bring them here, and report `handle_placed`.
     pub place: Option<Place<M>>,
-}
-
-pub(crate) struct Place<M> {
-    /// `None`: nobody wants them any more.
-    pub target: Option<M>,
-    pub len: usize,
-}
-
-/// How a payload arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Landed {
-    Whole,
-    /// The sender had lost the memory meanwhile: the bytes mean nothing.
-    SourceGone,
-    /// The memory they were for is gone.
-    TargetGone,
 }
 
 impl<E: Env> Link<E> {
@@ -441,70 +411,6 @@ impl<E: Env> Proto<E> {
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
         Ok(())
-    }
-
-    /// Where the payload of a `Data` belongs.
-    fn place(&mut self, id: LinkId, kind: Stream, number: u64, offset: u64, len: usize) -> Result<Place<E::Memory>, Failure> {
-        if len > MAX_CHUNK {
-            return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {MAX_CHUNK} bytes")));
-        }
-        let landings = &self.links[id].landings;
-        if landings.len() >= MAX_LANDINGS {
-            return Err(broken(format!("{MAX_LANDINGS} payloads at a time")));
-        }
-        let coming: usize = landings.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
-        // Chunks of one stream come in order; what does not is a lie, or meant for an operation that has ended.
-        let (memory, arrived) = match kind {
-            Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
-                Some(transfer) if transfer.link == id && transfer.pull => (Some(&transfer.memory), transfer.moved),
-                _ => (None, 0),
-            },
-            Stream::Response => match self.calls.get(KeyData::from_ffi(number).into()) {
-                Some(call) if call.link == id => match &call.answer {
-                    Some(answer) => (Some(&answer.memory), answer.arrived),
-                    None => (None, 0),
-                },
-                _ => (None, 0),
-            },
-            Stream::Push => match self.links[id].pushes.get(&number) {
-                Some(push) => (Some(&push.memory), push.landed),
-                None => (None, 0),
-            },
-            Stream::Request => match self.links[id].requests.get(&number).and_then(|r| self.requests.get(*r)) {
-                Some(request) => match &request.body {
-                    Some(body) => (Some(&body.memory), body.arrived),
-                    None => (None, 0),
-                },
-                None => (None, 0),
-            },
-        };
-        let target = match memory {
-            Some(memory) => {
-                let arrived = arrived + coming;
-                let part = usize::try_from(offset).ok().filter(|o| *o == arrived).and_then(|o| memory.part(o, len));
-                Some(part.ok_or_else(|| broken(format!("a chunk of {len} bytes at {offset} where {arrived} was expected")))?)
-            }
-            None => None,
-        };
-        self.links[id].landings.push_back(Landing { kind, id: number, len, wanted: target.is_some() });
-        Ok(Place { target, len })
-    }
-
-    /// The first of the payloads that `consume` asked for has arrived.
-    pub(crate) fn handle_placed(&mut self, id: LinkId, landed: Landed, now: Instant) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.last_heard = now;
-        let Some(Landing { kind, id: number, len, wanted: true }) = link.landings.pop_front() else { return };
-        match kind {
-            Stream::Pull => self.pull_landed(id, number, len, landed),
-            Stream::Push => self.push_landed(id, number, len, landed),
-            // The body of a message is the sender's own: only one who lies takes it away, and what it leaves is nobody's.
-            Stream::Request | Stream::Response if landed != Landed::Whole => {
-                self.close(id, broken("a message that was taken back".into()));
-            }
-            Stream::Request => self.request_landed(id, number, len),
-            Stream::Response => self.response_landed(id, number, len),
-        }
     }
 }
 

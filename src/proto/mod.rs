@@ -15,6 +15,7 @@
 mod calls;
 mod exposures;
 mod hash;
+mod landing;
 mod link;
 mod peers;
 mod requests;
@@ -35,7 +36,7 @@ use slotmap::SlotMap;
 use crate::Address;
 pub(crate) use calls::{Answer, CallSpec, Content, Rejected};
 pub(crate) use exposures::Mode;
-pub(crate) use link::Landed;
+pub(crate) use landing::Landed;
 pub(crate) use peers::PeerTag;
 pub(crate) use requests::{Incoming, Reply};
 pub(crate) use transfers::Remote;

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::link::{Landed, OutStream, broken};
+use super::landing::Landed;
+use super::link::{OutStream, broken};
 use super::timers::Timer;
 use super::wire::{Message, Range, Status, Stream};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, TransferId, wire_id};

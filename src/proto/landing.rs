@@ -1,0 +1,112 @@
+//! Payloads, where they arrive.
+
+use std::time::Instant;
+
+use slotmap::KeyData;
+
+use super::link::broken;
+use super::wire::Stream;
+use super::{Env, Failure, LinkId, Memory, Proto};
+
+/// Longest payload of one `Data` that is taken.
+pub(super) const MAX_CHUNK: usize = 4 << 20;
+/// Payloads of a link that may be arriving at a time.
+const MAX_LANDINGS: usize = 64;
+
+/// A payload that is arriving.
+pub(super) struct Landing {
+    pub kind: Stream,
+    pub id: u64,
+    pub len: usize,
+    /// There was an operation that wanted it; only that one's it can be.
+    pub wanted: bool,
+}
+
+pub(crate) struct Place<M> {
+    /// `None`: nobody wants them any more.
+    pub target: Option<M>,
+    pub len: usize,
+}
+
+/// How a payload arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Landed {
+    Whole,
+    /// The sender had lost the memory meanwhile: the bytes mean nothing.
+    SourceGone,
+    /// The memory they were for is gone.
+    TargetGone,
+}
+
+impl<E: Env> Proto<E> {
+    /// Where the payload of a `Data` belongs.
+    pub(super) fn place(
+        &mut self,
+        id: LinkId,
+        kind: Stream,
+        number: u64,
+        offset: u64,
+        len: usize,
+    ) -> Result<Place<E::Memory>, Failure> {
+        if len > MAX_CHUNK {
+            return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {MAX_CHUNK} bytes")));
+        }
+        let landings = &self.links[id].landings;
+        if landings.len() >= MAX_LANDINGS {
+            return Err(broken(format!("{MAX_LANDINGS} payloads at a time")));
+        }
+        let coming: usize = landings.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
+        // Chunks of one stream come in order; what does not is a lie, or meant for an operation that has ended.
+        let (memory, arrived) = match kind {
+            Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
+                Some(transfer) if transfer.link == id && transfer.pull => (Some(&transfer.memory), transfer.moved),
+                _ => (None, 0),
+            },
+            Stream::Response => match self.calls.get(KeyData::from_ffi(number).into()) {
+                Some(call) if call.link == id => match &call.answer {
+                    Some(answer) => (Some(&answer.memory), answer.arrived),
+                    None => (None, 0),
+                },
+                _ => (None, 0),
+            },
+            Stream::Push => match self.links[id].pushes.get(&number) {
+                Some(push) => (Some(&push.memory), push.landed),
+                None => (None, 0),
+            },
+            Stream::Request => match self.links[id].requests.get(&number).and_then(|r| self.requests.get(*r)) {
+                Some(request) => match &request.body {
+                    Some(body) => (Some(&body.memory), body.arrived),
+                    None => (None, 0),
+                },
+                None => (None, 0),
+            },
+        };
+        let target = match memory {
+            Some(memory) => {
+                let arrived = arrived + coming;
+                let part = usize::try_from(offset).ok().filter(|o| *o == arrived).and_then(|o| memory.part(o, len));
+                Some(part.ok_or_else(|| broken(format!("a chunk of {len} bytes at {offset} where {arrived} was expected")))?)
+            }
+            None => None,
+        };
+        self.links[id].landings.push_back(Landing { kind, id: number, len, wanted: target.is_some() });
+        Ok(Place { target, len })
+    }
+
+    /// The first of the payloads that `consume` asked for has arrived.
+    pub(crate) fn handle_placed(&mut self, id: LinkId, landed: Landed, now: Instant) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.last_heard = now;
+        let Some(Landing { kind, id: number, len, wanted: true }) = link.landings.pop_front() else { return };
+        match kind {
+            Stream::Pull => self.pull_landed(id, number, len, landed),
+            Stream::Push => self.push_landed(id, number, len, landed),
+            // The body of a message is the sender's own: only one who lies takes it away, and what it leaves is nobody's.
+            Stream::Request | Stream::Response if landed != Landed::Whole => {
+                self.close(id, broken("a message that was taken back".into()));
+            }
+            Stream::Request => self.request_landed(id, number, len),
+            Stream::Response => self.response_landed(id, number, len),
+        }
+    }
+}
