@@ -35,18 +35,25 @@
 //! - **Bulk data.** [`Engine::expose`] lends a buffer to peers, as a [`Bulk`] that travels inside calls. Whoever has it pulls
 //!   from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
 //!   [`Engine::scope`] does so with borrowed memory.
-//! - **Transports.** `tcp://host:port`, and `loop://name` within a process.
+//! - **Transports.** `tcp://host:port`, `shm://name` on one host, and `loop://name` within a process. A tcp address of this
+//!   host is reached through shared memory by itself, if both sides are of one user;
+//!   [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] tells.
 //!
 //! # Guarantees, by transport
 //!
-//! | | `tcp://` | `loop://` |
-//! |---|---|---|
-//! | token, bounds and mode of each access are checked by | the owner | the owner |
-//! | memory that was taken back | is not touched any more | is not touched any more |
-//! | accesses of the same memory at the same time | take turns, chunk by chunk | take turns, chunk by chunk |
-//! | copies made by this library on the way | none (the system's socket buffers are between) | one, from memory to memory |
-//! | a peer that dies | is known at once; a silent one after [`EngineBuilder::heartbeat`] | is this process |
-//! | who can connect | whoever reaches the port; nothing is encrypted | this process |
+//! | | `tcp://` | `shm://` | `loop://` |
+//! |---|---|---|---|
+//! | token, bounds and mode of each access are checked by | the owner | the owner | the owner |
+//! | memory that was taken back | is not touched any more | is not touched any more; a peer that is stopped in the middle of reading it is waited for, for a second, and then cut off | is not touched any more |
+//! | accesses of the same memory at the same time | take turns, chunk by chunk | take turns, chunk by chunk; what a peer reads by itself (see below) may be written meanwhile | take turns, chunk by chunk |
+//! | copies made by this library on the way | none (the system's socket buffers are between) | two, at a time, through a ring; one where memory is lent | one, from memory to memory |
+//! | a peer that dies | is known at once; a silent one after [`EngineBuilder::heartbeat`] | the same | is this process |
+//! | who can connect | whoever reaches the port; nothing is encrypted | processes of the same user, or of [`EngineBuilder::shm_group`] | this process |
+//!
+//! Over shared memory peers read by themselves what [`Engine::alloc`] gave, and what the system lets them read of other
+//! memory; never what was not exposed to them, if they keep to the rules. Processes of one user can read each other's memory anyway,
+//! where the system permits it: between those this library guards against mistakes, not against malice. Nobody can
+//! write into the memory of another.
 //!
 //! # Thread safety
 //!

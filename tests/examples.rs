@@ -58,6 +58,10 @@ examples! {
         "4 parts arrived, 1048576 words",
     ];
     stop: "12_stop" prints [r#"the server stopped: ["prefinalize", "finalize"]"#];
+    same_host: "13_same_host" prints [
+        "Tcp address, reached by Some(Shm)",
+        "Shm address, reached by Some(Shm)"
+    ];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",
