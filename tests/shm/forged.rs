@@ -126,7 +126,6 @@ pub const FORGET: u64 = 5;
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
     Taken,
-    Asleep,
     Waiting,
     Granted(usize),
     Reading(usize),
@@ -137,7 +136,6 @@ impl Word {
     fn offset(self) -> usize {
         match self {
             Word::Taken => 0,
-            Word::Asleep => 64,
             Word::Waiting => 128,
             Word::Granted(slot) => 192 + 8 * slot,
             Word::Reading(slot) => 192 + 128 + 8 * slot,
@@ -173,23 +171,25 @@ impl Mapped {
 
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.len);
+        let word = self.address.wrapping_add(offset).cast::<AtomicU64>();
         // SAFETY: it lies in the mapping, which begins on a page, and lives as long as `self`.
-        unsafe { &*self.address.add(offset).cast::<AtomicU64>() }
+        unsafe { &*word }
     }
 
     /// Of the ring: goes over its end.
     fn write(&self, at: usize, bytes: &[u8]) {
         for (i, byte) in bytes.iter().enumerate() {
-            let place = HEAD + (at + i) % RING;
+            let place = self.address.wrapping_add(HEAD + (at + i) % RING);
             // SAFETY: it lies in the mapping, which is writable; the other side takes whatever it finds.
-            unsafe { self.address.add(place).write_volatile(*byte) };
+            unsafe { place.write_volatile(*byte) };
         }
     }
 
     fn read(&self, at: usize, len: usize) -> Vec<u8> {
         let byte = |i: usize| {
+            let place = self.address.wrapping_add(HEAD + (at + i) % RING);
             // SAFETY: it lies in the mapping.
-            unsafe { self.address.add(HEAD + (at + i) % RING).read_volatile() }
+            unsafe { place.read_volatile() }
         };
         (0..len).map(byte).collect()
     }

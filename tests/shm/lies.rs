@@ -609,7 +609,8 @@ fn servers_that_are_none() {
     over(Carrier::Shm, || ());
     let engine = client();
     define_add(&engine);
-    let lies: [(&str, fn(Forged), &str); 7] = [
+    type Serve = fn(Forged);
+    let lies: [(&str, Serve, &str); 7] = [
         (
             "another version",
             |peer| {

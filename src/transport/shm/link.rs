@@ -66,7 +66,11 @@ impl ShmLink {
     /// The end that dials.
     pub(super) fn dial(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>) -> io::Result<ShmLink> {
         let (fd, mine) = Segment::create()?;
-        handshake::send(&socket, &Packet::Hello(shared.hello()), Some(fd.as_fd()))?;
+        match handshake::send(&socket, &Packet::Hello(shared.hello()), Some(fd.as_fd())) {
+            // It has hung up already: what it said before that tells why, and is read as always.
+            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+            sent => sent?,
+        }
         Ok(ShmLink::new(key, token, socket, shared, Stage::Dialled(mine)))
     }
 
