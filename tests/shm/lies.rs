@@ -496,6 +496,16 @@ const RECORDS: &[Lie] = &[
         },
         None,
     ),
+    (
+        "an announcement, and the end",
+        |address| {
+            let mut peer = Forged::greeted(address, true);
+            peer.announce(1 << 20);
+            rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).unwrap();
+            peer
+        },
+        None,
+    ),
     ("garbage in the ring", |address| putting(address, None, BYTES, 1000), None),
 ];
 

@@ -77,7 +77,12 @@ impl Inbox {
 
     /// True when there is something to do.
     pub(super) fn has_work(&self) -> bool {
-        !matches!(self.consumer.next(), Ok(None)) || !self.payloads.is_empty()
+        !matches!(self.consumer.next(), Ok(None)) || self.has_parts()
+    }
+
+    /// Something is lent and not copied yet. A payload of which nothing has come is no work: its sender may be gone.
+    fn has_parts(&self) -> bool {
+        self.payloads.iter().any(|payload| !payload.parts.is_empty())
     }
 
     /// Maps a block that the peer has sent the descriptor of.
@@ -119,7 +124,7 @@ impl Inbox {
                 return Ok(Turn::Closed);
             }
         }
-        if !self.payloads.is_empty() {
+        if self.has_parts() {
             turn = Turn::Something;
             self.step(line, STEP)?;
             self.report(key, sink);
