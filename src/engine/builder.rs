@@ -12,7 +12,7 @@ use crate::bulk::{Copies, Origin};
 use crate::progress::{Core, Progress, Settings};
 use crate::proto;
 use crate::rpc::{EngineService, Procedures, Registry};
-use crate::transport::{ShmOptions, Transport};
+use crate::transport::{Lending, ShmOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme};
 
 /// Most requests of one connection that are in progress or wait for a handler; what comes beyond is answered with `Busy`.
@@ -60,7 +60,7 @@ impl Default for EngineBuilder {
             connect: Duration::from_secs(5),
             finalize: Duration::from_secs(5),
             remote_shutdown: false,
-            shm: ShmOptions { group: None, direct: true, shortcuts: true },
+            shm: ShmOptions { group: None, lending: Lending::Crowded, shortcuts: true },
             wrap: Box::new(|transport| transport),
         }
     }
@@ -155,10 +155,11 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether bulk data of peers on this host is copied from one process to the other in one go, by the system (default
-    /// yes; where the system forbids it, that is noticed). Without it the data goes through shared memory: two copies.
+    /// Whether peers on this host copy bulk data straight out of this engine's memory, by the system, in one go: always where
+    /// the system permits it, or never. Without this they do so where several fetch at a time, or there is one core; else the
+    /// data goes through a ring, in two copies at a time, which is faster.
     pub fn shm_kernel_copy(mut self, on: bool) -> Self {
-        self.shm.direct = on;
+        self.shm.lending = if on { Lending::Always } else { Lending::Never };
         self
     }
 

@@ -384,8 +384,7 @@ impl Core {
         if self.seat.keep() {
             self.ring();
         }
-        // A progress thread that this one has taken the seat from may still be in there, for a moment.
-        let mut driver = self.driver.lock();
+        let Some(mut driver) = self.reactor(purpose.deadline) else { return Woken::ByNothing };
         let announced = with_sleeper(|sleeper| {
             // Each of the steps announces the sleep to somebody, who rings from then on; what was done before is looked for
             // after that.

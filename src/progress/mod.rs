@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use slotmap::{Key, SecondaryMap};
 
 use crate::proto::{self, LinkId, Proto, RequestId};
@@ -74,6 +74,8 @@ pub(crate) struct Core {
     proto: Mutex<Proto<Live>>,
     transports: Vec<Box<dyn Transport>>,
     links: RwLock<SecondaryMap<LinkId, Arc<dyn Link>>>,
+    /// Links that are dialled by another transport than that of their address.
+    detours: Mutex<SecondaryMap<LinkId, Address>>,
     seat: seat::Seat,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
@@ -109,6 +111,9 @@ struct Timers {
 const UNSENT: u32 = 1;
 /// There are events in `mislaid`.
 const MISLAID: u32 = 2;
+
+/// Whoever was rung out of the reactor leaves it in less, unless the machine is overloaded.
+const RING_AGAIN: Duration = Duration::from_millis(10);
 
 /// Bytes of payloads that a thread sends before others have their turn: what has arrived is looked at in between.
 const TURN: usize = 512 << 10;
@@ -157,6 +162,7 @@ impl Core {
             proto: Mutex::new(Proto::new(settings.proto, settings.incarnation)),
             transports,
             links: RwLock::default(),
+            detours: Mutex::default(),
             seat: seat::Seat::default(),
             driver: Mutex::new(driver),
             waker,
@@ -336,6 +342,20 @@ impl Core {
 
     fn ring(&self) {
         completion::ring(&self.waker);
+    }
+
+    /// The reactor, for the sitter, who is going to sleep there. A progress thread that it has taken the seat from may be in
+    /// there for a moment longer. `None`: it was not left before the deadline.
+    fn reactor(&self, deadline: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
+        loop {
+            if let Some(driver) = self.driver.try_lock_for(RING_AGAIN) {
+                return Some(driver);
+            }
+            self.ring();
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return None;
+            }
+        }
     }
 
     /// Wakes a sitter that would sleep past the protocol's next deadline.

@@ -61,6 +61,7 @@ impl Core {
             }
             Output::Connect { link, address } => self.connect(link, &address, next),
             Output::Close { link } => {
+                self.detours.lock().remove(link);
                 let found = self.links.write().remove(link);
                 if let Some(found) = found {
                     found.close();
@@ -94,11 +95,20 @@ impl Core {
     fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
         let attach = |made: Arc<dyn Link>| self.attach(link, made);
         for (transport, shortcut) in self.shortcuts(address, true) {
+            // Noted before anything can be reported of it.
+            self.detours.lock().insert(link, address.clone());
             match transport.connect(key(link), &shortcut, &attach) {
                 Ok(()) => return,
                 Err(error) => tracing::trace!(target: "calomel::progress", %address, %error, "no shortcut"),
             }
         }
+        self.detours.lock().remove(link);
+        self.connect_straight(link, address, next);
+    }
+
+    /// By the transport that the address is of.
+    pub(super) fn connect_straight(&self, link: LinkId, address: &Address, next: &mut Outputs) {
+        let attach = |made: Arc<dyn Link>| self.attach(link, made);
         let begun = match self.transport(address.scheme()) {
             Ok(transport) => transport.connect(key(link), address, &attach),
             Err(error) => Err(std::io::Error::new(std::io::ErrorKind::Unsupported, error)),

@@ -44,6 +44,7 @@ impl Sink for CoreSink<'_> {
     }
 
     fn connected(&mut self, key: LinkKey) {
+        self.core.detours.lock().remove(link_id(key));
         self.step(|proto, now| proto.handle_connected(link_id(key), now));
     }
 
@@ -84,6 +85,15 @@ impl Sink for CoreSink<'_> {
     }
 
     fn closed(&mut self, key: LinkKey, cause: io::Error) {
+        let detour = self.core.detours.lock().remove(link_id(key));
+        if let Some(address) = detour {
+            tracing::debug!(target: "calomel::progress", %address, error = %cause, "the shortcut leads nowhere");
+            if self.core.look(|proto| proto.has_link(link_id(key))) {
+                let mut outputs = Outputs::new();
+                self.core.connect_straight(link_id(key), &address, &mut outputs);
+                return self.core.perform(&mut outputs, Some(self.jobs));
+            }
+        }
         self.step(|proto, _| proto.handle_closed(link_id(key), cause));
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::memory::Slice;
 use crate::{Address, Result, Scheme};
 pub(crate) use loopback::Loopback;
-pub(crate) use shm::{Options as ShmOptions, Shm};
+pub(crate) use shm::{Lending, Options as ShmOptions, Shm};
 pub(crate) use tcp::Tcp;
 
 /// Names a link between a transport and its user.

@@ -9,6 +9,8 @@ macro_rules! suite {
         suite!(@ on_loop, "loop", "loop://", |builder| builder, [$($test),*]);
         suite!(@ on_tcp, "tcp", "tcp://127.0.0.1:0", |builder| builder.same_host_upgrade(false), [$($test),*]);
         suite!(@ on_shm, "shm", "shm://", |builder| builder, [$($test),*]);
+        // Out of the peer's memory, by the system, always.
+        suite!(@ on_shm_lent, "shm", "shm://", |builder| builder.shm_kernel_copy(true), [$($test),*]);
         // Where the system forbids processes to read each other's memory.
         suite!(@ on_shm_alone, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
     };

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use calomel::{Engine, Request, Scheme};
 
+use crate::forged::{Forged, Packet, listen};
 use crate::roles::{Far, GROUP, NO_UPGRADE, add, start, start_as};
 use crate::support::*;
 
@@ -213,4 +214,22 @@ fn an_address_that_one_could_only_listen_at_is_another_hosts() {
     })
     .join()
     .unwrap();
+}
+
+/// Whoever has the name that a tcp address leads to may still not be somebody to talk to: then it is tcp.
+#[test]
+fn a_shortcut_that_leads_nowhere_is_left() {
+    let _watchdog = Watchdog::start("upgrade::a_shortcut_that_leads_nowhere_is_left");
+    let refuse: fn(Forged) = |peer| peer.send(&Packet::Refused { reason: "it rains".to_owned() }, &[]);
+    for serve in [refuse, drop] {
+        let client = plain().build().unwrap();
+        let server = plain().same_host_upgrade(false).listen("tcp://127.0.0.1:0").build().unwrap();
+        define_add(&server);
+        let address = server.address().to_string();
+        let listener = listen(&format!("shm://tcp:127.0.0.1:{}", port(&address)));
+        std::thread::scope(|s| {
+            s.spawn(|| serve(Forged::accept(&listener)));
+            assert_eq!(add(&client, &address), BY_TCP);
+        });
+    }
 }

@@ -318,7 +318,7 @@ impl ShmLink {
         if self.more.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(line) = self.line.get() else { return true };
+        let Some(line) = self.line.get() else { return !self.ends.load(Ordering::Acquire) };
         line.fall_asleep();
         let has_something = self.ends.load(Ordering::Acquire)
             || self.inbox.lock().as_ref().is_some_and(Inbox::has_work)

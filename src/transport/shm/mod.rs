@@ -34,6 +34,7 @@ use crate::{Address, Error, Result, Scheme};
 use handshake::{Admission, Hello, Packet};
 use link::ShmLink;
 use loans::Lingering;
+pub(crate) use outbox::Lending;
 
 /// Rings that are looked at without being rung for. To look at one costs a few nanoseconds.
 const MAX_HOT: usize = 64;
@@ -49,8 +50,7 @@ const BACKLOG: i32 = 4096;
 pub(crate) struct Options {
     /// A group whose members may connect too; else only the engine's own user.
     pub group: Option<u32>,
-    /// Peers' memory is read where it is, if the system permits it.
-    pub direct: bool,
+    pub lending: Lending,
     /// Engines that are reached by tcp, too, are found here.
     pub shortcuts: bool,
 }
@@ -85,6 +85,7 @@ struct Shared {
     lingering: Mutex<Vec<Lingering>>,
     traffic: Arc<outbox::Traffic>,
     admission: Admission,
+    /// Memory of processes may be read where it is.
     direct: bool,
     /// Random, and always at the same place: peers that can read it there can read the rest.
     nonce: Box<u64>,
@@ -187,6 +188,10 @@ impl Shm {
     pub(crate) fn new(reactor: Reactor, options: Options) -> Shm {
         let Reactor { registry, waker, first_token } = reactor;
         let one_core = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        let lending = match options.lending {
+            Lending::Crowded if one_core => Lending::Always,
+            other => other,
+        };
         let admission = Admission { uid: rustix::process::geteuid().as_raw(), group: options.group };
         Shm {
             shared: Arc::new(Shared {
@@ -197,9 +202,9 @@ impl Shm {
                 nudged: Mutex::default(),
                 has_nudged: AtomicBool::new(false),
                 lingering: Mutex::default(),
-                traffic: Arc::new(outbox::Traffic::new(one_core)),
+                traffic: Arc::new(outbox::Traffic::new(lending)),
                 admission,
-                direct: options.direct,
+                direct: options.lending != Lending::Never,
                 nonce: Box::new(rand::rng().next_u64()),
             }),
             options,

@@ -42,17 +42,26 @@ pub(super) struct Outbox {
     streams: bool,
 }
 
+/// When memory of the process is lent to peers that can read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lending {
+    Never,
+    /// While another payload goes through a ring.
+    Crowded,
+    /// Also where two threads can't copy at a time: on one core.
+    Always,
+}
+
 /// How the senders of an engine share it.
 pub(super) struct Traffic {
     /// Links over which a payload goes through the ring at this moment.
     streams: AtomicUsize,
-    /// Two threads can't copy at a time.
-    one_core: bool,
+    lending: Lending,
 }
 
 impl Traffic {
-    pub(super) fn new(one_core: bool) -> Traffic {
-        Traffic { streams: AtomicUsize::new(0), one_core }
+    pub(super) fn new(lending: Lending) -> Traffic {
+        Traffic { streams: AtomicUsize::new(0), lending }
     }
 }
 
@@ -119,9 +128,13 @@ impl Outbox {
         }
     }
 
-    /// Whether payloads that can be lent are: the processors have enough to do.
+    /// Whether payloads that can be lent are.
     fn prefers_lending(&self) -> bool {
-        self.traffic.one_core || self.traffic.streams.load(Ordering::Relaxed) > usize::from(self.streams)
+        match self.traffic.lending {
+            Lending::Never => false,
+            Lending::Crowded => self.traffic.streams.load(Ordering::Relaxed) > usize::from(self.streams),
+            Lending::Always => true,
+        }
     }
 
     fn write_some(&mut self, line: &Arc<Line>, sending: &mut Sending) -> Result<Written, Nonsense> {

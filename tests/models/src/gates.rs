@@ -75,6 +75,6 @@ pub(crate) fn copies_in_both_directions_never_lock_each_other_out() {
         let other = thread::spawn(move || copy(&back.0, &back.1));
         let copied = [copy(&here, &there), other.join().unwrap()];
         assert_eq!(copied, [Copied::All; 2]);
-        assert_eq!(a.take_vec().unwrap(), b.take_vec().unwrap());
+        assert_eq!(*a.take_message(), *b.take_message());
     });
 }

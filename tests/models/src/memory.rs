@@ -3,6 +3,25 @@
 #[path = "../../../src/memory/region.rs"]
 mod region;
 
+mod message {
+    use std::ops::Deref;
+
+    pub(crate) struct Message(pub Vec<u8>);
+
+    impl Deref for Message {
+        type Target = [u8];
+        fn deref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    pub(super) fn buffer(len: usize) -> Vec<u8> {
+        vec![0; len]
+    }
+
+    pub(super) fn keep(_: Vec<u8>) {}
+}
+
 pub(crate) use region::{Copied, Loan, ReadAccess, Region, Slice, WriteAccess, copy};
 
 pub(crate) mod shared {

@@ -4,6 +4,8 @@
 mod completion;
 #[path = "../../../src/progress/drive.rs"]
 mod drive;
+#[path = "../../../src/progress/rhythm.rs"]
+mod rhythm;
 #[path = "../../../src/progress/seat.rs"]
 mod seat;
 
@@ -14,7 +16,7 @@ use std::time::Duration;
 use crate::mio;
 use crate::proto::{self, Proto};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Instant, Mutex};
+use crate::sync::{Instant, Mutex, MutexGuard};
 pub(crate) use completion::{Completion, Outcome, ThreadSleeper, ThreadWaiter, with_sleeper};
 use drive::{Ended, Purpose};
 use workers::Job;
@@ -30,7 +32,7 @@ pub(crate) struct Core {
     seat: seat::Seat,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    rhythm: drive::Rhythm,
+    rhythm: rhythm::Rhythm,
     attention: AtomicU32,
     mislaid: Mutex<Vec<mio::event::Event>>,
     asleep_until: AtomicU64,
@@ -71,7 +73,7 @@ impl Core {
             seat: seat::Seat::default(),
             driver: Mutex::new(driver),
             waker: waker.clone(),
-            rhythm: drive::Rhythm::new(),
+            rhythm: rhythm::Rhythm::new(),
             attention: AtomicU32::new(0),
             mislaid: Mutex::default(),
             asleep_until: AtomicU64::new(0),
@@ -105,6 +107,10 @@ impl Core {
 
     fn perform(&self, outputs: &mut Outputs, _: Option<&mut Vec<Job>>) {
         outputs.drain(..).for_each(|completion| proto::end(&completion));
+    }
+
+    fn reactor(&self, _: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
+        Some(self.driver.lock())
     }
 
     fn ring(&self) {

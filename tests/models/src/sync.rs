@@ -1,7 +1,8 @@
 //! Calomel's `sync`, by loom.
 
+use loom::sync::Condvar;
+pub(crate) use loom::sync::MutexGuard;
 pub(crate) use loom::sync::atomic;
-use loom::sync::{Condvar, MutexGuard};
 pub(crate) use loom::sync::{RwLockReadGuard, RwLockWriteGuard};
 pub(crate) use loom::thread;
 use std::ops::Add;
@@ -49,6 +50,10 @@ impl<T> Mutex<T> {
     #[track_caller]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock().ok()
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::sync::atomic::Ordering;
 use crate::watched::Watched;
 use inbox::{Inbox, Turn};
 use line::Line;
-use outbox::{Outbox, Written};
+use outbox::{Lending, Outbox, Traffic, Written};
 use process::Process;
 use segment::Segment;
 
@@ -73,7 +73,13 @@ pub(crate) fn pair(lent: Option<&Watched>) -> (End, End) {
         };
         let line = Arc::new(Line::new(segments[own].clone(), segments[far].clone(), peer, true));
         line.lends.store(true, Ordering::Relaxed);
-        End { outbox: Outbox::new(&line), inbox: Inbox::new(&line), bell: bells[own].clone(), line, heard: Heard::default() }
+        End {
+            outbox: Outbox::new(&line, Arc::new(Traffic::new(Lending::Always))),
+            inbox: Inbox::new(&line),
+            bell: bells[own].clone(),
+            line,
+            heard: Heard::default(),
+        }
     };
     (end(0, 1), end(1, 0))
 }
