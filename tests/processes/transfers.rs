@@ -116,10 +116,11 @@ fn the_puller_goes(signal: i32) {
     let end = Instant::now();
     assert_disconnected(result, end);
     assert!(end.saturating_duration_since(struck.join().unwrap()) < NOTICED);
-    // Nobody reads it any more: it is ours at once, and ours to write.
+    // Nobody reads it any more: it is ours at once, and ours to write. Over shared memory one that was stopped in the middle of a
+    // read is waited for, for a second.
     let begin = Instant::now();
     let mut bytes = exposed.reclaim();
-    assert!(begin.elapsed() < Duration::from_secs(1));
+    assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}", begin.elapsed());
     assert!(bytes.iter().all(|&b| b == 1));
     bytes.fill(2);
     setup.finish();
