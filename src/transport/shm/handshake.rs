@@ -8,6 +8,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::sys;
 
@@ -17,7 +18,7 @@ const MAGIC: [u8; 8] = *b"calm-shm";
 /// Longest packet.
 const MAX_PACKET: usize = 512;
 
-/// What a side says of itself. Its segment comes with it.
+/// What a side says of itself. Its segment comes with it, and its bell, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     magic: [u8; 8],
@@ -68,22 +69,24 @@ pub(super) enum Packet {
     },
 }
 
-pub(super) fn send(socket: &OwnedFd, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub(super) fn send(socket: &OwnedFd, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = postcard::to_stdvec(packet).map_err(io::Error::other)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
     if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&fds));
+        control.push(SendAncillaryMessage::ScmRights(fds));
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
     Ok(())
 }
 
+/// The descriptors that came with a packet.
+pub(super) type Fds = SmallVec<[OwnedFd; 2]>;
+
 /// What a look at the socket found.
 pub(super) enum Received {
-    Packet(Packet, Option<OwnedFd>),
+    Packet(Packet, Fds),
     Nothing,
     /// The other side has closed it.
     End,
@@ -108,7 +111,7 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Received> {
         RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<OwnedFd>>(),
         _ => Vec::new(),
     });
-    let fd = fds.next();
+    let taken: Fds = fds.by_ref().take(2).collect();
     // Any others are closed.
     drop(fds);
     if received.bytes == 0 {
@@ -119,7 +122,7 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Received> {
     }
     let bytes = bytes.get(..received.bytes).unwrap_or_default();
     match postcard::from_bytes(bytes) {
-        Ok(packet) => Ok(Received::Packet(packet, fd)),
+        Ok(packet) => Ok(Received::Packet(packet, taken)),
         Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it sent a packet that is none")),
     }
 }

@@ -1,19 +1,20 @@
 //! One end of a connection, from its handshake on.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::super::{Link, LinkKey, Sent, Sink};
 use super::Shared;
-use super::handshake::{self, Hello, Packet, Received};
+use super::handshake::{self, Fds, Hello, Packet, Received};
 use super::inbox::{Inbox, Turn};
 use super::line::Line;
 use super::outbox::{Outbox, Written};
-use super::process::Process;
+use super::process::{Bell, Process};
 use super::ring::Nonsense;
 use super::segment::Segment;
 use super::sys;
@@ -33,6 +34,8 @@ pub(super) struct ShmLink {
     pub token: usize,
     pub socket: Arc<OwnedFd>,
     shared: Arc<Shared>,
+    /// What the other side writes to wake this one.
+    pub bell: OnceLock<OwnedFd>,
     /// What the other side is; when it is known.
     line: OnceLock<Arc<Line>>,
     stage: Mutex<Stage>,
@@ -66,12 +69,15 @@ impl ShmLink {
     /// The end that dials.
     pub(super) fn dial(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>) -> io::Result<ShmLink> {
         let (fd, mine) = Segment::create()?;
-        match handshake::send(&socket, &Packet::Hello(shared.hello()), Some(fd.as_fd())) {
+        let bell = shared.bell(token);
+        match handshake::send(&socket, &Packet::Hello(shared.hello()), &introduction(&fd, bell.as_ref())) {
             // It has hung up already: what it said before that tells why, and is read as always.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             sent => sent?,
         }
-        Ok(ShmLink::new(key, token, socket, shared, Stage::Dialled(mine)))
+        let link = ShmLink::new(key, token, socket, shared, Stage::Dialled(mine));
+        bell.map(|bell| link.bell.set(bell));
+        Ok(link)
     }
 
     /// The end that was dialled.
@@ -85,6 +91,7 @@ impl ShmLink {
             token,
             socket: Arc::new(socket),
             shared,
+            bell: OnceLock::new(),
             line: OnceLock::new(),
             stage: Mutex::new(stage),
             closed: AtomicBool::new(false),
@@ -131,8 +138,8 @@ impl ShmLink {
                 Ok(Received::End) => {
                     return self.end(closed_by_peer());
                 }
-                Ok(Received::Packet(packet, fd)) => {
-                    if let Err(error) = self.packet(packet, fd, sink) {
+                Ok(Received::Packet(packet, fds)) => {
+                    if let Err(error) = self.packet(packet, fds, sink) {
                         return self.lose(error, sink);
                     }
                 }
@@ -142,15 +149,15 @@ impl ShmLink {
         self.more.store(true, Ordering::Relaxed);
     }
 
-    fn packet(&self, packet: Packet, fd: Option<OwnedFd>, sink: &mut dyn Sink) -> io::Result<()> {
+    fn packet(&self, packet: Packet, fds: Fds, sink: &mut dyn Sink) -> io::Result<()> {
         let broken = || io::Error::from(Nonsense);
         let mut stage = self.stage.lock();
         match (&*stage, packet) {
             (_, Packet::Bell) => Ok(()),
             (Stage::Dialled(mine), Packet::Welcome { hello, reads }) => {
-                let line = self.line(mine.clone(), hello, fd)?;
+                let line = self.line(mine.clone(), hello, fds)?;
                 line.lends.store(reads && self.shared.direct, Ordering::Relaxed);
-                handshake::send(&self.socket, &Packet::Ready { reads: line.reads }, None)?;
+                handshake::send(&self.socket, &Packet::Ready { reads: line.reads }, &[])?;
                 *stage = Stage::Open;
                 drop(stage);
                 self.open(line);
@@ -163,14 +170,17 @@ impl ShmLink {
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it refused the connection: {reason}")))
             }
             (Stage::Accepted, Packet::Hello(hello)) => {
-                let begun = Segment::create().and_then(|(own, mine)| Ok((own, self.line(mine, hello, fd)?)));
+                let begun = Segment::create().and_then(|(own, mine)| Ok((own, self.line(mine, hello, fds)?)));
                 let (own, line) = begun.inspect_err(|error| {
                     // It hears the reason, if it listens at all.
-                    let _ = handshake::send(&self.socket, &Packet::Refused { reason: error.to_string() }, None);
+                    let _ = handshake::send(&self.socket, &Packet::Refused { reason: error.to_string() }, &[]);
                 })?;
                 let welcome = Packet::Welcome { hello: self.shared.hello(), reads: line.reads };
                 self.open(line);
-                handshake::send(&self.socket, &welcome, Some(own.as_fd()))?;
+                if let Some(bell) = self.shared.bell(self.token) {
+                    let _ = self.bell.set(bell);
+                }
+                handshake::send(&self.socket, &welcome, &introduction(&own, self.bell.get()))?;
                 *stage = Stage::Welcomed;
                 Ok(())
             }
@@ -186,22 +196,25 @@ impl ShmLink {
             }
             (Stage::Open | Stage::Welcomed, Packet::Block { id, len }) => {
                 let mut inbox = self.inbox.lock();
-                let (Some(fd), Some(inbox)) = (fd, &mut *inbox) else { return Err(broken()) };
-                inbox.add_block(id, len, &fd)
+                let (Some(fd), Some(inbox)) = (fds.first(), &mut *inbox) else { return Err(broken()) };
+                inbox.add_block(id, len, fd)
             }
             _ => Err(broken()),
         }
     }
 
     /// Looks at what the other side says of itself.
-    fn line(&self, mine: Arc<Segment>, hello: Hello, fd: Option<OwnedFd>) -> io::Result<Arc<Line>> {
+    fn line(&self, mine: Arc<Segment>, hello: Hello, fds: Fds) -> io::Result<Arc<Line>> {
         if let Some(objection) = hello.objection() {
             return Err(io::Error::new(io::ErrorKind::InvalidData, objection));
         }
-        let fd = fd.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared memory"))?;
+        let mut fds = fds.into_iter();
+        let fd = fds.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared memory"))?;
         let theirs = Segment::attach(fd.as_fd())?;
-        let pid = sys::credentials(self.socket.as_fd())?.pid;
-        let handle = self.shared.watch(pid, self.token + 1, &self.socket);
+        let sys::Credentials { pid, uid, .. } = sys::credentials(self.socket.as_fd())?;
+        // Who has the descriptor can have its writer wait: that is for nobody but the own user.
+        let bell = fds.next().filter(|_| uid == self.shared.admission.uid).and_then(Bell::new);
+        let handle = self.shared.watch(pid, self.token, &self.socket);
         let reads = self.shared.direct && pid != 0 && sys::read_word(pid, hello.nonce_at).is_ok_and(|found| found == hello.nonce);
         if self.shared.direct && !reads {
             tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory");
@@ -211,6 +224,7 @@ impl ShmLink {
             pid,
             handle,
             nonce: (hello.nonce, hello.nonce_at),
+            bell,
             cut: AtomicBool::new(false),
         };
         Ok(Arc::new(Line::new(mine, theirs, peer, reads)))
@@ -266,7 +280,7 @@ impl ShmLink {
     fn fetch(&self, inbox: &mut Inbox) {
         for _ in 0..FETCHED {
             let failed = match handshake::receive(&self.socket) {
-                Ok(Received::Packet(Packet::Block { id, len }, Some(fd))) => inbox.add_block(id, len, &fd),
+                Ok(Received::Packet(Packet::Block { id, len }, fds)) if !fds.is_empty() => inbox.add_block(id, len, &fds[0]),
                 Ok(Received::Packet(..)) => Ok(()),
                 Ok(Received::Nothing) => return,
                 Ok(Received::End) => return self.end(closed_by_peer()),
@@ -339,6 +353,11 @@ impl ShmLink {
             line.awake();
         }
     }
+}
+
+/// What goes with a hello.
+fn introduction<'a>(segment: &'a OwnedFd, bell: Option<&'a OwnedFd>) -> SmallVec<[BorrowedFd<'a>; 2]> {
+    std::iter::once(segment).chain(bell).map(AsFd::as_fd).collect()
 }
 
 pub(super) fn closed_by_peer() -> io::Error {

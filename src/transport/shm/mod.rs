@@ -26,6 +26,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Token};
 use parking_lot::Mutex;
 use rand::Rng as _;
+use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
@@ -44,6 +45,10 @@ const COOL_AFTER: u32 = 64;
 const COLD_AFTER: u32 = 100_000;
 /// Connections that may wait to be accepted; the system may allow fewer.
 const BACKLOG: i32 = 4096;
+
+/// Added to the token of a link's socket.
+const PROCESS: usize = 1;
+const BELL: usize = 2;
 
 /// What the transport goes by.
 #[derive(Clone, Copy, Debug)]
@@ -99,10 +104,10 @@ struct Entries {
 }
 
 impl Shared {
-    /// Two of them: for a socket, and for the handle of the process behind it.
+    /// One for a socket, the next two for the handle of the process behind it, and for the bell.
     fn token(&self) -> usize {
         let mut entries = self.entries.lock();
-        entries.next += 2;
+        entries.next += 4;
         self.first_token + entries.next
     }
 
@@ -119,8 +124,15 @@ impl Shared {
         if rustix::event::poll(&mut poll, Some(&now)).ok()? > 0 {
             return None;
         }
-        self.registry.register(&mut SourceFd(&handle.as_raw_fd()), Token(token), Interest::READABLE).ok()?;
+        self.registry.register(&mut SourceFd(&handle.as_raw_fd()), Token(token + PROCESS), Interest::READABLE).ok()?;
         Some(handle)
+    }
+
+    /// Has the reactor tell when a peer rings; `None` where there is nothing to ring: then it uses the socket.
+    fn bell(&self, token: usize) -> Option<OwnedFd> {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+        self.registry.register(&mut SourceFd(&bell.as_raw_fd()), Token(token + BELL), Interest::READABLE).ok()?;
+        Some(bell)
     }
 
     /// Has whoever drives look at a link.
@@ -144,6 +156,10 @@ impl Shared {
         if removed.is_some() {
             // It is closed soon, which deregisters it as well.
             let _ = self.registry.deregister(&mut SourceFd(&link.socket.as_raw_fd()));
+            // The peer may keep it open.
+            if let Some(bell) = link.bell.get() {
+                let _ = self.registry.deregister(&mut SourceFd(&bell.as_raw_fd()));
+            }
         }
     }
 }
@@ -256,7 +272,7 @@ impl Shm {
         if let Some(reason) = self.shared.admission.objection(who, &socket) {
             tracing::warn!(target: "calomel::shm", pid = who.pid, uid = who.uid, "a peer is refused");
             // It hears the reason, if it listens at all.
-            let _ = handshake::send(&socket, &Packet::Refused { reason }, None);
+            let _ = handshake::send(&socket, &Packet::Refused { reason }, &[]);
             return;
         }
         let token = self.shared.token();
@@ -386,16 +402,16 @@ impl Transport for Shm {
         if self.shared.entries.lock().listeners.contains_key(&token) {
             return self.accept(token, sink);
         }
-        let of_process = !(token - self.shared.first_token).is_multiple_of(2);
-        if of_process {
+        let of = (token - self.shared.first_token) % 4;
+        if of == PROCESS {
             self.shared.linger(Vec::new());
         }
-        let link = self.shared.entries.lock().links.get(&(token - usize::from(of_process))).cloned();
+        let link = self.shared.entries.lock().links.get(&(token - of)).cloned();
         let Some(link) = link else { return };
-        if of_process {
-            link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the process died"));
-        } else {
-            link.packets(sink);
+        match of {
+            PROCESS => link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
+            BELL => {}
+            _ => link.packets(sink),
         }
         if !link.is_closed() {
             self.heat(&link);

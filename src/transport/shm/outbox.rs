@@ -254,7 +254,7 @@ impl Outbox {
         }
         let packet = Packet::Block { id: block.id, len: block.mapping.len() as u64 };
         // Before the record that refers to it: so the peer finds it when it looks.
-        let sent = handshake::send(&line.peer.socket, &packet, Some(block.fd.as_fd()));
+        let sent = handshake::send(&line.peer.socket, &packet, &[block.fd.as_fd()]);
         if sent.is_ok() {
             self.blocks.insert(block.id, (Arc::downgrade(block), block.mapping.len()));
         }
