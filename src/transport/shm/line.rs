@@ -29,8 +29,15 @@ impl Line {
         fence(Ordering::SeqCst);
         let asleep = self.theirs.words().asleep.0.load(Ordering::Relaxed);
         if asleep % 2 == 1 && self.rung.swap(asleep, Ordering::Relaxed) != asleep {
+            self.mine.words().processor.0.store(super::sys::processor().map_or(0, |number| number as u64 + 1), Ordering::Relaxed);
             self.peer.ring();
         }
+    }
+
+    /// Whether the peer was on this thread's processor when it rang.
+    pub(super) fn shares_processor(&self) -> bool {
+        let theirs = self.theirs.words().processor.0.load(Ordering::Relaxed);
+        theirs != 0 && super::sys::processor().is_some_and(|own| own as u64 + 1 == theirs)
     }
 
     /// As `wake_peer`, when what it may be waiting for is room, or memory that it has lent.

@@ -348,6 +348,10 @@ impl ShmLink {
         self.outbox.lock().as_mut().is_some_and(|outbox| outbox.could_go_on(line))
     }
 
+    pub(super) fn shares_processor(&self) -> bool {
+        self.line.get().is_some_and(|line| line.shares_processor())
+    }
+
     pub(super) fn awake(&self) {
         if let Some(line) = self.line.get() {
             line.awake();

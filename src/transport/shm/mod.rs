@@ -70,6 +70,8 @@ pub(crate) struct Shm {
     /// Listeners that could not accept somebody who waits.
     refused: Mutex<Vec<usize>>,
     has_refused: AtomicBool,
+    /// Somebody has rung from the processor that the woken thread is on.
+    crowded: AtomicBool,
 }
 
 struct Hot {
@@ -229,6 +231,7 @@ impl Shm {
             scratch: Mutex::new(vec![0; ring::MAX_BODY]),
             refused: Mutex::default(),
             has_refused: AtomicBool::new(false),
+            crowded: AtomicBool::new(false),
         }
     }
 
@@ -395,6 +398,13 @@ impl Transport for Shm {
             !entry.link.is_closed() && !cool
         });
         self.heat.store(hot.len(), Ordering::Relaxed);
+        // Not before it has done what it was woken for.
+        if !any && self.crowded.load(Ordering::Relaxed) {
+            self.crowded.store(false, Ordering::Relaxed);
+            if hot.iter().any(|entry| entry.link.shares_processor()) {
+                sys::leave_processor();
+            }
+        }
         any
     }
 
@@ -410,7 +420,8 @@ impl Transport for Shm {
         let Some(link) = link else { return };
         match of {
             PROCESS => link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
-            BELL => {}
+            // The system likes to wake a thread where its waker runs, which goes on running: two that spin would share it.
+            BELL => self.crowded.store(link.shares_processor(), Ordering::Relaxed),
             _ => link.packets(sink),
         }
         if !link.is_closed() {

@@ -194,6 +194,10 @@ mod process {
 }
 
 mod sys {
+    pub(super) fn processor() -> Option<usize> {
+        None
+    }
+
     use std::io;
 
     use crate::memory::WriteAccess;
@@ -237,7 +241,7 @@ mod handshake {
         Block { id: u64, len: u64 },
     }
 
-    pub(super) fn send<S>(_: &S, _: &Packet, _: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    pub(super) fn send<S>(_: &S, _: &Packet, _: &[BorrowedFd<'_>]) -> io::Result<()> {
         Ok(())
     }
 }

@@ -15,10 +15,15 @@ pub(super) const CLOSED: u64 = u64::MAX;
 #[derive(Default)]
 pub(super) struct Single(pub AtomicU64);
 
+#[derive(Default)]
+pub(super) struct Plain(pub std::sync::atomic::AtomicU64);
+
 pub(super) struct Words {
     pub taken: Single,
     pub asleep: Single,
     pub waiting: Single,
+    /// Of no consequence for the order of things.
+    pub processor: Plain,
     pub granted: [AtomicU64; SLOTS],
     pub reading: [AtomicU64; SLOTS],
     pub finished: [AtomicU64; SLOTS],
@@ -59,7 +64,8 @@ impl Segment {
     pub(super) fn new() -> Segment {
         let none = || std::array::from_fn(|_| AtomicU64::default());
         let (taken, asleep, waiting) = Default::default();
-        let words = Words { taken, asleep, waiting, granted: none(), reading: none(), finished: none() };
+        let processor = Plain::default();
+        let words = Words { taken, asleep, waiting, processor, granted: none(), reading: none(), finished: none() };
         let line = |_| Word { word: AtomicU64::new(0), content: UnsafeCell::new([0; LINE as usize]) };
         Segment { words, lines: std::array::from_fn(line) }
     }
