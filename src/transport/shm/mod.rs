@@ -20,7 +20,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
@@ -46,6 +46,8 @@ const COLD_AFTER: u32 = 100_000;
 /// Connections that may wait to be accepted; the system may allow fewer.
 const BACKLOG: i32 = 4096;
 
+/// A rare call is answered sooner on the processor that is awake. When so many have come, they are not rare.
+const CROWDED: u32 = 4;
 /// Added to the token of a link's socket.
 const PROCESS: usize = 1;
 const BELL: usize = 2;
@@ -70,8 +72,9 @@ pub(crate) struct Shm {
     /// Listeners that could not accept somebody who waits.
     refused: Mutex<Vec<usize>>,
     has_refused: AtomicBool,
-    /// Somebody has rung from the processor that the woken thread is on.
-    crowded: AtomicBool,
+    /// Not 0 when somebody has rung from the processor that the woken thread is on: one more than how often something has come
+    /// since.
+    crowded: AtomicU32,
 }
 
 struct Hot {
@@ -231,7 +234,7 @@ impl Shm {
             scratch: Mutex::new(vec![0; ring::MAX_BODY]),
             refused: Mutex::default(),
             has_refused: AtomicBool::new(false),
-            crowded: AtomicBool::new(false),
+            crowded: AtomicU32::new(0),
         }
     }
 
@@ -398,12 +401,16 @@ impl Transport for Shm {
             !entry.link.is_closed() && !cool
         });
         self.heat.store(hot.len(), Ordering::Relaxed);
-        // Not before it has done what it was woken for.
-        if !any && self.crowded.load(Ordering::Relaxed) {
-            self.crowded.store(false, Ordering::Relaxed);
-            if hot.iter().any(|entry| entry.link.shares_processor()) {
-                sys::leave_processor();
+        match self.crowded.load(Ordering::Relaxed) {
+            0 => {}
+            times if any => self.crowded.store(times + 1, Ordering::Relaxed),
+            times if times > CROWDED => {
+                self.crowded.store(0, Ordering::Relaxed);
+                if hot.iter().any(|entry| entry.link.shares_processor()) {
+                    sys::leave_processor();
+                }
             }
+            _ => {}
         }
         any
     }
@@ -421,7 +428,7 @@ impl Transport for Shm {
         match of {
             PROCESS => link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
             // The system likes to wake a thread where its waker runs, which goes on running: two that spin would share it.
-            BELL => self.crowded.store(link.shares_processor(), Ordering::Relaxed),
+            BELL => self.crowded.store(u32::from(link.shares_processor()), Ordering::Relaxed),
             _ => link.packets(sink),
         }
         if !link.is_closed() {
