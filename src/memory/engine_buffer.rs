@@ -15,7 +15,7 @@ const SHARED_FROM: usize = 64 << 10;
 /// any other buffer.
 ///
 /// From 64 KiB on it lies in memory that peers on the same host can map, so that they copy straight from it. Each such buffer
-/// takes a file descriptor; where there is none left, the buffer is ordinary memory.
+/// takes a file descriptor; beyond 1024 of them, or a quarter of what the process may have, buffers are ordinary memory.
 pub struct EngineBuffer(Bytes);
 
 enum Bytes {

@@ -120,9 +120,15 @@ static BLOCKS: RwLock<BTreeMap<usize, Weak<Block>>> = RwLock::new(BTreeMap::new(
 /// How many there are: mostly none, and then nobody has to look for them.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// Most blocks at a time, and no more than take a quarter of the descriptors that the process may have: connections need some.
+const MAX_BLOCKS: u64 = 1024;
 
 impl Block {
     pub(crate) fn new(len: usize) -> io::Result<Arc<Block>> {
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        if COUNT.load(Ordering::Acquire) as u64 >= (descriptors / 4).min(MAX_BLOCKS) {
+            return Err(io::Error::other("the blocks that there are take descriptors enough"));
+        }
         // Where there is no `/proc`, the pages stay until every peer has unmapped them.
         let (fd, mapping) = create_returnable(len).or_else(|_| create(len, false))?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -137,9 +143,12 @@ impl Block {
         if COUNT.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let blocks = BLOCKS.read();
-        let (start, block) = blocks.range(..=address.addr()).next_back()?;
-        let (block, offset) = (block.upgrade()?, address.addr() - start);
+        let (block, offset) = {
+            let blocks = BLOCKS.read();
+            let (start, block) = blocks.range(..=address.addr()).next_back()?;
+            (block.upgrade()?, address.addr() - start)
+        };
+        // Not under the lock: this may be the last reference to it.
         (offset < block.mapping.len()).then_some((block, offset))
     }
 }

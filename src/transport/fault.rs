@@ -126,6 +126,7 @@ impl State {
             desk: desk.clone(),
             fate: Mutex::new(fate),
             sending: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
             rest: Mutex::new(None),
         });
         self.links.lock().insert(key, link.clone());
@@ -177,6 +178,8 @@ struct FaultyLink {
     fate: Mutex<Fate>,
     /// A send has not been reported as done.
     sending: AtomicBool,
+    /// A send has failed, and that is to be reported.
+    cut: AtomicBool,
     /// What found no room. It follows from the desk, or when the inner link has sent what is before it.
     rest: Mutex<Option<(Vec<u8>, Option<Slice>)>>,
 }
@@ -231,8 +234,24 @@ impl FaultyLink {
         self.hand_over(bytes, payload)
     }
 
+    /// Sees to it that whoever drives reports the end, as of any link that fails. False when the driver sleeps.
+    fn will_report_cut(&self) -> bool {
+        let mut desk = self.desk.lock();
+        if desk.parked {
+            return false;
+        }
+        self.cut.store(true, Ordering::SeqCst);
+        let due = desk.polls + 1;
+        desk.waiting.push((due, self.key));
+        true
+    }
+
     /// Goes on with what found no room; false when there is nothing.
     fn go_on(&self, sink: &mut dyn Sink) -> bool {
+        if self.cut.load(Ordering::SeqCst) {
+            sink.closed(self.key, cut());
+            return true;
+        }
         let rest = self.rest.lock().take();
         let Some((bytes, payload)) = rest else { return false };
         match self.next() {
@@ -254,7 +273,7 @@ impl Link for FaultyLink {
         assert!(!self.sending.swap(true, Ordering::SeqCst), "a send before the last one was reported");
         match self.next() {
             Next::Goes => {}
-            Next::Cut => {
+            Next::Cut if self.will_report_cut() => {
                 // The other side may have got it, or not.
                 if self.state.roll(2) == 0 {
                     drop(self.inner.send(bytes, payload));
@@ -262,6 +281,8 @@ impl Link for FaultyLink {
                 return Sent::Failed(cut());
             }
             Next::Lost => return Sent::Later,
+            // Nothing would tell a driver that sleeps, so the next operation is cut instead.
+            Next::Cut => {}
         }
         if self.state.happens(self.state.plan.held) { self.hold(bytes, payload) } else { self.hand_over(bytes, payload) }
     }

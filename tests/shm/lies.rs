@@ -629,7 +629,8 @@ fn what_is_read_may_change_meanwhile() {
 fn servers_that_are_none() {
     let _watchdog = Watchdog::start("lies::servers_that_are_none");
     over(Carrier::Shm, || ());
-    let engine = client();
+    // The last of them says nothing: that is waited for. The others answer at once, where the machine lets them.
+    let engine = configured().connect_timeout(Duration::from_secs(4)).build().unwrap();
     define_add(&engine);
     type Serve = fn(Forged);
     let lies: [(&str, Serve, &str); 7] = [
@@ -690,7 +691,7 @@ fn servers_that_are_none() {
             let endpoint = engine.lookup(&address).unwrap();
             let begin = Instant::now();
             let error = engine.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2)).unwrap_err();
-            assert!(begin.elapsed() < Duration::from_secs(4), "{lie}: {:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(8), "{lie}: {:?}", begin.elapsed());
             let text = error.to_string();
             assert!(text.contains(reason) && text.contains(&address), "{lie}: {text}");
             crate::assert_error!(Err::<(), _>(error), Error::Unreachable { .. });

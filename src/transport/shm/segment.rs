@@ -36,14 +36,14 @@ pub(super) struct Words {
     pub asleep: Line,
     /// Not 0 while this side waits for room in its ring, or for what it has lent: also that is worth ringing for.
     pub waiting: Line,
-    /// On which processor this side was when it last rang; one more than its number, and 0 for not known.
-    pub processor: Line,
     /// What the other side may read, by slot: the number of the loan, or 0, or [`CLOSED`].
     pub granted: [AtomicU64; SLOTS],
     /// Which loan of the other side this side is reading at this moment, by slot, or 0.
     pub reading: [AtomicU64; SLOTS],
     /// Which loan of the other side this side has last done with, by slot.
     pub finished: [AtomicU64; SLOTS],
+    /// On which processor this side was when it last rang; one more than its number, and 0 for not known.
+    pub processor: Line,
 }
 
 const _: () = assert!(size_of::<Words>() <= HEAD);
