@@ -75,6 +75,11 @@ impl Inbox {
         }
     }
 
+    /// How much of the peer's ring has been taken, ever.
+    pub(super) fn taken(&self) -> u64 {
+        self.consumer.at()
+    }
+
     /// True when there is something to do.
     pub(super) fn has_work(&self) -> bool {
         !matches!(self.consumer.next(), Ok(None)) || self.has_parts()

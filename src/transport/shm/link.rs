@@ -16,7 +16,7 @@ use super::line::Line;
 use super::outbox::{Outbox, Written};
 use super::process::{Bell, Process};
 use super::ring::Nonsense;
-use super::segment::Segment;
+use super::segment::{RING, Segment};
 use super::sys;
 use crate::Scheme;
 use crate::memory::Slice;
@@ -46,6 +46,8 @@ pub(super) struct ShmLink {
     ends: AtomicBool,
     /// There may be more packets.
     more: AtomicBool,
+    /// Up to where the ring is still taken when the other side is gone.
+    last_words: OnceLock<u64>,
     /// The handshake is over.
     opened: AtomicBool,
     /// Something of the outbox waits for the other side.
@@ -98,6 +100,7 @@ impl ShmLink {
             ending: Mutex::new(None),
             ends: AtomicBool::new(false),
             more: AtomicBool::new(false),
+            last_words: OnceLock::new(),
             opened: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             outbox: Mutex::new(None),
@@ -250,6 +253,14 @@ impl ShmLink {
         let turn = {
             let mut slot = self.inbox.lock();
             let Some(inbox) = &mut *slot else { return false };
+            if self.ends.load(Ordering::Acquire) {
+                // What it had said before fits into its ring. Who goes on talking is not listened to.
+                let last = *self.last_words.get_or_init(|| inbox.taken() + RING);
+                if inbox.taken() > last {
+                    drop(slot);
+                    return self.finish(sink);
+                }
+            }
             inbox.turn(self.key, line, scratch, sink, &mut |inbox| self.fetch(inbox))
         };
         match turn {

@@ -136,6 +136,11 @@ impl Consumer {
         (&self.theirs, self.at + HEADER)
     }
 
+    /// How much of the ring has been taken, ever.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
     /// Goes on behind a record. True when the other side was told how much has been taken.
     pub(super) fn pass(&mut self, record: Record) -> bool {
         self.at += space(record.len);
