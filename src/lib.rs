@@ -52,8 +52,8 @@
 //!
 //! Over shared memory peers read by themselves what [`Engine::alloc`] gave, and what the system lets them read of other
 //! memory; never what was not exposed to them, if they keep to the rules. Processes of one user can read each other's memory anyway,
-//! where the system permits it: between those this library guards against mistakes, not against malice. Nobody can
-//! write into the memory of another.
+//! where the system permits it: between those this library guards against mistakes, not against malice. No
+//! engine writes into the memory of another process.
 //!
 //! # Thread safety
 //!

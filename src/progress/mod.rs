@@ -321,7 +321,7 @@ impl Core {
 
     /// By which means a link is carried.
     pub(crate) fn carrier(&self, link: LinkId) -> Option<Scheme> {
-        self.links.read().get(link).map(|link| link.scheme())
+        Some(self.carrier_of(link)?.scheme())
     }
 
     /// A job for whoever handles requests while others drive.

@@ -23,14 +23,14 @@ impl Core {
         match output {
             Output::Transmit { link, bytes, payload } => {
                 next.moved += payload.as_ref().map_or(0, |payload| payload.len);
-                let sent = match self.links.read().get(link) {
-                    Some(found) => found.send(bytes, payload),
-                    None => return,
-                };
-                match sent {
+                let Some(found) = self.carrier_of(link) else { return };
+                match found.send(bytes, payload) {
                     Sent::All(buffer) if next.moved >= TURN => {
-                        self.proto.lock().handle_sent(link, buffer, false);
-                        self.leave_unsent();
+                        {
+                            let mut proto = self.proto.lock();
+                            proto.handle_sent(link, buffer, false);
+                            self.leave_unsent();
+                        }
                         if self.seat.is_parked() {
                             self.ring();
                         }
@@ -54,8 +54,8 @@ impl Core {
                 }
             }
             Output::AskAcknowledged { link } => {
-                let found = self.links.read().get(link).map(|found| found.acknowledged());
-                if let Some(bytes) = found {
+                if let Some(found) = self.carrier_of(link) {
+                    let bytes = found.acknowledged();
                     self.follow_up(next, |proto| proto.handle_acknowledged(link, bytes, Instant::now()));
                 }
             }
@@ -86,7 +86,12 @@ impl Core {
         }
     }
 
-    pub(super) fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<Live>)) {
+    /// Who carries a link; taken out of the table, which is not locked while anything is done with it.
+    pub(super) fn carrier_of(&self, link: LinkId) -> Option<Arc<dyn Link>> {
+        self.links.read().get(link).cloned()
+    }
+
+    fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<Live>)) {
         let mut proto = self.proto.lock();
         step(&mut proto);
         collect(self, &mut proto, next);

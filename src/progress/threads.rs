@@ -264,8 +264,20 @@ enum Seated {
     Replaced,
 }
 
+/// Leaves the seat when the progress thread unwinds: callers then drive by themselves.
+struct LeaveOnPanic<'a>(&'a Core);
+
+impl Drop for LeaveOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.seat.vacate();
+        }
+    }
+}
+
 /// Drives, and runs the handlers of what comes, until the seat is left.
 fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> Seated {
+    let _leave = LeaveOnPanic(core);
     let mut jobs = Vec::new();
     let stop = || core.seat.is_wanted() || core.is_stopping() || core.threads.has_jobs();
     let purpose = Purpose { stop: &stop, announce: &|_| true, deadline: None, progress: true };

@@ -141,6 +141,11 @@ fn lies_that_end_the_connection() {
         ("a chunk beyond the end", data(Stream::Request, 2, 0, &[0; 101])),
         ("a chunk before the beginning", data(Stream::Push, 3, u64::MAX, b"abc")),
         ("a push beyond the end", data(Stream::Push, 3, 0, &[0; 11])),
+        ("a body that was taken back", {
+            let mut gone = data(Stream::Request, 2, 0, &[7; 100]);
+            *gone.last_mut().unwrap() = 0;
+            gone
+        }),
         ("a frame that is too long", (MAX_FRAME as u32 + 1).to_le_bytes().to_vec()),
         ("no message", vec![3, 0, 0, 0, 250, 1, 1]),
         ("an empty frame", vec![0, 0, 0, 0]),

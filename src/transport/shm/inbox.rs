@@ -229,8 +229,8 @@ impl Inbox {
 
     /// Copies all that has been lent so far.
     fn settle(&mut self, line: &Line) -> io::Result<()> {
-        while self.payloads.iter().any(|payload| !payload.parts.is_empty()) {
-            self.step(line, usize::MAX)?;
+        while self.has_parts() {
+            self.step(line, STEP)?;
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ const FETCHED: usize = 1024;
 
 pub(super) struct ShmLink {
     key: LinkKey,
-    /// Of the socket; that of the process's handle is the next one.
+    /// Of the socket; those of the process's handle and of the bell are the next ones.
     pub token: usize,
     pub socket: Arc<OwnedFd>,
     shared: Arc<Shared>,
@@ -343,7 +343,10 @@ impl ShmLink {
         if self.more.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(line) = self.line.get() else { return !self.ends.load(Ordering::Acquire) };
+        // What is in the ring before the handshake is over waits for that, and so does whoever drives.
+        let Some(line) = self.line.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
+            return !self.ends.load(Ordering::Acquire);
+        };
         line.fall_asleep();
         let has_something = self.ends.load(Ordering::Acquire)
             || self.inbox.lock().as_ref().is_some_and(Inbox::has_work)

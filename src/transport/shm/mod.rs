@@ -1,5 +1,5 @@
 //! `shm://`: engines on one host. They meet at a local socket that has no file; what they say goes through rings in memory
-//! that each shows the other, and bulk data is copied once, out of the peer's memory, by the system.
+//! that each shows the other; bulk data goes through the rings too, or is copied out of the peer's memory where that is better.
 //!
 //! Whatever a process leaves behind when it is killed, the system takes away: sockets, descriptors and memory have no names.
 
@@ -389,6 +389,7 @@ impl Transport for Shm {
         if self.heat.load(Ordering::Relaxed) == 0 {
             return false;
         }
+        // Taken by whoever drives only: what the sink runs, user code among it, never wants them.
         let mut scratch = self.scratch.lock();
         let mut hot = self.hot.lock();
         let many = hot.len() > MAX_HOT;
