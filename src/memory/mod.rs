@@ -18,4 +18,4 @@ pub use buffer::{Buffer, Element, ReadElement, ReadOnly, Segments, View, Writabl
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 pub(crate) use held::{Borrowed, Held};
 pub use region::Slice;
-pub(crate) use region::{Copied, IoVec, Loan, ReadAccess, Region, WriteAccess, copy};
+pub(crate) use region::{Copied, IoVec, Loan, ReadAccess, Region, Registration, WriteAccess, copy};

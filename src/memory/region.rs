@@ -1,5 +1,7 @@
 //! Raw segments behind a gate.
 
+use std::any::Any;
+use std::io;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -21,10 +23,21 @@ struct Segment {
 /// A piece of memory as the system calls take it: layout of `struct iovec`.
 pub(crate) type IoVec = libc::iovec;
 
-/// Somebody outside of this process who may read memory of a region for a while.
+/// Somebody outside of this process who may reach memory of a region for a while: a peer that reads what was lent to it, a
+/// device that carries out a transfer.
 pub(crate) trait Loan: Send + Sync {
-    /// Ends the permission, and returns when what was being read at this moment has been, or whoever read is gone.
+    /// Ends the permission, and returns when the access that was in progress at this moment has ended, or whoever had it is gone.
     fn revoke(&self);
+    /// True when the operation that it was given for is over, though the access may not have ended.
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+/// What a device knows of a region's memory, and by which keys it is reached there.
+pub(crate) trait Registration: Any + Send + Sync {
+    /// The device forgets the memory. When this returns it does not touch it any more, whoever asks it to.
+    fn end(&self);
 }
 
 /// Several segments, seen as one address space of `len` bytes, behind a gate.
@@ -39,6 +52,8 @@ pub(crate) struct Region {
     gate: RwLock<bool>,
     /// Who was told from outside where the memory lies, and may be reading it.
     lent: Mutex<Vec<Arc<dyn Loan>>>,
+    /// Devices that know the memory.
+    registered: Mutex<SmallVec<[Arc<dyn Registration>; 0]>>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<Vec<u8>>>,
 }
@@ -64,7 +79,14 @@ impl Region {
             // Segments may name the same memory, so they can exceed the address space together.
             start = start.checked_add(len).expect("the segments of a bulk are longer than the address space");
         }
-        Arc::new(Region { segments, len: start, gate: RwLock::new(true), lent: Mutex::default(), owned: Mutex::new(None) })
+        Arc::new(Region {
+            segments,
+            len: start,
+            gate: RwLock::new(true),
+            lent: Mutex::default(),
+            registered: Mutex::default(),
+            owned: Mutex::new(None),
+        })
     }
 
     /// A region that owns its memory.
@@ -75,6 +97,7 @@ impl Region {
             len: segment.len,
             gate: RwLock::new(true),
             lent: Mutex::default(),
+            registered: Mutex::default(),
             owned: Mutex::new(Some(bytes)),
         })
     }
@@ -107,6 +130,9 @@ impl Region {
         // Nothing is lent any more: that takes an open gate.
         let lent = std::mem::take(&mut *self.lent.lock());
         lent.iter().for_each(|loan| loan.revoke());
+        // Nor registered.
+        let registered = std::mem::take(&mut *self.registered.lock());
+        registered.iter().for_each(|registration| registration.end());
     }
 
     /// What was lent has been read, or given up.
@@ -114,9 +140,37 @@ impl Region {
         self.lent.lock().retain(|other| !Arc::ptr_eq(other, loan));
     }
 
-    /// Waits for the accesses in progress.
+    /// Waits for the accesses in progress: those of this process, and those of operations that are over.
     pub(crate) fn fence(&self) {
         drop(self.gate.write());
+        let over: SmallVec<[Arc<dyn Loan>; 1]> = self.lent.lock().iter().filter(|loan| loan.is_over()).cloned().collect();
+        over.iter().for_each(|loan| loan.revoke());
+    }
+
+    /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.
+    pub(crate) fn registration<R: Registration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
+        let registered = self.registered.lock();
+        let found = registered.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
+        found.filter_map(|any| any.downcast::<R>().ok()).find(|registration| which(registration))
+    }
+
+    /// Makes the memory known to a device: `register` is told address and length of each segment. `None` when the gate is
+    /// closed. The gate stays where it is meanwhile, so that what is being registered can't be taken back.
+    pub(crate) fn register<R: Registration>(
+        &self,
+        register: impl FnOnce(&[IoVec]) -> io::Result<R>,
+    ) -> Option<io::Result<Arc<R>>> {
+        let gate = self.gate.read();
+        if !*gate {
+            return None;
+        }
+        let pieces: SmallVec<[IoVec; 1]> =
+            self.segments.iter().map(|segment| IoVec { iov_base: segment.address.cast(), iov_len: segment.len }).collect();
+        let made = register(&pieces).map(Arc::new);
+        if let Ok(registration) = &made {
+            self.registered.lock().push(registration.clone());
+        }
+        Some(made)
     }
 
     /// The raw pieces that make up `len` bytes from `offset`, at most `max` of them.
@@ -141,6 +195,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        self.registered.get_mut().drain(..).for_each(|registration| registration.end());
         if let Some(bytes) = self.owned.get_mut().take() {
             message::keep(bytes);
         }
@@ -195,6 +250,11 @@ impl Slice {
         let gate = self.region.gate.write();
         let over = self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire));
         (*gate && !over).then_some(WriteAccess { slice: self, _gate: gate })
+    }
+
+    /// True when the operation that this slice was made for is over, or the gate is closed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire)) || !*self.region.gate.read()
     }
 
     /// The same memory, for one operation: until [`Slice::end`].

@@ -14,7 +14,7 @@ mod tcp;
 use std::io;
 use std::sync::Arc;
 
-use crate::memory::Slice;
+use crate::memory::{Region, Slice};
 use crate::{Address, Result, Scheme};
 pub(crate) use loopback::Loopback;
 pub(crate) use shm::{Lending, Options as ShmOptions, Shm};
@@ -53,8 +53,28 @@ pub(crate) trait Link: Send + Sync {
     /// While some of the bytes that were sent are on their way: how many the other side's system has. 0 when all are there,
     /// and where it can't be known.
     fn acknowledged(&self) -> u64;
+    /// Begins to move the bytes of `local` from or to a peer's memory, at `offset` of what `keys` reach, without the peer's
+    /// doing: [`Sink::moved`] follows, unless the link is closed before. False when it can't be done so. The memory is in use
+    /// until that report, or until the region is fenced.
+    fn begin_move(&self, _operation: u64, _pull: bool, _local: &Slice, _keys: &Keys, _offset: u64) -> bool {
+        false
+    }
+    /// The operation is given up: what of it has not begun does not begin. There may be no report any more.
+    fn end_move(&self, _operation: u64) {}
     /// Ends the connection; nothing is reported of it any more.
     fn close(&self);
+}
+
+/// What lets peers reach memory by themselves, as the transport that made it writes it down.
+pub(crate) type Keys = Arc<[u8]>;
+
+/// What peers may do with memory by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Access {
+    pub read: bool,
+    pub write: bool,
+    /// Nobody writes it, this engine neither.
+    pub constant: bool,
 }
 
 pub(crate) trait Transport: Send + Sync {
@@ -67,6 +87,14 @@ pub(crate) trait Transport: Send + Sync {
     /// to try them; to dial, or to listen at.
     fn shortcuts(&self, _address: &Address, _dialled: bool) -> Vec<Address> {
         Vec::new()
+    }
+    /// How often the devices by which peers reach memory have changed: keys made before that may lack one.
+    fn devices(&self) -> u32 {
+        0
+    }
+    /// Lets peers that get the keys reach the memory, until its gate is closed. `None` where no device could do that.
+    fn expose(&self, _region: &Region, _access: Access) -> io::Result<Option<Keys>> {
+        Ok(None)
     }
     /// Takes no new links from now on.
     fn stop_listening(&self);
@@ -128,6 +156,10 @@ pub(crate) trait Sink {
     fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool);
     /// A payload that was lent has been read, or given up: its memory is not used any more.
     fn returned(&mut self, key: LinkKey);
+    /// From now on [`Link::begin_move`] may be asked for.
+    fn may_move(&mut self, key: LinkKey);
+    /// A move has ended. On an error, any part of it may have been done, and nothing more will be.
+    fn moved(&mut self, key: LinkKey, operation: u64, result: io::Result<()>);
     /// The link is lost, or could not be made.
     fn closed(&mut self, key: LinkKey, cause: io::Error);
 }
