@@ -72,6 +72,11 @@ impl Address {
         Address { scheme: Scheme::Tcp, rest: address.to_string().into() }
     }
 
+    #[cfg(feature = "verbs")]
+    pub(crate) fn verbs(address: SocketAddr) -> Address {
+        Address { scheme: Scheme::Verbs, rest: address.to_string().into() }
+    }
+
     pub(crate) fn loopback(name: &str) -> Address {
         Address { scheme: Scheme::Loop, rest: name.into() }
     }

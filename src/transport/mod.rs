@@ -10,15 +10,20 @@ pub(crate) mod fault;
 mod loopback;
 mod shm;
 mod tcp;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 use crate::memory::{Region, Slice};
-use crate::{Address, Result, Scheme};
+use crate::{Address, Error, Result, Scheme};
 pub(crate) use loopback::Loopback;
 pub(crate) use shm::{Lending, Options as ShmOptions, Shm};
 pub(crate) use tcp::Tcp;
+#[cfg(feature = "verbs")]
+pub(crate) use verbs::Verbs;
 
 /// Names a link between a transport and its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +84,10 @@ pub(crate) struct Access {
 
 pub(crate) trait Transport: Send + Sync {
     fn capabilities(&self) -> Capabilities;
+    /// Whether it can be used on this machine.
+    fn available(&self) -> Result<()> {
+        Ok(())
+    }
     /// The address as it is to be dialled: host names are resolved.
     fn resolve(&self, address: &Address) -> Result<Address>;
     /// Listens; the address comes back with what was left to choose.
@@ -170,4 +179,27 @@ pub(crate) struct Reactor {
     pub waker: Arc<mio::Waker>,
     /// Tokens from here on are the transport's.
     pub first_token: usize,
+}
+
+/// The socket address meant. Of the several that a host name may have, an IPv4 one is preferred: servers that listen on
+/// one family only mostly listen on that.
+fn resolve(address: &Address) -> Result<SocketAddr> {
+    if let Some(socket) = address.socket() {
+        return Ok(socket);
+    }
+    let unknown = |source: Option<io::Error>| Error::Unreachable {
+        peer: address.clone(),
+        reason: source.as_ref().map_or_else(|| "the host has no address".to_owned(), ToString::to_string),
+        source: source.map(Arc::new),
+    };
+    let found: Vec<SocketAddr> = address.rest().to_socket_addrs().map_err(|error| unknown(Some(error)))?.collect();
+    found.iter().find(|socket| socket.is_ipv4()).or(found.first()).copied().ok_or_else(|| unknown(None))
+}
+
+/// The other side speaks other versions of the protocol: the lowest and the highest.
+#[derive(Debug, thiserror::Error)]
+#[error("it speaks versions {low} to {high} of the protocol")]
+pub(crate) struct OtherVersion {
+    pub low: u16,
+    pub high: u16,
 }

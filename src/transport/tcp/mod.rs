@@ -5,7 +5,6 @@ mod sys;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use mio::{Interest, Token};
 use parking_lot::Mutex;
 
-use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport};
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve};
 use crate::{Address, Error, Result, Scheme};
 use link::{Received, TcpLink};
 
@@ -293,19 +292,4 @@ impl Transport for Tcp {
     }
 
     fn unpark(&self) {}
-}
-
-/// The socket address meant. Of the several that a host name may have, an IPv4 one is preferred: servers that listen on
-/// one family only mostly listen on that.
-fn resolve(address: &Address) -> Result<SocketAddr> {
-    if let Some(socket) = address.socket() {
-        return Ok(socket);
-    }
-    let unknown = |source: Option<io::Error>| Error::Unreachable {
-        peer: address.clone(),
-        reason: source.as_ref().map_or_else(|| "the host has no address".to_owned(), ToString::to_string),
-        source: source.map(Arc::new),
-    };
-    let found: Vec<SocketAddr> = address.rest().to_socket_addrs().map_err(|error| unknown(Some(error)))?.collect();
-    found.iter().find(|socket| socket.is_ipv4()).or(found.first()).copied().ok_or_else(|| unknown(None))
 }

@@ -1,0 +1,421 @@
+//! A link's second queue pair: one-sided reads and writes, and nothing else. When an access is refused, the devices break the
+//! queue pair that it was made on; messages go on meanwhile, and a new lane takes the place of the broken one.
+//!
+//! ```text
+//!   none ──offered──▶ offered ──the other side's offer──▶ connected ──its `LaneUp`──▶ up ──an error──▶ offered, the next lane
+//! ```
+
+#![allow(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::device::{Device, Group, MOVED};
+use super::memory::{Registered, Slab};
+use super::sys::{Capacity, Completion, Kind, Path, Piece, Qp, Work, status_text};
+use super::wire::{Offer, Staged, Stretch};
+use crate::memory::{Loan, Slice};
+
+/// Requests that may be under way on a lane.
+pub(super) const MOVES: usize = 64;
+/// Of one move, at a time.
+const AT_ONCE: u32 = 16;
+/// Longest request: a move is given up between two of them, others have their turn, and a large one keeps several under way.
+const UNIT: usize = 1 << 20;
+/// What is staged is tried to be read so often: each time another lane takes the place of one that broke.
+const TRIES: u32 = 8;
+
+/// What a move is for.
+enum What {
+    /// What the other side has staged.
+    Fetch { stage: Slab, staged: Staged, posted: bool, tries: u32 },
+    /// A transfer between memory that users have exposed.
+    Transfer(Transfer),
+}
+
+struct Transfer {
+    operation: u64,
+    pull: bool,
+    local: Slice,
+    registered: Arc<Registered>,
+    remote: Vec<Stretch>,
+    /// How far it has been asked for: how much in all; of which stretch, and how much of that.
+    asked: usize,
+    stretch: usize,
+    within: u64,
+    loan: Arc<dyn Loan>,
+}
+
+struct Move {
+    what: What,
+    /// Requests that are under way.
+    outstanding: u32,
+    /// Nothing more is asked for.
+    stopped: bool,
+}
+
+/// A move that is over.
+pub(super) enum Over {
+    /// With the number that [`Lane::fetch`] gave.
+    Fetched { number: u64, stage: Slab, len: usize },
+    Transferred { operation: u64, result: io::Result<()> },
+}
+
+pub(super) struct Lane {
+    /// How many there have been.
+    number: u32,
+    mine: Option<Mine>,
+    theirs: Option<Offer>,
+    /// The other side has connected its end.
+    up: bool,
+    /// By number; fetches keep theirs when they are tried again.
+    moves: HashMap<u64, Move>,
+    /// Who asks next.
+    turn: VecDeque<u64>,
+    outstanding: usize,
+    closed: bool,
+    device: Arc<Device>,
+    group: Arc<Group>,
+    path: Path,
+    /// Reads that the other side answers at a time.
+    reads: u8,
+    over: Vec<Over>,
+}
+
+struct Mine {
+    qp: Qp,
+    first: u32,
+}
+
+/// What was left to do when a lane had broken.
+pub(super) struct Broken {
+    pub queue_pair: Option<u32>,
+    /// For the other side, if there is to be another.
+    pub offer: Option<Offer>,
+}
+
+impl Lane {
+    pub(super) fn new(device: &Arc<Device>, group: &Arc<Group>, path: Path) -> Lane {
+        Lane {
+            number: 0,
+            mine: None,
+            theirs: None,
+            up: false,
+            moves: HashMap::new(),
+            turn: VecDeque::new(),
+            outstanding: 0,
+            closed: false,
+            device: device.clone(),
+            group: group.clone(),
+            path,
+            reads: 1,
+            over: Vec::new(),
+        }
+    }
+
+    pub(super) fn set_reads(&mut self, reads: u8) {
+        self.reads = reads.max(1);
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.up && !self.closed
+    }
+
+    pub(super) fn queue_pair(&self) -> Option<u32> {
+        self.mine.as_ref().map(|mine| mine.qp.number)
+    }
+
+    /// Makes this side's end of the first lane, if the other side has not brought that about.
+    pub(super) fn start(&mut self) -> io::Result<Option<Offer>> {
+        if self.number > 0 { Ok(None) } else { self.offer().map(Some) }
+    }
+
+    /// Makes this side's end of the next lane; what to tell the other side.
+    fn offer(&mut self) -> io::Result<Offer> {
+        let pieces = self.device.limits.pieces.min(16) as u32;
+        let capacity = Capacity { requests: MOVES as u32, pieces, inline: 0 };
+        let qp = Qp::bare(&self.device.pd, &self.group.cq, capacity)?;
+        qp.prepare(&self.path, true)?;
+        self.number += 1;
+        let first = rand::random::<u32>() & 0x00ff_ffff;
+        let offer = Offer { lane: self.number, queue_pair: qp.number, first };
+        self.mine = Some(Mine { qp, first });
+        Ok(offer)
+    }
+
+    /// The other side has made its end. What is to be said: an offer of this side's, if it has not been made; and whether the
+    /// lane is connected.
+    pub(super) fn offered(&mut self, offer: Offer) -> io::Result<(Broken, bool)> {
+        let mut broken = Broken { queue_pair: None, offer: None };
+        if self.closed || offer.lane < self.number || offer.lane == self.number && self.theirs.is_some() {
+            return Ok((broken, false));
+        }
+        if offer.lane > self.number {
+            if offer.lane - self.number > 1 && self.number > 0 {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it offers a lane out of turn"));
+            }
+            if self.number > 0 {
+                broken = self.fail("the other side has given the lane up")?;
+            } else {
+                broken.offer = Some(self.offer()?);
+            }
+        }
+        let Some(mine) = &self.mine else { return Ok((broken, false)) };
+        let reads = (self.device.limits.reads_asked.min(self.reads), self.device.limits.reads_answered);
+        mine.qp.connect(&self.path, offer.queue_pair, (mine.first, offer.first), reads)?;
+        self.theirs = Some(offer);
+        Ok((broken, true))
+    }
+
+    /// The other side has connected its end. True when moves may begin.
+    pub(super) fn other_side_is_up(&mut self, lane: u32) -> bool {
+        self.up = lane == self.number && self.theirs.is_some() && self.mine.is_some();
+        self.up
+    }
+
+    /// Ends the lane: nothing that was asked of it goes on. Transfers end with an error, fetches wait for the next.
+    pub(super) fn fail(&mut self, why: &str) -> io::Result<Broken> {
+        let queue_pair = self.queue_pair();
+        // When it is gone the device does not touch any memory on its behalf.
+        self.mine = None;
+        self.theirs = None;
+        self.up = false;
+        self.outstanding = 0;
+        self.turn.clear();
+        let numbers: Vec<u64> = self.moves.keys().copied().collect();
+        for number in numbers {
+            let Some(entry) = self.moves.get_mut(&number) else { continue };
+            entry.outstanding = 0;
+            match &mut entry.what {
+                What::Fetch { posted, tries, .. } if !self.closed => {
+                    *tries += u32::from(*posted);
+                    if *tries > TRIES {
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("what it sent can't be read: {why}")));
+                    }
+                    *posted = false;
+                    self.turn.push_back(number);
+                }
+                _ => self.end(number, Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned()))),
+            }
+        }
+        if self.closed {
+            return Ok(Broken { queue_pair, offer: None });
+        }
+        tracing::debug!(target: "calomel::verbs", why, "a lane has broken; another takes its place");
+        let offer = self.offer()?;
+        Ok(Broken { queue_pair, offer: Some(offer) })
+    }
+
+    /// Ends it for good.
+    pub(super) fn close(&mut self) -> Option<u32> {
+        self.closed = true;
+        self.fail("the connection is over").ok().and_then(|broken| broken.queue_pair)
+    }
+
+    /// Begins nothing more for users.
+    pub(super) fn stop_transfers(&mut self) {
+        let numbers: Vec<u64> = self.moves.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.stop(number));
+    }
+
+    /// Reads what the other side has staged; the number by which its end is told.
+    pub(super) fn fetch(&mut self, stage: Slab, staged: Staged) -> u64 {
+        let number = self.device.number();
+        self.moves.insert(
+            number,
+            Move { what: What::Fetch { stage, staged, posted: false, tries: 0 }, outstanding: 0, stopped: false },
+        );
+        self.turn.push_back(number);
+        number
+    }
+
+    /// Begins a transfer; its number.
+    pub(super) fn transfer(
+        &mut self,
+        number: u64,
+        operation: u64,
+        pull: bool,
+        local: Slice,
+        registered: Arc<Registered>,
+        remote: Vec<Stretch>,
+        loan: Arc<dyn Loan>,
+    ) {
+        let transfer = Transfer { operation, pull, local, registered, remote, asked: 0, stretch: 0, within: 0, loan };
+        self.moves.insert(number, Move { what: What::Transfer(transfer), outstanding: 0, stopped: false });
+        self.turn.push_back(number);
+    }
+
+    /// Asks for nothing more of a transfer, if it is one. It is over when what has been asked for has ended.
+    pub(super) fn stop(&mut self, number: u64) {
+        let Some(entry) = self.moves.get_mut(&number) else { return };
+        if matches!(entry.what, What::Transfer(_)) {
+            entry.stopped = true;
+            if entry.outstanding == 0 {
+                self.end(number, Err(io::ErrorKind::Interrupted.into()));
+            }
+        }
+    }
+
+    pub(super) fn number_of(&self, operation: u64) -> Option<u64> {
+        let is_it = |entry: &Move| matches!(&entry.what, What::Transfer(transfer) if transfer.operation == operation);
+        self.moves.iter().find(|(_, entry)| is_it(entry)).map(|(number, _)| *number)
+    }
+
+    /// True while the device may touch memory for a move.
+    pub(super) fn is_under_way(&self, number: u64) -> bool {
+        self.moves.contains_key(&number)
+    }
+
+    pub(super) fn take_over(&mut self) -> Vec<Over> {
+        std::mem::take(&mut self.over)
+    }
+
+    fn end(&mut self, number: u64, result: io::Result<()>) {
+        let Some(entry) = self.moves.remove(&number) else { return };
+        match entry.what {
+            What::Fetch { stage, staged, .. } => match result {
+                Ok(()) => self.over.push(Over::Fetched { number, stage, len: staged.len as usize }),
+                Err(_) => self.device.give_stage(stage),
+            },
+            What::Transfer(transfer) => {
+                transfer.local.region.unlend(&transfer.loan);
+                self.over.push(Over::Transferred { operation: transfer.operation, result });
+            }
+        }
+    }
+
+    /// Something that was asked for has ended. An error breaks the lane.
+    pub(super) fn ended(&mut self, completion: &Completion) -> Result<(), String> {
+        // It may be of a lane before this one.
+        if self.queue_pair() != Some(completion.queue_pair) {
+            return Ok(());
+        }
+        if completion.status != 0 {
+            return Err(status_text(completion.status));
+        }
+        let number = completion.id & !MOVED;
+        let Some(entry) = self.moves.get_mut(&number) else { return Ok(()) };
+        self.outstanding -= 1;
+        entry.outstanding -= 1;
+        if entry.outstanding == 0 {
+            let whole = match &entry.what {
+                What::Fetch { posted, .. } => *posted,
+                What::Transfer(transfer) => transfer.asked == transfer.local.len,
+            };
+            if whole {
+                self.end(number, Ok(()));
+            } else if entry.stopped {
+                self.end(number, Err(io::ErrorKind::Interrupted.into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for what there is room for.
+    pub(super) fn pump(&mut self) -> io::Result<()> {
+        if !self.is_up() {
+            return Ok(());
+        }
+        let mut idle = 0;
+        while self.outstanding < MOVES && idle < self.turn.len() {
+            let Some(number) = self.turn.pop_front() else { break };
+            match self.ask(number)? {
+                Asked::All => idle = 0,
+                Asked::Some => {
+                    self.turn.push_back(number);
+                    idle = 0;
+                }
+                Asked::Nothing => {
+                    self.turn.push_back(number);
+                    idle += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, number: u64) -> io::Result<Asked> {
+        let Some(mine) = &self.mine else { return Ok(Asked::All) };
+        let Some(entry) = self.moves.get_mut(&number) else { return Ok(Asked::All) };
+        let id = MOVED | number;
+        match &mut entry.what {
+            What::Fetch { stage, staged, posted, .. } => {
+                let piece = stage.piece(0, staged.len as usize);
+                let kind = Kind::Read { address: staged.address, key: staged.key };
+                // SAFETY: the stage is registered for local writes, and is looked at when this has ended.
+                unsafe { mine.qp.post(&[Work { id, kind, pieces: &[piece], signalled: true }]) }?;
+                *posted = true;
+                entry.outstanding += 1;
+                self.outstanding += 1;
+                Ok(Asked::All)
+            }
+            What::Transfer(transfer) => {
+                let room = (MOVES - self.outstanding).min((AT_ONCE - entry.outstanding.min(AT_ONCE)) as usize).min(4);
+                if room == 0 {
+                    return Ok(Asked::Nothing);
+                }
+                // While this is held nobody takes the memory back; whoever wants to after that finds the loan.
+                let Some(_access) = transfer.local.read_access().filter(|_| !entry.stopped) else {
+                    self.stop(number);
+                    return Ok(Asked::All);
+                };
+                let mut pieces: SmallVec<[Vec<Piece>; 4]> = SmallVec::new();
+                let mut kinds: SmallVec<[Kind; 4]> = SmallVec::new();
+                while kinds.len() < room
+                    && let Some((kind, from)) = transfer.next(self.device.limits.pieces.min(16))
+                {
+                    kinds.push(kind);
+                    pieces.push(from);
+                }
+                let work: SmallVec<[Work<'_>; 4]> = kinds
+                    .iter()
+                    .zip(&pieces)
+                    .map(|(kind, pieces)| Work { id, kind: *kind, pieces, signalled: true })
+                    .collect();
+                if work.is_empty() {
+                    self.end(number, Err(io::ErrorKind::InvalidInput.into()));
+                    return Ok(Asked::All);
+                }
+                // SAFETY: the region is registered, for local writes if it is pulled into, and stays so until the loan has been
+                // revoked, which waits for the end of this; it is memory that the user has set aside for transfers.
+                unsafe { mine.qp.post(&work) }?;
+                entry.outstanding += work.len() as u32;
+                self.outstanding += work.len();
+                Ok(if transfer.asked == transfer.local.len { Asked::All } else { Asked::Some })
+            }
+        }
+    }
+}
+
+enum Asked {
+    /// There is nothing left to ask for.
+    All,
+    Some,
+    /// There is no room.
+    Nothing,
+}
+
+impl Transfer {
+    /// The next request: as much of one stretch over there, and of so many pieces here, as fits.
+    fn next(&mut self, most: usize) -> Option<(Kind, Vec<Piece>)> {
+        let left = self.local.len - self.asked;
+        let stretch = self.remote.get(self.stretch).filter(|_| left > 0)?;
+        let len = left.min(usize::try_from(stretch.len - self.within).unwrap_or(usize::MAX)).min(UNIT);
+        let mut pieces = Vec::new();
+        let len = self.registered.pieces(self.local.offset + self.asked, len, most, &mut pieces);
+        if len == 0 {
+            return None;
+        }
+        let (address, key) = (stretch.address + self.within, stretch.key);
+        self.asked += len;
+        self.within += len as u64;
+        if self.within == stretch.len {
+            self.stretch += 1;
+            self.within = 0;
+        }
+        Some((if self.pull { Kind::Read { address, key } } else { Kind::Write { address, key } }, pieces))
+    }
+}

@@ -1,0 +1,577 @@
+//! One connection.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::device::{CREDITS, Device, Group, MESSAGE, STAGE};
+use super::inbox::{Inbox, Went};
+use super::lane::{Broken, Lane, Over};
+use super::memory::Registered;
+use super::outbox::{Outbox, SENDS, Sending};
+use super::sys::{Access, Async, Capacity, Completion, Id, Qp, status_text};
+use super::wire::{self, Content, Hello, Offer, Staged};
+use super::{STAGED, Shared};
+use crate::Scheme;
+use crate::memory::{Loan, Slice};
+use crate::transport::{Keys, Link, LinkKey, Sent, Sink};
+
+/// Bytes that go along with a message, where the device can do that: most calls and answers.
+const INLINE: u32 = 256;
+/// How long a link that is closed may take to say what it has said.
+const LINGER: Duration = Duration::from_secs(1);
+/// How long the requests of a transfer that is over may take to end by themselves; then the lane is ended, and they with it.
+const GRACE: Duration = Duration::from_millis(100);
+
+pub(super) struct VerbsLink {
+    pub key: LinkKey,
+    me: Weak<VerbsLink>,
+    shared: Arc<Shared>,
+    /// The connection manager's; `None` when the link is over.
+    id: Mutex<Option<Arc<Id>>>,
+    line: OnceLock<Line>,
+    inbox: Mutex<Inbox>,
+    pub dialled: bool,
+    /// Moves may be asked for, and its user has been told.
+    moves: AtomicBool,
+    begun: AtomicBool,
+    closed: AtomicBool,
+    /// Since when.
+    closing: OnceLock<Instant>,
+    /// Its devices are of no use any more.
+    failed: AtomicBool,
+    cause: Mutex<Option<io::Error>>,
+}
+
+/// What there is once the device is known.
+pub(super) struct Line {
+    pub device: Arc<Device>,
+    group: Arc<Group>,
+    queue_pair: u32,
+    out: Mutex<Outbox>,
+    lane: Mutex<Option<Lane>>,
+    /// What the other side has said of itself.
+    hello: OnceLock<Hello>,
+}
+
+/// A transfer's hold on local memory.
+struct MoveLoan {
+    link: Arc<VerbsLink>,
+    number: u64,
+    local: Slice,
+}
+
+impl Loan for MoveLoan {
+    fn revoke(&self) {
+        self.link.end_number(self.number);
+    }
+
+    fn is_over(&self) -> bool {
+        self.local.is_over()
+    }
+}
+
+impl VerbsLink {
+    pub(super) fn new(key: LinkKey, shared: &Arc<Shared>, id: Arc<Id>, dialled: bool) -> Arc<VerbsLink> {
+        Arc::new_cyclic(|me| VerbsLink {
+            key,
+            me: me.clone(),
+            shared: shared.clone(),
+            id: Mutex::new(Some(id)),
+            line: OnceLock::new(),
+            inbox: Mutex::default(),
+            dialled,
+            moves: AtomicBool::new(false),
+            begun: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            closing: OnceLock::new(),
+            failed: AtomicBool::new(false),
+            cause: Mutex::default(),
+        })
+    }
+
+    pub(super) fn id(&self) -> Option<Arc<Id>> {
+        self.id.lock().clone()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Makes the queue pair, on the device that is known now.
+    pub(super) fn open(self: &Arc<Self>, device: &Arc<Device>) -> io::Result<()> {
+        let id = self.id().ok_or(io::ErrorKind::NotConnected)?;
+        let group = device.admit()?;
+        let made = Qp::managed(&id, &device.pd, &group.cq, &group.srq, Capacity { requests: SENDS as u32, pieces: 1, inline: INLINE })
+            .and_then(|qp| Ok((qp.number, Outbox::new(qp, device)?)));
+        let (queue_pair, outbox) = made.inspect_err(|_| device.dismiss(&group))?;
+        let line = Line {
+            device: device.clone(),
+            group,
+            queue_pair,
+            out: Mutex::new(outbox),
+            lane: Mutex::new(None),
+            hello: OnceLock::new(),
+        };
+        device.enter(queue_pair, self);
+        let _ = self.line.set(line);
+        Ok(())
+    }
+
+    /// What this side says of itself.
+    pub(super) fn hello(&self) -> Option<Hello> {
+        let line = self.line.get()?;
+        Some(Hello {
+            versions: self.shared.versions,
+            message: MESSAGE as u32,
+            credits: CREDITS,
+            reads: line.device.limits.reads_answered,
+            incarnation: self.shared.incarnation,
+            domain: line.device.domain,
+        })
+    }
+
+    /// What the other side says of itself.
+    pub(super) fn meet(&self, hello: Hello) {
+        if let Some(line) = self.line.get() {
+            tracing::debug!(
+                target: "calomel::verbs",
+                device = line.device.context.name(), incarnation = hello.incarnation, reads = hello.reads, "a connection"
+            );
+            line.out.lock().open(hello.credits, hello.message);
+            let _ = line.hello.set(hello);
+        }
+    }
+
+    /// Both sides are there: moves are made ready, for which the two have to talk. Done once.
+    pub(super) fn begin(&self) -> io::Result<()> {
+        let (Some(line), Some(hello)) = (self.line.get(), self.line.get().and_then(|line| line.hello.get())) else {
+            return Ok(());
+        };
+        if self.begun.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let path = match &line.out.lock().qp {
+            Some(qp) => qp.path()?,
+            None => return Ok(()),
+        };
+        let offer = {
+            let mut lane = line.lane.lock();
+            let mut made = Lane::new(&line.device, &line.group, path);
+            made.set_reads(hello.reads);
+            let offer = made.start()?;
+            *lane = Some(made);
+            offer
+        };
+        self.note(line, None, offer, None)
+    }
+
+    /// Has completions of a new lane find their way, and says what is to be said.
+    fn note(&self, line: &Line, gone: Option<u32>, offer: Option<Offer>, up: Option<u32>) -> io::Result<()> {
+        if let Some(gone) = gone {
+            line.device.leave(gone);
+        }
+        let own = self.me.upgrade();
+        if let (Some(offer), Some(own)) = (offer, own) {
+            line.device.enter(offer.queue_pair, &own);
+        }
+        let mut out = line.out.lock();
+        offer.into_iter().for_each(|offer| out.say(Content::Offer(offer)));
+        up.into_iter().for_each(|lane| out.say(Content::LaneUp(lane)));
+        if out.pending.is_none() {
+            let sent = out.resume()?;
+            debug_assert!(sent.is_none(), "there was nothing that its user has sent");
+        }
+        Ok(())
+    }
+
+    /// The link is of no use any more; whoever drives reports it.
+    pub(super) fn fail(&self, cause: io::Error) {
+        self.cause.lock().get_or_insert(cause);
+        self.failed.store(true, Ordering::Release);
+        self.shared.nudge(self.me.upgrade());
+    }
+
+    /// Reports the end of the link, once.
+    pub(super) fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
+        if !self.is_closed() {
+            if cause.kind() == io::ErrorKind::InvalidData {
+                tracing::warn!(target: "calomel::verbs", %cause, "a peer is hung up on");
+            }
+            self.failed.store(true, Ordering::Release);
+            self.close();
+            sink.closed(self.key, cause);
+        }
+    }
+
+    /// A message has come.
+    pub(super) fn message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) {
+        if let Err(error) = self.take_message(message, sink) {
+            self.lose(error, sink);
+        }
+    }
+
+    fn take_message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) -> io::Result<()> {
+        let Some(line) = self.line.get() else { return Ok(()) };
+        let (header, content) = wire::decode(message)?;
+        line.out.lock().heed(header)?;
+        if self.is_closed() {
+            return Ok(());
+        }
+        // The other side has connected its queue pair, or it could not have sent this.
+        self.begin()?;
+        match content {
+            Content::Credit => {}
+            Content::Offer(offer) => self.offered(line, offer)?,
+            Content::LaneUp(number) => {
+                let up = line.lane.lock().as_mut().is_some_and(|lane| lane.other_side_is_up(number));
+                if up {
+                    if !self.moves.swap(true, Ordering::AcqRel) {
+                        sink.may_move(self.key);
+                    }
+                    self.pump(line);
+                }
+            }
+            Content::StagedBytes(staged) => self.fetch(line, staged, false)?,
+            Content::StagedPayload(staged) => self.fetch(line, staged, true)?,
+            content => {
+                let went = self.inbox.lock().take(self.key, &content, sink)?;
+                self.went(went, sink);
+            }
+        }
+        self.resume(sink);
+        Ok(())
+    }
+
+    fn went(&self, went: Went, sink: &mut dyn Sink) {
+        if matches!(went, Went::Bye) {
+            self.lose(closed_by_peer(), sink);
+        }
+    }
+
+    fn offered(&self, line: &Line, offer: Offer) -> io::Result<()> {
+        let (broken, connected) = match line.lane.lock().as_mut() {
+            Some(lane) => lane.offered(offer)?,
+            None => return Ok(()),
+        };
+        self.note(line, broken.queue_pair, broken.offer, connected.then_some(offer.lane))?;
+        self.deliver(line);
+        Ok(())
+    }
+
+    fn fetch(&self, line: &Line, staged: Staged, payload: bool) -> io::Result<()> {
+        let mut inbox = self.inbox.lock();
+        if staged.len as usize > STAGE || inbox.expected() >= STAGED {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it stages more than was agreed"));
+        }
+        let stage = line.device.take_stage()?;
+        let number = match line.lane.lock().as_mut() {
+            Some(lane) => lane.fetch(stage, staged),
+            None => return Ok(()),
+        };
+        inbox.expect(number, payload);
+        drop(inbox);
+        self.pump(line);
+        Ok(())
+    }
+
+    /// Has the lane ask for what there is room for.
+    fn pump(&self, line: &Line) {
+        let pumped = match line.lane.lock().as_mut() {
+            Some(lane) => lane.pump(),
+            None => return,
+        };
+        if let Err(error) = pumped {
+            self.break_lane(line, &error.to_string());
+        }
+        self.deliver(line);
+    }
+
+    fn break_lane(&self, line: &Line, why: &str) {
+        let broken = match line.lane.lock().as_mut() {
+            Some(lane) => lane.fail(why),
+            None => return,
+        };
+        let noted = broken.and_then(|Broken { queue_pair, offer }| self.note(line, queue_pair, offer, None));
+        if let Err(error) = noted {
+            self.fail(error);
+        }
+    }
+
+    /// A request on the lane has ended. Called by any thread.
+    pub(super) fn move_ended(&self, completion: &Completion) {
+        let Some(line) = self.line.get() else { return };
+        let ended = match line.lane.lock().as_mut() {
+            Some(lane) => lane.ended(completion),
+            None => return,
+        };
+        match ended {
+            Ok(()) => self.pump(line),
+            Err(why) => {
+                self.break_lane(line, &why);
+                self.deliver(line);
+            }
+        }
+    }
+
+    /// Has whoever drives see to what of the lane is over.
+    fn deliver(&self, line: &Line) {
+        let over = line.lane.lock().as_mut().map_or_else(Vec::new, Lane::take_over);
+        if let (false, Some(own)) = (over.is_empty(), self.me.upgrade()) {
+            self.shared.deliver(&own, over);
+        }
+    }
+
+    /// Something that the lane did is over.
+    pub(super) fn over(self: &Arc<Self>, over: Over, sink: &mut dyn Sink) {
+        let Some(line) = self.line.get() else { return };
+        match over {
+            Over::Transferred { operation, result } if !self.is_closed() => sink.moved(self.key, operation, result),
+            Over::Transferred { .. } => {}
+            Over::Fetched { stage, .. } if self.is_closed() => line.device.give_stage(stage),
+            Over::Fetched { number, stage, len } => {
+                let went = {
+                    let mut inbox = self.inbox.lock();
+                    inbox.fetched(number, stage, len);
+                    inbox.go_on(self.key, sink, &mut |stage| {
+                        line.device.give_stage(stage);
+                        line.out.lock().has_read();
+                    })
+                };
+                let went = went.and_then(|went| line.out.lock().report().map(|()| went));
+                match went {
+                    Ok(went) => self.went(went, sink),
+                    Err(error) => self.lose(error, sink),
+                }
+            }
+        }
+    }
+
+    /// There is room for one more message of the other side.
+    pub(super) fn owe(&self) {
+        let Some(line) = self.line.get() else { return };
+        let reported = {
+            let mut out = line.out.lock();
+            out.owe();
+            out.report()
+        };
+        if let Err(error) = reported {
+            self.fail(error);
+        }
+    }
+
+    /// A message that was sent has ended, or the queue pair is broken.
+    pub(super) fn sent(&self, completion: &Completion, sink: &mut dyn Sink) {
+        let Some(line) = self.line.get() else { return };
+        if completion.status == 0 {
+            line.out.lock().ended(completion.id);
+            self.resume(sink);
+        } else if !completion.is_flushed() || !self.failed.load(Ordering::Acquire) {
+            self.lose(broken_by(completion.status), sink);
+        }
+    }
+
+    /// As `sent`, where nobody is told of anything any more.
+    pub(super) fn ended(&self, completion: &Completion) {
+        if completion.status != 0 {
+            self.failed.store(true, Ordering::Release);
+        } else if let Some(line) = self.line.get() {
+            line.out.lock().ended(completion.id);
+        }
+    }
+
+    /// The device has something to say of one of the link's queue pairs. What becomes of a lane is seen in its completions, or
+    /// told by the other side.
+    pub(super) fn told(&self, event: &Async, sink: &mut dyn Sink) {
+        if event.fatal || self.line.get().is_some_and(|line| Some(line.queue_pair) == event.queue_pair) {
+            self.lose(io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)), sink);
+        }
+    }
+
+    /// Goes on with what waited for room.
+    pub(super) fn resume(&self, sink: &mut dyn Sink) {
+        let Some(line) = self.line.get() else { return };
+        let resumed = line.out.lock().resume();
+        match resumed {
+            Ok(None) => {}
+            Ok(Some(sent)) if !self.is_closed() => sink.sent(self.key, sent.bytes, false),
+            Ok(Some(_)) => {}
+            Err(error) => self.lose(error, sink),
+        }
+    }
+
+    /// Reports what has failed where nobody could report it.
+    pub(super) fn settle(&self, sink: &mut dyn Sink) {
+        let cause = self.cause.lock().take();
+        if let Some(cause) = cause {
+            self.lose(cause, sink);
+        }
+    }
+
+    /// Goes on with the end of a link that was closed. True when it is over.
+    pub(super) fn linger(&self, now: Instant) -> bool {
+        let Some(line) = self.line.get() else {
+            self.bury();
+            return true;
+        };
+        let since = *self.closing.get_or_init(|| now);
+        let done = self.failed.load(Ordering::Acquire) || now >= since + LINGER || line.hello.get().is_none() || {
+            let mut out = line.out.lock();
+            // What was said last may not have left.
+            let _ = out.resume();
+            out.is_flushed() && out.farewell().unwrap_or(true)
+        };
+        if done {
+            self.bury();
+        }
+        done
+    }
+
+    /// Frees what the link has of its device.
+    pub(super) fn bury(&self) {
+        let id = self.id.lock().take();
+        if let Some(line) = self.line.get() {
+            let gone = line.lane.lock().as_mut().and_then(Lane::close);
+            gone.into_iter().for_each(|queue_pair| line.device.leave(queue_pair));
+            self.deliver(line);
+            let qp = line.out.lock().qp.take();
+            if let Some(qp) = qp {
+                line.device.leave(line.queue_pair);
+                id.iter().for_each(|id| id.disconnect());
+                drop(qp);
+                line.device.dismiss(&line.group);
+            }
+        }
+        if let Some(id) = id {
+            self.shared.forget(&id);
+        }
+    }
+
+    /// Ends a transfer: when this returns the device does not touch its memory.
+    fn end_number(&self, number: u64) {
+        let Some(line) = self.line.get() else { return };
+        let until = Instant::now() + GRACE;
+        loop {
+            let is_under_way = line.lane.lock().as_mut().is_some_and(|lane| {
+                lane.stop(number);
+                lane.is_under_way(number)
+            });
+            if !is_under_way {
+                break;
+            }
+            if Instant::now() >= until {
+                tracing::debug!(target: "calomel::verbs", "a transfer that is over does not end; its lane does");
+                self.break_lane(line, "a transfer was given up");
+                break;
+            }
+            if let Err(error) = line.device.gather(&line.group) {
+                tracing::error!(target: "calomel::verbs", %error, "completions can't be taken");
+            }
+            std::thread::yield_now();
+        }
+        self.deliver(line);
+        // What was gathered is for whoever drives.
+        self.shared.wake();
+    }
+}
+
+pub(super) fn closed_by_peer() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")
+}
+
+pub(super) fn broken_by(status: u32) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", status_text(status)))
+}
+
+impl Link for VerbsLink {
+    fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+        let gone = || Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
+        if self.is_closed() {
+            return gone();
+        }
+        let Some(line) = self.line.get() else { return gone() };
+        let written = {
+            let mut out = line.out.lock();
+            let mut sending = Sending::new(bytes, payload);
+            match out.write(&mut sending) {
+                Ok(true) => return Sent::All(sending.bytes),
+                Ok(false) => {
+                    out.pending = Some(sending);
+                    return Sent::Later;
+                }
+                Err(error) => error,
+            }
+        };
+        let told = io::Error::new(written.kind(), written.to_string());
+        self.fail(written);
+        Sent::Failed(told)
+    }
+
+    fn scheme(&self) -> Scheme {
+        Scheme::Verbs
+    }
+
+    /// Can't be known: a device says when all of a message is there, and not before.
+    fn acknowledged(&self) -> u64 {
+        0
+    }
+
+    fn begin_move(&self, operation: u64, pull: bool, local: &Slice, keys: &Keys, offset: u64) -> bool {
+        let Some(line) = self.line.get().filter(|_| !self.is_closed()) else { return false };
+        let (Some(hello), Some(own)) = (line.hello.get(), self.me.upgrade()) else { return false };
+        let Some(remote) = wire::decode_keys(keys, hello.domain, offset, local.len as u64) else { return false };
+        let access = Access { local_write: pull, remote_read: false, remote_write: false };
+        let registered = match Registered::of(&local.region, &line.device, access) {
+            Some(Ok(registered)) => registered,
+            Some(Err(error)) => {
+                tracing::debug!(target: "calomel::verbs", %error, "a transfer takes the long way");
+                return false;
+            }
+            None => return false,
+        };
+        let number = line.device.number();
+        let loan: Arc<dyn Loan> = Arc::new(MoveLoan { link: own, number, local: local.clone() });
+        match local.read_access() {
+            Some(access) => access.lend(loan.clone()),
+            None => return false,
+        }
+        let begun = match line.lane.lock().as_mut() {
+            Some(lane) if lane.is_up() => {
+                lane.transfer(number, operation, pull, local.clone(), registered, remote, loan.clone());
+                true
+            }
+            _ => false,
+        };
+        if begun {
+            self.pump(line);
+        } else {
+            local.region.unlend(&loan);
+        }
+        begun
+    }
+
+    fn end_move(&self, operation: u64) {
+        let Some(line) = self.line.get() else { return };
+        if let Some(lane) = line.lane.lock().as_mut()
+            && let Some(number) = lane.number_of(operation)
+        {
+            lane.stop(number);
+        }
+        self.deliver(line);
+    }
+
+    fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if let Some(line) = self.line.get()
+            && let Some(lane) = line.lane.lock().as_mut()
+        {
+            lane.stop_transfers();
+        }
+        self.shared.closing(self.me.upgrade());
+    }
+}

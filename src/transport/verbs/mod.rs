@@ -1,0 +1,393 @@
+//! `verbs://`: RDMA cards, by way of rdma-core.
+//!
+//! A connection has two queue pairs. Messages go over the first, which the connection manager connects: they are received into
+//! buffers that many connections share, and none is sent for which the other side has not given credit. What is too large for a
+//! few messages is staged, in memory of the transport's own, for the other side to read. The second one, the lane, carries those
+//! reads, and all that users' transfers read and write straight between the memories that they exposed: it breaks when an access
+//! is refused, and is then replaced, while messages go on.
+
+mod connect;
+mod device;
+mod inbox;
+mod lane;
+mod link;
+mod memory;
+mod outbox;
+mod sys;
+mod wire;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Interest, Token};
+use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
+
+use super::{Access, Capabilities, Keys, Link, LinkKey, Reactor, Sink, Transport};
+use crate::memory::Region;
+use crate::{Address, Error, Result, Scheme};
+use device::{Came, Device, Group};
+use lane::Over;
+use link::VerbsLink;
+use memory::Registered;
+use sys::{Completion, Context, EventChannel, Id};
+
+/// Pieces that one side of a connection may have staged, before the other has read them.
+const STAGED: usize = 4;
+/// How long the descent of a transport waits for what has been said to leave.
+const LINGER: Duration = Duration::from_millis(200);
+
+/// Added to the transport's first token: the connection manager's, and then two for each device.
+const MANAGER: usize = 1;
+
+pub(crate) struct Verbs {
+    shared: Arc<Shared>,
+    /// What one turn needs, kept for the next.
+    batch: Mutex<Vec<Completion>>,
+    message: Mutex<Vec<u8>>,
+}
+
+/// What links share with their transport.
+struct Shared {
+    registry: mio::Registry,
+    waker: Arc<mio::Waker>,
+    first_token: usize,
+    incarnation: u64,
+    /// Versions of the protocol that are spoken here, lowest and highest.
+    versions: (u16, u16),
+    /// There when it has been asked for.
+    channel: Mutex<Option<Arc<EventChannel>>>,
+    /// Devices that are in use.
+    devices: RwLock<Vec<Arc<Device>>>,
+    /// How often they have changed; 0 as long as there is none.
+    generation: AtomicU32,
+    /// Links and listeners by what the connection manager calls them.
+    links: Mutex<HashMap<usize, Arc<VerbsLink>>>,
+    listeners: Mutex<HashMap<usize, Arc<Id>>>,
+    /// What lanes are done with.
+    over: Mutex<Vec<(Arc<VerbsLink>, Over)>>,
+    /// Links that have failed where nobody drives.
+    nudged: Mutex<Vec<Arc<VerbsLink>>>,
+    /// Links that are closed, and have something left to say.
+    closing: Mutex<Vec<Arc<VerbsLink>>>,
+    /// There is something in the three of them.
+    attention: AtomicBool,
+    parked: AtomicBool,
+}
+
+impl Shared {
+    /// Has whoever drives look around.
+    fn wake(&self) {
+        self.attention.store(true, Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst)
+            && let Err(error) = self.waker.wake()
+        {
+            tracing::error!(target: "calomel::verbs", %error, "can't wake a parked engine");
+        }
+    }
+
+    fn nudge(&self, link: Option<Arc<VerbsLink>>) {
+        self.nudged.lock().extend(link);
+        self.wake();
+    }
+
+    fn closing(&self, link: Option<Arc<VerbsLink>>) {
+        self.closing.lock().extend(link);
+        self.wake();
+    }
+
+    fn deliver(&self, link: &Arc<VerbsLink>, over: Vec<Over>) {
+        self.over.lock().extend(over.into_iter().map(|over| (link.clone(), over)));
+        self.wake();
+    }
+
+    fn forget(&self, id: &Id) {
+        self.links.lock().remove(&id.number());
+    }
+
+    /// The connection manager's events, from now on.
+    fn channel(&self) -> io::Result<Arc<EventChannel>> {
+        let mut slot = self.channel.lock();
+        if let Some(channel) = &*slot {
+            return Ok(channel.clone());
+        }
+        if Context::all()?.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "there is none"));
+        }
+        let channel = EventChannel::new()?;
+        let token = Token(self.first_token + MANAGER);
+        self.registry.register(&mut SourceFd(&channel.fd()), token, Interest::READABLE)?;
+        Ok(slot.insert(channel).clone())
+    }
+
+    /// A device that is in use from now on.
+    fn device(&self, context: Context) -> io::Result<Arc<Device>> {
+        let mut devices = self.devices.write();
+        if let Some(device) = devices.iter().find(|device| device.context == context) {
+            return Ok(device.clone());
+        }
+        let device = Device::new(context)?;
+        let token = self.first_token + MANAGER + 1 + 2 * devices.len();
+        self.registry.register(&mut SourceFd(&device.completions.fd()), Token(token), Interest::READABLE)?;
+        let events = context.async_fd()?;
+        if let Err(error) = self.registry.register(&mut SourceFd(&events), Token(token + 1), Interest::READABLE) {
+            // Another engine of this process hears them. What they tell is seen in completions, too.
+            tracing::debug!(target: "calomel::verbs", %error, "a device's events are not listened to");
+        }
+        devices.push(device.clone());
+        self.generation.fetch_add(1, Ordering::Release);
+        tracing::debug!(target: "calomel::verbs", device = context.name(), limits = ?device.limits, "a device is in use");
+        Ok(device)
+    }
+
+    fn groups(&self) -> SmallVec<[(Arc<Device>, Arc<Group>); 2]> {
+        let devices = self.devices.read();
+        devices.iter().flat_map(|device| device.groups().into_iter().map(|group| (device.clone(), group))).collect()
+    }
+
+    fn is_in_use(&self) -> bool {
+        self.generation.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Verbs {
+    pub(crate) fn new(reactor: Reactor, incarnation: u64, versions: (u16, u16)) -> Verbs {
+        let Reactor { registry, waker, first_token } = reactor;
+        Verbs {
+            shared: Arc::new(Shared {
+                registry,
+                waker,
+                first_token,
+                incarnation,
+                versions,
+                channel: Mutex::default(),
+                devices: RwLock::default(),
+                generation: AtomicU32::new(0),
+                links: Mutex::default(),
+                listeners: Mutex::default(),
+                over: Mutex::default(),
+                nudged: Mutex::default(),
+                closing: Mutex::default(),
+                attention: AtomicBool::new(false),
+                parked: AtomicBool::new(false),
+            }),
+            batch: Mutex::default(),
+            message: Mutex::default(),
+        }
+    }
+
+    /// What has to be done that is no completion. True when there was something.
+    fn attend(&self, sink: &mut dyn Sink) -> bool {
+        if !self.shared.attention.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let over = std::mem::take(&mut *self.shared.over.lock());
+        over.into_iter().for_each(|(link, over)| link.over(over, sink));
+        let nudged = std::mem::take(&mut *self.shared.nudged.lock());
+        nudged.into_iter().for_each(|link| link.settle(sink));
+        self.linger();
+        true
+    }
+
+    /// Goes on with links that were closed.
+    fn linger(&self) {
+        let closing = std::mem::take(&mut *self.shared.closing.lock());
+        if closing.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let left: Vec<_> = closing.into_iter().filter(|link| !link.linger(now)).collect();
+        self.shared.closing.lock().extend(left);
+    }
+
+    /// Takes what has come on the queues of a group. True when anything has.
+    fn turn(&self, device: &Device, group: &Group, sink: &mut dyn Sink) -> io::Result<bool> {
+        device.gather(group)?;
+        let mut batch = self.batch.lock();
+        group.take(&mut batch);
+        let any = !batch.is_empty();
+        let mut refill = !any;
+        for completion in batch.drain(..) {
+            let link = device.link(completion.queue_pair);
+            match device::came(&completion) {
+                Some(Came::Message) if completion.status == 0 => {
+                    let mut message = self.message.lock();
+                    group.message(&completion, &mut message);
+                    let credited = link.clone().filter(|_| wire::is_credited(&message));
+                    refill |= group.empty(&completion, credited);
+                    if let Some(link) = link {
+                        link.message(&message, sink);
+                    }
+                }
+                Some(Came::Message) => {
+                    group.empty(&completion, None);
+                    if let Some(link) = link {
+                        link.lose(link::broken_by(completion.status), sink);
+                    }
+                }
+                Some(Came::Sent) => {
+                    if let Some(link) = link {
+                        link.sent(&completion, sink);
+                    }
+                }
+                None => {}
+            }
+        }
+        if refill {
+            group.refill()?;
+        }
+        Ok(any)
+    }
+
+    /// Polls every group. True when anything has come.
+    fn look(&self, sink: &mut dyn Sink) -> bool {
+        let mut any = false;
+        for (device, group) in self.shared.groups() {
+            match self.turn(&device, &group, sink) {
+                Ok(came) => any |= came,
+                Err(error) => tracing::error!(target: "calomel::verbs", device = device.context.name(), %error, "a device fails"),
+            }
+        }
+        any
+    }
+
+    fn unsupported(&self, error: &io::Error) -> Error {
+        Error::Unsupported {
+            what: "transport verbs".to_owned(),
+            reason: format!("this machine has no RDMA device that can be used: {error}"),
+        }
+    }
+
+    fn keys(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
+        let wanted = sys::Access { local_write: !access.constant, remote_read: access.read, remote_write: access.write };
+        let mut keys = Vec::new();
+        let devices: SmallVec<[Arc<Device>; 2]> = self.shared.devices.read().iter().cloned().collect();
+        for device in devices {
+            match Registered::of(region, &device, wanted) {
+                Some(registered) => wire::encode_keys(device.domain, &registered?.stretches(), &mut keys),
+                None => return Ok(None),
+            }
+        }
+        Ok((!keys.is_empty()).then(|| keys.into()))
+    }
+}
+
+impl Transport for Verbs {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { scheme: Scheme::Verbs }
+    }
+
+    fn available(&self) -> Result<()> {
+        self.shared.channel().map(drop).map_err(|error| self.unsupported(&error))
+    }
+
+    fn resolve(&self, address: &Address) -> Result<Address> {
+        Ok(Address::verbs(super::resolve(address)?))
+    }
+
+    fn listen(&self, address: &Address) -> Result<Address> {
+        self.listen_at(address)
+    }
+
+    fn devices(&self) -> u32 {
+        self.shared.generation.load(Ordering::Acquire)
+    }
+
+    fn expose(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
+        if region.len() == 0 { Ok(None) } else { self.keys(region, access) }
+    }
+
+    fn stop_listening(&self) {
+        let listeners = std::mem::take(&mut *self.shared.listeners.lock());
+        drop(listeners);
+    }
+
+    fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
+        self.dial(key, address, attach)
+    }
+
+    fn poll(&self, sink: &mut dyn Sink) -> bool {
+        let attended = self.attend(sink);
+        if !self.shared.is_in_use() {
+            return attended;
+        }
+        let came = self.look(sink);
+        if came {
+            self.linger();
+        }
+        attended | came
+    }
+
+    fn ready(&self, token: usize, _event: &mio::event::Event, sink: &mut dyn Sink) {
+        let number = token - self.shared.first_token;
+        if number == MANAGER {
+            return self.take_events(sink);
+        }
+        let (index, is_async) = ((number - MANAGER - 1) / 2, (number - MANAGER - 1) % 2 == 1);
+        let Some(device) = self.shared.devices.read().get(index).cloned() else { return };
+        if is_async {
+            while let Some(event) = device.context.take_async() {
+                tracing::debug!(target: "calomel::verbs", device = device.context.name(), ?event, "a device tells");
+                let of_link = event.queue_pair.and_then(|queue_pair| device.link(queue_pair));
+                if let Some(link) = of_link {
+                    link.told(&event, sink);
+                }
+            }
+        } else {
+            device.completions.drain();
+            device.groups().iter().for_each(|group| group.told());
+        }
+    }
+
+    fn park(&self) -> bool {
+        self.shared.parked.store(true, Ordering::SeqCst);
+        let quiet = |(device, group): &(Arc<Device>, Arc<Group>)| {
+            let armed = group.refill().and_then(|()| group.arm()).and_then(|()| device.gather(group));
+            if let Err(error) = armed {
+                tracing::error!(target: "calomel::verbs", device = device.context.name(), %error, "a device fails");
+            }
+            group.is_quiet()
+        };
+        let all_quiet = !self.shared.is_in_use() || self.shared.groups().iter().filter(|both| !quiet(both)).count() == 0;
+        all_quiet && !self.shared.attention.load(Ordering::SeqCst)
+    }
+
+    fn unpark(&self) {
+        self.shared.parked.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Verbs {
+    /// What has been said leaves, within a bound; then all that devices have is freed.
+    fn drop(&mut self) {
+        let until = Instant::now() + LINGER;
+        while !self.shared.closing.lock().is_empty() && Instant::now() < until {
+            for (device, group) in self.shared.groups() {
+                let _ = device.gather(&group);
+                let mut batch = Vec::new();
+                group.take(&mut batch);
+                for completion in &batch {
+                    if let Some(link) = device.link(completion.queue_pair) {
+                        link.ended(completion);
+                    }
+                }
+            }
+            self.linger();
+            std::thread::yield_now();
+        }
+        self.shared.closing.lock().drain(..).for_each(|link| link.bury());
+        let links: Vec<_> = self.shared.links.lock().values().cloned().collect();
+        links.iter().for_each(|link| link.bury());
+        self.shared.over.lock().clear();
+        self.shared.nudged.lock().clear();
+        let channel = self.shared.channel.lock().take();
+        if let Some(channel) = channel {
+            let _ = self.shared.registry.deregister(&mut SourceFd(&channel.fd()));
+        }
+        self.shared.listeners.lock().clear();
+    }
+}

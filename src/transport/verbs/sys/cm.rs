@@ -1,0 +1,329 @@
+//! The connection manager.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::RawFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_sys as raw;
+use rdma_sys::rdma_cm_event_type as kind;
+
+use super::device::Context;
+use super::{do_not_block, errno, failed, text};
+
+/// Where the connection manager tells what happens.
+pub(in super::super) struct EventChannel(NonNull<raw::rdma_event_channel>);
+
+// SAFETY: the functions of the connection manager may be called by any thread.
+unsafe impl Send for EventChannel {}
+// SAFETY: as above.
+unsafe impl Sync for EventChannel {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum EventKind {
+    AddressResolved,
+    RouteResolved,
+    Request,
+    Established,
+    Rejected,
+    Disconnected,
+    /// The device is going away.
+    Removed,
+    /// Something that was begun can't be done.
+    Failed,
+    Other,
+}
+
+/// Reads that may be under way at a time: of the other side's, and own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Reads {
+    pub answered: u8,
+    pub asked: u8,
+}
+
+/// Something that happened.
+pub(in super::super) struct Event {
+    pub kind: EventKind,
+    pub name: &'static str,
+    /// Which connection it is about; see [`Id::number`].
+    pub id: usize,
+    /// Somebody dials: the new connection.
+    pub new: Option<Arc<Id>>,
+    /// Where they dialled.
+    pub listener: usize,
+    /// 0, a negative number of an error, or why the other side refused.
+    pub status: i32,
+    /// What the other side said.
+    pub data: Vec<u8>,
+}
+
+impl Event {
+    pub fn error(&self) -> io::Error {
+        if self.status < 0 {
+            return failed(self.name, &io::Error::from_raw_os_error(-self.status));
+        }
+        io::Error::other(format!("{} (status {})", self.name, self.status))
+    }
+}
+
+impl EventChannel {
+    pub fn new() -> io::Result<Arc<EventChannel>> {
+        // SAFETY: the function takes nothing.
+        let made = unsafe { raw::rdma_create_event_channel() };
+        let made = NonNull::new(made).ok_or_else(|| failed("rdma_create_event_channel", &io::Error::last_os_error()))?;
+        let channel = EventChannel(made);
+        do_not_block(channel.fd())?;
+        Ok(Arc::new(channel))
+    }
+
+    pub fn fd(&self) -> RawFd {
+        // SAFETY: it was made by `new`.
+        unsafe { (*self.0.as_ptr()).fd }
+    }
+
+    /// What has happened next; `None` when nothing has.
+    pub fn next(self: &Arc<EventChannel>) -> io::Result<Option<Event>> {
+        let mut event = null_mut();
+        // SAFETY: the channel is there, and the pointer is to a pointer. It does not block: see `new`.
+        if unsafe { raw::rdma_get_cm_event(self.0.as_ptr(), &raw mut event) } != 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(failed("rdma_get_cm_event", &error)) };
+        }
+        // SAFETY: it was given above, and lives until it is acknowledged.
+        let found = unsafe { &*event };
+        let taken = self.take(found);
+        // SAFETY: the event is acknowledged once, and nothing refers to it any more.
+        errno("rdma_ack_cm_event", unsafe { raw::rdma_ack_cm_event(event) })?;
+        Ok(Some(taken))
+    }
+
+    fn take(self: &Arc<EventChannel>, event: &raw::rdma_cm_event) -> Event {
+        let what = match event.event {
+            kind::RDMA_CM_EVENT_ADDR_RESOLVED => EventKind::AddressResolved,
+            kind::RDMA_CM_EVENT_ROUTE_RESOLVED => EventKind::RouteResolved,
+            kind::RDMA_CM_EVENT_CONNECT_REQUEST => EventKind::Request,
+            kind::RDMA_CM_EVENT_ESTABLISHED => EventKind::Established,
+            kind::RDMA_CM_EVENT_REJECTED => EventKind::Rejected,
+            kind::RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,
+            kind::RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::Removed,
+            kind::RDMA_CM_EVENT_ADDR_ERROR
+            | kind::RDMA_CM_EVENT_ROUTE_ERROR
+            | kind::RDMA_CM_EVENT_CONNECT_ERROR
+            | kind::RDMA_CM_EVENT_UNREACHABLE => EventKind::Failed,
+            _ => EventKind::Other,
+        };
+        let talks = matches!(what, EventKind::Request | EventKind::Established | EventKind::Rejected);
+        let mut data = Vec::new();
+        if talks {
+            // SAFETY: all connections are reliable ones, whose events have this parameter.
+            let said = unsafe { event.param.conn };
+            if !said.private_data.is_null() {
+                // SAFETY: the data lives as long as the event, and has this length.
+                let bytes = unsafe { std::slice::from_raw_parts(said.private_data.cast::<u8>(), said.private_data_len.into()) };
+                data.extend_from_slice(bytes);
+            }
+        }
+        let own = NonNull::new(event.id).filter(|_| what == EventKind::Request);
+        Event {
+            kind: what,
+            // SAFETY: the function takes any number, and returns a constant.
+            name: unsafe { text(raw::rdma_event_str(event.event)) },
+            id: event.id.addr(),
+            new: own.map(|raw| Arc::new(Id { raw, _channel: self.clone() })),
+            listener: event.listen_id.addr(),
+            status: event.status,
+            data,
+        }
+    }
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: whatever identifier uses it holds an `Arc` of it, so none does.
+        unsafe { raw::rdma_destroy_event_channel(self.0.as_ptr()) };
+    }
+}
+
+/// One end of a connection, or who listens for them.
+pub(in super::super) struct Id {
+    raw: NonNull<raw::rdma_cm_id>,
+    _channel: Arc<EventChannel>,
+}
+
+// SAFETY: the functions of the connection manager may be called by any thread.
+unsafe impl Send for Id {}
+// SAFETY: as above.
+unsafe impl Sync for Id {}
+
+/// An address as the system has it. The larger of the two kinds gives the room.
+union Socket {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+fn to_system(address: SocketAddr) -> Socket {
+    match address {
+        SocketAddr::V4(address) => Socket {
+            v4: libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
+                sin_zero: [0; 8],
+            },
+        },
+        SocketAddr::V6(address) => Socket {
+            v6: libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: address.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            },
+        },
+    }
+}
+
+/// # Safety
+/// The storage must hold an address of the kind that its family says, if that is one of the two.
+unsafe fn from_system(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let place: *const libc::sockaddr_storage = storage;
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: as whoever calls promises; the storage is large enough, and aligned for both.
+            let found = unsafe { &*place.cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(found.sin_addr.s_addr));
+            Some(SocketAddrV4::new(ip, u16::from_be(found.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let found = unsafe { &*place.cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(found.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(found.sin6_port), found.sin6_flowinfo, found.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+impl Id {
+    pub fn new(channel: &Arc<EventChannel>) -> io::Result<Arc<Id>> {
+        let mut made = null_mut();
+        let space = raw::rdma_port_space::RDMA_PS_TCP;
+        // SAFETY: the channel is there as long as the identifier, and the pointer is to a pointer.
+        let returned = unsafe { raw::rdma_create_id(channel.0.as_ptr(), &raw mut made, null_mut(), space) };
+        errno("rdma_create_id", returned)?;
+        let raw = NonNull::new(made).ok_or_else(|| io::Error::other("rdma_create_id made nothing"))?;
+        Ok(Arc::new(Id { raw, _channel: channel.clone() }))
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut raw::rdma_cm_id {
+        self.raw.as_ptr()
+    }
+
+    /// By which events name it.
+    pub fn number(&self) -> usize {
+        self.raw.as_ptr().addr()
+    }
+
+    pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        let mut address = to_system(address);
+        // SAFETY: the identifier is there, and the address is one.
+        errno("rdma_bind_addr", unsafe { raw::rdma_bind_addr(self.as_ptr(), (&raw mut address).cast()) })
+    }
+
+    pub fn listen(&self, backlog: i32) -> io::Result<()> {
+        // SAFETY: the identifier is there.
+        errno("rdma_listen", unsafe { raw::rdma_listen(self.as_ptr(), backlog) })
+    }
+
+    /// Begins to look for the device that leads to an address.
+    pub fn resolve_address(&self, address: SocketAddr, timeout: Duration) -> io::Result<()> {
+        let mut address = to_system(address);
+        let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: the identifier is there, and the address is one.
+        let begun = unsafe { raw::rdma_resolve_addr(self.as_ptr(), null_mut(), (&raw mut address).cast(), timeout) };
+        errno("rdma_resolve_addr", begun)
+    }
+
+    pub fn resolve_route(&self, timeout: Duration) -> io::Result<()> {
+        let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: the identifier is there.
+        errno("rdma_resolve_route", unsafe { raw::rdma_resolve_route(self.as_ptr(), timeout) })
+    }
+
+    pub fn connect(&self, data: &[u8], reads: Reads) -> io::Result<()> {
+        let mut said = parameters(data, reads);
+        // SAFETY: the identifier is there, and the parameters and their data outlive the call.
+        errno("rdma_connect", unsafe { raw::rdma_connect(self.as_ptr(), &raw mut said) })
+    }
+
+    pub fn accept(&self, data: &[u8], reads: Reads) -> io::Result<()> {
+        let mut said = parameters(data, reads);
+        // SAFETY: the identifier is there, and the parameters and their data outlive the call.
+        errno("rdma_accept", unsafe { raw::rdma_accept(self.as_ptr(), &raw mut said) })
+    }
+
+    pub fn reject(&self, data: &[u8]) -> io::Result<()> {
+        let len = u8::try_from(data.len()).unwrap_or(0);
+        // SAFETY: the identifier is there, and the data outlives the call.
+        errno("rdma_reject", unsafe { raw::rdma_reject(self.as_ptr(), data.as_ptr().cast(), len) })
+    }
+
+    pub fn disconnect(&self) {
+        // SAFETY: the identifier is there. It may be disconnected already.
+        let _ = unsafe { raw::rdma_disconnect(self.as_ptr()) };
+    }
+
+    /// The device, once that is known.
+    pub fn context(&self) -> Option<Context> {
+        // SAFETY: the identifier is there.
+        let context = unsafe { (*self.as_ptr()).verbs };
+        // SAFETY: the connection manager has opened it.
+        unsafe { Context::new(context) }
+    }
+
+    pub fn port_of_device(&self) -> u8 {
+        // SAFETY: the identifier is there.
+        unsafe { (*self.as_ptr()).port_num }
+    }
+
+    pub fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is there, and the storage is written by nobody else now.
+        let storage = unsafe { &(*self.as_ptr()).route.addr.src_addr_union.src_storage };
+        // SAFETY: the connection manager keeps addresses there.
+        unsafe { from_system(storage) }
+    }
+
+    pub fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is there, and the storage is written by nobody else now.
+        let storage = unsafe { &(*self.as_ptr()).route.addr.dst_addr_union.dst_storage };
+        // SAFETY: the connection manager keeps addresses there.
+        unsafe { from_system(storage) }
+    }
+}
+
+fn parameters(data: &[u8], reads: Reads) -> raw::rdma_conn_param {
+    raw::rdma_conn_param {
+        private_data: data.as_ptr().cast(),
+        private_data_len: u8::try_from(data.len()).unwrap_or(0),
+        responder_resources: reads.answered,
+        initiator_depth: reads.asked,
+        flow_control: 1,
+        retry_count: 7,
+        // Credits keep the other side from being sent more than it has room for; 7 is to try again for ever, all the same.
+        rnr_retry_count: 7,
+        srq: 1,
+        qp_num: 0,
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: the identifier came from the connection manager; its queue pair holds an `Arc` of it, so it has none. All of
+        // its events have been acknowledged: see `EventChannel::next`.
+        if let Err(error) = errno("rdma_destroy_id", unsafe { raw::rdma_destroy_id(self.as_ptr()) }) {
+            tracing::error!(target: "calomel::verbs", %error, "a connection can't be freed");
+        }
+    }
+}
