@@ -183,7 +183,7 @@ impl RemoteBulk {
             return if local.write(bytes) { Ok(Begun::Done(Ok(len))) } else { Err(Failure::Revoked) };
         }
         let now = Instant::now();
-        let remote = Remote { peer: self.endpoint.peer(), owner: origin.incarnation, token: *token, offset: *offset };
+        let remote = Remote { peer: self.endpoint.peer(), owner: origin.incarnation, token: *token, offset: *offset, keys: None };
         let until = timed.then(|| deadline(now, self.timeout));
         let id = shared.core.exec(|proto| proto.transfer(pull, remote, local, until, completion.clone(), now))?;
         Ok(Begun::InProgress(id))

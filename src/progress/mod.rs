@@ -27,7 +27,9 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use slotmap::{Key, SecondaryMap};
 
+use crate::memory::Region;
 use crate::proto::{self, LinkId, Proto, RequestId};
+pub(crate) use crate::transport::{Access, Keys};
 use crate::transport::{Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
@@ -409,6 +411,22 @@ impl Core {
     pub(crate) fn clear_timers(&self) {
         let cleared = std::mem::take(&mut self.timers.lock().pending);
         drop(cleared);
+    }
+
+    /// How often the devices by which peers reach memory have changed; 0 where there are none.
+    pub(crate) fn devices(&self) -> u32 {
+        self.transports.iter().map(|transport| transport.devices()).sum()
+    }
+
+    /// Lets peers reach the memory by themselves, by these keys, until its gate is closed. `None` where no device could do that.
+    pub(crate) fn keys(&self, region: &Region, access: Access) -> Result<Option<Keys>> {
+        for transport in &self.transports {
+            let keys = transport.expose(region, access);
+            if let Some(keys) = keys.map_err(|error| Error::io("can't make the memory known to a device", error))? {
+                return Ok(Some(keys));
+            }
+        }
+        Ok(None)
     }
 
     pub(crate) fn stop_listening(&self) {

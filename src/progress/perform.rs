@@ -59,6 +59,18 @@ impl Core {
                     self.follow_up(next, |proto| proto.handle_acknowledged(link, bytes, Instant::now()));
                 }
             }
+            Output::Move { link, transfer, pull, memory, keys, offset } => {
+                let Some(found) = self.carrier_of(link) else { return };
+                if !found.begin_move(transfer, pull, &memory, &keys, offset) {
+                    let reason = "it can't be moved so".to_owned();
+                    self.follow_up(next, |proto| proto.handle_moved(link, transfer, Err(reason)));
+                }
+            }
+            Output::EndMove { link, transfer } => {
+                if let Some(found) = self.carrier_of(link) {
+                    found.end_move(transfer);
+                }
+            }
             Output::Connect { link, address } => self.connect(link, &address, next),
             Output::Close { link } => {
                 self.detours.lock().remove(link);

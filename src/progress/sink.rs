@@ -84,6 +84,15 @@ impl Sink for CoreSink<'_> {
         self.step(|proto, _| proto.handle_returned(link_id(key)));
     }
 
+    fn may_move(&mut self, key: LinkKey) {
+        self.step(|proto, _| proto.set_moves(link_id(key)));
+    }
+
+    fn moved(&mut self, key: LinkKey, operation: u64, result: io::Result<()>) {
+        let result = result.map_err(|error| error.to_string());
+        self.step(|proto, _| proto.handle_moved(link_id(key), operation, result));
+    }
+
     fn closed(&mut self, key: LinkKey, cause: io::Error) {
         let detour = self.core.detours.lock().remove(link_id(key));
         if let Some(address) = detour {

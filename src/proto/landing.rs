@@ -59,7 +59,10 @@ impl<E: Env> Proto<E> {
         // Chunks of one stream come in order; what does not is a lie, or meant for an operation that has ended.
         let (memory, arrived) = match kind {
             Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
-                Some(transfer) if transfer.link == id && transfer.pull => (Some(&transfer.memory), transfer.moved),
+                // What a device fetches, nobody was asked for.
+                Some(transfer) if transfer.link == id && transfer.pull && transfer.moving.is_none() => {
+                    (Some(&transfer.memory), transfer.moved)
+                }
                 _ => (None, 0),
             },
             Stream::Response => match self.calls.get(KeyData::from_ffi(number).into()) {

@@ -85,6 +85,8 @@ pub(super) struct Link<E: Env> {
     pub landings: VecDeque<Landing>,
     /// Longest payload of one `Data` that this side sends.
     chunk: usize,
+    /// Devices at both ends can reach each other's memory.
+    pub moves: bool,
     /// Payloads that are out, and still read from this side's memory. Below zero for a moment when the end of one is reported
     /// before its beginning.
     lent: isize,
@@ -143,6 +145,7 @@ impl<E: Env> Link<E> {
             goodbye: false,
             landings: VecDeque::new(),
             chunk: CHUNK,
+            moves: false,
             lent: 0,
             bound: NumberMap::default(),
             names: NumberMap::default(),
@@ -269,6 +272,13 @@ impl<E: Env> Proto<E> {
     pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
         if let Some(link) = self.links.get_mut(id) {
             link.chunk = len.clamp(1, MAX_CHUNK);
+        }
+    }
+
+    /// The link's transport can carry out [`Output::Move`].
+    pub(crate) fn set_moves(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.moves = true;
         }
     }
 

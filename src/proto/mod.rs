@@ -6,7 +6,7 @@
 //! It owns no socket, clock, thread or lock, and it never looks at a byte of the memory that is moved.
 //!
 //! ```text
-//!                 handle_accepted/connected/consume/placed/sent/closed/timeout
+//!                handle_accepted/connected/consume/placed/sent/moved/closed/timeout
 //!   transport ───────────────────────────────────────────────────────────────▶ ┌───────┐
 //!                                                                               │ Proto │ ◀── call, respond, pull, expose …
 //!   transport, waiters, handlers ◀──────────────────────────────────── poll() ─ └───────┘
@@ -54,6 +54,9 @@ slotmap::new_key_type! {
     /// A transfer that this engine began.
     pub(crate) struct TransferId;
 }
+
+/// What a device reaches a peer's memory by: the transport's own, and passed on unread.
+pub(crate) type Keys = Arc<[u8]>;
 
 /// A key as it travels.
 fn wire_id(key: impl slotmap::Key) -> u64 {
@@ -147,6 +150,21 @@ pub(crate) enum Output<E: Env> {
         link: LinkId,
         bytes: Vec<u8>,
         payload: Option<E::Memory>,
+    },
+    /// Have a device move all of `memory` from or to the peer's, at `offset` of what the keys reach; report `handle_moved`.
+    Move {
+        link: LinkId,
+        /// Names the move towards the transport.
+        transfer: u64,
+        pull: bool,
+        memory: E::Memory,
+        keys: Keys,
+        offset: u64,
+    },
+    /// Give a move up; nothing needs to be reported of it.
+    EndMove {
+        link: LinkId,
+        transfer: u64,
     },
     /// Find out how much of what was sent the peer's system has, and report `handle_acknowledged`.
     AskAcknowledged {
@@ -292,8 +310,11 @@ impl<E: Env> Proto<E> {
         for (_, call) in self.calls.drain() {
             self.outputs.push_back(Output::CallDone { waiter: call.waiter, result: Err(Failure::Finalized) });
         }
-        for (_, transfer) in self.transfers.drain() {
+        for (id, transfer) in self.transfers.drain() {
             transfer.memory.end();
+            if transfer.moving.is_some() {
+                self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
+            }
             self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Failure::Finalized) });
         }
         let ids: Vec<LinkId> = self.links.keys().collect();

@@ -2,6 +2,9 @@
 //!
 //! The initiator names a range of the owner's memory. For a pull the owner streams it; for a push the initiator streams at
 //! once, and what the owner refuses is thrown away where it arrives. Either way the owner has the last word.
+//!
+//! Where a device can reach the memory, it carries the transfer out, and the owner is asked only if the device fails: it
+//! says what is wrong, or serves the transfer after all.
 
 use std::time::Instant;
 
@@ -11,9 +14,12 @@ use super::landing::Landed;
 use super::link::{OutStream, broken};
 use super::timers::Timer;
 use super::wire::{Message, Range, Status, Stream};
-use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, TransferId, wire_id};
+use super::{Env, Failure, Keys, LinkId, Memory, Output, PeerId, Proto, TransferId, wire_id};
 
 /// ```text
+///   moving, by a device ──────────────────────────────────▶ done
+///     │ the device can't
+///     ▼
 ///   pull:  asked ──▶ chunks land in order ──▶ done          push:  streaming ──▶ the owner's `Done`
 ///              └── refused / timed out / cancelled / link lost / memory taken back ──┘
 /// ```
@@ -24,6 +30,8 @@ pub(super) struct Transfer<E: Env> {
     pub memory: E::Memory,
     /// How much of a pull has landed.
     pub moved: usize,
+    /// While a device carries it out: what the owner is asked for if the device can't.
+    pub moving: Option<Range>,
     timer: Option<Instant>,
 }
 
@@ -35,12 +43,14 @@ pub(super) struct IncomingPush<E: Env> {
 }
 
 /// The far end of a transfer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub(crate) struct Remote {
     pub peer: PeerId,
     pub owner: u64,
     pub token: u128,
     pub offset: u64,
+    /// What a device reaches the exposed memory by, from its beginning.
+    pub keys: Option<Keys>,
 }
 
 impl<E: Env> Proto<E> {
@@ -54,35 +64,68 @@ impl<E: Env> Proto<E> {
         waiter: E::Waiter,
         now: Instant,
     ) -> Result<TransferId, Failure> {
-        let link = self.link_to(remote.peer, now)?;
-        let memory = if pull { memory.for_one_operation() } else { memory };
+        let Remote { peer, owner, token, offset, keys } = remote;
+        let link = self.link_to(peer, now)?;
         let len = memory.len() as u64;
-        let id = self.transfers.insert(Transfer { waiter, link, pull, memory: memory.clone(), moved: 0, timer: deadline });
+        let entry = &mut self.links[link];
+        entry.pending += 1;
+        // The keys are those of one engine. Who is at the other end, its greeting tells.
+        let reachable = entry.moves && entry.is_open() && entry.incarnation == owner && len > 0;
+        let keys = keys.filter(|_| reachable);
+        let memory = if pull || keys.is_some() { memory.for_one_operation() } else { memory };
+        let transfer = Transfer { waiter, link, pull, memory: memory.clone(), moved: 0, moving: None, timer: deadline };
+        let id = self.transfers.insert(transfer);
         if let Some(at) = deadline {
             self.timers.insert((at, Timer::Transfer(id)));
         }
-        let range =
-            Range { transfer: wire_id(id), owner: remote.owner, token: remote.token.to_le_bytes(), offset: remote.offset, len };
+        let range = Range { transfer: wire_id(id), owner, token: token.to_le_bytes(), offset, len };
+        match keys {
+            Some(keys) => {
+                self.transfers[id].moving = Some(range);
+                self.outputs.push_back(Output::Move { link, transfer: wire_id(id), pull, memory, keys, offset });
+            }
+            None => self.ask(link, range, pull, memory),
+        }
+        self.watch(link, now);
+        Ok(id)
+    }
+
+    /// Has the owner take part in a transfer.
+    fn ask(&mut self, link: LinkId, range: Range, pull: bool, memory: E::Memory) {
         let entry = &mut self.links[link];
-        entry.pending += 1;
         if pull {
             entry.say(&Message::Pull(range), &[]);
         } else {
             entry.say(&Message::Push(range), &[]);
-            if len > 0 {
-                entry.streams.push_back(OutStream { kind: Stream::Push, id: wire_id(id), memory, sent: 0, token: None });
+            if range.len > 0 {
+                entry.streams.push_back(OutStream { kind: Stream::Push, id: range.transfer, memory, sent: 0, token: None });
             }
         }
-        self.watch(link, now);
         self.mark_ready(link);
-        Ok(id)
     }
 
-    /// Gives a transfer up. The peer is told, and stops.
+    /// A device has carried out a move, or could not: then the owner is asked, from the beginning.
+    pub(crate) fn handle_moved(&mut self, link: LinkId, number: u64, result: Result<(), String>) {
+        let id = TransferId::from(KeyData::from_ffi(number));
+        let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.link == link) else { return };
+        let Some(range) = transfer.moving.take() else { return };
+        let (pull, memory) = (transfer.pull, transfer.memory.clone());
+        match result {
+            Ok(()) => self.end_transfer(id, Ok(memory.len())),
+            Err(reason) => {
+                tracing::debug!(target: "calomel::proto", %reason, "a device could not carry out a transfer");
+                self.ask(link, range, pull, memory);
+            }
+        }
+    }
+
+    /// Gives a transfer up. The peer is told, and stops; or the device is.
     pub(crate) fn abandon_transfer(&mut self, id: TransferId, failure: Failure) {
         let Some(transfer) = self.transfers.get(id) else { return };
         let (link, push) = (transfer.link, !transfer.pull);
-        self.links[link].say(&Message::Abort { transfer: wire_id(id), push }, &[]);
+        if transfer.moving.is_none() {
+            self.links[link].say(&Message::Abort { transfer: wire_id(id), push }, &[]);
+        }
         self.end_transfer(id, Err(failure));
         self.mark_ready(link);
     }
@@ -98,6 +141,10 @@ impl<E: Env> Proto<E> {
         if let Some(link) = self.links.get_mut(transfer.link) {
             link.pending -= 1;
             link.drop_streams(|s| s.kind == Stream::Push && s.id == wire_id(id));
+            // A link that is gone has ended its moves by itself.
+            if transfer.moving.is_some() {
+                self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
+            }
         }
         self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
     }
@@ -122,7 +169,9 @@ impl<E: Env> Proto<E> {
     /// The owner's last word on a transfer of ours.
     pub(super) fn handle_done(&mut self, link: LinkId, number: u64, status: Status) {
         let id = TransferId::from(KeyData::from_ffi(number));
-        let Some(transfer) = self.transfers.get(id).filter(|t| t.link == link) else { return };
+        // Of what a device carries out, its owner knows nothing.
+        let asked = |t: &&Transfer<E>| t.link == link && t.moving.is_none();
+        let Some(transfer) = self.transfers.get(id).filter(asked) else { return };
         let result = match status {
             // A pull is done when its bytes are here, not when somebody says so; only an empty one has no bytes.
             Status::Ok if !transfer.pull || transfer.memory.len() == 0 => Ok(transfer.memory.len()),

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Capabilities, Landed, Link, LinkKey, Sent, Sink, Taken, Transport};
-use crate::memory::Slice;
+use super::{Access, Capabilities, Keys, Landed, Link, LinkKey, Sent, Sink, Taken, Transport};
+use crate::memory::{Region, Slice};
 use crate::{Address, Result, Scheme};
 
 /// How often things go wrong, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Plan {
-    /// Of dials: they fail at once.
+    /// Of dials, and of moves: they fail at once.
     pub refused: u64,
     /// Of links: they end after a number of operations.
     pub cut: u64,
@@ -295,6 +295,15 @@ impl Link for FaultyLink {
         self.inner.scheme()
     }
 
+    fn begin_move(&self, operation: u64, pull: bool, local: &Slice, keys: &Keys, offset: u64) -> bool {
+        let refused = self.state.happens(self.state.plan.refused);
+        !refused && self.inner.begin_move(operation, pull, local, keys, offset)
+    }
+
+    fn end_move(&self, operation: u64) {
+        self.inner.end_move(operation);
+    }
+
     fn close(&self) {
         self.state.links.lock().remove(&self.key);
         self.inner.close();
@@ -341,6 +350,14 @@ impl Transport for Faulty {
 
     fn shortcuts(&self, address: &Address, dialled: bool) -> Vec<Address> {
         self.inner.shortcuts(address, dialled)
+    }
+
+    fn devices(&self) -> u32 {
+        self.inner.devices()
+    }
+
+    fn expose(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
+        self.inner.expose(region, access)
     }
 
     fn listen(&self, address: &Address) -> Result<Address> {
@@ -439,6 +456,14 @@ impl Sink for FaultySink<'_> {
 
     fn returned(&mut self, key: LinkKey) {
         self.report(key, |sink| sink.returned(key));
+    }
+
+    fn may_move(&mut self, key: LinkKey) {
+        self.report(key, |sink| sink.may_move(key));
+    }
+
+    fn moved(&mut self, key: LinkKey, operation: u64, result: io::Result<()>) {
+        self.report(key, |sink| sink.moved(key, operation, result));
     }
 
     fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool) {

@@ -2,7 +2,7 @@
 //!
 //! A transport knows nothing of calls. It carries bytes in order over links, and payloads straight from one memory to
 //! another: who receives says, through the [`Sink`], where a payload belongs. Everything is non-blocking; a send that finds
-//! no room is finished later, and reported. Only [`Link::send`] and [`Link::close`] are called by any thread; the rest by
+//! no room is finished later, and reported. What a [`Link`] does, and [`Transport::expose`], is asked for by any thread; the rest by
 //! whoever drives progress, one at a time.
 
 #[cfg(test)]

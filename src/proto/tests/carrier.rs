@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::devices::Move;
 use super::env::TestEnv;
 use super::net::Net;
 use super::wires::{End, Item, NOBODY, Packet, Payload, Wire};
@@ -16,7 +17,7 @@ impl Net {
     pub(super) fn next_event(&self) -> Option<Instant> {
         let timers = self.hosts.iter().filter_map(|host| host.proto.next_timeout());
         let arrivals = self.wires.iter().filter(|wire| !wire.frozen).flat_map(|wire| &wire.ends);
-        timers.chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
+        timers.chain(self.next_move()).chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
     }
 
     /// Delivers what arrives now.
@@ -31,6 +32,9 @@ impl Net {
 
     /// Delivers one piece of what arrives now; false when there is nothing.
     pub fn step(&mut self) -> bool {
+        if self.step_move() {
+            return true;
+        }
         let due = |end: &End| end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
         let mut ready = Vec::new();
         for (number, wire) in self.wires.iter().enumerate().filter(|(_, wire)| !wire.frozen) {
@@ -70,7 +74,12 @@ impl Net {
         let link = self.wires[wire].ends[1 - side].link;
         match (item, link) {
             (Item::Dial, _) => self.accept(wire),
-            (Item::Connected, Some(link)) => self.hosts[far].proto.handle_connected(link, self.now),
+            (Item::Connected, Some(link)) => {
+                self.hosts[far].proto.handle_connected(link, self.now);
+                if self.settings.devices {
+                    self.hosts[far].proto.set_moves(link);
+                }
+            }
             (Item::Closed, Some(link)) => {
                 self.wires[wire].ends[1 - side].link = None;
                 self.hosts[far].wires.remove(&link);
@@ -88,6 +97,9 @@ impl Net {
         let [from, to] = [self.wires[wire].ends[0].host, self.wires[wire].ends[1].host];
         let remote = format!("tcp://10.0.0.{}:{}", from + 1, 40_000 + wire % 20_000).parse().unwrap();
         let link = self.hosts[to].proto.handle_accepted(remote, self.now);
+        if self.settings.devices {
+            self.hosts[to].proto.set_moves(link);
+        }
         self.hosts[to].wires.insert(link, (wire, 1));
         self.wires[wire].ends[1].link = Some(link);
         self.put(wire, 1, Item::Connected);
@@ -123,6 +135,16 @@ impl Net {
                 } else {
                     self.put(wire, side, Item::Packet(Packet::buffered(bytes, payload)));
                     self.hosts[number].proto.handle_sent(link, Vec::new(), false);
+                }
+            }
+            Output::Move { link, transfer, pull, memory, keys, offset } => {
+                let at = self.now + self.settings.move_takes;
+                self.moves.push(Move { at, host: number, link, number: transfer, pull, memory, keys, offset, given_up: false });
+            }
+            Output::EndMove { link, transfer } => {
+                let of_it = |each: &&mut Move| each.host == number && each.link == link && each.number == transfer;
+                if let Some(found) = self.moves.iter_mut().find(of_it) {
+                    found.given_up = true;
                 }
             }
             Output::AskAcknowledged { link } => {

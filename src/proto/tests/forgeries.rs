@@ -268,7 +268,7 @@ fn a_payload_that_comes_before_its_operation() {
         let pull = if from_a_stranger {
             net.pull(0, 1, TOKEN, 0, &near)
         } else {
-            let remote = Remote { peer, owner: 50, token: TOKEN, offset: 0 };
+            let remote = Remote { peer, owner: 50, token: TOKEN, offset: 0, keys: None };
             net.transfer_to(0, true, remote, &near, SECOND)
         };
         let Id::Transfer(id) = net.hosts[0].ids[&pull] else { unreachable!() };

@@ -39,7 +39,7 @@ fn scene() -> Scene {
     net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(7)));
     ops.push(net.call_peer(0, peer, call(vec![1; 50_000])));
     for pull in [true, false] {
-        let remote = super::Remote { peer, owner: 7, token: 1, offset: 0 };
+        let remote = super::Remote { peer, owner: 7, token: 1, offset: 0, keys: None };
         ops.push(net.transfer_to(0, pull, remote, &Mem::new(vec![3; 100_000]), config().silence * 10));
     }
     net.run();

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::devices::Move;
 use super::env::{Mem, Op, Random, Ticket, live};
 use super::host::{Host, Id, content, served};
 use super::wires::{Item, Wire};
@@ -16,6 +17,10 @@ pub struct Net {
     pub hosts: Vec<Host>,
     pub wires: Vec<Wire>,
     pub settings: Settings,
+    /// What devices are at.
+    pub moves: Vec<Move>,
+    /// So many moves they have carried out.
+    pub moved: usize,
     /// Which of the wires is next, where several have something; the first without it.
     pub random: Option<Random>,
     /// An address at which the test itself answers.
@@ -34,6 +39,12 @@ pub struct Settings {
     pub pace: Duration,
     /// Transmits are reported as sent when all has arrived; else at once.
     pub report_late: bool,
+    /// Devices at both ends of new connections can move what they have keys for.
+    pub devices: bool,
+    /// How long a move takes.
+    pub move_takes: Duration,
+    /// Devices fail in the middle of each move.
+    pub moves_fail: bool,
 }
 
 /// A call to be made.
@@ -75,7 +86,17 @@ impl Net {
             now: Instant::now(),
             hosts: Vec::new(),
             wires: Vec::new(),
-            settings: Settings { delay: Duration::from_micros(50), piece: usize::MAX, pace: Duration::ZERO, report_late: true },
+            settings: Settings {
+                delay: Duration::from_micros(50),
+                piece: usize::MAX,
+                pace: Duration::ZERO,
+                report_late: true,
+                devices: false,
+                move_takes: Duration::from_micros(100),
+                moves_fail: false,
+            },
+            moves: Vec::new(),
+            moved: 0,
             random: None,
             played: None,
             black_hole: false,
@@ -165,7 +186,7 @@ impl Net {
     /// Moves `memory.len()` bytes between it and what `owner` exposed under the token.
     pub fn transfer(&mut self, from: usize, owner: usize, pull: bool, (token, offset): (u128, u64), memory: &Mem) -> Op {
         let peer = self.peer(from, owner);
-        let remote = Remote { peer, owner: self.hosts[owner].incarnation, token, offset };
+        let remote = Remote { peer, owner: self.hosts[owner].incarnation, token, offset, keys: None };
         self.transfer_to(from, pull, remote, memory, Duration::from_secs(30))
     }
 
@@ -290,6 +311,7 @@ impl Net {
             wire.frozen |= !told;
             wire.ends[side].outgoing.push_back((self.now, Item::Closed));
         }
+        self.moves.retain(|each| each.host != number);
         let incarnation = self.incarnation();
         let (config, listens) = (self.hosts[number].config.clone(), self.hosts[number].listens);
         let echo = self.hosts[number].echo;
@@ -352,6 +374,7 @@ impl Net {
             }
         }
         self.settle();
+        assert!(self.moves.is_empty(), "devices are still at something");
         for (number, host) in self.hosts.iter_mut().enumerate() {
             let wrong = host.inspect();
             assert!(wrong.is_empty(), "left over at host {number}: {wrong:#?}");

@@ -126,7 +126,13 @@ fn a_caller_comes_back_before_its_loss_was_noticed() {
         let owner = net.hosts[caller].incarnation;
         let tag = net.hosts[server].proto.lookup_incarnation(owner).expect("it is connected");
         let near = Mem::new(vec![0; 10]);
-        let pull = net.transfer_to(server, true, Remote { peer: tag.id, owner, token: TOKEN, offset: 0 }, &near, MOMENT * 100);
+        let pull = net.transfer_to(
+            server,
+            true,
+            Remote { peer: tag.id, owner, token: TOKEN, offset: 0, keys: None },
+            &near,
+            MOMENT * 100,
+        );
         net.settle();
         assert!(matches!(net.hosts[server].outcome(pull), Some(super::host::Outcome::Moved(10))));
         net.revoke(caller, TOKEN);
@@ -197,7 +203,13 @@ fn old_traffic_reaches_nobody_else() {
     net.restart(1, true);
     net.settle();
     net.expose(1, TOKEN, vec![1; 100], true, true);
-    let push = net.transfer_to(0, false, Remote { peer, owner, token: TOKEN, offset: 0 }, &Mem::new(vec![9; 100]), MOMENT * 500);
+    let push = net.transfer_to(
+        0,
+        false,
+        Remote { peer, owner, token: TOKEN, offset: 0, keys: None },
+        &Mem::new(vec![9; 100]),
+        MOMENT * 500,
+    );
     net.settle();
     assert_failed!(net.hosts[0], push, Failure::PeerRestarted);
     assert_eq!(net.hosts[1].exposed[&TOKEN].bytes(), [1; 100]);

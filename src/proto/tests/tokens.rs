@@ -116,7 +116,8 @@ fn a_bulk_of_an_engine_that_was_restarted() {
     let peer = net.peer(0, 1);
     for pull in [true, false] {
         let near = Mem::new(vec![2; 100]);
-        let op = net.transfer_to(0, pull, Remote { peer, owner, token: TOKEN, offset: 0 }, &near, Duration::from_secs(9));
+        let op =
+            net.transfer_to(0, pull, Remote { peer, owner, token: TOKEN, offset: 0, keys: None }, &near, Duration::from_secs(9));
         net.settle();
         assert_failed!(net.hosts[0], op, Failure::PeerRestarted);
         assert_eq!(near.bytes(), [2; 100]);

@@ -113,7 +113,7 @@ fn the_server_pulls_from_a_caller_that_does_not_listen() {
     let arrived = net.hosts[1].take();
     let target = Mem::new(vec![0; source.len()]);
     let owner = net.hosts[0].incarnation;
-    let remote = Remote { peer: arrived.peer.id, owner, token: TOKEN, offset: 0 };
+    let remote = Remote { peer: arrived.peer.id, owner, token: TOKEN, offset: 0, keys: None };
     let pull = net.transfer_to(1, true, remote, &target, Duration::from_secs(9));
     net.advance(MOMENT);
     assert_moved(&net, 1, pull, source.len());
@@ -235,7 +235,7 @@ fn a_transfer_times_out() {
         net.settings.piece = 64 << 10;
         net.settings.pace = 33 * MOMENT;
         let begun = net.now;
-        let op = net.transfer_to(0, pull, Remote { peer, owner, token: TOKEN, offset: 0 }, &near, 500 * MOMENT);
+        let op = net.transfer_to(0, pull, Remote { peer, owner, token: TOKEN, offset: 0, keys: None }, &near, 500 * MOMENT);
         assert!(net.until(Duration::from_secs(5), |net| net.hosts[0].is_done(op)));
         assert_failed!(net.hosts[0], op, Failure::Timeout);
         assert_eq!(net.now - begun, 500 * MOMENT);

@@ -4,10 +4,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use super::devices::keys;
 use super::env::{Mem, Op, Random, Ticket, pattern};
 use super::host::{Arrived, Outcome, content, served};
 use super::net::{Call, Net, call, config};
-use super::{Config, Leases, LinkId, Remote, Reply, Status};
+use super::{Config, Leases, LinkId, Mode, Remote, Reply, Status};
 
 const HOSTS: usize = 3;
 const STEPS: usize = 4000;
@@ -54,7 +55,7 @@ fn every_operation_ends_exactly_once() {
         }
     }
     // A walk on which nothing ever succeeds, or nothing ever fails, tests nothing.
-    for what in ["answered", "pulled", "pushed", "failed", "restarts", "cuts"] {
+    for what in ["answered", "pulled", "pushed", "moved", "failed", "restarts", "cuts"] {
         assert!(counts.get(what).is_some_and(|count| *count > 10), "too few {what}: {counts:?}");
     }
 }
@@ -73,6 +74,7 @@ fn walk(seed: u64) -> HashMap<&'static str, usize> {
     net.random = Some(Random(seed + 1));
     net.settings.piece = [7, 1000, 40_000, 300_000][random.below(4)];
     net.settings.report_late = random.once_in(2);
+    net.settings.devices = random.once_in(2);
     // Few tiny pieces make a long walk.
     let most = if net.settings.piece < 100 { 2000 } else { 500_000 };
     let mut walk = Walk {
@@ -177,7 +179,8 @@ impl Walk {
         let timeout = Duration::from_millis(self.random.below(4000) as u64);
         let peer = self.net.peer(from, owner);
         let offset = self.random.below(100) as u64;
-        let remote = Remote { peer, owner: self.net.hosts[owner].incarnation, token, offset };
+        let keys = self.random.once_in(2).then(|| keys(token, Mode { read: true, write: true }));
+        let remote = Remote { peer, owner: self.net.hosts[owner].incarnation, token, offset, keys };
         let pull = self.random.once_in(2);
         let source = pattern(token as u64, len + 200);
         let far = self.net.expose(owner, token, source.clone(), true, true);
@@ -294,6 +297,7 @@ impl Walk {
                 self.count(what);
             }
         }
+        self.counts.insert("moved", self.net.moved);
         self.net.end();
         self.counts
     }

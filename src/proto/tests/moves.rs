@@ -1,0 +1,297 @@
+//! Transfers that devices carry out, and what becomes of those that they can't.
+
+use std::time::Duration;
+
+use super::devices::keys;
+use super::env::{Mem, Op, pattern};
+use super::host::{Outcome, assert_failed};
+use super::net::{Net, call};
+use super::{Failure, Memory, Mode, Remote, Status};
+
+const MOMENT: Duration = Duration::from_millis(1);
+const TOKEN: u128 = 0xfeed;
+const LEN: usize = 1 << 20;
+const BOTH: Mode = Mode { read: true, write: true };
+
+/// Two hosts with devices, and a connection; the second has exposed memory for peers to do this with.
+fn pair(mode: Mode) -> (Net, Mem) {
+    let mut net = Net::pair();
+    net.settings.devices = true;
+    net.call(0, 1, call("connects"));
+    net.settle();
+    let far = net.expose(1, TOKEN, pattern(1, LEN + 100), mode.read, mode.write);
+    (net, far)
+}
+
+/// Begins a transfer by the keys of the second host's memory.
+fn begin(net: &mut Net, pull: bool, offset: u64, memory: &Mem, mode: Mode, timeout: Duration) -> Op {
+    let peer = net.peer(0, 1);
+    let owner = net.hosts[1].incarnation;
+    let remote = Remote { peer, owner, token: TOKEN, offset, keys: Some(keys(TOKEN, mode)) };
+    net.transfer_to(0, pull, remote, memory, timeout)
+}
+
+/// Bytes that have been put on the way between the hosts.
+fn said(net: &Net) -> u64 {
+    net.wires.iter().flat_map(|wire| &wire.ends).map(|end| end.delivered).sum()
+}
+
+#[track_caller]
+fn assert_moved(net: &Net, op: Op, len: usize) {
+    match net.hosts[0].outcome(op) {
+        Some(Outcome::Moved(moved)) => assert_eq!(*moved, len),
+        other => panic!("nothing was moved: {other:?}"),
+    }
+}
+
+#[test]
+fn a_device_moves_without_a_word() {
+    for len in [1, 4097, LEN] {
+        let (mut net, far) = pair(BOTH);
+        let before = said(&net);
+        let near = Mem::new(vec![0xaa; LEN]);
+        let part = near.part(0, len).unwrap();
+        let pull = begin(&mut net, true, 77, &part, BOTH, 100 * MOMENT);
+        net.advance(MOMENT);
+        assert_moved(&net, pull, len);
+        assert!(near.bytes()[..len] == far.bytes()[77..77 + len]);
+        assert!(near.bytes()[len..].iter().all(|byte| *byte == 0xaa));
+        let source = pattern(2, len);
+        let push = begin(&mut net, false, 50, &Mem::new(source.clone()), BOTH, 100 * MOMENT);
+        net.advance(MOMENT);
+        assert_moved(&net, push, len);
+        assert!(far.bytes()[50..50 + len] == source);
+        assert!(far.bytes()[50 + len..] == pattern(1, LEN + 100)[50 + len..]);
+        assert_eq!((net.moved, said(&net)), (2, before));
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// Without devices, without keys, before the connection is there, and where there is nothing to move, the owner is asked.
+#[test]
+fn who_can_not_move_asks() {
+    for missing in ["devices", "keys", "connection", "bytes"] {
+        for pull in [true, false] {
+            let mut net = Net::pair();
+            net.settings.devices = missing != "devices";
+            if missing != "connection" {
+                net.call(0, 1, call("connects"));
+                net.settle();
+            }
+            net.expose(1, TOKEN, vec![1; LEN], true, true);
+            let len = if missing == "bytes" { 0 } else { LEN };
+            let near = Mem::new(vec![2; len]);
+            let op = match missing {
+                "keys" => net.transfer(0, 1, pull, (TOKEN, 0), &near),
+                _ => begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1)),
+            };
+            net.settle();
+            assert_moved(&net, op, len);
+            assert_eq!(net.moved, 0, "a device did it without {missing}");
+            net.revoke(1, TOKEN);
+            net.end();
+        }
+    }
+}
+
+/// A device gives up in the middle: the owner serves the transfer, from its beginning.
+#[test]
+fn what_a_device_leaves_undone_the_owner_does() {
+    for pull in [true, false] {
+        let (mut net, far) = pair(BOTH);
+        net.settings.moves_fail = true;
+        let near = Mem::new(pattern(2, LEN));
+        let op = begin(&mut net, pull, 100, &near, BOTH, Duration::from_secs(1));
+        net.settle();
+        assert_moved(&net, op, LEN);
+        assert!(near.bytes() == far.bytes()[100..]);
+        assert!(pull || near.bytes() == pattern(2, LEN));
+        assert_eq!(net.moved, 0);
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// Devices only fail; what is wrong, the owner says.
+#[test]
+fn the_owner_says_why_a_device_failed() {
+    let others = [Mode { read: true, write: false }, Mode { read: false, write: true }];
+    for pull in [true, false] {
+        let (mut net, far) = pair(BOTH);
+        let near = Mem::new(vec![2; LEN]);
+        net.revoke(1, TOKEN);
+        let op = begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1));
+        net.settle();
+        assert_failed!(net.hosts[0], op, Failure::Refused(Status::Revoked));
+        assert!(far.bytes() == pattern(1, LEN + 100) && near.bytes() == vec![2; LEN]);
+        net.end();
+
+        let mode = others[usize::from(pull)];
+        let (mut net, far) = pair(mode);
+        let op = begin(&mut net, pull, 0, &near, mode, Duration::from_secs(1));
+        net.settle();
+        assert_failed!(net.hosts[0], op, Failure::Refused(Status::AccessDenied(_)));
+        assert!(far.bytes() == pattern(1, LEN + 100) && near.bytes() == vec![2; LEN]);
+        net.revoke(1, TOKEN);
+        net.end();
+
+        let (mut net, _) = pair(BOTH);
+        let op = begin(&mut net, pull, 101, &near, BOTH, Duration::from_secs(1));
+        net.settle();
+        let size = LEN as u64 + 100;
+        assert_failed!(net.hosts[0], op, Failure::Refused(Status::OutOfRange { size: s, .. }) if *s == size);
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// The near memory is taken back while a device is at it.
+#[test]
+fn the_near_memory_is_gone() {
+    for pull in [true, false] {
+        let (mut net, _) = pair(BOTH);
+        let near = Mem::new(vec![2; LEN]);
+        let op = begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1));
+        near.close();
+        net.settle();
+        assert_failed!(net.hosts[0], op, Failure::Revoked | Failure::Refused(Status::Revoked));
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// What is given up is not touched any more; the peer is told nothing, and what the device reports afterwards is ignored.
+#[test]
+fn a_move_times_out_or_is_cancelled() {
+    for pull in [true, false] {
+        for cancel in [true, false] {
+            let (mut net, far) = pair(BOTH);
+            net.settings.move_takes = 500 * MOMENT;
+            let (before, near, begun) = (said(&net), Mem::new(vec![2; LEN]), net.now);
+            let op = begin(&mut net, pull, 0, &near, BOTH, 200 * MOMENT);
+            if cancel {
+                net.advance(100 * MOMENT);
+                assert!(!net.hosts[0].is_done(op));
+                net.cancel(0, op);
+                assert_failed!(net.hosts[0], op, Failure::Cancelled);
+            } else {
+                assert!(net.until(Duration::from_secs(1), |net| net.hosts[0].is_done(op)));
+                assert_eq!(net.now - begun, 200 * MOMENT);
+                assert_failed!(net.hosts[0], op, Failure::Timeout);
+            }
+            assert!(net.moves.iter().all(|each| each.given_up));
+            assert_eq!(net.moves.len(), 1);
+            net.settle();
+            assert!(far.bytes() == pattern(1, LEN + 100) && near.bytes() == vec![2; LEN]);
+            assert_eq!((net.moved, said(&net)), (0, before));
+            net.revoke(1, TOKEN);
+            net.end();
+        }
+    }
+}
+
+/// The deadline is that of the whole transfer, of what the owner does for a device too.
+#[test]
+fn the_deadline_holds_for_what_is_asked_for_afterwards() {
+    for pull in [true, false] {
+        let (mut net, _) = pair(BOTH);
+        net.settings.move_takes = 100 * MOMENT;
+        net.settings.moves_fail = true;
+        net.settings.piece = 64 << 10;
+        net.settings.pace = 30 * MOMENT;
+        let begun = net.now;
+        let op = begin(&mut net, pull, 0, &Mem::new(vec![2; LEN]), BOTH, 300 * MOMENT);
+        assert!(net.until(Duration::from_secs(5), |net| net.hosts[0].is_done(op)));
+        assert_failed!(net.hosts[0], op, Failure::Timeout);
+        assert_eq!(net.now - begun, 300 * MOMENT);
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+#[test]
+fn the_connection_is_lost_during_a_move() {
+    for pull in [true, false] {
+        let (mut net, far) = pair(BOTH);
+        net.settings.move_takes = 100 * MOMENT;
+        let near = Mem::new(vec![2; LEN]);
+        let op = begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1));
+        net.advance(50 * MOMENT);
+        let wire = net.wire(0, 1);
+        net.cut(wire);
+        assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
+        net.settle();
+        assert!(far.bytes() == pattern(1, LEN + 100) && near.bytes() == vec![2; LEN]);
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// A successor has other memory: whatever the keys would reach there, they are not used.
+#[test]
+fn the_owner_has_been_replaced() {
+    for pull in [true, false] {
+        let (mut net, _) = pair(BOTH);
+        let peer = net.peer(0, 1);
+        let owner = net.hosts[1].incarnation;
+        net.restart(1, true);
+        net.settle();
+        net.call(0, 1, call("connects"));
+        net.settle();
+        let far = net.expose(1, TOKEN, vec![1; LEN], true, true);
+        let near = Mem::new(vec![2; LEN]);
+        let remote = Remote { peer, owner, token: TOKEN, offset: 0, keys: Some(keys(TOKEN, BOTH)) };
+        let op = net.transfer_to(0, pull, remote, &near, Duration::from_secs(1));
+        net.settle();
+        assert_failed!(net.hosts[0], op, Failure::PeerRestarted);
+        assert!(far.bytes() == vec![1; LEN] && near.bytes() == vec![2; LEN]);
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+/// A device may take its time, as long as the peer answers; and no longer.
+#[test]
+fn a_silent_peer_is_given_up_during_a_move() {
+    for silent in [true, false] {
+        let (mut net, _) = pair(BOTH);
+        net.settings.move_takes = Duration::from_secs(20);
+        let op = begin(&mut net, true, 0, &Mem::new(vec![2; LEN]), BOTH, Duration::from_secs(30));
+        let begun = net.now;
+        let wire = net.wire(0, 1);
+        net.wires[wire].frozen = silent;
+        assert!(net.until(Duration::from_secs(30), |net| net.hosts[0].is_done(op)));
+        if silent {
+            assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
+            assert!(net.now - begun <= Duration::from_secs(4), "{:?}", net.now - begun);
+        } else {
+            assert_moved(&net, op, LEN);
+            assert_eq!(net.now - begun, Duration::from_secs(20));
+        }
+        net.revoke(1, TOKEN);
+        net.end();
+    }
+}
+
+#[test]
+fn an_engine_ends_during_a_move() {
+    for pull in [true, false] {
+        for own in [true, false] {
+            let (mut net, far) = pair(BOTH);
+            net.settings.move_takes = 100 * MOMENT;
+            let near = Mem::new(vec![2; LEN]);
+            let op = begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1));
+            net.with_host(usize::from(!own), |host| host.proto.finish_shutdown());
+            if own {
+                assert!(net.moves.iter().all(|each| each.given_up));
+                assert_failed!(net.hosts[0], op, Failure::Finalized);
+            }
+            net.settle();
+            assert!(own || matches!(net.hosts[0].failure(op), Failure::Disconnected { .. }));
+            assert!(far.bytes() == pattern(1, LEN + 100) && near.bytes() == vec![2; LEN]);
+            net.revoke(1, TOKEN);
+            net.end();
+        }
+    }
+}
