@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::lease::{Leases, Ticket};
+use super::lease::Ticket;
+use super::own::Own;
 use super::remote::RemoteBulk;
 use crate::memory::{Region, Slice};
-use crate::progress::Held;
+use crate::progress::{self, Held, Keys};
 use crate::proto::{Mode, PeerTag};
 use crate::rpc::{Decoding, Encoding};
 use crate::{Address, Endpoint, Engine, Error, Result};
@@ -51,6 +52,12 @@ impl Access {
             Access::Changing(mode) => mode,
         }
     }
+
+    /// What devices of peers may do.
+    pub(super) fn of_devices(self) -> progress::Access {
+        let Mode { read, write } = self.mode().access();
+        progress::Access { read, write, constant: self == Access::Constant }
+    }
 }
 
 /// The engine that exposed a bulk, wherever the bulk is now.
@@ -75,13 +82,14 @@ pub struct Bulk {
     /// What is kept until nobody holds this bulk any more.
     hold: Hold,
     pub(super) copy: Option<Arc<EagerCopy>>,
+    /// By which devices reach the memory of a peer, all of what is exposed.
+    pub(super) keys: Option<Keys>,
 }
 
 #[derive(Clone)]
 enum Hold {
     /// Exposed here: peers' leases are counted.
-    /// The region, where nobody can write it: then it may be copied.
-    Own(Arc<Leases>, Option<Weak<Region>>),
+    Own(Arc<Own>),
     /// Received, with a lease that says so to the sender.
     Received(Arc<crate::rpc::RemoteLease>),
     /// Received by other means than a call: nobody knows.
@@ -134,8 +142,7 @@ impl Copies {
 }
 
 impl Bulk {
-    pub(super) fn own(token: u128, region: &Arc<Region>, access: Access, origin: Arc<Origin>, leases: &Arc<Leases>) -> Bulk {
-        let constant = access == Access::Constant;
+    pub(super) fn own(token: u128, region: &Arc<Region>, access: Access, origin: Arc<Origin>, own: &Arc<Own>) -> Bulk {
         Bulk {
             token,
             offset: 0,
@@ -143,8 +150,9 @@ impl Bulk {
             mode: access.mode(),
             segments: region.segment_count() as u32,
             origin,
-            hold: Hold::Own(leases.clone(), constant.then(|| Arc::downgrade(region))),
+            hold: Hold::Own(own.clone()),
             copy: None,
+            keys: None,
         }
     }
 
@@ -224,7 +232,7 @@ impl Bulk {
     /// What a peer that gets this bulk makes the sender keep.
     fn lease(&self) -> Option<Held> {
         let kept: Arc<dyn std::any::Any + Send + Sync> = match &self.hold {
-            Hold::Own(leases, _) => Arc::new(Ticket::new(leases)),
+            Hold::Own(own) => Arc::new(Ticket::new(own)),
             Hold::Received(lease) => lease.clone(),
             Hold::Unknown => return None,
         };
@@ -238,13 +246,22 @@ impl Bulk {
             return None;
         }
         match &self.hold {
-            Hold::Own(_, region) => {
-                let whole = Slice::whole(&region.as_ref()?.upgrade()?);
+            Hold::Own(own) => {
+                let whole = Slice::whole(&own.constant()?);
                 let mut bytes = vec![0; len];
                 whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(Bytes(bytes))
             }
             _ => Some(Bytes(self.copy.as_ref()?.range(self.offset, len)?.to_vec())),
         }
+    }
+
+    /// What devices of others reach the memory by.
+    fn keys(&self) -> Option<Bytes> {
+        let keys = match &self.hold {
+            Hold::Own(own) => own.keys()?,
+            _ => self.keys.clone()?,
+        };
+        (keys.len() <= MAX_KEYS).then(|| Bytes(keys.to_vec()))
     }
 }
 
@@ -262,7 +279,12 @@ struct Wire {
     /// Which of its message's leases is this bulk's.
     lease: Option<u32>,
     content: Option<Bytes>,
+    /// Without the content, where a device knows the memory: by what it is reached there.
+    keys: Option<Bytes>,
 }
+
+/// Longest keys that travel, in bytes: a bulk of more segments than that allows is moved without devices.
+const MAX_KEYS: usize = 64 << 10;
 
 /// A list that a peer can't make long.
 fn few<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
@@ -325,6 +347,8 @@ impl Serialize for Bulk {
         } else {
             Encoding::lease(|| self.lease().unwrap_or_else(|| unreachable!("checked above")))
         };
+        // A copy is called stale by way of the lease: without one, none goes along.
+        let content = lease.and_then(|_| self.content());
         Wire {
             token: self.token.to_le_bytes(),
             offset: self.offset,
@@ -333,9 +357,9 @@ impl Serialize for Bulk {
             segments: self.segments,
             incarnation: self.origin.incarnation,
             addresses: self.origin.addresses.iter().map(Address::to_string).collect(),
-            // A copy is called stale by way of the lease: without one, none goes along.
-            content: lease.and_then(|_| self.content()),
             lease,
+            keys: if content.is_some() { None } else { self.keys() },
+            content,
         }
         .serialize(serializer)
     }
@@ -373,6 +397,7 @@ impl<'de> Deserialize<'de> for Bulk {
             origin: Arc::new(Origin { incarnation: wire.incarnation, addresses }),
             hold,
             copy,
+            keys: wire.keys.filter(|keys| keys.0.len() <= MAX_KEYS).map(|keys| keys.0.into()),
         })
     }
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use rand::Rng as _;
 
 use super::descriptor::{Access, Bulk, BulkMode};
-use super::lease::{Leases, Released};
+use super::lease::Released;
+use super::own::Own;
 use crate::engine::Shared;
-use crate::memory::{Buffer, Held, ReadOnly, Slice, View, Writable, WritableBuffer};
+use crate::memory::{Buffer, Held, ReadOnly, Region, Slice, View, Writable, WritableBuffer};
 use crate::{Address, Error, Result};
 
 /// A buffer that peers can reach, until it is taken back with [`reclaim`](Exposed::reclaim) or dropped. Made by
@@ -37,17 +38,18 @@ pub struct Exposed<B: Buffer, A = <B as Buffer>::Access> {
 pub(super) struct Exposure {
     shared: Arc<Shared>,
     bulk: Bulk,
-    leases: Arc<Leases>,
+    own: Arc<Own>,
 }
 
 impl Exposure {
-    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<crate::memory::Region>, access: Access) -> Exposure {
+    /// An error when a device can't be told of the memory.
+    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access) -> Result<Exposure> {
+        let own = Own::new(&shared.core, region, access)?;
         let mut rng = rand::rng();
         let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
-        let leases = Arc::<Leases>::default();
-        let bulk = Bulk::own(token, region, access, shared.origin.clone(), &leases);
+        let bulk = Bulk::own(token, region, access, shared.origin.clone(), &own);
         shared.core.exec(|proto| proto.expose(token, Slice::whole(region), access.mode().access()));
-        Exposure { shared: shared.clone(), bulk, leases }
+        Ok(Exposure { shared: shared.clone(), bulk, own })
     }
 
     pub(super) fn bulk(&self) -> Bulk {
@@ -64,14 +66,14 @@ impl Drop for Exposure {
 pub(crate) fn expose<B: WritableBuffer>(shared: &Arc<Shared>, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>> {
     shared.check("expose")?;
     let held = Held::writable(buffer);
-    let exposure = Exposure::new(shared, held.region(), Access::Changing(mode));
+    let exposure = Exposure::new(shared, held.region(), Access::Changing(mode))?;
     Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
 }
 
 pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<Shared>, buffer: B) -> Result<Exposed<B, ReadOnly>> {
     shared.check("expose")?;
     let held = Held::read_only(buffer);
-    let exposure = Exposure::new(shared, held.region(), Access::Constant);
+    let exposure = Exposure::new(shared, held.region(), Access::Constant)?;
     Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
 }
 
@@ -137,7 +139,7 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// Tells when no peer holds a [`Bulk`] of this memory any more.
     pub fn released(&self) -> Released {
         let owner = self.exposure.bulk.origin.addresses.first().cloned();
-        Released::new(&self.exposure.leases, owner.unwrap_or_else(Address::nowhere))
+        Released::new(&self.exposure.own, owner.unwrap_or_else(Address::nowhere))
     }
 }
 

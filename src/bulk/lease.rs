@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::own::Own;
 use crate::progress::{Blocking, wake_quietly};
 use crate::{Address, Error, Result};
 
@@ -24,26 +25,26 @@ struct State {
 }
 
 /// One bulk that went to a peer. Dropped when the peer holds it no more, or is gone.
-pub(super) struct Ticket(Arc<Leases>);
+pub(super) struct Ticket(Arc<Own>);
 
 impl Ticket {
-    pub(super) fn new(leases: &Arc<Leases>) -> Ticket {
-        leases.state.lock().held += 1;
-        Ticket(leases.clone())
+    pub(super) fn new(own: &Arc<Own>) -> Ticket {
+        own.leases.state.lock().held += 1;
+        Ticket(own.clone())
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
         let wakers = {
-            let mut state = self.0.state.lock();
+            let mut state = self.0.leases.state.lock();
             state.held -= 1;
             if state.held > 0 {
                 return;
             }
             std::mem::take(&mut state.wakers)
         };
-        self.0.none_left.notify_all();
+        self.0.leases.none_left.notify_all();
         wakers.into_iter().for_each(wake_quietly);
     }
 }
@@ -55,26 +56,26 @@ impl Drop for Ticket {
 /// After a one-way call, which has no answer, this tells when the memory is no longer in use.
 #[derive(Clone)]
 pub struct Released {
-    leases: Arc<Leases>,
+    own: Arc<Own>,
     owner: Address,
 }
 
 impl Released {
-    pub(super) fn new(leases: &Arc<Leases>, owner: Address) -> Released {
-        Released { leases: leases.clone(), owner }
+    pub(super) fn new(own: &Arc<Own>, owner: Address) -> Released {
+        Released { own: own.clone(), owner }
     }
 
     /// True when no peer holds a bulk.
     pub fn is_released(&self) -> bool {
-        self.leases.state.lock().held == 0
+        self.own.leases.state.lock().held == 0
     }
 
     /// Blocks until no peer holds a bulk.
     pub fn wait(&self) {
         let _blocking = Blocking::enter();
-        let mut state = self.leases.state.lock();
+        let mut state = self.own.leases.state.lock();
         while state.held > 0 {
-            self.leases.none_left.wait(&mut state);
+            self.own.leases.none_left.wait(&mut state);
         }
     }
 
@@ -85,12 +86,12 @@ impl Released {
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
         let _blocking = Blocking::enter();
         let deadline = Instant::now().checked_add(timeout);
-        let mut state = self.leases.state.lock();
+        let mut state = self.own.leases.state.lock();
         while state.held > 0 {
             let timed_out = match deadline {
-                Some(deadline) => self.leases.none_left.wait_until(&mut state, deadline).timed_out(),
+                Some(deadline) => self.own.leases.none_left.wait_until(&mut state, deadline).timed_out(),
                 None => {
-                    self.leases.none_left.wait(&mut state);
+                    self.own.leases.none_left.wait(&mut state);
                     false
                 }
             };
@@ -107,7 +108,7 @@ impl Future for Released {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.leases.state.lock();
+        let mut state = self.own.leases.state.lock();
         if state.held == 0 {
             return Poll::Ready(());
         }
@@ -120,6 +121,6 @@ impl Future for Released {
 
 impl std::fmt::Debug for Released {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Released({} bulks out)", self.leases.state.lock().held)
+        write!(f, "Released({} bulks out)", self.own.leases.state.lock().held)
     }
 }

@@ -4,6 +4,7 @@ mod descriptor;
 mod exposed;
 mod lease;
 mod local;
+mod own;
 mod remote;
 mod scope;
 mod transfer;

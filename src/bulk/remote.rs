@@ -163,7 +163,7 @@ impl RemoteBulk {
         timed: bool,
     ) -> std::result::Result<Begun, Failure> {
         let shared = self.shared();
-        let Bulk { token, offset, origin, copy, .. } = &self.bulk;
+        let Bulk { token, offset, origin, copy, keys, .. } = &self.bulk;
         let len = local.len;
         if local.read_access().is_none() {
             return Err(Failure::Revoked);
@@ -183,7 +183,8 @@ impl RemoteBulk {
             return if local.write(bytes) { Ok(Begun::Done(Ok(len))) } else { Err(Failure::Revoked) };
         }
         let now = Instant::now();
-        let remote = Remote { peer: self.endpoint.peer(), owner: origin.incarnation, token: *token, offset: *offset, keys: None };
+        let (peer, owner, keys) = (self.endpoint.peer(), origin.incarnation, keys.clone());
+        let remote = Remote { peer, owner, token: *token, offset: *offset, keys };
         let until = timed.then(|| deadline(now, self.timeout));
         let id = shared.core.exec(|proto| proto.transfer(pull, remote, local, until, completion.clone(), now))?;
         Ok(Begun::InProgress(id))

@@ -69,7 +69,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     fn add(&'scope self, borrowed: Borrowed<'scope>, access: Access) -> Result<Bulk> {
         let Inner { shared, exposed } = &*self.inner;
         shared.check("expose")?;
-        let exposure = Exposure::new(shared, borrowed.region(), access);
+        let exposure = Exposure::new(shared, borrowed.region(), access)?;
         let bulk = exposure.bulk();
         // SAFETY: `Inner` closes the region when it is dropped, which `scope` does before `'scope` ends: it keeps the only
         // reference, and users have but a shared one to the `Scope` around it.

@@ -150,7 +150,8 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
 
 impl<B: Buffer, L> Drop for Transfer<B, L> {
     fn drop(&mut self) {
-        if !self.is_ready() {
+        if self.local.is_some() && matches!(self.state, State::InProgress(..)) {
+            // If it is over, this does nothing; but what was landing at its end is still the transfer's.
             self.cancel();
             self.memory.region.fence();
         }
