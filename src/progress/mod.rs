@@ -29,6 +29,8 @@ use slotmap::{Key, SecondaryMap};
 
 use crate::memory::Region;
 use crate::proto::{self, LinkId, Proto, RequestId};
+#[cfg(feature = "verbs")]
+use crate::transport::Verbs;
 pub(crate) use crate::transport::{Access, Keys};
 use crate::transport::{Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
@@ -153,6 +155,8 @@ impl Core {
             wrap(Box::new(Loopback::new(reactor(0)?))),
             wrap(Box::new(Shm::new(reactor(1)?, settings.shm))),
             wrap(Box::new(Tcp::new(reactor(2)?, settings.proto.silence))),
+            #[cfg(feature = "verbs")]
+            wrap(Box::new(Verbs::new(reactor(3)?, settings.incarnation, proto::wire::VERSIONS))),
         ];
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = match settings.progress {
@@ -193,10 +197,12 @@ impl Core {
 
     pub(crate) fn transport(&self, scheme: Scheme) -> Result<&dyn Transport> {
         let found = self.transports.iter().find(|transport| transport.capabilities().scheme == scheme);
-        found.map(|transport| &**transport).ok_or_else(|| Error::Unsupported {
+        let found = found.ok_or_else(|| Error::Unsupported {
             what: format!("transport {}", scheme.name()),
-            reason: "this version has tcp, shm and loop".to_owned(),
-        })
+            reason: "it is built with feature `verbs` only".to_owned(),
+        })?;
+        found.available()?;
+        Ok(&**found)
     }
 
     pub(crate) fn listen(&self, address: &Address) -> Result<Address> {

@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Verbs;
 use super::device::STAGE;
 use super::link::{VerbsLink, closed_by_peer};
 use super::sys::{Context, Event, EventKind, Id, Reads};
 use super::wire::{Hello, Objection};
-use super::Verbs;
 use crate::transport::{Link, LinkKey, OtherVersion, Sink};
 use crate::{Address, Error, Result};
 
@@ -206,8 +206,6 @@ fn objection(objection: Objection) -> io::Error {
     match objection {
         Objection::Foreign => io::Error::new(io::ErrorKind::InvalidData, "what is there is not a calomel engine"),
         Objection::Nonsense => io::Error::new(io::ErrorKind::InvalidData, "what it says of itself makes no sense"),
-        Objection::Version(low, high) => {
-            io::Error::new(io::ErrorKind::InvalidData, OtherVersion { low, high })
-        }
+        Objection::Version(low, high) => io::Error::new(io::ErrorKind::InvalidData, OtherVersion { low, high }),
     }
 }

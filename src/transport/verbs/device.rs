@@ -109,7 +109,9 @@ impl Device {
             let Limits { completions, receives: room, .. } = self.limits;
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                format!("the device's queues hold {completions} completions and {room} messages; {wanted} and {receives} are needed"),
+                format!(
+                    "the device's queues hold {completions} completions and {room} messages; {wanted} and {receives} are needed"
+                ),
             ));
         }
         let group = Arc::new(Group {
@@ -199,7 +201,7 @@ impl Device {
 
 /// What came of a completion.
 pub(super) enum Came {
-    Message(usize),
+    Message,
     Sent,
 }
 
@@ -289,7 +291,7 @@ impl Group {
 /// What a completion is of.
 pub(super) fn came(completion: &Completion) -> Option<Came> {
     match completion.id & WHAT {
-        RECEIVED => Some(Came::Message((completion.id & !WHAT) as usize)),
+        RECEIVED => Some(Came::Message),
         SENT => Some(Came::Sent),
         _ => None,
     }

@@ -15,7 +15,11 @@ enum Item {
     Payload(Vec<u8>),
     SourceGone,
     /// To be read, or read already: by its number.
-    Fetch { number: u64, payload: bool, read: Option<(Slab, usize)> },
+    Fetch {
+        number: u64,
+        payload: bool,
+        read: Option<(Slab, usize)>,
+    },
     Bye,
 }
 

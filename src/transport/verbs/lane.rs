@@ -60,8 +60,15 @@ struct Move {
 /// A move that is over.
 pub(super) enum Over {
     /// With the number that [`Lane::fetch`] gave.
-    Fetched { number: u64, stage: Slab, len: usize },
-    Transferred { operation: u64, result: io::Result<()> },
+    Fetched {
+        number: u64,
+        stage: Slab,
+        len: usize,
+    },
+    Transferred {
+        operation: u64,
+        result: io::Result<()>,
+    },
 }
 
 pub(super) struct Lane {
@@ -358,7 +365,8 @@ impl Lane {
                     return Ok(Asked::Nothing);
                 }
                 // While this is held nobody takes the memory back; whoever wants to after that finds the loan.
-                let Some(_access) = transfer.local.read_access().filter(|_| !entry.stopped) else {
+                let local = transfer.local.clone();
+                let Some(_access) = local.read_access().filter(|_| !entry.stopped) else {
                     self.stop(number);
                     return Ok(Asked::All);
                 };
@@ -370,13 +378,11 @@ impl Lane {
                     kinds.push(kind);
                     pieces.push(from);
                 }
-                let work: SmallVec<[Work<'_>; 4]> = kinds
-                    .iter()
-                    .zip(&pieces)
-                    .map(|(kind, pieces)| Work { id, kind: *kind, pieces, signalled: true })
-                    .collect();
+                let work: SmallVec<[Work<'_>; 4]> =
+                    kinds.iter().zip(&pieces).map(|(kind, pieces)| Work { id, kind: *kind, pieces, signalled: true }).collect();
                 if work.is_empty() {
-                    self.end(number, Err(io::ErrorKind::InvalidInput.into()));
+                    // The two sides don't cover what is to be moved, which the keys' and the region's lengths rule out.
+                    self.stop(number);
                     return Ok(Asked::All);
                 }
                 // SAFETY: the region is registered, for local writes if it is pulled into, and stays so until the loan has been

@@ -105,8 +105,9 @@ impl VerbsLink {
     pub(super) fn open(self: &Arc<Self>, device: &Arc<Device>) -> io::Result<()> {
         let id = self.id().ok_or(io::ErrorKind::NotConnected)?;
         let group = device.admit()?;
-        let made = Qp::managed(&id, &device.pd, &group.cq, &group.srq, Capacity { requests: SENDS as u32, pieces: 1, inline: INLINE })
-            .and_then(|qp| Ok((qp.number, Outbox::new(qp, device)?)));
+        let made =
+            Qp::managed(&id, &device.pd, &group.cq, &group.srq, Capacity { requests: SENDS as u32, pieces: 1, inline: INLINE })
+                .and_then(|qp| Ok((qp.number, Outbox::new(qp, device)?)));
         let (queue_pair, outbox) = made.inspect_err(|_| device.dismiss(&group))?;
         let line = Line {
             device: device.clone(),
@@ -387,7 +388,10 @@ impl VerbsLink {
     /// told by the other side.
     pub(super) fn told(&self, event: &Async, sink: &mut dyn Sink) {
         if event.fatal || self.line.get().is_some_and(|line| Some(line.queue_pair) == event.queue_pair) {
-            self.lose(io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)), sink);
+            self.lose(
+                io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)),
+                sink,
+            );
         }
     }
 

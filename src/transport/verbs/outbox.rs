@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use super::STAGED;
 use super::device::{CREDITS, Device, MESSAGE, SENT, STAGE, UNCREDITED};
 use super::memory::Slab;
 use super::sys::{Access, Kind, Qp, Work};
 use super::wire::{self, Content, HEADER, Header, Staged};
-use super::STAGED;
 use crate::memory::Slice;
 
 /// Messages that may be on their way.

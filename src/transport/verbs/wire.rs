@@ -277,8 +277,7 @@ mod tests {
     use super::*;
 
     const SPOKEN: (u16, u16) = (1, 1);
-    const HERE: Hello =
-        Hello { versions: SPOKEN, message: 4096, credits: 16, reads: 16, incarnation: 7 << 60, domain: 9 << 50 };
+    const HERE: Hello = Hello { versions: SPOKEN, message: 4096, credits: 16, reads: 16, incarnation: 7 << 60, domain: 9 << 50 };
 
     fn decode_here(bytes: &[u8]) -> Result<Hello, Objection> {
         Hello::decode(bytes, SPOKEN)

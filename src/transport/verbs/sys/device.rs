@@ -35,8 +35,6 @@ pub(in super::super) struct Limits {
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Port {
     pub active: bool,
-    /// Longest message, in bytes.
-    pub longest: u32,
     state: u32,
 }
 
@@ -120,7 +118,7 @@ impl Context {
         // SAFETY: it is made of numbers, which zeros are.
         let found = unsafe { found.assume_init() };
         let active = found.state == raw::ibv_port_state::IBV_PORT_ACTIVE;
-        Ok(Port { active, longest: found.max_msg_sz, state: found.state })
+        Ok(Port { active, state: found.state })
     }
 
     /// Where the device tells that it has something to say.
@@ -162,7 +160,6 @@ impl Context {
 /// Memory and queue pairs that may be used together.
 pub(in super::super) struct Pd {
     raw: NonNull<raw::ibv_pd>,
-    pub context: Context,
 }
 
 // SAFETY: the functions of verbs may be called by any thread.
@@ -175,7 +172,7 @@ impl Pd {
         // SAFETY: the context is open.
         let made = unsafe { raw::ibv_alloc_pd(context.as_ptr()) };
         let raw = NonNull::new(made).ok_or_else(|| failed("ibv_alloc_pd", &io::Error::last_os_error()))?;
-        Ok(Arc::new(Pd { raw, context }))
+        Ok(Arc::new(Pd { raw }))
     }
 
     pub(super) fn as_ptr(&self) -> *mut raw::ibv_pd {
@@ -340,12 +337,6 @@ impl Completion {
     /// It was given up because something before it had failed.
     pub fn is_flushed(&self) -> bool {
         self.status == raw::ibv_wc_status::IBV_WC_WR_FLUSH_ERR
-    }
-
-    /// The other side did not allow the access.
-    pub fn is_denied(&self) -> bool {
-        use raw::ibv_wc_status::{IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR};
-        matches!(self.status, IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_OP_ERR)
     }
 }
 

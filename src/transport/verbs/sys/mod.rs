@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 
 pub(super) use cm::{Event, EventChannel, EventKind, Id, Reads};
-pub(super) use device::{Access, Async, Completion, Completions, Context, Cq, Limits, Memory, Pd, Port};
+pub(super) use device::{Access, Async, Completion, Completions, Context, Cq, Limits, Memory, Pd};
 pub(super) use qp::{Capacity, Kind, Path, Piece, Qp, Receive, Srq, Work};
 
 /// What a function of verbs has returned: 0, or the error's number.

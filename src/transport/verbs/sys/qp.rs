@@ -115,7 +115,34 @@ pub(in super::super) struct Work<'a> {
 /// How to reach the other side: as a queue pair knows it that the connection manager has connected.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Path {
-    attr: raw::ibv_qp_attr,
+    way: raw::ibv_ah_attr,
+    mtu: raw::ibv_mtu::Type,
+    pkey_index: u16,
+    port: u8,
+    timeout: u8,
+    retries: u8,
+    patience: u8,
+}
+
+/// What is asked of a queue pair's attributes, of which nothing is set.
+fn no_attributes() -> raw::ibv_qp_attr {
+    // SAFETY: it is made of numbers, which zeros are.
+    unsafe { MaybeUninit::<raw::ibv_qp_attr>::zeroed().assume_init() }
+}
+
+impl Path {
+    fn attributes(&self) -> raw::ibv_qp_attr {
+        raw::ibv_qp_attr {
+            ah_attr: self.way,
+            path_mtu: self.mtu,
+            pkey_index: self.pkey_index,
+            port_num: self.port,
+            timeout: self.timeout,
+            retry_cnt: self.retries,
+            rnr_retry: self.patience,
+            ..no_attributes()
+        }
+    }
 }
 
 /// A reliable, connected queue pair.
@@ -241,7 +268,7 @@ impl Qp {
 
     /// How the other side is reached.
     pub fn path(&self) -> io::Result<Path> {
-        let mut found = MaybeUninit::<raw::ibv_qp_attr>::zeroed();
+        let mut found = no_attributes();
         let mut made = MaybeUninit::<raw::ibv_qp_init_attr>::zeroed();
         let wanted = mask::IBV_QP_AV
             | mask::IBV_QP_PATH_MTU
@@ -250,12 +277,19 @@ impl Qp {
             | mask::IBV_QP_TIMEOUT
             | mask::IBV_QP_RETRY_CNT
             | mask::IBV_QP_RNR_RETRY;
-        let mask = wanted.0.cast_signed();
+        let wanted = wanted.0.cast_signed();
         // SAFETY: the queue pair is there, and there is room for what is written.
-        let queried = unsafe { raw::ibv_query_qp(self.raw.as_ptr(), found.as_mut_ptr(), mask, made.as_mut_ptr()) };
+        let queried = unsafe { raw::ibv_query_qp(self.raw.as_ptr(), &raw mut found, wanted, made.as_mut_ptr()) };
         verbs("ibv_query_qp", queried)?;
-        // SAFETY: it is made of numbers, which zeros are.
-        Ok(Path { attr: unsafe { found.assume_init() } })
+        Ok(Path {
+            way: found.ah_attr,
+            mtu: found.path_mtu,
+            pkey_index: found.pkey_index,
+            port: found.port_num,
+            timeout: found.timeout,
+            retries: found.retry_cnt,
+            patience: found.rnr_retry,
+        })
     }
 
     fn modify(&self, attr: &mut raw::ibv_qp_attr, which: mask, what: &str) -> io::Result<()> {
@@ -265,7 +299,7 @@ impl Qp {
 
     /// Readies it for being connected along a path. The other side may do one-sided reads and writes as `open` says.
     pub fn prepare(&self, path: &Path, open: bool) -> io::Result<()> {
-        let mut attr = path.attr;
+        let mut attr = path.attributes();
         attr.qp_state = state::IBV_QPS_INIT;
         let allowed = flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE;
         attr.qp_access_flags = if open { allowed.0 } else { 0 };
@@ -276,7 +310,7 @@ impl Qp {
     /// Connects it to the other side's queue pair. `ours` and `theirs` are the packets' first numbers; `asked` is how many reads
     /// may be under way, and `answered` how many of the other side's.
     pub fn connect(&self, path: &Path, peer: u32, (ours, theirs): (u32, u32), (asked, answered): (u8, u8)) -> io::Result<()> {
-        let mut attr = path.attr;
+        let mut attr = path.attributes();
         attr.qp_state = state::IBV_QPS_RTR;
         attr.dest_qp_num = peer;
         attr.rq_psn = theirs;

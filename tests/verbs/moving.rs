@@ -1,0 +1,40 @@
+use calomel::{Bulk, BulkMode, Request};
+
+use super::support::{Pair, device};
+
+#[test]
+fn calls_of_all_sizes() {
+    let Some(device) = device() else { return };
+    let pair = Pair::new(&device);
+    pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
+    pair.server.define("echo", |_: &Request, text: String| text).unwrap();
+    assert_eq!(pair.client.procedure::<(i32, i32), i32>("sum").on(&pair.endpoint).call(&(1, 2)).unwrap(), 3);
+    let echo = pair.client.procedure::<String, String>("echo");
+    for len in [0, 1, 100, 4000, 4096, 5000, 20_000, 70_000, 1 << 20, 5 << 20] {
+        let text: String = (0..len).map(|index| char::from(b'a' + (index % 23) as u8)).collect();
+        assert_eq!(echo.on(&pair.endpoint).call(&text).unwrap(), text, "{len} bytes");
+    }
+}
+
+#[test]
+fn bulks_are_moved_by_the_device() {
+    let Some(device) = device() else { return };
+    let pair = Pair::new(&device);
+    pair.server
+        .define("double", |request: &Request, bulk: Bulk| {
+            let mut here = vec![0u8; bulk.len()];
+            let remote = bulk.on(request.endpoint());
+            remote.pull_into(&mut here[..]).unwrap();
+            here.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(2));
+            remote.push_from(&here[..]).unwrap();
+        })
+        .unwrap();
+    let double = pair.client.procedure::<Bulk, ()>("double");
+    for len in [1, 4096, 100_000, 3 << 20] {
+        let bytes: Vec<u8> = (0..len).map(|index| (index % 251) as u8).collect();
+        let exposed = pair.client.expose(bytes.clone(), BulkMode::ReadWrite).unwrap();
+        double.on(&pair.endpoint).call(&exposed.bulk()).unwrap();
+        let doubled = exposed.reclaim();
+        assert!(doubled.iter().zip(&bytes).all(|(after, before)| *after == before.wrapping_mul(2)), "{len} bytes");
+    }
+}
