@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,14 @@ use std::time::{Duration, Instant};
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// What must happen, happens within this time.
 pub const BOUND: Duration = Duration::from_secs(20);
+
+/// Where tests listen on an RDMA device: at its address, which the environment names.
+#[track_caller]
+pub fn verbs_address(port: u16) -> String {
+    let ip = std::env::var("CALOMEL_VERBS").expect("CALOMEL_VERBS names the IP address of an RDMA device; ci/softroce has one");
+    let ip: IpAddr = ip.parse().expect("CALOMEL_VERBS is an IP address");
+    format!("verbs://{}", SocketAddr::new(ip, port))
+}
 
 /// Ends the process when it is not dropped in time: a hang is a failure with a name.
 pub struct Watchdog {

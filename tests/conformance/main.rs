@@ -13,6 +13,8 @@ macro_rules! suite {
         suite!(@ on_shm_lent, "shm", "shm://", |builder| builder.shm_kernel_copy(true), [$($test),*]);
         // Where the system forbids processes to read each other's memory.
         suite!(@ on_shm_alone, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
+        #[cfg(feature = "verbs")]
+        suite!(@ on_device, [$($test),*]);
     };
     (@ $module:ident, $scheme:literal, $listen:literal, $knobs:expr, [$($test:ident),*]) => {
         mod $module {
@@ -21,6 +23,20 @@ macro_rules! suite {
                 fn $test() {
                     let name = concat!(module_path!(), "::", stringify!($test));
                     crate::support::run(name, $scheme, $listen, $knobs, super::$test);
+                }
+            )*
+        }
+    };
+    // Needs what few machines have, so that it is run where somebody asks for it, and named where not.
+    (@ on_device, [$($test:ident),*]) => {
+        mod on_verbs {
+            $(
+                #[test]
+                #[ignore = "needs an RDMA device: ci/verbs"]
+                fn $test() {
+                    let name = concat!(module_path!(), "::", stringify!($test));
+                    let listen = crate::common::verbs_address(0);
+                    crate::support::run(name, "verbs", &listen, |builder| builder.same_host_upgrade(false), super::$test);
                 }
             )*
         }

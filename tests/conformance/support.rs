@@ -13,9 +13,9 @@ pub use crate::common::*;
 const FINALIZE_BOUND: Duration = Duration::from_secs(3);
 
 /// Runs one test over one transport: with a watchdog, and with every engine finalized in bounded time at its end.
-pub fn run(name: &'static str, scheme: &'static str, listen: &'static str, knobs: Knobs, test: fn(&Net)) {
+pub fn run(name: &'static str, scheme: &'static str, listen: &str, knobs: Knobs, test: fn(&Net)) {
     let _watchdog = Watchdog::start(name);
-    let net = Net { scheme, listen, knobs, engines: Mutex::new(Vec::new()) };
+    let net = Net { scheme, listen: listen.to_owned(), knobs, engines: Mutex::new(Vec::new()) };
     test(&net);
     for engine in net.engines.lock().unwrap().drain(..).rev() {
         let (begin, ended) = (Instant::now(), engine.is_finalized());
@@ -34,7 +34,7 @@ pub type Knobs = fn(EngineBuilder) -> EngineBuilder;
 /// The transport under test, and the engines made on it.
 pub struct Net {
     scheme: &'static str,
-    listen: &'static str,
+    listen: String,
     knobs: Knobs,
     engines: Mutex<Vec<Engine>>,
 }
@@ -63,7 +63,7 @@ impl Net {
             Some(scheme) => {
                 format!("{scheme}://conformance-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
             }
-            None => self.listen.to_owned(),
+            None => self.listen.clone(),
         }
     }
 

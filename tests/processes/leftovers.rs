@@ -54,7 +54,7 @@ fn descriptors() -> usize {
 /// Does some of everything that takes threads and descriptors, and ends it in one way of several.
 fn busy_life(round: usize) {
     let pool = HandlerPool::new(2);
-    let own = if round.is_multiple_of(2) { anywhere().to_owned() } else { format!("loop://leftovers-{round}") };
+    let own = if round.is_multiple_of(2) { anywhere() } else { format!("loop://leftovers-{round}") };
     let server = configured().listen(own).listen(anywhere()).build().unwrap();
     define_add(&server);
     server.pool(&pool).define("pooled", |_: &Request, ()| ()).unwrap();

@@ -1,5 +1,5 @@
-//! Two processes, one of which dies, freezes, restarts, or never was an engine; over tcp and over shared memory where that
-//! is not about sockets.
+//! Two processes, one of which dies, freezes, restarts, or never was an engine; over tcp, over shared memory, and over an RDMA
+//! device where that is not about sockets.
 //!
 //! A test starts this very program again, as the process at the other end: with `CALOMEL_TEST_ROLE` set, the test
 //! [`child`] does what that role does, and prints what its parent waits for.

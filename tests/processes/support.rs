@@ -14,12 +14,26 @@ use calomel::{Address, Endpoint, Engine, EngineBuilder, Error, Request};
 
 pub use crate::common::*;
 
-/// One `#[test]` over tcp, and one over shared memory, for each of these functions.
+/// One `#[test]` over tcp, one over shared memory, and one over an RDMA device, for each of these functions.
 #[allow(unused_macros)]
 macro_rules! over_each {
     ($($test:ident),* $(,)?) => {
         over_each!(@ over_tcp, Tcp, $($test),*);
         over_each!(@ over_shm, Shm, $($test),*);
+        #[cfg(feature = "verbs")]
+        over_each!(@ on_device, $($test),*);
+    };
+    // Needs what few machines have, so that it is run where somebody asks for it, and named where not.
+    (@ on_device, $($test:ident),*) => {
+        mod over_verbs {
+            $(
+                #[test]
+                #[ignore = "needs an RDMA device: ci/verbs"]
+                fn $test() {
+                    $crate::support::over($crate::support::Carrier::Verbs, super::$test);
+                }
+            )*
+        }
     };
     (@ $module:ident, $carrier:ident, $($test:ident),*) => {
         mod $module {
@@ -54,6 +68,8 @@ pub enum Carrier {
     Shm,
     /// Shared memory, where the system forbids processes to read each other's.
     ShmAlone,
+    /// The RDMA device that the environment names.
+    Verbs,
 }
 
 thread_local! {
@@ -69,17 +85,18 @@ pub fn over(carrier: Carrier, test: fn()) {
 
 /// In a child: by the means that its parent's test runs by.
 pub fn over_parents_carrier(role: impl FnOnce()) {
-    let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmAlone];
+    let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmAlone, Carrier::Verbs];
     let told = std::env::var(CARRIER).unwrap();
     CURRENT.set(carriers.into_iter().find(|carrier| format!("{carrier:?}") == told).unwrap());
     role();
 }
 
 /// Any address to listen at.
-pub fn anywhere() -> &'static str {
+pub fn anywhere() -> String {
     match CURRENT.get() {
-        Carrier::Tcp => "tcp://127.0.0.1:0",
-        Carrier::Shm | Carrier::ShmAlone => "shm://",
+        Carrier::Tcp => "tcp://127.0.0.1:0".to_owned(),
+        Carrier::Shm | Carrier::ShmAlone => "shm://".to_owned(),
+        Carrier::Verbs => verbs_address(0),
     }
 }
 
@@ -88,13 +105,15 @@ pub fn nowhere() -> String {
     match CURRENT.get() {
         Carrier::Tcp => format!("tcp://{}", std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()),
         Carrier::Shm | Carrier::ShmAlone => format!("shm://nobody-{}", std::process::id()),
+        Carrier::Verbs => verbs_address(1),
     }
 }
 
 /// An engine that uses the test's carrier and no other.
 pub fn builder() -> EngineBuilder {
     let carrier = CURRENT.get();
-    Engine::builder().same_host_upgrade(carrier != Carrier::Tcp).shm_kernel_copy(carrier != Carrier::ShmAlone)
+    let upgrade = matches!(carrier, Carrier::Shm | Carrier::ShmAlone);
+    Engine::builder().same_host_upgrade(upgrade).shm_kernel_copy(carrier != Carrier::ShmAlone)
 }
 
 /// The settings of every engine here.

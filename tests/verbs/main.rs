@@ -4,4 +4,5 @@
 #![cfg(feature = "verbs")]
 
 mod moving;
+mod scratch;
 mod support;
