@@ -8,7 +8,7 @@ use super::workers::Job;
 use super::{Core, Outputs, collect, key, link_id};
 use crate::Address;
 use crate::proto;
-use crate::transport::{Landed, Link, LinkKey, Place, Sink, Taken};
+use crate::transport::{Landed, Link, LinkKey, OtherVersion, Place, Sink, Taken};
 
 pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
@@ -103,6 +103,12 @@ impl Sink for CoreSink<'_> {
                 return self.core.perform(&mut outputs, Some(self.jobs));
             }
         }
-        self.step(|proto, _| proto.handle_closed(link_id(key), cause));
+        let other = cause.get_ref().and_then(|source| source.downcast_ref::<OtherVersion>());
+        match other {
+            Some(&OtherVersion { low, high }) => {
+                self.step(|proto, _| proto.close(link_id(key), proto::Failure::Version { theirs: (low, high) }));
+            }
+            None => self.step(|proto, _| proto.handle_closed(link_id(key), cause)),
+        }
     }
 }

@@ -14,7 +14,7 @@ mod tcp;
 mod verbs;
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 
 use crate::memory::{Region, Slice};
@@ -194,6 +194,14 @@ fn resolve(address: &Address) -> Result<SocketAddr> {
     };
     let found: Vec<SocketAddr> = address.rest().to_socket_addrs().map_err(|error| unknown(Some(error)))?.collect();
     found.iter().find(|socket| socket.is_ipv4()).or(found.first()).copied().ok_or_else(|| unknown(None))
+}
+
+/// Where packets to an address come from, if they come from here. Nothing is sent: only the way is looked up.
+fn source_towards(address: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(address)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// The other side speaks other versions of the protocol: the lowest and the highest.

@@ -30,7 +30,7 @@ use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
-use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport};
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, source_towards};
 use crate::{Address, Error, Result, Scheme};
 use handshake::{Admission, Hello, Packet};
 use link::ShmLink;
@@ -177,20 +177,14 @@ fn failed(what: &str, error: impl Into<io::Error>) -> io::Error {
 /// Whether an address is this host's.
 fn is_own(address: SocketAddr) -> bool {
     let v4 = address.is_ipv4();
-    let any: IpAddr = if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Nothing is sent: only the way is looked up. What goes to an address of this host comes from there, mostly.
-    let way = || {
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.connect(address)?;
-        socket.local_addr()
-    };
     // One can listen there; unless the system allows that for any address.
     let own = || {
         let name = format!("/proc/sys/net/{}/ip_nonlocal_bind", if v4 { "ipv4" } else { "ipv6" });
         let any = std::fs::read_to_string(name).is_ok_and(|text| text.trim() != "0");
         !any && UdpSocket::bind((address.ip(), 0)).is_ok()
     };
-    address.ip().is_loopback() || way().is_ok_and(|from| from.ip() == address.ip()) || own()
+    // What goes to an address of this host comes from there, mostly.
+    address.ip().is_loopback() || source_towards(address).is_ok_and(|source| source == address.ip()) || own()
 }
 
 /// The socket's name in the system's table, which has no files.
@@ -343,10 +337,10 @@ impl Transport for Shm {
     }
 
     fn shortcuts(&self, address: &Address, dialled: bool) -> Vec<Address> {
-        let Some(socket) = address.socket().filter(|_| self.options.shortcuts && address.scheme() == Scheme::Tcp) else {
+        let Some(socket) = address.socket().filter(|_| self.options.shortcuts) else {
             return Vec::new();
         };
-        let at = |ip: IpAddr| Address::shm(&format!("tcp:{ip}:{}", socket.port()));
+        let at = |ip: IpAddr| Address::shm(&format!("{}:{ip}:{}", address.scheme().name(), socket.port()));
         if !dialled {
             return vec![at(socket.ip())];
         }

@@ -1,6 +1,7 @@
 //! How connections are made and end: listening, dialling, and what the connection manager tells.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,6 +70,19 @@ impl Verbs {
         let bound = id.local().ok_or_else(|| failed(io::Error::other("it has no address")))?;
         self.shared.listeners.lock().insert(id.number(), id);
         Ok(Address::verbs(bound))
+    }
+
+    /// The address is going to be dialled: the device that leads there is in use from now on, so that what is exposed before
+    /// the connection is made is known to it. Where it can't be found that is seen when the address is dialled.
+    pub(super) fn look_ahead(&self, socket: SocketAddr) {
+        let found = super::super::source_towards(socket).and_then(|source| {
+            let id = Id::new(&self.shared.channel()?)?;
+            id.bind(SocketAddr::new(source, 0))?;
+            id.context().map(|context| self.shared.device(context)).transpose()
+        });
+        if let Err(error) = found {
+            tracing::debug!(target: "calomel::verbs", %socket, %error, "it is not known which device leads to an address");
+        }
     }
 
     pub(super) fn dial(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {

@@ -286,7 +286,9 @@ impl Transport for Verbs {
     }
 
     fn resolve(&self, address: &Address) -> Result<Address> {
-        Ok(Address::verbs(super::resolve(address)?))
+        let socket = super::resolve(address)?;
+        self.look_ahead(socket);
+        Ok(Address::verbs(socket))
     }
 
     fn listen(&self, address: &Address) -> Result<Address> {
