@@ -1,6 +1,7 @@
 //! Engines over transports that fail by plan: whatever happens below, each call and each transfer ends in one result or in
 //! one error within its time, bytes that are said to be there are the right ones, and engines live on.
 
+mod devices;
 mod instructions;
 
 use std::collections::HashSet;

@@ -52,7 +52,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Exposes borrowed memory. `mode` says what peers may do.
     ///
     /// # Errors
-    /// [`Error::Finalized`](crate::Error::Finalized).
+    /// As [`Engine::expose`](crate::Engine::expose).
     pub fn expose<T: Element>(&'scope self, buffer: &'scope mut [T], mode: BulkMode) -> Result<Bulk> {
         self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), Access::Changing(mode))
     }
@@ -60,7 +60,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Exposes borrowed memory, a slice or a `str`, for peers to read.
     ///
     /// # Errors
-    /// [`Error::Finalized`](crate::Error::Finalized).
+    /// As [`Engine::expose`](crate::Engine::expose).
     pub fn expose_read_only<T: AsBytes + ?Sized>(&'scope self, buffer: &'scope T) -> Result<Bulk> {
         self.add(Borrowed::read_only(buffer.as_bytes()), Access::Constant)
     }

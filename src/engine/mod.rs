@@ -243,7 +243,7 @@ impl Engine {
     /// [`Exposed::reclaim`](crate::Exposed::reclaim). `mode` says what *peers* may do.
     ///
     /// # Errors
-    /// [`Error::Finalized`].
+    /// [`Error::Finalized`]; [`Error::Io`] when a device that peers reach memory by can't be told of it. The buffer is dropped.
     pub fn expose<B>(&self, buffer: B, mode: crate::BulkMode) -> Result<bulk::Exposed<B, crate::Writable>>
     where
         B: crate::WritableBuffer + Send + 'static,
@@ -254,7 +254,7 @@ impl Engine {
     /// Exposes a buffer that peers may read, and that can be looked at meanwhile.
     ///
     /// # Errors
-    /// [`Error::Finalized`].
+    /// As [`Engine::expose`].
     pub fn expose_read_only<B>(&self, buffer: B) -> Result<bulk::Exposed<B, crate::ReadOnly>>
     where
         B: crate::Buffer + Send + 'static,

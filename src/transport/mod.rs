@@ -2,8 +2,8 @@
 //!
 //! A transport knows nothing of calls. It carries bytes in order over links, and payloads straight from one memory to
 //! another: who receives says, through the [`Sink`], where a payload belongs. Everything is non-blocking; a send that finds
-//! no room is finished later, and reported. What a [`Link`] does, and [`Transport::expose`], is asked for by any thread; the rest by
-//! whoever drives progress, one at a time.
+//! no room is finished later, and reported. Links are called by any thread, as are [`Transport::devices`] and
+//! [`Transport::expose`]; the rest by whoever drives progress, one at a time.
 
 #[cfg(test)]
 pub(crate) mod fault;
@@ -60,7 +60,8 @@ pub(crate) trait Link: Send + Sync {
     fn acknowledged(&self) -> u64;
     /// Begins to move the bytes of `local` from or to a peer's memory, at `offset` of what `keys` reach, without the peer's
     /// doing: [`Sink::moved`] follows, unless the link is closed before. False when it can't be done so. The memory is in use
-    /// until that report, or until the region is fenced.
+    /// until that report, or until the region is fenced. The operation may be over by then: whoever has lent the memory looks at
+    /// [`Slice::is_over`] before anything moves.
     fn begin_move(&self, _operation: u64, _pull: bool, _local: &Slice, _keys: &Keys, _offset: u64) -> bool {
         false
     }
