@@ -76,14 +76,14 @@ pub struct Bulk {
     pub(super) token: u128,
     pub(super) offset: u64,
     len: u64,
-    mode: BulkMode,
+    pub(super) mode: BulkMode,
     segments: u32,
     pub(super) origin: Arc<Origin>,
     /// What is kept until nobody holds this bulk any more.
     hold: Hold,
     pub(super) copy: Option<Arc<EagerCopy>>,
     /// By which devices reach the memory of a peer, all of what is exposed.
-    pub(super) keys: Option<Keys>,
+    pub(super) keys: Option<ToldKeys>,
 }
 
 #[derive(Clone)]
@@ -101,7 +101,23 @@ pub(crate) struct EagerCopy {
     /// Where in the exposed memory it begins.
     start: u64,
     bytes: Vec<u8>,
-    stale: AtomicBool,
+    stale: Stale,
+}
+
+/// Set when the owner has taken the memory back.
+type Stale = Arc<AtomicBool>;
+
+/// What devices reach the memory by, as its owner has told.
+#[derive(Clone)]
+pub(super) struct ToldKeys {
+    keys: Keys,
+    stale: Stale,
+}
+
+impl ToldKeys {
+    pub(super) fn good(&self) -> Option<&Keys> {
+        (!self.stale.load(Ordering::Acquire)).then_some(&self.keys)
+    }
 }
 
 impl EagerCopy {
@@ -115,27 +131,28 @@ impl EagerCopy {
     }
 }
 
-/// The copies that an engine has received, so that they can be called stale when their owner takes the memory back.
+/// What an engine has been told of others' memory, content and keys, so that it can be called stale when the owner takes the
+/// memory back.
 #[derive(Default)]
 pub(crate) struct Copies {
-    by_token: Mutex<HashMap<u128, Vec<Weak<EagerCopy>>>>,
+    by_token: Mutex<HashMap<u128, Vec<Weak<AtomicBool>>>>,
 }
 
 impl Copies {
-    fn add(&self, token: u128, copy: &Arc<EagerCopy>) {
+    fn add(&self, token: u128, stale: &Stale) {
         let mut by_token = self.by_token.lock();
         if by_token.len() >= 64 && by_token.len().is_power_of_two() {
             by_token.retain(|_, copies| copies.iter().any(|copy| copy.strong_count() > 0));
         }
         let copies = by_token.entry(token).or_default();
         copies.retain(|copy| copy.strong_count() > 0);
-        copies.push(Arc::downgrade(copy));
+        copies.push(Arc::downgrade(stale));
     }
 
     pub(crate) fn expire(&self, token: u128) {
         for copy in self.by_token.lock().remove(&token).into_iter().flatten() {
             if let Some(copy) = copy.upgrade() {
-                copy.stale.store(true, Ordering::Release);
+                copy.store(true, Ordering::Release);
             }
         }
     }
@@ -259,9 +276,10 @@ impl Bulk {
     fn keys(&self) -> Option<Bytes> {
         let keys = match &self.hold {
             Hold::Own(own) => own.keys()?,
-            _ => self.keys.clone()?,
+            _ => self.keys.as_ref()?.good()?.clone(),
         };
-        (keys.len() <= MAX_KEYS).then(|| Bytes(keys.to_vec()))
+        let sealed = || Bytes([&seal(self.token, &keys)[..], &keys].concat());
+        (keys.len() <= MAX_KEYS).then(sealed)
     }
 }
 
@@ -285,6 +303,18 @@ struct Wire {
 
 /// Longest keys that travel, in bytes: a bulk of more segments than that allows is moved without devices.
 const MAX_KEYS: usize = 64 << 10;
+
+/// Ties keys to their token (FNV-1a, of 64 bits). No device looks at the token; so that a bulk which was damaged on its way is
+/// still found out, its keys are not used unless they belong to it, and its owner is asked. Who lies can make this up.
+fn seal(token: u128, keys: &[u8]) -> [u8; 8] {
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    token.to_le_bytes().iter().chain(keys).fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes()
+}
+
+fn unseal(token: u128, sealed: &[u8]) -> Option<Keys> {
+    let (sum, keys) = sealed.split_first_chunk::<8>()?;
+    (keys.len() <= MAX_KEYS && *sum == seal(token, keys)).then(|| keys.into())
+}
 
 /// A list that a peer can't make long.
 fn few<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
@@ -381,13 +411,13 @@ impl<'de> Deserialize<'de> for Bulk {
             None => Hold::Unknown,
         };
         let content = wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(hold, Hold::Received(_)));
-        let copy = content.map(|content| {
-            let copy = Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: AtomicBool::new(false) });
-            if let Some(shared) = Decoding::engine() {
-                shared.copies.add(token, &copy);
-            }
-            copy
-        });
+        let keys = wire.keys.and_then(|sealed| unseal(token, &sealed.0));
+        let stale = Stale::default();
+        if let Some(shared) = Decoding::engine().filter(|_| content.is_some() || keys.is_some()) {
+            shared.copies.add(token, &stale);
+        }
+        let copy =
+            content.map(|content| Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: stale.clone() }));
         Ok(Bulk {
             token,
             offset: wire.offset,
@@ -397,7 +427,7 @@ impl<'de> Deserialize<'de> for Bulk {
             origin: Arc::new(Origin { incarnation: wire.incarnation, addresses }),
             hold,
             copy,
-            keys: wire.keys.filter(|keys| keys.0.len() <= MAX_KEYS).map(|keys| keys.0.into()),
+            keys: keys.map(|keys| ToldKeys { keys, stale }),
         })
     }
 }
