@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// A test that runs longer than this hangs.
+/// A test that runs longer than this hangs; where the machine is emulated, `CALOMEL_TEST_PATIENCE` times as long.
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// What must happen, happens within this time.
 pub const BOUND: Duration = Duration::from_secs(20);
@@ -36,10 +36,12 @@ pub struct Watchdog {
 impl Watchdog {
     pub fn start(name: &'static str) -> Watchdog {
         let (stop, stopped) = mpsc::channel::<()>();
+        let patience = std::env::var("CALOMEL_TEST_PATIENCE").map_or(1, |times| times.parse().unwrap());
+        let limit = patience * WATCHDOG;
         let thread = thread::spawn(move || {
-            if stopped.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if stopped.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
                 // Not `eprintln!`: the harness would keep that to itself, and it is about to die.
-                let _ = writeln!(std::io::stderr(), "\nwatchdog: {name} hangs, after {WATCHDOG:?}");
+                let _ = writeln!(std::io::stderr(), "\nwatchdog: {name} hangs, after {limit:?}");
                 process::abort();
             }
         });
