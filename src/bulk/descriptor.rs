@@ -416,8 +416,7 @@ impl<'de> Deserialize<'de> for Bulk {
         if let Some(shared) = Decoding::engine().filter(|_| content.is_some() || keys.is_some()) {
             shared.copies.add(token, &stale);
         }
-        let copy =
-            content.map(|content| Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: stale.clone() }));
+        let copy = content.map(|content| Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: stale.clone() }));
         Ok(Bulk {
             token,
             offset: wire.offset,

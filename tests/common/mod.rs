@@ -27,6 +27,11 @@ pub fn verbs_address(port: u16) -> String {
     format!("verbs://{}", SocketAddr::new(ip, port))
 }
 
+/// How many times as long as usual things may take: more than once where the machine is emulated.
+pub fn patience() -> u32 {
+    std::env::var("CALOMEL_TEST_PATIENCE").map_or(1, |times| times.parse().unwrap())
+}
+
 /// Ends the process when it is not dropped in time: a hang is a failure with a name.
 pub struct Watchdog {
     stop: Option<mpsc::Sender<()>>,
@@ -36,8 +41,7 @@ pub struct Watchdog {
 impl Watchdog {
     pub fn start(name: &'static str) -> Watchdog {
         let (stop, stopped) = mpsc::channel::<()>();
-        let patience = std::env::var("CALOMEL_TEST_PATIENCE").map_or(1, |times| times.parse().unwrap());
-        let limit = patience * WATCHDOG;
+        let limit = patience() * WATCHDOG;
         let thread = thread::spawn(move || {
             if stopped.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
                 // Not `eprintln!`: the harness would keep that to itself, and it is about to die.

@@ -83,6 +83,11 @@ pub fn over(carrier: Carrier, test: fn()) {
     test();
 }
 
+/// Whether a device moves the bytes.
+pub fn is_over_verbs() -> bool {
+    CURRENT.get() == Carrier::Verbs
+}
+
 /// In a child: by the means that its parent's test runs by.
 pub fn over_parents_carrier(role: impl FnOnce()) {
     let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmAlone, Carrier::Verbs];
@@ -240,7 +245,7 @@ impl Child {
             if let Some(at) = self.heard.iter().position(|line| after(line).is_some()) {
                 return after(&self.heard.remove(at)).unwrap();
             }
-            match self.said.recv_timeout(BOUND.saturating_sub(begin.elapsed())) {
+            match self.said.recv_timeout((patience() * BOUND).saturating_sub(begin.elapsed())) {
                 Ok(line) => self.heard.push(line),
                 Err(error) => panic!("waiting for `{word}`: {error}; heard {:?}", self.heard),
             }

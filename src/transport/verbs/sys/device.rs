@@ -68,9 +68,13 @@ impl Context {
 
     /// The devices of this machine.
     pub fn all() -> io::Result<Vec<Context>> {
-        // Memory that a device knows must stay where it is when the process forks. It matters with old kernels only.
+        // Memory that a device knows must stay where it is when the process forks. Kernels before 5.12 don't see to that, and
+        // then a child lacks it altogether.
         // SAFETY: the function takes nothing.
-        let _ = unsafe { raw::ibv_fork_init() };
+        if unsafe { raw::ibv_is_fork_initialized() } == raw::IBV_FORK_DISABLED {
+            // SAFETY: as above. It may be too late for that, where others in this process use devices already.
+            let _ = unsafe { raw::ibv_fork_init() };
+        }
         let mut count = 0;
         // SAFETY: the pointer is to a number.
         let list = unsafe { raw::rdma_get_devices(&raw mut count) };
