@@ -13,7 +13,7 @@ use super::lease::Ticket;
 use super::own::Own;
 use super::remote::RemoteBulk;
 use crate::memory::{Region, Slice};
-use crate::progress::{self, Held, Keys};
+use crate::progress::{self, Core, Held, Keys};
 use crate::proto::{Mode, PeerTag};
 use crate::rpc::{Decoding, Encoding};
 use crate::{Address, Endpoint, Engine, Error, Result};
@@ -61,8 +61,9 @@ impl Access {
 }
 
 /// The engine that exposed a bulk, wherever the bulk is now.
-#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
+    /// In that engine's own process, its heart.
+    pub core: Weak<Core>,
     pub incarnation: u64,
     pub addresses: Vec<Address>,
 }
@@ -275,7 +276,7 @@ impl Bulk {
     /// What devices of others reach the memory by.
     fn keys(&self) -> Option<Bytes> {
         let keys = match &self.hold {
-            Hold::Own(own) => own.keys()?,
+            Hold::Own(own) => own.keys(&*self.origin.core.upgrade()?, self.token)?,
             _ => self.keys.as_ref()?.good()?.clone(),
         };
         let sealed = || Bytes([&seal(self.token, &keys)[..], &keys].concat());
@@ -423,7 +424,7 @@ impl<'de> Deserialize<'de> for Bulk {
             len: wire.len,
             mode: wire.mode,
             segments: wire.segments,
-            origin: Arc::new(Origin { incarnation: wire.incarnation, addresses }),
+            origin: Arc::new(Origin { core: Weak::new(), incarnation: wire.incarnation, addresses }),
             hold,
             copy,
             keys: keys.map(|keys| ToldKeys { keys, stale }),

@@ -13,9 +13,9 @@ use crate::progress::{Core, Keys};
 /// Keeps neither the memory nor the engine: bulks may outlive both.
 pub(super) struct Own {
     pub leases: Leases,
-    core: Weak<Core>,
-    region: Weak<Region>,
     access: Access,
+    /// Where nobody can write it: then it may be copied.
+    constant: Option<Weak<Region>>,
     keys: Mutex<Made>,
 }
 
@@ -36,26 +36,28 @@ impl Made {
 
 impl Own {
     /// An error when a device is there, and can't be told of the memory.
-    pub(super) fn new(core: &Arc<Core>, region: &Arc<Region>, access: Access) -> Result<Arc<Own>> {
+    pub(super) fn new(core: &Core, region: &Arc<Region>, access: Access) -> Result<Arc<Own>> {
         let keys = Mutex::new(Made::new(core, region, access, core.devices())?);
-        let (core, region) = (Arc::downgrade(core), Arc::downgrade(region));
-        Ok(Arc::new(Own { leases: Leases::default(), core, region, access, keys }))
+        let constant = (access == Access::Constant).then(|| Arc::downgrade(region));
+        Ok(Arc::new(Own { leases: Leases::default(), access, constant, keys }))
     }
 
     /// The memory, where nobody can write it: then it may be copied.
     pub(super) fn constant(&self) -> Option<Arc<Region>> {
-        (self.access == Access::Constant).then(|| self.region.upgrade())?
+        self.constant.as_ref()?.upgrade()
     }
 
-    /// By which devices reach the memory. They are made anew when a device has come into use since.
-    pub(super) fn keys(&self) -> Option<Keys> {
+    /// By which devices reach the memory that `core` exposes under the token. They are made anew when a device has come into
+    /// use since.
+    pub(super) fn keys(&self, core: &Core, token: u128) -> Option<Keys> {
         let made = self.keys.lock().clone();
-        let core = self.core.upgrade().filter(|core| !core.is_forked());
-        let Some((core, region)) = core.filter(|core| core.devices() != made.devices).zip(self.region.upgrade()) else {
-            return made.keys;
-        };
         let devices = core.devices();
-        let anew = Made::new(&core, &region, self.access, devices).unwrap_or_else(|error| {
+        if devices == made.devices || core.is_forked() {
+            return made.keys;
+        }
+        let write = !self.access.mode().access().read;
+        let Ok(whole) = core.look(|proto| proto.access(token, 0, 0, write)) else { return made.keys };
+        let anew = Made::new(core, &whole.region, self.access, devices).unwrap_or_else(|error| {
             tracing::debug!(target: "calomel::bulk", %error, "a new device does not reach the memory");
             // It is not asked again; what the others know holds.
             Made { devices, ..made }

@@ -209,11 +209,12 @@ impl EngineBuilder {
             eager_bulk: self.eager_bulk,
             finalize_timeout: self.finalize,
         };
+        let origin = Arc::new(Origin { core: Arc::downgrade(&core), incarnation, addresses: addresses.clone() });
         let shared = Arc::new(Shared {
             core,
             limits,
             incarnation,
-            origin: Arc::new(Origin { incarnation, addresses: addresses.clone() }),
+            origin,
             addresses,
             registry: Registry::default(),
             procedures: Procedures::default(),

@@ -50,12 +50,18 @@ pub(crate) struct Region {
     len: usize,
     /// True while open. Readers of the lock read the memory, its writer writes it: so two accesses never race.
     gate: RwLock<bool>,
-    /// Who was told from outside where the memory lies, and may be reading it.
-    lent: Mutex<Vec<Arc<dyn Loan>>>,
-    /// Devices that know the memory.
-    registered: Mutex<SmallVec<[Arc<dyn Registration>; 0]>>,
+    /// Who knows the memory but this process's threads.
+    outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<Vec<u8>>>,
+}
+
+#[derive(Default)]
+struct Outside {
+    /// Who was told where the memory lies, and may be at it.
+    lent: Vec<Arc<dyn Loan>>,
+    /// Devices that know the memory.
+    registered: Vec<Arc<dyn Registration>>,
 }
 
 // SAFETY: the segments are reached through the gate only, which orders accesses between threads; who creates the region
@@ -79,14 +85,7 @@ impl Region {
             // Segments may name the same memory, so they can exceed the address space together.
             start = start.checked_add(len).expect("the segments of a bulk are longer than the address space");
         }
-        Arc::new(Region {
-            segments,
-            len: start,
-            gate: RwLock::new(true),
-            lent: Mutex::default(),
-            registered: Mutex::default(),
-            owned: Mutex::new(None),
-        })
+        Arc::new(Region { segments, len: start, gate: RwLock::new(true), outside: Mutex::default(), owned: Mutex::new(None) })
     }
 
     /// A region that owns its memory.
@@ -96,8 +95,7 @@ impl Region {
             segments: SmallVec::from_buf([segment]),
             len: segment.len,
             gate: RwLock::new(true),
-            lent: Mutex::default(),
-            registered: Mutex::default(),
+            outside: Mutex::default(),
             owned: Mutex::new(Some(bytes)),
         })
     }
@@ -127,35 +125,36 @@ impl Region {
     /// in the middle of reading what was lent to it is waited for, up to a bound, and cut off then.)
     pub(crate) fn close(&self) {
         *self.gate.write() = false;
-        // Nothing is lent any more: that takes an open gate.
-        let lent = std::mem::take(&mut *self.lent.lock());
+        // Nothing is lent or registered any more: that takes an open gate.
+        let Outside { lent, registered } = std::mem::take(&mut *self.outside.lock());
         lent.iter().for_each(|loan| loan.revoke());
-        // Nor registered.
-        let registered = std::mem::take(&mut *self.registered.lock());
         registered.iter().for_each(|registration| registration.end());
     }
 
     /// What was lent has been read, or given up.
     pub(crate) fn unlend(&self, loan: &Arc<dyn Loan>) {
-        self.lent.lock().retain(|other| !Arc::ptr_eq(other, loan));
+        self.outside.lock().lent.retain(|other| !Arc::ptr_eq(other, loan));
     }
 
     /// Waits for the accesses in progress: those of this process, and those of operations that are over.
     pub(crate) fn fence(&self) {
         drop(self.gate.write());
-        let over: SmallVec<[Arc<dyn Loan>; 1]> = self.lent.lock().iter().filter(|loan| loan.is_over()).cloned().collect();
-        over.iter().for_each(|loan| loan.revoke());
+        // They are asked while nothing is locked: whether one is over may depend on the gate.
+        let lent: SmallVec<[Arc<dyn Loan>; 1]> = self.outside.lock().lent.iter().cloned().collect();
+        lent.iter().filter(|loan| loan.is_over()).for_each(|loan| loan.revoke());
     }
 
     /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.
+    #[allow(dead_code, reason = "for transports that have devices")]
     pub(crate) fn registration<R: Registration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
-        let registered = self.registered.lock();
-        let found = registered.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
+        let outside = self.outside.lock();
+        let found = outside.registered.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
         found.filter_map(|any| any.downcast::<R>().ok()).find(|registration| which(registration))
     }
 
     /// Makes the memory known to a device: `register` is told address and length of each segment. `None` when the gate is
     /// closed. The gate stays where it is meanwhile, so that what is being registered can't be taken back.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn register<R: Registration>(
         &self,
         register: impl FnOnce(&[IoVec]) -> io::Result<R>,
@@ -168,7 +167,7 @@ impl Region {
             self.segments.iter().map(|segment| IoVec { iov_base: segment.address.cast(), iov_len: segment.len }).collect();
         let made = register(&pieces).map(Arc::new);
         if let Ok(registration) = &made {
-            self.registered.lock().push(registration.clone());
+            self.outside.lock().registered.push(registration.clone());
         }
         Some(made)
     }
@@ -195,7 +194,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.registered.get_mut().drain(..).for_each(|registration| registration.end());
+        self.outside.get_mut().registered.drain(..).for_each(|registration| registration.end());
         if let Some(bytes) = self.owned.get_mut().take() {
             message::keep(bytes);
         }
@@ -253,6 +252,7 @@ impl Slice {
     }
 
     /// True when the operation that this slice was made for is over, or the gate is closed.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn is_over(&self) -> bool {
         self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire)) || !*self.region.gate.read()
     }
@@ -318,7 +318,7 @@ impl ReadAccess<'_> {
 
     /// Notes that somebody outside may read the memory, also when this access is over. Closing the gate ends that.
     pub(crate) fn lend(&self, loan: Arc<dyn Loan>) {
-        self.slice.region.lent.lock().push(loan);
+        self.slice.region.outside.lock().lent.push(loan);
     }
 }
 

@@ -181,8 +181,8 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
         let mut peer = Forged::greeted(&scene.address, true);
         // Pages that are not there yet: to read them takes a while.
         let memory = vec![0u8; SIZE];
-        type Wire = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>);
-        let bulk: Wire = ([7; 16], 0, SIZE as u64, BulkMode::ReadOnly, 1, peer.incarnation, Vec::new(), None, None);
+        type Wire = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);
+        let bulk: Wire = ([7; 16], 0, SIZE as u64, BulkMode::ReadOnly, 1, peer.incarnation, Vec::new(), None, None, None);
         let arguments = postcard::to_stdvec(&(bulk, false)).unwrap();
         peer.call(1, "fetch", arguments.len(), &arguments);
         let transfer = loop {
