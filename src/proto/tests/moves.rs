@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::devices::keys;
 use super::env::{Mem, Op, pattern};
 use super::host::{Outcome, assert_failed};
-use super::net::{Net, call};
+use super::net::{Call, Net, call};
+use super::raw::{frame, hello};
+use super::wire::{self, Message, Stream};
 use super::{Failure, Memory, Mode, Remote, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -293,5 +295,41 @@ fn an_engine_ends_during_a_move() {
             net.revoke(1, TOKEN);
             net.end();
         }
+    }
+}
+
+/// A peer has no part in what a device does: whatever it says of it changes nothing.
+#[test]
+fn the_peer_talks_of_a_move() {
+    for pull in [true, false] {
+        let mut net = Net::new(1);
+        net.settings.devices = true;
+        let peer = net.played_peer(0);
+        let opens = net.call_peer(0, peer, Call { one_way: true, ..call("x") });
+        net.advance(net.settings.delay);
+        let raw = net.raw_dialled();
+        net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(50)));
+        assert!(net.hosts[0].is_done(opens));
+        net.settings.move_takes = 100 * MOMENT;
+        let near = Mem::new(vec![2; 1000]);
+        let remote = Remote { peer, owner: 50, token: TOKEN, offset: 0, keys: Some(keys(TOKEN, BOTH)) };
+        let op = net.transfer_to(0, pull, remote, &near, Duration::from_secs(1));
+        let transfer = net.moves[0].number;
+        for status in [Status::Ok, Status::Revoked, Status::Restarted] {
+            net.say(raw, &Message::Done { transfer, status }, b"");
+        }
+        let data = Message::Data { stream: Stream::Pull, id: transfer, offset: 0, len: 1000 };
+        net.say_bytes(raw, [frame(&data, b""), vec![66; 1000], vec![1]].concat());
+        net.advance(50 * MOMENT);
+        assert!(!net.hosts[0].is_done(op) && !net.moves[0].given_up);
+        assert!(near.bytes() == vec![2; 1000]);
+        // The device finds nothing; from now on it is the owner's word that counts.
+        assert!(net.until(100 * MOMENT, |net| net.moves.is_empty()));
+        net.say(raw, &Message::Done { transfer, status: Status::Revoked }, b"");
+        net.advance(MOMENT);
+        assert_failed!(net.hosts[0], op, Failure::Refused(Status::Revoked));
+        let wire = raw.wire;
+        net.cut(wire);
+        net.end();
     }
 }
