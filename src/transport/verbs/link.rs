@@ -1,9 +1,11 @@
 //! One connection.
 
+mod ending;
+
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -18,13 +20,10 @@ use super::{STAGED, Shared};
 use crate::Scheme;
 use crate::memory::{Loan, Slice};
 use crate::transport::{Keys, Link, LinkKey, Sent, Sink};
+use ending::MoveLoan;
 
 /// Bytes that go along with a message, where the device can do that: most calls and answers.
 const INLINE: u32 = 256;
-/// How long a link that is closed may take to say what it has said.
-const LINGER: Duration = Duration::from_secs(1);
-/// How long the requests of a transfer that is over may take to end by themselves; then the lane is ended, and they with it.
-const GRACE: Duration = Duration::from_millis(100);
 
 pub(super) struct VerbsLink {
     pub key: LinkKey,
@@ -55,23 +54,6 @@ pub(super) struct Line {
     lane: Mutex<Option<Lane>>,
     /// What the other side has said of itself.
     hello: OnceLock<Hello>,
-}
-
-/// A transfer's hold on local memory.
-struct MoveLoan {
-    link: Arc<VerbsLink>,
-    number: u64,
-    local: Slice,
-}
-
-impl Loan for MoveLoan {
-    fn revoke(&self) {
-        self.link.end_number(self.number);
-    }
-
-    fn is_over(&self) -> bool {
-        self.local.is_over()
-    }
 }
 
 impl VerbsLink {
@@ -413,72 +395,6 @@ impl VerbsLink {
         if let Some(cause) = cause {
             self.lose(cause, sink);
         }
-    }
-
-    /// Goes on with the end of a link that was closed. True when it is over.
-    pub(super) fn linger(&self, now: Instant) -> bool {
-        let Some(line) = self.line.get() else {
-            self.bury();
-            return true;
-        };
-        let since = *self.closing.get_or_init(|| now);
-        let done = self.failed.load(Ordering::Acquire) || now >= since + LINGER || line.hello.get().is_none() || {
-            let mut out = line.out.lock();
-            // What was said last may not have left.
-            let _ = out.resume();
-            out.is_flushed() && out.farewell().unwrap_or(true)
-        };
-        if done {
-            self.bury();
-        }
-        done
-    }
-
-    /// Frees what the link has of its device.
-    pub(super) fn bury(&self) {
-        let id = self.id.lock().take();
-        if let Some(line) = self.line.get() {
-            let gone = line.lane.lock().as_mut().and_then(Lane::close);
-            gone.into_iter().for_each(|queue_pair| line.device.leave(queue_pair));
-            self.deliver(line);
-            let qp = line.out.lock().qp.take();
-            if let Some(qp) = qp {
-                line.device.leave(line.queue_pair);
-                id.iter().for_each(|id| id.disconnect());
-                drop(qp);
-                line.device.dismiss(&line.group);
-            }
-        }
-        if let Some(id) = id {
-            self.shared.forget(&id);
-        }
-    }
-
-    /// Ends a transfer: when this returns the device does not touch its memory.
-    fn end_number(&self, number: u64) {
-        let Some(line) = self.line.get() else { return };
-        let until = Instant::now() + GRACE;
-        loop {
-            let is_under_way = line.lane.lock().as_mut().is_some_and(|lane| {
-                lane.stop(number);
-                lane.is_under_way(number)
-            });
-            if !is_under_way {
-                break;
-            }
-            if Instant::now() >= until {
-                tracing::debug!(target: "calomel::verbs", "a transfer that is over does not end; its lane does");
-                self.break_lane(line, "a transfer was given up");
-                break;
-            }
-            if let Err(error) = line.device.gather(&line.group) {
-                tracing::error!(target: "calomel::verbs", %error, "completions can't be taken");
-            }
-            std::thread::yield_now();
-        }
-        self.deliver(line);
-        // What was gathered is for whoever drives.
-        self.shared.wake();
     }
 }
 

@@ -11,7 +11,7 @@ use rdma_sys as raw;
 use rdma_sys::rdma_cm_event_type as kind;
 
 use super::device::Context;
-use super::{do_not_block, errno, failed, text};
+use super::{do_not_block, errno, failed, is_forked, text};
 
 /// Where the connection manager tells what happens.
 pub(in super::super) struct EventChannel(NonNull<raw::rdma_event_channel>);
@@ -141,6 +141,9 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // SAFETY: whatever identifier uses it holds an `Arc` of it, so none does.
         unsafe { raw::rdma_destroy_event_channel(self.0.as_ptr()) };
     }
@@ -320,6 +323,9 @@ fn parameters(data: &[u8], reads: Reads) -> raw::rdma_conn_param {
 
 impl Drop for Id {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // SAFETY: the identifier came from the connection manager; its queue pair holds an `Arc` of it, so it has none. All of
         // its events have been acknowledged: see `EventChannel::next`.
         if let Err(error) = errno("rdma_destroy_id", unsafe { raw::rdma_destroy_id(self.as_ptr()) }) {

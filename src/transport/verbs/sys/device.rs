@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rdma_sys as raw;
 use rdma_sys::{ibv_access_flags as flags, ibv_wc};
 
-use super::{do_not_block, errno, failed, must, text, verbs};
+use super::{do_not_block, errno, failed, is_forked, must, note_user, text, verbs};
 
 /// An open device. The connection manager opens it, and keeps it open as long as the process lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,6 +68,7 @@ impl Context {
 
     /// The devices of this machine.
     pub fn all() -> io::Result<Vec<Context>> {
+        note_user()?;
         // Memory that a device knows must stay where it is when the process forks. Kernels before 5.12 don't see to that, and
         // then a child lacks it altogether.
         // SAFETY: the function takes nothing.
@@ -186,6 +187,9 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // SAFETY: whatever uses it holds an `Arc` of it, so nothing does.
         let freed = verbs("ibv_dealloc_pd", unsafe { raw::ibv_dealloc_pd(self.as_ptr()) });
         if let Err(error) = freed {
@@ -260,6 +264,9 @@ fn refused(len: usize, error: &io::Error) -> io::Error {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // SAFETY: it came from `ibv_reg_mr`, and is not used any more.
         must("ibv_dereg_mr", verbs("ibv_dereg_mr", unsafe { raw::ibv_dereg_mr(self.raw.as_ptr()) }));
     }
@@ -307,6 +314,9 @@ impl Completions {
 
 impl Drop for Completions {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // SAFETY: whatever queue uses it holds an `Arc` of it, so none does.
         let freed = errno("ibv_destroy_comp_channel", unsafe { raw::ibv_destroy_comp_channel(self.raw.as_ptr()) });
         if let Err(error) = freed {
@@ -384,6 +394,9 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // SAFETY: whatever queue pair uses it holds an `Arc` of it, so none does.
         let freed = verbs("ibv_destroy_cq", unsafe { raw::ibv_destroy_cq(self.as_ptr()) });
         if let Err(error) = freed {

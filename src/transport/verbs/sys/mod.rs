@@ -10,6 +10,7 @@ mod qp;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(super) use cm::{Event, EventChannel, EventKind, Id, Reads};
 pub(super) use device::{Access, Async, Completion, Completions, Context, Cq, Limits, Memory, Pd};
@@ -56,6 +57,25 @@ unsafe fn text(text: *const libc::c_char) -> &'static str {
     }
     // SAFETY: as whoever calls promises.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("")
+}
+
+/// The process that uses devices; 0 when none does.
+static USER: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that this process uses devices. An error in a child of one that did: what the library keeps is its parent's.
+fn note_user() -> io::Result<()> {
+    let own = std::process::id();
+    match USER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(user) if user != own => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "this process was forked from one that uses RDMA devices"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// True in a forked child, which must leave alone what its parent has made.
+fn is_forked() -> bool {
+    USER.load(Ordering::Relaxed) != std::process::id()
 }
 
 /// Ends of what the system holds for the library must not fail: memory would be freed that a device may still touch.

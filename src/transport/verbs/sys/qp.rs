@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::cm::Id;
 use super::device::{Cq, Pd};
-use super::{failed, must, verbs};
+use super::{failed, is_forked, must, verbs};
 
 /// A stretch of registered memory.
 #[derive(Clone, Copy)]
@@ -77,6 +77,9 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         // SAFETY: whatever queue pair uses it holds an `Arc` of it, so none does.
         must("ibv_destroy_srq", verbs("ibv_destroy_srq", unsafe { raw::ibv_destroy_srq(self.raw.as_ptr()) }));
     }
@@ -339,6 +342,9 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
         match &self.id {
             // SAFETY: the queue pair is the identifier's, and is destroyed once.
             Some(id) => unsafe { raw::rdma_destroy_qp(id.as_ptr()) },
