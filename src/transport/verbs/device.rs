@@ -4,8 +4,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use rand::Rng as _;
@@ -72,7 +72,7 @@ struct GroupState {
     stash: Vec<Completion>,
     slabs: Vec<Slab>,
     /// Buffers that have been read, and are to be handed back; and who gets a credit for each.
-    empty: Vec<(u64, Option<Arc<VerbsLink>>)>,
+    empty: Vec<(u64, Option<Weak<VerbsLink>>)>,
     links: usize,
     /// Buffers that links which are gone may have taken with them.
     lost: usize,
@@ -190,11 +190,17 @@ impl Device {
             });
             any
         };
+        let mut touched = SmallVec::<[Arc<VerbsLink>; 4]>::new();
         for completion in moved {
             if let Some(link) = self.link(completion.queue_pair) {
                 link.move_ended(&completion);
+                if !touched.iter().any(|other| Arc::ptr_eq(other, &link)) {
+                    touched.push(link);
+                }
             }
         }
+        // Once for all that has ended: to ask for something takes as long as it takes where a device is emulated.
+        touched.iter().for_each(|link| link.go_on());
         Ok(any)
     }
 }
@@ -268,9 +274,9 @@ impl Group {
     }
 
     /// The message has been read; its sender gets a credit, if it took one, when its buffer is handed back.
-    pub(super) fn empty(&self, completion: &Completion, credited: Option<Arc<VerbsLink>>) -> bool {
+    pub(super) fn empty(&self, completion: &Completion, credited: Option<&Arc<VerbsLink>>) -> bool {
         let mut state = self.state.lock();
-        state.empty.push((completion.id & !WHAT, credited));
+        state.empty.push((completion.id & !WHAT, credited.map(Arc::downgrade)));
         state.empty.len() >= REFILL
     }
 
@@ -283,7 +289,7 @@ impl Group {
         let empty = std::mem::take(&mut state.empty);
         self.post(&state, empty.iter().map(|(index, _)| *index))?;
         drop(state);
-        empty.into_iter().filter_map(|(_, link)| link).for_each(|link| link.owe());
+        empty.into_iter().filter_map(|(_, link)| link?.upgrade()).for_each(|link| link.owe());
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::device::{CREDITS, Device, Group, MESSAGE, STAGE};
 use super::inbox::{Inbox, Went};
-use super::lane::{Broken, Lane, Over};
+use super::lane::{Lane, Over};
 use super::memory::Registered;
 use super::outbox::{Outbox, SENDS, Sending};
 use super::sys::{Access, Async, Capacity, Completion, Id, Qp, status_text};
@@ -143,24 +143,17 @@ impl VerbsLink {
         };
         let offer = {
             let mut lane = line.lane.lock();
-            let mut made = Lane::new(&line.device, &line.group, path);
+            let mut made = Lane::new(self.me.clone(), &line.device, &line.group, path);
             made.set_reads(hello.reads);
             let offer = made.start()?;
             *lane = Some(made);
             offer
         };
-        self.note(line, None, offer, None)
+        self.note(line, offer, None)
     }
 
-    /// Has completions of a new lane find their way, and says what is to be said.
-    fn note(&self, line: &Line, gone: Option<u32>, offer: Option<Offer>, up: Option<u32>) -> io::Result<()> {
-        if let Some(gone) = gone {
-            line.device.leave(gone);
-        }
-        let own = self.me.upgrade();
-        if let (Some(offer), Some(own)) = (offer, own) {
-            line.device.enter(offer.queue_pair, &own);
-        }
+    /// Says what is to be said of a lane.
+    fn note(&self, line: &Line, offer: Option<Offer>, up: Option<u32>) -> io::Result<()> {
         let mut out = line.out.lock();
         offer.into_iter().for_each(|offer| out.say(Content::Offer(offer)));
         up.into_iter().for_each(|lane| out.say(Content::LaneUp(lane)));
@@ -236,11 +229,11 @@ impl VerbsLink {
     }
 
     fn offered(&self, line: &Line, offer: Offer) -> io::Result<()> {
-        let (broken, connected) = match line.lane.lock().as_mut() {
+        let (own, connected) = match line.lane.lock().as_mut() {
             Some(lane) => lane.offered(offer)?,
             None => return Ok(()),
         };
-        self.note(line, broken.queue_pair, broken.offer, connected.then_some(offer.lane))?;
+        self.note(line, own, connected.then_some(offer.lane))?;
         self.deliver(line);
         Ok(())
     }
@@ -278,13 +271,13 @@ impl VerbsLink {
             Some(lane) => lane.fail(why),
             None => return,
         };
-        let noted = broken.and_then(|Broken { queue_pair, offer }| self.note(line, queue_pair, offer, None));
+        let noted = broken.and_then(|offer| self.note(line, offer, None));
         if let Err(error) = noted {
             self.fail(error);
         }
     }
 
-    /// A request on the lane has ended. Called by any thread.
+    /// A request on the lane has ended; `go_on` follows. Called by any thread.
     pub(super) fn move_ended(&self, completion: &Completion) {
         let Some(line) = self.line.get() else { return };
         let ended = match line.lane.lock().as_mut() {
@@ -292,11 +285,15 @@ impl VerbsLink {
             None => return,
         };
         match ended {
-            Ok(()) => self.pump(line),
-            Err(why) => {
-                self.break_lane(line, &why);
-                self.deliver(line);
-            }
+            Ok(()) => {}
+            Err(why) => self.break_lane(line, &why),
+        }
+    }
+
+    /// Goes on with what the lane has to do.
+    pub(super) fn go_on(&self) {
+        if let Some(line) = self.line.get() {
+            self.pump(line);
         }
     }
 
@@ -458,8 +455,10 @@ impl Link for VerbsLink {
             Some(access) => access.lend(loan.clone()),
             None => return false,
         }
+        // Whoever has ended the operation meanwhile did not find the loan.
+        let over = local.is_over();
         let begun = match line.lane.lock().as_mut() {
-            Some(lane) if lane.is_up() => {
+            Some(lane) if lane.is_up() && !over => {
                 lane.transfer(number, operation, pull, local.clone(), registered, remote, loan.clone());
                 true
             }

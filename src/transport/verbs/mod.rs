@@ -217,7 +217,7 @@ impl Verbs {
                 Some(Came::Message) if completion.status == 0 => {
                     let mut message = self.message.lock();
                     group.message(&completion, &mut message);
-                    let credited = link.clone().filter(|_| wire::is_credited(&message));
+                    let credited = link.as_ref().filter(|_| wire::is_credited(&message));
                     refill |= group.empty(&completion, credited);
                     if let Some(link) = link {
                         link.message(&message, sink);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::super::lane::Lane;
 use super::VerbsLink;
 use crate::memory::{Loan, Slice};
 
@@ -54,8 +53,9 @@ impl VerbsLink {
     pub(in super::super) fn bury(&self) {
         let id = self.id.lock().take();
         if let Some(line) = self.line.get() {
-            let gone = line.lane.lock().as_mut().and_then(Lane::close);
-            gone.into_iter().for_each(|queue_pair| line.device.leave(queue_pair));
+            if let Some(lane) = line.lane.lock().as_mut() {
+                lane.close();
+            }
             self.deliver(line);
             let qp = line.out.lock().qp.take();
             if let Some(qp) = qp {
