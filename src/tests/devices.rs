@@ -52,11 +52,13 @@ struct State {
     /// How many moves were given up, and how often it was made to leave memory alone.
     given_up: usize,
     revoked: usize,
-    done: Vec<(LinkKey, u64, io::Result<()>)>,
 }
 
 #[derive(Clone)]
 struct Device(Arc<Mutex<State>>);
+
+/// What one engine is to be told of moves.
+type Done = Arc<Mutex<Vec<(LinkKey, u64, io::Result<()>)>>>;
 
 /// Every byte that the device pulls.
 const MADE_UP: u8 = 0xdd;
@@ -81,7 +83,11 @@ impl Device {
     fn engine(&self, address: &str) -> Result<Engine> {
         let device = self.clone();
         let wrap = move |inner: Box<dyn Transport>| -> Box<dyn Transport> {
-            if inner.capabilities().scheme == Scheme::Loop { Box::new(Near { inner, device: device.clone() }) } else { inner }
+            if inner.capabilities().scheme == Scheme::Loop {
+                Box::new(Near { inner, device: device.clone(), done: Done::default() })
+            } else {
+                inner
+            }
         };
         Engine::builder().listen(address).wrap(wrap).build()
     }
@@ -113,6 +119,7 @@ struct NearLink {
     inner: Arc<dyn Link>,
     key: LinkKey,
     device: Device,
+    done: Done,
 }
 
 impl Link for NearLink {
@@ -147,7 +154,7 @@ impl Link for NearLink {
                 Ok(())
             }
         };
-        self.device.0.lock().done.push((self.key, operation, result));
+        self.done.lock().push((self.key, operation, result));
         true
     }
     fn end_move(&self, _: u64) {
@@ -161,11 +168,12 @@ impl Link for NearLink {
 struct Near {
     inner: Box<dyn Transport>,
     device: Device,
+    done: Done,
 }
 
 impl Near {
     fn link(&self, key: LinkKey, inner: Arc<dyn Link>) -> Arc<dyn Link> {
-        Arc::new(NearLink { inner, key, device: self.device.clone() })
+        Arc::new(NearLink { inner, key, device: self.device.clone(), done: self.done.clone() })
     }
 }
 
@@ -203,7 +211,7 @@ impl Transport for Near {
         self.inner.connect(key, address, &|link| attach(self.link(key, link)))
     }
     fn poll(&self, sink: &mut dyn Sink) -> bool {
-        let done = std::mem::take(&mut self.device.0.lock().done);
+        let done = std::mem::take(&mut *self.done.lock());
         let any = !done.is_empty();
         done.into_iter().for_each(|(key, operation, result)| sink.moved(key, operation, result));
         self.inner.poll(&mut NearSink { sink, near: self }) || any
@@ -212,7 +220,7 @@ impl Transport for Near {
         self.inner.ready(token, event, &mut NearSink { sink, near: self });
     }
     fn park(&self) -> bool {
-        self.device.0.lock().done.is_empty() && self.inner.park()
+        self.done.lock().is_empty() && self.inner.park()
     }
     fn unpark(&self) {
         self.inner.unpark();
