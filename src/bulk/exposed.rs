@@ -11,7 +11,8 @@ use super::lease::Released;
 use super::own::Own;
 use crate::engine::Shared;
 use crate::memory::{Buffer, Held, ReadOnly, Region, Slice, View, Writable, WritableBuffer};
-use crate::{Address, Error, Result};
+use crate::proto::PeerId;
+use crate::{Address, Endpoint, Error, Result};
 
 /// A buffer that peers can reach, until it is taken back with [`reclaim`](Exposed::reclaim) or dropped. Made by
 /// [`Engine::expose`](crate::Engine::expose) and [`Engine::expose_read_only`](crate::Engine::expose_read_only).
@@ -44,11 +45,20 @@ pub(super) struct Exposure {
 impl Exposure {
     /// An error when a device can't be told of the memory.
     pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access) -> Result<Exposure> {
-        let own = Own::new(&shared.core, region, access)?;
+        Exposure::to(shared, region, access, None)
+    }
+
+    /// For one peer, if that is named, or for all.
+    fn to(shared: &Arc<Shared>, region: &Arc<Region>, access: Access, only: Option<PeerId>) -> Result<Exposure> {
+        let own = Own::new(&shared.core, region, access, only)?;
         let mut rng = rand::rng();
         let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
         let bulk = Bulk::own(token, region, access, shared.origin.clone(), &own);
-        shared.core.exec(|proto| proto.expose(token, Slice::whole(region), access.mode().access()));
+        let (memory, mode) = (Slice::whole(region), access.mode().access());
+        shared.core.exec(|proto| match only {
+            Some(peer) => proto.expose_to(peer, token, memory, mode),
+            None => proto.expose(token, memory, mode),
+        });
         Ok(Exposure { shared: shared.clone(), bulk, own })
     }
 
@@ -67,6 +77,14 @@ pub(crate) fn expose<B: WritableBuffer>(shared: &Arc<Shared>, buffer: B, mode: B
     shared.check("expose")?;
     let held = Held::writable(buffer);
     let exposure = Exposure::new(shared, held.region(), Access::Changing(mode))?;
+    Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
+}
+
+pub(crate) fn expose_to<B: WritableBuffer>(peer: &Endpoint, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>> {
+    let shared = peer.shared();
+    shared.check("expose")?;
+    let held = Held::writable(buffer);
+    let exposure = Exposure::to(shared, held.region(), Access::Changing(mode), Some(peer.peer()))?;
     Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
 }
 

@@ -12,7 +12,7 @@ mod transfer;
 pub use descriptor::{Bulk, BulkMode};
 pub(crate) use descriptor::{Copies, Origin};
 pub use exposed::{Exposed, ExposedSlice};
-pub(crate) use exposed::{expose, expose_read_only};
+pub(crate) use exposed::{expose, expose_read_only, expose_to};
 pub use lease::Released;
 pub use local::{PullTarget, PushSource};
 pub use remote::RemoteBulk;

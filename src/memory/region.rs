@@ -251,6 +251,12 @@ impl Slice {
         (*gate && !over).then_some(WriteAccess { slice: self, _gate: gate })
     }
 
+    /// True when the operation that this slice was made for is over.
+    #[allow(dead_code, reason = "for transports that have devices")]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
+    }
+
     /// True when the operation that this slice was made for is over, or the gate is closed.
     #[cfg_attr(not(test), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn is_over(&self) -> bool {

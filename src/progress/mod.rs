@@ -435,6 +435,13 @@ impl Core {
         Ok(None)
     }
 
+    /// As `keys`, for one peer, as far as there is a connection.
+    pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: Access) -> Result<Option<Keys>> {
+        let link = self.look(|proto| proto.connection(peer)).and_then(|link| self.carrier_of(link));
+        let keys = link.map_or(Ok(None), |link| link.expose(region, access));
+        keys.map_err(|error| Error::io("can't make the memory known to a device", error))
+    }
+
     pub(crate) fn stop_listening(&self) {
         self.transports.iter().for_each(|transport| transport.stop_listening());
     }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::wire::{Message, Range, Status};
-use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto, Stage};
+use super::{Env, Lease, Leases, LinkId, Memory, Output, PeerId, Proto, Stage};
 
 /// What peers may do with exposed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,14 @@ pub(super) struct LeaseOut<L> {
 struct Exposure<M> {
     memory: M,
     mode: Mode,
+    only: Option<Only>,
+}
+
+/// The one peer that memory is exposed to.
+struct Only {
+    peer: PeerId,
+    /// Which engine that was, if it has been met.
+    incarnation: Option<u64>,
 }
 
 /// How many tokens of memory that was taken back are remembered, to say `Revoked` instead of `AccessDenied`.
@@ -71,7 +79,13 @@ impl<E: Env> Exposures<E> {
 impl<E: Env> Proto<E> {
     /// Lets peers that know the token reach the memory.
     pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode) {
-        self.exposures.live.insert(token, Exposure { memory, mode });
+        self.exposures.live.insert(token, Exposure { memory, mode, only: None });
+    }
+
+    /// As `expose`, for one peer: it is of no use to others that they know the token.
+    pub(crate) fn expose_to(&mut self, peer: PeerId, token: u128, memory: E::Memory, mode: Mode) {
+        let incarnation = self.peers.get(peer).and_then(|peer| peer.incarnation);
+        self.exposures.live.insert(token, Exposure { memory, mode, only: Some(Only { peer, incarnation }) });
     }
 
     /// Locks peers out. What they had begun ends, and they are told; an access that is in progress in a transport is the
@@ -89,14 +103,23 @@ impl<E: Env> Proto<E> {
     }
 
     /// The memory that a range means, if whoever names it may do that with it.
-    pub(super) fn check(&self, range: Range, write: bool) -> Result<E::Memory, Status> {
+    pub(super) fn check(&self, link: LinkId, range: Range, write: bool) -> Result<E::Memory, Status> {
         if self.stage == Stage::Closed {
             return Err(Status::Finalizing);
         }
         if range.owner != self.incarnation {
             return Err(Status::Restarted);
         }
-        self.access(u128::from_le_bytes(range.token), range.offset, range.len, write)
+        let token = u128::from_le_bytes(range.token);
+        let only = self.exposures.live.get(&token).and_then(|exposure| exposure.only.as_ref());
+        let is_it = |only: &Only| {
+            let link = &self.links[link];
+            link.peer == Some(only.peer) && only.incarnation.is_none_or(|incarnation| incarnation == link.incarnation)
+        };
+        if only.is_some_and(|only| !is_it(only)) {
+            return Err(Status::AccessDenied("the memory is exposed to another peer".into()));
+        }
+        self.access(token, range.offset, range.len, write)
     }
 
     /// As for a peer's range, for this engine's own bulks.

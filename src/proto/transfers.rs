@@ -191,7 +191,7 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_pull(&mut self, link: LinkId, range: Range, now: Instant) {
         let token = u128::from_le_bytes(range.token);
-        match self.check(range, false) {
+        match self.check(link, range, false) {
             Ok(memory) if memory.len() > 0 => {
                 let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
                 self.links[link].streams.push_back(stream);
@@ -208,7 +208,7 @@ impl<E: Env> Proto<E> {
         if self.links[link].pushes.contains_key(&range.transfer) {
             return Err(broken(format!("push {} was begun twice", range.transfer)));
         }
-        match self.check(range, true) {
+        match self.check(link, range, true) {
             Ok(memory) if memory.len() > 0 => {
                 let push = IncomingPush { memory, landed: 0, token };
                 self.links[link].pushes.insert(range.transfer, push);

@@ -67,6 +67,11 @@ pub(crate) trait Link: Send + Sync {
     }
     /// The operation is given up: what of it has not begun does not begin. There may be no report any more.
     fn end_move(&self, _operation: u64) {}
+    /// Lets the peer at the other end, and nobody else, reach the memory by these keys, until its gate is closed. `None` where
+    /// no device could see to that.
+    fn expose(&self, _region: &Region, _access: Access) -> io::Result<Option<Keys>> {
+        Ok(None)
+    }
     /// Ends the connection; nothing is reported of it any more.
     fn close(&self);
 }

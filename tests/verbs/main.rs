@@ -4,5 +4,4 @@
 #![cfg(feature = "verbs")]
 
 mod moving;
-mod scratch;
 mod support;

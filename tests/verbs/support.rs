@@ -27,3 +27,10 @@ impl Pair {
         Pair { server, client, endpoint }
     }
 }
+
+impl Pair {
+    /// A further client, which knows nobody.
+    pub fn another_client(&self) -> Engine {
+        Engine::builder().same_host_upgrade(false).default_timeout(Duration::from_secs(20)).build().unwrap()
+    }
+}

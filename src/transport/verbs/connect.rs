@@ -63,8 +63,19 @@ impl Verbs {
             }
             None => Context::all().map_err(failed)?,
         };
+        let mut last = None;
+        let mut usable = 0;
         for context in contexts {
-            self.shared.device(context).map_err(failed)?;
+            match self.shared.device(context) {
+                Ok(_) => usable += 1,
+                Err(error) => {
+                    tracing::warn!(target: "calomel::verbs", device = context.name(), %error, "a device can't be used");
+                    last = Some(error);
+                }
+            }
+        }
+        if let Some(error) = last.filter(|_| usable == 0) {
+            return Err(failed(error));
         }
         id.listen(BACKLOG).map_err(failed)?;
         let bound = id.local().ok_or_else(|| failed(io::Error::other("it has no address")))?;

@@ -14,15 +14,15 @@ use smallvec::SmallVec;
 use super::link::VerbsLink;
 use super::memory::Slab;
 use super::outbox::SENDS;
-use super::sys::{Access, Completion, Completions, Context, Cq, Limits, Pd, Receive, Srq};
+use super::sys::{Access, Async, Completion, Completions, Context, Cq, Limits, Pd, Receive, Srq};
 
 /// Longest message that is sent and received, in bytes.
 pub(super) const MESSAGE: usize = 4096;
 /// Messages of a link that there is room for, and that its peer may count on.
 pub(super) const CREDITS: u16 = 16;
 /// Room besides, for what is sent without a credit: two messages that bring credits, as many as there may be staged pieces of
-/// which the end is told, and a farewell.
-pub(super) const UNCREDITED: u16 = 3 + super::STAGED as u16;
+/// which the end is told, a farewell, and what is said of a lane and of the next.
+pub(super) const UNCREDITED: u16 = 3 + super::STAGED as u16 + 4;
 /// Buffers that a link takes.
 const BUFFERS: usize = (CREDITS + UNCREDITED) as usize;
 /// Links that share their queues.
@@ -41,6 +41,11 @@ const RECEIVED: u64 = 1 << 60;
 pub(super) const SENT: u64 = 2 << 60;
 pub(super) const MOVED: u64 = 3 << 60;
 const WHAT: u64 = 15 << 60;
+/// The lower ones: what is left is for which lane it was.
+pub(super) const NUMBER: u64 = (1 << 40) - 1;
+
+/// The devices of all engines of this process: what one of them tells only one of them hears.
+static ALL: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
 pub(super) struct Device {
     /// Names it, and with it the keys that are good for it.
@@ -81,7 +86,7 @@ struct GroupState {
 impl Device {
     pub(super) fn new(context: Context) -> io::Result<Arc<Device>> {
         let limits = context.limits()?;
-        Ok(Arc::new(Device {
+        let device = Arc::new(Device {
             domain: rand::rng().next_u64(),
             context,
             limits,
@@ -91,7 +96,11 @@ impl Device {
             links: RwLock::default(),
             stages: Mutex::default(),
             next: AtomicU64::new(1),
-        }))
+        });
+        let mut all = ALL.lock();
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&device));
+        Ok(device)
     }
 
     /// Makes room for one more link.
@@ -153,19 +162,32 @@ impl Device {
         self.links.write().remove(&queue_pair);
     }
 
+    /// All that it carries.
+    pub(super) fn links(&self) -> Vec<Arc<VerbsLink>> {
+        self.links.read().values().cloned().collect()
+    }
+
+    /// The device has told something, to whichever engine of this process listened first.
+    pub(super) fn tell(context: Context, event: &Async) {
+        let all: Vec<Arc<Device>> = ALL.lock().iter().filter_map(Weak::upgrade).collect();
+        for device in all.iter().filter(|device| device.context == context) {
+            device.links().iter().for_each(|link| link.told(event));
+        }
+    }
+
     pub(super) fn link(&self, queue_pair: u32) -> Option<Arc<VerbsLink>> {
         self.links.read().get(&queue_pair).cloned()
     }
 
     pub(super) fn number(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed) & !WHAT
+        self.next.fetch_add(1, Ordering::Relaxed) & NUMBER
     }
 
     pub(super) fn take_stage(&self) -> io::Result<Slab> {
         if let Some(stage) = self.stages.lock().pop() {
             return Ok(stage);
         }
-        Slab::new(&self.pd, STAGE, Access { local_write: true, remote_read: true, remote_write: false })
+        Slab::new(&self.pd, STAGE, Access { local_write: true, ..Access::default() })
     }
 
     pub(super) fn give_stage(&self, stage: Slab) {
@@ -219,9 +241,10 @@ impl Group {
 
     fn admit(&self, pd: &Arc<Pd>) -> io::Result<()> {
         let mut state = self.state.lock();
-        let needed = (state.links + 1) * BUFFERS + state.lost;
+        // Some have been read, and wait to be handed back together.
+        let needed = (state.links + 1) * BUFFERS + state.lost + REFILL;
         while state.slabs.len() * BUFFERS < needed {
-            let only_local = Access { local_write: true, remote_read: false, remote_write: false };
+            let only_local = Access { local_write: true, ..Access::default() };
             let slab = Slab::new(pd, BUFFERS * MESSAGE, only_local)?;
             let first = state.slabs.len() * BUFFERS;
             state.slabs.push(slab);
@@ -286,8 +309,8 @@ impl Group {
         if state.empty.is_empty() {
             return Ok(());
         }
+        self.post(&state, state.empty.iter().map(|(index, _)| *index))?;
         let empty = std::mem::take(&mut state.empty);
-        self.post(&state, empty.iter().map(|(index, _)| *index))?;
         drop(state);
         empty.into_iter().filter_map(|(_, link)| link?.upgrade()).for_each(|link| link.owe());
         Ok(())

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::io;
 
+use super::device::CREDITS;
 use super::memory::Slab;
 use super::wire::Content;
 use crate::transport::{Landed, LinkKey, Place, Sink, Taken};
@@ -35,6 +36,8 @@ pub(super) struct Inbox {
 /// How it goes on.
 pub(super) enum Went {
     On,
+    /// It has to wait for its turn.
+    Waits,
     /// The link was closed because of what it brought.
     Closed,
     /// The other side has said farewell.
@@ -64,7 +67,15 @@ impl Inbox {
             Content::Bye => Item::Bye,
             _ => return Ok(Went::On),
         });
-        Ok(Went::On)
+        if self.queue.len() > usize::from(CREDITS) + 1 {
+            return Err(broken("more than it was given credit for"));
+        }
+        Ok(Went::Waits)
+    }
+
+    /// How much waits for its turn.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len()
     }
 
     /// Keeps the place of a staged piece, which is being read.

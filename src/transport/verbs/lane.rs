@@ -9,14 +9,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use smallvec::SmallVec;
 
-use super::device::{Device, Group, MOVED};
+use super::device::{Device, Group, MOVED, NUMBER};
 use super::link::VerbsLink;
-use super::memory::{Registered, Slab};
-use super::sys::{Capacity, Completion, Kind, Path, Piece, Qp, Work, status_text};
+use super::memory::{Registered, Slab, Windowed};
+use super::sys::{Access, Capacity, Completion, Kind, Path, Piece, Qp, Work, status_text};
 use super::wire::{Offer, Staged, Stretch};
 use crate::memory::{Loan, Slice};
 
@@ -35,6 +35,8 @@ enum What {
     Fetch { stage: Slab, staged: Staged, posted: bool, tries: u32 },
     /// A transfer between memory that users have exposed.
     Transfer(Transfer),
+    /// Windows are being opened: whether that has succeeded.
+    Windows { opened: Arc<OnceLock<bool>> },
 }
 
 struct Transfer {
@@ -100,7 +102,7 @@ struct Mine {
 }
 
 impl Lane {
-    pub(super) fn new(link: Weak<VerbsLink>, device: &Arc<Device>, group: &Arc<Group>, path: Path) -> Lane {
+    pub(super) fn new(link: Weak<VerbsLink>, device: &Arc<Device>, group: &Arc<Group>, path: Path, reads: u8) -> Lane {
         Lane {
             number: 0,
             mine: None,
@@ -114,13 +116,9 @@ impl Lane {
             device: device.clone(),
             group: group.clone(),
             path,
-            reads: 1,
+            reads: reads.max(1),
             over: Vec::new(),
         }
-    }
-
-    pub(super) fn set_reads(&mut self, reads: u8) {
-        self.reads = reads.max(1);
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -129,6 +127,11 @@ impl Lane {
 
     fn queue_pair(&self) -> Option<u32> {
         self.mine.as_ref().map(|mine| mine.qp.number)
+    }
+
+    /// By what completions of a move name it: they tell for which lane it was.
+    fn id(&self, number: u64) -> u64 {
+        MOVED | u64::from(self.number & 0xf_ffff) << 40 | number
     }
 
     /// Makes this side's end of the first lane, if the other side has not brought that about.
@@ -193,20 +196,22 @@ impl Lane {
         self.outstanding = 0;
         self.turn.clear();
         let numbers: Vec<u64> = self.moves.keys().copied().collect();
+        let mut unreadable = false;
         for number in numbers {
             let Some(entry) = self.moves.get_mut(&number) else { continue };
             entry.outstanding = 0;
             match &mut entry.what {
                 What::Fetch { posted, tries, .. } if !self.closed => {
                     *tries += u32::from(*posted);
-                    if *tries > TRIES {
-                        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("what it sent can't be read: {why}")));
-                    }
+                    unreadable |= *tries > TRIES;
                     *posted = false;
                     self.turn.push_back(number);
                 }
                 _ => self.end(number, Err(io::Error::new(io::ErrorKind::ConnectionAborted, why.to_owned()))),
             }
+        }
+        if unreadable {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("what it sent can't be read: {why}")));
         }
         if self.closed {
             return Ok(None);
@@ -239,7 +244,22 @@ impl Lane {
         number
     }
 
-    /// Begins a transfer; its number.
+    /// Opens windows for the other side; where it is told whether that has succeeded. `None` when it can't be done now.
+    pub(super) fn open(&mut self, windows: &Windowed, access: Access) -> io::Result<Option<Arc<OnceLock<bool>>>> {
+        let count = windows.stretches().len();
+        let (Some(mine), true) = (&self.mine, self.up && self.outstanding + count <= MOVES) else { return Ok(None) };
+        let number = self.device.number();
+        if !windows.open(&mine.qp, self.id(number), access)? {
+            return Ok(None);
+        }
+        let opened = Arc::<OnceLock<bool>>::default();
+        let what = What::Windows { opened: opened.clone() };
+        self.moves.insert(number, Move { what, outstanding: count as u32, stopped: false });
+        self.outstanding += count;
+        Ok(Some(opened))
+    }
+
+    /// Begins a transfer.
     pub(super) fn transfer(
         &mut self,
         number: u64,
@@ -287,6 +307,9 @@ impl Lane {
                 Ok(()) => self.over.push(Over::Fetched { number, stage, len: staged.len as usize }),
                 Err(_) => self.device.give_stage(stage),
             },
+            What::Windows { opened } => {
+                let _ = opened.set(result.is_ok());
+            }
             What::Transfer(transfer) => {
                 transfer.local.region.unlend(&transfer.loan);
                 self.over.push(Over::Transferred { operation: transfer.operation, result });
@@ -296,14 +319,14 @@ impl Lane {
 
     /// Something that was asked for has ended. An error breaks the lane.
     pub(super) fn ended(&mut self, completion: &Completion) -> Result<(), String> {
-        // It may be of a lane before this one.
-        if self.queue_pair() != Some(completion.queue_pair) {
+        // It may be of a lane before this one, even if that had a queue pair of the same number.
+        if self.queue_pair() != Some(completion.queue_pair) || completion.id & !NUMBER != self.id(0) {
             return Ok(());
         }
         if completion.status != 0 {
             return Err(status_text(completion.status));
         }
-        let number = completion.id & !MOVED;
+        let number = completion.id & NUMBER;
         let Some(entry) = self.moves.get_mut(&number) else { return Ok(()) };
         self.outstanding -= 1;
         entry.outstanding -= 1;
@@ -311,6 +334,7 @@ impl Lane {
             let whole = match &entry.what {
                 What::Fetch { posted, .. } => *posted,
                 What::Transfer(transfer) => transfer.asked == transfer.local.len,
+                What::Windows { .. } => true,
             };
             if whole {
                 self.end(number, Ok(()));
@@ -345,20 +369,22 @@ impl Lane {
     }
 
     fn ask(&mut self, number: u64) -> io::Result<Asked> {
+        let id = self.id(number);
         let Some(mine) = &self.mine else { return Ok(Asked::All) };
         let Some(entry) = self.moves.get_mut(&number) else { return Ok(Asked::All) };
-        let id = MOVED | number;
         match &mut entry.what {
             What::Fetch { stage, staged, posted, .. } => {
                 let piece = stage.piece(0, staged.len as usize);
                 let kind = Kind::Read { address: staged.address, key: staged.key };
-                // SAFETY: the stage is registered for local writes, and is looked at when this has ended.
-                unsafe { mine.qp.post(&[Work { id, kind, pieces: &[piece], signalled: true }]) }?;
+                // Counted first: on an error it may be under way all the same, until the lane has ended.
                 *posted = true;
                 entry.outstanding += 1;
                 self.outstanding += 1;
+                // SAFETY: the stage is registered for local writes, and is looked at when this has ended.
+                unsafe { mine.qp.post(&[Work { id, kind, pieces: &[piece], signalled: true }]) }?;
                 Ok(Asked::All)
             }
+            What::Windows { .. } => Ok(Asked::All),
             What::Transfer(transfer) => {
                 let room = (MOVES - self.outstanding).min((AT_ONCE - entry.outstanding.min(AT_ONCE)) as usize).min(4);
                 if room == 0 {
@@ -366,7 +392,7 @@ impl Lane {
                 }
                 // While this is held nobody takes the memory back; whoever wants to after that finds the loan.
                 let local = transfer.local.clone();
-                let Some(_access) = local.read_access().filter(|_| !entry.stopped) else {
+                let Some(_access) = local.read_access().filter(|_| !entry.stopped && !local.has_ended()) else {
                     self.stop(number);
                     return Ok(Asked::All);
                 };
@@ -385,11 +411,11 @@ impl Lane {
                     self.stop(number);
                     return Ok(Asked::All);
                 }
+                entry.outstanding += work.len() as u32;
+                self.outstanding += work.len();
                 // SAFETY: the region is registered, for local writes if it is pulled into, and stays so until the loan has been
                 // revoked, which waits for the end of this; it is memory that the user has set aside for transfers.
                 unsafe { mine.qp.post(&work) }?;
-                entry.outstanding += work.len() as u32;
-                self.outstanding += work.len();
                 Ok(if transfer.asked == transfer.local.len { Asked::All } else { Asked::Some })
             }
         }

@@ -1,6 +1,8 @@
 //! One connection.
 
 mod ending;
+mod lanes;
+mod windows;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,17 +11,17 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::device::{CREDITS, Device, Group, MESSAGE, STAGE};
+use super::Shared;
+use super::device::{CREDITS, Device, Group, MESSAGE};
 use super::inbox::{Inbox, Went};
 use super::lane::{Lane, Over};
 use super::memory::Registered;
 use super::outbox::{Outbox, SENDS, Sending};
 use super::sys::{Access, Async, Capacity, Completion, Id, Qp, status_text};
-use super::wire::{self, Content, Hello, Offer, Staged};
-use super::{STAGED, Shared};
+use super::wire::{self, Content, Hello};
 use crate::Scheme;
-use crate::memory::{Loan, Slice};
-use crate::transport::{Keys, Link, LinkKey, Sent, Sink};
+use crate::memory::{Loan, Region, Slice};
+use crate::transport::{self, Keys, Link, LinkKey, Sent, Sink};
 use ending::MoveLoan;
 
 /// Bytes that go along with a message, where the device can do that: most calls and answers.
@@ -129,41 +131,6 @@ impl VerbsLink {
         }
     }
 
-    /// Both sides are there: moves are made ready, for which the two have to talk. Done once.
-    pub(super) fn begin(&self) -> io::Result<()> {
-        let (Some(line), Some(hello)) = (self.line.get(), self.line.get().and_then(|line| line.hello.get())) else {
-            return Ok(());
-        };
-        if self.begun.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let path = match &line.out.lock().qp {
-            Some(qp) => qp.path()?,
-            None => return Ok(()),
-        };
-        let offer = {
-            let mut lane = line.lane.lock();
-            let mut made = Lane::new(self.me.clone(), &line.device, &line.group, path);
-            made.set_reads(hello.reads);
-            let offer = made.start()?;
-            *lane = Some(made);
-            offer
-        };
-        self.note(line, offer, None)
-    }
-
-    /// Says what is to be said of a lane.
-    fn note(&self, line: &Line, offer: Option<Offer>, up: Option<u32>) -> io::Result<()> {
-        let mut out = line.out.lock();
-        offer.into_iter().for_each(|offer| out.say(Content::Offer(offer)));
-        up.into_iter().for_each(|lane| out.say(Content::LaneUp(lane)));
-        if out.pending.is_none() {
-            let sent = out.resume()?;
-            debug_assert!(sent.is_none(), "there was nothing that its user has sent");
-        }
-        Ok(())
-    }
-
     /// The link is of no use any more; whoever drives reports it.
     pub(super) fn fail(&self, cause: io::Error) {
         self.cause.lock().get_or_insert(cause);
@@ -173,135 +140,69 @@ impl VerbsLink {
 
     /// Reports the end of the link, once.
     pub(super) fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
-        if !self.is_closed() {
-            if cause.kind() == io::ErrorKind::InvalidData {
-                tracing::warn!(target: "calomel::verbs", %cause, "a peer is hung up on");
-            }
-            self.failed.store(true, Ordering::Release);
-            self.close();
-            sink.closed(self.key, cause);
+        self.failed.store(true, Ordering::Release);
+        if self.is_closed() {
+            // It lingers no more.
+            return self.shared.wake();
         }
+        if cause.kind() == io::ErrorKind::InvalidData {
+            tracing::warn!(target: "calomel::verbs", %cause, "a peer is hung up on");
+        }
+        self.close();
+        sink.closed(self.key, cause);
     }
 
-    /// A message has come.
-    pub(super) fn message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) {
-        if let Err(error) = self.take_message(message, sink) {
+    /// A message has come. True when its sender gets a credit for it at once: what has to wait for its turn takes room until
+    /// then.
+    pub(super) fn message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) -> bool {
+        self.take_message(message, sink).unwrap_or_else(|error| {
             self.lose(error, sink);
-        }
+            false
+        })
     }
 
-    fn take_message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) -> io::Result<()> {
-        let Some(line) = self.line.get() else { return Ok(()) };
+    fn take_message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
+        let Some(line) = self.line.get() else { return Ok(false) };
         let (header, content) = wire::decode(message)?;
         line.out.lock().heed(header)?;
         if self.is_closed() {
-            return Ok(());
+            return Ok(false);
         }
+        let mut done = content.is_credited();
         // The other side has connected its queue pair, or it could not have sent this.
         self.begin()?;
         match content {
             Content::Credit => {}
             Content::Offer(offer) => self.offered(line, offer)?,
             Content::LaneUp(number) => {
-                let up = line.lane.lock().as_mut().is_some_and(|lane| lane.other_side_is_up(number));
-                if up {
+                if self.is_up(line, number) {
                     if !self.moves.swap(true, Ordering::AcqRel) {
                         sink.may_move(self.key);
                     }
                     self.pump(line);
                 }
             }
-            Content::StagedBytes(staged) => self.fetch(line, staged, false)?,
-            Content::StagedPayload(staged) => self.fetch(line, staged, true)?,
+            Content::StagedBytes(staged) => {
+                self.fetch(line, staged, false)?;
+                done = false;
+            }
+            Content::StagedPayload(staged) => {
+                self.fetch(line, staged, true)?;
+                done = false;
+            }
             content => {
                 let went = self.inbox.lock().take(self.key, &content, sink)?;
+                done &= !matches!(went, Went::Waits);
                 self.went(went, sink);
             }
         }
         self.resume(sink);
-        Ok(())
+        Ok(done)
     }
 
     fn went(&self, went: Went, sink: &mut dyn Sink) {
         if matches!(went, Went::Bye) {
             self.lose(closed_by_peer(), sink);
-        }
-    }
-
-    fn offered(&self, line: &Line, offer: Offer) -> io::Result<()> {
-        let (own, connected) = match line.lane.lock().as_mut() {
-            Some(lane) => lane.offered(offer)?,
-            None => return Ok(()),
-        };
-        self.note(line, own, connected.then_some(offer.lane))?;
-        self.deliver(line);
-        Ok(())
-    }
-
-    fn fetch(&self, line: &Line, staged: Staged, payload: bool) -> io::Result<()> {
-        let mut inbox = self.inbox.lock();
-        if staged.len as usize > STAGE || inbox.expected() >= STAGED {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it stages more than was agreed"));
-        }
-        let stage = line.device.take_stage()?;
-        let number = match line.lane.lock().as_mut() {
-            Some(lane) => lane.fetch(stage, staged),
-            None => return Ok(()),
-        };
-        inbox.expect(number, payload);
-        drop(inbox);
-        self.pump(line);
-        Ok(())
-    }
-
-    /// Has the lane ask for what there is room for.
-    fn pump(&self, line: &Line) {
-        let pumped = match line.lane.lock().as_mut() {
-            Some(lane) => lane.pump(),
-            None => return,
-        };
-        if let Err(error) = pumped {
-            self.break_lane(line, &error.to_string());
-        }
-        self.deliver(line);
-    }
-
-    fn break_lane(&self, line: &Line, why: &str) {
-        let broken = match line.lane.lock().as_mut() {
-            Some(lane) => lane.fail(why),
-            None => return,
-        };
-        let noted = broken.and_then(|offer| self.note(line, offer, None));
-        if let Err(error) = noted {
-            self.fail(error);
-        }
-    }
-
-    /// A request on the lane has ended; `go_on` follows. Called by any thread.
-    pub(super) fn move_ended(&self, completion: &Completion) {
-        let Some(line) = self.line.get() else { return };
-        let ended = match line.lane.lock().as_mut() {
-            Some(lane) => lane.ended(completion),
-            None => return,
-        };
-        match ended {
-            Ok(()) => {}
-            Err(why) => self.break_lane(line, &why),
-        }
-    }
-
-    /// Goes on with what the lane has to do.
-    pub(super) fn go_on(&self) {
-        if let Some(line) = self.line.get() {
-            self.pump(line);
-        }
-    }
-
-    /// Has whoever drives see to what of the lane is over.
-    fn deliver(&self, line: &Line) {
-        let over = line.lane.lock().as_mut().map_or_else(Vec::new, Lane::take_over);
-        if let (false, Some(own)) = (over.is_empty(), self.me.upgrade()) {
-            self.shared.deliver(&own, over);
         }
     }
 
@@ -313,15 +214,21 @@ impl VerbsLink {
             Over::Transferred { .. } => {}
             Over::Fetched { stage, .. } if self.is_closed() => line.device.give_stage(stage),
             Over::Fetched { number, stage, len } => {
-                let went = {
+                let (went, done) = {
                     let mut inbox = self.inbox.lock();
                     inbox.fetched(number, stage, len);
-                    inbox.go_on(self.key, sink, &mut |stage| {
+                    let waited = inbox.waiting();
+                    let went = inbox.go_on(self.key, sink, &mut |stage| {
                         line.device.give_stage(stage);
                         line.out.lock().has_read();
-                    })
+                    });
+                    (went, waited - inbox.waiting())
                 };
-                let went = went.and_then(|went| line.out.lock().report().map(|()| went));
+                let went = went.and_then(|went| {
+                    let mut out = line.out.lock();
+                    (0..done).try_for_each(|_| out.owe())?;
+                    out.report().map(|()| went)
+                });
                 match went {
                     Ok(went) => self.went(went, sink),
                     Err(error) => self.lose(error, sink),
@@ -335,8 +242,7 @@ impl VerbsLink {
         let Some(line) = self.line.get() else { return };
         let reported = {
             let mut out = line.out.lock();
-            out.owe();
-            out.report()
+            out.owe().and_then(|()| out.report())
         };
         if let Err(error) = reported {
             self.fail(error);
@@ -347,7 +253,15 @@ impl VerbsLink {
     pub(super) fn sent(&self, completion: &Completion, sink: &mut dyn Sink) {
         let Some(line) = self.line.get() else { return };
         if completion.status == 0 {
-            line.out.lock().ended(completion.id);
+            let reported = {
+                let mut out = line.out.lock();
+                out.ended(completion.id);
+                // There may have been no room for that.
+                out.report()
+            };
+            if let Err(error) = reported {
+                return self.lose(error, sink);
+            }
             self.resume(sink);
         } else if !completion.is_flushed() || !self.failed.load(Ordering::Acquire) {
             self.lose(broken_by(completion.status), sink);
@@ -363,14 +277,11 @@ impl VerbsLink {
         }
     }
 
-    /// The device has something to say of one of the link's queue pairs. What becomes of a lane is seen in its completions, or
-    /// told by the other side.
-    pub(super) fn told(&self, event: &Async, sink: &mut dyn Sink) {
+    /// The device has something to say of itself, or of one of the link's queue pairs. What becomes of a lane is seen in its
+    /// completions, or told by the other side. Called by any thread.
+    pub(super) fn told(&self, event: &Async) {
         if event.fatal || self.line.get().is_some_and(|line| Some(line.queue_pair) == event.queue_pair) {
-            self.lose(
-                io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)),
-                sink,
-            );
+            self.fail(io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)));
         }
     }
 
@@ -440,7 +351,7 @@ impl Link for VerbsLink {
         let Some(line) = self.line.get().filter(|_| !self.is_closed()) else { return false };
         let (Some(hello), Some(own)) = (line.hello.get(), self.me.upgrade()) else { return false };
         let Some(remote) = wire::decode_keys(keys, hello.domain, offset, local.len as u64) else { return false };
-        let access = Access { local_write: pull, remote_read: false, remote_write: false };
+        let access = Access { local_write: pull, ..Access::default() };
         let registered = match Registered::of(&local.region, &line.device, access) {
             Some(Ok(registered)) => registered,
             Some(Err(error)) => {
@@ -479,7 +390,11 @@ impl Link for VerbsLink {
         {
             lane.stop(number);
         }
-        self.deliver(line);
+        self.deliver(line.lane.lock());
+    }
+
+    fn expose(&self, region: &Region, access: transport::Access) -> io::Result<Option<Keys>> {
+        self.open_windows(region, access)
     }
 
     fn close(&self) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::device::Device;
-use super::sys::{Access, Memory, Pd, Piece};
+use super::sys::{Access, Memory, Pd, Piece, Qp, Window};
 use super::wire::Stretch;
 use crate::memory::{IoVec, Region, Registration};
 
@@ -128,6 +128,7 @@ impl Registered {
                 && has(access.local_write, found.access.local_write)
                 && has(access.remote_read, found.access.remote_read)
                 && has(access.remote_write, found.access.remote_write)
+                && has(access.windows, found.access.windows)
         };
         match region.registration(suits) {
             Some(found) => Some(Ok(found)),
@@ -173,5 +174,53 @@ impl Registered {
             index += 1;
         }
         len - left
+    }
+}
+
+/// Memory of a region as one peer reaches it, and no other: through windows that are good on its lane only.
+pub(super) struct Windowed {
+    /// In the order in which they are dropped.
+    open: Mutex<Vec<(Window, Memory)>>,
+    stretches: Vec<Stretch>,
+}
+
+impl Registration for Windowed {
+    fn end(&self) {
+        self.open.lock().clear();
+    }
+}
+
+impl Windowed {
+    /// Windows that are not open yet, one for each segment. `None` when the region's gate is closed.
+    pub(super) fn of(region: &Region, device: &Device, access: Access) -> Option<io::Result<Arc<Windowed>>> {
+        region.register(|pieces| {
+            let (mut open, mut stretches) = (Vec::new(), Vec::new());
+            let own = Access { local_write: access.remote_write, windows: true, ..Access::default() };
+            for piece in pieces.iter().filter(|piece| piece.iov_len > 0) {
+                let window = Window::new(&device.pd)?;
+                // SAFETY: as for `Registered`.
+                let memory = unsafe { Memory::register(&device.pd, piece.iov_base.cast(), piece.iov_len, own) }?;
+                stretches.push(Stretch { address: piece.iov_base.addr() as u64, len: piece.iov_len as u64, key: window.key });
+                open.push((window, memory));
+            }
+            Ok(Windowed { open: Mutex::new(open), stretches })
+        })
+    }
+
+    pub(super) fn stretches(&self) -> &[Stretch] {
+        &self.stretches
+    }
+
+    /// Has the other side of a queue pair look through them, from when that has ended on. False when the region is closed.
+    pub(super) fn open(&self, qp: &Qp, id: u64, access: Access) -> io::Result<bool> {
+        let open = self.open.lock();
+        let windows: Vec<_> = open
+            .iter()
+            .zip(&self.stretches)
+            .map(|((window, memory), stretch)| (window, memory, stretch.address, stretch.len))
+            .collect();
+        // SAFETY: windows are dropped before their memory, which the region keeps where it is until then.
+        unsafe { qp.open(id, &windows, access) }?;
+        Ok(!windows.is_empty())
     }
 }

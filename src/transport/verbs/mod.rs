@@ -18,6 +18,7 @@ mod wire;
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 use parking_lot::{Mutex, RwLock};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use smallvec::SmallVec;
 
 use super::{Access, Capabilities, Keys, Link, LinkKey, Reactor, Sink, Transport};
@@ -41,8 +43,12 @@ const STAGED: usize = 4;
 /// How long the descent of a transport waits for what has been said to leave.
 const LINGER: Duration = Duration::from_millis(200);
 
-/// Added to the transport's first token: the connection manager's, and then two for each device.
+/// Added to the transport's first token: the connection manager's, the alarm's, and then two for each device.
 const MANAGER: usize = 1;
+const ALARM: usize = 2;
+const DEVICES: usize = 3;
+/// After so long, links that were closed are looked at again, whatever happens.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Verbs {
     shared: Arc<Shared>,
@@ -74,6 +80,8 @@ struct Shared {
     nudged: Mutex<Vec<Arc<VerbsLink>>>,
     /// Links that are closed, and have something left to say.
     closing: Mutex<Vec<Arc<VerbsLink>>>,
+    /// Wakes whoever drives, for them.
+    alarm: Mutex<Option<OwnedFd>>,
     /// There is something in the three of them.
     attention: AtomicBool,
     parked: AtomicBool,
@@ -131,17 +139,39 @@ impl Shared {
             return Ok(device.clone());
         }
         let device = Device::new(context)?;
-        let token = self.first_token + MANAGER + 1 + 2 * devices.len();
+        let token = self.first_token + DEVICES + 2 * devices.len();
         self.registry.register(&mut SourceFd(&device.completions.fd()), Token(token), Interest::READABLE)?;
         let events = context.async_fd()?;
         if let Err(error) = self.registry.register(&mut SourceFd(&events), Token(token + 1), Interest::READABLE) {
-            // Another engine of this process hears them. What they tell is seen in completions, too.
+            // Another engine of this process may hear them, and passes them on.
             tracing::debug!(target: "calomel::verbs", %error, "a device's events are not listened to");
         }
         devices.push(device.clone());
         self.generation.fetch_add(1, Ordering::Release);
         tracing::debug!(target: "calomel::verbs", device = context.name(), limits = ?device.limits, "a device is in use");
         Ok(device)
+    }
+
+    /// Has whoever sleeps woken, if links are closing that nobody may hear of any more.
+    fn set_alarm(&self) -> io::Result<()> {
+        if self.closing.lock().is_empty() {
+            return Ok(());
+        }
+        let mut slot = self.alarm.lock();
+        let alarm = match &mut *slot {
+            Some(alarm) => alarm,
+            None => {
+                let made = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+                let token = Token(self.first_token + ALARM);
+                self.registry.register(&mut SourceFd(&made.as_raw_fd()), token, Interest::READABLE)?;
+                slot.insert(made)
+            }
+        };
+        // To set it anew takes away what it has told before.
+        let once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Timespec { tv_sec: LOOK_AGAIN.as_secs() as i64, tv_nsec: 0 };
+        timerfd_settime(alarm, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: once, it_value: value })?;
+        Ok(())
     }
 
     fn groups(&self) -> SmallVec<[(Arc<Device>, Arc<Group>); 2]> {
@@ -172,6 +202,7 @@ impl Verbs {
                 over: Mutex::default(),
                 nudged: Mutex::default(),
                 closing: Mutex::default(),
+                alarm: Mutex::default(),
                 attention: AtomicBool::new(false),
                 parked: AtomicBool::new(false),
             }),
@@ -217,11 +248,8 @@ impl Verbs {
                 Some(Came::Message) if completion.status == 0 => {
                     let mut message = self.message.lock();
                     group.message(&completion, &mut message);
-                    let credited = link.as_ref().filter(|_| wire::is_credited(&message));
-                    refill |= group.empty(&completion, credited);
-                    if let Some(link) = link {
-                        link.message(&message, sink);
-                    }
+                    let credited = link.as_ref().is_some_and(|link| link.message(&message, sink));
+                    refill |= group.empty(&completion, link.as_ref().filter(|_| credited));
                 }
                 Some(Came::Message) => {
                     group.empty(&completion, None);
@@ -249,7 +277,12 @@ impl Verbs {
         for (device, group) in self.shared.groups() {
             match self.turn(&device, &group, sink) {
                 Ok(came) => any |= came,
-                Err(error) => tracing::error!(target: "calomel::verbs", device = device.context.name(), %error, "a device fails"),
+                Err(error) => {
+                    tracing::error!(target: "calomel::verbs", device = device.context.name(), %error, "a device fails");
+                    let lost = || io::Error::new(io::ErrorKind::ConnectionReset, format!("the device fails: {error}"));
+                    device.links().iter().for_each(|link| link.lose(lost(), sink));
+                    self.linger();
+                }
             }
         }
         any
@@ -263,7 +296,12 @@ impl Verbs {
     }
 
     fn keys(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
-        let wanted = sys::Access { local_write: !access.constant, remote_read: access.read, remote_write: access.write };
+        let wanted = sys::Access {
+            local_write: !access.constant,
+            remote_read: access.read,
+            remote_write: access.write,
+            ..sys::Access::default()
+        };
         let mut keys = Vec::new();
         let devices: SmallVec<[Arc<Device>; 2]> = self.shared.devices.read().iter().cloned().collect();
         for device in devices {
@@ -329,15 +367,15 @@ impl Transport for Verbs {
         if number == MANAGER {
             return self.take_events(sink);
         }
-        let (index, is_async) = ((number - MANAGER - 1) / 2, (number - MANAGER - 1) % 2 == 1);
+        if number == ALARM {
+            return self.shared.attention.store(true, Ordering::SeqCst);
+        }
+        let (index, is_async) = ((number - DEVICES) / 2, (number - DEVICES) % 2 == 1);
         let Some(device) = self.shared.devices.read().get(index).cloned() else { return };
         if is_async {
             while let Some(event) = device.context.take_async() {
                 tracing::debug!(target: "calomel::verbs", device = device.context.name(), ?event, "a device tells");
-                let of_link = event.queue_pair.and_then(|queue_pair| device.link(queue_pair));
-                if let Some(link) = of_link {
-                    link.told(&event, sink);
-                }
+                Device::tell(device.context, &event);
             }
         } else {
             device.completions.drain();
@@ -355,6 +393,9 @@ impl Transport for Verbs {
             group.is_quiet()
         };
         let all_quiet = !self.shared.is_in_use() || self.shared.groups().iter().filter(|both| !quiet(both)).count() == 0;
+        if let Err(error) = self.shared.set_alarm() {
+            tracing::error!(target: "calomel::verbs", %error, "links that were closed may stay for a while");
+        }
         all_quiet && !self.shared.attention.load(Ordering::SeqCst)
     }
 
@@ -366,6 +407,9 @@ impl Transport for Verbs {
 impl Drop for Verbs {
     /// What has been said leaves, within a bound; then all that devices have is freed.
     fn drop(&mut self) {
+        if sys::is_forked() && self.shared.is_in_use() {
+            return;
+        }
         let until = Instant::now() + LINGER;
         while !self.shared.closing.lock().is_empty() && Instant::now() < until {
             for (device, group) in self.shared.groups() {

@@ -17,6 +17,8 @@ use crate::memory::Slice;
 pub(super) const SENDS: usize = 32;
 /// The end of one in so many is told.
 const SIGNALLED: usize = SENDS / 4;
+/// What may wait to be said between the transports.
+const CONTROL: usize = 16;
 /// What takes more messages than this is staged.
 const IN_MESSAGES: usize = 4;
 
@@ -52,8 +54,10 @@ pub(super) struct Outbox {
     owed: u16,
     /// Staged pieces of the other side that have been read, and not reported.
     read: u16,
-    /// Pieces that the other side reads, the oldest first.
+    /// Pieces that the other side reads, the oldest first; and those that it has read. They are the link's alone: another peer
+    /// that has seen their keys can't read what is in them.
     staged: VecDeque<Slab>,
+    spare: Vec<Slab>,
     /// What is said between the transports, and goes first.
     control: VecDeque<Content<'static>>,
     pub pending: Option<Sending>,
@@ -67,11 +71,10 @@ fn broken(what: &str) -> io::Error {
 
 impl Outbox {
     pub(super) fn new(qp: Qp, device: &Arc<Device>) -> io::Result<Outbox> {
-        let none = Access { local_write: false, remote_read: false, remote_write: false };
         Ok(Outbox {
             qp: Some(qp),
             device: device.clone(),
-            slots: Slab::new(&device.pd, SENDS * MESSAGE, none)?,
+            slots: Slab::new(&device.pd, SENDS * MESSAGE, Access::default())?,
             next: 0,
             free: SENDS,
             signalled: VecDeque::new(),
@@ -81,6 +84,7 @@ impl Outbox {
             owed: 0,
             read: 0,
             staged: VecDeque::new(),
+            spare: Vec::new(),
             control: VecDeque::new(),
             pending: None,
             bye: None,
@@ -98,7 +102,7 @@ impl Outbox {
         self.credits = self.credits.saturating_add(header.credits);
         for _ in 0..header.read {
             let stage = self.staged.pop_front().ok_or_else(|| broken("it has read what it was not given"))?;
-            self.device.give_stage(stage);
+            self.spare.push(stage);
         }
         Ok(())
     }
@@ -110,16 +114,26 @@ impl Outbox {
         true
     }
 
-    pub(super) fn owe(&mut self) {
+    /// There is room for one more message of the other side. An error when it was not given credit for that many.
+    pub(super) fn owe(&mut self) -> io::Result<()> {
         self.owed += 1;
+        if self.owed > CREDITS { Err(broken("it sends more than it was given credit for")) } else { Ok(()) }
     }
 
     pub(super) fn has_read(&mut self) {
-        self.read += 1;
+        self.read = self.read.saturating_add(1);
     }
 
-    pub(super) fn say(&mut self, content: Content<'static>) {
+    /// Has something said that goes before what waits. An error when the other side makes this one talk without listening.
+    pub(super) fn say(&mut self, content: Content<'static>) -> io::Result<()> {
         self.control.push_back(content);
+        if self.control.len() > CONTROL { Err(broken("it offers lanes, and does not listen")) } else { Ok(()) }
+    }
+
+    /// Ends it: the queue pair, and then what the other side may have been reading, are to be dropped.
+    pub(super) fn close(&mut self) -> (Option<Qp>, Vec<Slab>) {
+        self.spare.extend(self.staged.drain(..));
+        (self.qp.take(), std::mem::take(&mut self.spare))
     }
 
     /// True when all that was staged has been read, and nothing waits.
@@ -163,12 +177,13 @@ impl Outbox {
         Ok(None)
     }
 
-    fn send_control(&mut self) -> io::Result<bool> {
+    /// Sends what is said between the transports, for which no credit is taken: the other side may have none to give before it
+    /// has heard that. True when nothing is left.
+    pub(super) fn send_control(&mut self) -> io::Result<bool> {
         while let Some(content) = self.control.front().copied() {
-            if !self.may_send() {
+            if self.free == 0 || self.qp.is_none() {
                 return Ok(false);
             }
-            self.credits -= 1;
             self.post(&content, false)?;
             self.control.pop_front();
         }
@@ -232,10 +247,13 @@ impl Outbox {
 
     /// Puts something where the other side can read it, until it says that it has. `None` when there is nothing to put there.
     fn stage(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> io::Result<Option<Staged>> {
-        let mut stage = self.device.take_stage()?;
+        let mut stage = match self.spare.pop() {
+            Some(stage) => stage,
+            None => Slab::new(&self.device.pd, STAGE, Access { remote_read: true, ..Access::default() })?,
+        };
         // SAFETY: nobody has been told of it, or whoever was has read it: no device writes it.
         if !fill(unsafe { stage.write(0, len) }) {
-            self.device.give_stage(stage);
+            self.spare.push(stage);
             return Ok(None);
         }
         let staged = Staged { address: stage.address(0), key: stage.remote_key(), len: len as u32 };

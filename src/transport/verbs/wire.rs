@@ -140,6 +140,11 @@ pub(super) enum Content<'a> {
 }
 
 impl Content<'_> {
+    /// True for what takes a credit.
+    pub(super) fn is_credited(&self) -> bool {
+        !matches!(self, Content::Credit | Content::Offer(_) | Content::LaneUp(_) | Content::Bye)
+    }
+
     fn tag(&self) -> u8 {
         match self {
             Content::Credit => 0,
@@ -181,11 +186,6 @@ pub(super) fn encode(header: Header, content: &Content<'_>, out: &mut [u8]) -> u
         Content::LaneUp(lane) => put(&lane.to_le_bytes()),
     }
     at
-}
-
-/// True for a message that has taken a credit.
-pub(super) fn is_credited(message: &[u8]) -> bool {
-    message.first().is_some_and(|tag| *tag != Content::Credit.tag() && *tag != Content::Bye.tag())
 }
 
 /// Takes a message apart.
@@ -265,7 +265,9 @@ pub(super) fn decode_keys(keys: &[u8], domain: u64, offset: u64, len: u64) -> Op
             continue;
         }
         let take = left.min(whole.len - skip);
-        stretches.push(Stretch { address: whole.address.checked_add(skip)?, len: take, key: whole.key });
+        let address = whole.address.checked_add(skip)?;
+        address.checked_add(take)?;
+        stretches.push(Stretch { address, len: take, key: whole.key });
         skip = 0;
         left -= take;
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::super::sys::is_forked;
 use super::VerbsLink;
 use crate::memory::{Loan, Slice};
 
@@ -56,12 +57,18 @@ impl VerbsLink {
             if let Some(lane) = line.lane.lock().as_mut() {
                 lane.close();
             }
-            self.deliver(line);
-            let qp = line.out.lock().qp.take();
+            self.deliver(line.lane.lock());
+            let (qp, stages) = line.out.lock().close();
             if let Some(qp) = qp {
-                line.device.leave(line.queue_pair);
                 id.iter().for_each(|id| id.disconnect());
+                // Messages that nobody has looked at go with the queue pair, and their buffers.
+                if let Err(error) = line.device.gather(&line.group) {
+                    tracing::error!(target: "calomel::verbs", %error, "completions can't be taken");
+                }
+                line.device.leave(line.queue_pair);
                 drop(qp);
+                // Nobody reads them any more.
+                drop(stages);
                 line.device.dismiss(&line.group);
             }
         }
@@ -72,7 +79,8 @@ impl VerbsLink {
 
     /// Ends a transfer: when this returns the device does not touch its memory.
     fn end_number(&self, number: u64) {
-        let Some(line) = self.line.get() else { return };
+        // What the parent of a forked child has begun ends there.
+        let Some(line) = self.line.get().filter(|_| !is_forked()) else { return };
         let until = Instant::now() + GRACE;
         loop {
             let is_under_way = line.lane.lock().as_mut().is_some_and(|lane| {
@@ -84,7 +92,7 @@ impl VerbsLink {
             }
             if Instant::now() >= until {
                 tracing::debug!(target: "calomel::verbs", "a transfer that is over does not end; its lane does");
-                self.break_lane(line, "a transfer was given up");
+                self.break_lane(line, |lane| lane.is_under_way(number), "a transfer was given up");
                 break;
             }
             if let Err(error) = line.device.gather(&line.group) {
@@ -92,7 +100,7 @@ impl VerbsLink {
             }
             std::thread::yield_now();
         }
-        self.deliver(line);
+        self.deliver(line.lane.lock());
         // What was gathered is for whoever drives.
         self.shared.wake();
     }

@@ -11,6 +11,7 @@ use rdma_sys as raw;
 use rdma_sys::rdma_cm_event_type as kind;
 
 use super::device::Context;
+use super::qp::{Path, no_attributes};
 use super::{do_not_block, errno, failed, is_forked, text};
 
 /// Where the connection manager tells what happens.
@@ -284,6 +285,23 @@ impl Id {
         let context = unsafe { (*self.as_ptr()).verbs };
         // SAFETY: the connection manager has opened it.
         unsafe { Context::new(context) }
+    }
+
+    /// How the other side of a connection is reached: for further queue pairs.
+    pub fn path(&self) -> io::Result<Path> {
+        let asked = |state: raw::ibv_qp_state::Type| {
+            let mut found = no_attributes();
+            found.qp_state = state;
+            let mut which = 0;
+            // SAFETY: the identifier is there, and the pointers are to room for what is written.
+            let returned = unsafe { raw::rdma_init_qp_attr(self.as_ptr(), &raw mut found, &raw mut which) };
+            errno("rdma_init_qp_attr", returned).map(|()| found)
+        };
+        use raw::ibv_qp_state::{IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
+        let (prepared, mut receiving) = (asked(IBV_QPS_INIT)?, asked(IBV_QPS_RTR)?);
+        receiving.pkey_index = prepared.pkey_index;
+        receiving.ah_attr.port_num = prepared.port_num;
+        Ok(Path::new(&receiving, &asked(IBV_QPS_RTS)?))
     }
 
     pub fn port_of_device(&self) -> u8 {

@@ -30,6 +30,8 @@ pub(in super::super) struct Limits {
     pub pieces: usize,
     pub completions: u32,
     pub receives: u32,
+    /// It has memory windows that are good on one queue pair only (type 2B).
+    pub windows: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,11 +50,21 @@ impl Port {
 /// What a device has to say of itself, unasked.
 #[derive(Debug)]
 pub(in super::super) struct Async {
+    #[allow(dead_code, reason = "for who reads traces")]
+    number: u32,
     pub what: &'static str,
     /// The queue pair that it is about.
     pub queue_pair: Option<u32>,
     /// It can't be used any more.
     pub fatal: bool,
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum About {
+    Device,
+    QueuePair,
+    Nothing,
 }
 
 impl Context {
@@ -111,6 +123,7 @@ impl Context {
             pieces: usize::try_from(found.max_sge.min(found.max_sge_rd.max(1))).unwrap_or(1).max(1),
             completions: u32::try_from(found.max_cqe).unwrap_or(0),
             receives: u32::try_from(found.max_srq_wr).unwrap_or(0),
+            windows: found.device_cap_flags & raw::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0 != 0 && found.max_mw > 0,
         })
     }
 
@@ -140,25 +153,28 @@ impl Context {
         if unsafe { raw::ibv_get_async_event(self.as_ptr(), event.as_mut_ptr()) } != 0 {
             return None;
         }
-        // SAFETY: it was written above.
-        let mut event = unsafe { event.assume_init() };
-        use raw::ibv_event_type as kind;
-        let fatal = matches!(event.event_type, kind::IBV_EVENT_DEVICE_FATAL);
-        let of_pair = matches!(
-            event.event_type,
-            kind::IBV_EVENT_QP_FATAL | kind::IBV_EVENT_QP_REQ_ERR | kind::IBV_EVENT_QP_ACCESS_ERR | kind::IBV_EVENT_PATH_MIG_ERR
-        );
-        let queue_pair = of_pair.then(|| {
-            // SAFETY: events of these kinds are about a queue pair.
-            let pair = unsafe { event.element.qp };
+        // A newer kernel may tell of what these bindings have no name for.
+        // SAFETY: it was written above, and a number can be anything.
+        let number = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
+        let (what, about) = match number {
+            0 => ("a completion queue is broken", About::Device),
+            1 => ("the queue pair is broken", About::QueuePair),
+            2 => ("the other side's request was not valid", About::QueuePair),
+            3 => ("the other side's access was not allowed", About::QueuePair),
+            7 => ("the path can't be changed", About::QueuePair),
+            8 => ("the device is broken", About::Device),
+            15 => ("shared receive buffers are broken", About::Device),
+            _ => ("something that is of no consequence", About::Nothing),
+        };
+        let queue_pair = (about == About::QueuePair).then(|| {
+            // SAFETY: it was written above; events of these kinds are about a queue pair.
+            let pair = unsafe { (*event.as_ptr()).element.qp };
             // SAFETY: it can't be destroyed before the event has been acknowledged.
             unsafe { (*pair).qp_num }
         });
-        // SAFETY: the function takes any of the kinds, and returns a constant.
-        let what = unsafe { text(raw::ibv_event_type_str(event.event_type)) };
         // SAFETY: the event came from `ibv_get_async_event`, and is acknowledged once.
-        unsafe { raw::ibv_ack_async_event(&raw mut event) };
-        Some(Async { what, queue_pair, fatal })
+        unsafe { raw::ibv_ack_async_event(event.as_mut_ptr()) };
+        Some(Async { number, what, queue_pair, fatal: about == About::Device })
     }
 }
 
@@ -200,11 +216,13 @@ impl Drop for Pd {
 
 /// What may be done with registered memory. The device's own reads, for what is sent, are always allowed. Relaxed ordering
 /// is never asked for: who is told that data has arrived has to see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Access {
     pub local_write: bool,
     pub remote_read: bool,
     pub remote_write: bool,
+    /// Windows may be opened to it.
+    pub windows: bool,
 }
 
 /// Memory that a device knows. When it is dropped the device has forgotten it.
@@ -213,6 +231,12 @@ pub(in super::super) struct Memory {
     pub local_key: u32,
     pub remote_key: u32,
     _pd: Arc<Pd>,
+}
+
+impl Memory {
+    pub(super) fn as_ptr(&self) -> *mut raw::ibv_mr {
+        self.raw.as_ptr()
+    }
 }
 
 // SAFETY: the functions of verbs may be called by any thread.
@@ -231,6 +255,7 @@ impl Memory {
             (access.local_write || access.remote_write, flags::IBV_ACCESS_LOCAL_WRITE),
             (access.remote_read, flags::IBV_ACCESS_REMOTE_READ),
             (access.remote_write, flags::IBV_ACCESS_REMOTE_WRITE),
+            (access.windows, flags::IBV_ACCESS_MW_BIND),
         ] {
             wanted |= if is_wanted { flag } else { flags(0) };
         }
@@ -268,7 +293,47 @@ impl Drop for Memory {
             return;
         }
         // SAFETY: it came from `ibv_reg_mr`, and is not used any more.
-        must("ibv_dereg_mr", verbs("ibv_dereg_mr", unsafe { raw::ibv_dereg_mr(self.raw.as_ptr()) }));
+        must("ibv_dereg_mr", unsafe { raw::ibv_dereg_mr(self.raw.as_ptr()) });
+    }
+}
+
+/// A view of registered memory that is good on one queue pair only. When it is dropped nobody reaches the memory through it.
+pub(in super::super) struct Window {
+    raw: NonNull<raw::ibv_mw>,
+    /// The key that it has when it has been opened.
+    pub key: u32,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: the functions of verbs may be called by any thread.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    pub fn new(pd: &Arc<Pd>) -> io::Result<Window> {
+        // SAFETY: the domain is there.
+        let made = unsafe { raw::ibv_alloc_mw(pd.as_ptr(), raw::ibv_mw_type::IBV_MW_TYPE_2) };
+        let raw = made.and_then(NonNull::new).ok_or_else(|| failed("ibv_alloc_mw", &io::Error::last_os_error()))?;
+        // SAFETY: it was made above.
+        let first = unsafe { (*raw.as_ptr()).rkey };
+        // SAFETY: the function takes any number.
+        let key = unsafe { raw::ibv_inc_rkey(first) };
+        Ok(Window { raw, key, _pd: pd.clone() })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut raw::ibv_mw {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
+        // SAFETY: it came from `ibv_alloc_mw`, and is not used any more.
+        must("ibv_dealloc_mw", unsafe { raw::ibv_dealloc_mw(self.raw.as_ptr()) });
     }
 }
 

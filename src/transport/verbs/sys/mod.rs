@@ -13,7 +13,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(super) use cm::{Event, EventChannel, EventKind, Id, Reads};
-pub(super) use device::{Access, Async, Completion, Completions, Context, Cq, Limits, Memory, Pd};
+pub(super) use device::{Access, Async, Completion, Completions, Context, Cq, Limits, Memory, Pd, Window};
 pub(super) use qp::{Capacity, Kind, Path, Piece, Qp, Receive, Srq, Work};
 
 /// What a function of verbs has returned: 0, or the error's number.
@@ -74,13 +74,17 @@ fn note_user() -> io::Result<()> {
 }
 
 /// True in a forked child, which must leave alone what its parent has made.
-fn is_forked() -> bool {
+pub(super) fn is_forked() -> bool {
     USER.load(Ordering::Relaxed) != std::process::id()
 }
 
 /// Ends of what the system holds for the library must not fail: memory would be freed that a device may still touch.
-fn must(what: &str, result: io::Result<()>) {
-    if let Err(error) = result {
+fn must(what: &str, returned: libc::c_int) {
+    // The device has gone, and with it all that the kernel had of it.
+    if returned == libc::EIO || returned < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EIO) {
+        return tracing::warn!(target: "calomel::verbs", what, "the device has gone");
+    }
+    if let Err(error) = verbs(what, returned) {
         tracing::error!(target: "calomel::verbs", %error, what, "a device does not let go of memory; the process ends");
         eprintln!("calomel: {what}: {error}: a device does not let go of memory");
         std::process::abort();

@@ -10,11 +10,12 @@ use rdma_sys::{ibv_access_flags as flags, ibv_qp_attr_mask as mask, ibv_qp_state
 use smallvec::SmallVec;
 
 use super::cm::Id;
-use super::device::{Cq, Pd};
+use super::device::{Access, Cq, Memory, Pd, Window};
 use super::{failed, is_forked, must, verbs};
 
 /// A stretch of registered memory.
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 pub(in super::super) struct Piece(raw::ibv_sge);
 
 impl Piece {
@@ -81,7 +82,7 @@ impl Drop for Srq {
             return;
         }
         // SAFETY: whatever queue pair uses it holds an `Arc` of it, so none does.
-        must("ibv_destroy_srq", verbs("ibv_destroy_srq", unsafe { raw::ibv_destroy_srq(self.raw.as_ptr()) }));
+        must("ibv_destroy_srq", unsafe { raw::ibv_destroy_srq(self.raw.as_ptr()) });
     }
 }
 
@@ -115,7 +116,10 @@ pub(in super::super) struct Work<'a> {
     pub signalled: bool,
 }
 
-/// How to reach the other side: as a queue pair knows it that the connection manager has connected.
+/// When to try again after there was no room: in 0.64 ms, in the code of the standard.
+const PATIENCE: u8 = 12;
+
+/// How to reach the other side, as the connection manager knows it.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Path {
     way: raw::ibv_ah_attr,
@@ -128,12 +132,24 @@ pub(in super::super) struct Path {
 }
 
 /// What is asked of a queue pair's attributes, of which nothing is set.
-fn no_attributes() -> raw::ibv_qp_attr {
+pub(super) fn no_attributes() -> raw::ibv_qp_attr {
     // SAFETY: it is made of numbers, which zeros are.
     unsafe { MaybeUninit::<raw::ibv_qp_attr>::zeroed().assume_init() }
 }
 
 impl Path {
+    pub(super) fn new(ready_to_receive: &raw::ibv_qp_attr, ready_to_send: &raw::ibv_qp_attr) -> Path {
+        Path {
+            way: ready_to_receive.ah_attr,
+            mtu: ready_to_receive.path_mtu,
+            pkey_index: ready_to_receive.pkey_index,
+            port: ready_to_receive.ah_attr.port_num,
+            timeout: ready_to_send.timeout,
+            retries: ready_to_send.retry_cnt,
+            patience: ready_to_send.rnr_retry,
+        }
+    }
+
     fn attributes(&self) -> raw::ibv_qp_attr {
         raw::ibv_qp_attr {
             ah_attr: self.way,
@@ -269,30 +285,42 @@ impl Qp {
         verbs("ibv_post_send", unsafe { raw::ibv_post_send(self.raw.as_ptr(), requests.as_mut_ptr(), &raw mut bad) })
     }
 
-    /// How the other side is reached.
-    pub fn path(&self) -> io::Result<Path> {
-        let mut found = no_attributes();
-        let mut made = MaybeUninit::<raw::ibv_qp_init_attr>::zeroed();
-        let wanted = mask::IBV_QP_AV
-            | mask::IBV_QP_PATH_MTU
-            | mask::IBV_QP_PORT
-            | mask::IBV_QP_PKEY_INDEX
-            | mask::IBV_QP_TIMEOUT
-            | mask::IBV_QP_RETRY_CNT
-            | mask::IBV_QP_RNR_RETRY;
-        let wanted = wanted.0.cast_signed();
-        // SAFETY: the queue pair is there, and there is room for what is written.
-        let queried = unsafe { raw::ibv_query_qp(self.raw.as_ptr(), &raw mut found, wanted, made.as_mut_ptr()) };
-        verbs("ibv_query_qp", queried)?;
-        Ok(Path {
-            way: found.ah_attr,
-            mtu: found.path_mtu,
-            pkey_index: found.pkey_index,
-            port: found.port_num,
-            timeout: found.timeout,
-            retries: found.retry_cnt,
-            patience: found.rnr_retry,
-        })
+    /// Opens windows to memory for the other side, which can use their keys when that has ended: each ends by itself.
+    ///
+    /// # Safety
+    /// The windows must be dropped before the memory is, and while either is there the memory may be read and written by the
+    /// other side, as `access` says.
+    pub unsafe fn open(&self, id: u64, windows: &[(&Window, &Memory, u64, u64)], access: Access) -> io::Result<()> {
+        let mut allowed = flags(0);
+        for (is_wanted, flag) in
+            [(access.remote_read, flags::IBV_ACCESS_REMOTE_READ), (access.remote_write, flags::IBV_ACCESS_REMOTE_WRITE)]
+        {
+            allowed |= if is_wanted { flag } else { flags(0) };
+        }
+        for (window, memory, address, len) in windows {
+            // SAFETY: it is made of numbers, and of pointers that may be null.
+            let mut request = unsafe { MaybeUninit::<raw::ibv_send_wr>::zeroed().assume_init() };
+            request.wr_id = id;
+            request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+            request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+            let bind_info =
+                raw::ibv_mw_bind_info { mr: memory.as_ptr(), addr: *address, length: *len, mw_access_flags: allowed.0 };
+            request.bind_mw_tso_union.bind_mw = raw::bind_mw_t { mw: window.as_ptr(), rkey: window.key, bind_info };
+            let mut bad = null_mut();
+            // SAFETY: the queue pair, the window and the memory are there; the request is on this stack.
+            verbs("ibv_post_send", unsafe { raw::ibv_post_send(self.raw.as_ptr(), &raw mut request, &raw mut bad) })?;
+        }
+        Ok(())
+    }
+
+    /// Has the other side try again soon when there was no room for what it sent. Best effort: it is not to come to that.
+    pub fn set_patience(&self) {
+        let mut attr = no_attributes();
+        attr.qp_state = state::IBV_QPS_RTS;
+        attr.min_rnr_timer = PATIENCE;
+        if let Err(error) = self.modify(&mut attr, mask::IBV_QP_STATE | mask::IBV_QP_MIN_RNR_TIMER, "set the RNR timer") {
+            tracing::debug!(target: "calomel::verbs", %error, "an attribute of a queue pair stays as it is");
+        }
     }
 
     fn modify(&self, attr: &mut raw::ibv_qp_attr, which: mask, what: &str) -> io::Result<()> {
@@ -318,7 +346,7 @@ impl Qp {
         attr.dest_qp_num = peer;
         attr.rq_psn = theirs;
         attr.max_dest_rd_atomic = answered;
-        attr.min_rnr_timer = 12;
+        attr.min_rnr_timer = PATIENCE;
         let which = mask::IBV_QP_STATE
             | mask::IBV_QP_AV
             | mask::IBV_QP_PATH_MTU
@@ -349,7 +377,7 @@ impl Drop for Qp {
             // SAFETY: the queue pair is the identifier's, and is destroyed once.
             Some(id) => unsafe { raw::rdma_destroy_qp(id.as_ptr()) },
             // SAFETY: it came from `ibv_create_qp`, and is not used any more.
-            None => must("ibv_destroy_qp", verbs("ibv_destroy_qp", unsafe { raw::ibv_destroy_qp(self.raw.as_ptr()) })),
+            None => must("ibv_destroy_qp", unsafe { raw::ibv_destroy_qp(self.raw.as_ptr()) }),
         }
     }
 }
