@@ -9,7 +9,7 @@ use super::Verbs;
 use super::device::STAGE;
 use super::link::{VerbsLink, closed_by_peer};
 use super::sys::{Context, Event, EventKind, Id, Reads};
-use super::wire::{Hello, Objection};
+use super::wire::{self, Hello, Objection};
 use crate::transport::{Link, LinkKey, OtherVersion, Sink};
 use crate::{Address, Error, Result};
 
@@ -191,9 +191,7 @@ impl Verbs {
             Ok(both) => both,
             Err(error) => {
                 tracing::warn!(target: "calomel::verbs", %peer, %error, "a peer is refused");
-                // It hears the versions that are spoken here.
-                let own = Hello { versions: self.shared.versions, message: 0, credits: 0, reads: 0, incarnation: 0, domain: 0 };
-                let _ = id.reject(&own.encode());
+                let _ = id.reject(&wire::encode_refusal(self.shared.versions, &error.to_string()));
                 return;
             }
         };
@@ -209,7 +207,7 @@ impl Verbs {
         match accepted {
             Ok(()) => sink.chunk(key, STAGE),
             Err(error) => {
-                let _ = id.reject(&[]);
+                let _ = id.reject(&wire::encode_refusal(self.shared.versions, &error.to_string()));
                 link.lose(error, sink);
             }
         }
@@ -220,9 +218,11 @@ impl Verbs {
         if event.status == NO_SUCH_SERVICE {
             return io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there");
         }
-        match Hello::decode(&event.data, self.shared.versions) {
+        let refused = |why: &str| io::Error::new(io::ErrorKind::ConnectionRefused, format!("it refuses: {why}"));
+        match wire::decode_refusal(&event.data, self.shared.versions) {
             Err(Objection::Version(low, high)) => objection(Objection::Version(low, high)),
-            _ => io::Error::new(io::ErrorKind::ConnectionRefused, format!("it refuses: {}", event.error())),
+            Ok(reason) if !reason.is_empty() => refused(&reason),
+            _ => refused(&event.error().to_string()),
         }
     }
 }

@@ -39,7 +39,8 @@ enum What {
     Windows { opened: Arc<OnceLock<bool>> },
 }
 
-struct Transfer {
+/// A transfer between memory that users have exposed.
+pub(super) struct Transfer {
     operation: u64,
     pull: bool,
     local: Slice,
@@ -259,18 +260,8 @@ impl Lane {
         Ok(Some(opened))
     }
 
-    /// Begins a transfer.
-    pub(super) fn transfer(
-        &mut self,
-        number: u64,
-        operation: u64,
-        pull: bool,
-        local: Slice,
-        registered: Arc<Registered>,
-        remote: Vec<Stretch>,
-        loan: Arc<dyn Loan>,
-    ) {
-        let transfer = Transfer { operation, pull, local, registered, remote, asked: 0, stretch: 0, within: 0, loan };
+    /// Begins a transfer under a number.
+    pub(super) fn transfer(&mut self, number: u64, transfer: Transfer) {
         self.moves.insert(number, Move { what: What::Transfer(transfer), outstanding: 0, stopped: false });
         self.turn.push_back(number);
     }
@@ -431,6 +422,18 @@ enum Asked {
 }
 
 impl Transfer {
+    pub(super) fn new(
+        operation: u64,
+        pull: bool,
+        local: &Slice,
+        registered: Arc<Registered>,
+        remote: Vec<Stretch>,
+        loan: &Arc<dyn Loan>,
+    ) -> Transfer {
+        let (local, loan) = (local.clone(), loan.clone());
+        Transfer { operation, pull, local, registered, remote, asked: 0, stretch: 0, within: 0, loan }
+    }
+
     /// The next request: as much of one stretch over there, and of so many pieces here, as fits.
     fn next(&mut self, most: usize) -> Option<(Kind, Vec<Piece>)> {
         let left = self.local.len - self.asked;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::Shared;
 use super::device::{CREDITS, Device, Group, MESSAGE};
 use super::inbox::{Inbox, Went};
-use super::lane::{Lane, Over};
+use super::lane::{Lane, Over, Transfer};
 use super::memory::Registered;
 use super::outbox::{Outbox, SENDS, Sending};
 use super::sys::{Access, Async, Capacity, Completion, Id, Qp, status_text};
@@ -370,7 +370,7 @@ impl Link for VerbsLink {
         let over = local.is_over();
         let begun = match line.lane.lock().as_mut() {
             Some(lane) if lane.is_up() && !over => {
-                lane.transfer(number, operation, pull, local.clone(), registered, remote, loan.clone());
+                lane.transfer(number, Transfer::new(operation, pull, local, registered, remote, &loan));
                 true
             }
             _ => false,

@@ -80,6 +80,30 @@ impl Hello {
     }
 }
 
+/// Longest reason of a refusal, in bytes: the connection manager takes 148 in all.
+const REASON: usize = 120;
+
+/// What a peer that is not wanted is told: the versions that are spoken here, and why.
+pub(super) fn encode_refusal(versions: (u16, u16), reason: &str) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.extend_from_slice(&versions.0.to_le_bytes());
+    out.extend_from_slice(&versions.1.to_le_bytes());
+    out.extend_from_slice(&reason.as_bytes()[..reason.floor_char_boundary(REASON)]);
+    out
+}
+
+/// Why this side is not wanted.
+pub(super) fn decode_refusal(bytes: &[u8], spoken: (u16, u16)) -> Result<String, Objection> {
+    match Hello::decode(bytes, spoken) {
+        Err(objection @ (Objection::Foreign | Objection::Version(..))) => Err(objection),
+        _ => {
+            let text = bytes.get(12..).unwrap_or_default();
+            let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+            Ok(text[..end].utf8_chunks().map(|chunk| chunk.valid()).collect())
+        }
+    }
+}
+
 /// Up to eight bytes as a number.
 fn number(bytes: &[u8], at: usize) -> u64 {
     bytes[at..].iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
@@ -304,6 +328,17 @@ mod tests {
         assert_eq!(decode_here(&HERE.encode()[..20]), Err(Objection::Nonsense));
         assert_eq!(decode_here(&Hello { credits: 0, ..HERE }.encode()), Err(Objection::Nonsense));
         assert_eq!(decode_here(&Hello { message: 8, ..HERE }.encode()), Err(Objection::Nonsense));
+    }
+
+    #[test]
+    fn a_refusal_tells_why() {
+        let mut bytes = encode_refusal(SPOKEN, "there is no room");
+        bytes.resize(148, 0);
+        assert_eq!(decode_refusal(&bytes, SPOKEN), Ok("there is no room".to_owned()));
+        assert_eq!(decode_refusal(&bytes, (3, 4)), Err(Objection::Version(1, 1)));
+        assert_eq!(decode_refusal(&[], SPOKEN), Err(Objection::Foreign));
+        let long = "ä".repeat(100);
+        assert_eq!(decode_refusal(&encode_refusal(SPOKEN, &long), SPOKEN), Ok("ä".repeat(60)));
     }
 
     #[test]

@@ -126,11 +126,13 @@ impl EventChannel {
                 data.extend_from_slice(bytes);
             }
         }
+        // SAFETY: the function takes any number.
+        let name = unsafe { raw::rdma_event_str(event.event) };
         let own = NonNull::new(event.id).filter(|_| what == EventKind::Request);
         Event {
             kind: what,
-            // SAFETY: the function takes any number, and returns a constant.
-            name: unsafe { text(raw::rdma_event_str(event.event)) },
+            // SAFETY: it is one of the library's constants.
+            name: unsafe { text(name) },
             id: event.id.addr(),
             new: own.map(|raw| Arc::new(Id { raw, _channel: self.clone() })),
             listener: event.listen_id.addr(),
@@ -309,16 +311,21 @@ impl Id {
         unsafe { (*self.as_ptr()).port_num }
     }
 
+    fn addresses(&self) -> &raw::rdma_addr {
+        // SAFETY: the identifier is there, and nobody writes its addresses when they have been found.
+        unsafe { &(*self.as_ptr()).route.addr }
+    }
+
     pub fn local(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is there, and the storage is written by nobody else now.
-        let storage = unsafe { &(*self.as_ptr()).route.addr.src_addr_union.src_storage };
+        // SAFETY: any of the union's kinds is a storage, as far as it goes, and zeros behind that.
+        let storage = unsafe { &self.addresses().src_addr_union.src_storage };
         // SAFETY: the connection manager keeps addresses there.
         unsafe { from_system(storage) }
     }
 
     pub fn peer(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is there, and the storage is written by nobody else now.
-        let storage = unsafe { &(*self.as_ptr()).route.addr.dst_addr_union.dst_storage };
+        // SAFETY: any of the union's kinds is a storage, as far as it goes, and zeros behind that.
+        let storage = unsafe { &self.addresses().dst_addr_union.dst_storage };
         // SAFETY: the connection manager keeps addresses there.
         unsafe { from_system(storage) }
     }

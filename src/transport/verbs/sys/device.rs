@@ -42,8 +42,10 @@ pub(in super::super) struct Port {
 
 impl Port {
     pub fn state(&self) -> &'static str {
-        // SAFETY: the function takes any number, and returns a constant.
-        unsafe { text(raw::ibv_port_state_str(self.state)) }
+        // SAFETY: the function takes any number.
+        let name = unsafe { raw::ibv_port_state_str(self.state) };
+        // SAFETY: it is one of the library's constants.
+        unsafe { text(name) }
     }
 }
 
@@ -106,8 +108,10 @@ impl Context {
     pub fn name(self) -> &'static str {
         // SAFETY: the context is open.
         let device = unsafe { (*self.as_ptr()).device };
+        // SAFETY: the device lives as long as the context.
+        let name = unsafe { raw::ibv_get_device_name(device) };
         // SAFETY: the name is part of the device, which lives as long as the context, for ever.
-        unsafe { text(raw::ibv_get_device_name(device)) }
+        unsafe { text(name) }
     }
 
     pub fn limits(self) -> io::Result<Limits> {
@@ -153,9 +157,11 @@ impl Context {
         if unsafe { raw::ibv_get_async_event(self.as_ptr(), event.as_mut_ptr()) } != 0 {
             return None;
         }
-        // A newer kernel may tell of what these bindings have no name for.
-        // SAFETY: it was written above, and a number can be anything.
-        let number = unsafe { (&raw const (*event.as_ptr()).event_type).cast::<u32>().read() };
+        // A newer kernel may tell of what these bindings have no name for: the number is taken for no more than that.
+        // SAFETY: it was written above.
+        let kind = unsafe { &raw const (*event.as_ptr()).event_type };
+        // SAFETY: it is a number, which can be anything.
+        let number = unsafe { kind.cast::<u32>().read() };
         let (what, about) = match number {
             0 => ("a completion queue is broken", About::Device),
             1 => ("the queue pair is broken", About::QueuePair),
@@ -167,8 +173,10 @@ impl Context {
             _ => ("something that is of no consequence", About::Nothing),
         };
         let queue_pair = (about == About::QueuePair).then(|| {
-            // SAFETY: it was written above; events of these kinds are about a queue pair.
-            let pair = unsafe { (*event.as_ptr()).element.qp };
+            // SAFETY: it was written above.
+            let element = unsafe { &raw const (*event.as_ptr()).element };
+            // SAFETY: events of these kinds are about a queue pair, of which this is the address.
+            let pair = unsafe { element.cast::<*mut raw::ibv_qp>().read() };
             // SAFETY: it can't be destroyed before the event has been acknowledged.
             unsafe { (*pair).qp_num }
         });
