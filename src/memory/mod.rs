@@ -17,7 +17,7 @@ pub(crate) mod shared;
 pub use buffer::{Buffer, Element, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer};
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 pub(crate) use held::{Borrowed, Held};
-#[cfg_attr(not(test), allow(unused_imports, reason = "for transports that have devices"))]
+#[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
 pub(crate) use region::Registration;
 pub use region::Slice;
 pub(crate) use region::{Copied, IoVec, Loan, ReadAccess, Region, WriteAccess, copy};

@@ -145,7 +145,7 @@ impl Region {
     }
 
     /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.
-    #[allow(dead_code, reason = "for transports that have devices")]
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn registration<R: Registration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
         let outside = self.outside.lock();
         let found = outside.registered.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
@@ -154,7 +154,7 @@ impl Region {
 
     /// Makes the memory known to a device: `register` is told address and length of each segment. `None` when the gate is
     /// closed. The gate stays where it is meanwhile, so that what is being registered can't be taken back.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn register<R: Registration>(
         &self,
         register: impl FnOnce(&[IoVec]) -> io::Result<R>,
@@ -252,13 +252,13 @@ impl Slice {
     }
 
     /// True when the operation that this slice was made for is over.
-    #[allow(dead_code, reason = "for transports that have devices")]
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn has_ended(&self) -> bool {
         self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
     }
 
     /// True when the operation that this slice was made for is over, or the gate is closed.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn is_over(&self) -> bool {
         self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire)) || !*self.region.gate.read()
     }

@@ -276,7 +276,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// The link's transport can carry out [`Output::Move`].
-    #[cfg_attr(not(test), allow(dead_code, reason = "for transports that have devices"))]
+    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn set_moves(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(id) {
             link.moves = true;
