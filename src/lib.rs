@@ -35,25 +35,65 @@
 //! - **Bulk data.** [`Engine::expose`] lends a buffer to peers, as a [`Bulk`] that travels inside calls. Whoever has it pulls
 //!   from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
 //!   [`Engine::scope`] does so with borrowed memory.
-//! - **Transports.** `tcp://host:port`, `shm://name` on one host, and `loop://name` within a process. A tcp address of this
-//!   host is reached through shared memory by itself, if both sides are of one user;
-//!   [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] tells.
+//! - **Transports.** `tcp://host:port`, `verbs://ip:port` by way of an RDMA card (with the feature `verbs`), `shm://name` on one
+//!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory by itself,
+//!   if both sides are of one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] tells.
 //!
 //! # Guarantees, by transport
 //!
-//! | | `tcp://` | `shm://` | `loop://` |
-//! |---|---|---|---|
-//! | token, bounds and mode of each access are checked by | the owner | the owner | the owner |
-//! | memory that was taken back | is not touched any more | is not touched any more; a peer that is stopped in the middle of reading it is waited for, for a second, and then cut off | is not touched any more |
-//! | accesses of the same memory at the same time | take turns, chunk by chunk | take turns, chunk by chunk; what a peer reads by itself (see below) may be written meanwhile | take turns, chunk by chunk |
-//! | copies made by this library on the way | none (the system's socket buffers are between) | two, at a time, through a ring; one where memory is lent | one, from memory to memory |
-//! | a peer that dies | is known at once; a silent one after [`EngineBuilder::heartbeat`] | the same | is this process |
-//! | who can connect | whoever reaches the port; nothing is encrypted | processes of the same user, or of [`EngineBuilder::shm_group`] | this process |
+//! | | `tcp://` | `shm://` | `loop://` | `verbs://` |
+//! |---|---|---|---|---|
+//! | token, bounds and mode of each access are checked by | the owner | the owner | the owner | the owner's device: a key of 32 bits, the bounds of each exposed segment, and its mode; not the token (see below) |
+//! | what keeps others out | a token of 128 random bits | the same | the same | a key, which any peer can use that is connected to the same engine through the same device |
+//! | memory that was taken back | is not touched any more | is not touched any more; a peer that is stopped in the middle of reading it is waited for, for a second, and then cut off | is not touched any more | is not touched any more: the device has forgotten it before the buffer is given back |
+//! | who transfers later | gets [`Error::Revoked`] | the same | the same | the same; the device refuses, and the owner says why |
+//! | accesses of the same memory at the same time | take turns, chunk by chunk | take turns, chunk by chunk; what a peer reads by itself (see below) may be written meanwhile | take turns, chunk by chunk | don't take turns: one may see half of what another writes |
+//! | a transfer that has returned | has moved all of its bytes, where both sides see them | the same | the same | the same |
+//! | a transfer that timed out, or was cancelled | touches the local memory no more | the same | the same | the same; it may take 100 ms to end what the device is doing |
+//! | copies made by this library on the way | none (the system's socket buffers are between) | two, at a time, through a ring; one where memory is lent | one, from memory to memory | none; two where the owner sends (see below) |
+//! | a peer that dies | is known at once; a silent one after [`EngineBuilder::heartbeat`] | the same | is this process | is known at once when its system lives on; else when the device or the heartbeat gives it up |
+//! | who can connect | whoever reaches the port; nothing is encrypted | processes of the same user, or of [`EngineBuilder::shm_group`] | this process | whoever reaches the device; nothing is encrypted |
 //!
 //! Over shared memory peers read by themselves what [`Engine::alloc`] gave, and what the system lets them read of other
 //! memory; never what was not exposed to them, if they keep to the rules. Processes of one user can read each other's memory anyway,
 //! where the system permits it: between those this library guards against mistakes, not against malice. No
 //! engine writes into the memory of another process.
+//!
+//! ## Over RDMA devices
+//!
+//! Messages are checked as on every transport. Bulk data is not sent: the device of whoever transfers reads and writes the
+//! owner's memory through the owner's device, and no software of the owner takes part. A bulk carries the keys that this takes.
+//! Where it does not work out, for whatever reason, the owner is asked, checks, and sends, as over tcp.
+//!
+//! - **What is checked.** The library of whoever transfers checks whether the [`Bulk`] allows the access, if that peer keeps to
+//!   the rules. The owner's device checks that the key is one that it knows, that the access lies within the exposed segment,
+//!   and that the segment may be read or written, as its [`BulkMode`] says. It knows nothing of tokens, nor of
+//!   [`Bulk::slice`], which is no restriction anywhere.
+//! - **Who can get in.** A key is good for every peer that is connected to the same engine through the same device. It has 32
+//!   bits, and devices may give keys out in order: a peer that was told none can guess. A wrong guess costs it a part of its
+//!   connection, which is renewed. When memory has been taken back, its key may be given to what is exposed later. So a peer
+//!   that does not keep to the rules may reach whatever this engine exposes at that moment, as its mode allows, and may
+//!   read of large messages to and from others. It reaches nothing else of the process. Let only peers that you trust so far
+//!   connect over `verbs://`.
+//! - **Taking memory back.** [`Exposed::reclaim`] has the device forget the memory before it gives the buffer back. A later
+//!   access is refused by the device, which breaks the queue pair that it was made on. There is one for such accesses alone:
+//!   another takes its place, and messages go on. The transfer is then put to the owner, whose answer is exact
+//!   ([`Error::Revoked`], [`Error::AccessDenied`]); so are others of that connection that were under way, and they succeed.
+//! - **Bytes that change.** A device writes at any moment. [`Exposed::read_at`] may see a part of what a peer pushes, and a pull
+//!   may see a part of what [`Exposed::write_at`] writes: old and new bytes mixed, in no order. That is never an invalid value,
+//!   since elements are plain data ([`Element`]), for which any bytes will do.
+//! - **When bytes are there.** A pull's bytes are there when it has returned; a push's when its owner is told, by a call that
+//!   begins after it has returned. Memory is never registered for relaxed ordering, so what a device writes is visible before
+//!   what it tells of it. Nothing else is a signal: who watches memory with `read_at` until a byte changes knows nothing of
+//!   the others.
+//! - **Deadlines.** A transfer that timed out or was cancelled is fenced before its memory comes back: nothing more is asked of
+//!   the device, what is under way has 100 ms to end, and what has not ended then ends with its queue pair.
+//! - **The end of a peer.** When a process dies, its system ends its connections. Of a host that is gone the device hears
+//!   nothing: it gives up after its retries, some seconds, and the heartbeat finds the silence. A process that is stopped
+//!   answers no calls, but its device goes on serving its memory.
+//! - **Memory is locked.** What is exposed while a device is in use is registered with it, which takes time for every page and
+//!   counts against the limit on locked memory (`ulimit -l`). Plain slices are registered for one transfer: for several, expose
+//!   memory once.
 //!
 //! # Thread safety
 //!
@@ -76,6 +116,7 @@
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only.
+//! - `verbs`: the transport `verbs://`. To build it takes the headers of rdma-core and libclang; the README says which packages.
 
 #![deny(unsafe_code)]
 

@@ -67,6 +67,7 @@ examples! {
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",
         "[server] copied 45 bytes from offset 3 there to offset 13 here, and no other",
         "[client] the server copied a slice of 45 bytes",
+        "[client] all of it went over Shm",
         "[client] asked the server to stop",
         "[server] stopped",
     ];

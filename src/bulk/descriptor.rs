@@ -69,7 +69,9 @@ pub(crate) struct Origin {
 }
 
 /// Exposed memory, as a value: it can be cloned, sliced, sent inside calls, kept, and forwarded to others. It names the
-/// memory by a token that can't be guessed; the owner checks token, bounds and mode of each access.
+/// memory by a token that can't be guessed; the owner checks token, bounds and mode of each access. Over `verbs://` the owner's
+/// device checks in its stead, a key, bounds and mode, for as long as the memory is exposed: see "Over RDMA devices" in the
+/// crate's documentation.
 ///
 /// Offsets and lengths are in bytes, whatever the elements are.
 #[derive(Clone)]

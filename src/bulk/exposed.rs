@@ -20,8 +20,8 @@ use crate::{Address, Endpoint, Error, Result};
 /// While it is exposed for writing, nobody has a reference to the buffer: [`read_at`](Exposed::read_at) and
 /// [`write_at`](Exposed::write_at) copy. Exposed read-only it can be looked at with [`view`](Exposed::view).
 ///
-/// Dropping it locks peers out, waits for accesses in progress (some microseconds), and frees the buffer. Leaking it leaks
-/// the buffer, exposed.
+/// Dropping it locks peers out, waits for accesses in progress as [`reclaim`](Exposed::reclaim) does, and frees the buffer.
+/// Leaking it leaks the buffer, exposed.
 ///
 /// ```compile_fail,E0599
 /// # let engine = calomel::Engine::client("loop").unwrap();
@@ -133,8 +133,12 @@ impl<B: Buffer, A> Exposed<B, A> {
         Ok(ExposedSlice { slice, shared: self.exposure.shared.clone(), _access: PhantomData })
     }
 
-    /// Takes the buffer back: peers are locked out, accesses in progress end (which takes some microseconds, whatever the
-    /// peers do), and only then the buffer is returned. Transfers that were in progress end with [`Error::Revoked`].
+    /// Takes the buffer back: peers are locked out, accesses in progress end, and only then the buffer is returned. Transfers
+    /// that were in progress end with [`Error::Revoked`].
+    ///
+    /// That takes some microseconds, whatever the peers do. Over shared memory a peer that was stopped while it read is waited
+    /// for, for a second at most. Over `verbs://` the device forgets the memory, which takes longer the more there is, and
+    /// own transfers with it that are under way have 100 ms to end.
     pub fn reclaim(mut self) -> B {
         let held = self.held.take().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"));
         let Exposed { exposure, .. } = self;
@@ -142,7 +146,8 @@ impl<B: Buffer, A> Exposed<B, A> {
         held.take()
     }
 
-    /// Copies `out.len()` bytes from `offset` on out of the exposed memory. No access of a peer comes in between.
+    /// Copies `out.len()` bytes from `offset` on out of the exposed memory. Peers' writes come before it or after it, but over
+    /// `verbs://`: there a device writes at any moment, also in between, and some of the bytes may be old and some new.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -162,7 +167,9 @@ impl<B: Buffer, A> Exposed<B, A> {
 }
 
 impl<B: WritableBuffer> Exposed<B, Writable> {
-    /// Copies `bytes` into the exposed memory at `offset`. No access of a peer comes in between.
+    /// Copies `bytes` into the exposed memory at `offset`. Peers' writes come before it or after it, and so do reads, but of
+    /// peers that reach the memory by themselves: over `verbs://`, where their writes may come in between as well, and over
+    /// `shm://`, where memory is lent. Such a peer may read some of the bytes as they were, and some as they are now.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].

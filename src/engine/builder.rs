@@ -141,8 +141,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether a tcp address of this host is reached through shared memory (default yes). Both sides must have it on; where
-    /// that does not work out, it is tcp. [`Endpoint::transport`](crate::Endpoint::transport) tells which is in use.
+    /// Whether a tcp or verbs address of this host is reached through shared memory (default yes). Both sides must have it on;
+    /// where that does not work out, the address is dialled as it is. [`Endpoint::transport`](crate::Endpoint::transport) tells
+    /// which is in use.
     pub fn same_host_upgrade(mut self, on: bool) -> Self {
         self.shm.shortcuts = on;
         self
