@@ -75,6 +75,8 @@
 //!   that does not keep to the rules may reach whatever this engine exposes at that moment, as its mode allows, and may
 //!   read of large messages to and from others. It reaches nothing else of the process. Let only peers that you trust so far
 //!   connect over `verbs://`.
+//! - **One peer alone.** What is exposed with [`Engine::expose_to`] has keys that are good on that peer's connection only, where
+//!   the owner's device has memory windows of type 2; where it has none, there are no keys, and the owner is asked.
 //! - **Taking memory back.** [`Exposed::reclaim`] has the device forget the memory before it gives the buffer back. A later
 //!   access is refused by the device, which breaks the queue pair that it was made on. There is one for such accesses alone:
 //!   another takes its place, and messages go on. The transfer is then put to the owner, whose answer is exact

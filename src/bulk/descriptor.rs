@@ -86,7 +86,7 @@ pub struct Bulk {
     hold: Hold,
     pub(super) copy: Option<Arc<EagerCopy>>,
     /// By which devices reach the memory of a peer, all of what is exposed.
-    pub(super) keys: Option<ToldKeys>,
+    keys: Option<ToldKeys>,
 }
 
 #[derive(Clone)]
@@ -112,13 +112,13 @@ type Stale = Arc<AtomicBool>;
 
 /// What devices reach the memory by, as its owner has told.
 #[derive(Clone)]
-pub(super) struct ToldKeys {
+struct ToldKeys {
     keys: Keys,
     stale: Stale,
 }
 
 impl ToldKeys {
-    pub(super) fn good(&self) -> Option<&Keys> {
+    fn good(&self) -> Option<&Keys> {
         (!self.stale.load(Ordering::Acquire)).then_some(&self.keys)
     }
 }
@@ -276,11 +276,16 @@ impl Bulk {
     }
 
     /// What devices of others reach the memory by.
-    fn keys(&self) -> Option<Bytes> {
-        let keys = match &self.hold {
-            Hold::Own(own) => own.keys(&*self.origin.core.upgrade()?, self.token)?,
-            _ => self.keys.as_ref()?.good()?.clone(),
-        };
+    pub(super) fn keys(&self) -> Option<Keys> {
+        match &self.hold {
+            Hold::Own(own) => own.keys(&*self.origin.core.upgrade()?, self.token),
+            _ => self.keys.as_ref()?.good().cloned(),
+        }
+    }
+
+    /// The same, as they travel.
+    fn sealed_keys(&self) -> Option<Bytes> {
+        let keys = self.keys()?;
         let sealed = || Bytes([&seal(self.token, &keys)[..], &keys].concat());
         (keys.len() <= MAX_KEYS).then(sealed)
     }
@@ -391,7 +396,7 @@ impl Serialize for Bulk {
             incarnation: self.origin.incarnation,
             addresses: self.origin.addresses.iter().map(Address::to_string).collect(),
             lease,
-            keys: if content.is_some() { None } else { self.keys() },
+            keys: if content.is_some() { None } else { self.sealed_keys() },
             content,
         }
         .serialize(serializer)

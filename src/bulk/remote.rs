@@ -5,7 +5,7 @@ use std::ops::{Shl, Shr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::descriptor::{Bulk, ToldKeys};
+use super::descriptor::Bulk;
 use super::exposed::{Exposed, ExposedSlice};
 use super::local::{PullTarget, PushSource};
 use super::transfer::{Local, Transfer};
@@ -163,7 +163,7 @@ impl RemoteBulk {
         timed: bool,
     ) -> std::result::Result<Begun, Failure> {
         let shared = self.shared();
-        let Bulk { token, offset, mode, origin, copy, keys, .. } = &self.bulk;
+        let Bulk { token, offset, mode, origin, copy, .. } = &self.bulk;
         let len = local.len;
         if local.read_access().is_none() {
             return Err(Failure::Revoked);
@@ -185,7 +185,7 @@ impl RemoteBulk {
         let now = Instant::now();
         // Where the mode does not allow it the owner is asked, who says so: a device would break off what else it does.
         let allowed = if pull { mode.access().read } else { mode.access().write };
-        let keys = keys.as_ref().filter(|_| allowed).and_then(ToldKeys::good).cloned();
+        let keys = if allowed { self.bulk.keys() } else { None };
         let (peer, owner) = (self.endpoint.peer(), origin.incarnation);
         let remote = Remote { peer, owner, token: *token, offset: *offset, keys };
         let until = timed.then(|| deadline(now, self.timeout));

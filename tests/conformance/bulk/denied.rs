@@ -1,6 +1,8 @@
 //! What peers may not do, the owner refuses.
 
-use calomel::{BulkMode, Error};
+use std::sync::{Arc, Mutex};
+
+use calomel::{BulkMode, Error, Request};
 
 use crate::assert_error;
 use crate::support::{Net, pattern, travelled};
@@ -138,7 +140,42 @@ fn tokens_are_not_to_be_guessed(net: &Net) {
     assert!(random >= 16, "only {random} of {len} bytes differ at random");
 }
 
+fn memory_for_one_peer_is_for_nobody_else(net: &Net) {
+    let pair = net.pair();
+    let other = net.client();
+    let to_server = other.lookup(pair.server.address()).unwrap();
+    let met = Arc::new(Mutex::new(Vec::new()));
+    let seen = met.clone();
+    pair.server.define("meet", move |request: &Request, (): ()| seen.lock().unwrap().push(request.endpoint().clone())).unwrap();
+    pair.client.procedure::<(), ()>("meet").on(&pair.to_server).call(&()).unwrap();
+    other.procedure::<(), ()>("meet").on(&to_server).call(&()).unwrap();
+    let chosen = met.lock().unwrap()[0].clone();
+    for len in [0, 100, 100_000] {
+        let theirs = pair.server.expose_to(&chosen, pattern(1, len), BulkMode::ReadWrite).unwrap();
+        for bulk in [theirs.bulk(), travelled(&theirs.bulk())] {
+            let mut copy = vec![0u8; len];
+            assert_error!(bulk.on(&to_server).pull_into(&mut copy), Error::AccessDenied { .. });
+            assert!(copy.iter().all(|&b| b == 0));
+            assert_error!(bulk.on(&to_server).push_from(&copy), Error::AccessDenied { .. });
+            assert_eq!(bulk.on(&pair.to_server).pull_into(&mut copy).unwrap(), len);
+            assert!(copy == pattern(1, len));
+            assert_eq!(bulk.on(&pair.to_server).push_from(&copy).unwrap(), len);
+        }
+        let bulk = theirs.bulk();
+        assert!(theirs.reclaim() == pattern(1, len));
+        assert_error!(bulk.on(&pair.to_server).pull_into(&mut vec![0u8; len]), Error::Revoked { .. });
+    }
+    // Who was looked up and not met: the first engine that is found there, which is not one that comes by.
+    let absent = pair.server.lookup(net.dead_address()).unwrap();
+    let theirs = pair.server.expose_to(&absent, vec![1u8; 100], BulkMode::ReadWrite).unwrap();
+    assert_error!(theirs.bulk().on(&pair.to_server).pull_into(&mut vec![0u8; 100]), Error::AccessDenied { .. });
+    // An endpoint of another engine says nothing to this one.
+    let refused = pair.server.expose_to(&pair.to_server, vec![1u8; 100], BulkMode::ReadWrite);
+    assert_error!(refused, Error::Unsupported { .. });
+}
+
 suite![
+    memory_for_one_peer_is_for_nobody_else,
     nobody_writes_what_is_read_only,
     nobody_reads_what_is_write_only,
     the_mode_of_our_own_memory_is_for_peers_only,
