@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::env::{Mem, Random};
 use super::host::{Outcome, assert_failed};
 use super::net::{Net, call};
-use super::{Failure, Remote, Status};
+use super::{Failure, Mode, Remote, Status};
 
 const TOKEN: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
 
@@ -158,5 +158,37 @@ fn the_owners_own_access() {
     assert!(matches!(proto.access(TOKEN, 0, 1, true), Err(Status::AccessDenied(_))));
     net.revoke(0, TOKEN);
     assert_eq!(net.hosts[0].proto.access(TOKEN, 0, 1, false).err(), Some(Status::Revoked));
+    net.end();
+}
+
+/// Memory for one peer is for the engine that this was, not for others that know the token, nor for its successor.
+#[test]
+fn memory_for_one_peer() {
+    let mut net = Net::new(3);
+    for host in [0, 2] {
+        let pull = net.pull(host, 1, TOKEN, 0, &Mem::new(vec![0; 10]));
+        net.settle();
+        assert!(net.hosts[host].outcome(pull).is_some(), "they have met");
+    }
+    let chosen = net.peer(1, 0);
+    let memory = Mem::new(vec![1; 500_000]);
+    net.with_host(1, |host| host.proto.expose_to(chosen, TOKEN, memory.clone(), Mode { read: true, write: true }));
+    for (host, allowed) in [(0, true), (2, false)] {
+        for pull in [true, false] {
+            let near = Mem::new(vec![1; 500_000]);
+            let op = net.transfer(host, 1, pull, (TOKEN, 0), &near);
+            net.settle();
+            match net.hosts[host].outcome(op) {
+                Some(Outcome::Moved(500_000)) => assert!(allowed),
+                Some(Outcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    net.restart(0, true);
+    let op = net.transfer(0, 1, true, (TOKEN, 0), &Mem::new(vec![0; 10]));
+    net.settle();
+    assert!(matches!(refused(&net, op), Status::AccessDenied(_)));
+    net.with_host(1, |host| host.proto.revoke(TOKEN));
     net.end();
 }
