@@ -18,7 +18,7 @@ impl VerbsLink {
         let (Some(line), Some(hello)) = (self.line.get(), self.line.get().and_then(|line| line.hello.get())) else {
             return Ok(());
         };
-        if self.begun.swap(true, Ordering::AcqRel) {
+        if self.begun.load(Ordering::Acquire) || self.begun.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         let Some(id) = self.id() else { return Ok(()) };

@@ -277,6 +277,10 @@ impl Id {
     }
 
     pub fn disconnect(&self) {
+        // To the system a forked child's is the same as its parent's.
+        if is_forked() {
+            return;
+        }
         // SAFETY: the identifier is there. It may be disconnected already.
         let _ = unsafe { raw::rdma_disconnect(self.as_ptr()) };
     }
