@@ -22,6 +22,8 @@ const RETRY: Duration = Duration::from_millis(200);
 pub struct Plan {
     pub quick: bool,
     pub rounds: usize,
+    /// Rounds that other processes disturb are taken again.
+    pub repeats: bool,
     /// The benchmark's other processes, while they run.
     pub servers: RefCell<Vec<u32>>,
     /// Rounds that other processes disturbed, and that were taken again.
@@ -35,7 +37,7 @@ impl Plan {
         let asked = env::args().any(|argument| argument == "quick");
         let quick = asked || env::var_os("CALOMEL_BENCH_QUICK").is_some_and(|value| value != "0");
         let rounds = if quick { 3 } else { 7 };
-        Plan { quick, rounds, servers: RefCell::default(), repeated: Cell::default(), disturbed: Cell::default() }
+        Plan { quick, rounds, repeats: !quick, servers: RefCell::default(), repeated: Cell::default(), disturbed: Cell::default() }
     }
 
     /// Iterations a round.
@@ -50,7 +52,7 @@ impl Plan {
             let others = cpu::Others::watch(&self.servers.borrow())?;
             let samples = round()?;
             let disturbed = others.disturbed()?;
-            if disturbed && !self.quick && self.repeated.get() < RETRIES {
+            if disturbed && self.repeats && self.repeated.get() < RETRIES {
                 self.repeated.update(|count| count + 1);
                 thread::sleep(RETRY);
                 continue;
