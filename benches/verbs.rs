@@ -99,10 +99,14 @@ fn measure(ip: &str, plan: &Plan) -> Outcome {
     let client = builder().build()?;
     let peer = client.lookup(address.trim())?;
 
-    empty_calls(plan, &mut report, &tools, &client, &peer)?;
+    let only = env::args().find(|argument| ["rpc", "pull", "push"].contains(&argument.as_str()));
+    let wanted = |part: &str| only.as_ref().is_none_or(|only| only == part);
+    if wanted("rpc") {
+        empty_calls(plan, &mut report, &tools, &client, &peer)?;
+    }
     let bulk: Bulk = client.procedure::<(), Bulk>("memory").on(&peer).call(&())?;
-    for pull in [true, false] {
-        for size in SIZES {
+    for (pull, part) in [(true, "pull"), (false, "push")] {
+        for size in SIZES.into_iter().filter(|_| wanted(part)) {
             transfers(plan, &mut report, &tools, &client, (&peer, &bulk), pull, size)?;
         }
     }

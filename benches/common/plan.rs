@@ -37,7 +37,14 @@ impl Plan {
         let asked = env::args().any(|argument| argument == "quick");
         let quick = asked || env::var_os("CALOMEL_BENCH_QUICK").is_some_and(|value| value != "0");
         let rounds = if quick { 3 } else { 7 };
-        Plan { quick, rounds, repeats: !quick, servers: RefCell::default(), repeated: Cell::default(), disturbed: Cell::default() }
+        Plan {
+            quick,
+            rounds,
+            repeats: !quick,
+            servers: RefCell::default(),
+            repeated: Cell::default(),
+            disturbed: Cell::default(),
+        }
     }
 
     /// Iterations a round.
