@@ -66,7 +66,7 @@ pub fn little_may_be_locked() {
     });
     let refused = refused.expect("there is memory for more than was allowed");
     eprintln!("{} connections, then: {refused}", more.len());
-    assert!(refused.is_disconnected() && refused.to_string().contains("ulimit -l"), "{refused}");
+    assert!(refused.is_disconnected() && refused.to_string().contains(&LIMIT.to_string()), "{refused}");
     more.clear();
     pair.assert_serves();
     say("refused well");
