@@ -31,7 +31,7 @@ fn another_version_is_refused_with_ours() {
         pair.assert_serves();
     }
     // One that speaks ours among others is welcome.
-    assert_eq!(versions(&Raw::dial(&address, &hello((0, 9))).ok().expect("it is refused").met), SPOKEN);
+    assert_eq!(versions(&Raw::dial(&address, &hello((0, 9))).expect("it is refused").met), SPOKEN);
 }
 
 fn who_is_no_engine_is_refused() {
@@ -173,13 +173,13 @@ fn others_are_not_affected() {
         let pendings: Vec<_> = (0..16u32)
             .map(|n| pair.client.procedure::<(u32, u32), u32>("add").on(&pair.to_server).start(&(n, n)).unwrap())
             .collect();
-        let mut peer = Raw::dial(&address, &hello(SPOKEN)).ok().expect("it is refused");
+        let mut peer = Raw::dial(&address, &hello(SPOKEN)).expect("it is refused");
         peer.send(said);
         (0u32..).zip(pendings).for_each(|(n, pending)| assert_eq!(pending.wait().unwrap(), 2 * n));
         assert!(pair.to_server.is_connected());
     }
     // One that says nothing at all, and takes nothing.
-    let _silent = Raw::dial(&address, &hello(SPOKEN)).ok().expect("it is refused");
+    let _silent = Raw::dial(&address, &hello(SPOKEN)).expect("it is refused");
     pair.assert_serves();
     // Many that go without a word.
     for _ in 0..40 {

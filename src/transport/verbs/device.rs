@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -55,6 +55,8 @@ pub(super) struct Device {
     pub pd: Arc<Pd>,
     pub completions: Arc<Completions>,
     groups: RwLock<Vec<Arc<Group>>>,
+    /// How often the groups of the engine's devices have changed.
+    changes: Arc<AtomicU32>,
     /// Links by the numbers of their queue pairs.
     links: RwLock<HashMap<u32, Arc<VerbsLink>>>,
     stages: Mutex<Vec<Slab>>,
@@ -84,7 +86,7 @@ struct GroupState {
 }
 
 impl Device {
-    pub(super) fn new(context: Context) -> io::Result<Arc<Device>> {
+    pub(super) fn new(context: Context, changes: &Arc<AtomicU32>) -> io::Result<Arc<Device>> {
         let limits = context.limits()?;
         let device = Arc::new(Device {
             domain: rand::rng().next_u64(),
@@ -93,6 +95,7 @@ impl Device {
             pd: Pd::new(context)?,
             completions: Completions::new(context)?,
             groups: RwLock::default(),
+            changes: changes.clone(),
             links: RwLock::default(),
             stages: Mutex::default(),
             next: AtomicU64::new(1),
@@ -131,6 +134,7 @@ impl Device {
         });
         group.admit(&self.pd)?;
         groups.push(group.clone());
+        self.changes.fetch_add(1, Ordering::Release);
         Ok(group)
     }
 
@@ -146,6 +150,7 @@ impl Device {
         // Its buffers are whole again when the next is made.
         if left == 0 {
             groups.retain(|other| !Arc::ptr_eq(other, group));
+            self.changes.fetch_add(1, Ordering::Release);
         }
     }
 

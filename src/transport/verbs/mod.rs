@@ -52,10 +52,14 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Verbs {
     shared: Arc<Shared>,
+    /// The groups that are polled, as of the change of that number.
+    known: Mutex<(u32, Groups)>,
     /// What one turn needs, kept for the next.
     batch: Mutex<Vec<Completion>>,
     message: Mutex<Vec<u8>>,
 }
+
+type Groups = Vec<(Arc<Device>, Arc<Group>)>;
 
 /// What links share with their transport.
 struct Shared {
@@ -71,6 +75,8 @@ struct Shared {
     devices: RwLock<Vec<Arc<Device>>>,
     /// How often they have changed; 0 as long as there is none.
     generation: AtomicU32,
+    /// How often their groups have changed.
+    changes: Arc<AtomicU32>,
     /// Links and listeners by what the connection manager calls them.
     links: Mutex<HashMap<usize, Arc<VerbsLink>>>,
     listeners: Mutex<HashMap<usize, Arc<Id>>>,
@@ -138,7 +144,7 @@ impl Shared {
         if let Some(device) = devices.iter().find(|device| device.context == context) {
             return Ok(device.clone());
         }
-        let device = Device::new(context)?;
+        let device = Device::new(context, &self.changes)?;
         let token = self.first_token + DEVICES + 2 * devices.len();
         self.registry.register(&mut SourceFd(&device.completions.fd()), Token(token), Interest::READABLE)?;
         let events = context.async_fd()?;
@@ -174,7 +180,7 @@ impl Shared {
         Ok(())
     }
 
-    fn groups(&self) -> SmallVec<[(Arc<Device>, Arc<Group>); 2]> {
+    fn groups(&self) -> Groups {
         let devices = self.devices.read();
         devices.iter().flat_map(|device| device.groups().into_iter().map(|group| (device.clone(), group))).collect()
     }
@@ -197,6 +203,7 @@ impl Verbs {
                 channel: Mutex::default(),
                 devices: RwLock::default(),
                 generation: AtomicU32::new(0),
+                changes: Arc::default(),
                 links: Mutex::default(),
                 listeners: Mutex::default(),
                 over: Mutex::default(),
@@ -206,6 +213,7 @@ impl Verbs {
                 attention: AtomicBool::new(false),
                 parked: AtomicBool::new(false),
             }),
+            known: Mutex::default(),
             batch: Mutex::default(),
             message: Mutex::default(),
         }
@@ -271,11 +279,21 @@ impl Verbs {
         Ok(any)
     }
 
+    /// Only whoever drives looks at them, so that nobody waits for this lock.
+    fn renew(&self, known: &mut (u32, Groups)) {
+        let changes = self.shared.changes.load(Ordering::Acquire);
+        if known.0 != changes {
+            *known = (changes, self.shared.groups());
+        }
+    }
+
     /// Polls every group. True when anything has come.
     fn look(&self, sink: &mut dyn Sink) -> bool {
         let mut any = false;
-        for (device, group) in self.shared.groups() {
-            match self.turn(&device, &group, sink) {
+        let mut known = self.known.lock();
+        self.renew(&mut known);
+        for (device, group) in &known.1 {
+            match self.turn(device, group, sink) {
                 Ok(came) => any |= came,
                 Err(error) => {
                     tracing::error!(target: "calomel::verbs", device = device.context.name(), %error, "a device fails");
@@ -392,7 +410,10 @@ impl Transport for Verbs {
             }
             group.is_quiet()
         };
-        let all_quiet = !self.shared.is_in_use() || self.shared.groups().iter().filter(|both| !quiet(both)).count() == 0;
+        let mut known = self.known.lock();
+        self.renew(&mut known);
+        let all_quiet = known.1.iter().filter(|both| !quiet(both)).count() == 0;
+        drop(known);
         if let Err(error) = self.shared.set_alarm() {
             tracing::error!(target: "calomel::verbs", %error, "links that were closed may stay for a while");
         }
@@ -425,6 +446,7 @@ impl Drop for Verbs {
             self.linger();
             std::thread::yield_now();
         }
+        self.known.get_mut().1.clear();
         self.shared.closing.lock().drain(..).for_each(|link| link.bury());
         let links: Vec<_> = self.shared.links.lock().values().cloned().collect();
         links.iter().for_each(|link| link.bury());
