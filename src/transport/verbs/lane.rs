@@ -80,6 +80,9 @@ pub(super) struct Lane {
     number: u32,
     mine: Option<Mine>,
     theirs: Option<Offer>,
+    /// The last lane that the other side has offered, and the last that it has connected.
+    offered: u32,
+    confirmed: u32,
     /// The other side has connected its end.
     up: bool,
     /// By number; fetches keep theirs when they are tried again.
@@ -108,6 +111,8 @@ impl Lane {
             number: 0,
             mine: None,
             theirs: None,
+            offered: 0,
+            confirmed: 0,
             up: false,
             moves: HashMap::new(),
             turn: VecDeque::new(),
@@ -160,13 +165,18 @@ impl Lane {
     /// lane is connected.
     pub(super) fn offered(&mut self, offer: Offer) -> io::Result<(Option<Offer>, bool)> {
         let mut own = None;
-        if self.closed || offer.lane < self.number || offer.lane == self.number && self.theirs.is_some() {
+        if self.closed {
+            return Ok((None, false));
+        }
+        // Each side offers each lane once, and the next when it has had this one up: it has said so before.
+        if offer.lane != self.offered + 1 || self.offered > self.confirmed {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it offers a lane out of turn"));
+        }
+        self.offered = offer.lane;
+        if offer.lane < self.number {
             return Ok((None, false));
         }
         if offer.lane > self.number {
-            if offer.lane - self.number > 1 && self.number > 0 {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "it offers a lane out of turn"));
-            }
             own = match self.number {
                 0 => Some(self.offer()?),
                 _ => self.fail("the other side has given the lane up")?,
@@ -180,9 +190,13 @@ impl Lane {
     }
 
     /// The other side has connected its end. True when moves may begin.
-    pub(super) fn other_side_is_up(&mut self, lane: u32) -> bool {
+    pub(super) fn other_side_is_up(&mut self, lane: u32) -> io::Result<bool> {
+        if lane != self.offered || lane == self.confirmed {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it speaks of a lane that it has not offered"));
+        }
+        self.confirmed = lane;
         self.up = lane == self.number && self.theirs.is_some() && self.mine.is_some();
-        self.up
+        Ok(self.up)
     }
 
     /// Ends the lane: nothing that was asked of it goes on. Transfers end with an error, fetches wait for the next. What to tell

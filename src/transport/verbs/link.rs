@@ -164,7 +164,7 @@ impl VerbsLink {
     fn take_message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
         let Some(line) = self.line.get() else { return Ok(false) };
         let (header, content) = wire::decode(message)?;
-        line.out.lock().heed(header)?;
+        line.out.lock().heed(header, &content)?;
         if self.is_closed() {
             return Ok(false);
         }
@@ -175,7 +175,7 @@ impl VerbsLink {
             Content::Credit => {}
             Content::Offer(offer) => self.offered(line, offer)?,
             Content::LaneUp(number) => {
-                if self.is_up(line, number) {
+                if self.is_up(line, number)? {
                     if !self.moves.swap(true, Ordering::AcqRel) {
                         sink.may_move(self.key);
                     }

@@ -19,8 +19,8 @@ mod wire;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
@@ -87,7 +87,7 @@ struct Shared {
     /// Links that are closed, and have something left to say.
     closing: Mutex<Vec<Arc<VerbsLink>>>,
     /// Wakes whoever drives, for them.
-    alarm: Mutex<Option<OwnedFd>>,
+    alarm: OnceLock<OwnedFd>,
     /// There is something in the three of them.
     attention: AtomicBool,
     parked: AtomicBool,
@@ -135,6 +135,9 @@ impl Shared {
         let channel = EventChannel::new()?;
         let token = Token(self.first_token + MANAGER);
         self.registry.register(&mut SourceFd(&channel.fd()), token, Interest::READABLE)?;
+        let alarm = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        self.registry.register(&mut SourceFd(&alarm.as_raw_fd()), Token(self.first_token + ALARM), Interest::READABLE)?;
+        let _ = self.alarm.set(alarm);
         Ok(slot.insert(channel).clone())
     }
 
@@ -163,16 +166,7 @@ impl Shared {
         if self.closing.lock().is_empty() {
             return Ok(());
         }
-        let mut slot = self.alarm.lock();
-        let alarm = match &mut *slot {
-            Some(alarm) => alarm,
-            None => {
-                let made = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-                let token = Token(self.first_token + ALARM);
-                self.registry.register(&mut SourceFd(&made.as_raw_fd()), token, Interest::READABLE)?;
-                slot.insert(made)
-            }
-        };
+        let Some(alarm) = self.alarm.get() else { return Ok(()) };
         // To set it anew takes away what it has told before.
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: LOOK_AGAIN.as_secs() as i64, tv_nsec: 0 };
@@ -209,7 +203,7 @@ impl Verbs {
                 over: Mutex::default(),
                 nudged: Mutex::default(),
                 closing: Mutex::default(),
-                alarm: Mutex::default(),
+                alarm: OnceLock::new(),
                 attention: AtomicBool::new(false),
                 parked: AtomicBool::new(false),
             }),

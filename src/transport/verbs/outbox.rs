@@ -46,8 +46,11 @@ pub(super) struct Outbox {
     /// Messages whose end is told, by number, and how many end with each.
     signalled: VecDeque<(u64, usize)>,
     unsignalled: usize,
-    /// Messages that the other side has room for.
+    /// Messages that the other side has room for; and how many it has said at first.
     credits: u16,
+    most: u16,
+    /// Messages that the other side may send.
+    granted: u16,
     /// Longest message that the other side takes.
     longest: usize,
     /// Messages of the other side for which there is room again, and which have not been reported.
@@ -80,6 +83,8 @@ impl Outbox {
             signalled: VecDeque::new(),
             unsignalled: 0,
             credits: 0,
+            most: 0,
+            granted: CREDITS,
             longest: MESSAGE,
             owed: 0,
             read: 0,
@@ -94,12 +99,26 @@ impl Outbox {
     /// The other side has said what it has room for.
     pub(super) fn open(&mut self, credits: u16, longest: u32) {
         self.credits = credits;
+        self.most = credits;
         self.longest = MESSAGE.min(longest as usize);
     }
 
-    /// What the other side reports with a message.
-    pub(super) fn heed(&mut self, header: Header) -> io::Result<()> {
+    /// A message has come: what the other side reports with it, and whether it may send it.
+    pub(super) fn heed(&mut self, header: Header, content: &Content<'_>) -> io::Result<()> {
         self.credits = self.credits.saturating_add(header.credits);
+        if self.credits > self.most {
+            return Err(broken("it gives back credits that nobody took"));
+        }
+        match content {
+            // Without a limit on them it could talk for ever: there is no more of them than there is of what they tell.
+            Content::Credit if header.credits == 0 && header.read == 0 => {
+                return Err(broken("it says that it has nothing to say"));
+            }
+            content if content.is_credited() => {
+                self.granted = self.granted.checked_sub(1).ok_or_else(|| broken("it sends more than it was given credit for"))?;
+            }
+            _ => {}
+        }
         for _ in 0..header.read {
             let stage = self.staged.pop_front().ok_or_else(|| broken("it has read what it was not given"))?;
             self.spare.push(stage);
@@ -268,6 +287,7 @@ impl Outbox {
             return Err(broken("more is sent than the other side has asked for"));
         }
         let header = Header { credits: std::mem::take(&mut self.owed), read: std::mem::take(&mut self.read) };
+        self.granted += header.credits;
         let at = self.next * MESSAGE;
         // SAFETY: no device writes there: the slab is not registered for that.
         let len = wire::encode(header, content, unsafe { self.slots.write(at, MESSAGE) });

@@ -10,7 +10,7 @@ use super::super::device::STAGE;
 use super::super::lane::Lane;
 use super::super::sys::Completion;
 use super::super::wire::{Content, Offer, Staged};
-use super::{Line, VerbsLink};
+use super::{Line, VerbsLink, closed_by_peer};
 
 impl VerbsLink {
     /// Both sides are there: moves are made ready, for which the two have to talk. Done once.
@@ -22,7 +22,11 @@ impl VerbsLink {
             return Ok(());
         }
         let Some(id) = self.id() else { return Ok(()) };
-        let path = id.path()?;
+        // The manager knows none when the other side has gone already.
+        let path = id.path().map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => closed_by_peer(),
+            _ => error,
+        })?;
         if let Some(qp) = &line.out.lock().qp {
             qp.set_patience();
         }
@@ -43,8 +47,8 @@ impl VerbsLink {
     }
 
     /// The other side has connected its end. True when moves may begin.
-    pub(super) fn is_up(&self, line: &Line, lane: u32) -> bool {
-        line.lane.lock().as_mut().is_some_and(|own| own.other_side_is_up(lane))
+    pub(super) fn is_up(&self, line: &Line, lane: u32) -> io::Result<bool> {
+        line.lane.lock().as_mut().map_or(Ok(false), |own| own.other_side_is_up(lane))
     }
 
     pub(super) fn fetch(&self, line: &Line, staged: Staged, payload: bool) -> io::Result<()> {
