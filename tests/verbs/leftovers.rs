@@ -76,7 +76,7 @@ fn ends(role: &str, server: &Engine, round: usize) {
             let pair = Pair::new();
             use_all(&pair);
             let Pair { server, client, to_server } = pair;
-            if round % 2 == 0 {
+            if round.is_multiple_of(2) {
                 drop((to_server, client, server));
             } else {
                 drop((server, client, to_server));
