@@ -10,6 +10,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
@@ -26,6 +27,9 @@ pub(super) const MOVES: usize = 64;
 const AT_ONCE: u32 = 8;
 /// Longest request: a move is given up between two of them, others have their turn, and a large one keeps several under way.
 const UNIT: usize = 256 << 10;
+/// A lane that has not moved for so long, while it has something to do, is ended: longer than it takes a device to give up by itself,
+/// which soft-RoCE does not do when a read is refused in the middle.
+const STALLED: Duration = Duration::from_secs(3);
 /// What is staged is tried to be read so often: each time another lane takes the place of one that broke.
 const TRIES: u32 = 8;
 
@@ -90,6 +94,8 @@ pub(super) struct Lane {
     /// Who asks next.
     turn: VecDeque<u64>,
     outstanding: usize,
+    /// When something was last asked for, or ended.
+    moved: Instant,
     closed: bool,
     link: Weak<VerbsLink>,
     device: Arc<Device>,
@@ -117,6 +123,7 @@ impl Lane {
             moves: HashMap::new(),
             turn: VecDeque::new(),
             outstanding: 0,
+            moved: Instant::now(),
             closed: false,
             link,
             device: device.clone(),
@@ -129,6 +136,15 @@ impl Lane {
 
     pub(super) fn is_up(&self) -> bool {
         self.up && !self.closed
+    }
+
+    /// True while the device has something to do.
+    pub(super) fn is_busy(&self) -> bool {
+        self.outstanding > 0
+    }
+
+    pub(super) fn has_stalled(&self, now: Instant) -> bool {
+        self.is_busy() && now >= self.moved + STALLED
     }
 
     fn queue_pair(&self) -> Option<u32> {
@@ -333,6 +349,7 @@ impl Lane {
         }
         let number = completion.id & NUMBER;
         let Some(entry) = self.moves.get_mut(&number) else { return Ok(()) };
+        self.moved = Instant::now();
         self.outstanding -= 1;
         entry.outstanding -= 1;
         if entry.outstanding == 0 {
@@ -354,6 +371,9 @@ impl Lane {
     pub(super) fn pump(&mut self) -> io::Result<()> {
         if !self.is_up() {
             return Ok(());
+        }
+        if self.outstanding == 0 {
+            self.moved = Instant::now();
         }
         let mut idle = 0;
         while self.outstanding < MOVES && idle < self.turn.len() {

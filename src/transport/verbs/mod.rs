@@ -47,7 +47,7 @@ const LINGER: Duration = Duration::from_millis(200);
 const MANAGER: usize = 1;
 const ALARM: usize = 2;
 const DEVICES: usize = 3;
-/// After so long, links that were closed are looked at again, whatever happens.
+/// After so long, links that have something to do are looked at, whatever happens.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Verbs {
@@ -86,8 +86,9 @@ struct Shared {
     nudged: Mutex<Vec<Arc<VerbsLink>>>,
     /// Links that are closed, and have something left to say.
     closing: Mutex<Vec<Arc<VerbsLink>>>,
-    /// Wakes whoever drives, for them.
+    /// Wakes whoever drives, for them, and for links whose device has something to do.
     alarm: OnceLock<OwnedFd>,
+    alarm_is_set: AtomicBool,
     /// There is something in the three of them.
     attention: AtomicBool,
     parked: AtomicBool,
@@ -161,17 +162,29 @@ impl Shared {
         Ok(device)
     }
 
-    /// Has whoever sleeps woken, if links are closing that nobody may hear of any more.
-    fn set_alarm(&self) -> io::Result<()> {
-        if self.closing.lock().is_empty() {
-            return Ok(());
-        }
-        let Some(alarm) = self.alarm.get() else { return Ok(()) };
+    /// Has whoever drives look after links in a while, whatever happens: those that are closed, and those whose device has
+    /// something to do.
+    fn look_later(&self) {
+        let Some(alarm) = self.alarm.get().filter(|_| !self.alarm_is_set.swap(true, Ordering::AcqRel)) else { return };
         // To set it anew takes away what it has told before.
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: LOOK_AGAIN.as_secs() as i64, tv_nsec: 0 };
-        timerfd_settime(alarm, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: once, it_value: value })?;
-        Ok(())
+        let set = timerfd_settime(alarm, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: once, it_value: value });
+        if let Err(error) = set {
+            tracing::error!(target: "calomel::verbs", %error, "links are not looked after");
+        }
+    }
+
+    /// What was to be done later.
+    fn look_after(&self) {
+        self.alarm_is_set.store(false, Ordering::Release);
+        let links: Vec<Arc<VerbsLink>> = self.links.lock().values().cloned().collect();
+        let now = Instant::now();
+        if links.iter().filter(|link| link.look_after(now)).count() > 0 {
+            self.look_later();
+        }
+        // Those that are closed are gone on with, too.
+        self.attention.store(true, Ordering::SeqCst);
     }
 
     fn groups(&self) -> Groups {
@@ -204,6 +217,7 @@ impl Verbs {
                 nudged: Mutex::default(),
                 closing: Mutex::default(),
                 alarm: OnceLock::new(),
+                alarm_is_set: AtomicBool::new(false),
                 attention: AtomicBool::new(false),
                 parked: AtomicBool::new(false),
             }),
@@ -234,6 +248,9 @@ impl Verbs {
         }
         let now = Instant::now();
         let left: Vec<_> = closing.into_iter().filter(|link| !link.linger(now)).collect();
+        if !left.is_empty() {
+            self.shared.look_later();
+        }
         self.shared.closing.lock().extend(left);
     }
 
@@ -380,7 +397,7 @@ impl Transport for Verbs {
             return self.take_events(sink);
         }
         if number == ALARM {
-            return self.shared.attention.store(true, Ordering::SeqCst);
+            return self.shared.look_after();
         }
         let (index, is_async) = ((number - DEVICES) / 2, (number - DEVICES) % 2 == 1);
         let Some(device) = self.shared.devices.read().get(index).cloned() else { return };
@@ -408,9 +425,6 @@ impl Transport for Verbs {
         self.renew(&mut known);
         let all_quiet = known.1.iter().filter(|both| !quiet(both)).count() == 0;
         drop(known);
-        if let Err(error) = self.shared.set_alarm() {
-            tracing::error!(target: "calomel::verbs", %error, "links that were closed may stay for a while");
-        }
         all_quiet && !self.shared.attention.load(Ordering::SeqCst)
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
@@ -72,7 +73,18 @@ impl VerbsLink {
         if let Err(error) = lane.pump() {
             self.end_lane(line, lane, &error.to_string());
         }
+        let busy = lane.is_busy();
         self.deliver(slot);
+        if busy {
+            self.shared.look_later();
+        }
+    }
+
+    /// Ends a lane that does not move. True while there is something to look after.
+    pub(in super::super) fn look_after(&self, now: Instant) -> bool {
+        let Some(line) = self.line.get() else { return false };
+        self.break_lane(line, |lane| lane.has_stalled(now), "its device does not go on");
+        line.lane.lock().as_ref().is_some_and(Lane::is_busy)
     }
 
     /// Breaks the lane, if it is still the one that is meant.
