@@ -40,7 +40,7 @@ use sys::{Completion, Context, EventChannel, Id};
 
 /// Pieces that one side of a connection may have staged, before the other has read them.
 const STAGED: usize = 4;
-/// How long the descent of a transport waits for what has been said to leave.
+/// How long the end of the transport waits for what has been said to leave.
 const LINGER: Duration = Duration::from_millis(200);
 
 /// Added to the transport's first token: the connection manager's, the alarm's, and then two for each device.
