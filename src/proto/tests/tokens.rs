@@ -185,8 +185,17 @@ fn memory_for_one_peer() {
             }
         }
     }
+    net.hosts[0].echo = true;
     net.restart(0, true);
-    let op = net.transfer(0, 1, true, (TOKEN, 0), &Mem::new(vec![0; 10]));
+    net.settle();
+    // The owner finds it at the same address: as far as that goes it is the same peer.
+    net.call(1, 0, call("who is there"));
+    net.settle();
+    assert_eq!(net.peer(1, 0), chosen);
+    let owner = net.hosts[1].incarnation;
+    let peer = net.hosts[0].proto.lookup_incarnation(owner).expect("the owner has connected").id;
+    let remote = Remote { peer, owner, token: TOKEN, offset: 0, keys: None };
+    let op = net.transfer_to(0, true, remote, &Mem::new(vec![0; 10]), Duration::from_secs(5));
     net.settle();
     assert!(matches!(refused(&net, op), Status::AccessDenied(_)));
     net.with_host(1, |host| host.proto.revoke(TOKEN));
