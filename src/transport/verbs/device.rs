@@ -265,8 +265,9 @@ impl Group {
             Receive { id: RECEIVED | index, buffer: state.slabs[slab].piece(at, MESSAGE) }
         };
         let receives: SmallVec<[Receive; 32]> = buffers.map(receive).collect();
-        // SAFETY: the slabs are registered for local writes and live as long as the queue; a buffer is handed over when it is
-        // new, or has been read, and is not read again before its next completion.
+        // SAFETY: the slabs are registered for local writes as long as the group is there, and the device forgets each before its
+        // memory is freed, should the queue outlive it. A buffer is handed over when it is new, or has been read, and is not read
+        // again before its next completion.
         unsafe { self.srq.post(&receives) }
     }
 
