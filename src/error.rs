@@ -170,7 +170,8 @@ pub enum Error {
         /// How long the memory is.
         size: usize,
     },
-    /// The owner refused: the mode forbids it, or the token is not one of its own.
+    /// The peer refused: an exposure's mode or options forbid the access, the token is not one of its own, a call is not
+    /// allowed to this caller, or the two engines do not share a key.
     #[error("{what}: {peer} denied access: {reason}")]
     AccessDenied {
         /// Who refused.
@@ -179,6 +180,14 @@ pub enum Error {
         what: String,
         /// The cause in words.
         reason: String,
+    },
+    /// What arrived is not what was sent: a checksum does not match. No data was taken from it.
+    #[error("{what} at {peer} failed: a checksum does not match")]
+    Checksum {
+        /// The other end.
+        peer: Address,
+        /// The operation.
+        what: String,
     },
     /// The memory was taken back by its owner.
     #[error("{what} failed: the memory exposed by {peer} was taken back")]
@@ -269,9 +278,10 @@ impl Error {
         matches!(self, Error::Disconnected { .. } | Error::Unreachable { .. } | Error::PeerRestarted { .. })
     }
 
-    /// True when the same call may succeed later, with no change to the program: the peer was busy, absent, or too slow. The
-    /// call may have been carried out: whether it can be repeated is the caller's to know.
+    /// True when the same call may succeed later, with no change to the program: the peer was busy, absent, or too slow, or
+    /// bytes were damaged. The call may have been carried out: whether it can be repeated is the caller's to know.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Error::Timeout { .. } | Error::Unreachable { .. } | Error::Disconnected { .. } | Error::Busy { .. })
+        use Error::{Busy, Checksum, Disconnected, Timeout, Unreachable};
+        matches!(self, Timeout { .. } | Unreachable { .. } | Disconnected { .. } | Busy { .. } | Checksum { .. })
     }
 }

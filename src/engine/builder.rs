@@ -22,6 +22,9 @@ const MAX_EAGER: usize = 512 << 10;
 /// Handler threads by default: enough for handlers that block, and none is started before it is needed.
 const HANDLER_THREADS: usize = 64;
 
+/// A recorded proof lets keys be tried without talking to anybody, so that short ones would be found.
+const MIN_KEY: usize = 16;
+
 /// Durations that the clock is added to are cut to a year: that is for ever, and no clock overflows.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -41,6 +44,8 @@ pub struct EngineBuilder {
     connect: Duration,
     finalize: Duration,
     remote_shutdown: bool,
+    key: Option<Vec<u8>>,
+    checksums: bool,
     shm: ShmOptions,
     wrap: Wrap,
 }
@@ -60,6 +65,8 @@ impl Default for EngineBuilder {
             connect: Duration::from_secs(5),
             finalize: Duration::from_secs(5),
             remote_shutdown: false,
+            key: None,
+            checksums: false,
             shm: ShmOptions { group: None, lending: Lending::Crowded, shortcuts: true },
             wrap: Box::new(|transport| transport),
         }
@@ -141,6 +148,24 @@ impl EngineBuilder {
         self
     }
 
+    /// A secret that all engines of a group are given, 16 bytes or more of it, at random. Each side of a new connection proves to
+    /// the other that it has it, without showing it; who can't is told so and let go, before anything is kept for it. Calls to
+    /// an engine with another key, or none, end with [`Error::AccessDenied`]. This holds on every transport.
+    ///
+    /// It is about who connects. What is said afterwards can still be read, and changed, by whoever controls the network.
+    pub fn pre_shared_key(mut self, key: impl AsRef<[u8]>) -> Self {
+        self.key = Some(key.as_ref().to_vec());
+        self
+    }
+
+    /// Whether arguments, results and bulk data have checksums (CRC-32C), in both directions, on the connections of this engine
+    /// (default no; messages' own heads always have them). What does not match ends with [`Error::Checksum`]. Bulk data has
+    /// them on tcp, where it crosses a network: a verbs device has its own, and on one host there is none to cross.
+    pub fn payload_checksums(mut self, on: bool) -> Self {
+        self.checksums = on;
+        self
+    }
+
     /// Whether a tcp or verbs address of this host is reached through shared memory (default yes). Both sides must have it on;
     /// where that does not work out, the address is dialled as it is. [`Endpoint::transport`](crate::Endpoint::transport) tells
     /// which is in use.
@@ -174,11 +199,12 @@ impl EngineBuilder {
     /// Makes the engine, and starts it.
     ///
     /// # Errors
-    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`], and [`Error::Io`] when the system
-    /// refuses.
+    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] (for a key that is too short, too), and
+    /// [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
         let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
         let incarnation = rand::rng().next_u64();
+        let key = self.key.map(checked_key).transpose()?;
         let core = Core::new(
             Settings {
                 proto: proto::Config {
@@ -187,6 +213,8 @@ impl EngineBuilder {
                     connect: self.connect,
                     max_requests: MAX_REQUESTS,
                     remote_shutdown: self.remote_shutdown,
+                    key,
+                    checksums: self.checksums,
                 },
                 progress: self.progress,
                 handler_threads: self.handler_threads,
@@ -232,6 +260,18 @@ impl EngineBuilder {
         *shared.alive.lock() = Arc::downgrade(&alive);
         Ok(Engine { shared, alive: Some(alive) })
     }
+}
+
+fn checked_key(secret: Vec<u8>) -> Result<proto::Key> {
+    if secret.len() < MIN_KEY {
+        return Err(Error::Unsupported {
+            what: format!("a pre-shared key of {} bytes", secret.len()),
+            reason: format!("it could be guessed: it takes {MIN_KEY} at least"),
+        });
+    }
+    let mut seed = [0; 32];
+    rand::rng().fill_bytes(&mut seed);
+    Ok(proto::Key::new(secret, seed))
 }
 
 impl std::fmt::Debug for EngineBuilder {

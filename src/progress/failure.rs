@@ -20,6 +20,8 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
             Error::MessageTooLarge { size: size as usize, limit: limit as usize }
         }
         Failure::Version { theirs } => Error::Version { peer, ours: proto::wire::VERSIONS, theirs },
+        Failure::Unauthorized { reason } => Error::AccessDenied { peer, what, reason },
+        Failure::Checksum | Failure::Refused(Status::Checksum) => Error::Checksum { peer, what },
         Failure::Finalized => Error::Finalized { what },
         Failure::Revoked | Failure::Refused(Status::Revoked) => Error::Revoked { peer, what },
         Failure::Refused(status) => match status {
@@ -39,7 +41,7 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
             }
             Status::Finalizing => Error::Disconnected { peer, what, reason: "it is being finalized".to_owned() },
             // The others are dealt with above, or are no failures: a peer that sends them breaks its word.
-            Status::NoResponse | Status::Ok | Status::Revoked | Status::Restarted | Status::TooLarge { .. } => {
+            Status::NoResponse | Status::Ok | Status::Revoked | Status::Restarted | Status::Checksum | Status::TooLarge { .. } => {
                 Error::NoResponse { peer, name }
             }
         },

@@ -53,6 +53,11 @@ impl Core {
                     }
                 }
             }
+            Output::CoverPayloads { link } => {
+                if let Some(found) = self.carrier_of(link) {
+                    found.cover_payloads();
+                }
+            }
             Output::AskAcknowledged { link } => {
                 if let Some(found) = self.carrier_of(link) {
                     let bytes = found.acknowledged();

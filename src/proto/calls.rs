@@ -289,7 +289,7 @@ impl<E: Env> Proto<E> {
         shape: &[u8],
         leases: Leases,
         size: u64,
-        body: &[u8],
+        body: Option<&[u8]>,
     ) -> Result<(), Failure> {
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else {
@@ -298,6 +298,11 @@ impl<E: Env> Proto<E> {
             return Ok(());
         };
         check_leases(leases, size)?;
+        let Some(body) = body else {
+            self.release(id, leases);
+            self.end_call(key, Err(Failure::Checksum));
+            return Ok(());
+        };
         let procedure = call.procedure;
         let limit = self.config.max_message as u64;
         if size > limit {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::exposures::LeaseOut;
+use super::greeting::Proving;
 use super::hash::NumberMap;
 use super::landing::{Landing, MAX_CHUNK, Place};
 use super::transfers::IncomingPush;
-use super::wire::{self, Frame, Greeting, Message, Stream};
+use super::wire::{self, Fault, Frame, Message, Stream};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
 use crate::Address;
 
@@ -66,7 +67,12 @@ pub(super) struct Link<E: Env> {
     /// The largest message that the peer takes.
     pub peer_max_message: usize,
     pub incarnation: u64,
-    greeting: Vec<u8>,
+    /// What is to be said before the connection is open, or instead.
+    pub greeting: Vec<u8>,
+    /// Where a key is wanted: how far the two sides have proved themselves.
+    pub proving: Option<Box<Proving>>,
+    /// Bodies and payloads have checksums.
+    pub checksums: bool,
     /// Frames that wait to be sent.
     control: Vec<u8>,
     /// How many calls are among them.
@@ -126,7 +132,7 @@ pub(crate) struct Consumed<M> {
 }
 
 impl<E: Env> Link<E> {
-    pub(super) fn new(remote: Address, dialled: bool, greeting: Vec<u8>, now: Instant) -> Link<E> {
+    pub(super) fn new(remote: Address, dialled: bool, now: Instant) -> Link<E> {
         Link {
             state: if dialled { State::Dialling } else { State::Greeting },
             dialled,
@@ -134,7 +140,9 @@ impl<E: Env> Link<E> {
             peer: None,
             peer_max_message: usize::MAX,
             incarnation: 0,
-            greeting,
+            greeting: Vec::new(),
+            proving: None,
+            checksums: false,
             control: Vec::new(),
             waiting_calls: 0,
             spare: Vec::new(),
@@ -172,7 +180,7 @@ impl<E: Env> Link<E> {
 
     /// Queues a frame; the caller marks the link ready.
     pub(super) fn say(&mut self, message: &Message<'_>, body: &[u8]) {
-        wire::put(&mut self.control, message, body);
+        wire::put(&mut self.control, message, body, self.checksums);
     }
 
     /// A call was said. True when it may wait for more: the peer has at least as many calls to deal with as would wait.
@@ -203,9 +211,7 @@ impl<E: Env> Link<E> {
     pub(super) fn wants_to_send(&self) -> bool {
         match self.state {
             State::Dialling => false,
-            // An accepted link answers the greeting, it does not begin: so it speaks when its state is `Open`, or when it
-            // is being closed for a version it doesn't speak.
-            State::Greeting => !self.greeting.is_empty() && (self.dialled || self.closing),
+            State::Greeting => !self.greeting.is_empty(),
             State::Open => !self.greeting.is_empty() || !self.control.is_empty() || self.may_stream(),
         }
     }
@@ -236,7 +242,7 @@ impl<E: Env> Link<E> {
             let len = self.chunk.min(stream.memory.len() - stream.sent);
             payload = stream.memory.part(stream.sent, len);
             let data = Message::Data { stream: stream.kind, id: stream.id, offset: stream.sent as u64, len: len as u32 };
-            wire::put(&mut bytes, &data, &[]);
+            wire::put(&mut bytes, &data, &[], false);
             stream.sent += len;
             if stream.sent < stream.memory.len() {
                 self.streams.push_back(stream);
@@ -349,40 +355,23 @@ impl<E: Env> Proto<E> {
             return Ok(Consumed { used: bytes.len(), place: None });
         };
         link.last_heard = now;
-        if link.state != State::Open {
-            if link.closing {
+        while !self.links[id].is_open() {
+            if self.links[id].closing {
                 return Ok(Consumed { used: bytes.len(), place: None });
             }
-            match wire::greeting(bytes) {
-                Greeting::Incomplete => return Ok(Consumed { used: 0, place: None }),
-                Greeting::Foreign => {
-                    let start = bytes[..bytes.len().min(16)].escape_ascii();
-                    let reason = format!("what listens there is not a calomel engine: its first bytes are \"{start}\"");
-                    return Err(Failure::Unreachable { reason, source: None });
-                }
-                Greeting::Version(low, high) => {
-                    if link.dialled {
-                        return Err(Failure::Version { theirs: (low, high) });
-                    }
-                    // The answer tells the peer which versions are spoken here; then the link ends.
-                    tracing::warn!(target: "calomel::proto", remote = %link.remote, low, high, "peer of another protocol version");
-                    link.closing = true;
-                    self.touch_closing(id);
-                    return Ok(Consumed { used: bytes.len(), place: None });
-                }
-                Greeting::Hello(hello, len) => {
-                    used = len;
-                    self.handle_hello(id, hello, now)?;
-                    if !self.links.contains_key(id) {
-                        return Ok(Consumed { used: bytes.len(), place: None });
-                    }
-                }
+            let Some(len) = self.greeted(id, &bytes[used..], now)? else { return Ok(Consumed { used, place: None }) };
+            used += len;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), place: None });
             }
         }
         loop {
-            let (message, body, len) = match wire::take(&bytes[used..]).map_err(broken)? {
-                Frame::Incomplete => return Ok(Consumed { used, place: None }),
-                Frame::Whole(message, body, len) => (message, body, len),
+            let (message, body, len) = match wire::take(&bytes[used..]) {
+                Ok(Frame::Incomplete) => return Ok(Consumed { used, place: None }),
+                Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
+                Ok(Frame::Damaged(message, len)) => (message, None, len),
+                Err(Fault::Broken(reason)) => return Err(broken(reason)),
+                Err(Fault::Damaged) => return Err(Failure::Checksum),
             };
             used += len;
             if let Message::Data { stream, id: number, offset, len } = message {
@@ -396,7 +385,8 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: &[u8], now: Instant) -> Result<(), Failure> {
+    /// Without a body: it was damaged on its way.
+    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
         match message {
             Message::Request { .. } => return self.handle_request(id, message, body, now),
             Message::Response { call, shape, leases, size } => self.handle_response(id, call, shape.0, leases, size, body)?,

@@ -14,7 +14,9 @@
 
 mod calls;
 mod exposures;
+mod greeting;
 mod hash;
+mod keys;
 mod landing;
 mod link;
 mod peers;
@@ -36,6 +38,7 @@ use slotmap::SlotMap;
 use crate::Address;
 pub(crate) use calls::{Answer, CallSpec, Content, Rejected};
 pub(crate) use exposures::Mode;
+pub(crate) use keys::Key;
 pub(crate) use landing::Landed;
 pub(crate) use peers::PeerTag;
 pub(crate) use requests::{Incoming, Reply};
@@ -102,6 +105,10 @@ pub(crate) struct Config {
     /// Most requests of one link that are in progress or wait for a handler.
     pub max_requests: usize,
     pub remote_shutdown: bool,
+    /// Only engines that prove to have it are talked to.
+    pub key: Option<Key>,
+    /// Bodies and payloads have checksums, too.
+    pub checksums: bool,
 }
 
 /// The body of a message.
@@ -131,6 +138,12 @@ pub(crate) enum Failure {
     Version {
         theirs: (u16, u16),
     },
+    /// One of the two sides does not want to have to do with the other.
+    Unauthorized {
+        reason: String,
+    },
+    /// What arrived is not what was sent.
+    Checksum,
     Finalized,
     Revoked,
     /// The other side said so.
@@ -165,6 +178,10 @@ pub(crate) enum Output<E: Env> {
     EndMove {
         link: LinkId,
         transfer: u64,
+    },
+    /// From now on payloads on the link are to have checksums.
+    CoverPayloads {
+        link: LinkId,
     },
     /// Find out how much of what was sent the peer's system has, and report `handle_acknowledged`.
     AskAcknowledged {
@@ -223,6 +240,8 @@ pub(crate) struct Proto<E: Env> {
     stage: Stage,
     /// Makes tickets: keyed at random, so that nobody else can.
     tickets: RandomState,
+    /// Nonces that have been used.
+    nonces: u64,
 }
 
 /// ```text
@@ -259,6 +278,7 @@ impl<E: Env> Proto<E> {
             may_send_later: false,
             stage: Stage::Running,
             tickets: RandomState::new(),
+            nonces: 0,
         }
     }
 

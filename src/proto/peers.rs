@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::link::{Link, State};
 use super::timers::Timer;
-use super::wire::{self, Hello, Message};
+use super::wire::{Hello, Message};
 use super::{Env, Failure, LinkId, Output, PeerId, Proto, Stage};
 use crate::{Address, Scheme};
 
@@ -27,7 +27,7 @@ pub(super) struct Peer {
     /// Which engine was last seen there.
     pub incarnation: Option<u64>,
     /// What that engine wants to see when it is dialled again, to know this one.
-    ticket: Option<u64>,
+    pub ticket: Option<u64>,
 }
 
 /// Most addresses that a peer may claim.
@@ -100,33 +100,26 @@ impl<E: Env> Proto<E> {
         if let Some(link) = entry.link {
             return Ok(link);
         }
-        let ticket = entry.ticket;
         let Some(address) = entry.dial.clone() else {
             return Err(Failure::Disconnected { reason: "it is not connected, and does not listen".into() });
         };
-        let link = self.add_link(address.clone(), true, ticket, now);
+        let link = self.add_link(address.clone(), true, now);
         self.links[link].peer = Some(peer);
         self.peers[peer].link = Some(link);
+        self.begin_greeting(link);
         self.outputs.push_back(Output::Connect { link, address });
         Ok(link)
     }
 
-    fn add_link(&mut self, remote: Address, dialled: bool, ticket: Option<u64>, now: Instant) -> LinkId {
-        let hello = Hello {
-            incarnation: self.incarnation,
-            max_message: self.config.max_message as u64,
-            addresses: self.addresses.clone(),
-            ticket,
-        };
-        let greeting = wire::greet(wire::VERSIONS, &hello);
-        let id = self.links.insert(Link::new(remote, dialled, greeting, now));
+    fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
+        let id = self.links.insert(Link::new(remote, dialled, now));
         self.timers.insert((now + self.config.connect, Timer::Greeting(id)));
         id
     }
 
     /// A peer has dialled this engine.
     pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
-        self.add_link(remote, false, None, now)
+        self.add_link(remote, false, now)
     }
 
     /// What [`Output::Connect`] asked for is there.
@@ -146,6 +139,10 @@ impl<E: Env> Proto<E> {
         link.state = State::Open;
         link.incarnation = hello.incarnation;
         link.peer_max_message = usize::try_from(hello.max_message).unwrap_or(usize::MAX);
+        link.checksums = self.config.checksums || hello.checksums;
+        if link.checksums {
+            self.outputs.push_back(Output::CoverPayloads { link: id });
+        }
         let remote = link.remote.clone();
         // Who was dialled is who it should be, as far as addresses go.
         let peer = match link.peer.filter(|peer| self.peers.contains_key(*peer)) {

@@ -77,7 +77,13 @@ impl<E: Env> Proto<E> {
         self.mark_ready(id);
     }
 
-    pub(super) fn handle_request(&mut self, id: LinkId, message: Message<'_>, body: &[u8], now: Instant) -> Result<(), Failure> {
+    pub(super) fn handle_request(
+        &mut self,
+        id: LinkId,
+        message: Message<'_>,
+        body: Option<&[u8]>,
+        now: Instant,
+    ) -> Result<(), Failure> {
         let Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size } = message
         else {
             return Ok(());
@@ -94,7 +100,9 @@ impl<E: Env> Proto<E> {
             _ => return Err(broken(format!("procedure {procedure} is not named, or badly"))),
         };
         check_leases(leases, size)?;
-        let refusal = if self.stage != Stage::Running {
+        let refusal = if body.is_none() {
+            Some(Status::Checksum)
+        } else if self.stage != Stage::Running {
             Some(Status::Finalizing)
         } else if link.requests.len() >= self.config.max_requests {
             Some(Status::Busy(format!("{} requests of this peer are in progress", link.requests.len())))
@@ -116,6 +124,7 @@ impl<E: Env> Proto<E> {
             self.mark_ready(id);
             return Ok(());
         }
+        let body = body.unwrap_or_default();
         if link.requests.contains_key(&call) {
             return Err(broken(format!("call {call} was made twice")));
         }

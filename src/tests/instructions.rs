@@ -40,7 +40,7 @@ fn encode(arguments: &Arguments, body: &mut Vec<u8>, out: &mut Vec<u8>) {
         leases: Leases::default(),
         size: body.len() as u64,
     };
-    wire::put(out, &message, body);
+    wire::put(out, &message, body, false);
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub(crate) trait Link: Send + Sync {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
     /// By which means it is carried.
     fn scheme(&self) -> Scheme;
+    /// From now on a checksum goes with each payload, where that is of use.
+    fn cover_payloads(&self) {}
     /// While some of the bytes that were sent are on their way: how many the other side's system has. 0 when all are there,
     /// and where it can't be known.
     fn acknowledged(&self) -> u64;

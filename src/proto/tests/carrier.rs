@@ -137,6 +137,7 @@ impl Net {
                     self.hosts[number].proto.handle_sent(link, Vec::new(), false);
                 }
             }
+            Output::CoverPayloads { link } => host.covered.push(link),
             Output::Move { link, transfer, pull, memory, keys, offset } => {
                 let at = self.now + self.settings.move_takes;
                 self.moves.push(Move { at, host: number, link, number: transfer, pull, memory, keys, offset, given_up: false });

@@ -6,7 +6,7 @@ use super::env::allocated;
 use super::forgeries::{request, unharmed};
 use super::host::assert_failed;
 use super::net::{Net, call, config};
-use super::raw::{Raw, hello};
+use super::raw::{self, Raw, hello};
 use super::wire::{self, Bytes, Message};
 use super::{Config, Failure, Leases};
 
@@ -42,7 +42,7 @@ fn an_answer_that_claims_too_much() {
     ops.push(net.call_peer(0, peer, call("x")));
     net.advance(SECOND / 100);
     let raw = net.raw_dialled();
-    net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(1)));
+    net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(1)));
     allocated();
     for size in [u64::MAX, config().max_message as u64 + 1] {
         let number = last_call(&net, raw);

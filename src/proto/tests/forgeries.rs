@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::env::{Mem, allocated};
 use super::host::{Id, Outcome, assert_failed, served};
 use super::net::{Call, Net, call};
-use super::raw::{Raw, hello};
+use super::raw::{self, Raw, hello};
 use super::wire::{self, Bytes, MAX_FRAME, MAX_NAME, Message, Range, Stream};
 use super::{Failure, Leases, Remote, Status, wire_id};
 
@@ -40,6 +40,12 @@ fn data(stream: Stream, id: u64, offset: u64, payload: &[u8]) -> Vec<u8> {
 
 fn range(net: &Net, transfer: u64, len: u64) -> Range {
     Range { transfer, owner: net.hosts[0].incarnation, token: TOKEN.to_le_bytes(), offset: 0, len }
+}
+
+/// A frame with these lengths, of all and of the message, and the checksum that belongs to it.
+fn framed(bytes: &[u8], len: u32, head: u32) -> Vec<u8> {
+    let rest = [&len.to_le_bytes()[..], &head.to_le_bytes(), bytes].concat();
+    [&crc32c::crc32c(&rest).to_le_bytes()[..], &rest].concat()
 }
 
 /// A liar, connected to a host that also talks to an honest peer.
@@ -146,9 +152,12 @@ fn lies_that_end_the_connection() {
             *gone.last_mut().unwrap() = 0;
             gone
         }),
-        ("a frame that is too long", (MAX_FRAME as u32 + 1).to_le_bytes().to_vec()),
-        ("no message", vec![3, 0, 0, 0, 250, 1, 1]),
-        ("an empty frame", vec![0, 0, 0, 0]),
+        ("a frame that is too long", framed(&[], MAX_FRAME as u32 + 1, 0)),
+        ("a message longer than its frame", framed(&[1, 2, 3], 3, 4)),
+        ("a frame with another checksum", vec![1, 2, 3, 4, 1, 0, 0, 0, 1, 0, 0, 0, 13]),
+        ("something behind the message", framed(&[13, 13], 2, 2)),
+        ("no message", framed(&[250, 1, 1], 3, 3)),
+        ("an empty frame", framed(&[], 0, 0)),
     ];
     for (what, bytes) in frames {
         let (mut net, raw) = scene();
@@ -193,7 +202,7 @@ fn too_many_names() {
         let Message::Request { provider, budget_us, shape, leases, size, .. } = request(0, 0) else { unreachable!() };
         let (call, name, one_way, want_shape) = (procedure.into(), Some("n"), true, false);
         let message = Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size };
-        wire::put(&mut bytes, &message, b"");
+        wire::put(&mut bytes, &message, b"", false);
         if procedure as usize == wire::MAX_NAMES - 1 {
             net.say_bytes(raw, std::mem::take(&mut bytes));
             assert!(!net.is_shut(raw));
@@ -223,8 +232,8 @@ fn nobody_ends_what_others_do() {
     let (call_id, pull_id) = (number(net.hosts[0].ids[&op]), number(net.hosts[0].ids[&pull]));
     let mut bytes =
         super::raw::frame(&Message::Response { call: call_id, shape: Bytes(b""), leases: Leases::default(), size: 3 }, b"lie");
-    wire::put(&mut bytes, &Message::Refuse { call: call_id, status: Status::NoResponse }, b"");
-    wire::put(&mut bytes, &Message::Done { transfer: pull_id, status: Status::Revoked }, b"");
+    wire::put(&mut bytes, &Message::Refuse { call: call_id, status: Status::NoResponse }, b"", false);
+    wire::put(&mut bytes, &Message::Done { transfer: pull_id, status: Status::Revoked }, b"", false);
     bytes.extend(data(Stream::Pull, pull_id, 0, &[66; 1000]));
     bytes.extend(data(Stream::Response, call_id, 0, b"lie"));
     net.settings.delay = Duration::ZERO;
@@ -257,7 +266,7 @@ fn a_payload_that_comes_before_its_operation() {
             let opens = net.call_peer(0, peer, Call { one_way: true, ..call("x") });
             net.advance(net.settings.delay);
             let raw = net.raw_dialled();
-            net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(50)));
+            net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));
             assert!(net.hosts[0].is_done(opens));
             raw
         };
@@ -329,9 +338,9 @@ fn those_who_ask_and_do_not_read() {
     let pull = Message::Pull(range(&net, 3, 1000));
     let mut bytes = Vec::new();
     for _ in 0..20_000 {
-        wire::put(&mut bytes, &Message::Ping, b"");
-        wire::put(&mut bytes, &pull, b"");
-        wire::put(&mut bytes, &Message::Pull(Range { token: [1; 16], ..range(&net, 4, 10) }), b"");
+        wire::put(&mut bytes, &Message::Ping, b"", false);
+        wire::put(&mut bytes, &pull, b"", false);
+        wire::put(&mut bytes, &Message::Pull(Range { token: [1; 16], ..range(&net, 4, 10) }), b"", false);
     }
     let sent = bytes.len();
     let Some(link) = net.wires[raw.wire].ends[1].link else { panic!("connected") };

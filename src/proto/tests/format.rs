@@ -4,8 +4,10 @@ use proptest::prelude::*;
 
 use super::arbitrary::Known;
 use super::env::Random;
+use super::raw::greet;
 use super::wire::{
-    Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, PREAMBLE_LEN, Status, VERSIONS, encode, greet, greeting, put, take,
+    self, Fault, Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, PREAMBLE_LEN, PREFIX_LEN, Refusal, Said, Status, VERSIONS,
+    encode, put, take,
 };
 
 fn config(cases: u32) -> ProptestConfig {
@@ -17,15 +19,15 @@ proptest! {
 
     /// Every message, behind others and in front of others.
     #[test]
-    fn messages_come_out_as_they_went_in(seed: u64, before in prop::collection::vec(any::<u8>(), 0..20)) {
+    fn messages_come_out_as_they_went_in(seed: u64, covered: bool, before in prop::collection::vec(any::<u8>(), 0..20)) {
         let mut random = Random(seed);
         let (message, body) = random.message(&Known::default());
         let mut bytes = before.clone();
-        put(&mut bytes, &message, body);
+        put(&mut bytes, &message, body, covered);
         // Written by hand or not, it is postcard's format.
         let mut by_postcard = Vec::new();
         prop_assert!(encode(&message, &mut by_postcard).is_ok());
-        prop_assert_eq!(&bytes[before.len() + 4..bytes.len() - body.len()], &by_postcard[..]);
+        prop_assert!(bytes[before.len() + PREFIX_LEN..].starts_with(&by_postcard));
         let end = bytes.len();
         bytes.extend_from_slice(&before);
         for cut in before.len()..end {
@@ -44,37 +46,72 @@ proptest! {
         }
     }
 
+    /// Whichever bit is not what was sent: that is found, or the bit is one of a body that nobody wants covered.
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn damage_is_found(seed: u64, covered: bool) {
+        let mut random = Random(seed);
+        let (message, body) = random.message(&Known::default());
+        let mut sent = Vec::new();
+        put(&mut sent, &message, body, covered);
+        let (end, head) = (sent.len(), sent.len() - body.len() - if covered && !body.is_empty() { 4 } else { 0 });
+        for bit in 0..8 * end {
+            let mut bytes = sent.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            match take(&bytes) {
+                // Its end has been moved: more is waited for, or too much.
+                Ok(Frame::Incomplete) => prop_assert!((4..PREFIX_LEN).contains(&(bit / 8))),
+                Err(Fault::Broken(_)) => prop_assert!((4..PREFIX_LEN).contains(&(bit / 8))),
+                Err(Fault::Damaged) => prop_assert!(bit / 8 < head),
+                Ok(Frame::Damaged(found, len)) => {
+                    prop_assert!(covered && bit / 8 >= head);
+                    prop_assert_eq!((found, len), (message.clone(), end));
+                }
+                Ok(Frame::Whole(found, ..)) => {
+                    prop_assert!(!covered && bit / 8 >= head);
+                    prop_assert_eq!(found, message.clone());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), head in 0usize..300) {
         if let Ok(Frame::Whole(_, body, len)) = take(&bytes) {
             prop_assert!(len <= bytes.len() && body.len() <= len);
         }
         // The same as the inside of a frame.
-        let mut framed = (bytes.len() as u32).to_le_bytes().to_vec();
-        framed.extend_from_slice(&bytes);
+        let framed = framed(&bytes, head);
         match take(&framed) {
-            Ok(Frame::Whole(_, _, len)) => prop_assert_eq!(len, framed.len()),
+            Ok(Frame::Whole(_, _, len) | Frame::Damaged(_, len)) => prop_assert_eq!(len, framed.len()),
             Ok(Frame::Incomplete) => prop_assert!(false, "all of it is there"),
-            Err(reason) => prop_assert!(!reason.is_empty()),
+            Err(Fault::Broken(reason)) => prop_assert!(!reason.is_empty()),
+            Err(Fault::Damaged) => prop_assert!(false, "the checksum is right"),
         }
     }
 
     #[test]
-    fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ticket: Option<u64>, ports in prop::collection::vec(any::<u16>(), 0..8)) {
+    fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ticket: Option<u64>, ports in prop::collection::vec(any::<u16>(), 0..8), nonce: [u8; 32], digest: [u8; 32]) {
         let addresses = ports.iter().map(|port| format!("tcp://10.0.0.1:{port}").parse().unwrap()).collect();
-        let hello = Hello { incarnation, max_message, addresses, ticket };
-        let bytes = greet(VERSIONS, &hello);
-        for cut in 0..bytes.len() {
-            prop_assert_eq!(greeting(&bytes[..cut]), Greeting::Incomplete);
+        let hello = Hello { incarnation, max_message, addresses, ticket, checksums: ports.is_empty() };
+        for said in [Said::Hello(hello), Said::Challenge(nonce), Said::Proof(nonce, digest), Said::Refusal(Refusal::OtherKey)] {
+            let bytes = wire::greet(VERSIONS, &said);
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(wire::greeting(&bytes[..cut], true), Greeting::Incomplete);
+            }
+            for bit in 8 * PREAMBLE_LEN..8 * bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                prop_assert!(!matches!(wire::greeting(&damaged, true), Greeting::Said(..)), "bit {} is not missed", bit);
+            }
+            let len = bytes.len();
+            let longer = [bytes, vec![1, 2, 3]].concat();
+            prop_assert_eq!(wire::greeting(&longer, true), Greeting::Said(said, len));
         }
-        let len = bytes.len();
-        let longer = [bytes, vec![1, 2, 3]].concat();
-        prop_assert_eq!(greeting(&longer), Greeting::Hello(hello, len));
     }
 
     #[test]
-    fn any_bytes_are_a_greeting_or_foreign(bytes in prop::collection::vec(any::<u8>(), 0..100), versions: (u16, u16)) {
-        let _ = greeting(&bytes);
+    fn any_bytes_are_a_greeting_or_foreign(bytes in prop::collection::vec(any::<u8>(), 0..100), versions: (u16, u16), proved: bool) {
+        let _ = wire::greeting(&bytes, proved);
         let mut behind = MAGIC.to_vec();
         behind.extend_from_slice(&versions.0.to_le_bytes());
         behind.extend_from_slice(&versions.1.to_le_bytes());
@@ -82,31 +119,49 @@ proptest! {
         behind.extend_from_slice(&bytes);
         let (low, high) = versions;
         let spoken = low <= VERSIONS.1 && high >= VERSIONS.0 && low <= high;
-        match greeting(&behind) {
+        match wire::greeting(&behind, proved) {
             Greeting::Version(l, h) => prop_assert!(!spoken && (l, h) == versions),
             Greeting::Incomplete => prop_assert!(false, "all of it is there"),
-            Greeting::Foreign | Greeting::Hello(..) => prop_assert!(spoken),
+            _ => prop_assert!(spoken),
         }
     }
 }
 
+/// Bytes as a frame whose lengths and checksum are right, if `head` can be.
+fn framed(bytes: &[u8], head: usize) -> Vec<u8> {
+    let head = head.min(bytes.len());
+    let lengths = [(bytes.len() as u32).to_le_bytes(), (head as u32).to_le_bytes()].concat();
+    let sum = crc32c::crc32c(&[&lengths[..], &bytes[..head]].concat());
+    [&sum.to_le_bytes()[..], &lengths, bytes].concat()
+}
+
 #[test]
 fn frames_have_a_longest() {
-    let mut bytes = (MAX_FRAME as u32).to_le_bytes().to_vec();
-    assert!(matches!(take(&bytes), Ok(Frame::Incomplete)));
-    bytes[..4].copy_from_slice(&(MAX_FRAME as u32 + 1).to_le_bytes());
-    assert!(take(&bytes).is_err_and(|reason| reason.contains(&MAX_FRAME.to_string())));
+    let prefix = |len: usize, head: usize| {
+        let words = [0, len as u32, head as u32];
+        words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
+    };
+    assert!(matches!(take(&prefix(MAX_FRAME, 1)), Ok(Frame::Incomplete)));
+    let broken = |bytes: &[u8]| match take(bytes) {
+        Err(Fault::Broken(reason)) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert!(broken(&prefix(MAX_FRAME + 1, 1)).contains(&MAX_FRAME.to_string()));
+    assert!(broken(&prefix(10, 11)).contains("11"));
 }
 
 #[test]
 fn greetings_have_a_longest() {
     let mut bytes = greet(VERSIONS, &super::raw::hello(1));
-    bytes.truncate(PREAMBLE_LEN);
-    for (len, foreign) in [(MAX_HELLO, false), (MAX_HELLO + 1, true), (u32::MAX as usize, true)] {
+    bytes.truncate(PREAMBLE_LEN + 5);
+    for (len, foreign) in [(MAX_HELLO, false), (MAX_HELLO + 1, true), (u32::MAX as usize, true), (4, true)] {
         bytes[12..16].copy_from_slice(&(len as u32).to_le_bytes());
         let expected = if foreign { Greeting::Foreign } else { Greeting::Incomplete };
-        assert_eq!(greeting(&bytes), expected);
+        assert_eq!(wire::greeting(&bytes, true), expected);
     }
+    // Nobody waits for what must not come yet.
+    bytes[12..16].copy_from_slice(&100u32.to_le_bytes());
+    assert_eq!(wire::greeting(&bytes, false), Greeting::Unproved);
 }
 
 /// A status with whatever text still fits into a frame, and is cut between characters.
@@ -136,11 +191,24 @@ fn the_format_is_what_it_was() {
         leases: super::Leases { first: 5, count: 1 },
         size: 3,
     };
-    put(&mut bytes, &message, b"abc");
-    let expected = [18, 0, 0, 0, 0, 0xac, 2, 2, 1, 1, b'f', 7, 1, 0, 1, 1, b's', 5, 1, 3, b'a', b'b', b'c'];
-    assert_eq!(bytes[4..], expected[4..]);
-    assert_eq!(bytes[0] as usize, expected.len() - 4);
-    let hello = Hello { incarnation: 1, max_message: 2, addresses: vec!["tcp://h:1".parse().unwrap()], ticket: None };
-    let greeting = greet((1, 1), &hello);
-    assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x0e\0\0\0");
+    put(&mut bytes, &message, b"abc", true);
+    let expected = [0, 0, 0, 0, 23, 0, 0, 0, 16, 0, 0, 0x80, 0, 0xac, 2, 2, 1, 1, b'f', 7, 1, 0, 1, 1, b's', 5, 1, 3, b'a', b'b', b'c'];
+    assert_eq!(bytes[4..bytes.len() - 4], expected[4..]);
+    assert_eq!(bytes[..4], crc32c::crc32c(&bytes[4..28]).to_le_bytes());
+    // CRC-32C of "abc".
+    assert_eq!(bytes[bytes.len() - 4..], 0x364b_3fb7_u32.to_le_bytes());
+    let mut bare = Vec::new();
+    put(&mut bare, &message, b"abc", false);
+    assert_eq!(bare[4..12], [19, 0, 0, 0, 16, 0, 0, 0]);
+    assert_eq!(bare[12..], expected[12..]);
+    let hello = Said::Hello(Hello {
+        incarnation: 1,
+        max_message: 2,
+        addresses: vec!["tcp://h:1".parse().unwrap()],
+        ticket: None,
+        checksums: true,
+    });
+    let greeting = wire::greet((1, 1), &hello);
+    assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x14\0\0\0");
+    assert_eq!(greeting[PREAMBLE_LEN + 4..], *b"\0\x01\x02\x01\x09tcp://h:1\0\x01");
 }

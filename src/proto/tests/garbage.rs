@@ -6,7 +6,7 @@ use super::arbitrary::Known;
 use super::env::{Mem, Random, allocated};
 use super::host::{Id, served};
 use super::net::{Net, call, config};
-use super::raw::{Raw, frame, hello};
+use super::raw::{self, Raw, frame, hello};
 use super::wire::{self, Message};
 use super::{Config, wire_id};
 
@@ -36,7 +36,7 @@ fn scene() -> Scene {
     let mut ops = vec![net.call_peer(0, peer, call("x"))];
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
-    net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(7)));
+    net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(7)));
     ops.push(net.call_peer(0, peer, call(vec![1; 50_000])));
     for pull in [true, false] {
         let remote = super::Remote { peer, owner: 7, token: 1, offset: 0, keys: None };
@@ -175,7 +175,7 @@ proptest! {
         let mut random = Random(seed);
         scene.net.hang_up(scene.raw);
         scene.raw = scene.net.raw_dial(0);
-        let mut said = wire::greet(wire::VERSIONS, &hello(9));
+        let mut said = raw::greet(wire::VERSIONS, &hello(9));
         said.truncate(kept);
         said.extend_from_slice(&bytes);
         scene.say(&mut random, &said);

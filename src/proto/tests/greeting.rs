@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::env::pattern;
 use super::host::{assert_failed, served};
 use super::net::{Net, call, config};
-use super::raw::hello;
-use super::wire::{self, Greeting, Hello, PREAMBLE_LEN, VERSIONS};
+use super::raw::{self, hello};
+use super::wire::{Hello, PREAMBLE_LEN, Refusal, Said, VERSIONS};
 use super::{Config, Failure};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -58,7 +58,7 @@ fn a_listener_that_does_not_greet() {
 /// Whoever dials and says nothing, or half a greeting, is not kept for ever.
 #[test]
 fn a_caller_that_does_not_greet() {
-    let greeting = wire::greet(VERSIONS, &hello(1));
+    let greeting = raw::greet(VERSIONS, &hello(1));
     for said in [0, 1, 8, 15, 16, greeting.len() - 1] {
         let mut net = Net::new(1);
         let raw = net.raw_dial(0);
@@ -88,10 +88,10 @@ fn a_listener_that_hangs_up() {
 /// A web server, a shell, noise: recognized by the first byte that no greeting has.
 #[test]
 fn foreign_listeners_and_callers() {
-    let mut wrong_tail = wire::greet(VERSIONS, &hello(1));
+    let mut wrong_tail = raw::greet(VERSIONS, &hello(1));
     wrong_tail.truncate(PREAMBLE_LEN + 1);
     wrong_tail[12..16].copy_from_slice(&1u32.to_le_bytes());
-    let mut long = wire::greet(VERSIONS, &hello(1));
+    let mut long = raw::greet(VERSIONS, &hello(1));
     long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     let foreign =
         [b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), b"x".to_vec(), b"calomel\x01".to_vec(), vec![0; 100], wrong_tail, long];
@@ -113,20 +113,20 @@ fn foreign_listeners_and_callers() {
 /// A peer of the future: both sides say which versions they speak.
 #[test]
 fn versions_that_do_not_meet() {
-    for (low, high) in [(VERSIONS.1 + 1, VERSIONS.1 + 4), (u16::MAX, u16::MAX), (0, VERSIONS.0 - 1), (2, 1)] {
+    for (low, high) in [(VERSIONS.1 + 1, VERSIONS.1 + 4), (u16::MAX, u16::MAX), (0, VERSIONS.0 - 1), (3, 2)] {
         let mut net = Net::new(1);
         // Here it dials: it is told what is spoken here, and let go.
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, wire::greet((low, high), &hello(1)));
+        net.say_bytes(raw, raw::greet((low, high), &hello(1)));
         net.settle();
         assert!(net.is_shut(raw));
-        assert!(matches!(net.greeted(raw), Greeting::Hello(hello, _) if hello.incarnation == net.hosts[0].incarnation));
+        assert_eq!(net.greeted(raw), Said::Refusal(Refusal::Version));
         // Here it is dialled: the caller learns its versions.
         let peer = net.played_peer(0);
         let op = net.call_peer(0, peer, call("x"));
         net.advance(SECOND / 10);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, wire::greet((low, high), &hello(1)));
+        net.say_bytes(raw, raw::greet((low, high), &hello(1)));
         assert_failed!(net.hosts[0], op, Failure::Version { theirs } if *theirs == (low, high));
         net.end();
     }
@@ -136,13 +136,13 @@ fn versions_that_do_not_meet() {
 #[test]
 fn another_version_may_say_hello_in_its_own_way() {
     let mut net = Net::new(1);
-    let mut bytes = wire::greet((9, 9), &hello(1));
+    let mut bytes = raw::greet((9, 9), &hello(1));
     bytes.truncate(PREAMBLE_LEN);
     bytes.extend([0xff; 40]);
     let raw = net.raw_dial(0);
     net.say_bytes(raw, bytes);
     net.settle();
-    assert!(net.is_shut(raw) && matches!(net.greeted(raw), Greeting::Hello(..)));
+    assert!(net.is_shut(raw) && net.greeted(raw) == Said::Refusal(Refusal::Version));
     net.end();
 }
 
@@ -151,7 +151,7 @@ fn another_version_may_say_hello_in_its_own_way() {
 fn versions_that_overlap() {
     let mut net = Net::new(1);
     let raw = net.raw_dial(0);
-    net.say_bytes(raw, wire::greet((VERSIONS.0, VERSIONS.1 + 9), &hello(1)));
+    net.say_bytes(raw, raw::greet((VERSIONS.0, VERSIONS.1 + 9), &hello(1)));
     net.settle();
     assert!(!net.is_shut(raw));
     net.end();
@@ -166,7 +166,7 @@ fn a_peer_claims_too_many_addresses() {
     let mut net = Net::new(1);
     for (count, taken) in [(16, true), (17, false), (500, false)] {
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, wire::greet(VERSIONS, &many(count)));
+        net.say_bytes(raw, raw::greet(VERSIONS, &many(count)));
         assert_eq!(net.is_shut(raw), !taken, "{count} addresses");
     }
     net.end();
@@ -180,7 +180,7 @@ fn those_who_have_gone_are_forgotten() {
         let raw = net.raw_dial(0);
         let address = format!("tcp://10.0.9.9:{}", 1 + n % 60_000).parse().unwrap();
         let said = Hello { addresses: if n % 2 == 0 { vec![address] } else { Vec::new() }, ..hello(0x10_0000 + n) };
-        net.say_bytes(raw, wire::greet(VERSIONS, &said));
+        net.say_bytes(raw, raw::greet(VERSIONS, &said));
         net.hang_up(raw);
         net.wires.clear();
         net.hosts[0].wires.clear();
@@ -205,7 +205,7 @@ fn incarnations_of_the_past_are_forgotten() {
     for n in 0..1000u64 {
         let raw = net.raw_dial(0);
         let said = Hello { addresses: vec!["tcp://10.0.9.9:7000".parse().unwrap()], ..hello(0x10_0000 + n) };
-        net.say_bytes(raw, wire::greet(VERSIONS, &said));
+        net.say_bytes(raw, raw::greet(VERSIONS, &said));
         net.hang_up(raw);
     }
     let remembered = net.hosts[0].proto.by_incarnation.len();

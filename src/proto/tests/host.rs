@@ -29,6 +29,8 @@ pub struct Host {
     pub leased: Vec<Ticket>,
     pub stale: Vec<u128>,
     pub shutdowns: usize,
+    /// Links whose payloads are to have checksums.
+    pub covered: Vec<LinkId>,
     pub exposed: HashMap<u128, Mem>,
     /// Peers that the host holds on to.
     pub tags: HashMap<Address, Arc<PeerTag>>,
@@ -114,6 +116,7 @@ impl Host {
             leased: Vec::new(),
             stale: Vec::new(),
             shutdowns: 0,
+            covered: Vec::new(),
             exposed: HashMap::new(),
             tags: HashMap::new(),
             shapes_asked: 0,

@@ -6,7 +6,7 @@ use super::devices::keys;
 use super::env::{Mem, Op, pattern};
 use super::host::{Outcome, assert_failed};
 use super::net::{Call, Net, call};
-use super::raw::{frame, hello};
+use super::raw::{self, frame, hello};
 use super::wire::{self, Message, Stream};
 use super::{Failure, Memory, Mode, Remote, Status};
 
@@ -308,7 +308,7 @@ fn the_peer_talks_of_a_move() {
         let opens = net.call_peer(0, peer, Call { one_way: true, ..call("x") });
         net.advance(net.settings.delay);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(50)));
+        net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));
         assert!(net.hosts[0].is_done(opens));
         net.settings.move_takes = 100 * MOMENT;
         let near = Mem::new(vec![2; 1000]);

@@ -71,6 +71,8 @@ pub fn config() -> Config {
         connect: Duration::from_secs(2),
         max_requests: 2000,
         remote_shutdown: false,
+        key: None,
+        checksums: false,
     }
 }
 

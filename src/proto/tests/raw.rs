@@ -2,7 +2,7 @@
 
 use super::PeerId;
 use super::net::Net;
-use super::wire::{self, Frame, Greeting, Hello, Message};
+use super::wire::{self, Frame, Greeting, Hello, MAGIC, Message, Said};
 use super::wires::{End, Item, NOBODY, Packet, Wire};
 
 /// The test's end of a connection.
@@ -13,13 +13,18 @@ pub struct Raw {
 }
 
 pub fn hello(incarnation: u64) -> Hello {
-    Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None }
+    Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None, checksums: false }
+}
+
+/// What an engine of these versions says first, where no key is wanted.
+pub fn greet(versions: (u16, u16), hello: &Hello) -> Vec<u8> {
+    wire::greet(versions, &Said::Hello(hello.clone()))
 }
 
 /// Bytes of a frame.
 pub fn frame(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    wire::put(&mut bytes, message, body);
+    wire::put(&mut bytes, message, body, false);
     bytes
 }
 
@@ -39,7 +44,7 @@ impl Net {
     /// Dials a host, and greets it as an engine would.
     pub fn raw_peer(&mut self, to: usize, incarnation: u64) -> Raw {
         let raw = self.raw_dial(to);
-        self.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(incarnation)));
+        self.say_bytes(raw, greet(wire::VERSIONS, &hello(incarnation)));
         raw
     }
 
@@ -81,10 +86,11 @@ impl Net {
     /// Looks at all that the host has said on the connection, but for its greeting and payloads.
     pub fn each_heard(&self, raw: Raw, mut each: impl FnMut(&Message<'_>)) {
         let bytes = &self.wires[raw.wire].ends[raw.side].heard;
-        let mut at = match wire::greeting(bytes) {
-            Greeting::Hello(_, len) => len,
-            _ => return,
-        };
+        let mut at = 0;
+        while bytes[at..].starts_with(&MAGIC) {
+            let Greeting::Said(_, len) = wire::greeting(&bytes[at..], true) else { panic!("the host greets nobody so") };
+            at += len;
+        }
         while at < bytes.len() {
             let Ok(Frame::Whole(message, _, len)) = wire::take(&bytes[at..]) else { panic!("the host says no message") };
             at += len;
@@ -95,8 +101,12 @@ impl Net {
         }
     }
 
-    /// Which versions the host's greeting names, and its incarnation if it says so.
-    pub fn greeted(&self, raw: Raw) -> Greeting {
-        wire::greeting(&self.wires[raw.wire].ends[raw.side].heard)
+    /// The first that the host has said.
+    #[track_caller]
+    pub fn greeted(&self, raw: Raw) -> Said {
+        match wire::greeting(&self.wires[raw.wire].ends[raw.side].heard, true) {
+            Greeting::Said(said, _) => said,
+            other => panic!("{other:?}"),
+        }
     }
 }

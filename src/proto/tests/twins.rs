@@ -6,7 +6,7 @@ use super::Failure;
 use super::env::{Random, pattern};
 use super::host::{assert_failed, served};
 use super::net::{Net, call, config};
-use super::raw::hello;
+use super::raw::{self, hello};
 use super::wire;
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -146,7 +146,7 @@ fn a_connected_peer_is_not_forgotten() {
         net.hosts[0].tags.clear();
         for n in 0..300u64 {
             let raw = net.raw_dial(0);
-            net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello(0x10_0000 + n)));
+            net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(0x10_0000 + n)));
             net.hang_up(raw);
         }
         let op = net.call(1, 0, call("remember me?"));

@@ -1,0 +1,198 @@
+//! How connections begin: who is at the other end, and whether that is one to talk to.
+
+use std::time::Instant;
+
+use super::keys::{self, Digest, Side};
+use super::link::broken;
+use super::wire::{self, Greeting, Hello, Refusal, Said};
+use super::{Env, Failure, LinkId, Proto};
+
+/// How far two sides have proved to each other that they have the key.
+pub(super) struct Proving {
+    /// The challenges, as they were said.
+    ours: Vec<u8>,
+    theirs: Option<Vec<u8>>,
+    /// The peer has proved it. This is the digest of the hello that it will say.
+    proved: Option<Digest>,
+}
+
+impl Proving {
+    /// What a proof is about that `by` makes.
+    fn said<'a>(&'a self, hello: &'a Digest, dialled: bool) -> Option<keys::Said<'a>> {
+        let theirs = self.theirs.as_deref()?;
+        let challenges = if dialled { [&self.ours[..], theirs] } else { [theirs, &self.ours[..]] };
+        Some(keys::Said { challenges, hello })
+    }
+}
+
+/// `dialled`: this side has dialled the other.
+fn side(dialled: bool) -> Side {
+    if dialled { Side::Dialling } else { Side::Dialled }
+}
+
+impl<E: Env> Proto<E> {
+    /// What whoever dials says first.
+    pub(super) fn begin_greeting(&mut self, id: LinkId) {
+        if self.config.key.is_some() { self.say_challenge(id) } else { self.say_hello(id) }
+    }
+
+    fn hello(&self, id: LinkId) -> Vec<u8> {
+        let link = &self.links[id];
+        let ticket = link.peer.filter(|_| link.dialled).and_then(|peer| self.peers.get(peer)?.ticket);
+        let hello = Hello {
+            incarnation: self.incarnation,
+            max_message: self.config.max_message as u64,
+            addresses: self.addresses.clone(),
+            ticket,
+            checksums: self.config.checksums,
+        };
+        wire::greet(wire::VERSIONS, &Said::Hello(hello))
+    }
+
+    fn say_hello(&mut self, id: LinkId) {
+        let hello = self.hello(id);
+        self.say_before(id, hello);
+    }
+
+    fn say_challenge(&mut self, id: LinkId) {
+        let Some(key) = &self.config.key else { return };
+        self.nonces += 1;
+        let challenge = wire::greet(wire::VERSIONS, &Said::Challenge(key.nonce(self.nonces)));
+        self.links[id].proving = Some(Box::new(Proving { ours: challenge.clone(), theirs: None, proved: None }));
+        self.say_before(id, challenge);
+    }
+
+    /// Proves that this side has the key, and says hello.
+    fn say_proof(&mut self, id: LinkId) {
+        let hello = self.hello(id);
+        let digest = keys::digest(&hello);
+        let link = &self.links[id];
+        let said = link.proving.as_ref().and_then(|proving| proving.said(&digest, link.dialled));
+        let (Some(key), Some(said)) = (&self.config.key, said) else { return };
+        let proof = key.prove(side(link.dialled), &said);
+        let mut bytes = wire::greet(wire::VERSIONS, &Said::Proof(proof, digest));
+        bytes.extend_from_slice(&hello);
+        self.say_before(id, bytes);
+    }
+
+    /// Says something before the connection is open.
+    fn say_before(&mut self, id: LinkId, bytes: Vec<u8>) {
+        self.links[id].greeting.extend_from_slice(&bytes);
+        self.mark_ready(id);
+    }
+
+    /// Tells whoever dialled why it is not wanted, and ends the link.
+    fn refuse_link(&mut self, id: LinkId, refusal: Refusal) {
+        let link = &mut self.links[id];
+        tracing::warn!(target: "calomel::security", remote = %link.remote, ?refusal, "a connection is refused");
+        link.greeting.extend_from_slice(&wire::greet(wire::VERSIONS, &Said::Refusal(refusal)));
+        link.closing = true;
+        self.touch_closing(id);
+    }
+
+    /// Whoever dialled is told why it is not wanted; of whoever was dialled, the user is.
+    fn not_wanted(&mut self, id: LinkId, refusal: Refusal, failure: Failure) -> Result<(), Failure> {
+        if self.links[id].dialled {
+            return Err(failure);
+        }
+        self.refuse_link(id, refusal);
+        Ok(())
+    }
+
+    /// Takes a piece of a greeting. How many bytes it took; `None`: it is not all there.
+    pub(super) fn greeted(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Option<usize>, Failure> {
+        let link = &self.links[id];
+        let proved = self.config.key.is_none() || link.proving.as_ref().is_some_and(|proving| proving.proved.is_some());
+        let (said, len) = match wire::greeting(bytes, proved) {
+            Greeting::Incomplete => return Ok(None),
+            Greeting::Damaged => return Err(Failure::Checksum),
+            Greeting::Foreign => {
+                let start = bytes[..bytes.len().min(16)].escape_ascii();
+                let reason = format!("what listens there is not a calomel engine: its first bytes are \"{start}\"");
+                return Err(Failure::Unreachable { reason, source: None });
+            }
+            // The refusal, as everything that is said here, tells the peer which versions are spoken.
+            Greeting::Version(low, high) => {
+                self.not_wanted(id, Refusal::Version, Failure::Version { theirs: (low, high) })?;
+                return Ok(Some(bytes.len()));
+            }
+            Greeting::Unproved => {
+                self.not_wanted(id, Refusal::KeyWanted, unauthorized("it does not prove to have the key"))?;
+                return Ok(Some(bytes.len()));
+            }
+            Greeting::Said(said, len) => (said, len),
+        };
+        match said {
+            Said::Hello(hello) => self.hello_said(id, hello, &bytes[..len], now)?,
+            Said::Challenge(_) => self.challenged_by(id, &bytes[..len])?,
+            Said::Proof(proof, digest) => self.proof_said(id, &proof, digest)?,
+            Said::Refusal(refusal) => return Err(refused(refusal)),
+        }
+        Ok(Some(len))
+    }
+
+    fn challenged_by(&mut self, id: LinkId, challenge: &[u8]) -> Result<(), Failure> {
+        if self.config.key.is_none() {
+            return self.not_wanted(id, Refusal::NoKey, broken("a challenge to an engine that has not asked for one".into()));
+        }
+        let dialled = self.links[id].dialled;
+        if !dialled && self.links[id].proving.is_none() {
+            self.say_challenge(id);
+        }
+        let Some(proving) = self.links[id].proving.as_mut().filter(|proving| proving.theirs.is_none()) else {
+            return Err(broken("a second challenge".into()));
+        };
+        proving.theirs = Some(challenge.to_vec());
+        if dialled {
+            self.say_proof(id);
+        }
+        Ok(())
+    }
+
+    fn proof_said(&mut self, id: LinkId, proof: &Digest, digest: Digest) -> Result<(), Failure> {
+        let Some(key) = &self.config.key else { return Err(broken("a proof that nobody has asked for".into())) };
+        let link = &mut self.links[id];
+        let dialled = link.dialled;
+        let Some(proving) = link.proving.as_mut().filter(|proving| proving.theirs.is_some() && proving.proved.is_none()) else {
+            return Err(broken("a proof before its time".into()));
+        };
+        let is_proof = proving.said(&digest, dialled).is_some_and(|said| key.is_proof(side(!dialled), &said, proof));
+        if !is_proof {
+            return self.not_wanted(id, Refusal::OtherKey, unauthorized("its key is another"));
+        }
+        proving.proved = Some(digest);
+        Ok(())
+    }
+
+    fn hello_said(&mut self, id: LinkId, hello: Hello, piece: &[u8], now: Instant) -> Result<(), Failure> {
+        let link = &self.links[id];
+        if let Some(proving) = &link.proving
+            && proving.proved != Some(keys::digest(piece))
+        {
+            return self.not_wanted(id, Refusal::OtherKey, unauthorized("its hello is not what it has proved"));
+        }
+        match (link.dialled, link.proving.is_some()) {
+            (true, _) => {}
+            (false, true) => self.say_proof(id),
+            (false, false) => self.say_hello(id),
+        }
+        self.links[id].proving = None;
+        self.handle_hello(id, hello, now)
+    }
+}
+
+fn unauthorized(reason: &str) -> Failure {
+    Failure::Unauthorized { reason: reason.to_owned() }
+}
+
+/// What it means to whoever dialled that it is refused.
+fn refused(refusal: Refusal) -> Failure {
+    match refusal {
+        Refusal::KeyWanted => unauthorized("it wants a key, and this engine has none"),
+        Refusal::OtherKey => unauthorized("its key is another"),
+        Refusal::NoKey => unauthorized("it has no key, and this engine wants one"),
+        Refusal::Busy => Failure::Unreachable { reason: "it has as many connections as it takes".to_owned(), source: None },
+        // Versions that meet are never refused.
+        Refusal::Version => broken("it refuses a version that it speaks".into()),
+    }
+}

@@ -1,0 +1,157 @@
+//! Frames: a message and its body, with their lengths and a checksum in front, and behind the body another one on request.
+
+use super::{MAX_FRAME, Message, encode};
+
+/// Checksum of what follows up to the body, length of all that follows these three, length of the message in it.
+pub(crate) const PREFIX_LEN: usize = 12;
+/// Beside the length of the message: behind the body there is a checksum of it.
+const COVERED: u32 = 1 << 31;
+const SUM_LEN: usize = 4;
+
+/// Appends a frame of `message` and `body`, with a checksum of the body if that is to be `covered`.
+pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered: bool) {
+    let start = out.len();
+    out.reserve(ROOM + body.len());
+    out.extend_from_slice(&[0; PREFIX_LEN]);
+    if !put_short(out, message) {
+        encode(message, out).expect("messages are made of integers, strings and bytes, which postcard always takes");
+    }
+    let inside = start + PREFIX_LEN;
+    let end = out.len();
+    let head = (end - inside) as u32;
+    out.extend_from_slice(body);
+    let covered = covered && !body.is_empty();
+    if covered {
+        out.extend_from_slice(&crc32c::crc32c(body).to_le_bytes());
+    }
+    let len = u32::try_from(out.len() - inside).expect("what goes into a frame is bounded by the eager limit");
+    out[start + 4..start + 8].copy_from_slice(&len.to_le_bytes());
+    out[start + 8..inside].copy_from_slice(&(if covered { head | COVERED } else { head }).to_le_bytes());
+    let sum = crc32c::crc32c(&out[start + 4..end]);
+    out[start..start + 4].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// What most messages take, without their bodies.
+const ROOM: usize = 64;
+
+/// As `encode`, for the two messages that every call takes: postcard needs some 800 instructions for one of them, this a
+/// tenth. False for the others.
+fn put_short(out: &mut Vec<u8>, message: &Message<'_>) -> bool {
+    match message {
+        Message::Request { call, procedure, name: None, provider, budget_us, one_way, want_shape, shape, leases, size } => {
+            let mut short = Short::new(0);
+            [*call, u64::from(*procedure), 0, u64::from(*provider), *budget_us].into_iter().for_each(|n| short.number(n));
+            [u64::from(*one_way), u64::from(*want_shape), shape.0.len() as u64].into_iter().for_each(|n| short.number(n));
+            short.append_to(out);
+            out.extend_from_slice(shape.0);
+            let mut short = Short::new_without_tag();
+            [leases.first, u64::from(leases.count), *size].into_iter().for_each(|n| short.number(n));
+            short.append_to(out);
+            true
+        }
+        Message::Response { call, shape, leases, size } => {
+            let mut short = Short::new(1);
+            [*call, shape.0.len() as u64].into_iter().for_each(|n| short.number(n));
+            short.append_to(out);
+            out.extend_from_slice(shape.0);
+            let mut short = Short::new_without_tag();
+            [leases.first, u64::from(leases.count), *size].into_iter().for_each(|n| short.number(n));
+            short.append_to(out);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Numbers in postcard's format: seven bits a byte, the lowest first, the top bit saying that more follow.
+struct Short {
+    bytes: [u8; 96],
+    len: usize,
+}
+
+impl Short {
+    /// Begins with the number of a variant.
+    fn new(tag: u8) -> Short {
+        let mut short = Short::new_without_tag();
+        short.number(u64::from(tag));
+        short
+    }
+
+    fn new_without_tag() -> Short {
+        Short { bytes: [0; 96], len: 0 }
+    }
+
+    /// A number takes ten bytes at most, and there are nine of them at most.
+    fn number(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.bytes[self.len] = number as u8 | 0x80;
+            self.len += 1;
+            number >>= 7;
+        }
+        self.bytes[self.len] = number as u8;
+        self.len += 1;
+    }
+
+    fn append_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.bytes[..self.len]);
+    }
+}
+
+/// The first frame of some bytes.
+#[derive(Debug)]
+pub(crate) enum Frame<'a> {
+    Incomplete,
+    /// The message, its body, and how many bytes the frame took.
+    Whole(Message<'a>, &'a [u8], usize),
+    /// As `Whole`, but the body is not what was sent.
+    Damaged(Message<'a>, usize),
+}
+
+/// What is wrong with a frame, so that nothing behind it can be read either.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// No engine sends that.
+    Broken(String),
+    /// It is not what was sent.
+    Damaged,
+}
+
+/// Whether bytes are what was sent. A fuzzer would hardly ever guess a checksum.
+fn is_sound(sum: u32, bytes: &[u8]) -> bool {
+    cfg!(fuzzing) || sum == crc32c::crc32c(bytes)
+}
+
+/// Takes the first frame apart. Nothing is allocated but the texts of a status, which are no longer than the frame.
+pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, Fault> {
+    let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_LEN>() else { return Ok(Frame::Incomplete) };
+    let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
+    let (sum, len, head) = (word(0), word(4) as usize, word(8));
+    let (covered, head) = (head & COVERED != 0, (head & !COVERED) as usize);
+    if len > MAX_FRAME {
+        return Err(Fault::Broken(format!("a frame of {len} bytes exceeds the limit of {MAX_FRAME} bytes")));
+    }
+    if head > len {
+        return Err(Fault::Broken(format!("a message of {head} bytes in a frame of {len}")));
+    }
+    // The lengths are looked at before they are waited for.
+    let Some(message) = rest.get(..head) else { return Ok(Frame::Incomplete) };
+    if !is_sound(sum, &bytes[SUM_LEN..PREFIX_LEN + head]) {
+        return Err(Fault::Damaged);
+    }
+    let Some(mut body) = rest.get(head..len) else { return Ok(Frame::Incomplete) };
+    let (message, left) = postcard::take_from_bytes(message)
+        .map_err(|error| Fault::Broken(format!("a frame of {len} bytes that is no message: {error}")))?;
+    if !left.is_empty() {
+        return Err(Fault::Broken(format!("{} bytes behind a message", left.len())));
+    }
+    if covered {
+        let Some((covered, sum)) = body.split_last_chunk::<SUM_LEN>() else {
+            return Err(Fault::Broken("a body that is shorter than its checksum".to_owned()));
+        };
+        if !is_sound(u32::from_le_bytes(*sum), covered) {
+            return Ok(Frame::Damaged(message, PREFIX_LEN + len));
+        }
+        body = covered;
+    }
+    Ok(Frame::Whole(message, body, PREFIX_LEN + len))
+}

@@ -1,0 +1,183 @@
+//! Greetings: how a connection begins.
+//!
+//! ```text
+//!   preamble:  magic (8)  lowest version (2)  highest version (2)  length of what follows (4)
+//!   then:      checksum of all the rest, preamble included (4)  kind (1)  and by kind:
+//!              0  a hello
+//!              1  a challenge: 32 random bytes
+//!              2  a proof: 32 bytes that only who has the key can make, and the digest of the hello that follows
+//!              3  a refusal: one byte that says why
+//! ```
+//! Without a key there is one hello each way. With one, whoever is dialled hears no more than a challenge from this side, and
+//! listens to no more than 85 bytes, before the other has proved itself:
+//!
+//! ```text
+//!   dialling ── challenge ─────▶ dialled
+//!            ◀───── challenge ──
+//!            ── proof, hello ──▶
+//!            ◀── proof, hello ──
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::super::keys::{DIGEST_LEN, Digest, NONCE_LEN, Nonce};
+use super::{MAGIC, MAX_HELLO, VERSIONS, encode};
+
+/// Magic, lowest version, highest version, length of what follows.
+pub(crate) const PREAMBLE_LEN: usize = 16;
+/// Checksum and kind.
+const HEAD_LEN: usize = 5;
+
+const HELLO: u8 = 0;
+const CHALLENGE: u8 = 1;
+const PROOF: u8 = 2;
+const REFUSAL: u8 = 3;
+
+/// What an engine says of itself when a connection begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// Random, new with each engine.
+    pub incarnation: u64,
+    /// Largest message taken, in bytes.
+    pub max_message: u64,
+    /// Where the engine listens, best first.
+    pub addresses: Vec<crate::Address>,
+    /// From an engine that dials one which it has met before: the ticket that it was given then.
+    pub ticket: Option<u64>,
+    /// It wants checksums of bodies and payloads, from both sides.
+    pub checksums: bool,
+}
+
+/// Why a connection is not wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// No version that both speak.
+    Version = 1,
+    /// A key is needed.
+    KeyWanted = 2,
+    /// The key is another.
+    OtherKey = 3,
+    /// No key is known here, and one was asked for.
+    NoKey = 4,
+    /// There are as many connections as there may be.
+    Busy = 5,
+}
+
+impl Refusal {
+    fn of(byte: u8) -> Option<Refusal> {
+        use Refusal::{Busy, KeyWanted, NoKey, OtherKey, Version};
+        [Version, KeyWanted, OtherKey, NoKey, Busy].into_iter().find(|refusal| *refusal as u8 == byte)
+    }
+}
+
+/// One piece of a greeting, as it is said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Hello(Hello),
+    Challenge(Nonce),
+    /// The proof itself, and the digest of the hello.
+    Proof(Digest, Digest),
+    Refusal(Refusal),
+}
+
+/// The start of a peer's bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Greeting {
+    /// More bytes are needed.
+    Incomplete,
+    /// Not this protocol at all.
+    Foreign,
+    /// It is not what was sent.
+    Damaged,
+    /// A version that is not spoken here: the peer's lowest and highest.
+    Version(u16, u16),
+    /// A piece that says nothing where a key is wanted.
+    Unproved,
+    /// What was said, and how many bytes it took.
+    Said(Said, usize),
+}
+
+/// A piece of a greeting of an engine that speaks `versions`.
+pub(crate) fn greet(versions: (u16, u16), said: &Said) -> Vec<u8> {
+    let mut out = Vec::with_capacity(128);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&versions.0.to_le_bytes());
+    out.extend_from_slice(&versions.1.to_le_bytes());
+    out.extend_from_slice(&[0; 8]);
+    match said {
+        Said::Hello(hello) => {
+            out.push(HELLO);
+            encode(hello, &mut out).expect("a hello is made of integers and strings");
+        }
+        Said::Challenge(nonce) => {
+            out.push(CHALLENGE);
+            out.extend_from_slice(nonce);
+        }
+        Said::Proof(proof, digest) => {
+            out.push(PROOF);
+            out.extend_from_slice(proof);
+            out.extend_from_slice(digest);
+        }
+        Said::Refusal(refusal) => out.extend_from_slice(&[REFUSAL, *refusal as u8]),
+    }
+    let len = (out.len() - PREAMBLE_LEN) as u32;
+    out[PREAMBLE_LEN - 4..PREAMBLE_LEN].copy_from_slice(&len.to_le_bytes());
+    let sum = sum(&out);
+    out[PREAMBLE_LEN..PREAMBLE_LEN + 4].copy_from_slice(&sum.to_le_bytes());
+    out
+}
+
+fn sum(piece: &[u8]) -> u32 {
+    let sum = crc32c::crc32c(&piece[..PREAMBLE_LEN]);
+    crc32c::crc32c_append(sum, &piece[PREAMBLE_LEN + 4..])
+}
+
+/// Reads a piece of a greeting from the first bytes of a connection. A hello is waited for only if it may come now.
+pub(crate) fn greeting(bytes: &[u8], may_be_hello: bool) -> Greeting {
+    let known = bytes.len().min(MAGIC.len());
+    if bytes[..known] != MAGIC[..known] {
+        return Greeting::Foreign;
+    }
+    let Some(preamble) = bytes.first_chunk::<PREAMBLE_LEN>() else { return Greeting::Incomplete };
+    let number = |at: usize| u16::from_le_bytes([preamble[at], preamble[at + 1]]);
+    let (low, high) = (number(8), number(10));
+    if low > VERSIONS.1 || high < VERSIONS.0 || low > high {
+        return Greeting::Version(low, high);
+    }
+    let len = u32::from_le_bytes([preamble[12], preamble[13], preamble[14], preamble[15]]) as usize;
+    if !(HEAD_LEN..=MAX_HELLO).contains(&len) {
+        return Greeting::Foreign;
+    }
+    let Some(kind) = bytes.get(PREAMBLE_LEN + 4) else { return Greeting::Incomplete };
+    let expected = match *kind {
+        HELLO if !may_be_hello => return Greeting::Unproved,
+        HELLO => len,
+        CHALLENGE => HEAD_LEN + NONCE_LEN,
+        PROOF => HEAD_LEN + 2 * DIGEST_LEN,
+        REFUSAL => HEAD_LEN + 1,
+        _ => return Greeting::Foreign,
+    };
+    if len != expected {
+        return Greeting::Foreign;
+    }
+    let Some(piece) = bytes.get(..PREAMBLE_LEN + len) else { return Greeting::Incomplete };
+    if !cfg!(fuzzing) && piece[PREAMBLE_LEN..PREAMBLE_LEN + 4] != sum(piece).to_le_bytes() {
+        return Greeting::Damaged;
+    }
+    let rest = &piece[PREAMBLE_LEN + HEAD_LEN..];
+    let said = match *kind {
+        HELLO => match postcard::from_bytes(rest) {
+            Ok(hello) => Some(Said::Hello(hello)),
+            Err(error) => {
+                tracing::debug!(target: "calomel::proto", %error, "a hello that can't be decoded");
+                None
+            }
+        },
+        CHALLENGE => rest.try_into().ok().map(Said::Challenge),
+        PROOF => rest
+            .split_first_chunk()
+            .and_then(|(proof, digest)| Some(Said::Proof(*proof, digest.try_into().ok()?))),
+        _ => Refusal::of(rest[0]).map(Said::Refusal),
+    };
+    said.map_or(Greeting::Foreign, |said| Greeting::Said(said, piece.len()))
+}

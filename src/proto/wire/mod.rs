@@ -1,0 +1,233 @@
+//! What engines say to each other, as bytes.
+//!
+//! A connection begins with a [`Greeting`] each way, whose first sixteen bytes keep their layout in every version. Then
+//! come frames: a prefix of three words, little endian (a checksum, two lengths), a [`Message`] in postcard's format, and
+//! the message's body, if it has one. A [`Message::Data`] is followed by `len` bytes of payload outside the frame, so that
+//! they can be read straight to where they belong. Checksums are CRC-32C: they find what a network or a memory has
+//! damaged, and nobody's lies.
+
+mod frame;
+mod greeting;
+
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub(crate) use frame::{Fault, Frame, put, take};
+pub(crate) use greeting::{Greeting, Hello, Refusal, Said, greet, greeting};
+#[cfg(test)]
+pub(crate) use {frame::PREFIX_LEN, greeting::PREAMBLE_LEN};
+
+/// Versions of the protocol that this crate speaks, lowest and highest.
+pub(crate) const VERSIONS: (u16, u16) = (2, 2);
+pub(crate) const MAGIC: [u8; 8] = *b"calomel\0";
+/// Longest hello: eight addresses of 300 bytes and the numbers fit many times.
+pub(crate) const MAX_HELLO: usize = 16 << 10;
+/// Longest frame. Larger messages travel as [`Message::Data`], so this bounds what a peer can make us buffer.
+pub(crate) const MAX_FRAME: usize = 1 << 20;
+/// Longest name of a procedure, in bytes.
+pub(crate) const MAX_NAME: usize = 1 << 10;
+/// Most procedures that one connection can name.
+pub(crate) const MAX_NAMES: usize = 1 << 16;
+
+/// Bytes that serde passes on as one piece (a plain `&[u8]` would go byte by byte).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bytes<'a>(pub &'a [u8]);
+
+impl Serialize for Bytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Bytes<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes<'a>, D::Error> {
+        struct Borrow;
+        impl<'de> Visitor<'de> for Borrow {
+            type Value = &'de [u8];
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+            fn visit_borrowed_bytes<E: serde::de::Error>(self, v: &'de [u8]) -> Result<&'de [u8], E> {
+                Ok(v)
+            }
+        }
+        deserializer.deserialize_bytes(Borrow).map(Bytes)
+    }
+}
+
+/// Numbers of the leases that a message hands over: `count` of them from `first` on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Leases {
+    pub first: u64,
+    pub count: u32,
+}
+
+/// Which bytes a [`Message::Data`] brings. The number beside it is the operation's, given by whoever began it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Stream {
+    /// What the receiver asked for with `Pull`.
+    Pull,
+    /// What the sender announced with `Push`.
+    Push,
+    /// The body of the sender's `Request`.
+    Request,
+    /// The body of the sender's `Response`.
+    Response,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Message<'a> {
+    /// A call. The body is behind it, or follows as `Data` when it is shorter than `size`.
+    Request {
+        call: u64,
+        /// The caller's number for the procedure, tied to `name` by the first call on a connection.
+        procedure: u32,
+        #[serde(borrow)]
+        name: Option<&'a str>,
+        provider: u16,
+        /// Time that the caller still gives the call, in microseconds.
+        budget_us: u64,
+        one_way: bool,
+        want_shape: bool,
+        #[serde(borrow)]
+        shape: Bytes<'a>,
+        leases: Leases,
+        size: u64,
+    },
+    Response {
+        call: u64,
+        #[serde(borrow)]
+        shape: Bytes<'a>,
+        leases: Leases,
+        size: u64,
+    },
+    Refuse {
+        call: u64,
+        status: Status,
+    },
+    /// The caller takes no answer any more.
+    Cancel {
+        call: u64,
+    },
+    Pull(Range),
+    Push(Range),
+    /// The owner's last word on a transfer.
+    Done {
+        transfer: u64,
+        status: Status,
+    },
+    /// The initiator has given a transfer up.
+    Abort {
+        transfer: u64,
+        push: bool,
+    },
+    Data {
+        stream: Stream,
+        id: u64,
+        offset: u64,
+        len: u32,
+    },
+    Ping,
+    Pong,
+    /// The engine is being finalized; nothing follows.
+    Goodbye,
+    /// Bulks that came with these leases are no longer held.
+    Release(Leases),
+    /// The owner took this memory back; copies of its content are stale.
+    Revoked {
+        token: [u8; 16],
+    },
+    /// To be shown when the receiver dials the sender again.
+    Ticket {
+        ticket: u64,
+    },
+    /// So many one-way calls have been handled.
+    Handled {
+        count: u32,
+    },
+    /// Asks the peer to finalize itself; answered like a request.
+    Shutdown {
+        call: u64,
+    },
+}
+
+/// A range of exposed memory that a transfer concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Range {
+    pub transfer: u64,
+    /// The engine that exposed the memory: a successor at its address is another.
+    pub owner: u64,
+    pub token: [u8; 16],
+    pub offset: u64,
+    pub len: u64,
+}
+
+/// How the other side's part of an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Status {
+    Ok,
+    NoSuchProcedure,
+    NoSuchProvider,
+    NoResponse,
+    Panicked(String),
+    Failed(String),
+    Decode(String),
+    TypeMismatch {
+        expected: String,
+        found: String,
+    },
+    TooLarge {
+        size: u64,
+        limit: u64,
+    },
+    Busy(String),
+    AccessDenied(String),
+    Revoked,
+    OutOfRange {
+        offset: u64,
+        len: u64,
+        size: u64,
+    },
+    Restarted,
+    Finalizing,
+    /// The result could not be encoded.
+    Encode(String),
+    /// What arrived is not what was sent.
+    Checksum,
+}
+
+impl Status {
+    /// Text from here on is cut off, so that a status always fits into a frame.
+    pub(crate) fn clip(mut text: String) -> String {
+        const LIMIT: usize = 4 << 10;
+        if text.len() > LIMIT {
+            text.truncate(text.floor_char_boundary(LIMIT));
+            text.push('…');
+        }
+        text
+    }
+}
+
+/// A postcard flavor that appends to a vector.
+struct Append<'a>(&'a mut Vec<u8>);
+
+impl postcard::ser_flavors::Flavor for Append<'_> {
+    type Output = ();
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
+}
+
+/// Appends a value in postcard's format.
+pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> postcard::Result<()> {
+    postcard::serialize_with_flavor(value, Append(out))
+}
+
