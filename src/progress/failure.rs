@@ -41,9 +41,12 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
             }
             Status::Finalizing => Error::Disconnected { peer, what, reason: "it is being finalized".to_owned() },
             // The others are dealt with above, or are no failures: a peer that sends them breaks its word.
-            Status::NoResponse | Status::Ok | Status::Revoked | Status::Restarted | Status::Checksum | Status::TooLarge { .. } => {
-                Error::NoResponse { peer, name }
-            }
+            Status::NoResponse
+            | Status::Ok
+            | Status::Revoked
+            | Status::Restarted
+            | Status::Checksum
+            | Status::TooLarge { .. } => Error::NoResponse { peer, name },
         },
     }
 }

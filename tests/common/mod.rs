@@ -3,6 +3,8 @@
 // Each suite uses what it needs.
 #![allow(dead_code)]
 
+pub mod wire;
+
 use std::future::Future;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};

@@ -9,14 +9,8 @@ use std::time::{Duration, Instant};
 use calomel::{Address, Engine, Error};
 
 use crate::assert_error;
+use crate::common::wire::{MAGIC, VERSION, frame, greeting, preamble};
 use crate::support::*;
-
-const MAGIC: &[u8; 8] = b"calomel\0";
-
-/// The fixed part of a greeting: magic, lowest and highest version, length of what follows.
-fn preamble(low: u16, high: u16, len: u32) -> Vec<u8> {
-    [&MAGIC[..], &low.to_le_bytes(), &high.to_le_bytes(), &len.to_le_bytes()].concat()
-}
 
 /// Something that listens, and does `serve` with each connection; ends when the test does.
 fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
@@ -77,13 +71,13 @@ fn servers_that_hang_up_or_talk_nonsense_are_no_engines() {
     }
     // The right word, and nonsense then; half a greeting, and the end.
     let address = listener(|mut stream| {
-        let _ = stream.write_all(&preamble(1, 1, 50));
+        let _ = stream.write_all(&preamble(VERSION, VERSION, 50));
         let _ = stream.write_all(&[0xff; 50]);
         let _ = stream.read(&mut [0; 1]);
     });
     assert_unreachable(&engine, &address, AT_ONCE);
     let address = listener(|mut stream| {
-        let _ = stream.write_all(&preamble(1, 1, u32::MAX));
+        let _ = stream.write_all(&preamble(VERSION, VERSION, u32::MAX));
         let _ = stream.read(&mut [0; 1]);
         thread::sleep(Duration::from_secs(10));
     });
@@ -105,7 +99,7 @@ fn a_server_that_never_answers_is_given_up() {
     });
     assert_unreachable(&engine, &silent, CONNECTING);
     let half = listener(|mut stream| {
-        let _ = stream.write_all(&preamble(1, 1, 100));
+        let _ = stream.write_all(&preamble(VERSION, VERSION, 100));
         thread::sleep(Duration::from_secs(30));
     });
     assert_unreachable(&engine, &half, CONNECTING);
@@ -238,7 +232,7 @@ fn a_server_hangs_up_on_half_a_greeting() {
             let address = &address;
             s.spawn(move || {
                 let begin = Instant::now();
-                let whole = [preamble(1, 1, 100), vec![0; 100]].concat();
+                let whole = [preamble(VERSION, VERSION, 100), vec![0; 100]].concat();
                 intrude(address, &whole[..part]);
                 let took = begin.elapsed();
                 assert!(took > Duration::from_millis(500) && took < CONNECTING, "{took:?}");
@@ -271,8 +265,7 @@ fn garbage_of_every_kind_harms_nobody() {
     let good = client();
     let endpoint = good.lookup(engine.address()).unwrap();
     assert_serves(&good, &endpoint);
-    // A hello that is right: incarnation 7, messages up to 127 bytes, no addresses.
-    let greeting = [preamble(1, 1, 3), vec![7, 127, 0]].concat();
+    let greeting = greeting(7, 127);
     let mut random = Random(0x6ea2);
     for round in 0..200 {
         let noise = pattern(random.next(), random.below(5000));
@@ -280,14 +273,13 @@ fn garbage_of_every_kind_harms_nobody() {
             0 => noise,
             // Past the greeting: frames of any length, with any content.
             1 => [greeting.clone(), noise].concat(),
-            2 => [greeting.clone(), (noise.len() as u32).to_le_bytes().to_vec(), noise].concat(),
+            2 => [greeting.clone(), frame(&noise, &[])].concat(),
             // Small numbers, which are what messages begin with.
             _ => {
                 let mut bytes = greeting.clone();
                 for _ in 0..20 {
-                    let frame: Vec<u8> = (0..1 + random.below(60)).map(|_| random.next() as u8 % 20).collect();
-                    bytes.extend((frame.len() as u32).to_le_bytes());
-                    bytes.extend(frame);
+                    let message: Vec<u8> = (0..1 + random.below(60)).map(|_| random.next() as u8 % 20).collect();
+                    bytes.extend(frame(&message, &[]));
                 }
                 bytes
             }
@@ -304,7 +296,7 @@ fn garbage_of_every_kind_harms_nobody() {
     }
     // A frame that claims to be larger than any may be.
     let begin = Instant::now();
-    intrude(&engine.address(), &[greeting, vec![0xff; 4], vec![0; 100]].concat());
+    intrude(&engine.address(), &[greeting, vec![0xff; 12], vec![0; 100]].concat());
     assert!(begin.elapsed() < AT_ONCE);
     assert_lives(&engine);
     assert!(endpoint.is_connected(), "one peer's garbage ended another's connection");

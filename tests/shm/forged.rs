@@ -12,6 +12,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::common::wire;
+
 pub const HEAD: usize = 4096;
 pub const RING: usize = 128 << 10;
 pub const LEN: usize = HEAD + RING;
@@ -283,10 +285,7 @@ impl Forged {
     }
 
     pub fn greet(&mut self) {
-        // Incarnation, largest message, no addresses, no ticket.
-        let hello = postcard::to_stdvec(&(self.incarnation, 64u64 << 20, Vec::<String>::new(), None::<u64>)).unwrap();
-        let preamble = [&b"calomel\0"[..], &1u16.to_le_bytes(), &1u16.to_le_bytes(), &(hello.len() as u32).to_le_bytes()];
-        self.put(BYTES, &[preamble.concat(), hello].concat());
+        self.put(BYTES, &wire::greeting(self.incarnation, 64 << 20));
     }
 
     pub fn segment(&self) -> BorrowedFd<'_> {
@@ -389,8 +388,7 @@ impl Forged {
 
     /// A frame of its own.
     pub fn tell(&mut self, message: &Message, body: &[u8]) {
-        let frame = [postcard::to_stdvec(message).unwrap(), body.to_vec()].concat();
-        self.put(BYTES, &[(frame.len() as u32).to_le_bytes().to_vec(), frame].concat());
+        self.put(BYTES, &wire::frame(&postcard::to_stdvec(message).unwrap(), body));
     }
 
     /// A call of `name`, whose arguments of `size` bytes follow if they are not all in `body`.

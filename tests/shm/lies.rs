@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, Error, Request};
 
+use crate::common::wire;
 use crate::forged::*;
 use crate::roles::{Far, holdings, start};
 use crate::support::*;
@@ -75,10 +76,10 @@ fn one_that_keeps_to_the_rules_is_served() {
         for piece in arguments[here..].chunks(MAX_BODY) {
             peer.put(PAYLOAD, piece);
         }
-        // A frame of 4 bytes of length; `Response`, number of the call; no shape, no leases, size; the result.
+        // A frame, behind its prefix: `Response`, number of the call; no shape, no leases, size; the result.
         let answer = loop {
             let frame = peer.take(BYTES);
-            if frame.get(4) == Some(&1) {
+            if frame.get(wire::PREFIX_LEN) == Some(&1) {
                 break frame;
             }
         };
@@ -490,7 +491,7 @@ const RECORDS: &[Lie] = &[
             let mut peer = Forged::greeted(address, true);
             peer.call(1, "swallow", 1 << 20, &[]);
             let frame = postcard::to_stdvec(&Message::Data { stream: Stream::Request, id: 1, offset: 0, len: 5 }).unwrap();
-            let frame = [(frame.len() as u32).to_le_bytes().to_vec(), frame].concat();
+            let frame = wire::frame(&frame, &[]);
             peer.put(BYTES, &[frame.clone(), frame].concat());
             peer
         },
@@ -576,7 +577,7 @@ fn one_that_is_hung_up_on_and_talks_on_is_not_listened_to() {
     rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both).unwrap();
     // Pings: always something in the ring, as fast as it is taken.
     let ping = postcard::to_stdvec(&9u32).unwrap();
-    let ping = [(ping.len() as u32).to_le_bytes().to_vec(), ping].concat();
+    let ping = wire::frame(&ping, &[]);
     let (begin, mut looked) = (Instant::now(), Instant::now());
     loop {
         peer.put(BYTES, &ping);

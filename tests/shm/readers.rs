@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, BulkMode};
 
+use crate::common::wire;
 use crate::forged::*;
 use crate::roles::{Far, holdings, start};
 use crate::support::*;
@@ -154,7 +155,7 @@ fn an_answer_of_one_that_is_gone_already_arrives() {
                 assert!(peer.take(BYTES).starts_with(b"calomel\0"));
                 let call = loop {
                     let frame = peer.take(BYTES);
-                    if let Ok((Message::Request { call, .. }, _)) = postcard::take_from_bytes(&frame[4..]) {
+                    if let Ok((Message::Request { call, .. }, _)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {
                         break call;
                     }
                 };
@@ -187,7 +188,7 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
         peer.call(1, "fetch", arguments.len(), &arguments);
         let transfer = loop {
             let frame = peer.take(BYTES);
-            if let Ok((Message::Pull(range), _)) = postcard::take_from_bytes(&frame[4..]) {
+            if let Ok((Message::Pull(range), _)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {
                 break range.transfer;
             }
         };
@@ -208,7 +209,7 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
         peer.tell(&Message::Done { transfer, status: 0 }, &[]);
         let fetched = loop {
             let frame = peer.take(BYTES);
-            if let Ok((Message::Response { .. }, body)) = postcard::take_from_bytes(&frame[4..]) {
+            if let Ok((Message::Response { .. }, body)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {
                 break postcard::from_bytes::<Result<u8, String>>(body).unwrap();
             }
         };

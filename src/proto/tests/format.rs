@@ -192,7 +192,8 @@ fn the_format_is_what_it_was() {
         size: 3,
     };
     put(&mut bytes, &message, b"abc", true);
-    let expected = [0, 0, 0, 0, 23, 0, 0, 0, 16, 0, 0, 0x80, 0, 0xac, 2, 2, 1, 1, b'f', 7, 1, 0, 1, 1, b's', 5, 1, 3, b'a', b'b', b'c'];
+    let expected =
+        [0, 0, 0, 0, 23, 0, 0, 0, 16, 0, 0, 0x80, 0, 0xac, 2, 2, 1, 1, b'f', 7, 1, 0, 1, 1, b's', 5, 1, 3, b'a', b'b', b'c'];
     assert_eq!(bytes[4..bytes.len() - 4], expected[4..]);
     assert_eq!(bytes[..4], crc32c::crc32c(&bytes[4..28]).to_le_bytes());
     // CRC-32C of "abc".

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::super::keys::{self, Key, Said as Told, Side};
 use super::env::{allocated, live};
 use super::host::{assert_failed, served};
-use super::super::keys::{self, Key, Said as Told, Side};
 use super::net::{Net, call, config};
 use super::raw::{Raw, hello};
 use super::wire::{self, Greeting, MAX_HELLO, PREAMBLE_LEN, Refusal, Said, VERSIONS};

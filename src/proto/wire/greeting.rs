@@ -174,9 +174,7 @@ pub(crate) fn greeting(bytes: &[u8], may_be_hello: bool) -> Greeting {
             }
         },
         CHALLENGE => rest.try_into().ok().map(Said::Challenge),
-        PROOF => rest
-            .split_first_chunk()
-            .and_then(|(proof, digest)| Some(Said::Proof(*proof, digest.try_into().ok()?))),
+        PROOF => rest.split_first_chunk().and_then(|(proof, digest)| Some(Said::Proof(*proof, digest.try_into().ok()?))),
         _ => Refusal::of(rest[0]).map(Said::Refusal),
     };
     said.map_or(Greeting::Foreign, |said| Greeting::Said(said, piece.len()))

@@ -230,4 +230,3 @@ impl postcard::ser_flavors::Flavor for Append<'_> {
 pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> postcard::Result<()> {
     postcard::serialize_with_flavor(value, Append(out))
 }
-
