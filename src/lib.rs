@@ -145,7 +145,9 @@ pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,
 };
 pub use progress::Progress;
-pub use rpc::{BorrowedArgs, Call, HandlerPool, Pending, Procedure, Provider, Registration, Request, Responder};
+pub use rpc::{
+    BorrowedArgs, Call, Caller, HandlerPool, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder,
+};
 
 /// Keeps the example of the README running.
 #[cfg(doctest)]

@@ -11,7 +11,7 @@ use super::{Alive, Engine, Limits, Shared};
 use crate::bulk::{Copies, Origin};
 use crate::progress::{Core, Progress, Settings};
 use crate::proto;
-use crate::rpc::{EngineService, Procedures, Registry};
+use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
 use crate::transport::{Lending, ShmOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme};
 
@@ -46,6 +46,7 @@ pub struct EngineBuilder {
     remote_shutdown: bool,
     key: Option<Vec<u8>>,
     checksums: bool,
+    authorize: Option<Authorize>,
     shm: ShmOptions,
     wrap: Wrap,
 }
@@ -67,6 +68,7 @@ impl Default for EngineBuilder {
             remote_shutdown: false,
             key: None,
             checksums: false,
+            authorize: None,
             shm: ShmOptions { group: None, lending: Lending::Crowded, shortcuts: true },
             wrap: Box::new(|transport| transport),
         }
@@ -158,6 +160,35 @@ impl EngineBuilder {
         self
     }
 
+    /// Decides on each call that peers make here, before it is known whether the procedure exists: false, and the caller gets
+    /// [`Error::AccessDenied`]; a one-way call is dropped. Without this all calls are allowed. Whether peers may finalize this
+    /// engine is for [`remote_shutdown`](EngineBuilder::remote_shutdown) to say, and what they may do with memory for its
+    /// exposure.
+    ///
+    /// `decide` runs where messages are received, for one call after the other: it must be quick, and must not call, transfer or
+    /// wait. If it panics, the call is denied.
+    ///
+    /// ```
+    /// use calomel::{Engine, Error, Request, Scheme};
+    ///
+    /// # fn main() -> calomel::Result<()> {
+    /// let server = Engine::builder()
+    ///     .listen("tcp://127.0.0.1:0")
+    ///     .authorize(|caller| caller.procedure() != "stop" || caller.transport() == Some(Scheme::Loop))
+    ///     .build()?;
+    /// server.define("stop", |_: &Request, _: ()| ())?;
+    /// let client = Engine::client("tcp")?;
+    /// let peer = client.lookup(server.address())?;
+    /// let denied = client.procedure::<(), ()>("stop").on(&peer).call(&());
+    /// assert!(matches!(denied, Err(Error::AccessDenied { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn authorize(mut self, decide: impl Fn(&Caller<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.authorize = Some(Box::new(decide));
+        self
+    }
+
     /// Whether arguments, results and bulk data have checksums (CRC-32C), in both directions, on the connections of this engine
     /// (default no; messages' own heads always have them). What does not match ends with [`Error::Checksum`]. Bulk data has
     /// them on tcp, where it crosses a network: a verbs device has its own, and on one host there is none to cross.
@@ -246,6 +277,7 @@ impl EngineBuilder {
             origin,
             addresses,
             registry: Registry::default(),
+            authorize: self.authorize,
             procedures: Procedures::default(),
             tasks: Mutex::default(),
             copies: Copies::default(),

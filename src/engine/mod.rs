@@ -16,7 +16,7 @@ use crate::bulk::{self, Copies, Origin, Scope};
 use crate::memory::{BufferPool, EngineBuffer};
 use crate::progress::Core;
 use crate::proto::RequestId;
-use crate::rpc::{self, HandlerPool, Procedures, Provider, Registry};
+use crate::rpc::{self, Authorize, HandlerPool, Procedures, Provider, Registry};
 use crate::{Address, Endpoint, Error, IntoAddress, Result};
 use finalize::Finalizing;
 
@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub addresses: Vec<Address>,
     pub origin: Arc<Origin>,
     pub registry: Registry,
+    /// Decides who may call what.
+    pub authorize: Option<Authorize>,
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers go.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,

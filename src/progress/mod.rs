@@ -32,7 +32,7 @@ use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
 pub(crate) use crate::transport::{Access, Keys};
-use crate::transport::{Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, Transport};
+use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
@@ -330,6 +330,11 @@ impl Core {
     /// By which means a link is carried.
     pub(crate) fn carrier(&self, link: LinkId) -> Option<Scheme> {
         Some(self.carrier_of(link)?.scheme())
+    }
+
+    /// The process at the other end of a link, where the system vouches for it.
+    pub(crate) fn process_of(&self, link: LinkId) -> Option<Credentials> {
+        self.carrier_of(link)?.process()
     }
 
     /// A job for whoever handles requests while others drive.

@@ -1,5 +1,6 @@
 //! Remote procedure calls, from both ends.
 
+mod authorize;
 mod bounded;
 mod codec;
 mod define;
@@ -10,6 +11,8 @@ mod request;
 mod service;
 mod shape;
 
+pub(crate) use authorize::Authorize;
+pub use authorize::{Caller, PeerProcess};
 #[cfg(test)]
 pub(crate) use bounded::decode;
 pub(crate) use codec::{Decoding, Encoding, RemoteLease};

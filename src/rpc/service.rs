@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use super::authorize::is_allowed;
 use super::define::Found;
 use crate::Engine;
 use crate::engine::Shared;
@@ -22,12 +23,17 @@ impl EngineService {
 impl Service for EngineService {
     fn request(&self, incoming: Incoming<Live>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
-        let status = match shared.registry.find(incoming.provider, &incoming.name) {
-            Found::Handler(handler) => return Some(Job::new(&shared.core, Work::Request(handler, incoming))),
-            Found::NoProcedure => Status::NoSuchProcedure,
-            Found::NoProvider => Status::NoSuchProvider,
+        let status = if is_allowed(&shared, &incoming) {
+            match shared.registry.find(incoming.provider, &incoming.name) {
+                Found::Handler(handler) => return Some(Job::new(&shared.core, Work::Request(handler, incoming))),
+                Found::NoProcedure => Status::NoSuchProcedure,
+                Found::NoProvider => Status::NoSuchProvider,
+            }
+        } else {
+            // Which procedures there are is no business of theirs.
+            Status::AccessDenied("this caller may not call it".to_owned())
         };
-        tracing::debug!(target: "calomel::rpc", name = %incoming.name, provider = incoming.provider, ?status, "a call of nothing");
+        tracing::debug!(target: "calomel::rpc", name = %incoming.name, provider = incoming.provider, ?status, "a call that is not handled");
         shared.core.exec(|proto| {
             proto.release(incoming.link, incoming.leases);
             // That the caller may be gone already changes nothing here.

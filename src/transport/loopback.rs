@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::{Capabilities, Landed, Link, LinkKey, Reactor, Sent, Sink, Taken, Transport};
+use super::{Capabilities, Credentials, Landed, Link, LinkKey, Reactor, Sent, Sink, Taken, Transport};
 use crate::memory::{self, Copied, Slice};
 use crate::{Address, Error, Result, Scheme};
 
@@ -128,6 +128,11 @@ impl Link for LoopLink {
 
     fn scheme(&self) -> Scheme {
         Scheme::Loop
+    }
+
+    fn process(&self) -> Option<Credentials> {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Some(Credentials { pid: rustix::process::getpid().as_raw_nonzero().get(), uid, gid })
     }
 
     /// What is sent is there: nothing is on its way.

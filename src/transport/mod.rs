@@ -48,6 +48,14 @@ pub(crate) enum Sent {
     Failed(io::Error),
 }
 
+/// Who a process is, as the system knows it. The number of the process is 0 when it can't be seen from here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credentials {
+    pub pid: i32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
 /// One end of a connection.
 pub(crate) trait Link: Send + Sync {
     /// Sends the bytes, and the payload behind them. The payload is read when it is sent: if its memory is gone by then, the
@@ -55,6 +63,10 @@ pub(crate) trait Link: Send + Sync {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
     /// By which means it is carried.
     fn scheme(&self) -> Scheme;
+    /// The process at the other end, where the system vouches for it.
+    fn process(&self) -> Option<Credentials> {
+        None
+    }
     /// From now on a checksum goes with each payload, where that is of use.
     fn cover_payloads(&self) {}
     /// While some of the bytes that were sent are on their way: how many the other side's system has. 0 when all are there,

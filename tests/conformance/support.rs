@@ -31,6 +31,10 @@ pub fn run(name: &'static str, scheme: &'static str, listen: &str, knobs: Knobs,
 /// What engines are told so that they use the transport under test.
 pub type Knobs = fn(EngineBuilder) -> EngineBuilder;
 
+pub fn guarded(builder: EngineBuilder) -> EngineBuilder {
+    builder.same_host_upgrade(false).pre_shared_key("for conformance only").payload_checksums(true)
+}
+
 /// The transport under test, and the engines made on it.
 pub struct Net {
     scheme: &'static str,
@@ -49,6 +53,11 @@ pub struct Pair {
 impl Net {
     pub fn scheme(&self) -> &'static str {
         self.scheme
+    }
+
+    /// What engines on this transport are told, for those that are made elsewhere.
+    pub fn knobs(&self) -> Knobs {
+        self.knobs
     }
 
     /// What engines on this transport are made with.

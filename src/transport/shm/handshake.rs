@@ -10,6 +10,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::super::Credentials;
 use super::sys;
 
 /// Of the segment's layout and of the packets.
@@ -136,7 +137,7 @@ pub(super) struct Admission {
 
 impl Admission {
     /// Why whoever is at the other end may not be, if so.
-    pub(super) fn objection(&self, who: sys::Credentials, socket: &OwnedFd) -> Option<String> {
+    pub(super) fn objection(&self, who: Credentials, socket: &OwnedFd) -> Option<String> {
         if who.uid == self.uid {
             return None;
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::super::{Link, LinkKey, Sent, Sink};
+use super::super::{Credentials, Link, LinkKey, Sent, Sink};
 use super::Shared;
 use super::handshake::{self, Fds, Hello, Packet, Received};
 use super::inbox::{Inbox, Turn};
@@ -214,7 +214,7 @@ impl ShmLink {
         let mut fds = fds.into_iter();
         let fd = fds.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared memory"))?;
         let theirs = Segment::attach(fd.as_fd())?;
-        let sys::Credentials { pid, uid, .. } = sys::credentials(self.socket.as_fd())?;
+        let Credentials { pid, uid, .. } = sys::credentials(self.socket.as_fd())?;
         // Who has the descriptor can have its writer wait: that is for nobody but the own user.
         let bell = fds.next().filter(|_| uid == self.shared.admission.uid).and_then(Bell::new);
         let handle = self.shared.watch(pid, self.token, &self.socket);
@@ -422,6 +422,10 @@ impl Link for ShmLink {
 
     fn scheme(&self) -> Scheme {
         Scheme::Shm
+    }
+
+    fn process(&self) -> Option<Credentials> {
+        sys::credentials(self.socket.as_fd()).ok()
     }
 
     /// What is sent is there: nothing is on its way.

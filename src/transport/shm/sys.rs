@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use super::super::Credentials;
 use crate::memory::{IoVec, WriteAccess};
 
 /// Pieces in one call, on either side. The system takes 1024; the copy of the list costs time.
@@ -17,15 +18,7 @@ pub(super) struct Far {
     pub len: u64,
 }
 
-/// Who is at the other end of a local socket, as the system knows it. The number of the process is 0 when it can't be seen
-/// from here.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Credentials {
-    pub pid: i32,
-    pub uid: u32,
-    pub gid: u32,
-}
-
+/// Who is at the other end of a local socket.
 pub(super) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;

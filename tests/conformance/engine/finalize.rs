@@ -247,12 +247,12 @@ fn an_engine_in_a_thread_local_ends_with_its_thread(net: &Net) {
     }
     let server = net.server();
     server.define("hello", |_: &Request, ()| ()).unwrap();
-    let (scheme, address) = (net.scheme(), server.address());
+    let (knobs, address) = (net.knobs(), server.address());
     let (tell, told) = mpsc::channel();
     let user = thread::spawn(move || {
         // The library's own thread-locals come to be after this one, so that they are gone before it.
         ENGINE.with_borrow_mut(|_| ());
-        let client = Engine::client(scheme).unwrap();
+        let client = knobs(Engine::builder()).build().unwrap();
         client.on_finalize(move || tell.send(()).unwrap());
         let endpoint = client.lookup(address).unwrap();
         client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap();

@@ -8,3 +8,4 @@ mod knobs;
 mod reach;
 mod shutdown;
 mod timers;
+mod trust;

@@ -115,12 +115,12 @@ fn a_handler_defines_and_removes_procedures(net: &Net) {
 
 fn a_handler_builds_and_finalizes_engines(net: &Net) {
     let pair = net.pair();
-    let scheme = net.scheme();
+    let knobs = net.knobs();
     pair.server.define("plus", |_: &Request, n: u32| n + 1).unwrap();
     let address = pair.server.address();
     pair.server
         .define("via a fresh engine", move |_: &Request, n: u32| {
-            let engine = Engine::client(scheme).unwrap();
+            let engine = knobs(Engine::builder()).build().unwrap();
             let endpoint = engine.lookup(&address).unwrap();
             let answer = engine.procedure::<u32, u32>("plus").on(&endpoint).call(&n).unwrap();
             engine.finalize().unwrap();

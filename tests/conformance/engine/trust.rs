@@ -1,0 +1,140 @@
+//! Who is let in, and who may call what.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, Request, Scheme};
+
+use crate::assert_error;
+use crate::support::{Net, Pair, eventually, travelled};
+
+const KEY: &[u8] = b"sixteen bytes at the least";
+const OTHER: &[u8] = b"sixteen bytes of something else";
+
+fn keyed(builder: EngineBuilder) -> EngineBuilder {
+    builder.pre_shared_key(KEY)
+}
+
+fn other(builder: EngineBuilder) -> EngineBuilder {
+    builder.pre_shared_key(OTHER)
+}
+
+fn serving(engine: Engine) -> Engine {
+    engine.define("hello", |_: &Request, ()| 7u8).unwrap();
+    engine
+}
+
+fn hello(engine: &Engine, to: &Endpoint) -> calomel::Result<u8> {
+    engine.procedure::<(), u8>("hello").on(to).call(&())
+}
+
+fn who_has_the_key_is_served(net: &Net) {
+    let pair = Pair::of(serving(net.server_with(keyed)), net.client_with(keyed));
+    assert_eq!(hello(&pair.client, &pair.to_server).unwrap(), 7);
+    let exposed = pair.server.expose(vec![9u8; 100_000], BulkMode::ReadOnly).unwrap();
+    let mut copy = vec![0u8; 100_000];
+    assert_eq!(travelled(&exposed.bulk()).on(&pair.to_server).pull_into(&mut copy[..]).unwrap(), 100_000);
+    assert!(copy.iter().all(|byte| *byte == 9));
+}
+
+/// Each way round. The one that has the key goes on as if nothing had happened.
+fn who_has_another_key_is_refused(net: &Net) {
+    let server = serving(net.server_with(keyed));
+    let stranger = net.client_with(other);
+    let good = net.client_with(keyed);
+    let to_server = good.lookup(server.address()).unwrap();
+    for _ in 0..3 {
+        let error = hello(&stranger, &stranger.lookup(server.address()).unwrap()).unwrap_err();
+        assert!(!error.is_retryable());
+        assert_error!(Err::<(), _>(error), Error::AccessDenied { reason, .. } if reason.contains("key"));
+        assert_eq!(hello(&good, &to_server).unwrap(), 7);
+    }
+    // Here it is the server that the client does not want.
+    let strange = serving(net.server_with(other));
+    assert_error!(hello(&good, &good.lookup(strange.address()).unwrap()), Error::AccessDenied { .. });
+    assert_eq!(hello(&good, &to_server).unwrap(), 7);
+}
+
+fn keys_that_can_be_guessed_are_refused(net: &Net) {
+    for key in ["", "fifteen bytes.."] {
+        assert_error!(net.builder().pre_shared_key(key).build(), Error::Unsupported { what, .. } if !what.contains("fifteen"));
+    }
+    let debug = format!("{:?}", net.builder().pre_shared_key(KEY));
+    assert!(!debug.contains("sixteen") && !debug.contains("115"), "{debug}");
+}
+
+fn each_call_is_decided_on(net: &Net) {
+    let asked = Arc::new(AtomicU32::new(0));
+    let server = net.server_with(|builder| {
+        let asked = asked.clone();
+        builder.authorize(move |caller| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            caller.procedure() != "secret" && caller.provider_id() != 3
+        })
+    });
+    let done = Arc::new(AtomicU32::new(0));
+    for provider in [0, 3] {
+        for name in ["secret", "open"] {
+            let done = done.clone();
+            let count = move |_: &Request, (): ()| done.fetch_add(1, Ordering::SeqCst);
+            server.provider(provider).define(name, count).unwrap();
+        }
+    }
+    let pair = Pair::of(server, net.client());
+    let call = |name: &str, to: &Endpoint| pair.client.procedure::<(), u32>(name).on(to).call(&());
+    assert_eq!(call("open", &pair.to_server).unwrap(), 0);
+    assert_error!(call("secret", &pair.to_server), Error::AccessDenied { .. });
+    assert_error!(call("open", &pair.to_server.provider(3)), Error::AccessDenied { .. });
+    // What is not there looks no different.
+    assert_error!(call("nothing", &pair.to_server.provider(3)), Error::AccessDenied { .. });
+    assert_error!(call("nothing", &pair.to_server), Error::NoSuchProcedure { .. });
+    // Large arguments, and none to be told: nothing runs.
+    let large = pair.client.procedure::<Vec<u8>, u32>("secret");
+    assert_error!(large.on(&pair.to_server).call(&vec![1; 1 << 20]), Error::AccessDenied { .. });
+    pair.client.procedure::<(), u32>("secret").on(&pair.to_server).notify(&()).unwrap();
+    eventually("the notice is decided on", || asked.load(Ordering::Relaxed) == 7);
+    assert_eq!(call("open", &pair.to_server).unwrap(), 1);
+}
+
+fn callers_are_known(net: &Net) {
+    let scheme = net.scheme();
+    let server = net.server_with(|builder| {
+        builder.authorize(move |caller| {
+            let process = caller.process().map(|process| (process.pid, process.uid));
+            // SAFETY: takes nothing, and cannot fail.
+            #[allow(unsafe_code)]
+            let own = (std::process::id(), unsafe { libc::geteuid() });
+            let carrier = caller.transport();
+            let known = matches!(carrier, Some(Scheme::Loop | Scheme::Shm));
+            carrier.is_some_and(|carrier| format!("{carrier:?}").to_lowercase() == scheme)
+                && process == known.then_some(own)
+                && format!("{caller:?}").contains("hello")
+                && caller.endpoint().is_connected()
+        })
+    });
+    let pair = Pair::of(serving(server), net.client());
+    assert_eq!(hello(&pair.client, &pair.to_server).unwrap(), 7);
+}
+
+/// Whoever is to decide and can't: the call is denied, and the engine goes on.
+fn a_panic_denies(net: &Net) {
+    let server = net.server_with(|builder| {
+        builder.authorize(|caller| {
+            assert!(caller.procedure() != "panic", "on purpose");
+            true
+        })
+    });
+    let pair = Pair::of(serving(server), net.client());
+    let panics = pair.client.procedure::<(), ()>("panic");
+    assert_error!(panics.on(&pair.to_server).call(&()), Error::AccessDenied { .. });
+    assert_eq!(hello(&pair.client, &pair.to_server).unwrap(), 7);
+}
+
+suite!(
+    who_has_the_key_is_served,
+    who_has_another_key_is_refused,
+    keys_that_can_be_guessed_are_refused,
+    each_call_is_decided_on,
+    callers_are_known,
+    a_panic_denies,
+);
