@@ -62,6 +62,7 @@ examples! {
         "Tcp address, reached by Some(Shm)",
         "Shm address, reached by Some(Shm)"
     ];
+    trust: "15_trust" prints ["with the key, read: 42", "may not call it", "without the key: call of `read`"];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",

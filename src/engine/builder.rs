@@ -151,7 +151,7 @@ impl EngineBuilder {
     }
 
     /// A secret that all engines of a group are given, 16 bytes or more of it, at random. Each side of a new connection proves to
-    /// the other that it has it, without showing it; who can't is told so and let go, before anything is kept for it. Calls to
+    /// the other that it has it, without showing it; who can't is told so and let go, before anything is kept of it. Calls to
     /// an engine with another key, or none, end with [`Error::AccessDenied`]. This holds on every transport.
     ///
     /// It is about who connects. What is said afterwards can still be read, and changed, by whoever controls the network.

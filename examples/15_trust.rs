@@ -1,0 +1,37 @@
+//! Engines that share a key, and a server that decides who may call what.
+//!
+//! `cargo run --example 15_trust`
+
+use calomel::{Engine, Error, Request};
+
+/// In earnest it comes from a file that only its owner can read: `head -c 32 /dev/urandom > key`.
+const KEY: &[u8] = b"for this example only, not secret";
+
+fn main() -> calomel::Result<()> {
+    let server = Engine::builder()
+        .listen("tcp://127.0.0.1:0")
+        .pre_shared_key(KEY)
+        .payload_checksums(true)
+        .authorize(|caller| {
+            // Over shared memory the system vouches for the calling process.
+            let own = caller.process().is_some_and(|process| process.pid == std::process::id());
+            caller.procedure() == "read" || own
+        })
+        .build()?;
+    server.define("read", |_: &Request, ()| 42u32)?;
+    server.define("write", |_: &Request, _: u32| ())?;
+
+    let member = Engine::builder().pre_shared_key(KEY).same_host_upgrade(false).build()?;
+    let peer = member.lookup(server.address())?;
+    println!("with the key, read: {}", member.procedure::<(), u32>("read").on(&peer).call(&())?);
+    let denied = member.procedure::<u32, ()>("write").on(&peer).call(&7).unwrap_err();
+    assert!(matches!(denied, Error::AccessDenied { .. }));
+    println!("with the key, write: {denied}");
+
+    let stranger = Engine::client("tcp")?;
+    let peer = stranger.lookup(server.address())?;
+    let refused = stranger.procedure::<(), u32>("read").on(&peer).call(&()).unwrap_err();
+    assert!(matches!(refused, Error::AccessDenied { .. }));
+    println!("without the key: {refused}");
+    Ok(())
+}
