@@ -62,7 +62,11 @@ examples! {
         "Tcp address, reached by Some(Shm)",
         "Shm address, reached by Some(Shm)"
     ];
-    trust: "15_trust" prints ["with the key, read: 42", "may not call it", "without the key: call of `read`"];
+    trust: "15_trust" prints [
+        "with the key, read: 42",
+        "with the key, write: this caller may not call it",
+        "without the key: it wants a key, and this engine has none",
+    ];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",
