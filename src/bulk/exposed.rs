@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::Rng as _;
 
@@ -11,6 +12,7 @@ use super::lease::Released;
 use super::own::Own;
 use crate::engine::Shared;
 use crate::memory::{Buffer, Held, ReadOnly, Region, Slice, View, Writable, WritableBuffer};
+use crate::progress::error_of;
 use crate::proto::PeerId;
 use crate::{Address, Endpoint, Error, Result};
 
@@ -55,10 +57,18 @@ impl Exposure {
         let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
         let bulk = Bulk::own(token, region, access, shared.origin.clone(), &own);
         let (memory, mode) = (Slice::whole(region), access.mode().access());
-        shared.core.exec(|proto| match only {
-            Some(peer) => proto.expose_to(peer, token, memory, mode),
-            None => proto.expose(token, memory, mode),
+        let exposed = shared.core.exec(|proto| {
+            proto.admit_exposure()?;
+            match only {
+                Some(peer) => proto.expose_to(peer, token, memory, mode),
+                None => proto.expose(token, memory, mode),
+            }
+            Ok(())
         });
+        exposed.map_err(|failure| {
+            let here = shared.addresses.first().cloned().unwrap_or_else(Address::nowhere);
+            error_of(failure, &here, "expose".to_owned(), "expose", Duration::ZERO, 0)
+        })?;
         Ok(Exposure { shared: shared.clone(), bulk, own })
     }
 

@@ -1,5 +1,7 @@
 //! How engines are made.
 
+mod limits;
+
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -15,8 +17,6 @@ use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
 use crate::transport::{Lending, ShmOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme};
 
-/// Most requests of one connection that are in progress or wait for a handler; what comes beyond is answered with `Busy`.
-const MAX_REQUESTS: usize = 16 << 10;
 /// Largest eager limit: a frame of 1 MiB holds it, with the message's head.
 const MAX_EAGER: usize = 512 << 10;
 /// Handler threads by default: enough for handlers that block, and none is started before it is needed.
@@ -47,6 +47,7 @@ pub struct EngineBuilder {
     key: Option<Vec<u8>>,
     checksums: bool,
     authorize: Option<Authorize>,
+    most: limits::Most,
     shm: ShmOptions,
     wrap: Wrap,
 }
@@ -69,6 +70,7 @@ impl Default for EngineBuilder {
             key: None,
             checksums: false,
             authorize: None,
+            most: limits::Most::default(),
             shm: ShmOptions { group: None, lending: Lending::Crowded, shortcuts: true },
             wrap: Box::new(|transport| transport),
         }
@@ -242,7 +244,7 @@ impl EngineBuilder {
                     max_message: self.max_message,
                     silence: self.heartbeat,
                     connect: self.connect,
-                    max_requests: MAX_REQUESTS,
+                    limits: self.most.limits(self.max_message),
                     remote_shutdown: self.remote_shutdown,
                     key,
                     checksums: self.checksums,

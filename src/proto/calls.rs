@@ -165,7 +165,7 @@ impl<E: Env> Proto<E> {
         link.pending += 1;
         link.one_way_out += u32::from(spec.one_way);
         if let Content::Large(memory) = spec.content {
-            link.streams.push_back(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
+            link.streams.add(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
         let open = link.is_open();
         // A caller that waits at once has nothing more to say.
@@ -240,7 +240,7 @@ impl<E: Env> Proto<E> {
         if let Some(link) = self.links.get_mut(call.link) {
             link.pending -= 1;
             if !call.one_way || result.is_err() {
-                link.drop_streams(|s| s.kind == Stream::Request && s.id == wire_id(id));
+                link.streams.drop_where(|s| s.kind == Stream::Request && s.id == wire_id(id));
             }
         }
         if let Some(Arriving { leases, .. }) = call.answer {

@@ -70,7 +70,6 @@ impl<E: Env> Exposures<E> {
         self.live.clear();
     }
 
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.live.len()
     }
@@ -160,7 +159,7 @@ impl<E: Env> Proto<E> {
         if leases.count > 0
             && let Some(entry) = self.links.get_mut(link)
         {
-            entry.say(&Message::Release(leases), &[]);
+            entry.say_back(&Message::Release(leases));
             self.mark_ready(link);
         }
     }

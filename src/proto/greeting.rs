@@ -84,7 +84,6 @@ impl<E: Env> Proto<E> {
     /// Tells whoever dialled why it is not wanted, and ends the link.
     fn refuse_link(&mut self, id: LinkId, refusal: Refusal) {
         let link = &mut self.links[id];
-        tracing::warn!(target: "calomel::security", remote = %link.remote, ?refusal, "a connection is refused");
         link.greeting.extend_from_slice(&wire::greet(wire::VERSIONS, &Said::Refusal(refusal)));
         link.closing = true;
         self.touch_closing(id);
@@ -95,6 +94,8 @@ impl<E: Env> Proto<E> {
         if self.links[id].dialled {
             return Err(failure);
         }
+        let remote = &self.links[id].remote;
+        tracing::warn!(target: "calomel::security", %remote, ?refusal, "a connection is refused");
         self.refuse_link(id, refusal);
         Ok(())
     }
@@ -171,6 +172,11 @@ impl<E: Env> Proto<E> {
         {
             return self.not_wanted(id, Refusal::OtherKey, unauthorized("its hello is not what it has proved"));
         }
+        if !link.dialled && self.is_one_too_many(&hello) {
+            self.refuse_link(id, Refusal::Busy);
+            return Ok(());
+        }
+        let link = &self.links[id];
         match (link.dialled, link.proving.is_some()) {
             (true, _) => {}
             (false, true) => self.say_proof(id),

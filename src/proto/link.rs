@@ -8,8 +8,10 @@ use super::exposures::LeaseOut;
 use super::greeting::Proving;
 use super::hash::NumberMap;
 use super::landing::{Landing, MAX_CHUNK, Place};
+pub(super) use super::streams::OutStream;
+use super::streams::Streams;
 use super::transfers::IncomingPush;
-use super::wire::{self, Fault, Frame, Message, Stream};
+use super::wire::{self, Fault, Frame, Message};
 use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
 use crate::Address;
 
@@ -37,16 +39,6 @@ pub(super) enum State {
     Dialling,
     Greeting,
     Open,
-}
-
-/// Bytes on their way out, chunk by chunk.
-pub(super) struct OutStream<M> {
-    pub kind: Stream,
-    pub id: u64,
-    pub memory: M,
-    pub sent: usize,
-    /// The exposed memory that is read, if it is a peer's pull.
-    pub token: Option<u128>,
 }
 
 /// What this side knows of a procedure that it calls over a link.
@@ -78,7 +70,7 @@ pub(super) struct Link<E: Env> {
     /// How many calls are among them.
     waiting_calls: usize,
     spare: Vec<u8>,
-    pub streams: VecDeque<OutStream<E::Memory>>,
+    pub streams: Streams<E::Memory>,
     /// A transmit has been handed out and not reported as sent.
     in_flight: bool,
     /// Stands in `Proto::ready`.
@@ -98,8 +90,8 @@ pub(super) struct Link<E: Env> {
     lent: isize,
     pub bound: NumberMap<u32, Bound>,
     pub names: NumberMap<u32, Arc<str>>,
-    /// Length of the large requests that are still arriving.
-    pub announced: u64,
+    /// What is held on the peer's account.
+    pub account: Account,
     /// Requests of the peer by its own number.
     pub requests: NumberMap<u64, RequestId>,
     /// Those of them that were cancelled: nothing is expected of the peer on their account.
@@ -118,9 +110,30 @@ pub(super) struct Link<E: Env> {
     pub last_heard: Instant,
     /// How much the peer's system had acknowledged when that was last asked, and when that was.
     pub acknowledged: Option<(u64, Instant)>,
-    pub heartbeat_armed: bool,
+    /// When the peer is looked after next, while something is expected of it.
+    pub heartbeat: Option<Instant>,
+    /// Until when the link has to be open.
+    pub due: Instant,
     /// Since when somebody else claims to be this peer.
     pub challenged: Option<Instant>,
+}
+
+/// Bytes that are held on a peer's account.
+#[derive(Default)]
+pub(super) struct Account {
+    /// Of its requests, until they are answered.
+    pub requests: usize,
+    /// Of answers, and of what else is said because the peer has said something, among the frames that wait.
+    pub answers: usize,
+    pub said_back: usize,
+    /// The same of what has been handed out and not reported as sent.
+    pub flying: usize,
+    /// Bytes that begin a frame whose rest has not come.
+    pub partial: usize,
+    /// Of the names that the peer has given.
+    pub names: usize,
+    /// How much of all that, but for the requests, is counted in all.
+    pub counted: usize,
 }
 
 /// What was made of the bytes that a transport brought.
@@ -132,7 +145,7 @@ pub(crate) struct Consumed<M> {
 }
 
 impl<E: Env> Link<E> {
-    pub(super) fn new(remote: Address, dialled: bool, now: Instant) -> Link<E> {
+    pub(super) fn new(remote: Address, dialled: bool, now: Instant, due: Instant) -> Link<E> {
         Link {
             state: if dialled { State::Dialling } else { State::Greeting },
             dialled,
@@ -146,7 +159,7 @@ impl<E: Env> Link<E> {
             control: Vec::new(),
             waiting_calls: 0,
             spare: Vec::new(),
-            streams: VecDeque::new(),
+            streams: Streams::default(),
             in_flight: false,
             queued: false,
             closing: false,
@@ -157,7 +170,7 @@ impl<E: Env> Link<E> {
             lent: 0,
             bound: NumberMap::default(),
             names: NumberMap::default(),
-            announced: 0,
+            account: Account::default(),
             requests: NumberMap::default(),
             cancelled: 0,
             pushes: HashMap::new(),
@@ -169,7 +182,8 @@ impl<E: Env> Link<E> {
             pending: 0,
             last_heard: now,
             acknowledged: None,
-            heartbeat_armed: false,
+            heartbeat: None,
+            due,
             challenged: None,
         }
     }
@@ -183,6 +197,20 @@ impl<E: Env> Link<E> {
         wire::put(&mut self.control, message, body, self.checksums);
     }
 
+    /// As `say`, for an answer.
+    pub(super) fn say_answer(&mut self, message: &Message<'_>, body: &[u8]) {
+        let before = self.control.len();
+        self.say(message, body);
+        self.account.answers += self.control.len() - before;
+    }
+
+    /// As `say`, for what else is said because the peer has said something.
+    pub(super) fn say_back(&mut self, message: &Message<'_>) {
+        let before = self.control.len();
+        self.say(message, &[]);
+        self.account.said_back += self.control.len() - before;
+    }
+
     /// A call was said. True when it may wait for more: the peer has at least as many calls to deal with as would wait.
     pub(super) fn may_wait(&mut self) -> bool {
         self.waiting_calls += 1;
@@ -194,10 +222,6 @@ impl<E: Env> Link<E> {
             && self.control.len() < WORTH_SENDING
     }
 
-    pub(super) fn drop_streams(&mut self, mut doomed: impl FnMut(&OutStream<E::Memory>) -> bool) {
-        self.streams.retain(|stream| !doomed(stream));
-    }
-
     /// True while something is expected of the peer.
     pub(super) fn is_busy(&self) -> bool {
         self.pending > 0
@@ -206,6 +230,8 @@ impl<E: Env> Link<E> {
             || self.requests.len() > self.cancelled
             || !self.pushes.is_empty()
             || !self.streams.is_empty()
+            || !self.landings.is_empty()
+            || self.account.partial > 0
     }
 
     pub(super) fn wants_to_send(&self) -> bool {
@@ -232,21 +258,20 @@ impl<E: Env> Link<E> {
         }
         self.in_flight = true;
         self.waiting_calls = 0;
+        self.account.flying = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.said_back);
         if !self.greeting.is_empty() {
             return Some(Output::Transmit { link: id, bytes: std::mem::take(&mut self.greeting), payload: None });
         }
         let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
         let mut payload = None;
-        let next = if self.may_stream() { self.streams.pop_front() } else { None };
+        let next = if self.may_stream() { self.streams.take() } else { None };
         if let Some(mut stream) = next {
             let len = self.chunk.min(stream.memory.len() - stream.sent);
             payload = stream.memory.part(stream.sent, len);
             let data = Message::Data { stream: stream.kind, id: stream.id, offset: stream.sent as u64, len: len as u32 };
             wire::put(&mut bytes, &data, &[], false);
             stream.sent += len;
-            if stream.sent < stream.memory.len() {
-                self.streams.push_back(stream);
-            }
+            self.streams.put_back(stream);
         }
         Some(Output::Transmit { link: id, bytes, payload })
     }
@@ -261,6 +286,11 @@ impl<E: Env> Link<E> {
         note("bytes to send", self.control.len());
         note("payloads arriving", self.landings.len());
         note("payloads lent", self.lent.unsigned_abs());
+        let Account { requests, answers, said_back, flying, partial, .. } = self.account;
+        note("bytes of requests", requests);
+        note("bytes of half a frame", partial);
+        note("bytes of answers", answers + said_back + flying + self.streams.answering());
+        note("pulls of the peer", self.streams.pulls());
     }
 }
 
@@ -271,6 +301,9 @@ impl<E: Env> Proto<E> {
         if !link.queued && !link.in_flight && link.wants_to_send() {
             link.queued = true;
             self.ready.push_back(id);
+        }
+        if link.counts() {
+            self.recount(id);
         }
     }
 
@@ -304,6 +337,7 @@ impl<E: Env> Proto<E> {
     pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, lent: bool) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.in_flight = false;
+        link.account.flying = 0;
         link.lent += isize::from(lent);
         if bytes.capacity() <= KEEP {
             bytes.clear();
@@ -367,7 +401,10 @@ impl<E: Env> Proto<E> {
         }
         loop {
             let (message, body, len) = match wire::take(&bytes[used..]) {
-                Ok(Frame::Incomplete) => return Ok(Consumed { used, place: None }),
+                Ok(Frame::Incomplete) => {
+                    self.keep_partial(id, bytes.len() - used, now)?;
+                    return Ok(Consumed { used, place: None });
+                }
                 Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
                 Ok(Frame::Damaged(message, len)) => (message, None, len),
                 Err(Fault::Broken(reason)) => return Err(broken(reason)),
@@ -376,9 +413,12 @@ impl<E: Env> Proto<E> {
             used += len;
             if let Message::Data { stream, id: number, offset, len } = message {
                 let place = self.place(id, stream, number, offset, len as usize)?;
+                self.keep_partial(id, 0, now)?;
+                self.watch(id, now);
                 return Ok(Consumed { used, place: Some(place) });
             }
             self.handle_message(id, message, body, now)?;
+            self.check_burden(id)?;
             if !self.links.contains_key(id) {
                 return Ok(Consumed { used: bytes.len(), place: None });
             }
@@ -392,12 +432,12 @@ impl<E: Env> Proto<E> {
             Message::Response { call, shape, leases, size } => self.handle_response(id, call, shape.0, leases, size, body)?,
             Message::Refuse { call, status } => self.finish_call(id, call, Err(Failure::Refused(status))),
             Message::Cancel { call } => self.handle_cancel(id, call),
-            Message::Pull(range) => self.handle_pull(id, range, now),
+            Message::Pull(range) => self.handle_pull(id, range, now)?,
             Message::Push(range) => self.handle_push(id, range, now)?,
             Message::Done { transfer, status } => self.handle_done(id, transfer, status),
             Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
             Message::Ping => {
-                self.links[id].say(&Message::Pong, &[]);
+                self.links[id].say_back(&Message::Pong);
                 self.mark_ready(id);
             }
             Message::Pong => {}

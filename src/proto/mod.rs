@@ -18,9 +18,11 @@ mod greeting;
 mod hash;
 mod keys;
 mod landing;
+mod limits;
 mod link;
 mod peers;
 mod requests;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -40,6 +42,7 @@ pub(crate) use calls::{Answer, CallSpec, Content, Rejected};
 pub(crate) use exposures::Mode;
 pub(crate) use keys::Key;
 pub(crate) use landing::Landed;
+pub(crate) use limits::Limits;
 pub(crate) use peers::PeerTag;
 pub(crate) use requests::{Incoming, Reply};
 pub(crate) use transfers::Remote;
@@ -102,8 +105,7 @@ pub(crate) struct Config {
     pub silence: Duration,
     /// Time that connecting and greeting may take.
     pub connect: Duration,
-    /// Most requests of one link that are in progress or wait for a handler.
-    pub max_requests: usize,
+    pub limits: Limits,
     pub remote_shutdown: bool,
     /// Only engines that prove to have it are talked to.
     pub key: Option<Key>,
@@ -229,6 +231,12 @@ pub(crate) struct Proto<E: Env> {
     requests: SlotMap<RequestId, requests::Request<E>>,
     transfers: SlotMap<TransferId, transfers::Transfer<E>>,
     exposures: exposures::Exposures<E>,
+    /// Connections that others have made: those that have greeted, and the others, the oldest first.
+    accepted: usize,
+    handshakes: VecDeque<LinkId>,
+    /// Bytes held for peers, as far as they are counted in all.
+    bytes: usize,
+    limited: limits::Counts,
     timers: BTreeSet<(Instant, timers::Timer)>,
     /// Deadlines of calls, the next one first: those that come in order, as most do.
     deadlines: timers::Deadlines,
@@ -271,6 +279,10 @@ impl<E: Env> Proto<E> {
             requests: SlotMap::with_key(),
             transfers: SlotMap::with_key(),
             exposures: exposures::Exposures::default(),
+            accepted: 0,
+            handshakes: VecDeque::new(),
+            bytes: 0,
+            limited: limits::Counts::default(),
             timers: BTreeSet::new(),
             deadlines: timers::Deadlines::default(),
             outputs: VecDeque::new(),
@@ -341,7 +353,7 @@ impl<E: Env> Proto<E> {
         for id in ids {
             let link = &mut self.links[id];
             // Answers and one-way calls, which nobody waits for here, have been promised.
-            link.drop_streams(|stream| match stream.kind {
+            link.streams.drop_where(|stream| match stream.kind {
                 wire::Stream::Response => false,
                 wire::Stream::Request => own.contains(&stream.id),
                 wire::Stream::Pull | wire::Stream::Push => true,
@@ -375,13 +387,16 @@ impl<E: Env> Proto<E> {
             }
         };
         note("calls", self.calls.len());
-        note("requests", self.requests.len());
+        // What a peer has left behind is its handler's to finish.
+        note("requests", self.requests.values().filter(|request| !request.is_orphan).count());
         note("transfers", self.transfers.len());
         note("exposures", self.exposures.len());
         note("outputs", self.outputs.len());
+        note("handshakes", self.handshakes.len());
         for link in self.links.values() {
             link.leftovers(&mut note);
         }
+        left.extend(self.miscounted());
         left
     }
 }

@@ -112,14 +112,17 @@ impl<E: Env> Proto<E> {
     }
 
     fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
-        let id = self.links.insert(Link::new(remote, dialled, now));
-        self.timers.insert((now + self.config.connect, Timer::Greeting(id)));
+        let due = now + self.config.connect;
+        let id = self.links.insert(Link::new(remote, dialled, now, due));
+        self.timers.insert((due, Timer::Greeting(id)));
         id
     }
 
     /// A peer has dialled this engine.
     pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
-        self.add_link(remote, false, now)
+        let id = self.add_link(remote, false, now);
+        self.begin_handshake(id);
+        id
     }
 
     /// What [`Output::Connect`] asked for is there.
@@ -135,7 +138,13 @@ impl<E: Env> Proto<E> {
         if hello.addresses.len() > MAX_ADDRESSES {
             return Err(super::link::broken(format!("it claims {} addresses", hello.addresses.len())));
         }
+        let accepted = !self.links[id].dialled;
+        if accepted {
+            self.end_handshake(id);
+            self.accepted += 1;
+        }
         let link = &mut self.links[id];
+        self.timers.remove(&(link.due, Timer::Greeting(id)));
         link.state = State::Open;
         link.incarnation = hello.incarnation;
         link.peer_max_message = usize::try_from(hello.max_message).unwrap_or(usize::MAX);
@@ -192,16 +201,21 @@ impl<E: Env> Proto<E> {
         }
     }
 
+    /// The engine that was met before, if a hello proves that it is this one.
+    pub(super) fn proved(&self, hello: &Hello) -> Option<PeerId> {
+        let known = self.by_incarnation.get(&hello.incarnation);
+        let known = known.filter(|id| hello.ticket == Some(self.ticket(hello.incarnation, **id)));
+        known.filter(|id| self.peers.contains_key(**id)).copied()
+    }
+
     /// Who dialled: an engine met before, which shows the ticket that it was given then; or somebody new.
     ///
     /// Nobody is believed to be somebody that there is a link with. A claim of an address that was looked up and never
     /// reached is believed, if it is on the host that the connection comes from: that is how an engine that can't be dialled
     /// is reached at its address.
     fn recognize(&mut self, hello: &Hello, remote: &Address, now: Instant) -> PeerId {
-        let known = self.by_incarnation.get(&hello.incarnation);
-        let known = known.filter(|id| hello.ticket == Some(self.ticket(hello.incarnation, **id)));
-        if let Some(known) = known.filter(|id| self.peers.contains_key(**id)) {
-            return *known;
+        if let Some(known) = self.proved(hello) {
+            return known;
         }
         let plausible = |address: &Address| match (address.socket(), remote.socket()) {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
@@ -247,6 +261,20 @@ impl<E: Env> Proto<E> {
     pub(crate) fn close(&mut self, id: LinkId, failure: Failure) {
         let Some(link) = self.links.remove(id) else { return };
         self.outputs.push_back(Output::Close { link: id });
+        match (link.is_open(), link.dialled) {
+            (true, false) => self.accepted -= 1,
+            (true, true) => {}
+            (false, dialled) => {
+                self.timers.remove(&(link.due, Timer::Greeting(id)));
+                if !dialled {
+                    self.end_handshake(id);
+                }
+            }
+        }
+        if let Some(at) = link.heartbeat {
+            self.timers.remove(&(at, Timer::Heartbeat(id)));
+        }
+        self.bytes -= link.account.counted;
         if let Some(peer) = link.peer.and_then(|peer| self.peers.get_mut(peer))
             && peer.link == Some(id)
         {
@@ -264,9 +292,7 @@ impl<E: Env> Proto<E> {
             self.outputs.push_back(Output::CallDone { waiter, result: Err(failure.clone()) });
         }
         for (_, request) in link.requests {
-            if self.requests.remove(request).is_some() {
-                self.outputs.push_back(Output::Cancelled { request });
-            }
+            self.orphan(request);
         }
         self.outputs.extend(link.leases.into_values().map(|out| Output::Unleased(out.lease)));
     }

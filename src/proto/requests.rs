@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calls::{Arriving, Content, MAX_BUDGET, check_leases};
+use super::limits::NAME_COST;
 use super::link::{OutStream, broken};
 use super::wire::{Bytes, MAX_NAME, MAX_NAMES, Message, Status, Stream};
 use super::{Body, Env, Failure, Leases, LinkId, Memory, Output, PeerTag, Proto, RequestId, Stage};
@@ -18,6 +19,10 @@ pub(super) struct Request<E: Env> {
     deadline: Option<Instant>,
     /// Nobody takes the answer; what it takes to handle it is still there.
     cancelled: bool,
+    /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over.
+    pub is_orphan: bool,
+    /// Bytes of its body, and of the shape of its arguments.
+    pub cost: usize,
     pub body: Option<Arriving<E::Memory>>,
     /// The name, while the body arrives.
     name: Option<Arc<str>>,
@@ -50,9 +55,6 @@ pub(crate) struct Reply<'a, E: Env> {
 /// After so many that were handled, the caller is told: often enough that a busy one never waits for nothing.
 const ONE_WAY_REPORT: u32 = 512;
 
-/// A link may announce bodies of four times the largest message at a time, but not of less than four times this.
-const MIN_ANNOUNCED: usize = 16 << 20;
-
 impl<E: Env> Proto<E> {
     /// A one-way call of the peer is over. It is told of so many at a time.
     fn one_way_over(&mut self, id: LinkId) {
@@ -60,7 +62,7 @@ impl<E: Env> Proto<E> {
         link.one_way_handled += 1;
         if link.one_way_handled >= ONE_WAY_REPORT {
             let count = std::mem::take(&mut link.one_way_handled);
-            link.say(&Message::Handled { count }, &[]);
+            link.say_back(&Message::Handled { count });
             self.mark_ready(id);
         }
     }
@@ -68,11 +70,11 @@ impl<E: Env> Proto<E> {
     pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
         if self.config.remote_shutdown {
             let message = Message::Response { call, shape: Bytes(&[]), leases: Leases::default(), size: 0 };
-            self.links[id].say(&message, &[]);
+            self.links[id].say_back(&message);
             self.outputs.push_back(Output::ShutdownAsked);
         } else {
             let status = Status::AccessDenied("remote shutdown is not enabled".into());
-            self.links[id].say(&Message::Refuse { call, status }, &[]);
+            self.links[id].say_back(&Message::Refuse { call, status });
         }
         self.mark_ready(id);
     }
@@ -94,31 +96,30 @@ impl<E: Env> Proto<E> {
             (Some(name), None) if name.len() <= MAX_NAME && link.names.len() < MAX_NAMES => {
                 let name: Arc<str> = name.into();
                 link.names.insert(procedure, name.clone());
+                link.account.names += name.len() + NAME_COST;
                 name
             }
             (Some(name), Some(known)) if **known == *name => known.clone(),
             _ => return Err(broken(format!("procedure {procedure} is not named, or badly"))),
         };
         check_leases(leases, size)?;
+        let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(shape.0.len());
         let refusal = if body.is_none() {
             Some(Status::Checksum)
         } else if self.stage != Stage::Running {
             Some(Status::Finalizing)
-        } else if link.requests.len() >= self.config.max_requests {
-            Some(Status::Busy(format!("{} requests of this peer are in progress", link.requests.len())))
         } else if size > self.config.max_message as u64 {
             Some(Status::TooLarge { size, limit: self.config.max_message as u64 })
-        } else if link.announced.saturating_add(size) > (self.config.max_message.max(MIN_ANNOUNCED) as u64).saturating_mul(4) {
-            Some(Status::Busy(format!("{} bytes of other calls are still arriving", link.announced)))
         } else {
-            None
+            self.admit_request(id, cost).err()
         };
+        let link = &mut self.links[id];
         if let Some(status) = refusal {
             tracing::debug!(target: "calomel::proto", %name, ?status, "request refused");
             if one_way {
                 self.one_way_over(id);
             } else {
-                link.say(&Message::Refuse { call, status }, &[]);
+                link.say_back(&Message::Refuse { call, status });
             }
             self.release(id, leases);
             self.mark_ready(id);
@@ -129,15 +130,26 @@ impl<E: Env> Proto<E> {
             return Err(broken(format!("call {call} was made twice")));
         }
         let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
-        let request =
-            Request { link: id, call, one_way, want_shape, provider, deadline, cancelled: false, body: None, name: None };
-        let request = self.requests.insert(request);
+        let request = self.requests.insert(Request {
+            link: id,
+            call,
+            one_way,
+            want_shape,
+            provider,
+            deadline,
+            cancelled: false,
+            is_orphan: false,
+            cost,
+            body: None,
+            name: None,
+        });
         link.requests.insert(call, request);
+        link.account.requests += cost;
+        self.bytes += cost;
         if body.len() as u64 == size {
             self.deliver(request, name, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
         } else if body.is_empty() {
             let memory = E::Memory::allocate(size as usize);
-            self.links[id].announced += size;
             self.requests[request].name = Some(name);
             self.requests[request].body = Some(Arriving { memory, arrived: 0, shape: shape.0.to_vec(), leases });
         } else {
@@ -152,7 +164,6 @@ impl<E: Env> Proto<E> {
         let Some(arriving) = &mut self.requests[key].body else { return };
         arriving.arrived += len;
         if arriving.arrived == arriving.memory.len() {
-            self.announced_over(key);
             let request = &mut self.requests[key];
             let (Some(Arriving { memory, shape, leases, .. }), Some(name)) = (request.body.take(), request.name.take()) else {
                 return;
@@ -161,12 +172,29 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// What a request has announced has arrived, or will not.
-    fn announced_over(&mut self, key: RequestId) {
-        let request = &self.requests[key];
-        if let (Some(link), Some(body)) = (self.links.get_mut(request.link), &request.body) {
-            link.announced -= body.memory.len() as u64;
+    /// The one place where a request ends.
+    fn remove_request(&mut self, key: RequestId) -> Option<Request<E>> {
+        let request = self.requests.remove(key)?;
+        self.bytes -= request.cost;
+        if let Some(link) = self.links.get_mut(request.link) {
+            link.requests.remove(&request.call);
+            link.account.requests -= request.cost;
+            link.cancelled -= usize::from(request.cancelled);
         }
+        Some(request)
+    }
+
+    /// The caller is gone.
+    pub(super) fn orphan(&mut self, key: RequestId) {
+        let Some(request) = self.requests.get_mut(key) else { return };
+        if request.body.is_some() {
+            self.remove_request(key);
+        } else {
+            // Whoever handles it still has it, or will: to connect again must not be a way to pile up more.
+            request.cancelled = true;
+            request.is_orphan = true;
+        }
+        self.outputs.push_back(Output::Cancelled { request: key });
     }
 
     fn deliver(&mut self, key: RequestId, name: Arc<str>, body: Body<E::Memory>, shape: Vec<u8>, leases: Leases) {
@@ -190,7 +218,9 @@ impl<E: Env> Proto<E> {
     pub(super) fn handle_cancel(&mut self, id: LinkId, number: u64) {
         let link = &mut self.links[id];
         // The answer may be on its way out already.
-        link.drop_streams(|s| s.kind == Stream::Response && s.id == number);
+        if link.streams.has_response(number) {
+            link.streams.drop_where(|s| s.kind == Stream::Response && s.id == number);
+        }
         if let Some(&key) = link.requests.get(&number) {
             let Some(request) = self.requests.get_mut(key) else { return };
             if request.body.is_none() {
@@ -202,11 +232,9 @@ impl<E: Env> Proto<E> {
                 return;
             }
             let one_way = request.one_way;
-            self.announced_over(key);
-            if let Some(Arriving { leases, .. }) = self.requests.remove(key).and_then(|request| request.body) {
+            if let Some(Arriving { leases, .. }) = self.remove_request(key).and_then(|request| request.body) {
                 self.release(id, leases);
             }
-            self.links[id].requests.remove(&number);
             if one_way {
                 self.one_way_over(id);
             }
@@ -227,15 +255,12 @@ impl<E: Env> Proto<E> {
     pub(crate) fn respond(&mut self, request: RequestId, reply: Result<Reply<'_, E>, Status>) -> Result<(), Failure> {
         let mut reply = reply;
         let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
-        let known = self.requests.remove(request).filter(|request| self.links.contains_key(request.link));
+        let known = self.remove_request(request).filter(|request| !request.is_orphan);
         let Some(Request { link: id, call, one_way, cancelled, .. }) = known else {
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
             return Err(Failure::Cancelled);
         };
-        let link = &mut self.links[id];
-        link.requests.remove(&call);
         if cancelled {
-            link.cancelled -= 1;
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
             if one_way {
                 self.one_way_over(id);
@@ -247,30 +272,33 @@ impl<E: Env> Proto<E> {
             self.one_way_over(id);
             return Ok(());
         }
-        let limit = self.config.max_message.min(link.peer_max_message);
+        let limit = self.config.max_message.min(self.links[id].peer_max_message);
         let reply = match reply {
             Ok(reply) if reply.content.len() > limit => {
                 Err(Status::TooLarge { size: reply.content.len() as u64, limit: limit as u64 })
             }
-            other => other,
+            Ok(reply) => self.admit_answer(id, reply.content.len()).map(|()| reply),
+            Err(status) => Err(status),
         };
         let outcome = match reply {
             Ok(reply) => {
                 let leases = self.lease(id, leases);
                 let link = &mut self.links[id];
                 let size = reply.content.len() as u64;
-                link.say(&Message::Response { call, shape: Bytes(reply.shape), leases, size }, reply.content.inline());
+                let message = Message::Response { call, shape: Bytes(reply.shape), leases, size };
+                link.say_answer(&message, reply.content.inline());
                 if let Content::Large(memory) = reply.content {
-                    link.streams.push_back(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
+                    link.streams.add(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
                 }
                 Ok(())
             }
             Err(status) => {
                 let outcome = match &status {
                     Status::TooLarge { size, limit } => Err(Failure::TooLarge { size: *size, limit: *limit }),
+                    Status::Busy(_) => Err(Failure::Refused(status.clone())),
                     _ => Ok(()),
                 };
-                link.say(&Message::Refuse { call, status }, &[]);
+                self.links[id].say_back(&Message::Refuse { call, status });
                 self.outputs.extend(leases.into_iter().map(Output::Unleased));
                 outcome
             }

@@ -103,8 +103,8 @@ impl<E: Env> Proto<E> {
     pub(super) fn watch(&mut self, id: LinkId, now: Instant) {
         let interval = self.config.silence / 3;
         let link = &mut self.links[id];
-        if link.is_open() && !link.heartbeat_armed && (link.is_busy() || link.wants_to_send()) {
-            link.heartbeat_armed = true;
+        if link.is_open() && link.heartbeat.is_none() && (link.is_busy() || link.wants_to_send()) {
+            link.heartbeat = Some(now + interval);
             // What was not expected of it before, it need not have said.
             link.last_heard = now;
             link.acknowledged = None;
@@ -133,7 +133,7 @@ impl<E: Env> Proto<E> {
         let silence = self.config.silence;
         let interval = silence / 3;
         let Some(link) = self.links.get_mut(id) else { return };
-        link.heartbeat_armed = false;
+        link.heartbeat = None;
         if !link.is_busy() {
             return;
         }
@@ -149,8 +149,8 @@ impl<E: Env> Proto<E> {
             self.mark_ready(id);
         }
         let link = &mut self.links[id];
-        link.heartbeat_armed = true;
         let next = (link.last_heard + silence).min(now + interval).max(now + interval / 8);
+        link.heartbeat = Some(next);
         self.timers.insert((next, Timer::Heartbeat(id)));
     }
 }

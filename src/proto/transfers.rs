@@ -98,7 +98,7 @@ impl<E: Env> Proto<E> {
         } else {
             entry.say(&Message::Push(range), &[]);
             if range.len > 0 {
-                entry.streams.push_back(OutStream { kind: Stream::Push, id: range.transfer, memory, sent: 0, token: None });
+                entry.streams.add(OutStream { kind: Stream::Push, id: range.transfer, memory, sent: 0, token: None });
             }
         }
         self.mark_ready(link);
@@ -140,7 +140,7 @@ impl<E: Env> Proto<E> {
         }
         if let Some(link) = self.links.get_mut(transfer.link) {
             link.pending -= 1;
-            link.drop_streams(|s| s.kind == Stream::Push && s.id == wire_id(id));
+            link.streams.drop_where(|s| s.kind == Stream::Push && s.id == wire_id(id));
             // A link that is gone has ended its moves by itself.
             if transfer.moving.is_some() {
                 self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
@@ -184,23 +184,28 @@ impl<E: Env> Proto<E> {
 
     fn done(&mut self, link: LinkId, transfer: u64, status: Status) {
         if let Some(entry) = self.links.get_mut(link) {
-            entry.say(&Message::Done { transfer, status }, &[]);
+            entry.say_back(&Message::Done { transfer, status });
             self.mark_ready(link);
         }
     }
 
-    pub(super) fn handle_pull(&mut self, link: LinkId, range: Range, now: Instant) {
+    pub(super) fn handle_pull(&mut self, link: LinkId, range: Range, now: Instant) -> Result<(), Failure> {
         let token = u128::from_le_bytes(range.token);
-        match self.check(link, range, false) {
+        if self.links[link].streams.has_pull(range.transfer) {
+            return Err(broken(format!("pull {} was begun twice", range.transfer)));
+        }
+        let checked = self.check(link, range, false);
+        match checked.and_then(|memory| self.admit_transfer(link).map(|()| memory)) {
             Ok(memory) if memory.len() > 0 => {
                 let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
-                self.links[link].streams.push_back(stream);
+                self.links[link].streams.add(stream);
                 self.watch(link, now);
                 self.mark_ready(link);
             }
             Ok(_) => self.done(link, range.transfer, Status::Ok),
             Err(status) => self.done(link, range.transfer, status),
         }
+        Ok(())
     }
 
     pub(super) fn handle_push(&mut self, link: LinkId, range: Range, now: Instant) -> Result<(), Failure> {
@@ -208,7 +213,8 @@ impl<E: Env> Proto<E> {
         if self.links[link].pushes.contains_key(&range.transfer) {
             return Err(broken(format!("push {} was begun twice", range.transfer)));
         }
-        match self.check(link, range, true) {
+        let checked = self.check(link, range, true);
+        match checked.and_then(|memory| self.admit_transfer(link).map(|()| memory)) {
             Ok(memory) if memory.len() > 0 => {
                 let push = IncomingPush { memory, landed: 0, token };
                 self.links[link].pushes.insert(range.transfer, push);
@@ -243,7 +249,10 @@ impl<E: Env> Proto<E> {
         if push {
             entry.pushes.remove(&number);
         } else {
-            entry.drop_streams(|s| s.kind == Stream::Pull && s.id == number);
+            // Whoever gives up what there is not has no search made for it.
+            if entry.streams.has_pull(number) {
+                entry.streams.drop_where(|s| s.kind == Stream::Pull && s.id == number);
+            }
         }
     }
 
@@ -253,7 +262,7 @@ impl<E: Env> Proto<E> {
         for link in links {
             let entry = &mut self.links[link];
             let mut stopped = Vec::new();
-            entry.drop_streams(|s| {
+            entry.streams.drop_where(|s| {
                 let doomed = s.token == Some(token);
                 stopped.extend(doomed.then_some(s.id));
                 doomed

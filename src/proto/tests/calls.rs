@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::env::{Random, pattern};
 use super::host::{Outcome, assert_failed, served};
-use super::net::{Net, call};
+use super::net::{Net, call, few};
 use super::{Failure, Status};
 
 const CHUNK: usize = 512 << 10;
@@ -143,7 +143,7 @@ fn every_refusal_reaches_the_caller_as_it_was_given() {
 #[test]
 fn a_large_call_that_is_refused_early_is_not_sent_on() {
     let mut config = super::net::config();
-    config.max_requests = 1;
+    config.limits = few(1);
     let mut net = Net::with(vec![(config.clone(), true), (config, true)]);
     let first = net.call(0, 1, call("keeps the place"));
     net.advance(Duration::from_millis(1));

@@ -16,7 +16,7 @@ const RESTLESS: usize = 3_000_000;
 impl Net {
     pub(super) fn next_event(&self) -> Option<Instant> {
         let timers = self.hosts.iter().filter_map(|host| host.proto.next_timeout());
-        let arrivals = self.wires.iter().filter(|wire| !wire.frozen).flat_map(|wire| &wire.ends);
+        let arrivals = self.wires.iter().filter(|wire| !wire.frozen).flat_map(|wire| &wire.ends).filter(|end| !end.unread);
         timers.chain(self.next_move()).chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
     }
 
@@ -35,7 +35,7 @@ impl Net {
         if self.step_move() {
             return true;
         }
-        let due = |end: &End| end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
+        let due = |end: &End| !end.unread && end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
         let mut ready = Vec::new();
         for (number, wire) in self.wires.iter().enumerate().filter(|(_, wire)| !wire.frozen) {
             ready.extend((0..2).filter(|side| due(&wire.ends[*side])).map(|side| (number, side)));

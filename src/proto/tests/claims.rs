@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::env::allocated;
 use super::forgeries::{request, unharmed};
 use super::host::assert_failed;
-use super::net::{Net, call, config};
+use super::net::{Net, call, config, few};
 use super::raw::{self, Raw, hello};
 use super::wire::{self, Bytes, Message};
 use super::{Config, Failure, Leases};
@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Sizes are checked before anything is allocated for them.
 #[test]
 fn sizes_that_are_claimed() {
-    let few = Config { max_requests: 3, ..config() };
+    let few = Config { limits: few(3), ..config() };
     let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
     let raw = net.raw_peer(0, 1);
     allocated();

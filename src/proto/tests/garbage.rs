@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::arbitrary::Known;
 use super::env::{Mem, Random, allocated};
 use super::host::{Id, served};
-use super::net::{Net, call, config};
+use super::net::{Net, call, config, few};
 use super::raw::{self, Raw, frame, hello};
 use super::wire::{self, Message};
 use super::{Config, wire_id};
@@ -27,7 +27,7 @@ struct Scene {
 
 fn scene() -> Scene {
     // Small numbers, so that what a liar can claim within the limits does not cost the test its memory.
-    let modest = Config { max_message: 64 << 10, max_requests: 8, ..config() };
+    let modest = Config { max_message: 64 << 10, limits: few(8), ..config() };
     let mut net = Net::with(vec![(modest.clone(), true), (modest, true)]);
     net.hosts[1].echo = true;
     let own = net.expose(0, TOKEN, vec![1; 600 << 10], true, true);

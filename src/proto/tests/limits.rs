@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::env::{Ticket, pattern};
 use super::host::{assert_failed, served};
-use super::net::{Call, Net, call, config};
+use super::net::{Call, Net, call, config, few};
 use super::{Config, Failure, Reply, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -86,7 +86,7 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
 
 #[test]
 fn a_busy_peer_says_so() {
-    let few = Config { max_requests: 3, ..config() };
+    let few = Config { limits: few(3), ..config() };
     let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
     let ops: Vec<_> = (0..5).map(|n| net.call(0, 1, call(pattern(n, 40_000)))).collect();
     net.advance(10 * MOMENT);
@@ -108,7 +108,7 @@ fn a_busy_peer_says_so() {
 /// What is refused gives back what it brought.
 #[test]
 fn a_refused_call_gives_its_leases_back() {
-    let few = Config { max_requests: 1, ..config() };
+    let few = Config { limits: few(1), ..config() };
     let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
     net.call(0, 1, call("first"));
     for number in 0..3 {

@@ -23,6 +23,7 @@ mod moves;
 mod names;
 mod net;
 mod one_way;
+mod overload;
 mod raw;
 mod reconnecting;
 mod revoking;

@@ -6,7 +6,7 @@ use super::devices::Move;
 use super::env::{Mem, Op, Random, Ticket, live};
 use super::host::{Host, Id, content, served};
 use super::wires::{Item, Wire};
-use super::{CallSpec, Config, Failure, Mode, PeerId, Rejected, Remote, Status};
+use super::{CallSpec, Config, Failure, Limits, Mode, PeerId, Rejected, Remote, Status};
 use crate::Address;
 
 /// Moments of time within which every story ends.
@@ -69,11 +69,29 @@ pub fn config() -> Config {
         max_message: 4 << 20,
         silence: Duration::from_secs(3),
         connect: Duration::from_secs(2),
-        max_requests: 2000,
+        limits: limits(),
         remote_shutdown: false,
         key: None,
         checksums: false,
     }
+}
+
+pub fn limits() -> Limits {
+    Limits {
+        connections: 1000,
+        handshakes: 100,
+        peer_requests: 2000,
+        requests: 100_000,
+        peer_transfers: 2000,
+        peer_bytes: 64 << 20,
+        bytes: 256 << 20,
+        exposures: 10_000,
+    }
+}
+
+/// So many requests of a peer.
+pub fn few(peer_requests: usize) -> Limits {
+    Limits { peer_requests, ..limits() }
 }
 
 impl Net {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::env::{Ticket, pattern};
 use super::host::{Outcome, assert_failed};
-use super::net::{Call, Net, call, config};
+use super::net::{Call, Net, call, config, few};
 use super::{Config, Failure, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -100,7 +100,7 @@ fn the_sender_goes_away() {
 
 /// Hosts that take more requests than notices may be on their way.
 fn roomy() -> Net {
-    Net::with(vec![(Config { max_requests: 20_000, ..config() }, true); 2])
+    Net::with(vec![(Config { limits: few(20_000), ..config() }, true); 2])
 }
 
 /// Whoever sends notices faster than they are handled waits, and is told when there is room again.
@@ -167,7 +167,7 @@ fn waiting_for_room_ends_with_the_connection() {
 /// Room is given back for each notice, however it ends: handled, refused, cancelled by its sender.
 #[test]
 fn no_room_is_lost() {
-    let few = Config { max_requests: 20, max_message: 100_000, ..config() };
+    let few = Config { limits: few(20), max_message: 100_000, ..config() };
     let mut net = Net::with(vec![(config(), true), (few, true)]);
     net.hosts[1].echo = true;
     for round in 0..3000u64 {

@@ -73,6 +73,11 @@ impl Net {
         self.say_bytes(raw, frame(message, body));
     }
 
+    /// Reads what the host says, or does not.
+    pub fn read(&mut self, raw: Raw, reads: bool) {
+        self.wires[raw.wire].ends[1 - raw.side].unread = !reads;
+    }
+
     pub fn hang_up(&mut self, raw: Raw) {
         self.put(raw.wire, raw.side, Item::Closed);
         self.advance(2 * self.settings.delay);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::devices::keys;
 use super::env::{Mem, Op, Random, Ticket, pattern};
 use super::host::{Arrived, Outcome, content, served};
-use super::net::{Call, Net, call, config};
+use super::net::{Call, Net, call, config, few};
 use super::{Config, Leases, LinkId, Mode, Remote, Reply, Status};
 
 const HOSTS: usize = 3;
@@ -69,7 +69,7 @@ fn seeds() -> std::ops::Range<u64> {
 
 fn walk(seed: u64) -> HashMap<&'static str, usize> {
     let mut random = Random(seed);
-    let config = Config { max_message: 600 << 10, max_requests: 50, ..config() };
+    let config = Config { max_message: 600 << 10, limits: few(50), ..config() };
     let mut net = Net::with(vec![(config, true); HOSTS]);
     net.random = Some(Random(seed + 1));
     net.settings.piece = [7, 1000, 40_000, 300_000][random.below(4)];

@@ -24,6 +24,8 @@ pub struct End {
     pub delivered: u64,
     /// What arrived at an end that is no host's.
     pub heard: Vec<u8>,
+    /// What this end sends is not read by the other.
+    pub unread: bool,
 }
 
 /// The host of an end that the test itself plays.
@@ -143,6 +145,14 @@ impl Payload {
 
 impl End {
     pub fn new(host: usize, link: Option<LinkId>) -> End {
-        End { host, link, outgoing: VecDeque::new(), receiving: Receiving::default(), delivered: 0, heard: Vec::new() }
+        End {
+            host,
+            link,
+            outgoing: VecDeque::new(),
+            receiving: Receiving::default(),
+            delivered: 0,
+            heard: Vec::new(),
+            unread: false,
+        }
     }
 }

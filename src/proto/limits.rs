@@ -1,0 +1,270 @@
+//! What peers can make this engine hold, and what is done beyond that.
+//!
+//! What can be refused is: requests, transfers and answers become `Busy`. What can't, as nobody waits for a word on it (what
+//! is said back to a peer that does not read, half frames, names), ends the connection. This engine never stops reading: two
+//! that stop reading each other would wait for ever, and cancels, answers and signs of life come the same way.
+
+use std::time::Instant;
+
+use super::link::{Account, Link, broken};
+use super::wire::Hello;
+use super::{Env, Failure, LinkId, Proto, Status};
+
+/// Numbers beyond which peers are refused. Those in all hold for a peer that has more than its share, which is that number
+/// divided by the connections: so a few peers that take all there is do not lock the others out. Beyond twice the number
+/// everybody is refused: it takes peers that have gone, and whose requests are still being handled.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    /// Connections that others have made, once they have greeted.
+    pub connections: usize,
+    /// Connections that others have made, and that have not greeted yet.
+    pub handshakes: usize,
+    /// Requests of one peer that are arriving, wait for a handler, or are being handled.
+    pub peer_requests: usize,
+    /// The same of all peers, those included that have gone meanwhile.
+    pub requests: usize,
+    /// Pulls and pushes of one peer that are in progress.
+    pub peer_transfers: usize,
+    /// Bytes held for one peer: of its requests, from their announcement to the answer, of answers that are not out, of half
+    /// frames, names and the like.
+    pub peer_bytes: usize,
+    /// The same of all peers.
+    pub bytes: usize,
+    /// Regions that are exposed at a time.
+    pub exposures: usize,
+}
+
+/// How often limits were reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Connections turned away, as there were too many.
+    pub connections: u64,
+    /// Connections dropped before they had greeted, as there were too many.
+    pub handshakes: u64,
+    /// Requests that were answered with `Busy`.
+    pub requests: u64,
+    /// Answers that `Busy` took the place of, as their caller does not read.
+    pub answers: u64,
+    /// Pulls and pushes that were refused.
+    pub transfers: u64,
+    /// Connections ended for what can't be refused.
+    pub ended: u64,
+    /// Exposures that were refused.
+    pub exposures: u64,
+}
+
+/// What a link has less of, that could not be refused, is not counted in all: the short path need not do it.
+pub(super) const UNCOUNTED: usize = 16 << 10;
+/// Bytes that may be said back to one peer, besides answers, and not be out: some 200,000 refusals.
+pub(super) const MAX_SAID_BACK: usize = 16 << 20;
+/// Bytes of procedures' names on one connection, with what it takes to keep them.
+pub(super) const MAX_NAME_BYTES: usize = 8 << 20;
+/// What it takes to keep a name, besides its bytes.
+pub(super) const NAME_COST: usize = 64;
+/// What it takes to keep a transfer of a peer.
+const TRANSFER_COST: usize = 256;
+
+/// Counts, and tells of it now and then.
+fn tell(count: &mut u64, what: &str, reason: &str) {
+    *count += 1;
+    if count.is_power_of_two() {
+        tracing::warn!(target: "calomel::limits", count, reason, "{what}");
+    }
+}
+
+impl<E: Env> Link<E> {
+    /// Whether what the link holds counts in all, or did.
+    pub(super) fn counts(&self) -> bool {
+        self.weight() > UNCOUNTED || self.account.counted > 0
+    }
+
+    /// Bytes that are held for the peer, besides its requests.
+    fn weight(&self) -> usize {
+        let Account { answers, said_back, flying, partial, names, .. } = self.account;
+        answers + said_back + flying + partial + names + self.streams.answering() + TRANSFER_COST * self.transfers()
+    }
+
+    /// Those of them that could not be refused.
+    fn burden(&self) -> usize {
+        self.account.said_back + self.account.partial + self.account.names
+    }
+
+    /// Transfers of the peer that are in progress.
+    fn transfers(&self) -> usize {
+        self.streams.pulls() + self.pushes.len()
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// How often limits were reached so far.
+    #[cfg(test)]
+    pub(crate) fn limited(&self) -> Counts {
+        self.limited
+    }
+
+    /// What one peer may have when there is too much in all.
+    fn share(&self, of: usize) -> usize {
+        of / self.links.len().max(1)
+    }
+
+    /// Whether `all` is so much that a peer which has `own` of it gets no more.
+    fn exceeds(&self, all: usize, own: usize, limit: usize) -> bool {
+        all > limit && (own > self.share(limit) || all > limit.saturating_mul(2))
+    }
+
+    /// An error in words when no more bytes may be held for a peer.
+    fn check_bytes(&self, id: LinkId, more: usize) -> Result<(), String> {
+        let link = &self.links[id];
+        let limits = &self.config.limits;
+        let own = link.account.requests + link.weight();
+        let with_this = own.saturating_add(more);
+        if with_this > limits.peer_bytes {
+            return Err(format!("{own} bytes are in flight for this peer, and the limit is {}", limits.peer_bytes));
+        }
+        if self.exceeds(self.bytes.saturating_add(more), with_this, limits.bytes) {
+            return Err(format!("{} bytes are in flight for all peers, and the limit is {}", self.bytes, limits.bytes));
+        }
+        Ok(())
+    }
+
+    /// Whether one more request of so many bytes is taken.
+    pub(super) fn admit_request(&mut self, id: LinkId, bytes: usize) -> Result<(), Status> {
+        let limits = &self.config.limits;
+        let own = self.links[id].requests.len();
+        let all = self.requests.len();
+        let admitted = if own >= limits.peer_requests {
+            Err(format!("{own} requests of this peer are in progress, and the limit is {}", limits.peer_requests))
+        } else if self.exceeds(all + 1, own + 1, limits.requests) {
+            Err(format!("{all} requests are in progress, and the limit is {}", limits.requests))
+        } else {
+            self.check_bytes(id, bytes)
+        };
+        admitted.map_err(|reason| {
+            tell(&mut self.limited.requests, "requests are refused", &reason);
+            Status::Busy(reason)
+        })
+    }
+
+    /// Whether an answer of so many bytes may wait to be sent.
+    pub(super) fn admit_answer(&mut self, id: LinkId, bytes: usize) -> Result<(), Status> {
+        // Most peers read: nothing waits.
+        if self.links[id].weight() == 0 && bytes <= UNCOUNTED {
+            return Ok(());
+        }
+        self.check_bytes(id, bytes).map_err(|reason| {
+            tell(&mut self.limited.answers, "answers give way to refusals, as nobody reads them", &reason);
+            Status::Busy(reason)
+        })
+    }
+
+    /// Whether one more pull or push of a peer is taken.
+    pub(super) fn admit_transfer(&mut self, id: LinkId) -> Result<(), Status> {
+        let limit = self.config.limits.peer_transfers;
+        let own = self.links[id].transfers();
+        let admitted = if own >= limit {
+            Err(format!("{own} transfers of this peer are in progress, and the limit is {limit}"))
+        } else {
+            self.check_bytes(id, TRANSFER_COST)
+        };
+        admitted.map_err(|reason| {
+            tell(&mut self.limited.transfers, "transfers are refused", &reason);
+            Status::Busy(reason)
+        })
+    }
+
+    /// Whether one more region may be exposed.
+    pub(crate) fn admit_exposure(&mut self) -> Result<(), Failure> {
+        let (there, limit) = (self.exposures.len(), self.config.limits.exposures);
+        if there < limit {
+            return Ok(());
+        }
+        let reason = format!("{there} regions are exposed, and the limit is {limit}");
+        tell(&mut self.limited.exposures, "exposing is refused", &reason);
+        Err(Failure::Refused(Status::Busy(reason)))
+    }
+
+    /// What a link holds has become more, or less.
+    pub(super) fn recount(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        let weight = link.weight();
+        let counted = if weight > UNCOUNTED { weight } else { 0 };
+        self.bytes = self.bytes - std::mem::replace(&mut link.account.counted, counted) + counted;
+    }
+
+    /// A message of a peer has been dealt with: an error when it has made this engine hold too much that can't be refused.
+    pub(super) fn check_burden(&mut self, id: LinkId) -> Result<(), Failure> {
+        let Some(link) = self.links.get(id) else { return Ok(()) };
+        let burden = link.burden();
+        if burden <= UNCOUNTED {
+            return Ok(());
+        }
+        self.recount(id);
+        let (Account { said_back, names, .. }, limits) = (&self.links[id].account, &self.config.limits);
+        let reason = if *said_back > MAX_SAID_BACK {
+            format!("it does not read the {said_back} bytes that are said back to it")
+        } else if *names > MAX_NAME_BYTES {
+            format!("the names of its procedures take {names} bytes")
+        } else if self.exceeds(self.bytes, burden, limits.bytes) {
+            format!("{} bytes are in flight for all peers, and {burden} of them it would not be refused", self.bytes)
+        } else {
+            return Ok(());
+        };
+        tell(&mut self.limited.ended, "a connection is ended", &reason);
+        Err(broken(reason))
+    }
+
+    /// So many bytes of a link begin a frame whose rest has not come. Who stalls there is watched.
+    pub(super) fn keep_partial(&mut self, id: LinkId, len: usize, now: Instant) -> Result<(), Failure> {
+        let Some(link) = self.links.get_mut(id) else { return Ok(()) };
+        if link.account.partial == len {
+            return Ok(());
+        }
+        link.account.partial = len;
+        self.watch(id, now);
+        self.recount(id);
+        self.check_burden(id)
+    }
+
+    /// Somebody has dialled. There may be too many who have, and say nothing: the oldest of them goes.
+    pub(super) fn begin_handshake(&mut self, id: LinkId) {
+        if self.handshakes.len() >= self.config.limits.handshakes.max(1)
+            && let Some(oldest) = self.handshakes.pop_front()
+        {
+            let reason = format!("{} connections have not greeted", self.handshakes.len() + 1);
+            tell(&mut self.limited.handshakes, "a connection is dropped that has not greeted", &reason);
+            self.close(oldest, Failure::Unreachable { reason, source: None });
+        }
+        self.handshakes.push_back(id);
+    }
+
+    /// A link that was accepted has greeted, or is gone.
+    pub(super) fn end_handshake(&mut self, id: LinkId) {
+        if let Some(at) = self.handshakes.iter().position(|other| *other == id) {
+            self.handshakes.remove(at);
+        }
+    }
+
+    /// Whether there are enough connections without the one that says this hello. An engine that proves that it connects again
+    /// is not one more.
+    pub(super) fn is_one_too_many(&mut self, hello: &Hello) -> bool {
+        let limit = self.config.limits.connections;
+        let replaces = || self.proved(hello).is_some_and(|peer| self.peers[peer].link.is_some());
+        if self.accepted < limit || replaces() {
+            return false;
+        }
+        let reason = format!("there are {} connections, and the limit is {limit}", self.accepted);
+        tell(&mut self.limited.connections, "a connection is turned away", &reason);
+        true
+    }
+
+    /// What is wrong with the sums, if anything.
+    #[cfg(test)]
+    pub(crate) fn miscounted(&self) -> Option<String> {
+        let requests: usize = self.requests.values().map(|request| request.cost).sum();
+        let counted: usize = self.links.values().map(|link| link.account.counted).sum();
+        let accepted = self.links.values().filter(|link| link.is_open() && !link.dialled).count();
+        let sums = (requests + counted, accepted);
+        let told = (self.bytes, self.accepted);
+        (sums != told).then(|| format!("bytes in flight and connections: {told:?} instead of {sums:?}"))
+    }
+}
