@@ -20,6 +20,9 @@ use link::{Received, TcpLink};
 const MAX_HOT: usize = 4;
 /// A hot socket that had nothing so many times in a row is left to the reactor.
 const COOL_AFTER: u32 = 1024;
+/// Connections that are accepted at a time. Those that came before are listened to in between: so there are never many that
+/// have not had the time to greet.
+const MAX_ACCEPTED: usize = 64;
 /// What one read takes in besides payload.
 const SCRATCH: usize = 64 << 10;
 
@@ -28,7 +31,7 @@ pub(crate) struct Tcp {
     /// Links that may have more to read, or had something a moment ago, or were sent something.
     hot: Mutex<Vec<Hot>>,
     scratch: Mutex<Vec<u8>>,
-    /// Listeners that could not accept somebody who waits.
+    /// Listeners at which somebody still waits.
     refused: Mutex<Vec<usize>>,
     keep_alive: Duration,
 }
@@ -127,11 +130,12 @@ impl Tcp {
         }
     }
 
-    fn accept(&self, token: usize, sink: &mut dyn Sink) {
-        loop {
+    /// True when more may wait than have been accepted.
+    fn accept(&self, token: usize, sink: &mut dyn Sink) -> bool {
+        for _ in 0..MAX_ACCEPTED {
             let accepted = match self.shared.entries.lock().listeners.get(&token) {
                 Some(listener) => listener.accept(),
-                None => return,
+                None => return false,
             };
             match accepted {
                 Ok((stream, remote)) => {
@@ -141,18 +145,24 @@ impl Tcp {
                         sink.closed(key, error);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
                 Err(error) => {
                     // Out of descriptors, most likely: there may be some at the next poll.
-                    self.refused.lock().push(token);
-                    self.shared.busy.store(true, Ordering::Release);
+                    self.accept_later(token);
                     tracing::warn!(target: "calomel::tcp", %error, "a connection can't be accepted");
-                    return;
+                    return false;
                 }
             }
         }
+        self.accept_later(token);
+        true
+    }
+
+    fn accept_later(&self, token: usize) {
+        self.refused.lock().push(token);
+        self.shared.busy.store(true, Ordering::Release);
     }
 
     /// Reads a link, and keeps it hot if that may be worth it. True when anything came.
@@ -230,7 +240,9 @@ impl Transport for Tcp {
         let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
         let mut any = false;
         let refused = std::mem::take(&mut *self.refused.lock());
-        refused.into_iter().for_each(|token| self.accept(token, sink));
+        for token in refused {
+            any |= self.accept(token, sink);
+        }
         for link in links {
             any |= link.resume(sink);
             let received = self.receive(&link, sink);
@@ -251,7 +263,8 @@ impl Transport for Tcp {
 
     fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink) {
         if self.shared.entries.lock().listeners.contains_key(&token) {
-            return self.accept(token, sink);
+            self.accept(token, sink);
+            return;
         }
         let Some(link) = self.shared.entries.lock().links.get(&token).cloned() else { return };
         if !link.is_connected() {
