@@ -16,8 +16,9 @@ use crate::sync::atomic::{Ordering, fence};
 
 /// Bytes copied in one step: what a frame may have to wait for, and whoever takes memory back (some 10 µs).
 const STEP: usize = 128 << 10;
-/// Records taken in one turn, so that other links have theirs.
+/// Records taken in one turn, and bytes of frames in them, so that other links have theirs.
 const RECORDS: usize = 64;
+const FRAMES: usize = 32 << 10;
 /// Blocks of a peer that are mapped at a time.
 const MAX_BLOCKS: usize = 256;
 /// Bytes of a peer's blocks that are mapped at a time: a block may be longer than all memory, and cost nothing but addresses.
@@ -114,6 +115,7 @@ impl Inbox {
         fetch: &mut dyn FnMut(&mut Inbox),
     ) -> io::Result<Turn> {
         let mut turn = Turn::Nothing;
+        let mut frames = 0;
         for _ in 0..RECORDS {
             let Some(record) = self.consumer.next()? else { break };
             turn = Turn::Something;
@@ -127,6 +129,10 @@ impl Inbox {
             }
             if !open {
                 return Ok(Turn::Closed);
+            }
+            frames += if record.kind == Kind::Payload { 0 } else { record.len };
+            if frames >= FRAMES {
+                break;
             }
         }
         if self.has_parts() {

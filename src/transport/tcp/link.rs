@@ -19,8 +19,10 @@ use crate::memory::Slice;
 const WHOLE: u8 = 1;
 /// Besides payload, what a read takes in at most while one arrives: the next frames' beginning.
 const BEHIND_PAYLOAD: usize = 4 << 10;
-/// A link gives way to others after so many bytes.
+/// A link gives way to others after so many bytes; after fewer where they are not payload: there may be thousands of calls in
+/// what one read takes in.
 const FAIR: usize = 1 << 20;
+const FAIR_FRAMES: usize = 32 << 10;
 
 pub(super) struct TcpLink {
     key: LinkKey,
@@ -198,7 +200,7 @@ impl TcpLink {
             return Received { closed: true, ..received };
         }
         let mut receiving = self.receiving.lock();
-        let mut total = 0;
+        let (mut total, mut frames) = (0, 0);
         self.more.store(false, Ordering::Relaxed);
         loop {
             let (asked, read) = receiving.read(self.fd, scratch);
@@ -219,6 +221,7 @@ impl TcpLink {
             }
             received.any = true;
             total += n.total;
+            frames += n.in_scratch;
             if !receiving.feed(self.key, &scratch[..n.in_scratch], sink) || self.closed.load(Ordering::Acquire) {
                 received.closed = true;
                 break;
@@ -227,7 +230,7 @@ impl TcpLink {
                 // The socket was emptied; the reactor tells of what comes next.
                 break;
             }
-            if total >= FAIR {
+            if total >= FAIR || frames >= FAIR_FRAMES {
                 received.more = true;
                 self.more.store(true, Ordering::Relaxed);
                 break;

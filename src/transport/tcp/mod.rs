@@ -20,8 +20,11 @@ use link::{Received, TcpLink};
 const MAX_HOT: usize = 4;
 /// A hot socket that had nothing so many times in a row is left to the reactor.
 const COOL_AFTER: u32 = 1024;
-/// Connections that are accepted at a time. Those that came before are listened to in between: so there are never many that
-/// have not had the time to greet.
+/// Connections that may wait to be accepted; the system may allow fewer. Beyond that it does not answer, and whoever dials
+/// tries again after a second.
+const BACKLOG: i32 = 4096;
+/// Connections that are accepted at a time. What those have said that came before has its turn in between: so there are never
+/// many that have not had the time to greet.
 const MAX_ACCEPTED: usize = 64;
 /// What one read takes in besides payload.
 const SCRATCH: usize = 64 << 10;
@@ -31,7 +34,7 @@ pub(crate) struct Tcp {
     /// Links that may have more to read, or had something a moment ago, or were sent something.
     hot: Mutex<Vec<Hot>>,
     scratch: Mutex<Vec<u8>>,
-    /// Listeners at which somebody still waits.
+    /// Listeners that could not accept somebody who waits.
     refused: Mutex<Vec<usize>>,
     keep_alive: Duration,
 }
@@ -130,12 +133,11 @@ impl Tcp {
         }
     }
 
-    /// True when more may wait than have been accepted.
-    fn accept(&self, token: usize, sink: &mut dyn Sink) -> bool {
+    fn accept(&self, token: usize, sink: &mut dyn Sink) {
         for _ in 0..MAX_ACCEPTED {
             let accepted = match self.shared.entries.lock().listeners.get(&token) {
                 Some(listener) => listener.accept(),
-                None => return false,
+                None => return,
             };
             match accepted {
                 Ok((stream, remote)) => {
@@ -145,24 +147,24 @@ impl Tcp {
                         sink.closed(key, error);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
                 Err(error) => {
                     // Out of descriptors, most likely: there may be some at the next poll.
-                    self.accept_later(token);
+                    self.refused.lock().push(token);
+                    self.shared.busy.store(true, Ordering::Release);
                     tracing::warn!(target: "calomel::tcp", %error, "a connection can't be accepted");
-                    return false;
+                    return;
                 }
             }
         }
-        self.accept_later(token);
-        true
-    }
-
-    fn accept_later(&self, token: usize) {
-        self.refused.lock().push(token);
-        self.shared.busy.store(true, Ordering::Release);
+        // The reactor tells again, after what else it has to tell.
+        if let Some(listener) = self.shared.entries.lock().listeners.get_mut(&token)
+            && let Err(error) = self.shared.registry.reregister(listener, Token(token), Interest::READABLE)
+        {
+            tracing::error!(target: "calomel::tcp", %error, "the reactor does not take a listener any more");
+        }
     }
 
     /// Reads a link, and keeps it hot if that may be worth it. True when anything came.
@@ -210,6 +212,7 @@ impl Transport for Tcp {
             _ => Error::io(format!("can't listen at {address}"), error),
         })?;
         let failed = |error| Error::io(format!("can't listen at {address}"), error);
+        rustix::net::listen(&listener, BACKLOG).map_err(|error| failed(error.into()))?;
         let bound = listener.local_addr().map_err(failed)?;
         let token = self.shared.token();
         self.shared.registry.register(&mut listener, Token(token), Interest::READABLE).map_err(failed)?;
@@ -240,9 +243,7 @@ impl Transport for Tcp {
         let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
         let mut any = false;
         let refused = std::mem::take(&mut *self.refused.lock());
-        for token in refused {
-            any |= self.accept(token, sink);
-        }
+        refused.into_iter().for_each(|token| self.accept(token, sink));
         for link in links {
             any |= link.resume(sink);
             let received = self.receive(&link, sink);
@@ -263,8 +264,7 @@ impl Transport for Tcp {
 
     fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink) {
         if self.shared.entries.lock().listeners.contains_key(&token) {
-            self.accept(token, sink);
-            return;
+            return self.accept(token, sink);
         }
         let Some(link) = self.shared.entries.lock().links.get(&token).cloned() else { return };
         if !link.is_connected() {

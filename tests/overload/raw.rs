@@ -1,0 +1,112 @@
+//! A peer that is nothing but a socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use calomel::Address;
+
+use crate::common::wire::{frame, greeting};
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+pub fn socket(address: &Address) -> SocketAddr {
+    address.to_string().strip_prefix("tcp://").unwrap().parse().unwrap()
+}
+
+pub struct Raw {
+    pub stream: TcpStream,
+}
+
+impl Raw {
+    /// Connects, and says nothing yet.
+    pub fn dial(address: &Address) -> Raw {
+        let stream = TcpStream::connect(socket(address)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Raw { stream }
+    }
+
+    /// Connects, and greets as an engine would that takes messages of any length.
+    pub fn enter(address: &Address) -> Raw {
+        let mut raw = Raw::dial(address);
+        let incarnation = (u64::from(std::process::id()) << 32) + NEXT.fetch_add(1, Ordering::Relaxed);
+        raw.stream.write_all(&greeting(incarnation, 1 << 30)).unwrap();
+        raw
+    }
+
+    /// Sends the bytes that `next` makes, until it has none or the time is over, and reads nothing. How many were sent, and
+    /// whether the server has hung up.
+    pub fn flood(&mut self, time: Duration, mut next: impl FnMut() -> Option<Vec<u8>>) -> (usize, bool) {
+        self.stream.set_nonblocking(true).unwrap();
+        let (begin, mut sent, mut bytes, mut at) = (Instant::now(), 0, Vec::new(), 0);
+        while begin.elapsed() < time {
+            if at == bytes.len() {
+                let Some(more) = next() else { break };
+                (bytes, at) = (more, 0);
+            }
+            match self.stream.write(&bytes[at..]) {
+                Ok(n) => {
+                    at += n;
+                    sent += n;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => return (sent, true),
+            }
+        }
+        (sent, false)
+    }
+
+    /// Waits until so many bytes have come in all.
+    pub fn read(&mut self, bytes: usize) {
+        self.stream.set_nonblocking(false).unwrap();
+        let mut buffer = vec![0; 64 << 10];
+        let mut got = 0;
+        while got < bytes {
+            let n = self.stream.read(&mut buffer).unwrap();
+            assert!(n > 0, "the server has hung up after {got} bytes of {bytes}");
+            got += n;
+        }
+    }
+
+    /// Whether the server has hung up; what it has said is thrown away.
+    pub fn is_hung_up_on(&mut self) -> bool {
+        self.stream.set_nonblocking(true).unwrap();
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+}
+
+/// A call as it is on the wire. The first of a procedure's number gives its name.
+pub fn request(call: u64, procedure: u32, name: Option<&str>, one_way: bool, body: &[u8]) -> Vec<u8> {
+    let (provider, budget_us, shape) = (0u16, 60_000_000u64, [0u8; 0]);
+    let head = (0u8, call, procedure, name, provider, budget_us, one_way, false, &shape[..], (0u64, 0u32), body.len() as u64);
+    frame(&postcard::to_stdvec(&head).unwrap(), body)
+}
+
+/// A call whose body follows, or does not.
+pub fn announcement(call: u64, procedure: u32, name: Option<&str>, size: u64) -> Vec<u8> {
+    let (provider, budget_us, shape) = (0u16, 60_000_000u64, [0u8; 0]);
+    let head = (0u8, call, procedure, name, provider, budget_us, false, false, &shape[..], (0u64, 0u32), size);
+    frame(&postcard::to_stdvec(&head).unwrap(), &[])
+}
+
+/// Numbers of messages that have few fields.
+pub const CANCEL: u8 = 3;
+pub const PULL: u8 = 4;
+pub const ABORT: u8 = 7;
+pub const PING: u8 = 9;
+
+pub fn message<T: serde::Serialize>(number: u8, fields: &T) -> Vec<u8> {
+    let mut message = vec![number];
+    message.extend(postcard::to_stdvec(fields).unwrap());
+    frame(&message, &[])
+}
