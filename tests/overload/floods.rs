@@ -1,12 +1,13 @@
 //! Peers that send without end, and do not read.
 
+use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Endpoint, Engine};
+use calomel::{Endpoint, Engine, Request};
 
 use crate::memory;
-use crate::raw::{ABORT, CANCEL, PING, PULL, Raw, announcement, message, request};
+use crate::raw::{ABORT, CANCEL, PING, PONG, PULL, Raw, announcement, message, request};
 use crate::server::Server;
 use crate::support::*;
 
@@ -14,9 +15,9 @@ const MIB: usize = 1 << 20;
 /// What the server of most tests may hold for one peer, and for all.
 const PEER: usize = 16 * MIB;
 const ALL: usize = 64 * MIB;
-/// Up to twice that much is held, so that nobody is locked out. Beyond what is counted there are buffers that are longer than
-/// what is in them, tables, what handlers make, the allocator's own.
-const MOST: usize = 2 * ALL + 48 * MIB;
+/// Up to twice that much is held, so that nobody is locked out. Beyond what is counted there is what 64 handlers make before it
+/// is an answer, buffers that are longer than what is in them, tables, the allocator's own.
+const MOST: usize = 2 * ALL + 96 * MIB;
 /// Without optimization, a read's worth of small frames takes some 20 ms.
 const MEANWHILE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1000 } else { 50 });
 /// By then all is as before: 64 threads have done what was left to do.
@@ -228,6 +229,24 @@ fn small_frames_of_every_kind() {
         }
     }));
     flooded("small frames", floods);
+}
+
+/// Whoever shows that it lives, and reads nothing, is given up by the system after the silence limit.
+#[test]
+fn a_peer_that_reads_nothing_is_given_up() {
+    let _watchdog = Watchdog::start("a_peer_that_reads_nothing_is_given_up");
+    let engine = Engine::builder().listen("tcp://127.0.0.1:0").heartbeat(Duration::from_secs(1)).build().unwrap();
+    engine.define("answer", |_: &Request, len: usize| "x".repeat(len)).unwrap();
+    let mut raw = Raw::enter(&engine.address());
+    let begin = Instant::now();
+    raw.stream.write_all(&request(1, 0, Some("answer"), false, &encoded(&(32 * MIB)))).unwrap();
+    let mut hung_up = false;
+    while !hung_up && begin.elapsed() < BOUND {
+        thread::sleep(Duration::from_millis(20));
+        hung_up = raw.stream.write_all(&message(PONG, &())).is_err();
+    }
+    println!("hung up on: {hung_up}, after {:?}", begin.elapsed());
+    assert!(hung_up && begin.elapsed() > Duration::from_millis(500));
 }
 
 /// A peer that comes, leaves slow work, and goes, again and again.

@@ -104,6 +104,7 @@ pub const CANCEL: u8 = 3;
 pub const PULL: u8 = 4;
 pub const ABORT: u8 = 7;
 pub const PING: u8 = 9;
+pub const PONG: u8 = 10;
 
 pub fn message<T: serde::Serialize>(number: u8, fields: &T) -> Vec<u8> {
     let mut message = vec![number];
