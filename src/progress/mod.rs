@@ -311,6 +311,11 @@ impl Core {
         std::ptr::from_ref(self).addr()
     }
 
+    /// As `exec`, while requests are taken in: what is to be sent goes out with the answers to others.
+    pub(crate) fn exec_with_others(&self, step: impl FnOnce(&mut Proto<Live>)) {
+        if self.is_driving() { self.corked(|| self.exec(step)) } else { self.exec(step) }
+    }
+
     /// Sends what has piled up.
     pub(crate) fn uncork(&self) {
         if CORKED.get() == Some(self.identity()) {

@@ -34,7 +34,7 @@ impl Service for EngineService {
             Status::AccessDenied("this caller may not call it".to_owned())
         };
         tracing::debug!(target: "calomel::rpc", name = %incoming.name, provider = incoming.provider, ?status, "a call that is not handled");
-        shared.core.exec(|proto| {
+        shared.core.exec_with_others(|proto| {
             proto.release(incoming.link, incoming.leases);
             // That the caller may be gone already changes nothing here.
             let _ = proto.respond(incoming.request, Err(status));
