@@ -137,7 +137,9 @@ mod tests;
 mod transport;
 
 pub use address::{Address, IntoAddress, Scheme};
-pub use bulk::{Bulk, BulkMode, Exposed, ExposedSlice, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer};
+pub use bulk::{
+    Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
+};
 pub use endpoint::Endpoint;
 pub use engine::{Engine, EngineBuilder, Timer};
 pub use error::{Error, Result, Side};
@@ -145,6 +147,7 @@ pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,
 };
 pub use progress::Progress;
+pub use proto::Refusals;
 pub use rpc::{
     BorrowedArgs, Call, Caller, HandlerPool, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder,
 };

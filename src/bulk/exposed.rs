@@ -8,16 +8,17 @@ use std::time::Duration;
 use rand::Rng as _;
 
 use super::descriptor::{Access, Bulk, BulkMode};
+use super::grant::Grant;
 use super::lease::Released;
 use super::own::Own;
 use crate::engine::Shared;
 use crate::memory::{Buffer, Held, ReadOnly, Region, Slice, View, Writable, WritableBuffer};
 use crate::progress::error_of;
-use crate::proto::PeerId;
-use crate::{Address, Endpoint, Error, Result};
+use crate::{Address, Error, Result};
 
 /// A buffer that peers can reach, until it is taken back with [`reclaim`](Exposed::reclaim) or dropped. Made by
-/// [`Engine::expose`](crate::Engine::expose) and [`Engine::expose_read_only`](crate::Engine::expose_read_only).
+/// [`Engine::expose`](crate::Engine::expose) and [`Engine::expose_read_only`](crate::Engine::expose_read_only), or, on the terms
+/// of a [`Grant`](crate::Grant), by [`Engine::expose_with`](crate::Engine::expose_with) and its like.
 ///
 /// While it is exposed for writing, nobody has a reference to the buffer: [`read_at`](Exposed::read_at) and
 /// [`write_at`](Exposed::write_at) copy. Exposed read-only it can be looked at with [`view`](Exposed::view).
@@ -45,24 +46,17 @@ pub(super) struct Exposure {
 }
 
 impl Exposure {
-    /// An error when a device can't be told of the memory.
-    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access) -> Result<Exposure> {
-        Exposure::to(shared, region, access, None)
-    }
-
-    /// For one peer, if that is named, or for all.
-    fn to(shared: &Arc<Shared>, region: &Arc<Region>, access: Access, only: Option<PeerId>) -> Result<Exposure> {
-        let own = Own::new(&shared.core, region, access, only)?;
+    /// An error when a device can't be told of the memory, or when the terms make no sense.
+    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access, grant: &Grant) -> Result<Exposure> {
+        let (terms, reach) = grant.terms(shared)?;
+        let own = Own::new(&shared.core, region, access, reach)?;
         let mut rng = rand::rng();
         let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
         let bulk = Bulk::own(token, region, access, shared.origin.clone(), &own);
         let (memory, mode) = (Slice::whole(region), access.mode().access());
         let exposed = shared.core.exec(|proto| {
             proto.admit_exposure()?;
-            match only {
-                Some(peer) => proto.expose_to(peer, token, memory, mode),
-                None => proto.expose(token, memory, mode),
-            }
+            proto.expose(token, memory, mode, terms);
             Ok(())
         });
         exposed.map_err(|failure| {
@@ -83,25 +77,22 @@ impl Drop for Exposure {
     }
 }
 
-pub(crate) fn expose<B: WritableBuffer>(shared: &Arc<Shared>, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>> {
+pub(crate) fn expose<B: WritableBuffer>(
+    shared: &Arc<Shared>,
+    buffer: B,
+    mode: BulkMode,
+    grant: &Grant,
+) -> Result<Exposed<B, Writable>> {
     shared.check("expose")?;
     let held = Held::writable(buffer);
-    let exposure = Exposure::new(shared, held.region(), Access::Changing(mode))?;
+    let exposure = Exposure::new(shared, held.region(), Access::Changing(mode), grant)?;
     Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
 }
 
-pub(crate) fn expose_to<B: WritableBuffer>(peer: &Endpoint, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>> {
-    let shared = peer.shared();
-    shared.check("expose")?;
-    let held = Held::writable(buffer);
-    let exposure = Exposure::to(shared, held.region(), Access::Changing(mode), Some(peer.peer()))?;
-    Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
-}
-
-pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<Shared>, buffer: B) -> Result<Exposed<B, ReadOnly>> {
+pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<Shared>, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>> {
     shared.check("expose")?;
     let held = Held::read_only(buffer);
-    let exposure = Exposure::new(shared, held.region(), Access::Constant)?;
+    let exposure = Exposure::new(shared, held.region(), Access::Constant, grant)?;
     Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
 }
 

@@ -2,6 +2,7 @@
 
 mod descriptor;
 mod exposed;
+mod grant;
 mod lease;
 mod local;
 mod own;
@@ -12,7 +13,8 @@ mod transfer;
 pub use descriptor::{Bulk, BulkMode};
 pub(crate) use descriptor::{Copies, Origin};
 pub use exposed::{Exposed, ExposedSlice};
-pub(crate) use exposed::{expose, expose_read_only, expose_to};
+pub(crate) use exposed::{expose, expose_read_only};
+pub use grant::Grant;
 pub use lease::Released;
 pub use local::{PullTarget, PushSource};
 pub use remote::RemoteBulk;

@@ -15,11 +15,21 @@ use crate::proto::PeerId;
 pub(super) struct Own {
     pub leases: Leases,
     access: Access,
-    /// Where nobody can write it: then it may be copied.
+    /// Where nobody can write it, and everybody may have it: then it may be copied.
     constant: Option<Weak<Region>>,
-    /// The one peer that it is exposed to.
-    only: Option<PeerId>,
+    reach: Reach,
     keys: Mutex<Made>,
+}
+
+/// Who may reach the memory without asking.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Whoever has a bulk.
+    Everybody,
+    /// One peer's device, as far as a device can tell peers apart.
+    Only(PeerId),
+    /// The owner has to be asked for each transfer.
+    Nobody,
 }
 
 /// By which devices reach the memory.
@@ -31,11 +41,12 @@ struct Made {
 }
 
 impl Made {
-    fn new(core: &Core, region: &Region, access: Access, only: Option<PeerId>, devices: u32) -> Result<Made> {
-        let keys = match only {
+    fn new(core: &Core, region: &Region, access: Access, reach: Reach, devices: u32) -> Result<Made> {
+        let keys = match reach {
             _ if devices == 0 => None,
-            Some(peer) => core.keys_for(peer, region, access.of_devices())?,
-            None => core.keys(region, access.of_devices())?,
+            Reach::Everybody => core.keys(region, access.of_devices())?,
+            Reach::Only(peer) => core.keys_for(peer, region, access.of_devices())?,
+            Reach::Nobody => None,
         };
         Ok(Made { keys, devices })
     }
@@ -43,13 +54,14 @@ impl Made {
 
 impl Own {
     /// An error when a device is there, and can't be told of the memory.
-    pub(super) fn new(core: &Core, region: &Arc<Region>, access: Access, only: Option<PeerId>) -> Result<Arc<Own>> {
-        let keys = Mutex::new(Made::new(core, region, access, only, core.devices())?);
-        let constant = (access == Access::Constant).then(|| Arc::downgrade(region));
-        Ok(Arc::new(Own { leases: Leases::default(), access, constant, only, keys }))
+    pub(super) fn new(core: &Core, region: &Arc<Region>, access: Access, reach: Reach) -> Result<Arc<Own>> {
+        let keys = Mutex::new(Made::new(core, region, access, reach, core.devices())?);
+        let free = access == Access::Constant && reach == Reach::Everybody;
+        let constant = free.then(|| Arc::downgrade(region));
+        Ok(Arc::new(Own { leases: Leases::default(), access, constant, reach, keys }))
     }
 
-    /// The memory, where nobody can write it: then it may be copied.
+    /// The memory, where a copy of it may be sent along.
     pub(super) fn constant(&self) -> Option<Arc<Region>> {
         self.constant.as_ref()?.upgrade()
     }
@@ -59,12 +71,11 @@ impl Own {
     pub(super) fn keys(&self, core: &Core, token: u128) -> Option<Keys> {
         let made = self.keys.lock().clone();
         let devices = core.devices();
-        if devices == made.devices || self.only.is_some() || core.is_forked() {
+        if devices == made.devices || self.reach != Reach::Everybody || core.is_forked() {
             return made.keys;
         }
-        let write = !self.access.mode().access().read;
-        let Ok(whole) = core.look(|proto| proto.access(token, 0, 0, write)) else { return made.keys };
-        let anew = Made::new(core, &whole.region, self.access, None, devices).unwrap_or_else(|error| {
+        let Some(whole) = core.look(|proto| proto.exposed(token)) else { return made.keys };
+        let anew = Made::new(core, &whole.region, self.access, self.reach, devices).unwrap_or_else(|error| {
             tracing::debug!(target: "calomel::bulk", %error, "a new device does not reach the memory");
             // It is not asked again; what the others know holds.
             Made { devices, ..made }

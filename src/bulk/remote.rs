@@ -11,8 +11,8 @@ use super::local::{PullTarget, PushSource};
 use super::transfer::{Local, Transfer};
 use crate::engine::Shared;
 use crate::memory::{self, Buffer, Copied, Slice, Writable, WritableBuffer};
-use crate::progress::{Completion, Moving, Outcome, error_of};
-use crate::proto::{Failure, Remote, TransferId};
+use crate::progress::{Completion, Live, Moving, Outcome, error_of};
+use crate::proto::{Failure, Proto, Remote, TransferId};
 use crate::rpc::deadline;
 use crate::{Endpoint, Error, Result};
 
@@ -170,7 +170,9 @@ impl RemoteBulk {
         }
         if origin.incarnation == shared.incarnation {
             // Both ends are here: one copy, from memory to memory.
-            let remote = shared.core.look(|proto| proto.access(*token, *offset, len as u64, !pull)).map_err(Failure::Refused)?;
+            let now = Instant::now();
+            let access = |proto: &mut Proto<Live>| proto.access(*token, *offset, len as u64, !pull, now);
+            let remote = shared.core.exec(access).map_err(Failure::Refused)?;
             let copied = if pull { memory::copy(&remote, &local) } else { memory::copy(&local, &remote) };
             return match copied {
                 Copied::All => Ok(Begun::Done(Ok(len))),

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::descriptor::{Access, Bulk, BulkMode};
 use super::exposed::Exposure;
+use super::grant::Grant;
 use crate::Result;
 use crate::engine::Shared;
 use crate::memory::{Borrowed, Region};
@@ -54,7 +55,15 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`Engine::expose`](crate::Engine::expose).
     pub fn expose<T: Element>(&'scope self, buffer: &'scope mut [T], mode: BulkMode) -> Result<Bulk> {
-        self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), Access::Changing(mode))
+        self.expose_with(buffer, mode, &Grant::new())
+    }
+
+    /// Exposes borrowed memory on the terms of a [`Grant`], until the scope ends at the latest.
+    ///
+    /// # Errors
+    /// As [`Engine::expose_with`](crate::Engine::expose_with).
+    pub fn expose_with<T: Element>(&'scope self, buffer: &'scope mut [T], mode: BulkMode, grant: &Grant) -> Result<Bulk> {
+        self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), Access::Changing(mode), grant)
     }
 
     /// Exposes borrowed memory, a slice or a `str`, for peers to read.
@@ -62,14 +71,22 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`Engine::expose`](crate::Engine::expose).
     pub fn expose_read_only<T: AsBytes + ?Sized>(&'scope self, buffer: &'scope T) -> Result<Bulk> {
-        self.add(Borrowed::read_only(buffer.as_bytes()), Access::Constant)
+        self.expose_read_only_with(buffer, &Grant::new())
+    }
+
+    /// Exposes borrowed memory, a slice or a `str`, for peers to read, on the terms of a [`Grant`].
+    ///
+    /// # Errors
+    /// As [`Engine::expose_with`](crate::Engine::expose_with).
+    pub fn expose_read_only_with<T: AsBytes + ?Sized>(&'scope self, buffer: &'scope T, grant: &Grant) -> Result<Bulk> {
+        self.add(Borrowed::read_only(buffer.as_bytes()), Access::Constant, grant)
     }
 
     #[allow(unsafe_code)]
-    fn add(&'scope self, borrowed: Borrowed<'scope>, access: Access) -> Result<Bulk> {
+    fn add(&'scope self, borrowed: Borrowed<'scope>, access: Access, grant: &Grant) -> Result<Bulk> {
         let Inner { shared, exposed } = &*self.inner;
         shared.check("expose")?;
-        let exposure = Exposure::new(shared, borrowed.region(), access)?;
+        let exposure = Exposure::new(shared, borrowed.region(), access, grant)?;
         let bulk = exposure.bulk();
         // SAFETY: `Inner` closes the region when it is dropped, which `scope` does before `'scope` ends: it keeps the only
         // reference, and users have but a shared one to the `Scope` around it.

@@ -2,6 +2,7 @@
 
 mod builder;
 mod finalize;
+mod grants;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +18,7 @@ use crate::memory::{BufferPool, EngineBuffer};
 use crate::progress::Core;
 use crate::proto::RequestId;
 use crate::rpc::{self, Authorize, HandlerPool, Procedures, Provider, Registry};
-use crate::{Address, Endpoint, Error, IntoAddress, Result};
+use crate::{Address, Endpoint, Error, Grant, IntoAddress, Result};
 use finalize::Finalizing;
 
 /// The numbers that the layers above progress go by.
@@ -250,35 +251,7 @@ impl Engine {
     where
         B: crate::WritableBuffer + Send + 'static,
     {
-        bulk::expose(&self.shared, buffer, mode)
-    }
-
-    /// Exposes a buffer to one peer: to the engine that is at `endpoint` now, if there is a connection, or else to the first
-    /// that is found there. It is of no use to others that they are given the [`Bulk`](crate::Bulk): they get
-    /// [`Error::AccessDenied`].
-    ///
-    /// On `verbs` the peer's device gets keys that are good on its connection only, where this engine's device has type 2
-    /// memory windows and the connection is there; else the peer asks this engine for each transfer.
-    ///
-    /// # Errors
-    /// As [`Engine::expose`]; [`Error::Unsupported`] for an endpoint of another engine.
-    pub fn expose_to<B>(
-        &self,
-        endpoint: impl AsRef<Endpoint>,
-        buffer: B,
-        mode: crate::BulkMode,
-    ) -> Result<bulk::Exposed<B, crate::Writable>>
-    where
-        B: crate::WritableBuffer + Send + 'static,
-    {
-        let endpoint = endpoint.as_ref();
-        if !Arc::ptr_eq(endpoint.shared(), &self.shared) {
-            return Err(Error::Unsupported {
-                what: "exposing memory to an endpoint of another engine".to_owned(),
-                reason: "an endpoint is known to the engine that looked it up".to_owned(),
-            });
-        }
-        bulk::expose_to(endpoint, buffer, mode)
+        bulk::expose(&self.shared, buffer, mode, &Grant::new())
     }
 
     /// Exposes a buffer that peers may read, and that can be looked at meanwhile.
@@ -289,7 +262,7 @@ impl Engine {
     where
         B: crate::Buffer + Send + 'static,
     {
-        bulk::expose_read_only(&self.shared, buffer)
+        bulk::expose_read_only(&self.shared, buffer, &Grant::new())
     }
 
     /// Exposes borrowed memory for as long as a closure runs, as [`std::thread::scope`] does with threads. When the closure

@@ -20,4 +20,4 @@ pub(crate) use held::{Borrowed, Held};
 #[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
 pub(crate) use region::Registration;
 pub use region::Slice;
-pub(crate) use region::{Copied, IoVec, Loan, ReadAccess, Region, WriteAccess, copy};
+pub(crate) use region::{Copied, IoVec, Loan, Operation, ReadAccess, Region, WriteAccess, copy};

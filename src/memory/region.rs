@@ -28,6 +28,8 @@ pub(crate) type IoVec = libc::iovec;
 pub(crate) trait Loan: Send + Sync {
     /// Ends the permission, and returns when the access that was in progress at this moment has ended, or whoever had it is gone.
     fn revoke(&self);
+    /// Ends the permission, and does not wait: what is read from now on is of no use to whoever keeps to the rules.
+    fn withdraw(&self) {}
     /// True when the operation that it was given for is over, though the access may not have ended.
     fn is_over(&self) -> bool {
         false
@@ -144,6 +146,15 @@ impl Region {
         lent.iter().filter(|loan| loan.is_over()).for_each(|loan| loan.revoke());
     }
 
+    /// Ends what was lent for operations that are over, and waits for nobody outside of this process: for memory that is not
+    /// given back to anybody.
+    pub(crate) fn withdraw(&self) {
+        // An access that began before the end of its operation may be about to lend.
+        drop(self.gate.write());
+        let lent: SmallVec<[Arc<dyn Loan>; 1]> = self.outside.lock().lent.iter().cloned().collect();
+        lent.iter().filter(|loan| loan.is_over()).for_each(|loan| loan.withdraw());
+    }
+
     /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn registration<R: Registration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
@@ -213,6 +224,15 @@ pub struct Slice {
     over: Option<Arc<AtomicBool>>,
 }
 
+/// What a slice was made for, if it was for one operation.
+pub(crate) struct Operation(Option<Arc<AtomicBool>>);
+
+impl Operation {
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
+    }
+}
+
 /// Permission to read a region's memory, now. Keep it for one copy or one non-blocking system call.
 pub(crate) struct ReadAccess<'a> {
     slice: &'a Slice,
@@ -238,29 +258,32 @@ impl Slice {
         Some(Slice { region: self.region.clone(), offset: self.offset + offset, len, over: self.over.clone() })
     }
 
-    /// `None` when the gate is closed.
+    /// `None` when the gate is closed, or the operation that this slice was made for is over.
     pub(crate) fn read_access(&self) -> Option<ReadAccess<'_>> {
         let gate = self.region.gate.read();
-        gate.then_some(ReadAccess { slice: self, _gate: gate })
+        (*gate && !self.has_ended()).then_some(ReadAccess { slice: self, _gate: gate })
     }
 
-    /// `None` when the gate is closed.
+    /// `None` when the gate is closed, or the operation that this slice was made for is over.
     pub(crate) fn write_access(&self) -> Option<WriteAccess<'_>> {
         let gate = self.region.gate.write();
-        let over = self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire));
-        (*gate && !over).then_some(WriteAccess { slice: self, _gate: gate })
+        (*gate && !self.has_ended()).then_some(WriteAccess { slice: self, _gate: gate })
     }
 
     /// True when the operation that this slice was made for is over.
-    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn has_ended(&self) -> bool {
         self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
+    }
+
+    /// Tells later whether the operation that this slice was made for is over, and keeps no memory.
+    pub(crate) fn operation(&self) -> Operation {
+        Operation(self.over.clone())
     }
 
     /// True when the operation that this slice was made for is over, or the gate is closed.
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn is_over(&self) -> bool {
-        self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire)) || !*self.region.gate.read()
+        self.has_ended() || !*self.region.gate.read()
     }
 
     /// The same memory, for one operation: until [`Slice::end`].
@@ -268,7 +291,7 @@ impl Slice {
         Slice { over: Some(Arc::default()), ..self.clone() }
     }
 
-    /// The operation is over: it gets no write access any more. One in progress is ended by [`Region::fence`].
+    /// The operation is over: it gets no access any more. One in progress is ended by [`Region::fence`].
     pub(crate) fn end(&self) {
         if let Some(over) = &self.over {
             over.store(true, Ordering::Release);
@@ -379,6 +402,9 @@ fn copy_chunk(source: &Slice, target: &Slice) -> Copied {
     if write.is_none() {
         return if same { Copied::SourceClosed } else { Copied::TargetClosed };
     }
+    if same && source.has_ended() {
+        return Copied::SourceClosed;
+    }
     let (mut from, mut to) = (SmallVec::<[IoVec; 8]>::new(), SmallVec::<[IoVec; 8]>::new());
     source.region.pieces(source.offset, source.len, usize::MAX, &mut from);
     target.region.pieces(target.offset, target.len, usize::MAX, &mut to);
@@ -438,6 +464,23 @@ mod tests {
         assert!(!Slice::whole(&a).read(&mut [0; 4]));
         assert!(!Slice::whole(&a).write(&[0; 4]));
         assert_eq!(*b.take_message(), [2; 4]);
+    }
+
+    #[test]
+    fn an_operation_that_is_over_reaches_nothing() {
+        let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 8]));
+        let (over, part) = (Slice::whole(&a).for_one_operation(), Slice::whole(&b).part(4, 4).unwrap().for_one_operation());
+        let rest = Slice::whole(&b).part(0, 4).unwrap();
+        over.end();
+        part.end();
+        assert_eq!(copy(&over, &Slice::whole(&a)), Copied::SourceClosed);
+        assert_eq!(copy(&over, &rest), Copied::SourceClosed);
+        assert_eq!(copy(&rest, &over), Copied::TargetClosed);
+        assert_eq!(copy(&part, &rest), Copied::SourceClosed);
+        assert!(!over.read(&mut [0; 4]) && !over.write(&[0; 4]));
+        // Others go on with the same memory.
+        assert!(Slice::whole(&a).read(&mut [0; 4]));
+        assert_eq!(*b.take_message(), [2; 8]);
     }
 
     #[test]

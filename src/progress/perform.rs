@@ -7,7 +7,7 @@ use super::outputs::Outputs;
 use super::workers::Job;
 use super::{Core, Live, Outcome, TURN, collect, key};
 use crate::Address;
-use crate::proto::{LinkId, Output, Proto};
+use crate::proto::{LinkId, Output, Proto, Refused};
 use crate::transport::{Link, Sent};
 
 impl Core {
@@ -95,6 +95,8 @@ impl Core {
                     service.stale(token);
                 }
             }
+            Output::Withdraw { memory } => memory.region.withdraw(),
+            Output::Refused(refused) => log_refused(&refused),
             Output::ShutdownAsked => {
                 if let Some(service) = self.service.get() {
                     service.shutdown_asked();
@@ -149,5 +151,14 @@ impl Core {
                 late.close();
             }
         }
+    }
+}
+
+/// Here, and not where it is noted: who takes logs is user code.
+fn log_refused(Refused { peer, what, cause, count }: &Refused) {
+    if cause.is_ordinary() {
+        tracing::debug!(target: "calomel::security", %peer, what, reason = %cause, count, "refused");
+    } else {
+        tracing::warn!(target: "calomel::security", %peer, what, reason = %cause, count, "refused");
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Call<E: Env> {
     one_way: bool,
     /// Length of the arguments.
     size: usize,
+    /// Memory that is exposed for this call.
+    exposed: Vec<u128>,
     pub answer: Option<Arriving<E::Memory>>,
 }
 
@@ -137,6 +139,7 @@ impl<E: Env> Proto<E> {
         };
         let want_shape = !bound.result_checked && !spec.one_way;
         let timer = spec.timed.then_some(spec.deadline);
+        let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
         let call = self.calls.insert(Call {
             waiter: spec.waiter,
             link: id,
@@ -144,6 +147,7 @@ impl<E: Env> Proto<E> {
             timer,
             one_way: spec.one_way,
             size,
+            exposed,
             answer: None,
         });
         let leases = self.lease(id, spec.leases);
@@ -213,7 +217,8 @@ impl<E: Env> Proto<E> {
         now: Instant,
     ) -> Result<CallId, Failure> {
         let id = self.link_to(peer, now)?;
-        let call = Call { waiter, link: id, procedure: 0, timer: Some(deadline), one_way: false, size: 0, answer: None };
+        let (exposed, timer) = (Vec::new(), Some(deadline));
+        let call = Call { waiter, link: id, procedure: 0, timer, one_way: false, size: 0, exposed, answer: None };
         let call = self.calls.insert(call);
         self.set_deadline(call, deadline);
         self.links[id].say(&Message::Shutdown { call: wire_id(call) }, &[]);
@@ -246,6 +251,7 @@ impl<E: Env> Proto<E> {
         if let Some(Arriving { leases, .. }) = call.answer {
             self.release(call.link, leases);
         }
+        self.end_for_call(call.exposed);
         self.outputs.push_back(Output::CallDone { waiter: call.waiter, result });
     }
 

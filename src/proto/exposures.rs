@@ -2,9 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::time::Instant;
 
+use super::grants::Grant;
+use super::refusals::Cause;
 use super::wire::{Message, Range, Status};
-use super::{Env, Lease, Leases, LinkId, Memory, Output, PeerId, Proto, Stage};
+use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto, Stage};
 
 /// What peers may do with exposed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,14 +26,8 @@ pub(super) struct LeaseOut<L> {
 struct Exposure<M> {
     memory: M,
     mode: Mode,
-    only: Option<Only>,
-}
-
-/// The one peer that memory is exposed to.
-struct Only {
-    peer: PeerId,
-    /// Which engine that was, if it has been met.
-    incarnation: Option<u64>,
+    /// Mostly there is none, and an exposure no larger than it takes.
+    grant: Option<Box<Grant>>,
 }
 
 /// How many tokens of memory that was taken back are remembered, to say `Revoked` instead of `AccessDenied`.
@@ -39,9 +36,17 @@ const REMEMBERED: usize = 4096;
 pub(super) struct Exposures<E: Env> {
     live: HashMap<u128, Exposure<E::Memory>, BuildHasherDefault<TokenHasher>>,
     revoked: VecDeque<u128>,
+    /// How many of them are for one call.
+    pub for_calls: usize,
 }
 
 /// The tokens in the table are this engine's own, and random already; a peer can only ask for others.
+///
+/// How long a look takes tells nothing of use. The table goes by 64 bits of the token: by those that say in which place to look,
+/// and by seven more that are compared in one step for sixteen places. A guess that agrees in all of these, with a token that
+/// is there, costs a comparison of two words more, some nanoseconds; who could measure them from outside would learn so
+/// many bits, seven and the logarithm of the table's size, of *some* token. Of the other hundred and more bits, nothing is
+/// compared piece by piece, so that one could be found after the other. Each guess is counted, too.
 #[derive(Default)]
 struct TokenHasher(u64);
 
@@ -61,13 +66,28 @@ impl Hasher for TokenHasher {
 
 impl<E: Env> Default for Exposures<E> {
     fn default() -> Self {
-        Exposures { live: HashMap::default(), revoked: VecDeque::new() }
+        Exposures { live: HashMap::default(), revoked: VecDeque::new(), for_calls: 0 }
     }
 }
 
 impl<E: Env> Exposures<E> {
     pub(super) fn clear(&mut self) {
         self.live.clear();
+        self.for_calls = 0;
+    }
+
+    pub(super) fn insert(&mut self, token: u128, memory: E::Memory, mode: Mode, grant: Option<Box<Grant>>) {
+        self.for_calls += usize::from(grant.as_ref().is_some_and(|grant| grant.is_for_call()));
+        self.live.insert(token, Exposure { memory, mode, grant });
+    }
+
+    pub(super) fn grant_mut(&mut self, token: u128) -> Option<&mut Grant> {
+        self.live.get_mut(&token)?.grant.as_deref_mut()
+    }
+
+    /// What is exposed under a token, whoever may use it.
+    pub(super) fn memory(&self, token: u128) -> Option<E::Memory> {
+        self.live.get(&token).map(|exposure| exposure.memory.clone())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -76,70 +96,85 @@ impl<E: Env> Exposures<E> {
 }
 
 impl<E: Env> Proto<E> {
-    /// Lets peers that know the token reach the memory.
-    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode) {
-        self.exposures.live.insert(token, Exposure { memory, mode, only: None });
-    }
-
-    /// As `expose`, for one peer: it is of no use to others that they know the token.
-    pub(crate) fn expose_to(&mut self, peer: PeerId, token: u128, memory: E::Memory, mode: Mode) {
-        let incarnation = self.peers.get(peer).and_then(|peer| peer.incarnation);
-        self.exposures.live.insert(token, Exposure { memory, mode, only: Some(Only { peer, incarnation }) });
-    }
-
     /// Locks peers out. What they had begun ends, and they are told; an access that is in progress in a transport is the
     /// memory's own gate to wait for.
     pub(crate) fn revoke(&mut self, token: u128) {
-        if self.exposures.live.remove(&token).is_none() {
-            return;
+        let Some(exposure) = self.exposures.live.remove(&token) else { return };
+        if let Some(grant) = exposure.grant {
+            self.exposures.for_calls -= usize::from(grant.is_for_call());
+            self.end_grant(token, &grant);
         }
         if self.exposures.revoked.len() == REMEMBERED {
             self.exposures.revoked.pop_front();
         }
         self.exposures.revoked.push_back(token);
-        self.stop_access(token);
+        self.stop_access(token, &Status::Revoked);
         self.tell_stale(token, None);
     }
 
-    /// The memory that a range means, if whoever names it may do that with it.
-    pub(super) fn check(&self, link: LinkId, range: Range, write: bool) -> Result<E::Memory, Status> {
+    /// The memory that a peer names, for a transfer that begins now, if it may do that with it. A refusal is noted.
+    pub(super) fn check(&mut self, link: LinkId, range: Range, write: bool, now: Instant) -> Result<E::Memory, Status> {
         if self.stage == Stage::Closed {
             return Err(Status::Finalizing);
         }
-        if range.owner != self.incarnation {
-            return Err(Status::Restarted);
-        }
-        let token = u128::from_le_bytes(range.token);
-        let only = self.exposures.live.get(&token).and_then(|exposure| exposure.only.as_ref());
-        let is_it = |only: &Only| {
-            let link = &self.links[link];
-            link.peer == Some(only.peer) && only.incarnation.is_none_or(|incarnation| incarnation == link.incarnation)
+        let permitted = if range.owner == self.incarnation {
+            self.permit(Some(link), u128::from_le_bytes(range.token), (range.offset, range.len), write, now)
+        } else {
+            Err(Cause::Restarted)
         };
-        if only.is_some_and(|only| !is_it(only)) {
-            return Err(Status::AccessDenied("the memory is exposed to another peer".into()));
-        }
-        self.access(token, range.offset, range.len, write)
+        permitted.map_err(|cause| {
+            let status = cause.status();
+            let verb = if write { "push" } else { "pull" };
+            self.refused(link, || format!("{verb} of {} bytes at {}", range.len, range.offset), cause);
+            status
+        })
     }
 
     /// As for a peer's range, for this engine's own bulks.
-    pub(crate) fn access(&self, token: u128, offset: u64, len: u64, write: bool) -> Result<E::Memory, Status> {
+    pub(crate) fn access(&mut self, token: u128, offset: u64, len: u64, write: bool, now: Instant) -> Result<E::Memory, Status> {
+        self.permit(None, token, (offset, len), write, now).map_err(|cause| cause.status())
+    }
+
+    /// The one place where it is decided whether a transfer may begin; `link` is where it comes from, `None` for this
+    /// engine's own. What may be used up is used up only if it may.
+    fn permit(
+        &mut self,
+        link: Option<LinkId>,
+        token: u128,
+        (offset, len): (u64, u64),
+        write: bool,
+        now: Instant,
+    ) -> Result<E::Memory, Cause> {
         let Some(exposure) = self.exposures.live.get(&token) else {
-            return Err(if self.exposures.revoked.contains(&token) {
-                Status::Revoked
-            } else {
-                Status::AccessDenied("no memory is exposed under this token".into())
-            });
+            let known = self.exposures.revoked.contains(&token);
+            return Err(if known { Cause::Revoked } else { Cause::UnknownToken });
         };
+        let terms = exposure.grant.is_some();
+        if let Some(grant) = &exposure.grant {
+            self.on_terms(grant, link, now)?;
+        }
         let allowed = if write { exposure.mode.write } else { exposure.mode.read };
         if !allowed {
-            let verb = if write { "write" } else { "read" };
-            return Err(Status::AccessDenied(format!("the memory is not exposed for peers to {verb}")));
+            return Err(Cause::Mode { write });
         }
         let part = match (usize::try_from(offset), usize::try_from(len)) {
             (Ok(offset), Ok(len)) => exposure.memory.part(offset, len),
             _ => None,
         };
-        part.ok_or(Status::OutOfRange { offset, len, size: exposure.memory.len() as u64 })
+        let part = part.ok_or(Cause::Range { offset, len, size: exposure.memory.len() as u64 })?;
+        if terms && let Some(grant) = self.exposures.grant_mut(token) {
+            let left = grant.quota();
+            if len > left {
+                return Err(Cause::Quota { len, left });
+            }
+            grant.use_up(len);
+        }
+        Ok(part)
+    }
+
+    /// What this engine exposes under a token, whoever may use it.
+    pub(crate) fn exposed(&self, token: u128) -> Option<E::Memory> {
+        self.exposures.memory(token)
     }
 
     /// Numbers the leases that go out with a message.
@@ -165,12 +200,14 @@ impl<E: Env> Proto<E> {
     }
 
     pub(super) fn handle_release(&mut self, link: LinkId, leases: Leases) {
-        let entry = &mut self.links[link];
+        let entry = &self.links[link];
         // The count is the peer's word: no more steps than there are leases.
         let range = leases.first..leases.first.saturating_add(u64::from(leases.count));
         let numbers: Vec<u64> = entry.leases.range(range).map(|(number, _)| *number).collect();
         for number in numbers {
-            if let Some(LeaseOut { lease, .. }) = entry.leases.remove(&number) {
+            let known = self.links.get_mut(link).and_then(|entry| entry.leases.remove(&number));
+            if let Some(LeaseOut { lease, .. }) = known {
+                self.bulk_dropped(link, number, lease.token());
                 self.outputs.push_back(Output::Unleased(lease));
             }
         }

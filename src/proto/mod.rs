@@ -14,6 +14,7 @@
 
 mod calls;
 mod exposures;
+mod grants;
 mod greeting;
 mod hash;
 mod keys;
@@ -21,6 +22,7 @@ mod landing;
 mod limits;
 mod link;
 mod peers;
+mod refusals;
 mod requests;
 mod streams;
 #[cfg(test)]
@@ -40,10 +42,13 @@ use slotmap::SlotMap;
 use crate::Address;
 pub(crate) use calls::{Answer, CallSpec, Content, Rejected};
 pub(crate) use exposures::Mode;
+pub(crate) use grants::Terms;
 pub(crate) use keys::Key;
 pub(crate) use landing::Landed;
 pub(crate) use limits::Limits;
 pub(crate) use peers::PeerTag;
+pub use refusals::Refusals;
+pub(crate) use refusals::Refused;
 pub(crate) use requests::{Incoming, Reply};
 pub(crate) use transfers::Remote;
 pub(crate) use wire::{Leases, Status};
@@ -87,7 +92,7 @@ pub(crate) trait Memory: Clone {
     fn part(&self, offset: usize, len: usize) -> Option<Self>;
     /// The same memory, for one operation: until `end`.
     fn for_one_operation(&self) -> Self;
-    /// The operation is over: its memory, and every part of it, must not be written any more.
+    /// The operation is over: its memory, and every part of it, must not be read or written any more.
     fn end(&self);
 }
 
@@ -212,6 +217,13 @@ pub(crate) enum Output<E: Env> {
     Stale {
         token: u128,
     },
+    /// Memory that peers may not use any more, though its owner has not taken it back: what was lent of it, the operation that
+    /// it was made for being over, is withdrawn.
+    Withdraw {
+        memory: E::Memory,
+    },
+    /// A peer was refused something: for the log.
+    Refused(Refused),
     /// A peer asks for the end of this engine.
     ShutdownAsked,
 }
@@ -237,6 +249,7 @@ pub(crate) struct Proto<E: Env> {
     /// Bytes held for peers, as far as they are counted in all.
     bytes: usize,
     limited: limits::Counts,
+    refusals: Refusals,
     timers: BTreeSet<(Instant, timers::Timer)>,
     /// Deadlines of calls, the next one first: those that come in order, as most do.
     deadlines: timers::Deadlines,
@@ -283,6 +296,7 @@ impl<E: Env> Proto<E> {
             handshakes: VecDeque::new(),
             bytes: 0,
             limited: limits::Counts::default(),
+            refusals: Refusals::default(),
             timers: BTreeSet::new(),
             deadlines: timers::Deadlines::default(),
             outputs: VecDeque::new(),
@@ -362,6 +376,7 @@ impl<E: Env> Proto<E> {
             self.touch_closing(id);
         }
         self.exposures.clear();
+        self.timers.retain(|(_, timer)| !matches!(timer, timers::Timer::Exposure(_)));
     }
 
     /// True when no connection is left.

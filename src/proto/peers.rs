@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::link::{Link, State};
 use super::timers::Timer;
 use super::wire::{Hello, Message};
-use super::{Env, Failure, LinkId, Output, PeerId, Proto, Stage};
+use super::{Env, Failure, Lease, LinkId, Output, PeerId, Proto, Stage};
 use crate::{Address, Scheme};
 
 /// What endpoints hold of a peer.
@@ -26,6 +26,8 @@ pub(super) struct Peer {
     pub link: Option<LinkId>,
     /// Which engine was last seen there.
     pub incarnation: Option<u64>,
+    /// How many engines have been seen there, one after the other.
+    pub engines: u64,
     /// What that engine wants to see when it is dialled again, to know this one.
     pub ticket: Option<u64>,
 }
@@ -76,6 +78,7 @@ impl<E: Env> Proto<E> {
             dial,
             link: None,
             incarnation: None,
+            engines: 0,
             ticket: None,
         })
     }
@@ -167,6 +170,7 @@ impl<E: Env> Proto<E> {
         let before = entry.incarnation.replace(hello.incarnation);
         if before != Some(hello.incarnation) {
             entry.ticket = None;
+            entry.engines += 1;
         }
         if let Some(other) = entry.link.replace(id).filter(|other| *other != id) {
             // The same engine has connected anew, and proved it: it has lost the other link.
@@ -294,6 +298,9 @@ impl<E: Env> Proto<E> {
         for (_, request) in link.requests {
             self.orphan(request);
         }
-        self.outputs.extend(link.leases.into_values().map(|out| Output::Unleased(out.lease)));
+        for (number, out) in link.leases {
+            self.bulk_dropped(id, number, out.lease.token());
+            self.outputs.push_back(Output::Unleased(out.lease));
+        }
     }
 }

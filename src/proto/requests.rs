@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::calls::{Arriving, Content, MAX_BUDGET, check_leases};
 use super::limits::NAME_COST;
 use super::link::{OutStream, broken};
+use super::refusals::Cause;
 use super::wire::{Bytes, MAX_NAME, MAX_NAMES, Message, Status, Stream};
 use super::{Body, Env, Failure, Leases, LinkId, Memory, Output, PeerTag, Proto, RequestId, Stage};
 
@@ -73,8 +74,8 @@ impl<E: Env> Proto<E> {
             self.links[id].say_back(&message);
             self.outputs.push_back(Output::ShutdownAsked);
         } else {
-            let status = Status::AccessDenied("remote shutdown is not enabled".into());
-            self.links[id].say_back(&Message::Refuse { call, status });
+            self.links[id].say_back(&Message::Refuse { call, status: Cause::Shutdown.status() });
+            self.refused(id, || "shutdown".to_owned(), Cause::Shutdown);
         }
         self.mark_ready(id);
     }

@@ -18,6 +18,8 @@ pub(super) enum Timer {
     Challenge(LinkId),
     /// Has the peer been heard?
     Heartbeat(LinkId),
+    /// Memory is exposed until then.
+    Exposure(u128),
 }
 
 /// Deadlines of calls, in order. A call that ends leaves its own behind, until it is the first or there are too many of that
@@ -66,6 +68,7 @@ impl<E: Env> Proto<E> {
                 Timer::Transfer(transfer) => self.abandon_transfer(transfer, Failure::Timeout),
                 Timer::Greeting(link) => self.greeting_due(link),
                 Timer::Heartbeat(link) => self.heartbeat(link, now),
+                Timer::Exposure(token) => self.exposure_due(token, now),
             }
         }
     }

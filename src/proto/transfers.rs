@@ -194,8 +194,8 @@ impl<E: Env> Proto<E> {
         if self.links[link].streams.has_pull(range.transfer) {
             return Err(broken(format!("pull {} was begun twice", range.transfer)));
         }
-        let checked = self.check(link, range, false);
-        match checked.and_then(|memory| self.admit_transfer(link).map(|()| memory)) {
+        // What is refused for there being too many uses nothing of what the memory's terms allow.
+        match self.admit_transfer(link).and_then(|()| self.check(link, range, false, now)) {
             Ok(memory) if memory.len() > 0 => {
                 let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
                 self.links[link].streams.add(stream);
@@ -213,8 +213,7 @@ impl<E: Env> Proto<E> {
         if self.links[link].pushes.contains_key(&range.transfer) {
             return Err(broken(format!("push {} was begun twice", range.transfer)));
         }
-        let checked = self.check(link, range, true);
-        match checked.and_then(|memory| self.admit_transfer(link).map(|()| memory)) {
+        match self.admit_transfer(link).and_then(|()| self.check(link, range, true, now)) {
             Ok(memory) if memory.len() > 0 => {
                 let push = IncomingPush { memory, landed: 0, token };
                 self.links[link].pushes.insert(range.transfer, push);
@@ -256,8 +255,9 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Ends whatever peers are doing with memory that is being taken back.
-    pub(super) fn stop_access(&mut self, token: u128) {
+    /// Ends whatever peers are doing with memory that is being taken back, or that they may not use any more; they are told
+    /// why.
+    pub(super) fn stop_access(&mut self, token: u128, why: &Status) {
         let links: Vec<LinkId> = self.links.keys().collect();
         for link in links {
             let entry = &mut self.links[link];
@@ -273,7 +273,7 @@ impl<E: Env> Proto<E> {
                 !doomed
             });
             for transfer in stopped {
-                self.done(link, transfer, Status::Revoked);
+                self.done(link, transfer, why.clone());
             }
         }
     }

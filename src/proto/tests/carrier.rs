@@ -166,6 +166,8 @@ impl Net {
             Output::Cancelled { request } => host.cancelled.push(request),
             Output::Unleased(lease) => host.unleased.push(lease),
             Output::Stale { token } => host.stale.push(token),
+            Output::Withdraw { memory } => assert!(!memory.is_open(), "what is withdrawn is over"),
+            Output::Refused(refused) => host.refused.push(refused),
             Output::ShutdownAsked => host.shutdowns += 1,
         }
     }

@@ -6,7 +6,7 @@ use super::devices::Move;
 use super::env::{Mem, Op, Random, Ticket, live};
 use super::host::{Host, Id, content, served};
 use super::wires::{Item, Wire};
-use super::{CallSpec, Config, Failure, Limits, Mode, PeerId, Rejected, Remote, Status};
+use super::{CallSpec, Config, Failure, Limits, Mode, PeerId, Rejected, Remote, Status, Terms};
 use crate::Address;
 
 /// Moments of time within which every story ends.
@@ -242,9 +242,13 @@ impl Net {
     }
 
     pub fn expose(&mut self, host: usize, token: u128, bytes: Vec<u8>, read: bool, write: bool) -> Mem {
+        self.expose_on_terms(host, token, bytes, Mode { read, write }, Terms::default())
+    }
+
+    pub fn expose_on_terms(&mut self, host: usize, token: u128, bytes: Vec<u8>, mode: Mode, terms: Terms) -> Mem {
         let memory = Mem::new(bytes);
         let host = &mut self.hosts[host];
-        host.proto.expose(token, memory.clone(), Mode { read, write });
+        host.proto.expose(token, memory.clone(), mode, terms);
         host.exposed.insert(token, memory.clone());
         memory
     }

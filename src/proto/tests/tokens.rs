@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::env::{Mem, Random};
 use super::host::{Outcome, assert_failed};
 use super::net::{Net, call};
-use super::{Failure, Mode, Remote, Status};
+use super::{Failure, Mode, Remote, Status, Terms};
 
 const TOKEN: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
 
@@ -152,12 +152,13 @@ fn stale_tokens() {
 fn the_owners_own_access() {
     let mut net = Net::new(1);
     net.expose(0, TOKEN, vec![1; 100], true, false);
-    let proto = &net.hosts[0].proto;
-    assert!(proto.access(TOKEN, 10, 90, false).is_ok());
-    assert_eq!(proto.access(TOKEN, 10, 91, false).err(), Some(Status::OutOfRange { offset: 10, len: 91, size: 100 }));
-    assert!(matches!(proto.access(TOKEN, 0, 1, true), Err(Status::AccessDenied(_))));
+    let now = net.now;
+    let proto = &mut net.hosts[0].proto;
+    assert!(proto.access(TOKEN, 10, 90, false, now).is_ok());
+    assert_eq!(proto.access(TOKEN, 10, 91, false, now).err(), Some(Status::OutOfRange { offset: 10, len: 91, size: 100 }));
+    assert!(matches!(proto.access(TOKEN, 0, 1, true, now), Err(Status::AccessDenied(_))));
     net.revoke(0, TOKEN);
-    assert_eq!(net.hosts[0].proto.access(TOKEN, 0, 1, false).err(), Some(Status::Revoked));
+    assert_eq!(net.hosts[0].proto.access(TOKEN, 0, 1, false, now).err(), Some(Status::Revoked));
     net.end();
 }
 
@@ -172,7 +173,14 @@ fn memory_for_one_peer() {
     }
     let chosen = net.peer(1, 0);
     let memory = Mem::new(vec![1; 500_000]);
-    net.with_host(1, |host| host.proto.expose_to(chosen, TOKEN, memory.clone(), Mode { read: true, write: true }));
+    net.with_host(1, |host| {
+        host.proto.expose(
+            TOKEN,
+            memory.clone(),
+            Mode { read: true, write: true },
+            Terms { only: Some(chosen), ..Terms::default() },
+        )
+    });
     for (host, allowed) in [(0, true), (2, false)] {
         for pull in [true, false] {
             let near = Mem::new(vec![1; 500_000]);

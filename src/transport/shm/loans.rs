@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::line::Line;
 use super::segment::{CLOSED, SLOTS};
-use crate::memory::{Loan, ReadAccess, Slice};
+use crate::memory::{Loan, Operation, ReadAccess, Slice};
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::thread;
 
@@ -26,13 +26,23 @@ struct Grant {
     line: Arc<Line>,
     slot: usize,
     id: u64,
+    /// What it is read for.
+    operation: Operation,
 }
 
 impl Loan for Grant {
-    fn revoke(&self) {
+    fn withdraw(&self) {
         let granted = &self.line.mine.words().granted[self.slot];
         // If it is not granted any more, the link may have ended while the reader goes on.
         let _ = granted.compare_exchange(self.id, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    fn is_over(&self) -> bool {
+        self.operation.has_ended()
+    }
+
+    fn revoke(&self) {
+        self.withdraw();
         fence(Ordering::SeqCst);
         let begin = Instant::now();
         let mut look = begin + LOOK;
@@ -91,7 +101,7 @@ impl Loans {
     pub(super) fn lend(&mut self, line: &Arc<Line>, slot: usize, access: &ReadAccess<'_>, part: Slice, payload: u64) -> u64 {
         self.last += 1;
         let id = self.last;
-        let grant: Arc<dyn Loan> = Arc::new(Grant { line: line.clone(), slot, id });
+        let grant: Arc<dyn Loan> = Arc::new(Grant { line: line.clone(), slot, id, operation: part.operation() });
         access.lend(grant.clone());
         line.mine.words().granted[slot].store(id, Ordering::Release);
         self.slots[slot] = Some(Entry { grant, memory: part, id, payload });

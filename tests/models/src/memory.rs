@@ -22,7 +22,7 @@ mod message {
     pub(super) fn keep(_: Vec<u8>) {}
 }
 
-pub(crate) use region::{Copied, Loan, ReadAccess, Region, Slice, WriteAccess, copy};
+pub(crate) use region::{Copied, Loan, Operation, ReadAccess, Region, Slice, WriteAccess, copy};
 
 pub(crate) mod shared {
     use std::io;

@@ -1,0 +1,249 @@
+//! On what terms memory is exposed: to whom, for which call, how often, how much, how long.
+//!
+//! [`Proto::permit`](super::Proto::permit) asks here, for each access. Memory that is exposed without terms has none of this.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::refusals::Cause;
+use super::timers::Timer;
+use super::{Env, Lease, LinkId, Memory, Mode, Output, PeerId, Proto};
+
+/// The terms on which memory is exposed. The default is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// For this peer, and no other.
+    pub only: Option<PeerId>,
+    /// For whoever is called with it first, until that call is over.
+    pub for_one_call: bool,
+    /// For one transfer.
+    pub once: bool,
+    /// For so many bytes in all.
+    pub quota: Option<u64>,
+    /// Until then.
+    pub expires: Option<Instant>,
+}
+
+/// The same, with what has become of them.
+pub(super) struct Grant {
+    only: Option<Only>,
+    call: ForCall,
+    once: bool,
+    used: bool,
+    quota: Option<u64>,
+    expires: Option<Instant>,
+    expired: bool,
+    /// When the timer is set, if one is.
+    timer: Option<Instant>,
+}
+
+/// The one peer that memory is exposed to.
+struct Only {
+    peer: PeerId,
+    /// Which of the engines that are met there, one after the other.
+    engine: u64,
+}
+
+/// ```text
+///   Any                (without this term)
+///   Unmade ──call──▶ Made ──answered / failed / timed out / cancelled────────────▶ Over
+///        └─one way─▶ Sent ──every bulk dropped / link lost / the call's deadline──▶ Over
+/// ```
+enum ForCall {
+    Any,
+    Unmade,
+    Made {
+        link: LinkId,
+    },
+    /// With so many bulks left of those whose leases have these numbers.
+    Sent {
+        link: LinkId,
+        leases: Range<u64>,
+        bulks: usize,
+        until: Instant,
+    },
+    Over,
+}
+
+const CALL_OVER: Cause = Cause::OtherCall("the call that the memory was exposed for has ended");
+
+impl Grant {
+    /// When something is to be done because time has passed.
+    fn due(&self) -> Option<Instant> {
+        let until = match self.call {
+            ForCall::Sent { until, .. } => Some(until),
+            _ => None,
+        };
+        let expires = self.expires.filter(|_| !self.expired);
+        [until, expires].into_iter().flatten().min()
+    }
+
+    pub(super) fn is_for_call(&self) -> bool {
+        !matches!(self.call, ForCall::Any)
+    }
+
+    /// What has not been moved yet of the bytes that may be.
+    pub(super) fn quota(&self) -> u64 {
+        self.quota.unwrap_or(u64::MAX)
+    }
+
+    /// A transfer begins. There is so much left of the quota.
+    pub(super) fn use_up(&mut self, len: u64) {
+        self.used |= self.once;
+        self.quota = self.quota.map(|left| left - len);
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// Lets peers that know the token reach the memory, on these terms.
+    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode, terms: Terms) {
+        if terms == Terms::default() {
+            return self.exposures.insert(token, memory, mode, None);
+        }
+        let Terms { only, for_one_call, once, quota, expires } = terms;
+        // Who was met there is meant; or else who is met first.
+        let met = |peer| self.peers.get(peer).map_or(1, |entry| entry.engines.max(1));
+        let only = only.map(|peer| Only { peer, engine: met(peer) });
+        let call = if for_one_call { ForCall::Unmade } else { ForCall::Any };
+        // It may end before it is taken back: then what is under way must not go on.
+        let ends = for_one_call || expires.is_some();
+        let memory = if ends { memory.for_one_operation() } else { memory };
+        let grant = Grant { only, call, once, used: false, quota, expires, expired: false, timer: None };
+        self.exposures.insert(token, memory, mode, Some(Box::new(grant)));
+        self.set_timer(token);
+    }
+
+    /// Whether the terms allow a transfer to begin; `link` is where it comes from, `None` for this engine's own.
+    pub(super) fn on_terms(&self, grant: &Grant, link: Option<LinkId>, now: Instant) -> Result<(), Cause> {
+        if grant.only.as_ref().is_some_and(|only| !self.is_at(link, only)) {
+            return Err(Cause::OtherPeer);
+        }
+        match &grant.call {
+            ForCall::Any => {}
+            ForCall::Unmade => return Err(Cause::OtherCall("the call that the memory is exposed for has not been made")),
+            ForCall::Over => return Err(CALL_OVER),
+            ForCall::Made { link: callee } | ForCall::Sent { link: callee, .. } => {
+                let is_callee = match link {
+                    Some(link) => link == *callee,
+                    None => self.links.get(*callee).is_some_and(|callee| callee.incarnation == self.incarnation),
+                };
+                if !is_callee {
+                    return Err(Cause::OtherCall("the memory is exposed for another call"));
+                }
+            }
+        }
+        // The timer may be late; and what arrives may be dated to before it.
+        if grant.expired || grant.expires.is_some_and(|at| now >= at) {
+            return Err(Cause::Expired);
+        }
+        if grant.used { Err(Cause::UsedUp) } else { Ok(()) }
+    }
+
+    fn is_at(&self, link: Option<LinkId>, only: &Only) -> bool {
+        let Some(peer) = self.peers.get(only.peer) else { return false };
+        match link {
+            Some(link) => {
+                let link = &self.links[link];
+                link.peer == Some(only.peer) && peer.incarnation == Some(link.incarnation) && peer.engines == only.engine
+            }
+            None => peer.incarnation == Some(self.incarnation) || self.addresses.contains(&peer.tag.address),
+        }
+    }
+
+    /// Bulks go out with a call: memory that is exposed for one call is that one's, if it was for none yet. `one_way` is the
+    /// deadline of a call that nobody answers. The tokens of what ends with the call.
+    pub(super) fn bind_to_call(&mut self, link: LinkId, leases: &[E::Lease], one_way: Option<Instant>) -> Vec<u128> {
+        let mut bound = Vec::new();
+        if self.exposures.for_calls == 0 {
+            return bound;
+        }
+        let first = self.links[link].next_lease;
+        let numbers = first..first + leases.len() as u64;
+        for token in leases.iter().map(Lease::token) {
+            let Some(grant) = self.exposures.grant_mut(token) else { continue };
+            match (&mut grant.call, one_way) {
+                (ForCall::Unmade, None) => {
+                    grant.call = ForCall::Made { link };
+                    bound.push(token);
+                }
+                (ForCall::Unmade, Some(until)) => {
+                    grant.call = ForCall::Sent { link, leases: numbers.clone(), bulks: 1, until };
+                    self.set_timer(token);
+                }
+                // Another bulk of it, in the same call.
+                (ForCall::Sent { link: sent, leases, bulks, .. }, _) if *sent == link && *leases == numbers => *bulks += 1,
+                _ => {}
+            }
+        }
+        bound
+    }
+
+    /// A call is over, and what was exposed for it.
+    pub(super) fn end_for_call(&mut self, tokens: Vec<u128>) {
+        for token in tokens {
+            if let Some(grant) = self.exposures.grant_mut(token) {
+                grant.call = ForCall::Over;
+                self.lapse(token, &CALL_OVER);
+            }
+        }
+    }
+
+    /// A bulk is no longer held by the peer that it was sent to. With the last one, a one-way call is over.
+    pub(super) fn bulk_dropped(&mut self, link: LinkId, number: u64, token: u128) {
+        if self.exposures.for_calls == 0 {
+            return;
+        }
+        let Some(grant) = self.exposures.grant_mut(token) else { return };
+        let ForCall::Sent { link: sent, leases, bulks, .. } = &mut grant.call else { return };
+        if *sent == link && leases.contains(&number) {
+            *bulks -= 1;
+            if *bulks == 0 {
+                grant.call = ForCall::Over;
+                self.lapse(token, &CALL_OVER);
+            }
+        }
+    }
+
+    /// The time of an exposure is over, or that of the one-way call that it is for.
+    pub(super) fn exposure_due(&mut self, token: u128, now: Instant) {
+        let Some(grant) = self.exposures.grant_mut(token) else { return };
+        grant.timer = None;
+        let why = if grant.expires.is_some_and(|at| at <= now) {
+            grant.expired = true;
+            Cause::Expired
+        } else {
+            grant.call = ForCall::Over;
+            CALL_OVER
+        };
+        self.lapse(token, &why);
+    }
+
+    /// Nobody may use the memory any more, though its owner has not taken it back. What is under way ends.
+    fn lapse(&mut self, token: u128, why: &Cause) {
+        self.set_timer(token);
+        let Some(memory) = self.exposures.memory(token) else { return };
+        memory.end();
+        self.stop_access(token, &why.status());
+        self.outputs.push_back(Output::Withdraw { memory });
+    }
+
+    /// Watches what ends with time.
+    fn set_timer(&mut self, token: u128) {
+        let Some(grant) = self.exposures.grant_mut(token) else { return };
+        let due = grant.due();
+        let before = std::mem::replace(&mut grant.timer, due);
+        if let Some(at) = before {
+            self.timers.remove(&(at, Timer::Exposure(token)));
+        }
+        if let Some(at) = due {
+            self.timers.insert((at, Timer::Exposure(token)));
+        }
+    }
+
+    /// Its owner has taken the memory back.
+    pub(super) fn end_grant(&mut self, token: u128, grant: &Grant) {
+        if let Some(at) = grant.timer {
+            self.timers.remove(&(at, Timer::Exposure(token)));
+        }
+    }
+}
