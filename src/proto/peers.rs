@@ -194,7 +194,7 @@ impl<E: Env> Proto<E> {
 
     /// It is the peer's own: who claims the incarnation of another gets a ticket of its own too, which proves nothing of that
     /// other.
-    fn ticket(&self, incarnation: u64, peer: PeerId) -> u64 {
+    pub(super) fn ticket(&self, incarnation: u64, peer: PeerId) -> u64 {
         self.tickets.hash_one((incarnation, peer))
     }
 
@@ -207,9 +207,14 @@ impl<E: Env> Proto<E> {
 
     /// The engine that was met before, if a hello proves that it is this one.
     pub(super) fn proved(&self, hello: &Hello) -> Option<PeerId> {
-        let known = self.by_incarnation.get(&hello.incarnation);
-        let known = known.filter(|id| hello.ticket == Some(self.ticket(hello.incarnation, **id)));
-        known.filter(|id| self.peers.contains_key(**id)).copied()
+        let ticket = hello.ticket?;
+        let shown = |id: &PeerId| {
+            self.peers.get(*id).is_some_and(|peer| peer.incarnation == Some(hello.incarnation))
+                && ticket == self.ticket(hello.incarnation, *id)
+        };
+        let known = self.by_incarnation.get(&hello.incarnation).copied().filter(shown);
+        // Somebody else may have claimed its incarnation while it was away.
+        known.or_else(|| self.peers.keys().find(shown))
     }
 
     /// Who dialled: an engine met before, which shows the ticket that it was given then; or somebody new.

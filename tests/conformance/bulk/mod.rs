@@ -7,6 +7,7 @@ mod denied;
 mod eager;
 mod forged;
 mod forward;
+mod grants;
 mod model;
 mod reclaim;
 mod released;

@@ -1,0 +1,90 @@
+//! What peers were refused, as it is counted and logged.
+
+use std::time::Duration;
+
+use super::env::{Mem, Random};
+use super::net::Net;
+use super::raw::frame;
+use super::refusals::{Cause, Refusals};
+use super::wire::{Message, Range};
+use super::{Mode, Terms};
+
+const TOKEN: u128 = 0xfeed;
+
+/// Each is counted under its cause, and once.
+#[test]
+fn each_cause_has_its_count() {
+    let mut net = Net::new(2);
+    let mut expected = Refusals::default();
+    net.expose(1, TOKEN, vec![1; 100], false, false);
+    net.expose(1, TOKEN + 1, vec![1; 100], true, true);
+    net.revoke(1, TOKEN + 1);
+    let open = Mode { read: true, write: true };
+    net.expose_on_terms(1, TOKEN + 3, vec![1; 100], open, Terms { quota: Some(9), ..Terms::default() });
+    let unmet = Some(net.peer(1, 1));
+    net.expose_on_terms(1, TOKEN + 4, vec![1; 100], open, Terms { only: unmet, ..Terms::default() });
+    net.expose_on_terms(1, TOKEN + 5, vec![1; 100], open, Terms { for_one_call: true, ..Terms::default() });
+    net.expose_on_terms(1, TOKEN + 6, vec![1; 100], open, Terms { once: true, ..Terms::default() });
+    net.expose_on_terms(1, TOKEN + 7, vec![1; 100], open, Terms { expires: Some(net.now), ..Terms::default() });
+    for pull in [true, false] {
+        for (token, len) in [(0, 1), (1, 1), (2, 1), (3, 101), (3, 10), (4, 1), (5, 1), (6, 0), (7, 1)] {
+            let op = net.transfer(0, 1, pull, (TOKEN + token, 0), &Mem::new(vec![0; len]));
+            net.settle();
+            assert!(net.hosts[0].is_done(op));
+        }
+    }
+    expected.mode = 2;
+    expected.revoked = 2;
+    expected.unknown_token = 2;
+    expected.range = 2;
+    expected.quota = 2;
+    expected.other_peer = 2;
+    expected.other_call = 2;
+    expected.used_up = 1;
+    expected.expired = 2;
+    assert_eq!((net.hosts[1].proto.refusals(), expected.total()), (expected, 17));
+    // Of an engine that was there before; and what is no access at all.
+    let raw = net.raw_peer(1, 77);
+    let range = Range { transfer: 1, owner: 1, token: TOKEN.to_le_bytes(), offset: 0, len: 1 };
+    net.say(raw, &Message::Pull(range), b"");
+    net.say(raw, &Message::Shutdown { call: 1 }, b"");
+    expected.restarted = 1;
+    expected.shutdown = 1;
+    assert_eq!(net.hosts[1].proto.refusals(), expected);
+    net.hang_up(raw);
+    (0..8).for_each(|token| net.revoke(1, TOKEN + token));
+    net.end();
+}
+
+/// Whoever guesses is counted, and gets nowhere; and the log is not theirs to fill.
+#[test]
+fn guesses_are_counted_and_do_not_flood_the_log() {
+    const GUESSES: u64 = 10_000;
+    let mut net = Net::new(1);
+    let memory = net.expose(0, TOKEN, vec![1; 100], true, true);
+    let raw = net.raw_peer(0, 7);
+    let mut random = Random(3);
+    let owner = net.hosts[0].incarnation;
+    for transfer in 0..GUESSES / 100 {
+        let mut bytes = Vec::new();
+        for n in 0..100 {
+            let token = (u128::from(random.next()) << 64 | u128::from(random.next())).to_le_bytes();
+            let range = Range { transfer: 100 * transfer + n, owner, token, offset: 0, len: 4 };
+            bytes.extend(frame(&if n % 2 == 0 { Message::Pull(range) } else { Message::Push(range) }, b""));
+        }
+        net.say_bytes(raw, bytes);
+    }
+    let refusals = net.hosts[0].proto.refusals();
+    assert_eq!((refusals.unknown_token, refusals.total()), (GUESSES, GUESSES));
+    let logged: Vec<u64> = net.hosts[0].refused.iter().map(|refused| refused.count).collect();
+    assert_eq!(logged, (0..14).map(|power| 1 << power).collect::<Vec<u64>>());
+    for refused in &net.hosts[0].refused {
+        assert_eq!((&refused.cause, refused.peer.to_string().starts_with("tcp://10.0.9.9:")), (&Cause::UnknownToken, true));
+        assert!(refused.what == "pull of 4 bytes at 0" || refused.what == "push of 4 bytes at 0", "{}", refused.what);
+    }
+    assert_eq!(memory.bytes(), [1; 100]);
+    net.advance(Duration::from_secs(1));
+    net.hang_up(raw);
+    net.revoke(0, TOKEN);
+    net.end();
+}
