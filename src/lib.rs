@@ -34,7 +34,8 @@
 //!   any serde types, of any size up to [`EngineBuilder::max_message_size`].
 //! - **Bulk data.** [`Engine::expose`] lends a buffer to peers, as a [`Bulk`] that travels inside calls. Whoever has it pulls
 //!   from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
-//!   [`Engine::scope`] does so with borrowed memory.
+//!   [`Engine::scope`] does so with borrowed memory. A [`Grant`] restricts what a bulk is good for: to one peer, one call, one
+//!   transfer, a number of bytes, a time; [`Engine::refusals`] tells what peers tried in vain.
 //! - **Transports.** `tcp://host:port`, `verbs://ip:port` by way of an RDMA card (with the feature `verbs`), `shm://name` on one
 //!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory by itself,
 //!   if both sides are of one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] tells.
@@ -77,6 +78,8 @@
 //!   connect over `verbs://`.
 //! - **One peer alone.** What is exposed with [`Engine::expose_to`] has keys that are good on that peer's connection only, where
 //!   the owner's device has memory windows of type 2; where it has none, there are no keys, and the owner is asked.
+//! - **Other terms.** What is exposed with other terms of a [`Grant`] has no keys at all: the owner is asked for each transfer,
+//!   checks the token, and sends.
 //! - **Taking memory back.** [`Exposed::reclaim`] has the device forget the memory before it gives the buffer back. A later
 //!   access is refused by the device, which breaks the queue pair that it was made on. There is one for such accesses alone:
 //!   another takes its place, and messages go on. The transfer is then put to the owner, whose answer is exact

@@ -483,6 +483,40 @@ mod tests {
         assert_eq!(*b.take_message(), [2; 8]);
     }
 
+    /// Counts how often it was withdrawn; nobody ever waits for it.
+    struct Lent(Operation, Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Loan for Lent {
+        fn revoke(&self) {
+            unreachable!("nobody takes the memory back")
+        }
+        fn withdraw(&self) {
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+        fn is_over(&self) -> bool {
+            self.0.has_ended()
+        }
+    }
+
+    #[test]
+    fn what_was_lent_for_an_operation_is_withdrawn_at_its_end() {
+        let region = Region::from_vec(vec![1; 4]);
+        let [ended, other] = [(); 2].map(|()| Slice::whole(&region).for_one_operation());
+        let withdrawn = [(); 3].map(|()| Arc::<std::sync::atomic::AtomicUsize>::default());
+        for (slice, count) in [&ended.part(1, 2).unwrap(), &other, &Slice::whole(&region)].into_iter().zip(&withdrawn) {
+            let loan = Lent(slice.operation(), count.clone());
+            slice.read_access().unwrap().lend(Arc::new(loan));
+        }
+        let counts = || withdrawn.each_ref().map(|count| count.load(Ordering::SeqCst));
+        region.withdraw();
+        assert_eq!(counts(), [0, 0, 0]);
+        ended.end();
+        region.withdraw();
+        assert_eq!(counts(), [1, 0, 0]);
+        // None of them is there any more when the gate closes.
+        region.outside.lock().lent.clear();
+    }
+
     #[test]
     fn close_waits_for_the_access_in_progress() {
         let region = Region::from_vec(vec![0; 4]);
