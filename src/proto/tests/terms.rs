@@ -250,6 +250,9 @@ fn what_is_under_way_ends() {
                         assert!(gone);
                     }
                 }
+                // Also where the other side reads and sends nothing more.
+                let left = net.hosts[0].left("streams") + net.hosts[0].left("incoming pushes");
+                assert_eq!(left, 0, "{end:?}: kept for a transfer that is over");
                 // The owner goes on with it.
                 let over = vec![3; LEN];
                 far.write(0, &over);
