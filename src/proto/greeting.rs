@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::keys::{self, Digest, Side};
 use super::link::broken;
+use super::refusals::Cause;
 use super::wire::{self, Greeting, Hello, Refusal, Said};
 use super::{Env, Failure, LinkId, Proto};
 
@@ -94,8 +95,11 @@ impl<E: Env> Proto<E> {
         if self.links[id].dialled {
             return Err(failure);
         }
-        let remote = &self.links[id].remote;
-        tracing::warn!(target: "calomel::security", %remote, ?refusal, "a connection is refused");
+        if refusal == Refusal::Version {
+            tracing::warn!(target: "calomel::proto", remote = %self.links[id].remote, "a peer of another protocol version");
+        } else {
+            self.refused(id, || "connection".to_owned(), Cause::Key);
+        }
         self.refuse_link(id, refusal);
         Ok(())
     }

@@ -53,6 +53,14 @@ pub(crate) struct Counts {
     pub exposures: u64,
 }
 
+impl Counts {
+    /// What peers were refused: not what the engine itself was.
+    pub(super) fn total(&self) -> u64 {
+        let Counts { connections, handshakes, requests, answers, transfers, ended, exposures: _ } = *self;
+        connections + handshakes + requests + answers + transfers + ended
+    }
+}
+
 /// What a link has less of, that could not be refused, is not counted in all: the short path need not do it.
 pub(super) const UNCOUNTED: usize = 16 << 10;
 /// Bytes that may be said back to one peer, besides answers, and not be out: some 200,000 refusals.

@@ -1,7 +1,7 @@
 //! What peers were refused: counted, and told to whoever watches the log.
 
 use super::wire::Status;
-use super::{Env, LinkId, Output, Proto};
+use super::{Env, LinkId, Output, Proto, RequestId};
 use crate::Address;
 
 /// What peers were refused since the engine was made, by cause. See [`Engine::refusals`](crate::Engine::refusals).
@@ -33,15 +33,23 @@ pub struct Refusals {
     pub quota: u64,
     /// Attempts to shut this engine down, where that is not enabled.
     pub shutdown: u64,
+    /// Calls that [`EngineBuilder::authorize`](crate::EngineBuilder::authorize) denied.
+    pub calls: u64,
+    /// Connections of engines that do not share this one's key.
+    pub connections: u64,
+    /// What was beyond the engine's limits: connections, requests, transfers, and answers that nobody read. These are logged
+    /// under `calomel::limits`.
+    pub busy: u64,
 }
 
 impl Refusals {
     /// All together.
     pub fn total(&self) -> u64 {
         let Refusals { unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, .. } = *self;
-        let Refusals { mode, range, quota, shutdown, .. } = *self;
-        let counts = [unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, mode, range, quota, shutdown];
-        counts.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
+        let Refusals { mode, range, quota, shutdown, calls, connections, busy, .. } = *self;
+        let accesses = [unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, mode, range, quota];
+        let others = [shutdown, calls, connections, busy];
+        accesses.iter().chain(&others).fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 }
 
@@ -69,6 +77,8 @@ pub(crate) enum Cause {
         left: u64,
     },
     Shutdown,
+    Call,
+    Key,
 }
 
 impl Cause {
@@ -99,6 +109,8 @@ impl Cause {
             Cause::Range { .. } => &mut refusals.range,
             Cause::Quota { .. } => &mut refusals.quota,
             Cause::Shutdown => &mut refusals.shutdown,
+            Cause::Call => &mut refusals.calls,
+            Cause::Key => &mut refusals.connections,
         }
     }
 }
@@ -119,6 +131,8 @@ impl std::fmt::Display for Cause {
             Cause::Range { offset, len, size } => write!(f, "{len} bytes at {offset} are not within the memory's {size} bytes"),
             Cause::Quota { len, left } => write!(f, "a transfer of {len} bytes is more than the {left} bytes left of the quota"),
             Cause::Shutdown => f.write_str("remote shutdown is not enabled"),
+            Cause::Call => f.write_str("this caller may not call it"),
+            Cause::Key => f.write_str("the two engines do not share a key"),
         }
     }
 }
@@ -151,6 +165,13 @@ impl<E: Env> Proto<E> {
 
     /// What peers were refused so far.
     pub(crate) fn refusals(&self) -> Refusals {
-        self.refusals
+        Refusals { busy: self.limited.total(), ..self.refusals }
+    }
+
+    /// A call is denied: its caller is told, and it is counted.
+    pub(crate) fn deny(&mut self, request: RequestId, link: LinkId, name: &str) {
+        self.refused(link, || format!("call of `{name}`"), Cause::Call);
+        // That the caller may be gone already changes nothing here.
+        let _ = self.respond(request, Err(Cause::Call.status()));
     }
 }

@@ -69,12 +69,8 @@ impl fmt::Debug for Caller<'_> {
 pub(super) fn is_allowed(shared: &Arc<Shared>, incoming: &Incoming<Live>) -> bool {
     let Some(authorize) = &shared.authorize else { return true };
     let caller = Caller { shared, incoming };
-    let allowed = catch_unwind(AssertUnwindSafe(|| authorize(&caller))).unwrap_or_else(|_| {
+    catch_unwind(AssertUnwindSafe(|| authorize(&caller))).unwrap_or_else(|_| {
         tracing::error!(target: "calomel::security", ?caller, "deciding on a call has panicked: it is denied");
         false
-    });
-    if !allowed {
-        tracing::warn!(target: "calomel::security", ?caller, "a call is denied");
-    }
-    allowed
+    })
 }

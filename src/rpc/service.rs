@@ -23,17 +23,20 @@ impl EngineService {
 impl Service for EngineService {
     fn request(&self, incoming: Incoming<Live>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
-        let status = if is_allowed(&shared, &incoming) {
-            match shared.registry.find(incoming.provider, &incoming.name) {
-                Found::Handler(handler) => return Some(Job::new(&shared.core, Work::Request(handler, incoming))),
-                Found::NoProcedure => Status::NoSuchProcedure,
-                Found::NoProvider => Status::NoSuchProvider,
-            }
-        } else {
+        if !is_allowed(&shared, &incoming) {
             // Which procedures there are is no business of theirs.
-            Status::AccessDenied("this caller may not call it".to_owned())
+            shared.core.exec_with_others(|proto| {
+                proto.release(incoming.link, incoming.leases);
+                proto.deny(incoming.request, incoming.link, &incoming.name);
+            });
+            return None;
+        }
+        let status = match shared.registry.find(incoming.provider, &incoming.name) {
+            Found::Handler(handler) => return Some(Job::new(&shared.core, Work::Request(handler, incoming))),
+            Found::NoProcedure => Status::NoSuchProcedure,
+            Found::NoProvider => Status::NoSuchProvider,
         };
-        tracing::debug!(target: "calomel::rpc", name = %incoming.name, provider = incoming.provider, ?status, "a call that is not handled");
+        tracing::debug!(target: "calomel::rpc", name = %incoming.name, provider = incoming.provider, ?status, "a call of nothing");
         shared.core.exec_with_others(|proto| {
             proto.release(incoming.link, incoming.leases);
             // That the caller may be gone already changes nothing here.

@@ -31,7 +31,7 @@ fn scene() -> (Net, Mem, PeerId) {
 fn claim(net: &mut Net, incarnation: u64, ticket: Option<u64>) -> Raw {
     let raw = net.raw_dial(0);
     let hello = Hello { ticket, addresses: vec!["tcp://10.0.0.2:7000".parse().unwrap()], ..hello(incarnation) };
-    net.say_bytes(raw, wire::greet(wire::VERSIONS, &hello));
+    net.say_bytes(raw, super::raw::greet(wire::VERSIONS, &hello));
     net.advance(SECOND / 100);
     raw
 }

@@ -49,6 +49,7 @@ fn who_has_another_key_is_refused(net: &Net) {
         assert_error!(Err::<(), _>(error), Error::AccessDenied { reason, .. } if reason.contains("key"));
         assert_eq!(hello(&good, &to_server).unwrap(), 7);
     }
+    assert_eq!(server.refusals().connections, 3);
     // Here it is the server that the client does not want.
     let strange = serving(net.server_with(other));
     assert_error!(hello(&good, &good.lookup(strange.address()).unwrap()), Error::AccessDenied { .. });
@@ -94,6 +95,8 @@ fn each_call_is_decided_on(net: &Net) {
     pair.client.procedure::<(), u32>("secret").on(&pair.to_server).notify(&()).unwrap();
     eventually("the notice is decided on", || asked.load(Ordering::Relaxed) == 7);
     assert_eq!(call("open", &pair.to_server).unwrap(), 1);
+    let refusals = pair.server.refusals();
+    assert_eq!((refusals.calls, refusals.total()), (5, 5));
 }
 
 fn callers_are_known(net: &Net) {
