@@ -202,17 +202,17 @@ impl<E: Env> Proto<E> {
     /// A message of a peer has been dealt with: an error when it has made this engine hold too much that can't be refused.
     pub(super) fn check_burden(&mut self, id: LinkId) -> Result<(), Failure> {
         let Some(link) = self.links.get(id) else { return Ok(()) };
-        let burden = link.burden();
-        if burden <= UNCOUNTED {
+        if !link.counts() {
             return Ok(());
         }
         self.recount(id);
+        let burden = self.links[id].burden();
         let (Account { said_back, names, .. }, limits) = (&self.links[id].account, &self.config.limits);
         let reason = if *said_back > MAX_SAID_BACK {
             format!("it does not read the {said_back} bytes that are said back to it")
         } else if *names > MAX_NAME_BYTES {
             format!("the names of its procedures take {names} bytes")
-        } else if self.exceeds(self.bytes, burden, limits.bytes) {
+        } else if burden > UNCOUNTED && self.exceeds(self.bytes, burden, limits.bytes) {
             format!("{} bytes are in flight for all peers, and {burden} of them it would not be refused", self.bytes)
         } else {
             return Ok(());

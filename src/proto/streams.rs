@@ -19,6 +19,12 @@ pub(super) struct OutStream<M> {
 /// The streams of a link, which take turns.
 pub(super) struct Streams<M> {
     queue: VecDeque<OutStream<M>>,
+    asked: Asked,
+}
+
+/// What the peer has asked for, of what is streamed.
+#[derive(Default)]
+struct Asked {
     /// The peer's numbers of its pulls, and of its calls whose answers are among the streams: there may be many, and a peer may
     /// give up what there is not again and again.
     pulls: HashSet<u64, Numbers>,
@@ -29,12 +35,12 @@ pub(super) struct Streams<M> {
 
 impl<M> Default for Streams<M> {
     fn default() -> Self {
-        Streams { queue: VecDeque::new(), pulls: HashSet::default(), responses: HashSet::default(), answering: 0 }
+        Streams { queue: VecDeque::new(), asked: Asked::default() }
     }
 }
 
-impl<M: Memory> Streams<M> {
-    pub(super) fn add(&mut self, stream: OutStream<M>) {
+impl Asked {
+    fn note<M: Memory>(&mut self, stream: &OutStream<M>) {
         match stream.kind {
             Stream::Pull => drop(self.pulls.insert(stream.id)),
             Stream::Response => {
@@ -43,6 +49,23 @@ impl<M: Memory> Streams<M> {
             }
             Stream::Push | Stream::Request => {}
         }
+    }
+
+    fn forget<M: Memory>(&mut self, stream: &OutStream<M>) {
+        match stream.kind {
+            Stream::Pull => drop(self.pulls.remove(&stream.id)),
+            Stream::Response => {
+                self.responses.remove(&stream.id);
+                self.answering -= stream.memory.len();
+            }
+            Stream::Push | Stream::Request => {}
+        }
+    }
+}
+
+impl<M: Memory> Streams<M> {
+    pub(super) fn add(&mut self, stream: OutStream<M>) {
+        self.asked.note(&stream);
         self.queue.push_back(stream);
     }
 
@@ -56,36 +79,19 @@ impl<M: Memory> Streams<M> {
         if stream.sent < stream.memory.len() {
             self.queue.push_back(stream);
         } else {
-            self.forget(&stream);
+            self.asked.forget(&stream);
         }
     }
 
     pub(super) fn drop_where(&mut self, mut doomed: impl FnMut(&OutStream<M>) -> bool) {
-        if self.queue.is_empty() {
-            return;
-        }
-        let queue = std::mem::take(&mut self.queue);
-        self.queue = queue
-            .into_iter()
-            .filter(|stream| {
-                let ends = doomed(stream);
-                if ends {
-                    self.forget(stream);
-                }
-                !ends
-            })
-            .collect();
-    }
-
-    fn forget(&mut self, stream: &OutStream<M>) {
-        match stream.kind {
-            Stream::Pull => drop(self.pulls.remove(&stream.id)),
-            Stream::Response => {
-                self.responses.remove(&stream.id);
-                self.answering -= stream.memory.len();
+        let Streams { queue, asked } = self;
+        queue.retain(|stream| {
+            let ends = doomed(stream);
+            if ends {
+                asked.forget(stream);
             }
-            Stream::Push | Stream::Request => {}
-        }
+            !ends
+        });
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -98,19 +104,19 @@ impl<M: Memory> Streams<M> {
     }
 
     pub(super) fn has_pull(&self, id: u64) -> bool {
-        self.pulls.contains(&id)
+        self.asked.pulls.contains(&id)
     }
 
     pub(super) fn has_response(&self, id: u64) -> bool {
-        self.responses.contains(&id)
+        self.asked.responses.contains(&id)
     }
 
     /// Pulls of the peer.
     pub(super) fn pulls(&self) -> usize {
-        self.pulls.len()
+        self.asked.pulls.len()
     }
 
     pub(super) fn answering(&self) -> usize {
-        self.answering
+        self.asked.answering
     }
 }

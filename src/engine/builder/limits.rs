@@ -63,7 +63,8 @@ impl EngineBuilder {
     /// [`Error::Unreachable`](crate::Error::Unreachable), which can be retried. Connections that the engine makes itself don't
     /// count. Of connections whose peer has not greeted yet there are 1024 more at most, and beyond that the oldest is dropped.
     ///
-    /// A process may have only so many files open: over tcp a connection takes one, over shared memory some five.
+    /// A process may have only so many files open: over tcp a connection takes one, over shared memory
+    /// several.
     pub fn max_connections(mut self, count: usize) -> Self {
         self.most.connections = count;
         self
