@@ -121,6 +121,7 @@
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only.
+//! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). To build it takes a C compiler.
 //! - `verbs`: the transport `verbs://`. To build it takes the headers of rdma-core and libclang; the README says which packages.
 
 #![deny(unsafe_code)]
@@ -137,6 +138,8 @@ mod rpc;
 mod sync;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
 mod transport;
 
 pub use address::{Address, IntoAddress, Scheme};
@@ -154,6 +157,8 @@ pub use proto::Refusals;
 pub use rpc::{
     BorrowedArgs, Call, Caller, HandlerPool, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder,
 };
+#[cfg(feature = "tls")]
+pub use tls::Tls;
 
 /// Keeps the example of the README running.
 #[cfg(doctest)]

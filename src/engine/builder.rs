@@ -14,7 +14,7 @@ use crate::bulk::{Copies, Origin};
 use crate::progress::{Core, Progress, Settings};
 use crate::proto;
 use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
-use crate::transport::{Lending, ShmOptions, Transport};
+use crate::transport::{Lending, ShmOptions, TcpOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme};
 
 /// Largest eager limit: a frame of 1 MiB holds it, with the message's head.
@@ -49,6 +49,8 @@ pub struct EngineBuilder {
     authorize: Option<Authorize>,
     most: limits::Most,
     shm: ShmOptions,
+    #[cfg(feature = "tls")]
+    tls: Option<crate::Tls>,
     wrap: Wrap,
 }
 
@@ -72,6 +74,8 @@ impl Default for EngineBuilder {
             authorize: None,
             most: limits::Most::default(),
             shm: ShmOptions { group: None, lending: Lending::Crowded, shortcuts: true },
+            #[cfg(feature = "tls")]
+            tls: None,
             wrap: Box::new(|transport| transport),
         }
     }
@@ -201,9 +205,23 @@ impl EngineBuilder {
 
     /// Whether a tcp or verbs address of this host is reached through shared memory (default yes). Both sides must have it on;
     /// where that does not work out, the address is dialled as it is. [`Endpoint::transport`](crate::Endpoint::transport) tells
-    /// which is in use.
+    /// which is in use. An engine that speaks TLS has it off.
     pub fn same_host_upgrade(mut self, on: bool) -> Self {
         self.shm.shortcuts = on;
+        self
+    }
+
+    /// Speaks TLS on every tcp connection, dialled or accepted, and takes no other. Who shows no certificate that is accepted,
+    /// where one is wanted, is refused before anything that it says is looked at; whoever is refused by either side gets
+    /// [`Error::AccessDenied`] with the reason, and [`Error::Unreachable`] where no TLS is spoken.
+    ///
+    /// No address is reached through shared memory by itself then, in neither direction, since nobody shows a certificate
+    /// there. The other transports are as they were: who listens at `shm://` or `verbs://` too is reached without TLS there.
+    ///
+    /// Bulk data costs two copies and its encryption on either side. Needs the feature `tls`.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: crate::Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -238,6 +256,10 @@ impl EngineBuilder {
         let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
         let incarnation = rand::rng().next_u64();
         let key = self.key.map(checked_key).transpose()?;
+        #[cfg(feature = "tls")]
+        let shm = ShmOptions { shortcuts: self.shm.shortcuts && self.tls.is_none(), ..self.shm };
+        #[cfg(not(feature = "tls"))]
+        let shm = self.shm;
         let core = Core::new(
             Settings {
                 proto: proto::Config {
@@ -252,7 +274,12 @@ impl EngineBuilder {
                 progress: self.progress,
                 handler_threads: self.handler_threads,
                 incarnation,
-                shm: self.shm,
+                shm,
+                tcp: TcpOptions {
+                    silence: self.heartbeat,
+                    #[cfg(feature = "tls")]
+                    tls: self.tls.map(|tls| (tls, self.connect)),
+                },
             },
             &*self.wrap,
         )?;

@@ -32,7 +32,7 @@ use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
 pub(crate) use crate::transport::{Access, Keys};
-use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, Transport};
+use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
@@ -71,6 +71,7 @@ pub(crate) struct Settings {
     pub handler_threads: usize,
     pub incarnation: u64,
     pub shm: ShmOptions,
+    pub tcp: TcpOptions,
 }
 
 /// The heart of an engine.
@@ -154,7 +155,7 @@ impl Core {
         let transports: Vec<Box<dyn Transport>> = vec![
             wrap(Box::new(Loopback::new(reactor(0)?))),
             wrap(Box::new(Shm::new(reactor(1)?, settings.shm))),
-            wrap(Box::new(Tcp::new(reactor(2)?, settings.proto.silence))),
+            wrap(Box::new(Tcp::new(reactor(2)?, settings.tcp)?)),
             #[cfg(feature = "verbs")]
             wrap(Box::new(Verbs::new(reactor(3)?, settings.incarnation, proto::wire::VERSIONS))),
         ];

@@ -304,6 +304,10 @@ impl Link for FaultyLink {
         self.inner.end_move(operation);
     }
 
+    fn certificate(&self) -> Option<Arc<[u8]>> {
+        self.inner.certificate()
+    }
+
     fn close(&self) {
         self.state.links.lock().remove(&self.key);
         self.inner.close();

@@ -21,7 +21,7 @@ use crate::memory::{Region, Slice};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use loopback::Loopback;
 pub(crate) use shm::{Lending, Options as ShmOptions, Shm};
-pub(crate) use tcp::Tcp;
+pub(crate) use tcp::{Options as TcpOptions, Tcp};
 #[cfg(feature = "verbs")]
 pub(crate) use verbs::Verbs;
 
@@ -85,6 +85,11 @@ pub(crate) trait Link: Send + Sync {
     /// no device could see to that.
     fn expose(&self, _region: &Region, _access: Access) -> io::Result<Option<Keys>> {
         Ok(None)
+    }
+    /// The certificate that the peer has shown, and proved to be its own: the encoded bytes (DER). From when it is connected.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for who decides whether a peer may"))]
+    fn certificate(&self) -> Option<Arc<[u8]>> {
+        None
     }
     /// Ends the connection; nothing is reported of it any more.
     fn close(&self);
@@ -233,3 +238,9 @@ pub(crate) struct OtherVersion {
     pub low: u16,
     pub high: u16,
 }
+
+/// One side does not accept who the other is, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+#[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "for transports that know who is there"))]
+pub(crate) struct Unauthorized(pub String);

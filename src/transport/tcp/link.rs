@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::super::{Landed, Link, LinkKey, Place, Sent, Sink, Taken};
-use super::Shared;
+use super::sending::{Sending, WHOLE};
+use super::session::Session;
 use super::sys::{self, Outgoing};
+use super::{Scratch, Shared};
 use crate::Scheme;
 use crate::memory::Slice;
 
-const WHOLE: u8 = 1;
 /// Besides payload, what a read takes in at most while one arrives: the next frames' beginning.
 const BEHIND_PAYLOAD: usize = 4 << 10;
 /// A link gives way to others after so many bytes; after fewer where they are not payload: there may be thousands of calls in
@@ -42,15 +43,8 @@ pub(super) struct TcpLink {
     written: AtomicU64,
     sending: Mutex<Option<Sending>>,
     receiving: Mutex<Receiving>,
-}
-
-/// A send that is not all out yet.
-struct Sending {
-    bytes: Vec<u8>,
-    payload: Option<Slice>,
-    written: usize,
-    /// The payload's memory was there whenever some of it was sent.
-    valid: bool,
+    /// Where all of that is encrypted.
+    session: Option<Box<Session>>,
 }
 
 #[derive(Default)]
@@ -76,7 +70,14 @@ pub(super) struct Received {
 }
 
 impl TcpLink {
-    pub(super) fn new(key: LinkKey, token: usize, stream: mio::net::TcpStream, connected: bool, shared: Arc<Shared>) -> TcpLink {
+    pub(super) fn new(
+        key: LinkKey,
+        token: usize,
+        stream: mio::net::TcpStream,
+        session: Option<Session>,
+        connected: bool,
+        shared: Arc<Shared>,
+    ) -> TcpLink {
         TcpLink {
             key,
             token,
@@ -91,6 +92,7 @@ impl TcpLink {
             written: AtomicU64::new(0),
             sending: Mutex::new(None),
             receiving: Mutex::default(),
+            session: session.map(Box::new),
         }
     }
 
@@ -114,6 +116,10 @@ impl TcpLink {
         self.hot.store(hot, Ordering::Relaxed);
     }
 
+    pub(super) fn is_secure(&self) -> bool {
+        self.session.is_some()
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }
@@ -122,24 +128,35 @@ impl TcpLink {
         self.more.load(Ordering::Relaxed)
     }
 
-    /// True when the socket is connected now, false when it is not yet.
+    /// True when the socket is connected now, and the peer has shown who it is where that is asked for; false when that is
+    /// not so yet.
     pub(super) fn finish_connecting(&self) -> io::Result<bool> {
-        let stream = self.stream.lock();
-        if let Some(error) = stream.take_error()? {
-            return Err(error);
-        }
-        match stream.peer_addr() {
-            Ok(_) => {
-                self.connected.store(true, Ordering::Relaxed);
-                Ok(true)
+        {
+            let stream = self.stream.lock();
+            if let Some(error) = stream.take_error()? {
+                return Err(error);
             }
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
-            Err(error) => Err(error),
+            match stream.peer_addr() {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(false),
+                Err(error) => return Err(error),
+            }
         }
+        let done = self.session.as_ref().map_or(Ok(true), |session| session.shake(self.fd))?;
+        self.connected.store(done, Ordering::Relaxed);
+        Ok(done)
+    }
+
+    /// The socket has taken so many bytes.
+    fn count(&self, n: usize) {
+        self.written.fetch_add(n as u64, Ordering::Release);
     }
 
     /// Writes what the socket takes; true when all of it is out.
     fn write(&self, sending: &mut Sending) -> io::Result<bool> {
+        if let Some(session) = &self.session {
+            return session.write(self.fd, sending, |n| self.count(n));
+        }
         let head = sending.bytes.len();
         let payload = sending.payload.as_ref().map_or(0, |slice| slice.len + 1);
         while sending.written < head + payload {
@@ -153,7 +170,7 @@ impl TcpLink {
             match sys::send(self.fd, &outgoing, &mut sending.valid) {
                 Ok(n) => {
                     sending.written += n;
-                    self.written.fetch_add(n as u64, Ordering::Release);
+                    self.count(n);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -166,7 +183,12 @@ impl TcpLink {
     /// Goes on with a send that found no room, if there is one. True when that brought it to its end.
     pub(super) fn resume(&self, sink: &mut dyn Sink) -> bool {
         let mut slot = self.sending.lock();
-        let Some(mut sending) = slot.take() else { return false };
+        let Some(mut sending) = slot.take() else {
+            if let Some(session) = &self.session {
+                session.flush(self.fd, |n| self.count(n));
+            }
+            return false;
+        };
         match self.write(&mut sending) {
             Ok(false) => {
                 *slot = Some(sending);
@@ -194,7 +216,7 @@ impl TcpLink {
     }
 
     /// Reads until the socket is empty, or others should have their turn.
-    pub(super) fn receive(&self, scratch: &mut [u8], sink: &mut dyn Sink) -> Received {
+    pub(super) fn receive(&self, scratch: &mut Scratch, sink: &mut dyn Sink) -> Received {
         let mut received = Received::default();
         if self.closed.load(Ordering::Acquire) {
             return Received { closed: true, ..received };
@@ -203,7 +225,15 @@ impl TcpLink {
         let (mut total, mut frames) = (0, 0);
         self.more.store(false, Ordering::Relaxed);
         loop {
-            let (asked, read) = receiving.read(self.fd, scratch);
+            let Scratch { bytes, plain } = scratch;
+            let read = match &self.session {
+                None => receiving.read(self.fd, bytes),
+                Some(session) => {
+                    plain.clear();
+                    let looked = session.read(self.fd, bytes, plain, |n| self.count(n));
+                    looked.map(|looked| Read { total: looked.total, in_scratch: 0, more: looked.more })
+                }
+            };
             let n = match read {
                 Ok(n) => n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -221,12 +251,14 @@ impl TcpLink {
             }
             received.any = true;
             total += n.total;
-            frames += n.in_scratch;
-            if !receiving.feed(self.key, &scratch[..n.in_scratch], sink) || self.closed.load(Ordering::Acquire) {
+            let came = if self.session.is_some() { &plain[..] } else { &bytes[..n.in_scratch] };
+            // What is decrypted lies together; while a payload arrives, it is mostly that.
+            frames += if receiving.payload.is_some() { came.len().min(BEHIND_PAYLOAD) } else { came.len() };
+            if !receiving.feed(self.key, came, sink) || self.closed.load(Ordering::Acquire) {
                 received.closed = true;
                 break;
             }
-            if n.total < asked && !self.ending.load(Ordering::Relaxed) {
+            if !n.more && !self.ending.load(Ordering::Relaxed) {
                 // The socket was emptied; the reactor tells of what comes next.
                 break;
             }
@@ -246,29 +278,29 @@ impl TcpLink {
 struct Read {
     total: usize,
     in_scratch: usize,
+    /// There may be more.
+    more: bool,
 }
 
 impl Receiving {
-    /// One read: to where the payload belongs, if one is arriving, and what is behind it to the scratch buffer. How many
-    /// bytes were asked for, and how many came.
-    fn read(&mut self, fd: RawFd, scratch: &mut [u8]) -> (usize, io::Result<Read>) {
+    /// One read: to where the payload belongs, if one is arriving, and what is behind it to the scratch buffer.
+    fn read(&mut self, fd: RawFd, scratch: &mut [u8]) -> io::Result<Read> {
         if let Some(payload) = &mut self.payload {
             let left = payload.place.len - payload.got;
             if let Some(target) = payload.place.target.as_ref().filter(|_| payload.valid && left > 0) {
                 let rest = &mut scratch[..BEHIND_PAYLOAD];
-                match sys::receive(fd, target, payload.got, rest) {
-                    Ok(Some(arrived)) => {
+                match sys::receive(fd, target, payload.got, rest)? {
+                    Some(arrived) => {
                         payload.got += arrived.placed;
                         let total = arrived.placed + arrived.rest;
-                        return (arrived.asked, Ok(Read { total, in_scratch: arrived.rest }));
+                        return Ok(Read { total, in_scratch: arrived.rest, more: total == arrived.asked });
                     }
-                    Ok(None) => payload.valid = false,
-                    Err(error) => return (0, Err(error)),
+                    None => payload.valid = false,
                 }
             }
         }
-        let read = sys::receive_plain(fd, scratch);
-        (scratch.len(), read.map(|n| Read { total: n, in_scratch: n }))
+        let n = sys::receive_plain(fd, scratch)?;
+        Ok(Read { total: n, in_scratch: n, more: n == scratch.len() })
     }
 
     /// Takes in bytes from the scratch buffer. False when the link was closed because of them.
@@ -349,7 +381,7 @@ impl Link for TcpLink {
             self.shared.warm(self.token);
         }
         let mut slot = self.sending.lock();
-        let mut sending = Sending { bytes, payload, written: 0, valid: true };
+        let mut sending = Sending::new(bytes, payload);
         match self.write(&mut sending) {
             Ok(true) => Sent::All(sending.bytes),
             Ok(false) => {
@@ -374,9 +406,16 @@ impl Link for TcpLink {
         }
     }
 
+    fn certificate(&self) -> Option<Arc<[u8]>> {
+        self.session.as_ref().and_then(|session| session.certificate())
+    }
+
     fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
+        }
+        if let Some(session) = self.session.as_ref().filter(|_| self.is_connected()) {
+            session.close(self.fd);
         }
         self.shared.entries.lock().links.remove(&self.token);
         let mut stream = self.stream.lock();

@@ -1,6 +1,14 @@
 //! `tcp://`: one socket a link.
 
+#[cfg(feature = "tls")]
+mod handshakes;
 mod link;
+mod sending;
+#[cfg(feature = "tls")]
+mod session;
+#[cfg(not(feature = "tls"))]
+#[path = "no_session.rs"]
+mod session;
 mod sys;
 
 use std::collections::HashMap;
@@ -14,7 +22,10 @@ use parking_lot::Mutex;
 
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve};
 use crate::{Address, Error, Result, Scheme};
+#[cfg(feature = "tls")]
+use handshakes::{Handshakes, Known};
 use link::{Received, TcpLink};
+use session::Session;
 
 /// Sockets that are read directly, without asking the reactor first. More than a few, and asking is cheaper.
 const MAX_HOT: usize = 4;
@@ -33,10 +44,29 @@ pub(crate) struct Tcp {
     shared: Arc<Shared>,
     /// Links that may have more to read, or had something a moment ago, or were sent something.
     hot: Mutex<Vec<Hot>>,
-    scratch: Mutex<Vec<u8>>,
+    scratch: Mutex<Scratch>,
     /// Listeners that could not accept somebody who waits.
     refused: Mutex<Vec<usize>>,
     keep_alive: Duration,
+    /// Where all connections are to be TLS: those that are not yet.
+    #[cfg(feature = "tls")]
+    handshakes: Option<Handshakes>,
+}
+
+/// What the transport is told.
+pub(crate) struct Options {
+    /// How long a peer may be unheard of before the system, too, gives it up.
+    pub silence: Duration,
+    /// What every connection is encrypted with, and how long it may take to agree on that.
+    #[cfg(feature = "tls")]
+    pub tls: Option<(crate::tls::Tls, Duration)>,
+}
+
+/// To where links are read, in turn.
+struct Scratch {
+    bytes: Vec<u8>,
+    /// What is decrypted.
+    plain: Vec<u8>,
 }
 
 struct Hot {
@@ -76,10 +106,16 @@ impl Shared {
 }
 
 impl Tcp {
-    /// `silence`: how long a peer may be unheard of before the system, too, gives it up.
-    pub(crate) fn new(reactor: Reactor, silence: Duration) -> Tcp {
+    pub(crate) fn new(reactor: Reactor, options: Options) -> Result<Tcp> {
         let Reactor { registry, first_token, .. } = reactor;
-        Tcp {
+        #[cfg(feature = "tls")]
+        let handshakes = options.tls.map(|(tls, limit)| {
+            // The first token is nobody else's.
+            Handshakes::new(session::Secure::new(&tls)?, limit, &registry, first_token)
+        });
+        Ok(Tcp {
+            #[cfg(feature = "tls")]
+            handshakes: handshakes.transpose()?,
             shared: Arc::new(Shared {
                 registry,
                 first_token,
@@ -88,21 +124,22 @@ impl Tcp {
                 busy: AtomicBool::new(false),
             }),
             hot: Mutex::default(),
-            scratch: Mutex::new(vec![0; SCRATCH]),
+            scratch: Mutex::new(Scratch { bytes: vec![0; SCRATCH], plain: Vec::new() }),
             refused: Mutex::default(),
-            keep_alive: silence,
-        }
+            keep_alive: options.silence,
+        })
     }
 
     fn add(
         &self,
         key: LinkKey,
         stream: mio::net::TcpStream,
+        session: Option<Session>,
         connected: bool,
         attach: &mut dyn FnMut(Arc<dyn Link>),
     ) -> io::Result<()> {
         let token = self.shared.token();
-        let link = Arc::new(TcpLink::new(key, token, stream, connected, self.shared.clone()));
+        let link = Arc::new(TcpLink::new(key, token, stream, session, connected, self.shared.clone()));
         attach(link.clone());
         if connected {
             self.set_up(&link);
@@ -141,8 +178,13 @@ impl Tcp {
             };
             match accepted {
                 Ok((stream, remote)) => {
+                    #[cfg(feature = "tls")]
+                    if let Some(handshakes) = &self.handshakes {
+                        handshakes.add(self.shared.token(), stream, remote, &self.shared.registry);
+                        continue;
+                    }
                     let key = sink.accepted(Address::tcp(remote));
-                    let added = self.add(key, stream, true, &mut |link| sink.attach(key, link));
+                    let added = self.add(key, stream, None, true, &mut |link| sink.attach(key, link));
                     if let Err(error) = added {
                         sink.closed(key, error);
                     }
@@ -165,6 +207,43 @@ impl Tcp {
         {
             tracing::error!(target: "calomel::tcp", %error, "the reactor does not take a listener any more");
         }
+    }
+
+    /// Goes on with handshakes, where the token is one of theirs.
+    #[cfg(feature = "tls")]
+    fn shake(&self, handshakes: &Handshakes, token: usize, sink: &mut dyn Sink) -> bool {
+        let registry = &self.shared.registry;
+        if token == self.shared.first_token {
+            handshakes.expire(registry);
+            return true;
+        }
+        if !handshakes.has(token) {
+            return false;
+        }
+        if let Some(Known { stream, remote, session }) = handshakes.go_on(token, registry) {
+            let key = sink.accepted(Address::tcp(remote));
+            let link = Arc::new(TcpLink::new(key, token, stream, Some(session), true, self.shared.clone()));
+            // The reactor knows it by this token already, and has told what it knows.
+            self.shared.entries.lock().links.insert(token, link.clone());
+            sink.attach(key, link.clone());
+            self.set_up(&link);
+            let received = self.receive(&link, sink);
+            if !received.closed {
+                self.heat(&link, received.more);
+            }
+        }
+        true
+    }
+
+    /// What a connection to this address begins with.
+    #[cfg(feature = "tls")]
+    fn session(&self, socket: std::net::SocketAddr) -> io::Result<Option<Session>> {
+        self.handshakes.as_ref().map(|handshakes| handshakes.secure.dial(socket.ip())).transpose()
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn session(&self, _: std::net::SocketAddr) -> io::Result<Option<Session>> {
+        Ok(None)
     }
 
     /// Reads a link, and keeps it hot if that may be worth it. True when anything came.
@@ -207,6 +286,10 @@ impl Transport for Tcp {
 
     fn listen(&self, address: &Address) -> Result<Address> {
         let socket = resolve(address)?;
+        #[cfg(feature = "tls")]
+        if let Some(handshakes) = &self.handshakes {
+            handshakes.secure.check_listening(&format!("listening at {address}"))?;
+        }
         let mut listener = mio::net::TcpListener::bind(socket).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => Error::AddressInUse { address: address.clone() },
             _ => Error::io(format!("can't listen at {address}"), error),
@@ -225,12 +308,15 @@ impl Transport for Tcp {
             // It is closed right away, which deregisters it as well.
             let _ = self.shared.registry.deregister(&mut listener);
         }
+        #[cfg(feature = "tls")]
+        self.handshakes.iter().for_each(|handshakes| handshakes.clear(&self.shared.registry));
     }
 
     fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
         let socket = address.socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a resolved address"))?;
+        let session = self.session(socket)?;
         let stream = mio::net::TcpStream::connect(socket)?;
-        self.add(key, stream, false, &mut |link| attach(link))
+        self.add(key, stream, session, false, &mut |link| attach(link))
     }
 
     fn poll(&self, sink: &mut dyn Sink) -> bool {
@@ -266,8 +352,15 @@ impl Transport for Tcp {
         if self.shared.entries.lock().listeners.contains_key(&token) {
             return self.accept(token, sink);
         }
+        #[cfg(feature = "tls")]
+        if let Some(handshakes) = &self.handshakes
+            && self.shake(handshakes, token, sink)
+        {
+            return;
+        }
         let Some(link) = self.shared.entries.lock().links.get(&token).cloned() else { return };
-        if !link.is_connected() {
+        let connects = !link.is_connected();
+        if connects {
             match link.finish_connecting() {
                 Ok(true) => {
                     self.set_up(&link);
@@ -283,7 +376,7 @@ impl Transport for Tcp {
         if event.is_writable() {
             link.resume(sink);
         }
-        if event.is_readable() || event.is_read_closed() || event.is_error() || link.is_ending() {
+        if event.is_readable() || event.is_read_closed() || event.is_error() || link.is_ending() || connects && link.is_secure() {
             if event.is_read_closed() || event.is_error() {
                 link.expect_end();
             }

@@ -72,6 +72,19 @@ pub(super) fn send(fd: RawFd, outgoing: &Outgoing<'_>, valid: &mut bool) -> io::
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
+/// Sends plain bytes from several places, as many as the socket takes.
+#[cfg(feature = "tls")]
+pub(super) fn send_all(fd: RawFd, pieces: &[io::IoSlice<'_>]) -> io::Result<usize> {
+    // SAFETY: an all-zero `msghdr` is a valid value of it.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    // An `IoSlice` has the layout of an `iovec`. The call writes to neither.
+    message.msg_iov = pieces.as_ptr().cast_mut().cast();
+    message.msg_iovlen = pieces.len() as _;
+    // SAFETY: the pieces are borrowed for the call, which only reads them. No SIGPIPE: the error is enough.
+    let n = unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
 /// What [`receive`] made of a read.
 pub(super) struct Arrived {
     /// Bytes that went to the target.
