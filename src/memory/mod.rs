@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 mod buffer;
+mod checksum;
 mod engine_buffer;
 mod held;
 mod message;

@@ -8,7 +8,7 @@ use super::workers::Job;
 use super::{Core, Outputs, collect, key, link_id};
 use crate::Address;
 use crate::proto;
-use crate::transport::{Landed, Link, LinkKey, OtherVersion, Place, Sink, Taken};
+use crate::transport::{Landed, Link, LinkKey, OtherVersion, Place, Sink, Taken, Unauthorized};
 
 pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
@@ -68,6 +68,7 @@ impl Sink for CoreSink<'_> {
             Landed::Whole => proto::Landed::Whole,
             Landed::SourceGone => proto::Landed::SourceGone,
             Landed::TargetGone => proto::Landed::TargetGone,
+            Landed::Damaged => proto::Landed::Damaged,
         };
         self.step(|proto, now| proto.handle_placed(link_id(key), landed, now));
     }
@@ -102,6 +103,11 @@ impl Sink for CoreSink<'_> {
                 self.core.connect_straight(link_id(key), &address, &mut outputs);
                 return self.core.perform(&mut outputs, Some(self.jobs));
             }
+        }
+        let unauthorized = cause.get_ref().and_then(|source| source.downcast_ref::<Unauthorized>());
+        if let Some(Unauthorized(reason)) = unauthorized {
+            let failure = proto::Failure::Unauthorized { reason: reason.clone() };
+            return self.step(|proto, _| proto.close(link_id(key), failure));
         }
         let other = cause.get_ref().and_then(|source| source.downcast_ref::<OtherVersion>());
         match other {

@@ -6,7 +6,7 @@ use slotmap::KeyData;
 
 use super::link::broken;
 use super::wire::Stream;
-use super::{Env, Failure, LinkId, Memory, Proto};
+use super::{CallId, Env, Failure, LinkId, Memory, Proto};
 
 /// Longest payload of one `Data` that is taken.
 pub(super) const MAX_CHUNK: usize = 4 << 20;
@@ -36,6 +36,8 @@ pub(crate) enum Landed {
     SourceGone,
     /// The memory they were for is gone.
     TargetGone,
+    /// They are not what was sent.
+    Damaged,
 }
 
 impl<E: Env> Proto<E> {
@@ -104,6 +106,10 @@ impl<E: Env> Proto<E> {
         match kind {
             Stream::Pull => self.pull_landed(id, number, len, landed),
             Stream::Push => self.push_landed(id, number, len, landed),
+            Stream::Request if landed == Landed::Damaged => self.refuse_damaged(id, number),
+            Stream::Response if landed == Landed::Damaged => {
+                self.abandon_call(CallId::from(KeyData::from_ffi(number)), Failure::Checksum);
+            }
             // The body of a message is the sender's own: only one who lies takes it away, and what it leaves is nobody's.
             Stream::Request | Stream::Response if landed != Landed::Whole => {
                 self.close(id, broken("a message that was taken back".into()));

@@ -173,6 +173,17 @@ impl<E: Env> Proto<E> {
         }
     }
 
+    /// The body of a request is not what was sent: it has got to no handler, and will not.
+    pub(super) fn refuse_damaged(&mut self, id: LinkId, number: u64) {
+        let request = self.links[id].requests.get(&number).and_then(|key| self.requests.get(*key));
+        let answered = request.is_some_and(|request| !request.one_way);
+        self.handle_cancel(id, number);
+        if answered {
+            self.links[id].say(&Message::Refuse { call: number, status: Status::Checksum }, &[]);
+            self.mark_ready(id);
+        }
+    }
+
     /// The one place where a request ends.
     fn remove_request(&mut self, key: RequestId) -> Option<Request<E>> {
         let request = self.requests.remove(key)?;

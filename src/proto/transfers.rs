@@ -163,6 +163,7 @@ impl<E: Env> Proto<E> {
             // The owner's `Done` follows, but this says it already.
             Landed::SourceGone => self.end_transfer(id, Err(Failure::Refused(Status::Revoked))),
             Landed::TargetGone => self.abandon_transfer(id, Failure::Revoked),
+            Landed::Damaged => self.abandon_transfer(id, Failure::Checksum),
         }
     }
 
@@ -238,6 +239,7 @@ impl<E: Env> Proto<E> {
             }
             // The initiator took its own memory away; it knows, and this is for its table of transfers.
             Landed::SourceGone | Landed::TargetGone => Status::Revoked,
+            Landed::Damaged => Status::Checksum,
         };
         pushes.remove(&number);
         self.done(link, number, status);

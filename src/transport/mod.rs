@@ -161,6 +161,8 @@ pub(crate) enum Landed {
     SourceGone,
     /// The target's memory was gone.
     TargetGone,
+    /// The bytes are not those that were sent: their checksum does not match.
+    Damaged,
 }
 
 /// What was made of bytes that arrived.

@@ -1,7 +1,4 @@
 //! One socket: what is being sent, and what is being received.
-//!
-//! On the wire a payload is followed by one byte, which says whether it is what the sender's memory held: memory may be
-//! taken back while half of a payload is out, and what was announced has to be sent all the same.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -10,16 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::super::{Landed, Link, LinkKey, Place, Sent, Sink, Taken};
-use super::sending::{Sending, WHOLE};
+use super::super::{Link, LinkKey, Sent, Sink};
+use super::receiving::{BEHIND_PAYLOAD, Read, Receiving};
+use super::sending::Sending;
 use super::session::Session;
-use super::sys::{self, Outgoing};
-use super::{Scratch, Shared};
+use super::{Scratch, Shared, sys};
 use crate::Scheme;
 use crate::memory::Slice;
 
-/// Besides payload, what a read takes in at most while one arrives: the next frames' beginning.
-const BEHIND_PAYLOAD: usize = 4 << 10;
 /// A link gives way to others after so many bytes; after fewer where they are not payload: there may be thousands of calls in
 /// what one read takes in.
 const FAIR: usize = 1 << 20;
@@ -43,23 +38,10 @@ pub(super) struct TcpLink {
     written: AtomicU64,
     sending: Mutex<Option<Sending>>,
     receiving: Mutex<Receiving>,
+    /// Payloads have checksums.
+    covered: AtomicBool,
     /// Where all of that is encrypted.
     session: Option<Box<Session>>,
-}
-
-#[derive(Default)]
-struct Receiving {
-    /// The beginning of a frame.
-    partial: Vec<u8>,
-    payload: Option<Payload>,
-}
-
-/// A payload that is arriving.
-struct Payload {
-    place: Place,
-    got: usize,
-    /// The target was there whenever some of it arrived.
-    valid: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -92,6 +74,7 @@ impl TcpLink {
             written: AtomicU64::new(0),
             sending: Mutex::new(None),
             receiving: Mutex::default(),
+            covered: AtomicBool::new(false),
             session: session.map(Box::new),
         }
     }
@@ -157,21 +140,9 @@ impl TcpLink {
         if let Some(session) = &self.session {
             return session.write(self.fd, sending, |n| self.count(n));
         }
-        let head = sending.bytes.len();
-        let payload = sending.payload.as_ref().map_or(0, |slice| slice.len + 1);
-        while sending.written < head + payload {
-            let skip = sending.written.saturating_sub(head);
-            // When only the last byte is missing, the payload's part is empty.
-            let outgoing = Outgoing {
-                bytes: &sending.bytes[sending.written.min(head)..],
-                payload: sending.payload.as_ref().map(|slice| (slice, skip)),
-                tail: WHOLE,
-            };
-            match sys::send(self.fd, &outgoing, &mut sending.valid) {
-                Ok(n) => {
-                    sending.written += n;
-                    self.count(n);
-                }
+        while !sending.is_done() {
+            match sending.send(self.fd) {
+                Ok(n) => self.count(n),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -253,10 +224,18 @@ impl TcpLink {
             total += n.total;
             let came = if self.session.is_some() { &plain[..] } else { &bytes[..n.in_scratch] };
             // What is decrypted lies together; while a payload arrives, it is mostly that.
-            frames += if receiving.payload.is_some() { came.len().min(BEHIND_PAYLOAD) } else { came.len() };
-            if !receiving.feed(self.key, came, sink) || self.closed.load(Ordering::Acquire) {
-                received.closed = true;
-                break;
+            frames += if receiving.has_payload() { came.len().min(BEHIND_PAYLOAD) } else { came.len() };
+            match receiving.feed(self.key, came, &self.covered, sink) {
+                Ok(open) if open && !self.closed.load(Ordering::Acquire) => {}
+                Ok(_) => {
+                    received.closed = true;
+                    break;
+                }
+                Err(error) => {
+                    self.lose(error, sink);
+                    received.closed = true;
+                    break;
+                }
             }
             if !n.more && !self.ending.load(Ordering::Relaxed) {
                 // The socket was emptied; the reactor tells of what comes next.
@@ -268,110 +247,10 @@ impl TcpLink {
                 break;
             }
         }
-        if received.any && receiving.payload.is_some() {
+        if received.any && receiving.has_payload() {
             sink.heard(self.key);
         }
         received
-    }
-}
-
-struct Read {
-    total: usize,
-    in_scratch: usize,
-    /// There may be more.
-    more: bool,
-}
-
-impl Receiving {
-    /// One read: to where the payload belongs, if one is arriving, and what is behind it to the scratch buffer.
-    fn read(&mut self, fd: RawFd, scratch: &mut [u8]) -> io::Result<Read> {
-        if let Some(payload) = &mut self.payload {
-            let left = payload.place.len - payload.got;
-            if let Some(target) = payload.place.target.as_ref().filter(|_| payload.valid && left > 0) {
-                let rest = &mut scratch[..BEHIND_PAYLOAD];
-                match sys::receive(fd, target, payload.got, rest)? {
-                    Some(arrived) => {
-                        payload.got += arrived.placed;
-                        let total = arrived.placed + arrived.rest;
-                        return Ok(Read { total, in_scratch: arrived.rest, more: total == arrived.asked });
-                    }
-                    None => payload.valid = false,
-                }
-            }
-        }
-        let n = sys::receive_plain(fd, scratch)?;
-        Ok(Read { total: n, in_scratch: n, more: n == scratch.len() })
-    }
-
-    /// Takes in bytes from the scratch buffer. False when the link was closed because of them.
-    fn feed(&mut self, key: LinkKey, mut data: &[u8], sink: &mut dyn Sink) -> bool {
-        loop {
-            if let Some(payload) = &mut self.payload {
-                let n = data.len().min(payload.place.len - payload.got);
-                payload.take(&data[..n]);
-                data = &data[n..];
-                if payload.got < payload.place.len {
-                    return true;
-                }
-                let Some((trailer, rest)) = data.split_first() else { return true };
-                let landed = match (payload.valid, *trailer == WHOLE) {
-                    (_, false) => Landed::SourceGone,
-                    (false, true) => Landed::TargetGone,
-                    (true, true) => Landed::Whole,
-                };
-                data = rest;
-                self.payload = None;
-                sink.placed(key, landed);
-            }
-            if data.is_empty() && self.partial.is_empty() {
-                return true;
-            }
-            let Some(place) = self.frames(key, &mut data, sink) else { return false };
-            match place {
-                Some(place) => self.payload = Some(Payload { place, got: 0, valid: true }),
-                None => return true,
-            }
-        }
-    }
-
-    /// Offers frames to the sink; what is left of the data is behind a payload's place, or kept for later. `None`: the link
-    /// was closed.
-    fn frames(&mut self, key: LinkKey, data: &mut &[u8], sink: &mut dyn Sink) -> Option<Option<Place>> {
-        if self.partial.is_empty() {
-            let Taken { used, place } = sink.bytes(key, data)?;
-            *data = &data[used..];
-            if place.is_none() {
-                self.partial.extend_from_slice(data);
-                *data = &[];
-            }
-            return Some(place);
-        }
-        let before = self.partial.len();
-        self.partial.extend_from_slice(data);
-        let Taken { used, place } = sink.bytes(key, &self.partial)?;
-        if place.is_none() {
-            self.partial.drain(..used);
-            *data = &[];
-            if self.partial.is_empty() {
-                // An idle link keeps no buffer.
-                self.partial = Vec::new();
-            }
-        } else {
-            // A frame that was not complete before ends within the new data.
-            *data = &data[used.saturating_sub(before)..];
-            self.partial = Vec::new();
-        }
-        Some(place)
-    }
-}
-
-impl Payload {
-    fn take(&mut self, bytes: &[u8]) {
-        if let Some(target) = self.place.target.as_ref().filter(|_| self.valid && !bytes.is_empty()) {
-            let part = target.part(self.got, bytes.len());
-            self.valid = part.is_some_and(|part| part.write(bytes));
-        }
-        self.got += bytes.len();
     }
 }
 
@@ -381,7 +260,7 @@ impl Link for TcpLink {
             self.shared.warm(self.token);
         }
         let mut slot = self.sending.lock();
-        let mut sending = Sending::new(bytes, payload);
+        let mut sending = Sending::new(bytes, payload, self.covered.load(Ordering::Relaxed));
         match self.write(&mut sending) {
             Ok(true) => Sent::All(sending.bytes),
             Ok(false) => {
@@ -394,6 +273,10 @@ impl Link for TcpLink {
 
     fn scheme(&self) -> Scheme {
         Scheme::Tcp
+    }
+
+    fn cover_payloads(&self) {
+        self.covered.store(true, Ordering::Relaxed);
     }
 
     fn acknowledged(&self) -> u64 {

@@ -3,6 +3,7 @@
 #[cfg(feature = "tls")]
 mod handshakes;
 mod link;
+mod receiving;
 mod sending;
 #[cfg(feature = "tls")]
 mod session;

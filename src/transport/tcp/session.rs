@@ -192,7 +192,7 @@ impl Session {
             let head = sending.stage(PIECE, &mut staged);
             let pieces = [IoSlice::new(&sending.bytes[head]), IoSlice::new(&staged)];
             let taken = self.state.lock().connection.writer().write_vectored(&pieces)?;
-            sending.took(taken);
+            sending.took(taken, &staged);
         }
     }
 

@@ -1,4 +1,4 @@
-//! The two system calls that move exposed memory: no reference to it is made.
+//! The system calls that move exposed memory: no reference to it is made.
 
 #![allow(unsafe_code)]
 
@@ -18,58 +18,74 @@ fn piece(bytes: &[u8]) -> IoVec {
     IoVec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
-/// What [`send`] is to send: some of the bytes, then the payload behind `skip` of it, then `tail`.
+/// What [`send`] is to send: some of the bytes, then the payload behind `skip` of it, then one of the bytes of `tail`.
 pub(super) struct Outgoing<'a> {
     pub bytes: &'a [u8],
     pub payload: Option<(&'a Slice, usize)>,
-    /// The byte behind a payload that was whole; behind one that was not there goes a zero.
-    pub tail: u8,
+    /// The byte behind a payload that was not there, and behind one that was whole; `None` where something else follows.
+    pub tail: Option<[u8; 2]>,
+    /// Becomes false when the payload's memory turns out to be gone, and zeros are sent in its place.
+    pub valid: bool,
+    /// The checksum of what the socket has taken of the payload.
+    pub sum: Option<u32>,
 }
 
-/// Sends as much as the socket takes. `valid` becomes false when the payload's memory turns out to be gone, and zeros are
-/// sent in its place.
-pub(super) fn send(fd: RawFd, outgoing: &Outgoing<'_>, valid: &mut bool) -> io::Result<usize> {
-    if outgoing.payload.is_none() {
+impl<'a> Outgoing<'a> {
+    pub(super) fn plain(bytes: &'a [u8]) -> Outgoing<'a> {
+        Outgoing { bytes, payload: None, tail: None, valid: true, sum: None }
+    }
+}
+
+/// Sends as much as the socket takes.
+pub(super) fn send(fd: RawFd, outgoing: &mut Outgoing<'_>) -> io::Result<usize> {
+    let Some((slice, skip)) = outgoing.payload else {
         // SAFETY: the bytes are borrowed for the call, which only reads them. No SIGPIPE: the error is enough.
         let n = unsafe { libc::send(fd, outgoing.bytes.as_ptr().cast(), outgoing.bytes.len(), libc::MSG_NOSIGNAL) };
         return if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) };
-    }
+    };
     let mut pieces: SmallVec<[IoVec; 8]> = SmallVec::new();
     if !outgoing.bytes.is_empty() {
         pieces.push(piece(outgoing.bytes));
     }
+    let left = slice.len - skip;
     // Held until the system call is over: the memory can't be taken back meanwhile.
-    let mut _access = None;
-    let tail;
-    if let Some((slice, skip)) = outgoing.payload {
-        let left = slice.len - skip;
-        if *valid {
-            _access = slice.read_access();
-            *valid = _access.is_some();
+    let access = if outgoing.valid { slice.read_access() } else { None };
+    outgoing.valid = access.is_some();
+    let mut covered = 0;
+    if let Some(access) = &access {
+        covered = access.pieces(skip, MAX_PIECES, &mut pieces);
+    } else {
+        while covered < left && pieces.len() < MAX_PIECES {
+            let zeros = &ZEROS[..ZEROS.len().min(left - covered)];
+            covered += zeros.len();
+            pieces.push(piece(zeros));
         }
-        let mut covered = 0;
-        if let Some(access) = &_access {
-            covered = access.pieces(skip, MAX_PIECES, &mut pieces);
-        } else {
-            while covered < left && pieces.len() < MAX_PIECES {
-                let zeros = &ZEROS[..ZEROS.len().min(left - covered)];
-                covered += zeros.len();
-                pieces.push(piece(zeros));
-            }
-        }
-        if covered == left {
-            tail = [if *valid { outgoing.tail } else { 0 }];
-            pieces.push(piece(&tail));
-        }
+    }
+    let tail = outgoing.tail.map(|tail| [tail[usize::from(outgoing.valid)]]);
+    let mut flags = libc::MSG_NOSIGNAL;
+    match &tail {
+        Some(tail) if covered == left => pieces.push(piece(tail)),
+        // What goes behind it follows at once.
+        None => flags |= libc::MSG_MORE,
+        Some(_) => {}
     }
     // SAFETY: an all-zero `msghdr` is a valid value of it.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.as_mut_ptr();
     message.msg_iovlen = pieces.len() as _;
-    // SAFETY: the pieces point to `bytes`, `ZEROS`, `tail`, and memory that `_access` keeps valid for reads; all of them
+    // SAFETY: the pieces point to `bytes`, `ZEROS`, `tail`, and memory that `access` keeps valid for reads; all of them
     // outlive the call, which only reads them. No SIGPIPE: the error is enough.
-    let n = unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) };
-    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+    let n = unsafe { libc::sendmsg(fd, &message, flags) };
+    if n < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let n = n as usize;
+    if let (Some(access), Some(sum)) = (&access, &mut outgoing.sum) {
+        let taken = n.saturating_sub(outgoing.bytes.len()).min(covered);
+        // Under the same access: nobody has changed it since.
+        *sum = access.checksum(skip, taken, *sum);
+    }
+    Ok(n)
 }
 
 /// Sends plain bytes from several places, as many as the socket takes.
@@ -96,8 +112,14 @@ pub(super) struct Arrived {
 }
 
 /// Reads into the target from `skip` on, and into `rest` what comes behind. `Ok(None)`: the target's memory is gone, and
-/// nothing was read. A read of nothing is the end of the stream.
-pub(super) fn receive(fd: RawFd, target: &Slice, skip: usize, rest: &mut [u8]) -> io::Result<Option<Arrived>> {
+/// nothing was read. A read of nothing is the end of the stream. `sum`: the checksum of what is in the target.
+pub(super) fn receive(
+    fd: RawFd,
+    target: &Slice,
+    skip: usize,
+    rest: &mut [u8],
+    sum: Option<&mut u32>,
+) -> io::Result<Option<Arrived>> {
     let left = target.len - skip;
     let Some(access) = target.write_access() else { return Ok(None) };
     let mut pieces: SmallVec<[IoVec; 8]> = SmallVec::new();
@@ -114,7 +136,12 @@ pub(super) fn receive(fd: RawFd, target: &Slice, skip: usize, rest: &mut [u8]) -
         return Err(io::Error::last_os_error());
     }
     let n = n as usize;
-    Ok(Some(Arrived { placed: n.min(covered), rest: n.saturating_sub(covered), asked }))
+    let placed = n.min(covered);
+    if let Some(sum) = sum {
+        // Under the same access: nobody has changed it since.
+        *sum = access.checksum(skip, placed, *sum);
+    }
+    Ok(Some(Arrived { placed, rest: n - placed, asked }))
 }
 
 /// Reads into a plain buffer.
