@@ -113,7 +113,11 @@ impl<E: Env> Proto<E> {
             Greeting::Damaged => return Err(Failure::Checksum),
             Greeting::Foreign => {
                 let start = bytes[..bytes.len().min(16)].escape_ascii();
-                let reason = format!("what listens there is not a calomel engine: its first bytes are \"{start}\"");
+                let reason = match bytes {
+                    // An alert, or the beginning of a handshake.
+                    [0x15 | 0x16, 3, ..] => "it speaks TLS, and this engine does not".to_owned(),
+                    _ => format!("what listens there is not a calomel engine: its first bytes are \"{start}\""),
+                };
                 return Err(Failure::Unreachable { reason, source: None });
             }
             // The refusal, as everything that is said here, tells the peer which versions are spoken.

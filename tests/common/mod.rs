@@ -3,6 +3,7 @@
 // Each suite uses what it needs.
 #![allow(dead_code)]
 
+pub mod meddler;
 pub mod wire;
 
 use std::future::Future;

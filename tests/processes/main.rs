@@ -12,6 +12,7 @@ mod common;
 #[macro_use]
 mod support;
 
+mod damage;
 mod dying;
 mod foreign;
 mod leftovers;

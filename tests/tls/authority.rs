@@ -1,5 +1,7 @@
 //! Certificates, made for a test.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use calomel::Tls;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd};
 
@@ -11,7 +13,6 @@ pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 pub struct Identity {
     pub certificate: String,
     pub key: String,
-    pub der: Vec<u8>,
 }
 
 fn params(name: &str, valid_for: &[&str]) -> CertificateParams {
@@ -25,7 +26,12 @@ fn params(name: &str, valid_for: &[&str]) -> CertificateParams {
 
 impl Authority {
     pub fn new() -> Authority {
-        let mut params = params("an authority of tests", &[]);
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Authority::called(&format!("authority {}", NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    pub fn called(name: &str) -> Authority {
+        let mut params = params(name, &[]);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
@@ -50,7 +56,7 @@ impl Authority {
     fn sign(&self, params: CertificateParams) -> Identity {
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
-        Identity { certificate: certificate.pem(), key: key.serialize_pem(), der: certificate.der().to_vec() }
+        Identity { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
     /// What an engine is told that trusts this authority and shows nothing of itself.

@@ -13,3 +13,15 @@ mod common;
 mod support;
 
 mod calls;
+mod hostile;
+mod memory;
+mod network;
+mod refused;
+
+/// Not a test, but the other process; does nothing when the suite runs.
+#[test]
+fn child() {
+    if std::env::var(support::ROLE).is_ok() {
+        memory::role();
+    }
+}

@@ -274,11 +274,13 @@ fn in_words(error: &rustls::Error) -> io::Error {
             | Alert::CertificateExpired
             | Alert::CertificateUnknown
             | Alert::UnknownCA
+            // A signature is not by whom it is said to be.
+            | Alert::DecryptError
             | Alert::AccessDenied),
         ) => unauthorized(format!("it does not accept this engine's certificate: {alert:?}")),
         Wrong::InvalidMessage(_) => broken(format!("it does not speak TLS, or its bytes were changed on the way: {error}")),
         Wrong::DecryptError => broken("its bytes were changed on the way: they don't pass the check of TLS".to_owned()),
-        Wrong::AlertReceived(Alert::BadRecordMac | Alert::DecryptError) => {
+        Wrong::AlertReceived(Alert::BadRecordMac) => {
             broken("this engine's bytes were changed on the way: they don't pass the check of TLS".to_owned())
         }
         error => broken(format!("TLS: {error}")),

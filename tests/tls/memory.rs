@@ -1,0 +1,129 @@
+//! Memory that is taken back, and processes that die, in the middle of a transfer.
+
+use std::time::{Duration, Instant};
+
+use calomel::{Bulk, BulkMode, Engine, EngineBuilder, Error, Request, Tls};
+
+use crate::authority::{Authority, Identity};
+use crate::support::*;
+
+const LEN: usize = 64 << 20;
+
+pub fn configured(tls: Tls) -> EngineBuilder {
+    Engine::builder().heartbeat(HEARTBEAT).connect_timeout(Duration::from_secs(2)).tls(tls)
+}
+
+/// Taking memory back does not wait for the peer, nor for the bytes that are on their way; what is read from it afterwards is
+/// no success, and the connection lives on.
+#[test]
+fn memory_is_taken_back_in_the_middle_of_a_pull() {
+    let _watchdog = Watchdog::start("memory::memory_is_taken_back_in_the_middle_of_a_pull");
+    let authority = Authority::new();
+    let server = configured(authority.tls()).listen("tcp://127.0.0.1:0").build().unwrap();
+    define_add(&server);
+    let client = configured(authority.tls()).build().unwrap();
+    let to = client.lookup(server.address()).unwrap();
+    assert_serves(&client, &to);
+    let mut random = Random(3);
+    let (mut interrupted, mut longest) = (0, Duration::ZERO);
+    for _ in 0..20 {
+        let theirs = server.expose(pattern(1, LEN), BulkMode::ReadWrite).unwrap();
+        let remote = theirs.bulk().on(&to);
+        let pull = remote.start_pull_into(vec![0u8; LEN]);
+        std::thread::sleep(Duration::from_micros(random.below(40_000) as u64));
+        let begin = Instant::now();
+        let mut back = theirs.reclaim();
+        longest = longest.max(begin.elapsed());
+        // It is ours alone: nobody reads what is written now.
+        back.fill(0xee);
+        let (result, bytes) = pull.wait();
+        match result {
+            Ok(len) => assert!(len == LEN && bytes == pattern(1, LEN), "bytes that were written after `reclaim`"),
+            Err(Error::Revoked { .. }) => {
+                interrupted += 1;
+                assert!(!bytes.contains(&0xee) || pattern(1, LEN).contains(&0xee), "bytes that were written after `reclaim`");
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+        assert_serves(&client, &to);
+    }
+    assert!(interrupted > 0, "nothing was interrupted: this test tests nothing");
+    assert!(longest < patience() * Duration::from_millis(500), "{longest:?}");
+}
+
+#[test]
+fn memory_is_taken_back_in_the_middle_of_a_push() {
+    let _watchdog = Watchdog::start("memory::memory_is_taken_back_in_the_middle_of_a_push");
+    let authority = Authority::new();
+    let server = configured(authority.tls()).listen("tcp://127.0.0.1:0").build().unwrap();
+    define_add(&server);
+    let client = configured(authority.tls()).build().unwrap();
+    let to = client.lookup(server.address()).unwrap();
+    assert_serves(&client, &to);
+    let mut random = Random(4);
+    let mut interrupted = 0;
+    for _ in 0..20 {
+        let theirs = server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
+        let push = theirs.bulk().on(&to).start_push_from(vec![0xaau8; LEN]);
+        std::thread::sleep(Duration::from_micros(random.below(40_000) as u64));
+        let mut back = theirs.reclaim();
+        back.fill(7);
+        match push.wait().0 {
+            Ok(_) => {}
+            Err(Error::Revoked { .. }) => interrupted += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+        assert!(back.iter().all(|&byte| byte == 7), "it was written after `reclaim`");
+        assert_serves(&client, &to);
+    }
+    assert!(interrupted > 0, "nothing was interrupted: this test tests nothing");
+}
+
+const CA: &str = "CALOMEL_TEST_CA";
+const CERTIFICATE: &str = "CALOMEL_TEST_CERTIFICATE";
+const KEY: &str = "CALOMEL_TEST_KEY";
+
+/// In a child: an engine that exposes memory, and serves until it is killed.
+pub fn role() {
+    let told = |name: &str| std::env::var(name).unwrap();
+    let identity = Identity { certificate: told(CERTIFICATE), key: told(KEY) };
+    let tls = identity.of(Tls::trusting(told(CA).as_bytes()).unwrap());
+    let engine = configured(tls).listen("tcp://127.0.0.1:0").build().unwrap();
+    let exposed = engine.expose(pattern(1, LEN), BulkMode::ReadWrite).unwrap();
+    let bulk = exposed.bulk();
+    engine.define("bulk", move |_: &Request, ()| bulk.clone()).unwrap();
+    say(&format!("address {}", engine.address()));
+    std::thread::sleep(3 * BOUND);
+}
+
+#[test]
+fn a_peer_is_killed_in_the_middle_of_transfers() {
+    let _watchdog = Watchdog::start("memory::a_peer_is_killed_in_the_middle_of_transfers");
+    let authority = Authority::new();
+    let client = configured(authority.tls()).build().unwrap();
+    for round in 0..6 {
+        let identity = authority.identity(&["127.0.0.1"]);
+        let (ca, Identity { certificate, key }) = (authority.pem(), identity);
+        let mut child = Child::start("tls", &[(CA, &ca), (CERTIFICATE, &certificate), (KEY, &key)]);
+        let to = client.lookup(child.hear("address").as_str()).unwrap();
+        let bulk: Bulk = client.procedure::<(), Bulk>("bulk").on(&to).call(&()).unwrap();
+        let begin = Instant::now();
+        let killed = std::thread::scope(|scope| {
+            let transfers = scope.spawn(|| {
+                let mut bytes = vec![0u8; LEN];
+                loop {
+                    let result = if round % 2 == 0 { bulk.on(&to).pull_into(&mut bytes) } else { bulk.on(&to).push_from(&bytes) };
+                    if let Err(error) = result {
+                        return error;
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20 + 31 * round));
+            child.signal(libc::SIGKILL);
+            transfers.join().unwrap()
+        });
+        assert!(matches!(killed, Error::Disconnected { .. }), "{killed:?}");
+        assert!(begin.elapsed() < patience() * 2 * NOTICED, "{:?}", begin.elapsed());
+    }
+    client.finalize().unwrap();
+}
