@@ -10,6 +10,8 @@ macro_rules! suite {
         suite!(@ on_tcp, "tcp", "tcp://127.0.0.1:0", |builder| builder.same_host_upgrade(false), [$($test),*]);
         // Among engines that share a key, with checksums of everything.
         suite!(@ on_tcp_guarded, "tcp", "tcp://127.0.0.1:0", crate::support::guarded, [$($test),*]);
+        #[cfg(feature = "tls")]
+        suite!(@ on_tcp_tls, "tcp", "tcp://127.0.0.1:0", |builder| builder.tls(crate::authority::everybodys()), [$($test),*]);
         suite!(@ on_shm, "shm", "shm://", |builder| builder, [$($test),*]);
         // Out of the peer's memory, by the system, always.
         suite!(@ on_shm_lent, "shm", "shm://", |builder| builder.shm_kernel_copy(true), [$($test),*]);
@@ -45,6 +47,9 @@ macro_rules! suite {
     };
 }
 
+#[cfg(feature = "tls")]
+#[path = "../tls/authority.rs"]
+mod authority;
 #[path = "../common/mod.rs"]
 mod common;
 mod support;

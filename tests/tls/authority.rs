@@ -1,5 +1,9 @@
 //! Certificates, made for a test.
 
+// Each suite uses what it needs.
+#![allow(dead_code)]
+
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use calomel::Tls;
@@ -68,6 +72,12 @@ impl Authority {
     pub fn tls(&self) -> Tls {
         self.identity(&["127.0.0.1", "::1"]).of(self.trusted())
     }
+}
+
+/// What all engines of a process are told that trust each other.
+pub fn everybodys() -> Tls {
+    static TLS: OnceLock<Tls> = OnceLock::new();
+    TLS.get_or_init(|| Authority::new().tls()).clone()
 }
 
 impl Identity {
