@@ -343,6 +343,12 @@ impl Core {
         self.carrier_of(link)?.process()
     }
 
+    /// What the peer at the other end of a link has shown of itself.
+    #[cfg(feature = "tls")]
+    pub(crate) fn certificate_of(&self, link: LinkId) -> Option<Arc<[u8]>> {
+        self.carrier_of(link)?.certificate()
+    }
+
     /// A job for whoever handles requests while others drive.
     pub(crate) fn hand_over(&self, job: Job) {
         match &job.kind().pool {

@@ -57,6 +57,13 @@ impl Caller<'_> {
         let found = self.shared.core.process_of(self.incoming.link)?;
         Some(PeerProcess { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
     }
+
+    /// The certificate that the caller has shown on this connection, and proved to be its own: X.509, encoded as DER. Where the
+    /// connection is no TLS, or the caller is anonymous, there is none. See [`EngineBuilder::tls`](crate::EngineBuilder::tls).
+    #[cfg(feature = "tls")]
+    pub fn certificate(&self) -> Option<Arc<[u8]>> {
+        self.shared.core.certificate_of(self.incoming.link)
+    }
 }
 
 impl fmt::Debug for Caller<'_> {

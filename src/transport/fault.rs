@@ -304,6 +304,11 @@ impl Link for FaultyLink {
         self.inner.end_move(operation);
     }
 
+    fn cover_payloads(&self) {
+        self.inner.cover_payloads();
+    }
+
+    #[cfg(feature = "tls")]
     fn certificate(&self) -> Option<Arc<[u8]>> {
         self.inner.certificate()
     }

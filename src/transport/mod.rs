@@ -87,7 +87,7 @@ pub(crate) trait Link: Send + Sync {
         Ok(None)
     }
     /// The certificate that the peer has shown, and proved to be its own: the encoded bytes (DER). From when it is connected.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for who decides whether a peer may"))]
+    #[cfg(feature = "tls")]
     fn certificate(&self) -> Option<Arc<[u8]>> {
         None
     }

@@ -17,6 +17,7 @@ pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 pub struct Identity {
     pub certificate: String,
     pub key: String,
+    pub der: Vec<u8>,
 }
 
 fn params(name: &str, valid_for: &[&str]) -> CertificateParams {
@@ -60,7 +61,7 @@ impl Authority {
     fn sign(&self, params: CertificateParams) -> Identity {
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
-        Identity { certificate: certificate.pem(), key: key.serialize_pem() }
+        Identity { certificate: certificate.pem(), key: key.serialize_pem(), der: certificate.der().to_vec() }
     }
 
     /// What an engine is told that trusts this authority and shows nothing of itself.

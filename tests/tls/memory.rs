@@ -89,7 +89,7 @@ const KEY: &str = "CALOMEL_TEST_KEY";
 /// In a child: an engine that exposes memory, and serves until it is killed.
 pub fn role() {
     let told = |name: &str| std::env::var(name).unwrap();
-    let identity = Identity { certificate: told(CERTIFICATE), key: told(KEY) };
+    let identity = Identity { certificate: told(CERTIFICATE), key: told(KEY), der: Vec::new() };
     let tls = identity.of(Tls::trusting(told(CA).as_bytes()).unwrap());
     let engine = configured(tls).listen("tcp://127.0.0.1:0").build().unwrap();
     let exposed = engine.expose(pattern(1, LEN), BulkMode::ReadWrite).unwrap();
@@ -106,7 +106,7 @@ fn a_peer_is_killed_in_the_middle_of_transfers() {
     let client = configured(authority.tls()).build().unwrap();
     for round in 0..6 {
         let identity = authority.identity(&["127.0.0.1"]);
-        let (ca, Identity { certificate, key }) = (authority.pem(), identity);
+        let (ca, Identity { certificate, key, .. }) = (authority.pem(), identity);
         let mut child = Child::start("tls", &[(CA, &ca), (CERTIFICATE, &certificate), (KEY, &key)]);
         let to = client.lookup(child.hear("address").as_str()).unwrap();
         let bulk: Bulk = client.procedure::<(), Bulk>("bulk").on(&to).call(&()).unwrap();

@@ -214,3 +214,27 @@ fn ipv6_addresses_are_names_too() {
     let client = self::client(Some(other.tls()));
     assert_denied(call(&client, &client.lookup(server.address()).unwrap()), "UnknownIssuer");
 }
+
+/// Who decides on a call knows by which certificate the caller was let in.
+#[test]
+fn the_hook_sees_the_certificate() {
+    let _watchdog = Watchdog::start("refused::the_hook_sees_the_certificate");
+    let authority = Authority::new();
+    let (known, other) = (authority.identity(&["127.0.0.1"]), authority.identity(&["127.0.0.1"]));
+    let der = known.der.clone();
+    let tls = authority.tls().anonymous_clients(true);
+    let builder = Engine::builder().tls(tls).authorize(move |caller| caller.certificate().is_some_and(|shown| *shown == *der));
+    let server = builder.listen(ANYWHERE).build().unwrap();
+    server.define("double", |_: &Request, n: u32| 2 * n).unwrap();
+    for (tls, allowed) in
+        [(known.of(authority.trusted()), true), (other.of(authority.trusted()), false), (authority.trusted(), false)]
+    {
+        let client = client(Some(tls));
+        let result = call(&client, &client.lookup(server.address()).unwrap());
+        match result {
+            Ok(42) if allowed => {}
+            Err(Error::AccessDenied { .. }) if !allowed => {}
+            other => panic!("{allowed}: {other:?}"),
+        }
+    }
+}

@@ -289,6 +289,7 @@ impl Link for TcpLink {
         }
     }
 
+    #[cfg(feature = "tls")]
     fn certificate(&self) -> Option<Arc<[u8]>> {
         self.session.as_ref().and_then(|session| session.certificate())
     }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
 use super::sending::Sending;
 
@@ -16,10 +15,6 @@ pub(super) struct Looked {
 
 impl Session {
     pub(super) fn shake(&self, _: RawFd) -> io::Result<bool> {
-        match *self {}
-    }
-
-    pub(super) fn certificate(&self) -> Option<Arc<[u8]>> {
         match *self {}
     }
 
