@@ -125,7 +125,8 @@ fn a_peer_is_killed_in_the_middle_of_transfers() {
             child.signal(libc::SIGKILL);
             transfers.join().unwrap()
         });
-        assert!(matches!(killed, Error::Disconnected { .. }), "{killed:?}");
+        // Lost in the middle of one, or not there any more for the next.
+        assert!(killed.is_disconnected(), "{killed:?}");
         assert!(begin.elapsed() < patience() * 2 * NOTICED, "{:?}", begin.elapsed());
     }
     client.finalize().unwrap();

@@ -120,7 +120,7 @@ impl Handshakes {
                 }
                 Ok(false) => return None,
                 Err(error) => {
-                    tracing::info!(target: "calomel::tcp", remote = %waiting.remote, %error, "a connection is refused");
+                    tracing::warn!(target: "calomel::security", remote = %waiting.remote, %error, "a connection is refused");
                     // It has been told why, and is to hear that before it finds the connection closed.
                     let _ = waiting.stream.shutdown(Shutdown::Write);
                     waiting.refused = Some(0);
