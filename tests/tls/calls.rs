@@ -7,7 +7,7 @@ use crate::support::*;
 
 /// The settings of every engine here.
 fn engine(authority: &Authority) -> EngineBuilder {
-    Engine::builder().heartbeat(HEARTBEAT).tls(authority.tls())
+    Engine::builder().tls(authority.tls())
 }
 
 #[test]

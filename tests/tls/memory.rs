@@ -7,10 +7,10 @@ use calomel::{Bulk, BulkMode, Engine, EngineBuilder, Error, Request, Tls};
 use crate::authority::{Authority, Identity};
 use crate::support::*;
 
-const LEN: usize = 16 << 20;
+const LEN: usize = 8 << 20;
 
 pub fn configured(tls: Tls) -> EngineBuilder {
-    Engine::builder().heartbeat(HEARTBEAT).connect_timeout(Duration::from_secs(2)).tls(tls)
+    Engine::builder().tls(tls)
 }
 
 /// Taking memory back does not wait for the peer, nor for the bytes that are on their way; what is read from it afterwards is
@@ -26,11 +26,11 @@ fn memory_is_taken_back_in_the_middle_of_a_pull() {
     assert_serves(&client, &to);
     let mut random = Random(3);
     let (mut interrupted, mut longest) = (0, Duration::ZERO);
-    for _ in 0..20 {
+    for _ in 0..8 {
         let theirs = server.expose(pattern(1, LEN), BulkMode::ReadWrite).unwrap();
         let remote = theirs.bulk().on(&to);
         let pull = remote.start_pull_into(client.expose(vec![0u8; LEN], BulkMode::WriteOnly).unwrap());
-        std::thread::sleep(Duration::from_micros(random.below(40_000) as u64));
+        std::thread::sleep(Duration::from_micros(random.below(20_000) as u64));
         let begin = Instant::now();
         let mut back = theirs.reclaim();
         longest = longest.max(begin.elapsed());
@@ -64,11 +64,11 @@ fn memory_is_taken_back_in_the_middle_of_a_push() {
     assert_serves(&client, &to);
     let mut random = Random(4);
     let mut interrupted = 0;
-    for _ in 0..20 {
+    for _ in 0..8 {
         let theirs = server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
         let mine = client.expose_read_only(vec![0xaau8; LEN]).unwrap();
         let push = theirs.bulk().on(&to).start_push_from(mine);
-        std::thread::sleep(Duration::from_micros(random.below(40_000) as u64));
+        std::thread::sleep(Duration::from_micros(random.below(20_000) as u64));
         let mut back = theirs.reclaim();
         back.fill(7);
         match push.wait().0 {
