@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -51,17 +50,6 @@ fn proxy(target: SocketAddr, weather: impl Fn() -> Weather + Send + 'static) -> 
         }
     });
     address
-}
-
-/// A proxy's system acknowledges what it has only put into its buffers, as no network does: so these are small.
-fn keep_little(socket: &impl AsRawFd) {
-    for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
-        let size: libc::c_int = 32 << 10;
-        let len = size_of_val(&size) as libc::socklen_t;
-        // SAFETY: the option's value is valid for `len` bytes, for as long as the call lasts.
-        let done = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const size).cast(), len) };
-        assert_eq!(done, 0);
-    }
 }
 
 fn forward(mut from: TcpStream, mut to: TcpStream, weather: &Weather, forwarded: &AtomicUsize) {

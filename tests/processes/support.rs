@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -79,6 +80,11 @@ thread_local! {
 
 /// Runs a test by this means, with its children.
 pub fn over(carrier: Carrier, test: fn()) {
+    over_with(carrier, test);
+}
+
+/// As `over`, for a test that has been told more.
+pub fn over_with(carrier: Carrier, test: impl FnOnce()) {
     CURRENT.set(carrier);
     test();
 }
@@ -181,6 +187,17 @@ pub fn assert_disconnected<T>(result: calomel::Result<T>, since: Instant) {
     assert!(took < NOTICED, "took {took:?}");
 }
 
+/// A proxy's system acknowledges what it has only put into its buffers, as no network does: so these are small.
+pub fn keep_little(socket: &impl AsRawFd) {
+    for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
+        let size: libc::c_int = 32 << 10;
+        let len = size_of_val(&size) as libc::socklen_t;
+        // SAFETY: the option's value is valid for `len` bytes, for as long as the call lasts.
+        let done = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const size).cast(), len) };
+        assert_eq!(done, 0);
+    }
+}
+
 /// Another process of this program.
 pub struct Child {
     process: std::process::Child,
@@ -250,6 +267,13 @@ impl Child {
                 Err(error) => panic!("waiting for `{word}`: {error}; heard {:?}", self.heard),
             }
         }
+    }
+
+    /// What the child has said by now that begins with one of these words.
+    pub fn said_of(&mut self, words: &[&str]) -> Vec<String> {
+        self.heard.extend(self.said.try_iter());
+        let of_these = |line: &mut String| words.contains(&line.split(' ').next().unwrap_or_default());
+        self.heard.extract_if(.., of_these).collect()
     }
 
     /// Gives the child an order.

@@ -1,0 +1,106 @@
+//! Several processes call each other and move memory, while they are killed, stopped and restarted, and while what connects
+//! them is delayed, stalled and cut. Everything is drawn from a seed, which is printed: `CALOMEL_CHAOS_SEED` repeats its faults
+//! and what is called in which order (not what the machine makes of it). `CALOMEL_CHAOS_SECONDS` says how long.
+//!
+//! What is asserted: each call and transfer ends once, in time; what succeeds is right, to the byte; nothing is handled twice;
+//! afterwards everybody reaches everybody again; and nothing is left over.
+//!
+//! As in `tests/processes`, the other processes are this program again, in the test [`child`].
+
+// Signals, network namespaces and process state are the system's.
+#![allow(unsafe_code)]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[macro_use]
+#[path = "../processes/support.rs"]
+mod support;
+
+mod content;
+mod faults;
+mod journal;
+mod load;
+mod namespaces;
+mod network;
+mod node;
+mod row;
+mod serve;
+
+use row::{Over, run};
+
+/// Not a test, but the other processes; does nothing when the suite runs.
+#[test]
+fn child() {
+    if std::env::var(support::ROLE).is_ok() {
+        support::over_parents_carrier(node::run);
+    }
+}
+
+/// A few seconds of each.
+mod short {
+    use super::*;
+
+    const SECONDS: u64 = 3;
+
+    #[test]
+    fn over_tcp() {
+        run(Over::Proxies, SECONDS);
+    }
+
+    #[test]
+    fn over_shm() {
+        run(Over::Shm, SECONDS);
+    }
+
+    #[test]
+    fn over_both() {
+        run(Over::Both, SECONDS);
+    }
+
+    #[test]
+    fn in_namespaces() {
+        run(Over::Namespaces, SECONDS);
+    }
+}
+
+/// As long as it is told: `ci/chaos`.
+mod long {
+    use super::*;
+
+    const SECONDS: u64 = 60;
+
+    #[test]
+    #[ignore = "takes a minute: ci/chaos"]
+    fn over_tcp() {
+        run(Over::Proxies, SECONDS);
+    }
+
+    #[test]
+    #[ignore = "takes a minute: ci/chaos"]
+    fn over_shm() {
+        run(Over::Shm, SECONDS);
+    }
+
+    #[test]
+    #[ignore = "takes a minute: ci/chaos"]
+    fn over_both() {
+        run(Over::Both, SECONDS);
+    }
+
+    #[test]
+    #[ignore = "takes a minute: ci/chaos"]
+    fn in_namespaces() {
+        run(Over::Namespaces, SECONDS);
+    }
+}
+
+#[cfg(feature = "verbs")]
+mod over_verbs {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs an RDMA device: ci/verbs"]
+    fn killed_stopped_and_restarted() {
+        run(Over::Verbs, 15);
+    }
+}

@@ -1,0 +1,370 @@
+//! One run: the processes, what they are connected by, what happens to them, and what has become of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::faults::{Event, Fault, HostTrouble, Trouble, plan};
+use crate::namespaces::{self, Hosts};
+use crate::network::Route;
+use crate::node::NODE;
+use crate::support::*;
+
+const NODES: usize = 4;
+/// What a process may have beyond what it had when it began, in KiB.
+const GROWTH: i64 = 96 << 10;
+/// Descriptors of a connection, at most, and how many there may be more with each peer than at the beginning: where two dial
+/// each other at the same moment there are two.
+const DESCRIPTORS: usize = 8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// tcp, each way of each pair through a proxy.
+    Proxies,
+    /// tcp, each process with a network of its own.
+    Namespaces,
+    Shm,
+    /// Half of the pairs by shared memory, since they are on one host, and half through proxies.
+    Both,
+    /// An RDMA device.
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code))]
+    Verbs,
+}
+
+/// One at a time: the machine is to be busy, and not so busy that nobody keeps any limit.
+static ALONE: Mutex<()> = Mutex::new(());
+
+pub fn run(over: Over, seconds: u64) {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let told = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let seconds = told("CALOMEL_CHAOS_SECONDS").unwrap_or(seconds);
+    let seed = told("CALOMEL_CHAOS_SEED").unwrap_or_else(|| rand::random::<u32>().into());
+    let hosts = if over == Over::Namespaces {
+        match Hosts::new(NODES) {
+            Ok(hosts) => Some(hosts),
+            Err(error) => return println!("chaos over {over:?} is SKIPPED: {error}"),
+        }
+    } else {
+        None
+    };
+    println!("chaos over {over:?} for {seconds} s: CALOMEL_CHAOS_SEED={seed}");
+    let carrier = match over {
+        Over::Proxies | Over::Namespaces | Over::Both => Carrier::Tcp,
+        Over::Shm => Carrier::Shm,
+        Over::Verbs => Carrier::Verbs,
+    };
+    over_with(carrier, || Row::new(over, seed, seconds, hosts).run());
+}
+
+/// What a process has, as it says itself.
+#[derive(Clone, Copy, Debug)]
+struct Holdings {
+    threads: usize,
+    descriptors: usize,
+    memory: i64,
+}
+
+impl Holdings {
+    fn parse(text: &str) -> Holdings {
+        let numbers: Vec<i64> = text.split(' ').map(|number| number.parse().unwrap()).collect();
+        Holdings { threads: numbers[0] as usize, descriptors: numbers[1] as usize, memory: numbers[2] }
+    }
+}
+
+struct Row {
+    over: Over,
+    seed: u64,
+    seconds: u64,
+    /// `None`: not there now.
+    nodes: Vec<Option<Child>>,
+    generations: Vec<u32>,
+    addresses: Vec<String>,
+    /// From one to another, where there is a proxy.
+    routes: BTreeMap<(usize, usize), Route>,
+    hosts: Option<Hosts>,
+    folder: PathBuf,
+    /// What each process has counted, by its number and generation.
+    counts: BTreeMap<(usize, u32), BTreeMap<String, u64>>,
+    faults: BTreeMap<String, u64>,
+    losses: Vec<String>,
+}
+
+impl Row {
+    fn new(over: Over, seed: u64, seconds: u64, hosts: Option<Hosts>) -> Row {
+        let folder = std::env::temp_dir().join(format!("calomel-chaos-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let mut row = Row {
+            over,
+            seed,
+            seconds,
+            nodes: Vec::new(),
+            generations: vec![0; NODES],
+            addresses: Vec::new(),
+            routes: BTreeMap::new(),
+            hosts,
+            folder,
+            counts: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            losses: Vec::new(),
+        };
+        for node in 0..NODES {
+            let anywhere = match over {
+                Over::Namespaces => format!("tcp://{}:0", namespaces::ip(node)),
+                // Not where anything else on this host finds a free port: the address must be free for the successor.
+                Over::Proxies | Over::Both => format!("tcp://127.77.{}.{}:0", std::process::id() % 250, node + 1),
+                Over::Shm | Over::Verbs => anywhere(),
+            };
+            let mut child = row.start(node, &anywhere);
+            row.addresses.push(child.hear("address"));
+            row.nodes.push(Some(child));
+        }
+        for (from, to) in (0..NODES).flat_map(|from| (0..NODES).map(move |to| (from, to))) {
+            let proxied = over == Over::Proxies || (over == Over::Both && (from + to) % 2 == 1);
+            if from != to && proxied {
+                let target = row.addresses[to].strip_prefix("tcp://").unwrap().parse().unwrap();
+                row.routes.insert((from, to), Route::to(target));
+            }
+        }
+        (0..NODES).for_each(|node| row.introduce(node));
+        row
+    }
+
+    fn start(&self, node: usize, address: &str) -> Child {
+        let upgrade = matches!(self.over, Over::Shm | Over::Both);
+        let told = format!("{node} {} {} {}", self.generations[node], self.seed, u8::from(upgrade));
+        let settings = [
+            (LISTEN, address),
+            (NODE, &told),
+            ("TMPDIR", self.folder.to_str().unwrap()),
+            // What is large is given back to the system when it is freed, so that growth can be told.
+            ("MALLOC_MMAP_THRESHOLD_", "65536"),
+        ];
+        Child::start_as("node", &settings, |command: &mut Command| {
+            if let Some(hosts) = &self.hosts {
+                hosts.enter(node, command);
+            }
+        })
+    }
+
+    /// Tells a process where it finds the others.
+    fn introduce(&mut self, node: usize) {
+        let route = |to: usize| self.routes.get(&(node, to)).map_or(&self.addresses[to], |route| &route.address).as_str();
+        let peers: Vec<&str> = (0..NODES).map(route).collect();
+        let order = format!("peers {}", peers.join(" "));
+        self.tell(node, &order);
+    }
+
+    fn tell(&mut self, node: usize, order: &str) {
+        if let Some(child) = &mut self.nodes[node] {
+            child.tell(order);
+        }
+    }
+
+    fn lose(&mut self, loss: String) {
+        println!("LOSS: {loss}");
+        self.losses.push(loss);
+    }
+
+    /// What the processes have said meanwhile.
+    fn listen(&mut self) {
+        for node in 0..NODES {
+            self.listen_to(node);
+        }
+    }
+
+    fn listen_to(&mut self, node: usize) {
+        let Some(child) = &mut self.nodes[node] else { return };
+        let (pid, said) = (child.pid(), child.said_of(&["loss", "counts"]));
+        for line in said {
+            match line.split_once(' ').unwrap_or((&line, "")) {
+                ("loss", text) => self.lose(format!("{node}.{} ({pid}): {text}", self.generations[node])),
+                (_, text) => {
+                    let counts = text.split(';').filter_map(|count| count.split_once('='));
+                    let counts = counts.map(|(key, count)| (key.to_owned(), count.parse().unwrap())).collect();
+                    self.counts.insert((node, self.generations[node]), counts);
+                }
+            }
+        }
+    }
+
+    /// All that a process says until it says this; or that it is gone.
+    fn hear(&mut self, node: usize, word: &str) -> String {
+        let child = self.nodes[node].as_mut().unwrap();
+        let said = child.hear(word);
+        self.listen_to(node);
+        said
+    }
+
+    fn run(mut self) {
+        let everybody = 0..NODES;
+        everybody.clone().for_each(|node| self.tell(node, "meet 0"));
+        let before: Vec<Holdings> = everybody.clone().map(|node| self.met(node).1).collect();
+        everybody.clone().for_each(|node| self.tell(node, "load"));
+        let begin = Instant::now();
+        for event in plan(self.seed, self.over, NODES, Duration::from_secs(self.seconds)) {
+            while begin.elapsed() < event.at {
+                thread::sleep((event.at - begin.elapsed()).min(Duration::from_millis(20)));
+                self.listen();
+            }
+            self.happen(event);
+        }
+        // All is healed: what goes on comes to its end, and no more begins.
+        thread::sleep(HEARTBEAT);
+        everybody.clone().for_each(|node| self.tell(node, "rest"));
+        for node in everybody.clone() {
+            self.hear(node, "rests");
+        }
+        everybody.clone().for_each(|node| self.tell(node, "meet 1"));
+        let met: Vec<u64> = everybody.clone().map(|node| self.met(node).0).collect();
+        everybody.clone().for_each(|node| self.tell(node, "settle"));
+        for (node, before) in before.into_iter().enumerate() {
+            let after = Holdings::parse(&self.hear(node, "settled"));
+            self.compare(node, before, after);
+        }
+        everybody.clone().for_each(|node| self.tell(node, "leave"));
+        for node in everybody {
+            self.hear(node, "left");
+            let status = self.nodes[node].as_mut().unwrap().wait(BOUND);
+            self.listen_to(node);
+            if !status.success() {
+                self.lose(format!("process {node} ended with {status}"));
+            }
+        }
+        self.finish(begin.elapsed(), &met);
+    }
+
+    fn met(&mut self, node: usize) -> (u64, Holdings) {
+        let said = self.hear(node, "met");
+        let (took, holdings) = said.split_once(' ').unwrap();
+        (took.parse().unwrap(), Holdings::parse(holdings))
+    }
+
+    fn compare(&mut self, node: usize, before: Holdings, after: Holdings) {
+        let more_descriptors = after.descriptors.saturating_sub(before.descriptors);
+        println!("process {node}: {before:?} at first, {after:?} at the end");
+        if after.threads > before.threads || more_descriptors > DESCRIPTORS * (NODES - 1) || after.memory - before.memory > GROWTH
+        {
+            self.lose(format!("process {node} had {before:?} and has {after:?}"));
+        }
+    }
+
+    fn happen(&mut self, Event { fault, begins, .. }: Event) {
+        if begins {
+            *self.faults.entry(fault.name()).or_default() += 1;
+        }
+        match fault {
+            Fault::Kill(node) | Fault::Leave(node) if !begins => self.restart(node),
+            Fault::Kill(node) => {
+                self.listen_to(node);
+                self.nodes[node].as_ref().unwrap().signal(libc::SIGKILL);
+                self.listen_to(node);
+                self.nodes[node] = None;
+            }
+            Fault::Leave(node) => self.tell(node, "leave"),
+            Fault::Stop(node) => {
+                let signal = if begins { libc::SIGSTOP } else { libc::SIGCONT };
+                self.nodes[node].as_ref().unwrap().signal(signal);
+            }
+            Fault::Network(from, to, trouble) => {
+                let Some(route) = self.routes.get(&(from, to)) else { return };
+                match trouble {
+                    _ if !begins => route.heal(),
+                    Trouble::Delay => route.delay(20),
+                    Trouble::Stall => route.stall(),
+                    Trouble::Swallow => route.swallow(),
+                    Trouble::Refuse => {
+                        route.refuse();
+                        route.cut(false);
+                    }
+                    Trouble::Narrow => route.narrow(),
+                    Trouble::Cut => route.cut(false),
+                    Trouble::Reset => route.cut(true),
+                    Trouble::HalfClose => route.half_close(from < to),
+                }
+            }
+            Fault::Host(host, trouble) => {
+                let hosts = self.hosts.as_ref().unwrap();
+                let done = match trouble {
+                    HostTrouble::Unplug => hosts.plug(host, !begins),
+                    HostTrouble::Address => hosts.address(host, !begins),
+                    HostTrouble::Narrow => hosts.narrow(host, begins),
+                };
+                done.unwrap();
+            }
+            Fault::Block(from, to) => self.hosts.as_ref().unwrap().block(from, to, begins).unwrap(),
+        }
+    }
+
+    fn restart(&mut self, node: usize) {
+        if self.nodes[node].is_some() {
+            // It was asked to leave, and has had some time for that; finalizing is bounded.
+            self.hear(node, "left");
+            self.listen_to(node);
+        }
+        self.generations[node] += 1;
+        let address = self.addresses[node].clone();
+        self.nodes[node] = Some(self.start(node, &address));
+        self.introduce(node);
+        self.tell(node, "load");
+    }
+
+    fn finish(mut self, took: Duration, met: &[u64]) {
+        self.nodes.clear();
+        self.routes.clear();
+        self.hosts = None;
+        let left: Vec<_> = std::fs::read_dir(&self.folder).unwrap().flatten().map(|entry| entry.path()).collect();
+        if !left.is_empty() {
+            self.lose(format!("files are left over: {left:?}"));
+        }
+        std::fs::remove_dir_all(&self.folder).unwrap();
+        let shared: Vec<_> = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        if shared.iter().any(|path| path.to_string_lossy().contains("calomel")) {
+            self.lose(format!("shared memory is left over: {shared:?}"));
+        }
+        let mut sums = BTreeMap::<&str, u64>::new();
+        for (key, count) in self.counts.values().flatten() {
+            *sums.entry(key).or_default() += count;
+        }
+        // Calls and transfers of each kind, by how they ended.
+        let mut ends = BTreeMap::<&str, Vec<(&str, u64)>>::new();
+        for (key, count) in &sums {
+            let classes = ["transfer", "call", "calls"];
+            let class = classes.iter().find_map(|class| key.find(&format!("{class} ")).map(|at| at + class.len()));
+            match class {
+                Some(at) if !key.ends_with("handled") => ends.entry(&key[..at]).or_default().push((&key[at + 1..], *count)),
+                _ => {}
+            }
+        }
+        println!("chaos over {:?}, CALOMEL_CHAOS_SEED={}, {:.0} s:", self.over, self.seed, took.as_secs_f64());
+        let line =
+            |ends: &[(&str, u64)]| ends.iter().map(|(kind, count)| format!("{kind} {count}")).collect::<Vec<_>>().join(", ");
+        for (what, all) in [("calls", false), ("transfers", true)] {
+            let mut by_kind = BTreeMap::<&str, u64>::new();
+            let of_class = ends.iter().filter(|(class, _)| class.contains("transfer") == all);
+            of_class.flat_map(|(_, ends)| ends).for_each(|(kind, count)| *by_kind.entry(kind).or_default() += count);
+            let total: u64 = by_kind.values().sum();
+            let by_kind: Vec<_> = by_kind.into_iter().collect();
+            println!("  {what}: {total}: {}", line(&by_kind));
+        }
+        for (class, ends) in &ends {
+            println!("    {class}: {}", line(ends));
+        }
+        let sum = |key: &str| sums.get(key).copied().unwrap_or(0);
+        println!("  bytes: {} moved, {} verified", sum("bytes"), sum("verified"));
+        println!(
+            "  one-way calls handled: {}, exposures taken back: {}",
+            sum("one-way calls handled"),
+            sum("exposures taken back")
+        );
+        println!("  processes: {} in all", self.generations.iter().sum::<u32>() + NODES as u32);
+        let faults: Vec<_> = self.faults.iter().map(|(fault, count)| (fault.as_str(), *count)).collect();
+        println!("  faults: {}: {}", faults.iter().map(|(_, count)| count).sum::<u64>(), line(&faults));
+        println!("  everybody met again in {:?} ms", met);
+        println!("  losses: {}", self.losses.len());
+        assert!(self.losses.is_empty(), "CALOMEL_CHAOS_SEED={}: {:#?}", self.seed, self.losses);
+        assert!(sum("verified") > 0 && sum("transfer ok") > 0 && sum("call ok") > 0, "nothing was done: this test tests nothing");
+    }
+}
