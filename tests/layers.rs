@@ -160,6 +160,10 @@ fn complaints(source: &Source) -> Vec<String> {
             }
         }
     }
+    // Deadlines go by the clock that never jumps.
+    if text.contains("SystemTime") && !source.is_test() {
+        found.push(format!("{} must not ask the clock that can be set", source.path));
+    }
     let has_unsafe = |line: &String| line.contains("unsafe {") || line.contains("unsafe impl") || line.contains("unsafe fn");
     if source.lines.iter().any(has_unsafe) && !UNSAFE.iter().any(|place| source.path.starts_with(place)) {
         found.push(format!("{} must not have `unsafe`", source.path));
@@ -190,6 +194,7 @@ fn a_file_that_does_not_is_found() {
         ("progress/bad.rs", "use crate::Engine;", "crate::Engine"),
         ("memory/bad.rs", "fn f(p: &crate::proto::Status) {}", "crate::proto"),
         ("rpc/bad.rs", "fn f() { unsafe { g() } }", "`unsafe`"),
+        ("engine/bad.rs", "fn f() { let now = std::time::SystemTime::now(); }", "the clock"),
         ("rpc/bad.rs", &"\n".repeat(MAX_LINES + 1), "lines"),
     ] {
         let found = complaints(&Source::new(path, text));

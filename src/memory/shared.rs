@@ -57,7 +57,8 @@ impl Drop for Mapping {
 pub(crate) fn create(len: usize, reserve: bool) -> io::Result<(OwnedFd, Mapping)> {
     let (fd, mapping) = unsealed(len)?;
     if reserve {
-        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+        // A signal may break it off, and then none of the pages are there.
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64))?;
     }
     // Before Linux 5.1 there is no telling others to read only; they could spoil no more than what they are given.
     let sealed = rustix::fs::fcntl_add_seals(&fd, FIXED | SealFlags::FUTURE_WRITE | SealFlags::SEAL);

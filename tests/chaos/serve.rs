@@ -27,7 +27,7 @@ pub struct Node {
     pub index: usize,
     pub generation: u32,
     pub seed: u64,
-    /// Where the others are, as this process reaches them.
+    /// Where the others are, as this process reaches them. Requests may come before that is known.
     pub peers: OnceLock<Vec<String>>,
     opened: Mutex<HashMap<u64, (Instant, Opened)>>,
     next_opened: AtomicU64,
@@ -72,7 +72,7 @@ impl Node {
     }
 
     pub fn endpoint(&self, peer: usize) -> Result<Endpoint, Error> {
-        self.engine.lookup(&self.peers.get().unwrap()[peer][..])
+        self.engine.lookup(&self.peers.wait()[peer][..])
     }
 
     /// Peers may hold a bulk of this memory, and give it back.

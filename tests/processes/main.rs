@@ -19,6 +19,7 @@ mod leftovers;
 mod proxy;
 mod restart;
 mod roles;
+mod signals;
 mod transfers;
 
 /// Not a test, but the other process; does nothing when the suite runs.

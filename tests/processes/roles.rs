@@ -18,6 +18,8 @@ pub fn run(role: &str) {
         "leftovers" => crate::leftovers::run(),
         "idle" => crate::leftovers::idle(),
         "fork" => crate::leftovers::fork(),
+        "talker" => crate::signals::talk(),
+        "storm" => crate::signals::weather_a_storm(),
         other => panic!("no role `{other}`"),
     }
 }
@@ -70,6 +72,13 @@ fn peer() {
                     let result = procedure.on(&endpoint).call(&());
                     say(&format!("result {} {:?}", begin.elapsed().as_millis(), result.map_err(|e| e.to_string())));
                 });
+            }
+            ("briefly", address) => {
+                let endpoint = engine.lookup(address).unwrap();
+                let hang = engine.procedure::<(), ()>("hang").on(&endpoint).timeout(Duration::from_millis(200));
+                let started = hang.start(&()).unwrap();
+                thread::spawn(move || say(&format!("brief {:?}", started.wait().map_err(|e| e.to_string()))));
+                thread::spawn(move || say(&format!("brief {:?}", hang.call(&()).map_err(|e| e.to_string()))));
             }
             ("add", address) => {
                 let endpoint = engine.lookup(address).unwrap();

@@ -126,7 +126,7 @@ impl Shared {
         // As long as its socket is open the process lives, so the number is still its own.
         let mut poll = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::HUP)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if rustix::event::poll(&mut poll, Some(&now)).ok()? > 0 {
+        if rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, Some(&now))).ok()? > 0 {
             return None;
         }
         self.registry.register(&mut SourceFd(&handle.as_raw_fd()), Token(token + PROCESS), Interest::READABLE).ok()?;

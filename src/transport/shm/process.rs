@@ -57,7 +57,9 @@ impl Process {
         let ended = |fd: &OwnedFd, what: PollFlags| {
             let mut poll = [PollFd::new(fd, what)];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|n| n > 0) && poll[0].revents().intersects(what)
+            // Even a poll that does not wait may be broken off by a signal.
+            let found = rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, Some(&now)));
+            found.is_ok_and(|n| n > 0) && poll[0].revents().intersects(what)
         };
         match &self.handle {
             Some(handle) => ended(handle, PollFlags::IN),
