@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::engine::Shared;
 use crate::progress::{Completion, Outcome, error_of};
-use crate::proto::{Failure, PeerId, PeerTag};
+use crate::proto::{Failure, LinkId, PeerId, PeerTag};
 use crate::rpc::deadline;
 use crate::{Address, Engine, Result, Scheme};
 
@@ -52,14 +52,19 @@ impl Endpoint {
     /// True while there is a connection. There is none before the first call, and none after the peer went away; the next
     /// call makes one.
     pub fn is_connected(&self) -> bool {
-        self.shared.core.look(|proto| proto.connection(self.tag.id)).is_some()
+        self.connection().is_some()
     }
 
     /// By which means the peer is reached now; `None` while there is no connection. It can differ from the address: peers on
     /// one host find each other through shared memory.
     pub fn transport(&self) -> Option<Scheme> {
+        self.shared.core.carrier(self.connection()?)
+    }
+
+    /// A forked child has none.
+    fn connection(&self) -> Option<LinkId> {
         let core = &self.shared.core;
-        core.carrier(core.look(|proto| proto.connection(self.tag.id))?)
+        if core.is_forked() { None } else { core.look(|proto| proto.connection(self.tag.id)) }
     }
 
     /// The engine that this endpoint was looked up by.

@@ -32,10 +32,31 @@ use crate::{Address, Error, Result};
 /// local.view(); // peers may write it at any moment
 /// ```
 pub struct Exposed<B: Buffer, A = <B as Buffer>::Access> {
-    /// `None` once the buffer has been taken back.
-    held: Option<Held<B>>,
+    held: Kept<B>,
     exposure: Exposure,
     _access: PhantomData<fn() -> A>,
+}
+
+/// The buffer, while it is exposed.
+struct Kept<B: Buffer> {
+    /// `None` once it has been taken back.
+    held: Option<Held<B>>,
+    shared: Arc<Shared>,
+}
+
+impl<B: Buffer> Kept<B> {
+    fn new(held: Held<B>, shared: &Arc<Shared>) -> Kept<B> {
+        Kept { held: Some(held), shared: shared.clone() }
+    }
+}
+
+impl<B: Buffer> Drop for Kept<B> {
+    fn drop(&mut self) {
+        // A forked child leaves the buffer where it is: who holds its gate may not be there.
+        if self.shared.core.is_forked() {
+            std::mem::forget(self.held.take());
+        }
+    }
 }
 
 /// What peers know the memory by.
@@ -86,19 +107,19 @@ pub(crate) fn expose<B: WritableBuffer>(
     shared.check("expose")?;
     let held = Held::writable(buffer);
     let exposure = Exposure::new(shared, held.region(), Access::Changing(mode), grant)?;
-    Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
+    Ok(Exposed { held: Kept::new(held, shared), exposure, _access: PhantomData })
 }
 
 pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<Shared>, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>> {
     shared.check("expose")?;
     let held = Held::read_only(buffer);
     let exposure = Exposure::new(shared, held.region(), Access::Constant, grant)?;
-    Ok(Exposed { held: Some(held), exposure, _access: PhantomData })
+    Ok(Exposed { held: Kept::new(held, shared), exposure, _access: PhantomData })
 }
 
 impl<B: Buffer, A> Exposed<B, A> {
     fn held(&self) -> &Held<B> {
-        self.held.as_ref().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"))
+        self.held.held.as_ref().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"))
     }
 
     pub(super) fn whole(&self) -> Slice {
@@ -140,8 +161,16 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// That takes some microseconds, whatever the peers do. Over shared memory a peer that was stopped while it read is waited
     /// for, for a second at most. Over `verbs://` the device forgets the memory, which takes longer the more there is, and
     /// own transfers with it that are under way have 100 ms to end.
+    ///
+    /// In a forked child this is the child's copy of the buffer, as it was when the process forked.
+    #[allow(unsafe_code)]
     pub fn reclaim(mut self) -> B {
-        let held = self.held.take().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"));
+        let held = self.held.held.take().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"));
+        if self.exposure.shared.core.is_forked() {
+            // SAFETY: nothing of the engine works in a forked child, and what reaches the region does so through this value,
+            // or through an operation of the engine, which is refused.
+            return unsafe { held.take_unfenced() };
+        }
         let Exposed { exposure, .. } = self;
         drop(exposure);
         held.take()
@@ -151,8 +180,9 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// `verbs://`: there a device writes at any moment, also in between, and some of the bytes may be old and some new.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`].
+    /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.exposure.shared.check_process(|| "reading exposed memory".to_owned())?;
         let size = self.len();
         let part = self.whole().part(offset, out.len()).ok_or(Error::OutOfRange { offset, len: out.len(), size })?;
         let open = part.read(out);
@@ -173,8 +203,9 @@ impl<B: WritableBuffer> Exposed<B, Writable> {
     /// `shm://`, where memory is lent. Such a peer may read some of the bytes as they were, and some as they are now.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`].
+    /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.exposure.shared.check_process(|| "writing exposed memory".to_owned())?;
         let size = self.len();
         let part = self.whole().part(offset, bytes.len()).ok_or(Error::OutOfRange { offset, len: bytes.len(), size })?;
         let open = part.write(bytes);

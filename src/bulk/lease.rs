@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::own::Own;
-use crate::progress::{Blocking, wake_quietly};
+use crate::progress::{Blocking, Process, wake_quietly};
 use crate::{Address, Error, Result};
 
 /// Counts what peers hold of one exposure.
@@ -58,20 +58,24 @@ impl Drop for Ticket {
 pub struct Released {
     own: Arc<Own>,
     owner: Address,
+    process: Process,
 }
 
 impl Released {
     pub(super) fn new(own: &Arc<Own>, owner: Address) -> Released {
-        Released { own: own.clone(), owner }
+        Released { own: own.clone(), owner, process: Process::this() }
     }
 
     /// True when no peer holds a bulk.
     pub fn is_released(&self) -> bool {
-        self.own.leases.state.lock().held == 0
+        !self.process.is_parent() && self.own.leases.state.lock().held == 0
     }
 
-    /// Blocks until no peer holds a bulk.
+    /// Blocks until no peer holds a bulk. A forked child is told nothing of that: there it returns at once.
     pub fn wait(&self) {
+        if self.process.is_parent() {
+            return;
+        }
         let _blocking = Blocking::enter();
         let mut state = self.own.leases.state.lock();
         while state.held > 0 {
@@ -82,8 +86,12 @@ impl Released {
     /// Blocks until no peer holds a bulk, but no longer than `timeout`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when some peer still does.
+    /// [`Error::Timeout`] when some peer still does; [`Error::Unsupported`] in a forked child.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        if self.process.is_parent() {
+            let reason = "what peers hold is known to the process that exposed the memory".to_owned();
+            return Err(Error::Unsupported { what: "waiting for bulks to be released in a forked child".to_owned(), reason });
+        }
         let _blocking = Blocking::enter();
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.own.leases.state.lock();
@@ -108,6 +116,9 @@ impl Future for Released {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.process.is_parent() {
+            return Poll::Ready(());
+        }
         let mut state = self.own.leases.state.lock();
         if state.held == 0 {
             return Poll::Ready(());
@@ -121,6 +132,9 @@ impl Future for Released {
 
 impl std::fmt::Debug for Released {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Released({} bulks out)", self.own.leases.state.lock().held)
+        match self.own.leases.state.try_lock() {
+            Some(state) => write!(f, "Released({} bulks out)", state.held),
+            None => f.write_str("Released(..)"),
+        }
     }
 }

@@ -43,6 +43,10 @@ impl Drop for Inner {
     /// Waits for the accesses in progress, and lets nobody in any more.
     fn drop(&mut self) {
         let exposed = std::mem::take(self.exposed.get_mut());
+        if self.shared.core.is_forked() {
+            // Nothing of the engine works in a forked child, so nobody else gets there; and who holds a gate may not be there.
+            return;
+        }
         // First of all, and whatever happens while peers are told.
         exposed.iter().for_each(|(_, region)| region.close());
         drop(exposed);

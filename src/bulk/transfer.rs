@@ -94,7 +94,7 @@ impl<B: Buffer, L> Transfer<B, L> {
     pub fn is_ready(&self) -> bool {
         match &self.state {
             State::Done(_) => true,
-            State::InProgress(completion, _) => completion.is_ready(),
+            State::InProgress(completion, _) => completion.is_ready() || self.is_forked(),
         }
     }
 
@@ -108,13 +108,24 @@ impl<B: Buffer, L> Transfer<B, L> {
 
     /// Blocks until the transfer is over: how many bytes were moved, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, L) {
-        if let State::InProgress(completion, _) = &self.state {
+        if let State::InProgress(completion, _) = &self.state
+            && !self.is_forked()
+        {
             completion.wait(&self.remote.shared().core, None);
         }
         self.finish()
     }
 
+    /// In a forked child it never ends, and who holds the memory's gate may not be there.
+    fn is_forked(&self) -> bool {
+        self.remote.shared().core.is_forked()
+    }
+
     fn finish(&mut self) -> (Result<usize>, L) {
+        if let Err(error) = self.remote.shared().check_process(|| "transfer".to_owned()) {
+            let Some(local) = self.local.take() else { panic!("a transfer was polled after it was over") };
+            return (Err(error), local);
+        }
         let result = match &mut self.state {
             State::Done(result) => result.take(),
             State::InProgress(completion, _) => match completion.take() {
@@ -140,6 +151,7 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(Result<usize>, L)> {
         let this = self.get_mut();
         if let State::InProgress(completion, _) = &this.state
+            && !this.is_forked()
             && completion.wake_task(context.waker())
         {
             return Poll::Pending;
@@ -150,7 +162,7 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
 
 impl<B: Buffer, L> Drop for Transfer<B, L> {
     fn drop(&mut self) {
-        if self.local.is_some() && matches!(self.state, State::InProgress(..)) {
+        if self.local.is_some() && matches!(self.state, State::InProgress(..)) && !self.is_forked() {
             // If it is over, this does nothing; but what was landing at its end is still the transfer's.
             self.cancel();
             self.memory.region.fence();

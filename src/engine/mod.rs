@@ -56,11 +56,17 @@ impl Shared {
     }
 
     pub(crate) fn check_with(&self, what: impl Fn() -> String) -> Result<()> {
-        if self.core.is_forked() {
-            let reason = "the process was forked after the engine was made: the child must make its own".to_owned();
-            return Err(Error::Unsupported { what: format!("{} in a forked child", what()), reason });
-        }
+        self.check_process(&what)?;
         if self.finalizing.is_closed() { Err(Error::Finalized { what: what() }) } else { Ok(()) }
+    }
+
+    /// An error when the engine belongs to another process.
+    pub(crate) fn check_process(&self, what: impl Fn() -> String) -> Result<()> {
+        if !self.core.is_forked() {
+            return Ok(());
+        }
+        let reason = "the process was forked after the engine was made: the child must make its own".to_owned();
+        Err(Error::Unsupported { what: format!("{} in a forked child", what()), reason })
     }
 
     pub(crate) fn finalizing(&self) -> &Finalizing {
@@ -312,9 +318,11 @@ impl Engine {
         finalize::finalize(&self.shared)
     }
 
-    /// Blocks until the engine is finalized, by whomever.
+    /// Blocks until the engine is finalized, by whomever. In a forked child nobody will: there it returns at once.
     pub fn wait_for_finalize(&self) {
-        self.shared.finalizing.wait();
+        if !self.shared.core.is_forked() {
+            self.shared.finalizing.wait();
+        }
     }
 
     /// True when the engine has been finalized.
@@ -324,12 +332,16 @@ impl Engine {
 
     /// Runs `f` when finalizing begins: everything still works.
     pub fn on_prefinalize(&self, f: impl FnOnce() + Send + 'static) {
-        self.shared.finalizing.on_prefinalize(Box::new(f));
+        if !self.shared.core.is_forked() {
+            self.shared.finalizing.on_prefinalize(Box::new(f));
+        }
     }
 
     /// Runs `f` when the engine is finalized: nothing works any more.
     pub fn on_finalize(&self, f: impl FnOnce() + Send + 'static) {
-        self.shared.finalizing.on_finalize(Box::new(f));
+        if !self.shared.core.is_forked() {
+            self.shared.finalizing.on_finalize(Box::new(f));
+        }
     }
 
     /// What an engine that is finalized has left over, in words: nothing, or a test fails.

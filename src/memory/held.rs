@@ -63,6 +63,18 @@ impl<B: Buffer> Held<B> {
     /// Closes the region, and gives the buffer back.
     pub(crate) fn take(self) -> B {
         self.region.close();
+        self.take_open()
+    }
+
+    /// Gives the buffer back, with the gate as it is: in a forked child, where who holds the gate may not be there.
+    ///
+    /// # Safety
+    /// Nobody may use the region any more.
+    pub(crate) unsafe fn take_unfenced(self) -> B {
+        self.take_open()
+    }
+
+    fn take_open(self) -> B {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is not used again, so its region is dropped once, here.
         drop(unsafe { std::ptr::read(&this.region) });

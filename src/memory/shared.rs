@@ -156,16 +156,16 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        // A forked child must not take them from its parent, of whose threads one may hold the lock.
+        if self.process != std::process::id() {
+            return;
+        }
         {
             let mut blocks = BLOCKS.write();
             // Before it is unmapped: afterwards the address may be another block's.
             blocks.remove(&self.mapping.address().addr());
         }
         COUNT.fetch_sub(1, Ordering::Release);
-        // A forked child must not take them from its parent.
-        if self.process != std::process::id() {
-            return;
-        }
         // Peers may keep it mapped for a while; its pages are given back now.
         let (address, len) = (self.mapping.address().cast(), self.mapping.len());
         // SAFETY: the range is the mapping, and whoever used it here has gone before it.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Differs between a process and its children.
-pub(super) fn generation() -> u32 {
+fn generation() -> u32 {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
         // SAFETY: the handler is a plain function that lives as long as the program, and does what a child of a program with
@@ -20,6 +20,21 @@ pub(super) fn generation() -> u32 {
         }
     });
     GENERATION.load(Ordering::Relaxed)
+}
+
+/// The process that something was made in.
+#[derive(Clone, Copy)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn this() -> Process {
+        Process(generation())
+    }
+
+    /// True in a child of that process: locks may be held there by threads that are not there, and what was begun never ends.
+    pub(crate) fn is_parent(self) -> bool {
+        generation() != self.0
+    }
 }
 
 extern "C" fn in_child() {

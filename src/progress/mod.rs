@@ -37,6 +37,7 @@ use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
 pub(crate) use failure::error_of;
+pub(crate) use fork::Process;
 use outputs::Outputs;
 pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
@@ -102,8 +103,8 @@ pub(crate) struct Core {
     handlers_inline: bool,
     spin: Option<Duration>,
     stopping: AtomicBool,
-    /// The process that made the engine.
-    generation: u32,
+    /// The one that made the engine.
+    process: Process,
 }
 
 #[derive(Default)]
@@ -186,7 +187,7 @@ impl Core {
             handlers_inline: settings.handler_threads == 0,
             spin,
             stopping: AtomicBool::new(false),
-            generation: fork::generation(),
+            process: Process::this(),
         }))
     }
 
@@ -291,7 +292,7 @@ impl Core {
 
     /// True in a child of the process that made the engine.
     pub(crate) fn is_forked(&self) -> bool {
-        fork::generation() != self.generation
+        self.process.is_parent()
     }
 
     /// A look at the protocol that changes nothing.
@@ -427,6 +428,9 @@ impl Core {
 
     /// False when it has begun already.
     pub(crate) fn remove_timer(&self, key: (Instant, u64)) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         let removed = self.timers.lock().pending.remove(&key);
         removed.is_some()
     }

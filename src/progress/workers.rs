@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Core, Live};
+use super::{Core, Live, Process};
 use crate::proto::Incoming;
 
 /// Work that user code does for a peer, and what is known of work like it.
@@ -133,6 +133,7 @@ impl Job {
 
     /// Runs, from `began` on; returns when that was over.
     pub(crate) fn run(mut self, began: Instant) -> Instant {
+        let process = Process::this();
         let outer = CURRENT_ENGINE.replace(self.engine);
         let waited = WAITED.take();
         let ended = match self.work.take() {
@@ -152,6 +153,11 @@ impl Job {
             }
             None => began,
         };
+        if process.is_parent() {
+            // It would go on with what its parent does, with its parent's sockets.
+            tracing::error!(target: "calomel::handler", "a forked child has returned from its parent's handler");
+            std::process::abort();
+        }
         CURRENT_ENGINE.set(outer);
         WAITED.set(waited);
         ended
@@ -196,6 +202,8 @@ pub(crate) struct Workers {
     state: Mutex<State>,
     available: Condvar,
     ended: Condvar,
+    /// The one that has the threads.
+    process: Process,
 }
 
 #[derive(Default)]
@@ -213,7 +221,14 @@ struct State {
 
 impl Workers {
     pub(crate) fn new(name: &'static str, limit: usize) -> Arc<Workers> {
-        Arc::new(Workers { name, limit: limit.max(1), state: Mutex::default(), available: Condvar::new(), ended: Condvar::new() })
+        Arc::new(Workers {
+            name,
+            limit: limit.max(1),
+            state: Mutex::default(),
+            available: Condvar::new(),
+            ended: Condvar::new(),
+            process: Process::this(),
+        })
     }
 
     pub(crate) fn push(self: &Arc<Self>, job: Job) {
@@ -284,6 +299,9 @@ impl Workers {
     /// No jobs any more; what is queued is dropped, and the threads end. They are waited for, but for the calling one, and
     /// for those that a handler keeps.
     pub(crate) fn stop(&self) {
+        if self.process.is_parent() {
+            return;
+        }
         let me = std::thread::current().id();
         let mut state = self.state.lock();
         state.stopped = true;

@@ -250,7 +250,8 @@ impl Registration {
     /// Takes the procedure away: calls that come later find none of its name. Handlers in progress go on. False when it
     /// was taken away before.
     pub fn remove(&self) -> bool {
-        self.shared.upgrade().is_some_and(|shared| shared.registry.remove(self.provider, &self.name, self.number))
+        let shared = self.shared.upgrade().filter(|shared| !shared.core.is_forked());
+        shared.is_some_and(|shared| shared.registry.remove(self.provider, &self.name, self.number))
     }
 
     /// The name that it was defined by.

@@ -28,8 +28,13 @@ impl Target {
         error_of(failure, &self.endpoint.address(), what, &self.info.name, self.timeout, self.endpoint.provider_id())
     }
 
+    fn check_process(&self) -> Result<()> {
+        self.shared.check_process(|| format!("call of `{}`", self.info.name))
+    }
+
     /// Waits for the end, up to the deadline, if the protocol does not watch that.
     fn outcome(&self, begun: &Begun, deadline: Option<Instant>) -> Result<Answer<Live>> {
+        self.check_process()?;
         let core = &self.shared.core;
         if !begun.completion.wait(core, deadline) {
             // If the answer has come at the last moment, this does nothing.
@@ -110,12 +115,17 @@ impl<R> Pending<R> {
 
     /// True when the result is here: waiting does not block any more.
     pub fn is_ready(&self) -> bool {
-        let ready = self.begun.completion.is_ready();
+        let ready = self.is_over();
         if !ready {
             // Who asks again and again must not wait for what has not been sent.
             self.target.shared.core.uncork_unless_forked();
         }
         ready
+    }
+
+    /// In a forked child there is an error for whoever waits.
+    fn is_over(&self) -> bool {
+        self.begun.completion.is_ready() || self.target.shared.core.is_forked()
     }
 
     /// Asks for the end of the call: its result is [`Error::Cancelled`], unless there was one already. The server is told.
@@ -140,7 +150,7 @@ impl<R: DeserializeOwned> Pending<R> {
     /// When the list is empty: there is nothing to wait for.
     pub fn wait_any(pending: &mut Vec<Pending<R>>) -> (usize, Result<R>) {
         assert!(!pending.is_empty(), "wait_any of no calls");
-        let ready = || pending.iter().position(|call| call.begun.completion.is_ready());
+        let ready = || pending.iter().position(Pending::is_over);
         let index = ready().unwrap_or_else(|| {
             let first = &pending[0].target.shared.core;
             // Calls of other engines have their own drivers, and wake this thread.
@@ -168,6 +178,9 @@ impl<R: DeserializeOwned> Future for Pending<R> {
     /// # Panics
     /// When polled again after it was ready.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<R>> {
+        if let Err(error) = self.target.check_process() {
+            return Poll::Ready(Err(error));
+        }
         if self.begun.completion.wake_task(context.waker()) {
             self.target.shared.core.uncork_unless_forked();
             return Poll::Pending;

@@ -59,7 +59,12 @@ pub struct Procedure<A: ?Sized, R> {
 
 impl<A: ?Sized, R> Procedure<A, R> {
     pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Procedure<A, R> {
-        let info = shared.procedures.intern(name, type_name::<A>(), type_name::<R>());
+        let info = if shared.core.is_forked() {
+            // To be called in vain: the list may be locked by a thread that is not there.
+            Arc::new(ProcedureInfo { id: 0, name: name.into(), result: OnceLock::new() })
+        } else {
+            shared.procedures.intern(name, type_name::<A>(), type_name::<R>())
+        };
         Procedure { shared: shared.clone(), info, _types: PhantomData }
     }
 

@@ -58,9 +58,11 @@ impl Request {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// True when nobody takes the answer any more: the caller cancelled, gave up at its deadline, or went away.
+    /// True when nobody takes the answer any more: the caller cancelled, gave up at its deadline, or went away; and in a
+    /// forked child, which can't answer.
     pub fn is_cancelled(&self) -> bool {
-        self.remaining().is_zero() || !self.engine.shared().core.look(|proto| proto.is_wanted(self.id))
+        let core = &self.engine.shared().core;
+        self.remaining().is_zero() || core.is_forked() || !core.look(|proto| proto.is_wanted(self.id))
     }
 
     /// The name that the procedure was called by.
@@ -134,6 +136,7 @@ impl<R> Responder<R> {
         self.answered = true;
         let request = &self.request;
         let shared = request.engine.shared();
+        shared.check_process(|| format!("answer to `{}`", request.name))?;
         let answered = shared.core.exec(|proto| proto.respond(request.id, reply));
         shared.finalizing().look_again();
         answered.map_err(|failure| self.error(failure))

@@ -15,6 +15,7 @@ mod support;
 mod damage;
 mod dying;
 mod foreign;
+mod forking;
 mod leftovers;
 mod proxy;
 mod restart;

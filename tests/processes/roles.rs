@@ -18,6 +18,7 @@ pub fn run(role: &str) {
         "leftovers" => crate::leftovers::run(),
         "idle" => crate::leftovers::idle(),
         "fork" => crate::leftovers::fork(),
+        "forks" => crate::forking::run(),
         "talker" => crate::signals::talk(),
         "storm" => crate::signals::weather_a_storm(),
         other => panic!("no role `{other}`"),

@@ -1,0 +1,299 @@
+//! Processes that fork: the child gets an error from whatever it does with its parent's engines, at once, and may drop them,
+//! exit, run another program, or make engines of its own. The parent goes on as if nothing had been.
+//!
+//! The fork comes while other threads call and transfer, so that in the child locks are held by threads that are not there.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{
+    Bulk, BulkMode, Endpoint, Engine, EngineBuffer, Error, Exposed, HandlerPool, Pending, ReadOnly, Registration, Released,
+    Request, Responder, Timer, Transfer,
+};
+
+use crate::roles::say;
+use crate::support::*;
+
+const LEN: usize = 1 << 20;
+
+fn a_forked_child_can_do_nothing_and_drop_everything() {
+    let _watchdog = Watchdog::start("a_forked_child_can_do_nothing_and_drop_everything");
+    let mut child = Child::start("forks", &[]);
+    child.hear("forked well");
+    assert!(child.wait(BOUND).success());
+}
+
+/// Something of each kind that a process may have when it forks.
+struct Belongings {
+    engine: Engine,
+    to_self: Endpoint,
+    /// Calls that are never answered.
+    pendings: Vec<Pending<()>>,
+    pulls: Vec<Transfer<Vec<u8>>>,
+    writable: Exposed<Vec<u8>>,
+    shared: Exposed<EngineBuffer>,
+    constant: Exposed<Vec<u8>, ReadOnly>,
+    released: Released,
+    /// A call to this process.
+    request: Request,
+    responders: Vec<Responder<()>>,
+    registration: Registration,
+    timer: Timer,
+    pool: HandlerPool,
+}
+
+impl Belongings {
+    fn new(engine: &Engine, to: &Endpoint, caller: &Engine) -> Belongings {
+        let (keep, kept) = std::sync::mpsc::channel();
+        let pool = HandlerPool::new(2);
+        let registration =
+            engine.pool(&pool).define_deferred("keep", move |reply: Responder<()>, ()| keep.send(reply).unwrap()).unwrap();
+        let to_here = caller.lookup(engine.address()).unwrap();
+        let keep = caller.procedure::<(), ()>("keep");
+        let mut responders = Vec::new();
+        for _ in 0..3 {
+            // Its caller gives up at once, and is no matter.
+            keep.on(&to_here).notify(&()).unwrap();
+            responders.push(kept.recv_timeout(BOUND).unwrap());
+        }
+        let never = engine.procedure::<(), ()>("never").on(to);
+        let memory = engine.procedure::<(), Bulk>("memory").on(to).call(&()).unwrap();
+        let pull = |_| {
+            let local = engine.expose(vec![0u8; memory.len()], BulkMode::ReadWrite).unwrap();
+            memory.on(to).start_pull_into(local)
+        };
+        let writable = engine.expose(pattern(1, LEN), BulkMode::ReadWrite).unwrap();
+        let mut buffer = engine.alloc(LEN);
+        buffer.copy_from_slice(&pattern(2, LEN));
+        Belongings {
+            engine: engine.clone(),
+            to_self: to_here,
+            pendings: (0..5).map(|_| never.start(&()).unwrap()).collect(),
+            pulls: (0..4).map(pull).collect(),
+            released: writable.released(),
+            writable,
+            shared: engine.expose(buffer, BulkMode::ReadWrite).unwrap(),
+            constant: engine.expose_read_only(pattern(3, LEN)).unwrap(),
+            request: responders[0].request().clone(),
+            responders,
+            registration,
+            timer: engine.timer(Duration::from_secs(3600), || {}).unwrap(),
+            pool,
+        }
+    }
+
+    /// In the child: the number of the first step that does not do what it should; 0 for none.
+    fn are_of_no_use(mut self, to: &Endpoint) -> i32 {
+        let mut step = 0;
+        macro_rules! must {
+            ($condition:expr) => {
+                step += 1;
+                if !$condition {
+                    return step;
+                }
+            };
+        }
+        macro_rules! fails {
+            ($result:expr) => {
+                must!($result.is_err_and(|error: Error| error.to_string().contains("fork")));
+            };
+        }
+        let engine = &self.engine;
+        // 1: calls.
+        let add = engine.procedure::<(u32, u32), u32>("add").on(to);
+        fails!(add.call(&(1, 2)));
+        fails!(add.start(&(1, 2)));
+        fails!(add.notify(&(1, 2)));
+        fails!(engine.procedure::<(), ()>("never known before").on(&self.to_self).call(&()));
+        // 5: what the engine offers.
+        fails!(engine.lookup(to.address()));
+        fails!(engine.define("of the child", |_: &Request, ()| ()));
+        fails!(engine.define_async("of the child", |_: Request, ()| async {}));
+        fails!(engine.pool(&self.pool).define("of the child", |_: &Request, ()| ()));
+        fails!(engine.expose(vec![0u8; 10], BulkMode::ReadWrite));
+        fails!(engine.expose_to(to, vec![0u8; 10], BulkMode::ReadWrite));
+        fails!(engine.expose_read_only(vec![0u8; 10]));
+        let mut bytes = [0u8; 10];
+        fails!(engine.scope(|scope| scope.expose(&mut bytes[..], BulkMode::ReadWrite)));
+        fails!(engine.timer(Duration::ZERO, || {}));
+        must!(engine.addresses() == [engine.address()]);
+        engine.on_prefinalize(|| {});
+        engine.on_finalize(|| {});
+        // 15: the peer.
+        fails!(to.shutdown());
+        must!(!to.is_connected() && to.transport().is_none());
+        // 17: calls that were under way.
+        let mut pendings = std::mem::take(&mut self.pendings);
+        must!(pendings.iter().all(Pending::is_ready));
+        pendings[0].cancel();
+        fails!(pendings.pop().unwrap().wait());
+        fails!(Pending::wait_any(&mut pendings).1);
+        fails!(block_on(pendings.pop().unwrap()));
+        drop(pendings);
+        // 21: transfers.
+        let bulk = self.writable.bulk();
+        fails!(bulk.on(to).pull_into(&mut [0u8; 10][..]));
+        fails!(bulk.on(to).push_from(&self.writable));
+        fails!(bulk.origin(engine));
+        let mut pulls = std::mem::take(&mut self.pulls);
+        must!(pulls.iter().all(Transfer::is_ready));
+        pulls[0].cancel();
+        let (result, back) = pulls.pop().unwrap().wait();
+        fails!(result);
+        drop(back);
+        let (result, back) = block_on(pulls.pop().unwrap());
+        fails!(result);
+        drop(back.reclaim());
+        drop(pulls);
+        // 27: exposed memory.
+        must!(bulk.slice(1, 2).is_ok() && self.writable.slice(1, 2).is_ok());
+        fails!(self.writable.read_at(0, &mut [0u8; 10]));
+        fails!(self.writable.write_at(0, &[0u8; 10]));
+        must!(*self.constant.view() == pattern(3, LEN));
+        must!(!self.released.is_released());
+        self.released.wait();
+        fails!(self.released.wait_timeout(BOUND));
+        block_on(self.released.clone());
+        must!(self.writable.reclaim() == pattern(1, LEN));
+        must!(*self.shared.reclaim() == pattern(2, LEN)[..]);
+        drop(self.constant);
+        // 35: calls to this process.
+        must!(self.request.is_cancelled());
+        fails!(self.responders.pop().unwrap().respond(&()));
+        self.responders.pop().unwrap().fail("in the child");
+        drop(self.responders);
+        must!(!self.registration.remove());
+        must!(!self.timer.cancel());
+        drop((self.request, self.pool));
+        // 39: the end.
+        self.engine.wait_for_finalize();
+        must!(self.engine.finalize().is_ok());
+        0
+    }
+}
+
+/// What the child does in the end.
+fn end(how: usize) -> i32 {
+    match how % 4 {
+        0 => 0,
+        1 => std::process::exit(0),
+        2 => {
+            let (program, end) = (c"/bin/true", std::ptr::null());
+            // SAFETY: both are texts that end with a zero, and the list ends with a null.
+            unsafe { libc::execl(program.as_ptr(), program.as_ptr(), end as *const libc::c_char) };
+            101
+        }
+        _ => {
+            let (server, client) = (server(), client());
+            define_add(&server);
+            let endpoint = client.lookup(server.address()).unwrap();
+            assert_serves(&client, &endpoint);
+            let exposed = server.expose(pattern(4, LEN), BulkMode::ReadWrite).unwrap();
+            let mut bytes = vec![0u8; LEN];
+            assert_eq!(exposed.bulk().on(&endpoint).pull_into(&mut bytes).unwrap(), LEN);
+            assert!(bytes == pattern(4, LEN));
+            client.finalize().unwrap();
+            server.finalize().unwrap();
+            0
+        }
+    }
+}
+
+/// Forks, and waits for the child; its status.
+fn fork(child: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child does what a user's child would do, and ends without returning from here. What it must not meet are
+    // locks of this program that other threads hold; they are the library's to see to.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: takes a number. A child that hangs is ended by this signal.
+        unsafe { libc::alarm(15 * patience()) };
+        let code = catch_unwind(AssertUnwindSafe(child)).unwrap_or(100);
+        // SAFETY: ends the process, without running what belongs to the parent.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(pid > 0);
+    let mut status = 0;
+    // SAFETY: the pointer is to a variable of the right type.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    status
+}
+
+/// The role behind [`a_forked_child_can_do_nothing_and_drop_everything`].
+pub fn run() {
+    let (peer, engine) = (server(), server());
+    define_add(&peer);
+    define_add(&engine);
+    peer.define("echo", |_: &Request, text: String| text).unwrap();
+    let (keep, _kept) = std::sync::mpsc::channel();
+    peer.define_deferred("never", move |reply: Responder<()>, ()| keep.send(reply).unwrap()).unwrap();
+    let memory = peer.expose(pattern(9, LEN), BulkMode::ReadWrite).unwrap();
+    let bulk = memory.bulk();
+    peer.define("memory", move |_: &Request, ()| bulk.clone()).unwrap();
+    let to = engine.lookup(peer.address()).unwrap();
+    assert_serves(&engine, &to);
+    let (stop, done) = (AtomicBool::new(false), Arc::new(AtomicU64::new(0)));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let echo = || engine.procedure::<String, String>("echo");
+                while !stop.load(Ordering::SeqCst) {
+                    assert_eq!(echo().on(&to).call(&"x".repeat(20_000)).unwrap().len(), 20_000);
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            scope.spawn(|| {
+                let mut bytes = vec![0u8; LEN];
+                while !stop.load(Ordering::SeqCst) {
+                    assert_eq!(memory.bulk().on(&to).pull_into(&mut bytes).unwrap(), LEN);
+                    assert!(bytes == pattern(9, LEN));
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        let begin = Instant::now();
+        for round in 0..24 {
+            let belongings = Belongings::new(&engine, &to, &peer);
+            let before = done.load(Ordering::SeqCst);
+            // Its copy of them: the parent's are the parent's.
+            let mut belongings = std::mem::ManuallyDrop::new(belongings);
+            let status = fork(|| {
+                // SAFETY: in this process nobody else takes them.
+                let belongings = unsafe { std::mem::ManuallyDrop::take(&mut belongings) };
+                match belongings.are_of_no_use(&to) {
+                    0 => end(round),
+                    step => step,
+                }
+            });
+            // SAFETY: the child's taking was another process'.
+            let belongings = unsafe { std::mem::ManuallyDrop::take(&mut belongings) };
+            if status != 0 {
+                stop.store(true, Ordering::SeqCst);
+                panic!("round {round}: status {status:x}: a step, 64 for a panic, or the signal of a hang, e");
+            }
+            // What the parent has is as it was.
+            for pull in belongings.pulls {
+                let (result, local) = pull.wait();
+                assert_eq!(result.unwrap(), LEN);
+                assert!(local.reclaim() == pattern(9, LEN));
+            }
+            assert!(belongings.writable.reclaim() == pattern(1, LEN));
+            assert!(belongings.pendings.iter().all(|pending| !pending.is_ready()));
+            assert!(belongings.timer.cancel() && belongings.registration.remove());
+            assert_serves(&engine, &to);
+            eventually("the other threads go on", || done.load(Ordering::SeqCst) > before);
+            if begin.elapsed() > Duration::from_secs(20) {
+                break;
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    drop(memory);
+    peer.finalize().unwrap();
+    engine.finalize().unwrap();
+    say("forked well");
+}
+
+over_each!(a_forked_child_can_do_nothing_and_drop_everything);
