@@ -10,6 +10,8 @@ pub(crate) mod fault;
 mod loopback;
 mod shm;
 mod tcp;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "verbs")]
 mod verbs;
 

@@ -74,6 +74,23 @@ impl Holdings {
     }
 }
 
+/// Where the processes put files, if they make any: gone in the end, whatever that is.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        let path = std::env::temp_dir().join(format!("calomel-chaos-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 struct Row {
     over: Over,
     seed: u64,
@@ -85,7 +102,7 @@ struct Row {
     /// From one to another, where there is a proxy.
     routes: BTreeMap<(usize, usize), Route>,
     hosts: Option<Hosts>,
-    folder: PathBuf,
+    folder: Folder,
     /// What each process has counted, by its number and generation.
     counts: BTreeMap<(usize, u32), BTreeMap<String, u64>>,
     faults: BTreeMap<String, u64>,
@@ -94,8 +111,6 @@ struct Row {
 
 impl Row {
     fn new(over: Over, seed: u64, seconds: u64, hosts: Option<Hosts>) -> Row {
-        let folder = std::env::temp_dir().join(format!("calomel-chaos-{}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
         let mut row = Row {
             over,
             seed,
@@ -105,7 +120,7 @@ impl Row {
             addresses: Vec::new(),
             routes: BTreeMap::new(),
             hosts,
-            folder,
+            folder: Folder::new(),
             counts: BTreeMap::new(),
             faults: BTreeMap::new(),
             losses: Vec::new(),
@@ -138,7 +153,7 @@ impl Row {
         let settings = [
             (LISTEN, address),
             (NODE, &told),
-            ("TMPDIR", self.folder.to_str().unwrap()),
+            ("TMPDIR", self.folder.0.to_str().unwrap()),
             // What is large is given back to the system when it is freed, so that growth can be told.
             ("MALLOC_MMAP_THRESHOLD_", "65536"),
         ];
@@ -315,11 +330,10 @@ impl Row {
         self.nodes.clear();
         self.routes.clear();
         self.hosts = None;
-        let left: Vec<_> = std::fs::read_dir(&self.folder).unwrap().flatten().map(|entry| entry.path()).collect();
+        let left: Vec<_> = std::fs::read_dir(&self.folder.0).unwrap().flatten().map(|entry| entry.path()).collect();
         if !left.is_empty() {
             self.lose(format!("files are left over: {left:?}"));
         }
-        std::fs::remove_dir_all(&self.folder).unwrap();
         let shared: Vec<_> = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
         if shared.iter().any(|path| path.to_string_lossy().contains("calomel")) {
             self.lose(format!("shared memory is left over: {shared:?}"));

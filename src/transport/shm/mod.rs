@@ -235,8 +235,9 @@ impl Shm {
     fn add(&self, link: ShmLink, attach: &mut dyn FnMut(Arc<dyn Link>)) -> io::Result<()> {
         self.shared.linger(Vec::new());
         let link = Arc::new(link);
-        attach(link.clone());
+        // Closing takes it out again, and may come as soon as it is attached.
         self.shared.entries.lock().links.insert(link.token, link.clone());
+        attach(link.clone());
         let registered =
             self.shared.registry.register(&mut SourceFd(&link.socket.as_raw_fd()), Token(link.token), Interest::READABLE);
         registered.inspect_err(|_| drop(self.shared.entries.lock().links.remove(&link.token)))

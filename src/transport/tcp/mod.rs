@@ -141,11 +141,12 @@ impl Tcp {
     ) -> io::Result<()> {
         let token = self.shared.token();
         let link = Arc::new(TcpLink::new(key, token, stream, session, connected, self.shared.clone()));
+        // Closing takes it out again, and may come as soon as it is attached.
+        self.shared.entries.lock().links.insert(token, link.clone());
         attach(link.clone());
         if connected {
             self.set_up(&link);
         }
-        self.shared.entries.lock().links.insert(token, link.clone());
         let registered = link
             .with_stream(|stream| self.shared.registry.register(stream, Token(token), Interest::READABLE | Interest::WRITABLE));
         if let Err(error) = registered {

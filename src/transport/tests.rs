@@ -1,0 +1,37 @@
+//! What every transport has to hold.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::{Lending, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, Transport};
+
+/// Dials a listener of its own, and closes the link as soon as it is there, before it is in use.
+fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+    let poll = mio::Poll::new().unwrap();
+    let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
+    let transport = make(Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 });
+    let address = transport.listen(&address.parse().unwrap()).unwrap();
+    let seen: Mutex<Option<Weak<dyn Link>>> = Mutex::new(None);
+    let dialled = transport.connect(LinkKey(1), &address, &|link| {
+        *seen.lock() = Some(Arc::downgrade(&link));
+        link.close();
+    });
+    dialled.unwrap();
+    let seen = seen.lock().take().unwrap();
+    assert!(seen.upgrade().is_none(), "{address}: the link is kept, and its socket with it");
+}
+
+#[test]
+fn a_tcp_link_that_is_closed_at_once_is_gone() {
+    let make = |reactor| -> Box<dyn Transport> { Box::new(Tcp::new(reactor, Duration::from_secs(10))) };
+    a_link_that_is_closed_at_once_is_gone(make, "tcp://127.0.0.1:0");
+}
+
+#[test]
+fn an_shm_link_that_is_closed_at_once_is_gone() {
+    let options = ShmOptions { group: None, lending: Lending::Crowded, shortcuts: false };
+    let make = |reactor| -> Box<dyn Transport> { Box::new(Shm::new(reactor, options)) };
+    a_link_that_is_closed_at_once_is_gone(make, "shm://");
+}
