@@ -221,7 +221,7 @@ impl Row {
         let begin = Instant::now();
         for event in plan(self.seed, self.over, NODES, Duration::from_secs(self.seconds)) {
             while begin.elapsed() < event.at {
-                thread::sleep((event.at - begin.elapsed()).min(Duration::from_millis(20)));
+                thread::sleep(event.at.saturating_sub(begin.elapsed()).min(Duration::from_millis(20)));
                 self.listen();
             }
             self.happen(event);
