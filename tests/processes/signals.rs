@@ -118,7 +118,7 @@ fn storm() {
             for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
                 let id: i32 = task.file_name().to_str().unwrap().parse().unwrap();
                 // SAFETY: takes numbers only; a thread that has ended meanwhile is no matter.
-                unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, libc::SIGALRM) };
+                unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), id, libc::SIGALRM) };
             }
             thread::sleep(Duration::from_micros(500));
         }
