@@ -90,8 +90,8 @@ pub fn run() {
 fn listen(index: usize, upgrade: bool) -> Engine {
     let begin = Instant::now();
     loop {
-        // The three ways to move payloads over shared memory.
-        let builder = configured().same_host_upgrade(upgrade);
+        // With checksums of all that is moved, and without; and the three ways to move payloads over shared memory.
+        let builder = configured().same_host_upgrade(upgrade).payload_checksums(index.is_multiple_of(2));
         let builder = match index % 3 {
             0 => builder,
             way => builder.shm_kernel_copy(way == 1),
