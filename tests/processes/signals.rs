@@ -1,8 +1,8 @@
 //! What signals do to a process that talks: nothing. Peers that die write no `SIGPIPE`, timers interrupt no call for good, and
 //! who was stopped past a deadline learns that at once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -127,40 +127,31 @@ fn storm() {
 
 fn a_storm_of_signals_changes_nothing() {
     let _watchdog = Watchdog::start("a_storm_of_signals_changes_nothing");
-    let (_peer, address) = Child::server(&[]);
     let mut child = Child::start("storm", &[]);
-    child.tell(&address.to_string());
     child.hear("unmoved");
     assert!(child.wait(BOUND).success());
 }
 
 /// The role behind [`a_storm_of_signals_changes_nothing`].
 pub fn weather_a_storm() {
-    let mut address = String::new();
-    std::io::stdin().read_line(&mut address).unwrap();
-    let address = address.trim();
     storm();
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(3) {
-        // Connections, too, are made in the storm, by this process and to it.
-        let (engine, own) = (client(), server());
+        // Connections, too, are made in the storm. Nobody is given up since the machine is busy.
+        let (engine, own) = (builder().build().unwrap(), builder().listen(anywhere()).build().unwrap());
         define_add(&own);
         own.define("echo", |_: &Request, text: String| text).unwrap();
-        for address in [address, &own.address().to_string()] {
-            let endpoint = engine.lookup(address).unwrap();
-            (0..20).for_each(|_| assert_serves(&engine, &endpoint));
-        }
-        let endpoint = engine.lookup(address).unwrap();
-        let bulk = engine.procedure::<(u8, usize), Bulk>("open").on(&endpoint).call(&(7, LEN)).unwrap();
+        let to_own = engine.lookup(own.address()).unwrap();
+        (0..20).for_each(|_| assert_serves(&engine, &to_own));
+        let theirs = own.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
         let mut buffer = engine.alloc(LEN);
         buffer.copy_from_slice(&pattern(3, LEN));
         let exposed = engine.expose(buffer, BulkMode::ReadWrite).unwrap();
-        assert_eq!(bulk.on(&endpoint).push_from(&exposed).unwrap(), LEN);
+        assert_eq!(theirs.bulk().on(&to_own).push_from(&exposed).unwrap(), LEN);
         let mut bytes = vec![0u8; LEN];
-        assert_eq!(bulk.on(&endpoint).pull_into(&mut bytes).unwrap(), LEN);
+        assert_eq!(theirs.bulk().on(&to_own).pull_into(&mut bytes).unwrap(), LEN);
         assert!(bytes == pattern(3, LEN));
         let text = "x".repeat(300_000);
-        let to_own = engine.lookup(own.address()).unwrap();
         assert!(engine.procedure::<String, String>("echo").on(&to_own).call(&text).unwrap() == text);
         // Neither sooner nor much later than it should.
         let (keep, _kept) = std::sync::mpsc::channel();
@@ -169,7 +160,7 @@ pub fn weather_a_storm() {
         let asked = Instant::now();
         assert_error!(never.on(&to_own).timeout(Duration::from_millis(50)).call(&()), Error::Timeout { .. });
         assert!(asked.elapsed() >= Duration::from_millis(50));
-        assert!(asked.elapsed() < patience() * Duration::from_secs(1), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < patience() * Duration::from_secs(3), "{:?}", asked.elapsed());
         let (rang, asked) = (Gate::default(), Instant::now());
         let ring = rang.clone();
         let _timer = engine.timer(Duration::from_millis(20), move || ring.open()).unwrap();
@@ -186,30 +177,37 @@ pub fn weather_a_storm() {
 fn who_was_stopped_past_a_deadline_learns_that_at_once() {
     let _watchdog = Watchdog::start("who_was_stopped_past_a_deadline_learns_that_at_once");
     let engine = server();
-    let (entered, over) = (Arc::new(AtomicU64::new(0)), Gate::default());
-    let (count, wait) = (entered.clone(), over.clone());
-    engine
-        .define("hang", move |_: &Request, ()| {
-            count.fetch_add(1, Ordering::SeqCst);
-            // An answer that lies there already would be taken.
-            wait.wait();
-        })
-        .unwrap();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let keep = kept.clone();
+    // Never answered: an answer that lies there already would be taken.
+    engine.define_deferred("hang", move |reply: Responder<()>, ()| keep.lock().unwrap().push(reply)).unwrap();
     let mut child = Child::client();
-    // Called; and started, and waited for.
-    child.tell(&format!("briefly {}", engine.address()));
-    eventually("both calls are under way", || entered.load(Ordering::SeqCst) == 2);
+    for attempt in 1.. {
+        kept.lock().unwrap().clear();
+        // Called; and started, and waited for.
+        child.tell(&format!("briefly {}", engine.address()));
+        let mut early = Vec::new();
+        while kept.lock().unwrap().len() < 2 && early.len() < 2 {
+            early.extend(child.said_of(&["brief"]));
+            thread::sleep(Duration::from_millis(1));
+        }
+        if early.is_empty() {
+            break;
+        }
+        // On a busy machine their time may be over before they are under way.
+        (early.len()..2).for_each(|_| drop(child.hear("brief")));
+        assert!(attempt < 50, "two calls are never under way within their time: {early:?}");
+    }
     child.signal(libc::SIGSTOP);
     // Longer than the deadline of 200 ms, and shorter than it takes to give the process up.
-    thread::sleep(Duration::from_millis(600));
+    thread::sleep(Duration::from_millis(400));
     child.signal(libc::SIGCONT);
     let begin = Instant::now();
     for _ in 0..2 {
         let ended = child.hear("brief");
         assert!(ended.contains("timed out after 200ms"), "{ended}");
     }
-    assert!(begin.elapsed() < patience() * Duration::from_millis(900), "{:?}", begin.elapsed());
-    over.open();
+    assert!(begin.elapsed() < patience() * Duration::from_secs(2), "{:?}", begin.elapsed());
     child.tell("finalize");
     child.hear("finalized");
     // Each has ended once.
