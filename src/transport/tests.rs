@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{Lending, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, Transport};
+use super::{Lending, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
 
 /// Dials a listener of its own, and closes the link as soon as it is there, before it is in use.
 fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
@@ -25,7 +25,14 @@ fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Trans
 
 #[test]
 fn a_tcp_link_that_is_closed_at_once_is_gone() {
-    let make = |reactor| -> Box<dyn Transport> { Box::new(Tcp::new(reactor, Duration::from_secs(10))) };
+    let make = |reactor| -> Box<dyn Transport> {
+        let options = TcpOptions {
+            silence: Duration::from_secs(10),
+            #[cfg(feature = "tls")]
+            tls: None,
+        };
+        Box::new(Tcp::new(reactor, options).unwrap())
+    };
     a_link_that_is_closed_at_once_is_gone(make, "tcp://127.0.0.1:0");
 }
 
