@@ -176,9 +176,10 @@ impl<E: Env> Proto<E> {
             // The same engine has connected anew, and proved it: it has lost the other link.
             self.close(other, Failure::Disconnected { reason: "it has connected anew".into() });
         }
-        // An engine that is connected can't be pushed aside by one that claims to be it.
+        // An engine that was met can't be pushed aside by one that claims to be it, whether it is connected now or not: who asks
+        // for the owner of memory must not be led to somebody else.
         let known = self.by_incarnation.get(&hello.incarnation).and_then(|id| self.peers.get(*id));
-        if known.is_none_or(|known| known.link.is_none()) {
+        if known.is_none_or(|known| known.incarnation != Some(hello.incarnation)) {
             self.by_incarnation.insert(hello.incarnation, peer);
         }
         if self.stage == Stage::Closed {

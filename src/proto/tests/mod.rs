@@ -16,6 +16,7 @@ mod format;
 mod garbage;
 mod greeting;
 mod host;
+mod impostors;
 mod keys;
 mod leases;
 mod limits;
