@@ -176,7 +176,8 @@ impl Bulk {
         }
     }
 
-    /// Length in bytes.
+    /// Length in bytes. Of a bulk that came from a peer, this is what the peer says: whether there is as much, a transfer shows. Who
+    /// does not trust its peers sets a limit before it makes room for so much.
     pub fn len(&self) -> usize {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }

@@ -1,5 +1,7 @@
 //! What engines say to each other, made by hand: for peers that are none.
 
+use serde::{Deserialize, Serialize};
+
 pub const MAGIC: &[u8; 8] = b"calomel\0";
 /// The version of the protocol that engines speak.
 pub const VERSION: u16 = 2;
@@ -36,4 +38,151 @@ pub fn frame(message: &[u8], body: &[u8]) -> Vec<u8> {
     let lengths = [((message.len() + body.len()) as u32).to_le_bytes(), (message.len() as u32).to_le_bytes()].concat();
     let sum = crc32c::crc32c(&[&lengths, message].concat());
     [&sum.to_le_bytes()[..], &lengths, message, body].concat()
+}
+
+/// What engines say to each other. A body stands behind it in the frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    Request {
+        call: u64,
+        procedure: u32,
+        name: Option<String>,
+        provider: u16,
+        budget_us: u64,
+        one_way: bool,
+        want_shape: bool,
+        shape: Vec<u8>,
+        leases: (u64, u32),
+        size: u64,
+    },
+    Response {
+        call: u64,
+        shape: Vec<u8>,
+        leases: (u64, u32),
+        size: u64,
+    },
+    Refuse {
+        call: u64,
+        status: Status,
+    },
+    Cancel {
+        call: u64,
+    },
+    Pull(Range),
+    Push(Range),
+    Done {
+        transfer: u64,
+        status: Status,
+    },
+    Abort {
+        transfer: u64,
+        push: bool,
+    },
+    Data {
+        stream: Stream,
+        id: u64,
+        offset: u64,
+        len: u32,
+    },
+    Ping,
+    Pong,
+    Goodbye,
+    Release {
+        first: u64,
+        count: u32,
+    },
+    Revoked {
+        token: [u8; 16],
+    },
+    Ticket {
+        ticket: u64,
+    },
+    Handled {
+        count: u32,
+    },
+    Shutdown {
+        call: u64,
+    },
+}
+
+impl Message {
+    /// A call whose arguments are `size` bytes, behind it or following; the number of the procedure is the call's.
+    pub fn call(call: u64, name: &str, size: usize) -> Message {
+        Message::Request {
+            call,
+            procedure: call as u32,
+            name: Some(name.to_owned()),
+            provider: 0,
+            budget_us: 10_000_000,
+            one_way: false,
+            want_shape: false,
+            shape: Vec::new(),
+            leases: (0, 0),
+            size: size as u64,
+        }
+    }
+
+    /// An answer of `size` bytes.
+    pub fn answer(call: u64, size: usize) -> Message {
+        Message::Response { call, shape: Vec::new(), leases: (0, 0), size: size as u64 }
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).unwrap()
+    }
+
+    /// A frame of its own.
+    pub fn frame(&self, body: &[u8]) -> Vec<u8> {
+        frame(&self.bytes(), body)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stream {
+    Pull,
+    Push,
+    Request,
+    Response,
+}
+
+/// A range of exposed memory that a transfer concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    pub transfer: u64,
+    pub owner: u64,
+    pub token: [u8; 16],
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl Range {
+    /// All of a bulk, by what it looks like when it travels.
+    pub fn of(transfer: u64, bulk: &calomel::Bulk) -> Range {
+        let bytes = postcard::to_stdvec(bulk).unwrap();
+        type Begin = ([u8; 16], u64, u64, calomel::BulkMode, u32, u64);
+        let ((token, offset, len, _, _, owner), _) = postcard::take_from_bytes::<Begin>(&bytes).unwrap();
+        Range { transfer, owner, token, offset, len }
+    }
+}
+
+/// How the other side's part of an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Status {
+    Ok,
+    NoSuchProcedure,
+    NoSuchProvider,
+    NoResponse,
+    Panicked(String),
+    Failed(String),
+    Decode(String),
+    TypeMismatch { expected: String, found: String },
+    TooLarge { size: u64, limit: u64 },
+    Busy(String),
+    AccessDenied(String),
+    Revoked,
+    OutOfRange { offset: u64, len: u64, size: u64 },
+    Restarted,
+    Finalizing,
+    Encode(String),
+    Checksum,
 }

@@ -13,6 +13,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::common::wire;
+pub use crate::common::wire::{Message, Stream};
 
 pub const HEAD: usize = 4096;
 pub const RING: usize = 128 << 10;
@@ -45,77 +46,6 @@ pub enum Packet {
     Ready { reads: bool },
     Refused { reason: String },
     Block { id: u64, len: u64 },
-}
-
-/// The first of what engines say to each other; the body stands behind it.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Message {
-    Request {
-        call: u64,
-        procedure: u32,
-        name: Option<String>,
-        provider: u16,
-        budget_us: u64,
-        one_way: bool,
-        want_shape: bool,
-        shape: String,
-        leases: (u64, u32),
-        size: u64,
-    },
-    Response {
-        call: u64,
-        shape: String,
-        leases: (u64, u32),
-        size: u64,
-    },
-    Refuse,
-    Cancel {
-        call: u64,
-    },
-    Pull(Range),
-    Push(Range),
-    /// The status is a number: 0 for success.
-    Done {
-        transfer: u64,
-        status: u8,
-    },
-    Abort {
-        transfer: u64,
-        push: bool,
-    },
-    Data {
-        stream: Stream,
-        id: u64,
-        offset: u64,
-        len: u32,
-    },
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stream {
-    Pull,
-    Push,
-    Request,
-    Response,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Range {
-    pub transfer: u64,
-    pub owner: u64,
-    pub token: [u8; 16],
-    pub offset: u64,
-    pub len: u64,
-}
-
-impl Range {
-    /// All of a bulk, by what it looks like when it travels.
-    pub fn of(transfer: u64, bulk: &calomel::Bulk) -> Range {
-        let bytes = postcard::to_stdvec(bulk).unwrap();
-        type Begin = ([u8; 16], u64, u64, calomel::BulkMode, u32, u64);
-        let ((token, offset, len, _, _, owner), _) = postcard::take_from_bytes::<Begin>(&bytes).unwrap();
-        Range { transfer, owner, token, offset, len }
-    }
 }
 
 pub const BYTES: u64 = 1;
@@ -275,6 +205,15 @@ impl Forged {
         this
     }
 
+    /// The other end of `connect`, for one that was dialled.
+    pub fn welcome(&mut self, reads: bool) {
+        let (packet, fds) = self.receive().expect("a hello");
+        assert!(matches!(packet, Packet::Hello(_)), "{packet:?}");
+        self.theirs = Some(Mapped::of(&fds[0]));
+        let fd = self.fd.try_clone().unwrap();
+        self.send(&Packet::Welcome { hello: Hello::honest(), reads }, &[fd.as_fd()]);
+    }
+
     /// As `connect`, and past the greetings.
     pub fn greeted(address: &str, reads: bool) -> Forged {
         let mut this = Forged::connect(address, reads);
@@ -373,6 +312,27 @@ impl Forged {
         let _ = rustix::net::send(&self.socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
+    /// Whether a record of so many bytes would overwrite nothing that the other side has not taken.
+    pub fn has_room(&self, len: usize) -> bool {
+        let next = self.at + (8 + len).next_multiple_of(64) + 64;
+        next as u64 <= self.get(Word::Taken) + RING as u64
+    }
+
+    /// True when the other side has closed its socket. Bells and packets are passed over.
+    pub fn has_hung_up(&self) -> bool {
+        loop {
+            if !self.wait(Duration::ZERO) {
+                return false;
+            }
+            match rustix::net::recv(&self.socket, &mut [0u8; 1000], RecvFlags::DONTWAIT) {
+                Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return true,
+                Ok(_) => {}
+                Err(rustix::io::Errno::AGAIN) => return false,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     pub fn put(&mut self, kind: u64, body: &[u8]) {
         self.put_header(kind << 32 | body.len() as u64, body);
     }
@@ -388,23 +348,12 @@ impl Forged {
 
     /// A frame of its own.
     pub fn tell(&mut self, message: &Message, body: &[u8]) {
-        self.put(BYTES, &wire::frame(&postcard::to_stdvec(message).unwrap(), body));
+        self.put(BYTES, &message.frame(body));
     }
 
     /// A call of `name`, whose arguments of `size` bytes follow if they are not all in `body`.
     pub fn call(&mut self, call: u64, name: &str, size: usize, body: &[u8]) {
-        let message = Message::Request {
-            call,
-            procedure: call as u32,
-            name: Some(name.to_owned()),
-            provider: 0,
-            budget_us: 10_000_000,
-            one_way: false,
-            want_shape: false,
-            shape: String::new(),
-            leases: (0, 0),
-            size: size as u64,
-        };
+        let message = Message::call(call, name, size);
         self.tell(&message, body);
     }
 
@@ -424,19 +373,27 @@ impl Forged {
         self.put(LOAN, &body);
     }
 
+    /// The next record, if it is there: kind and body.
+    pub fn try_next(&mut self) -> Option<(u64, Vec<u8>)> {
+        let theirs = self.theirs.as_ref()?;
+        let header = theirs.word(HEAD + self.theirs_at % RING).load(Ordering::SeqCst);
+        if header == 0 {
+            return None;
+        }
+        let (kind, len) = (header >> 32, header as u32 as usize);
+        let body = theirs.read(self.theirs_at + 8, len);
+        self.theirs_at += (8 + len).next_multiple_of(64);
+        self.set(Word::Taken, self.theirs_at as u64);
+        Some((kind, body))
+    }
+
     /// The next record, when it comes: kind and body.
     #[track_caller]
     pub fn next(&mut self) -> (u64, Vec<u8>) {
         let begin = Instant::now();
-        let theirs = self.theirs.as_ref().unwrap();
         loop {
-            let header = theirs.word(HEAD + self.theirs_at % RING).load(Ordering::SeqCst);
-            if header != 0 {
-                let (kind, len) = (header >> 32, header as u32 as usize);
-                let body = theirs.read(self.theirs_at + 8, len);
-                self.theirs_at += (8 + len).next_multiple_of(64);
-                self.set(Word::Taken, self.theirs_at as u64);
-                return (kind, body);
+            if let Some(record) = self.try_next() {
+                return record;
             }
             assert!(begin.elapsed() < Duration::from_secs(5), "no record");
             std::thread::yield_now();

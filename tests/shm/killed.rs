@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::roles::{Far, holdings, start};
+use crate::roles::{Far, start};
 use crate::support::*;
 
 /// Names that have to do with this library, in places where processes leave things.

@@ -8,7 +8,7 @@ use calomel::{Bulk, Error, Request};
 
 use crate::common::wire;
 use crate::forged::*;
-use crate::roles::{Far, holdings, start};
+use crate::roles::{Far, start};
 use crate::support::*;
 
 /// A victim, and a client of it that means well.

@@ -12,6 +12,7 @@ mod common;
 #[path = "../processes/support.rs"]
 mod support;
 
+#[allow(dead_code, reason = "tests/hostile uses the rest")]
 mod forged;
 mod killed;
 mod lies;

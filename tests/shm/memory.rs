@@ -89,7 +89,7 @@ fn more_buffers_than_a_peer_maps_at_a_time() {
                     assert_eq!(fetch.on(&far.to).call(&(exposed.bulk(), false)).unwrap(), Ok((n as u8).wrapping_add(round)));
                 }
             }
-            let maps = crate::roles::holdings(child.pid()).1;
+            let maps = crate::support::holdings(child.pid()).1;
             assert!(maps <= 300, "{maps}");
         }
         // One by one: each is freed before the next is there, mostly in the same place.

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, BulkMode};
 
-use crate::common::wire;
+use crate::common::wire::{self, Range, Status};
 use crate::forged::*;
-use crate::roles::{Far, holdings, start};
+use crate::roles::{Far, start};
 use crate::support::*;
 
 /// The time that a reader has for one step, and some for a busy machine.
@@ -147,10 +147,7 @@ fn an_answer_of_one_that_is_gone_already_arrives() {
         std::thread::scope(|s| {
             s.spawn(|| {
                 let mut peer = Forged::accept(&listener);
-                let (_, fds) = peer.receive().unwrap();
-                peer.theirs = Some(Mapped::of(&fds[0]));
-                let fd = peer.segment().try_clone_to_owned().unwrap();
-                peer.send(&Packet::Welcome { hello: Hello::honest(), reads: false }, &[std::os::fd::AsFd::as_fd(&fd)]);
+                peer.welcome(false);
                 peer.greet();
                 assert!(peer.take(BYTES).starts_with(b"calomel\0"));
                 let call = loop {
@@ -160,8 +157,7 @@ fn an_answer_of_one_that_is_gone_already_arrives() {
                     }
                 };
                 let body = postcard::to_stdvec(&7u32).unwrap();
-                let answer = Message::Response { call, shape: String::new(), leases: (0, 0), size: body.len() as u64 };
-                peer.tell(&answer, &body);
+                peer.tell(&Message::answer(call, body.len()), &body);
                 // With packets that were never looked at.
             });
             let endpoint = engine.lookup(&address).unwrap();
@@ -206,7 +202,7 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
             peer.set(Word::Granted(0), 0);
             read = peer.get(Word::Reading(0)) == 1;
         }
-        peer.tell(&Message::Done { transfer, status: 0 }, &[]);
+        peer.tell(&Message::Done { transfer, status: Status::Ok }, &[]);
         let fetched = loop {
             let frame = peer.take(BYTES);
             if let Ok((Message::Response { .. }, body)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {

@@ -228,14 +228,3 @@ impl Far {
         assert_eq!(uniform(&copy), Ok(5));
     }
 }
-
-/// What a process has of what links are made of: descriptors, stretches of shared memory, and threads that are no handlers'. (There
-/// may be some more of those: a thread that makes progress is replaced while it is in a handler.)
-pub fn holdings(pid: i32) -> (usize, usize, usize) {
-    let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-    let threads = names.filter(|name| name.trim() != "calomel-handler").count();
-    (count("fd"), maps.lines().filter(|line| line.contains("memfd:")).count(), threads)
-}

@@ -1,0 +1,204 @@
+//! Greetings that no engine says.
+
+use std::time::{Duration, Instant};
+
+use crate::common::wire::{self, CHALLENGE, HELLO, MAGIC, Message, PIECE_LEN, PROOF, REFUSAL, VERSION, piece, preamble};
+use crate::liar::Liar;
+use crate::over_both;
+use crate::scene::{Begun, Lie, Scene, Then, call_of_add, lie, report, table};
+use crate::support::*;
+use crate::victim::Kind;
+
+/// What stands behind the greeting's fixed part.
+pub fn hello(incarnation: u64, max_message: u64, addresses: &[&str], ticket: Option<u64>, checksums: bool) -> Vec<u8> {
+    piece(HELLO, &postcard::to_stdvec(&(incarnation, max_message, addresses, ticket, checksums)).unwrap())
+}
+
+/// A hello from these bytes.
+fn raw_hello(parts: &[&[u8]]) -> Vec<u8> {
+    piece(HELLO, &parts.concat())
+}
+
+/// What is said first, and the reason that the victim gives for hanging up, if it does.
+type First = (&'static str, fn() -> Vec<u8>, Option<u8>);
+
+const REFUSED: &[First] = &[
+    ("a challenge to one who has no key", || piece(CHALLENGE, &[1; 32]), Some(4)),
+    ("a challenge that is too short", || piece(CHALLENGE, &[1; 31]), None),
+    ("a challenge that is too long", || piece(CHALLENGE, &[1; 33]), None),
+    ("a proof without a challenge", || piece(PROOF, &[1; 64]), None),
+    ("a refusal from one who dials", || piece(REFUSAL, &[3]), None),
+    ("a refusal for no reason", || piece(REFUSAL, &[200]), None),
+    ("a piece of a kind that there is not", || piece(4, &[0; 40]), None),
+    ("a piece of the last kind", || piece(255, &[0; 40]), None),
+    ("a piece of nothing", || preamble(VERSION, VERSION, 0), None),
+    ("a piece that is too short", || [preamble(VERSION, VERSION, 4), vec![0; 4]].concat(), None),
+    ("a hello of 4 GiB", || preamble(VERSION, VERSION, u32::MAX), None),
+    ("a hello longer than any", || preamble(VERSION, VERSION, (16 << 10) + 1), None),
+    ("a version that is past", || preamble(0, VERSION - 1, 50), Some(1)),
+    ("a version that is to come", || preamble(VERSION + 1, u16::MAX, 50), Some(1)),
+    ("versions from high to low", || preamble(VERSION + 1, VERSION - 1, 50), Some(1)),
+    (
+        "a wrong checksum",
+        || {
+            let mut bytes = hello(7, 1 << 20, &[], None, false);
+            bytes[16] ^= 1;
+            bytes
+        },
+        None,
+    ),
+    ("a hello of nothing", || raw_hello(&[]), None),
+    ("a hello that is no hello", || raw_hello(&[&[0xff; 100]]), None),
+    ("10,000 addresses", || hello(7, 1 << 20, &["a"; 10_000], None, false), None),
+    ("10,000 addresses, of which none comes", || raw_hello(&[&[7, 7], &[0x90, 0x4e]]), None),
+    ("2^64 - 1 addresses", || raw_hello(&[&[7, 7], &[0xff; 9], &[1]]), None),
+    ("1000 addresses", || hello(7, 1 << 20, &["shm://"; 1000], None, false), None),
+    ("17 addresses", || hello(7, 1 << 20, &["tcp://127.0.0.1:1"; 17], None, false), None),
+    ("an address that is no text", || raw_hello(&[&[7, 7, 1, 4], &[0xc3, 0x28, 0xff, 0xfe], &[0, 0]]), None),
+    ("an address that is none", || hello(7, 1 << 20, &["gopher://x"], None, false), None),
+    ("an address of 10,000 bytes", || hello(7, 1 << 20, &[&"tcp://".repeat(1600)], None, false), None),
+    ("a ticket that is half there", || raw_hello(&[&[7, 7, 0, 1, 0xff]]), None),
+    ("frames and no hello", call_of_add_at_once, None),
+    ("another protocol", || b"GET / HTTP/1.1\r\n\r\n".to_vec(), None),
+];
+
+fn call_of_add_at_once() -> Vec<u8> {
+    call_of_add(1)
+}
+
+/// Said on a connection of its own each: the victim hangs up at once, however little of it has come.
+fn refused() {
+    let _watchdog = Watchdog::start("greetings::refused");
+    let scene = Scene::new();
+    for (name, say, why) in REFUSED {
+        let begin = Instant::now();
+        let mut liar = Liar::dial(&scene.address);
+        liar.bytes(&say());
+        let took = liar.assert_hung_up();
+        assert!(took < patience() * Duration::from_secs(2), "{name}: {took:?}");
+        // Nothing but a greeting was said: a hello never, and the reason where there is one.
+        let said = liar.heard.clone();
+        let reason = said.starts_with(MAGIC).then(|| (said[PIECE_LEN - 1], said[PIECE_LEN]));
+        assert_eq!(reason, why.map(|why| (REFUSAL, why)), "{name}: {said:?}");
+        drop(liar);
+        scene.assert_unharmed(&said);
+        report(&format!("greetings: {name}"), "the victim hangs up", begin);
+    }
+}
+
+/// Odd, and no lie: there are such engines, or might be.
+fn taken() {
+    let _watchdog = Watchdog::start("greetings::taken");
+    let scene = Scene::new();
+    let sixteen: Vec<String> = (0..16).map(|port| format!("tcp://127.0.0.1:{}", port + 1)).collect();
+    let sixteen: Vec<&str> = sixteen.iter().map(String::as_str).collect();
+    let all: [(&str, Vec<u8>); 7] = [
+        ("no incarnation to speak of", hello(0, 1 << 20, &[], None, false)),
+        ("the last incarnation", hello(u64::MAX, 1 << 20, &[], None, false)),
+        ("messages of no length", hello(rand::random(), 0, &[], None, false)),
+        ("messages of any length", hello(rand::random(), u64::MAX, &[], None, false)),
+        ("16 addresses of others", hello(rand::random(), 1 << 20, &sixteen, None, false)),
+        ("a ticket from nowhere", hello(rand::random(), 1 << 20, &[], Some(u64::MAX), false)),
+        ("checksums", hello(rand::random(), 1 << 20, &[], None, true)),
+    ];
+    for (name, bytes) in all {
+        let begin = Instant::now();
+        let mut liar = Liar::dial(&scene.address);
+        liar.bytes(&bytes);
+        liar.await_greeting();
+        liar.request("engage", &liar.own(0));
+        liar.assert_listens();
+        let heard = std::mem::take(&mut liar.heard);
+        drop(liar);
+        scene.assert_unharmed(&heard);
+        report(&format!("greetings: {name}"), "served as any other", begin);
+    }
+}
+
+const LATER: &[Lie] = &[
+    lie("a second hello", Then::HangsUp, |liar, _| {
+        let hello = wire::greeting(liar.incarnation, 1 << 20);
+        liar.bytes(&hello);
+    }),
+    lie("a hello of somebody else, later", Then::HangsUp, |liar, scene| {
+        liar.bytes(&hello(scene.honest_incarnation(), 1 << 20, &[], None, false));
+    }),
+    lie("a challenge, later", Then::HangsUp, |liar, _| {
+        liar.bytes(&piece(CHALLENGE, &[1; 32]));
+    }),
+    lie("a proof, later", Then::HangsUp, |liar, _| {
+        liar.bytes(&piece(PROOF, &[1; 64]));
+    }),
+    lie("a refusal, later", Then::HangsUp, |liar, _| {
+        liar.bytes(&piece(REFUSAL, &[5]));
+    }),
+];
+
+fn later() {
+    table("greetings", Begun::ByLiar, LATER);
+}
+
+const SECRET_KEY: &str = "a key of more than sixteen bytes";
+
+/// Where a key is wanted, nothing is said to those who have none, and nothing is done for them.
+fn without_the_key() {
+    let _watchdog = Watchdog::start("greetings::without_the_key");
+    let scene = Scene::with(Some(SECRET_KEY));
+    let challenge = |byte| piece(CHALLENGE, &[byte; 32]);
+    let proof = || piece(PROOF, &[9; 64]);
+    let greeting = || wire::greeting(5, 1 << 20);
+    let lies: [(&str, Vec<Vec<u8>>); 10] = [
+        ("a hello at once", vec![greeting()]),
+        ("a hello and calls at once", vec![greeting(), call_of_add(1), Message::Pull(scene.range(1, Kind::ReadOnly)).frame(&[])]),
+        ("a proof at once", vec![proof()]),
+        ("a challenge and a hello", vec![challenge(1), greeting()]),
+        ("two challenges", vec![challenge(1), challenge(1)]),
+        ("a challenge and a proof of nothing", vec![challenge(1), proof(), greeting()]),
+        ("a challenge and two proofs", vec![challenge(1), proof(), proof()]),
+        ("a challenge and a refusal", vec![challenge(1), piece(REFUSAL, &[4])]),
+        ("a challenge and calls", vec![challenge(1), call_of_add(1)]),
+        ("a challenge and half a proof", vec![challenge(1), proof()[..50].to_vec()]),
+    ];
+    for (name, pieces) in lies {
+        let begin = Instant::now();
+        let mut liar = Liar::dial(&scene.address);
+        liar.bytes(&pieces.concat());
+        let took = liar.assert_hung_up();
+        assert!(took < patience() * Duration::from_secs(5), "{name}: {took:?}");
+        assert_no_hello(&liar.heard);
+        let heard = std::mem::take(&mut liar.heard);
+        drop(liar);
+        scene.assert_unharmed(&heard);
+        report(&format!("without the key: {name}"), "the victim hangs up", begin);
+    }
+    // What one connection has said is of no use on another: the victim's own challenge, as if it were the liar's.
+    let begin = Instant::now();
+    let mut first = Liar::dial(&scene.address);
+    first.bytes(&challenge(1));
+    first.until("a challenge", |liar| liar.heard.len() >= challenge(0).len());
+    let mut second = Liar::dial(&scene.address);
+    second.bytes(&first.heard);
+    second.until("a challenge", |liar| liar.heard.len() >= challenge(0).len());
+    assert_ne!(first.heard, second.heard, "one challenge twice");
+    first.bytes(&second.heard);
+    first.assert_hung_up();
+    second.assert_hung_up();
+    assert_no_hello(&first.heard);
+    assert_no_hello(&second.heard);
+    drop((first, second));
+    scene.assert_unharmed(&[]);
+    report("without the key: the victim's own challenge", "the victim hangs up", begin);
+}
+
+/// A challenge and a refusal, and nothing else.
+#[track_caller]
+fn assert_no_hello(mut heard: &[u8]) {
+    while !heard.is_empty() {
+        assert!(heard.starts_with(MAGIC), "{heard:?}");
+        assert!([CHALLENGE, REFUSAL].contains(&heard[PIECE_LEN - 1]), "{heard:?}");
+        let len = u32::from_le_bytes(heard[12..16].try_into().unwrap()) as usize;
+        heard = &heard[16 + len..];
+    }
+}
+
+over_both!(refused, taken, later, without_the_key);

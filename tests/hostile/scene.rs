@@ -1,0 +1,345 @@
+//! A victim, peers of it that mean well, and what has to be true of them after each lie.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Bulk, Endpoint, Engine, Request};
+
+use crate::common::wire::{Message, Range, Status};
+use crate::liar::Liar;
+use crate::support::*;
+use crate::victim::{BOUND_TO_ONE, GONE, HONEST, KEY, Kind, LEN, PATIENT, SECRET, WRITE_ONLY, full_of};
+
+/// What is left in the victim's allocator of what a liar has made it hold, in KiB, may be this.
+const KEPT: u64 = 96 << 10;
+
+/// What must become of a lie.
+pub enum Then {
+    /// The victim closes the connection.
+    HangsUp,
+    /// The victim goes on with the connection.
+    GoesOn,
+    /// So many things that were asked for are refused, all with this status; the victim goes on with the connection.
+    Says(&'static str, usize),
+    /// It is the liar who leaves.
+    Leaves,
+}
+
+pub struct Lie {
+    pub name: &'static str,
+    pub tell: fn(&mut Liar, &Scene),
+    pub then: Then,
+}
+
+pub const fn lie(name: &'static str, then: Then, tell: fn(&mut Liar, &Scene)) -> Lie {
+    Lie { name, tell, then }
+}
+
+pub struct Scene {
+    /// Ends first.
+    crowd: Crowd,
+    child: RefCell<Child>,
+    pid: i32,
+    pub address: String,
+    bulks: Vec<Bulk>,
+    /// Exposed to the honest peer alone.
+    pub bound: Bulk,
+    /// It listens, and the victim has operations under way with it all the time.
+    pub honest: Engine,
+    pub to: Endpoint,
+    /// What it exposes for everybody to read.
+    pub theirs: calomel::Exposed<Vec<u8>, calomel::ReadOnly>,
+    before: (usize, usize, usize),
+    rss_before: u64,
+}
+
+/// A client that calls and pulls all the time, and counts.
+struct Crowd {
+    rounds: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Crowd {
+    fn start(engine: Engine, address: &str, read_only: Bulk) -> Crowd {
+        let (rounds, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (counter, stopped, address) = (rounds.clone(), stop.clone(), address.to_owned());
+        let thread = thread::spawn(move || {
+            let to = engine.lookup(&address).unwrap();
+            let (expected, mut bytes) = (pattern(1, LEN), vec![0u8; LEN]);
+            while !stopped.load(Ordering::SeqCst) {
+                assert_serves(&engine, &to);
+                bytes.fill(0);
+                assert_eq!(read_only.on(&to).pull_into(&mut bytes).unwrap(), LEN);
+                assert!(bytes == expected);
+                counter.fetch_add(1, Ordering::SeqCst);
+                thread::sleep(Duration::from_millis(2));
+            }
+            assert!(to.is_connected());
+        });
+        Crowd { rounds, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let ended = self.thread.take().map(thread::JoinHandle::join);
+        assert!(thread::panicking() || ended.is_none_or(|ended| ended.is_ok()), "an honest peer was not served");
+    }
+}
+
+/// What the victim reports.
+struct Seen {
+    begun: u64,
+    ended: u64,
+    rounds: u64,
+    notes: u64,
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
+}
+
+/// Whether these bytes are somewhere in those.
+fn contains(all: &[u8], part: &[u8]) -> bool {
+    // SAFETY: both are valid for their lengths, and only read.
+    !unsafe { libc::memmem(all.as_ptr().cast(), all.len(), part.as_ptr().cast(), part.len()) }.is_null()
+}
+
+fn resident(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+impl Scene {
+    pub fn new() -> Scene {
+        Scene::with(None)
+    }
+
+    pub fn with(key: Option<&str>) -> Scene {
+        let settings: Vec<_> = key.map(|key| (KEY, key)).into_iter().collect();
+        let mut child = Child::start("victim", &settings);
+        let address = child.hear("address");
+        let bulks: Vec<Bulk> = (0..5).map(|_| postcard::from_bytes(&unhex(&child.hear("bulk"))).unwrap()).collect();
+        let builder = || match key {
+            Some(key) => configured().heartbeat(PATIENT).pre_shared_key(key),
+            None => configured().heartbeat(PATIENT),
+        };
+        let honest = builder().listen(anywhere()).build().unwrap();
+        define_add(&honest);
+        honest.define("who", |_: &Request, ()| HONEST.to_vec()).unwrap();
+        let exposed = honest.expose_read_only(full_of(HONEST)).unwrap();
+        let to = honest.lookup(&address).unwrap();
+        let bound = honest.procedure::<Bulk, Bulk>("meet").on(&to).call(&exposed.bulk()).unwrap();
+        let crowd = Crowd::start(builder().build().unwrap(), &address, bulks[Kind::ReadOnly as usize].clone());
+        let pid = child.pid();
+        let mut scene = Scene {
+            child: RefCell::new(child),
+            pid,
+            address,
+            bulks,
+            bound,
+            honest,
+            to,
+            theirs: exposed,
+            crowd,
+            before: (0, 0, 0),
+            rss_before: 0,
+        };
+        // What is made once and kept is no leftover.
+        if key.is_none() {
+            for _ in 0..3 {
+                Liar::engaged(&scene.address);
+            }
+        }
+        // It is made to dial others, itself too.
+        scene.dial(&scene.address);
+        eventually("everything that was begun has ended", || {
+            let seen = scene.look();
+            seen.begun == seen.ended && seen.rounds > 2
+        });
+        let mut before = holdings(pid);
+        eventually("it settles", || {
+            thread::sleep(Duration::from_millis(100));
+            let now = holdings(pid);
+            std::mem::replace(&mut before, now) == now
+        });
+        scene.before = before;
+        scene.rss_before = resident(pid);
+        scene
+    }
+
+    /// All of a piece of the victim's memory.
+    pub fn range(&self, transfer: u64, kind: Kind) -> Range {
+        Range::of(transfer, &self.bulks[kind as usize])
+    }
+
+    /// What the victim is, and not only where.
+    pub fn incarnation(&self) -> u64 {
+        self.range(0, Kind::ReadOnly).owner
+    }
+
+    #[track_caller]
+    fn look(&self) -> Seen {
+        let mut child = self.child.borrow_mut();
+        child.tell("look");
+        let said = child.hear("sees");
+        let mut words = said.splitn(5, ' ');
+        let mut number = || words.next().unwrap().parse::<u64>().unwrap();
+        let seen = Seen { begun: number(), ended: number(), rounds: number(), notes: number() };
+        let wrong = words.next().unwrap();
+        assert!(wrong.is_empty(), "{wrong}");
+        seen
+    }
+
+    /// Which engine the honest peer is.
+    pub fn honest_incarnation(&self) -> u64 {
+        Range::of(0, &self.theirs.bulk()).owner
+    }
+
+    /// How many one-way calls have been handled.
+    pub fn notes(&self) -> u64 {
+        self.look().notes
+    }
+
+    /// Has the victim dial somebody, and ask for a call, a one-way call, a pull and a push.
+    pub fn dial(&self, address: &str) {
+        self.child.borrow_mut().tell(&format!("dial {address}"));
+    }
+
+    /// How often honest peers have been served.
+    pub fn served(&self) -> u64 {
+        self.crowd.rounds.load(Ordering::SeqCst)
+    }
+
+    /// What the victim has resident, in KiB, beyond what it had before.
+    pub fn grown(&self) -> u64 {
+        resident(self.pid).saturating_sub(self.rss_before)
+    }
+
+    /// Honest peers are served now.
+    #[track_caller]
+    pub fn assert_serves(&self) {
+        let before = self.served();
+        assert_serves(&self.honest, &self.to);
+        eventually("honest peers are served", || self.served() > before + 1);
+    }
+
+    /// What was heard is nothing that the liar may not read.
+    #[track_caller]
+    pub fn assert_kept_to_itself(&self, heard: &[u8]) {
+        for (what, mark) in
+            [("secret", SECRET), ("write-only", WRITE_ONLY), ("bound", BOUND_TO_ONE), ("gone", GONE), ("another's", HONEST)]
+        {
+            assert!(!contains(heard, &mark), "the liar has read {what} memory");
+        }
+        let secret = self.range(0, Kind::Secret).token;
+        assert!(!contains(heard, &secret), "the liar has been told the token of the secret memory");
+    }
+
+    /// The liar is gone: the victim is as it was before.
+    #[track_caller]
+    pub fn assert_unharmed(&self, heard: &[u8]) {
+        self.assert_kept_to_itself(heard);
+        let begin = Instant::now();
+        loop {
+            let (seen, now) = (self.look(), holdings(self.pid));
+            let done = seen.begun == seen.ended;
+            let back = now.0 <= self.before.0 && now.1 <= self.before.1 && now.2 <= self.before.2 + 3;
+            if done && back && self.grown() <= KEPT {
+                break;
+            }
+            let late = begin.elapsed() > patience() * Duration::from_secs(8);
+            let (begun, ended, grown, before) = (seen.begun, seen.ended, self.grown(), self.before);
+            assert!(!late, "{ended} of {begun} operations have ended; {before:?} before, {now:?} now; {grown} KiB more");
+            thread::sleep(Duration::from_millis(2));
+        }
+        self.assert_serves();
+        assert!(self.to.is_connected(), "the honest peer's connection has ended");
+    }
+
+    /// The honest peer reaches the memory that is for it.
+    #[track_caller]
+    pub fn assert_bound_is_reached(&self) {
+        let mut bytes = vec![0u8; LEN];
+        assert_eq!(self.bound.on(&self.to).pull_into(&mut bytes).unwrap(), LEN);
+        assert!(bytes == full_of(BOUND_TO_ONE));
+    }
+}
+
+/// Prints a line: what came to nothing, and how.
+pub fn report(lie: &str, outcome: &str, begin: Instant) {
+    println!("{lie}: {outcome} ({} ms)", begin.elapsed().as_millis());
+}
+
+fn name_of(status: &Status) -> String {
+    let text = format!("{status:?}");
+    text.split(|c: char| !c.is_alphanumeric()).next().unwrap().to_owned()
+}
+
+/// Who has begun the connection on which a lie is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    ByLiar,
+    ByVictim,
+}
+
+/// Tells each lie on a connection of its own, with operations of the victim under way there.
+pub fn table(group: &'static str, begun: Begun, lies: &[Lie]) {
+    let _watchdog = Watchdog::start(group);
+    let (mut scene, mut failed) = (Scene::new(), Vec::new());
+    for Lie { name, tell, then } in lies {
+        let (begin, served) = (Instant::now(), scene.served());
+        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut liar = match begun {
+                Begun::ByLiar => Liar::engaged(&scene.address),
+                Begun::ByVictim => Liar::dialled(|address| scene.dial(address)),
+            };
+            tell(&mut liar, &scene);
+            let outcome = match then {
+                Then::HangsUp => {
+                    liar.assert_hung_up();
+                    "the victim hangs up".to_owned()
+                }
+                Then::GoesOn => {
+                    liar.assert_listens();
+                    "no heed is paid".to_owned()
+                }
+                Then::Says(expected, count) => {
+                    let said: Vec<String> = liar.statuses(*count).iter().map(name_of).collect();
+                    assert!(said.len() == *count && said.iter().all(|status| status == expected), "{count} {expected}: {said:?}");
+                    format!("{count} times {expected}")
+                }
+                Then::Leaves => "the liar leaves".to_owned(),
+            };
+            let heard = std::mem::take(&mut liar.heard);
+            drop(liar);
+            scene.assert_unharmed(&heard);
+            assert!(scene.served() > served);
+            outcome
+        }));
+        match told {
+            Ok(outcome) => report(&format!("{group}: {name}"), &outcome, begin),
+            Err(_) => {
+                println!("{group}: {name}: FAILED");
+                failed.push(name);
+                // The others are told to a victim that nothing has happened to.
+                let harmed = std::mem::replace(&mut scene, Scene::new());
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(harmed)));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{group}: {failed:?}");
+    scene.assert_bound_is_reached();
+}
+
+/// The frames of a call of `add`.
+pub fn call_of_add(number: u64) -> Vec<u8> {
+    let body = postcard::to_stdvec(&(1u32, 2u32)).unwrap();
+    Message::call(number, "add", body.len()).frame(&body)
+}

@@ -1,0 +1,211 @@
+//! Ways by which a liar's bytes get to its victim.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::forged::{BYTES, Forged, GONE, MAX_BODY, PAYLOAD, listen};
+use crate::support::anywhere;
+
+/// What has come from the victim.
+pub enum Piece {
+    /// Greetings and frames; and payloads, where the transport puts these among them.
+    Bytes(Vec<u8>),
+    Payload(Vec<u8>),
+}
+
+/// A connection that carries any bytes.
+pub trait Way: Send {
+    /// False: nobody takes them any more. Gives up when they are not taken within `patience`.
+    fn put(&mut self, bytes: &[u8], patience: Duration) -> bool;
+    /// What stands behind a `Data`: bytes, and whether they are what the sender's memory held.
+    fn put_payload(&mut self, bytes: &[u8], whole: bool, patience: Duration) -> bool;
+    /// What there is now; `None` when there is nothing.
+    fn take(&mut self) -> Option<Piece>;
+    /// The victim has hung up, and all that it said has been taken.
+    fn has_ended(&mut self) -> bool;
+    /// Says no more, and listens on.
+    fn shut_half(&mut self);
+    /// Ends it at once, with what is under way lost.
+    fn break_off(&mut self);
+    /// Payloads are in line with the frames, each with a byte behind it.
+    fn in_line(&self) -> bool;
+}
+
+/// A new connection to an engine, with nothing said on it yet.
+pub fn dial(address: &str) -> Box<dyn Way> {
+    match address.strip_prefix("tcp://") {
+        Some(socket) => Box::new(Tcp::new(TcpStream::connect(socket).unwrap())),
+        None => Box::new(Forged::connect(address, false)),
+    }
+}
+
+/// Where a liar is dialled.
+pub struct Door {
+    pub address: String,
+    tcp: Option<TcpListener>,
+    shm: Option<OwnedFd>,
+}
+
+impl Door {
+    /// By the means of this test.
+    pub fn open() -> Door {
+        if anywhere().starts_with("tcp") {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = format!("tcp://{}", listener.local_addr().unwrap());
+            return Door { address, tcp: Some(listener), shm: None };
+        }
+        let address = format!("shm://liar-{:016x}", rand::random::<u64>());
+        Door { shm: Some(listen(&address)), address, tcp: None }
+    }
+
+    /// Whoever dials; with nothing said of what engines say.
+    pub fn accept(&self) -> Box<dyn Way> {
+        match (&self.tcp, &self.shm) {
+            (Some(listener), _) => Box::new(Tcp::new(listener.accept().unwrap().0)),
+            (None, Some(listener)) => {
+                let mut peer = Forged::accept(listener);
+                peer.welcome(false);
+                Box::new(peer)
+            }
+            (None, None) => unreachable!("it is one of them"),
+        }
+    }
+}
+
+pub struct Tcp {
+    stream: TcpStream,
+    ended: bool,
+}
+
+impl Tcp {
+    pub fn new(stream: TcpStream) -> Tcp {
+        stream.set_nonblocking(true).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Tcp { stream, ended: false }
+    }
+}
+
+/// Tries until it is done. False: that takes too long.
+fn within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let begin = Instant::now();
+    while !done() {
+        if begin.elapsed() > patience {
+            return false;
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+    true
+}
+
+impl Way for Tcp {
+    fn put(&mut self, bytes: &[u8], patience: Duration) -> bool {
+        let (mut rest, mut broken) = (bytes, false);
+        while !rest.is_empty() && !broken {
+            let moved = within(patience, || match self.stream.write(rest) {
+                Ok(n) => {
+                    rest = &rest[n..];
+                    true
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => false,
+                Err(_) => {
+                    broken = true;
+                    true
+                }
+            });
+            broken |= !moved;
+        }
+        !broken
+    }
+
+    fn put_payload(&mut self, bytes: &[u8], whole: bool, patience: Duration) -> bool {
+        self.put(&[bytes, &[u8::from(whole)]].concat(), patience)
+    }
+
+    fn take(&mut self) -> Option<Piece> {
+        let mut buffer = vec![0; 64 << 10];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => self.ended = true,
+            Ok(n) => {
+                buffer.truncate(n);
+                return Some(Piece::Bytes(buffer));
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => self.ended = true,
+        }
+        None
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.ended
+    }
+
+    fn shut_half(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    fn break_off(&mut self) {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        let len = size_of_val(&linger) as libc::socklen_t;
+        let (fd, value) = (self.stream.as_raw_fd(), (&raw const linger).cast());
+        // SAFETY: the option's value is valid for `len` bytes, for as long as the call lasts.
+        assert_eq!(unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, value, len) }, 0);
+    }
+
+    fn in_line(&self) -> bool {
+        true
+    }
+}
+
+impl Forged {
+    /// Puts bytes into the ring where the victim has made room for them.
+    fn put_all(&mut self, kind: u64, bytes: &[u8], patience: Duration) -> bool {
+        bytes.chunks(MAX_BODY).all(|piece| {
+            let room = within(patience, || self.has_room(piece.len()) || self.has_hung_up());
+            if !room || !self.has_room(piece.len()) {
+                return false;
+            }
+            self.put(kind, piece);
+            true
+        })
+    }
+}
+
+impl Way for Forged {
+    fn put(&mut self, bytes: &[u8], patience: Duration) -> bool {
+        self.put_all(BYTES, bytes, patience)
+    }
+
+    fn put_payload(&mut self, bytes: &[u8], whole: bool, patience: Duration) -> bool {
+        if whole {
+            return self.put_all(PAYLOAD, bytes, patience);
+        }
+        // It is said instead of the rest.
+        let put = self.put_all(PAYLOAD, &bytes[..bytes.len() - 1], patience);
+        self.put(GONE, &[]);
+        put
+    }
+
+    fn take(&mut self) -> Option<Piece> {
+        let (kind, body) = self.try_next()?;
+        Some(if kind == BYTES { Piece::Bytes(body) } else { Piece::Payload(body) })
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.has_hung_up()
+    }
+
+    fn shut_half(&mut self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+    }
+
+    fn break_off(&mut self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    fn in_line(&self) -> bool {
+        false
+    }
+}
