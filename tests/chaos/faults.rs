@@ -86,8 +86,10 @@ pub fn plan(seed: u64, over: Over, nodes: usize, time: Duration) -> Vec<Event> {
     let mut events = Vec::new();
     let mut busy: Vec<((usize, usize), Duration)> = Vec::new();
     let mut at = Duration::ZERO;
+    // Where devices are emulated, it takes seconds until a process is back.
+    let pause = if over == Over::Verbs { 10 } else { 1 };
     loop {
-        at += Duration::from_millis(50 + random.below(400) as u64);
+        at += pause * Duration::from_millis(50 + random.below(400) as u64);
         if at >= time {
             break;
         }

@@ -101,6 +101,6 @@ mod over_verbs {
     #[test]
     #[ignore = "needs an RDMA device: ci/verbs"]
     fn killed_stopped_and_restarted() {
-        run(Over::Verbs, 15);
+        run(Over::Verbs, 20);
     }
 }

@@ -182,7 +182,9 @@ fn holdings() -> String {
 
 fn nothing_is_left(before: (usize, usize)) {
     let begin = Instant::now();
-    while (threads(), descriptors()) != before {
+    // The system's library keeps the devices that it has opened: `tests/verbs` sees to what else there is.
+    let as_before = || threads() == before.0 && (descriptors() == before.1 || is_over_verbs());
+    while !as_before() {
         // A handler that was given up by finalizing may take as long as its caller is patient; its thread ends with it.
         if begin.elapsed() > patience() * Duration::from_secs(5) {
             let (tasks, files) = (entries("/proc/self/task"), entries("/proc/self/fd"));
