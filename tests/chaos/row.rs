@@ -30,7 +30,6 @@ pub enum Over {
     /// Half of the pairs by shared memory, since they are on one host, and half through proxies.
     Both,
     /// An RDMA device.
-    #[cfg_attr(not(feature = "verbs"), expect(dead_code))]
     Verbs,
 }
 
