@@ -131,6 +131,11 @@ mod bulk;
 mod endpoint;
 mod engine;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+#[cfg(all(test, not(fuzzing)))]
+mod fuzzing;
 mod memory;
 mod progress;
 mod proto;

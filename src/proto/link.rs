@@ -276,7 +276,7 @@ impl<E: Env> Link<E> {
         Some(Output::Transmit { link: id, bytes, payload })
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn leftovers(&self, note: &mut impl FnMut(&str, usize)) {
         note("streams", self.streams.len());
         note("requests of a link", self.requests.len());

@@ -25,7 +25,7 @@ mod peers;
 mod refusals;
 mod requests;
 mod streams;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod tests;
 mod timers;
 mod transfers;
@@ -50,6 +50,8 @@ pub(crate) use peers::PeerTag;
 pub use refusals::Refusals;
 pub(crate) use refusals::Refused;
 pub(crate) use requests::{Incoming, Reply};
+#[cfg(any(test, fuzzing))]
+pub(crate) use tests::fuzzing;
 pub(crate) use transfers::Remote;
 pub(crate) use wire::{Leases, Status};
 
@@ -393,7 +395,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// Nothing in progress, nothing exposed, nobody connected: what every test ends with.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut note = |what: &str, count: usize| {

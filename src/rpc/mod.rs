@@ -4,6 +4,8 @@ mod authorize;
 mod bounded;
 mod codec;
 mod define;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod handlers;
 mod pending;
 mod procedure;

@@ -22,6 +22,8 @@ use std::sync::Arc;
 use crate::memory::{Region, Slice};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use loopback::Loopback;
+#[cfg(any(test, fuzzing))]
+pub(crate) use shm::fuzzing;
 pub(crate) use shm::{Lending, Options as ShmOptions, Shm};
 pub(crate) use tcp::{Options as TcpOptions, Tcp};
 #[cfg(feature = "verbs")]

@@ -1,9 +1,9 @@
 //! A peer that the test plays itself, byte by byte: it may say what no engine would.
 
-use super::PeerId;
 use super::net::Net;
 use super::wire::{self, Frame, Greeting, Hello, MAGIC, Message, Said};
 use super::wires::{End, Item, NOBODY, Packet, Wire};
+use super::{LinkId, PeerId};
 
 /// The test's end of a connection.
 #[derive(Clone, Copy)]
@@ -63,10 +63,37 @@ impl Net {
         Raw { wire: self.wires.len() - 1, side: 1 }
     }
 
+    /// The test's own end of a connection, if it is one with a host.
+    pub fn raw_at(&self, wire: usize) -> Option<Raw> {
+        let side = self.wires[wire].ends.iter().position(|end| end.host == NOBODY)?;
+        Some(Raw { wire, side })
+    }
+
+    /// The host at the other end, and its name for the connection, until it ends.
+    pub fn raw_link(&self, raw: Raw) -> Option<(usize, LinkId)> {
+        let end = &self.wires[raw.wire].ends[1 - raw.side];
+        Some((end.host, end.link?))
+    }
+
     pub fn say_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
+        self.mumble(raw, bytes);
+        self.advance(2 * self.settings.delay);
+    }
+
+    /// Says something, and lets no time pass: what is said next arrives together with it.
+    pub fn mumble(&mut self, raw: Raw, bytes: Vec<u8>) {
         let packet = Packet::buffered(bytes, None);
         self.put(raw.wire, raw.side, Item::Packet(packet));
-        self.advance(2 * self.settings.delay);
+    }
+
+    /// All that the host has said on the connection.
+    pub fn heard(&self, raw: Raw) -> &[u8] {
+        &self.wires[raw.wire].ends[raw.side].heard
+    }
+
+    /// How much of what was said the host's end of the connection keeps, since more has to come.
+    pub fn kept(&self, raw: Raw) -> usize {
+        self.wires[raw.wire].ends[1 - raw.side].receiving.partial.len()
     }
 
     pub fn say(&mut self, raw: Raw, message: &Message<'_>, body: &[u8]) {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use frame::{Fault, Frame, put, take};
 pub(crate) use greeting::{Greeting, Hello, Refusal, Said, greet, greeting};
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) use {frame::PREFIX_LEN, greeting::PREAMBLE_LEN};
 
 /// Versions of the protocol that this crate speaks, lowest and highest.

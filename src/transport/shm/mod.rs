@@ -4,6 +4,8 @@
 //! Whatever a process leaves behind when it is killed, the system takes away: sockets, descriptors and memory have no names.
 
 mod blocks;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod handshake;
 mod inbox;
 mod line;

@@ -1,0 +1,249 @@
+//! What the fuzzer feeds the protocol: frames, greetings, and whole conversations.
+
+use std::time::Duration;
+
+use super::super::keys::{self, Key, Side};
+pub use super::conversation::conversation;
+pub(crate) use super::conversation::seeds as seeds_of_conversation;
+use super::env::{allocated, live};
+use super::host::served;
+use super::net::{Net, call, config};
+use super::raw::{Raw, frame, greet, hello};
+use super::wire::{self, Bytes, Frame, Greeting, Hello, Message, Range, Refusal, Said, Stream};
+use super::{Config, Leases, Status};
+use crate::fuzzing::script::{Script, script, written};
+
+/// Small numbers, so that what a liar can claim within the limits does not cost the fuzzer its memory.
+pub(super) fn modest() -> Config {
+    Config { max_message: 64 << 10, max_requests: 8, ..config() }
+}
+
+/// Takes frames from the bytes, as long as there are any, and greetings. What is taken and said again is the same.
+pub fn frames(bytes: &[u8]) {
+    for proved in [true, false] {
+        greeting_comes_back(bytes, proved);
+    }
+    let mut rest = bytes;
+    while let Ok(Frame::Whole(message, body, len)) = wire::take(rest) {
+        assert!(len <= rest.len() && body.len() < len);
+        for covered in [true, false] {
+            let mut again = Vec::new();
+            wire::put(&mut again, &message, body, covered);
+            let Ok(Frame::Whole(same, same_body, all)) = wire::take(&again) else { panic!("{message:?} is no message") };
+            assert_eq!((&same, same_body, all), (&message, body, again.len()));
+            // There is a short way to write some messages.
+            let mut long = Vec::new();
+            wire::encode(&message, &mut long).expect("a message");
+            assert!(again[wire::PREFIX_LEN..].starts_with(&long), "{message:?} is written in two ways");
+        }
+        rest = &rest[len..];
+    }
+}
+
+fn greeting_comes_back(bytes: &[u8], proved: bool) {
+    match wire::greeting(bytes, proved) {
+        Greeting::Said(said, len) => {
+            assert!(len <= bytes.len() && (proved || !matches!(said, Said::Hello(_))));
+            let again = wire::greet(wire::VERSIONS, &said);
+            assert_eq!(wire::greeting(&again, proved), Greeting::Said(said, again.len()));
+        }
+        Greeting::Version(low, high) => assert!(low > wire::VERSIONS.1 || high < wire::VERSIONS.0 || low > high),
+        Greeting::Unproved => assert!(!proved),
+        Greeting::Incomplete | Greeting::Foreign | Greeting::Damaged => {}
+    }
+}
+
+/// A frame with this inside, be it a message or not: so much of it is said to be the message.
+pub(super) fn framed(inside: &[u8], head: u8) -> Vec<u8> {
+    let head = usize::from(head).min(inside.len());
+    let mut covered = (inside.len() as u32).to_le_bytes().to_vec();
+    covered.extend_from_slice(&(head as u32).to_le_bytes());
+    covered.extend_from_slice(inside);
+    [&crc32c::crc32c(&covered[..8 + head]).to_le_bytes()[..], &covered].concat()
+}
+
+script! {
+    /// A connection of somebody who may be nobody.
+    struct Stranger {
+        /// Which side dials.
+        dialled: bool,
+        /// The host wants a key; and the stranger has it, or has another, or proves nothing at all.
+        key: u8,
+        /// It asks for checksums.
+        checksums: bool,
+        /// What follows begins as a greeting does, up to here.
+        magic: u8,
+        /// The piece of a greeting that begins so has the length that it says.
+        whole: bool,
+        /// At most so many bytes come at a time; 0 for all of them.
+        piece: u8,
+        /// Then it hangs up; else it says nothing more.
+        hangs_up: bool,
+    }
+}
+
+const SECRET: &[u8] = b"a secret of more than sixteen bytes";
+/// A challenge, a proof: nobody is listened to any longer who has not proved that it has the key.
+const UNPROVED: usize = wire::PREAMBLE_LEN + 5 + 64;
+
+/// Says what takes a proof, as far as the stranger can. True if it was one.
+fn prove(net: &mut Net, raw: Raw, stranger: &Stranger) -> bool {
+    let ours = wire::greet(wire::VERSIONS, &Said::Challenge([7; 32]));
+    net.say_bytes(raw, ours.clone());
+    let heard = net.heard(raw).to_vec();
+    let Greeting::Said(Said::Challenge(_), len) = wire::greeting(&heard, false) else {
+        panic!("a challenge is answered with one")
+    };
+    let theirs = &heard[..len];
+    let greeting = greet(wire::VERSIONS, &Hello { checksums: stranger.checksums, ..hello(9) });
+    let digest = keys::digest(&greeting);
+    let (challenges, side) =
+        if stranger.dialled { ([theirs, &ours[..]], Side::Dialled) } else { ([&ours[..], theirs], Side::Dialling) };
+    let secret = if stranger.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
+    let proof = Key::new(secret.to_vec(), [9; 32]).prove(side, &keys::Said { challenges, hello: &digest });
+    net.say_bytes(raw, wire::greet(wire::VERSIONS, &Said::Proof(proof, digest)));
+    net.say_bytes(raw, greeting);
+    secret == SECRET
+}
+
+/// A connection that begins with these bytes, or with a part of a greeting and these, on either side and in pieces.
+pub fn greeting(mut bytes: &[u8]) {
+    let stranger = Stranger::read(&mut bytes);
+    let keyed = stranger.key % 4 != 0;
+    let mut said = greet(wire::VERSIONS, &hello(9));
+    said.truncate(usize::from(stranger.magic) % (said.len() + 1));
+    let head = said.len();
+    said.extend_from_slice(bytes);
+    if stranger.whole && head == wire::PREAMBLE_LEN {
+        said[head - 4..head].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    }
+    allocated();
+    let key = |seed| keyed.then(|| Key::new(SECRET.to_vec(), [seed; 32]));
+    let with = |seed| (Config { key: key(seed), ..modest() }, true);
+    let mut net = Net::with(vec![with(1), with(2)]);
+    net.echo_everywhere();
+    let mut own = None;
+    let raw = if stranger.dialled {
+        let peer = net.played_peer(0);
+        own = Some(net.call_peer(0, peer, call("x")));
+        net.advance(net.settings.delay);
+        net.raw_dialled()
+    } else {
+        net.raw_dial(0)
+    };
+    let mut proved = !keyed;
+    if matches!(stranger.key % 4, 1 | 2) {
+        proved = prove(&mut net, raw, &stranger);
+        assert!(proved != net.is_shut(raw), "a proof that is none is taken, or one that is one is not");
+    }
+    let piece = if stranger.piece == 0 { said.len().max(1) } else { usize::from(stranger.piece) };
+    for piece in said.chunks(piece) {
+        net.say_bytes(raw, piece.to_vec());
+        let kept = net.kept(raw);
+        let most = if proved { wire::PREFIX_LEN + wire::MAX_FRAME } else { UNPROVED };
+        assert!(kept <= most, "{kept} bytes are kept of somebody who may be nobody");
+        let open = net.raw_link(raw).and_then(|(_, link)| net.hosts[0].proto.links.get(link)).is_some_and(|link| link.is_open());
+        assert!(proved || !open, "somebody without the key is let in");
+    }
+    assert!(proved || net.hosts[0].proto.requests() == 0 && allocated().1 == 0, "something is kept for somebody without the key");
+    let (largest, total) = allocated();
+    assert!(largest <= modest().max_message, "{largest} bytes were allocated at once, {total} in all");
+    assert!(live() <= (modest().max_requests + 1) * modest().max_message, "{} bytes are kept", live());
+    let other = net.call(0, 1, call("still there?"));
+    net.advance(Duration::from_millis(10));
+    assert_eq!(net.hosts[0].body(other), served(b"still there?"));
+    if stranger.hangs_up {
+        net.hang_up(raw);
+    }
+    net.settle();
+    assert!(own.is_none_or(|op| net.hosts[0].is_done(op)));
+    if !net.is_shut(raw) {
+        // It has greeted well, and nothing is expected of it.
+        net.hang_up(raw);
+    }
+    net.end();
+}
+
+pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
+    let leases = Leases { first: 3, count: 1 };
+    let request = |name| Message::Request {
+        call: 1 << 32 | 1,
+        procedure: 1,
+        name,
+        provider: 0,
+        budget_us: 30_000_000,
+        one_way: false,
+        want_shape: true,
+        shape: Bytes(b"\x0e"),
+        leases,
+        size: 20,
+    };
+    let range = Range { transfer: 1 << 32 | 2, owner: 7, token: [9; 16], offset: 100, len: 1 << 20 };
+    let calls = [
+        frame(&request(Some("echo")), &[5; 20]),
+        frame(&request(None), &[6; 20]),
+        frame(&Message::Response { call: 1 << 32 | 1, shape: Bytes(b"\x0e"), leases, size: 3 }, b"yes"),
+        frame(&Message::Cancel { call: 1 << 32 | 1 }, b""),
+    ];
+    let transfers = [
+        frame(&Message::Pull(range), b""),
+        frame(&Message::Push(range), b""),
+        frame(&Message::Data { stream: Stream::Pull, id: range.transfer, offset: 0, len: 1 << 19 }, b""),
+        frame(&Message::Done { transfer: range.transfer, status: Status::Ok }, b""),
+        frame(&Message::Abort { transfer: range.transfer, push: true }, b""),
+        frame(&Message::Release(leases), b""),
+        frame(&Message::Revoked { token: [9; 16] }, b""),
+    ];
+    let texts = || "text".to_owned();
+    let refusals = [
+        Status::Panicked(texts()),
+        Status::TypeMismatch { expected: texts(), found: texts() },
+        Status::TooLarge { size: 1 << 30, limit: 1 << 20 },
+        Status::OutOfRange { offset: 1, len: 2, size: 3 },
+        Status::Busy(texts()),
+    ];
+    let refusals = refusals.map(|status| frame(&Message::Refuse { call: 5, status }, b""));
+    let rest = [
+        frame(&Message::Ping, b""),
+        frame(&Message::Pong, b""),
+        frame(&Message::Ticket { ticket: 77 }, b""),
+        frame(&Message::Handled { count: 512 }, b""),
+        frame(&Message::Shutdown { call: 4 }, b""),
+        frame(&Message::Goodbye, b""),
+    ];
+    let all = [("calls", calls.concat()), ("transfers", transfers.concat()), ("refusals", refusals.concat())];
+    all.into_iter().chain([("rest", rest.concat()), ("greeting", full_greeting()), ("pieces", pieces())]).collect()
+}
+
+fn full_greeting() -> Vec<u8> {
+    let addresses = ["tcp://10.0.9.9:7000", "shm://somebody"].map(|address| address.parse().expect("an address"));
+    greet(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), ticket: Some(5), checksums: true, ..hello(9) })
+}
+
+/// The other pieces of greetings; a frame with a checksum of its body, and one whose body is not what that is of.
+fn pieces() -> Vec<u8> {
+    let pieces = [Said::Challenge([1; 32]), Said::Proof([2; 32], [3; 32]), Said::Refusal(Refusal::Busy)];
+    let mut bytes: Vec<u8> = pieces.into_iter().flat_map(|said| wire::greet(wire::VERSIONS, &said)).collect();
+    wire::put(&mut bytes, &Message::Ping, b"covered", true);
+    bytes
+}
+
+pub(crate) fn seeds_of_greeting() -> Vec<(&'static str, Vec<u8>)> {
+    let seed = |stranger: Stranger, bytes: &[u8]| [written(&[stranger]), bytes.to_vec()].concat();
+    let plain = Stranger { dialled: false, key: 0, checksums: true, magic: 0, whole: false, piece: 0, hangs_up: true };
+    let full = full_greeting();
+    let more = [frame(&Message::Ticket { ticket: 1 }, b""), frame(&Message::Ping, b"")].concat();
+    let and_more = [&full[..], &more].concat();
+    let another = greet((7, 9), &hello(1));
+    vec![
+        ("accepted", seed(Stranger { piece: 1, ..plain.clone() }, &full)),
+        ("dialled", seed(Stranger { dialled: true, hangs_up: false, ..plain.clone() }, &and_more)),
+        ("hello", seed(Stranger { magic: wire::PREAMBLE_LEN as u8, whole: true, ..plain.clone() }, &full[wire::PREAMBLE_LEN..])),
+        ("version", seed(Stranger { dialled: true, ..plain.clone() }, &another)),
+        ("proved", seed(Stranger { key: 1, ..plain.clone() }, &more)),
+        ("proved_dialled", seed(Stranger { key: 1, dialled: true, ..plain.clone() }, &more)),
+        ("another_key", seed(Stranger { key: 2, ..plain.clone() }, &more)),
+        ("unproved", seed(Stranger { key: 3, piece: 7, ..plain.clone() }, &pieces())),
+        ("foreign", seed(plain, b"HTTP/1.1 400 Bad Request\r\n\r\n")),
+    ]
+}

@@ -1,0 +1,219 @@
+//! What the fuzzer feeds the decoding of calls: arguments, shapes of types, and the bulks in them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::bounded;
+use super::codec;
+use super::shape::Shape;
+use crate::fuzzing::script::{Script, script, written};
+use crate::proto::{Leases, LinkId, wire};
+use crate::{Bulk, BulkMode, Engine};
+
+/// A bit of everything that serde knows, in itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Tree {
+    Leaf,
+    Number(u64, i32),
+    Node(Box<Tree>),
+    Pair(Box<Tree>, Box<Tree>),
+    Named { name: String, children: Vec<Tree>, by_key: BTreeMap<u8, Tree>, next: Option<Box<Tree>> },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    id: u128,
+    flag: bool,
+    letter: char,
+    name: String,
+    bytes: Vec<u8>,
+    rows: Vec<Vec<(u16, String)>>,
+    nothing: Vec<()>,
+    maybe: Option<Option<u8>>,
+    outcome: Result<VecDeque<i64>, String>,
+    fixed: [u8; 4],
+    time: Duration,
+}
+
+#[derive(Debug, Deserialize)]
+struct Borrowed<'a> {
+    key: &'a str,
+    #[serde(borrow)]
+    value: &'a [u8],
+    #[serde(borrow)]
+    more: Vec<&'a str>,
+}
+
+/// Bytes as arguments of several types. What is decoded is said again in the same way, and no larger than its bytes allow.
+pub fn arguments(bytes: &[u8]) {
+    same::<Tree>(bytes);
+    same::<Record>(bytes);
+    same::<Vec<Record>>(bytes);
+    same::<BTreeMap<String, Vec<Tree>>>(bytes);
+    same::<(u8, i128, Option<String>, Box<str>)>(bytes);
+    if let Ok(Borrowed { key, value, more }) = bounded::decode::<Borrowed<'_>>(bytes) {
+        let inside = |piece: &[u8]| bytes.as_ptr_range().contains(&piece.as_ptr()) || piece.is_empty();
+        assert!(inside(key.as_bytes()) && inside(value) && more.iter().all(|text| inside(text.as_bytes())));
+    }
+    // Postcard itself must take what the bounded decoder takes, and say the same.
+    if let Ok(record) = bounded::decode::<Record>(bytes) {
+        assert_eq!(postcard::from_bytes::<Record>(bytes).ok(), Some(record));
+    }
+}
+
+fn same<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
+    let Ok(value) = bounded::decode::<T>(bytes) else { return };
+    let mut again = Vec::new();
+    wire::encode(&value, &mut again).expect("what was decoded can be encoded");
+    assert_eq!(bounded::decode::<T>(&again).as_ref(), Ok(&value));
+}
+
+/// The shape of a peer's arguments, as bytes: it comes back as it was, its text is short, and it is compared with those of
+/// types, and with itself, in bounded time.
+pub fn shapes(bytes: &[u8]) {
+    static TYPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
+        vec![
+            Shape::of_type::<Tree>(),
+            Shape::of_type::<Record>(),
+            Shape::of_type::<Vec<Tree>>(),
+            Shape::of_type::<(u8, String)>(),
+        ]
+    });
+    let Some(shape) = Shape::decode(bytes) else { return };
+    let mut again = Vec::new();
+    shape.encode(&mut again);
+    assert_eq!(Shape::decode(&again).as_ref(), Some(&shape));
+    assert!(shape.to_string().len() <= 400, "{shape}");
+    let _ = shape.is_complete();
+    for of_type in TYPES.iter() {
+        let _ = of_type.accepts(&shape) || shape.accepts(of_type);
+    }
+    let _ = shape.accepts(&shape);
+}
+
+script! {
+    /// What is done with a bulk that came.
+    struct Use { leases: u8, first: u64, offset: u64, len: u64 }
+}
+
+/// Bulks from a peer: as arguments, with leases or without, cut to pieces, and sent on.
+pub fn bulk(mut bytes: &[u8]) {
+    static ENGINE: LazyLock<Engine> = LazyLock::new(|| Engine::client("loop").expect("an engine"));
+    let shared = ENGINE.shared();
+    let what = Use::read(&mut bytes);
+    let leases = Leases { first: what.first, count: u32::from(what.leases) };
+    let decoded = codec::decoding(shared, LinkId::default(), leases, || bounded::decode::<Vec<Bulk>>(bytes));
+    let Ok(bulks) = decoded else { return };
+    for bulk in &bulks {
+        assert!(format!("{bulk:?}").len() < 2000 + bytes.len());
+        let (offset, len) = (what.offset as usize, what.len as usize);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= bulk.len());
+        match bulk.slice(offset, len) {
+            Ok(part) => {
+                assert!(inside && part.len() == len && part.mode() == bulk.mode());
+                check_sent_on(&part);
+            }
+            // A range that ends beyond all numbers is refused, too.
+            Err(_) => assert!(!inside || bulk.slice(0, 0).is_err() || overflows(bulk, what.offset)),
+        }
+        check_sent_on(bulk);
+    }
+}
+
+/// Where the bulk begins is the peer's word: part of it may lie beyond all numbers.
+fn overflows(bulk: &Bulk, offset: u64) -> bool {
+    bulk.slice(usize::try_from(offset).unwrap_or(usize::MAX), 0).is_err()
+}
+
+/// A bulk that is sent to the next peer arrives there as it is here.
+fn check_sent_on(bulk: &Bulk) {
+    let shared = LazyLock::force(&ENGINE_OF_OTHERS).shared();
+    let mut bytes = Vec::new();
+    let held = codec::encode(bulk, &mut bytes, shared).expect("a bulk can be encoded");
+    let leases = Leases { first: 0, count: held.len() as u32 };
+    let again = codec::decoding(shared, LinkId::default(), leases, || bounded::decode::<Bulk>(&bytes)).expect("a bulk");
+    assert_eq!((again.len(), again.mode(), again.segment_count()), (bulk.len(), bulk.mode(), bulk.segment_count()));
+    assert_eq!(format!("{again:?}"), format!("{bulk:?}"));
+}
+
+static ENGINE_OF_OTHERS: LazyLock<Engine> = LazyLock::new(|| Engine::client("loop").expect("an engine"));
+
+fn encoded<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    wire::encode(value, &mut bytes).expect("it can be encoded");
+    bytes
+}
+
+fn trees() -> [Tree; 2] {
+    let leaf = || Box::new(Tree::Leaf);
+    let node = Tree::Node(Box::new(Tree::Pair(leaf(), Box::new(Tree::Number(1 << 40, -5)))));
+    let by_key = BTreeMap::from([(1, node.clone()), (2, Tree::Leaf)]);
+    [node.clone(), Tree::Named { name: "root".into(), children: vec![node, Tree::Leaf], by_key, next: Some(leaf()) }]
+}
+
+fn record() -> Record {
+    Record {
+        id: 1 << 100,
+        flag: true,
+        letter: 'ß',
+        name: "name".into(),
+        bytes: vec![1, 2, 3],
+        rows: vec![vec![(300, "cell".into())], vec![]],
+        nothing: vec![(); 5],
+        maybe: Some(None),
+        outcome: Ok(VecDeque::from([-1, 2])),
+        fixed: [4; 4],
+        time: Duration::from_millis(1500),
+    }
+}
+
+pub(crate) fn seeds_of_arguments() -> Vec<(&'static str, Vec<u8>)> {
+    let [node, root] = trees();
+    let map = BTreeMap::from([("key".to_owned(), vec![Tree::Leaf, node.clone()])]);
+    vec![
+        ("tree", encoded(&root)),
+        ("node", encoded(&node)),
+        ("record", encoded(&record())),
+        ("map", encoded(&map)),
+        ("borrowed", encoded(&("key", &[1u8, 2][..], vec!["one", "two"]))),
+        ("free", encoded(&(1u8, vec![(); 5000]))),
+    ]
+}
+
+pub(crate) fn seeds_of_shapes() -> Vec<(&'static str, Vec<u8>)> {
+    let of = |shape: Shape| {
+        let mut bytes = Vec::new();
+        shape.encode(&mut bytes);
+        bytes
+    };
+    vec![
+        ("tree_type", of(Shape::of_type::<Tree>())),
+        ("record_type", of(Shape::of_type::<Record>())),
+        ("tree_value", of(Shape::of_value(&trees()[1]))),
+        ("record_value", of(Shape::of_value(&record()))),
+        ("array", of(Shape::of_type::<([u64; 32], Vec<u8>, Option<bool>)>())),
+    ]
+}
+
+pub(crate) fn seeds_of_bulk() -> Vec<(&'static str, Vec<u8>)> {
+    let engine = Engine::server("loop://").expect("an engine");
+    let plain = engine.expose(vec![7u8; 100], BulkMode::ReadWrite).expect("exposed");
+    let content = engine.expose_read_only(b"content".to_vec()).expect("exposed");
+    let seed = |what: Use, bulks: &[Bulk]| {
+        let mut bytes = Vec::new();
+        codec::encode(bulks, &mut bytes, engine.shared()).expect("encoded");
+        [written(&[what]), bytes].concat()
+    };
+    let part = Use { leases: 2, first: 5, offset: 10, len: 20 };
+    vec![
+        ("one", seed(part.clone(), &[plain.bulk()])),
+        ("content", seed(Use { offset: 1, len: 3, ..part.clone() }, &[content.bulk()])),
+        ("two", seed(part.clone(), &[plain.bulk(), content.bulk().slice(2, 3).expect("inside")])),
+        ("no_leases", seed(Use { leases: 0, ..part }, &[plain.bulk()])),
+    ]
+}
