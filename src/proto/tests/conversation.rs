@@ -3,9 +3,10 @@
 //! operation ends exactly once, and in the end nothing is left over.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use super::env::{Mem, Op, Ticket, allocated, live, pattern};
+use super::env::{Mem, Op, Ticket, allocated, live};
 use super::fuzzing::modest;
 use super::host::{Arrived, Id, Outcome, content, served};
 use super::net::{Call, Net, call};
@@ -220,6 +221,12 @@ pub fn conversation(bytes: &[u8]) {
     scene.finish();
 }
 
+/// `len` bytes that differ with `seed` and with their place; made once, since there are many.
+fn stretch(seed: u64, len: usize) -> Vec<u8> {
+    static ALL: LazyLock<Vec<u8>> = LazyLock::new(|| super::env::pattern(1, LONG + 4096));
+    ALL[seed as usize % 4096..][..len].to_vec()
+}
+
 fn text(n: u64) -> String {
     ["", "echo", "other", "ünïcödé"][n as usize % 4].repeat(1 + n as usize / 64 % 2)
 }
@@ -231,7 +238,7 @@ impl Scene {
         let mut net = Net::with(vec![(Config { remote_shutdown: true, ..modest() }, true), (patient, true)]);
         net.hosts[1].echo = true;
         let hidden = net.expose(0, HIDDEN, vec![SECRET; 1000], true, true);
-        let honest = net.expose(1, HONEST, pattern(1, LONG), true, false);
+        let honest = net.expose(1, HONEST, stretch(1, LONG), true, false);
         let listener = net.played_peer(0);
         let slots = (0..SLOTS).map(|_| None).collect();
         let mut scene = Scene {
@@ -461,7 +468,7 @@ impl Scene {
         let peer = self.peer(whom);
         let procedure = u32::from(procedure % 3);
         let name = ["echo", "other", "third"][procedure as usize];
-        let body = pattern(7, len);
+        let body = stretch(7, len);
         // What one lease stands for takes more than that.
         let leases = self.tickets((len / 32).min(usize::from(leases % 4)) as u8);
         let patient = patience >= 1000 && *whom == Whom::Honest;
@@ -483,7 +490,7 @@ impl Scene {
             near.write(0, &vec![0x11; len]);
         }
         let inside = usize::try_from(offset).ok().and_then(|offset| Some(offset..offset.checked_add(len)?));
-        let expected = inside.and_then(|range| pattern(1, LONG).get(range).map(<[u8]>::to_vec));
+        let expected = inside.and_then(|range| stretch(1, LONG).get(range).map(<[u8]>::to_vec));
         let check = match expected {
             Some(expected) if pull && *whom == Whom::Honest && token == HONEST && patience >= 1000 => Check::Pulled(expected),
             _ if pull => Check::Anything,
@@ -502,7 +509,7 @@ impl Scene {
         let access = Mode { read: mode & 1 == 0, write: mode & 2 == 2 };
         let only = mode & 12 == 12;
         // What may be read shows where it comes from.
-        let before = if access.read && !only { pattern(token as u64, len) } else { vec![SECRET; len] };
+        let before = if access.read && !only { stretch(token as u64, len) } else { vec![SECRET; len] };
         let memory = self.net.expose(0, token, before.clone(), access.read, access.write);
         if only {
             let peer = self.net.peer(0, 1);
@@ -521,7 +528,7 @@ impl Scene {
 
     /// What the honest peer wants of the host.
     fn visit(&mut self, slot: u8, len: usize) {
-        let body = pattern(3, len);
+        let body = stretch(3, len);
         self.net.call(1, 0, call(body));
         let Some(slot) = &self.slots[usize::from(slot) % SLOTS] else { return };
         let near = Mem::new(vec![0; len.min(slot.memory.len())]);
@@ -539,7 +546,7 @@ impl Scene {
         match reply {
             Ok((len, leases)) => {
                 let leases = self.tickets((len / 32).min(usize::from(leases % 4)) as u8);
-                let body = pattern(5, len);
+                let body = stretch(5, len);
                 self.net.with_host(0, |host| {
                     host.leased.extend(leases.iter().cloned());
                     let _ = host.proto.respond(request, Ok(Reply { content: content(&body), shape: b"r", leases }));
@@ -708,7 +715,7 @@ impl Scene {
                 (Check::Anything | Check::Pushed, _) => {}
             }
         }
-        assert!(self.honest.bytes() == pattern(1, LONG), "the honest peer's memory is not what it was");
+        assert!(self.honest.bytes() == stretch(1, LONG), "the honest peer's memory is not what it was");
         self.net.end();
     }
 }
