@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-const TARGETS: [(&str, fn(&[u8])); 8] = [
+type Target = (&'static str, fn(&[u8]));
+
+const TARGETS: [Target; 8] = [
     ("arguments", super::arguments),
     ("bulk", super::bulk),
     ("conversation", super::conversation),

@@ -480,10 +480,7 @@ impl Scene {
 
     fn transfer(&mut self, pull: bool, whom: &Whom, (token, offset): (u128, u64), len: usize, patience: u16) {
         let peer = self.peer(whom);
-        let owner = match self.net.hosts[0].proto.peers.get(peer).and_then(|peer| peer.incarnation) {
-            Some(incarnation) => incarnation,
-            None => 51,
-        };
+        let owner = self.net.hosts[0].proto.peers.get(peer).and_then(|peer| peer.incarnation).unwrap_or(51);
         let around = Mem::new(vec![SECRET; len + 2 * AROUND]);
         let near = around.part(AROUND, len).expect("it lies inside");
         if !pull && len > 0 {
