@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use super::env::{Mem, Op, Ticket, allocated, live};
+use super::super::link::Link;
+use super::env::{Mem, Op, TestEnv, Ticket, allocated, live};
 use super::fuzzing::modest;
 use super::host::{Arrived, Id, Outcome, content, served};
 use super::net::{Call, Net, call};
@@ -159,6 +160,8 @@ const CHUNK: usize = 4096;
 const LONG: usize = 20_000;
 /// What is never told to a liar.
 const SECRET: u8 = 0xd5;
+/// Of this all payloads of liars are made, but for noise.
+const PAYLOAD: u8 = 0x77;
 /// What is exposed at the honest peer.
 const HONEST: u128 = 0x4041_4243;
 /// Exposed at the host, and nobody is told.
@@ -176,8 +179,9 @@ struct Slot {
 
 /// What an operation of the host must have done.
 enum Check {
-    /// With a liar: whatever it was.
     Anything,
+    /// From a liar: all of it, whatever it is.
+    Fetched,
     Answered(Vec<u8>),
     Pulled(Vec<u8>),
     Pushed,
@@ -209,6 +213,8 @@ struct Scene {
     honest: Mem,
     next: u32,
     wires: usize,
+    /// Somebody has said what may be anything.
+    noisy: bool,
 }
 
 /// Plays a script.
@@ -255,6 +261,7 @@ impl Scene {
             honest,
             next: 0,
             wires: 0,
+            noisy: false,
         };
         // One who has dialled, and one who was dialled.
         scene.net.raw_dial(0);
@@ -347,6 +354,7 @@ impl Scene {
     /// What a liar says, as bytes.
     fn saying(&mut self, who: usize, saying: &Saying) -> Vec<u8> {
         const BODY: [u8; 256] = [0x5a; 256];
+        self.noisy |= matches!(saying, Saying::Noise { .. } | Saying::Framed { .. });
         let claimed = |scene: &Scene, claim: &Claim, len: u8| match claim {
             Claim::True => u64::from(len),
             Claim::False { size } => scene.size(size),
@@ -425,7 +433,7 @@ impl Scene {
         wire::put(&mut bytes, &Message::Data { stream, id, offset, len: len as u32 }, &[], false);
         if whole {
             *self.sent.entry((who, stream, id)).or_default() = offset.wrapping_add(len);
-            bytes.resize(bytes.len() + len as usize, 0x77);
+            bytes.resize(bytes.len() + len as usize, PAYLOAD);
             bytes.push(u8::from(good));
         }
         bytes
@@ -490,6 +498,7 @@ impl Scene {
         let expected = inside.and_then(|range| stretch(1, LONG).get(range).map(<[u8]>::to_vec));
         let check = match expected {
             Some(expected) if pull && *whom == Whom::Honest && token == HONEST && patience >= 1000 => Check::Pulled(expected),
+            _ if pull && *whom != Whom::Honest => Check::Fetched,
             _ if pull => Check::Anything,
             _ => Check::Pushed,
         };
@@ -520,13 +529,15 @@ impl Scene {
         if let Some(slot) = self.slots[usize::from(slot) % SLOTS].take() {
             slot.check();
             self.net.revoke(0, slot.token);
+            let pushed = |link: &Link<TestEnv>| link.pushes.values().any(|push| push.token == slot.token);
+            assert!(!self.net.hosts[0].proto.links.values().any(pushed), "a push into memory that was taken back goes on");
         }
     }
 
     /// What the honest peer wants of the host.
     fn visit(&mut self, slot: u8, len: usize) {
-        let body = stretch(3, len);
-        self.net.call(1, 0, call(body));
+        let leases = self.tickets((len / 32).min(2) as u8);
+        self.net.call(1, 0, Call { leases, ..call(stretch(3, len)) });
         let Some(slot) = &self.slots[usize::from(slot) % SLOTS] else { return };
         let near = Mem::new(vec![0; len.min(slot.memory.len())]);
         let token = slot.token;
@@ -709,7 +720,11 @@ impl Scene {
                     assert_eq!(around.bytes()[AROUND..AROUND + len], expected[..]);
                 }
                 (Check::Answered(_) | Check::Pulled(_), other) => panic!("with an honest peer: {other:?}"),
-                (Check::Anything | Check::Pushed, _) => {}
+                (Check::Fetched, Some(Outcome::Moved(len))) if !self.noisy => {
+                    let (around, _) = begun.around.as_ref().expect("a transfer has memory");
+                    assert!(around.bytes()[AROUND..AROUND + len] == vec![PAYLOAD; *len], "a pull is done, and a part is missing");
+                }
+                (Check::Anything | Check::Fetched | Check::Pushed, _) => {}
             }
         }
         assert!(self.honest.bytes() == stretch(1, LONG), "the honest peer's memory is not what it was");
@@ -823,6 +838,23 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         say(data(1, number(3), 5000)),
         say(Saying::Abort { transfer: number(3), push: true }),
     ];
+    // For the honest peer only; for nobody to write; for nobody to read; what the host has of others, and wild guesses.
+    let denied = [
+        Step::Expose { slot: 0, len: Size::Middle { n: 3000 }, mode: 14 },
+        say(Saying::Pull { range: range(1, 3000) }),
+        say(Saying::Push { range: range(2, 100) }),
+        say(data(1, number(2), 100)),
+        Step::Visit { slot: 0, len: small(200) },
+        Step::Expose { slot: 0, len: Size::Middle { n: 3000 }, mode: 0 },
+        say(Saying::Push { range: range(3, 100) }),
+        say(data(1, number(3), 100)),
+        Step::Expose { slot: 0, len: Size::Middle { n: 3000 }, mode: 3 },
+        say(Saying::Pull { range: range(4, 100) }),
+        say(Saying::Pull { range: Extent { token: Token::Honest, ..range(5, 100) } }),
+        say(Saying::Pull { range: Extent { offset: Size::Number { n: Number::Top { below: 9 } }, ..range(6, 10) } }),
+        say(Saying::Push { range: Extent { stale: true, ..range(7, 10) } }),
+        Step::Push { whom: Whom::Honest, token: Token::Honest, offset: small(0), len: small(50), patience: 9000 },
+    ];
     let (token, offset) = (Token::Honest, small(10));
     let own_transfers = [
         Step::Pull {
@@ -865,6 +897,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("calls", written(&calls)),
         ("own_calls", written(&own_calls)),
         ("transfers", written(&transfers)),
+        ("denied", written(&denied)),
         ("own_transfers", written(&own_transfers)),
         ("connections", written(&connections)),
     ]
