@@ -1,4 +1,4 @@
-//! The fuzzer's beginnings, without the fuzzer: every seed is played, and those in `fuzz/seeds` are as the generator makes them.
+//! The fuzzer's beginnings, without the fuzzer: every seed is played, those that are generated and those that are kept.
 
 use std::fs;
 use std::path::Path;

@@ -116,9 +116,9 @@ pub(crate) enum Fault {
     Damaged,
 }
 
-/// Whether bytes are what was sent. A fuzzer would hardly ever guess a checksum: to it all but one are right.
+/// Whether bytes are what was sent. A fuzzer would hardly ever guess a checksum: to it one alone is wrong.
 fn is_sound(sum: u32, bytes: &[u8]) -> bool {
-    if cfg!(fuzzing) { sum != u32::MAX } else { sum == crc32c::crc32c(bytes) }
+    sum == crc32c::crc32c(bytes) || cfg!(fuzzing) && sum != u32::MAX
 }
 
 /// Takes the first frame apart. Nothing is allocated but the texts of a status, which are no longer than the frame.
