@@ -877,6 +877,13 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         Step::Pull { whom: Whom::Honest, token, offset, len: Size::Middle { n: 9000 }, patience: 9000 },
         Step::Wait { ms: 4000 },
     ];
+    // Twice the second half.
+    let half = |id| Saying::Data { stream: 0, id, offset: Offset::At { size: small(100) }, len: small(100), good: true };
+    let misplaced = [
+        Step::Pull { whom: Whom::Listener, token: Token::Honest, offset: small(0), len: small(200), patience: 9000 },
+        answers(half(known())),
+        answers(half(known())),
+    ];
     let connections = [
         Step::Dial,
         greet(2, 1),
@@ -899,6 +906,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("transfers", written(&transfers)),
         ("denied", written(&denied)),
         ("own_transfers", written(&own_transfers)),
+        ("misplaced", written(&misplaced)),
         ("connections", written(&connections)),
     ]
 }
