@@ -1,24 +1,20 @@
-//! What the fuzzer shows the receiving side of a link: a segment in which anything stands, and changes at any moment; records,
-//! loans and blocks that are lies; and packets with any descriptors.
+//! A segment in which anything stands, and changes at any moment; records, loans and blocks that are lies.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::EventfdFlags;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
-
-use super::super::{Landed, Link, LinkKey, Place, Sink, Taken};
-use super::handshake::{self, Hello, Packet, Received};
-use super::inbox::{Inbox, Turn, loan};
-use super::line::Line;
-use super::outbox::{Lending, Outbox, Sending, Traffic, Written};
-use super::process::{Bell, Process};
-use super::ring::MAX_BODY;
-use super::segment::{LEN, RING, SLOTS, Segment, Words};
+use super::super::super::{Landed, Link, LinkKey, Place, Sink, Taken};
+use super::super::inbox::{Inbox, Turn, loan};
+use super::super::line::Line;
+use super::super::outbox::{Lending, Outbox, Sending, Traffic, Written};
+use super::super::process::Process;
+use super::super::ring::MAX_BODY;
+use super::super::segment::{LEN, RING, SLOTS, Segment, Words};
+use super::pair;
 use crate::Address;
-use crate::fuzzing::script::{Script, read_all, script, written};
+use crate::fuzzing::script::{read_all, script, written};
 use crate::memory::{Held, Region, Segments, Slice, shared};
 
 script! {
@@ -271,10 +267,6 @@ impl Sink for Listener<'_> {
     fn closed(&mut self, _: LinkKey, _: std::io::Error) {}
 }
 
-fn pair() -> (OwnedFd, OwnedFd) {
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("two sockets")
-}
-
 /// A side of a link to a liar, and the liar.
 fn line(nonce: &u64) -> (Arc<Line>, Arc<Segment>, OwnedFd) {
     let (_, mine) = Segment::create().expect("a segment");
@@ -359,67 +351,7 @@ pub fn ring(bytes: &[u8]) {
     regions.iter().for_each(Target::check);
 }
 
-script! {
-    /// What comes with a packet.
-    enum Thing { Segment, Short, Unsealed, Counter, Socket }
-}
-
-script! {
-    struct Parcel { things: u8, first: Thing, second: Thing }
-}
-
-/// Packets of a socket: any bytes, with any descriptors.
-pub fn packets(mut bytes: &[u8]) {
-    let parcel = Parcel::read(&mut bytes);
-    let (here, there) = pair();
-    let thing = |thing: &Thing| match thing {
-        Thing::Segment => Segment::create().map(|(fd, _)| fd).ok(),
-        Thing::Short => shared::create(100, false).map(|(fd, _)| fd).ok(),
-        Thing::Unsealed => rustix::fs::memfd_create("any", rustix::fs::MemfdFlags::CLOEXEC).ok(),
-        Thing::Counter => rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok(),
-        Thing::Socket => Some(pair().0),
-    };
-    let fds: Vec<OwnedFd> =
-        [&parcel.first, &parcel.second].into_iter().cycle().take(usize::from(parcel.things % 6)).filter_map(thing).collect();
-    if !send(&there, bytes, &fds) {
-        return;
-    }
-    match handshake::receive(&here) {
-        Ok(Received::Packet(packet, taken)) => {
-            assert!(taken.len() <= fds.len().min(2));
-            if let Packet::Hello(hello) | Packet::Welcome { hello, .. } = &packet {
-                assert!(hello.objection().is_none_or(|objection| !objection.is_empty()));
-            }
-            let mut taken = taken.into_iter();
-            if let Some(first) = taken.next() {
-                let found = Segment::attach(first.as_fd());
-                assert_eq!(found.is_ok(), parcel.first == Thing::Segment);
-            }
-            if let Some(second) = taken.next() {
-                assert_eq!(Bell::new(second).is_some(), parcel.second == Thing::Counter);
-            }
-            // What is understood is said in the same way.
-            let again = postcard::to_stdvec(&packet).expect("a packet");
-            assert_eq!(postcard::from_bytes::<Packet>(&again).ok(), Some(packet));
-        }
-        Ok(Received::End) => assert!(bytes.is_empty()),
-        Ok(Received::Nothing) | Err(_) => {}
-    }
-}
-
-/// Bytes that are no packet may be sent too.
-fn send(socket: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) -> bool {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
-    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().take(5).map(OwnedFd::as_fd).collect();
-    if !borrowed.is_empty() {
-        control.push(rustix::net::SendAncillaryMessage::ScmRights(&borrowed));
-    }
-    let bytes = [std::io::IoSlice::new(bytes)];
-    rustix::net::sendmsg(socket, &bytes, &mut control, rustix::net::SendFlags::DONTWAIT).is_ok()
-}
-
-pub(crate) fn seeds_of_ring() -> Vec<(&'static str, Vec<u8>)> {
+pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     const { assert!(LEN > RING as usize) };
     let frames = |bytes: &[u8]| Event::Frames { bytes: bytes.to_vec() };
     // A payload of so many bytes, into memory in one piece.
@@ -483,19 +415,5 @@ pub(crate) fn seeds_of_ring() -> Vec<(&'static str, Vec<u8>)> {
         ("blocks", written(&blocks)),
         ("changing", written(&changing)),
         ("sends", written(&sends)),
-    ]
-}
-
-pub(crate) fn seeds_of_packets() -> Vec<(&'static str, Vec<u8>)> {
-    let hello = Hello::new(1, 2);
-    let seed = |parcel: Parcel, packet: &Packet| [written(&[parcel]), postcard::to_stdvec(packet).expect("a packet")].concat();
-    let with = |things| Parcel { things, first: Thing::Segment, second: Thing::Counter };
-    vec![
-        ("hello", seed(with(2), &Packet::Hello(hello))),
-        ("welcome", seed(with(1), &Packet::Welcome { hello, reads: true })),
-        ("ready", seed(with(0), &Packet::Ready { reads: true })),
-        ("refused", seed(with(0), &Packet::Refused { reason: "no".into() })),
-        ("block", seed(Parcel { first: Thing::Short, ..with(1) }, &Packet::Block { id: 1, len: 100 })),
-        ("bell", seed(Parcel { second: Thing::Socket, ..with(3) }, &Packet::Bell)),
     ]
 }
