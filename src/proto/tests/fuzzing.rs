@@ -10,12 +10,12 @@ use super::host::served;
 use super::net::{Net, call, config};
 use super::raw::{Raw, frame, greet, hello};
 use super::wire::{self, Bytes, Frame, Greeting, Hello, Message, Range, Refusal, Said, Stream};
-use super::{Config, Leases, Status};
+use super::{Config, Leases, Limits, Status};
 use crate::fuzzing::script::{Script, script, written};
 
 /// Small numbers, so that what a liar can claim within the limits does not cost the fuzzer its memory.
 pub(super) fn modest() -> Config {
-    Config { max_message: 64 << 10, max_requests: 8, ..config() }
+    Config { max_message: 64 << 10, limits: Limits { peer_requests: 8, ..config().limits }, ..config() }
 }
 
 /// Takes frames from the bytes, as long as there are any, and greetings. What is taken and said again is the same.
@@ -148,7 +148,7 @@ pub fn greeting(mut bytes: &[u8]) {
     assert!(proved || net.hosts[0].proto.requests() == 0 && allocated().1 == 0, "something is kept for somebody without the key");
     let (largest, total) = allocated();
     assert!(largest <= modest().max_message, "{largest} bytes were allocated at once, {total} in all");
-    assert!(live() <= (modest().max_requests + 1) * modest().max_message, "{} bytes are kept", live());
+    assert!(live() <= (modest().limits.peer_requests + 1) * modest().max_message, "{} bytes are kept", live());
     let other = net.call(0, 1, call("still there?"));
     net.advance(Duration::from_millis(10));
     assert_eq!(net.hosts[0].body(other), served(b"still there?"));

@@ -16,7 +16,7 @@ use super::host::{Arrived, Id, Outcome, content, served};
 use super::net::{Call, Net, call};
 use super::raw::{Raw, greet, hello};
 use super::wire::{self, Bytes, Frame, Greeting, Hello, MAGIC, Message, Range, Stream};
-use super::{Config, Leases, LinkId, Memory, Mode, PeerId, Remote, Reply, Status, wire_id};
+use super::{Config, Leases, Limits, LinkId, Memory, Mode, PeerId, Remote, Reply, Status, Terms, wire_id};
 use crate::fuzzing::script::read_all;
 pub(crate) use seeds::seeds;
 use steps::*;
@@ -109,7 +109,7 @@ fn text(n: u64) -> String {
 impl Scene {
     fn new() -> Scene {
         // The honest peer takes whatever it is asked for.
-        let patient = Config { max_requests: 1000, ..modest() };
+        let patient = Config { limits: Limits { peer_requests: 1000, ..modest().limits }, ..modest() };
         let mut net = Net::with(vec![(Config { remote_shutdown: true, ..modest() }, true), (patient, true)]);
         net.hosts[1].echo = true;
         let hidden = net.expose(0, HIDDEN, vec![SECRET; 1000], true, true);
@@ -388,7 +388,7 @@ impl Scene {
         let memory = self.net.expose(0, token, before.clone(), access.read, access.write);
         if only {
             let peer = self.net.peer(0, 1);
-            self.net.hosts[0].proto.expose_to(peer, token, memory.clone(), access);
+            self.net.hosts[0].proto.expose(token, memory.clone(), access, Terms { only: Some(peer), ..Terms::default() });
         }
         self.tokens[at] = token;
         self.slots[at] = Some(Slot { token, memory, mode: access, only, before });
@@ -524,10 +524,10 @@ impl Scene {
         let (largest, total) = allocated();
         assert!(largest <= limit.max_message, "{largest} bytes were allocated at once, {total} in all");
         // Bodies that are claimed: as many as requests may be in progress on each link, and one for each call of the host's.
-        let most = (self.liars.len() + 1) * limit.max_requests + self.begun.len();
+        let most = (self.liars.len() + 1) * limit.limits.peer_requests + self.begun.len();
         assert!(live() <= most * limit.max_message, "{} bytes are kept", live());
         let waiting = self.net.hosts[0].inbox.len();
-        assert!(waiting <= (self.net.wires.len()) * limit.max_requests, "{waiting} requests wait");
+        assert!(waiting <= (self.net.wires.len()) * limit.limits.peer_requests, "{waiting} requests wait");
         assert!(self.hidden.bytes() == [SECRET; 1000], "memory was written whose token nobody knows");
         for slot in self.slots.iter().flatten() {
             slot.check();
