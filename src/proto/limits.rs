@@ -266,7 +266,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// What is wrong with the sums, if anything.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn miscounted(&self) -> Option<String> {
         let requests: usize = self.requests.values().map(|request| request.cost).sum();
         let counted: usize = self.links.values().map(|link| link.account.counted).sum();

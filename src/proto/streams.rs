@@ -98,7 +98,7 @@ impl<M: Memory> Streams<M> {
         self.queue.is_empty()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
