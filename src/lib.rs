@@ -45,7 +45,7 @@
 //! | | `tcp://` | `shm://` | `loop://` | `verbs://` |
 //! |---|---|---|---|---|
 //! | token, bounds and mode of each access are checked by | the owner | the owner | the owner | the owner's device: a key of 32 bits, the bounds of each exposed segment, and its mode; not the token (see below) |
-//! | what keeps others out | a token of 128 random bits | the same | the same | a key, which any peer can use that is connected to the same engine through the same device |
+//! | what keeps others out of memory | a token of 128 random bits, and the terms of its [`Grant`] | the same | the same | a key, which any peer can use that is connected to the same engine through the same device; memory with a [`Grant`] has none, but for one that names a peer and nothing else |
 //! | memory that was taken back | is not touched any more | is not touched any more; a peer that is stopped in the middle of reading it is waited for, for a second, and then cut off | is not touched any more | is not touched any more: the device has forgotten it before the buffer is given back |
 //! | who transfers later | gets [`Error::Revoked`] | the same | the same | the same; the device refuses, and the owner says why |
 //! | accesses of the same memory at the same time | take turns, chunk by chunk | take turns, chunk by chunk; what a peer reads by itself (see below) may be written meanwhile | take turns, chunk by chunk | don't take turns: one may see half of what another writes |
@@ -53,7 +53,10 @@
 //! | a transfer that timed out, or was cancelled | touches the local memory no more | the same | the same | the same; it may take 100 ms to end what the device is doing |
 //! | copies made by this library on the way | none (the system's socket buffers are between) | two, at a time, through a ring; one where memory is lent | one, from memory to memory | none; two where the owner sends (see below) |
 //! | a peer that dies | is known at once; a silent one after [`EngineBuilder::heartbeat`] | the same | is this process | is known at once when its system lives on; else when the device or the heartbeat gives it up |
-//! | who can connect | whoever reaches the port; nothing is encrypted | processes of the same user, or of [`EngineBuilder::shm_group`] | this process | whoever reaches the device; nothing is encrypted |
+//! | who can connect | who has the key ([`EngineBuilder::pre_shared_key`]) or a certificate (feature `tls`), where they are set; else whoever reaches the port | processes of the same user, or of [`EngineBuilder::shm_group`], that have the key where one is set | this process's engines, that have the key where one is set | who has the key, where one is set; else whoever reaches the device |
+//! | what others in the network can do | read and change everything, or nothing with TLS | are not in it | are not in it | read and change everything |
+//! | bytes that are damaged on the way | are found, and end in [`Error::Checksum`]: messages' heads always, all else with [`EngineBuilder::payload_checksums`] or TLS | the same, for messages | the same, for messages | the same, for messages; the device checks bulk data |
+//! | more than [`EngineBuilder`]'s limits allow | gets [`Error::Busy`], or is turned away | the same | the same | the same, for messages |
 //!
 //! Over shared memory peers read by themselves what [`Engine::alloc`] gave, and what the system lets them read of other
 //! memory; never what was not exposed to them, if they keep to the rules. Processes of one user can read each other's memory anyway,

@@ -261,7 +261,8 @@ const PAYLOADS: &[Lie] = &[
     }),
     lie("more arguments at a time than are waited for", Then::Says("Busy", 6), |liar, _| {
         for number in 0..10 {
-            liar.tell(&Message::call(number, "swallow", 16 << 20), &[]);
+            // Four of them are as much as may be in flight for one peer.
+            liar.tell(&Message::call(number, "swallow", 15 << 20), &[]);
         }
     }),
     lie("a payload that is cut short", Then::Leaves, |liar, _| {

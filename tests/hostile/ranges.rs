@@ -115,10 +115,10 @@ const RANGES: &[Lie] = &[
         liar.tell(&Message::Push(scene.range(1, Kind::ReadWrite)), &[]);
         liar.assert_listens();
     }),
-    lie("one number for a hundred pulls", Then::GoesOn, |liar, scene| {
+    // It is hung up on if it is seen to: one may be over before the next is asked for.
+    lie("one number for a hundred pulls", Then::Leaves, |liar, scene| {
         let range = Range { len: 1000, ..scene.range(1, Kind::ReadOnly) };
-        (0..100).for_each(|_| assert!(liar.tell(&Message::Pull(range), &[])));
-        liar.until("all of it", |liar| liar.streamed.len() >= 100 * 1000);
+        (0..100).all(|_| liar.tell(&Message::Pull(range), &[]));
     }),
     lie("pulls that are given up at once", Then::GoesOn, |liar, scene| {
         for transfer in 0..100 {
