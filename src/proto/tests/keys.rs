@@ -35,9 +35,13 @@ fn say(net: &mut Net, raw: Raw, said: &Said) -> Vec<u8> {
     bytes
 }
 
-/// All that a host has said on a connection, piece by piece, and their bytes.
+/// All that a host has said on a connection that the liar dialled, piece by piece, and their bytes.
 fn heard(net: &Net, raw: Raw) -> Vec<(Said, Vec<u8>)> {
-    let mut bytes = &net.wires[raw.wire].ends[0].heard[..];
+    heard_at(net, raw, 0)
+}
+
+fn heard_at(net: &Net, raw: Raw, side: usize) -> Vec<(Said, Vec<u8>)> {
+    let mut bytes = &net.wires[raw.wire].ends[side].heard[..];
     let mut pieces = Vec::new();
     while let Greeting::Said(said, len) = wire::greeting(bytes, true) {
         pieces.push((said, bytes[..len].to_vec()));
@@ -162,7 +166,7 @@ fn a_mirror_proves_nothing() {
     net.advance(Duration::from_millis(1));
     let dialled = net.raw_dialled();
     net.say_bytes(dialled, wire::greet(VERSIONS, &challenge));
-    let own: Vec<u8> = heard_by_listener(&net, dialled).into_iter().skip(1).flat_map(|(_, bytes)| bytes).collect();
+    let own: Vec<u8> = heard_at(&net, dialled, 1).into_iter().skip(1).flat_map(|(_, bytes)| bytes).collect();
     assert!(!own.is_empty(), "it has proved itself, as whoever dials does first");
     net.say_bytes(dialled, own.clone());
     assert_failed!(net.hosts[0], op, Failure::Unauthorized { .. });
@@ -171,16 +175,6 @@ fn a_mirror_proves_nothing() {
     assert!(net.is_shut(raw));
     net.settle();
     net.end();
-}
-
-fn heard_by_listener(net: &Net, raw: Raw) -> Vec<(Said, Vec<u8>)> {
-    let mut bytes = &net.wires[raw.wire].ends[1].heard[..];
-    let mut pieces = Vec::new();
-    while let Greeting::Said(said, len) = wire::greeting(bytes, true) {
-        pieces.push((said, bytes[..len].to_vec()));
-        bytes = &bytes[len..];
-    }
-    pieces
 }
 
 /// Who has the key, and says another hello than the one that it has proved; and the right one.
