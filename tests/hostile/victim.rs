@@ -86,7 +86,7 @@ impl Own {
 }
 
 /// Longer than anything is waited for: whoever is hung up on is not just thought to be silent.
-pub const PATIENT: Duration = Duration::from_secs(40);
+pub const PATIENT: Duration = Duration::from_secs(10);
 const OWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A pull into the middle of some memory: around it nothing changes.
