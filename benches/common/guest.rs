@@ -10,17 +10,18 @@ use calomel::Address;
 use serde::{Deserialize, Serialize};
 
 const MAGIC: [u8; 8] = *b"calomel\0";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// A server that says nothing for so long does not answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What an engine says of itself when a connection begins, behind magic, versions and length.
+/// What an engine says of itself when a connection begins, behind magic, versions, length, checksum and kind.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     incarnation: u64,
     max_message: u64,
     addresses: Vec<Address>,
     ticket: Option<u64>,
+    checksums: bool,
 }
 
 /// The message that is sent here, with the number that it has among all.
@@ -45,6 +46,13 @@ const REFUSE: u8 = 2;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
+/// A frame of a message without a body: its checksum, its length, and that of the message in it.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let len = (message.len() as u32).to_le_bytes();
+    let covered = [&len, &len, message].concat();
+    [&crc32c::crc32c(&covered).to_le_bytes(), &covered[..]].concat()
+}
+
 /// A client that is nothing but a socket.
 pub struct Guest {
     stream: TcpStream,
@@ -61,13 +69,16 @@ impl Guest {
         stream.set_read_timeout(Some(PATIENCE))?;
         // Incarnations are random; two guests of one would be taken for the same engine.
         let incarnation = u64::from(stream.local_addr()?.port()) << 32 | u64::from(std::process::id());
-        let hello = Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None };
+        let hello = Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None, checksums: false };
         let hello = postcard::to_stdvec(&hello).map_err(io::Error::other)?;
         let mut greeting = MAGIC.to_vec();
         greeting.extend_from_slice(&VERSION.to_le_bytes());
         greeting.extend_from_slice(&VERSION.to_le_bytes());
-        greeting.extend_from_slice(&(hello.len() as u32).to_le_bytes());
-        greeting.extend_from_slice(&hello);
+        greeting.extend_from_slice(&(hello.len() as u32 + 5).to_le_bytes());
+        let said = [&[0], &hello[..]].concat();
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&greeting), &said);
+        greeting.extend_from_slice(&sum.to_le_bytes());
+        greeting.extend_from_slice(&said);
         stream.write_all(&greeting)?;
 
         let mut preamble = [0; 16];
@@ -97,9 +108,7 @@ impl Guest {
         };
         self.calls += 1;
         let message = postcard::to_stdvec(&message).map_err(io::Error::other)?;
-        let mut frame = (message.len() as u32).to_le_bytes().to_vec();
-        frame.extend_from_slice(&message);
-        self.stream.write_all(&frame)
+        self.stream.write_all(&framed(&message))
     }
 
     /// Waits for the answer of the last call.
@@ -147,14 +156,14 @@ impl Guest {
         Ok(len)
     }
 
-    /// The next frame that has come, without its length. A ping is answered.
+    /// The next frame that has come, without its prefix. A ping is answered.
     fn frame(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Some((len, rest)) = self.incoming.split_first_chunk::<4>() else { return Ok(None) };
-        let len = u32::from_le_bytes(*len) as usize;
+        let Some((prefix, rest)) = self.incoming.split_first_chunk::<12>() else { return Ok(None) };
+        let len = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
         let Some(frame) = rest.get(..len).map(<[u8]>::to_vec) else { return Ok(None) };
-        self.incoming.drain(..4 + len);
+        self.incoming.drain(..12 + len);
         if frame.first() == Some(&PING) {
-            self.stream.write_all(&[1, 0, 0, 0, PONG])?;
+            self.stream.write_all(&framed(&[PONG]))?;
         }
         Ok(Some(frame))
     }
