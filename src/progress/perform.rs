@@ -97,6 +97,7 @@ impl Core {
             }
             Output::Withdraw { memory } => memory.region.withdraw(),
             Output::Refused(refused) => log_refused(&refused),
+            Output::Limited { what, reason, count } => tracing::warn!(target: "calomel::limits", count, reason, "{what}"),
             Output::ShutdownAsked => {
                 if let Some(service) = self.service.get() {
                     service.shutdown_asked();

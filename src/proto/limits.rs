@@ -4,11 +4,12 @@
 //! is said back to a peer that does not read, half frames, names), ends the connection. This engine never stops reading: two
 //! that stop reading each other would wait for ever, and cancels, answers and signs of life come the same way.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::link::{Account, Link, broken};
 use super::wire::Hello;
-use super::{Env, Failure, LinkId, Proto, Status};
+use super::{Env, Failure, LinkId, Output, Proto, Status};
 
 /// Numbers beyond which peers are refused. Those in all hold for a peer that has more than its share, which is that number
 /// divided by the connections: so a few peers that take all there is do not lock the others out. Beyond twice the number
@@ -72,11 +73,11 @@ pub(super) const NAME_COST: usize = 64;
 /// What it takes to keep a transfer of a peer.
 const TRANSFER_COST: usize = 256;
 
-/// Counts, and tells of it now and then.
-fn tell(count: &mut u64, what: &str, reason: &str) {
+/// Counts, and has it logged at powers of two: whoever is refused can't flood the log. Not here: who takes logs is user code.
+fn tell<E: Env>(outputs: &mut VecDeque<Output<E>>, count: &mut u64, what: &'static str, reason: &str) {
     *count += 1;
     if count.is_power_of_two() {
-        tracing::warn!(target: "calomel::limits", count, reason, "{what}");
+        outputs.push_back(Output::Limited { what, reason: reason.to_owned(), count: *count });
     }
 }
 
@@ -148,7 +149,7 @@ impl<E: Env> Proto<E> {
             self.check_bytes(id, bytes)
         };
         admitted.map_err(|reason| {
-            tell(&mut self.limited.requests, "requests are refused", &reason);
+            tell(&mut self.outputs, &mut self.limited.requests, "requests are refused", &reason);
             Status::Busy(reason)
         })
     }
@@ -160,7 +161,7 @@ impl<E: Env> Proto<E> {
             return Ok(());
         }
         self.check_bytes(id, bytes).map_err(|reason| {
-            tell(&mut self.limited.answers, "answers give way to refusals, as nobody reads them", &reason);
+            tell(&mut self.outputs, &mut self.limited.answers, "answers give way to refusals, as nobody reads them", &reason);
             Status::Busy(reason)
         })
     }
@@ -175,7 +176,7 @@ impl<E: Env> Proto<E> {
             self.check_bytes(id, TRANSFER_COST)
         };
         admitted.map_err(|reason| {
-            tell(&mut self.limited.transfers, "transfers are refused", &reason);
+            tell(&mut self.outputs, &mut self.limited.transfers, "transfers are refused", &reason);
             Status::Busy(reason)
         })
     }
@@ -187,7 +188,7 @@ impl<E: Env> Proto<E> {
             return Ok(());
         }
         let reason = format!("{there} regions are exposed, and the limit is {limit}");
-        tell(&mut self.limited.exposures, "exposing is refused", &reason);
+        tell(&mut self.outputs, &mut self.limited.exposures, "exposing is refused", &reason);
         Err(Failure::Refused(Status::Busy(reason)))
     }
 
@@ -217,7 +218,7 @@ impl<E: Env> Proto<E> {
         } else {
             return Ok(());
         };
-        tell(&mut self.limited.ended, "a connection is ended", &reason);
+        tell(&mut self.outputs, &mut self.limited.ended, "a connection is ended", &reason);
         Err(broken(reason))
     }
 
@@ -239,7 +240,7 @@ impl<E: Env> Proto<E> {
             && let Some(oldest) = self.handshakes.pop_front()
         {
             let reason = format!("{} connections have not greeted", self.handshakes.len() + 1);
-            tell(&mut self.limited.handshakes, "a connection is dropped that has not greeted", &reason);
+            tell(&mut self.outputs, &mut self.limited.handshakes, "a connection is dropped that has not greeted", &reason);
             self.close(oldest, Failure::Unreachable { reason, source: None });
         }
         self.handshakes.push_back(id);
@@ -261,7 +262,7 @@ impl<E: Env> Proto<E> {
             return false;
         }
         let reason = format!("there are {} connections, and the limit is {limit}", self.accepted);
-        tell(&mut self.limited.connections, "a connection is turned away", &reason);
+        tell(&mut self.outputs, &mut self.limited.connections, "a connection is turned away", &reason);
         true
     }
 

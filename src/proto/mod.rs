@@ -226,6 +226,12 @@ pub(crate) enum Output<E: Env> {
     },
     /// A peer was refused something: for the log.
     Refused(Refused),
+    /// A limit was reached, once more: for the log.
+    Limited {
+        what: &'static str,
+        reason: String,
+        count: u64,
+    },
     /// A peer asks for the end of this engine.
     ShutdownAsked,
 }

@@ -168,6 +168,7 @@ impl Net {
             Output::Stale { token } => host.stale.push(token),
             Output::Withdraw { memory } => assert!(!memory.is_open(), "what is withdrawn is over"),
             Output::Refused(refused) => host.refused.push(refused),
+            Output::Limited { count, .. } => assert!(count.is_power_of_two()),
             Output::ShutdownAsked => host.shutdowns += 1,
         }
     }

@@ -7,6 +7,8 @@ pub(crate) const PREFIX_LEN: usize = 12;
 /// Beside the length of the message: behind the body there is a checksum of it.
 const COVERED: u32 = 1 << 31;
 const SUM_LEN: usize = 4;
+/// Messages up to this many bytes, as nearly all are, are checked before their bodies have come.
+const EARLY: usize = 4 << 10;
 
 /// Appends a frame of `message` and `body`, with a checksum of the body if that is to be `covered`.
 pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered: bool) {
@@ -133,12 +135,13 @@ pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, Fault> {
     if head > len {
         return Err(Fault::Broken(format!("a message of {head} bytes in a frame of {len}")));
     }
-    // The lengths are looked at before they are waited for.
     let Some(message) = rest.get(..head) else { return Ok(Frame::Incomplete) };
-    if !is_sound(sum, &bytes[SUM_LEN..PREFIX_LEN + head]) {
+    let body = rest.get(head..len);
+    // A length that is damaged is not waited for; nor is much looked at again each time that a bit more of the body has come.
+    if (body.is_some() || head <= EARLY) && !is_sound(sum, &bytes[SUM_LEN..PREFIX_LEN + head]) {
         return Err(Fault::Damaged);
     }
-    let Some(mut body) = rest.get(head..len) else { return Ok(Frame::Incomplete) };
+    let Some(mut body) = body else { return Ok(Frame::Incomplete) };
     let (message, left) = postcard::take_from_bytes(message)
         .map_err(|error| Fault::Broken(format!("a frame of {len} bytes that is no message: {error}")))?;
     if !left.is_empty() {

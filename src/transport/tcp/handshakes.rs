@@ -110,6 +110,16 @@ impl Handshakes {
 
     /// There is news of a connection; `None` where it is none of these, or has to wait on.
     pub(super) fn go_on(&self, token: usize, registry: &Registry) -> Option<Known> {
+        let mut refused = None;
+        let known = self.go_on_with(token, registry, &mut refused);
+        // Not while the table is locked: who takes logs is user code.
+        if let Some((remote, error)) = refused {
+            tracing::warn!(target: "calomel::security", %remote, %error, "a connection is refused");
+        }
+        known
+    }
+
+    fn go_on_with(&self, token: usize, registry: &Registry, refused: &mut Option<(SocketAddr, io::Error)>) -> Option<Known> {
         let mut table = self.table.lock();
         let waiting = table.waiting.get_mut(&token)?;
         if waiting.refused.is_none() {
@@ -120,10 +130,10 @@ impl Handshakes {
                 }
                 Ok(false) => return None,
                 Err(error) => {
-                    tracing::warn!(target: "calomel::security", remote = %waiting.remote, %error, "a connection is refused");
                     // It has been told why, and is to hear that before it finds the connection closed.
                     let _ = waiting.stream.shutdown(Shutdown::Write);
                     waiting.refused = Some(0);
+                    *refused = Some((waiting.remote, error));
                 }
             }
         }
