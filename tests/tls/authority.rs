@@ -7,10 +7,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use calomel::Tls;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyUsagePurpose, date_time_ymd};
+use rustls::SignatureScheme;
+use rustls::crypto::ring::sign::any_eddsa_type;
+use rustls::pki_types::PrivatePkcs8KeyDer;
 
 /// Somebody who signs certificates, and whom engines trust or don't.
-pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub struct Authority(CertifiedIssuer<'static, Key>);
 
 /// A certificate and the key that belongs to it, as PEM text.
 #[derive(Clone)]
@@ -20,26 +23,77 @@ pub struct Identity {
     pub der: Vec<u8>,
 }
 
+/// An Ed25519 key that keeps nothing secret: the next number of this process is its seed. The library's own cryptography signs
+/// with it, so that without the feature `tls` nothing is built for these tests that needs a C compiler.
+struct Key {
+    pkcs8: Vec<u8>,
+    public: Vec<u8>,
+}
+
+impl Key {
+    fn next() -> Key {
+        // RFC 8410: a PrivateKeyInfo of version 0 for id-Ed25519, whose key is the seed; and before a public key.
+        const PRIVATE: &[u8] = &[0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+        const PUBLIC_LEN: usize = 32;
+        let mut seed = [0; 32];
+        seed[..4].copy_from_slice(&std::process::id().to_le_bytes());
+        seed[4..8].copy_from_slice(&next().to_le_bytes());
+        let pkcs8 = [PRIVATE, &seed].concat();
+        let key = any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8.as_slice())).unwrap();
+        let info = key.public_key().unwrap();
+        let public = info[info.len() - PUBLIC_LEN..].to_vec();
+        Key { pkcs8, public }
+    }
+
+    fn pem(&self) -> String {
+        pem::encode(&pem::Pem::new("PRIVATE KEY", self.pkcs8.as_slice()))
+    }
+}
+
+impl rcgen::PublicKeyData for Key {
+    fn der_bytes(&self) -> &[u8] {
+        &self.public
+    }
+
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        &rcgen::PKCS_ED25519
+    }
+}
+
+impl rcgen::SigningKey for Key {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        let key = any_eddsa_type(&PrivatePkcs8KeyDer::from(self.pkcs8.as_slice())).unwrap();
+        Ok(key.choose_scheme(&[SignatureScheme::ED25519]).unwrap().sign(message).unwrap())
+    }
+}
+
+fn next() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 fn params(name: &str, valid_for: &[&str]) -> CertificateParams {
     let names: Vec<String> = valid_for.iter().map(|name| (*name).to_owned()).collect();
     let mut params = CertificateParams::new(names).unwrap();
     params.distinguished_name.push(DnType::CommonName, name);
     params.not_before = date_time_ymd(2020, 1, 1);
     params.not_after = date_time_ymd(2100, 1, 1);
+    let number = next();
+    params.serial_number = Some(u64::from(number).into());
+    params.key_identifier_method = rcgen::KeyIdMethod::PreSpecified(number.to_be_bytes().to_vec());
     params
 }
 
 impl Authority {
     pub fn new() -> Authority {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        Authority::called(&format!("authority {}", NEXT.fetch_add(1, Ordering::Relaxed)))
+        Authority::called(&format!("authority {}", next()))
     }
 
     pub fn called(name: &str) -> Authority {
         let mut params = params(name, &[]);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+        Authority(CertifiedIssuer::self_signed(params, Key::next()).unwrap())
     }
 
     pub fn pem(&self) -> String {
@@ -59,9 +113,9 @@ impl Authority {
     }
 
     fn sign(&self, params: CertificateParams) -> Identity {
-        let key = KeyPair::generate().unwrap();
+        let key = Key::next();
         let certificate = params.signed_by(&key, &self.0).unwrap();
-        Identity { certificate: certificate.pem(), key: key.serialize_pem(), der: certificate.der().to_vec() }
+        Identity { certificate: certificate.pem(), key: key.pem(), der: certificate.der().to_vec() }
     }
 
     /// What an engine is told that trusts this authority and shows nothing of itself.
