@@ -13,7 +13,9 @@ use crate::assert_error;
 use crate::support::{BOUND, Net, eventually, patience};
 
 /// What a thread that is woken may take on a busy machine.
-const SOON: Duration = Duration::from_millis(300);
+fn soon() -> Duration {
+    patience() * Duration::from_millis(300)
+}
 
 /// Defines calls that nobody answers, and counts them.
 fn define_held(server: &Engine) -> Arc<AtomicUsize> {
@@ -40,7 +42,7 @@ fn started_calls_that_nobody_looks_at_are_sent(net: &Net) {
         pendings.extend((0..calls).map(|_| held.start(&()).unwrap()));
         let started = Instant::now();
         eventually("the calls arrived", || count.load(Ordering::SeqCst) == pendings.len());
-        assert!(started.elapsed() < SOON, "round {round}: {:?}", started.elapsed());
+        assert!(started.elapsed() < soon(), "round {round}: {:?}", started.elapsed());
         // The engine is busy, about to sleep, or asleep.
         thread::sleep(Duration::from_micros([0, 100, 380, 420, 500, 1000, 5000][round as usize % 7]));
     }
@@ -144,12 +146,12 @@ fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
         for _ in 0..20 {
             let started = Instant::now();
             empty.call(&()).unwrap();
-            assert!(started.elapsed() < SOON, "round {round}: {:?}", started.elapsed());
+            assert!(started.elapsed() < soon(), "round {round}: {:?}", started.elapsed());
         }
         // What comes from outside is served as well.
         let started = Instant::now();
         other.procedure::<(), ()>("empty").on(&to_one).call(&()).unwrap();
-        assert!(started.elapsed() < SOON, "round {round}: {:?}", started.elapsed());
+        assert!(started.elapsed() < soon(), "round {round}: {:?}", started.elapsed());
         open.send(()).unwrap();
         blocked.wait().unwrap();
     }
@@ -176,7 +178,7 @@ fn a_handler_that_blocks_after_a_call_does_not_keep_others(net: &Net) {
     begun.recv_timeout(BOUND).unwrap();
     let started = Instant::now();
     other.procedure::<(), ()>("empty").on(&to_one).call(&()).unwrap();
-    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    assert!(started.elapsed() < soon(), "{:?}", started.elapsed());
     open.send(()).unwrap();
     blocked.wait().unwrap();
 }
@@ -210,13 +212,13 @@ fn timers_and_deadlines_come_in_time_while_engines_are_busy(net: &Net) {
                 let set = Instant::now();
                 engine.timer(delay, move || fire.send(Instant::now()).unwrap()).unwrap();
                 let at = fired.recv_timeout(BOUND).unwrap();
-                assert!(at - set >= delay && at - set < delay + SOON, "{:?}", at - set);
+                assert!(at - set >= delay && at - set < delay + soon(), "{:?}", at - set);
             }
             let started = Instant::now();
             let held = pair.client.procedure::<(), ()>("held").on(&pair.to_server).timeout(delay).start(&()).unwrap();
             assert_error!(held.wait(), Error::Timeout { .. });
             let took = started.elapsed();
-            assert!(took >= delay && took < delay + SOON, "{took:?}");
+            assert!(took >= delay && took < delay + soon(), "{took:?}");
         }
     });
 }
@@ -229,7 +231,7 @@ fn strangers_are_served_while_engines_are_busy(net: &Net) {
             let to_server = stranger.lookup(pair.server.address()).unwrap();
             let started = Instant::now();
             stranger.procedure::<(), ()>("busy").on(&to_server).call(&()).unwrap();
-            assert!(started.elapsed() < patience() * SOON, "{:?}", started.elapsed());
+            assert!(started.elapsed() < soon(), "{:?}", started.elapsed());
         }
     });
 }
@@ -247,7 +249,7 @@ fn rare_calls_of_several_threads_are_answered(net: &Net) {
                     thread::sleep(Duration::from_micros(300 * ((number * 7 + n * 5) % 11)));
                     let started = Instant::now();
                     empty.call(&()).unwrap();
-                    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+                    assert!(started.elapsed() < soon(), "{:?}", started.elapsed());
                 }
             });
         }
