@@ -4,6 +4,8 @@ use std::ops::Deref;
 
 use parking_lot::Mutex;
 
+use super::shared::Mapping;
+
 /// So many buffers wait to be used again, in the whole process.
 const KEPT: usize = 2;
 /// Smaller ones are the allocator's business, and larger ones are not worth the memory.
@@ -11,8 +13,37 @@ const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 20;
 
 static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
+/// Memory of a message.
+pub(super) enum Buffer {
+    Heap(Vec<u8>),
+    /// Fresh from the system, which zeroes each page when it is touched. The allocator may have memory of that size that it
+    /// would have to zero at once: a peer that announces much, and sends nothing, could make this engine do just that.
+    Mapped(Mapping),
+}
+
+impl Buffer {
+    pub(super) fn address(&mut self) -> *mut u8 {
+        match self {
+            Buffer::Heap(bytes) => bytes.as_mut_ptr(),
+            Buffer::Mapped(mapping) => mapping.address(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Buffer::Heap(bytes) => bytes.len(),
+            Buffer::Mapped(mapping) => mapping.len(),
+        }
+    }
+}
+
 /// A buffer of this length for what is to arrive; it holds zeros, or what an earlier message has left.
-pub(super) fn buffer(len: usize) -> Vec<u8> {
+pub(super) fn buffer(len: usize) -> Buffer {
+    if len > *WORTH_KEEPING.end()
+        && let Ok(mapping) = Mapping::anonymous(len)
+    {
+        return Buffer::Mapped(mapping);
+    }
     let spare = if WORTH_KEEPING.contains(&len) {
         let mut spare = SPARE.lock();
         let fits = spare.iter().position(|buffer| buffer.len() >= len);
@@ -20,18 +51,20 @@ pub(super) fn buffer(len: usize) -> Vec<u8> {
     } else {
         None
     };
-    match spare {
+    Buffer::Heap(match spare {
         Some(mut buffer) => {
             buffer.truncate(len);
             buffer
         }
-        // Large ones come from the system, zeroed, and are not touched before they are used.
         None => vec![0; len],
-    }
+    })
 }
 
-pub(super) fn keep(buffer: Vec<u8>) {
-    if WORTH_KEEPING.contains(&buffer.len()) && buffer.capacity() <= 2 * buffer.len() {
+pub(super) fn keep(buffer: Buffer) {
+    if let Buffer::Heap(buffer) = buffer
+        && WORTH_KEEPING.contains(&buffer.len())
+        && buffer.capacity() <= 2 * buffer.len()
+    {
         let mut spare = SPARE.lock();
         if spare.len() < KEPT {
             spare.push(buffer);
@@ -40,19 +73,33 @@ pub(super) fn keep(buffer: Vec<u8>) {
 }
 
 /// A message that has arrived, whole.
-#[derive(Debug)]
-pub(crate) struct Message(pub(super) Vec<u8>);
+pub(crate) struct Message(Option<Buffer>);
+
+impl Message {
+    /// `None`: an empty one.
+    pub(super) fn new(buffer: Option<Buffer>) -> Message {
+        Message(buffer)
+    }
+}
 
 impl Deref for Message {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Some(Buffer::Heap(bytes)) => bytes,
+            // SAFETY: nobody else has the mapping, whose memory is initialized and there until it is dropped; it was taken out of
+            // its region when the gate had closed, so nobody writes it any more.
+            Some(Buffer::Mapped(mapping)) => unsafe { std::slice::from_raw_parts(mapping.address(), mapping.len()) },
+            None => &[],
+        }
     }
 }
 
 impl Drop for Message {
     fn drop(&mut self) {
-        keep(std::mem::take(&mut self.0));
+        if let Some(buffer) = self.0.take() {
+            keep(buffer);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::message::{self, Message};
+use super::message::{self, Buffer, Message};
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -55,7 +55,7 @@ pub(crate) struct Region {
     /// Who knows the memory but this process's threads.
     outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
-    owned: Mutex<Option<Vec<u8>>>,
+    owned: Mutex<Option<Buffer>>,
 }
 
 #[derive(Default)]
@@ -91,26 +91,30 @@ impl Region {
     }
 
     /// A region that owns its memory.
-    pub(crate) fn from_vec(mut bytes: Vec<u8>) -> Arc<Region> {
-        let segment = Segment { start: 0, address: bytes.as_mut_ptr(), len: bytes.len() };
+    pub(crate) fn from_vec(bytes: Vec<u8>) -> Arc<Region> {
+        Region::owning(Buffer::Heap(bytes))
+    }
+
+    fn owning(mut buffer: Buffer) -> Arc<Region> {
+        let segment = Segment { start: 0, address: buffer.address(), len: buffer.len() };
         Arc::new(Region {
             segments: SmallVec::from_buf([segment]),
             len: segment.len,
             gate: RwLock::new(true),
             outside: Mutex::default(),
-            owned: Mutex::new(Some(bytes)),
+            owned: Mutex::new(Some(buffer)),
         })
     }
 
     /// A region that owns memory for a message that is to arrive.
     pub(crate) fn for_message(len: usize) -> Arc<Region> {
-        Region::from_vec(message::buffer(len))
+        Region::owning(message::buffer(len))
     }
 
     /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.
     pub(crate) fn take_message(&self) -> Message {
         self.close();
-        Message(self.owned.lock().take().unwrap_or_default())
+        Message::new(self.owned.lock().take())
     }
 
     /// Length in bytes, all segments together.
@@ -206,8 +210,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         self.outside.get_mut().registered.drain(..).for_each(|registration| registration.end());
-        if let Some(bytes) = self.owned.get_mut().take() {
-            message::keep(bytes);
+        if let Some(buffer) = self.owned.get_mut().take() {
+            message::keep(buffer);
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// What `fstatfs` says of memory that belongs to no file; of huge pages and of files it says something else.
 const TMPFS: i64 = 0x0102_1994;
 
-/// A stretch of shared memory in this process, unmapped when dropped.
+/// A stretch of memory in this process, shared or not, unmapped when dropped.
 pub(crate) struct Mapping {
     address: NonNull<u8>,
     len: usize,
@@ -33,6 +33,15 @@ impl Mapping {
         Ok(Mapping { address, len })
     }
 
+    /// Memory of this process alone, zeroed, whose pages are there once they are touched.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: no address is asked for, so no mapping is replaced.
+        let address = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
+        let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { address, len })
+    }
+
     pub(crate) fn address(&self) -> *mut u8 {
         self.address.as_ptr()
     }
@@ -47,7 +56,7 @@ impl Drop for Mapping {
         // SAFETY: the range is the one that was mapped, and whoever used it has gone before the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.len) };
         if let Err(error) = unmapped {
-            tracing::error!(target: "calomel::memory", %error, "can't unmap shared memory");
+            tracing::error!(target: "calomel::memory", %error, "can't unmap memory");
         }
     }
 }

@@ -7,7 +7,7 @@ use super::outputs::Outputs;
 use super::workers::Job;
 use super::{Core, Live, Outcome, TURN, collect, key};
 use crate::Address;
-use crate::proto::{LinkId, Output, Proto, Refused};
+use crate::proto::{LinkId, Log, Output, Proto};
 use crate::transport::{Link, Sent};
 
 impl Core {
@@ -96,8 +96,7 @@ impl Core {
                 }
             }
             Output::Withdraw { memory } => memory.region.withdraw(),
-            Output::Refused(refused) => log_refused(&refused),
-            Output::Limited { what, reason, count } => tracing::warn!(target: "calomel::limits", count, reason, "{what}"),
+            Output::Log(line) => log(&line),
             Output::ShutdownAsked => {
                 if let Some(service) = self.service.get() {
                     service.shutdown_asked();
@@ -155,11 +154,21 @@ impl Core {
     }
 }
 
-/// Here, and not where it is noted: who takes logs is user code.
-fn log_refused(Refused { peer, what, cause, count }: &Refused) {
-    if cause.is_ordinary() {
-        tracing::debug!(target: "calomel::security", %peer, what, reason = %cause, count, "refused");
-    } else {
-        tracing::warn!(target: "calomel::security", %peer, what, reason = %cause, count, "refused");
+fn log(line: &Log) {
+    match line {
+        Log::Refused { peer, what, cause, count } if cause.is_ordinary() => {
+            tracing::debug!(target: "calomel::security", %peer, what, reason = %cause, count, "refused");
+        }
+        Log::Refused { peer, what, cause, count } => {
+            tracing::warn!(target: "calomel::security", %peer, what, reason = %cause, count, "refused");
+        }
+        Log::Limit { what, reason, count } => tracing::warn!(target: "calomel::limits", count, reason, "{what}"),
+        Log::HungUp { peer, failure, count } => {
+            tracing::warn!(target: "calomel::proto", %peer, failure, count, "a connection is closed");
+        }
+        Log::OtherVersion { peer, count } => {
+            tracing::warn!(target: "calomel::proto", %peer, count, "a peer of another protocol version");
+        }
+        Log::Device { reason } => tracing::debug!(target: "calomel::proto", %reason, "a device could not carry out a transfer"),
     }
 }

@@ -56,8 +56,7 @@ impl Sink for CoreSink<'_> {
                 proto.has_link(link).then_some(Taken { used: consumed.used, place })
             }
             Err(failure) => {
-                tracing::warn!(target: "calomel::progress", ?failure, "a connection is closed");
-                proto.close(link, failure);
+                proto.hang_up(link, failure);
                 None
             }
         })

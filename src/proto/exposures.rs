@@ -4,6 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Instant;
 
+use slotmap::KeyData;
+
 use super::grants::Grant;
 use super::refusals::Cause;
 use super::wire::{Message, Range, Status};
@@ -14,13 +16,6 @@ use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto, Stage};
 pub(crate) struct Mode {
     pub read: bool,
     pub write: bool,
-}
-
-/// A lease that a peer has.
-pub(super) struct LeaseOut<L> {
-    pub lease: L,
-    /// The peer knows that the memory was taken back.
-    told: bool,
 }
 
 struct Exposure<M> {
@@ -178,14 +173,19 @@ impl<E: Env> Proto<E> {
     }
 
     /// Numbers the leases that go out with a message.
-    pub(super) fn lease(&mut self, link: LinkId, leases: Vec<E::Lease>) -> Leases {
-        let link = &mut self.links[link];
+    pub(super) fn lease(&mut self, id: LinkId, leases: Vec<E::Lease>) -> Leases {
+        if leases.is_empty() {
+            return Leases::default();
+        }
+        let link = &mut self.links[id];
         let first = link.next_lease;
         let count = leases.len() as u32;
         for lease in leases {
-            link.leases.insert(link.next_lease, LeaseOut { lease, told: false });
+            self.holders.insert((lease.token(), id, link.next_lease));
+            link.leases.insert(link.next_lease, lease);
             link.next_lease += 1;
         }
+        self.recount(id);
         Leases { first, count }
     }
 
@@ -206,11 +206,18 @@ impl<E: Env> Proto<E> {
         let numbers: Vec<u64> = entry.leases.range(range).map(|(number, _)| *number).collect();
         for number in numbers {
             let known = self.links.get_mut(link).and_then(|entry| entry.leases.remove(&number));
-            if let Some(LeaseOut { lease, .. }) = known {
-                self.bulk_dropped(link, number, lease.token());
-                self.outputs.push_back(Output::Unleased(lease));
+            if let Some(lease) = known {
+                self.unlease(link, number, lease);
             }
         }
+        self.recount(link);
+    }
+
+    /// A peer has no longer what it was given, or is gone.
+    pub(super) fn unlease(&mut self, link: LinkId, number: u64, lease: E::Lease) {
+        self.holders.remove(&(lease.token(), link, number));
+        self.bulk_dropped(link, number, lease.token());
+        self.outputs.push_back(Output::Unleased(lease));
     }
 
     pub(super) fn handle_revoked(&mut self, link: LinkId, token: u128) {
@@ -226,14 +233,17 @@ impl<E: Env> Proto<E> {
     /// Each holder is told once, and whoever has told us is not: else two engines that hold each other's bulks would go on
     /// telling each other for ever.
     fn tell_stale(&mut self, token: u128, except: Option<LinkId>) {
-        let mut told = Vec::new();
-        for (id, link) in self.links.iter_mut().filter(|(id, _)| Some(*id) != except) {
-            let holds = link.leases.values_mut().filter(|lease| lease.lease.token() == token && !lease.told);
-            if holds.map(|lease| lease.told = true).count() > 0 {
-                link.say(&Message::Revoked { token: token.to_le_bytes() }, &[]);
-                told.push(id);
+        let mut told = except;
+        let least = LinkId::from(KeyData::from_ffi(0));
+        while let Some(&holder) = self.holders.range((token, least, 0)..).next().filter(|holder| holder.0 == token) {
+            self.holders.remove(&holder);
+            let (_, id, _) = holder;
+            // Those of a link are next to each other.
+            if told != Some(id) && except != Some(id) {
+                told = Some(id);
+                self.links[id].say(&Message::Revoked { token: token.to_le_bytes() }, &[]);
+                self.mark_ready(id);
             }
         }
-        told.into_iter().for_each(|id| self.mark_ready(id));
     }
 }

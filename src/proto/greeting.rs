@@ -6,7 +6,7 @@ use super::keys::{self, Digest, Side};
 use super::link::broken;
 use super::refusals::Cause;
 use super::wire::{self, Greeting, Hello, Refusal, Said};
-use super::{Env, Failure, LinkId, Proto};
+use super::{Env, Failure, LinkId, PeerId, Proto};
 
 /// How far two sides have proved to each other that they have the key.
 pub(super) struct Proving {
@@ -34,12 +34,12 @@ fn side(dialled: bool) -> Side {
 impl<E: Env> Proto<E> {
     /// What whoever dials says first.
     pub(super) fn begin_greeting(&mut self, id: LinkId) {
-        if self.config.key.is_some() { self.say_challenge(id) } else { self.say_hello(id) }
+        if self.config.key.is_some() { self.say_challenge(id) } else { self.say_hello(id, self.links[id].peer) }
     }
 
-    fn hello(&self, id: LinkId) -> Vec<u8> {
-        let link = &self.links[id];
-        let ticket = link.peer.filter(|_| link.dialled).and_then(|peer| self.peers.get(peer)?.ticket);
+    /// `peer`: who is to see that this engine is the one that it met before.
+    fn hello(&self, peer: Option<PeerId>) -> Vec<u8> {
+        let ticket = peer.and_then(|peer| self.peers.get(peer)?.ticket);
         let hello = Hello {
             incarnation: self.incarnation,
             max_message: self.config.max_message as u64,
@@ -50,8 +50,8 @@ impl<E: Env> Proto<E> {
         wire::greet(wire::VERSIONS, &Said::Hello(hello))
     }
 
-    fn say_hello(&mut self, id: LinkId) {
-        let hello = self.hello(id);
+    fn say_hello(&mut self, id: LinkId, peer: Option<PeerId>) {
+        let hello = self.hello(peer);
         self.say_before(id, hello);
     }
 
@@ -64,8 +64,8 @@ impl<E: Env> Proto<E> {
     }
 
     /// Proves that this side has the key, and says hello.
-    fn say_proof(&mut self, id: LinkId) {
-        let hello = self.hello(id);
+    fn say_proof(&mut self, id: LinkId, peer: Option<PeerId>) {
+        let hello = self.hello(peer);
         let digest = keys::digest(&hello);
         let link = &self.links[id];
         let said = link.proving.as_ref().and_then(|proving| proving.said(&digest, link.dialled));
@@ -96,7 +96,7 @@ impl<E: Env> Proto<E> {
             return Err(failure);
         }
         if refusal == Refusal::Version {
-            tracing::warn!(target: "calomel::proto", remote = %self.links[id].remote, "a peer of another protocol version");
+            self.note_other_version(id);
         } else {
             self.refused(id, || "connection".to_owned(), Cause::Key);
         }
@@ -153,7 +153,7 @@ impl<E: Env> Proto<E> {
         };
         proving.theirs = Some(challenge.to_vec());
         if dialled {
-            self.say_proof(id);
+            self.say_proof(id, self.links[id].peer);
         }
         Ok(())
     }
@@ -187,8 +187,8 @@ impl<E: Env> Proto<E> {
         let link = &self.links[id];
         match (link.dialled, link.proving.is_some()) {
             (true, _) => {}
-            (false, true) => self.say_proof(id),
-            (false, false) => self.say_hello(id),
+            (false, true) => self.say_proof(id, self.proved(&hello)),
+            (false, false) => self.say_hello(id, self.proved(&hello)),
         }
         self.links[id].proving = None;
         self.handle_hello(id, hello, now)

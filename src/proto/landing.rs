@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::link::broken;
+use super::link::{Link, broken};
 use super::wire::Stream;
 use super::{CallId, Env, Failure, LinkId, Memory, Proto};
 
@@ -18,7 +18,8 @@ pub(super) struct Landing {
     pub kind: Stream,
     pub id: u64,
     pub len: usize,
-    /// There was an operation that wanted it; only that one's it can be.
+    /// There is an operation that wanted it. Of two in turn that a peer gives one number, the second has not got what the
+    /// first was sent.
     pub wanted: bool,
 }
 
@@ -38,6 +39,13 @@ pub(crate) enum Landed {
     TargetGone,
     /// They are not what was sent.
     Damaged,
+}
+
+impl<E: Env> Link<E> {
+    /// The operation is over: what is still arriving for it is nobody's.
+    pub(super) fn disown_landings(&mut self, kind: Stream, id: u64) {
+        self.landings.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
+    }
 }
 
 impl<E: Env> Proto<E> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::link::{Account, Link, broken};
 use super::wire::Hello;
-use super::{Env, Failure, LinkId, Output, Proto, Status};
+use super::{Env, Failure, LinkId, Log, Output, Proto, Status};
 
 /// Numbers beyond which peers are refused. Those in all hold for a peer that has more than its share, which is that number
 /// divided by the connections: so a few peers that take all there is do not lock the others out. Beyond twice the number
@@ -72,12 +72,14 @@ pub(super) const MAX_NAME_BYTES: usize = 8 << 20;
 pub(super) const NAME_COST: usize = 64;
 /// What it takes to keep a transfer of a peer.
 const TRANSFER_COST: usize = 256;
+/// What it takes to keep a lease that a peer has.
+const LEASE_COST: usize = 192;
 
 /// Counts, and has it logged at powers of two: whoever is refused can't flood the log. Not here: who takes logs is user code.
 fn tell<E: Env>(outputs: &mut VecDeque<Output<E>>, count: &mut u64, what: &'static str, reason: &str) {
     *count += 1;
     if count.is_power_of_two() {
-        outputs.push_back(Output::Limited { what, reason: reason.to_owned(), count: *count });
+        outputs.push_back(Output::Log(Log::Limit { what, reason: reason.to_owned(), count: *count }));
     }
 }
 
@@ -87,10 +89,12 @@ impl<E: Env> Link<E> {
         self.weight() > UNCOUNTED || self.account.counted > 0
     }
 
-    /// Bytes that are held for the peer, besides its requests.
+    /// Bytes that are held for the peer, besides its requests. Who does not let go of the bulks that it got in answers gets no
+    /// more of them.
     fn weight(&self) -> usize {
         let Account { answers, said_back, flying, partial, names, .. } = self.account;
-        answers + said_back + flying + partial + names + self.streams.answering() + TRANSFER_COST * self.transfers()
+        let tables = TRANSFER_COST * self.transfers() + LEASE_COST * self.leases.len();
+        answers + said_back + flying + partial + names + self.streams.answering() + tables
     }
 
     /// Those of them that could not be refused.

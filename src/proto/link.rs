@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::exposures::LeaseOut;
 use super::greeting::Proving;
 use super::hash::NumberMap;
 use super::landing::{Landing, MAX_CHUNK, Place};
@@ -97,7 +96,7 @@ pub(super) struct Link<E: Env> {
     /// Those of them that were cancelled: nothing is expected of the peer on their account.
     pub cancelled: usize,
     pub pushes: HashMap<u64, IncomingPush<E>>,
-    pub leases: BTreeMap<u64, LeaseOut<E::Lease>>,
+    pub leases: BTreeMap<u64, E::Lease>,
     pub next_lease: u64,
     /// One-way calls of this side that the peer has not reported as handled.
     pub one_way_out: u32,
@@ -411,6 +410,10 @@ impl<E: Env> Proto<E> {
                 Err(Fault::Damaged) => return Err(Failure::Checksum),
             };
             used += len;
+            let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
+            if !may_have_body && body != Some(&[]) {
+                return Err(broken("a body behind a message that has none".to_owned()));
+            }
             if let Message::Data { stream, id: number, offset, len } = message {
                 let place = self.place(id, stream, number, offset, len as usize)?;
                 self.keep_partial(id, 0, now)?;

@@ -21,6 +21,7 @@ mod keys;
 mod landing;
 mod limits;
 mod link;
+mod log;
 mod peers;
 mod refusals;
 mod requests;
@@ -46,9 +47,9 @@ pub(crate) use grants::Terms;
 pub(crate) use keys::Key;
 pub(crate) use landing::Landed;
 pub(crate) use limits::Limits;
+pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
 pub use refusals::Refusals;
-pub(crate) use refusals::Refused;
 pub(crate) use requests::{Incoming, Reply};
 #[cfg(any(test, fuzzing))]
 pub(crate) use tests::fuzzing;
@@ -224,14 +225,8 @@ pub(crate) enum Output<E: Env> {
     Withdraw {
         memory: E::Memory,
     },
-    /// A peer was refused something: for the log.
-    Refused(Refused),
-    /// A limit was reached, once more: for the log.
-    Limited {
-        what: &'static str,
-        reason: String,
-        count: u64,
-    },
+    /// For the log: who takes it is user code, and nothing is locked for it.
+    Log(Log),
     /// A peer asks for the end of this engine.
     ShutdownAsked,
 }
@@ -251,6 +246,8 @@ pub(crate) struct Proto<E: Env> {
     requests: SlotMap<RequestId, requests::Request<E>>,
     transfers: SlotMap<TransferId, transfers::Transfer<E>>,
     exposures: exposures::Exposures<E>,
+    /// Leases whose holders don't know that the memory was taken back, by token: the link, and the lease's number there.
+    holders: BTreeSet<(u128, LinkId, u64)>,
     /// Connections that others have made: those that have greeted, and the others, the oldest first.
     accepted: usize,
     handshakes: VecDeque<LinkId>,
@@ -258,6 +255,7 @@ pub(crate) struct Proto<E: Env> {
     bytes: usize,
     limited: limits::Counts,
     refusals: Refusals,
+    logged: log::Counts,
     timers: BTreeSet<(Instant, timers::Timer)>,
     /// Deadlines of calls, the next one first: those that come in order, as most do.
     deadlines: timers::Deadlines,
@@ -300,11 +298,13 @@ impl<E: Env> Proto<E> {
             requests: SlotMap::with_key(),
             transfers: SlotMap::with_key(),
             exposures: exposures::Exposures::default(),
+            holders: BTreeSet::new(),
             accepted: 0,
             handshakes: VecDeque::new(),
             bytes: 0,
             limited: limits::Counts::default(),
             refusals: Refusals::default(),
+            logged: log::Counts::default(),
             timers: BTreeSet::new(),
             deadlines: timers::Deadlines::default(),
             outputs: VecDeque::new(),
@@ -414,6 +414,7 @@ impl<E: Env> Proto<E> {
         note("requests", self.requests.values().filter(|request| !request.is_orphan).count());
         note("transfers", self.transfers.len());
         note("exposures", self.exposures.len());
+        note("holders", self.holders.len());
         note("outputs", self.outputs.len());
         note("handshakes", self.handshakes.len());
         for link in self.links.values() {

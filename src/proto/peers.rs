@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::link::{Link, State};
 use super::timers::Timer;
 use super::wire::{Hello, Message};
-use super::{Env, Failure, Lease, LinkId, Output, PeerId, Proto, Stage};
+use super::{Env, Failure, LinkId, Output, PeerId, Proto, Stage};
 use crate::{Address, Scheme};
 
 /// What endpoints hold of a peer.
@@ -161,16 +161,22 @@ impl<E: Env> Proto<E> {
             Some(peer) => peer,
             None => self.recognize(&hello, &remote, now),
         };
-        // What the peer shows when it dials this engine again. Nobody else can know it.
+        // What the peer shows when it meets this engine again. Nobody else can know it.
         let ticket = self.ticket(hello.incarnation, peer);
         let link = &mut self.links[id];
         link.peer = Some(peer);
         link.say(&Message::Ticket { ticket }, &[]);
         let entry = &mut self.peers[peer];
         let before = entry.incarnation.replace(hello.incarnation);
-        if before != Some(hello.incarnation) {
+        // Somebody may have taken its address over, and say its incarnation, which is no secret.
+        if before != Some(hello.incarnation) || hello.ticket != Some(ticket) {
             entry.ticket = None;
             entry.engines += 1;
+        }
+        if let Some(before) = before.filter(|before| *before != hello.incarnation)
+            && self.by_incarnation.get(&before) == Some(&peer)
+        {
+            self.by_incarnation.remove(&before);
         }
         if let Some(other) = entry.link.replace(id).filter(|other| *other != id) {
             // The same engine has connected anew, and proved it: it has lost the other link.
@@ -304,9 +310,8 @@ impl<E: Env> Proto<E> {
         for (_, request) in link.requests {
             self.orphan(request);
         }
-        for (number, out) in link.leases {
-            self.bulk_dropped(id, number, out.lease.token());
-            self.outputs.push_back(Output::Unleased(out.lease));
+        for (number, lease) in link.leases {
+            self.unlease(id, number, lease);
         }
     }
 }

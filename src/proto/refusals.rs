@@ -1,8 +1,7 @@
 //! What peers were refused: counted, and told to whoever watches the log.
 
 use super::wire::Status;
-use super::{Env, LinkId, Output, Proto, RequestId};
-use crate::Address;
+use super::{Env, LinkId, Log, Output, Proto, RequestId};
 
 /// What peers were refused since the engine was made, by cause. See [`Engine::refusals`](crate::Engine::refusals).
 ///
@@ -137,17 +136,6 @@ impl std::fmt::Display for Cause {
     }
 }
 
-/// A refusal that is worth a line in the log.
-#[derive(Clone, Debug)]
-pub(crate) struct Refused {
-    /// Where the peer is, as far as the transport knows.
-    pub peer: Address,
-    pub what: String,
-    pub cause: Cause,
-    /// How many there were for this cause.
-    pub count: u64,
-}
-
 impl<E: Env> Proto<E> {
     /// Notes that a peer was refused something. At each power of two of the count it is logged too: so whoever is refused can't
     /// flood the log, and costs nothing but the counting in between.
@@ -159,7 +147,7 @@ impl<E: Env> Proto<E> {
             && let Some(link) = self.links.get(link)
         {
             let peer = link.remote.clone();
-            self.outputs.push_back(Output::Refused(Refused { peer, what: what(), cause, count }));
+            self.outputs.push_back(Output::Log(Log::Refused { peer, what: what(), cause, count }));
         }
     }
 

@@ -116,7 +116,6 @@ impl<E: Env> Proto<E> {
         };
         let link = &mut self.links[id];
         if let Some(status) = refusal {
-            tracing::debug!(target: "calomel::proto", %name, ?status, "request refused");
             if one_way {
                 self.one_way_over(id);
             } else {
@@ -127,6 +126,11 @@ impl<E: Env> Proto<E> {
             return Ok(());
         }
         let body = body.unwrap_or_default();
+        let is_whole = body.len() as u64 == size;
+        // What breaks the protocol is found before anything is kept of the request: only its handler ends one that is not arriving.
+        if !is_whole && !body.is_empty() {
+            return Err(broken(format!("{} bytes of a body of {size}", body.len())));
+        }
         if link.requests.contains_key(&call) {
             return Err(broken(format!("call {call} was made twice")));
         }
@@ -147,14 +151,12 @@ impl<E: Env> Proto<E> {
         link.requests.insert(call, request);
         link.account.requests += cost;
         self.bytes += cost;
-        if body.len() as u64 == size {
+        if is_whole {
             self.deliver(request, name, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
-        } else if body.is_empty() {
+        } else {
             let memory = E::Memory::allocate(size as usize);
             self.requests[request].name = Some(name);
             self.requests[request].body = Some(Arriving { memory, arrived: 0, shape: shape.0.to_vec(), leases });
-        } else {
-            return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }
         self.watch(id, now);
         Ok(())
@@ -179,7 +181,7 @@ impl<E: Env> Proto<E> {
         let answered = request.is_some_and(|request| !request.one_way);
         self.handle_cancel(id, number);
         if answered {
-            self.links[id].say(&Message::Refuse { call: number, status: Status::Checksum }, &[]);
+            self.links[id].say_back(&Message::Refuse { call: number, status: Status::Checksum });
             self.mark_ready(id);
         }
     }
@@ -190,6 +192,9 @@ impl<E: Env> Proto<E> {
         self.bytes -= request.cost;
         if let Some(link) = self.links.get_mut(request.link) {
             link.requests.remove(&request.call);
+            if request.body.is_some() {
+                link.disown_landings(Stream::Request, request.call);
+            }
             link.account.requests -= request.cost;
             link.cancelled -= usize::from(request.cancelled);
         }

@@ -14,7 +14,7 @@ use super::landing::Landed;
 use super::link::{OutStream, broken};
 use super::timers::Timer;
 use super::wire::{Message, Range, Status, Stream};
-use super::{Env, Failure, Keys, LinkId, Memory, Output, PeerId, Proto, TransferId, wire_id};
+use super::{Env, Failure, Keys, LinkId, Log, Memory, Output, PeerId, Proto, TransferId, wire_id};
 
 /// ```text
 ///   moving, by a device ──────────────────────────────────▶ done
@@ -113,7 +113,7 @@ impl<E: Env> Proto<E> {
         match result {
             Ok(()) => self.end_transfer(id, Ok(memory.len())),
             Err(reason) => {
-                tracing::debug!(target: "calomel::proto", %reason, "a device could not carry out a transfer");
+                self.outputs.push_back(Output::Log(Log::Device { reason }));
                 self.ask(link, range, pull, memory);
             }
         }
@@ -242,6 +242,7 @@ impl<E: Env> Proto<E> {
             Landed::Damaged => Status::Checksum,
         };
         pushes.remove(&number);
+        self.links[link].disown_landings(Stream::Push, number);
         self.done(link, number, status);
     }
 
@@ -249,6 +250,7 @@ impl<E: Env> Proto<E> {
         let entry = &mut self.links[link];
         if push {
             entry.pushes.remove(&number);
+            entry.disown_landings(Stream::Push, number);
         } else {
             // Whoever gives up what there is not has no search made for it.
             if entry.streams.has_pull(number) {
@@ -269,12 +271,12 @@ impl<E: Env> Proto<E> {
                 stopped.extend(doomed.then_some(s.id));
                 doomed
             });
-            entry.pushes.retain(|id, push| {
-                let doomed = push.token == token;
-                stopped.extend(doomed.then_some(*id));
-                !doomed
-            });
-            for transfer in stopped {
+            let pushes: Vec<u64> = entry.pushes.iter().filter(|(_, push)| push.token == token).map(|(id, _)| *id).collect();
+            for push in &pushes {
+                entry.pushes.remove(push);
+                entry.disown_landings(Stream::Push, *push);
+            }
+            for transfer in stopped.into_iter().chain(pushes) {
                 self.done(link, transfer, why.clone());
             }
         }

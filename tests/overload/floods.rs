@@ -207,6 +207,25 @@ fn announcements() {
     flooded("announcements", each(8, flood));
 }
 
+/// What is announced and taken back costs nothing but the frames: nobody has memory zeroed for bytes that never come.
+#[test]
+fn announcements_that_are_taken_back() {
+    let _watchdog = Watchdog::start("announcements_that_are_taken_back");
+    let flood = || {
+        let mut number = 0;
+        move || {
+            let pairs = number..number + 300;
+            number += 300;
+            let pair = |number: u64| {
+                let name = (number == 0).then_some("length");
+                [announcement(number, 0, name, 15 << 20), message(CANCEL, &number)].concat()
+            };
+            Some(pairs.flat_map(pair).collect())
+        }
+    };
+    flooded("announcements that are taken back", each(8, flood));
+}
+
 #[test]
 fn small_frames_of_every_kind() {
     let _watchdog = Watchdog::start("small_frames_of_every_kind");

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use super::env::{Ticket, pattern};
+use super::forgeries::request;
 use super::host::assert_failed;
 use super::net::{Net, call};
-use super::{Failure, Reply};
+use super::raw::frame;
+use super::wire::{Message, Range, Stream};
+use super::{Failure, Landed, Reply};
 
 const LARGE: usize = 2 << 20;
 const MOMENT: Duration = Duration::from_millis(1);
@@ -167,4 +170,50 @@ fn a_deadline_that_has_passed_already() {
     net.settle();
     assert!(net.hosts[0].is_done(op));
     net.end();
+}
+
+/// A payload that is still arriving for a request that was cancelled is not the body of the next one under its number, nor is
+/// one for a push that was given up the next push's.
+#[test]
+fn what_was_sent_for_one_operation_is_not_the_next_ones() {
+    const LEN: usize = 1000;
+    let data = |stream| frame(&Message::Data { stream, id: 7, offset: 0, len: LEN as u32 }, b"");
+    let mut net = Net::new(1);
+    let raw = net.raw_peer(0, 1);
+    let (_, link) = net.raw_link(raw).unwrap();
+    let memory = net.expose(0, 0xfeed, vec![1; LEN], true, true);
+    let range =
+        Range { transfer: 7, owner: net.hosts[0].incarnation, token: 0xfeed_u128.to_le_bytes(), offset: 0, len: LEN as u64 };
+    let operations = [
+        (Stream::Request, request(7, LEN as u64), Message::Cancel { call: 7 }),
+        (Stream::Push, Message::Push(range), Message::Abort { transfer: 7, push: true }),
+    ];
+    for (stream, begun, ended) in operations {
+        let now = net.now;
+        net.with_host(0, |host| {
+            let begin = host.proto.consume(link, &[frame(&begun, b""), data(stream)].concat(), now).unwrap();
+            let place = begin.place.unwrap();
+            assert!(place.target.is_some());
+            let again = [frame(&ended, b""), frame(&begun, b"")].concat();
+            assert!(host.proto.consume(link, &again, now).unwrap().place.is_none());
+            host.proto.handle_placed(link, Landed::Whole, now);
+        });
+        assert!(net.hosts[0].inbox.is_empty(), "nothing was written to what was delivered");
+        let pushes = net.hosts[0].proto.links[link].pushes.values().map(|push| push.landed);
+        assert!(pushes.eq((stream == Stream::Push).then_some(0)));
+        // What is sent for the second one is its own.
+        net.with_host(0, |host| {
+            let target = host.proto.consume(link, &data(stream), now).unwrap().place.unwrap().target.unwrap();
+            target.write(0, &[9; LEN]);
+            host.proto.handle_placed(link, Landed::Whole, now);
+        });
+        if stream == Stream::Request {
+            assert_eq!(net.hosts[0].take().body, [9; LEN]);
+        }
+    }
+    assert_eq!(memory.bytes(), [9; LEN]);
+    net.hang_up(raw);
+    net.revoke(0, 0xfeed);
+    net.settle();
+    assert_eq!(net.hosts[0].proto.links.len(), 0);
 }

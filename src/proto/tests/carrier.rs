@@ -167,8 +167,7 @@ impl Net {
             Output::Unleased(lease) => host.unleased.push(lease),
             Output::Stale { token } => host.stale.push(token),
             Output::Withdraw { memory } => assert!(!memory.is_open(), "what is withdrawn is over"),
-            Output::Refused(refused) => host.refused.push(refused),
-            Output::Limited { count, .. } => assert!(count.is_power_of_two()),
+            Output::Log(line) => host.log.push(line),
             Output::ShutdownAsked => host.shutdowns += 1,
         }
     }
@@ -227,7 +226,7 @@ impl Net {
                         return self.pump(host);
                     }
                 }
-                Err(failure) => self.hosts[host].proto.close(link, failure),
+                Err(failure) => self.hosts[host].proto.hang_up(link, failure),
             }
             self.pump(host);
         }

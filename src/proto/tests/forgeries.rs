@@ -175,6 +175,9 @@ fn lies_that_end_the_connection() {
         assert!(net.hosts[0].cancelled.contains(&known), "{what}: what was in progress is over");
         assert_eq!(far.bytes(), [9; 1000], "{what}");
         net.hosts[0].inbox.clear();
+        // Its handler ends what has got to one; nothing is kept of the rest.
+        net.with_host(0, |host| assert!(matches!(host.answer(known, b"late"), Err(Failure::Cancelled))));
+        assert_eq!((net.hosts[0].proto.requests.len(), net.hosts[0].proto.bytes), (0, 0), "{what}");
         net.revoke(0, TOKEN);
         unharmed(net, raw);
     }

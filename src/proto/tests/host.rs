@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::env::{Mem, Op, TestEnv, Ticket};
-use super::{Answer, Body, CallId, Config, Content, Failure, Incoming, Leases, LinkId, Memory, PeerTag, Proto, Refused};
+use super::{Answer, Body, CallId, Config, Content, Failure, Incoming, Leases, LinkId, Log, Memory, PeerTag, Proto};
 use super::{Reply, RequestId, Status, TransferId};
 use crate::Address;
 
@@ -29,7 +29,7 @@ pub struct Host {
     pub leased: Vec<Ticket>,
     pub stale: Vec<u128>,
     /// Refusals that were to be logged.
-    pub refused: Vec<Refused>,
+    pub log: Vec<Log>,
     pub shutdowns: usize,
     /// Links whose payloads are to have checksums.
     pub covered: Vec<LinkId>,
@@ -117,7 +117,7 @@ impl Host {
             unleased: Vec::new(),
             leased: Vec::new(),
             stale: Vec::new(),
-            refused: Vec::new(),
+            log: Vec::new(),
             shutdowns: 0,
             covered: Vec::new(),
             exposed: HashMap::new(),

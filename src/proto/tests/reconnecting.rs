@@ -263,3 +263,19 @@ fn two_addresses_of_one_engine() {
     net.hosts[1].body(back);
     net.end();
 }
+
+/// A peer that is somebody else each time leaves nothing behind, however often it is dialled.
+#[test]
+fn engines_that_are_no_more_are_forgotten() {
+    let mut net = Net::new(1);
+    let peer = net.played_peer(0);
+    for incarnation in 1..200 {
+        net.call_peer(0, peer, call("who is there"));
+        net.advance(MOMENT);
+        let raw = net.raw_dialled();
+        net.say_bytes(raw, super::raw::greet(super::wire::VERSIONS, &super::raw::hello(incarnation)));
+        net.hang_up(raw);
+        assert!(net.hosts[0].proto.by_incarnation.len() <= 1);
+    }
+    net.end();
+}

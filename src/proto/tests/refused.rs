@@ -7,9 +7,17 @@ use super::net::Net;
 use super::raw::frame;
 use super::refusals::{Cause, Refusals};
 use super::wire::{Message, Range};
-use super::{Mode, Terms};
+use super::{Log, Mode, Terms};
 
 const TOKEN: u128 = 0xfeed;
+
+/// A refusal as it is logged: why, whom, what, and the count.
+fn refusal(line: &Log) -> (&Cause, String, &str, u64) {
+    match line {
+        Log::Refused { peer, what, cause, count } => (cause, peer.to_string(), what, *count),
+        other => panic!("{other:?}"),
+    }
+}
 
 /// Each is counted under its cause, and once.
 #[test]
@@ -57,6 +65,23 @@ fn each_cause_has_its_count() {
 }
 
 /// Whoever guesses is counted, and gets nowhere; and the log is not theirs to fill.
+/// Whoever connects with garbage again and again does not flood the log either.
+#[test]
+fn garbage_does_not_flood_the_log() {
+    let mut net = Net::new(1);
+    for _ in 0..1000 {
+        let stranger = net.raw_dial(0);
+        net.say_bytes(stranger, b"GET / HTTP/1.1\r\n\r\n".to_vec());
+        assert!(net.is_shut(stranger));
+    }
+    let counts = net.hosts[0].log.iter().map(|line| match line {
+        Log::HungUp { peer, failure, count } if peer.to_string().contains("10.0.9.9") && failure.contains("GET /") => *count,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(counts.collect::<Vec<u64>>(), (0..10).map(|power| 1 << power).collect::<Vec<u64>>());
+    net.end();
+}
+
 #[test]
 fn guesses_are_counted_and_do_not_flood_the_log() {
     const GUESSES: u64 = 10_000;
@@ -76,11 +101,11 @@ fn guesses_are_counted_and_do_not_flood_the_log() {
     }
     let refusals = net.hosts[0].proto.refusals();
     assert_eq!((refusals.unknown_token, refusals.total()), (GUESSES, GUESSES));
-    let logged: Vec<u64> = net.hosts[0].refused.iter().map(|refused| refused.count).collect();
+    let logged: Vec<u64> = net.hosts[0].log.iter().map(refusal).map(|(.., count)| count).collect();
     assert_eq!(logged, (0..14).map(|power| 1 << power).collect::<Vec<u64>>());
-    for refused in &net.hosts[0].refused {
-        assert_eq!((&refused.cause, refused.peer.to_string().starts_with("tcp://10.0.9.9:")), (&Cause::UnknownToken, true));
-        assert!(refused.what == "pull of 4 bytes at 0" || refused.what == "push of 4 bytes at 0", "{}", refused.what);
+    for (cause, peer, what, _) in net.hosts[0].log.iter().map(refusal) {
+        assert_eq!((cause, peer.starts_with("tcp://10.0.9.9:")), (&Cause::UnknownToken, true));
+        assert!(what == "pull of 4 bytes at 0" || what == "push of 4 bytes at 0", "{what}");
     }
     assert_eq!(memory.bytes(), [1; 100]);
     net.advance(Duration::from_secs(1));

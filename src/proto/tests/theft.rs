@@ -139,3 +139,55 @@ fn at_its_address_somebody_else() {
     net.revoke(0, TOKEN);
     net.end();
 }
+
+/// As above, and whoever answers there says the incarnation of the engine that was met, which is no secret.
+#[test]
+fn at_its_address_somebody_who_claims_to_be_it() {
+    for genuine in [false, true] {
+        let mut net = Net::new(1);
+        let peer = net.played_peer(0);
+        let greet = |net: &mut Net, ticket| {
+            net.call_peer(0, peer, call("meet"));
+            net.advance(SECOND / 100);
+            let raw = net.raw_dialled();
+            let hello = Hello { ticket, ..hello(77) };
+            net.say_bytes(raw, super::raw::greet(wire::VERSIONS, &hello));
+            raw
+        };
+        let met = greet(&mut net, None);
+        let given = ticket(&net, met);
+        let terms = Terms { only: Some(peer), ..Terms::default() };
+        let memory = net.expose_on_terms(0, TOKEN, vec![1; 100], Mode { read: true, write: true }, terms);
+        net.hang_up(met);
+        let again = greet(&mut net, if genuine { given } else { Some(1) });
+        assert_ne!(again.wire, met.wire);
+        if genuine {
+            let range = Range { transfer: 1, owner: net.hosts[0].incarnation, token: TOKEN.to_le_bytes(), offset: 0, len: 100 };
+            net.say(again, &Message::Pull(range), b"");
+            let mut sent = 0;
+            net.each_heard(again, |message| sent += if let Message::Data { len, .. } = message { *len } else { 0 });
+            assert_eq!(sent, 100);
+        } else {
+            gets_nothing(&mut net, again);
+        }
+        assert_eq!(memory.bytes(), [1; 100]);
+        net.hang_up(again);
+        net.revoke(0, TOKEN);
+        net.end();
+    }
+}
+
+/// The owner dials the engine that it met again, and that is still the one that the memory is for.
+#[test]
+fn the_owner_dials_it_again() {
+    let (mut net, memory, chosen) = scene();
+    let wire = net.wire(1, 0);
+    net.cut(wire);
+    let op = net.call_peer(0, chosen, call("are you there"));
+    net.settle();
+    assert_eq!(net.hosts[0].body(op).len(), 13);
+    is_still_let_in(&mut net);
+    assert_eq!(memory.bytes(), [1; 100]);
+    net.revoke(0, TOKEN);
+    net.end();
+}

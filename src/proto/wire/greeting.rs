@@ -42,7 +42,8 @@ pub(crate) struct Hello {
     pub max_message: u64,
     /// Where the engine listens, best first.
     pub addresses: Vec<crate::Address>,
-    /// From an engine that dials one which it has met before: the ticket that it was given then.
+    /// From an engine that has met the other before: the ticket that it was given then. Who is dialled shows it to nobody but
+    /// whoever has shown one.
     pub ticket: Option<u64>,
     /// It wants checksums of bodies and payloads, from both sides.
     pub checksums: bool,
@@ -166,13 +167,7 @@ pub(crate) fn greeting(bytes: &[u8], may_be_hello: bool) -> Greeting {
     }
     let rest = &piece[PREAMBLE_LEN + HEAD_LEN..];
     let said = match *kind {
-        HELLO => match postcard::from_bytes(rest) {
-            Ok(hello) => Some(Said::Hello(hello)),
-            Err(error) => {
-                tracing::debug!(target: "calomel::proto", %error, "a hello that can't be decoded");
-                None
-            }
-        },
+        HELLO => postcard::from_bytes(rest).ok().map(Said::Hello),
         CHALLENGE => rest.try_into().ok().map(Said::Challenge),
         PROOF => rest.split_first_chunk().and_then(|(proof, digest)| Some(Said::Proof(*proof, digest.try_into().ok()?))),
         _ => Refusal::of(rest[0]).map(Said::Refusal),

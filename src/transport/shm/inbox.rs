@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::{Landed, LinkKey, Place, Sink, Taken};
+use super::super::{Landed, LinkKey, Place, Sink, Taken, keep_rest};
 use super::blocks;
 use super::line::Line;
 use super::ring::{Consumer, Kind, MAX_BODY, Nonsense, Record};
@@ -213,11 +213,8 @@ impl Inbox {
         }
         if self.partial.is_empty() {
             self.partial.extend_from_slice(&bytes[used..]);
-        } else if used == len {
-            // An idle link keeps no buffer.
-            self.partial = Vec::new();
         } else {
-            self.partial.drain(..used);
+            keep_rest(&mut self.partial, used);
         }
         if let Some(place) = place {
             self.payloads.push_back(Payload { place, announced: 0, done: 0, parts: VecDeque::new(), landed: Landed::Whole });

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use super::super::{Landed, LinkKey, Place, Sink, Taken};
+use super::super::{Landed, LinkKey, Place, Sink, Taken, keep_rest};
 use super::sending::{COVERED, COVERED_GONE, GONE, WHOLE, sum_behind};
 use super::sys;
 
@@ -111,12 +111,8 @@ impl Receiving {
         self.partial.extend_from_slice(data);
         let Taken { used, place } = sink.bytes(key, &self.partial)?;
         if place.is_none() {
-            self.partial.drain(..used);
+            keep_rest(&mut self.partial, used);
             *data = &[];
-            if self.partial.is_empty() {
-                // An idle link keeps no buffer.
-                self.partial = Vec::new();
-            }
         } else {
             // A frame that was not complete before ends within the new data.
             *data = &data[used.saturating_sub(before)..];

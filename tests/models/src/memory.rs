@@ -6,20 +6,45 @@ mod region;
 mod message {
     use std::ops::Deref;
 
-    pub(crate) struct Message(pub Vec<u8>);
+    pub(super) enum Buffer {
+        Heap(Vec<u8>),
+    }
+
+    impl Buffer {
+        pub(super) fn address(&mut self) -> *mut u8 {
+            let Buffer::Heap(bytes) = self;
+            bytes.as_mut_ptr()
+        }
+
+        pub(super) fn len(&self) -> usize {
+            let Buffer::Heap(bytes) = self;
+            bytes.len()
+        }
+    }
+
+    pub(crate) struct Message(Option<Buffer>);
+
+    impl Message {
+        pub(super) fn new(buffer: Option<Buffer>) -> Message {
+            Message(buffer)
+        }
+    }
 
     impl Deref for Message {
         type Target = [u8];
         fn deref(&self) -> &[u8] {
-            &self.0
+            match &self.0 {
+                Some(Buffer::Heap(bytes)) => bytes,
+                None => &[],
+            }
         }
     }
 
-    pub(super) fn buffer(len: usize) -> Vec<u8> {
-        vec![0; len]
+    pub(super) fn buffer(len: usize) -> Buffer {
+        Buffer::Heap(vec![0; len])
     }
 
-    pub(super) fn keep(_: Vec<u8>) {}
+    pub(super) fn keep(_: Buffer) {}
 }
 
 pub(crate) use region::{Copied, Loan, Operation, ReadAccess, Region, Slice, WriteAccess, copy};

@@ -1,0 +1,53 @@
+//! What is worth a line in the log. What peers can cause is noted at powers of two of its count, so that nobody floods the log.
+
+use super::refusals::Cause;
+use super::{Env, Failure, LinkId, Output, Proto};
+use crate::Address;
+
+/// A line of the log. A peer is where the transport says that it is; a count is of all lines of that kind and cause so far,
+/// those that were not noted included.
+#[derive(Clone, Debug)]
+pub(crate) enum Log {
+    /// A peer was refused something.
+    Refused { peer: Address, what: String, cause: Cause, count: u64 },
+    /// A limit was reached.
+    Limit { what: &'static str, reason: String, count: u64 },
+    /// A connection was closed for what came of it.
+    HungUp { peer: Address, failure: String, count: u64 },
+    /// Somebody who speaks no version of the protocol that this engine does.
+    OtherVersion { peer: Address, count: u64 },
+    /// A device could not carry out a transfer; the owner of the memory is asked instead.
+    Device { reason: String },
+}
+
+/// Lines that were noted, or would have been.
+#[derive(Default)]
+pub(super) struct Counts {
+    hung_up: u64,
+    other_versions: u64,
+}
+
+fn is_next(count: &mut u64) -> bool {
+    *count += 1;
+    count.is_power_of_two()
+}
+
+impl<E: Env> Proto<E> {
+    /// Closes a link for what came of it.
+    pub(crate) fn hang_up(&mut self, id: LinkId, failure: Failure) {
+        if let Some(link) = self.links.get(id)
+            && is_next(&mut self.logged.hung_up)
+        {
+            let (peer, failure, count) = (link.remote.clone(), format!("{failure:?}"), self.logged.hung_up);
+            self.outputs.push_back(Output::Log(Log::HungUp { peer, failure, count }));
+        }
+        self.close(id, failure);
+    }
+
+    pub(super) fn note_other_version(&mut self, id: LinkId) {
+        if is_next(&mut self.logged.other_versions) {
+            let (peer, count) = (self.links[id].remote.clone(), self.logged.other_versions);
+            self.outputs.push_back(Output::Log(Log::OtherVersion { peer, count }));
+        }
+    }
+}
