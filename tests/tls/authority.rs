@@ -84,16 +84,26 @@ fn params(name: &str, valid_for: &[&str]) -> CertificateParams {
     params
 }
 
+/// Of somebody who signs certificates.
+fn signing(name: &str) -> CertificateParams {
+    let mut params = params(name, &[]);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params
+}
+
 impl Authority {
     pub fn new() -> Authority {
         Authority::called(&format!("authority {}", next()))
     }
 
     pub fn called(name: &str) -> Authority {
-        let mut params = params(name, &[]);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        Authority(CertifiedIssuer::self_signed(params, Key::next()).unwrap())
+        Authority(CertifiedIssuer::self_signed(signing(name), Key::next()).unwrap())
+    }
+
+    /// One whose own certificate is signed by this one.
+    pub fn deputy(&self) -> Authority {
+        Authority(CertifiedIssuer::signed_by(signing(&format!("deputy {}", next())), Key::next(), &self.0).unwrap())
     }
 
     pub fn pem(&self) -> String {

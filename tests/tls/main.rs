@@ -13,8 +13,11 @@ mod common;
 mod support;
 
 mod calls;
+mod foreign;
 mod hostile;
+mod identities;
 mod memory;
+mod narrow;
 mod network;
 mod refused;
 
