@@ -2,8 +2,8 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,9 @@ fn server(shown: Arc<SingleCertAndKey>) -> ServerConfig {
 /// An engine that lets everybody in whom TLS lets in, certificate or not.
 fn engine(authority: &Authority) -> Engine {
     let tls = authority.tls().anonymous_clients(true);
-    let engine = Engine::builder().connect_timeout(LIMIT).tls(tls).listen("tcp://127.0.0.1:0").build().unwrap();
+    // Nothing that is forgotten comes up again with a sign of life.
+    let builder = Engine::builder().connect_timeout(LIMIT).heartbeat(10 * BOUND).tls(tls);
+    let engine = builder.listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
     engine
 }
@@ -123,6 +125,12 @@ impl Foreign {
             self.tls.write_tls(&mut all).unwrap();
         }
         self.stream.write_all(&all).unwrap();
+    }
+
+    /// The same, but each byte is a record.
+    fn say_byte_by_byte(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.tls.writer().write_all(&[*byte]).unwrap());
+        self.say(&[]);
     }
 
     /// False at the end, where TLS says that it is one.
@@ -383,12 +391,71 @@ fn what_comes_with_the_end_of_the_handshake() {
     }
 }
 
+/// Those who keep an engine busy, until this is dropped: so that it does not look after everybody all the time, but after who
+/// has news.
+struct Crowd {
+    over: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Crowd {
+    fn around(engine: &Engine, config: &Arc<ClientConfig>) -> Crowd {
+        let over = Arc::new(AtomicBool::new(false));
+        let threads = (0..6).map(|i| {
+            let (mut peer, over) = (Foreign::dial(engine, config), over.clone());
+            thread::spawn(move || {
+                peer.shake().unwrap();
+                peer.say(&greeting(1000 + i, 1 << 20));
+                for number in 1.. {
+                    peer.say(&call(number, 10));
+                    assert_eq!(peer.answer(number), 10);
+                    if over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                }
+            })
+        });
+        Crowd { threads: threads.collect(), over }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        let ended = self.threads.drain(..).all(|thread| thread.join().is_ok());
+        assert!(ended || thread::panicking(), "one of the crowd is not served");
+    }
+}
+
+/// However much comes at once, and in however many records, all of it is looked at without anything that follows.
+#[test]
+fn what_comes_at_once() {
+    let _watchdog = Watchdog::start("foreign::what_comes_at_once");
+    let authority = Authority::new();
+    let engine = engine(&authority);
+    let config = Arc::new(client(&authority, None));
+    for crowd in [false, true] {
+        let _crowd = crowd.then(|| Crowd::around(&engine, &config));
+        for round in 0..20 {
+            let mut peer = Foreign::dial(&engine, &config);
+            peer.shake().unwrap();
+            peer.say_byte_by_byte(&[greeting(round, 1 << 20), call(1, 100)].concat());
+            assert_eq!(peer.answer(1), 100);
+            peer.say_byte_by_byte(&call(2, 3000));
+            assert_eq!(peer.answer(2), 3000);
+            peer.say(&call(3, 500_000));
+            assert_eq!(peer.answer(3), 500_000);
+        }
+    }
+}
+
 /// What is said in one breath with the end is heard before that.
 #[test]
 fn what_comes_with_the_end() {
     let _watchdog = Watchdog::start("foreign::what_comes_with_the_end");
     let authority = Authority::new();
     let engine = engine(&authority);
+    let _crowd = Crowd::around(&engine, &Arc::new(client(&authority, None)));
     let (sender, receiver) = mpsc::channel();
     engine.define("last", move |_: &Request, n: u32| sender.send(n).unwrap()).unwrap();
     let config = Arc::new(client(&authority, None));

@@ -114,6 +114,23 @@ fn records_that_come_piece_by_piece() {
     }
 }
 
+/// Handshakes that do not fit into what a socket takes go on when there is room.
+#[test]
+fn certificates_are_as_long_as_they_are() {
+    let _watchdog = Watchdog::start("narrow::certificates_are_as_long_as_they_are");
+    let authority = Authority::new();
+    let names: Vec<String> = (0..1500).map(|i| format!("this-is-the-engine-{i}.example")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).chain(["127.0.0.1"]).collect();
+    let tls = || authority.identity(&names).of(authority.trusted());
+    let server = Engine::builder().tls(tls()).listen("tcp://127.0.0.1:0").build().unwrap();
+    server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
+    for piece in [500, 20_000] {
+        let client = Engine::builder().tls(tls()).build().unwrap();
+        let way = Way { delay: Duration::from_millis(1), ..Way::new(piece) };
+        echo(&client, &client.lookup(way.to(&server)).unwrap(), 1000);
+    }
+}
+
 /// The bytes of one transfer take more than twice the heartbeat, and whatever asks for a sign of life queues behind them.
 #[test]
 fn a_narrow_network_is_not_a_dead_peer() {
