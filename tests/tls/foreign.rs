@@ -13,6 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{AlertDescription, ClientConfig, ClientConnection, HandshakeKind, RootCertStore, ServerConfig, ServerConnection};
+use socket2::{Domain, Socket, Type};
 
 use crate::authority::{Authority, Identity};
 use crate::common::wire::{Message, PIECE_LEN, PREFIX_LEN, greeting};
@@ -92,7 +93,10 @@ struct Foreign {
 
 impl Foreign {
     fn dial(engine: &Engine, config: &Arc<ClientConfig>) -> Foreign {
-        let stream = TcpStream::connect(socket(engine)).unwrap();
+        Foreign::over(TcpStream::connect(socket(engine)).unwrap(), engine, config)
+    }
+
+    fn over(stream: TcpStream, engine: &Engine, config: &Arc<ClientConfig>) -> Foreign {
         stream.set_read_timeout(Some(BOUND)).unwrap();
         stream.set_write_timeout(Some(BOUND)).unwrap();
         let name = socket(engine).ip().into();
@@ -388,6 +392,35 @@ fn what_comes_with_the_end_of_the_handshake() {
             peer.say(&call(number, len));
             assert_eq!(peer.answer(number), len as u64);
         }
+    }
+}
+
+/// A handshake that does not fit into what the sockets take goes on when there is room.
+#[test]
+fn certificates_are_as_long_as_they_are() {
+    let _watchdog = Watchdog::start("foreign::certificates_are_as_long_as_they_are");
+    let authority = Authority::new();
+    let names: Vec<String> = (0..1880).map(|i| format!("this-is-the-engine-{i}.example")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).chain(["127.0.0.1"]).collect();
+    let identity = authority.identity(&names);
+    assert!(identity.der.len() > 60_000);
+    let tls = identity.of(authority.trusted());
+    let engine = Engine::builder().heartbeat(10 * BOUND).tls(tls).listen("tcp://127.0.0.1:0").build().unwrap();
+    engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
+    for round in 0..5 {
+        // With short segments, the engine's system keeps little as well.
+        let little = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        little.set_recv_buffer_size(2048).unwrap();
+        little.set_tcp_mss(100).unwrap();
+        little.connect(&socket(&engine).into()).unwrap();
+        let config = Arc::new(client(&authority, Some(shown(&identity, &identity))));
+        let mut peer = Foreign::over(little.into(), &engine, &config);
+        peer.tls.write_tls(&mut peer.stream).unwrap();
+        // Until no more fits. If this is too short once, less is waited for.
+        thread::sleep(Duration::from_millis(50));
+        peer.shake().unwrap();
+        peer.say(&[greeting(round, 1 << 20), call(1, 1000)].concat());
+        assert_eq!(peer.answer(1), 1000);
     }
 }
 

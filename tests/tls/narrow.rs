@@ -73,6 +73,11 @@ fn configured(authority: &Authority) -> EngineBuilder {
     Engine::builder().heartbeat(HEARTBEAT).tls(authority.tls())
 }
 
+/// Nobody is given up for being slow.
+fn patient(authority: &Authority) -> EngineBuilder {
+    configured(authority).heartbeat(3 * BOUND).default_timeout(2 * BOUND)
+}
+
 fn server(authority: &Authority) -> Engine {
     let engine = configured(authority).listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
@@ -91,10 +96,10 @@ fn records_that_come_piece_by_piece() {
     let _watchdog = Watchdog::start("narrow::records_that_come_piece_by_piece");
     let authority = Authority::new();
     for checksums in [false, true] {
-        let server = configured(&authority).payload_checksums(checksums).listen("tcp://127.0.0.1:0").build().unwrap();
+        let server = patient(&authority).payload_checksums(checksums).listen("tcp://127.0.0.1:0").build().unwrap();
         server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
         for piece in [1, 2, 7, 1000, 16_000, 17_000, 50_000] {
-            let client = configured(&authority).payload_checksums(checksums).build().unwrap();
+            let client = patient(&authority).payload_checksums(checksums).build().unwrap();
             let to = client.lookup(Way::new(piece).to(&server)).unwrap();
             for len in [0, 1, 100, 16_384, 40_000, 300_000] {
                 // What goes byte by byte is kept short.
@@ -111,23 +116,6 @@ fn records_that_come_piece_by_piece() {
             client.finalize().unwrap();
         }
         server.finalize().unwrap();
-    }
-}
-
-/// Handshakes that do not fit into what a socket takes go on when there is room.
-#[test]
-fn certificates_are_as_long_as_they_are() {
-    let _watchdog = Watchdog::start("narrow::certificates_are_as_long_as_they_are");
-    let authority = Authority::new();
-    let names: Vec<String> = (0..1500).map(|i| format!("this-is-the-engine-{i}.example")).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).chain(["127.0.0.1"]).collect();
-    let tls = || authority.identity(&names).of(authority.trusted());
-    let server = Engine::builder().tls(tls()).listen("tcp://127.0.0.1:0").build().unwrap();
-    server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
-    for piece in [500, 20_000] {
-        let client = Engine::builder().tls(tls()).build().unwrap();
-        let way = Way { delay: Duration::from_millis(1), ..Way::new(piece) };
-        echo(&client, &client.lookup(way.to(&server)).unwrap(), 1000);
     }
 }
 
@@ -159,11 +147,9 @@ fn what_nobody_takes_is_not_read() {
     const LEN: usize = 24 << 20;
     const UNTOUCHED: u8 = 0xcc;
     let authority = Authority::new();
-    // Nobody is given up here for being held.
-    let builder = || Engine::builder().heartbeat(3 * BOUND).tls(authority.tls());
-    let server = builder().listen("tcp://127.0.0.1:0").build().unwrap();
+    let server = patient(&authority).listen("tcp://127.0.0.1:0").build().unwrap();
     server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
-    let client = builder().build().unwrap();
+    let client = patient(&authority).build().unwrap();
     let way = Way::new(64 << 10);
     let to = client.lookup(way.to(&server)).unwrap();
     echo(&client, &to, 10);
