@@ -107,18 +107,17 @@ impl Foreign {
 
     /// To the end of the handshake as this side sees it; the last thing that it has to say about that is not sent yet.
     fn shake(&mut self) -> io::Result<()> {
-        loop {
-            while self.tls.is_handshaking() && self.tls.wants_write() {
-                self.tls.write_tls(&mut self.stream)?;
-            }
-            if !self.tls.is_handshaking() {
-                return Ok(());
-            }
+        // Behind its hello it is quiet: what it might say before its turn would wake whom it must not.
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut self.stream)?;
+        }
+        while self.tls.is_handshaking() {
             if self.tls.read_tls(&mut self.stream)? == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
             self.tls.process_new_packets().map_err(io::Error::other)?;
         }
+        Ok(())
     }
 
     /// Sends this with all that was not sent yet, in one piece.
