@@ -394,6 +394,41 @@ fn what_comes_with_the_end_of_the_handshake() {
     }
 }
 
+/// A connection that takes little at a time: with short segments, the engine's system keeps little as well.
+fn little(engine: &Engine) -> TcpStream {
+    let little = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    little.set_recv_buffer_size(2048).unwrap();
+    little.set_tcp_mss(100).unwrap();
+    little.connect(&socket(engine).into()).unwrap();
+    little.into()
+}
+
+/// What does not fit into what the sockets take goes out when there is room, also when nothing is said after it.
+#[test]
+fn answers_are_as_long_as_they_are() {
+    let _watchdog = Watchdog::start("foreign::answers_are_as_long_as_they_are");
+    let authority = Authority::new();
+    let engine = engine(&authority);
+    engine.define("bytes", |_: &Request, len: u64| pattern(1, len as usize)).unwrap();
+    let config = Arc::new(client(&authority, None));
+    for len in [60_000, 63_000, 100_000, 180_000] {
+        let mut peer = Foreign::over(little(&engine), &engine, &config);
+        peer.shake().unwrap();
+        let arguments = postcard::to_stdvec(&(len as u64)).unwrap();
+        let call = Message::call(1, "bytes", arguments.len()).frame(&arguments);
+        peer.say(&[greeting(len as u64, 1 << 20), call].concat());
+        // Until no more fits. If this is too short once, less is waited for.
+        thread::sleep(Duration::from_millis(100));
+        let bytes = pattern(1, len);
+        // Whatever else it is told behind that.
+        let end = &bytes[len - 100..];
+        while !peer.heard[peer.heard.len().saturating_sub(1000)..].windows(end.len()).any(|window| window == end) {
+            let more = peer.listen();
+            assert!(matches!(more, Ok(true)), "{more:?} after {} bytes of {len}", peer.heard.len());
+        }
+    }
+}
+
 /// A handshake that does not fit into what the sockets take goes on when there is room.
 #[test]
 fn certificates_are_as_long_as_they_are() {
@@ -407,13 +442,8 @@ fn certificates_are_as_long_as_they_are() {
     let engine = Engine::builder().heartbeat(10 * BOUND).tls(tls).listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
     for round in 0..5 {
-        // With short segments, the engine's system keeps little as well.
-        let little = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        little.set_recv_buffer_size(2048).unwrap();
-        little.set_tcp_mss(100).unwrap();
-        little.connect(&socket(&engine).into()).unwrap();
         let config = Arc::new(client(&authority, Some(shown(&identity, &identity))));
-        let mut peer = Foreign::over(little.into(), &engine, &config);
+        let mut peer = Foreign::over(little(&engine), &engine, &config);
         peer.tls.write_tls(&mut peer.stream).unwrap();
         // Until no more fits. If this is too short once, less is waited for.
         thread::sleep(Duration::from_millis(50));
