@@ -140,7 +140,7 @@ impl Payload {
         loop {
             let whole = match self.trailer[..] {
                 [] => false,
-                [WHOLE | GONE] => !*has_covered,
+                [WHOLE | GONE] if !*has_covered => true,
                 [COVERED | COVERED_GONE, ..] => self.trailer.len() == 5,
                 _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "what is behind a payload was changed on the way")),
             };
@@ -167,5 +167,24 @@ impl Payload {
             (true, false, false) => Landed::TargetGone,
             (true, false, true) => Landed::Whole,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end_of_nothing(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<Landed>> {
+        let place = Place { target: None, len: 0 };
+        let mut payload = Payload { place, got: 0, valid: true, sum: None, trailer: SmallVec::new() };
+        payload.end(&mut data, &mut has_covered)
+    }
+
+    #[test]
+    fn a_checksum_that_is_left_out_is_refused_without_waiting_for_more() {
+        assert_eq!(end_of_nothing(&[WHOLE], false).unwrap(), Some(Landed::Whole));
+        for byte in [WHOLE, GONE] {
+            assert_eq!(end_of_nothing(&[byte], true).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
     }
 }
