@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-const TARGETS: [&str; 8] = ["arguments", "bulk", "conversation", "frames", "greeting", "packets", "ring", "shapes"];
+const TARGETS: [&str; 9] = ["arguments", "bulk", "conversation", "frames", "greeting", "packets", "receiving", "ring", "shapes"];
 
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");

@@ -9,6 +9,7 @@ mod tests;
 pub use crate::proto::fuzzing::{conversation, frames, greeting};
 pub use crate::rpc::fuzzing::{arguments, bulk, shapes};
 pub use crate::transport::fuzzing::{packets, ring};
+pub use crate::transport::tcp_fuzzing::receiving;
 
 /// What a target begins with: the names of its seeds, and their bytes.
 pub fn seeds(target: &str) -> Vec<(&'static str, Vec<u8>)> {
@@ -21,6 +22,7 @@ pub fn seeds(target: &str) -> Vec<(&'static str, Vec<u8>)> {
         "shapes" => crate::rpc::fuzzing::seeds_of_shapes(),
         "ring" => crate::transport::fuzzing::seeds_of_ring(),
         "packets" => crate::transport::fuzzing::seeds_of_packets(),
+        "receiving" => crate::transport::tcp_fuzzing::seeds(),
         _ => Vec::new(),
     }
 }

@@ -5,13 +5,14 @@ use std::path::Path;
 
 type Target = (&'static str, fn(&[u8]));
 
-const TARGETS: [Target; 8] = [
+const TARGETS: [Target; 9] = [
     ("arguments", super::arguments),
     ("bulk", super::bulk),
     ("conversation", super::conversation),
     ("frames", super::frames),
     ("greeting", super::greeting),
     ("packets", super::packets),
+    ("receiving", super::receiving),
     ("ring", super::ring),
     ("shapes", super::shapes),
 ];

@@ -25,6 +25,8 @@ pub(crate) use loopback::Loopback;
 #[cfg(any(test, fuzzing))]
 pub(crate) use shm::fuzzing;
 pub(crate) use shm::{Lending, Options as ShmOptions, Shm};
+#[cfg(any(test, fuzzing))]
+pub(crate) use tcp::fuzzing as tcp_fuzzing;
 pub(crate) use tcp::{Options as TcpOptions, Tcp};
 #[cfg(feature = "verbs")]
 pub(crate) use verbs::Verbs;

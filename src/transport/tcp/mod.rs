@@ -1,5 +1,7 @@
 //! `tcp://`: one socket a link.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 #[cfg(feature = "tls")]
 mod handshakes;
 mod link;

@@ -66,6 +66,11 @@ impl Receiving {
         self.payload.is_some()
     }
 
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn partial(&self) -> &Vec<u8> {
+        &self.partial
+    }
+
     /// Takes in bytes from the scratch buffer. False when the link was closed because of them; an error when it is to be.
     /// `covered`: from now on, payloads come with checksums.
     pub(super) fn feed(&mut self, key: LinkKey, mut data: &[u8], covered: &AtomicBool, sink: &mut dyn Sink) -> io::Result<bool> {

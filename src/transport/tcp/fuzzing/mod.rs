@@ -1,0 +1,244 @@
+//! What the fuzzer lets arrive at one end of a socket: frames and payloads, cut anywhere, with what is behind a payload right
+//! or wrong, and targets that are withdrawn in the middle.
+
+mod plan;
+mod seeds;
+mod steps;
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::super::{Landed, Link, LinkKey, Place, Sink, Taken};
+use super::SCRATCH;
+use super::receiving::{BEHIND_PAYLOAD, Receiving};
+use crate::Address;
+use crate::fuzzing::script::{Script, read_all};
+use crate::memory::{Held, Segments, Slice};
+use plan::{Announced, Arriving, CLOSE, Happening, Plan, announced, frame};
+pub(crate) use seeds::seeds;
+use steps::{Arrival, Mark, stream};
+
+const STEPS: usize = 200;
+/// Bytes on either side of a target.
+const AROUND: usize = 32;
+const SECRET: u8 = 0xd5;
+const KEY: LinkKey = LinkKey(7);
+
+/// Room for a payload, in the middle of other memory.
+struct Target {
+    memory: Held<Segments<Vec<u8>>>,
+    slice: Slice,
+    ends: bool,
+}
+
+impl Target {
+    fn new(announced: &Announced) -> Target {
+        let whole = vec![SECRET; announced.len + 2 * AROUND];
+        let mut segments: Vec<_> = whole.chunks(announced.piece).map(<[u8]>::to_vec).collect();
+        // Segments may be empty.
+        segments.insert(1, Vec::new());
+        let memory = Held::writable(Segments(segments));
+        let slice = Slice::whole(memory.region()).part(AROUND, announced.len).expect("it is as long");
+        Target { slice: if announced.ends { slice.for_one_operation() } else { slice }, memory, ends: announced.ends }
+    }
+
+    fn withdraw(&self) {
+        if self.ends { self.slice.end() } else { self.memory.region().close() }
+    }
+
+    /// In it are these bytes, and there is nothing behind them, nor anything new around it.
+    fn check(self, bytes: &[u8]) {
+        let len = self.slice.len;
+        let all = self.memory.take().0.concat();
+        let (before, rest) = all.split_at(AROUND);
+        let (place, behind) = rest.split_at(len);
+        let (came, not_yet) = place.split_at(bytes.len());
+        assert!(came == bytes, "other bytes are in a payload's place than were sent");
+        assert!(not_yet.iter().all(|byte| *byte == SECRET), "a payload's place was written where nothing had come for it");
+        assert!([before, behind].concat().iter().all(|byte| *byte == SECRET), "memory around a payload's place was written");
+    }
+}
+
+/// Who is told what arrives.
+#[derive(Default)]
+struct Listener {
+    happened: Vec<Happening>,
+    targets: Vec<Option<Target>>,
+}
+
+impl Sink for Listener {
+    fn accepted(&mut self, _: Address) -> LinkKey {
+        unreachable!("nobody is accepted")
+    }
+    fn attach(&mut self, _: LinkKey, _: Arc<dyn Link>) {}
+    fn connected(&mut self, _: LinkKey) {}
+    fn chunk(&mut self, _: LinkKey, _: usize) {}
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+        assert!(key == KEY && !bytes.is_empty());
+        let mut used = 0;
+        while let Some(len) = frame(&bytes[used..]) {
+            let said = &bytes[used..used + len];
+            self.happened.push(Happening::Frame(said.to_vec()));
+            used += len;
+            if said == [CLOSE] {
+                self.happened.push(Happening::Closed);
+                return None;
+            }
+            if let Some(announced) = announced(said) {
+                let target = (!announced.nowhere).then(|| Target::new(&announced));
+                target.iter().filter(|_| announced.over).for_each(Target::withdraw);
+                let place = Place { target: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
+                self.targets.push(target);
+                return Some(Taken { used, place: Some(place) });
+            }
+        }
+        Some(Taken { used, place: None })
+    }
+    fn placed(&mut self, key: LinkKey, landed: Landed) {
+        assert_eq!(key, KEY);
+        self.happened.push(Happening::Placed(landed));
+    }
+    fn heard(&mut self, _: LinkKey) {}
+    fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {}
+    fn returned(&mut self, _: LinkKey) {}
+    fn may_move(&mut self, _: LinkKey) {}
+    fn moved(&mut self, _: LinkKey, _: u64, _: std::io::Result<()>) {}
+    fn closed(&mut self, _: LinkKey, _: std::io::Error) {}
+}
+
+/// One end of a link, at which a stream arrives.
+struct End<'a> {
+    plan: &'a Plan,
+    receiving: Receiving,
+    covered: AtomicBool,
+    sink: Listener,
+    /// What has happened up to there is what should have.
+    checked: usize,
+    scratch: Vec<u8>,
+    sockets: (OwnedFd, OwnedFd),
+}
+
+impl End<'_> {
+    fn new(plan: &Plan, short: bool) -> End<'_> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let sockets = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("two sockets");
+        let scratch = vec![0xee; if short { BEHIND_PAYLOAD } else { SCRATCH }];
+        let (receiving, covered, sink) = Default::default();
+        End { plan, receiving, covered, sink, checked: 0, scratch, sockets }
+    }
+
+    /// These bytes arrive, behind `at` others; false when nothing more is wanted.
+    fn feed(&mut self, at: usize, bytes: &[u8]) -> bool {
+        let fed = self.receiving.feed(KEY, bytes, &self.covered, &mut self.sink);
+        if fed.is_err() {
+            self.sink.happened.push(Happening::Refused);
+        }
+        let goes_on = self.sink.happened.last().is_none_or(|last| !matches!(last, Happening::Refused | Happening::Closed));
+        assert_eq!(fed.unwrap_or(false), goes_on);
+        self.check(at + bytes.len(), goes_on);
+        goes_on
+    }
+
+    /// They come through the socket, and are read as a link reads them.
+    fn read(&mut self, mut at: usize, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            let written = rustix::io::write(&self.sockets.0, bytes).expect("an empty socket has room");
+            bytes = &bytes[written..];
+            let end = at + written;
+            loop {
+                let read = match self.receiving.read(self.sockets.1.as_raw_fd(), &mut self.scratch) {
+                    Ok(read) => read,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                        break;
+                    }
+                };
+                assert!(0 < read.total && read.in_scratch <= read.total && read.total <= end - at);
+                let placed = read.total - read.in_scratch;
+                if placed > 0 {
+                    let arriving = self.plan.payloads.iter().find(|payload| at < payload.begin + payload.len);
+                    assert!(arriving.is_some_and(|payload| payload.begin <= at && at + placed <= payload.begin + payload.len));
+                    assert!(read.in_scratch <= BEHIND_PAYLOAD);
+                }
+                let came = self.scratch[..read.in_scratch].to_vec();
+                if !self.feed(at + placed, &came) {
+                    return false;
+                }
+                at += read.total;
+                if !read.more {
+                    break;
+                }
+            }
+            assert_eq!(at, end, "bytes are left in the socket that nobody is told of");
+        }
+        true
+    }
+
+    /// When so many bytes have arrived, what they bring has happened, and nothing else.
+    fn check(&mut self, at: usize, goes_on: bool) {
+        let due = self.plan.happenings.partition_point(|(then, _)| *then <= at);
+        let happened = self.sink.happened[self.checked..].iter();
+        let wanted = self.plan.happenings[self.checked..due].iter().map(|(_, happening)| happening);
+        assert!(happened.eq(wanted), "not what was said has happened, {at} bytes from the beginning");
+        self.checked = due;
+        if goes_on {
+            assert_eq!(self.receiving.has_payload(), self.plan.is_arriving(at));
+            assert_eq!(self.receiving.partial().len(), self.plan.partial(at), "bytes of frames are kept, or lost");
+            let idle = self.receiving.partial().is_empty();
+            assert!(!idle || self.receiving.partial().capacity() == 0, "an idle link keeps a buffer");
+        }
+    }
+}
+
+/// The stream arrives, up to its end or where it is refused.
+fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &Plan, arrival: &Arrival, cuts: bool) {
+    let mut end = End::new(plan, arrival.short);
+    let every = match usize::from(arrival.every) {
+        0 => stream.len(),
+        // No more than some hundred reads.
+        every => every.max(stream.len() / 300),
+    };
+    let (mut at, mut socket, mut goes_on) = (0, arrival.socket, true);
+    while goes_on && at < stream.len() {
+        if let Some(mark) = marks.get(&at) {
+            end.covered.fetch_or(mark.covers, Ordering::Relaxed);
+            end.sink.targets.last().iter().filter(|_| mark.withdraws).for_each(|last| last.iter().for_each(Target::withdraw));
+            socket = mark.socket.filter(|_| cuts).unwrap_or(socket);
+        }
+        let mut later = marks.range(at + 1..).filter(|(_, mark)| cuts || mark.covers || mark.withdraws);
+        let next = later.next().map_or(stream.len(), |(next, _)| *next).min(at + every).min(stream.len());
+        goes_on = if socket { end.read(at, &stream[at..next]) } else { end.feed(at, &stream[at..next]) };
+        at = next;
+    }
+    let End { sink, mut receiving, mut scratch, sockets: (theirs, mine), .. } = end;
+    if goes_on {
+        drop(theirs);
+        let read = receiving.read(mine.as_raw_fd(), &mut scratch).expect("the end of what was sent");
+        assert_eq!((read.total, read.in_scratch), (0, 0));
+    }
+    assert_eq!(end.checked, plan.happenings.len(), "not all has happened");
+    assert_eq!(sink.targets.len(), plan.payloads.len());
+    for (target, Arriving { begin, len, withdrawn, .. }) in sink.targets.into_iter().zip(&plan.payloads) {
+        let came = (begin + len).min(*withdrawn).min(stream.len());
+        target.into_iter().for_each(|target| target.check(&stream[*begin..came]));
+    }
+}
+
+/// What a socket brings, cut in several ways: the same comes of it.
+pub fn receiving(mut bytes: &[u8]) {
+    let arrival = Arrival::read(&mut bytes);
+    let (stream, marks) = stream(&read_all(bytes, STEPS));
+    let withdrawn: Vec<usize> = marks.iter().filter(|(_, mark)| mark.withdraws).map(|(at, _)| *at).collect();
+    let covered = marks.iter().find(|(_, mark)| mark.covers).map_or(usize::MAX, |(at, _)| *at);
+    let plan = Plan::new(&stream, &withdrawn, covered);
+    play(&stream, &marks, &plan, &arrival, true);
+    // All together the other way, and byte by byte.
+    for (every, socket) in [(0, !arrival.socket), (1, arrival.socket)] {
+        play(&stream, &marks, &plan, &Arrival { every, socket, ..arrival }, false);
+    }
+}
