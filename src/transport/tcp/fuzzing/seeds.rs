@@ -47,7 +47,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         payload(middle(400), 0, covered.clone()),
         Step::Withdraw { back: small(5) },
         payload(small(30), 24, Trailer::Covered { flip: 1 }),
-        payload(small(30), 16, covered_gone),
+        payload(small(30), 16, covered_gone.clone()),
         frame(6),
     ];
     let nothing = [
@@ -68,6 +68,14 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         Step::Long { len: 9000 },
         Step::Cut { back: small(20), socket: false },
     ];
+    // More pieces than one read is given.
+    let pieces = [payload(middle(9000), 3, Trailer::Whole), Step::Cut { back: middle(9001), socket: true }, frame(8)];
+    let left_out = [
+        payload(small(8), 0, Trailer::Gone),
+        cover(),
+        payload(small(8), 0, covered_gone.clone()),
+        payload(small(8), 0, Trailer::Gone),
+    ];
     let changed = [payload(small(10), 0, Trailer::Byte { byte: 7 }), frame(2)];
     let ends = [payload(small(40), 0, Trailer::Whole), frame(2), Step::Close, frame(3)];
     let unasked = [payload(small(40), 0, covered), frame(2), payload(small(4), 0, Trailer::Missing), frame(9)];
@@ -80,6 +88,8 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("withdrawn-in-parts", seed(100, false, &withdrawn)),
         ("nothing", seed(0, true, &nothing)),
         ("long", seed(0, false, &long)),
+        ("pieces", seed(0, false, &pieces)),
+        ("left-out", seed(0, true, &left_out)),
         ("changed", seed(0, true, &changed)),
         ("closed", seed(0, true, &ends)),
         ("unasked", seed(5, true, &unasked)),
