@@ -70,6 +70,8 @@ pub(super) const MAX_SAID_BACK: usize = 16 << 20;
 pub(super) const MAX_NAME_BYTES: usize = 8 << 20;
 /// What it takes to keep a name, besides its bytes.
 pub(super) const NAME_COST: usize = 64;
+/// What it takes to say that something is refused, and why.
+const REFUSAL: usize = 100;
 /// What it takes to keep a transfer of a peer.
 const TRANSFER_COST: usize = 256;
 /// What it takes to keep a lease that a peer has.
@@ -125,17 +127,23 @@ impl<E: Env> Proto<E> {
         all > limit && (own > self.share(limit) || all > limit.saturating_mul(2))
     }
 
-    /// An error in words when no more bytes may be held for a peer.
-    fn check_bytes(&self, id: LinkId, more: usize) -> Result<(), String> {
-        let link = &self.links[id];
-        let limits = &self.config.limits;
+    /// What is held for a peer, with so many bytes more. An error in words when that is more than one peer may have.
+    fn check_own_bytes(&self, id: LinkId, more: usize) -> Result<usize, String> {
+        let (link, limit) = (&self.links[id], self.config.limits.peer_bytes);
         let own = link.account.requests + link.weight();
         let with_this = own.saturating_add(more);
-        if with_this > limits.peer_bytes {
-            return Err(format!("{own} bytes are in flight for this peer, and the limit is {}", limits.peer_bytes));
+        if with_this > limit {
+            return Err(format!("{own} bytes are in flight for this peer, and the limit is {limit}"));
         }
-        if self.exceeds(self.bytes.saturating_add(more), with_this, limits.bytes) {
-            return Err(format!("{} bytes are in flight for all peers, and the limit is {}", self.bytes, limits.bytes));
+        Ok(with_this)
+    }
+
+    /// An error in words when no more bytes may be held for a peer.
+    fn check_bytes(&self, id: LinkId, more: usize) -> Result<(), String> {
+        let with_this = self.check_own_bytes(id, more)?;
+        let limit = self.config.limits.bytes;
+        if self.exceeds(self.bytes.saturating_add(more), with_this, limit) {
+            return Err(format!("{} bytes are in flight for all peers, and the limit is {limit}", self.bytes));
         }
         Ok(())
     }
@@ -158,13 +166,16 @@ impl<E: Env> Proto<E> {
         })
     }
 
-    /// Whether an answer of so many bytes may wait to be sent.
-    pub(super) fn admit_answer(&mut self, id: LinkId, bytes: usize) -> Result<(), Status> {
+    /// Whether an answer of so many bytes may wait to be sent. Its request, which took `freed`, has just ended.
+    pub(super) fn admit_answer(&mut self, id: LinkId, bytes: usize, freed: usize) -> Result<(), Status> {
         // Most peers read: nothing waits.
         if self.links[id].weight() == 0 && bytes <= UNCOUNTED {
             return Ok(());
         }
-        self.check_bytes(id, bytes).map_err(|reason| {
+        // What takes no more than the request did, or than a refusal, is no more in all; and the handler has run.
+        let checked =
+            if bytes <= freed.max(REFUSAL) { self.check_own_bytes(id, bytes).map(drop) } else { self.check_bytes(id, bytes) };
+        checked.map_err(|reason| {
             tell(&mut self.outputs, &mut self.limited.answers, "answers give way to refusals, as nobody reads them", &reason);
             Status::Busy(reason)
         })

@@ -273,7 +273,7 @@ impl<E: Env> Proto<E> {
         let mut reply = reply;
         let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
         let known = self.remove_request(request).filter(|request| !request.is_orphan);
-        let Some(Request { link: id, call, one_way, cancelled, .. }) = known else {
+        let Some(Request { link: id, call, one_way, cancelled, cost, .. }) = known else {
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
             return Err(Failure::Cancelled);
         };
@@ -294,7 +294,7 @@ impl<E: Env> Proto<E> {
             Ok(reply) if reply.content.len() > limit => {
                 Err(Status::TooLarge { size: reply.content.len() as u64, limit: limit as u64 })
             }
-            Ok(reply) => self.admit_answer(id, reply.content.len()).map(|()| reply),
+            Ok(reply) => self.admit_answer(id, reply.content.len(), cost).map(|()| reply),
             Err(status) => Err(status),
         };
         let outcome = match reply {

@@ -175,6 +175,33 @@ fn answers_that_are_not_read() {
     net.end();
 }
 
+/// What takes no more than the request did, is never refused: its handler has run, and the peer reads. Not even where others have
+/// had their share since, so that there is too much in all.
+#[test]
+fn answers_that_take_the_place_of_their_requests() {
+    let mut net = net_with(Limits { bytes: 100_000, ..limits() }, 2);
+    for host in [1, 2] {
+        net.call(host, 0, call("x"));
+    }
+    net.advance(10 * MOMENT);
+    net.settle_until_served(0);
+    let greedy: Vec<_> = (0..9).map(|n| net.call(1, 0, call(pattern(n, 10_000)))).collect();
+    net.advance(10 * MOMENT);
+    let honest: Vec<_> = (0..4).map(|n| net.call(2, 0, call(pattern(n, 10_000)))).collect();
+    net.advance(10 * MOMENT);
+    assert_eq!(net.hosts[0].inbox.len(), 9 + 4);
+    // All at once: the first of them are not out when the next come.
+    for _ in 0..13 {
+        let arrived = net.hosts[0].take();
+        assert!(net.with_host(0, |host| host.answer(arrived.request, &pattern(1, 1_000))).is_ok());
+    }
+    net.settle();
+    greedy.iter().for_each(|op| assert!(net.hosts[1].body(*op) == pattern(1, 1_000)));
+    honest.iter().for_each(|op| assert!(net.hosts[2].body(*op) == pattern(1, 1_000)));
+    assert_eq!(net.hosts[0].proto.limited().answers, 0);
+    net.end();
+}
+
 /// What costs the peer nothing, and has an answer: pings, pulls of nothing, shutdowns.
 #[test]
 fn floods_that_are_never_read() {
