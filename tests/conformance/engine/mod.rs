@@ -5,6 +5,7 @@ mod after;
 mod finalize;
 mod in_flight;
 mod knobs;
+mod limits;
 mod reach;
 mod shutdown;
 mod timers;
