@@ -192,7 +192,7 @@ fn without_the_key() {
 
 /// A challenge and a refusal, and nothing else.
 #[track_caller]
-fn assert_no_hello(mut heard: &[u8]) {
+pub fn assert_no_hello(mut heard: &[u8]) {
     while !heard.is_empty() {
         assert!(heard.starts_with(MAGIC), "{heard:?}");
         assert!([CHALLENGE, REFUSAL].contains(&heard[PIECE_LEN - 1]), "{heard:?}");

@@ -19,7 +19,7 @@ use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, HONEST, LEN, full_of};
 
 /// Dials as somebody else; and has the victim ask for things.
-fn claiming(scene: &Scene, incarnation: u64, addresses: &[&str], ticket: Option<u64>) -> Liar {
+pub fn claiming(scene: &Scene, incarnation: u64, addresses: &[&str], ticket: Option<u64>) -> Liar {
     let mut liar = Liar::dial(&scene.address);
     liar.bytes(&hello(incarnation, 64 << 20, addresses, ticket, false));
     liar.until("a ticket", |liar| liar.said.iter().any(|(m, _)| matches!(m, Message::Ticket { .. })));
@@ -32,7 +32,7 @@ fn ticket_of(liar: &Liar) -> u64 {
 
 /// It is served as what it is, and reaches nothing that is for the one that it claims to be.
 #[track_caller]
-fn assert_nobody_else(liar: &mut Liar, scene: &Scene, bound: &Bulk) {
+pub fn assert_nobody_else(liar: &mut Liar, scene: &Scene, bound: &Bulk) {
     let range = Range { offset: 0, len: 16, ..Range::of(900, bound) };
     assert!(matches!(liar.pull(range), Err(Status::AccessDenied(_))), "it was taken for another");
     liar.tell(&Message::Push(Range { transfer: 901, ..range }), &[]);

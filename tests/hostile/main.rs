@@ -31,6 +31,7 @@ mod replay;
 mod scene;
 mod servers;
 mod slow;
+mod stolen;
 mod victim;
 mod way;
 
