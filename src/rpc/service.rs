@@ -29,6 +29,7 @@ impl Service for EngineService {
                 proto.release(incoming.link, incoming.leases);
                 proto.deny(incoming.request, incoming.link, &incoming.name);
             });
+            shared.finalizing().look_again();
             return None;
         }
         let status = match shared.registry.find(incoming.provider, &incoming.name) {
@@ -42,6 +43,7 @@ impl Service for EngineService {
             // That the caller may be gone already changes nothing here.
             let _ = proto.respond(incoming.request, Err(status));
         });
+        shared.finalizing().look_again();
         None
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{Engine, Request};
 
-use crate::support::{BOUND, Net, eventually};
+use crate::support::{BOUND, Gate, Net, Pair, eventually};
 
 /// Runs `action`, and asserts that it did not take long.
 #[track_caller]
@@ -262,7 +262,35 @@ fn an_engine_in_a_thread_local_ends_with_its_thread(net: &Net) {
     told.recv_timeout(BOUND).unwrap();
 }
 
+/// Of what is being decided on when finalizing begins, the end is noticed: also of what is denied, and of calls of nothing.
+fn what_is_refused_is_not_waited_for(net: &Net) {
+    for allowed in [false, true] {
+        let (asked, decide) = (Gate::default(), Gate::default());
+        let (tell, wait) = (asked.clone(), decide.clone());
+        let server = net.server_with(|builder| {
+            builder.authorize(move |_| {
+                tell.open();
+                wait.wait();
+                allowed
+            })
+        });
+        let pair = Pair::of(server, net.client());
+        pair.client.procedure::<(), ()>("nothing").on(&pair.to_server).notify(&()).unwrap();
+        asked.wait();
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            let finalizing = scope.spawn(|| pair.server.finalize());
+            // It waits for what is in progress.
+            thread::sleep(Duration::from_millis(100));
+            decide.open();
+            finalizing.join().unwrap().unwrap();
+        });
+        assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    }
+}
+
 suite![
+    what_is_refused_is_not_waited_for,
     an_engine_in_a_thread_local_ends_with_its_thread,
     finalize_is_idempotent,
     clones_are_the_same_engine,

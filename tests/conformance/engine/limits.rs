@@ -452,6 +452,7 @@ fn transfers_of_one_peer(net: &Net) {
     let small = bulk.slice(0, 1000).unwrap();
     let to = &slow.caller.to;
     let local = |len: usize| slow.caller.engine.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
+    let mut refused = 0;
     for round in 0..6 {
         let go_on = slow.stall();
         let pulls: Vec<_> = (0..MOST).map(|_| bulk.on(to).start_pull_into(local(PART))).collect();
@@ -466,7 +467,11 @@ fn transfers_of_one_peer(net: &Net) {
             pulls.iter().for_each(|pull| pull.cancel());
         }
         go_on.open();
-        beyond.into_iter().for_each(|transfer| assert_busy(transfer.wait().0));
+        for (result, _) in beyond.into_iter().map(|transfer| transfer.wait()) {
+            refused += usize::from(is_busy(&result));
+            // What a tcp connection takes is the system's to say.
+            assert!(is_busy(&result) || net.scheme() == "tcp" && result.is_ok(), "{result:?}");
+        }
         for (result, _) in pulls.into_iter().map(|pull| pull.wait()) {
             match round % 2 {
                 0 => assert_error!(result, Error::Cancelled { .. }),
@@ -490,6 +495,7 @@ fn transfers_of_one_peer(net: &Net) {
         });
         pieces.clear();
     }
+    assert!(refused > 0);
 }
 
 /// Pushes from several threads at once, of which one may be in progress.
