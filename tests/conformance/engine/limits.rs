@@ -30,9 +30,12 @@ async fn panics(_: Request, _: String) {
 /// A server that has requests wait until they are let go.
 struct Server {
     engine: Engine,
-    held: Arc<Mutex<Vec<(u64, Responder<()>)>>>,
+    held: Arc<Mutex<Vec<Numbered>>>,
     notes: Arc<AtomicUsize>,
 }
+
+/// A request that is held, and its number.
+type Numbered = (u64, Responder<()>);
 
 /// The number of a request that nobody waits for.
 const STRAY: u64 = 0;
