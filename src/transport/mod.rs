@@ -12,6 +12,7 @@ mod shm;
 mod tcp;
 #[cfg(test)]
 mod tests;
+mod unaccepted;
 #[cfg(feature = "verbs")]
 mod verbs;
 

@@ -32,6 +32,7 @@ use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
+use super::unaccepted::Unaccepted;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, source_towards};
 use crate::{Address, Error, Result, Scheme};
 use handshake::{Admission, Hello, Packet};
@@ -71,9 +72,7 @@ pub(crate) struct Shm {
     /// How many are in `hot`.
     heat: AtomicUsize,
     scratch: Mutex<Vec<u8>>,
-    /// Listeners that could not accept somebody who waits.
-    refused: Mutex<Vec<usize>>,
-    has_refused: AtomicBool,
+    unaccepted: Unaccepted,
     /// Not 0 when somebody has rung from the processor that the woken thread is on: one more than how often something has come
     /// since.
     crowded: AtomicU32,
@@ -228,8 +227,7 @@ impl Shm {
             hot: Mutex::default(),
             heat: AtomicUsize::new(0),
             scratch: Mutex::new(vec![0; ring::MAX_BODY]),
-            refused: Mutex::default(),
-            has_refused: AtomicBool::new(false),
+            unaccepted: Unaccepted::default(),
             crowded: AtomicU32::new(0),
         }
     }
@@ -256,13 +254,7 @@ impl Shm {
                 Ok(socket) => self.welcome(socket, sink),
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                Err(error) => {
-                    // Out of descriptors, most likely: there may be some at the next poll.
-                    self.refused.lock().push(token);
-                    self.has_refused.store(true, Ordering::Relaxed);
-                    tracing::warn!(target: "calomel::shm", %error, "a connection can't be accepted");
-                    return;
-                }
+                Err(error) => return self.unaccepted.note(token, &error.into()),
             }
         }
     }
@@ -379,9 +371,8 @@ impl Transport for Shm {
 
     fn poll(&self, sink: &mut dyn Sink) -> bool {
         self.take_nudged();
-        if self.has_refused.load(Ordering::Relaxed) && self.has_refused.swap(false, Ordering::Relaxed) {
-            let refused = std::mem::take(&mut *self.refused.lock());
-            refused.into_iter().for_each(|token| self.accept(token, sink));
+        if self.unaccepted.is_any() {
+            self.unaccepted.due().into_iter().for_each(|token| self.accept(token, sink));
         }
         if self.heat.load(Ordering::Relaxed) == 0 {
             return false;

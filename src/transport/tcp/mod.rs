@@ -23,6 +23,7 @@ use std::time::Duration;
 use mio::{Interest, Token};
 use parking_lot::Mutex;
 
+use super::unaccepted::Unaccepted;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve};
 use crate::{Address, Error, Result, Scheme};
 #[cfg(feature = "tls")]
@@ -48,8 +49,7 @@ pub(crate) struct Tcp {
     /// Links that may have more to read, or had something a moment ago, or were sent something.
     hot: Mutex<Vec<Hot>>,
     scratch: Mutex<Scratch>,
-    /// Listeners that could not accept somebody who waits.
-    refused: Mutex<Vec<usize>>,
+    unaccepted: Unaccepted,
     keep_alive: Duration,
     /// Where all connections are to be TLS: those that are not yet.
     #[cfg(feature = "tls")]
@@ -128,7 +128,7 @@ impl Tcp {
             }),
             hot: Mutex::default(),
             scratch: Mutex::new(Scratch { bytes: vec![0; SCRATCH], plain: Vec::new() }),
-            refused: Mutex::default(),
+            unaccepted: Unaccepted::default(),
             keep_alive: options.silence,
         })
     }
@@ -197,10 +197,8 @@ impl Tcp {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
                 Err(error) => {
-                    // Out of descriptors, most likely: there may be some at the next poll.
-                    self.refused.lock().push(token);
+                    self.unaccepted.note(token, &error);
                     self.shared.busy.store(true, Ordering::Release);
-                    tracing::warn!(target: "calomel::tcp", %error, "a connection can't be accepted");
                     return;
                 }
             }
@@ -332,8 +330,10 @@ impl Transport for Tcp {
         self.heat_what_is_warm();
         let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
         let mut any = false;
-        let refused = std::mem::take(&mut *self.refused.lock());
-        refused.into_iter().for_each(|token| self.accept(token, sink));
+        if self.unaccepted.is_any() {
+            self.shared.busy.store(true, Ordering::Release);
+            self.unaccepted.due().into_iter().for_each(|token| self.accept(token, sink));
+        }
         for link in links {
             any |= link.resume(sink);
             let received = self.receive(&link, sink);
