@@ -134,3 +134,29 @@ fn slow_loris() {
     assert!(dropped > 0 && server.grown() < 180 * MIB, "{} MiB", server.grown() / MIB);
     assert!(slowest < patience() * Duration::from_secs(3), "{slowest:?}");
 }
+
+/// Who once said something long, and has said a byte of what comes next, holds a byte, and not what the long one took.
+#[test]
+fn one_byte_behind_a_long_frame() {
+    let _watchdog = Watchdog::start("one_byte_behind_a_long_frame");
+    memory::raise_file_limit();
+    let server = Server::start(&format!("- {} {}", 16 * MIB, 64 * MIB));
+    let before = memory::resident(server.pid());
+    const ANSWER: usize = 10_000;
+    let long = request(1, 0, Some("length"), false, &[7; 1000 << 10]);
+    let short = request(2, 1, Some("answer"), false, &postcard::to_stdvec(&ANSWER).unwrap());
+    let bytes = [&long[..], &short, &short[..1]].concat();
+    let raws: Vec<Raw> = (0..200)
+        .map(|_| {
+            let mut raw = Raw::enter(&server.address);
+            raw.stream.write_all(&bytes).unwrap();
+            raw.read(ANSWER);
+            raw
+        })
+        .collect();
+    let client = engine();
+    assert_serves(&client, &client.lookup(&server.address).unwrap());
+    let grown = memory::resident(server.pid()).saturating_sub(before);
+    println!("{} connections with a byte of half a frame each: {} MiB", raws.len(), grown / MIB);
+    assert!(grown < 40 * MIB, "{} MiB", grown / MIB);
+}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use calomel::{Endpoint, Engine, Request};
 
 use crate::memory;
-use crate::raw::{ABORT, CANCEL, PING, PONG, PULL, Raw, announcement, message, request};
+use crate::raw::{ABORT, CANCEL, PING, PONG, PULL, REVOKED, Raw, announcement, message, request};
 use crate::server::Server;
 use crate::support::*;
 
@@ -218,12 +218,12 @@ fn announcements_that_are_taken_back() {
             number += 300;
             let pair = |number: u64| {
                 let name = (number == 0).then_some("length");
-                [announcement(number, 0, name, 15 << 20), message(CANCEL, &number)].concat()
+                [announcement(number, 0, name, 7 << 20), message(CANCEL, &number)].concat()
             };
             Some(pairs.flat_map(pair).collect())
         }
     };
-    flooded("announcements that are taken back", each(8, flood));
+    flooded("announcements that are taken back", each(4, flood));
 }
 
 #[test]
@@ -231,8 +231,12 @@ fn small_frames_of_every_kind() {
     let _watchdog = Watchdog::start("small_frames_of_every_kind");
     // A pull names owner, token, offset and length.
     let pull = |number: u64| message(PULL, &(number, 1u64, [7u8; 16], 0u64, 1u64));
-    let kinds: [fn(u64) -> Vec<u8>; 3] =
-        [|_| message(PING, &()), |number| message(CANCEL, &number), |number| message(ABORT, &(number, false))];
+    let kinds: [fn(u64) -> Vec<u8>; 4] = [
+        |_| message(PING, &()),
+        |number| message(CANCEL, &number),
+        |number| message(ABORT, &(number, false)),
+        |number| message(REVOKED, &u128::from(number).to_le_bytes()),
+    ];
     let mut floods = Vec::new();
     for kind in kinds {
         floods.extend(each(2, || {

@@ -105,6 +105,7 @@ pub const PULL: u8 = 4;
 pub const ABORT: u8 = 7;
 pub const PING: u8 = 9;
 pub const PONG: u8 = 10;
+pub const REVOKED: u8 = 13;
 
 pub fn message<T: serde::Serialize>(number: u8, fields: &T) -> Vec<u8> {
     let mut message = vec![number];
