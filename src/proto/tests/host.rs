@@ -1,6 +1,6 @@
 //! One engine of a test: its protocol, and all that the protocol told it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,6 +30,8 @@ pub struct Host {
     pub stale: Vec<u128>,
     /// Refusals that were to be logged.
     pub log: Vec<Log>,
+    /// Requests that this host has heard of: it will answer them, or has.
+    pub delivered: HashSet<RequestId>,
     pub shutdowns: usize,
     /// Links whose payloads are to have checksums.
     pub covered: Vec<LinkId>,
@@ -118,6 +120,7 @@ impl Host {
             leased: Vec::new(),
             stale: Vec::new(),
             log: Vec::new(),
+            delivered: HashSet::new(),
             shutdowns: 0,
             covered: Vec::new(),
             exposed: HashMap::new(),
@@ -143,6 +146,7 @@ impl Host {
     }
 
     pub fn request(&mut self, incoming: Incoming<TestEnv>) {
+        self.delivered.insert(incoming.request);
         let (body, large) = body_of(&incoming.body);
         let arrived = Arrived {
             request: incoming.request,
@@ -242,6 +246,11 @@ impl Host {
         }
         if let Some(at) = self.proto.next_timeout() {
             wrong.push(format!("a timer, for {at:?}"));
+        }
+        for (id, request) in &self.proto.requests {
+            if request.body.is_none() && !self.delivered.contains(&id) {
+                wrong.push(format!("{id:?} is kept for a handler that has never heard of it"));
+            }
         }
         for request in &self.cancelled {
             if self.proto.is_wanted(*request) {
