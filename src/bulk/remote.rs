@@ -87,6 +87,9 @@ impl RemoteBulk {
 
     /// Copies from local memory into the peer's, and blocks until that is done; how many bytes were moved.
     ///
+    /// On an error, any part of the peer's memory may have been written, and some of it with zeros: what had been begun when the
+    /// push was given up. Once this returns, nothing reads the source any more.
+    ///
     /// # Errors
     /// As [`RemoteBulk::pull_into`].
     pub fn push_from(&self, source: impl PushSource) -> Result<usize> {
