@@ -1,6 +1,5 @@
 //! Whoever takes the log may use the engine that it is about: nothing is locked while a line is taken.
 
-#[allow(dead_code)]
 mod common;
 
 use std::io::{Read, Write};
