@@ -346,6 +346,20 @@ impl Forged {
         self.ring();
     }
 
+    /// Says two records, of which the first can be seen when both are there.
+    pub fn put_two(&mut self, first: (u64, &[u8]), second: (u64, &[u8])) {
+        let after = |at: usize, body: &[u8]| at + (8 + body.len()).next_multiple_of(64);
+        let (at, behind) = (self.at, after(self.at, first.1));
+        let next = after(behind, second.1);
+        self.mine.write(at + 8, first.1);
+        self.mine.write(behind + 8, second.1);
+        self.mine.word(HEAD + next % RING).store(0, Ordering::SeqCst);
+        self.mine.word(HEAD + behind % RING).store(second.0 << 32 | second.1.len() as u64, Ordering::SeqCst);
+        self.mine.word(HEAD + at % RING).store(first.0 << 32 | first.1.len() as u64, Ordering::SeqCst);
+        self.at = next;
+        self.ring();
+    }
+
     /// A frame of its own.
     pub fn tell(&mut self, message: &Message, body: &[u8]) {
         self.put(BYTES, &message.frame(body));

@@ -597,6 +597,38 @@ fn one_that_is_hung_up_on_and_talks_on_is_not_listened_to() {
 }
 
 #[test]
+fn what_was_lent_for_a_cancelled_call_is_not_the_next_ones() {
+    const LEN: usize = 100_000;
+    let _watchdog = Watchdog::start("lies::what_was_lent_for_a_cancelled_call_is_not_the_next_ones");
+    let engine = |builder: calomel::EngineBuilder| builder.listen("shm://").build().unwrap();
+    let (server, client) = (engine(calomel::Engine::builder()), engine(calomel::Engine::builder()));
+    server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
+    let echo = client.procedure::<Vec<u8>, Vec<u8>>("echo").on(client.lookup(server.address()).unwrap());
+    let word = b"SECRET-OF-ANOTHER-PEER!";
+    let secret: Vec<u8> = word.iter().copied().cycle().take(LEN - 3).collect();
+    let lent = vec![6u8; LEN];
+    for _ in 0..10 {
+        // What messages arrive in is used again.
+        let calls: Vec<_> = (0..4).map(|_| echo.start(&secret).unwrap()).collect();
+        assert!(calls.into_iter().all(|call| call.wait().unwrap() == secret));
+        let mut liar = Forged::greeted(&server.address().to_string(), false);
+        liar.call(7, "echo", LEN, &[]);
+        liar.tell(&Message::Data { stream: Stream::Request, id: 7, offset: 0, len: LEN as u32 }, &[]);
+        liar.set(Word::Granted(0), 1);
+        let loan = [0, 1, 0, lent.as_ptr() as u64, LEN as u64];
+        // In one turn, so that the memory is lent to the first call, and is read when there is the second.
+        let again = [Message::Cancel { call: 7 }.frame(&[]), Message::call(7, "echo", LEN).frame(&[])].concat();
+        liar.put_two((LOAN, &loan.map(u64::to_le_bytes).concat()), (BYTES, &again));
+        let (begin, mut heard) = (Instant::now(), Vec::new());
+        while begin.elapsed() < Duration::from_millis(50) {
+            heard.extend(liar.try_next().map(|(_, body)| body).unwrap_or_default());
+        }
+        assert!(!heard.windows(word.len()).any(|bytes| bytes == word), "a peer is told what another has sent");
+    }
+    assert_eq!(echo.call(&secret).unwrap(), secret);
+}
+
+#[test]
 fn what_is_read_may_change_meanwhile() {
     // A frame that another thread of the peer writes while it is taken: one or the other, or garbage, and no harm.
     let _watchdog = Watchdog::start("lies::what_is_read_may_change_meanwhile");
