@@ -23,22 +23,50 @@ fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Trans
     assert!(seen.upgrade().is_none(), "{address}: the link is kept, and its socket with it");
 }
 
+/// Dials a listener of its own, and ends before anybody has closed the link.
+fn a_link_that_nobody_has_closed_goes_with_its_transport(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+    let poll = mio::Poll::new().unwrap();
+    let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
+    let transport = make(Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 });
+    let address = transport.listen(&address.parse().unwrap()).unwrap();
+    let seen: Mutex<Option<Weak<dyn Link>>> = Mutex::new(None);
+    let dialled = transport.connect(LinkKey(1), &address, &|link| *seen.lock() = Some(Arc::downgrade(&link)));
+    dialled.unwrap();
+    let seen = seen.lock().take().unwrap();
+    assert!(seen.upgrade().is_some());
+    drop(transport);
+    assert!(seen.upgrade().is_none(), "{address}: the link is kept, and its socket with it");
+}
+
+fn tcp(reactor: Reactor) -> Box<dyn Transport> {
+    let options = TcpOptions {
+        silence: Duration::from_secs(10),
+        #[cfg(feature = "tls")]
+        tls: None,
+    };
+    Box::new(Tcp::new(reactor, options).unwrap())
+}
+
+fn shm(reactor: Reactor) -> Box<dyn Transport> {
+    Box::new(Shm::new(reactor, ShmOptions { group: None, lending: Lending::Crowded, shortcuts: false }))
+}
+
 #[test]
 fn a_tcp_link_that_is_closed_at_once_is_gone() {
-    let make = |reactor| -> Box<dyn Transport> {
-        let options = TcpOptions {
-            silence: Duration::from_secs(10),
-            #[cfg(feature = "tls")]
-            tls: None,
-        };
-        Box::new(Tcp::new(reactor, options).unwrap())
-    };
-    a_link_that_is_closed_at_once_is_gone(make, "tcp://127.0.0.1:0");
+    a_link_that_is_closed_at_once_is_gone(tcp, "tcp://127.0.0.1:0");
 }
 
 #[test]
 fn an_shm_link_that_is_closed_at_once_is_gone() {
-    let options = ShmOptions { group: None, lending: Lending::Crowded, shortcuts: false };
-    let make = |reactor| -> Box<dyn Transport> { Box::new(Shm::new(reactor, options)) };
-    a_link_that_is_closed_at_once_is_gone(make, "shm://");
+    a_link_that_is_closed_at_once_is_gone(shm, "shm://");
+}
+
+#[test]
+fn a_tcp_link_that_nobody_has_closed_goes_with_its_transport() {
+    a_link_that_nobody_has_closed_goes_with_its_transport(tcp, "tcp://127.0.0.1:0");
+}
+
+#[test]
+fn an_shm_link_that_nobody_has_closed_goes_with_its_transport() {
+    a_link_that_nobody_has_closed_goes_with_its_transport(shm, "shm://");
 }

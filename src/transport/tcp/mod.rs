@@ -277,6 +277,15 @@ impl Tcp {
     }
 }
 
+impl Drop for Tcp {
+    /// Lets go of links that nobody has closed, as one that was accepted while the engine ended: they and what they share with
+    /// this hold each other. Their sockets end with them, and are not shut down: a forked child has them, too.
+    fn drop(&mut self) {
+        let links = std::mem::take(&mut self.shared.entries.lock().links);
+        drop(links);
+    }
+}
+
 impl Transport for Tcp {
     fn capabilities(&self) -> Capabilities {
         Capabilities { scheme: Scheme::Tcp }
