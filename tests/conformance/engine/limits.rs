@@ -458,6 +458,8 @@ fn transfers_of_one_peer(net: &Net) {
     let pushed_to = server.engine.expose_with(vec![0u8; PART], BulkMode::WriteOnly, &terms).unwrap();
     let space = travelled(&pushed_to.bulk());
     let to = &slow.caller.to;
+    // Over verbs, who stalls has no credits back either, and can't ask for ever.
+    let tries = if net.scheme() == "verbs" { 2 } else { 20 };
     let local = |len: usize| slow.caller.engine.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
     for round in 0..6 {
         // All pull into one memory: what comes is the same.
@@ -467,7 +469,7 @@ fn transfers_of_one_peer(net: &Net) {
         let pulls: Vec<_> = (0..MOST).map(|_| start(&bulk)).collect();
         // While the connection takes what it can, and when it takes no more.
         let mut beyond = Vec::new();
-        for _ in 0..20 {
+        for _ in 0..tries {
             beyond.extend([&bulk, &part_of_it, &small].map(start));
             slow.await_heard(&server);
         }
