@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(crate) mod fault;
 mod loopback;
+mod rest;
 mod shm;
 mod tcp;
 #[cfg(test)]
@@ -178,18 +179,6 @@ pub(crate) struct Taken {
     pub used: usize,
     /// What follows them is a payload.
     pub place: Option<Place>,
-}
-
-/// Keeps what is left behind the bytes that are done with: in a buffer of its own size, so that the few bytes that a link has
-/// between turns do not hold on to what a long frame once took, and an idle link has no buffer at all.
-fn keep_rest(partial: &mut Vec<u8>, used: usize) {
-    const SPARE: usize = 4 << 10;
-    if used > 0 {
-        partial.drain(..used);
-        if partial.is_empty() || partial.capacity() > 2 * partial.len() + SPARE {
-            partial.shrink_to_fit();
-        }
-    }
 }
 
 /// Who is told what happens on links.

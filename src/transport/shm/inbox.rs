@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::{Landed, LinkKey, Place, Sink, Taken, keep_rest};
+use super::super::rest::keep_rest;
+use super::super::{Landed, LinkKey, Place, Sink, Taken};
 use super::blocks;
 use super::line::Line;
 use super::ring::{Consumer, Kind, MAX_BODY, Nonsense, Record};

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use super::super::{Landed, LinkKey, Place, Sink, Taken, keep_rest};
+use super::super::rest::keep_rest;
+use super::super::{Landed, LinkKey, Place, Sink, Taken};
 use super::sending::{COVERED, COVERED_GONE, GONE, WHOLE, sum_behind};
 use super::sys;
 

@@ -28,4 +28,6 @@ pub(crate) trait Sink {
     fn heard(&mut self, key: LinkKey);
 }
 
+#[path = "../../../src/transport/rest.rs"]
+mod rest;
 pub(crate) mod shm;
