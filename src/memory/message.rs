@@ -72,15 +72,8 @@ pub(super) fn keep(buffer: Buffer) {
     }
 }
 
-/// A message that has arrived, whole.
-pub(crate) struct Message(Option<Buffer>);
-
-impl Message {
-    /// `None`: an empty one.
-    pub(super) fn new(buffer: Option<Buffer>) -> Message {
-        Message(buffer)
-    }
-}
+/// A message that has arrived, whole. `None`: an empty one.
+pub(crate) struct Message(pub(super) Option<Buffer>);
 
 impl Deref for Message {
     type Target = [u8];

@@ -114,7 +114,7 @@ impl Region {
     /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.
     pub(crate) fn take_message(&self) -> Message {
         self.close();
-        Message::new(self.owned.lock().take())
+        Message(self.owned.lock().take())
     }
 
     /// Length in bytes, all segments together.

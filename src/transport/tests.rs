@@ -7,8 +7,14 @@ use parking_lot::Mutex;
 
 use super::{Lending, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
 
-/// Dials a listener of its own, and closes the link as soon as it is there, before it is in use.
-fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+/// Dials a listener of its own; what is done with the link as soon as it is there, and afterwards with the transport. Then the
+/// link is gone.
+fn a_link_is_gone(
+    make: impl Fn(Reactor) -> Box<dyn Transport>,
+    address: &str,
+    attached: impl Fn(&dyn Link),
+    afterwards: impl FnOnce(Box<dyn Transport>) -> Option<Box<dyn Transport>>,
+) {
     let poll = mio::Poll::new().unwrap();
     let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
     let transport = make(Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 });
@@ -16,26 +22,21 @@ fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Trans
     let seen: Mutex<Option<Weak<dyn Link>>> = Mutex::new(None);
     let dialled = transport.connect(LinkKey(1), &address, &|link| {
         *seen.lock() = Some(Arc::downgrade(&link));
-        link.close();
+        attached(&*link);
     });
     dialled.unwrap();
+    let _transport = afterwards(transport);
     let seen = seen.lock().take().unwrap();
     assert!(seen.upgrade().is_none(), "{address}: the link is kept, and its socket with it");
 }
 
-/// Dials a listener of its own, and ends before anybody has closed the link.
+/// Before it is in use.
+fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+    a_link_is_gone(make, address, |link| link.close(), Some);
+}
+
 fn a_link_that_nobody_has_closed_goes_with_its_transport(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
-    let poll = mio::Poll::new().unwrap();
-    let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
-    let transport = make(Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 });
-    let address = transport.listen(&address.parse().unwrap()).unwrap();
-    let seen: Mutex<Option<Weak<dyn Link>>> = Mutex::new(None);
-    let dialled = transport.connect(LinkKey(1), &address, &|link| *seen.lock() = Some(Arc::downgrade(&link)));
-    dialled.unwrap();
-    let seen = seen.lock().take().unwrap();
-    assert!(seen.upgrade().is_some());
-    drop(transport);
-    assert!(seen.upgrade().is_none(), "{address}: the link is kept, and its socket with it");
+    a_link_is_gone(make, address, |_| (), |_| None);
 }
 
 fn tcp(reactor: Reactor) -> Box<dyn Transport> {

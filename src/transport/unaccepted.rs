@@ -29,7 +29,9 @@ impl Unaccepted {
     pub(super) fn note(&self, token: usize, error: &io::Error) {
         let count = {
             let mut state = self.state.lock();
-            state.tokens.push(token);
+            if !state.tokens.contains(&token) {
+                state.tokens.push(token);
+            }
             state.since = Some(Instant::now());
             state.count += 1;
             state.count
@@ -64,6 +66,7 @@ mod tests {
     fn it_is_tried_again_after_a_while() {
         let unaccepted = Unaccepted::default();
         assert!(!unaccepted.is_any() && unaccepted.due().is_empty());
+        unaccepted.note(7, &io::ErrorKind::OutOfMemory.into());
         unaccepted.note(7, &io::ErrorKind::OutOfMemory.into());
         let noted = Instant::now();
         let due = loop {

@@ -22,13 +22,7 @@ mod message {
         }
     }
 
-    pub(crate) struct Message(Option<Buffer>);
-
-    impl Message {
-        pub(super) fn new(buffer: Option<Buffer>) -> Message {
-            Message(buffer)
-        }
-    }
+    pub(crate) struct Message(pub(super) Option<Buffer>);
 
     impl Deref for Message {
         type Target = [u8];
