@@ -10,7 +10,7 @@ use crate::raw::{Listener, Raw, hello, message, versions};
 use crate::support::*;
 
 /// The versions that are spoken here.
-const SPOKEN: (u16, u16) = (2, 2);
+const SPOKEN: (u16, u16) = (3, 3);
 
 // What messages are.
 const CREDIT: u8 = 0;

@@ -18,7 +18,7 @@ pub(crate) use greeting::{Greeting, Hello, Refusal, Said, greet, greeting};
 pub(crate) use {frame::PREFIX_LEN, greeting::PREAMBLE_LEN};
 
 /// Versions of the protocol that this crate speaks, lowest and highest.
-pub(crate) const VERSIONS: (u16, u16) = (2, 2);
+pub(crate) const VERSIONS: (u16, u16) = (3, 3);
 pub(crate) const MAGIC: [u8; 8] = *b"calomel\0";
 /// Longest hello: eight addresses of 300 bytes and the numbers fit many times.
 pub(crate) const MAX_HELLO: usize = 16 << 10;
