@@ -38,7 +38,8 @@ struct State {
     overdue: usize,
 }
 
-/// Links are given this long to take what has been said.
+/// Peers that take nothing of what has been said for this long, or do not end their side of the connection, are given up. One that
+/// does take it has as much time as handlers have.
 const FLUSH: Duration = Duration::from_secs(1);
 
 impl Finalizing {
@@ -149,6 +150,24 @@ fn quietly(shared: &Shared, work: impl FnOnce()) {
     CALLBACK_OF.set(outer);
 }
 
+/// Waits until the peers have taken what has been said, and have ended the connections.
+fn flush(shared: &Shared) {
+    let core = &shared.core;
+    let begin = Instant::now();
+    let (mut unsent, mut since) = (usize::MAX, begin);
+    // Nothing wakes this thread when the last link goes while another one drives, so it looks again after a moment.
+    while !core.look(|proto| proto.links_gone()) {
+        let (now, left) = (Instant::now(), core.look(|proto| proto.unsent()));
+        if left != unsent {
+            (unsent, since) = (left, now);
+        }
+        if now >= since + FLUSH || now >= begin + shared.limits.finalize_timeout.max(FLUSH) {
+            break;
+        }
+        core.wait(&|| core.look(|proto| proto.links_gone()), &|_| true, Some(now + Duration::from_millis(1)));
+    }
+}
+
 fn end(shared: &Arc<Shared>) {
     let finalizing = &shared.finalizing;
     let core = &shared.core;
@@ -170,11 +189,7 @@ fn end(shared: &Arc<Shared>) {
     }
     finalizing.set(CLOSED);
     core.exec(|proto| proto.finish_shutdown());
-    let flushed = Instant::now() + FLUSH;
-    // Nobody is told when the last link goes, so whoever drives meanwhile is asked again after a moment.
-    while !core.look(|proto| proto.links_gone()) && Instant::now() < flushed {
-        core.wait(&|| core.look(|proto| proto.links_gone()), &|_| true, Some(Instant::now() + Duration::from_millis(1)));
-    }
+    flush(shared);
     core.exec(|proto| proto.abandon_links());
     // Closures and futures of the user's are dropped here.
     quietly(shared, || shared.registry.clear());

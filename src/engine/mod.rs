@@ -305,8 +305,13 @@ impl Engine {
     }
 
     /// Ends the engine: pre-finalize callbacks run, no new requests are taken, handlers in progress are waited for up to the
-    /// finalize timeout, what has been said is sent, own calls and transfers that are still in progress end with
-    /// [`Error::Finalized`], exposed memory is locked, connections and threads end, and finalize callbacks run.
+    /// finalize timeout, own calls and transfers that are still in progress end with [`Error::Finalized`], what has been said
+    /// (answers, and one-way calls whose `notify` has returned `Ok`) is sent, exposed memory is locked, connections and threads
+    /// end, and finalize callbacks run.
+    ///
+    /// What has been said arrives: this returns when each peer has read it and has ended the connection, which takes peers that
+    /// are there far less than a millisecond. A peer that takes nothing for a second is given up, and so is one that has not
+    /// taken all of it within the finalize timeout.
     ///
     /// It may be called any number of times, from any thread. From a handler or a callback it begins all this, and
     /// returns; elsewhere it returns when it is done.

@@ -11,7 +11,7 @@ pub(super) use super::streams::OutStream;
 use super::streams::Streams;
 use super::transfers::IncomingPush;
 use super::wire::{self, Fault, Frame, Message};
-use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId};
+use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId, Stage};
 use crate::Address;
 
 /// Longest payload of one `Data` where the transport does not say. A small message waits for no more than this in front of it
@@ -76,7 +76,8 @@ pub(super) struct Link<E: Env> {
     queued: bool,
     /// Close it when there is nothing left to send.
     pub closing: bool,
-    /// It has been said that nothing follows.
+    /// It has been said that nothing follows. The peer has still to read all that was said before, and ends the connection when
+    /// it has: to end it here would let what the peer is saying meanwhile meet a reset, which takes back what it has not read.
     goodbye: bool,
     /// Payloads that are arriving, in the order in which they were announced.
     pub landings: VecDeque<Landing>,
@@ -249,6 +250,11 @@ impl<E: Env> Link<E> {
         !self.in_flight && self.lent == 0 && !self.wants_to_send()
     }
 
+    /// How much is left to send; not in bytes, but less with all that is sent.
+    pub(super) fn unsent(&self) -> usize {
+        1 + self.control.len() + self.streams.unsent() + usize::from(self.in_flight) + self.lent.unsigned_abs()
+    }
+
     /// The next thing to send: every frame that waits, and one chunk.
     pub(super) fn transmit(&mut self, id: LinkId) -> Option<Output<E>> {
         self.queued = false;
@@ -349,11 +355,12 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Goes on with a link that is to be closed once it is flushed.
+    /// Goes on with a link that is to be closed once it is flushed. An open one is closed by its peer, see [`Link::goodbye`]; the
+    /// engine gives that a limited time.
     pub(super) fn touch_closing(&mut self, id: LinkId) {
         let link = &mut self.links[id];
-        if link.is_flushed() {
-            if !link.is_open() || link.goodbye {
+        if link.is_flushed() && !link.goodbye {
+            if !link.is_open() {
                 return self.close(id, Failure::Finalized);
             }
             link.goodbye = true;
@@ -430,6 +437,10 @@ impl<E: Env> Proto<E> {
 
     /// Without a body: it was damaged on its way.
     fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
+        if self.stage == Stage::Closed && message != Message::Goodbye {
+            // Nothing is wanted any more, and nothing may be said back.
+            return Ok(());
+        }
         match message {
             Message::Request { .. } => return self.handle_request(id, message, body, now),
             Message::Response { call, shape, leases, size } => self.handle_response(id, call, shape.0, leases, size, body)?,

@@ -392,6 +392,11 @@ impl<E: Env> Proto<E> {
         self.links.is_empty()
     }
 
+    /// How much has been said and is not sent: changes as long as peers take any of it.
+    pub(crate) fn unsent(&self) -> usize {
+        self.links.values().map(link::Link::unsent).sum()
+    }
+
     /// Drops the links that are left, said or not.
     pub(crate) fn abandon_links(&mut self) {
         let ids: Vec<LinkId> = self.links.keys().collect();

@@ -20,7 +20,8 @@ pub(super) struct Request<E: Env> {
     deadline: Option<Instant>,
     /// Nobody takes the answer; what it takes to handle it is still there.
     cancelled: bool,
-    /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over.
+    /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over. If it was to be
+    /// answered, it is `cancelled`, too.
     pub is_orphan: bool,
     /// Bytes of its body, and of the shape of its arguments.
     pub cost: usize,
@@ -207,9 +208,13 @@ impl<E: Env> Proto<E> {
         if request.body.is_some() {
             self.remove_request(key);
         } else {
-            // Whoever handles it still has it, or will: to connect again must not be a way to pile up more.
-            request.cancelled = true;
+            // Its handler still has it, or will: to connect again must not be a way to pile up more.
             request.is_orphan = true;
+            if request.one_way {
+                // There is no answer to be without: it is handled as if its caller were there.
+                return;
+            }
+            request.cancelled = true;
         }
         self.outputs.push_back(Output::Cancelled { request: key });
     }

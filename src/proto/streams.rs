@@ -94,6 +94,11 @@ impl<M: Memory> Streams<M> {
         });
     }
 
+    /// Bytes that have not been handed out.
+    pub(super) fn unsent(&self) -> usize {
+        self.queue.iter().map(|stream| stream.memory.len() - stream.sent).sum()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }

@@ -14,6 +14,7 @@ mod support;
 
 mod damage;
 mod dying;
+mod farewell;
 mod foreign;
 mod forking;
 mod leftovers;

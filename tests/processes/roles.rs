@@ -19,6 +19,8 @@ pub fn run(role: &str) {
         "idle" => crate::leftovers::idle(),
         "fork" => crate::leftovers::fork(),
         "forks" => crate::forking::run(),
+        "notify and end" => crate::farewell::notify_and_end(),
+        "answer and end" => crate::farewell::answer_and_end(),
         "talker" => crate::signals::talk(),
         "storm" => crate::signals::weather_a_storm(),
         other => panic!("no role `{other}`"),

@@ -121,6 +121,37 @@ fn answers_that_were_given_arrive() {
     net.end();
 }
 
+/// Who ends waits for its peers to end the connections: they have read everything by then. What they say meanwhile is read, and
+/// not answered.
+#[test]
+fn peers_end_the_connections_of_an_engine_that_ends() {
+    for delay in [MOMENT, 20 * MOMENT] {
+        let mut net = Net::new(2);
+        net.settings.delay = delay;
+        net.call(1, 0, call("x"));
+        net.settle();
+        net.serve(0);
+        net.settle();
+        let heard = net.hosts[0].inbox.len();
+        let notices: Vec<_> = (0..10u64).map(|n| net.call(0, 1, Call { one_way: true, ..call(pattern(n, 100)) })).collect();
+        let late = net.call(1, 0, call("what is not answered any more"));
+        finish(&mut net, 0);
+        assert!(notices.iter().all(|op| net.hosts[0].is_done(*op)));
+        net.advance(delay / 2);
+        assert!(!net.hosts[0].proto.links_gone(), "the peer has read nothing yet");
+        net.settle();
+        assert!(net.hosts[0].proto.links_gone() && net.hosts[1].proto.links_gone());
+        assert_eq!(net.hosts[0].inbox.len(), heard);
+        assert_failed!(net.hosts[1], late, Failure::Disconnected { reason } if reason.contains("finalized"));
+        // They are handled though their caller is gone, and nothing cancels them.
+        assert_eq!(net.hosts[1].inbox.len(), notices.len());
+        assert!(net.hosts[1].cancelled.is_empty());
+        assert_eq!(net.hosts[1].proto.requests(), notices.len());
+        net.drop_requests(1);
+        net.end();
+    }
+}
+
 #[test]
 fn a_goodbye_says_why() {
     let mut net = Net::new(2);

@@ -2,6 +2,7 @@
 
 mod address;
 mod after;
+mod farewell;
 mod finalize;
 mod in_flight;
 mod knobs;

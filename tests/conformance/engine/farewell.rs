@@ -1,0 +1,173 @@
+//! What an engine has said before its end arrives.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Engine, Request, Responder};
+
+use crate::support::{BOUND, Gate, Net, Pair, eventually, patience, pattern};
+
+const LARGE: usize = 3 << 20;
+/// A fault of one moment shows in some of these runs.
+const ROUNDS: u64 = 10;
+
+/// Text that differs with `seed` and with its place. (Without optimization, bytes are encoded one by one; text is not.)
+fn text(seed: u64, len: usize) -> String {
+    let block: String = pattern(seed, 4099).into_iter().map(|byte| char::from(byte & 0x7f)).collect();
+    let mut text = block.repeat(len.div_ceil(block.len()));
+    text.truncate(len);
+    text
+}
+
+/// Finalizing takes far less where the peers take part: the rest is for a busy machine. A peer that does not is given up after a
+/// second.
+const PROMPT: Duration = Duration::from_millis(900);
+
+type Handled = Arc<Mutex<HashMap<u64, u32>>>;
+
+/// Defines `note`, which takes some time, and counts how often each call has been handled.
+fn define_note(engine: &Engine, takes: Duration) -> Handled {
+    let handled = Handled::default();
+    let by_index = handled.clone();
+    engine
+        .define("note", move |_: &Request, (index, bytes): (u64, String)| {
+            assert!(bytes == text(index, bytes.len()));
+            thread::sleep(takes);
+            *by_index.lock().unwrap().entry(index).or_default() += 1;
+        })
+        .unwrap();
+    handled
+}
+
+#[track_caller]
+fn assert_all_handled(handled: &Handled, count: usize) {
+    let begin = Instant::now();
+    while handled.lock().unwrap().len() < count && begin.elapsed() < BOUND {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let handled = handled.lock().unwrap();
+    assert_eq!(handled.len(), count, "one-way calls handled of those that were made");
+    assert!(handled.values().all(|times| *times == 1));
+}
+
+#[track_caller]
+fn end_promptly(engine: &Engine) {
+    let begin = Instant::now();
+    engine.finalize().unwrap();
+    let took = begin.elapsed();
+    assert!(took < PROMPT * patience(), "finalizing took {took:?}");
+}
+
+/// A client makes one-way calls and ends at once: all of them are handled.
+fn all_arrive(net: &Net, takes: Duration, count: u64, size: usize) {
+    let Pair { server, client, to_server } = net.pair();
+    let handled = define_note(&server, takes);
+    let note = client.procedure::<(u64, String), ()>("note");
+    for index in 0..count {
+        note.on(&to_server).notify(&(index, text(index, size))).unwrap();
+    }
+    end_promptly(&client);
+    assert_all_handled(&handled, count as usize);
+    server.finalize().unwrap();
+}
+
+fn one_way_calls_arrive_though_their_sender_ends(net: &Net) {
+    for _ in 0..ROUNDS {
+        all_arrive(net, Duration::ZERO, 3000, 0);
+        all_arrive(net, Duration::ZERO, 2, LARGE);
+    }
+}
+
+fn slow_handlers_get_them_too(net: &Net) {
+    all_arrive(net, Duration::from_millis(10), 40, 5000);
+}
+
+/// A handler that awaits something goes on to its end when the sender of the one-way call is gone.
+fn a_handler_outlives_the_sender(net: &Net) {
+    let Pair { server, client, to_server } = net.pair();
+    let waker = Arc::new(Mutex::new(None));
+    let (gate, done) = (Gate::default(), Gate::default());
+    let (waits, opens, finished) = (waker.clone(), gate.clone(), done.clone());
+    server
+        .define_async("wait", move |request: Request, ()| {
+            let (waker, gate, done) = (waits.clone(), opens.clone(), finished.clone());
+            async move {
+                poll_fn(|context| {
+                    *waker.lock().unwrap() = Some(context.waker().clone());
+                    if gate.is_open() { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+                assert!(!request.is_cancelled());
+                done.open();
+            }
+        })
+        .unwrap();
+    client.procedure::<(), ()>("wait").on(&to_server).notify(&()).unwrap();
+    eventually("the handler runs", || waker.lock().unwrap().is_some());
+    // The server has closed its side by then.
+    end_promptly(&client);
+    gate.open();
+    let waker: Option<Waker> = waker.lock().unwrap().take();
+    waker.unwrap().wake();
+    eventually("the handler has come to its end", || done.is_open());
+}
+
+/// Answers, whose caller goes on sending what the server does not take any more.
+fn an_answer_arrives_though_the_server_ends(net: &Net) {
+    for round in 0..ROUNDS {
+        for size in [10, LARGE] {
+            let Pair { server, client, to_server } = net.pair();
+            let kept = Arc::new(Mutex::new(None));
+            let keep = kept.clone();
+            server.define_deferred("once", move |reply: Responder<String>, ()| *keep.lock().unwrap() = Some(reply)).unwrap();
+            server.define("note", |_: &Request, _: u64| ()).unwrap();
+            let pending = client.procedure::<(), String>("once").on(&to_server).start(&()).unwrap();
+            eventually("the call is there", || kept.lock().unwrap().is_some());
+            let stop = Gate::default();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let note = client.procedure::<u64, ()>("note");
+                    while !stop.is_open() && note.on(&to_server).notify(&round).is_ok() {}
+                });
+                kept.lock().unwrap().take().unwrap().respond(&text(round, size)).unwrap();
+                end_promptly(&server);
+                stop.open();
+            });
+            assert!(pending.wait().unwrap() == text(round, size));
+            client.finalize().unwrap();
+        }
+    }
+}
+
+/// Each of two has said something, and both end at the same moment: nobody waits for long.
+fn both_end_at_once(net: &Net) {
+    for _ in 0..5 * ROUNDS {
+        let Pair { server, client, to_server } = net.pair();
+        server.define("note", |_: &Request, _: String| ()).unwrap();
+        let note = client.procedure::<String, ()>("note");
+        for size in [10, 100, 1 << 20] {
+            note.on(&to_server).notify(&text(1, size)).unwrap();
+        }
+        let start = Barrier::new(2);
+        thread::scope(|scope| {
+            for engine in [&server, &client] {
+                scope.spawn(|| {
+                    start.wait();
+                    end_promptly(engine);
+                });
+            }
+        });
+    }
+}
+
+suite!(
+    one_way_calls_arrive_though_their_sender_ends,
+    slow_handlers_get_them_too,
+    a_handler_outlives_the_sender,
+    an_answer_arrives_though_the_server_ends,
+    both_end_at_once,
+);
