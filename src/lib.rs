@@ -142,6 +142,7 @@ mod fuzzing;
 mod memory;
 mod progress;
 mod proto;
+mod random;
 mod rpc;
 mod sync;
 #[cfg(test)]

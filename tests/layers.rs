@@ -166,6 +166,12 @@ fn complaints(source: &Source) -> Vec<String> {
     if text.contains("SystemTime") && !source.is_test() {
         found.push(format!("{} must not ask the clock that can be set", source.path));
     }
+    // A fork copies every generator of the process: secrets of engines come from the system, by `crate::random`.
+    let copied = ["rand::rng(", "rand::random(", "rand::make_rng", "ThreadRng", "RandomState", "DefaultHasher"];
+    if source.path != "proto/hash.rs" && !source.is_test() {
+        let named = copied.iter().filter(|name| text.contains(*name));
+        found.extend(named.map(|name| format!("{} must not use `{name}`, which a fork copies", source.path)));
+    }
     let has_unsafe = |line: &String| line.contains("unsafe {") || line.contains("unsafe impl") || line.contains("unsafe fn");
     if source.lines.iter().any(has_unsafe) && !UNSAFE.iter().any(|place| source.path.starts_with(place)) {
         found.push(format!("{} must not have `unsafe`", source.path));
@@ -198,6 +204,8 @@ fn a_file_that_does_not_is_found() {
         ("memory/bad.rs", "fn f(p: &crate::proto::Status) {}", "crate::proto"),
         ("rpc/bad.rs", "fn f() { unsafe { g() } }", "`unsafe`"),
         ("engine/bad.rs", "fn f() { let now = std::time::SystemTime::now(); }", "the clock"),
+        ("bulk/bad.rs", "fn f() -> u64 { rand::random() }", "a fork copies"),
+        ("proto/bad.rs", "use std::hash::{BuildHasher, RandomState};", "a fork copies"),
         ("rpc/bad.rs", &"\n".repeat(MAX_LINES + 1), "lines"),
     ] {
         let found = complaints(&Source::new(path, text));

@@ -5,8 +5,6 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::Rng as _;
-
 use super::descriptor::{Access, Bulk, BulkMode};
 use super::grant::Grant;
 use super::lease::Released;
@@ -71,19 +69,18 @@ impl Exposure {
     pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access, grant: &Grant) -> Result<Exposure> {
         let (terms, reach) = grant.terms(shared)?;
         let own = Own::new(&shared.core, region, access, reach)?;
-        let mut rng = rand::rng();
-        let token = (u128::from(rng.next_u64()) << 64) | u128::from(rng.next_u64());
-        let bulk = Bulk::own(token, region, access, shared.origin.clone(), &own);
         let (memory, mode) = (Slice::whole(region), access.mode().access());
         let exposed = shared.core.exec(|proto| {
             proto.admit_exposure()?;
+            let token = proto.secret();
             proto.expose(token, memory, mode, terms);
-            Ok(())
+            Ok(token)
         });
-        exposed.map_err(|failure| {
+        let token = exposed.map_err(|failure| {
             let here = shared.addresses.first().cloned().unwrap_or_else(Address::nowhere);
             error_of(failure, &here, "expose".to_owned(), "expose", Duration::ZERO, 0)
         })?;
+        let bulk = Bulk::own(token, region, access, shared.origin.clone(), &own);
         Ok(Exposure { shared: shared.clone(), bulk, own })
     }
 

@@ -2,11 +2,11 @@
 
 mod limits;
 
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rand::Rng as _;
 
 use super::finalize::Finalizing;
 use super::{Alive, Engine, Limits, Shared};
@@ -15,7 +15,7 @@ use crate::progress::{Core, Progress, Settings};
 use crate::proto;
 use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
 use crate::transport::{Lending, ShmOptions, TcpOptions, Transport};
-use crate::{Address, Error, IntoAddress, Result, Scheme};
+use crate::{Address, Error, IntoAddress, Result, Scheme, random};
 
 /// Largest eager limit: a frame of 1 MiB holds it, with the message's head.
 const MAX_EAGER: usize = 512 << 10;
@@ -254,7 +254,9 @@ impl EngineBuilder {
     /// [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
         let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
-        let incarnation = rand::rng().next_u64();
+        let refused = |error: io::Error| Error::io("can't get random numbers from the system", error);
+        let incarnation = u64::from_ne_bytes(random::from_system().map_err(refused)?);
+        let seed = random::from_system().map_err(refused)?;
         let key = self.key.map(checked_key).transpose()?;
         #[cfg(feature = "tls")]
         let shm = ShmOptions { shortcuts: self.shm.shortcuts && self.tls.is_none(), ..self.shm };
@@ -274,6 +276,7 @@ impl EngineBuilder {
                 progress: self.progress,
                 handler_threads: self.handler_threads,
                 incarnation,
+                seed,
                 shm,
                 tcp: TcpOptions {
                     silence: self.heartbeat,
@@ -330,9 +333,7 @@ fn checked_key(secret: Vec<u8>) -> Result<proto::Key> {
             reason: format!("it could be guessed: it takes {MIN_KEY} at least"),
         });
     }
-    let mut seed = [0; 32];
-    rand::rng().fill_bytes(&mut seed);
-    Ok(proto::Key::new(secret, seed))
+    Ok(proto::Key::new(secret))
 }
 
 impl std::fmt::Debug for EngineBuilder {

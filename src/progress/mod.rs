@@ -71,6 +71,7 @@ pub(crate) struct Settings {
     pub progress: Progress,
     pub handler_threads: usize,
     pub incarnation: u64,
+    pub seed: [u8; 32],
     pub shm: ShmOptions,
     pub tcp: TcpOptions,
 }
@@ -155,7 +156,7 @@ impl Core {
         };
         let transports: Vec<Box<dyn Transport>> = vec![
             wrap(Box::new(Loopback::new(reactor(0)?))),
-            wrap(Box::new(Shm::new(reactor(1)?, settings.shm))),
+            wrap(Box::new(Shm::new(reactor(1)?, settings.shm)?)),
             wrap(Box::new(Tcp::new(reactor(2)?, settings.tcp)?)),
             #[cfg(feature = "verbs")]
             wrap(Box::new(Verbs::new(reactor(3)?, settings.incarnation, proto::wire::VERSIONS))),
@@ -167,7 +168,7 @@ impl Core {
             Progress::Spin => Some(Duration::MAX),
         };
         Ok(Arc::new(Core {
-            proto: Mutex::new(Proto::new(settings.proto, settings.incarnation)),
+            proto: Mutex::new(Proto::new(settings.proto, settings.incarnation, settings.seed)),
             transports,
             links: RwLock::default(),
             detours: Mutex::default(),

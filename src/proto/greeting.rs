@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use super::keys::{self, Digest, Side};
+use rand::Rng as _;
+
+use super::keys::{self, Digest, NONCE_LEN, Side};
 use super::link::broken;
 use super::refusals::Cause;
 use super::wire::{self, Greeting, Hello, Refusal, Said};
@@ -56,9 +58,9 @@ impl<E: Env> Proto<E> {
     }
 
     fn say_challenge(&mut self, id: LinkId) {
-        let Some(key) = &self.config.key else { return };
-        self.nonces += 1;
-        let challenge = wire::greet(wire::VERSIONS, &Said::Challenge(key.nonce(self.nonces)));
+        let mut nonce = [0; NONCE_LEN];
+        self.random.fill_bytes(&mut nonce);
+        let challenge = wire::greet(wire::VERSIONS, &Said::Challenge(nonce));
         self.links[id].proving = Some(Box::new(Proving { ours: challenge.clone(), theirs: None, proved: None }));
         self.say_before(id, challenge);
     }

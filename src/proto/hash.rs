@@ -3,8 +3,15 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// A map whose keys are numbers, perhaps of a peer's choice: who does not know the two random numbers of its hash can't make
-/// keys collide.
+/// A map whose keys are numbers, perhaps of a peer's choice. A peer that does not know the two random numbers of its hash, 127
+/// bits, can't make keys collide on purpose: no hash is ever shown, and what a peer could learn from how long a look takes is
+/// blurred by everything else that a frame costs.
+///
+/// This is no cryptographic hash, and need not be one, since collisions are bounded too: each such map belongs to one
+/// connection, and has as many entries as the limits let that connection have (16,384 requests or transfers, 65,536 names). If
+/// all of them fell together, a look would take some 100 µs, at the cost of that connection; an entry takes a frame, which costs more
+/// than what it adds to each look. A fork copies the keys that `RandomState` goes by. That is no secret between engines:
+/// workers whose maps hash alike tell no more of it than one of them does.
 pub(super) type NumberMap<K, V> = HashMap<K, V, Numbers>;
 
 #[derive(Clone)]

@@ -17,8 +17,6 @@ pub(crate) type Digest = [u8; DIGEST_LEN];
 #[derive(Clone)]
 pub(crate) struct Key {
     secret: Vec<u8>,
-    /// What nonces are made of: random, and nobody else's.
-    seed: [u8; 32],
 }
 
 impl std::fmt::Debug for Key {
@@ -46,13 +44,8 @@ fn mac(key: &[u8]) -> Hmac<Sha256> {
 }
 
 impl Key {
-    pub(crate) fn new(secret: Vec<u8>, seed: [u8; 32]) -> Key {
-        Key { secret, seed }
-    }
-
-    /// The nonce of this number: each is used once.
-    pub(super) fn nonce(&self, number: u64) -> Nonce {
-        mac(&self.seed).chain_update(number.to_le_bytes()).finalize().into_bytes().into()
+    pub(crate) fn new(secret: Vec<u8>) -> Key {
+        Key { secret }
     }
 
     fn proof(&self, side: Side, said: &Said<'_>) -> Hmac<Sha256> {
@@ -98,11 +91,10 @@ mod tests {
     /// Whatever is changed, side, nonces, hello, key or the proof itself, it is none any more.
     #[test]
     fn a_proof_is_for_one_side_of_one_conversation() {
-        let key = Key::new(b"sixteen bytes or more".to_vec(), [1; 32]);
-        let other = Key::new(b"sixteen bytes or morf".to_vec(), [1; 32]);
-        let (ours, theirs, third) = (key.nonce(1), key.nonce(2), key.nonce(3));
+        let key = Key::new(b"sixteen bytes or more".to_vec());
+        let other = Key::new(b"sixteen bytes or morf".to_vec());
+        let [ours, theirs, third]: [Nonce; 3] = [1, 2, 3].map(|byte| [byte; NONCE_LEN]);
         let (hello, other_hello) = (digest(b"hello"), digest(b"other"));
-        assert_ne!(ours, theirs);
         let said = |challenges, hello| Said { challenges, hello };
         let real = said([&ours[..], &theirs[..]], &hello);
         let proof = key.prove(Side::Dialling, &real);

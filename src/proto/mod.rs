@@ -33,11 +33,12 @@ mod transfers;
 pub(crate) mod wire;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::hash::RandomState;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
 use slotmap::SlotMap;
 
 use crate::Address;
@@ -265,10 +266,8 @@ pub(crate) struct Proto<E: Env> {
     /// What was said last can wait for more.
     may_send_later: bool,
     stage: Stage,
-    /// Makes tickets: keyed at random, so that nobody else can.
-    tickets: RandomState,
-    /// Nonces that have been used.
-    nonces: u64,
+    /// Makes what peers must not guess: tokens, tickets, challenges. A stream cipher, under a key that no other engine has.
+    random: StdRng,
 }
 
 /// ```text
@@ -284,7 +283,8 @@ enum Stage {
 }
 
 impl<E: Env> Proto<E> {
-    pub(crate) fn new(config: Config, incarnation: u64) -> Proto<E> {
+    /// `seed` is the operating system's, and nobody else's: an engine's secrets are made of it.
+    pub(crate) fn new(config: Config, incarnation: u64, seed: [u8; 32]) -> Proto<E> {
         Proto {
             config,
             incarnation,
@@ -311,9 +311,13 @@ impl<E: Env> Proto<E> {
             ready: VecDeque::new(),
             may_send_later: false,
             stage: Stage::Running,
-            tickets: RandomState::new(),
-            nonces: 0,
+            random: StdRng::from_seed(seed),
         }
+    }
+
+    /// A number that no peer can guess, and that comes but once: a token, a ticket.
+    pub(crate) fn secret(&mut self) -> u128 {
+        u128::from(self.random.next_u64()) << 64 | u128::from(self.random.next_u64())
     }
 
     /// Where the engine listens: told to peers, so that they can dial back.

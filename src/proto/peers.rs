@@ -1,7 +1,6 @@
 //! Who there is, and how they are connected.
 
 use std::collections::HashSet;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,7 +28,9 @@ pub(super) struct Peer {
     /// How many engines have been seen there, one after the other.
     pub engines: u64,
     /// What that engine wants to see when it is dialled again, to know this one.
-    pub ticket: Option<u64>,
+    pub ticket: Option<u128>,
+    /// What it was given itself, to show when it meets this engine again.
+    pub given: Option<u128>,
 }
 
 /// Most addresses that a peer may claim.
@@ -80,6 +81,7 @@ impl<E: Env> Proto<E> {
             incarnation: None,
             engines: 0,
             ticket: None,
+            given: None,
         })
     }
 
@@ -199,14 +201,17 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    /// It is the peer's own: who claims the incarnation of another gets a ticket of its own too, which proves nothing of that
-    /// other.
-    pub(super) fn ticket(&self, incarnation: u64, peer: PeerId) -> u64 {
-        self.tickets.hash_one((incarnation, peer))
+    /// It is the peer's own, as long as the same engine is there: who claims the incarnation of another gets a ticket of its own
+    /// too, which proves nothing of that other.
+    fn ticket(&mut self, incarnation: u64, peer: PeerId) -> u128 {
+        let known = self.peers.get(peer).filter(|peer| peer.incarnation == Some(incarnation));
+        let ticket = known.and_then(|peer| peer.given).unwrap_or_else(|| self.secret());
+        self.peers[peer].given = Some(ticket);
+        ticket
     }
 
     /// The peer has said what it wants to see when it is dialled again.
-    pub(super) fn handle_ticket(&mut self, id: LinkId, ticket: u64) {
+    pub(super) fn handle_ticket(&mut self, id: LinkId, ticket: u128) {
         if let Some(peer) = self.links[id].peer.and_then(|peer| self.peers.get_mut(peer)) {
             peer.ticket = Some(ticket);
         }
@@ -216,8 +221,7 @@ impl<E: Env> Proto<E> {
     pub(super) fn proved(&self, hello: &Hello) -> Option<PeerId> {
         let ticket = hello.ticket?;
         let shown = |id: &PeerId| {
-            self.peers.get(*id).is_some_and(|peer| peer.incarnation == Some(hello.incarnation))
-                && ticket == self.ticket(hello.incarnation, *id)
+            self.peers.get(*id).is_some_and(|peer| peer.incarnation == Some(hello.incarnation) && peer.given == Some(ticket))
         };
         let known = self.by_incarnation.get(&hello.incarnation).copied().filter(shown);
         // Somebody else may have claimed its incarnation while it was away.

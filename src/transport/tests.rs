@@ -49,7 +49,7 @@ fn tcp(reactor: Reactor) -> Box<dyn Transport> {
 }
 
 fn shm(reactor: Reactor) -> Box<dyn Transport> {
-    Box::new(Shm::new(reactor, ShmOptions { group: None, lending: Lending::Crowded, shortcuts: false }))
+    Box::new(Shm::new(reactor, ShmOptions { group: None, lending: Lending::Crowded, shortcuts: false }).unwrap())
 }
 
 #[test]

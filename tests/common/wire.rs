@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 pub const MAGIC: &[u8; 8] = b"calomel\0";
 /// The version of the protocol that engines speak.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Kinds of pieces of a greeting.
 pub const HELLO: u8 = 0;
 pub const CHALLENGE: u8 = 1;
@@ -29,7 +29,7 @@ pub fn piece(kind: u8, rest: &[u8]) -> Vec<u8> {
 
 /// The greeting of an engine that takes messages up to this size, listens nowhere, and has no ticket.
 pub fn greeting(incarnation: u64, max_message: u64) -> Vec<u8> {
-    let hello = (incarnation, max_message, Vec::<String>::new(), None::<u64>, false);
+    let hello = (incarnation, max_message, Vec::<String>::new(), None::<u128>, false);
     piece(HELLO, &postcard::to_stdvec(&hello).unwrap())
 }
 
@@ -95,7 +95,7 @@ pub enum Message {
         token: [u8; 16],
     },
     Ticket {
-        ticket: u64,
+        ticket: u128,
     },
     Handled {
         count: u32,

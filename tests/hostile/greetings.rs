@@ -10,7 +10,7 @@ use crate::support::*;
 use crate::victim::Kind;
 
 /// What stands behind the greeting's fixed part.
-pub fn hello(incarnation: u64, max_message: u64, addresses: &[&str], ticket: Option<u64>, checksums: bool) -> Vec<u8> {
+pub fn hello(incarnation: u64, max_message: u64, addresses: &[&str], ticket: Option<u128>, checksums: bool) -> Vec<u8> {
     piece(HELLO, &postcard::to_stdvec(&(incarnation, max_message, addresses, ticket, checksums)).unwrap())
 }
 
@@ -98,7 +98,7 @@ fn taken() {
         ("messages of no length", hello(rand::random(), 0, &[], None, false)),
         ("messages of any length", hello(rand::random(), u64::MAX, &[], None, false)),
         ("16 addresses of others", hello(rand::random(), 1 << 20, &sixteen, None, false)),
-        ("a ticket from nowhere", hello(rand::random(), 1 << 20, &[], Some(u64::MAX), false)),
+        ("a ticket from nowhere", hello(rand::random(), 1 << 20, &[], Some(u128::MAX), false)),
         ("checksums", hello(rand::random(), 1 << 20, &[], None, true)),
     ];
     for (name, bytes) in all {

@@ -19,14 +19,14 @@ use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, HONEST, LEN, full_of};
 
 /// Dials as somebody else; and has the victim ask for things.
-pub fn claiming(scene: &Scene, incarnation: u64, addresses: &[&str], ticket: Option<u64>) -> Liar {
+pub fn claiming(scene: &Scene, incarnation: u64, addresses: &[&str], ticket: Option<u128>) -> Liar {
     let mut liar = Liar::dial(&scene.address);
     liar.bytes(&hello(incarnation, 64 << 20, addresses, ticket, false));
     liar.until("a ticket", |liar| liar.said.iter().any(|(m, _)| matches!(m, Message::Ticket { .. })));
     liar
 }
 
-fn ticket_of(liar: &Liar) -> u64 {
+fn ticket_of(liar: &Liar) -> u128 {
     liar.said.iter().find_map(|(m, _)| if let Message::Ticket { ticket } = m { Some(*ticket) } else { None }).unwrap()
 }
 
@@ -50,12 +50,12 @@ fn claims() {
     let scene = Scene::new();
     let (victim, honest) = (scene.incarnation(), scene.honest_incarnation());
     let (here, there) = (scene.address.clone(), scene.honest.address().to_string());
-    let lies: [(&str, u64, Vec<&str>, Option<u64>); 10] = [
+    let lies: [(&str, u64, Vec<&str>, Option<u128>); 10] = [
         ("another's incarnation", honest, vec![], None),
         ("another's address", rand::random(), vec![&there], None),
         ("another's incarnation and address", honest, vec![&there], None),
         ("another's incarnation, with the ticket 0", honest, vec![], Some(0)),
-        ("another's incarnation, with the last ticket", honest, vec![&there], Some(u64::MAX)),
+        ("another's incarnation, with the last ticket", honest, vec![&there], Some(u128::MAX)),
         ("the victim's own incarnation", victim, vec![], None),
         ("the victim's own address", rand::random(), vec![&here], None),
         ("the victim's own incarnation and address", victim, vec![&here], None),

@@ -322,7 +322,7 @@ pub const OWN: &[Lie] = &[
         liar.tell(&Message::call(1, "add", 2), &[1, 2]);
     }),
     lie("tickets", Then::GoesOn, |liar, _| {
-        for ticket in [0, 1, u64::MAX] {
+        for ticket in [0, 1, u128::MAX] {
             liar.tell(&Message::Ticket { ticket }, &[]);
         }
     }),

@@ -77,7 +77,7 @@ impl Tap {
     }
 
     /// The ticket that who dials has been given: the first message.
-    fn ticket(&self) -> u64 {
+    fn ticket(&self) -> u128 {
         let (_, frames) = self.greeting(1);
         let head = u32::from_le_bytes(frames[8..12].try_into().unwrap()) as usize & 0x7fff_ffff;
         match postcard::from_bytes(&frames[PREFIX_LEN..PREFIX_LEN + head]) {

@@ -21,6 +21,7 @@ mod leftovers;
 mod proxy;
 mod restart;
 mod roles;
+mod siblings;
 mod signals;
 mod transfers;
 

@@ -21,6 +21,7 @@ pub fn run(role: &str) {
         "forks" => crate::forking::run(),
         "notify and end" => crate::farewell::notify_and_end(),
         "answer and end" => crate::farewell::answer_and_end(),
+        "siblings" => crate::siblings::run(),
         "talker" => crate::signals::talk(),
         "storm" => crate::signals::weather_a_storm(),
         other => panic!("no role `{other}`"),

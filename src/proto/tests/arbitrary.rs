@@ -120,7 +120,7 @@ impl Random {
             17 => Message::Release(self.leases()),
             18 => Message::Revoked { token: self.token(known) },
             _ => match self.below(8) {
-                6 => Message::Ticket { ticket: self.number(&known.numbers) },
+                6 => Message::Ticket { ticket: self.number(&known.numbers).into() },
                 7 => Message::Handled { count: self.number(&[]) as u32 },
                 0 => Message::Ping,
                 1 => Message::Pong,

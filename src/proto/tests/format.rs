@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ticket: Option<u64>, ports in prop::collection::vec(any::<u16>(), 0..8), nonce: [u8; 32], digest: [u8; 32]) {
+    fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ticket: Option<u128>, ports in prop::collection::vec(any::<u16>(), 0..8), nonce: [u8; 32], digest: [u8; 32]) {
         let addresses = ports.iter().map(|port| format!("tcp://10.0.0.1:{port}").parse().unwrap()).collect();
         let hello = Hello { incarnation, max_message, addresses, ticket, checksums: ports.is_empty() };
         for said in [Said::Hello(hello), Said::Challenge(nonce), Said::Proof(nonce, digest), Said::Refusal(Refusal::OtherKey)] {

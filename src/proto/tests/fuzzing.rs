@@ -100,7 +100,7 @@ fn prove(net: &mut Net, raw: Raw, stranger: &Stranger) -> bool {
     let (challenges, side) =
         if stranger.dialled { ([theirs, &ours[..]], Side::Dialled) } else { ([&ours[..], theirs], Side::Dialling) };
     let secret = if stranger.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
-    let proof = Key::new(secret.to_vec(), [9; 32]).prove(side, &keys::Said { challenges, hello: &digest });
+    let proof = Key::new(secret.to_vec()).prove(side, &keys::Said { challenges, hello: &digest });
     net.say_bytes(raw, wire::greet(wire::VERSIONS, &Said::Proof(proof, digest)));
     net.say_bytes(raw, greeting);
     secret == SECRET
@@ -118,9 +118,8 @@ pub fn greeting(mut bytes: &[u8]) {
         said[head - 4..head].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
     }
     allocated();
-    let key = |seed| keyed.then(|| Key::new(SECRET.to_vec(), [seed; 32]));
-    let with = |seed| (Config { key: key(seed), ..modest() }, true);
-    let mut net = Net::with(vec![with(1), with(2)]);
+    let config = Config { key: keyed.then(|| Key::new(SECRET.to_vec())), ..modest() };
+    let mut net = Net::with(vec![(config.clone(), true), (config, true)]);
     net.echo_everywhere();
     let mut own = None;
     let raw = if stranger.dialled {

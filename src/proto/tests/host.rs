@@ -99,7 +99,9 @@ fn body_of(body: &Body<Mem>) -> (Vec<u8>, bool) {
 impl Host {
     pub fn new(number: usize, incarnation: u64, config: Config, listens: bool) -> Host {
         let address: Address = format!("tcp://10.0.0.{}:7000", number + 1).parse().unwrap();
-        let mut proto = Proto::new(config.clone(), incarnation);
+        let mut seed = [0; 32];
+        seed[..8].copy_from_slice(&incarnation.to_le_bytes());
+        let mut proto = Proto::new(config.clone(), incarnation, seed);
         if listens {
             proto.set_addresses(vec![address.clone()]);
         }

@@ -12,8 +12,8 @@ use super::{Config, Failure};
 
 const SECRET: &[u8] = b"a secret of more than sixteen bytes";
 
-fn key(secret: &[u8], seed: u8) -> Option<Key> {
-    Some(Key::new(secret.to_vec(), [seed; 32]))
+fn key(secret: &[u8]) -> Option<Key> {
+    Some(Key::new(secret.to_vec()))
 }
 
 /// Two hosts with these keys, of which the second answers.
@@ -25,7 +25,7 @@ fn hosts(first: Option<Key>, second: Option<Key>) -> Net {
 }
 
 fn keyed() -> Net {
-    hosts(key(SECRET, 1), key(SECRET, 2))
+    hosts(key(SECRET), key(SECRET))
 }
 
 /// What the liar says to a host that has a key.
@@ -68,9 +68,9 @@ fn the_same_key_opens() {
 fn another_key_or_none_does_not() {
     let none = || None;
     let cases = [
-        (key(SECRET, 1), key(b"another secret of that length", 2), "its key is another"),
-        (none(), key(SECRET, 2), "wants a key"),
-        (key(SECRET, 1), none(), "has no key"),
+        (key(SECRET), key(b"another secret of that length"), "its key is another"),
+        (none(), key(SECRET), "wants a key"),
+        (key(SECRET), none(), "has no key"),
     ];
     for (first, second, words) in cases {
         let mut net = hosts(first, second);
@@ -188,7 +188,7 @@ fn a_hello_is_proved_too() {
         let greeting = wire::greet(VERSIONS, &Said::Hello(hello(1)));
         let digest = keys::digest(&greeting);
         let told = Told { challenges: [&ours, &theirs], hello: &digest };
-        let proof = Key::new(SECRET.to_vec(), [9; 32]).prove(Side::Dialling, &told);
+        let proof = Key::new(SECRET.to_vec()).prove(Side::Dialling, &told);
         say(&mut net, raw, &Said::Proof(proof, digest));
         assert!(!net.is_shut(raw) && heard(&net, raw).len() == 1);
         say(&mut net, raw, &Said::Hello(hello(if honest { 1 } else { 2 })));

@@ -28,7 +28,7 @@ fn scene() -> (Net, Mem, PeerId) {
 }
 
 /// Somebody who says to be the engine of this incarnation, and shows this ticket.
-fn claim(net: &mut Net, incarnation: u64, ticket: Option<u64>) -> Raw {
+fn claim(net: &mut Net, incarnation: u64, ticket: Option<u128>) -> Raw {
     let raw = net.raw_dial(0);
     let hello = Hello { ticket, addresses: vec!["tcp://10.0.0.2:7000".parse().unwrap()], ..hello(incarnation) };
     net.say_bytes(raw, super::raw::greet(wire::VERSIONS, &hello));
@@ -37,7 +37,7 @@ fn claim(net: &mut Net, incarnation: u64, ticket: Option<u64>) -> Raw {
 }
 
 /// The ticket that the owner gave on a connection.
-fn ticket(net: &Net, raw: Raw) -> Option<u64> {
+fn ticket(net: &Net, raw: Raw) -> Option<u128> {
     let mut ticket = None;
     net.each_heard(raw, |message| {
         if let Message::Ticket { ticket: given } = message {
@@ -81,7 +81,7 @@ fn is_still_let_in(net: &mut Net) {
 fn claiming_to_be_somebody_is_not_being_it() {
     let (mut net, memory, chosen) = scene();
     let theirs = net.hosts[1].incarnation;
-    let genuine = net.hosts[0].proto.ticket(theirs, chosen);
+    let genuine = net.hosts[0].proto.peers[chosen].given.expect("they have met");
     let mut liars = Vec::new();
     // While the other is connected, and while it is away; two connections at a time, as an engine might have.
     for away in [false, true] {

@@ -44,7 +44,7 @@ pub(crate) struct Hello {
     pub addresses: Vec<crate::Address>,
     /// From an engine that has met the other before: the ticket that it was given then. Who is dialled shows it to nobody but
     /// whoever has shown one.
-    pub ticket: Option<u64>,
+    pub ticket: Option<u128>,
     /// It wants checksums of bodies and payloads, from both sides.
     pub checksums: bool,
 }

@@ -139,7 +139,7 @@ pub(crate) enum Message<'a> {
     },
     /// To be shown when the receiver dials the sender again.
     Ticket {
-        ticket: u64,
+        ticket: u128,
     },
     /// So many one-way calls have been handled.
     Handled {

@@ -27,14 +27,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 use parking_lot::Mutex;
-use rand::Rng as _;
 use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::unaccepted::Unaccepted;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, source_towards};
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Scheme, random};
 use handshake::{Admission, Hello, Packet};
 use link::ShmLink;
 use loans::Lingering;
@@ -201,7 +200,8 @@ fn name(address: &Address) -> io::Result<SocketAddrUnix> {
 }
 
 impl Shm {
-    pub(crate) fn new(reactor: Reactor, options: Options) -> Shm {
+    pub(crate) fn new(reactor: Reactor, options: Options) -> Result<Shm> {
+        let nonce = random::from_system().map_err(|error| Error::io("can't get random numbers from the system", error))?;
         let Reactor { registry, waker, first_token } = reactor;
         let one_core = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
         let lending = match options.lending {
@@ -209,7 +209,7 @@ impl Shm {
             other => other,
         };
         let admission = Admission { uid: rustix::process::geteuid().as_raw(), group: options.group };
-        Shm {
+        Ok(Shm {
             shared: Arc::new(Shared {
                 registry,
                 waker,
@@ -221,7 +221,7 @@ impl Shm {
                 traffic: Arc::new(outbox::Traffic::new(lending)),
                 admission,
                 direct: options.lending != Lending::Never,
-                nonce: Box::new(rand::rng().next_u64()),
+                nonce: Box::new(u64::from_ne_bytes(nonce)),
             }),
             options,
             hot: Mutex::default(),
@@ -229,7 +229,7 @@ impl Shm {
             scratch: Mutex::new(vec![0; ring::MAX_BODY]),
             unaccepted: Unaccepted::default(),
             crowded: AtomicU32::new(0),
-        }
+        })
     }
 
     fn add(&self, link: ShmLink, attach: &mut dyn FnMut(Arc<dyn Link>)) -> io::Result<()> {
@@ -322,8 +322,12 @@ impl Transport for Shm {
     }
 
     fn listen(&self, address: &Address) -> Result<Address> {
-        let chosen = || Address::shm(&format!("calomel-{}-{:08x}", std::process::id(), rand::rng().next_u32()));
-        let address = if address.rest().is_empty() { chosen() } else { address.clone() };
+        let address = if address.rest().is_empty() {
+            let number = random::from_system().map_err(|error| Error::io("can't choose a name", error))?;
+            Address::shm(&format!("calomel-{}-{:016x}", std::process::id(), u64::from_ne_bytes(number)))
+        } else {
+            address.clone()
+        };
         let place = self.resolve(&address).and_then(|_| name(&address).map_err(|error| Error::io("the name", error)))?;
         let failed = |error: rustix::io::Errno| match error {
             rustix::io::Errno::ADDRINUSE => Error::AddressInUse { address: address.clone() },

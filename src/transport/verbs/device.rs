@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rand::Rng as _;
 use smallvec::SmallVec;
 
 use super::link::VerbsLink;
 use super::memory::Slab;
 use super::outbox::SENDS;
 use super::sys::{Access, Async, Completion, Completions, Context, Cq, Limits, Pd, Receive, Srq};
+use crate::random;
 
 /// Longest message that is sent and received, in bytes.
 pub(super) const MESSAGE: usize = 4096;
@@ -89,7 +89,7 @@ impl Device {
     pub(super) fn new(context: Context, changes: &Arc<AtomicU32>) -> io::Result<Arc<Device>> {
         let limits = context.limits()?;
         let device = Arc::new(Device {
-            domain: rand::rng().next_u64(),
+            domain: u64::from_ne_bytes(random::from_system()?),
             context,
             limits,
             pd: Pd::new(context)?,

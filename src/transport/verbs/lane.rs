@@ -20,6 +20,7 @@ use super::memory::{Registered, Slab, Windowed};
 use super::sys::{Access, Capacity, Completion, Kind, Path, Piece, Qp, Work, status_text};
 use super::wire::{Offer, Staged, Stretch};
 use crate::memory::{Loan, Slice};
+use crate::random;
 
 /// Requests that may be under way on a lane.
 pub(super) const MOVES: usize = 64;
@@ -168,7 +169,7 @@ impl Lane {
         let qp = Qp::bare(&self.device.pd, &self.group.cq, capacity)?;
         qp.prepare(&self.path, true)?;
         self.number += 1;
-        let first = rand::random::<u32>() & 0x00ff_ffff;
+        let first = u32::from_ne_bytes(random::from_system()?) & 0x00ff_ffff;
         let offer = Offer { lane: self.number, queue_pair: qp.number, first };
         if let Some(link) = self.link.upgrade() {
             self.device.enter(qp.number, &link);

@@ -268,7 +268,7 @@ impl Scene {
             Saying::Goodbye => (Message::Goodbye, &BODY[..0]),
             Saying::Release { leases } => (Message::Release(self.leases(leases)), &BODY[..0]),
             Saying::Revoked { token } => (Message::Revoked { token: self.token(token).to_le_bytes() }, &BODY[..0]),
-            Saying::Ticket { ticket } => (Message::Ticket { ticket: self.number(ticket) }, &BODY[..0]),
+            Saying::Ticket { ticket } => (Message::Ticket { ticket: self.number(ticket).into() }, &BODY[..0]),
             Saying::Handled { count } => (Message::Handled { count: self.number(count) as u32 }, &BODY[..0]),
             Saying::Shutdown { call } => (Message::Shutdown { call: self.number(call) }, &BODY[..0]),
             Saying::Noise { bytes } => return bytes.clone(),
@@ -461,7 +461,7 @@ impl Scene {
                     &["shm://x", "tcp://0.0.0.0:9"],
                 ];
                 let addresses = claimed[usize::from(*claims) % 4].iter().map(|address| address.parse().expect("an address"));
-                let ticket = (claims & 4 == 4).then(|| self.number(ticket));
+                let ticket = (claims & 4 == 4).then(|| self.number(ticket).into());
                 let max_message = if claims & 8 == 8 { self.size(limit) } else { 1 << 20 };
                 let checksums = claims & 16 == 16;
                 let hello = Hello { incarnation, max_message, addresses: addresses.collect(), ticket, checksums };
