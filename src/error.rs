@@ -225,6 +225,20 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// Two objects that belong to different engines were used together: an endpoint with the procedure of another engine,
+    /// an exposure in another engine's transfer, a bulk at a peer that is not its owner. Nothing was sent, and no byte moved;
+    /// but where an endpoint had no connection yet, so that its peer had to be asked.
+    #[error("{what} failed: {object} belongs to {}, and was used with {}", engine_at(belongs_to), engine_at(used_with))]
+    OtherEngine {
+        /// The operation.
+        what: String,
+        /// What belongs to another engine.
+        object: &'static str,
+        /// Where the engine listens that it belongs to, if it does.
+        belongs_to: Option<Address>,
+        /// Where the engine listens that it was used with, if it does.
+        used_with: Option<Address>,
+    },
     /// Not to be had in this build or on this machine.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
@@ -261,6 +275,14 @@ pub enum Error {
         /// The system's error.
         source: Arc<io::Error>,
     },
+}
+
+/// An engine, in the middle of a sentence.
+fn engine_at(address: &Option<Address>) -> String {
+    match address {
+        Some(address) => format!("the engine at {address}"),
+        None => "an engine that does not listen".to_owned(),
+    }
 }
 
 impl Error {

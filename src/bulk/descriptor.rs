@@ -214,7 +214,8 @@ impl Bulk {
     }
 
     /// The bulk as memory of the engine at `endpoint`, ready to be pulled from and pushed into. That must be the one that
-    /// exposed it, which [`Request::endpoint`](crate::Request::endpoint) is for bulks that came straight from their owner.
+    /// exposed it, which [`Request::endpoint`](crate::Request::endpoint) is for bulks that came straight from their owner. At
+    /// another peer, transfers end with [`Error::OtherEngine`]. The endpoint may be of any engine that is to transfer.
     pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> RemoteBulk {
         RemoteBulk::new(self.clone(), endpoint.as_ref().clone())
     }
@@ -258,6 +259,15 @@ impl Bulk {
             Hold::Unknown => return None,
         };
         Some(Held { token: self.token, _kept: kept })
+    }
+
+    /// The engine that exposed the memory, or that was told of it, by its incarnation.
+    fn holder(&self) -> Option<u64> {
+        match &self.hold {
+            Hold::Own(_) => Some(self.origin.incarnation),
+            Hold::Received(lease) => Some(lease.engine),
+            Hold::Unknown => None,
+        }
     }
 
     /// The content, where it is small and can't change, and the peer may read it.
@@ -381,13 +391,21 @@ impl<'de> Deserialize<'de> for Bytes {
 
 impl Serialize for Bulk {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let sender = Encoding::engine();
+        // What is told to holders when the memory goes, the engine tells that has told them of it. So what has to be called
+        // stale then, content and keys, goes along in messages of that engine only; through others the owner is asked.
+        let told = sender.zip(self.holder()).is_none_or(|(sender, holder)| sender == holder);
+        if !told && matches!(&self.hold, Hold::Own(own) if own.for_one_call) {
+            Encoding::refuse(self.origin.addresses.first().cloned());
+            return Err(serde::ser::Error::custom("a bulk for one call belongs to calls of the engine that exposed it"));
+        }
         let lease = if matches!(self.hold, Hold::Unknown) {
             None
         } else {
             Encoding::lease(|| self.lease().unwrap_or_else(|| unreachable!("checked above")))
         };
         // A copy is called stale by way of the lease: without one, none goes along.
-        let content = lease.and_then(|_| self.content());
+        let content = lease.filter(|_| told).and_then(|_| self.content());
         Wire {
             token: self.token.to_le_bytes(),
             offset: self.offset,
@@ -397,7 +415,7 @@ impl Serialize for Bulk {
             incarnation: self.origin.incarnation,
             addresses: self.origin.addresses.iter().map(Address::to_string).collect(),
             lease,
-            keys: if content.is_some() { None } else { self.sealed_keys() },
+            keys: if content.is_some() || !told { None } else { self.sealed_keys() },
             content,
         }
         .serialize(serializer)

@@ -68,7 +68,7 @@ impl Exposure {
     /// An error when a device can't be told of the memory, or when the terms make no sense.
     pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access, grant: &Grant) -> Result<Exposure> {
         let (terms, reach) = grant.terms(shared)?;
-        let own = Own::new(&shared.core, region, access, reach)?;
+        let own = Own::new(&shared.core, region, access, reach, terms.for_one_call)?;
         let (memory, mode) = (Slice::whole(region), access.mode().access());
         let exposed = shared.core.exec(|proto| {
             proto.admit_exposure()?;
@@ -121,6 +121,10 @@ impl<B: Buffer, A> Exposed<B, A> {
 
     pub(super) fn whole(&self) -> Slice {
         Slice::whole(self.held().region())
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.exposure.shared
     }
 
     /// The value that stands for this memory towards peers.
@@ -235,6 +239,10 @@ pub struct ExposedSlice<A = Writable> {
 }
 
 impl<A> ExposedSlice<A> {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.slice.len

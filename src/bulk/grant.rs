@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::own::Reach;
 use crate::engine::Shared;
 use crate::proto::Terms;
-use crate::{Endpoint, Error, Result};
+use crate::{Endpoint, Result};
 
 /// The terms on which memory is exposed: to whom, for which call, for how many transfers and bytes, for how long. They all
 /// combine: each transfer has to meet all of them when it begins. A grant without terms is what
@@ -54,7 +54,8 @@ impl Grant {
     }
 
     /// For one peer: for the engine that is at the endpoint now, if there is a connection, or else for the first that is found
-    /// there. See [`Engine::expose_to`](crate::Engine::expose_to).
+    /// there. See [`Engine::expose_to`](crate::Engine::expose_to). The endpoint must be of the engine that exposes the memory:
+    /// with another's, exposing ends with [`Error::OtherEngine`](crate::Error::OtherEngine).
     pub fn only(mut self, endpoint: impl AsRef<Endpoint>) -> Grant {
         self.only = Some(endpoint.as_ref().clone());
         self
@@ -69,7 +70,8 @@ impl Grant {
     /// its receiver has dropped the bulk ([`Exposed::released`](crate::Exposed::released)), when the connection is lost, and when
     /// its timeout is over, whatever comes first.
     ///
-    /// In an answer to a call, such a bulk is of no use to whoever gets it.
+    /// In an answer to a call, such a bulk is of no use to whoever gets it. In a call of another engine than the one that exposes
+    /// the memory there is none that it could be for: that call ends with [`Error::OtherEngine`](crate::Error::OtherEngine).
     pub fn for_one_call(mut self) -> Grant {
         self.for_one_call = true;
         self
@@ -100,11 +102,8 @@ impl Grant {
     pub(super) fn terms(&self, shared: &Arc<Shared>) -> Result<(Terms, Reach)> {
         let Grant { only, for_one_call, once, quota, expires } = self;
         let (for_one_call, once, quota) = (*for_one_call, *once, *quota);
-        if only.as_ref().is_some_and(|only| !Arc::ptr_eq(only.shared(), shared)) {
-            return Err(Error::Unsupported {
-                what: "exposing memory to an endpoint of another engine".to_owned(),
-                reason: "an endpoint is known to the engine that looked it up".to_owned(),
-            });
+        if let Some(only) = only {
+            shared.check_own(only.shared(), "the endpoint", || "expose".to_owned())?;
         }
         let only = only.as_ref().map(Endpoint::peer);
         let expires = expires.and_then(|time| Instant::now().checked_add(time));

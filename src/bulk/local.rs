@@ -3,6 +3,8 @@
 use crate::memory::{Element, ReadElement};
 
 use super::exposed::{Exposed, ExposedSlice};
+use super::remote::RemoteBulk;
+use crate::Result;
 use crate::memory::{Borrowed, Buffer, Slice, Writable, WritableBuffer};
 
 /// What [`RemoteBulk::pull_into`](crate::RemoteBulk::pull_into) can fill: `&Exposed`, `&ExposedSlice`, `&mut [T]`,
@@ -23,16 +25,18 @@ pub trait PushSource: sealed::PushSource {}
 
 pub(super) mod sealed {
     use crate::memory::Slice;
+    use crate::{RemoteBulk, Result};
 
     pub trait PullTarget {
-        /// Runs `transfer` with the memory, which nobody else touches meanwhile but through its region.
+        /// Runs `transfer` with the memory, which nobody else touches meanwhile but through its region; if it may take part
+        /// in transfers with `remote`.
         #[doc(hidden)]
-        fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R;
+        fn with(self, remote: &RemoteBulk, transfer: impl FnOnce(&Slice) -> Result<usize>) -> Result<usize>;
     }
 
     pub trait PushSource {
         #[doc(hidden)]
-        fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R;
+        fn with(self, remote: &RemoteBulk, transfer: impl FnOnce(&Slice) -> Result<usize>) -> Result<usize>;
     }
 }
 
@@ -40,8 +44,9 @@ macro_rules! local {
     ($trait:ident: $([$($generics:tt)*] $kind:ty, |$this:ident| $slice:expr;)*) => {$(
         impl<$($generics)*> $trait for $kind {}
         impl<$($generics)*> sealed::$trait for $kind {
-            fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R {
+            fn with(self, remote: &RemoteBulk, transfer: impl FnOnce(&Slice) -> Result<usize>) -> Result<usize> {
                 let $this = self;
+                remote.check_local($this.shared())?;
                 transfer(&$slice)
             }
         }
@@ -53,7 +58,7 @@ macro_rules! borrowed {
     ($trait:ident: $([$($generics:tt)*] $kind:ty, |$this:ident| $borrowed:expr;)*) => {$(
         impl<$($generics)*> $trait for $kind {}
         impl<$($generics)*> sealed::$trait for $kind {
-            fn with<R>(self, transfer: impl FnOnce(&Slice) -> R) -> R {
+            fn with(self, _: &RemoteBulk, transfer: impl FnOnce(&Slice) -> Result<usize>) -> Result<usize> {
                 let $this = self;
                 let borrowed: Borrowed<'_> = $borrowed;
                 transfer(&Slice::whole(borrowed.region()))

@@ -14,6 +14,8 @@ use crate::proto::PeerId;
 /// Keeps neither the memory nor the engine: bulks may outlive both.
 pub(super) struct Own {
     pub leases: Leases,
+    /// Its bulks are good in a call of its engine.
+    pub for_one_call: bool,
     access: Access,
     /// Where nobody can write it, and everybody may have it: then it may be copied.
     constant: Option<Weak<Region>>,
@@ -54,11 +56,11 @@ impl Made {
 
 impl Own {
     /// An error when a device is there, and can't be told of the memory.
-    pub(super) fn new(core: &Core, region: &Arc<Region>, access: Access, reach: Reach) -> Result<Arc<Own>> {
+    pub(super) fn new(core: &Core, region: &Arc<Region>, access: Access, reach: Reach, for_one_call: bool) -> Result<Arc<Own>> {
         let keys = Mutex::new(Made::new(core, region, access, reach, core.devices())?);
         let free = access == Access::Constant && reach == Reach::Everybody;
         let constant = free.then(|| Arc::downgrade(region));
-        Ok(Arc::new(Own { leases: Leases::default(), access, constant, reach, keys }))
+        Ok(Arc::new(Own { leases: Leases::default(), for_one_call, access, constant, reach, keys }))
     }
 
     /// The memory, where a copy of it may be sent along.

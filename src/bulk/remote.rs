@@ -14,7 +14,7 @@ use crate::memory::{self, Buffer, Copied, Slice, Writable, WritableBuffer};
 use crate::progress::{Completion, Live, Moving, Outcome, error_of};
 use crate::proto::{Failure, Proto, Remote, TransferId};
 use crate::rpc::deadline;
-use crate::{Endpoint, Error, Result};
+use crate::{Address, Endpoint, Error, Result};
 
 /// A bulk and the engine that it is memory of. Made by [`Bulk::on`] and [`Bulk::origin`].
 ///
@@ -32,6 +32,23 @@ pub(super) enum Begun {
     /// It is over already.
     Done(Result<usize>),
     InProgress(TransferId),
+}
+
+/// Whose endpoint it is that a bulk is used with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// The owner's, or where it said that it listens.
+    Owners,
+    /// No engine was met there, or several.
+    MaybeOwners,
+    /// Another engine was met there, which is not connected now.
+    MaybeAnothers,
+    Anothers,
+}
+
+/// A transfer, as errors call it.
+fn what(pull: bool, len: usize) -> String {
+    format!("{} of {len} bytes", if pull { "pull" } else { "push" })
 }
 
 impl RemoteBulk {
@@ -80,9 +97,10 @@ impl RemoteBulk {
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`],
-    /// [`Error::AccessDenied`], [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`].
+    /// [`Error::AccessDenied`], [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`]; [`Error::OtherEngine`] when the
+    /// endpoint is not the owner's, or the target is exposed by another engine.
     pub fn pull_into(&self, target: impl PullTarget) -> Result<usize> {
-        target.with(|slice| self.run(true, slice))
+        target.with(self, |slice| self.run(true, slice))
     }
 
     /// Copies from local memory into the peer's, and blocks until that is done; how many bytes were moved.
@@ -93,7 +111,7 @@ impl RemoteBulk {
     /// # Errors
     /// As [`RemoteBulk::pull_into`].
     pub fn push_from(&self, source: impl PushSource) -> Result<usize> {
-        source.with(|slice| self.run(false, slice))
+        source.with(self, |slice| self.run(false, slice))
     }
 
     /// Begins to pull. The transfer owns the local buffer until it is over, and gives it back.
@@ -110,8 +128,50 @@ impl RemoteBulk {
         self.endpoint.shared()
     }
 
+    /// An error when the near end of a transfer belongs to another engine than the one that transfers.
+    pub(super) fn check_local(&self, owner: &Arc<Shared>) -> Result<()> {
+        self.shared().check_own(owner, "the exposed memory at the near end", || "transfer".to_owned())
+    }
+
+    /// Who is at the endpoint, as far as that is known. Where the owner may have been before, it was restarted, and the
+    /// endpoint is not mixed up.
+    fn whose_endpoint(&self) -> Whose {
+        let (shared, origin) = (self.shared(), &self.bulk.origin);
+        let (peer, address) = (self.endpoint.peer(), self.endpoint.address());
+        let (met, connected) = shared.core.look(|proto| (proto.engines_at(peer), proto.connection(peer).is_some()));
+        let claims_address = || origin.addresses.contains(&address);
+        match met {
+            Some((incarnation, _)) if incarnation == origin.incarnation => Whose::Owners,
+            Some((_, 1)) if !claims_address() => {
+                if connected {
+                    Whose::Anothers
+                } else {
+                    Whose::MaybeAnothers
+                }
+            }
+            // Its own memory an engine finds without a connection; if it means itself.
+            None if origin.incarnation == shared.incarnation => {
+                let own = |own: &Address| *own == address || own.seen_from(&address) == address;
+                let itself = address == Address::nowhere() || shared.addresses.iter().any(own);
+                if itself { Whose::Owners } else { Whose::Anothers }
+            }
+            _ if claims_address() => Whose::Owners,
+            _ => Whose::MaybeOwners,
+        }
+    }
+
+    fn mixed_up(&self, what: String) -> Error {
+        let (belongs_to, used_with) = (self.bulk.origin.addresses.first().cloned(), Some(self.endpoint.address()));
+        Error::OtherEngine { what, object: "the bulk", belongs_to, used_with }
+    }
+
     pub(super) fn error(&self, pull: bool, len: usize, failure: Failure) -> Error {
-        let what = format!("{} of {len} bytes", if pull { "pull" } else { "push" });
+        let what = what(pull, len);
+        // An engine that was asked for memory which was never its own takes it for that of an engine before it.
+        let mixed_up = || matches!(self.whose_endpoint(), Whose::Anothers | Whose::MaybeAnothers);
+        if matches!(failure, Failure::PeerRestarted) && mixed_up() {
+            return self.mixed_up(what);
+        }
         error_of(failure, &self.endpoint.address(), what, "bulk", self.timeout, 0)
     }
 
@@ -147,8 +207,12 @@ impl RemoteBulk {
         if let Err(error) = shared.check("transfer") {
             return (Begun::Done(Err(error)), len);
         }
+        let whose = self.whose_endpoint();
+        if whose == Whose::Anothers {
+            return (Begun::Done(Err(self.mixed_up(what(pull, len)))), len);
+        }
         let begun = match local.part(0, len) {
-            Some(local) => self.begin_part(pull, local, completion, timed),
+            Some(local) => self.begin_part(pull, local, whose, completion, timed),
             None => Err(Failure::Revoked),
         };
         let begun = match begun {
@@ -162,6 +226,7 @@ impl RemoteBulk {
         &self,
         pull: bool,
         local: Slice,
+        whose: Whose,
         completion: &Arc<Completion>,
         timed: bool,
     ) -> std::result::Result<Begun, Failure> {
@@ -182,7 +247,7 @@ impl RemoteBulk {
                 Copied::SourceClosed | Copied::TargetClosed => Err(Failure::Revoked),
             };
         }
-        if let Some(copy) = copy.as_ref().filter(|_| pull)
+        if let Some(copy) = copy.as_ref().filter(|_| pull && whose == Whose::Owners)
             && let Some(bytes) = copy.range(*offset, len)
         {
             return if local.write(bytes) { Ok(Begun::Done(Ok(len))) } else { Err(Failure::Revoked) };

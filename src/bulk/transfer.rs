@@ -23,10 +23,14 @@ pub trait Local: sealed::Local {
 
 mod sealed {
     use crate::memory::Slice;
+    use crate::{RemoteBulk, Result};
 
     pub trait Local {
         #[doc(hidden)]
         fn memory(&self) -> Slice;
+        /// An error when it can't take part in transfers with `remote`.
+        #[doc(hidden)]
+        fn check(&self, remote: &RemoteBulk) -> Result<()>;
     }
 }
 
@@ -39,6 +43,10 @@ impl<B: Buffer, A> sealed::Local for Exposed<B, A> {
     fn memory(&self) -> Slice {
         self.whole()
     }
+
+    fn check(&self, remote: &RemoteBulk) -> Result<()> {
+        remote.check_local(self.shared())
+    }
 }
 
 impl<A> Local for ExposedSlice<A> {
@@ -49,6 +57,10 @@ impl<A> Local for ExposedSlice<A> {
 impl<A> sealed::Local for ExposedSlice<A> {
     fn memory(&self) -> Slice {
         self.slice.clone()
+    }
+
+    fn check(&self, remote: &RemoteBulk) -> Result<()> {
+        remote.check_local(self.shared())
     }
 }
 
@@ -80,7 +92,10 @@ impl<B: Buffer, L: Local> Transfer<B, L> {
     pub(super) fn start(remote: &RemoteBulk, pull: bool, local: L) -> Transfer<B, L> {
         let completion = Completion::new();
         let memory = local.memory();
-        let (begun, len) = remote.begin(pull, &memory, &completion, true);
+        let (begun, len) = match local.check(remote) {
+            Ok(()) => remote.begin(pull, &memory, &completion, true),
+            Err(error) => (Begun::Done(Err(error)), 0),
+        };
         let state = match begun {
             Begun::Done(result) => State::Done(Some(result)),
             Begun::InProgress(id) => State::InProgress(completion, id),

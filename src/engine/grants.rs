@@ -8,7 +8,7 @@ impl Engine {
     /// for a number of bytes, for a time.
     ///
     /// # Errors
-    /// As [`Engine::expose`]; [`Error::Unsupported`](crate::Error::Unsupported) for an endpoint of another engine.
+    /// As [`Engine::expose`]; [`Error::OtherEngine`](crate::Error::OtherEngine) for an endpoint of another engine.
     pub fn expose_with<B>(&self, buffer: B, mode: BulkMode, grant: &Grant) -> Result<Exposed<B, Writable>>
     where
         B: crate::WritableBuffer + Send + 'static,

@@ -69,6 +69,15 @@ impl Shared {
         Err(Error::Unsupported { what: format!("{} in a forked child", what()), reason })
     }
 
+    /// An error when an object that is used with this engine belongs to another one.
+    pub(crate) fn check_own(&self, owner: &Arc<Shared>, object: &'static str, what: impl Fn() -> String) -> Result<()> {
+        if std::ptr::eq(Arc::as_ptr(owner), self) {
+            return Ok(());
+        }
+        let (belongs_to, used_with) = (owner.addresses.first().cloned(), self.addresses.first().cloned());
+        Err(Error::OtherEngine { what: what(), object, belongs_to, used_with })
+    }
+
     pub(crate) fn finalizing(&self) -> &Finalizing {
         &self.finalizing
     }

@@ -373,15 +373,19 @@ pub(crate) enum Copied {
 /// Longest copy under one access, in bytes: closing a gate waits for no more than this (some 20 µs).
 const COPY_CHUNK: usize = 256 << 10;
 
-/// Copies between two slices of equal length, of different shapes, or of the same memory.
+/// Copies between two slices of equal length, of different shapes, or of the same memory: if they overlap, the target ends up
+/// with what the source held, as with `memmove`.
 pub(crate) fn copy(source: &Slice, target: &Slice) -> Copied {
     debug_assert_eq!(source.len, target.len);
     let len = source.len.min(target.len);
+    // What is ahead in the same memory has to be read before it is written, in whichever order chunks and pieces come.
+    let backwards = Arc::ptr_eq(&source.region, &target.region) && source.offset < target.offset;
     let mut done = 0;
     while done < len {
         let step = COPY_CHUNK.min(len - done);
-        let part = |s: &Slice| Slice { region: s.region.clone(), offset: s.offset + done, len: step, over: s.over.clone() };
-        match copy_chunk(&part(source), &part(target)) {
+        let at = if backwards { len - done - step } else { done };
+        let part = |s: &Slice| Slice { region: s.region.clone(), offset: s.offset + at, len: step, over: s.over.clone() };
+        match copy_chunk(&part(source), &part(target), backwards) {
             Copied::All => done += step,
             closed => return closed,
         }
@@ -389,7 +393,7 @@ pub(crate) fn copy(source: &Slice, target: &Slice) -> Copied {
     Copied::All
 }
 
-fn copy_chunk(source: &Slice, target: &Slice) -> Copied {
+fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> Copied {
     let same = Arc::ptr_eq(&source.region, &target.region);
     // Two threads may copy A to B and B to A: gates are passed in the order of their addresses.
     let source_first = Arc::as_ptr(&source.region) < Arc::as_ptr(&target.region);
@@ -412,22 +416,35 @@ fn copy_chunk(source: &Slice, target: &Slice) -> Copied {
     let (mut from, mut to) = (SmallVec::<[IoVec; 8]>::new(), SmallVec::<[IoVec; 8]>::new());
     source.region.pieces(source.offset, source.len, usize::MAX, &mut from);
     target.region.pieces(target.offset, target.len, usize::MAX, &mut to);
-    let (mut f, mut t) = (0, 0);
-    while f < from.len() && t < to.len() {
-        let n = from[f].iov_len.min(to[t].iov_len);
-        // SAFETY: both pieces have at least `n` bytes left, in segments valid for reads and for writes, which the two
+    // What comes next is taken from the ends of the lists.
+    if !backwards {
+        from.reverse();
+        to.reverse();
+    }
+    while let (Some(read), Some(written)) = (from.last_mut(), to.last_mut()) {
+        let n = read.iov_len.min(written.iov_len);
+        let (read, written) = (take(read, n, backwards), take(written, n, backwards));
+        // SAFETY: both pieces had at least `n` bytes left, in segments valid for reads and for writes, which the two
         // accesses (or the one, exclusive, when both are the same region) keep anybody else from; `copy` allows overlap.
-        unsafe { std::ptr::copy(from[f].iov_base.cast::<u8>(), to[t].iov_base.cast::<u8>(), n) };
-        for (list, index) in [(&mut from, &mut f), (&mut to, &mut t)] {
-            let piece = &mut list[*index];
-            piece.iov_base = piece.iov_base.wrapping_byte_add(n);
-            piece.iov_len -= n;
-            if piece.iov_len == 0 {
-                *index += 1;
+        unsafe { std::ptr::copy(read, written, n) };
+        for list in [&mut from, &mut to] {
+            if list.last().is_some_and(|piece| piece.iov_len == 0) {
+                list.pop();
             }
         }
     }
     Copied::All
+}
+
+/// Takes `n` bytes off a piece, at its end or at its beginning; where they are.
+fn take(piece: &mut IoVec, n: usize, at_end: bool) -> *mut u8 {
+    let address = piece.iov_base.cast::<u8>();
+    piece.iov_len -= n;
+    if at_end {
+        return address.wrapping_add(piece.iov_len);
+    }
+    piece.iov_base = piece.iov_base.wrapping_byte_add(n);
+    address
 }
 
 #[cfg(test)]

@@ -27,6 +27,37 @@ fn a_region_copies_onto_itself() {
     assert_eq!(*region.take_message(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
+/// splitmix64.
+fn random(state: &mut u64) -> usize {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (z ^ (z >> 27)) as usize
+}
+
+#[test]
+fn ranges_of_one_region_that_overlap_copy_as_in_a_vector() {
+    let mut state = 17;
+    for round in 0..60 {
+        // Segments shorter than a chunk and longer, of sizes that don't divide each other, some of them empty.
+        let most = [5, 1009, COPY_CHUNK + 7, 2 * COPY_CHUNK + 1001][round % 4];
+        let mut parts: Vec<Vec<u8>> = (0..1 + random(&mut state) % 5)
+            .map(|_| (0..random(&mut state) % most).map(|i| (i * 7 + i / 251 + round) as u8).collect())
+            .collect();
+        let mut model = parts.concat();
+        let region = region(&mut parts);
+        for _ in 0..4 {
+            let len = random(&mut state) % (model.len() + 1);
+            let mut place = || random(&mut state) % (model.len() - len + 1);
+            let (from, to) = (place(), place());
+            let part = |at| Slice::whole(&region).part(at, len).unwrap();
+            assert_eq!(copy(&part(from), &part(to)), Copied::All);
+            model.copy_within(from..from + len, to);
+        }
+        region.close();
+        assert!(parts.concat() == model, "round {round}");
+    }
+}
+
 #[test]
 fn a_closed_gate_lets_nobody_in() {
     let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4]));

@@ -69,6 +69,12 @@ impl<E: Env> Proto<E> {
         self.links.get(link).is_some_and(Link::is_open).then_some(link)
     }
 
+    /// The engine that was last met at a peer, by its incarnation, and how many have been met there so far.
+    pub(crate) fn engines_at(&self, peer: PeerId) -> Option<(u64, u64)> {
+        let peer = self.peers.get(peer)?;
+        Some((peer.incarnation?, peer.engines))
+    }
+
     fn add_peer(&mut self, address: Address, dial: Option<Address>) -> PeerId {
         if self.peers.len() >= self.sweep_at {
             self.sweep();

@@ -11,12 +11,38 @@ use serde::Serialize;
 use crate::engine::Shared;
 use crate::progress::Held;
 use crate::proto::{Leases, LinkId, wire};
+use crate::{Address, Error, Side};
 
 /// What encoding for a peer has come upon.
-#[derive(Default)]
 pub(crate) struct Encoding {
+    /// The engine that sends the message, by its incarnation.
+    engine: u64,
     leases: Vec<Held>,
     eager_bulk: usize,
+    /// A bulk that can't be sent by this engine, and where its owner listens.
+    foreign: Option<Option<Address>>,
+}
+
+/// Why a message can't be made.
+pub(super) enum Unencodable {
+    /// In the codec's words.
+    Codec(String),
+    /// A bulk in it is for calls of another engine.
+    OtherEngine { belongs_to: Option<Address>, used_with: Option<Address> },
+}
+
+impl Unencodable {
+    pub(super) fn error(self, peer: &Address, side: Side, name: &str) -> Error {
+        match self {
+            Unencodable::Codec(reason) => Error::Decode { peer: peer.clone(), side, name: name.to_owned(), reason },
+            Unencodable::OtherEngine { belongs_to, used_with } => Error::OtherEngine {
+                what: format!("sending the {side} of `{name}`"),
+                object: "a bulk for one call",
+                belongs_to,
+                used_with,
+            },
+        }
+    }
 }
 
 thread_local! {
@@ -35,6 +61,20 @@ impl Encoding {
         })
     }
 
+    /// The engine that sends the message, by its incarnation; `None` when nothing is being encoded for a peer.
+    pub(crate) fn engine() -> Option<u64> {
+        ENCODING.with_borrow(|encoding| encoding.as_ref().map(|encoding| encoding.engine))
+    }
+
+    /// Notes that the message has a bulk in it that its engine must not send. The caller sees to it that encoding fails.
+    pub(crate) fn refuse(owner: Option<Address>) {
+        ENCODING.with_borrow_mut(|encoding| {
+            if let Some(encoding) = encoding {
+                encoding.foreign = Some(owner);
+            }
+        });
+    }
+
     /// Bulks up to this long go along with their content.
     pub(crate) fn eager_bulk() -> usize {
         ENCODING.with_borrow(|encoding| encoding.as_ref().map_or(0, |encoding| encoding.eager_bulk))
@@ -42,16 +82,21 @@ impl Encoding {
 }
 
 /// Encodes a value for a peer, at the end of `out`. The leases are those of the bulks in it.
-pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, shared: &Shared) -> Result<Vec<Held>, String> {
-    let fresh = Encoding { leases: Vec::new(), eager_bulk: shared.limits.eager_bulk };
+pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, shared: &Shared) -> Result<Vec<Held>, Unencodable> {
+    let (engine, eager_bulk) = (shared.incarnation, shared.limits.eager_bulk);
+    let fresh = Encoding { engine, leases: Vec::new(), eager_bulk, foreign: None };
     // A `Serialize` may itself call somebody: what it was in the middle of is put back.
     let outer = ENCODING.replace(Some(fresh));
     let restore = Restore(Some(outer));
     let encoded = wire::encode(value, out);
-    let leases = ENCODING.with_borrow_mut(|encoding| encoding.take()).map_or_else(Vec::new, |encoding| encoding.leases);
+    let met = ENCODING.with_borrow_mut(|encoding| encoding.take());
     drop(restore);
-    encoded.map_err(|error| error.to_string())?;
-    Ok(leases)
+    let (leases, foreign) = met.map_or_else(Default::default, |met| (met.leases, met.foreign));
+    match (encoded, foreign) {
+        (_, Some(belongs_to)) => Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() }),
+        (Err(error), None) => Err(Unencodable::Codec(error.to_string())),
+        (Ok(()), None) => Ok(leases),
+    }
 }
 
 struct Restore(Option<Option<Encoding>>);
@@ -65,6 +110,7 @@ impl Drop for Restore {
 /// Whose bytes are being decoded.
 pub(crate) struct Decoding {
     pub shared: Weak<Shared>,
+    engine: u64,
     pub link: LinkId,
     leases: Leases,
     /// Which of the leases some bulk has taken over.
@@ -74,6 +120,8 @@ pub(crate) struct Decoding {
 /// A bulk from a peer is held here: dropping this says that it is no more.
 pub(crate) struct RemoteLease {
     shared: Weak<Shared>,
+    /// The engine that got it, by its incarnation.
+    pub engine: u64,
     link: LinkId,
     number: u64,
 }
@@ -96,12 +144,13 @@ impl Decoding {
                 return None;
             }
             let number = decoding.leases.first.checked_add(u64::from(index))?;
-            Some(Arc::new(RemoteLease { shared: decoding.shared.clone(), link: decoding.link, number }))
+            let (shared, engine, link) = (decoding.shared.clone(), decoding.engine, decoding.link);
+            Some(Arc::new(RemoteLease { shared, engine, link, number }))
         })
     }
 
     /// Where the peer is whose message is decoded, if it is the engine of this incarnation.
-    pub(crate) fn remote(incarnation: u64) -> Option<crate::Address> {
+    pub(crate) fn remote(incarnation: u64) -> Option<Address> {
         DECODING.with_borrow(|decoding| {
             let decoding = decoding.as_ref()?;
             decoding.shared.upgrade()?.core.look(|proto| proto.remote_of(decoding.link, incarnation))
@@ -120,7 +169,7 @@ pub(super) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, de
         return decode();
     }
     let taken = vec![false; leases.count as usize];
-    let fresh = Decoding { shared: Arc::downgrade(shared), link, leases, taken };
+    let fresh = Decoding { shared: Arc::downgrade(shared), engine: shared.incarnation, link, leases, taken };
     let outer = DECODING.replace(Some(fresh));
     let done = Done { shared, outer: Some(outer) };
     let result = decode();

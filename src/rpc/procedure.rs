@@ -18,7 +18,7 @@ use crate::engine::Shared;
 use crate::memory::{Region, Slice};
 use crate::progress::{Completion, Live};
 use crate::proto::{CallId, CallSpec, Content, Failure, Rejected};
-use crate::{Endpoint, Error, Result, Side};
+use crate::{Endpoint, Result, Side};
 
 /// A name with its types, as this engine numbers it towards its peers.
 pub(crate) struct ProcedureInfo {
@@ -73,7 +73,8 @@ impl<A: ?Sized, R> Procedure<A, R> {
         &self.info.name
     }
 
-    /// The procedure at an endpoint, ready to be called.
+    /// The procedure at an endpoint, ready to be called. The endpoint must be of the same engine as the procedure: calls at
+    /// another's end with [`Error::OtherEngine`].
     pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> Call<A, R> {
         let (shared, info, endpoint) = (self.shared.clone(), self.info.clone(), endpoint.as_ref().clone());
         let timeout = shared.limits.default_timeout;
@@ -151,7 +152,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// Calls, and returns at once. The result comes through the [`Pending`]: wait for it, or await it.
     ///
     /// # Errors
-    /// What is known at once: arguments that can't be encoded or are too large, a finalized engine. The rest comes through
+    /// What is known at once: arguments that can't be encoded or are too large, a finalized engine, an endpoint of another
+    /// engine. The rest comes through
     /// the `Pending`.
     pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
         let (begun, _) = self.begin(arguments, true, false)?;
@@ -172,16 +174,13 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     fn begin(&self, arguments: &A, timed: bool, one_way: bool) -> Result<(Begun, Instant)> {
         let Target { shared, info, endpoint, timeout } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
+        shared.check_own(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
         let now = Instant::now();
         let deadline = deadline(now, *timeout);
         let id = codec::with_buffer(|buffer| {
-            let leases = codec::encode(arguments, buffer, shared).map_err(|reason| Error::Decode {
-                peer: endpoint.address(),
-                side: Side::Arguments,
-                name: info.name.to_string(),
-                reason,
-            })?;
+            let leases = codec::encode(arguments, buffer, shared)
+                .map_err(|failed| failed.error(&endpoint.address(), Side::Arguments, &info.name))?;
             let large = buffer.len() > shared.limits.eager;
             let content = if large {
                 Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))

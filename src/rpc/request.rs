@@ -162,10 +162,15 @@ impl<R: Serialize> Responder<R> {
             }
             let leases = match codec::encode(result, buffer, self.request.engine.shared()) {
                 Ok(leases) => leases,
-                Err(reason) => {
-                    let _ = self.answer(Err(Status::Encode(Status::clip(reason.clone()))));
+                Err(failed) => {
                     let Request { name, endpoint, .. } = &self.request;
-                    return Err(Error::Decode { peer: endpoint.address(), side: Side::Result, name: name.to_string(), reason });
+                    let error = failed.error(&endpoint.address(), Side::Result, name);
+                    let reason = match &error {
+                        Error::Decode { reason, .. } => reason.clone(),
+                        error => error.to_string(),
+                    };
+                    let _ = self.answer(Err(Status::Encode(Status::clip(reason))));
+                    return Err(error);
                 }
             };
             let mut shape = Vec::new();

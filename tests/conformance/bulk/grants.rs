@@ -371,11 +371,11 @@ fn one_peer_and_other_terms(net: &Net) {
     }
     // An endpoint of another engine says nothing to this one.
     let foreign = Grant::new().only(&pair.to_server);
-    assert_error!(pair.server.expose_with(vec![1u8; 10], BulkMode::ReadOnly, &foreign), Error::Unsupported { .. });
-    assert_error!(pair.server.expose_read_only_with(vec![1u8; 10], &foreign), Error::Unsupported { .. });
+    assert_error!(pair.server.expose_with(vec![1u8; 10], BulkMode::ReadOnly, &foreign), Error::OtherEngine { .. });
+    assert_error!(pair.server.expose_read_only_with(vec![1u8; 10], &foreign), Error::OtherEngine { .. });
     let mut buffer = [1u8; 10];
     let result = pair.server.scope(|s| s.expose_with(&mut buffer, BulkMode::ReadOnly, &foreign).map(|_| ()));
-    assert_error!(result, Error::Unsupported { .. });
+    assert_error!(result, Error::OtherEngine { .. });
 }
 
 fn an_engines_own_bulks_obey(net: &Net) {

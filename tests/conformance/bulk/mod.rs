@@ -9,6 +9,7 @@ mod forged;
 mod forward;
 mod grants;
 mod model;
+mod overlap;
 mod reclaim;
 mod released;
 mod scope;

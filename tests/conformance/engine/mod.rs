@@ -7,6 +7,7 @@ mod finalize;
 mod in_flight;
 mod knobs;
 mod limits;
+mod mixups;
 mod reach;
 mod shutdown;
 mod timers;
