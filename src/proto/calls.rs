@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use slotmap::KeyData;
 
+use super::chain::{self, Chained, Neighbours};
 use super::link::{OutStream, broken};
 use super::wire::{Bytes, Message, Stream};
 use super::{Body, CallId, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
@@ -25,6 +26,13 @@ pub(super) struct Call<E: Env> {
     /// Memory that is exposed for this call.
     exposed: Vec<u128>,
     pub answer: Option<Arriving<E::Memory>>,
+    neighbours: Neighbours<CallId>,
+}
+
+impl<E: Env> Chained<CallId> for Call<E> {
+    fn neighbours(&mut self) -> &mut Neighbours<CallId> {
+        &mut self.neighbours
+    }
 }
 
 /// The body of a large message, while it arrives.
@@ -140,7 +148,7 @@ impl<E: Env> Proto<E> {
         let want_shape = !bound.result_checked && !spec.one_way;
         let timer = spec.timed.then_some(spec.deadline);
         let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
-        let call = self.calls.insert(Call {
+        let call = Call {
             waiter: spec.waiter,
             link: id,
             procedure: spec.procedure,
@@ -149,7 +157,9 @@ impl<E: Env> Proto<E> {
             size,
             exposed,
             answer: None,
-        });
+            neighbours: Neighbours::default(),
+        };
+        let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
         let leases = self.lease(id, spec.leases);
         let budget = spec.deadline.saturating_duration_since(now).min(MAX_BUDGET);
         let link = &mut self.links[id];
@@ -218,8 +228,9 @@ impl<E: Env> Proto<E> {
     ) -> Result<CallId, Failure> {
         let id = self.link_to(peer, now)?;
         let (exposed, timer) = (Vec::new(), Some(deadline));
-        let call = Call { waiter, link: id, procedure: 0, timer, one_way: false, size: 0, exposed, answer: None };
-        let call = self.calls.insert(call);
+        let neighbours = Neighbours::default();
+        let call = Call { waiter, link: id, procedure: 0, timer, one_way: false, size: 0, exposed, answer: None, neighbours };
+        let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
         self.set_deadline(call, deadline);
         self.links[id].say(&Message::Shutdown { call: wire_id(call) }, &[]);
         self.links[id].pending += 1;
@@ -238,14 +249,15 @@ impl<E: Env> Proto<E> {
 
     /// The one place where a call ends.
     pub(super) fn end_call(&mut self, id: CallId, result: Result<Answer<E>, Failure>) {
-        let Some(call) = self.calls.remove(id) else { return };
+        let Some(mut call) = self.calls.remove(id) else { return };
         if let Some(at) = call.timer {
             self.drop_deadline(id, at);
         }
         if let Some(link) = self.links.get_mut(call.link) {
             link.pending -= 1;
+            chain::unlink(&mut self.calls, &mut link.last_call, call.neighbours());
             if !call.one_way || result.is_err() {
-                link.streams.drop_where(|s| s.kind == Stream::Request && s.id == wire_id(id));
+                link.streams.end(Stream::Request, wire_id(id));
             }
         }
         if let Some(Arriving { leases, .. }) = call.answer {
@@ -270,8 +282,8 @@ impl<E: Env> Proto<E> {
     /// The link has opened, and its peer's limit is known: one-way calls have been sent, and what is too large ends.
     pub(super) fn refuse_too_large(&mut self, id: LinkId) {
         let limit = self.links[id].peer_max_message;
-        let waiting: Vec<_> = self.calls.iter().filter(|(_, c)| c.link == id).map(|(id, c)| (id, c.size, c.one_way)).collect();
-        for (call, size, one_way) in waiting {
+        for call in chain::all(&mut self.calls, self.links[id].last_call) {
+            let Some(&Call { size, one_way, .. }) = self.calls.get(call) else { continue };
             if size > limit {
                 self.abandon_call(call, Failure::TooLarge { size: size as u64, limit: limit as u64 });
             } else if one_way {

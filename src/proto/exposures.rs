@@ -1,6 +1,6 @@
 //! Memory that peers may reach, by token; and who holds a bulk of it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Instant;
 
@@ -8,6 +8,7 @@ use slotmap::KeyData;
 
 use super::grants::Grant;
 use super::refusals::Cause;
+use super::transfers::Accesses;
 use super::wire::{Message, Range, Status};
 use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto, Stage};
 
@@ -23,14 +24,38 @@ struct Exposure<M> {
     mode: Mode,
     /// Mostly there is none, and an exposure no larger than it takes.
     grant: Option<Box<Grant>>,
+    accesses: Accesses,
 }
 
 /// How many tokens of memory that was taken back are remembered, to say `Revoked` instead of `AccessDenied`.
 const REMEMBERED: usize = 4096;
 
+/// Tokens of memory that was taken back, the last of them. Peers ask for tokens by the thousand: there is no search.
+#[derive(Default)]
+struct Revoked {
+    in_order: VecDeque<u128>,
+    all: HashSet<u128, BuildHasherDefault<TokenHasher>>,
+}
+
+impl Revoked {
+    fn remember(&mut self, token: u128) {
+        if self.in_order.len() == REMEMBERED
+            && let Some(oldest) = self.in_order.pop_front()
+        {
+            self.all.remove(&oldest);
+        }
+        self.in_order.push_back(token);
+        self.all.insert(token);
+    }
+
+    fn contains(&self, token: u128) -> bool {
+        self.all.contains(&token)
+    }
+}
+
 pub(super) struct Exposures<E: Env> {
     live: HashMap<u128, Exposure<E::Memory>, BuildHasherDefault<TokenHasher>>,
-    revoked: VecDeque<u128>,
+    revoked: Revoked,
     /// How many of them are for one call.
     pub for_calls: usize,
 }
@@ -61,7 +86,7 @@ impl Hasher for TokenHasher {
 
 impl<E: Env> Default for Exposures<E> {
     fn default() -> Self {
-        Exposures { live: HashMap::default(), revoked: VecDeque::new(), for_calls: 0 }
+        Exposures { live: HashMap::default(), revoked: Revoked::default(), for_calls: 0 }
     }
 }
 
@@ -73,11 +98,15 @@ impl<E: Env> Exposures<E> {
 
     pub(super) fn insert(&mut self, token: u128, memory: E::Memory, mode: Mode, grant: Option<Box<Grant>>) {
         self.for_calls += usize::from(grant.as_ref().is_some_and(|grant| grant.is_for_call()));
-        self.live.insert(token, Exposure { memory, mode, grant });
+        self.live.insert(token, Exposure { memory, mode, grant, accesses: Accesses::default() });
     }
 
     pub(super) fn grant_mut(&mut self, token: u128) -> Option<&mut Grant> {
         self.live.get_mut(&token)?.grant.as_deref_mut()
+    }
+
+    pub(super) fn accesses_mut(&mut self, token: u128) -> Option<&mut Accesses> {
+        Some(&mut self.live.get_mut(&token)?.accesses)
     }
 
     /// What is exposed under a token, whoever may use it.
@@ -99,11 +128,8 @@ impl<E: Env> Proto<E> {
             self.exposures.for_calls -= usize::from(grant.is_for_call());
             self.end_grant(token, &grant);
         }
-        if self.exposures.revoked.len() == REMEMBERED {
-            self.exposures.revoked.pop_front();
-        }
-        self.exposures.revoked.push_back(token);
-        self.stop_access(token, &Status::Revoked);
+        self.exposures.revoked.remember(token);
+        self.stop_access(token, exposure.accesses, &Status::Revoked);
         self.tell_stale(token, None);
     }
 
@@ -141,7 +167,7 @@ impl<E: Env> Proto<E> {
         now: Instant,
     ) -> Result<E::Memory, Cause> {
         let Some(exposure) = self.exposures.live.get(&token) else {
-            let known = self.exposures.revoked.contains(&token);
+            let known = self.exposures.revoked.contains(token);
             return Err(if known { Cause::Revoked } else { Cause::UnknownToken });
         };
         let terms = exposure.grant.is_some();
@@ -222,7 +248,7 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_revoked(&mut self, link: LinkId, token: u128) {
         // Of its own memory an engine knows better.
-        if self.exposures.live.contains_key(&token) || self.exposures.revoked.contains(&token) {
+        if self.exposures.live.contains_key(&token) || self.exposures.revoked.contains(token) {
             return;
         }
         self.outputs.push_back(Output::Stale { token });

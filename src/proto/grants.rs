@@ -223,7 +223,8 @@ impl<E: Env> Proto<E> {
         self.set_timer(token);
         let Some(memory) = self.exposures.memory(token) else { return };
         memory.end();
-        self.stop_access(token, &why.status());
+        let accesses = self.exposures.accesses_mut(token).map(std::mem::take).unwrap_or_default();
+        self.stop_access(token, accesses, &why.status());
         self.outputs.push_back(Output::Withdraw { memory });
     }
 

@@ -54,6 +54,11 @@ impl Hasher for Folding {
         self.write_u64(u64::from(number));
     }
 
+    /// What tells the variants of an enum apart.
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
     }

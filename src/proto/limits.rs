@@ -252,20 +252,13 @@ impl<E: Env> Proto<E> {
     /// Somebody has dialled. There may be too many who have, and say nothing: the oldest of them goes.
     pub(super) fn begin_handshake(&mut self, id: LinkId) {
         if self.handshakes.len() >= self.config.limits.handshakes.max(1)
-            && let Some(oldest) = self.handshakes.pop_front()
+            && let Some((_, oldest)) = self.handshakes.pop_first()
         {
             let reason = format!("{} connections have not greeted", self.handshakes.len() + 1);
             tell(&mut self.outputs, &mut self.limited.handshakes, "a connection is dropped that has not greeted", &reason);
             self.close(oldest, Failure::Unreachable { reason, source: None });
         }
-        self.handshakes.push_back(id);
-    }
-
-    /// A link that was accepted has greeted, or is gone.
-    pub(super) fn end_handshake(&mut self, id: LinkId) {
-        if let Some(at) = self.handshakes.iter().position(|other| *other == id) {
-            self.handshakes.remove(at);
-        }
+        self.handshakes.insert((self.links[id].due, id));
     }
 
     /// Whether there are enough connections without the one that says this hello. An engine that proves that it connects again

@@ -8,10 +8,10 @@ use super::greeting::Proving;
 use super::hash::NumberMap;
 use super::landing::{Landing, MAX_CHUNK, Place};
 pub(super) use super::streams::OutStream;
-use super::streams::Streams;
+use super::streams::{Chunk, Streams};
 use super::transfers::IncomingPush;
 use super::wire::{self, Fault, Frame, Message};
-use super::{Env, Failure, LinkId, Memory, Output, PeerId, Proto, RequestId, Stage};
+use super::{CallId, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, Stage, TransferId};
 use crate::Address;
 
 /// Longest payload of one `Data` where the transport does not say. A small message waits for no more than this in front of it
@@ -105,8 +105,10 @@ pub(super) struct Link<E: Env> {
     pub awaiting_credit: Vec<E::Waiter>,
     /// One-way calls of the peer that have been handled, and not reported.
     pub one_way_handled: u32,
-    /// Calls and transfers of this side that wait for the peer.
+    /// Calls and transfers of this side that wait for the peer: how many, and the last of each.
     pub pending: usize,
+    pub last_call: Option<CallId>,
+    pub last_transfer: Option<TransferId>,
     pub last_heard: Instant,
     /// How much the peer's system had acknowledged when that was last asked, and when that was.
     pub acknowledged: Option<(u64, Instant)>,
@@ -180,6 +182,8 @@ impl<E: Env> Link<E> {
             awaiting_credit: Vec::new(),
             one_way_handled: 0,
             pending: 0,
+            last_call: None,
+            last_transfer: None,
             last_heard: now,
             acknowledged: None,
             heartbeat: None,
@@ -269,14 +273,10 @@ impl<E: Env> Link<E> {
         }
         let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
         let mut payload = None;
-        let next = if self.may_stream() { self.streams.take() } else { None };
-        if let Some(mut stream) = next {
-            let len = self.chunk.min(stream.memory.len() - stream.sent);
-            payload = stream.memory.part(stream.sent, len);
-            let data = Message::Data { stream: stream.kind, id: stream.id, offset: stream.sent as u64, len: len as u32 };
-            wire::put(&mut bytes, &data, &[], false);
-            stream.sent += len;
-            self.streams.put_back(stream);
+        let next = if self.may_stream() { self.streams.next(self.chunk) } else { None };
+        if let Some(Chunk { kind: stream, id, offset, len, memory }) = next {
+            payload = memory;
+            wire::put(&mut bytes, &Message::Data { stream, id, offset: offset as u64, len: len as u32 }, &[], false);
         }
         Some(Output::Transmit { link: id, bytes, payload })
     }

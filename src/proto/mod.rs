@@ -13,6 +13,7 @@
 //! ```
 
 mod calls;
+mod chain;
 mod exposures;
 mod grants;
 mod greeting;
@@ -241,6 +242,8 @@ pub(crate) struct Proto<E: Env> {
     peers: SlotMap<PeerId, peers::Peer>,
     by_address: HashMap<Address, PeerId>,
     by_incarnation: HashMap<u64, PeerId>,
+    /// To whom tickets were given. Who shows one is looked up, not searched for: a ticket can be made up.
+    by_ticket: HashMap<u128, PeerId>,
     /// Number of peers at which those that nobody refers to are swept out.
     sweep_at: usize,
     calls: SlotMap<CallId, calls::Call<E>>,
@@ -249,9 +252,9 @@ pub(crate) struct Proto<E: Env> {
     exposures: exposures::Exposures<E>,
     /// Leases whose holders don't know that the memory was taken back, by token: the link, and the lease's number there.
     holders: BTreeSet<(u128, LinkId, u64)>,
-    /// Connections that others have made: those that have greeted, and the others, the oldest first.
+    /// Connections that others have made: those that have greeted, and the others, by when they have to.
     accepted: usize,
-    handshakes: VecDeque<LinkId>,
+    handshakes: BTreeSet<(Instant, LinkId)>,
     /// Bytes held for peers, as far as they are counted in all.
     bytes: usize,
     limited: limits::Counts,
@@ -293,6 +296,7 @@ impl<E: Env> Proto<E> {
             peers: SlotMap::with_key(),
             by_address: HashMap::new(),
             by_incarnation: HashMap::new(),
+            by_ticket: HashMap::new(),
             sweep_at: 64,
             calls: SlotMap::with_key(),
             requests: SlotMap::with_key(),
@@ -300,7 +304,7 @@ impl<E: Env> Proto<E> {
             exposures: exposures::Exposures::default(),
             holders: BTreeSet::new(),
             accepted: 0,
-            handshakes: VecDeque::new(),
+            handshakes: BTreeSet::new(),
             bytes: 0,
             limited: limits::Counts::default(),
             refusals: Refusals::default(),
@@ -379,7 +383,7 @@ impl<E: Env> Proto<E> {
         for id in ids {
             let link = &mut self.links[id];
             // Answers and one-way calls, which nobody waits for here, have been promised.
-            link.streams.drop_where(|stream| match stream.kind {
+            link.streams.end_where(|stream| match stream.kind {
                 wire::Stream::Response => false,
                 wire::Stream::Request => own.contains(&stream.id),
                 wire::Stream::Pull | wire::Stream::Push => true,

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::chain;
 use super::link::{Link, State};
 use super::timers::Timer;
 use super::wire::{Hello, Message};
@@ -98,6 +99,7 @@ impl<E: Env> Proto<E> {
         let peers = &self.peers;
         self.by_address.retain(|_, id| peers.contains_key(*id));
         self.by_incarnation.retain(|_, id| peers.contains_key(*id));
+        self.by_ticket.retain(|_, id| peers.contains_key(*id));
     }
 
     /// The link to a peer: the one that is there, or one that is dialled now.
@@ -150,11 +152,11 @@ impl<E: Env> Proto<E> {
             return Err(super::link::broken(format!("it claims {} addresses", hello.addresses.len())));
         }
         let accepted = !self.links[id].dialled;
+        let link = &mut self.links[id];
         if accepted {
-            self.end_handshake(id);
+            self.handshakes.remove(&(link.due, id));
             self.accepted += 1;
         }
-        let link = &mut self.links[id];
         self.timers.remove(&(link.due, Timer::Greeting(id)));
         link.state = State::Open;
         link.incarnation = hello.incarnation;
@@ -210,9 +212,16 @@ impl<E: Env> Proto<E> {
     /// It is the peer's own, as long as the same engine is there: who claims the incarnation of another gets a ticket of its own
     /// too, which proves nothing of that other.
     fn ticket(&mut self, incarnation: u64, peer: PeerId) -> u128 {
-        let known = self.peers.get(peer).filter(|peer| peer.incarnation == Some(incarnation));
-        let ticket = known.and_then(|peer| peer.given).unwrap_or_else(|| self.secret());
+        let Peer { incarnation: met, given, .. } = self.peers[peer];
+        if let Some(ticket) = given.filter(|_| met == Some(incarnation)) {
+            return ticket;
+        }
+        let ticket = self.secret();
         self.peers[peer].given = Some(ticket);
+        self.by_ticket.insert(ticket, peer);
+        if let Some(before) = given {
+            self.by_ticket.remove(&before);
+        }
         ticket
     }
 
@@ -229,9 +238,8 @@ impl<E: Env> Proto<E> {
         let shown = |id: &PeerId| {
             self.peers.get(*id).is_some_and(|peer| peer.incarnation == Some(hello.incarnation) && peer.given == Some(ticket))
         };
-        let known = self.by_incarnation.get(&hello.incarnation).copied().filter(shown);
-        // Somebody else may have claimed its incarnation while it was away.
-        known.or_else(|| self.peers.keys().find(shown))
+        // Others may have claimed its incarnation while it was away.
+        self.by_ticket.get(&ticket).copied().filter(shown)
     }
 
     /// Who dialled: an engine met before, which shows the ticket that it was given then; or somebody new.
@@ -293,7 +301,7 @@ impl<E: Env> Proto<E> {
             (false, dialled) => {
                 self.timers.remove(&(link.due, Timer::Greeting(id)));
                 if !dialled {
-                    self.end_handshake(id);
+                    self.handshakes.remove(&(link.due, id));
                 }
             }
         }
@@ -306,12 +314,10 @@ impl<E: Env> Proto<E> {
         {
             peer.link = None;
         }
-        let calls: Vec<_> = self.calls.iter().filter(|(_, call)| call.link == id).map(|(id, _)| id).collect();
-        for call in calls {
+        for call in chain::all(&mut self.calls, link.last_call) {
             self.end_call(call, Err(failure.clone()));
         }
-        let transfers: Vec<_> = self.transfers.iter().filter(|(_, t)| t.link == id).map(|(id, _)| id).collect();
-        for transfer in transfers {
+        for transfer in chain::all(&mut self.transfers, link.last_transfer) {
             self.end_transfer(transfer, Err(failure.clone()));
         }
         for waiter in link.awaiting_credit {

@@ -240,9 +240,7 @@ impl<E: Env> Proto<E> {
     pub(super) fn handle_cancel(&mut self, id: LinkId, number: u64) {
         let link = &mut self.links[id];
         // The answer may be on its way out already.
-        if link.streams.has_response(number) {
-            link.streams.drop_where(|s| s.kind == Stream::Response && s.id == number);
-        }
+        link.streams.end(Stream::Response, number);
         if let Some(&key) = link.requests.get(&number) {
             let Some(request) = self.requests.get_mut(key) else { return };
             if request.body.is_none() {

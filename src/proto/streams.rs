@@ -1,10 +1,16 @@
 //! What is on its way out of a link chunk by chunk.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
+
+use slotmap::SlotMap;
 
 use super::Memory;
 use super::hash::Numbers;
 use super::wire::Stream;
+
+slotmap::new_key_type! {
+    struct StreamId;
+}
 
 /// Bytes on their way out, chunk by chunk.
 pub(super) struct OutStream<M> {
@@ -16,112 +22,143 @@ pub(super) struct OutStream<M> {
     pub token: Option<u128>,
 }
 
-/// The streams of a link, which take turns.
+/// The streams of a link, which take turns. There may be many, and a peer ends those that it has asked for one by one, in
+/// any order: so each is found by its number.
 pub(super) struct Streams<M> {
-    queue: VecDeque<OutStream<M>>,
-    asked: Asked,
-}
-
-/// What the peer has asked for, of what is streamed.
-#[derive(Default)]
-struct Asked {
-    /// The peer's numbers of its pulls, and of its calls whose answers are among the streams: there may be many, and a peer may
-    /// give up what there is not again and again.
-    pulls: HashSet<u64, Numbers>,
-    responses: HashSet<u64, Numbers>,
+    streams: SlotMap<StreamId, OutStream<M>>,
+    numbers: HashMap<(Stream, u64), StreamId, Numbers>,
+    /// Whose turn it is. A stream that has ended leaves its place behind, until that is the first or there are too many of that
+    /// sort.
+    turns: VecDeque<StreamId>,
+    /// How many of the streams are pulls of the peer.
+    pulls: usize,
     /// Bytes of the answers. Each is kept whole until the last of it is handed out.
     answering: usize,
 }
 
-impl<M> Default for Streams<M> {
-    fn default() -> Self {
-        Streams { queue: VecDeque::new(), asked: Asked::default() }
-    }
+/// A piece of a stream.
+pub(super) struct Chunk<M> {
+    pub kind: Stream,
+    pub id: u64,
+    pub offset: usize,
+    pub len: usize,
+    pub memory: Option<M>,
 }
 
-impl Asked {
-    fn note<M: Memory>(&mut self, stream: &OutStream<M>) {
-        match stream.kind {
-            Stream::Pull => drop(self.pulls.insert(stream.id)),
-            Stream::Response => {
-                self.responses.insert(stream.id);
-                self.answering += stream.memory.len();
-            }
-            Stream::Push | Stream::Request => {}
-        }
-    }
+/// So many places of streams that have ended are not worth looking for.
+const FEW: usize = 64;
 
-    fn forget<M: Memory>(&mut self, stream: &OutStream<M>) {
-        match stream.kind {
-            Stream::Pull => drop(self.pulls.remove(&stream.id)),
-            Stream::Response => {
-                self.responses.remove(&stream.id);
-                self.answering -= stream.memory.len();
-            }
-            Stream::Push | Stream::Request => {}
+impl<M> Default for Streams<M> {
+    fn default() -> Self {
+        Streams {
+            streams: SlotMap::with_key(),
+            numbers: HashMap::default(),
+            turns: VecDeque::new(),
+            pulls: 0,
+            answering: 0,
         }
     }
 }
 
 impl<M: Memory> Streams<M> {
     pub(super) fn add(&mut self, stream: OutStream<M>) {
-        self.asked.note(&stream);
-        self.queue.push_back(stream);
+        match stream.kind {
+            Stream::Pull => self.pulls += 1,
+            Stream::Response => self.answering += stream.memory.len(),
+            Stream::Push | Stream::Request => {}
+        }
+        let number = (stream.kind, stream.id);
+        let id = self.streams.insert(stream);
+        self.turns.push_back(id);
+        // Where a peer gives a second call the number of one whose answer is on its way, it can name the first no more.
+        self.numbers.insert(number, id);
     }
 
-    /// The stream whose turn it is: it comes back with [`Streams::put_back`].
-    pub(super) fn take(&mut self) -> Option<OutStream<M>> {
-        self.queue.pop_front()
+    /// The next chunk, of at most `most` bytes, of the stream whose turn it is. If there is nothing left of it then, it has
+    /// ended.
+    pub(super) fn next(&mut self, most: usize) -> Option<Chunk<M>> {
+        while let Some(id) = self.turns.pop_front() {
+            let Some(stream) = self.streams.get_mut(id) else { continue };
+            let offset = stream.sent;
+            let len = most.min(stream.memory.len() - offset);
+            let chunk = Chunk { kind: stream.kind, id: stream.id, offset, len, memory: stream.memory.part(offset, len) };
+            stream.sent += len;
+            if stream.sent < stream.memory.len() {
+                self.turns.push_back(id);
+            } else {
+                self.remove(id);
+            }
+            return Some(chunk);
+        }
+        None
     }
 
-    /// A stream has had its turn. If there is nothing left of it, that was its last.
-    pub(super) fn put_back(&mut self, stream: OutStream<M>) {
-        if stream.sent < stream.memory.len() {
-            self.queue.push_back(stream);
-        } else {
-            self.asked.forget(&stream);
+    /// Ends the stream of this number, if there is one.
+    pub(super) fn end(&mut self, kind: Stream, number: u64) {
+        // Mostly there is none at all.
+        if self.streams.is_empty() {
+            return;
+        }
+        if let Some(id) = self.numbers.get(&(kind, number)).copied() {
+            self.remove(id);
+            self.forget_turns();
         }
     }
 
-    pub(super) fn drop_where(&mut self, mut doomed: impl FnMut(&OutStream<M>) -> bool) {
-        let Streams { queue, asked } = self;
-        queue.retain(|stream| {
-            let ends = doomed(stream);
-            if ends {
-                asked.forget(stream);
-            }
-            !ends
-        });
+    /// Ends all streams that are `doomed`.
+    pub(super) fn end_where(&mut self, doomed: impl Fn(&OutStream<M>) -> bool) {
+        let ids: Vec<StreamId> = self.streams.iter().filter(|(_, stream)| doomed(stream)).map(|(id, _)| id).collect();
+        for id in ids {
+            self.remove(id);
+        }
+        self.forget_turns();
+    }
+
+    fn remove(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.remove(id) else { return };
+        let number = (stream.kind, stream.id);
+        if self.numbers.get(&number) == Some(&id) {
+            self.numbers.remove(&number);
+        }
+        match stream.kind {
+            Stream::Pull => self.pulls -= 1,
+            Stream::Response => self.answering -= stream.memory.len(),
+            Stream::Push | Stream::Request => {}
+        }
+    }
+
+    fn forget_turns(&mut self) {
+        let Streams { streams, turns, .. } = self;
+        if turns.len() > FEW + 2 * streams.len() {
+            turns.retain(|id| streams.contains_key(*id));
+        }
     }
 
     /// Bytes that have not been handed out.
     pub(super) fn unsent(&self) -> usize {
-        self.queue.iter().map(|stream| stream.memory.len() - stream.sent).sum()
+        self.streams.values().map(|stream| stream.memory.len() - stream.sent).sum()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.streams.is_empty()
     }
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
-        self.queue.len()
+        self.streams.len()
     }
 
-    pub(super) fn has_pull(&self, id: u64) -> bool {
-        self.asked.pulls.contains(&id)
-    }
-
-    pub(super) fn has_response(&self, id: u64) -> bool {
-        self.asked.responses.contains(&id)
+    /// The exposed memory that a pull of the peer reads.
+    pub(super) fn pulled(&self, number: u64) -> Option<u128> {
+        self.streams.get(*self.numbers.get(&(Stream::Pull, number))?)?.token
     }
 
     /// Pulls of the peer.
     pub(super) fn pulls(&self) -> usize {
-        self.asked.pulls.len()
+        self.pulls
     }
 
     pub(super) fn answering(&self) -> usize {
-        self.asked.answering
+        self.answering
     }
 }

@@ -8,10 +8,11 @@
 
 use std::time::Instant;
 
-use slotmap::KeyData;
+use slotmap::{KeyData, SlotMap};
 
+use super::chain::{self, Chained, Neighbours};
 use super::landing::Landed;
-use super::link::{OutStream, broken};
+use super::link::{Link, OutStream, broken};
 use super::timers::Timer;
 use super::wire::{Message, Range, Status, Stream};
 use super::{Env, Failure, Keys, LinkId, Log, Memory, Output, PeerId, Proto, TransferId, wire_id};
@@ -33,6 +34,13 @@ pub(super) struct Transfer<E: Env> {
     /// While a device carries it out: what the owner is asked for if the device can't.
     pub moving: Option<Range>,
     timer: Option<Instant>,
+    neighbours: Neighbours<TransferId>,
+}
+
+impl<E: Env> Chained<TransferId> for Transfer<E> {
+    fn neighbours(&mut self) -> &mut Neighbours<TransferId> {
+        &mut self.neighbours
+    }
 }
 
 /// A push of a peer into memory exposed here.
@@ -41,6 +49,27 @@ pub(super) struct IncomingPush<E: Env> {
     pub landed: usize,
     pub token: u128,
 }
+
+/// What a peer does with exposed memory.
+#[derive(Clone, Copy)]
+pub(super) struct Access {
+    link: LinkId,
+    /// The peer's number of the transfer.
+    number: u64,
+    push: bool,
+}
+
+/// What peers do with one exposure. Accesses that have ended are among them until there are too many of that sort: so one that
+/// ends costs nothing here, and what is revoked is found without a search through everything that peers are doing.
+#[derive(Default)]
+pub(super) struct Accesses {
+    all: Vec<Access>,
+    /// How many there may be before they are sorted out.
+    sort_out_at: usize,
+}
+
+/// So many accesses are kept, whether they have ended or not.
+const FEW_ACCESSES: usize = 4;
 
 /// The far end of a transfer.
 #[derive(Clone)]
@@ -73,8 +102,8 @@ impl<E: Env> Proto<E> {
         let reachable = entry.moves && entry.is_open() && entry.incarnation == owner && len > 0;
         let keys = keys.filter(|_| reachable);
         let memory = if pull || keys.is_some() { memory.for_one_operation() } else { memory };
-        let transfer = Transfer { waiter, link, pull, memory: memory.clone(), moved: 0, moving: None, timer: deadline };
-        let id = self.transfers.insert(transfer);
+        let transfer = Transfer { waiter, link, pull, memory: memory.clone(), moved: 0, moving: None, timer: deadline, neighbours: Neighbours::default() };
+        let id = chain::add(&mut self.transfers, &mut self.links[link].last_transfer, transfer);
         if let Some(at) = deadline {
             self.timers.insert((at, Timer::Transfer(id)));
         }
@@ -132,7 +161,7 @@ impl<E: Env> Proto<E> {
 
     /// The one place where a transfer ends.
     pub(super) fn end_transfer(&mut self, id: TransferId, result: Result<usize, Failure>) {
-        let Some(transfer) = self.transfers.remove(id) else { return };
+        let Some(mut transfer) = self.transfers.remove(id) else { return };
         // Half a chunk may have landed; the rest must not.
         transfer.memory.end();
         if let Some(at) = transfer.timer {
@@ -140,7 +169,10 @@ impl<E: Env> Proto<E> {
         }
         if let Some(link) = self.links.get_mut(transfer.link) {
             link.pending -= 1;
-            link.streams.drop_where(|s| s.kind == Stream::Push && s.id == wire_id(id));
+            chain::unlink(&mut self.transfers, &mut link.last_transfer, transfer.neighbours());
+            if !transfer.pull {
+                link.streams.end(Stream::Push, wire_id(id));
+            }
             // A link that is gone has ended its moves by itself.
             if transfer.moving.is_some() {
                 self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
@@ -192,13 +224,14 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_pull(&mut self, link: LinkId, range: Range, now: Instant) -> Result<(), Failure> {
         let token = u128::from_le_bytes(range.token);
-        if self.links[link].streams.has_pull(range.transfer) {
+        if self.links[link].streams.pulled(range.transfer).is_some() {
             return Err(broken(format!("pull {} was begun twice", range.transfer)));
         }
         // What is refused for there being too many uses nothing of what the memory's terms allow.
         match self.admit_transfer(link).and_then(|()| self.check(link, range, false, now)) {
             Ok(memory) if memory.len() > 0 => {
                 let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
+                self.note_access(token, Access { link, number: range.transfer, push: false });
                 self.links[link].streams.add(stream);
                 self.watch(link, now);
                 self.mark_ready(link);
@@ -217,6 +250,7 @@ impl<E: Env> Proto<E> {
         match self.admit_transfer(link).and_then(|()| self.check(link, range, true, now)) {
             Ok(memory) if memory.len() > 0 => {
                 let push = IncomingPush { memory, landed: 0, token };
+                self.note_access(token, Access { link, number: range.transfer, push: true });
                 self.links[link].pushes.insert(range.transfer, push);
                 self.watch(link, now);
             }
@@ -252,33 +286,45 @@ impl<E: Env> Proto<E> {
             entry.pushes.remove(&number);
             entry.disown_landings(Stream::Push, number);
         } else {
-            // Whoever gives up what there is not has no search made for it.
-            if entry.streams.has_pull(number) {
-                entry.streams.drop_where(|s| s.kind == Stream::Pull && s.id == number);
-            }
+            entry.streams.end(Stream::Pull, number);
         }
     }
 
     /// Ends whatever peers are doing with memory that is being taken back, or that they may not use any more; they are told
     /// why.
-    pub(super) fn stop_access(&mut self, token: u128, why: &Status) {
-        let links: Vec<LinkId> = self.links.keys().collect();
-        for link in links {
+    pub(super) fn stop_access(&mut self, token: u128, accesses: Accesses, why: &Status) {
+        for access in accesses.all {
+            if !is_under_way(&self.links, token, access) {
+                continue;
+            }
+            let Access { link, number, push } = access;
             let entry = &mut self.links[link];
-            let mut stopped = Vec::new();
-            entry.streams.drop_where(|s| {
-                let doomed = s.token == Some(token);
-                stopped.extend(doomed.then_some(s.id));
-                doomed
-            });
-            let pushes: Vec<u64> = entry.pushes.iter().filter(|(_, push)| push.token == token).map(|(id, _)| *id).collect();
-            for push in &pushes {
-                entry.pushes.remove(push);
-                entry.disown_landings(Stream::Push, *push);
+            if push {
+                entry.pushes.remove(&number);
+                entry.disown_landings(Stream::Push, number);
+            } else {
+                entry.streams.end(Stream::Pull, number);
             }
-            for transfer in stopped.into_iter().chain(pushes) {
-                self.done(link, transfer, why.clone());
-            }
+            self.done(link, number, why.clone());
         }
     }
+
+    /// A peer is going to use exposed memory. (One that does so again and again under one number is not noted twice: what it has
+    /// done before is over.)
+    fn note_access(&mut self, token: u128, access: Access) {
+        let Proto { exposures, links, .. } = self;
+        let Some(accesses) = exposures.accesses_mut(token) else { return };
+        if accesses.all.len() >= accesses.sort_out_at {
+            accesses.all.retain(|access| is_under_way(links, token, *access));
+            accesses.sort_out_at = FEW_ACCESSES.max(2 * accesses.all.len());
+        }
+        accesses.all.push(access);
+    }
+}
+
+/// Whether an access that was noted has not ended yet.
+fn is_under_way<E: Env>(links: &SlotMap<LinkId, Link<E>>, token: u128, Access { link, number, push }: Access) -> bool {
+    let Some(link) = links.get(link) else { return false };
+    let used = if push { link.pushes.get(&number).map(|push| push.token) } else { link.streams.pulled(number) };
+    used == Some(token)
 }

@@ -24,6 +24,7 @@ pub(crate) struct Encoding {
 }
 
 /// Why a message can't be made.
+#[derive(Debug)]
 pub(super) enum Unencodable {
     /// In the codec's words.
     Codec(String),

@@ -45,5 +45,7 @@ mod transfers;
 mod twins;
 mod walk;
 mod wires;
+#[cfg(test)]
+mod work;
 
 use super::*;
