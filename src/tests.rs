@@ -3,6 +3,8 @@
 
 mod devices;
 mod instructions;
+pub(crate) mod measure;
+mod work;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

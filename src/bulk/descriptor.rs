@@ -138,25 +138,41 @@ impl EagerCopy {
 /// memory back.
 #[derive(Default)]
 pub(crate) struct Copies {
-    by_token: Mutex<HashMap<u128, Vec<Weak<AtomicBool>>>>,
+    known: Mutex<Known>,
 }
 
+#[derive(Default)]
+struct Known {
+    /// All bulks of one token have one flag: they turn stale together.
+    by_token: HashMap<u128, Weak<AtomicBool>>,
+    /// How many there may be before those that nobody holds are swept out.
+    sweep_at: usize,
+}
+
+/// So many are not worth sweeping.
+const FEW_COPIES: usize = 64;
+
 impl Copies {
-    fn add(&self, token: u128, stale: &Stale) {
-        let mut by_token = self.by_token.lock();
-        if by_token.len() >= 64 && by_token.len().is_power_of_two() {
-            by_token.retain(|_, copies| copies.iter().any(|copy| copy.strong_count() > 0));
+    /// What tells whether the memory of this token has been taken back.
+    fn watch(&self, token: u128) -> Stale {
+        let mut known = self.known.lock();
+        let Known { by_token, sweep_at } = &mut *known;
+        if let Some(stale) = by_token.get(&token).and_then(Weak::upgrade) {
+            return stale;
         }
-        let copies = by_token.entry(token).or_default();
-        copies.retain(|copy| copy.strong_count() > 0);
-        copies.push(Arc::downgrade(stale));
+        if by_token.len() >= *sweep_at {
+            by_token.retain(|_, stale| stale.strong_count() > 0);
+            *sweep_at = FEW_COPIES.max(2 * by_token.len());
+        }
+        let stale = Stale::default();
+        by_token.insert(token, Arc::downgrade(&stale));
+        stale
     }
 
     pub(crate) fn expire(&self, token: u128) {
-        for copy in self.by_token.lock().remove(&token).into_iter().flatten() {
-            if let Some(copy) = copy.upgrade() {
-                copy.store(true, Ordering::Release);
-            }
+        let known = self.known.lock().by_token.remove(&token);
+        if let Some(stale) = known.and_then(|stale| stale.upgrade()) {
+            stale.store(true, Ordering::Release);
         }
     }
 }
@@ -439,10 +455,8 @@ impl<'de> Deserialize<'de> for Bulk {
         };
         let content = wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(hold, Hold::Received(_)));
         let keys = wire.keys.and_then(|sealed| unseal(token, &sealed.0));
-        let stale = Stale::default();
-        if let Some(shared) = Decoding::engine().filter(|_| content.is_some() || keys.is_some()) {
-            shared.copies.add(token, &stale);
-        }
+        let told = content.is_some() || keys.is_some();
+        let stale = if told { Decoding::engine().map(|shared| shared.copies.watch(token)) } else { None }.unwrap_or_default();
         let copy = content.map(|content| Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: stale.clone() }));
         Ok(Bulk {
             token,

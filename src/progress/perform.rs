@@ -105,6 +105,27 @@ impl Core {
         }
     }
 
+    /// As `exec_unless_forked`, for what is not in a hurry: while somebody is awake to see to it, what is to be sent is left to
+    /// go out with more.
+    pub(crate) fn exec_soon(&self, step: impl FnOnce(&mut Proto<Live>)) {
+        if self.is_forked() {
+            return;
+        }
+        let mut outputs = Outputs::new();
+        {
+            let mut proto = self.proto.lock();
+            step(&mut proto);
+            proto.poll_unsent(&mut outputs.queue);
+            self.leave_unsent();
+        }
+        self.perform(&mut outputs, None);
+        if self.seat.is_parked() {
+            // Whoever sleeps did not see it.
+            self.exec(|_| ());
+        }
+        self.check_alarm();
+    }
+
     /// Who carries a link; taken out of the table, which is not locked while anything is done with it.
     pub(super) fn carrier_of(&self, link: LinkId) -> Option<Arc<dyn Link>> {
         self.links.read().get(link).cloned()

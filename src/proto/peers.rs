@@ -58,10 +58,9 @@ impl<E: Env> Proto<E> {
         self.links.contains_key(link)
     }
 
-    /// Where a link leads, if the engine of this incarnation is at its other end.
-    pub(crate) fn remote_of(&self, link: LinkId, incarnation: u64) -> Option<Address> {
-        let link = self.links.get(link).filter(|link| link.incarnation == incarnation)?;
-        Some(link.remote.clone())
+    /// Which engine is at the other end of a link, and where.
+    pub(crate) fn remote_of(&self, link: LinkId) -> Option<(u64, Address)> {
+        self.links.get(link).map(|link| (link.incarnation, link.remote.clone()))
     }
 
     /// The link that leads to a peer, if there is one.

@@ -50,13 +50,7 @@ const FEW: usize = 64;
 
 impl<M> Default for Streams<M> {
     fn default() -> Self {
-        Streams {
-            streams: SlotMap::with_key(),
-            numbers: HashMap::default(),
-            turns: VecDeque::new(),
-            pulls: 0,
-            answering: 0,
-        }
+        Streams { streams: SlotMap::with_key(), numbers: HashMap::default(), turns: VecDeque::new(), pulls: 0, answering: 0 }
     }
 }
 

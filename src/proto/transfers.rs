@@ -102,7 +102,16 @@ impl<E: Env> Proto<E> {
         let reachable = entry.moves && entry.is_open() && entry.incarnation == owner && len > 0;
         let keys = keys.filter(|_| reachable);
         let memory = if pull || keys.is_some() { memory.for_one_operation() } else { memory };
-        let transfer = Transfer { waiter, link, pull, memory: memory.clone(), moved: 0, moving: None, timer: deadline, neighbours: Neighbours::default() };
+        let transfer = Transfer {
+            waiter,
+            link,
+            pull,
+            memory: memory.clone(),
+            moved: 0,
+            moving: None,
+            timer: deadline,
+            neighbours: Neighbours::default(),
+        };
         let id = chain::add(&mut self.transfers, &mut self.links[link].last_transfer, transfer);
         if let Some(at) = deadline {
             self.timers.insert((at, Timer::Transfer(id)));

@@ -116,6 +116,8 @@ pub(crate) struct Decoding {
     leases: Leases,
     /// Which of the leases some bulk has taken over.
     taken: Vec<bool>,
+    /// Which engine is at the other end of the link, and where, once a bulk wants to know.
+    remote: Option<Option<(u64, crate::Address)>>,
 }
 
 /// A bulk from a peer is held here: dropping this says that it is no more.
@@ -130,7 +132,8 @@ pub(crate) struct RemoteLease {
 impl Drop for RemoteLease {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.core.exec_unless_forked(|proto| proto.release(self.link, Leases { first: self.number, count: 1 }));
+            // A list of bulks is dropped one by one: as many as may be go out together.
+            shared.core.exec_soon(|proto| proto.release(self.link, Leases { first: self.number, count: 1 }));
         }
     }
 }
@@ -152,9 +155,13 @@ impl Decoding {
 
     /// Where the peer is whose message is decoded, if it is the engine of this incarnation.
     pub(crate) fn remote(incarnation: u64) -> Option<Address> {
-        DECODING.with_borrow(|decoding| {
-            let decoding = decoding.as_ref()?;
-            decoding.shared.upgrade()?.core.look(|proto| proto.remote_of(decoding.link, incarnation))
+        DECODING.with_borrow_mut(|decoding| {
+            let Decoding { shared, link, remote, .. } = decoding.as_mut()?;
+            if remote.is_none() {
+                *remote = Some(shared.upgrade()?.core.look(|proto| proto.remote_of(*link)));
+            }
+            let (engine, address) = remote.as_ref()?.as_ref()?;
+            (*engine == incarnation).then(|| address.clone())
         })
     }
 
@@ -165,12 +172,12 @@ impl Decoding {
 }
 
 /// Decodes a message of a peer with `decode`. Leases that nobody takes over are released when it is done.
-pub(super) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, decode: impl FnOnce() -> R) -> R {
+pub(crate) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, decode: impl FnOnce() -> R) -> R {
     if leases.count == 0 {
         return decode();
     }
     let taken = vec![false; leases.count as usize];
-    let fresh = Decoding { shared: Arc::downgrade(shared), engine: shared.incarnation, link, leases, taken };
+    let fresh = Decoding { shared: Arc::downgrade(shared), engine: shared.incarnation, link, leases, taken, remote: None };
     let outer = DECODING.replace(Some(fresh));
     let done = Done { shared, outer: Some(outer) };
     let result = decode();
@@ -186,17 +193,22 @@ struct Done<'a> {
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         let Some(decoding) = DECODING.replace(self.outer.take().flatten()) else { return };
-        let mut index = 0;
+        let mut next = decoding.leases.first;
+        let mut left = Vec::new();
         for run in decoding.taken.chunk_by(|a, b| a == b) {
             if !run[0] {
-                let first = decoding.leases.first.saturating_add(index);
-                let count = run.len() as u32;
-                self.shared.core.exec(|proto| proto.release(decoding.link, Leases { first, count }));
+                left.push(Leases { first: next, count: run.len() as u32 });
             }
-            index += run.len() as u64;
+            next = next.saturating_add(run.len() as u64);
+        }
+        for some in left.chunks(TOGETHER) {
+            self.shared.core.exec(|proto| some.iter().for_each(|leases| proto.release(decoding.link, *leases)));
         }
     }
 }
+
+/// Runs of leases that are released in one step: the protocol is locked for no longer.
+const TOGETHER: usize = 256;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

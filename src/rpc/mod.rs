@@ -17,6 +17,8 @@ pub(crate) use authorize::Authorize;
 pub use authorize::{Caller, PeerProcess};
 #[cfg(test)]
 pub(crate) use bounded::decode;
+#[cfg(test)]
+pub(crate) use codec::decoding;
 pub(crate) use codec::{Decoding, Encoding, RemoteLease};
 pub(crate) use define::Registry;
 pub use define::{HandlerPool, Provider, Registration};

@@ -1,7 +1,4 @@
 //! Work per byte: what a peer says costs time that is linear in what it has said, however much the engine holds already.
-//!
-//! Time is that of the thread's processor, so other load on the machine does not count. Each attack runs at one size and at
-//! four times that size. Work that is linear takes four times as long then, and work that is quadratic sixteen times.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,14 +9,9 @@ use super::net::{Call, Net, call, config, limits};
 use super::raw::{self, frame};
 use super::wire::{self, Message, Range, Stream};
 use super::{Config, Content, Failure, Leases, Limits, LinkId, Output, Reply, Status};
+use crate::tests::measure::{independent, linear, processor_time};
 
 const TOKEN: u128 = 0xabc;
-
-/// Time that this thread has had of a processor.
-fn processor_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
 
 /// An engine under attack, whose protocol gets bytes straight from the test.
 struct Victim {
@@ -103,36 +95,6 @@ fn frames(numbers: impl IntoIterator<Item = u64>, message: impl Fn(u64) -> Messa
     numbers.into_iter().flat_map(|number| frame(&message(number), b"")).collect()
 }
 
-/// Runs an attack at a size and at `times` that size, until the larger one takes at most `most` times as long; several
-/// times, as the machine may be busy.
-#[track_caller]
-fn compare(what: &str, size: u64, times: u64, most: f64, attack: &dyn Fn(u64) -> Duration) {
-    let mut seen = Vec::new();
-    for _ in 0..6 {
-        // A fault or an interrupt may fall into either: what is short is what it takes.
-        let (few, many) = (attack(size).min(attack(size)), attack(size * times).min(attack(size * times)));
-        let ratio = many.as_secs_f64() / few.as_secs_f64().max(1e-6);
-        seen.push((few, many));
-        if ratio < most {
-            println!("{what}: {few:?} for {size}, {many:?} for {} ({ratio:.1} times)", size * times);
-            return;
-        }
-    }
-    panic!("{what}: {size} and {} took {seen:?}", size * times);
-}
-
-/// What a peer says by the thousand: four times as much takes four times as long.
-#[track_caller]
-fn linear(what: &str, size: u64, attack: impl Fn(u64) -> Duration) {
-    compare(what, size, 4, 8.0, &attack);
-}
-
-/// What takes the same time however much the engine holds.
-#[track_caller]
-fn independent(what: &str, size: u64, attack: impl Fn(u64) -> Duration) {
-    compare(what, size, 16, 4.0, &attack);
-}
-
 #[test]
 fn pulls_that_are_aborted() {
     for backwards in [false, true] {
@@ -208,7 +170,9 @@ fn requests_that_are_announced_and_cancelled() {
 fn what_is_answered_at_once() {
     let messages: [(&str, fn(u64, &Victim) -> Message<'static>); 6] = [
         ("pings", |_, _| Message::Ping),
-        ("pulls of what there is not", |n, victim| Message::Pull(Range { token: u128::from(n).to_le_bytes(), ..victim.range(n) })),
+        ("pulls of what there is not", |n, victim| {
+            Message::Pull(Range { token: u128::from(n).to_le_bytes(), ..victim.range(n) })
+        }),
         ("shutdowns", |call, _| Message::Shutdown { call }),
         ("words of memory that was taken back", |n, _| Message::Revoked { token: u128::from(n).to_le_bytes() }),
         ("ends of transfers that there are not", |transfer, _| Message::Done { transfer, status: Status::Ok }),

@@ -1,0 +1,41 @@
+//! Work per byte of what a peer sends inside calls: arguments, and the bulks in them. (What it says of calls and transfers
+//! is in the protocol's own tests.)
+
+use crate::proto::{Leases, LinkId};
+use crate::rpc;
+use crate::tests::measure::{linear, processor_time};
+use crate::{Bulk, BulkMode, Engine};
+
+/// Bulks as they travel: of this token each, with this lease, and with content or none.
+fn bulks(count: u64, token: impl Fn(u64) -> u128, lease: impl Fn(u64) -> Option<u32>, content: bool) -> Vec<u8> {
+    let bulk = |n: u64| {
+        let content = content.then(|| vec![7u8; 8]);
+        let (mode, addresses, keys) = (BulkMode::ReadOnly, Vec::<String>::new(), None::<Vec<u8>>);
+        (token(n).to_le_bytes(), 0u64, 8u64, mode, 1u32, 5u64, addresses, lease(n), content, keys)
+    };
+    postcard::to_stdvec(&(0..count).map(bulk).collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn bulks_by_the_thousand() {
+    let engine = Engine::client("loop").unwrap();
+    let attack = |what: &str, token: fn(u64) -> u128, lease: fn(u64) -> Option<u32>| {
+        linear(what, 4_000, |n| {
+            let bytes = bulks(n, token, lease, true);
+            let leases = Leases { first: 0, count: n as u32 };
+            let begin = processor_time();
+            let decode = || rpc::decode::<Vec<Bulk>>(&bytes).unwrap();
+            let decoded = rpc::decoding(engine.shared(), LinkId::default(), leases, decode);
+            assert_eq!(decoded.len() as u64, n);
+            drop(decoded);
+            processor_time() - begin
+        });
+    };
+    attack("bulks of one token", |_| 7, |n| Some(n as u32));
+    attack("bulks of two tokens in turn", |n| (n % 2).into(), |n| Some(n as u32));
+    attack("bulks of as many tokens", u128::from, |n| Some(n as u32));
+    attack("bulks of 64 tokens", |n| (n % 64).into(), |n| Some(n as u32));
+    attack("bulks that name every other lease", |_| 7, |n| n.is_multiple_of(2).then_some(n as u32));
+    attack("bulks that name one lease", |_| 7, |_| Some(0));
+    engine.finalize().unwrap();
+}
