@@ -58,10 +58,20 @@
 //! | bytes that are damaged on the way | are found, and end in [`Error::Checksum`]: messages' heads always, all else with [`EngineBuilder::payload_checksums`] or TLS | the same, for messages | the same, for messages | the same, for messages; the device checks bulk data |
 //! | more than [`EngineBuilder`]'s limits allow | gets [`Error::Busy`], or is turned away | the same | the same | the same, for messages |
 //!
-//! Over shared memory peers read by themselves what [`Engine::alloc`] gave, and what the system lets them read of other
-//! memory; never what was not exposed to them, if they keep to the rules. Processes of one user can read each other's memory anyway,
-//! where the system permits it: between those this library guards against mistakes, not against malice. No
-//! engine writes into the memory of another process.
+//! Over shared memory peers of the same user read by themselves what [`Engine::alloc`] gave, and what the system lets them read
+//! of other memory; never what was not exposed to them, if they keep to the rules. Processes of one user can read each other's
+//! memory anyway, where the system permits it: between those this library guards against mistakes, not against malice. Peers of
+//! another user ([`EngineBuilder::shm_group`]) read nothing by themselves, and are not told where memory lies: all that they
+//! get goes through a ring. No engine writes into the memory of another process.
+//!
+//! - **What a peer keeps.** A peer maps memory of [`Engine::alloc`] when it pulls from it while all of it is exposed for reading
+//!   without a [`Grant`]'s restrictions: not for a part of it, nor within a scope, nor because something is pushed out of it.
+//!   What such a peer has mapped it can read until the buffer is reclaimed, dropped or not. After that it sees at most what it
+//!   could read before: before other data is written into the buffer, its content moves to memory that no peer maps.
+//! - **What a deadline does not end.** Where the system copies out of a peer's memory (see
+//!   [`EngineBuilder::shm_kernel_copy`]), the copy lasts as long as the system needs to get that memory. A peer of the same user
+//!   can make that long; no deadline ends it, and other peers wait.
+//! - **Forked children** do not have the engine memory of their parent; see [`EngineBuffer`].
 //!
 //! ## Over RDMA devices
 //!
@@ -134,6 +144,7 @@ mod bulk;
 mod endpoint;
 mod engine;
 mod error;
+mod fork;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;

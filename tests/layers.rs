@@ -76,7 +76,7 @@ const UNSAFE: &[&str] = &[
     "transport/verbs/inbox.rs",
     "transport/verbs/lane.rs",
     "transport/verbs/outbox.rs",
-    "progress/fork.rs",
+    "fork.rs",
     "bulk/exposed.rs",
     "bulk/scope.rs",
 ];

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::descriptor::{Access, Bulk, BulkMode};
 use super::grant::Grant;
 use super::lease::Released;
-use super::own::Own;
+use super::own::{Own, Reach};
 use crate::engine::Shared;
 use crate::memory::{Buffer, Held, ReadOnly, Region, Slice, View, Writable, WritableBuffer};
 use crate::progress::error_of;
@@ -69,7 +69,10 @@ impl Exposure {
     pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access, grant: &Grant) -> Result<Exposure> {
         let (terms, reach) = grant.terms(shared)?;
         let own = Own::new(&shared.core, region, access, reach, terms.for_one_call)?;
-        let (memory, mode) = (Slice::whole(region), access.mode().access());
+        let mode = access.mode().access();
+        // What rides on it is that a peer which may pull may see all of the memory, until it is taken back.
+        let unrestricted = mode.read && reach == Reach::Everybody;
+        let memory = if unrestricted { Slice::unrestricted(region) } else { Slice::whole(region) };
         let exposed = shared.core.exec(|proto| {
             proto.admit_exposure()?;
             let token = proto.secret();
@@ -163,7 +166,8 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// for, for a second at most. Over `verbs://` the device forgets the memory, which takes longer the more there is, and
     /// own transfers with it that are under way have 100 ms to end.
     ///
-    /// In a forked child this is the child's copy of the buffer, as it was when the process forked.
+    /// In a forked child this is the child's copy of the buffer, as it was when the process forked; but of
+    /// [`EngineBuffer`](crate::EngineBuffer)s, which a child does not have: they can be dropped there, and not be looked at.
     #[allow(unsafe_code)]
     pub fn reclaim(mut self) -> B {
         let held = self.held.held.take().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"));

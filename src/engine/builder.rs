@@ -204,8 +204,8 @@ impl EngineBuilder {
     }
 
     /// Whether a tcp or verbs address of this host is reached through shared memory (default yes). Both sides must have it on;
-    /// where that does not work out, the address is dialled as it is. [`Endpoint::transport`](crate::Endpoint::transport) tells
-    /// which is in use. An engine that speaks TLS has it off.
+    /// where that does not work out, the address is dialled as it is: also where what answers runs as another user, whatever
+    /// [`EngineBuilder::shm_group`] says. [`Endpoint::transport`](crate::Endpoint::transport) tells which is in use. An engine that speaks TLS has it off.
     pub fn same_host_upgrade(mut self, on: bool) -> Self {
         self.shm.shortcuts = on;
         self
@@ -226,14 +226,15 @@ impl EngineBuilder {
     }
 
     /// Over shared memory, who else may connect: members of the group of this number. Without this only processes of the
-    /// engine's own user may.
+    /// engine's own user may. Peers of another user get bulk data through a ring only: they map no memory, and none is copied
+    /// by the system between them and this engine.
     pub fn shm_group(mut self, gid: u32) -> Self {
         self.shm.group = Some(gid);
         self
     }
 
-    /// Whether peers on this host copy bulk data straight out of this engine's memory, by the system, in one go: always where
-    /// the system permits it, or never. Without this they do so where several fetch at a time, or there is one core; else the
+    /// Whether peers of the same user on this host copy bulk data straight out of this engine's memory, by the system, in one go,
+    /// and this engine out of theirs: always where the system permits it, or never. Without this they do so where several fetch at a time, or there is one core; else the
     /// data goes through a ring, in two copies at a time, which is faster.
     pub fn shm_kernel_copy(mut self, on: bool) -> Self {
         self.shm.lending = if on { Lending::Always } else { Lending::Never };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytemuck::{NoUninit, Pod};
 
 use super::engine_buffer::{EngineBuffer, PooledBuffer};
+use super::shared::Block;
 
 /// Peers may write what is exposed, or transfers may write it here: no view of it can be had.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +58,14 @@ pub unsafe trait Buffer {
     type Access;
     /// Calls `each` with every segment, in order.
     fn read_segments(&self, each: &mut dyn FnMut(&[u8]));
+    /// Calls `each` with the segments that are engine memory.
+    #[doc(hidden)]
+    fn engine_memory(&self, _each: &mut dyn FnMut(EngineMemory<'_>)) {}
 }
+
+/// A segment that peers can map, all of it.
+#[doc(hidden)]
+pub struct EngineMemory<'a>(pub(super) &'a Arc<Block>);
 
 /// Memory that can be exposed for writing too: `Vec<T>`, `Box<[T]>`, `[T; N]`, engine memory, tuples of them, and
 /// [`Segments`]; `T` is [`bytemuck::Pod`].
@@ -192,6 +200,9 @@ macro_rules! engine_memory {
             fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
                 each(self);
             }
+            fn engine_memory(&self, each: &mut dyn FnMut(EngineMemory<'_>)) {
+                self.block().into_iter().for_each(|block| each(EngineMemory(block)));
+            }
         }
         // SAFETY: as above, and any bytes are bytes.
         unsafe impl WritableBuffer for $kind {
@@ -215,6 +226,9 @@ unsafe impl<B: Buffer> Buffer for Segments<B> {
     type Access = B::Access;
     fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
         self.0.iter().for_each(|buffer| buffer.read_segments(each));
+    }
+    fn engine_memory(&self, each: &mut dyn FnMut(EngineMemory<'_>)) {
+        self.0.iter().for_each(|buffer| buffer.engine_memory(each));
     }
 }
 
@@ -242,6 +256,12 @@ macro_rules! tuples {
                 let ($first, $($name),*) = self;
                 $first.read_segments(each);
                 $($name.read_segments(each);)*
+            }
+            #[allow(non_snake_case)]
+            fn engine_memory(&self, each: &mut dyn FnMut(EngineMemory<'_>)) {
+                let ($first, $($name),*) = self;
+                $first.engine_memory(each);
+                $($name.engine_memory(each);)*
             }
         }
         // SAFETY: as above.

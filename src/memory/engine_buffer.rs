@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::shared::Block;
+use crate::fork::Process;
 
 /// From this size on memory is worth a descriptor and a mapping of its own.
 const SHARED_FROM: usize = 64 << 10;
@@ -14,8 +15,19 @@ const SHARED_FROM: usize = 64 << 10;
 /// Bytes allocated by an engine with [`Engine::alloc`](crate::Engine::alloc), zeroed. Use it as a `[u8]`, and expose it as
 /// any other buffer.
 ///
-/// From 64 KiB on it lies in memory that peers on the same host can map, so that they copy straight from it. Each such buffer
-/// takes a file descriptor; beyond 1024 of them, or a quarter of what the process may have, buffers are ordinary memory.
+/// From 64 KiB on it lies in memory that processes of the same user can map, so that they copy straight from it. Over `shm://`
+/// a peer maps it when it pulls from it while all of it is exposed for reading without the restrictions of a
+/// [`Grant`](crate::Grant), and not before. Such a peer can read the buffer until it is taken back. The first time that the buffer
+/// is written after that, its content moves to other memory, which no peer maps, so a peer never sees what is written later.
+/// This costs one copy, and from then on peers get the content as they get that of other memory: for a buffer that is written
+/// again and again the mapping brings nothing, for one that many pull from it does.
+///
+/// Each buffer that can be mapped takes a file descriptor; beyond 1024 of them, or a quarter of what the process may have,
+/// buffers are ordinary memory.
+///
+/// # Panics
+/// A forked child does not have the buffers of 64 KiB and more that its parent has allocated: it may drop them, but reading or
+/// writing one panics. A reference to the content that was made before the fork must not be used in the child.
 pub struct EngineBuffer(Bytes);
 
 enum Bytes {
@@ -33,6 +45,34 @@ impl EngineBuffer {
         }
         EngineBuffer(Bytes::Own(vec![0; len].into_boxed_slice()))
     }
+
+    /// The block that peers can map, where it lies in one.
+    pub(super) fn block(&self) -> Option<&Arc<Block>> {
+        match &self.0 {
+            Bytes::Own(_) => None,
+            Bytes::Shared(block) => Some(block),
+        }
+    }
+
+    /// As `len`, also in a forked child.
+    fn size(&self) -> usize {
+        match &self.0 {
+            Bytes::Own(bytes) => bytes.len(),
+            Bytes::Shared(block) => block.mapping.len(),
+        }
+    }
+
+    /// Moves the content out of memory that a peer may have mapped.
+    fn leave_given(&mut self) {
+        if let Bytes::Shared(block) = &self.0
+            && block.is_given()
+        {
+            // SAFETY: the reference to `self` is unique, so nothing else refers to the content; and it is not exposed, since
+            // what is exposed is never referred to for writing.
+            let content = unsafe { block.move_out() };
+            self.0 = Bytes::Own(content);
+        }
+    }
 }
 
 impl Deref for EngineBuffer {
@@ -42,36 +82,41 @@ impl Deref for EngineBuffer {
             Bytes::Own(bytes) => bytes,
             // SAFETY: the mapping is of this length, valid for reads, and zeroed at first; other processes can't write it. In
             // this process only the buffer's owner does, and what is exposed of it is never referred to.
-            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts(block.mapping.address(), block.mapping.len()) },
+            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts(block.begin(), block.mapping.len()) },
         }
     }
 }
 
 impl DerefMut for EngineBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
+        self.leave_given();
         match &mut self.0 {
             Bytes::Own(bytes) => bytes,
-            // SAFETY: as above, and valid for writes: nobody else has the address but to tell peers of it.
-            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts_mut(block.mapping.address(), block.mapping.len()) },
+            // SAFETY: as above, and valid for writes: nothing else has the address, and no peer has it mapped.
+            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts_mut(block.begin(), block.mapping.len()) },
         }
     }
 }
 
 impl fmt::Debug for EngineBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EngineBuffer({} bytes)", self.len())
+        write!(f, "EngineBuffer({} bytes)", self.size())
     }
 }
 
 /// A fixed number of equal buffers, allocated once. Clones are the same pool.
 ///
-/// A service that moves bulk data takes a buffer, exposes it, transfers, and drops it: no allocation on the way.
+/// A service that moves bulk data takes a buffer, exposes it, transfers, and drops it: no allocation on the way. (But for the
+/// one that an [`EngineBuffer`] makes when it is written the first time after a peer has mapped it.) In a forked child a pool of
+/// the parent's has no buffers.
 #[derive(Clone)]
 pub struct BufferPool {
     shared: Arc<Pool>,
 }
 
 struct Pool {
+    /// In its children a thread that is not there may hold the lock.
+    process: Process,
     buffer_len: usize,
     count: usize,
     free: Mutex<Vec<EngineBuffer>>,
@@ -80,18 +125,21 @@ struct Pool {
 impl BufferPool {
     pub(crate) fn new(buffer_len: usize, count: usize) -> BufferPool {
         let free = (0..count).map(|_| EngineBuffer::new(buffer_len)).collect();
-        BufferPool { shared: Arc::new(Pool { buffer_len, count, free: Mutex::new(free) }) }
+        BufferPool { shared: Arc::new(Pool { process: Process::this(), buffer_len, count, free: Mutex::new(free) }) }
     }
 
     /// A buffer of the pool, with whatever its last user left in it; `None` when all are taken.
     pub fn take(&self) -> Option<PooledBuffer> {
+        if self.shared.process.is_parent() {
+            return None;
+        }
         let buffer = self.shared.free.lock().pop()?;
         Some(PooledBuffer { buffer: Some(buffer), home: Arc::downgrade(&self.shared) })
     }
 
     /// How many buffers can be taken now.
     pub fn available(&self) -> usize {
-        self.shared.free.lock().len()
+        if self.shared.process.is_parent() { 0 } else { self.shared.free.lock().len() }
     }
 
     /// How many buffers there are, taken ones included.
@@ -118,6 +166,12 @@ pub struct PooledBuffer {
     home: Weak<Pool>,
 }
 
+impl PooledBuffer {
+    pub(super) fn block(&self) -> Option<&Arc<Block>> {
+        self.buffer.as_ref()?.block()
+    }
+}
+
 impl Deref for PooledBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
@@ -133,7 +187,9 @@ impl DerefMut for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        if let (Some(buffer), Some(pool)) = (self.buffer.take(), self.home.upgrade()) {
+        if let (Some(buffer), Some(pool)) = (self.buffer.take(), self.home.upgrade())
+            && !pool.process.is_parent()
+        {
             pool.free.lock().push(buffer);
         }
     }
@@ -141,6 +197,6 @@ impl Drop for PooledBuffer {
 
 impl fmt::Debug for PooledBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PooledBuffer({} bytes)", self.len())
+        write!(f, "PooledBuffer({} bytes)", self.buffer.as_ref().map_or(0, EngineBuffer::size))
     }
 }

@@ -2,12 +2,13 @@
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
 use super::buffer::{Buffer, View, WritableBuffer};
 use super::region::Region;
+use super::shared::Block;
 
 /// Address and length of each segment.
 type Parts = SmallVec<[(*mut u8, usize); 4]>;
@@ -25,6 +26,13 @@ unsafe impl<B: Send> Send for Held<B> {}
 // SAFETY: a shared `Held` gives shared references to the buffer, and only where nobody writes it.
 unsafe impl<B: Sync> Sync for Held<B> {}
 
+/// The blocks that peers can map, of those that the buffer consists of.
+fn blocks(buffer: &impl Buffer) -> Vec<Weak<Block>> {
+    let mut blocks = Vec::new();
+    buffer.engine_memory(&mut |memory| blocks.push(Arc::downgrade(memory.0)));
+    blocks
+}
+
 impl<B: Buffer> Held<B> {
     /// Holds a buffer that will only be read, by peers and here.
     pub(crate) fn read_only(buffer: B) -> Held<B> {
@@ -36,7 +44,7 @@ impl<B: Buffer> Held<B> {
         // SAFETY: the bytes belong to the boxed buffer, whose segments stay put until it is dropped or taken, and both
         // close the region first. Nobody writes them: only shared references to the buffer are given out, and a read-only
         // exposure is never asked for write access.
-        let region = unsafe { Region::new(parts) };
+        let region = unsafe { Region::with_blocks(parts, blocks(shared)) };
         Held { region, buffer, _owns: PhantomData }
     }
 
@@ -50,9 +58,11 @@ impl<B: Buffer> Held<B> {
         // SAFETY: the box was made above, and nobody else knows of it.
         let unique = unsafe { buffer.as_mut() };
         unique.write_segments(&mut |bytes: &mut [u8]| parts.push((bytes.as_mut_ptr(), bytes.len())));
+        // Only now: what peers have mapped already was left for other memory.
+        let blocks = blocks(unique);
         // SAFETY: the bytes belong to the boxed buffer, whose segments stay put until it is dropped or taken, and both
         // close the region first. No reference to the buffer is made in between: `view` is for read-only exposures.
-        let region = unsafe { Region::new(parts) };
+        let region = unsafe { Region::with_blocks(parts, blocks) };
         Held { region, buffer, _owns: PhantomData }
     }
 

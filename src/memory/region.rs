@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
 use super::message::{self, Buffer, Message};
+use super::shared::Block;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -56,6 +57,8 @@ pub(crate) struct Region {
     outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<Buffer>>,
+    /// Those of its segments that peers on the same host can map, by their addresses.
+    blocks: Box<[(usize, Weak<Block>)]>,
 }
 
 #[derive(Default)]
@@ -80,6 +83,15 @@ impl Region {
     /// and nobody may write it but through the region. If anybody asks the region for write access (see
     /// [`Slice::write_access`]), each segment must be valid for writes too, and nobody may read it or hold a reference to it.
     pub(crate) unsafe fn new(parts: impl IntoIterator<Item = (*mut u8, usize)>) -> Arc<Region> {
+        // SAFETY: as the caller promises.
+        unsafe { Region::with_blocks(parts, Vec::new()) }
+    }
+
+    /// As [`Region::new`]; each of the blocks is a segment, all of it.
+    ///
+    /// # Safety
+    /// As for [`Region::new`].
+    pub(crate) unsafe fn with_blocks(parts: impl IntoIterator<Item = (*mut u8, usize)>, blocks: Vec<Weak<Block>>) -> Arc<Region> {
         let mut segments = SmallVec::new();
         let mut start = 0usize;
         for (address, len) in parts {
@@ -87,7 +99,11 @@ impl Region {
             // Segments may name the same memory, so they can exceed the address space together.
             start = start.checked_add(len).expect("the segments of a bulk are longer than the address space");
         }
-        Arc::new(Region { segments, len: start, gate: RwLock::new(true), outside: Mutex::default(), owned: Mutex::new(None) })
+        let begin = |block: Weak<Block>| Some((block.upgrade()?.mapping.address().addr(), block));
+        let mut blocks: Box<[_]> = blocks.into_iter().filter_map(begin).collect();
+        blocks.sort_unstable_by_key(|(begin, _)| *begin);
+        let (gate, outside, owned) = (RwLock::new(true), Mutex::default(), Mutex::new(None));
+        Arc::new(Region { segments, len: start, gate, outside, owned, blocks })
     }
 
     /// A region that owns its memory.
@@ -103,7 +119,15 @@ impl Region {
             gate: RwLock::new(true),
             outside: Mutex::default(),
             owned: Mutex::new(Some(buffer)),
+            blocks: Box::default(),
         })
+    }
+
+    /// The block that an address of the region lies in.
+    pub(crate) fn block(&self, address: *const u8) -> Option<Arc<Block>> {
+        let behind = self.blocks.partition_point(|(begin, _)| *begin <= address.addr());
+        let (begin, block) = self.blocks.get(behind.checked_sub(1)?)?;
+        block.upgrade().filter(|block| address.addr() - begin < block.mapping.len())
     }
 
     /// A region that owns memory for a message that is to arrive.
@@ -226,6 +250,8 @@ pub struct Slice {
     pub(crate) len: usize,
     /// Set when the operation that this slice was made for is over: then it grants no access any more.
     over: Option<Arc<AtomicBool>>,
+    /// A peer that reads it may read all of the region, as often as it likes, until the gate is closed.
+    pub(crate) unrestricted: bool,
 }
 
 /// What a slice was made for, if it was for one operation.
@@ -251,7 +277,12 @@ pub(crate) struct WriteAccess<'a> {
 
 impl Slice {
     pub(crate) fn whole(region: &Arc<Region>) -> Slice {
-        Slice { region: region.clone(), offset: 0, len: region.len, over: None }
+        Slice { region: region.clone(), offset: 0, len: region.len, over: None, unrestricted: false }
+    }
+
+    /// As `whole`, for peers that may read all of the region until the gate is closed.
+    pub(crate) fn unrestricted(region: &Arc<Region>) -> Slice {
+        Slice { unrestricted: true, ..Slice::whole(region) }
     }
 
     /// The part of `len` bytes at `offset` of this slice; `None` when it does not lie inside.
@@ -259,7 +290,7 @@ impl Slice {
         if offset.checked_add(len)? > self.len {
             return None;
         }
-        Some(Slice { region: self.region.clone(), offset: self.offset + offset, len, over: self.over.clone() })
+        Some(Slice { offset: self.offset + offset, len, ..self.clone() })
     }
 
     /// `None` when the gate is closed, or the operation that this slice was made for is over.
@@ -384,7 +415,7 @@ pub(crate) fn copy(source: &Slice, target: &Slice) -> Copied {
     while done < len {
         let step = COPY_CHUNK.min(len - done);
         let at = if backwards { len - done - step } else { done };
-        let part = |s: &Slice| Slice { region: s.region.clone(), offset: s.offset + at, len: step, over: s.over.clone() };
+        let part = |s: &Slice| Slice { offset: s.offset + at, len: step, ..s.clone() };
         match copy_chunk(&part(source), &part(target), backwards) {
             Copied::All => done += step,
             closed => return closed,

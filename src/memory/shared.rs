@@ -1,15 +1,15 @@
 //! Memory that other processes can map: by descriptor, with no name, so that nothing is left behind by whoever dies.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use parking_lot::RwLock;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::fork::Process;
 
 /// What `fstatfs` says of memory that belongs to no file; of huge pages and of files it says something else.
 const TMPFS: i64 = 0x0102_1994;
@@ -18,6 +18,8 @@ const TMPFS: i64 = 0x0102_1994;
 pub(crate) struct Mapping {
     address: NonNull<u8>,
     len: usize,
+    /// Where it is mapped in one process only, and not in children that this process forks: that process.
+    only_in: Option<Process>,
 }
 
 // SAFETY: an address and a length; whoever reads or writes there answers for it.
@@ -30,7 +32,7 @@ impl Mapping {
         // SAFETY: no address is asked for, so no mapping is replaced.
         let address = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) }?;
         let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { address, len })
+        Ok(Mapping { address, len, only_in: None })
     }
 
     /// Memory of this process alone, zeroed, whose pages are there once they are touched.
@@ -39,7 +41,21 @@ impl Mapping {
         // SAFETY: no address is asked for, so no mapping is replaced.
         let address = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
         let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { address, len })
+        Ok(Mapping { address, len, only_in: None })
+    }
+
+    /// Keeps the memory out of children that this process forks, which would share it with this process.
+    fn keep_from_children(&mut self) -> io::Result<()> {
+        let advice = Advice::LinuxDontFork;
+        // SAFETY: the range is the mapping. A child has nothing there; what reaches it asks for the process before.
+        unsafe { rustix::mm::madvise(self.address.as_ptr().cast(), self.len, advice) }?;
+        self.only_in = Some(Process::this());
+        Ok(())
+    }
+
+    /// True where the memory is not mapped: in a forked child.
+    fn is_elsewhere(&self) -> bool {
+        self.only_in.is_some_and(Process::is_parent)
     }
 
     pub(crate) fn address(&self) -> *mut u8 {
@@ -53,6 +69,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.is_elsewhere() {
+            // What is mapped there now is something else.
+            return;
+        }
         // SAFETY: the range is the one that was mapped, and whoever used it has gone before the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.len) };
         if let Err(error) = unmapped {
@@ -118,20 +138,20 @@ pub(crate) fn attach(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
 /// Memory of [`Engine::alloc`](crate::Engine::alloc) that peers on the same host can map, and copy from directly.
 pub(crate) struct Block {
     pub mapping: Mapping,
-    pub fd: OwnedFd,
+    fd: OwnedFd,
     /// Tells the blocks of a process apart; never 0, and never used again.
     pub id: u64,
-    /// The process that made it.
-    process: u32,
+    /// A peer may have it mapped. From then on nothing may be written into it but what the peers that may read it now may read.
+    given: AtomicBool,
 }
 
-/// The blocks of this process, by address.
-static BLOCKS: RwLock<BTreeMap<usize, Weak<Block>>> = RwLock::new(BTreeMap::new());
-/// How many there are: mostly none, and then nobody has to look for them.
+/// How many blocks there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Most blocks at a time, and no more than take a quarter of the descriptors that the process may have: connections need some.
 const MAX_BLOCKS: u64 = 1024;
+/// What is copied out of a block before its pages are given back, in bytes: a multiple of every size of pages.
+const STEP: usize = 2 << 20;
 
 impl Block {
     pub(crate) fn new(len: usize) -> io::Result<Arc<Block>> {
@@ -139,48 +159,79 @@ impl Block {
         if COUNT.load(Ordering::Acquire) as u64 >= (descriptors / 4).min(MAX_BLOCKS) {
             return Err(io::Error::other("the blocks that there are take descriptors enough"));
         }
-        // Where there is no `/proc`, the pages stay until every peer has unmapped them.
-        let (fd, mapping) = create_returnable(len).or_else(|_| create(len, false))?;
+        let (fd, mut mapping) = create_returnable(len)?;
+        mapping.keep_from_children()?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let block = Arc::new(Block { mapping, fd, id, process: std::process::id() });
-        BLOCKS.write().insert(block.mapping.address().addr(), Arc::downgrade(&block));
         COUNT.fetch_add(1, Ordering::Release);
-        Ok(block)
+        Ok(Arc::new(Block { mapping, fd, id, given: AtomicBool::new(false) }))
     }
 
-    /// The block that holds the address, with its place there.
-    pub(crate) fn find(address: *const u8) -> Option<(Arc<Block>, usize)> {
-        if COUNT.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let (block, offset) = {
-            let blocks = BLOCKS.read();
-            let (start, block) = blocks.range(..=address.addr()).next_back()?;
-            (block.upgrade()?, address.addr() - start)
-        };
-        // Not under the lock: this may be the last reference to it.
-        (offset < block.mapping.len()).then_some((block, offset))
+    /// The descriptor, for a peer that may read all of the block.
+    pub(crate) fn give(&self) -> BorrowedFd<'_> {
+        self.given.store(true, Ordering::Release);
+        self.fd.as_fd()
     }
+
+    /// True when a peer may have it mapped.
+    pub(crate) fn is_given(&self) -> bool {
+        self.given.load(Ordering::Acquire)
+    }
+
+    /// Where it begins.
+    ///
+    /// # Panics
+    /// In a forked child, which does not have it.
+    pub(crate) fn begin(&self) -> *mut u8 {
+        if self.mapping.is_elsewhere() {
+            not_in_a_child(self.mapping.len());
+        }
+        self.mapping.address()
+    }
+
+    /// Its content, in memory that no peer has mapped. The pages that it was in are given back on the way.
+    ///
+    /// # Safety
+    /// Nothing else may refer to the content, or reach it.
+    pub(crate) unsafe fn move_out(&self) -> Box<[u8]> {
+        let (begin, len) = (self.begin(), self.mapping.len());
+        let mut content = vec![0; len].into_boxed_slice();
+        for (number, target) in content.chunks_mut(STEP).enumerate() {
+            let source = begin.wrapping_add(number * STEP);
+            // SAFETY: the source lies in the mapping, and nothing writes there, as the caller promises; the target is as long,
+            // and was allocated above.
+            unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+            // SAFETY: as the caller promises, nothing needs what is there any more.
+            unsafe { self.give_back(source, target.len()) };
+        }
+        content
+    }
+
+    /// Gives pages back to the system, also those that peers have mapped: zeros are there then.
+    ///
+    /// # Safety
+    /// The range must lie in the mapping, begin on a page, and hold nothing that is needed.
+    unsafe fn give_back(&self, address: *mut u8, len: usize) {
+        // SAFETY: as the caller promises.
+        if let Err(error) = unsafe { rustix::mm::madvise(address.cast(), len, Advice::LinuxRemove) } {
+            tracing::debug!(target: "calomel::memory", %error, "can't give back the pages of shared memory");
+        }
+    }
+}
+
+#[cold]
+fn not_in_a_child(len: usize) -> ! {
+    panic!("an engine buffer of {len} bytes was used in a forked child, which does not have it: copy it before the fork")
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // A forked child must not take them from its parent, of whose threads one may hold the lock.
-        if self.process != std::process::id() {
+        // A forked child must not take them from its parent.
+        if self.mapping.is_elsewhere() {
             return;
         }
-        {
-            let mut blocks = BLOCKS.write();
-            // Before it is unmapped: afterwards the address may be another block's.
-            blocks.remove(&self.mapping.address().addr());
-        }
         COUNT.fetch_sub(1, Ordering::Release);
-        // Peers may keep it mapped for a while; its pages are given back now.
-        let (address, len) = (self.mapping.address().cast(), self.mapping.len());
-        // SAFETY: the range is the mapping, and whoever used it here has gone before it.
-        if let Err(error) = unsafe { rustix::mm::madvise(address, len, Advice::LinuxRemove) } {
-            tracing::debug!(target: "calomel::memory", %error, "can't give back the pages of shared memory");
-        }
+        // SAFETY: the range is the mapping, and whatever used it here has gone before it. Peers may keep it mapped for a while.
+        unsafe { self.give_back(self.mapping.address(), self.mapping.len()) };
     }
 }
 
@@ -193,21 +244,21 @@ mod tests {
         let block = Block::new(10_000).unwrap();
         // SAFETY: the mapping is of this length, and nobody else knows of it.
         unsafe { block.mapping.address().wrapping_add(9_999).write(7) };
-        let there = attach(block.fd.as_fd(), 10_000).unwrap();
+        let there = attach(block.give(), 10_000).unwrap();
         // SAFETY: it is mapped for reads, and nobody writes it now.
         assert_eq!(unsafe { there.address().wrapping_add(9_999).read() }, 7);
-        assert!(attach(block.fd.as_fd(), 20_000).is_err());
-        assert!(attach(block.fd.as_fd(), 0).is_err());
+        assert!(attach(block.give(), 20_000).is_err());
+        assert!(attach(block.give(), 0).is_err());
     }
 
     #[test]
     fn it_can_be_neither_shortened_nor_written_by_others() {
         let block = Block::new(4096).unwrap();
-        assert!(rustix::fs::ftruncate(&block.fd, 0).is_err());
+        assert!(rustix::fs::ftruncate(block.give(), 0).is_err());
         let (own, _mapping) = create(4096, false).unwrap();
         assert!(rustix::fs::ftruncate(&own, 0).is_err());
         assert!(Mapping::new(own.as_fd(), 4096, ProtFlags::WRITE).is_err());
-        assert!(Mapping::new(block.fd.as_fd(), 4096, ProtFlags::WRITE).is_err());
+        assert!(Mapping::new(block.give(), 4096, ProtFlags::WRITE).is_err());
     }
 
     #[test]
@@ -220,15 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_found_by_its_addresses_and_no_others() {
-        let block = Block::new(8192).unwrap();
-        let start = block.mapping.address();
-        let (found, offset) = Block::find(start.wrapping_add(8191)).unwrap();
-        assert!(Arc::ptr_eq(&found, &block) && offset == 8191);
-        drop(found);
-        assert!(Block::find(start.wrapping_add(8192)).is_none_or(|(other, _)| other.id != block.id));
-        let id = block.id;
-        drop(block);
-        assert!(Block::find(start).is_none_or(|(other, _)| other.id != id));
+    fn what_is_moved_out_is_not_seen_by_those_that_have_it_mapped() {
+        const LEN: usize = 2 * STEP + 10_000;
+        let block = Block::new(LEN).unwrap();
+        // SAFETY: the mapping is of this length, and nothing else refers to it.
+        unsafe { std::slice::from_raw_parts_mut(block.begin(), LEN) }.fill(7);
+        let there = attach(block.give(), LEN).unwrap();
+        // SAFETY: it is reached here only.
+        let content = unsafe { block.move_out() };
+        assert!(content.len() == LEN && content.iter().all(|byte| *byte == 7));
+        // SAFETY: it is mapped for reads, and nothing writes it.
+        let seen = unsafe { std::slice::from_raw_parts(there.address(), LEN) };
+        assert!(block.is_given() && seen.iter().all(|byte| *byte == 0));
     }
 }

@@ -9,7 +9,6 @@ mod completion;
 mod drive;
 mod env;
 mod failure;
-mod fork;
 mod outputs;
 mod perform;
 mod rhythm;
@@ -27,6 +26,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use slotmap::{Key, SecondaryMap};
 
+pub(crate) use crate::fork::Process;
 use crate::memory::Region;
 use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
@@ -37,7 +37,6 @@ use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
 pub(crate) use failure::error_of;
-pub(crate) use fork::Process;
 use outputs::Outputs;
 pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};

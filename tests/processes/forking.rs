@@ -10,14 +10,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use calomel::{
-    Bulk, BulkMode, Endpoint, Engine, EngineBuffer, Error, Exposed, HandlerPool, Pending, ReadOnly, Registration, Released,
-    Request, Responder, Timer, Transfer,
+    BufferPool, Bulk, BulkMode, Endpoint, Engine, EngineBuffer, Error, Exposed, HandlerPool, Pending, PooledBuffer, ReadOnly,
+    Registration, Released, Request, Responder, Timer, Transfer,
 };
 
 use crate::roles::say;
 use crate::support::*;
 
 const LEN: usize = 1 << 20;
+/// Too small to be shared with peers.
+const SMALL: usize = 1000;
 
 fn a_forked_child_can_do_nothing_and_drop_everything() {
     let _watchdog = Watchdog::start("a_forked_child_can_do_nothing_and_drop_everything");
@@ -35,6 +37,11 @@ struct Belongings {
     pulls: Vec<Transfer<Vec<u8>>>,
     writable: Exposed<Vec<u8>>,
     shared: Exposed<EngineBuffer>,
+    /// Engine memory that is not exposed: large and small.
+    buffers: [EngineBuffer; 2],
+    buffer_pool: BufferPool,
+    pooled: PooledBuffer,
+    seen: Exposed<EngineBuffer, ReadOnly>,
     constant: Exposed<Vec<u8>, ReadOnly>,
     released: Released,
     /// A call to this process.
@@ -68,7 +75,19 @@ impl Belongings {
         let writable = engine.expose(pattern(1, LEN), BulkMode::ReadWrite).unwrap();
         let mut buffer = engine.alloc(LEN);
         buffer.copy_from_slice(&pattern(2, LEN));
+        let filled = |seed: u64, len: usize| {
+            let mut buffer = engine.alloc(len);
+            buffer.copy_from_slice(&pattern(seed, len));
+            buffer
+        };
+        let buffer_pool = engine.buffer_pool(LEN, 2);
+        let mut pooled = buffer_pool.take().unwrap();
+        pooled.copy_from_slice(&pattern(7, LEN));
         Belongings {
+            buffers: [filled(5, LEN), filled(5, SMALL)],
+            buffer_pool,
+            pooled,
+            seen: engine.expose_read_only(filled(6, LEN)).unwrap(),
             engine: engine.clone(),
             to_self: to_here,
             pendings: (0..5).map(|_| never.start(&()).unwrap()).collect(),
@@ -101,6 +120,16 @@ impl Belongings {
                 must!($result.is_err_and(|error: Error| error.to_string().contains("fork")));
             };
         }
+        /// Panics, and says why.
+        macro_rules! says_so {
+            ($what:expr) => {
+                let panic = catch_unwind(AssertUnwindSafe(|| _ = std::hint::black_box($what)))
+                    .map_err(|panic| panic.downcast::<String>());
+                must!(panic.is_err_and(|text| text.is_ok_and(|text| text.contains("in a forked child"))));
+            };
+        }
+        // What takes locks that a thread may hold which is not there.
+        std::panic::set_hook(Box::new(|_| ()));
         let engine = &self.engine;
         // 1: calls.
         let add = engine.procedure::<(u32, u32), u32>("add").on(to);
@@ -158,9 +187,31 @@ impl Belongings {
         fails!(self.released.wait_timeout(BOUND));
         block_on(self.released.clone());
         must!(self.writable.reclaim() == pattern(1, LEN));
-        must!(*self.shared.reclaim() == pattern(2, LEN)[..]);
         drop(self.constant);
-        // 35: calls to this process.
+        // 34: engine memory, which is the parent's.
+        let part = self.seen.bulk().slice(10, 100).unwrap();
+        fails!(engine.procedure::<Bulk, ()>("takes").on(to).call(&part));
+        says_so!(self.seen.view()[0]);
+        says_so!(self.buffers[0][0]);
+        says_so!(self.buffers[0].fill(0));
+        says_so!(bulk.on(to).push_from(&self.buffers[0][..]));
+        says_so!(bulk.on(to).pull_into(&mut self.buffers[0][..]));
+        must!(format!("{:?}", self.buffers[0]) == format!("EngineBuffer({LEN} bytes)"));
+        must!(*self.buffers[1] == pattern(5, SMALL)[..]);
+        self.buffers[1].fill(0);
+        let mut back = self.shared.reclaim();
+        says_so!(back[0]);
+        says_so!(back[0] = 0);
+        says_so!(self.pooled.fill(0));
+        must!(format!("{:?}", self.pooled) == format!("PooledBuffer({LEN} bytes)"));
+        must!(self.buffer_pool.take().is_none() && self.buffer_pool.available() == 0);
+        let mut own = engine.alloc(LEN);
+        must!(own.iter().all(|byte| *byte == 0));
+        own.copy_from_slice(&pattern(8, LEN));
+        drop((back, self.buffers, self.pooled, self.buffer_pool, self.seen));
+        must!(*own == pattern(8, LEN)[..]);
+        drop(own);
+        // 49: calls to this process.
         must!(self.request.is_cancelled());
         fails!(self.responders.pop().unwrap().respond(&()));
         self.responders.pop().unwrap().fail("in the child");
@@ -168,7 +219,7 @@ impl Belongings {
         must!(!self.registration.remove());
         must!(!self.timer.cancel());
         drop((self.request, self.pool));
-        // 39: the end.
+        // 53: the end.
         self.engine.wait_for_finalize();
         must!(self.engine.finalize().is_ok());
         0
@@ -284,6 +335,11 @@ pub fn run() {
                 assert!(local.reclaim() == pattern(9, LEN));
             }
             assert!(belongings.writable.reclaim() == pattern(1, LEN));
+            assert!(*belongings.shared.reclaim() == pattern(2, LEN)[..]);
+            assert!(*belongings.buffers[0] == pattern(5, LEN)[..] && *belongings.buffers[1] == pattern(5, SMALL)[..]);
+            assert!(*belongings.pooled == pattern(7, LEN)[..] && belongings.buffer_pool.available() == 1);
+            drop(belongings.pooled);
+            assert!(*belongings.seen.view() == pattern(6, LEN)[..] && belongings.buffer_pool.available() == 2);
             assert!(belongings.pendings.iter().all(|pending| !pending.is_ready()));
             assert!(belongings.timer.cancel() && belongings.registration.remove());
             assert_serves(&engine, &to);

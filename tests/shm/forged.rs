@@ -101,6 +101,16 @@ impl Mapped {
         Mapped::new(fd.as_fd(), LEN, false)
     }
 
+    /// A copy of what is there now.
+    pub fn bytes(&self) -> Vec<u8> {
+        let byte = |at: usize| {
+            let place = self.address.wrapping_add(at);
+            // SAFETY: it lies in the mapping.
+            unsafe { place.read_volatile() }
+        };
+        (0..self.len).map(byte).collect()
+    }
+
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.len);
         let word = self.address.wrapping_add(offset).cast::<AtomicU64>();
@@ -174,13 +184,15 @@ pub struct Forged {
     pub at: usize,
     pub theirs_at: usize,
     pub incarnation: u64,
+    /// What the other side has said of itself.
+    pub hello: Option<Hello>,
 }
 
 impl Forged {
     fn new(socket: OwnedFd) -> Forged {
         let fd = memory(LEN as u64, true);
         let mine = Mapped::new(fd.as_fd(), LEN, true);
-        Forged { socket, fd, mine, theirs: None, at: 0, theirs_at: 0, incarnation: rand::random() }
+        Forged { socket, fd, mine, theirs: None, at: 0, theirs_at: 0, incarnation: rand::random(), hello: None }
     }
 
     pub fn dial(address: &str) -> Forged {
@@ -195,11 +207,16 @@ impl Forged {
 
     /// Dials, and does all that is right up to the first record: `reads` is what it claims it can.
     pub fn connect(address: &str, reads: bool) -> Forged {
+        Forged::connect_as(address, reads, Hello::honest())
+    }
+
+    pub fn connect_as(address: &str, reads: bool, hello: Hello) -> Forged {
         let mut this = Forged::dial(address);
         let fd = this.fd.try_clone().unwrap();
-        this.send(&Packet::Hello(Hello::honest()), &[fd.as_fd()]);
+        this.send(&Packet::Hello(hello), &[fd.as_fd()]);
         let (packet, fds) = this.receive().expect("a welcome");
-        assert!(matches!(packet, Packet::Welcome { .. }), "{packet:?}");
+        let Packet::Welcome { hello, .. } = packet else { panic!("{packet:?}") };
+        this.hello = Some(hello);
         this.theirs = Some(Mapped::new(fds[0].as_fd(), LEN, false));
         this.send(&Packet::Ready { reads }, &[]);
         this
@@ -208,7 +225,8 @@ impl Forged {
     /// The other end of `connect`, for one that was dialled.
     pub fn welcome(&mut self, reads: bool) {
         let (packet, fds) = self.receive().expect("a hello");
-        assert!(matches!(packet, Packet::Hello(_)), "{packet:?}");
+        let Packet::Hello(hello) = packet else { panic!("{packet:?}") };
+        self.hello = Some(hello);
         self.theirs = Some(Mapped::of(&fds[0]));
         let fd = self.fd.try_clone().unwrap();
         self.send(&Packet::Welcome { hello: Hello::honest(), reads }, &[fd.as_fd()]);
@@ -216,7 +234,11 @@ impl Forged {
 
     /// As `connect`, and past the greetings.
     pub fn greeted(address: &str, reads: bool) -> Forged {
-        let mut this = Forged::connect(address, reads);
+        Forged::greeted_as(address, reads, Hello::honest())
+    }
+
+    pub fn greeted_as(address: &str, reads: bool, hello: Hello) -> Forged {
+        let mut this = Forged::connect_as(address, reads, hello);
         this.greet();
         let theirs = this.take(BYTES);
         assert!(theirs.starts_with(b"calomel\0"));
@@ -256,29 +278,45 @@ impl Forged {
     pub fn receive(&self) -> Option<(Packet, Vec<OwnedFd>)> {
         loop {
             assert!(self.wait(Duration::from_secs(5)), "it says nothing, and does not hang up");
-            let mut bytes = [0; 1000];
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut slices = [io::IoSliceMut::new(&mut bytes)];
-            let n = match rustix::net::recvmsg(&self.socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Ok(received) => received.bytes,
-                Err(rustix::io::Errno::CONNRESET) => return None,
-                Err(error) => panic!("{error}"),
-            };
-            let mut fds = Vec::new();
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(some) = message {
-                    fds.extend(some);
-                }
-            }
-            if n == 0 {
-                return None;
-            }
-            match postcard::from_bytes(&bytes[..n]).unwrap() {
-                Packet::Bell => {}
-                packet => return Some((packet, fds)),
+            match self.receive_one()? {
+                (Packet::Bell, _) => {}
+                packet => return Some(packet),
             }
         }
+    }
+
+    /// The next packet that is no bell, if it is there.
+    pub fn receive_now(&self) -> Option<(Packet, Vec<OwnedFd>)> {
+        while self.wait(Duration::ZERO) {
+            match self.receive_one()? {
+                (Packet::Bell, _) => {}
+                packet => return Some(packet),
+            }
+        }
+        None
+    }
+
+    /// The next packet, with its descriptors; `None`: the other side has hung up.
+    fn receive_one(&self) -> Option<(Packet, Vec<OwnedFd>)> {
+        let mut bytes = [0; 1000];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [io::IoSliceMut::new(&mut bytes)];
+        let n = match rustix::net::recvmsg(&self.socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => received.bytes,
+            Err(rustix::io::Errno::CONNRESET) => return None,
+            Err(error) => panic!("{error}"),
+        };
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(some) = message {
+                fds.extend(some);
+            }
+        }
+        if n == 0 {
+            return None;
+        }
+        Some((postcard::from_bytes(&bytes[..n]).unwrap(), fds))
     }
 
     /// Waits for the other side to hang up; what it said as the reason, if anything.

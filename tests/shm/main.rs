@@ -14,6 +14,7 @@ mod support;
 
 #[allow(dead_code, reason = "tests/hostile uses the rest")]
 mod forged;
+mod given;
 mod killed;
 mod lies;
 mod limits;
@@ -23,6 +24,7 @@ mod readers;
 mod revoking;
 mod roles;
 mod sizes;
+mod strangers;
 mod upgrade;
 mod users;
 

@@ -24,6 +24,7 @@ pub fn run(role: &str) {
         "few descriptors" => crate::limits::few_descriptors(),
         "fork" => crate::memory::fork(),
         "freed" => crate::memory::freed(),
+        "stranger" => crate::strangers::run(),
         other => panic!("no role `{other}`"),
     }
 }

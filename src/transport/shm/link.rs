@@ -72,7 +72,8 @@ impl ShmLink {
     pub(super) fn dial(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>) -> io::Result<ShmLink> {
         let (fd, mine) = Segment::create()?;
         let bell = shared.bell(token);
-        match handshake::send(&socket, &Packet::Hello(shared.hello()), &introduction(&fd, bell.as_ref())) {
+        let own_user = sys::credentials(socket.as_fd())?.uid == shared.admission.uid;
+        match handshake::send(&socket, &Packet::Hello(shared.hello(own_user)), &introduction(&fd, bell.as_ref())) {
             // It has hung up already: what it said before that tells why, and is read as always.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             sent => sent?,
@@ -159,7 +160,7 @@ impl ShmLink {
             (_, Packet::Bell) => Ok(()),
             (Stage::Dialled(mine), Packet::Welcome { hello, reads }) => {
                 let line = self.line(mine.clone(), hello, fds)?;
-                line.lends.store(reads && self.shared.direct, Ordering::Relaxed);
+                line.lends.store(reads && self.shared.direct && line.peer.own_user, Ordering::Relaxed);
                 handshake::send(&self.socket, &Packet::Ready { reads: line.reads }, &[])?;
                 *stage = Stage::Open;
                 drop(stage);
@@ -178,7 +179,7 @@ impl ShmLink {
                     // It hears the reason, if it listens at all.
                     let _ = handshake::send(&self.socket, &Packet::Refused { reason: error.to_string() }, &[]);
                 })?;
-                let welcome = Packet::Welcome { hello: self.shared.hello(), reads: line.reads };
+                let welcome = Packet::Welcome { hello: self.shared.hello(line.peer.own_user), reads: line.reads };
                 self.open(line);
                 if let Some(bell) = self.shared.bell(self.token) {
                     let _ = self.bell.set(bell);
@@ -191,7 +192,7 @@ impl ShmLink {
                 *stage = Stage::Open;
                 drop(stage);
                 if let Some(line) = self.line.get() {
-                    line.lends.store(reads && self.shared.direct, Ordering::Relaxed);
+                    line.lends.store(reads && self.shared.direct && line.peer.own_user, Ordering::Relaxed);
                 }
                 self.opened.store(true, Ordering::Release);
                 sink.chunk(self.key, CHUNK);
@@ -199,7 +200,8 @@ impl ShmLink {
             }
             (Stage::Open | Stage::Welcomed, Packet::Block { id, len }) => {
                 let mut inbox = self.inbox.lock();
-                let (Some(fd), Some(inbox)) = (fds.first(), &mut *inbox) else { return Err(broken()) };
+                let own_user = self.line.get().is_some_and(|line| line.peer.own_user);
+                let (Some(fd), Some(inbox), true) = (fds.first(), &mut *inbox, own_user) else { return Err(broken()) };
                 inbox.add_block(id, len, fd)
             }
             _ => Err(broken()),
@@ -216,13 +218,17 @@ impl ShmLink {
         let theirs = Segment::attach(fd.as_fd())?;
         let Credentials { pid, uid, .. } = sys::credentials(self.socket.as_fd())?;
         // Who has the descriptor can have its writer wait: that is for nobody but the own user.
-        let bell = fds.next().filter(|_| uid == self.shared.admission.uid).and_then(Bell::new);
+        let own_user = uid == self.shared.admission.uid;
+        let bell = fds.next().filter(|_| own_user).and_then(Bell::new);
         let handle = self.shared.watch(pid, self.token, &self.socket);
-        let reads = self.shared.direct && pid != 0 && sys::read_word(pid, hello.nonce_at).is_ok_and(|found| found == hello.nonce);
-        if self.shared.direct && !reads {
+        // A peer can have the read of its memory wait, too: also this one is for the own user only.
+        let may_read = self.shared.direct && own_user && pid != 0;
+        let reads = may_read && sys::read_word(pid, hello.nonce_at).is_ok_and(|found| found == hello.nonce);
+        if may_read && !reads {
             tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory");
         }
         let peer = Process {
+            own_user,
             socket: self.socket.clone(),
             pid,
             handle,
@@ -261,7 +267,7 @@ impl ShmLink {
                     return self.finish(sink);
                 }
             }
-            inbox.turn(self.key, line, scratch, sink, &mut |inbox| self.fetch(inbox))
+            inbox.turn(self.key, line, scratch, sink, &mut |inbox| self.fetch(line, inbox))
         };
         match turn {
             Ok(Turn::Nothing) => {}
@@ -288,7 +294,10 @@ impl ShmLink {
     }
 
     /// Brings blocks that the peer has sent, and refers to already.
-    fn fetch(&self, inbox: &mut Inbox) {
+    fn fetch(&self, line: &Line, inbox: &mut Inbox) {
+        if !line.peer.own_user {
+            return;
+        }
         for _ in 0..FETCHED {
             let failed = match handshake::receive(&self.socket) {
                 Ok(Received::Packet(Packet::Block { id, len }, fds)) if !fds.is_empty() => inbox.add_block(id, len, &fds[0]),

@@ -116,8 +116,9 @@ impl Shared {
         self.first_token + entries.next
     }
 
-    fn hello(&self) -> Hello {
-        Hello::new(*self.nonce, (&raw const *self.nonce).addr() as u64)
+    /// What is said to a peer; to one of another user, which may not read memory of this process, nothing of where it lies.
+    fn hello(&self, own_user: bool) -> Hello {
+        if own_user { Hello::new(*self.nonce, (&raw const *self.nonce).addr() as u64) } else { Hello::new(0, 0) }
     }
 
     /// Has the reactor tell of the death of a process; `None` where it can't be seen.
@@ -185,6 +186,11 @@ fn is_own(address: SocketAddr) -> bool {
     };
     // What goes to an address of this host comes from there, mostly.
     address.ip().is_loopback() || source_towards(address).is_ok_and(|source| source == address.ip()) || own()
+}
+
+/// True for a name that an address of another transport leads to, as [`Shm::shortcuts`] makes them.
+fn stands_for_another(address: &Address) -> bool {
+    address.rest().split_once(':').is_some_and(|(scheme, _)| Scheme::parse(scheme).is_some())
 }
 
 /// The socket's name in the system's table, which has no files.
@@ -375,7 +381,11 @@ impl Transport for Shm {
             }
             error => error.into(),
         })?;
-        if let Some(reason) = self.shared.admission.objection(sys::credentials(socket.as_fd())?, &socket) {
+        // A name that stands for a tcp address may belong to anything that runs on this host, and its owner was not asked for: before
+        // a byte is said it has to be of the own user, whatever group may connect.
+        let admission = self.shared.admission;
+        let admission = if stands_for_another(address) { Admission { group: None, ..admission } } else { admission };
+        if let Some(reason) = admission.objection(sys::credentials(socket.as_fd())?, &socket) {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         }
         let link = ShmLink::dial(key, self.shared.token(), socket, self.shared.clone());

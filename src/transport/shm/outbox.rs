@@ -3,10 +3,10 @@
 //! Through the ring a payload is copied twice, by two threads at a time, each copy within the processor's caches; lent, it is
 //! copied once, by the system, which pins every page. The former was measured at two to three times the speed of the latter
 //! from 64 KiB to 256 MiB, and takes less processor time in all. But it keeps the sender's thread: when several peers fetch
-//! at once, all but the first read for themselves. Blocks of shared memory, which the peer has mapped, are lent always.
+//! at once, all but the first read for themselves. Blocks of shared memory that the peer has mapped, or may map, are lent
+//! always.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -184,11 +184,8 @@ impl Outbox {
             return Ok(None);
         }
         // A part is memory of the process, or of one block.
-        let block = pieces.first().and_then(|piece| Block::find(piece.iov_base.cast::<u8>()));
-        let block = match block {
-            Some((block, _)) if self.tell(line, &block) => Some(block),
-            _ => None,
-        };
+        let block = pieces.first().and_then(|piece| payload.region.block(piece.iov_base.cast::<u8>()));
+        let block = block.filter(|block| self.tell(line, block, payload.unrestricted));
         if block.is_none() && !(line.lends.load(Ordering::Relaxed) && self.prefers_lending()) {
             return Ok(None);
         }
@@ -236,10 +233,14 @@ impl Outbox {
         Ok(true)
     }
 
-    /// Sees to it that the peer has a block; false when it can't be given it.
-    fn tell(&mut self, line: &Line, block: &Arc<Block>) -> bool {
+    /// Sees to it that the peer has a block; false when it can't be given it. A peer that has it reads it until the block is no
+    /// more, so it is given to none that may not read all of it, nor to one of another user.
+    fn tell(&mut self, line: &Line, block: &Arc<Block>, unrestricted: bool) -> bool {
         if self.blocks.contains_key(&block.id) {
             return true;
+        }
+        if !unrestricted || !line.peer.own_user {
+            return false;
         }
         let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| block.strong_count() == 0).map(|(id, _)| *id).collect();
         if !gone.is_empty() && gone.len() * 8 <= MAX_BODY && matches!(self.producer.has_room(8 * gone.len()), Ok(true)) {
@@ -254,7 +255,7 @@ impl Outbox {
         }
         let packet = Packet::Block { id: block.id, len: block.mapping.len() as u64 };
         // Before the record that refers to it: so the peer finds it when it looks.
-        let sent = handshake::send(&line.peer.socket, &packet, &[block.fd.as_fd()]);
+        let sent = handshake::send(&line.peer.socket, &packet, &[block.give()]);
         if sent.is_ok() {
             self.blocks.insert(block.id, (Arc::downgrade(block), block.mapping.len()));
         }

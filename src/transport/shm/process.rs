@@ -12,6 +12,9 @@ use rustix::net::SendFlags;
 pub(super) const BELL: [u8; 1] = [0];
 
 pub(super) struct Process {
+    /// It runs as this process's user. Only then memory may be mapped, and read where it lies: a read of another process's memory
+    /// lasts as long as that process likes.
+    pub own_user: bool,
     pub socket: Arc<OwnedFd>,
     /// As it is seen from here; 0 when it is not.
     pub pid: i32,

@@ -45,14 +45,12 @@ pub(crate) use region::{Copied, Loan, Operation, ReadAccess, Region, Slice, Writ
 
 pub(crate) mod shared {
     use std::io;
-    use std::os::fd::{BorrowedFd, OwnedFd};
-    use std::sync::Arc;
+    use std::os::fd::BorrowedFd;
 
     pub(crate) struct Mapping;
 
     pub(crate) struct Block {
         pub mapping: Mapping,
-        pub fd: OwnedFd,
         pub id: u64,
     }
 
@@ -71,8 +69,8 @@ pub(crate) mod shared {
     }
 
     impl Block {
-        pub(crate) fn find(_: *const u8) -> Option<(Arc<Block>, usize)> {
-            None
+        pub(crate) fn give(&self) -> BorrowedFd<'_> {
+            unreachable!("there are none")
         }
     }
 }

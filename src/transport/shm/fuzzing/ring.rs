@@ -273,6 +273,7 @@ fn line(nonce: &u64) -> (Arc<Line>, Arc<Segment>, OwnedFd) {
     let (fd, theirs) = Segment::create().expect("a segment");
     let (socket, other) = pair();
     let peer = Process {
+        own_user: true,
         socket: Arc::new(socket),
         pid: std::process::id() as i32,
         handle: None,

@@ -66,6 +66,7 @@ pub(crate) fn pair(lent: Option<&Watched>) -> (End, End) {
     let bells = [Arc::<Flag>::default(), Arc::default()];
     let end = |own: usize, far: usize| {
         let peer = Process {
+            own_user: true,
             socket: (),
             pid: lent.map_or(0, |lent| std::ptr::from_ref(lent).expose_provenance()),
             nonce: (),
@@ -167,6 +168,7 @@ mod process {
     use crate::sync::Flag;
 
     pub(super) struct Process {
+        pub own_user: bool,
         pub socket: (),
         /// Where its memory is.
         pub pid: usize,
