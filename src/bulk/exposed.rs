@@ -162,8 +162,8 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// Takes the buffer back: peers are locked out, accesses in progress end, and only then the buffer is returned. Transfers
     /// that were in progress end with [`Error::Revoked`].
     ///
-    /// That takes some microseconds, whatever the peers do. Over shared memory a peer that was stopped while it read is waited
-    /// for, for a second at most. Over `verbs://` the device forgets the memory, which takes longer the more there is, and
+    /// That takes some microseconds, whatever the peers do. Over shared memory peers that were stopped while they read are waited
+    /// for, for a second at most, however many there are. Over `verbs://` the device forgets the memory, which takes longer the more there is, and
     /// own transfers with it that are under way have 100 ms to end.
     ///
     /// In a forked child this is the child's copy of the buffer, as it was when the process forked; but of

@@ -11,7 +11,7 @@ use super::exposed::Exposure;
 use super::grant::Grant;
 use crate::Result;
 use crate::engine::Shared;
-use crate::memory::{Borrowed, Region};
+use crate::memory::{Borrowed, Region, Shut};
 
 /// Where borrowed memory can be exposed; see [`Engine::scope`](crate::Engine::scope).
 ///
@@ -48,7 +48,8 @@ impl Drop for Inner {
             return;
         }
         // First of all, and whatever happens while peers are told.
-        exposed.iter().for_each(|(_, region)| region.close());
+        let shut: Vec<_> = exposed.iter().map(|(_, region)| region.shut()).collect();
+        shut.into_iter().for_each(Shut::wait);
         drop(exposed);
     }
 }

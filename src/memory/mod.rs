@@ -11,6 +11,7 @@ mod buffer;
 mod checksum;
 mod engine_buffer;
 mod held;
+mod loan;
 mod message;
 mod region;
 pub(crate) mod shared;
@@ -19,6 +20,7 @@ pub use buffer::{Buffer, Element, ReadElement, ReadOnly, Segments, View, Writabl
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 pub(crate) use held::{Borrowed, Held};
 #[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
-pub(crate) use region::Registration;
+pub(crate) use loan::Registration;
+pub(crate) use loan::{Loan, Shut};
 pub use region::Slice;
-pub(crate) use region::{Copied, IoVec, Loan, Operation, ReadAccess, Region, WriteAccess, copy};
+pub(crate) use region::{Copied, IoVec, Operation, ReadAccess, Region, WriteAccess, copy};

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
+use super::loan::{Loan, Registration, Shut, Withdrawn};
 use super::message::{self, Buffer, Message};
 use super::shared::Block;
 
@@ -23,25 +24,6 @@ struct Segment {
 
 /// A piece of memory as the system calls take it: layout of `struct iovec`.
 pub(crate) type IoVec = libc::iovec;
-
-/// Somebody outside of this process who may reach memory of a region for a while: a peer that reads what was lent to it, a
-/// device that carries out a transfer.
-pub(crate) trait Loan: Send + Sync {
-    /// Ends the permission, and returns when the access that was in progress at this moment has ended, or whoever had it is gone.
-    fn revoke(&self);
-    /// Ends the permission, and does not wait: what is read from now on is of no use to whoever keeps to the rules.
-    fn withdraw(&self) {}
-    /// True when the operation that it was given for is over, though the access may not have ended.
-    fn is_over(&self) -> bool {
-        false
-    }
-}
-
-/// What a device knows of a region's memory, and by which keys it is reached there.
-pub(crate) trait Registration: Any + Send + Sync {
-    /// The device forgets the memory. When this returns it does not touch it any more, whoever asks it to.
-    fn end(&self);
-}
 
 /// Several segments, seen as one address space of `len` bytes, behind a gate.
 ///
@@ -151,14 +133,19 @@ impl Region {
     }
 
     /// Lets nobody in any more, and returns when the last access in progress has ended. An access lasts for one copy of a
-    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (A process that is stopped
-    /// in the middle of reading what was lent to it is waited for, up to a bound, and cut off then.)
+    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (Processes that are stopped
+    /// in the middle of reading what was lent to them are waited for, together, up to a bound, and cut off then.)
     pub(crate) fn close(&self) {
+        self.shut().wait();
+    }
+
+    /// Lets nobody in any more; when what this returns has been waited for, the last access in progress has ended. Where several
+    /// regions are closed, the waits of all begin with this.
+    pub(crate) fn shut(&self) -> Shut {
         *self.gate.write() = false;
         // Nothing is lent or registered any more: that takes an open gate.
         let Outside { lent, registered } = std::mem::take(&mut *self.outside.lock());
-        lent.iter().for_each(|loan| loan.revoke());
-        registered.iter().for_each(|registration| registration.end());
+        Shut::new(lent, registered)
     }
 
     /// What was lent has been read, or given up.
@@ -169,9 +156,7 @@ impl Region {
     /// Waits for the accesses in progress: those of this process, and those of operations that are over.
     pub(crate) fn fence(&self) {
         drop(self.gate.write());
-        // They are asked while nothing is locked: whether one is over may depend on the gate.
-        let lent: SmallVec<[Arc<dyn Loan>; 1]> = self.outside.lock().lent.iter().cloned().collect();
-        lent.iter().filter(|loan| loan.is_over()).for_each(|loan| loan.revoke());
+        Withdrawn::new(self.lent_for_what_is_over()).wait();
     }
 
     /// Ends what was lent for operations that are over, and waits for nobody outside of this process: for memory that is not
@@ -179,8 +164,14 @@ impl Region {
     pub(crate) fn withdraw(&self) {
         // An access that began before the end of its operation may be about to lend.
         drop(self.gate.write());
-        let lent: SmallVec<[Arc<dyn Loan>; 1]> = self.outside.lock().lent.iter().cloned().collect();
-        lent.iter().filter(|loan| loan.is_over()).for_each(|loan| loan.withdraw());
+        Withdrawn::new(self.lent_for_what_is_over());
+    }
+
+    fn lent_for_what_is_over(&self) -> Vec<Arc<dyn Loan>> {
+        // They are asked while nothing is locked: whether one is over may depend on the gate.
+        let mut lent = self.outside.lock().lent.clone();
+        lent.retain(|loan| loan.is_over());
+        lent
     }
 
     /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.

@@ -1,5 +1,7 @@
 //! Regions, and what passes their gates.
 
+use std::time::Instant;
+
 use super::*;
 
 fn region(parts: &mut [Vec<u8>]) -> Arc<Region> {
@@ -90,7 +92,7 @@ fn an_operation_that_is_over_reaches_nothing() {
 struct Lent(Operation, Arc<std::sync::atomic::AtomicUsize>);
 
 impl Loan for Lent {
-    fn revoke(&self) {
+    fn wait(&self, _: Instant) {
         unreachable!("nobody takes the memory back")
     }
     fn withdraw(&self) {

@@ -106,7 +106,9 @@ impl Registration for Known {
 struct InUse(Device, Slice);
 
 impl Loan for InUse {
-    fn revoke(&self) {
+    fn withdraw(&self) {}
+
+    fn wait(&self, _: Instant) {
         self.0.0.lock().revoked += 1;
     }
 

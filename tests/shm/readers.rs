@@ -87,6 +87,60 @@ fn one_that_says_so_of_all_its_loans_costs_no_more() {
 }
 
 #[test]
+fn many_that_say_so_cost_no_more_than_one() {
+    let _watchdog = Watchdog::start("readers::many_that_say_so_cost_no_more_than_one");
+    let scene = scene();
+    let honest = Far::new(&client(), &scene.address);
+    honest.assert_serves();
+    let mut index = 2;
+    for (count, shared) in [(6, false), (6, true), (20, false), (20, true)] {
+        let bulk = scene.far.open(1, 3 << 20, shared);
+        let peers: Vec<Forged> = (0..count)
+            .map(|_| {
+                let (peer, slot, id) = pulling(&scene, &bulk);
+                peer.set(Word::Reading(slot), id);
+                peer
+            })
+            .collect();
+        let took = scene.far.reclaim(index, 2);
+        assert!((900..BOUND_MS).contains(&took), "{took} ms for {count} readers");
+        peers.iter().for_each(|peer| assert_eq!(peer.hung_up(), None));
+        assert!(honest.to.is_connected() && scene.far.to.is_connected());
+        assert_serves(&scene.far.engine, &scene.far.to);
+        honest.assert_serves();
+        index += 2;
+    }
+}
+
+#[test]
+fn a_scope_of_many_exposures_waits_no_longer_than_for_one() {
+    let _watchdog = Watchdog::start("readers::a_scope_of_many_exposures_waits_no_longer_than_for_one");
+    over(Carrier::Shm, || ());
+    let engine = configured().listen("shm://").build().unwrap();
+    define_add(&engine);
+    let mut buffers = vec![vec![1u8; 1 << 20]; 6];
+    let mut left = Instant::now();
+    let peers = engine
+        .scope(|scope| {
+            let mut peers = Vec::new();
+            for buffer in &mut buffers {
+                let bulk = scope.expose(&mut buffer[..], BulkMode::ReadWrite)?;
+                let mut peer = Forged::greeted(&engine.address().to_string(), true);
+                peer.tell(&Message::Pull(Range::of(1, &bulk)), &[]);
+                let (slot, id, _) = peer.take_loan();
+                peer.set(Word::Reading(slot), id);
+                peers.push(peer);
+            }
+            left = Instant::now();
+            Ok(peers)
+        })
+        .unwrap();
+    let took = left.elapsed().as_millis() as u64;
+    assert!((900..BOUND_MS).contains(&took), "{took} ms for {} readers", peers.len());
+    assert_lives(&engine);
+}
+
+#[test]
 fn those_that_hang_up_while_they_read_leave_nothing() {
     let _watchdog = Watchdog::start("readers::those_that_hang_up_while_they_read_leave_nothing");
     let scene = scene();

@@ -41,15 +41,13 @@ impl Loan for Grant {
         self.operation.has_ended()
     }
 
-    fn revoke(&self) {
-        self.withdraw();
+    fn wait(&self, since: Instant) {
         fence(Ordering::SeqCst);
-        let begin = Instant::now();
-        let mut look = begin + LOOK;
+        let mut look = Instant::now() + LOOK;
         while self.is_read() {
             thread::yield_now();
             let now = Instant::now();
-            if now < look {
+            if now < look && now < since + STEP_LIMIT {
                 continue;
             }
             look = now + LOOK;
@@ -57,7 +55,7 @@ impl Loan for Grant {
             if self.line.peer.is_gone() || self.line.peer.is_cut() {
                 return;
             }
-            if now >= begin + STEP_LIMIT {
+            if now >= since + STEP_LIMIT {
                 tracing::warn!(target: "calomel::shm", pid = self.line.peer.pid, "a peer does not end its read; it is cut off");
                 return self.line.peer.cut();
             }

@@ -1,5 +1,7 @@
 //! Calomel's own regions, and shared blocks, of which there are none.
 
+#[path = "../../../src/memory/loan.rs"]
+mod loan;
 #[path = "../../../src/memory/region.rs"]
 mod region;
 
@@ -41,7 +43,8 @@ mod message {
     pub(super) fn keep(_: Buffer) {}
 }
 
-pub(crate) use region::{Copied, Loan, Operation, ReadAccess, Region, Slice, WriteAccess, copy};
+pub(crate) use loan::Loan;
+pub(crate) use region::{Copied, Operation, ReadAccess, Region, Slice, WriteAccess, copy};
 
 pub(crate) mod shared {
     use std::io;

@@ -21,8 +21,12 @@ pub(super) struct MoveLoan {
 }
 
 impl Loan for MoveLoan {
-    fn revoke(&self) {
-        self.link.end_number(self.number);
+    fn withdraw(&self) {
+        self.link.stop_number(self.number);
+    }
+
+    fn wait(&self, since: Instant) {
+        self.link.end_number(self.number, since);
     }
 
     fn is_over(&self) -> bool {
@@ -77,11 +81,24 @@ impl VerbsLink {
         }
     }
 
-    /// Ends a transfer: when this returns the device does not touch its memory.
-    fn end_number(&self, number: u64) {
+    /// Has the device begin nothing more of a transfer.
+    fn stop_number(&self, number: u64) {
         // What the parent of a forked child has begun ends there.
         let Some(line) = self.line.get().filter(|_| !is_forked()) else { return };
-        let until = Instant::now() + GRACE;
+        let mut lane = line.lane.lock();
+        if let Some(lane) = lane.as_mut() {
+            lane.stop(number);
+        }
+        self.deliver(lane);
+        // What was gathered is for whatever drives.
+        self.shared.wake();
+    }
+
+    /// Waits for the end of a transfer that was stopped at `since`: when this returns the device does not touch its memory.
+    fn end_number(&self, number: u64, since: Instant) {
+        // What the parent of a forked child has begun ends there.
+        let Some(line) = self.line.get().filter(|_| !is_forked()) else { return };
+        let until = since + GRACE;
         loop {
             let is_under_way = line.lane.lock().as_mut().is_some_and(|lane| {
                 lane.stop(number);
