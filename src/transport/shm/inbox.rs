@@ -10,7 +10,7 @@ use super::super::{Landed, LinkKey, Place, Sink, Taken};
 use super::blocks;
 use super::line::Line;
 use super::ring::{Consumer, Kind, MAX_BODY, Nonsense, Record};
-use super::segment::{CLOSED, SLOTS};
+use super::segment::{CLOSED, SLOTS, see};
 use super::sys::{self, Far, MAX_PIECES};
 use crate::memory::{Slice, WriteAccess, shared::Mapping};
 use crate::sync::atomic::{Ordering, fence};
@@ -348,7 +348,7 @@ impl Part {
         let granted = &line.theirs.words().granted[self.slot];
         reading.store(self.id, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let mut now_granted = granted.load(Ordering::Acquire);
+        let mut now_granted = see(granted);
         let mut read = Ok(true);
         if now_granted == self.id {
             read = match block {
@@ -358,7 +358,7 @@ impl Part {
             };
             // What was read before the owner took it back counts, what was read while it did does not.
             fence(Ordering::SeqCst);
-            now_granted = granted.load(Ordering::Acquire);
+            now_granted = see(granted);
         }
         reading.store(0, Ordering::Release);
         match read {

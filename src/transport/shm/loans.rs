@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::line::Line;
-use super::segment::{CLOSED, SLOTS};
+use super::segment::{CLOSED, SLOTS, see};
 use crate::memory::{Loan, Operation, ReadAccess, Slice};
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::thread;
@@ -65,7 +65,7 @@ impl Loan for Grant {
 
 impl Grant {
     fn is_read(&self) -> bool {
-        self.line.theirs.words().reading[self.slot].load(Ordering::SeqCst) == self.id
+        see(&self.line.theirs.words().reading[self.slot]) == self.id
     }
 }
 
@@ -117,14 +117,14 @@ impl Loans {
 
     /// True when the peer is done with something.
     pub(super) fn has_finished(&self, line: &Line) -> bool {
-        let finished = |slot: usize| line.theirs.words().finished[slot].load(Ordering::Acquire);
+        let finished = |slot: usize| see(&line.theirs.words().finished[slot]);
         self.slots.iter().enumerate().any(|(slot, entry)| entry.as_ref().is_some_and(|entry| entry.id == finished(slot)))
     }
 
     /// Takes back what the peer is done with; how many payloads that were.
     pub(super) fn sweep(&mut self, line: &Line) -> usize {
         for (slot, entry) in self.slots.iter_mut().enumerate() {
-            let finished = line.theirs.words().finished[slot].load(Ordering::Acquire);
+            let finished = see(&line.theirs.words().finished[slot]);
             if let Some(done) = entry.take_if(|entry| entry.id == finished) {
                 done.memory.region.unlend(&done.grant);
                 line.mine.words().granted[slot].store(0, Ordering::Relaxed);
@@ -163,7 +163,7 @@ pub(super) struct Lingering {
 impl Lingering {
     /// Ends the loan if nobody reads it any more, or has had the time for it. False: not yet.
     pub(super) fn settle(&self) -> bool {
-        let over = self.line.theirs.words().reading[self.slot].load(Ordering::SeqCst) != self.entry.id
+        let over = see(&self.line.theirs.words().reading[self.slot]) != self.entry.id
             || self.since.elapsed() >= STEP_LIMIT
             || self.line.peer.is_gone();
         if over {

@@ -4,10 +4,9 @@
 //! is written last, and the one behind it is set to 0 before that: so the receiver looks at one word, which lies with the
 //! record itself, and never sees what an earlier lap has left. The receiver says how much it has taken only now and then.
 
+use super::segment::{RING, Segment, see};
+use crate::sync::atomic::{Ordering, fence};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-use super::segment::{RING, Segment};
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +70,7 @@ impl Producer {
         if end - self.taken <= RING {
             return Ok(true);
         }
-        let taken = self.theirs.words().taken.0.load(Ordering::Acquire);
+        let taken = see(&self.theirs.words().taken.0);
         if taken < self.taken || taken > self.at {
             return Err(Nonsense);
         }
@@ -112,10 +111,12 @@ impl Consumer {
 
     /// The record that is next, if it has arrived.
     pub(super) fn next(&self) -> Result<Option<Record>, Nonsense> {
-        let header = self.theirs.header(self.at).load(Ordering::Acquire);
+        let header = self.theirs.header(self.at).load(Ordering::Relaxed);
         if header == 0 {
             return Ok(None);
         }
+        // As `see` does; where there is nothing, nothing has to be in order.
+        fence(Ordering::Acquire);
         let kind = match header >> 32 {
             1 => Kind::Bytes,
             2 => Kind::Loan,

@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::memory::{ReadAccess, WriteAccess, shared};
 
@@ -48,6 +48,14 @@ pub(super) struct Words {
 
 const _: () = assert!(size_of::<Words>() <= HEAD);
 
+/// What a word of the other side's segment says, and all that the other side has written before it. For atomics in memory that
+/// can only be read, std promises loads that are `Relaxed`, and no others.
+pub(super) fn see(word: &AtomicU64) -> u64 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
+}
+
 pub(super) struct Segment {
     mapping: shared::Mapping,
 }
@@ -61,13 +69,17 @@ impl Segment {
 
     /// The other side's.
     pub(super) fn attach(fd: BorrowedFd<'_>) -> io::Result<Arc<Segment>> {
+        if size_of::<usize>() < size_of::<u64>() {
+            // There a load of a word may be done by writing it.
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "words of 64 bits can't be read from read-only memory here"));
+        }
         Ok(Arc::new(Segment { mapping: shared::attach(fd, LEN)? }))
     }
 
     pub(super) fn words(&self) -> &Words {
         let words = self.mapping.address().cast::<Words>();
         // SAFETY: the mapping begins on a page, is longer than `Words`, and lives as long as `self`. All of it is atomic, so it
-        // may change at any time; the other side's is only loaded from, which read-only memory allows.
+        // may change at any time; the other side's is only loaded from, `Relaxed`, which read-only memory allows.
         unsafe { &*words }
     }
 

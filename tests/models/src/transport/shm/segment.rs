@@ -4,7 +4,7 @@
 use loom::cell::UnsafeCell;
 
 use crate::memory::{ReadAccess, WriteAccess};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 pub(super) const LINE: u64 = 64;
 const LINES: usize = 8;
@@ -27,6 +27,12 @@ pub(super) struct Words {
     pub granted: [AtomicU64; SLOTS],
     pub reading: [AtomicU64; SLOTS],
     pub finished: [AtomicU64; SLOTS],
+}
+
+pub(super) fn see(word: &AtomicU64) -> u64 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
 }
 
 type Content = [u8; LINE as usize];
