@@ -98,6 +98,17 @@ impl Address {
         }
     }
 
+    /// Whether this is where an engine listens on every interface, and `other` is one of those, if it is on the same host.
+    pub(crate) fn is_everywhere(&self, other: &Address) -> bool {
+        match (self.socket(), other.socket()) {
+            (Some(own), Some(other_socket)) => {
+                let same = self.scheme == other.scheme && own.is_ipv4() == other_socket.is_ipv4();
+                same && own.ip().is_unspecified() && own.port() == other_socket.port()
+            }
+            _ => false,
+        }
+    }
+
     /// The address as others can dial it: an engine that listens on every interface says `0.0.0.0`, and is found at the
     /// address that its connection comes from.
     pub(crate) fn seen_from(&self, remote: &Address) -> Address {

@@ -44,8 +44,15 @@ impl Sink for CoreSink<'_> {
     }
 
     fn connected(&mut self, key: LinkKey) {
-        self.core.detours.lock().remove(link_id(key));
-        self.step(|proto, now| proto.handle_connected(link_id(key), now));
+        let link = link_id(key);
+        self.core.detours.lock().remove(link);
+        let local = self.core.carrier_of(link).is_some_and(|carrier| carrier.is_local());
+        self.step(|proto, now| {
+            if local {
+                proto.set_local(link);
+            }
+            proto.handle_connected(link, now);
+        });
     }
 
     fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rand::Rng as _;
 
-use super::keys::{self, Digest, NONCE_LEN, Side};
+use super::keys::{self, Digest, NONCE_LEN, Nonce, Side};
 use super::link::broken;
 use super::refusals::Cause;
 use super::wire::{self, Greeting, Hello, Refusal, Said};
@@ -15,16 +15,26 @@ pub(super) struct Proving {
     /// The challenges, as they were said.
     ours: Vec<u8>,
     theirs: Option<Vec<u8>>,
+    /// This side has proved it, with the hello of this digest.
+    shown: Option<Digest>,
     /// The peer has proved it. This is the digest of the hello that it will say.
     proved: Option<Digest>,
 }
 
 impl Proving {
-    /// What a proof is about that `by` makes.
-    fn said<'a>(&'a self, hello: &'a Digest, dialled: bool) -> Option<keys::Said<'a>> {
+    /// What a proof is about that `by` makes, with this hello. `None` before its time.
+    fn said<'a>(&'a self, by: Side, hello: &'a Digest, dialled: bool) -> Option<keys::Said<'a>> {
         let theirs = self.theirs.as_deref()?;
         let challenges = if dialled { [&self.ours[..], theirs] } else { [theirs, &self.ours[..]] };
-        Some(keys::Said { challenges, hello })
+        let answered = match by {
+            Side::Dialling => None,
+            Side::Dialled => Some(if dialled { self.shown.as_ref()? } else { self.proved.as_ref()? }),
+        };
+        Some(keys::Said { challenges, answered, hello })
+    }
+
+    fn nonce(&self) -> &[u8] {
+        &self.ours[self.ours.len() - NONCE_LEN..]
     }
 }
 
@@ -61,7 +71,11 @@ impl<E: Env> Proto<E> {
         let mut nonce = [0; NONCE_LEN];
         self.random.fill_bytes(&mut nonce);
         let challenge = wire::greet(wire::VERSIONS, &Said::Challenge(nonce));
-        self.links[id].proving = Some(Box::new(Proving { ours: challenge.clone(), theirs: None, proved: None }));
+        let link = &mut self.links[id];
+        if link.dialled {
+            self.dialling.insert(nonce, id);
+        }
+        link.proving = Some(Box::new(Proving { ours: challenge.clone(), theirs: None, shown: None, proved: None }));
         self.say_before(id, challenge);
     }
 
@@ -69,10 +83,12 @@ impl<E: Env> Proto<E> {
     fn say_proof(&mut self, id: LinkId, peer: Option<PeerId>) {
         let hello = self.hello(peer);
         let digest = keys::digest(&hello);
-        let link = &self.links[id];
-        let said = link.proving.as_ref().and_then(|proving| proving.said(&digest, link.dialled));
-        let (Some(key), Some(said)) = (&self.config.key, said) else { return };
-        let proof = key.prove(side(link.dialled), &said);
+        let link = &mut self.links[id];
+        let by = side(link.dialled);
+        let (Some(key), Some(proving)) = (&self.config.key, &mut link.proving) else { return };
+        let Some(said) = proving.said(by, &digest, link.dialled) else { return };
+        let proof = key.prove(by, &said);
+        proving.shown = Some(digest);
         let mut bytes = wire::greet(wire::VERSIONS, &Said::Proof(proof, digest));
         bytes.extend_from_slice(&hello);
         self.say_before(id, bytes);
@@ -135,16 +151,41 @@ impl<E: Env> Proto<E> {
         };
         match said {
             Said::Hello(hello) => self.hello_said(id, hello, &bytes[..len], now)?,
-            Said::Challenge(_) => self.challenged_by(id, &bytes[..len])?,
+            Said::Challenge(nonce) => self.challenged_by(id, &nonce, &bytes[..len])?,
             Said::Proof(proof, digest) => self.proof_said(id, &proof, digest)?,
             Said::Refusal(refusal) => return Err(refused(refusal)),
         }
         Ok(Some(len))
     }
 
-    fn challenged_by(&mut self, id: LinkId, challenge: &[u8]) -> Result<(), Failure> {
+    /// Forgets how far the two sides of a link have proved themselves.
+    pub(super) fn end_proving(&mut self, id: LinkId) {
+        if let Some(proving) = self.links.get_mut(id).and_then(|link| link.proving.take()) {
+            self.dialling.remove(proving.nonce());
+        }
+    }
+
+    /// Whether a challenge that has come on a link is one that this engine has said itself, on a link that it dials: then
+    /// it is not who has the key that proves to have it, but this engine. That is as it should be where the engine dials itself.
+    /// Else somebody passes on what it says.
+    ///
+    /// A link on which the challenge was said is still there, and not open: only then can it be answered at all.
+    fn is_reflected(&self, id: LinkId, nonce: &Nonce) -> bool {
+        self.dialling.get(nonce).is_some_and(|dialled| self.links[id].dialled || !self.leads_here(*dialled))
+    }
+
+    /// Whether a link that this engine dials leads to where it listens itself, and nobody else.
+    fn leads_here(&self, id: LinkId) -> bool {
+        let Some(link) = self.links.get(id) else { return false };
+        self.addresses.iter().any(|own| *own == link.remote || link.local && own.is_everywhere(&link.remote))
+    }
+
+    fn challenged_by(&mut self, id: LinkId, nonce: &Nonce, challenge: &[u8]) -> Result<(), Failure> {
         if self.config.key.is_none() {
             return self.not_wanted(id, Refusal::NoKey, broken("a challenge to an engine that has not asked for one".into()));
+        }
+        if self.is_reflected(id, nonce) {
+            return self.not_wanted(id, Refusal::Reflected, unauthorized(REFLECTED));
         }
         let dialled = self.links[id].dialled;
         if !dialled && self.links[id].proving.is_none() {
@@ -167,7 +208,8 @@ impl<E: Env> Proto<E> {
         let Some(proving) = link.proving.as_mut().filter(|proving| proving.theirs.is_some() && proving.proved.is_none()) else {
             return Err(broken("a proof before its time".into()));
         };
-        let is_proof = proving.said(&digest, dialled).is_some_and(|said| key.is_proof(side(!dialled), &said, proof));
+        let is_proof =
+            proving.said(side(!dialled), &digest, dialled).is_some_and(|said| key.is_proof(side(!dialled), &said, proof));
         if !is_proof {
             return self.not_wanted(id, Refusal::OtherKey, unauthorized("its key is another"));
         }
@@ -192,10 +234,13 @@ impl<E: Env> Proto<E> {
             (false, true) => self.say_proof(id, self.proved(&hello)),
             (false, false) => self.say_hello(id, self.proved(&hello)),
         }
-        self.links[id].proving = None;
+        self.end_proving(id);
         self.handle_hello(id, hello, now)
     }
 }
+
+const REFLECTED: &str = "it passes on what this engine says, to this engine itself: with a key, an engine is reached by itself \
+                         at the addresses that it listens at, and at no others";
 
 fn unauthorized(reason: &str) -> Failure {
     Failure::Unauthorized { reason: reason.to_owned() }
@@ -206,6 +251,7 @@ fn refused(refusal: Refusal) -> Failure {
     match refusal {
         Refusal::KeyWanted => unauthorized("it wants a key, and this engine has none"),
         Refusal::OtherKey => unauthorized("its key is another"),
+        Refusal::Reflected => unauthorized(REFLECTED),
         Refusal::NoKey => unauthorized("it has no key, and this engine wants one"),
         Refusal::Busy => Failure::Unreachable { reason: "it has as many connections as it takes".to_owned(), source: None },
         // Versions that meet are never refused.

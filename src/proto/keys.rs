@@ -1,9 +1,10 @@
 //! The key that two engines share, and how each proves to the other that it has it, without showing it.
 //!
-//! Each side says a nonce, and then the HMAC-SHA-256, under the key, of which side it is, of both challenges as they were said
-//! (versions included), and of the digest of its hello. A recorded proof is of no use, since the other side's nonce is new each
-//! time; nor is one that was made for the other direction. Two engines that prove this share the key; nothing is said about
-//! the bytes that follow, which somebody in the network could still change.
+//! Each side says a nonce, and then the HMAC-SHA-256, under the key, of which side it is and of all that has been said until
+//! then: of both challenges as they were said (versions included), of the hello of the side that dials, and, for the proof of the
+//! side that is dialled, of its own hello too. A recorded proof is of no use, since the other side's nonce is new each time; nor
+//! is one that was made for the other direction. Two engines that prove this share the key; nothing is said about the bytes
+//! that follow, which a third party in the network could still change.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest as _, Sha256};
@@ -34,8 +35,11 @@ pub(super) enum Side {
 
 /// What both sides have said so far.
 pub(super) struct Said<'a> {
-    /// The challenge of who has dialled, and that of the other, as they were said.
+    /// The challenge of the side that dials, and that of the other, as they were said.
     pub challenges: [&'a [u8]; 2],
+    /// What the side that dials has proved, where the other side proves.
+    pub answered: Option<&'a Digest>,
+    /// Of the side that proves.
     pub hello: &'a Digest,
 }
 
@@ -53,11 +57,12 @@ impl Key {
             Side::Dialling => b"calomel, dialling",
             Side::Dialled => b"calomel, dialled.",
         };
-        // All of them have a fixed length.
+        // All of them have a fixed length, and the label says which there are.
         mac(&self.secret)
             .chain_update(label)
             .chain_update(said.challenges[0])
             .chain_update(said.challenges[1])
+            .chain_update(said.answered.map_or(&[][..], |digest| digest))
             .chain_update(said.hello)
     }
 
@@ -95,7 +100,7 @@ mod tests {
         let other = Key::new(b"sixteen bytes or morf".to_vec());
         let [ours, theirs, third]: [Nonce; 3] = [1, 2, 3].map(|byte| [byte; NONCE_LEN]);
         let (hello, other_hello) = (digest(b"hello"), digest(b"other"));
-        let said = |challenges, hello| Said { challenges, hello };
+        let said = |challenges, hello| Said { challenges, answered: None, hello };
         let real = said([&ours[..], &theirs[..]], &hello);
         let proof = key.prove(Side::Dialling, &real);
         assert!(key.is_proof(Side::Dialling, &real, &proof));
@@ -104,6 +109,11 @@ mod tests {
         assert!(!key.is_proof(Side::Dialling, &said([&theirs, &ours], &hello), &proof));
         assert!(!key.is_proof(Side::Dialling, &said([&ours, &third], &hello), &proof));
         assert!(!key.is_proof(Side::Dialling, &said([&ours, &theirs], &other_hello), &proof));
+        let answer = |answered| Said { answered: Some(answered), ..said([&ours[..], &theirs[..]], &hello) };
+        let answering = key.prove(Side::Dialled, &answer(&hello));
+        assert!(key.is_proof(Side::Dialled, &answer(&hello), &answering));
+        assert!(!key.is_proof(Side::Dialled, &answer(&other_hello), &answering));
+        assert!(!key.is_proof(Side::Dialled, &real, &answering));
         for bit in 0..8 * DIGEST_LEN {
             let mut wrong = proof;
             wrong[bit / 8] ^= 1 << (bit % 8);

@@ -52,6 +52,8 @@ pub(super) struct Bound {
 pub(super) struct Link<E: Env> {
     pub state: State,
     pub dialled: bool,
+    /// Both ends are on this host, as far as the transport knows.
+    pub local: bool,
     /// Where it leads, as far as the transport knows.
     pub remote: Address,
     pub peer: Option<PeerId>,
@@ -151,6 +153,7 @@ impl<E: Env> Link<E> {
         Link {
             state: if dialled { State::Dialling } else { State::Greeting },
             dialled,
+            local: false,
             remote,
             peer: None,
             peer_max_message: usize::MAX,
@@ -316,6 +319,13 @@ impl<E: Env> Proto<E> {
     pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
         if let Some(link) = self.links.get_mut(id) {
             link.chunk = len.clamp(1, MAX_CHUNK);
+        }
+    }
+
+    /// The link does not leave this host.
+    pub(crate) fn set_local(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.local = true;
         }
     }
 

@@ -244,6 +244,8 @@ pub(crate) struct Proto<E: Env> {
     by_incarnation: HashMap<u64, PeerId>,
     /// To whom tickets were given. Who shows one is looked up, not searched for: a ticket can be made up.
     by_ticket: HashMap<u128, PeerId>,
+    /// Challenges that this engine has said on links that it dials, until those are open.
+    dialling: HashMap<keys::Nonce, LinkId>,
     /// Number of peers at which those that nobody refers to are swept out.
     sweep_at: usize,
     calls: SlotMap<CallId, calls::Call<E>>,
@@ -297,6 +299,7 @@ impl<E: Env> Proto<E> {
             by_address: HashMap::new(),
             by_incarnation: HashMap::new(),
             by_ticket: HashMap::new(),
+            dialling: HashMap::new(),
             sweep_at: 64,
             calls: SlotMap::with_key(),
             requests: SlotMap::with_key(),
@@ -430,6 +433,7 @@ impl<E: Env> Proto<E> {
         note("holders", self.holders.len());
         note("outputs", self.outputs.len());
         note("handshakes", self.handshakes.len());
+        note("challenges", self.dialling.len());
         for link in self.links.values() {
             link.leftovers(&mut note);
         }

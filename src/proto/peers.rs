@@ -292,6 +292,7 @@ impl<E: Env> Proto<E> {
 
     /// Ends a link, and with it everything that depended on it.
     pub(crate) fn close(&mut self, id: LinkId, failure: Failure) {
+        self.end_proving(id);
         let Some(link) = self.links.remove(id) else { return };
         self.outputs.push_back(Output::Close { link: id });
         match (link.is_open(), link.dialled) {

@@ -295,6 +295,10 @@ impl Link for FaultyLink {
         self.inner.scheme()
     }
 
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
+
     fn begin_move(&self, operation: u64, pull: bool, local: &Slice, keys: &Keys, offset: u64) -> bool {
         let refused = self.state.happens(self.state.plan.refused);
         !refused && self.inner.begin_move(operation, pull, local, keys, offset)

@@ -130,6 +130,10 @@ impl Link for LoopLink {
         Scheme::Loop
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn process(&self) -> Option<Credentials> {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         Some(Credentials { pid: rustix::process::getpid().as_raw_nonzero().get(), uid, gid })

@@ -71,6 +71,10 @@ pub(crate) trait Link: Send + Sync {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
     /// By which means it is carried.
     fn scheme(&self) -> Scheme;
+    /// Both ends are on this host, for certain. Once it is connected.
+    fn is_local(&self) -> bool {
+        false
+    }
     /// The process at the other end, where the system vouches for it.
     fn process(&self) -> Option<Credentials> {
         None

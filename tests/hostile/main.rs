@@ -27,6 +27,7 @@ mod identity;
 mod liar;
 mod numbers;
 mod ranges;
+mod reflection;
 mod replay;
 mod scene;
 mod servers;

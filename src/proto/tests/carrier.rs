@@ -75,6 +75,9 @@ impl Net {
         match (item, link) {
             (Item::Dial, _) => self.accept(wire),
             (Item::Connected, Some(link)) => {
+                if self.wires[wire].ends[side].host == far {
+                    self.hosts[far].proto.set_local(link);
+                }
                 self.hosts[far].proto.handle_connected(link, self.now);
                 if self.settings.devices {
                     self.hosts[far].proto.set_moves(link);

@@ -95,12 +95,18 @@ fn prove(net: &mut Net, raw: Raw, stranger: &Stranger) -> bool {
         panic!("a challenge is answered with one")
     };
     let theirs = &heard[..len];
+    // A host that dials has proved itself first.
+    let answered = match wire::greeting(&heard[len..], false) {
+        Greeting::Said(Said::Proof(_, digest), _) => Some(digest),
+        _ => None,
+    };
+    assert_eq!(answered.is_some(), stranger.dialled);
     let greeting = greet(wire::VERSIONS, &Hello { checksums: stranger.checksums, ..hello(9) });
     let digest = keys::digest(&greeting);
     let (challenges, side) =
         if stranger.dialled { ([theirs, &ours[..]], Side::Dialled) } else { ([&ours[..], theirs], Side::Dialling) };
     let secret = if stranger.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
-    let proof = Key::new(secret.to_vec()).prove(side, &keys::Said { challenges, hello: &digest });
+    let proof = Key::new(secret.to_vec()).prove(side, &keys::Said { challenges, answered: answered.as_ref(), hello: &digest });
     net.say_bytes(raw, wire::greet(wire::VERSIONS, &Said::Proof(proof, digest)));
     net.say_bytes(raw, greeting);
     secret == SECRET

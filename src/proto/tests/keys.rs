@@ -187,7 +187,7 @@ fn a_hello_is_proved_too() {
         let theirs = heard(&net, raw)[0].1.clone();
         let greeting = wire::greet(VERSIONS, &Said::Hello(hello(1)));
         let digest = keys::digest(&greeting);
-        let told = Told { challenges: [&ours, &theirs], hello: &digest };
+        let told = Told { challenges: [&ours, &theirs], answered: None, hello: &digest };
         let proof = Key::new(SECRET.to_vec()).prove(Side::Dialling, &told);
         say(&mut net, raw, &Said::Proof(proof, digest));
         assert!(!net.is_shut(raw) && heard(&net, raw).len() == 1);

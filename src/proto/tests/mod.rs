@@ -34,6 +34,7 @@ mod one_way;
 mod overload;
 mod raw;
 mod reconnecting;
+mod reflection;
 mod refused;
 mod revoking;
 mod shutdown;

@@ -62,12 +62,14 @@ pub(crate) enum Refusal {
     NoKey = 4,
     /// There are as many connections as there may be.
     Busy = 5,
+    /// The challenge is one of the engine's own, and nothing shows that the engine has dialled itself.
+    Reflected = 6,
 }
 
 impl Refusal {
     fn of(byte: u8) -> Option<Refusal> {
-        use Refusal::{Busy, KeyWanted, NoKey, OtherKey, Version};
-        [Version, KeyWanted, OtherKey, NoKey, Busy].into_iter().find(|refusal| *refusal as u8 == byte)
+        use Refusal::{Busy, KeyWanted, NoKey, OtherKey, Reflected, Version};
+        [Version, KeyWanted, OtherKey, NoKey, Busy, Reflected].into_iter().find(|refusal| *refusal as u8 == byte)
     }
 }
 

@@ -433,6 +433,10 @@ impl Link for ShmLink {
         Scheme::Shm
     }
 
+    fn is_local(&self) -> bool {
+        true
+    }
+
     fn process(&self) -> Option<Credentials> {
         sys::credentials(self.socket.as_fd()).ok()
     }

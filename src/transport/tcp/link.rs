@@ -275,6 +275,14 @@ impl Link for TcpLink {
         Scheme::Tcp
     }
 
+    /// The system sends from the address that it sends to only where that is its own.
+    fn is_local(&self) -> bool {
+        self.with_stream(|stream| match (stream.local_addr(), stream.peer_addr()) {
+            (Ok(own), Ok(peer)) => own.ip() == peer.ip() || peer.ip().is_loopback(),
+            _ => false,
+        })
+    }
+
     fn cover_payloads(&self) {
         self.covered.store(true, Ordering::Relaxed);
     }
