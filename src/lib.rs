@@ -121,7 +121,10 @@
 //!
 //! # Resource cleanup
 //!
-//! Dropping the last [`Engine`] handle finalizes it, as [`Engine::finalize`] does. Dropping an [`Exposed`] locks peers out
+//! Dropping the last [`Engine`] handle finalizes it, as [`Engine::finalize`] does. What the engine itself keeps (handlers, their
+//! futures, timers, callbacks) holds it by [`Request::engine`] or by a [`WeakEngine`]: a clone that is captured there is a
+//! handle like any other, and the engine ends by [`Engine::finalize`] only. Endpoints, procedures, providers, exposures and bulks
+//! keep no engine alive; used after its end they give [`Error::Finalized`]. Dropping an [`Exposed`] locks peers out
 //! and frees the buffer; [`Exposed::reclaim`] gives it back. Dropping a [`Pending`] or a [`Transfer`] cancels it. Dropping a
 //! [`Registration`] or a [`Timer`] changes nothing. No operation waits without a deadline, and no timeout gives memory back
 //! that somebody may still touch.
@@ -167,7 +170,7 @@ pub use bulk::{
     Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
 };
 pub use endpoint::Endpoint;
-pub use engine::{Engine, EngineBuilder, Timer};
+pub use engine::{Engine, EngineBuilder, Timer, WeakEngine};
 pub use error::{Error, Result, Side};
 pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,

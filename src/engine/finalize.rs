@@ -30,12 +30,18 @@ const BEGUN: u8 = 1;
 const CLOSED: u8 = 2;
 const DONE: u8 = 3;
 
-#[derive(Default)]
 struct State {
-    before: Vec<Callback>,
-    after: Vec<Callback>,
+    /// `None` once they run: what comes later never does.
+    before: Option<Vec<Callback>>,
+    after: Option<Vec<Callback>>,
     /// Handlers that had not ended in time.
     overdue: usize,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State { before: Some(Vec::new()), after: Some(Vec::new()), overdue: 0 }
+    }
 }
 
 /// Peers that take nothing of what has been said for this long, or do not end their side of the connection, are given up. One that
@@ -59,11 +65,13 @@ impl Finalizing {
     }
 
     pub(crate) fn on_prefinalize(&self, f: Callback) {
-        self.state.lock().before.push(f);
+        let late = add(&mut self.state.lock().before, f);
+        drop(late);
     }
 
     pub(crate) fn on_finalize(&self, f: Callback) {
-        self.state.lock().after.push(f);
+        let late = add(&mut self.state.lock().after, f);
+        drop(late);
     }
 
     /// A handler begins.
@@ -90,6 +98,15 @@ impl Finalizing {
         self.stage.store(stage, Ordering::SeqCst);
         self.changed.notify_all();
     }
+}
+
+/// A callback that comes too late is handed back, to be dropped where nothing is locked: kept, it might keep the engine.
+fn add(callbacks: &mut Option<Vec<Callback>>, f: Callback) -> Option<Callback> {
+    match callbacks {
+        Some(callbacks) => callbacks.push(f),
+        None => return Some(f),
+    }
+    None
 }
 
 pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
@@ -133,6 +150,15 @@ pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
 thread_local! {
     /// The engine whose callback this thread runs; 0 for none.
     static CALLBACK_OF: Cell<u64> = const { Cell::new(0) };
+    /// Handles of that engine that were dropped on this thread meanwhile.
+    static HANDLES_DROPPED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A handle that keeps an engine alive is dropped.
+pub(super) fn note_dropped(shared: &Shared) {
+    if CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation) {
+        let _ = HANDLES_DROPPED.try_with(|dropped| dropped.set(dropped.get() + 1));
+    }
 }
 
 fn run(shared: &Shared, callbacks: Vec<Callback>) {
@@ -171,8 +197,8 @@ fn flush(shared: &Shared) {
 fn end(shared: &Arc<Shared>) {
     let finalizing = &shared.finalizing;
     let core = &shared.core;
-    let before = std::mem::take(&mut finalizing.state.lock().before);
-    run(shared, before);
+    let before = finalizing.state.lock().before.take();
+    run(shared, before.unwrap_or_default());
     core.stop_listening();
     core.exec(|proto| proto.begin_shutdown());
     let deadline = Instant::now() + shared.limits.finalize_timeout;
@@ -192,13 +218,21 @@ fn end(shared: &Arc<Shared>) {
     flush(shared);
     core.exec(|proto| proto.abandon_links());
     // Closures and futures of the user's are dropped here.
+    let handles = HANDLES_DROPPED.get();
     quietly(shared, || shared.registry.clear());
+    let handles = HANDLES_DROPPED.get() - handles;
+    if handles > 0 {
+        tracing::warn!(
+            target: "calomel::engine", handles,
+            "handlers held handles of the engine that they were defined on: it could not end by being dropped; see Engine::downgrade"
+        );
+    }
     let tasks = std::mem::take(&mut *shared.tasks.lock());
     quietly(shared, || drop(tasks));
     core.begin_stop();
     quietly(shared, || core.clear_timers());
     quietly(shared, || core.stop());
-    let after = std::mem::take(&mut finalizing.state.lock().after);
-    run(shared, after);
+    let after = finalizing.state.lock().after.take();
+    run(shared, after.unwrap_or_default());
     finalizing.set(DONE);
 }

@@ -3,6 +3,7 @@
 mod builder;
 mod finalize;
 mod grants;
+mod weak;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 pub use builder::EngineBuilder;
+pub use weak::WeakEngine;
 
 use crate::bulk::{self, Copies, Origin, Scope};
 use crate::memory::{BufferPool, EngineBuffer};
@@ -96,7 +98,8 @@ impl Drop for Alive {
 
 /// One end of remote procedure calls and bulk transfers: it calls, serves, exposes memory, and transfers.
 ///
-/// Clones are the same engine, from any thread. The last one dropped finalizes it.
+/// Clones are the same engine, from any thread. The last one dropped finalizes it. Closures that the engine itself keeps must not
+/// hold clones, or there is no last one: see [`Engine::define`] and [`WeakEngine`].
 ///
 /// ```
 /// use calomel::{Engine, Request};
@@ -187,6 +190,12 @@ impl Engine {
     /// quick, and on a handler thread when it has been seen to block or take long. A panic answers the caller with
     /// [`Error::HandlerPanicked`].
     ///
+    /// The engine owns the closure, so a closure that captures a clone of it, as in `move |…| engine.…`, keeps it alive until
+    /// [`Engine::finalize`] is called: dropping the handles outside ends nothing, and the engine goes on serving. Use
+    /// [`Request::engine`](crate::Request::engine) in it, or capture a [`WeakEngine`]. Endpoints, procedures, providers, bulks
+    /// and exposures can be captured: they do not keep an engine alive. An engine whose handlers turn out to have
+    /// captured handles of it, when it is finalized, says so in the log, under the target `calomel::engine`.
+    ///
     /// # Errors
     /// [`Error::AlreadyDefined`], [`Error::Finalized`], and [`Error::MessageTooLarge`] for a name of more than 1024 bytes.
     pub fn define<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
@@ -199,7 +208,8 @@ impl Engine {
     }
 
     /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller gives
-    /// up or goes away, the future is dropped.
+    /// up or goes away, the future is dropped. What the closure captures must not keep the engine alive, as with
+    /// [`Engine::define`]; a future that holds a clone of the engine keeps it alive until the future is done or dropped.
     ///
     /// # Errors
     /// As [`Engine::define`].
@@ -303,7 +313,8 @@ impl Engine {
         BufferPool::new(buffer_len, count)
     }
 
-    /// Runs `f` after `delay`, once, on a thread of the engine's own.
+    /// Runs `f` after `delay`, once, on a thread of the engine's own. When the engine is finalized before that, `f` is dropped.
+    /// A clone of the engine that `f` captures keeps it alive until then; a [`WeakEngine`] does not.
     ///
     /// # Errors
     /// [`Error::Finalized`].
@@ -344,14 +355,16 @@ impl Engine {
         self.shared.finalizing.is_done()
     }
 
-    /// Runs `f` when finalizing begins: everything still works.
+    /// Runs `f` when finalizing begins: everything still works. A clone of the engine that `f` captures keeps it alive, so that
+    /// it ends by [`Engine::finalize`] only; a [`WeakEngine`] does not. When finalizing has begun already, `f` is dropped.
     pub fn on_prefinalize(&self, f: impl FnOnce() + Send + 'static) {
         if !self.shared.core.is_forked() {
             self.shared.finalizing.on_prefinalize(Box::new(f));
         }
     }
 
-    /// Runs `f` when the engine is finalized: nothing works any more.
+    /// Runs `f` when the engine is finalized: nothing works any more. What it captures, and when it is dropped, is as with
+    /// [`Engine::on_prefinalize`].
     pub fn on_finalize(&self, f: impl FnOnce() + Send + 'static) {
         if !self.shared.core.is_forked() {
             self.shared.finalizing.on_finalize(Box::new(f));
@@ -378,6 +391,14 @@ impl Clone for Engine {
     fn clone(&self) -> Engine {
         let alive = self.alive.clone().or_else(|| self.shared.alive.lock().upgrade());
         Engine { shared: self.shared.clone(), alive }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.alive.is_some() {
+            finalize::note_dropped(&self.shared);
+        }
     }
 }
 

@@ -16,8 +16,7 @@ use crate::progress::{Live, error_of};
 use crate::proto::{self, Body, Failure, Incoming, Leases, LinkId, Reply, RequestId, Status};
 use crate::{Endpoint, Engine, Error, Result, Side};
 
-/// Who called, what, and until when.
-#[derive(Clone)]
+/// Who called, what, and until when. Clones can be kept, and do not keep the engine alive.
 pub struct Request {
     engine: Engine,
     endpoint: Endpoint,
@@ -38,7 +37,8 @@ impl Request {
         (request, Content { link, leases, shape, body })
     }
 
-    /// The engine that was called.
+    /// The engine that was called. The reference does not keep it alive; a clone does, as every handle, so a handler that keeps
+    /// one for longer than its call should keep what [`Engine::downgrade`] gives.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -82,6 +82,16 @@ impl Request {
 
     pub(super) fn id(&self) -> RequestId {
         self.id
+    }
+}
+
+impl Clone for Request {
+    fn clone(&self) -> Request {
+        let Request { ref engine, ref endpoint, id, ref name, provider, deadline, one_way, want_shape } = *self;
+        // A clone of the engine would be a handle, which keeps it alive: async handlers get, and keep, clones of requests.
+        let engine = Engine::from_shared(engine.shared().clone());
+        let (endpoint, name) = (endpoint.clone(), name.clone());
+        Request { engine, endpoint, id, name, provider, deadline, one_way, want_shape }
     }
 }
 
