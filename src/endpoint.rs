@@ -86,7 +86,9 @@ impl Endpoint {
         let begun = self.shared.core.exec(|proto| proto.shut_down_peer(self.tag.id, deadline, completion.clone(), now));
         let error = |failure| error_of(failure, &self.tag.address, "remote shutdown".to_owned(), "shutdown", timeout, 0);
         begun.map_err(error)?;
-        completion.wait(&self.shared.core, None);
+        if !completion.wait(&self.shared.core, None) {
+            self.shared.check_may_wait(|| "remote shutdown".to_owned())?;
+        }
         match completion.take() {
             Some(Outcome::Answered(Ok(_))) => Ok(()),
             Some(Outcome::Answered(Err(failure))) => Err(error(failure)),

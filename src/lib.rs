@@ -144,6 +144,7 @@
 
 mod address;
 mod bulk;
+mod deferred_log;
 mod endpoint;
 mod engine;
 mod error;

@@ -397,3 +397,46 @@ weathers! {
     silence: SILENCE;
     everything: EVERYTHING;
 }
+
+/// A waker that looks at the locks of the engines that it may be woken by.
+struct LockedOut(Arc<crate::progress::Core>, std::sync::mpsc::Sender<bool>);
+
+impl std::task::Wake for LockedOut {
+    fn wake(self: Arc<Self>) {
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.0.assert_unlocked()));
+        let _ = self.1.send(found.is_ok());
+    }
+}
+
+#[test]
+fn hooks_and_wakers_run_while_nothing_is_locked() {
+    for address in ["loop://", "tcp://127.0.0.1:0", "shm://"] {
+        let core: Arc<std::sync::OnceLock<std::sync::Weak<crate::progress::Core>>> = Arc::default();
+        let own = core.clone();
+        // A hook that panics denies the call.
+        let decide = move |_: &crate::Caller<'_>| {
+            own.get().unwrap().upgrade().unwrap().assert_unlocked();
+            true
+        };
+        let server = Engine::builder().listen(address).same_host_upgrade(false).authorize(decide).build().unwrap();
+        core.set(Arc::downgrade(&server.shared().core)).unwrap();
+        server.define("twice", |_: &Request, n: u32| 2 * n).unwrap();
+        let client = Engine::builder().same_host_upgrade(false).build().unwrap();
+        let twice = client.procedure::<u32, u32>("twice");
+        let peer = client.lookup(server.address()).unwrap();
+        for round in 0..50u64 {
+            // Now and then both sides sleep, and the reactor tells.
+            if round % 5 == 0 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            assert_eq!(twice.on(&peer).call(&21).unwrap(), 42);
+            let (tell, told) = std::sync::mpsc::channel();
+            let waker = std::task::Waker::from(Arc::new(LockedOut(client.shared().core.clone(), tell)));
+            let mut pending = twice.on(&peer).start(&1).unwrap();
+            let mut context = std::task::Context::from_waker(&waker);
+            if std::pin::Pin::new(&mut pending).poll(&mut context).is_pending() {
+                assert!(told.recv_timeout(Duration::from_secs(20)).unwrap(), "a waker ran with a lock held, over {address}");
+            }
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Knowing when no peer holds a bulk any more.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -21,7 +22,9 @@ pub(crate) struct Leases {
 #[derive(Default)]
 struct State {
     held: usize,
-    wakers: Vec<Waker>,
+    /// Of the tasks that wait: one for each `Released`, by its number.
+    wakers: HashMap<u64, Waker>,
+    next: u64,
 }
 
 /// One bulk that went to a peer. Dropped when the peer holds it no more, or is gone.
@@ -45,7 +48,7 @@ impl Drop for Ticket {
             std::mem::take(&mut state.wakers)
         };
         self.0.leases.none_left.notify_all();
-        wakers.into_iter().for_each(wake_quietly);
+        wakers.into_values().for_each(wake_quietly);
     }
 }
 
@@ -54,16 +57,36 @@ impl Drop for Ticket {
 /// [`Exposed::released`](crate::Exposed::released).
 ///
 /// After a one-way call, which has no answer, this tells when the memory is no longer in use.
-#[derive(Clone)]
+///
+/// It wakes the task that has polled it last. Dropping it ends nothing but the waiting.
 pub struct Released {
     own: Arc<Own>,
     owner: Address,
     process: Process,
+    /// Under which the waker of its task is kept, once it has been polled.
+    number: Option<u64>,
+}
+
+impl Clone for Released {
+    /// Another one that waits for the same; each wakes a task of its own.
+    fn clone(&self) -> Released {
+        Released { own: self.own.clone(), owner: self.owner.clone(), process: self.process, number: None }
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        if let Some(number) = self.number.filter(|_| !self.process.is_parent()) {
+            let waker = self.own.leases.state.lock().wakers.remove(&number);
+            // Wakers are user code, their drop too.
+            drop(waker);
+        }
+    }
 }
 
 impl Released {
     pub(super) fn new(own: &Arc<Own>, owner: Address) -> Released {
-        Released { own: own.clone(), owner, process: Process::this() }
+        Released { own: own.clone(), owner, process: Process::this(), number: None }
     }
 
     /// True when no peer holds a bulk.
@@ -116,16 +139,34 @@ impl Future for Released {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.process.is_parent() {
+        let this = self.get_mut();
+        if this.process.is_parent() {
             return Poll::Ready(());
         }
-        let mut state = self.own.leases.state.lock();
+        let waker = context.waker();
+        {
+            let state = this.own.leases.state.lock();
+            if state.held == 0 {
+                return Poll::Ready(());
+            }
+            let known = this.number.and_then(|number| state.wakers.get(&number));
+            if known.is_some_and(|known| known.will_wake(waker)) {
+                return Poll::Pending;
+            }
+        }
+        // Cloned, and the earlier one dropped, where no lock is held: both are user code.
+        let waker = waker.clone();
+        let mut state = this.own.leases.state.lock();
         if state.held == 0 {
             return Poll::Ready(());
         }
-        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            state.wakers.push(context.waker().clone());
-        }
+        let number = *this.number.get_or_insert_with(|| {
+            state.next += 1;
+            state.next
+        });
+        let earlier = state.wakers.insert(number, waker);
+        drop(state);
+        drop(earlier);
         Poll::Pending
     }
 }

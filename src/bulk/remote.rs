@@ -187,6 +187,8 @@ impl RemoteBulk {
         if !completion.wait(core, Some(deadline(Instant::now(), self.timeout))) {
             // If it ended at the last moment, this does nothing.
             core.exec(|proto| proto.abandon_transfer(id, Failure::Timeout));
+            local.region.fence();
+            self.shared().check_may_wait(|| what(pull, len))?;
             completion.wait(core, None);
         }
         let result = match completion.take() {

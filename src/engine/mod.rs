@@ -80,6 +80,15 @@ impl Shared {
         Err(Error::OtherEngine { what: what(), object, belongs_to, used_with })
     }
 
+    /// An error where waiting would be in vain: on the thread that brings what is waited for.
+    pub(crate) fn check_may_wait(&self, what: impl Fn() -> String) -> Result<()> {
+        if !self.core.is_driving() {
+            return Ok(());
+        }
+        let reason = "this thread is the one that receives the answer, and runs a waker or a hook meanwhile".to_owned();
+        Err(Error::Unsupported { what: format!("waiting for {}", what()), reason })
+    }
+
     pub(crate) fn finalizing(&self) -> &Finalizing {
         &self.finalizing
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::{Core, Live};
+use crate::deferred_log::defer;
 use crate::proto::{Answer, Failure};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
@@ -125,7 +126,8 @@ pub(crate) struct ThreadWaiter {
 /// Has a thread return that blocks in the reactor.
 pub(super) fn ring(reactor: &mio::Waker) {
     if let Err(error) = reactor.wake() {
-        tracing::error!(target: "calomel::progress", %error, "can't wake the engine");
+        // Some ring with a lock held.
+        defer(move || tracing::error!(target: "calomel::progress", %error, "can't wake the engine"));
     }
 }
 

@@ -10,7 +10,8 @@ use super::seat::Sat;
 use super::sink::CoreSink;
 use super::threads::Resting;
 use super::workers::{self, Job, Work};
-use super::{Core, MISLAID, Outputs, UNSENT, collect};
+use super::{Core, MISLAID, News, Outputs, UNSENT, collect};
+use crate::deferred_log::defer;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Instant, thread_local};
 
@@ -66,7 +67,7 @@ impl Driver {
                 false
             }
             Err(error) => {
-                tracing::error!(target: "calomel::progress", %error, "the reactor failed");
+                defer(move || tracing::error!(target: "calomel::progress", %error, "the reactor failed"));
                 self.events.clear();
                 false
             }
@@ -256,6 +257,7 @@ impl Core {
     /// Looks for events until asked to stop, or the deadline, or until there are jobs. The calling thread has the seat.
     pub(super) fn drive(&self, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Ended {
         let _driving = Driving::enter(self);
+        let mut news = News::new();
         // These go on from one drive to the next: the clock must be looked at even when each drive takes a poll or two.
         let rhythm = &self.rhythm;
         let mut pace = rhythm.pace.load(Ordering::Relaxed);
@@ -265,10 +267,13 @@ impl Core {
         let ended = loop {
             let mut any = false;
             for transport in &self.transports {
-                any |= transport.poll(&mut CoreSink { core: self, jobs });
+                any |= transport.poll(&mut CoreSink { core: self, news: &mut news });
             }
             if self.attention.load(Ordering::Relaxed) != 0 {
-                any |= self.attend(jobs);
+                any |= self.attend(&mut news, jobs);
+            }
+            if news.has_any() {
+                self.pass_on(&mut news, jobs);
             }
             if any {
                 rhythm.found.store(true, Ordering::Relaxed);
@@ -303,7 +308,7 @@ impl Core {
             left = pace;
             if now_ns >= rhythm.next_look.load(Ordering::Relaxed) {
                 rhythm.next_look.store(now_ns + LOOK.as_nanos() as u64, Ordering::Relaxed);
-                if self.look_around(now, jobs) {
+                if self.look_around(now, &mut news, jobs) {
                     rhythm.found.store(true, Ordering::Relaxed);
                     left = 1;
                     continue;
@@ -325,7 +330,7 @@ impl Core {
                 }
                 continue;
             }
-            match self.sleep(jobs, purpose) {
+            match self.sleep(&mut news, jobs, purpose) {
                 Woken::BySomething => {
                     rhythm.found.store(true, Ordering::Relaxed);
                     rhythm.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
@@ -342,7 +347,7 @@ impl Core {
     }
 
     /// What others have left for whoever drives. True when there was something.
-    fn attend(&self, jobs: &mut Vec<Job>) -> bool {
+    fn attend(&self, news: &mut News, jobs: &mut Vec<Job>) -> bool {
         let attention = self.attention.load(Ordering::SeqCst);
         if attention & UNSENT != 0 {
             let mut outputs = Outputs::new();
@@ -355,32 +360,33 @@ impl Core {
                 self.attention.fetch_and(!MISLAID, Ordering::SeqCst);
                 std::mem::take(&mut *mislaid)
             };
-            events.iter().for_each(|event| self.take_event(event, jobs));
+            events.iter().for_each(|event| self.take_event(event, news));
         }
         true
     }
 
     /// Takes what the reactor has, if nobody sleeps in it, and does what is due. True when there was something.
-    pub(super) fn look_around(&self, now: Instant, jobs: &mut Vec<Job>) -> bool {
+    pub(super) fn look_around(&self, now: Instant, news: &mut News, jobs: &mut Vec<Job>) -> bool {
         let mut any = false;
         if let Some(mut driver) = self.driver.try_lock() {
             any = driver.ask(Some(Duration::ZERO));
-            driver.events.iter().for_each(|event| self.take_event(event, jobs));
+            driver.events.iter().for_each(|event| self.take_event(event, news));
         }
+        self.pass_on(news, jobs);
         any | self.expire(now, jobs)
     }
 
-    fn take_event(&self, event: &mio::event::Event, jobs: &mut Vec<Job>) {
+    fn take_event(&self, event: &mio::event::Event, news: &mut News) {
         let token = event.token();
         if token != WAKER
             && let Some(transport) = self.transports.get(token.0 >> TOKEN_SHIFT)
         {
-            transport.ready(token.0, event, &mut CoreSink { core: self, jobs });
+            transport.ready(token.0, event, &mut CoreSink { core: self, news });
         }
     }
 
     /// Blocks in the reactor, unless something has happened meanwhile.
-    fn sleep(&self, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Woken {
+    fn sleep(&self, news: &mut News, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Woken {
         if self.seat.keep() {
             self.ring();
         }
@@ -427,7 +433,9 @@ impl Core {
             return Woken::SeatTaken;
         }
         self.transports.iter().for_each(|transport| transport.unpark());
-        driver.events.iter().for_each(|event| self.take_event(event, jobs));
+        driver.events.iter().for_each(|event| self.take_event(event, news));
+        drop(driver);
+        self.pass_on(news, jobs);
         if any { Woken::BySomething } else { Woken::ByNothing }
     }
 

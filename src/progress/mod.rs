@@ -37,7 +37,7 @@ use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
 pub(crate) use failure::error_of;
-use outputs::Outputs;
+use outputs::{News, Outputs};
 pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
 

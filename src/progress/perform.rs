@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::outputs::Outputs;
+use super::outputs::{News, Outputs, runs_user_code};
 use super::workers::Job;
 use super::{Core, Live, Outcome, TURN, collect, key};
 use crate::Address;
+use crate::deferred_log::{self, defer};
 use crate::proto::{LinkId, Log, Output, Proto};
 use crate::transport::{Link, Sent};
 
@@ -17,6 +18,28 @@ impl Core {
         while let Some(output) = outputs.queue.pop_front() {
             self.perform_one(output, jobs.as_deref_mut(), outputs);
         }
+        deferred_log::flush();
+    }
+
+    /// While transports are at work: carries out what runs no user code, and keeps the rest for [`Core::pass_on`].
+    pub(super) fn perform_at_once(&self, news: &mut News) {
+        while let Some(output) = news.outputs.queue.pop_front() {
+            if runs_user_code(&output) {
+                news.later.push_back(output);
+            } else {
+                self.perform_one(output, None, &mut news.outputs);
+            }
+        }
+    }
+
+    /// Carries out what has waited for the transports to be done, and writes what they have to log.
+    pub(super) fn pass_on(&self, news: &mut News, jobs: &mut Vec<Job>) {
+        while let Some(output) = news.later.pop_front() {
+            news.outputs.moved = 0;
+            news.outputs.queue.push_back(output);
+            self.perform(&mut news.outputs, Some(jobs));
+        }
+        deferred_log::flush();
     }
 
     fn perform_one(&self, output: Output<Live>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
@@ -39,7 +62,7 @@ impl Core {
                     Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
                     Sent::Later => {}
                     // What the peer said before it went is still to be read, so the end of that is the end of the link.
-                    Sent::Failed(error) => tracing::debug!(target: "calomel::progress", %error, "a send failed"),
+                    Sent::Failed(error) => defer(move || tracing::debug!(target: "calomel::progress", %error, "a send failed")),
                 }
             }
             Output::CallDone { waiter, result } => waiter.set(Outcome::Answered(result)),

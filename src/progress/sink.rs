@@ -4,28 +4,28 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::workers::Job;
-use super::{Core, Outputs, collect, key, link_id};
+use super::{Core, News, collect, key, link_id};
 use crate::Address;
+use crate::deferred_log::defer;
 use crate::proto;
 use crate::transport::{Landed, Link, LinkKey, OtherVersion, Place, Sink, Taken, Unauthorized};
 
 pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
-    /// Requests that have arrived, to be handled by whoever drives.
-    pub jobs: &'a mut Vec<Job>,
+    pub news: &'a mut News,
 }
 
 impl CoreSink<'_> {
     fn step<R>(&mut self, step: impl FnOnce(&mut proto::Proto<super::Live>, Instant) -> R) -> R {
-        let mut outputs = Outputs::new();
+        let outputs = &mut self.news.outputs;
+        outputs.moved = 0;
         let result = {
             let mut proto = self.core.proto.lock();
             let result = step(&mut proto, self.core.rhythm.now());
-            collect(self.core, &mut proto, &mut outputs);
+            collect(self.core, &mut proto, outputs);
             result
         };
-        self.core.perform(&mut outputs, Some(self.jobs));
+        self.core.perform_at_once(self.news);
         result
     }
 }
@@ -103,12 +103,13 @@ impl Sink for CoreSink<'_> {
     fn closed(&mut self, key: LinkKey, cause: io::Error) {
         let detour = self.core.detours.lock().remove(link_id(key));
         if let Some(address) = detour {
-            tracing::debug!(target: "calomel::progress", %address, error = %cause, "the shortcut leads nowhere");
             if self.core.look(|proto| proto.has_link(link_id(key))) {
-                let mut outputs = Outputs::new();
-                self.core.connect_straight(link_id(key), &address, &mut outputs);
-                return self.core.perform(&mut outputs, Some(self.jobs));
+                self.core.connect_straight(link_id(key), &address, &mut self.news.outputs);
+                self.core.perform_at_once(self.news);
             }
+            return defer(move || {
+                tracing::debug!(target: "calomel::progress", %address, error = %cause, "same-host address unreachable, using its own transport");
+            });
         }
         let unauthorized = cause.get_ref().and_then(|source| source.downcast_ref::<Unauthorized>());
         if let Some(Unauthorized(reason)) = unauthorized {

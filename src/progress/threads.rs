@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::Core;
+#[cfg(test)]
+use super::News;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::{Ended, Purpose};
 use super::workers::{Job, Kind};
@@ -436,12 +438,21 @@ impl Core {
         }
     }
 
+    /// Fails when the calling thread drives, and holds a lock that it drives with.
+    pub(crate) fn assert_unlocked(&self) {
+        assert!(self.driver.try_lock_for(Duration::from_secs(5)).is_some(), "the reactor is locked");
+        for transport in &self.transports {
+            assert!(!transport.is_locked(), "{:?} is locked", transport.capabilities());
+        }
+        self.look(|_| ());
+    }
+
     /// One look at the transports, at the reactor too if so wished, and the handlers of what they bring.
     pub(crate) fn turn(&self, at_reactor: bool) {
         assert!(self.seat.sit_back(), "somebody else drives");
         let mut jobs = Vec::new();
         if at_reactor {
-            self.look_around(Instant::now(), &mut jobs);
+            self.look_around(Instant::now(), &mut News::new(), &mut jobs);
         }
         let purpose = Purpose { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
         self.drive(&mut jobs, &purpose);

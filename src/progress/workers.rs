@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Core, Live, Process};
+use crate::deferred_log::{self, defer};
 use crate::proto::Incoming;
 
 /// Work that user code does for a peer, and what is known of work like it.
@@ -239,9 +240,11 @@ impl Workers {
         }
         state.queue.push_back(job);
         self.staff(&mut state);
+        drop(state);
+        deferred_log::flush();
     }
 
-    /// Sees to it that somebody takes what is queued.
+    /// Sees to it that what is queued is taken. What went wrong is for the log, when `state` is unlocked.
     fn staff(self: &Arc<Self>, state: &mut State) {
         if state.queue.is_empty() || state.stopped {
             return;
@@ -262,7 +265,10 @@ impl Workers {
                     state.threads.push(thread);
                 }
                 Err(error) => {
-                    tracing::warn!(target: "calomel::handler", %error, alive = state.alive, "can't start another handler thread");
+                    let alive = state.alive;
+                    defer(
+                        move || tracing::warn!(target: "calomel::handler", %error, alive, "can't start another handler thread"),
+                    );
                 }
             }
         }
@@ -357,6 +363,8 @@ impl Blocking {
             let mut state = pool.state.lock();
             state.blocked += 1;
             pool.staff(&mut state);
+            drop(state);
+            deferred_log::flush();
         }
         let in_job = CURRENT_ENGINE.try_with(|engine| engine.get() != 0).unwrap_or(false);
         Blocking { pool, began: in_job.then(Instant::now) }

@@ -228,7 +228,9 @@ impl Provider {
             return Err(Error::AlreadyDefined { name: name.to_owned(), provider: self.id });
         }
         // When the engine was finalized meanwhile, it may have let go of its handlers before this one was there.
-        self.shared.check("define").inspect_err(|_| drop(registry.remove(self.id, name, number)))?;
+        self.shared.check("define").inspect_err(|_| {
+            registry.remove(self.id, name, number);
+        })?;
         Ok(Registration { shared: Arc::downgrade(&self.shared), provider: self.id, name: name.into(), number })
     }
 }

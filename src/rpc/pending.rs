@@ -39,6 +39,7 @@ impl Target {
         if !begun.completion.wait(core, deadline) {
             // If the answer has come at the last moment, this does nothing.
             core.exec(|proto| proto.abandon_call(begun.id, Failure::Timeout));
+            self.shared.check_may_wait(|| format!("call of `{}`", self.info.name))?;
             begun.completion.wait(core, None);
         }
         self.take(begun)

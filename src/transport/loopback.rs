@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use parking_lot::Mutex;
 
 use super::{Capabilities, Credentials, Landed, Link, LinkKey, Reactor, Sent, Sink, Taken, Transport};
+use crate::deferred_log::defer;
 use crate::memory::{self, Copied, Slice};
 use crate::{Address, Error, Result, Scheme};
 
@@ -59,7 +60,7 @@ impl Inbox {
             std::mem::take(&mut state.parked)
         };
         if wake && let Err(error) = self.waker.wake() {
-            tracing::error!(target: "calomel::loop", %error, "can't wake a parked engine");
+            defer(move || tracing::error!(target: "calomel::loop", %error, "can't wake a parked engine"));
         }
     }
 

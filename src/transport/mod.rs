@@ -33,6 +33,10 @@ pub(crate) use tcp::{Options as TcpOptions, Tcp};
 #[cfg(feature = "verbs")]
 pub(crate) use verbs::Verbs;
 
+/// A lock that another thread holds is free within this.
+#[cfg(test)]
+const IN_OTHER_HANDS: std::time::Duration = std::time::Duration::from_secs(5);
+
 /// Names a link between a transport and its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LinkKey(pub u64);
@@ -156,6 +160,11 @@ pub(crate) trait Transport: Send + Sync {
     fn park(&self) -> bool;
     /// It does not block any more.
     fn unpark(&self);
+    /// True when the calling thread holds one of the locks that it drives with.
+    #[cfg(test)]
+    fn is_locked(&self) -> bool {
+        false
+    }
 }
 
 /// Where a payload goes.

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::deferred_log::defer;
 use parking_lot::Mutex;
 
 /// So long after a connection could not be taken, it is tried again, whenever the engine is awake: whoever spins must not ask
@@ -38,7 +39,8 @@ impl Unaccepted {
         };
         self.any.store(true, Ordering::Release);
         if count.is_power_of_two() {
-            tracing::warn!(target: "calomel::transport", %error, count, "a connection can't be accepted");
+            let error = error.to_string();
+            defer(move || tracing::warn!(target: "calomel::transport", error, count, "a connection can't be accepted"));
         }
     }
 

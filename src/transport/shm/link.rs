@@ -19,6 +19,7 @@ use super::ring::Nonsense;
 use super::segment::{RING, Segment};
 use super::sys;
 use crate::Scheme;
+use crate::deferred_log::defer;
 use crate::memory::Slice;
 
 /// Longest payload: frames behind it wait for no more (some 5 µs). Twice and half as much were measured to be no faster.
@@ -123,7 +124,8 @@ impl ShmLink {
         if !self.is_closed() {
             if cause.kind() == io::ErrorKind::InvalidData {
                 let pid = self.line.get().map(|line| line.peer.pid);
-                tracing::warn!(target: "calomel::shm", pid, %cause, "a peer is hung up on");
+                let cause = cause.to_string();
+                defer(move || tracing::warn!(target: "calomel::shm", pid, cause, "a peer is hung up on"));
             }
             self.close();
             sink.closed(self.key, cause);
@@ -225,7 +227,9 @@ impl ShmLink {
         let may_read = self.shared.direct && own_user && pid != 0;
         let reads = may_read && sys::read_word(pid, hello.nonce_at).is_ok_and(|found| found == hello.nonce);
         if may_read && !reads {
-            tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory");
+            defer(
+                move || tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory"),
+            );
         }
         let peer = Process {
             own_user,
@@ -307,7 +311,7 @@ impl ShmLink {
                 Err(error) => Err(error),
             };
             if let Err(error) = failed {
-                tracing::warn!(target: "calomel::shm", %error, "shared memory of a peer can't be had");
+                defer(move || tracing::warn!(target: "calomel::shm", %error, "shared memory of a peer can't be had"));
             }
         }
     }

@@ -33,6 +33,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use super::unaccepted::Unaccepted;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, source_towards};
+use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Scheme, random};
 use handshake::{Admission, Hello, Packet};
 use link::ShmLink;
@@ -146,7 +147,7 @@ impl Shared {
         self.nudged.lock().push(token);
         self.has_nudged.store(true, Ordering::SeqCst);
         if let Err(error) = self.waker.wake() {
-            tracing::error!(target: "calomel::shm", %error, "can't wake a parked engine");
+            defer(move || tracing::error!(target: "calomel::shm", %error, "can't wake a parked engine"));
         }
     }
 
@@ -268,10 +269,10 @@ impl Shm {
     fn welcome(&self, socket: OwnedFd, sink: &mut dyn Sink) {
         let who = match sys::credentials(socket.as_fd()) {
             Ok(who) => who,
-            Err(error) => return tracing::warn!(target: "calomel::shm", %error, "a peer has no credentials"),
+            Err(error) => return defer(move || tracing::warn!(target: "calomel::shm", %error, "a peer has no credentials")),
         };
         if let Some(reason) = self.shared.admission.objection(who, &socket) {
-            tracing::warn!(target: "calomel::shm", pid = who.pid, uid = who.uid, "a peer is refused");
+            defer(move || tracing::warn!(target: "calomel::shm", pid = who.pid, uid = who.uid, "a peer is refused"));
             // It hears the reason, if it listens at all.
             let _ = handshake::send(&socket, &Packet::Refused { reason }, &[]);
             return;
@@ -464,5 +465,10 @@ impl Transport for Shm {
 
     fn unpark(&self) {
         self.hot.lock().iter().for_each(|entry| entry.link.awake());
+    }
+
+    #[cfg(test)]
+    fn is_locked(&self) -> bool {
+        self.hot.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
     }
 }

@@ -16,6 +16,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 
 use super::session::{Secure, Session};
 use super::sys;
+use crate::deferred_log::defer;
 use crate::{Error, Result};
 
 /// At a time. Each takes up to 100 KiB.
@@ -71,7 +72,9 @@ impl Handshakes {
         let registered = registry.register(&mut stream, Token(token), Interest::READABLE | Interest::WRITABLE);
         let session = match session.and_then(|session| registered.map(|()| session)) {
             Ok(session) => session,
-            Err(error) => return tracing::warn!(target: "calomel::tcp", %remote, %error, "a connection can't be taken"),
+            Err(error) => {
+                return defer(move || tracing::warn!(target: "calomel::tcp", %remote, %error, "a connection can't be taken"));
+            }
         };
         let mut table = self.table.lock();
         if table.waiting.len() >= MAX_HANDSHAKES {
@@ -92,7 +95,7 @@ impl Handshakes {
         let value = Timespec { tv_sec: after.as_secs() as i64, tv_nsec: after.subsec_nanos().into() };
         let value = Itimerspec { it_interval: once, it_value: value };
         if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value) {
-            tracing::error!(target: "calomel::tcp", %error, "TLS handshakes are not given up");
+            defer(move || tracing::error!(target: "calomel::tcp", %error, "TLS handshakes are not given up"));
         }
     }
 
@@ -110,16 +113,6 @@ impl Handshakes {
 
     /// There is news of a connection; `None` where it is none of these, or has to wait on.
     pub(super) fn go_on(&self, token: usize, registry: &Registry) -> Option<Known> {
-        let mut refused = None;
-        let known = self.go_on_with(token, registry, &mut refused);
-        // Not while the table is locked: who takes logs is user code.
-        if let Some((remote, error)) = refused {
-            tracing::warn!(target: "calomel::security", %remote, %error, "a connection is refused");
-        }
-        known
-    }
-
-    fn go_on_with(&self, token: usize, registry: &Registry, refused: &mut Option<(SocketAddr, io::Error)>) -> Option<Known> {
         let mut table = self.table.lock();
         let waiting = table.waiting.get_mut(&token)?;
         if waiting.refused.is_none() {
@@ -133,7 +126,8 @@ impl Handshakes {
                     // It has been told why, and is to hear that before it finds the connection closed.
                     let _ = waiting.stream.shutdown(Shutdown::Write);
                     waiting.refused = Some(0);
-                    *refused = Some((waiting.remote, error));
+                    let remote = waiting.remote;
+                    defer(move || tracing::warn!(target: "calomel::security", %remote, %error, "a connection is refused"));
                 }
             }
         }

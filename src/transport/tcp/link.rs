@@ -13,6 +13,7 @@ use super::sending::Sending;
 use super::session::Session;
 use super::{Scratch, Shared, sys};
 use crate::Scheme;
+use crate::deferred_log::defer;
 use crate::memory::Slice;
 
 /// A link gives way to others after so many bytes; after fewer where they are not payload: there may be thousands of calls in
@@ -172,7 +173,7 @@ impl TcpLink {
             }
             Err(error) => {
                 // What has arrived is read first; the end of that is the end of the link.
-                tracing::debug!(target: "calomel::tcp", %error, "a send failed");
+                defer(move || tracing::debug!(target: "calomel::tcp", %error, "a send failed"));
                 self.expect_end();
                 false
             }

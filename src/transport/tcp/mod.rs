@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 
 use super::unaccepted::Unaccepted;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve};
+use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Scheme};
 #[cfg(feature = "tls")]
 use handshakes::{Handshakes, Known};
@@ -170,7 +171,7 @@ impl Tcp {
             socket.set_tcp_user_timeout(Some(idle))
         });
         if let Err(error) = done {
-            tracing::debug!(target: "calomel::tcp", %error, "a socket option was refused");
+            defer(move || tracing::debug!(target: "calomel::tcp", %error, "a socket option was refused"));
         }
     }
 
@@ -207,7 +208,7 @@ impl Tcp {
         if let Some(listener) = self.shared.entries.lock().listeners.get_mut(&token)
             && let Err(error) = self.shared.registry.reregister(listener, Token(token), Interest::READABLE)
         {
-            tracing::error!(target: "calomel::tcp", %error, "the reactor does not take a listener any more");
+            defer(move || tracing::error!(target: "calomel::tcp", %error, "the reactor does not take a listener any more"));
         }
     }
 
@@ -411,4 +412,9 @@ impl Transport for Tcp {
     }
 
     fn unpark(&self) {}
+
+    #[cfg(test)]
+    fn is_locked(&self) -> bool {
+        self.hot.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
+    }
 }

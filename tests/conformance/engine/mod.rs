@@ -4,6 +4,7 @@ mod address;
 mod after;
 mod farewell;
 mod finalize;
+mod hooks;
 mod in_flight;
 mod knobs;
 mod limits;
