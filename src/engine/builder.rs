@@ -301,6 +301,7 @@ impl EngineBuilder {
             eager: self.eager,
             eager_bulk: self.eager_bulk,
             finalize_timeout: self.finalize,
+            values: self.most.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
         };
         let origin = Arc::new(Origin { core: Arc::downgrade(&core), incarnation, addresses: addresses.clone() });
         let shared = Arc::new(Shared {

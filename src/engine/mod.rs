@@ -30,6 +30,8 @@ pub(crate) struct Limits {
     pub eager: usize,
     pub eager_bulk: usize,
     pub finalize_timeout: Duration,
+    /// Memory that the values in an answer may take.
+    pub values: usize,
 }
 
 /// What everything that belongs to one engine shares.

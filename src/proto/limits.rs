@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::link::{Account, Link, broken};
 use super::wire::Hello;
-use super::{Env, Failure, LinkId, Log, Output, Proto, Status};
+use super::{Env, Failure, LinkId, Log, Output, Proto, RequestId, Status};
 
 /// Numbers beyond which peers are refused. Those in all hold for a peer that has more than its share, which is that number
 /// divided by the connections: so a few peers that take all there is do not lock the others out. Beyond twice the number
@@ -76,6 +76,13 @@ const REFUSAL: usize = 100;
 const TRANSFER_COST: usize = 256;
 /// What it takes to keep a lease that a peer has.
 const LEASE_COST: usize = 192;
+
+/// Memory of the values that a handler is given counts with one of so many parts. They may take many times as much as they did
+/// in the message: numbers and short texts that are no attack do.
+pub(crate) const VALUES_COUNT: usize = 4;
+/// Memory that is granted for values beyond what is asked for, and one part in so many: they are not many questions.
+const VALUES_AHEAD: usize = 4 << 10;
+const VALUES_PART_AHEAD: usize = 4;
 
 /// Counts, and has it logged at powers of two: whoever is refused can't flood the log. Not here: who takes logs is user code.
 fn tell<E: Env>(outputs: &mut VecDeque<Output<E>>, count: &mut u64, what: &'static str, reason: &str) {
@@ -164,6 +171,52 @@ impl<E: Env> Proto<E> {
             tell(&mut self.outputs, &mut self.limited.requests, "requests are refused", &reason);
             Status::Busy(reason)
         })
+    }
+
+    /// Whether the values in a request may take so many bytes of memory: how many they may take, which is no less, and counts
+    /// from now on.
+    pub(crate) fn admit_values(&mut self, id: RequestId, memory: usize) -> Result<usize, Status> {
+        let ahead = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);
+        if self.count_values(id, ahead).is_ok() {
+            return Ok(ahead);
+        }
+        let reason = match self.count_values(id, memory) {
+            Ok(()) => return Ok(memory),
+            Err(reason) => reason,
+        };
+        tell(&mut self.outputs, &mut self.limited.requests, "requests are refused", &reason);
+        let limit = self.config.limits.peer_bytes;
+        let size = self.requests.get(id).map_or(0, |request| request.cost - request.values);
+        let alone = size.saturating_add(memory / VALUES_COUNT);
+        if alone <= limit {
+            return Err(Status::Busy(reason));
+        }
+        let reason = format!(
+            "the values in {size} bytes would take {memory} bytes of memory and more, of which one in {VALUES_COUNT} counts: \
+             with the message that is more than the limit of {limit} bytes in flight for one peer"
+        );
+        Err(Status::Decode(reason))
+    }
+
+    /// The values in a request take so many bytes of memory, as long as it is handled. An error in words when that is too much.
+    pub(crate) fn count_values(&mut self, id: RequestId, memory: usize) -> Result<(), String> {
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let (link, before, values) = (request.link, request.values, memory / VALUES_COUNT);
+        let more = values.saturating_sub(before);
+        if more > 0 && self.links.contains_key(link) {
+            self.check_bytes(link, more)?;
+        } else if more > 0 && self.bytes.saturating_add(more) > self.config.limits.bytes.saturating_mul(2) {
+            let limit = self.config.limits.bytes;
+            return Err(format!("{} bytes are in flight for all peers, and the limit is {limit}", self.bytes));
+        }
+        let request = &mut self.requests[id];
+        request.values = values;
+        request.cost = request.cost - before + values;
+        self.bytes = self.bytes - before + values;
+        if let Some(link) = self.links.get_mut(link) {
+            link.account.requests = link.account.requests - before + values;
+        }
+        Ok(())
     }
 
     /// Whether an answer of so many bytes may wait to be sent. Its request, which took `freed`, has just ended.

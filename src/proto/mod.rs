@@ -48,7 +48,7 @@ pub(crate) use exposures::Mode;
 pub(crate) use grants::Terms;
 pub(crate) use keys::Key;
 pub(crate) use landing::Landed;
-pub(crate) use limits::Limits;
+pub(crate) use limits::{Limits, VALUES_COUNT};
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
 pub use refusals::Refusals;

@@ -12,7 +12,7 @@ use super::{Body, Env, Failure, Leases, LinkId, Memory, Output, PeerTag, Proto, 
 
 /// A call of a peer: from the arrival of its first byte to the answer.
 pub(super) struct Request<E: Env> {
-    link: LinkId,
+    pub link: LinkId,
     call: u64,
     one_way: bool,
     want_shape: bool,
@@ -23,8 +23,10 @@ pub(super) struct Request<E: Env> {
     /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over. If it was to be
     /// answered, it is `cancelled`, too.
     pub is_orphan: bool,
-    /// Bytes of its body, and of the shape of its arguments.
+    /// Bytes of its body, of the shape of its arguments, and for the values in it.
     pub cost: usize,
+    /// Those for the values.
+    pub values: usize,
     pub body: Option<Arriving<E::Memory>>,
     /// The name, while the body arrives.
     name: Option<Arc<str>>,
@@ -146,6 +148,7 @@ impl<E: Env> Proto<E> {
             cancelled: false,
             is_orphan: false,
             cost,
+            values: 0,
             body: None,
             name: None,
         });

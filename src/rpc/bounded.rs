@@ -1,8 +1,13 @@
 //! Postcard with bounds, for bytes from a peer that nobody vouches for.
 //!
 //! Postcard believes what it reads. A recursive type nests as deep as the bytes say, until the stack overflows; a sequence of
-//! elements that take no bytes has as many as the bytes say, up to 2^64. Both are bounded here, and neither bound refuses what
-//! an honest peer sends, but for nesting beyond [`MAX_DEPTH`] and more than [`FREE_ELEMENTS`] elements of no bytes.
+//! elements that take no bytes has as many as the bytes say, up to 2^64; an empty `String` takes one byte here and twenty-four in
+//! memory. All of that is bounded here, and the first two bounds refuse nothing that an honest peer sends, but for nesting beyond
+//! [`MAX_DEPTH`] and more than [`FREE_ELEMENTS`] elements of no bytes.
+//!
+//! **Memory.** What the elements of lists and maps take is added up as they are decoded, with what each list or text of its own
+//! takes of the allocator, and what is in a box, as far as it is larger than the place where the box is. (The letters of a
+//! text are not: they take as much in the message.) More than the message's own length has to be asked for.
 //!
 //! Values that hold no others are postcard's. Those that do are read here, by postcard's wire format 1.0: a tuple or struct
 //! is its fields, a sequence or map its length and its elements, an option a byte, an enum the number of its variant.
@@ -16,26 +21,53 @@ use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 /// debug build.
 const MAX_DEPTH: u32 = 128;
 
-/// Elements that need no bytes to stand for them, as those of `Vec<()>`. All others take a byte each, or more.
-const FREE_ELEMENTS: usize = 1_000_000;
+/// Elements that need no bytes to stand for them, as those of `Vec<()>`. All others take a byte each, or more. A call that
+/// has so many of them takes some microseconds.
+const FREE_ELEMENTS: usize = 16 << 10;
 
-/// Decodes the whole of `bytes`.
+/// What a small allocation takes beside its content.
+const ALLOCATION: usize = 32;
+/// Values may take so much without being asked for: nearly all calls.
+const FREE_MEMORY: usize = 1 << 10;
+
+/// So much memory may be taken by the values in a message of `len` bytes before more is asked for.
+pub(super) fn free_memory(len: usize) -> usize {
+    len.max(FREE_MEMORY)
+}
+
+/// Decodes the whole of `bytes`; with how many bytes of memory the value takes, beside its own size. Where that is more than
+/// [`free_memory`], `more` is asked.
 ///
 /// # Errors
 /// What was wrong, with the numbers: bytes that are no `T`, bytes left over, and values beyond the bounds.
 #[inline]
-pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Result<T, String> {
-    let mut bounded = Bounded::new(bytes);
+pub(crate) fn decode_within<'a, T: Deserialize<'a>>(bytes: &'a [u8], more: More<'_>) -> std::result::Result<(T, usize), String> {
+    let mut bounded = Bounded::new(bytes, size_of::<T>(), more);
     let decoded = T::deserialize(&mut bounded);
     bounded.finish(decoded)
 }
 
+/// As `decode_within`, for bytes that nobody has sent.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Result<T, String> {
+    decode_within(bytes, &mut |_| Some(usize::MAX)).map(|(value, _)| value)
+}
+
+/// Asked when the values take so many bytes of memory: how many they may take then, which is no less, if they may.
+pub(super) type More<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
+
 /// Postcard's deserializer, and what may still be decoded by it.
-struct Bounded<'de> {
+struct Bounded<'de, 'm> {
     postcard: postcard::Deserializer<'de, Slice<'de>>,
     len: usize,
     levels: u32,
     elements: usize,
+    /// Bytes of memory that the values take, and that they may.
+    memory: usize,
+    allowed: usize,
+    /// Bytes of the place that the value which is being decoded goes to, and that are counted.
+    place: usize,
+    more: More<'m>,
     /// Postcard's errors hold no text of ours.
     exceeded: Option<Bound>,
 }
@@ -44,26 +76,31 @@ struct Bounded<'de> {
 enum Bound {
     Depth,
     Elements,
+    Memory { allowed: usize },
 }
 
-impl<'de> Bounded<'de> {
+impl<'de, 'm> Bounded<'de, 'm> {
     #[inline]
-    fn new(bytes: &'de [u8]) -> Bounded<'de> {
+    fn new(bytes: &'de [u8], place: usize, more: More<'m>) -> Bounded<'de, 'm> {
         Bounded {
             postcard: postcard::Deserializer::from_bytes(bytes),
             len: bytes.len(),
             levels: MAX_DEPTH,
             elements: bytes.len() + FREE_ELEMENTS,
+            memory: 0,
+            allowed: free_memory(bytes.len()),
+            place,
+            more,
             exceeded: None,
         }
     }
 
     #[inline]
-    fn finish<T>(self, decoded: Result<T>) -> std::result::Result<T, String> {
-        let Bounded { postcard, len, exceeded, .. } = self;
+    fn finish<T>(self, decoded: Result<T>) -> std::result::Result<(T, usize), String> {
+        let Bounded { postcard, len, exceeded, memory, .. } = self;
         let rest = postcard.finalize();
         match decoded {
-            Ok(value) if exceeded.is_none() && matches!(rest, Ok([])) => Ok(value),
+            Ok(value) if exceeded.is_none() && matches!(rest, Ok([])) => Ok((value, memory)),
             decoded => Err(explain(len, exceeded, decoded.and(rest))),
         }
     }
@@ -74,10 +111,35 @@ impl<'de> Bounded<'de> {
         if self.levels == 0 {
             return Err(self.exceed(Bound::Depth));
         }
+        let place = self.place;
+        if size_of::<T>() > place {
+            // It is not there itself, but in a box, most likely.
+            self.count(size_of::<T>() + ALLOCATION)?;
+            self.place = size_of::<T>();
+        }
         self.levels -= 1;
         let decoded = inside(self);
         self.levels += 1;
+        self.place = place;
         decoded
+    }
+
+    /// The values take so many bytes of memory more.
+    #[inline]
+    fn count(&mut self, bytes: usize) -> Result<()> {
+        self.memory = self.memory.saturating_add(bytes);
+        if self.memory > self.allowed { self.ask() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn ask(&mut self) -> Result<()> {
+        match (self.more)(self.memory) {
+            Some(allowed) => {
+                self.allowed = allowed;
+                Ok(())
+            }
+            None => Err(self.exceed(Bound::Memory { allowed: self.allowed })),
+        }
     }
 
     /// The length of a sequence or map. All of its elements are paid for here, so that a lie costs no more than the truth.
@@ -87,6 +149,9 @@ impl<'de> Bounded<'de> {
         match self.elements.checked_sub(length) {
             Some(elements) => {
                 self.elements = elements;
+                if length > 0 {
+                    self.count(ALLOCATION)?;
+                }
                 Ok(length)
             }
             None => Err(self.exceed(Bound::Elements)),
@@ -106,6 +171,9 @@ fn explain(len: usize, exceeded: Option<Bound>, rest: Result<&[u8]>) -> String {
     match (exceeded, rest) {
         (Some(Bound::Depth), _) => format!("nested deeper than {MAX_DEPTH} levels"),
         (Some(Bound::Elements), _) => format!("more elements than {len} bytes can hold"),
+        (Some(Bound::Memory { allowed }), _) => {
+            format!("the values in {len} bytes would take more than {allowed} bytes of memory")
+        }
         (None, Ok(rest)) => format!("{} of {len} bytes are left over", rest.len()),
         (None, Err(error)) => format!("{error} ({len} bytes)"),
     }
@@ -121,7 +189,7 @@ macro_rules! by_postcard {
     )*};
 }
 
-impl<'de> de::Deserializer<'de> for &mut Bounded<'de> {
+impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     type Error = Error;
 
     by_postcard! {
@@ -129,8 +197,24 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de> {
         deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
         deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
         deserialize_f32 deserialize_f64 deserialize_char
-        deserialize_str deserialize_string deserialize_bytes deserialize_byte_buf
+        deserialize_str deserialize_bytes
         deserialize_unit deserialize_any deserialize_identifier deserialize_ignored_any
+    }
+
+    #[inline]
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let mut allocates = false;
+        let decoded = self.postcard.deserialize_string(Owned { visitor, allocates: &mut allocates })?;
+        self.count(if allocates { ALLOCATION } else { 0 })?;
+        Ok(decoded)
+    }
+
+    #[inline]
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let mut allocates = false;
+        let decoded = self.postcard.deserialize_byte_buf(Owned { visitor, allocates: &mut allocates })?;
+        self.count(if allocates { ALLOCATION } else { 0 })?;
+        Ok(decoded)
     }
 
     #[inline]
@@ -155,18 +239,18 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de> {
     #[inline]
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
         let left = self.take_length()?;
-        self.descend(|inside| visitor.visit_seq(Elements { inside, left }))
+        self.descend(|inside| visitor.visit_seq(Elements::<_, LIST> { inside, left }))
     }
 
     #[inline]
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
         let left = self.take_length()?;
-        self.descend(|inside| visitor.visit_map(Elements { inside, left }))
+        self.descend(|inside| visitor.visit_map(Elements::<_, MAP> { inside, left }))
     }
 
     #[inline]
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Result<V::Value> {
-        self.descend(|inside| visitor.visit_seq(Elements { inside, left }))
+        self.descend(|inside| visitor.visit_seq(Elements::<_, IN_PLACE> { inside, left }))
     }
 
     #[inline]
@@ -200,13 +284,67 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de> {
     }
 }
 
+/// Notes whether what is decoded takes an allocation of its own.
+struct Owned<'a, V> {
+    visitor: V,
+    allocates: &'a mut bool,
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Owned<'_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.visitor.expecting(formatter)
+    }
+
+    #[inline]
+    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<V::Value, E> {
+        *self.allocates = !text.is_empty();
+        self.visitor.visit_str(text)
+    }
+
+    #[inline]
+    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> std::result::Result<V::Value, E> {
+        *self.allocates = !text.is_empty();
+        self.visitor.visit_borrowed_str(text)
+    }
+
+    #[inline]
+    fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> std::result::Result<V::Value, E> {
+        *self.allocates = !bytes.is_empty();
+        self.visitor.visit_bytes(bytes)
+    }
+
+    #[inline]
+    fn visit_borrowed_bytes<E: de::Error>(self, bytes: &'de [u8]) -> std::result::Result<V::Value, E> {
+        *self.allocates = !bytes.is_empty();
+        self.visitor.visit_borrowed_bytes(bytes)
+    }
+}
+
+/// Elements of a tuple or struct lie in it, and are counted with it. Those of a list take memory of their own; of a map
+/// twice as much, as it has places that are free.
+const IN_PLACE: usize = 0;
+const LIST: usize = 1;
+const MAP: usize = 2;
+
 /// What is left of a sequence, tuple, struct or map.
-struct Elements<'b, 'de> {
-    inside: &'b mut Bounded<'de>,
+struct Elements<B, const TIMES: usize> {
+    inside: B,
     left: usize,
 }
 
-impl Elements<'_, '_> {
+impl<const TIMES: usize> Elements<&mut Bounded<'_, '_>, TIMES> {
+    /// Memory for an element.
+    #[inline]
+    fn make_place<T>(&mut self) -> Result<()> {
+        if TIMES > 0 {
+            self.inside.count(TIMES * size_of::<T>())?;
+            self.inside.place = size_of::<T>();
+        }
+        Ok(())
+    }
+
     /// Room is made for as many, before any of them has been seen. So it is no more than bytes were received.
     #[inline]
     fn expected(&self) -> Option<usize> {
@@ -214,13 +352,14 @@ impl Elements<'_, '_> {
     }
 }
 
-impl<'de> de::SeqAccess<'de> for Elements<'_, 'de> {
+impl<'de, const TIMES: usize> de::SeqAccess<'de> for Elements<&mut Bounded<'de, '_>, TIMES> {
     type Error = Error;
 
     #[inline]
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
+        self.make_place::<S::Value>()?;
         seed.deserialize(&mut *self.inside).map(Some)
     }
 
@@ -230,18 +369,20 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, 'de> {
     }
 }
 
-impl<'de> de::MapAccess<'de> for Elements<'_, 'de> {
+impl<'de, const TIMES: usize> de::MapAccess<'de> for Elements<&mut Bounded<'de, '_>, TIMES> {
     type Error = Error;
 
     #[inline]
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
+        self.make_place::<S::Value>()?;
         seed.deserialize(&mut *self.inside).map(Some)
     }
 
     #[inline]
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
+        self.make_place::<S::Value>()?;
         seed.deserialize(&mut *self.inside)
     }
 
@@ -251,7 +392,7 @@ impl<'de> de::MapAccess<'de> for Elements<'_, 'de> {
     }
 }
 
-impl<'de> de::EnumAccess<'de> for &mut Bounded<'de> {
+impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
     type Error = Error;
     type Variant = Self;
 
@@ -263,7 +404,7 @@ impl<'de> de::EnumAccess<'de> for &mut Bounded<'de> {
 }
 
 /// The enum was a level already; its variant, with fields or without, is none of its own.
-impl<'de> de::VariantAccess<'de> for &mut Bounded<'de> {
+impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
     type Error = Error;
 
     #[inline]
@@ -278,12 +419,12 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de> {
 
     #[inline]
     fn tuple_variant<V: Visitor<'de>>(self, left: usize, visitor: V) -> Result<V::Value> {
-        visitor.visit_seq(Elements { inside: self, left })
+        visitor.visit_seq(Elements::<_, IN_PLACE> { inside: self, left })
     }
 
     #[inline]
     fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value> {
-        visitor.visit_seq(Elements { inside: self, left: fields.len() })
+        visitor.visit_seq(Elements::<_, IN_PLACE> { inside: self, left: fields.len() })
     }
 }
 

@@ -125,13 +125,34 @@ impl Base {
 
     /// As `open`, for arguments that own what they hold.
     fn decode<A: DeserializeOwned, R>(&self, shared: &Arc<Shared>, incoming: Incoming<Live>) -> Option<(Responder<R>, A)> {
-        self.open(shared, incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| match bounded::decode(bytes) {
-            Ok(arguments) => Some((responder, arguments)),
-            Err(reason) => {
-                let _ = responder.refuse(Status::Decode(Status::clip(reason)));
-                None
+        self.open(shared, incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| {
+            match arguments(shared, &responder, bytes) {
+                Ok(arguments) => Some((responder, arguments)),
+                Err(status) => {
+                    let _ = responder.refuse(status);
+                    None
+                }
             }
         })?
+    }
+}
+
+/// Decodes arguments. What they take of memory beyond the length of the message counts for the peer, until it is answered.
+fn arguments<'a, A: Deserialize<'a>, R>(shared: &Shared, responder: &Responder<R>, bytes: &'a [u8]) -> Result<A, Status> {
+    let (id, mut asked, mut refused) = (responder.request().id(), false, None);
+    let decoded = bounded::decode_within(bytes, &mut |memory| {
+        asked = true;
+        shared.core.exec(|proto| proto.admit_values(id, memory)).map_err(|status| refused = Some(status)).ok()
+    });
+    match decoded {
+        Ok((arguments, memory)) => {
+            if asked {
+                // More was granted than is taken: to have less is never refused.
+                let _ = shared.core.exec(|proto| proto.count_values(id, memory));
+            }
+            Ok(arguments)
+        }
+        Err(reason) => Err(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason)))),
     }
 }
 
@@ -207,12 +228,12 @@ where
             &entered.0,
             incoming,
             Shape::of_type::<A::With<'_>>,
-            |responder: Responder<R>, bytes| match bounded::decode::<A::With<'_>>(bytes) {
+            |responder: Responder<R>, bytes| match arguments::<A::With<'_>, R>(&entered.0, &responder, bytes) {
                 Ok(arguments) => {
                     let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
                     answer(responder, outcome);
                 }
-                Err(reason) => drop(responder.refuse(Status::Decode(Status::clip(reason)))),
+                Err(status) => drop(responder.refuse(status)),
             },
         );
     }

@@ -67,11 +67,13 @@ impl Target {
             if !shape.is_empty() {
                 self.check::<R>(link, procedure, &shape)?;
             }
+            let most = self.shared.limits.values;
+            let mut within = |memory: usize| (memory <= most).then_some(most);
             let decoded = match body {
-                Body::Small(bytes) => bounded::decode(&bytes),
-                Body::Large(memory) => bounded::decode(&memory.region.take_message()),
+                Body::Small(bytes) => bounded::decode_within(&bytes, &mut within),
+                Body::Large(memory) => bounded::decode_within(&memory.region.take_message(), &mut within),
             };
-            decoded.map_err(|reason| Error::Decode {
+            decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
                 peer: self.endpoint.address(),
                 side: Side::Result,
                 name: self.info.name.to_string(),

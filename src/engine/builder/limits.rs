@@ -95,6 +95,13 @@ impl EngineBuilder {
     /// and of answers until they are sent (default four times the largest message, at least 64 MiB; never less than the
     /// largest message). Requests beyond that are answered with [`Error::Busy`](crate::Error::Busy), and so is a request whose
     /// answer does not fit, because the peer is slow to read: then its handler has run. Exposed memory does not count.
+    ///
+    /// Arguments may take many times as much memory as they did in the message: an empty `String` took one byte, and takes
+    /// twenty-four. A quarter of what they take beyond the length of the message counts too, from the decoding to the answer. So
+    /// with the defaults a message of the largest size may become thirteen times as large, which numbers of 64 bits do, and
+    /// texts of four letters and more; smaller messages more. A request whose arguments alone would be too much fails
+    /// with [`Error::Decode`](crate::Error::Decode), and so does an answer whose value would take more than four times this
+    /// number of bytes.
     pub fn max_bytes_in_flight_per_peer(mut self, bytes: usize) -> Self {
         self.most.peer_bytes = Some(bytes);
         self

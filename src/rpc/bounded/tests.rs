@@ -232,7 +232,7 @@ fn a_lie_makes_no_room() {
             Ok(Hints)
         }
     }
-    let bytes = varint(1_000_000);
+    let bytes = varint(FREE_ELEMENTS as u64);
     assert_eq!(bytes.len(), 3);
     assert!(decode::<Hints>(&bytes).is_ok());
 }
@@ -248,6 +248,67 @@ fn a_bound_holds_though_its_error_is_swallowed() {
         }
     }
     assert_eq!(error::<Careless>(&varint(u64::MAX)), "more elements than 10 bytes can hold");
+}
+
+/// What a value takes of memory beside its own size, by the decoder's count.
+fn memory<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> usize {
+    let bytes = postcard::to_stdvec(value).unwrap();
+    let (decoded, memory) = decode_within::<T>(&bytes, &mut |_| Some(usize::MAX)).unwrap();
+    assert_eq!(decoded, *value);
+    memory
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Large {
+    None,
+    All(Box<[u64; 32]>, [u64; 30]),
+}
+
+#[test]
+fn memory_is_counted() {
+    const N: usize = 1000;
+    assert_eq!(memory(&(1u64, 2u8, Some(3u32), (4, 5))), 0);
+    assert_eq!(memory(&[7u64; 32]), 0);
+    assert_eq!(memory(&vec![7u64; N]), 8 * N + ALLOCATION);
+    assert_eq!(memory(&vec![(); N]), ALLOCATION);
+    assert_eq!(memory(&Vec::<String>::new()), 0);
+    assert_eq!(memory(&vec![String::new(); N]), 24 * N + ALLOCATION);
+    assert_eq!(memory(&vec!["a".to_owned(); N]), (24 + ALLOCATION) * N + ALLOCATION);
+    assert_eq!(memory(&vec![Vec::<u8>::new(); N]), 24 * N + ALLOCATION);
+    assert_eq!(memory(&vec![vec![7u8]; N]), (24 + ALLOCATION + 1) * N + ALLOCATION);
+    assert_eq!(memory(&vec![None::<[u64; 32]>; N]), size_of::<Option<[u64; 32]>>() * N + ALLOCATION);
+    // In a list, and in boxes: what is in a box is counted where it is larger than the box.
+    assert_eq!(memory(&(0..N).map(|_| Large::None).collect::<Vec<_>>()), size_of::<Large>() * N + ALLOCATION);
+    let boxed = |_| Box::new(Large::None);
+    assert_eq!(memory(&(0..N).map(boxed).collect::<Vec<_>>()), (8 + size_of::<Large>() + ALLOCATION) * N + ALLOCATION);
+    let some = |_| Some(Box::new((1u8, [7u64; 4])));
+    assert_eq!(memory(&(0..N).map(some).collect::<Vec<_>>()), (8 + 40 + ALLOCATION) * N + ALLOCATION);
+    // Two boxes next to each other are two.
+    assert_eq!(memory(&vec![(Box::new([7u8; 30]), Box::new([7u8; 30])); N]), (16 + 2 * (30 + ALLOCATION)) * N + ALLOCATION);
+    let map = (0..N).map(|n| (format!("{n}"), 7u32)).collect::<HashMap<_, _>>();
+    assert_eq!(memory(&map), (2 * (24 + 4) + ALLOCATION) * N + ALLOCATION);
+}
+
+#[test]
+fn memory_is_asked_for() {
+    let bytes = postcard::to_stdvec(&vec![String::new(); 100_000]).unwrap();
+    // As long as it is given.
+    let mut asked = Vec::new();
+    let given = decode_within::<Vec<String>>(&bytes, &mut |memory| {
+        asked.push(memory);
+        (memory <= 3_000_000).then_some(2 * memory)
+    });
+    assert_eq!(given.unwrap().1, 2_400_000 + ALLOCATION);
+    assert!(asked.len() < 10 && asked[0] > bytes.len() && asked[0] < bytes.len() + 100, "{asked:?}");
+    let refused = decode_within::<Vec<String>>(&bytes, &mut |memory| (memory <= 1_000_000).then_some(1_000_000));
+    assert_eq!(refused.unwrap_err(), "the values in 100003 bytes would take more than 1000000 bytes of memory");
+    // What takes hardly more than it did in the message, and what is small, needs no question.
+    let numbers = postcard::to_stdvec(&vec![f64::MAX; 100]).unwrap();
+    let text = postcard::to_stdvec(&"a".repeat(100_000)).unwrap();
+    let few = postcard::to_stdvec(&vec![String::new(); 40]).unwrap();
+    assert!(decode_within::<Vec<f64>>(&numbers, &mut |memory| panic!("{memory} bytes")).is_ok());
+    assert!(decode_within::<String>(&text, &mut |memory| panic!("{memory} bytes")).is_ok());
+    assert!(decode_within::<Vec<String>>(&few, &mut |memory| panic!("{memory} bytes")).is_ok());
 }
 
 /// What plain postcard says of the same bytes, but for the bounds.
