@@ -11,6 +11,7 @@ const KEPT: usize = 2;
 /// Smaller ones are the allocator's business, and larger ones are not worth the memory.
 const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 20;
 
+/// Never waited for: in a forked child it may be held by a thread that is not there.
 static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 /// Memory of a message.
@@ -44,13 +45,11 @@ pub(super) fn buffer(len: usize) -> Buffer {
     {
         return Buffer::Mapped(mapping);
     }
-    let spare = if WORTH_KEEPING.contains(&len) {
-        let mut spare = SPARE.lock();
+    let spare = if WORTH_KEEPING.contains(&len) { SPARE.try_lock() } else { None };
+    let spare = spare.and_then(|mut spare| {
         let fits = spare.iter().position(|buffer| buffer.len() >= len);
         fits.map(|at| spare.swap_remove(at))
-    } else {
-        None
-    };
+    });
     Buffer::Heap(match spare {
         Some(mut buffer) => {
             buffer.truncate(len);
@@ -64,11 +63,10 @@ pub(super) fn keep(buffer: Buffer) {
     if let Buffer::Heap(buffer) = buffer
         && WORTH_KEEPING.contains(&buffer.len())
         && buffer.capacity() <= 2 * buffer.len()
+        && let Some(mut spare) = SPARE.try_lock()
+        && spare.len() < KEPT
     {
-        let mut spare = SPARE.lock();
-        if spare.len() < KEPT {
-            spare.push(buffer);
-        }
+        spare.push(buffer);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::support::*;
 
 const LEN: usize = 256 << 10;
 /// Longest time that a peer needs for a pull, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = BOUND;
 
 /// A peer that reads what it is lent and sent, and keeps what it is given.
 pub struct Hoarder {

@@ -15,7 +15,7 @@ use crate::roles::add;
 use crate::support::*;
 
 const NOBODY: u32 = 65534;
-const LEN: usize = 1 << 20;
+const LEN: usize = 256 << 10;
 const PAGE: usize = 4096;
 
 /// The other process, which runs as another user, in the group of this one; `None`, with the reason on standard error, where
@@ -247,7 +247,7 @@ fn memory_of_another_user_that_can_not_be_read_stops_nothing() {
         while begin.elapsed() < Duration::from_secs(2) {
             let call = Instant::now();
             assert_serves(&client, &to);
-            assert!(call.elapsed() < Duration::from_secs(1), "{what}: {:?}", call.elapsed());
+            assert!(call.elapsed() < Duration::from_secs(5), "{what}: {:?}", call.elapsed());
         }
     }
 }
