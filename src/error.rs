@@ -126,8 +126,20 @@ pub enum Error {
         /// What the handler said.
         message: String,
     },
-    /// Bytes could not be decoded, or a value could not be encoded.
-    #[error("the {side} of `{name}` can't be coded ({peer}): {reason}")]
+    /// A value could not be encoded: its `Serialize` refuses, or needs a format that describes itself.
+    #[error("the {side} of `{name}` can't be encoded ({peer}): {reason}")]
+    Encode {
+        /// The other end.
+        peer: Address,
+        /// Arguments or result.
+        side: Side,
+        /// The procedure.
+        name: String,
+        /// The cause in words.
+        reason: String,
+    },
+    /// Bytes could not be decoded: they are no value of the type, or the type needs a format that describes itself.
+    #[error("the {side} of `{name}` can't be decoded ({peer}): {reason}")]
     Decode {
         /// The other end.
         peer: Address,

@@ -31,7 +31,8 @@
 //!
 //! - **Calls.** [`Engine::define`] serves a closure, [`Engine::procedure`] names it, and [`Call::call`], [`Call::start`] and
 //!   [`Call::notify`] call it: blocking, for later (a [`Pending`] can be waited for and awaited), or one way. Arguments are
-//!   any serde types, of any size up to [`EngineBuilder::max_message_size`].
+//!   serde types that need no format that describes itself (see [`Engine::define`]), of any size up to
+//!   [`EngineBuilder::max_message_size`].
 //! - **Bulk data.** [`Engine::expose`] lends a buffer to peers, as a [`Bulk`] that travels inside calls. Whoever has it pulls
 //!   from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
 //!   [`Engine::scope`] does so with borrowed memory. A [`Grant`] restricts what a bulk is good for: to one peer, one call, one
@@ -159,6 +160,7 @@ mod progress;
 mod proto;
 mod random;
 mod rpc;
+mod shape;
 mod sync;
 #[cfg(test)]
 mod tests;

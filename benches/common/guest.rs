@@ -30,18 +30,18 @@ enum Message<'a> {
     Request {
         call: u64,
         procedure: u32,
-        name: Option<&'a str>,
+        declaration: Option<(&'a str, &'a [u8])>,
         provider: u16,
         budget_us: u64,
         one_way: bool,
-        want_shape: bool,
-        shape: &'a [u8],
         leases: (u64, u32),
         size: u64,
     },
 }
 
 const RESPONSE: u8 = 1;
+/// The shape of `()`.
+const UNIT: u8 = 16;
 const REFUSE: u8 = 2;
 const PING: u8 = 9;
 const PONG: u8 = 10;
@@ -95,14 +95,12 @@ impl Guest {
     pub fn call(&mut self, procedure: &str) -> io::Result<()> {
         let message = Message::Request {
             call: self.calls,
-            procedure: 0,
-            // The first call ties the number to the name.
-            name: (self.calls == 0).then_some(procedure),
+            procedure: 1,
+            // The first call ties the number to the name, and to arguments of no bytes.
+            declaration: (self.calls == 0).then_some((procedure, &[UNIT][..])),
             provider: 0,
             budget_us: PATIENCE.as_micros() as u64,
             one_way: false,
-            want_shape: false,
-            shape: &[],
             leases: (0, 0),
             size: 0,
         };

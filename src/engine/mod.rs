@@ -207,6 +207,14 @@ impl Engine {
     /// and exposures can be captured: they do not keep an engine alive. An engine whose handlers turn out to have
     /// captured handles of it, when it is finalized, says so in the log, under the target `calomel::engine`.
     ///
+    /// # Types
+    /// Arguments and results are written without names or types, so the two ends are compared first, by structure, and a
+    /// caller whose types differ gets [`Error::TypeMismatch`]. Serde types travel as long as they can be read without asking
+    /// what comes next. `rename`, `alias`, `skip`, `transparent`, `with`, `from` and `into` work. Enums with
+    /// `#[serde(untagged)]` or `#[serde(tag = "…")]` and types such as `serde_json::Value` can't be received
+    /// ([`Error::Decode`]), `#[serde(flatten)]` can't be sent ([`Error::Encode`]), nor can a field that
+    /// `skip_serializing_if` leaves out. `default` makes up nothing: a field that only one side has is a mismatch.
+    ///
     /// # Errors
     /// [`Error::AlreadyDefined`], [`Error::Finalized`], and [`Error::MessageTooLarge`] for a name of more than 1024 bytes.
     pub fn define<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
@@ -272,8 +280,8 @@ impl Engine {
         Provider::new(&self.shared, 0, Some(pool.clone()))
     }
 
-    /// A procedure to call: its name, and the types of its arguments and of its result. Costs nothing to speak of; clones
-    /// are free.
+    /// A procedure to call: its name, and the types of its arguments and of its result. Costs nothing to speak of, and clones
+    /// are free; what was found out about the types is kept by the engine. [`Engine::define`] says which types can travel.
     pub fn procedure<A: ?Sized, R>(&self, name: &str) -> rpc::Procedure<A, R> {
         rpc::Procedure::new(&self.shared, name)
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::completion::Completion;
 use crate::memory::{Region, Slice};
 use crate::proto::{Env, Lease, Memory};
+use crate::shape::Verdicts;
 
 /// The protocol as an engine runs it.
 pub(crate) enum Live {}
@@ -14,6 +15,7 @@ impl Env for Live {
     type Memory = Slice;
     type Waiter = Arc<Completion>;
     type Lease = Held;
+    type Verdicts = Verdicts;
 }
 
 impl Memory for Slice {

@@ -30,7 +30,7 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
             Status::Panicked(message) => Error::HandlerPanicked { peer, name, message },
             Status::Failed(message) => Error::Failed { peer, name, message },
             Status::Decode(reason) => Error::Decode { peer, side: crate::Side::Arguments, name, reason },
-            Status::Encode(reason) => Error::Decode { peer, side: crate::Side::Result, name, reason },
+            Status::Encode(reason) => Error::Encode { peer, side: crate::Side::Result, name, reason },
             Status::TypeMismatch { expected, found } => {
                 Error::TypeMismatch { peer, side: crate::Side::Arguments, name, expected, found }
             }

@@ -1,13 +1,14 @@
 //! Calls that this engine makes.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slotmap::KeyData;
 
 use super::chain::{self, Chained, Neighbours};
 use super::link::{OutStream, broken};
-use super::wire::{Bytes, Message, Stream};
-use super::{Body, CallId, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
+use super::wire::{Bytes, Declare, Message, Stream};
+use super::{Body, CallId, Declaration, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
 
 /// ```text
 ///   sent ──▶ answered with a small result / refused / timed out / cancelled / link lost ──▶ done
@@ -16,7 +17,6 @@ use super::{Body, CallId, Env, Failure, Leases, LinkId, Memory, Output, PeerId, 
 pub(super) struct Call<E: Env> {
     pub waiter: E::Waiter,
     pub link: LinkId,
-    procedure: u32,
     /// When its timer is set, if one is.
     timer: Option<Instant>,
     /// No answer comes: the call is done when its request is on an open link.
@@ -25,7 +25,7 @@ pub(super) struct Call<E: Env> {
     size: usize,
     /// Memory that is exposed for this call.
     exposed: Vec<u128>,
-    pub answer: Option<Arriving<E::Memory>>,
+    pub answer: Option<Arriving<E>>,
     neighbours: Neighbours<CallId>,
 }
 
@@ -36,10 +36,11 @@ impl<E: Env> Chained<CallId> for Call<E> {
 }
 
 /// The body of a large message, while it arrives.
-pub(super) struct Arriving<M> {
-    pub memory: M,
+pub(super) struct Arriving<E: Env> {
+    pub memory: E::Memory,
     pub arrived: usize,
-    pub shape: Vec<u8>,
+    /// What its type was declared to be.
+    pub declaration: Option<Arc<Declaration<E>>>,
     pub leases: Leases,
 }
 
@@ -68,13 +69,12 @@ impl<M: Memory> Content<'_, M> {
 /// A call to be made.
 pub(crate) struct CallSpec<'a, E: Env> {
     pub peer: PeerId,
-    /// This engine's number for the name and the types.
+    /// This engine's number for the name and the shape of the arguments; zero for none.
     pub procedure: u32,
     pub name: &'a str,
+    pub shape: &'a [u8],
     pub provider: u16,
     pub content: Content<'a, E::Memory>,
-    /// The shape of the arguments, and whether it is complete; asked for with [`Rejected::NeedShape`].
-    pub shape: Option<(Vec<u8>, bool)>,
     pub leases: Vec<E::Lease>,
     pub deadline: Instant,
     /// Whether the protocol has to watch the deadline; else the waiter does.
@@ -85,8 +85,6 @@ pub(crate) struct CallSpec<'a, E: Env> {
 
 /// A call that was not made.
 pub(crate) enum Rejected<'a, E: Env> {
-    /// The peer has not checked the type of the arguments yet: call again, with their shape.
-    NeedShape(Box<CallSpec<'a, E>>),
     /// The peer is behind with one-way calls: the waiter is told when it has caught up. Call again then.
     NoCredit(Box<CallSpec<'a, E>>),
     Failed(Failure),
@@ -95,10 +93,9 @@ pub(crate) enum Rejected<'a, E: Env> {
 /// The answer to a call, or the body of an incoming one.
 pub(crate) struct Answer<E: Env> {
     pub link: LinkId,
-    pub procedure: u32,
     pub body: Body<E::Memory>,
-    /// The shape of the result, where the peer was asked for it.
-    pub shape: Vec<u8>,
+    /// What the type of the result was declared to be, if it was.
+    pub declaration: Option<Arc<Declaration<E>>>,
     pub leases: Leases,
 }
 
@@ -130,28 +127,11 @@ impl<E: Env> Proto<E> {
         if spec.one_way && link.one_way_out >= ONE_WAY_WINDOW {
             return Err(Rejected::NoCredit(Box::new(spec)));
         }
-        let known = link.bound.contains_key(&spec.procedure);
-        let bound = link.bound.entry(spec.procedure).or_default();
-        let shape = match &spec.shape {
-            _ if bound.arguments_checked => &[],
-            Some((shape, complete)) => {
-                bound.arguments_checked = *complete;
-                &shape[..]
-            }
-            None => {
-                if !known {
-                    link.bound.remove(&spec.procedure);
-                }
-                return Err(Rejected::NeedShape(Box::new(spec)));
-            }
-        };
-        let want_shape = !bound.result_checked && !spec.one_way;
         let timer = spec.timed.then_some(spec.deadline);
         let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
         let call = Call {
             waiter: spec.waiter,
             link: id,
-            procedure: spec.procedure,
             timer,
             one_way: spec.one_way,
             size,
@@ -163,15 +143,15 @@ impl<E: Env> Proto<E> {
         let leases = self.lease(id, spec.leases);
         let budget = spec.deadline.saturating_duration_since(now).min(MAX_BUDGET);
         let link = &mut self.links[id];
+        // From here on the number stands for this: what is sent now arrives before all that uses it.
+        let (procedure, is_new) = link.declared.add(spec.procedure, spec.name.len() + spec.shape.len());
         let message = Message::Request {
             call: wire_id(call),
-            procedure: spec.procedure,
-            name: (!known).then_some(spec.name),
+            procedure,
+            declaration: is_new.then_some(Declare { name: spec.name, shape: Bytes(spec.shape) }),
             provider: spec.provider,
             budget_us: (budget.as_micros() as u64).max(1),
             one_way: spec.one_way,
-            want_shape,
-            shape: Bytes(shape),
             leases,
             size: size as u64,
         };
@@ -229,7 +209,7 @@ impl<E: Env> Proto<E> {
         let id = self.link_to(peer, now)?;
         let (exposed, timer) = (Vec::new(), Some(deadline));
         let neighbours = Neighbours::default();
-        let call = Call { waiter, link: id, procedure: 0, timer, one_way: false, size: 0, exposed, answer: None, neighbours };
+        let call = Call { waiter, link: id, timer, one_way: false, size: 0, exposed, answer: None, neighbours };
         let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
         self.set_deadline(call, deadline);
         self.links[id].say(&Message::Shutdown { call: wire_id(call) }, &[]);
@@ -268,14 +248,8 @@ impl<E: Env> Proto<E> {
     }
 
     fn end_one_way(&mut self, id: CallId) {
-        let Some(Call { link, procedure, .. }) = self.calls.get(id) else { return };
-        let answer = Answer {
-            link: *link,
-            procedure: *procedure,
-            body: Body::Small(Vec::new()),
-            shape: Vec::new(),
-            leases: Leases::default(),
-        };
+        let Some(Call { link, .. }) = self.calls.get(id) else { return };
+        let answer = Answer { link: *link, body: Body::Small(Vec::new()), declaration: None, leases: Leases::default() };
         self.end_call(id, Ok(answer));
     }
 
@@ -300,15 +274,10 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    pub(super) fn handle_response(
-        &mut self,
-        id: LinkId,
-        number: u64,
-        shape: &[u8],
-        leases: Leases,
-        size: u64,
-        body: Option<&[u8]>,
-    ) -> Result<(), Failure> {
+    pub(super) fn handle_response(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>) -> Result<(), Failure> {
+        let Message::Response { call: number, result, shape, leases, size } = message else { return Ok(()) };
+        // Whatever becomes of the answer: those that follow go by this.
+        let declaration = self.links[id].declared_result(result, shape.0)?;
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else {
             // It was cancelled, or timed out: what the answer holds is not wanted.
@@ -321,17 +290,16 @@ impl<E: Env> Proto<E> {
             self.end_call(key, Err(Failure::Checksum));
             return Ok(());
         };
-        let procedure = call.procedure;
         let limit = self.config.max_message as u64;
         if size > limit {
             self.release(id, leases);
             self.abandon_call(key, Failure::TooLarge { size, limit });
         } else if body.len() as u64 == size {
-            let answer = Answer { link: id, procedure, body: Body::Small(body.to_vec()), shape: shape.to_vec(), leases };
+            let answer = Answer { link: id, body: Body::Small(body.to_vec()), declaration, leases };
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
             let memory = E::Memory::allocate(size as usize);
-            call.answer = Some(Arriving { memory, arrived: 0, shape: shape.to_vec(), leases });
+            call.answer = Some(Arriving { memory, arrived: 0, declaration, leases });
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }
@@ -341,19 +309,11 @@ impl<E: Env> Proto<E> {
     pub(super) fn response_landed(&mut self, id: LinkId, number: u64, len: usize) {
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else { return };
-        let procedure = call.procedure;
         let Some(answer) = &mut call.answer else { return };
         answer.arrived += len;
         if answer.arrived == answer.memory.len() {
-            let Some(Arriving { memory, shape, leases, .. }) = call.answer.take() else { return };
-            self.end_call(key, Ok(Answer { link: id, procedure, body: Body::Large(memory), shape, leases }));
-        }
-    }
-
-    /// The whole type of the results of a procedure has been checked: their shapes need not be sent again.
-    pub(crate) fn result_checked(&mut self, link: LinkId, procedure: u32) {
-        if let Some(bound) = self.links.get_mut(link).and_then(|link| link.bound.get_mut(&procedure)) {
-            bound.result_checked = true;
+            let Some(Arriving { memory, declaration, leases, .. }) = call.answer.take() else { return };
+            self.end_call(key, Ok(Answer { link: id, body: Body::Large(memory), declaration, leases }));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What peers can make this engine hold, and what is done beyond that.
 //!
 //! What can be refused is: requests, transfers and answers become `Busy`. What can't, as nobody waits for a word on it (what
-//! is said back to a peer that does not read, half frames, names), ends the connection. This engine never stops reading: two
+//! is said back to a peer that does not read, half frames, declarations), ends the connection. This engine never stops reading: two
 //! that stop reading each other would wait for ever, and cancels, answers and signs of life come the same way.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub(crate) struct Limits {
     /// Pulls and pushes of one peer that are in progress.
     pub peer_transfers: usize,
     /// Bytes held for one peer: of its requests, from their announcement to the answer, of answers that are not out, of half
-    /// frames, names and the like.
+    /// frames, names, shapes of types and the like.
     pub peer_bytes: usize,
     /// The same of all peers.
     pub bytes: usize,
@@ -66,10 +66,6 @@ impl Counts {
 pub(super) const UNCOUNTED: usize = 16 << 10;
 /// Bytes that may be said back to one peer, besides answers, and not be out: some 200,000 refusals.
 pub(super) const MAX_SAID_BACK: usize = 16 << 20;
-/// Bytes of procedures' names on one connection, with what it takes to keep them.
-pub(super) const MAX_NAME_BYTES: usize = 8 << 20;
-/// What it takes to keep a name, besides its bytes.
-pub(super) const NAME_COST: usize = 64;
 /// What it takes to say that something is refused, and why.
 const REFUSAL: usize = 100;
 /// What it takes to keep a transfer of a peer.
@@ -101,14 +97,14 @@ impl<E: Env> Link<E> {
     /// Bytes that are held for the peer, besides its requests. Who does not let go of the bulks that it got in answers gets no
     /// more of them.
     fn weight(&self) -> usize {
-        let Account { answers, said_back, flying, partial, names, .. } = self.account;
+        let Account { answers, said_back, flying, partial, declared, .. } = self.account;
         let tables = TRANSFER_COST * self.transfers() + LEASE_COST * self.leases.len();
-        answers + said_back + flying + partial + names + self.streams.answering() + tables
+        answers + said_back + flying + partial + declared + self.streams.answering() + tables
     }
 
     /// Those of them that could not be refused.
     fn burden(&self) -> usize {
-        self.account.said_back + self.account.partial + self.account.names
+        self.account.said_back + self.account.partial + self.account.declared
     }
 
     /// Transfers of the peer that are in progress.
@@ -276,11 +272,9 @@ impl<E: Env> Proto<E> {
         }
         self.recount(id);
         let burden = self.links[id].burden();
-        let (Account { said_back, names, .. }, limits) = (&self.links[id].account, &self.config.limits);
+        let (Account { said_back, .. }, limits) = (&self.links[id].account, &self.config.limits);
         let reason = if *said_back > MAX_SAID_BACK {
             format!("it does not read the {said_back} bytes that are said back to it")
-        } else if *names > MAX_NAME_BYTES {
-            format!("the names of its procedures take {names} bytes")
         } else if burden > UNCOUNTED && self.exceeds(self.bytes, burden, limits.bytes) {
             format!("{} bytes are in flight for all peers, and {burden} of them it would not be refused", self.bytes)
         } else {

@@ -1,9 +1,9 @@
 //! One connection: what waits to be sent, and what arrives.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
 use std::time::Instant;
 
+use super::declarations::{Declarations, Declared};
 use super::greeting::Proving;
 use super::hash::NumberMap;
 use super::landing::{Landing, MAX_CHUNK, Place};
@@ -38,15 +38,6 @@ pub(super) enum State {
     Dialling,
     Greeting,
     Open,
-}
-
-/// What this side knows of a procedure that it calls over a link.
-#[derive(Default)]
-pub(super) struct Bound {
-    /// The peer has checked the whole type of the arguments.
-    pub arguments_checked: bool,
-    /// This side has checked the whole type of the result.
-    pub result_checked: bool,
 }
 
 pub(super) struct Link<E: Env> {
@@ -90,8 +81,9 @@ pub(super) struct Link<E: Env> {
     /// Payloads that are out, and still read from this side's memory. Below zero for a moment when the end of one is reported
     /// before its beginning.
     lent: isize,
-    pub bound: NumberMap<u32, Bound>,
-    pub names: NumberMap<u32, Arc<str>>,
+    /// What this side has declared, and the peer.
+    pub declared: Declared,
+    pub declarations: Declarations<E>,
     /// What is held on the peer's account.
     pub account: Account,
     /// Requests of the peer by its own number.
@@ -134,8 +126,8 @@ pub(super) struct Account {
     pub flying: usize,
     /// Bytes that begin a frame whose rest has not come.
     pub partial: usize,
-    /// Of the names that the peer has given.
-    pub names: usize,
+    /// Of what the peer has declared.
+    pub declared: usize,
     /// How much of all that, but for the requests, is counted in all.
     pub counted: usize,
 }
@@ -173,8 +165,8 @@ impl<E: Env> Link<E> {
             chunk: CHUNK,
             moves: false,
             lent: 0,
-            bound: NumberMap::default(),
-            names: NumberMap::default(),
+            declared: Declared::default(),
+            declarations: Declarations::default(),
             account: Account::default(),
             requests: NumberMap::default(),
             cancelled: 0,
@@ -453,7 +445,7 @@ impl<E: Env> Proto<E> {
         }
         match message {
             Message::Request { .. } => return self.handle_request(id, message, body, now),
-            Message::Response { call, shape, leases, size } => self.handle_response(id, call, shape.0, leases, size, body)?,
+            Message::Response { .. } => self.handle_response(id, message, body)?,
             Message::Refuse { call, status } => self.finish_call(id, call, Err(Failure::Refused(status))),
             Message::Cancel { call } => self.handle_cancel(id, call),
             Message::Pull(range) => self.handle_pull(id, range, now)?,

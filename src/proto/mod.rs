@@ -14,6 +14,7 @@
 
 mod calls;
 mod chain;
+mod declarations;
 mod exposures;
 mod grants;
 mod greeting;
@@ -44,6 +45,7 @@ use slotmap::SlotMap;
 
 use crate::Address;
 pub(crate) use calls::{Answer, CallSpec, Content, Rejected};
+pub(crate) use declarations::Declaration;
 pub(crate) use exposures::Mode;
 pub(crate) use grants::Terms;
 pub(crate) use keys::Key;
@@ -86,6 +88,8 @@ pub(crate) trait Env {
     type Waiter;
     /// What is kept as long as a peer holds a bulk.
     type Lease: Lease;
+    /// What the user of the protocol keeps beside a declaration of a peer.
+    type Verdicts: Default;
 }
 
 /// A range of memory; clones are the same bytes.

@@ -4,18 +4,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calls::{Arriving, Content, MAX_BUDGET, check_leases};
-use super::limits::NAME_COST;
 use super::link::{OutStream, broken};
 use super::refusals::Cause;
-use super::wire::{Bytes, MAX_NAME, MAX_NAMES, Message, Status, Stream};
-use super::{Body, Env, Failure, Leases, LinkId, Memory, Output, PeerTag, Proto, RequestId, Stage};
+use super::wire::{Bytes, Message, Status, Stream};
+use super::{Body, Declaration, Env, Failure, Leases, LinkId, Memory, Output, PeerTag, Proto, RequestId, Stage};
 
 /// A call of a peer: from the arrival of its first byte to the answer.
 pub(super) struct Request<E: Env> {
     pub link: LinkId,
     call: u64,
     one_way: bool,
-    want_shape: bool,
     provider: u16,
     deadline: Option<Instant>,
     /// Nobody takes the answer; what it takes to handle it is still there.
@@ -23,13 +21,11 @@ pub(super) struct Request<E: Env> {
     /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over. If it was to be
     /// answered, it is `cancelled`, too.
     pub is_orphan: bool,
-    /// Bytes of its body, of the shape of its arguments, and for the values in it.
+    /// Bytes of its body, of what it declares for itself, and for the values in it.
     pub cost: usize,
     /// Those for the values.
     pub values: usize,
-    pub body: Option<Arriving<E::Memory>>,
-    /// The name, while the body arrives.
-    name: Option<Arc<str>>,
+    pub body: Option<Arriving<E>>,
 }
 
 /// A call of a peer, ready for its handler.
@@ -38,20 +34,19 @@ pub(crate) struct Incoming<E: Env> {
     pub link: LinkId,
     pub peer: Arc<PeerTag>,
     pub provider: u16,
-    pub name: Arc<str>,
+    /// What is called, and of what type the arguments are.
+    pub declaration: Arc<Declaration<E>>,
     pub deadline: Option<Instant>,
     pub one_way: bool,
-    /// The caller wants the shape of the result.
-    pub want_shape: bool,
     pub body: Body<E::Memory>,
-    /// The shape of the arguments, where the caller sent it.
-    pub shape: Vec<u8>,
     pub leases: Leases,
 }
 
 /// An answer to be sent.
 pub(crate) struct Reply<'a, E: Env> {
     pub content: Content<'a, E::Memory>,
+    /// This engine's number for the shape of the result; zero for none.
+    pub result: u32,
     pub shape: &'a [u8],
     pub leases: Vec<E::Lease>,
 }
@@ -73,7 +68,7 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
         if self.config.remote_shutdown {
-            let message = Message::Response { call, shape: Bytes(&[]), leases: Leases::default(), size: 0 };
+            let message = Message::Response { call, result: 0, shape: Bytes(&[]), leases: Leases::default(), size: 0 };
             self.links[id].say_back(&message);
             self.outputs.push_back(Output::ShutdownAsked);
         } else {
@@ -90,24 +85,14 @@ impl<E: Env> Proto<E> {
         body: Option<&[u8]>,
         now: Instant,
     ) -> Result<(), Failure> {
-        let Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size } = message
-        else {
+        let Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } = message else {
             return Ok(());
         };
-        let link = &mut self.links[id];
-        let name = match (name, link.names.get(&procedure)) {
-            (None, Some(name)) => name.clone(),
-            (Some(name), None) if name.len() <= MAX_NAME && link.names.len() < MAX_NAMES => {
-                let name: Arc<str> = name.into();
-                link.names.insert(procedure, name.clone());
-                link.account.names += name.len() + NAME_COST;
-                name
-            }
-            (Some(name), Some(known)) if **known == *name => known.clone(),
-            _ => return Err(broken(format!("procedure {procedure} is not named, or badly"))),
-        };
+        // Whatever becomes of the request: those that follow go by this.
+        let declaration = self.links[id].declared_procedure(procedure, declaration)?;
         check_leases(leases, size)?;
-        let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(shape.0.len());
+        let own = if procedure == 0 { declaration.name.len() + declaration.shape.len() } else { 0 };
+        let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(own);
         let refusal = if body.is_none() {
             Some(Status::Checksum)
         } else if self.stage != Stage::Running {
@@ -142,7 +127,6 @@ impl<E: Env> Proto<E> {
             link: id,
             call,
             one_way,
-            want_shape,
             provider,
             deadline,
             cancelled: false,
@@ -150,17 +134,15 @@ impl<E: Env> Proto<E> {
             cost,
             values: 0,
             body: None,
-            name: None,
         });
         link.requests.insert(call, request);
         link.account.requests += cost;
         self.bytes += cost;
         if is_whole {
-            self.deliver(request, name, Body::Small(body.to_vec()), shape.0.to_vec(), leases);
+            self.deliver(request, declaration, Body::Small(body.to_vec()), leases);
         } else {
             let memory = E::Memory::allocate(size as usize);
-            self.requests[request].name = Some(name);
-            self.requests[request].body = Some(Arriving { memory, arrived: 0, shape: shape.0.to_vec(), leases });
+            self.requests[request].body = Some(Arriving { memory, arrived: 0, declaration: Some(declaration), leases });
         }
         self.watch(id, now);
         Ok(())
@@ -171,11 +153,10 @@ impl<E: Env> Proto<E> {
         let Some(arriving) = &mut self.requests[key].body else { return };
         arriving.arrived += len;
         if arriving.arrived == arriving.memory.len() {
-            let request = &mut self.requests[key];
-            let (Some(Arriving { memory, shape, leases, .. }), Some(name)) = (request.body.take(), request.name.take()) else {
+            let Some(Arriving { memory, declaration: Some(declaration), leases, .. }) = self.requests[key].body.take() else {
                 return;
             };
-            self.deliver(key, name, Body::Large(memory), shape, leases);
+            self.deliver(key, declaration, Body::Large(memory), leases);
         }
     }
 
@@ -222,7 +203,7 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Cancelled { request: key });
     }
 
-    fn deliver(&mut self, key: RequestId, name: Arc<str>, body: Body<E::Memory>, shape: Vec<u8>, leases: Leases) {
+    fn deliver(&mut self, key: RequestId, declaration: Arc<Declaration<E>>, body: Body<E::Memory>, leases: Leases) {
         let request = &self.requests[key];
         let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
         self.outputs.push_back(Output::Request(Incoming {
@@ -230,12 +211,10 @@ impl<E: Env> Proto<E> {
             link: request.link,
             peer: peer.tag.clone(),
             provider: request.provider,
-            name,
+            declaration,
             deadline: request.deadline,
             one_way: request.one_way,
-            want_shape: request.want_shape,
             body,
-            shape,
             leases,
         }));
     }
@@ -308,7 +287,9 @@ impl<E: Env> Proto<E> {
                 let leases = self.lease(id, leases);
                 let link = &mut self.links[id];
                 let size = reply.content.len() as u64;
-                let message = Message::Response { call, shape: Bytes(reply.shape), leases, size };
+                let (result, is_new) = link.declared.add(reply.result, reply.shape.len());
+                let shape = Bytes(if is_new { reply.shape } else { &[] });
+                let message = Message::Response { call, result, shape, leases, size };
                 link.say_answer(&message, reply.content.inline());
                 if let Content::Large(memory) = reply.content {
                     link.streams.add(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });

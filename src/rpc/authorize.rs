@@ -33,7 +33,7 @@ pub(crate) type Authorize = Box<dyn Fn(&Caller<'_>) -> bool + Send + Sync>;
 impl Caller<'_> {
     /// The name of the procedure.
     pub fn procedure(&self) -> &str {
-        &self.incoming.name
+        &self.incoming.declaration.name
     }
 
     /// The provider that is called.

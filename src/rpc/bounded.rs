@@ -70,13 +70,20 @@ struct Bounded<'de, 'm> {
     more: More<'m>,
     /// Postcard's errors hold no text of ours.
     exceeded: Option<Bound>,
+    /// How many variants the enum has that is decoded.
+    variants: u32,
 }
 
 #[derive(Clone, Copy)]
 enum Bound {
     Depth,
     Elements,
-    Memory { allowed: usize },
+    Memory {
+        allowed: usize,
+    },
+    /// The type asks what comes next.
+    Undescribed,
+    Variant(u32),
 }
 
 impl<'de, 'm> Bounded<'de, 'm> {
@@ -92,6 +99,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
             place,
             more,
             exceeded: None,
+            variants: 0,
         }
     }
 
@@ -101,7 +109,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
         let rest = postcard.finalize();
         match decoded {
             Ok(value) if exceeded.is_none() && matches!(rest, Ok([])) => Ok((value, memory)),
-            decoded => Err(explain(len, exceeded, decoded.and(rest))),
+            decoded => Err(explain(std::any::type_name::<T>(), len, exceeded, decoded.and(rest))),
         }
     }
 
@@ -167,24 +175,40 @@ impl<'de, 'm> Bounded<'de, 'm> {
 
 /// Why `len` bytes were refused. A bound is named even where a `Deserialize` has swallowed the error.
 #[cold]
-fn explain(len: usize, exceeded: Option<Bound>, rest: Result<&[u8]>) -> String {
+fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: Result<&[u8]>) -> String {
     match (exceeded, rest) {
         (Some(Bound::Depth), _) => format!("nested deeper than {MAX_DEPTH} levels"),
         (Some(Bound::Elements), _) => format!("more elements than {len} bytes can hold"),
         (Some(Bound::Memory { allowed }), _) => {
             format!("the values in {len} bytes would take more than {allowed} bytes of memory")
         }
+        (Some(Bound::Undescribed), _) => format!(
+            "`{ty}` can only be read from a format that describes itself, as it asks what comes next: enums that are untagged or \
+             have a tag of their own (`#[serde(untagged)]`, `#[serde(tag = \"…\")]`), `#[serde(flatten)]` and types of any content \
+             such as `serde_json::Value` do; use an enum without these attributes, or send it as text"
+        ),
+        (Some(Bound::Variant(variant)), _) => format!("variant {variant} is none of the type's ({len} bytes)"),
         (None, Ok(rest)) => format!("{} of {len} bytes are left over", rest.len()),
         (None, Err(error)) => format!("{error} ({len} bytes)"),
     }
 }
 
-/// Values that hold no others, and what postcard refuses.
+/// Values that hold no others.
 macro_rules! by_postcard {
     ($($method:ident)*) => {$(
         #[inline]
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
             self.postcard.$method(visitor)
+        }
+    )*};
+}
+
+/// What only a format that describes itself can tell.
+macro_rules! by_none {
+    ($($method:ident)*) => {$(
+        #[cold]
+        fn $method<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value> {
+            Err(self.exceed(Bound::Undescribed))
         }
     )*};
 }
@@ -198,8 +222,10 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
         deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
         deserialize_f32 deserialize_f64 deserialize_char
         deserialize_str deserialize_bytes
-        deserialize_unit deserialize_any deserialize_identifier deserialize_ignored_any
+        deserialize_unit
     }
+
+    by_none! { deserialize_any deserialize_identifier deserialize_ignored_any }
 
     #[inline]
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
@@ -272,9 +298,10 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         _name: &'static str,
-        _variants: &'static [&'static str],
+        variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value> {
+        self.variants = u32::try_from(variants.len()).unwrap_or(u32::MAX);
         self.descend(|inside| visitor.visit_enum(inside))
     }
 
@@ -399,6 +426,10 @@ impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self)> {
         let variant = u32::deserialize(&mut self.postcard)?;
+        // What `#[serde(other)]` catches has a content that nobody reads.
+        if variant >= self.variants && self.variants > 0 {
+            return Err(self.exceed(Bound::Variant(variant)));
+        }
         Ok((seed.deserialize(variant.into_deserializer())?, self))
     }
 }

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use crate::engine::Shared;
 use crate::progress::Held;
-use crate::proto::{Leases, LinkId, wire};
+use crate::proto::{Leases, LinkId};
+use crate::shape::{Declared, Encoded, Knowledge};
 use crate::{Address, Error, Side};
 
 /// What encoding for a peer has come upon.
@@ -35,7 +36,7 @@ pub(super) enum Unencodable {
 impl Unencodable {
     pub(super) fn error(self, peer: &Address, side: Side, name: &str) -> Error {
         match self {
-            Unencodable::Codec(reason) => Error::Decode { peer: peer.clone(), side, name: name.to_owned(), reason },
+            Unencodable::Codec(reason) => Error::Encode { peer: peer.clone(), side, name: name.to_owned(), reason },
             Unencodable::OtherEngine { belongs_to, used_with } => Error::OtherEngine {
                 what: format!("sending the {side} of `{name}`"),
                 object: "a bulk for one call",
@@ -82,22 +83,37 @@ impl Encoding {
     }
 }
 
-/// Encodes a value for a peer, at the end of `out`. The leases are those of the bulks in it.
-pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, shared: &Shared) -> Result<Vec<Held>, Unencodable> {
+/// Encodes a value for a peer, at the end of `out`, and finds out what is to be declared of it. The leases are those of the
+/// bulks in it.
+pub(super) fn encode<T: Serialize + ?Sized>(
+    value: &T,
+    out: &mut Vec<u8>,
+    shared: &Shared,
+    knowledge: &Knowledge,
+) -> Result<(Vec<Held>, Arc<Declared>), Unencodable> {
+    let numbers = &shared.procedures.numbers;
     let (engine, eager_bulk) = (shared.incarnation, shared.limits.eager_bulk);
     let fresh = Encoding { engine, leases: Vec::new(), eager_bulk, foreign: None };
     // A `Serialize` may itself call somebody: what it was in the middle of is put back.
     let outer = ENCODING.replace(Some(fresh));
     let restore = Restore(Some(outer));
-    let encoded = wire::encode(value, out);
+    let encoded = knowledge.encode(value, out, numbers);
     let met = ENCODING.with_borrow_mut(|encoding| encoding.take());
     drop(restore);
     let (leases, foreign) = met.map_or_else(Default::default, |met| (met.leases, met.foreign));
-    match (encoded, foreign) {
-        (_, Some(belongs_to)) => Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() }),
-        (Err(error), None) => Err(Unencodable::Codec(error.to_string())),
-        (Ok(()), None) => Ok(leases),
+    if let Some(belongs_to) = foreign {
+        return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() });
     }
+    let declared = match encoded {
+        Ok(Encoded::As(declared)) => Ok(declared),
+        Ok(Encoded::Unlike) => {
+            // For nobody: its bulks have been accounted for.
+            let _restore = Restore(Some(ENCODING.replace(None)));
+            knowledge.look_at(value, numbers)
+        }
+        Err(fault) => Err(fault),
+    };
+    Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
 }
 
 struct Restore(Option<Option<Encoding>>);

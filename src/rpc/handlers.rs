@@ -5,18 +5,18 @@ use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::request::{Content, HANDLING, Request, Responder};
-use super::shape::Shape;
 use super::{bounded, codec};
 use crate::engine::Shared;
 use crate::progress::{Handler, Job, Kind, Live, Work};
 use crate::proto::{Body, Incoming, Status};
+use crate::shape::{Knowledge, Receiver, Shape};
 
 /// Arguments that borrow from the bytes that were received; see
 /// [`Engine::define_borrowed`](crate::Engine::define_borrowed). There are `str` and `[u8]`; a type of your own says what it
@@ -62,13 +62,13 @@ impl Drop for Entered {
 pub(super) struct Base {
     shared: Weak<Shared>,
     pub(super) kind: Arc<Kind>,
-    /// The shape of the arguments' type, once a caller wants it checked.
-    arguments: OnceLock<Shape>,
+    arguments: Receiver,
+    results: Arc<Knowledge>,
 }
 
 impl Base {
     pub(super) fn new(shared: &Arc<Shared>, kind: Arc<Kind>) -> Base {
-        Base { shared: Arc::downgrade(shared), kind, arguments: OnceLock::new() }
+        Base { shared: Arc::downgrade(shared), kind, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
     }
 
     /// The engine, which knows from now on that a handler runs. `None` when it is gone, or when nobody takes the answer any
@@ -103,18 +103,14 @@ impl Base {
         shape_of: fn() -> Shape,
         use_bytes: impl FnOnce(Responder<R>, &[u8]) -> T,
     ) -> Option<T> {
-        let (request, Content { link, leases, shape, body }) = Request::new(shared, incoming);
-        let responder = Responder::<R>::new(request);
+        let (request, Content { link, leases, body }) = Request::new(shared, incoming);
+        let responder = Responder::<R>::new(request, self.results.clone());
         codec::decoding(shared, link, leases, || {
-            if !shape.is_empty() {
-                let expected = self.arguments.get_or_init(shape_of);
-                let found = Shape::decode(&shape);
-                if !found.as_ref().is_some_and(|found| expected.accepts(found)) {
-                    let found = found.map_or_else(|| "nothing readable".to_owned(), |found| found.to_string());
-                    let expected = Status::clip(expected.to_string());
-                    let _ = responder.refuse(Status::TypeMismatch { expected, found: Status::clip(found) });
-                    return None;
-                }
+            let declaration = responder.request().declaration();
+            if let Err(mismatch) = self.arguments.check(&declaration.verdicts, &declaration.shape, shape_of) {
+                let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
+                let _ = responder.refuse(Status::TypeMismatch { expected, found });
+                return None;
             }
             Some(match body {
                 Body::Small(bytes) => use_bytes(responder, &bytes),
@@ -224,18 +220,15 @@ where
 
     fn handle(&self, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
-        self.base.open(
-            &entered.0,
-            incoming,
-            Shape::of_type::<A::With<'_>>,
-            |responder: Responder<R>, bytes| match arguments::<A::With<'_>, R>(&entered.0, &responder, bytes) {
+        self.base.open(&entered.0, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
+            match arguments::<A::With<'_>, R>(&entered.0, &responder, bytes) {
                 Ok(arguments) => {
                     let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
                     answer(responder, outcome);
                 }
                 Err(status) => drop(responder.refuse(status)),
-            },
-        );
+            }
+        });
     }
 }
 

@@ -11,7 +11,6 @@ mod pending;
 mod procedure;
 mod request;
 mod service;
-mod shape;
 
 pub(crate) use authorize::Authorize;
 pub use authorize::{Caller, PeerProcess};

@@ -10,10 +10,10 @@ use std::time::Instant;
 use serde::de::DeserializeOwned;
 
 use super::procedure::Target;
-use super::shape::Shape;
 use super::{bounded, codec};
 use crate::progress::{Completion, Live, Outcome, error_of};
-use crate::proto::{Answer, Body, CallId, Failure};
+use crate::proto::{Answer, Body, CallId, Declaration, Failure};
+use crate::shape::{Mismatch, Shape, Verdicts};
 use crate::{Error, Result, Side};
 
 /// A call that has been made, as it is waited for.
@@ -62,11 +62,9 @@ impl Target {
     }
 
     fn decode<R: DeserializeOwned>(&self, answer: Answer<Live>) -> Result<R> {
-        let Answer { link, procedure, body, shape, leases } = answer;
+        let Answer { link, body, declaration, leases } = answer;
         codec::decoding(&self.shared, link, leases, || {
-            if !shape.is_empty() {
-                self.check::<R>(link, procedure, &shape)?;
-            }
+            self.check::<R>(declaration.as_deref())?;
             let most = self.shared.limits.values;
             let mut within = |memory: usize| (memory <= most).then_some(most);
             let decoded = match body {
@@ -82,21 +80,19 @@ impl Target {
         })
     }
 
-    fn check<R: DeserializeOwned>(&self, link: crate::proto::LinkId, procedure: u32, shape: &[u8]) -> Result<()> {
-        let expected = self.info.result.get_or_init(Shape::of_type::<R>);
-        let found = Shape::decode(shape);
-        if found.as_ref().is_some_and(|found| expected.accepts(found)) {
-            if found.is_some_and(|found| found.is_complete()) {
-                self.shared.core.exec(|proto| proto.result_checked(link, procedure));
-            }
-            return Ok(());
-        }
-        Err(Error::TypeMismatch {
+    fn check<R: DeserializeOwned>(&self, declaration: Option<&Declaration<Live>>) -> Result<()> {
+        let (results, of_type) = (&self.info.results, Shape::of_type::<R>);
+        let checked = match declaration {
+            Some(declaration) => results.check(&declaration.verdicts, &declaration.shape, of_type),
+            // What is not declared fits nowhere.
+            None => results.check(&Verdicts::default(), &[], of_type),
+        };
+        checked.map_err(|Mismatch { expected, found }| Error::TypeMismatch {
             peer: self.endpoint.address(),
             side: Side::Result,
             name: self.info.name.to_string(),
-            expected: expected.to_string(),
-            found: found.map_or_else(|| "nothing readable".to_owned(), |found| found.to_string()),
+            expected,
+            found,
         })
     }
 }

@@ -4,7 +4,7 @@ use std::any::type_name;
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -13,36 +13,42 @@ use serde::de::DeserializeOwned;
 
 use super::codec;
 use super::pending::{Begun, Pending};
-use super::shape::Shape;
 use crate::engine::Shared;
 use crate::memory::{Region, Slice};
 use crate::progress::{Completion, Live};
 use crate::proto::{CallId, CallSpec, Content, Failure, Rejected};
+use crate::shape::{Knowledge, Numbers, Receivers};
 use crate::{Endpoint, Result, Side};
 
-/// A name with its types, as this engine numbers it towards its peers.
+/// A name with its types, and what is known of them.
 pub(crate) struct ProcedureInfo {
-    pub id: u32,
     pub name: Arc<str>,
-    /// The shape of the result's type, once it is needed.
-    pub result: OnceLock<Shape>,
+    pub arguments: Knowledge,
+    pub results: Receivers,
+}
+
+impl ProcedureInfo {
+    fn new(name: &str) -> Arc<ProcedureInfo> {
+        let name: Arc<str> = name.into();
+        Arc::new(ProcedureInfo { arguments: Knowledge::new(Some(name.clone())), name, results: Receivers::default() })
+    }
 }
 
 /// The name, and the names of the two types.
 type ProcedureKey = (String, &'static str, &'static str);
 
-/// Every procedure that was ever asked for. Types count: the check of one pair of types says nothing of another.
+/// Every procedure that was ever asked for, so that what is known of its types is not found out again. (Types of one name that
+/// differ are told apart by what they show.)
 #[derive(Default)]
 pub(crate) struct Procedures {
     known: Mutex<HashMap<ProcedureKey, Arc<ProcedureInfo>>>,
+    pub numbers: Numbers,
 }
 
 impl Procedures {
     fn intern(&self, name: &str, arguments: &'static str, result: &'static str) -> Arc<ProcedureInfo> {
         let mut known = self.known.lock();
-        let id = known.len() as u32;
-        let make = || Arc::new(ProcedureInfo { id, name: name.into(), result: OnceLock::new() });
-        known.entry((name.to_owned(), arguments, result)).or_insert_with(make).clone()
+        known.entry((name.to_owned(), arguments, result)).or_insert_with(|| ProcedureInfo::new(name)).clone()
     }
 }
 
@@ -61,7 +67,7 @@ impl<A: ?Sized, R> Procedure<A, R> {
     pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Procedure<A, R> {
         let info = if shared.core.is_forked() {
             // To be called in vain: the list may be locked by a thread that is not there.
-            Arc::new(ProcedureInfo { id: 0, name: name.into(), result: OnceLock::new() })
+            ProcedureInfo::new(name)
         } else {
             shared.procedures.intern(name, type_name::<A>(), type_name::<R>())
         };
@@ -179,7 +185,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let now = Instant::now();
         let deadline = deadline(now, *timeout);
         let id = codec::with_buffer(|buffer| {
-            let leases = codec::encode(arguments, buffer, shared)
+            let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), Side::Arguments, &info.name))?;
             let large = buffer.len() > shared.limits.eager;
             let content = if large {
@@ -189,36 +195,29 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
             };
             let spec = CallSpec {
                 peer: endpoint.peer(),
-                procedure: info.id,
+                procedure: declared.number,
                 name: &info.name,
+                shape: &declared.shape,
                 provider: endpoint.provider_id(),
                 content,
-                shape: None,
                 leases,
                 deadline,
                 timed,
                 one_way,
                 waiter: completion.clone(),
             };
-            self.make(spec, arguments, now).map_err(|failure| self.target.error(failure))
+            self.make(spec, now).map_err(|failure| self.target.error(failure))
         })?;
         Ok((Begun { completion, id }, deadline))
     }
 
-    /// Makes the call; with the shape of the arguments, if the peer has not checked their type yet, and when the peer takes
-    /// it, if it is behind.
-    fn make(&self, mut spec: CallSpec<'_, Live>, arguments: &A, now: Instant) -> std::result::Result<CallId, Failure> {
+    /// Makes the call: when the peer takes it, if it is behind.
+    fn make(&self, mut spec: CallSpec<'_, Live>, now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.target.shared.core;
         loop {
             match core.exec_call(now, |proto| proto.call(spec, now)) {
                 Ok(id) => return Ok(id),
                 Err(Rejected::Failed(failure)) => return Err(failure),
-                Err(Rejected::NeedShape(again)) => {
-                    let traced = Shape::of_value(arguments);
-                    let mut shape = Vec::new();
-                    traced.encode(&mut shape);
-                    spec = CallSpec { shape: Some((shape, traced.is_complete())), ..*again };
-                }
                 Err(Rejected::NoCredit(again)) => {
                     let credit = Completion::new();
                     core.exec(|proto| proto.await_credit(again.peer, credit.clone()));

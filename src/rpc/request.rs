@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::codec;
-use super::shape::Shape;
 use crate::engine::Shared;
 use crate::memory::{Region, Slice};
 use crate::progress::{Live, error_of};
-use crate::proto::{self, Body, Failure, Incoming, Leases, LinkId, Reply, RequestId, Status};
+use crate::proto::{self, Body, Declaration, Failure, Incoming, Leases, LinkId, Reply, RequestId, Status};
+use crate::shape::Knowledge;
 use crate::{Endpoint, Engine, Error, Result, Side};
 
 /// Who called, what, and until when. Clones can be kept, and do not keep the engine alive.
@@ -21,20 +21,19 @@ pub struct Request {
     engine: Engine,
     endpoint: Endpoint,
     id: RequestId,
-    name: Arc<str>,
+    declaration: Arc<Declaration<Live>>,
     provider: u16,
     deadline: Option<Instant>,
     one_way: bool,
-    want_shape: bool,
 }
 
 impl Request {
     pub(super) fn new(shared: &Arc<Shared>, incoming: Incoming<Live>) -> (Request, Content) {
-        let Incoming { request: id, link, peer, provider, name, deadline, one_way, want_shape, body, shape, leases } = incoming;
+        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases } = incoming;
         let endpoint = Endpoint::new(shared.clone(), peer, 0);
         let engine = Engine::from_shared(shared.clone());
-        let request = Request { engine, endpoint, id, name, provider, deadline, one_way, want_shape };
-        (request, Content { link, leases, shape, body })
+        let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way };
+        (request, Content { link, leases, body })
     }
 
     /// The engine that was called. The reference does not keep it alive; a clone does, as every handle, so a handler that keeps
@@ -67,7 +66,7 @@ impl Request {
 
     /// The name that the procedure was called by.
     pub fn procedure(&self) -> &str {
-        &self.name
+        &self.declaration.name
     }
 
     /// The provider that was called.
@@ -80,6 +79,10 @@ impl Request {
         self.one_way
     }
 
+    pub(super) fn declaration(&self) -> &Declaration<Live> {
+        &self.declaration
+    }
+
     pub(super) fn id(&self) -> RequestId {
         self.id
     }
@@ -87,11 +90,11 @@ impl Request {
 
 impl Clone for Request {
     fn clone(&self) -> Request {
-        let Request { ref engine, ref endpoint, id, ref name, provider, deadline, one_way, want_shape } = *self;
+        let Request { ref engine, ref endpoint, id, ref declaration, provider, deadline, one_way } = *self;
         // A clone of the engine would be a handle, which keeps it alive: async handlers get, and keep, clones of requests.
         let engine = Engine::from_shared(engine.shared().clone());
-        let (endpoint, name) = (endpoint.clone(), name.clone());
-        Request { engine, endpoint, id, name, provider, deadline, one_way, want_shape }
+        let (endpoint, declaration) = (endpoint.clone(), declaration.clone());
+        Request { engine, endpoint, id, declaration, provider, deadline, one_way }
     }
 }
 
@@ -99,13 +102,12 @@ impl Clone for Request {
 pub(super) struct Content {
     pub link: LinkId,
     pub leases: Leases,
-    pub shape: Vec<u8>,
     pub body: Body<Slice>,
 }
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Request(`{}` of provider {} by {:?})", self.name, self.provider, self.endpoint)
+        write!(f, "Request(`{}` of provider {} by {:?})", self.procedure(), self.provider, self.endpoint)
     }
 }
 
@@ -119,13 +121,15 @@ thread_local! {
 /// Dropped unanswered, the caller gets [`Error::NoResponse`].
 pub struct Responder<R> {
     request: Request,
+    /// What is known of the results of this registration.
+    results: Arc<Knowledge>,
     answered: bool,
     _result: PhantomData<fn(&R)>,
 }
 
 impl<R> Responder<R> {
-    pub(super) fn new(request: Request) -> Responder<R> {
-        Responder { request, answered: false, _result: PhantomData }
+    pub(super) fn new(request: Request, results: Arc<Knowledge>) -> Responder<R> {
+        Responder { request, results, answered: false, _result: PhantomData }
     }
 
     /// The call that is to be answered.
@@ -146,14 +150,15 @@ impl<R> Responder<R> {
         self.answered = true;
         let request = &self.request;
         let shared = request.engine.shared();
-        shared.check_process(|| format!("answer to `{}`", request.name))?;
+        shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let answered = shared.core.exec(|proto| proto.respond(request.id, reply));
         shared.finalizing().look_again();
         answered.map_err(|failure| self.error(failure))
     }
 
     fn error(&self, failure: Failure) -> Error {
-        let Request { name, endpoint, provider, .. } = &self.request;
+        let Request { endpoint, provider, .. } = &self.request;
+        let name = self.request.procedure();
         error_of(failure, &endpoint.address(), format!("answer to `{name}`"), name, Duration::ZERO, *provider)
     }
 }
@@ -163,36 +168,31 @@ impl<R: Serialize> Responder<R> {
     ///
     /// # Errors
     /// [`Error::Cancelled`] when nobody takes the answer any more, [`Error::MessageTooLarge`] (the caller gets it too), and
-    /// [`Error::Decode`] for a value that can't be encoded.
+    /// [`Error::Encode`] for a value that can't be encoded.
     pub fn respond(mut self, result: &R) -> Result<()> {
         let eager = self.request.engine.shared().limits.eager;
         codec::with_buffer(|buffer| {
             if self.request.one_way {
-                return self.answer(Ok(Reply { content: proto::Content::Small(&[]), shape: &[], leases: Vec::new() }));
+                return self.answer(Ok(Reply { content: proto::Content::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));
             }
-            let leases = match codec::encode(result, buffer, self.request.engine.shared()) {
-                Ok(leases) => leases,
+            let (leases, declared) = match codec::encode(result, buffer, self.request.engine.shared(), &self.results) {
+                Ok(encoded) => encoded,
                 Err(failed) => {
-                    let Request { name, endpoint, .. } = &self.request;
-                    let error = failed.error(&endpoint.address(), Side::Result, name);
+                    let error = failed.error(&self.request.endpoint.address(), Side::Result, self.request.procedure());
                     let reason = match &error {
-                        Error::Decode { reason, .. } => reason.clone(),
+                        Error::Encode { reason, .. } => reason.clone(),
                         error => error.to_string(),
                     };
                     let _ = self.answer(Err(Status::Encode(Status::clip(reason))));
                     return Err(error);
                 }
             };
-            let mut shape = Vec::new();
-            if self.request.want_shape {
-                Shape::of_value(result).encode(&mut shape);
-            }
             let content = if buffer.len() > eager {
                 proto::Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
             } else {
                 proto::Content::Small(buffer)
             };
-            self.answer(Ok(Reply { content, shape: &shape, leases }))
+            self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases }))
         })
     }
 }

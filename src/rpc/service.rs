@@ -27,17 +27,17 @@ impl Service for EngineService {
             // Which procedures there are is no business of theirs.
             shared.core.exec_with_others(|proto| {
                 proto.release(incoming.link, incoming.leases);
-                proto.deny(incoming.request, incoming.link, &incoming.name);
+                proto.deny(incoming.request, incoming.link, &incoming.declaration.name);
             });
             shared.finalizing().look_again();
             return None;
         }
-        let status = match shared.registry.find(incoming.provider, &incoming.name) {
+        let status = match shared.registry.find(incoming.provider, &incoming.declaration.name) {
             Found::Handler(handler) => return Some(Job::new(&shared.core, Work::Request(handler, incoming))),
             Found::NoProcedure => Status::NoSuchProcedure,
             Found::NoProvider => Status::NoSuchProvider,
         };
-        tracing::debug!(target: "calomel::rpc", name = %incoming.name, provider = incoming.provider, ?status, "a call of nothing");
+        tracing::debug!(target: "calomel::rpc", name = %incoming.declaration.name, provider = incoming.provider, ?status, "a call of nothing");
         shared.core.exec_with_others(|proto| {
             proto.release(incoming.link, incoming.leases);
             // That the caller may be gone already changes nothing here.

@@ -8,11 +8,16 @@ use std::sync::{Arc, OnceLock};
 use crate::progress::Core;
 use crate::proto::Leases;
 use crate::proto::wire::{self, Frame, Message};
+use crate::shape::{Encoded, Knowledge, Numbers};
 use crate::transport::{Capabilities, Link, LinkKey, Sink, Transport};
 use crate::{Address, BulkMode, Endpoint, Engine, Request, Result, Scheme};
 
 /// A request as they come: some numbers, a text, a list.
 type Arguments = (u64, f64, String, Vec<u32>);
+
+fn known() -> (Knowledge, Numbers) {
+    (Knowledge::new(None), Numbers::default())
+}
 
 fn arguments() -> Arguments {
     (7 << 30, 0.5, "matrix/17".to_owned(), vec![1000; 16])
@@ -24,19 +29,17 @@ fn again(mut round: impl FnMut()) {
     (0..rounds).for_each(|_| round());
 }
 
-fn encode(arguments: &Arguments, body: &mut Vec<u8>, out: &mut Vec<u8>) {
+fn encode(arguments: &Arguments, known: &(Knowledge, Numbers), body: &mut Vec<u8>, out: &mut Vec<u8>) {
     body.clear();
     out.clear();
-    wire::encode(arguments, body).unwrap();
+    assert!(matches!(known.0.encode(arguments, body, &known.1), Ok(Encoded::As(_))));
     let message = Message::Request {
         call: 123_456,
         procedure: 3,
-        name: None,
+        declaration: None,
         provider: 0,
         budget_us: 30_000_000,
         one_way: false,
-        want_shape: false,
-        shape: wire::Bytes(&[]),
         leases: Leases::default(),
         size: body.len() as u64,
     };
@@ -45,14 +48,14 @@ fn encode(arguments: &Arguments, body: &mut Vec<u8>, out: &mut Vec<u8>) {
 
 #[test]
 fn encode_request() {
-    let (arguments, mut body, mut out) = (arguments(), Vec::new(), Vec::new());
-    again(|| encode(black_box(&arguments), &mut body, black_box(&mut out)));
+    let (arguments, known, mut body, mut out) = (arguments(), known(), Vec::new(), Vec::new());
+    again(|| encode(black_box(&arguments), &known, &mut body, black_box(&mut out)));
 }
 
 #[test]
 fn decode_request() {
     let (arguments, mut out) = (arguments(), Vec::new());
-    encode(&arguments, &mut Vec::new(), &mut out);
+    encode(&arguments, &known(), &mut Vec::new(), &mut out);
     again(|| {
         let Ok(Frame::Whole(message, body, _)) = wire::take(black_box(&out)) else { panic!("no frame") };
         assert!(matches!(black_box(message), Message::Request { call: 123_456, .. }));

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 pub const MAGIC: &[u8; 8] = b"calomel\0";
 /// The version of the protocol that engines speak.
 pub const VERSION: u16 = 3;
+/// The shape of what nothing is known of.
+pub const ANYTHING: u8 = 32;
 /// Kinds of pieces of a greeting.
 pub const HELLO: u8 = 0;
 pub const CHALLENGE: u8 = 1;
@@ -46,17 +48,16 @@ pub enum Message {
     Request {
         call: u64,
         procedure: u32,
-        name: Option<String>,
+        declaration: Option<(String, Vec<u8>)>,
         provider: u16,
         budget_us: u64,
         one_way: bool,
-        want_shape: bool,
-        shape: Vec<u8>,
         leases: (u64, u32),
         size: u64,
     },
     Response {
         call: u64,
+        result: u32,
         shape: Vec<u8>,
         leases: (u64, u32),
         size: u64,
@@ -106,17 +107,15 @@ pub enum Message {
 }
 
 impl Message {
-    /// A call whose arguments are `size` bytes, behind it or following; the number of the procedure is the call's.
+    /// A call whose arguments are `size` bytes, behind it or following, and of a type that nothing is said of.
     pub fn call(call: u64, name: &str, size: usize) -> Message {
         Message::Request {
             call,
-            procedure: call as u32,
-            name: Some(name.to_owned()),
+            procedure: 0,
+            declaration: Some((name.to_owned(), vec![ANYTHING])),
             provider: 0,
             budget_us: 10_000_000,
             one_way: false,
-            want_shape: false,
-            shape: Vec::new(),
             leases: (0, 0),
             size: size as u64,
         }
@@ -124,7 +123,7 @@ impl Message {
 
     /// An answer of `size` bytes.
     pub fn answer(call: u64, size: usize) -> Message {
-        Message::Response { call, shape: Vec::new(), leases: (0, 0), size: size as u64 }
+        Message::Response { call, result: 0, shape: vec![ANYTHING], leases: (0, 0), size: size as u64 }
     }
 
     pub fn bytes(&self) -> Vec<u8> {

@@ -35,9 +35,8 @@ fn call(liar: &mut Liar, name: &str, arguments: &impl Serialize, count: u32) -> 
     let body = postcard::to_stdvec(arguments).unwrap();
     let number = rand::random::<u64>() >> 1;
     let mut message = Message::call(number, name, body.len());
-    if let Message::Request { leases, procedure, .. } = &mut message {
+    if let Message::Request { leases, .. } = &mut message {
         *leases = (7, count);
-        *procedure = rand::random();
     }
     liar.tell(&message, &body);
     number

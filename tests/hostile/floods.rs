@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::wire::{Message, Range, Status, Stream};
+use crate::common::wire::{ANYTHING, Message, Range, Status, Stream};
 use crate::liar::Liar;
 use crate::over_both;
 use crate::scene::{Scene, report};
@@ -22,9 +22,9 @@ const QUESTIONS: &[Flood] = &[
     ("pings", |_, _| Message::Ping.frame(&[])),
     ("calls of a procedure that there is not", |n, _| {
         let mut message = Message::call(n, "no such procedure", 1);
-        if let Message::Request { procedure, name, .. } = &mut message {
-            *procedure = 0;
-            *name = (n == 0).then(|| "no such procedure".to_owned());
+        if let Message::Request { procedure, declaration, .. } = &mut message {
+            *procedure = 1;
+            *declaration = declaration.take().filter(|_| n == 0);
         }
         message.frame(&[1])
     }),
@@ -41,9 +41,9 @@ const WORDS: &[Flood] = &[
     ("cancelled calls", |n, _| Message::Cancel { call: n }.frame(&[])),
     ("one-way calls of a procedure that there is not", |n, _| {
         let mut message = Message::call(n, "no such procedure", 1);
-        if let Message::Request { procedure, one_way, name, .. } = &mut message {
-            (*procedure, *one_way) = (0, true);
-            *name = (n == 0).then(|| "no such procedure".to_owned());
+        if let Message::Request { procedure, one_way, declaration, .. } = &mut message {
+            (*procedure, *one_way) = (1, true);
+            *declaration = declaration.take().filter(|_| n == 0);
         }
         message.frame(&[1])
     }),
@@ -54,7 +54,17 @@ const WORDS: &[Flood] = &[
         _ => Message::Handled { count: u32::MAX }.frame(&[]),
     }),
     ("words of memory that was taken back", |n, _| Message::Revoked { token: u128::from(n).to_le_bytes() }.frame(&[])),
-    ("names of procedures", |n, _| Message::call(n, &format!("name {n}"), 1).frame(&[1])),
+    ("names of procedures", |n, _| {
+        let mut message = Message::call(n, &format!("name {n}"), 1);
+        if let Message::Request { procedure, .. } = &mut message {
+            *procedure = n as u32 + 1;
+        }
+        message.frame(&[1])
+    }),
+    ("types of answers", |n, _| {
+        let result = n as u32 + 1;
+        Message::Response { call: n << 32, result, shape: vec![ANYTHING], leases: (0, 0), size: 1 }.frame(&[1])
+    }),
 ];
 
 /// Others are served while it comes, and what it takes is bounded, and given back.
@@ -122,9 +132,9 @@ fn calls_left_behind() {
     let mut liar = Liar::engaged(&scene.address);
     let call = |n: u64| {
         let mut message = Message::call(n, "slow", 1);
-        if let Message::Request { procedure, name, .. } = &mut message {
-            *procedure = 0;
-            *name = (n == 0).then(|| "slow".to_owned());
+        if let Message::Request { procedure, declaration, .. } = &mut message {
+            *procedure = 1;
+            *declaration = declaration.take().filter(|_| n == 0);
         }
         message.frame(&[2])
     };

@@ -24,6 +24,16 @@ fn covered(message: &Message, body: &[u8], sum: u32) -> Vec<u8> {
     framed((message.len() + rest.len()) as u32, message.len() as u32 | COVERED, &message, &rest)
 }
 
+/// Has a call use a number, and declare it or not.
+fn numbered(number: u32, declared: bool) -> impl FnOnce(&mut Message) {
+    move |message| {
+        if let Message::Request { procedure, declaration, .. } = message {
+            *procedure = number;
+            *declaration = declaration.take().filter(|_| declared);
+        }
+    }
+}
+
 /// A call with something else in it.
 fn call_with(number: u64, name: &str, size: u64, change: impl FnOnce(&mut Message)) -> Message {
     let mut message = Message::call(number, name, size as usize);
@@ -97,22 +107,19 @@ const LENGTHS: &[Lie] = &[
     lie("a name of no bytes", Then::Says("NoSuchProcedure", 1), |liar, _| {
         liar.tell(&Message::call(1, "", 0), &[]);
     }),
-    lie("a procedure that was never named", Then::HangsUp, |liar, _| {
-        let nameless = |m: &mut Message| {
-            if let Message::Request { name, .. } = m {
-                *name = None
-            }
-        };
-        liar.tell(&call_with(77, "add", 2, nameless), &[1, 2]);
+    lie("a procedure that was never declared", Then::HangsUp, |liar, _| {
+        liar.tell(&call_with(77, "add", 2, numbered(77, false)), &[1, 2]);
     }),
-    lie("a procedure that is named anew", Then::HangsUp, |liar, _| {
-        liar.tell(&Message::call(1, "add", 2), &[1, 2]);
-        let again = |m: &mut Message| {
-            if let Message::Request { procedure, .. } = m {
-                *procedure = 1
-            }
-        };
-        liar.tell(&call_with(2, "big", 2, again), &[1, 2]);
+    lie("a procedure of no number that is not declared", Then::HangsUp, |liar, _| {
+        liar.tell(&call_with(77, "add", 2, numbered(0, false)), &[1, 2]);
+    }),
+    lie("a procedure that is declared anew", Then::HangsUp, |liar, _| {
+        liar.tell(&call_with(1, "add", 2, numbered(1, true)), &[1, 2]);
+        liar.tell(&call_with(2, "big", 2, numbered(1, true)), &[1, 2]);
+    }),
+    lie("a procedure that is declared again", Then::HangsUp, |liar, _| {
+        liar.tell(&call_with(1, "add", 2, numbered(1, true)), &[1, 2]);
+        liar.tell(&call_with(2, "add", 2, numbered(1, true)), &[1, 2]);
     }),
     lie("a provider that there is not", Then::Says("NoSuchProvider", 1), |liar, _| {
         let elsewhere = |m: &mut Message| {
@@ -149,15 +156,17 @@ const LENGTHS: &[Lie] = &[
     }),
     lie("a shape that goes on for ever", Then::HangsUp, |liar, _| {
         let message = Message::call(1, "add", 2).bytes();
-        // The shape is the length 0, before the leases, which are 0 and 0, and the size.
-        let at = message.len() - 4;
+        // The length of the shape stands behind the name.
+        let at = message.windows(3).position(|part| part == b"add").unwrap() + 3;
         let message = [&message[..at], &[0xff; 9], &[0x01], &message[at + 1..]].concat();
         liar.bytes(&frame(&message, &[1, 2]));
     }),
-    lie("shapes that are none", Then::Says("TypeMismatch", 4), |liar, _| {
-        for (number, bytes) in [vec![0xff; 3], vec![0; 900_000], vec![200; 100_000], pattern(3, 5000)].into_iter().enumerate() {
+    lie("shapes that are none", Then::Says("TypeMismatch", 5), |liar, _| {
+        for (number, bytes) in
+            [vec![], vec![0xff; 3], vec![0; 900_000], vec![200; 100_000], pattern(3, 5000)].into_iter().enumerate()
+        {
             let shaped = |m: &mut Message| {
-                if let Message::Request { shape, .. } = m {
+                if let Message::Request { declaration: Some((_, shape)), .. } = m {
                     *shape = bytes
                 }
             };

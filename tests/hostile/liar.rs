@@ -167,11 +167,7 @@ impl Liar {
     pub fn request(&mut self, name: &str, arguments: &impl Serialize) -> u64 {
         let body = postcard::to_stdvec(arguments).unwrap();
         self.next_call += 1;
-        let mut message = Message::call(self.next_call, name, body.len());
-        if let Message::Request { procedure, .. } = &mut message {
-            *procedure = self.next_call as u32;
-        }
-        self.tell(&message, &body);
+        self.tell(&Message::call(self.next_call, name, body.len()), &body);
         self.next_call
     }
 

@@ -1,6 +1,6 @@
 //! Numbers of calls, transfers and leases that are others', or nobody's.
 
-use crate::common::wire::{Message, Range, Status, Stream};
+use crate::common::wire::{ANYTHING, Message, Range, Status, Stream};
 use crate::liar::{Liar, MOVED};
 use crate::over_both;
 use crate::scene::{Begun, Lie, Scene, Then, lie, table};
@@ -21,7 +21,7 @@ fn others(liar: &Liar) -> Vec<u64> {
 
 /// An answer in large, of which nothing has come.
 fn large(number: u64, size: u64) -> Message {
-    Message::Response { call: number, shape: Vec::new(), leases: (0, 0), size }
+    Message::Response { call: number, result: 0, shape: Vec::new(), leases: (0, 0), size }
 }
 
 fn refusal(number: u64) -> Message {
@@ -184,16 +184,30 @@ pub const OWN: &[Lie] = &[
         liar.tell(&Message::answer(liar.call, 0), &[]);
     }),
     lie("an answer of another shape", Then::GoesOn, |liar, _| {
-        let answer = Message::Response { call: liar.call, shape: vec![0xff; 1000], leases: (0, 0), size: 2 };
+        let answer = Message::Response { call: liar.call, result: 0, shape: vec![0xff; 1000], leases: (0, 0), size: 2 };
+        liar.tell(&answer, &[1, 1]);
+    }),
+    lie("an answer whose type was never declared", Then::HangsUp, |liar, _| {
+        let answer = Message::Response { call: liar.call, result: 7, shape: Vec::new(), leases: (0, 0), size: 2 };
+        liar.tell(&answer, &[1, 1]);
+    }),
+    lie("an answer whose type is declared twice", Then::HangsUp, |liar, _| {
+        for call in [liar.call, liar.call + 1] {
+            let answer = Message::Response { call, result: 7, shape: vec![ANYTHING], leases: (0, 0), size: 2 };
+            liar.tell(&answer, &[1, 1]);
+        }
+    }),
+    lie("an answer that nothing is said of", Then::GoesOn, |liar, _| {
+        let answer = Message::Response { call: liar.call, result: 0, shape: Vec::new(), leases: (0, 0), size: 2 };
         liar.tell(&answer, &[1, 1]);
     }),
     lie("an answer with leases of nothing", Then::GoesOn, |liar, _| {
-        let answer = Message::Response { call: liar.call, shape: Vec::new(), leases: (u64::MAX - 1, 5), size: 80 };
+        let answer = Message::Response { call: liar.call, result: 0, shape: Vec::new(), leases: (u64::MAX - 1, 5), size: 80 };
         liar.tell(&answer, &[&[79][..], &[1; 79]].concat());
         liar.expect("the leases", |m| matches!(m, Message::Release { count: 5, .. }));
     }),
     lie("an answer with more leases than it can have", Then::HangsUp, |liar, _| {
-        liar.tell(&Message::Response { call: liar.call, shape: Vec::new(), leases: (0, 9), size: 2 }, &[1, 1]);
+        liar.tell(&Message::Response { call: liar.call, result: 0, shape: Vec::new(), leases: (0, 9), size: 2 }, &[1, 1]);
     }),
     lie("an answer longer than it says", Then::HangsUp, |liar, _| {
         liar.tell(&Message::answer(liar.call, 2), &[1, 1, 1]);
@@ -345,11 +359,7 @@ pub const OWN: &[Lie] = &[
     }),
     lie("calls by the victim's own numbers", Then::GoesOn, |liar, _| {
         for number in guesses() {
-            let mut message = Message::call(number, "add", 2);
-            if let Message::Request { procedure, .. } = &mut message {
-                *procedure = 5;
-            }
-            liar.tell(&message, &[1, 2]);
+            liar.tell(&Message::call(number, "add", 2), &[1, 2]);
             assert_eq!(liar.answer(number), Ok(vec![3]));
         }
     }),

@@ -85,17 +85,20 @@ impl Raw {
     }
 }
 
+/// The shape of what nothing is known of.
+const ANYTHING: u8 = 32;
+
 /// A call as it is on the wire. The first of a procedure's number gives its name.
 pub fn request(call: u64, procedure: u32, name: Option<&str>, one_way: bool, body: &[u8]) -> Vec<u8> {
-    let (provider, budget_us, shape) = (0u16, 60_000_000u64, [0u8; 0]);
-    let head = (0u8, call, procedure, name, provider, budget_us, one_way, false, &shape[..], (0u64, 0u32), body.len() as u64);
+    let (provider, budget_us, declaration) = (0u16, 60_000_000u64, name.map(|name| (name, &[ANYTHING][..])));
+    let head = (0u8, call, procedure + 1, declaration, provider, budget_us, one_way, (0u64, 0u32), body.len() as u64);
     frame(&postcard::to_stdvec(&head).unwrap(), body)
 }
 
 /// A call whose body follows, or does not.
 pub fn announcement(call: u64, procedure: u32, name: Option<&str>, size: u64) -> Vec<u8> {
-    let (provider, budget_us, shape) = (0u16, 60_000_000u64, [0u8; 0]);
-    let head = (0u8, call, procedure, name, provider, budget_us, false, false, &shape[..], (0u64, 0u32), size);
+    let (provider, budget_us, declaration) = (0u16, 60_000_000u64, name.map(|name| (name, &[ANYTHING][..])));
+    let head = (0u8, call, procedure + 1, declaration, provider, budget_us, false, (0u64, 0u32), size);
     frame(&postcard::to_stdvec(&head).unwrap(), &[])
 }
 

@@ -2,7 +2,7 @@
 
 use super::Leases;
 use super::env::Random;
-use super::wire::{Bytes, Message, Range, Status, Stream};
+use super::wire::{Bytes, Declare, Message, Range, Status, Stream};
 
 /// What a liar knows of its victim: numbers that mean something there.
 #[derive(Clone, Default)]
@@ -96,16 +96,14 @@ impl Random {
             0..5 => Message::Request {
                 call: if self.once_in(3) { call } else { self.next() },
                 procedure: self.below(5) as u32,
-                name: if self.once_in(3) { None } else { Some(NAMES[self.below(4)]) },
+                declaration: if self.once_in(3) { None } else { Some(Declare { name: NAMES[self.below(4)], shape }) },
                 provider: self.below(3) as u16,
                 budget_us: self.number(&[]),
                 one_way: self.once_in(3),
-                want_shape: self.once_in(2),
-                shape,
                 leases: self.leases(),
                 size,
             },
-            5 | 6 => Message::Response { call, shape, leases: self.leases(), size },
+            5 | 6 => Message::Response { call, result: self.below(3) as u32, shape, leases: self.leases(), size },
             7 => Message::Refuse { call, status: self.status() },
             8 => Message::Cancel { call },
             9 | 10 => Message::Pull(self.range(known)),

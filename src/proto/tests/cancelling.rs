@@ -46,7 +46,7 @@ fn an_answer_that_crosses_the_cancellation_is_let_go() {
         let ticket = Ticket { token: 7, number: 1 };
         host.leased.push(ticket.clone());
         let content = super::Content::Small(b"too late, as it seems");
-        host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket] })).unwrap();
+        host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] })).unwrap();
     });
     net.cancel(0, op);
     assert_failed!(net.hosts[0], op, Failure::Cancelled);
@@ -105,7 +105,7 @@ fn a_large_answer_is_cancelled_at_any_point() {
             let ticket = Ticket { token: 9, number: 5 };
             host.leased.push(ticket.clone());
             let content = super::host::content(&[7; LARGE]);
-            let _ = host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket] }));
+            let _ = host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] }));
         });
         for _ in 0..steps {
             if !net.step() {

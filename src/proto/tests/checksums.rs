@@ -64,7 +64,7 @@ fn a_damaged_answer() {
         super::host::Id::Call(id) => wire_id(id),
         super::host::Id::Transfer(_) => unreachable!(),
     });
-    let answer = |call| Message::Response { call, shape: wire::Bytes(b""), leases: super::Leases::default(), size: 3 };
+    let answer = |call| Message::Response { call, result: 0, shape: wire::Bytes(b""), leases: super::Leases::default(), size: 3 };
     net.say_bytes(raw, damaged(&answer(ids[0]), b"abc"));
     net.say(raw, &answer(ids[1]), b"def");
     assert_failed!(net.hosts[0], ops[0], Failure::Checksum);

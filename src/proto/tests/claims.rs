@@ -46,7 +46,7 @@ fn an_answer_that_claims_too_much() {
     allocated();
     for size in [u64::MAX, config().max_message as u64 + 1] {
         let number = last_call(&net, raw);
-        let answer = Message::Response { call: number, shape: Bytes(b""), leases: Leases::default(), size };
+        let answer = Message::Response { call: number, result: 0, shape: Bytes(b""), leases: Leases::default(), size };
         net.say(raw, &answer, b"");
         let op = ops[ops.len() - 1];
         assert_failed!(net.hosts[0], op, Failure::TooLarge { size: s, .. } if *s == size);

@@ -11,6 +11,7 @@ impl Env for TestEnv {
     type Memory = Mem;
     type Waiter = Op;
     type Lease = Ticket;
+    type Verdicts = ();
 }
 
 /// A call or a transfer, by the number that the test's host gave it.

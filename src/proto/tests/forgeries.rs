@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use super::super::declarations::MAX_DECLARATIONS;
 use super::env::{Mem, allocated};
 use super::host::{Id, Outcome, assert_failed, served};
 use super::net::{Call, Net, call};
 use super::raw::{self, Raw, hello};
-use super::wire::{self, Bytes, MAX_FRAME, MAX_NAME, Message, Range, Stream};
+use super::wire::{self, Bytes, Declare, MAX_FRAME, MAX_NAME, Message, Range, Stream};
 use super::{Failure, Leases, Remote, Status, wire_id};
 
 const CHUNK: usize = 512 << 10;
@@ -18,13 +19,11 @@ const STREAMS: [Stream; 4] = [Stream::Pull, Stream::Push, Stream::Request, Strea
 pub fn request(call: u64, size: u64) -> Message<'static> {
     Message::Request {
         call,
-        procedure: 1,
-        name: Some("echo"),
+        procedure: 0,
+        declaration: Some(Declare { name: "echo", shape: Bytes(b"s") }),
         provider: 0,
         budget_us: 1_000_000,
         one_way: false,
-        want_shape: false,
-        shape: Bytes(b""),
         leases: Leases::default(),
         size,
     }
@@ -89,7 +88,7 @@ fn operations_that_nobody_began() {
         for count in [0, 1, u32::MAX] {
             let leases = Leases { first: id, count };
             net.say(raw, &Message::Release(leases), b"");
-            let answer = Message::Response { call: id, shape: Bytes(b"?"), leases, size: 3 };
+            let answer = Message::Response { call: id, result: 0, shape: Bytes(b"?"), leases, size: 3 };
             net.say(raw, &answer, b"abc");
         }
         net.say(raw, &Message::Pong, b"");
@@ -99,39 +98,25 @@ fn operations_that_nobody_began() {
     unharmed(net, raw);
 }
 
+/// A call that uses a number, and declares it or not.
+pub fn declaring(call: u64, procedure: u32, name: Option<&str>) -> Message<'_> {
+    let Message::Request { provider, budget_us, one_way, leases, size, .. } = request(0, 0) else { unreachable!() };
+    let declaration = name.map(|name| Declare { name, shape: Bytes(b"s") });
+    Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size }
+}
+
 /// The connection is closed on those who break the protocol, with everything of theirs.
 #[test]
 fn lies_that_end_the_connection() {
     let long = "x".repeat(MAX_NAME + 1);
-    let bare = |name: Option<&'static str>| match request(5, 0) {
-        Message::Request { call, provider, budget_us, shape, leases, size, .. } => {
-            let (one_way, want_shape) = (false, false);
-            Message::Request { call, procedure: 9, name, provider, budget_us, one_way, want_shape, shape, leases, size }
-        }
-        _ => unreachable!(),
-    };
-    let named = |name| match request(5, 0) {
-        Message::Request { call, provider, budget_us, shape, leases, size, .. } => {
-            let (one_way, want_shape) = (false, false);
-            Message::Request {
-                call,
-                procedure: 1,
-                name: Some(name),
-                provider,
-                budget_us,
-                one_way,
-                want_shape,
-                shape,
-                leases,
-                size,
-            }
-        }
-        _ => unreachable!(),
-    };
+    let answer = |shape| Message::Response { call: 77, result: 3, shape: Bytes(shape), leases: Leases::default(), size: 0 };
+    let answers = [answer(b"r"), answer(b"r")].map(|message| super::raw::frame(&message, b""));
     let frames: Vec<(&str, Vec<u8>)> = vec![
-        ("a name that was never told", super::raw::frame(&bare(None), b"")),
-        ("a name that is too long", super::raw::frame(&named(&long), b"")),
-        ("another name", super::raw::frame(&named("other"), b"")),
+        ("a number that was never declared", super::raw::frame(&declaring(5, 9, None), b"")),
+        ("no number, and no declaration", super::raw::frame(&declaring(5, 0, None), b"")),
+        ("a name that is too long", super::raw::frame(&declaring(5, 9, Some(&long)), b"")),
+        ("a result that was never declared, of no call", super::raw::frame(&answer(b""), b"")),
+        ("a result that is declared twice", answers.concat()),
         ("a call made twice", super::raw::frame(&request(1, 0), b"")),
         ("part of a body", super::raw::frame(&request(5, 10), b"abc")),
         ("more than the body", super::raw::frame(&request(5, 1), b"abc")),
@@ -183,6 +168,21 @@ fn lies_that_end_the_connection() {
     }
 }
 
+/// Also where the second declaration says the same as the first.
+#[test]
+fn a_number_that_is_declared_twice() {
+    for name in ["echo", "other"] {
+        let (mut net, raw) = scene();
+        net.hosts[0].echo = true;
+        net.say(raw, &declaring(6, 9, Some("echo")), b"");
+        net.say(raw, &declaring(7, 9, None), b"");
+        assert!(!net.is_shut(raw));
+        net.say(raw, &declaring(8, 9, Some(name)), b"");
+        assert!(net.is_shut(raw));
+        unharmed(net, raw);
+    }
+}
+
 #[test]
 fn a_push_that_is_begun_twice() {
     let (mut net, raw) = scene();
@@ -195,18 +195,15 @@ fn a_push_that_is_begun_twice() {
     unharmed(net, raw);
 }
 
-/// A peer may name as many procedures as the limit says.
+/// A peer may declare as much as the limit says.
 #[test]
-fn too_many_names() {
+fn too_many_declarations() {
     let (mut net, raw) = scene();
     net.hosts[0].echo = true;
     let mut bytes = Vec::new();
-    for procedure in 0..wire::MAX_NAMES as u32 + 1 {
-        let Message::Request { provider, budget_us, shape, leases, size, .. } = request(0, 0) else { unreachable!() };
-        let (call, name, one_way, want_shape) = (procedure.into(), Some("n"), true, false);
-        let message = Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size };
-        wire::put(&mut bytes, &message, b"", false);
-        if procedure as usize == wire::MAX_NAMES - 1 {
+    for number in 1..MAX_DECLARATIONS as u32 + 2 {
+        wire::put(&mut bytes, &declaring(number.into(), number, Some("n")), b"", false);
+        if number as usize == MAX_DECLARATIONS {
             net.say_bytes(raw, std::mem::take(&mut bytes));
             assert!(!net.is_shut(raw));
         }
@@ -233,8 +230,10 @@ fn nobody_ends_what_others_do() {
         Id::Transfer(id) => wire_id(id),
     };
     let (call_id, pull_id) = (number(net.hosts[0].ids[&op]), number(net.hosts[0].ids[&pull]));
-    let mut bytes =
-        super::raw::frame(&Message::Response { call: call_id, shape: Bytes(b""), leases: Leases::default(), size: 3 }, b"lie");
+    let mut bytes = super::raw::frame(
+        &Message::Response { call: call_id, result: 0, shape: Bytes(b""), leases: Leases::default(), size: 3 },
+        b"lie",
+    );
     wire::put(&mut bytes, &Message::Refuse { call: call_id, status: Status::NoResponse }, b"", false);
     wire::put(&mut bytes, &Message::Done { transfer: pull_id, status: Status::Revoked }, b"", false);
     bytes.extend(data(Stream::Pull, pull_id, 0, &[66; 1000]));

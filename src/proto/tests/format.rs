@@ -177,30 +177,28 @@ fn texts_are_clipped() {
 /// A byte of the format that changes is a new version: what is written down here must not change without one.
 #[test]
 fn the_format_is_what_it_was() {
-    use super::wire::{Bytes, Message};
+    use super::wire::{Bytes, Declare, Message};
     let mut bytes = Vec::new();
     let message = Message::Request {
         call: 300,
         procedure: 2,
-        name: Some("f"),
+        declaration: Some(Declare { name: "f", shape: Bytes(b"s") }),
         provider: 7,
         budget_us: 1,
         one_way: false,
-        want_shape: true,
-        shape: Bytes(b"s"),
         leases: super::Leases { first: 5, count: 1 },
         size: 3,
     };
     put(&mut bytes, &message, b"abc", true);
     let expected =
-        [0, 0, 0, 0, 23, 0, 0, 0, 16, 0, 0, 0x80, 0, 0xac, 2, 2, 1, 1, b'f', 7, 1, 0, 1, 1, b's', 5, 1, 3, b'a', b'b', b'c'];
+        [0, 0, 0, 0, 22, 0, 0, 0, 15, 0, 0, 0x80, 0, 0xac, 2, 2, 1, 1, b'f', 1, b's', 7, 1, 0, 5, 1, 3, b'a', b'b', b'c'];
     assert_eq!(bytes[4..bytes.len() - 4], expected[4..]);
-    assert_eq!(bytes[..4], crc32c::crc32c(&bytes[4..28]).to_le_bytes());
+    assert_eq!(bytes[..4], crc32c::crc32c(&bytes[4..27]).to_le_bytes());
     // CRC-32C of "abc".
     assert_eq!(bytes[bytes.len() - 4..], 0x364b_3fb7_u32.to_le_bytes());
     let mut bare = Vec::new();
     put(&mut bare, &message, b"abc", false);
-    assert_eq!(bare[4..12], [19, 0, 0, 0, 16, 0, 0, 0]);
+    assert_eq!(bare[4..12], [18, 0, 0, 0, 15, 0, 0, 0]);
     assert_eq!(bare[12..], expected[12..]);
     let hello = Said::Hello(Hello {
         incarnation: 1,

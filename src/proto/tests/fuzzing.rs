@@ -9,7 +9,7 @@ use super::env::{allocated, live};
 use super::host::served;
 use super::net::{Net, call, config};
 use super::raw::{Raw, frame, greet, hello};
-use super::wire::{self, Bytes, Frame, Greeting, Hello, Message, Range, Refusal, Said, Stream};
+use super::wire::{self, Bytes, Declare, Frame, Greeting, Hello, Message, Range, Refusal, Said, Stream};
 use super::{Config, Leases, Limits, Status};
 use crate::fuzzing::script::{Script, script, written};
 
@@ -171,23 +171,21 @@ pub fn greeting(mut bytes: &[u8]) {
 
 pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
     let leases = Leases { first: 3, count: 1 };
-    let request = |name| Message::Request {
+    let request = |declaration| Message::Request {
         call: 1 << 32 | 1,
         procedure: 1,
-        name,
+        declaration,
         provider: 0,
         budget_us: 30_000_000,
         one_way: false,
-        want_shape: true,
-        shape: Bytes(b"\x0e"),
         leases,
         size: 20,
     };
     let range = Range { transfer: 1 << 32 | 2, owner: 7, token: [9; 16], offset: 100, len: 1 << 20 };
     let calls = [
-        frame(&request(Some("echo")), &[5; 20]),
+        frame(&request(Some(Declare { name: "echo", shape: Bytes(b"\x0e") })), &[5; 20]),
         frame(&request(None), &[6; 20]),
-        frame(&Message::Response { call: 1 << 32 | 1, shape: Bytes(b"\x0e"), leases, size: 3 }, b"yes"),
+        frame(&Message::Response { call: 1 << 32 | 1, result: 1, shape: Bytes(b"\x0e"), leases, size: 3 }, b"yes"),
         frame(&Message::Cancel { call: 1 << 32 | 1 }, b""),
     ];
     let transfers = [

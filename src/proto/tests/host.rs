@@ -38,8 +38,6 @@ pub struct Host {
     pub exposed: HashMap<u128, Mem>,
     /// Peers that the host holds on to.
     pub tags: HashMap<Address, Arc<PeerTag>>,
-    /// How often a call had to be made again with the shape of its arguments.
-    pub shapes_asked: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +65,6 @@ pub struct Arrived {
     pub body: Vec<u8>,
     pub large: bool,
     pub shape: Vec<u8>,
-    pub want_shape: bool,
     pub one_way: bool,
     pub deadline: Option<Instant>,
     pub leases: Leases,
@@ -80,6 +77,14 @@ pub fn served(body: &[u8]) -> Vec<u8> {
 
 /// Bodies longer than this travel as streams.
 pub const EAGER: usize = 16 << 10;
+
+/// The number of the type of every answer. Procedures have others.
+const RESULT: u32 = 1 << 20;
+
+/// An answer, of the type that all of them are.
+pub fn reply(body: &[u8], leases: Vec<Ticket>) -> Reply<'_, TestEnv> {
+    Reply { content: content(body), result: RESULT, shape: b"r", leases }
+}
 
 /// The body as the engine hands it to the protocol.
 pub fn content(body: &[u8]) -> Content<'_, Mem> {
@@ -127,7 +132,6 @@ impl Host {
             covered: Vec::new(),
             exposed: HashMap::new(),
             tags: HashMap::new(),
-            shapes_asked: 0,
         }
     }
 
@@ -135,7 +139,8 @@ impl Host {
         let outcome = match result {
             Ok(answer) => {
                 let (body, _) = body_of(&answer.body);
-                Outcome::Answered { body, shape: answer.shape, leases: answer.leases, link: answer.link }
+                let shape = answer.declaration.map_or_else(Vec::new, |declaration| declaration.shape.to_vec());
+                Outcome::Answered { body, shape, leases: answer.leases, link: answer.link }
             }
             Err(failure) => Outcome::Failed(failure),
         };
@@ -154,12 +159,11 @@ impl Host {
             request: incoming.request,
             link: incoming.link,
             peer: incoming.peer,
-            name: incoming.name.to_string(),
+            name: incoming.declaration.name.to_string(),
             provider: incoming.provider,
             body,
             large,
-            shape: incoming.shape,
-            want_shape: incoming.want_shape,
+            shape: incoming.declaration.shape.to_vec(),
             one_way: incoming.one_way,
             deadline: incoming.deadline,
             leases: incoming.leases,
@@ -175,7 +179,7 @@ impl Host {
     }
 
     pub fn answer(&mut self, request: RequestId, body: &[u8]) -> Result<(), Failure> {
-        self.proto.respond(request, Ok(Reply { content: content(body), shape: b"r", leases: Vec::new() }))
+        self.proto.respond(request, Ok(reply(body, Vec::new())))
     }
 
     pub fn refuse(&mut self, request: RequestId, status: Status) {

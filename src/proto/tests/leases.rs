@@ -114,7 +114,7 @@ fn leases_of_an_answer() {
     let arrived = net.hosts[1].take();
     net.with_host(1, |host| {
         host.leased.push(ticket(1));
-        let reply = Reply { content: Content::Small(b"here is a bulk of mine"), shape: b"", leases: vec![ticket(1)] };
+        let reply = Reply { content: Content::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![ticket(1)] };
         host.proto.respond(arrived.request, Ok(reply)).unwrap();
     });
     net.advance(MOMENT);

@@ -65,7 +65,7 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
                 let content = super::host::content(&body);
                 let ticket = Ticket { token: 1, number: size as u32 };
                 host.leased.push(ticket.clone());
-                host.proto.respond(arrived.request, Ok(Reply { content, shape: b"", leases: vec![ticket] }))
+                host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] }))
             });
             net.settle();
             if fits {

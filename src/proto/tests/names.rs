@@ -1,23 +1,29 @@
-//! Names travel once a connection, and so do the shapes of types that were checked.
+//! Names and the shapes of types travel once a connection.
 
 use std::time::Duration;
 
-use super::env::TestEnv;
-use super::host::{Host, served};
-use super::net::{Call, Net, call};
-use super::{CallSpec, Content, Rejected};
+use super::host::{assert_failed, served};
+use super::net::{Call, Net, call, config, limits};
+use super::{Config, Failure, Limits, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// Bytes that a call puts on the wire.
 fn cost(net: &mut Net, what: Call) -> usize {
+    let cost = cost_of(net, what);
+    net.settle();
+    cost
+}
+
+/// The same, where the call is not answered yet.
+fn cost_of(net: &mut Net, what: Call) -> usize {
     net.call(0, 1, what);
     let wire = net.wires.len() - 1;
     let Some((_, super::wires::Item::Packet(packet))) = net.wires[wire].ends[0].outgoing.back_mut() else {
         panic!("nothing is sent")
     };
     let cost = packet.rest();
-    net.settle();
+    net.advance(MOMENT);
     cost
 }
 
@@ -48,7 +54,6 @@ fn a_new_connection_is_told_the_names_again() {
     let op = net.call(0, 1, named("again", 5));
     net.settle();
     assert_eq!(net.hosts[0].body(op), served(b"x"));
-    assert_eq!(net.hosts[0].shapes_asked, 2, "and their types are checked again");
     net.end();
 }
 
@@ -66,80 +71,64 @@ fn many_names_keep_apart() {
     net.end();
 }
 
-fn spec(host: &mut Host, shape: Option<(&[u8], bool)>, deadline: std::time::Instant) -> CallSpec<'static, TestEnv> {
-    let (address, op) = (host.address.clone(), 1000 + host.begun.len() as u64);
-    host.begun.push(op);
-    let tag = host.tags.values().find(|tag| tag.address != address).expect("the peer was looked up");
-    let content = Content::Small(b"x");
-    CallSpec {
-        peer: tag.id,
-        procedure: 1,
-        name: "echo",
-        provider: 0,
-        content,
-        shape: shape.map(|(shape, whole)| (shape.to_vec(), whole)),
-        leases: Vec::new(),
-        deadline,
-        timed: true,
-        one_way: false,
-        waiter: op,
-    }
+/// What a call carries of its type: all of it once a connection, also when the call came to nothing.
+fn shapes(net: &mut Net) -> Vec<(String, Vec<u8>)> {
+    net.hosts[1].inbox.iter().map(|arrived| (arrived.name.clone(), arrived.shape.clone())).collect()
 }
 
-/// The peer checks the type of the arguments until it has seen the whole of it.
 #[test]
-fn shapes_are_asked_for_until_one_was_whole() {
+fn a_declaration_is_sent_once_and_holds_for_all() {
     let mut net = Net::new(2);
-    net.peer(0, 1);
-    let (now, until) = (net.now, net.now + Duration::from_secs(9));
-    // Each call that has to be made again is one that was begun for nothing.
-    let make = |net: &mut Net, shape: Option<(&'static [u8], bool)>| {
-        let made = net.with_host(0, |host| {
-            let spec = spec(host, shape, until);
-            match host.proto.call(spec, now) {
-                Ok(_) => true,
-                Err(Rejected::NeedShape(spec)) => {
-                    assert_eq!((spec.procedure, spec.name, &spec.shape), (1, "echo", &None));
-                    host.begun.pop();
-                    false
-                }
-                Err(Rejected::NoCredit(_)) => panic!("it is not one-way"),
-                Err(Rejected::Failed(failure)) => panic!("{failure:?}"),
-            }
-        });
+    let typed = |procedure, shape| Call { procedure, shape, ..call("x") };
+    net.call(0, 1, typed(1, b"a long shape of some type"));
+    net.advance(MOMENT);
+    let second = cost_of(&mut net, typed(1, b"a long shape of some type"));
+    let grown = cost_of(&mut net, typed(2, b"a longer shape, of more of the type"));
+    let again = cost_of(&mut net, typed(2, b"a longer shape, of more of the type"));
+    assert!(second < 40 && again < 40 && grown > 60, "{second}, {grown} and {again} bytes");
+    let known = [&b"a long shape of some type"[..], b"a longer shape, of more of the type"].map(<[u8]>::to_vec);
+    let found = shapes(&mut net);
+    let expected: Vec<_> = [0, 0, 1, 1].map(|n: usize| ("echo".to_owned(), known[n].clone())).into();
+    assert_eq!(found, expected);
+    answer_all(&mut net);
+    net.end();
+}
+
+/// A number that a refused request has declared stands for the same in the next one.
+#[test]
+fn a_refused_request_declares() {
+    let few = Limits { peer_requests: 1, ..limits() };
+    let mut net = Net::with(vec![(config(), true), (Config { limits: few, ..config() }, true)]);
+    let first = net.call(0, 1, call("takes the place"));
+    net.advance(MOMENT);
+    let refused = net.call(0, 1, Call { procedure: 2, shape: b"other", ..call("x") });
+    net.advance(MOMENT);
+    assert_failed!(net.hosts[0], refused, Failure::Refused(Status::Busy(_)));
+    answer_all(&mut net);
+    net.call(0, 1, Call { procedure: 2, shape: b"other", ..call("x") });
+    net.advance(MOMENT);
+    assert_eq!(shapes(&mut net), [("echo".to_owned(), b"other".to_vec())]);
+    assert!(net.hosts[0].is_done(first));
+    answer_all(&mut net);
+    net.end();
+}
+
+/// The number zero is declared with each message, and kept by no receiver.
+#[test]
+fn what_has_no_number_is_declared_each_time() {
+    let mut net = Net::new(2);
+    for shape in [&b"one"[..], b"two", b"one"] {
+        net.call(0, 1, Call { procedure: 0, shape, ..call("x") });
         net.advance(MOMENT);
-        made
-    };
-    assert!(!make(&mut net, None), "the type is not known");
-    assert!(make(&mut net, Some((b"part", false))));
-    assert!(!make(&mut net, None), "only a part of it is known");
-    assert!(make(&mut net, Some((b"whole", true))));
-    assert!(make(&mut net, None), "all of it is known");
-    assert!(make(&mut net, Some((b"whole", true))));
-    let shapes: Vec<_> = net.hosts[1].inbox.iter().map(|arrived| arrived.shape.clone()).collect();
-    assert_eq!(shapes, [&b"part"[..], b"whole", b"", b""]);
+        assert_eq!(shapes(&mut net), [("echo".to_owned(), shape.to_vec())]);
+        answer_all(&mut net);
+    }
+    net.end();
+}
+
+fn answer_all(net: &mut Net) {
     while !net.hosts[1].inbox.is_empty() {
         net.serve(1);
     }
-    net.end();
-}
-
-/// The caller asks for the shape of the result until it has checked the whole type.
-#[test]
-fn the_shape_of_a_result_is_wanted_until_it_was_checked() {
-    let mut net = Net::new(2);
-    for (round, wanted) in [true, true, false].into_iter().enumerate() {
-        let op = net.call(0, 1, call("x"));
-        net.advance(MOMENT);
-        let arrived = net.hosts[1].take();
-        assert_eq!(arrived.want_shape, wanted, "round {round}");
-        net.with_host(1, |host| host.answer(arrived.request, b"").unwrap());
-        net.advance(MOMENT);
-        let Some(super::host::Outcome::Answered { link, .. }) = net.hosts[0].outcome(op) else { panic!("not answered") };
-        let link = *link;
-        if round == 1 {
-            net.with_host(0, |host| host.proto.result_checked(link, 1));
-        }
-    }
-    net.end();
+    net.advance(MOMENT);
 }

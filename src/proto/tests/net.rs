@@ -52,7 +52,7 @@ pub struct Call {
     pub procedure: u32,
     pub name: &'static str,
     pub body: Vec<u8>,
-    pub shape: (&'static [u8], bool),
+    pub shape: &'static [u8],
     pub timeout: Duration,
     pub one_way: bool,
     pub leases: Vec<Ticket>,
@@ -60,7 +60,7 @@ pub struct Call {
 
 pub fn call(body: impl Into<Vec<u8>>) -> Call {
     let timeout = Duration::from_secs(30);
-    Call { procedure: 1, name: "echo", body: body.into(), shape: (b"s", true), timeout, one_way: false, leases: Vec::new() }
+    Call { procedure: 1, name: "echo", body: body.into(), shape: b"s", timeout, one_way: false, leases: Vec::new() }
 }
 
 /// The numbers that most stories go by.
@@ -167,37 +167,27 @@ impl Net {
         let now = self.now;
         let host = &mut self.hosts[from];
         host.leased.extend(call.leases.iter().cloned());
-        let mut spec = CallSpec {
+        let spec = CallSpec {
             peer,
             procedure: call.procedure,
             name: call.name,
+            shape: call.shape,
             provider: 0,
             content: content(&call.body),
-            shape: None,
             leases: call.leases,
             deadline: now + call.timeout,
             timed: true,
             one_way: call.one_way,
             waiter: op,
         };
-        loop {
-            match host.proto.call(spec, now) {
-                Ok(id) => {
-                    host.ids.insert(op, Id::Call(id));
-                    break;
-                }
-                Err(Rejected::NeedShape(again)) => {
-                    host.shapes_asked += 1;
-                    spec = *again;
-                    spec.shape = Some((call.shape.0.to_vec(), call.shape.1));
-                }
-                Err(Rejected::NoCredit(again)) => {
-                    // The engine would wait. Here that is an end.
-                    host.unleased.extend(again.leases);
-                    break host.answered(op, Err(Failure::Refused(Status::Busy("no credit".into()))));
-                }
-                Err(Rejected::Failed(failure)) => break host.answered(op, Err(failure)),
+        match host.proto.call(spec, now) {
+            Ok(id) => drop(host.ids.insert(op, Id::Call(id))),
+            Err(Rejected::NoCredit(again)) => {
+                // The engine would wait. Here that is an end.
+                host.unleased.extend(again.leases);
+                host.answered(op, Err(Failure::Refused(Status::Busy("no credit".into()))));
             }
+            Err(Rejected::Failed(failure)) => host.answered(op, Err(failure)),
         }
         self.pump(from);
         op

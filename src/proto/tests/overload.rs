@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::limits::{MAX_NAME_BYTES, MAX_SAID_BACK};
+use super::super::declarations::MAX_BYTES;
+use super::super::limits::MAX_SAID_BACK;
 use super::env::{Mem, Ticket, pattern};
-use super::forgeries::request;
+use super::forgeries::{declaring, request};
 use super::host::{assert_failed, served};
 use super::net::{Net, call, config, few, limits};
 use super::raw::{self, Raw, frame};
@@ -69,7 +70,7 @@ fn bytes_of_one_peer() {
         let mut net = net_with(Limits { peer_bytes: 10 * size, ..limits() }, 2);
         let ops: Vec<_> = (0..12).map(|n| net.call(1, 0, call(pattern(n, size)))).collect();
         net.advance(SECOND / 10);
-        // The shape of the arguments counts, too.
+        // What is declared counts, too.
         assert_eq!(net.hosts[0].inbox.len(), 9);
         let limit = (10 * size).to_string();
         for op in &ops[9..] {
@@ -276,7 +277,8 @@ fn bulks_that_are_never_let_go() {
         net.with_host(0, |host| {
             let ticket = Ticket { token: TOKEN, number: 1 };
             host.leased.push(ticket.clone());
-            let reply = Reply { content: Content::Small(b"it takes its place here"), shape: b"", leases: vec![ticket] };
+            let reply =
+                Reply { content: Content::Small(b"it takes its place here"), result: 0, shape: b"r", leases: vec![ticket] };
             match host.proto.respond(arrived.request, Ok(reply)) {
                 Ok(()) => true,
                 Err(Failure::Refused(Status::Busy(_))) => false,
@@ -517,18 +519,14 @@ fn names_of_one_peer() {
     let name = "n".repeat(wire::MAX_NAME);
     let mut said = 0;
     for number in 0..20_000 {
-        let Message::Request { provider, budget_us, one_way, want_shape, shape, leases, size, .. } = request(0, 0) else {
-            unreachable!()
-        };
-        let (call, procedure, name) = (number, number as u32, Some(&name[..]));
-        let message = Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size };
+        let message = declaring(number + 1, number as u32 + 1, Some(&name));
         net.say(raw, &message, b"");
         if net.is_shut(raw) {
             break;
         }
         said += wire::MAX_NAME;
     }
-    assert!(net.is_shut(raw) && said < MAX_NAME_BYTES && said > MAX_NAME_BYTES / 2, "{said}");
+    assert!(net.is_shut(raw) && said < MAX_BYTES && said > MAX_BYTES / 2, "{said}");
     net.end();
 }
 

@@ -187,7 +187,7 @@ fn an_answer_is_no_call() {
     let ticket = Ticket { token: TOKEN, number: 1 };
     net.with_host(0, |host| {
         host.leased.push(ticket.clone());
-        let reply = Reply { content: Content::Small(b"here is a bulk of mine"), shape: b"", leases: vec![ticket] };
+        let reply = Reply { content: Content::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![ticket] };
         host.proto.respond(arrived.request, Ok(reply)).unwrap();
     });
     net.advance(MOMENT);

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::devices::keys;
 use super::env::{Mem, Op, Random, Ticket, pattern};
-use super::host::{Arrived, Outcome, content, served};
+use super::host::{Arrived, Outcome, reply, served};
 use super::net::{Call, Net, call, config, few};
-use super::{Config, Leases, LinkId, Mode, Remote, Reply, Status};
+use super::{Config, Leases, LinkId, Mode, Remote, Status};
 
 const HOSTS: usize = 3;
 const STEPS: usize = 4000;
@@ -222,7 +222,7 @@ impl Walk {
         let answer = served(&arrived.body);
         self.net.with_host(host, |host| {
             host.leased.extend(leases.iter().cloned());
-            let reply = Reply { content: content(&answer), shape: b"r", leases: leases.clone() };
+            let reply = reply(&answer, leases.clone());
             let _ = host.proto.respond(arrived.request, Ok(reply));
         });
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::env::{Mem, TestEnv, Ticket, pattern};
-use super::forgeries::request;
+use super::forgeries::{declaring, request};
 use super::net::{Call, Net, call, config, limits};
 use super::raw::{self, frame};
 use super::wire::{self, Message, Range, Stream};
@@ -147,7 +147,7 @@ fn answers_that_are_cancelled() {
         let requests: Vec<_> = (0..n).map(|number| victim.net.hosts[0].proto.links[link].requests[&number]).collect();
         let memory = Mem::new(vec![0; 1 << 10]);
         for request in requests {
-            let reply = Reply { content: Content::Large(memory.clone()), shape: b"", leases: Vec::new() };
+            let reply = Reply { content: Content::Large(memory.clone()), result: 0, shape: b"r", leases: Vec::new() };
             assert!(victim.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
         }
         victim.hear(link, &frames((0..n).rev(), |call| Message::Cancel { call }));
@@ -199,12 +199,7 @@ fn names() {
         let bytes: Vec<u8> = (0..n)
             .flat_map(|number| {
                 let name = format!("name {number}");
-                let Message::Request { provider, budget_us, one_way, want_shape, shape, leases, size, .. } = request(0, 0) else {
-                    unreachable!()
-                };
-                let (call, procedure, name) = (number, number as u32, Some(&name[..]));
-                let message =
-                    Message::Request { call, procedure, name, provider, budget_us, one_way, want_shape, shape, leases, size };
+                let message = declaring(number, number as u32 + 1, Some(&name));
                 frame(&message, b"")
             })
             .collect();
@@ -362,7 +357,7 @@ fn with_leases(count: u64, one: bool) -> (Victim, LinkId) {
     let request = victim.net.hosts[0].proto.links[link].requests[&1];
     let token = |n: u64| if one { TOKEN } else { TOKEN + 1 + u128::from(n) };
     let leases = (0..count).map(|n| Ticket { token: token(n), number: n as u32 }).collect();
-    let reply = Reply { content: Content::Small(b""), shape: b"", leases };
+    let reply = Reply { content: Content::Small(b""), result: 0, shape: b"r", leases };
     assert!(victim.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
     victim.spent = Duration::ZERO;
     (victim, link)

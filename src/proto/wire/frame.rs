@@ -1,6 +1,6 @@
 //! Frames: a message and its body, with their lengths and a checksum in front, and behind the body another one on request.
 
-use super::{MAX_FRAME, Message, encode};
+use super::{Bytes, MAX_FRAME, Message, encode};
 
 /// Checksum of what follows up to the body, length of all that follows these three, length of the message in it.
 pub(crate) const PREFIX_LEN: usize = 12;
@@ -40,23 +40,16 @@ const ROOM: usize = 64;
 /// tenth. False for the others.
 fn put_short(out: &mut Vec<u8>, message: &Message<'_>) -> bool {
     match message {
-        Message::Request { call, procedure, name: None, provider, budget_us, one_way, want_shape, shape, leases, size } => {
+        Message::Request { call, procedure, declaration: None, provider, budget_us, one_way, leases, size } => {
             let mut short = Short::new(0);
             [*call, u64::from(*procedure), 0, u64::from(*provider), *budget_us].into_iter().for_each(|n| short.number(n));
-            [u64::from(*one_way), u64::from(*want_shape), shape.0.len() as u64].into_iter().for_each(|n| short.number(n));
-            short.append_to(out);
-            out.extend_from_slice(shape.0);
-            let mut short = Short::new_without_tag();
-            [leases.first, u64::from(leases.count), *size].into_iter().for_each(|n| short.number(n));
+            [u64::from(*one_way), leases.first, u64::from(leases.count), *size].into_iter().for_each(|n| short.number(n));
             short.append_to(out);
             true
         }
-        Message::Response { call, shape, leases, size } => {
+        Message::Response { call, result, shape: Bytes([]), leases, size } => {
             let mut short = Short::new(1);
-            [*call, shape.0.len() as u64].into_iter().for_each(|n| short.number(n));
-            short.append_to(out);
-            out.extend_from_slice(shape.0);
-            let mut short = Short::new_without_tag();
+            [*call, u64::from(*result), 0].into_iter().for_each(|n| short.number(n));
             [leases.first, u64::from(leases.count), *size].into_iter().for_each(|n| short.number(n));
             short.append_to(out);
             true
@@ -74,13 +67,9 @@ struct Short {
 impl Short {
     /// Begins with the number of a variant.
     fn new(tag: u8) -> Short {
-        let mut short = Short::new_without_tag();
+        let mut short = Short { bytes: [0; 96], len: 0 };
         short.number(u64::from(tag));
         short
-    }
-
-    fn new_without_tag() -> Short {
-        Short { bytes: [0; 96], len: 0 }
     }
 
     /// A number takes ten bytes at most, and there are nine of them at most.

@@ -26,8 +26,6 @@ pub(crate) const MAX_HELLO: usize = 16 << 10;
 pub(crate) const MAX_FRAME: usize = 1 << 20;
 /// Longest name of a procedure, in bytes.
 pub(crate) const MAX_NAME: usize = 1 << 10;
-/// Most procedures that one connection can name.
-pub(crate) const MAX_NAMES: usize = 1 << 16;
 
 /// Bytes that serde passes on as one piece (a plain `&[u8]` would go byte by byte).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,22 +78,23 @@ pub(crate) enum Message<'a> {
     /// A call. The body is behind it, or follows as `Data` when it is shorter than `size`.
     Request {
         call: u64,
-        /// The caller's number for the procedure, tied to `name` by the first call on a connection.
+        /// The caller's number for name and type; zero: for this call only.
         procedure: u32,
+        /// What the number stands for: with the first call on a connection that uses it.
         #[serde(borrow)]
-        name: Option<&'a str>,
+        declaration: Option<Declare<'a>>,
         provider: u16,
         /// Time that the caller still gives the call, in microseconds.
         budget_us: u64,
         one_way: bool,
-        want_shape: bool,
-        #[serde(borrow)]
-        shape: Bytes<'a>,
         leases: Leases,
         size: u64,
     },
     Response {
         call: u64,
+        /// The sender's number for the type of the result; zero: for this answer only.
+        result: u32,
+        /// The shape of that type, with the first answer on a connection that uses the number; else empty.
         #[serde(borrow)]
         shape: Bytes<'a>,
         leases: Leases,
@@ -149,6 +148,14 @@ pub(crate) enum Message<'a> {
     Shutdown {
         call: u64,
     },
+}
+
+/// A procedure and the shape of its arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Declare<'a> {
+    pub name: &'a str,
+    #[serde(borrow)]
+    pub shape: Bytes<'a>,
 }
 
 /// A range of exposed memory that a transfer concerns.

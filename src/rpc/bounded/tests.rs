@@ -128,7 +128,7 @@ fn what_borrows_points_into_the_bytes() {
 }
 
 #[test]
-fn what_postcard_refuses_is_refused_in_its_words() {
+fn what_postcard_refuses_is_refused() {
     /// Says what it is not asked.
     #[derive(Debug, PartialEq)]
     struct Any;
@@ -138,13 +138,14 @@ fn what_postcard_refuses_is_refused_in_its_words() {
             deserializer.deserialize_any(de::IgnoredAny).map(|_| Any)
         }
     }
-    let refused = format!("{} (1 bytes)", Error::WontImplement);
-    assert_eq!(error::<Any>(&[0]), refused);
-    assert_eq!(error::<de::IgnoredAny>(&[0]), refused);
+    for error in [error::<Any>(&[0]), error::<de::IgnoredAny>(&[0])] {
+        assert!(error.contains("Any` can only be read from a format that describes itself"), "{error}");
+    }
+    assert_eq!(error::<std::result::Result<u8, u8>>(&[2]), "variant 2 is none of the type's (1 bytes)");
     assert_eq!(error::<bool>(&[2]), format!("{} (1 bytes)", Error::DeserializeBadBool));
     assert_eq!(error::<Option<u8>>(&[2]), format!("{} (1 bytes)", Error::DeserializeBadOption));
     assert_eq!(error::<String>(&[1, 0xff]), format!("{} (2 bytes)", Error::DeserializeBadUtf8));
-    assert_eq!(error::<Tree>(&[9]), format!("{} (1 bytes)", Error::SerdeDeCustom));
+    assert_eq!(error::<Tree>(&[9]), "variant 9 is none of the type's (1 bytes)");
     assert_eq!(error::<u8>(&[]), format!("{} (0 bytes)", Error::DeserializeUnexpectedEnd));
 }
 
@@ -322,7 +323,8 @@ fn compare<'a, T: Deserialize<'a> + Serialize>(bytes: &'a [u8]) {
         }
         (Ok((_, rest)), Err(ours)) => assert_eq!(ours, format!("{} of {len} bytes are left over", rest.len())),
         (Err(plain), Err(ours)) => {
-            assert!(ours == format!("{plain} ({len} bytes)") || ours.starts_with("more elements"), "{plain} but {ours}");
+            let bound = ours.starts_with("more elements") || ours.starts_with("variant ");
+            assert!(ours == format!("{plain} ({len} bytes)") || bound, "{plain} but {ours}");
         }
         (Ok(_), Ok(_)) => panic!("left-over bytes were accepted"),
         (Err(plain), Ok(_)) => panic!("accepted what is {plain}"),

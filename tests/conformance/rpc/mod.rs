@@ -1,7 +1,9 @@
 //! Calls: how they are defined, made, answered and ended.
 
 mod asynchronous;
+mod attributes;
 mod call;
+mod checked;
 mod crowd;
 mod deadlines;
 mod deferred;

@@ -12,11 +12,11 @@ use std::time::Duration;
 use super::super::link::Link;
 use super::env::{Mem, Op, TestEnv, Ticket, allocated, live};
 use super::fuzzing::modest;
-use super::host::{Arrived, Id, Outcome, content, served};
+use super::host::{self, Arrived, Id, Outcome, served};
 use super::net::{Call, Net, call};
 use super::raw::{Raw, greet, hello};
-use super::wire::{self, Bytes, Frame, Greeting, Hello, MAGIC, Message, Range, Stream};
-use super::{Config, Leases, Limits, LinkId, Memory, Mode, PeerId, Remote, Reply, Status, Terms, wire_id};
+use super::wire::{self, Bytes, Declare, Frame, Greeting, Hello, MAGIC, Message, Range, Stream};
+use super::{Config, Leases, Limits, LinkId, Memory, Mode, PeerId, Remote, Status, Terms, wire_id};
 use crate::fuzzing::script::read_all;
 pub(crate) use seeds::seeds;
 use steps::*;
@@ -234,15 +234,14 @@ impl Scene {
                 let call = self.number(call);
                 self.known.push(call);
                 let name = [None, Some("echo"), Some("other"), Some("")][usize::from(*name) % 4];
+                let declaration = name.map(|name| Declare { name, shape: shape_of(shape) });
                 let message = Message::Request {
                     call,
                     procedure: u32::from(*procedure) % 4,
-                    name,
+                    declaration,
                     provider: u16::from(how >> 4),
                     budget_us: self.number(budget),
                     one_way: how & 1 == 1,
-                    want_shape: how & 2 == 2,
-                    shape: shape_of(shape),
                     leases: self.leases(leases),
                     size: claimed(self, claim, *body),
                 };
@@ -250,7 +249,10 @@ impl Scene {
             }
             Saying::Response { call, shape, leases, body, claim } => {
                 let (call, leases, size) = (self.number(call), self.leases(leases), claimed(self, claim, *body));
-                (Message::Response { call, shape: shape_of(shape), leases, size }, &BODY[..usize::from(*body)])
+                (
+                    Message::Response { call, result: u32::from(*shape) / 64, shape: shape_of(shape), leases, size },
+                    &BODY[..usize::from(*body)],
+                )
             }
             Saying::Refuse { call, status } => {
                 (Message::Refuse { call: self.number(call), status: self.status(status) }, &BODY[..0])
@@ -426,7 +428,7 @@ impl Scene {
                 let body = stretch(5, len);
                 self.net.with_host(0, |host| {
                     host.leased.extend(leases.iter().cloned());
-                    let _ = host.proto.respond(request, Ok(Reply { content: content(&body), shape: b"r", leases }));
+                    let _ = host.proto.respond(request, Ok(host::reply(&body, leases)));
                 });
             }
             Err(status) => self.net.with_host(0, |host| host.refuse(request, status)),

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, SeqAccess, VariantAccess, Visitor,
 };
-use serde::ser::{SerializeSeq, SerializeStruct, SerializeTuple, Serializer};
+use serde::ser::{SerializeStruct, SerializeTuple, Serializer};
 use serde::{Deserialize, Serialize};
 
 use super::*;
@@ -687,19 +687,12 @@ fn what_postcard_cannot_decode_is_unknown() {
         A,
         B { x: u8 },
     }
-    #[derive(Serialize, Deserialize)]
-    struct Flat {
-        a: u8,
-        #[serde(flatten)]
-        point: Point,
-    }
     fn passes<T: Serialize + DeserializeOwned>(value: T) {
         assert!(Shape::of_type::<T>().accepts(&Shape::of_value(&value)), "{}", text_of::<T>());
     }
     passes(vec![Untagged::Number(1), Untagged::Text(String::new())]);
     passes((Adjacent::A, Adjacent::B(1), Adjacent::C { x: 1 }));
     passes((Internal::A, Internal::B { x: 1 }));
-    passes(Flat { a: 1, point: Point::default() });
     assert_eq!(text(&[None, Some(Untagged::Number(1)), None][..]), "[Option<u32>]");
     #[derive(Serialize)]
     #[serde(untagged)]
@@ -709,7 +702,7 @@ fn what_postcard_cannot_decode_is_unknown() {
     }
     assert_eq!(text(&[Either::Left { left: None }, Either::Right { right: None }][..]), "[?]");
     let mixed = [(None::<u8>, Untagged::Number(1)), (None, Untagged::Text(String::new()))];
-    assert_eq!(text(&mixed[..]), "[?]");
+    assert_eq!(text(&mixed[..]), "[(Option<?>, ?)]");
 }
 
 #[test]
@@ -846,22 +839,6 @@ fn variants_may_be_missing_or_many() {
 
 #[test]
 fn odd_implementations_do_no_harm() {
-    struct Fails;
-    impl Serialize for Fails {
-        fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-            Err(serde::ser::Error::custom("no"))
-        }
-    }
-    struct FailsLate;
-    impl Serialize for FailsLate {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut fields = serializer.serialize_struct("FailsLate", 2)?;
-            fields.serialize_field("a", &1u8)?;
-            Err(serde::ser::Error::custom("no"))
-        }
-    }
-    assert_eq!(text(&(Fails, 1u8, FailsLate, vec![Fails])), "(?, u8, ?, [?])");
-
     struct Silent;
     impl<'de> Deserialize<'de> for Silent {
         fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
@@ -995,7 +972,7 @@ fn large_types_are_traced_within_bounds() {
     }
     // A million elements, of no size: the first arrays tell enough, and what comes after them is not lost.
     let million = Shape::of_value(&([[[[(); 32]; 32]; 32]; 32], "a"));
-    assert!(million.to_string().ends_with("), str)"), "{million}");
+    assert_eq!(million.to_string(), "([[[[(); 32]; 32]; 32]; 32], str)");
     assert!(sent(&Shape::of_type::<([[[[(); 32]; 32]; 32]; 32], String)>()).accepts(&million));
     // 32 768 elements are more steps than a trace has.
     assert_eq!(text_of::<[[u8; 32]; 32]>(), "[[u8; 32]; 32]");
@@ -1006,53 +983,20 @@ fn large_types_are_traced_within_bounds() {
     assert!(ty.accepts(&Shape::of_value(&Large { a: [[[0; 32]; 32]; 32], b: 1 })), "{ty}");
 }
 
-#[test]
-fn sequences_are_looked_at_no_more_than_needed() {
-    struct Counted<'a, T>(&'a Cell<usize>, &'a [T]);
-    impl<T: Serialize> Serialize for Counted<'_, T> {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut elements = serializer.serialize_seq(Some(self.1.len()))?;
-            for element in self.1 {
-                self.0.set(self.0.get() + 1);
-                elements.serialize_element(element)?;
-            }
-            elements.end()
-        }
-    }
-    let looks = |run: &dyn Fn(&Cell<usize>) -> String| {
-        let count = Cell::new(0);
-        (run(&count), count.get())
-    };
-    assert_eq!(looks(&|count| text(&Counted(count, &[1u8; 1000]))), ("[u8]".into(), 1));
-    assert_eq!(looks(&|count| text(&Counted(count, &[None, None, Some(1u8), None]))), ("[Option<u8>]".into(), 3));
-    assert_eq!(looks(&|count| text(&Counted(count, &[None::<u8>; 1000]))), ("[Option<?>]".into(), 32));
-    let many = vec![Event::Quit; 1000];
-    assert_eq!(looks(&|count| text(&Counted(count, &many))), ("[Event::Quit]".into(), 32));
-    let nested = vec![vec![vec![vec![vec![Event::Quit; 50]; 50]; 10]; 10]; 4];
-    let (_, count) = looks(&|count| text(&Counted(count, &nested)));
-    assert!(count <= 4);
-    thread_local!(static SEEN: Cell<usize> = const { Cell::new(0) });
-    struct Seen;
-    impl Serialize for Seen {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            SEEN.set(SEEN.get() + 1);
-            serializer.serialize_none()
-        }
-    }
-    let seen: Vec<Seen> = (0..40).map(|_| Seen).collect();
-    let nested = vec![vec![vec![&seen; 40]; 40]; 40];
-    assert_eq!(text(&nested), "[[[[Option<?>]]]]");
-    assert!(SEEN.get() < 4000, "{}", SEEN.get());
+fn is_complete(value: &(impl Serialize + ?Sized)) -> bool {
+    let mut known = encoder::look_at(value).unwrap();
+    known.finish();
+    known.is_complete()
 }
 
 #[test]
 fn completeness() {
     #[track_caller]
     fn complete(value: &(impl Serialize + ?Sized), expected: bool) {
-        assert_eq!(Shape::of_value(value).is_complete(), expected, "{}", text(value));
+        assert_eq!(is_complete(value), expected, "{}", text(value));
     }
     complete(&(1u8, "a", Point::default(), Array([1u8; 40])), true);
-    complete(&Array([1u8; 1025]), false);
+    complete(&Array([1u8; 1025]), true);
     complete(&vec![1u8], true);
     complete(&Vec::<u8>::new(), false);
     complete(&vec![vec![], vec![1u8]], true);
@@ -1064,10 +1008,8 @@ fn completeness() {
     complete(&Event::Quit, false);
     complete(&Ok::<u8, u8>(1), false);
     complete(&Tree::default(), false);
-    complete(&Tree { value: 1, children: vec![Tree::default()] }, false);
+    complete(&Tree { value: 1, children: vec![Tree::default()] }, true);
     complete(&(), true);
-    assert!(Shape::of_type::<(u8, Option<Vec<Point>>)>().is_complete());
-    assert!(!Shape::of_type::<Tree>().is_complete());
 }
 
 #[test]
@@ -1091,10 +1033,9 @@ fn huge_values_keep_the_limits() {
     }
     assert_eq!(sent(&Shape::of_value(&Wide(1023))).nodes(), 1024);
     assert_eq!(sent(&Shape::of_value(&Wide(1024))), Shape::Unknown);
-    // One node is kept for elements that would not fit.
-    assert_eq!(sent(&Shape::of_value(&(Wide(1020), 1u8))).nodes(), 1023);
+    // The last one has no room.
     assert_eq!(sent(&Shape::of_value(&(Wide(1021), 1u8))).nodes(), 1024);
-    assert_eq!(text(&(1u8, Wide(1022), 1u8)), "(u8, ?, u8)");
+    assert_eq!(text(&(1u8, Wide(1022), 1u8)), "?");
     sent(&Shape::of_value(&[Wide(700), Wide(700)]));
     sent(&Shape::of_value(&(Wide(700), 'a', Wide(700), 'b', Wide(200))));
 
@@ -1254,7 +1195,7 @@ proptest! {
     ) {
         if let Some(shape) = Shape::decode(&bytes) {
             sent(&shape);
-            let _ = (shape.to_string(), shape.is_complete(), shape.accepts(&shape));
+            let _ = (shape.to_string(), shape.accepts(&shape));
         }
     }
 
@@ -1277,20 +1218,26 @@ proptest! {
         prop_assert!(shape.to_string().len() <= 310);
     }
 
-    /// Where the shape of several values is accepted, each of them is.
+    /// Each value is declared by a shape that the type accepts. What was seen once brings nothing new.
     #[test]
-    fn merging_keeps_what_was_seen(exprs in prop::collection::vec(any_expr(), 1..5)) {
-        let Shape::Seq(merged) = sent(&Shape::of_value(&exprs)) else { panic!("not a sequence") };
-        for expr in &exprs {
-            prop_assert!(merged.accepts(&Shape::of_value(expr)));
+    fn what_was_seen_once_is_known(exprs in prop::collection::vec(any_expr(), 1..5)) {
+        let (knowledge, numbers, ty) = (Knowledge::new(None), Numbers::default(), Shape::of_type::<Expr>());
+        let mut last = 0;
+        for (n, expr) in exprs.iter().chain(&exprs).enumerate() {
+            let mut bytes = Vec::new();
+            let Ok(Encoded::As(declared)) = knowledge.encode(expr, &mut bytes, &numbers) else { panic!("not encoded") };
+            prop_assert_eq!(bytes, postcard::to_stdvec(expr).unwrap());
+            prop_assert!(ty.accepts(&Shape::decode(&declared.shape).unwrap()));
+            prop_assert!(declared.number == last || n < exprs.len());
+            last = declared.number;
         }
     }
 
     /// A complete shape stands for the other values of its type: where it is accepted, they are.
     #[test]
     fn a_complete_shape_stands_for_all(a in any_incomplete(), b in any_incomplete()) {
-        let (a, b) = (Shape::of_value(&a), Shape::of_value(&b));
-        if a.is_complete() {
+        let (complete, a, b) = (is_complete(&a), Shape::of_value(&a), Shape::of_value(&b));
+        if complete {
             prop_assert!(a.accepts(&b) && b.accepts(&a));
             prop_assert!(Shape::of_type::<Incomplete>().accepts(&b));
             for other in [

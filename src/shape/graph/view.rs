@@ -1,7 +1,7 @@
 //! The graph as a tree: the shape.
 
 use super::{Graph, Id, Kind, MAX_HOPS, MAX_STEPS, ROOT};
-use crate::rpc::shape::{ANY_NAME, Field, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Shape, Variant, name, push_run};
+use crate::shape::{ANY_NAME, Field, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Shape, Variant, name, push_run};
 
 impl Graph {
     /// The shape that was found: down to the deepest level at which all of it fits into [`MAX_NODES`].

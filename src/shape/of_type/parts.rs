@@ -3,8 +3,8 @@
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
 
 use super::{Refused, ask};
-use crate::rpc::shape::MAX_NODES;
-use crate::rpc::shape::graph::{Graph, Id};
+use crate::shape::MAX_NODES;
+use crate::shape::graph::{Graph, Id};
 
 /// The parts of a tuple or struct.
 pub(super) struct Parts<'g> {

@@ -1,26 +1,22 @@
-//! The shape of a value or of a type, as postcard lays it out.
-//!
-//! postcard writes no types: a receiver whose type differs from the sender's decodes garbage, or something that looks
-//! right. So the sender states the shape of the value ([`Shape::of_value`], from running its `Serialize`), and the
-//! receiver compares it with the shape of its own type ([`Shape::of_type`], from running its `Deserialize`). What
-//! cannot be told is [`Shape::Unknown`] and matches anything: a shape may miss a difference, but a call whose two
-//! types agree is not refused. The exceptions are types that do not write what they read: names given apart with
-//! `rename(serialize = .., deserialize = ..)`, variants that only `#[serde(other)]` catches, and a hand-written
-//! `Deserialize` that takes another way on values which none of the made-up ones resembles.
+//! The types at two ends of a call are the same? `README.md`, in this folder, tells how that is found out.
 //!
 //! | file | what |
 //! |---|---|
-//! | `mod.rs` | the tree, and which value fits which type |
-//! | `of_value.rs` | a `Serializer` that notes what it is told |
-//! | `of_type.rs` | a `Deserializer` that makes values up, driven many times |
+//! | `mod.rs` | the shape of a type or of values as a tree, and which values fit which type |
+//! | `encoder.rs` | encodes values, and notes what they show of their type |
+//! | `known.rs` | what they have shown so far |
+//! | `of_type.rs` | a `Deserializer` that makes values up, driven many times: the shape of a receiver's type |
 //! | `graph.rs` | what those runs have found out so far, and what the next one should try |
+//! | `knowledge.rs` | what is declared under which number, and which receiver has accepted what |
 //! | `wire.rs` | shapes as bytes, from peers that nobody trusts |
 //! | `display.rs` | shapes in error messages |
 
 mod display;
+mod encoder;
 mod graph;
+mod knowledge;
+mod known;
 mod of_type;
-mod of_value;
 #[cfg(test)]
 // The types of these tests are traced; nobody reads the values.
 #[allow(dead_code)]
@@ -29,7 +25,11 @@ mod wire;
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+use serde::Deserialize;
+
+pub(crate) use knowledge::{Declared, Encoded, Knowledge, Mismatch, Numbers, Receiver, Receivers, Verdicts};
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
 const MAX_DEPTH: usize = 32;
@@ -43,6 +43,9 @@ const MAX_NAME: usize = 128;
 /// Most pairs of nodes that one [`Shape::accepts`] compares. An honest pair needs at most [`MAX_NODES`]; a peer may
 /// craft runs within runs that a recursive tuple at the receiver would unfold exponentially.
 const MAX_COMPARISONS: usize = 64 * MAX_NODES;
+
+/// Deepest nesting of a comparison: a few times around a recursive type, which the two sides may enter at different places.
+const MAX_COMPARED_DEPTH: usize = 8 * MAX_DEPTH;
 
 /// Stands for a name that is not known, and matches any.
 const ANY_NAME: &str = "?";
@@ -58,7 +61,7 @@ type Name = Cow<'static, str>;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Shape {
     /// Not known: nothing was there to look at (an empty `Vec`, `None`), the type does not say (`deserialize_any`),
-    /// tracing failed, or a limit was reached.
+    /// tracing failed, values contradict each other, or a limit was reached.
     Unknown,
     /// Something without parts.
     Leaf(Leaf),
@@ -128,36 +131,21 @@ impl Shape {
         of_type::trace::<T>()
     }
 
-    /// The shape of one value. Looks at one element of a sequence where that one tells everything, at a few where it
-    /// does not, so that large values cost little.
-    pub(crate) fn of_value<T: Serialize + ?Sized>(value: &T) -> Shape {
-        of_value::trace(value)
-    }
-
-    /// Whether every other value of the same Rust type has this shape too, or one that is accepted wherever this one
-    /// is: then it need not be looked at again.
-    ///
-    /// A `Some` with a complete inside is complete, for the `None` of the same type matches whatever that matches.
-    /// Untagged and internally tagged enums, `skip_serializing_if` and `dyn` values deceive this: they write different
-    /// shapes without saying so.
-    pub(crate) fn is_complete(&self) -> bool {
-        match self {
-            Shape::Unknown | Shape::Enum(..) | Shape::Up(_) => false,
-            Shape::Leaf(_) => true,
-            Shape::Option(inner) | Shape::Seq(inner) => inner.is_complete(),
-            Shape::Map(parts) => parts.0.is_complete() && parts.1.is_complete(),
-            Shape::Tuple(runs) => runs.iter().all(|run| run.shape.is_complete()),
-            Shape::Struct(_, fields) => fields.iter().all(|field| field.shape.is_complete()),
-        }
+    /// What one value shows by itself.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of_value<T: serde::Serialize + ?Sized>(value: &T) -> Shape {
+        let known = encoder::look_at(value).expect("the value can be encoded");
+        Shape::decode(&known.encode()).expect("what is known keeps to the limits")
     }
 
     /// Whether a receiver whose type has this shape may decode a value of that shape.
     pub(crate) fn accepts(&self, value: &Shape) -> bool {
-        let mut left = MAX_COMPARISONS;
-        fits(&Frame { shape: self, up: None }, value, &mut left)
+        let mut comparison = Comparison { left: MAX_COMPARISONS, deeper: MAX_COMPARED_DEPTH, assumed: HashSet::new() };
+        comparison.fits(&Frame { shape: self, up: None }, &Frame { shape: value, up: None })
     }
 
     /// Number of nodes in the tree.
+    #[cfg(test)]
     fn nodes(&self) -> usize {
         1 + match self {
             Shape::Unknown | Shape::Leaf(_) | Shape::Up(_) => 0,
@@ -186,39 +174,63 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Whether `value` fits the type at `ty`. Ends because each step goes down in `value`: `Up` leads to a node that has
-/// parts, never to another `Up`.
-fn fits(ty: &Frame<'_>, value: &Shape, left: &mut usize) -> bool {
-    let Some(remaining) = left.checked_sub(1) else {
-        return false;
-    };
-    *left = remaining;
-    match (ty.shape, value) {
-        (Shape::Unknown, _) | (_, Shape::Unknown | Shape::Up(_)) => true,
-        (Shape::Up(levels), _) => ty.ancestor(*levels).is_none_or(|target| fits(target, value, left)),
-        (Shape::Leaf(a), Shape::Leaf(b)) => a == b,
-        // One layout, and `&[u8]` is written as a sequence but read as bytes.
-        (Shape::Leaf(Leaf::Bytes), Shape::Seq(element)) | (Shape::Seq(element), Shape::Leaf(Leaf::Bytes)) => {
-            matches!(**element, Shape::Unknown | Shape::Leaf(Leaf::U8))
+/// A comparison of a type with values, in progress.
+struct Comparison {
+    left: usize,
+    deeper: usize,
+    /// Pairs that are being compared further up, where a recursive type has led to: they fit if everything else does.
+    assumed: HashSet<(*const Shape, *const Shape)>,
+}
+
+impl Comparison {
+    /// Whether `value` fits the type at `ty`.
+    fn fits(&mut self, ty: &Frame<'_>, value: &Frame<'_>) -> bool {
+        let (Some(left), Some(deeper)) = (self.left.checked_sub(1), self.deeper.checked_sub(1)) else {
+            return false;
+        };
+        (self.left, self.deeper) = (left, deeper);
+        let fits = self.fits_here(ty, value);
+        self.deeper += 1;
+        fits
+    }
+
+    fn fits_here(&mut self, ty: &Frame<'_>, value: &Frame<'_>) -> bool {
+        let mut parts = |a: &Shape, b: &Shape| self.fits(&ty.below(a), &value.below(b));
+        match (ty.shape, value.shape) {
+            (Shape::Unknown, _) | (_, Shape::Unknown) => true,
+            (Shape::Up(levels), _) => ty.ancestor(*levels).is_none_or(|target| self.fits(target, value)),
+            (_, Shape::Up(levels)) => value
+                .ancestor(*levels)
+                .is_none_or(|target| !self.assumed.insert((ty.shape, target.shape)) || self.fits(ty, target)),
+            (Shape::Leaf(a), Shape::Leaf(b)) => a == b,
+            // One layout, and `&[u8]` is written as a sequence but read as bytes.
+            (Shape::Leaf(Leaf::Bytes), Shape::Seq(element)) | (Shape::Seq(element), Shape::Leaf(Leaf::Bytes)) => {
+                matches!(**element, Shape::Unknown | Shape::Leaf(Leaf::U8))
+            }
+            (Shape::Option(a), Shape::Option(b)) | (Shape::Seq(a), Shape::Seq(b)) => parts(a, b),
+            (Shape::Map(a), Shape::Map(b)) => parts(&a.0, &b.0) && parts(&a.1, &b.1),
+            (Shape::Tuple(a), Shape::Tuple(b)) => overlaps(a, b).is_some_and(|pairs| pairs.into_iter().all(|(a, b)| parts(a, b))),
+            (Shape::Struct(_, a), Shape::Struct(_, b)) => {
+                a.len() >= b.len()
+                    // Whether these are there at all is not known either.
+                    && a[b.len()..].iter().all(|field| field.name == ANY_NAME && field.shape == Shape::Unknown)
+                    && a.iter().zip(b).all(|(a, b)| name_fits(&a.name, &b.name) && parts(&a.shape, &b.shape))
+            }
+            (Shape::Enum(_, a), Shape::Enum(_, b)) => {
+                let mut common = b.iter().filter_map(|b| {
+                    let at = a.binary_search_by_key(&b.index, |a| a.index).ok()?;
+                    Some((&a[at], b))
+                });
+                let mut any = false;
+                let fit = common.all(|(a, b)| {
+                    any = true;
+                    name_fits(&a.name, &b.name) && parts(&a.content, &b.content)
+                });
+                // A value of a variant that the type does not have is refused when it is decoded; the others can pass.
+                fit && (any || b.is_empty())
+            }
+            _ => false,
         }
-        (Shape::Option(a), Shape::Option(b)) | (Shape::Seq(a), Shape::Seq(b)) => fits(&ty.below(a), b, left),
-        (Shape::Map(a), Shape::Map(b)) => fits(&ty.below(&a.0), &b.0, left) && fits(&ty.below(&a.1), &b.1, left),
-        (Shape::Tuple(a), Shape::Tuple(b)) => {
-            overlaps(a, b).is_some_and(|pairs| pairs.into_iter().all(|(_, a, b)| fits(&ty.below(a), b, left)))
-        }
-        (Shape::Struct(_, a), Shape::Struct(_, b)) => {
-            a.len() >= b.len()
-                // Whether these are there at all is not known either.
-                && a[b.len()..].iter().all(|field| field.name == ANY_NAME && field.shape == Shape::Unknown)
-                && a.iter().zip(b).all(|(a, b)| {
-                    name_fits(&a.name, &b.name) && fits(&ty.below(&a.shape), &b.shape, left)
-                })
-        }
-        (Shape::Enum(_, a), Shape::Enum(_, b)) => b.iter().all(|b| {
-            a.binary_search_by_key(&b.index, |a| a.index)
-                .is_ok_and(|at| name_fits(&a[at].name, &b.name) && fits(&ty.below(&a[at].content), &b.content, left))
-        }),
-        _ => false,
     }
 }
 
@@ -227,8 +239,8 @@ fn name_fits(ty: &str, value: &str) -> bool {
     ty == value || ty == ANY_NAME || ty.split('|').any(|a| value.split('|').any(|b| a == b))
 }
 
-/// The stretches over which two tuples both keep their shape; `None` when their lengths differ.
-fn overlaps<'a>(a: &'a [Run], b: &'a [Run]) -> Option<Vec<(u32, &'a Shape, &'a Shape)>> {
+/// The shapes of the stretches over which two tuples both keep theirs; `None` when their lengths differ.
+fn overlaps<'a>(a: &'a [Run], b: &'a [Run]) -> Option<Vec<(&'a Shape, &'a Shape)>> {
     let length = |runs: &[Run]| runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
     if length(a) != length(b) {
         return None;
@@ -239,7 +251,7 @@ fn overlaps<'a>(a: &'a [Run], b: &'a [Run]) -> Option<Vec<(u32, &'a Shape, &'a S
     let (mut used_a, mut used_b) = (0, 0);
     while let (Some(left), Some(right)) = (run_a, run_b) {
         let count = (left.count - used_a).min(right.count - used_b);
-        pairs.push((count, &left.shape, &right.shape));
+        pairs.push((&left.shape, &right.shape));
         (used_a, used_b) = (used_a + count, used_b + count);
         if used_a == left.count {
             (run_a, used_a) = (a.next(), 0);

@@ -1,7 +1,7 @@
 //! What the next run should try.
 
 use super::{Graph, Id, Kind, MAX_FAILS, Node, Tries};
-use crate::rpc::shape::{MAX_DEPTH, MAX_NODES};
+use crate::shape::{MAX_DEPTH, MAX_NODES};
 
 /// From here on runs make up small values (`None`, empty sequences), to come to an end.
 const DEEP: usize = MAX_DEPTH;

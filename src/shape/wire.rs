@@ -25,17 +25,18 @@ const LEAVES: [Leaf; 17] = [
     Leaf::Unit,
 ];
 // Leaves may become more, up to here, without a change of what is written today.
-const UNKNOWN: u8 = 32;
-const OPTION: u8 = 33;
-const SEQ: u8 = 34;
-const MAP: u8 = 35;
-const TUPLE: u8 = 36;
-const STRUCT: u8 = 37;
-const ENUM: u8 = 38;
-const UP: u8 = 39;
+pub(super) const UNKNOWN: u8 = 32;
+pub(super) const OPTION: u8 = 33;
+pub(super) const SEQ: u8 = 34;
+pub(super) const MAP: u8 = 35;
+pub(super) const TUPLE: u8 = 36;
+pub(super) const STRUCT: u8 = 37;
+pub(super) const ENUM: u8 = 38;
+pub(super) const UP: u8 = 39;
 
 impl Shape {
     /// Appends this shape to `out`.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Shape::Unknown => out.push(UNKNOWN),
@@ -93,7 +94,7 @@ impl Shape {
     }
 }
 
-fn encode_number(mut number: u32, out: &mut Vec<u8>) {
+pub(super) fn encode_number(mut number: u32, out: &mut Vec<u8>) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
         number >>= 7;
@@ -102,11 +103,11 @@ fn encode_number(mut number: u32, out: &mut Vec<u8>) {
 }
 
 /// For lengths that [`MAX_NODES`] or [`MAX_NAME`] bounds.
-fn encode_length(length: usize, out: &mut Vec<u8>) {
+pub(super) fn encode_length(length: usize, out: &mut Vec<u8>) {
     encode_number(length as u32, out);
 }
 
-fn encode_name(name: &str, out: &mut Vec<u8>) {
+pub(super) fn encode_name(name: &str, out: &mut Vec<u8>) {
     encode_length(name.len(), out);
     out.extend(name.as_bytes());
 }

@@ -1,0 +1,122 @@
+//! Numbers that stand for what was said once on a connection: a procedure's name with the shape of its arguments, or the shape
+//! of a result.
+//!
+//! A number is declared by the first message that uses it. A connection keeps the order of what is said, so the receiver has
+//! heard of a number before it meets it again; it keeps what was declared even where it refuses the very message that did.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::hash::{NumberMap, Numbers};
+use super::link::{Link, broken};
+use super::wire::{Declare, MAX_NAME};
+use super::{Env, Failure};
+
+/// Most declarations of one side on a connection.
+pub(super) const MAX_DECLARATIONS: usize = 1 << 16;
+/// Their bytes, with what it takes to keep them. What goes beyond is declared for one message at a time.
+pub(super) const MAX_BYTES: usize = 16 << 20;
+/// What it takes to keep a declaration, besides its bytes.
+pub(super) const COST: usize = 192;
+
+/// What a peer has declared.
+#[derive(Debug)]
+pub(crate) struct Declaration<E: Env> {
+    /// Empty for a result.
+    pub name: Arc<str>,
+    /// The shape of the values, in a format that the protocol does not know.
+    pub shape: Box<[u8]>,
+    pub verdicts: E::Verdicts,
+}
+
+/// The numbers that this side has declared on a link.
+#[derive(Default)]
+pub(super) struct Declared {
+    numbers: HashSet<u32, Numbers>,
+    bytes: usize,
+}
+
+impl Declared {
+    /// The number for something of so many bytes that is said now, and whether it has to be declared.
+    pub(super) fn add(&mut self, number: u32, len: usize) -> (u32, bool) {
+        if self.numbers.contains(&number) {
+            return (number, false);
+        }
+        let bytes = self.bytes + len + COST;
+        if number == 0 || self.numbers.len() == MAX_DECLARATIONS || bytes > MAX_BYTES {
+            return (0, true);
+        }
+        self.bytes = bytes;
+        self.numbers.insert(number);
+        (number, true)
+    }
+}
+
+/// What the peer has declared on a link.
+pub(super) struct Declarations<E: Env> {
+    procedures: NumberMap<u32, Arc<Declaration<E>>>,
+    results: NumberMap<u32, Arc<Declaration<E>>>,
+}
+
+impl<E: Env> Default for Declarations<E> {
+    fn default() -> Self {
+        Declarations { procedures: NumberMap::default(), results: NumberMap::default() }
+    }
+}
+
+impl<E: Env> Link<E> {
+    /// What a request is for.
+    pub(super) fn declared_procedure(
+        &mut self,
+        number: u32,
+        declared: Option<Declare<'_>>,
+    ) -> Result<Arc<Declaration<E>>, Failure> {
+        let Some(Declare { name, shape }) = declared else {
+            let known = self.declarations.procedures.get(&number).cloned();
+            return known.ok_or_else(|| broken(format!("procedure {number} was not declared")));
+        };
+        if name.len() > MAX_NAME {
+            return Err(broken(format!("a name of {} bytes exceeds the limit of {MAX_NAME} bytes", name.len())));
+        }
+        if self.declarations.procedures.contains_key(&number) {
+            return Err(broken(format!("procedure {number} was declared twice")));
+        }
+        let declaration = Arc::new(Declaration { name: name.into(), shape: shape.0.into(), verdicts: E::Verdicts::default() });
+        if number != 0 {
+            self.keep(name.len() + shape.0.len())?;
+            self.declarations.procedures.insert(number, declaration.clone());
+        }
+        Ok(declaration)
+    }
+
+    /// What an answer is. Of the answers that need none, nothing is declared.
+    pub(super) fn declared_result(&mut self, number: u32, shape: &[u8]) -> Result<Option<Arc<Declaration<E>>>, Failure> {
+        let known = self.declarations.results.get(&number);
+        if shape.is_empty() {
+            return match known {
+                None if number != 0 => Err(broken(format!("result {number} was not declared"))),
+                known => Ok(known.cloned()),
+            };
+        }
+        if known.is_some() {
+            return Err(broken(format!("result {number} was declared twice")));
+        }
+        let declaration = Arc::new(Declaration { name: "".into(), shape: shape.into(), verdicts: E::Verdicts::default() });
+        if number != 0 {
+            self.keep(shape.len())?;
+            self.declarations.results.insert(number, declaration.clone());
+        }
+        Ok(Some(declaration))
+    }
+
+    /// Makes room for one more declaration of the peer. It knows the limits, and keeps to them.
+    fn keep(&mut self, len: usize) -> Result<(), Failure> {
+        let count = self.declarations.procedures.len() + self.declarations.results.len();
+        let bytes = self.account.declared + len + COST;
+        if count == MAX_DECLARATIONS || bytes > MAX_BYTES {
+            return Err(broken(format!("{} declarations take {bytes} bytes", count + 1)));
+        }
+        self.account.declared = bytes;
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! What the two ends of a type keep: the sender what its values have shown so far, the receiver what it has accepted.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::Shape;
+use super::encoder::{self, Fault, Seen};
+use super::known::Known;
+
+/// What an engine has declared to its peers, under which numbers: a name and a shape, or a shape alone.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    given: Mutex<HashMap<Content, u32>>,
+}
+
+/// The name of a procedure, none for a result; and a shape.
+type Content = (Option<Arc<str>>, Arc<[u8]>);
+
+impl Numbers {
+    /// The number of what is equal in content. Zero is given to nothing.
+    fn of(&self, name: &Option<Arc<str>>, shape: &Arc<[u8]>) -> u32 {
+        let mut given = self.given.lock();
+        let next = u32::try_from(given.len() + 1).unwrap_or(0);
+        *given.entry((name.clone(), shape.clone())).or_insert(next)
+    }
+}
+
+/// What is declared of values: all that they have shown so far.
+pub(crate) struct Declared {
+    /// Zero: to be declared for one message only.
+    pub number: u32,
+    pub shape: Arc<[u8]>,
+    known: Known,
+}
+
+/// Values that differ from what was known are looked at by themselves. So many of their shapes get numbers, the others are
+/// declared anew each time.
+const MAX_ALONE: usize = 64;
+
+/// What is known of the type of the values that are sent in one place.
+pub(crate) struct Knowledge {
+    /// What is declared together with the shape.
+    name: Option<Arc<str>>,
+    /// Once values can show nothing more.
+    whole: OnceLock<Arc<Declared>>,
+    latest: Mutex<Latest>,
+}
+
+struct Latest {
+    declared: Arc<Declared>,
+    alone: usize,
+}
+
+/// What encoding a value has found of its type.
+pub(crate) enum Encoded {
+    /// This is to be declared.
+    As(Arc<Declared>),
+    /// It is not like the values before: [`Knowledge::look_at`] it.
+    Unlike,
+}
+
+impl Knowledge {
+    /// Of the arguments of a procedure of this name, or of results.
+    pub(crate) fn new(name: Option<Arc<str>>) -> Knowledge {
+        let declared = Arc::new(Declared { number: 0, shape: Arc::default(), known: Known::nothing() });
+        Knowledge { name, whole: OnceLock::new(), latest: Mutex::new(Latest { declared, alone: 0 }) }
+    }
+
+    /// Encodes a value at the end of `out`.
+    pub(crate) fn encode<T: Serialize + ?Sized>(
+        &self,
+        value: &T,
+        out: &mut Vec<u8>,
+        numbers: &Numbers,
+    ) -> Result<Encoded, Fault> {
+        let before = self.whole.get().cloned().unwrap_or_else(|| self.latest.lock().declared.clone());
+        Ok(match encoder::encode(value, out, &before.known)? {
+            Seen::Nothing => Encoded::As(before),
+            Seen::More(known) => Encoded::As(self.learn(known, &before, numbers)),
+            Seen::Otherwise => Encoded::Unlike,
+        })
+    }
+
+    /// More was seen. If others have seen more meanwhile, too, this value is declared by what it has shown, and the next one
+    /// goes on from what they saw.
+    #[cold]
+    fn learn(&self, mut known: Known, before: &Arc<Declared>, numbers: &Numbers) -> Arc<Declared> {
+        known.finish();
+        let complete = known.is_complete();
+        let shape: Arc<[u8]> = known.encode().into();
+        let declared = Arc::new(Declared { number: numbers.of(&self.name, &shape), shape, known });
+        let mut latest = self.latest.lock();
+        if Arc::ptr_eq(&latest.declared, before) {
+            latest.declared = declared.clone();
+            if complete {
+                let _ = self.whole.set(declared.clone());
+            }
+        }
+        declared
+    }
+
+    /// What is to be declared of a value that is unlike the others.
+    #[cold]
+    pub(crate) fn look_at<T: Serialize + ?Sized>(&self, value: &T, numbers: &Numbers) -> Result<Arc<Declared>, Fault> {
+        let known = encoder::look_at(value)?;
+        let shape: Arc<[u8]> = known.encode().into();
+        let numbered = {
+            let mut latest = self.latest.lock();
+            latest.alone += 1;
+            latest.alone <= MAX_ALONE
+        };
+        let number = if numbered { numbers.of(&self.name, &shape) } else { 0 };
+        Ok(Arc::new(Declared { number, shape, known }))
+    }
+}
+
+/// Which receivers have accepted a declaration.
+#[derive(Debug, Default)]
+pub(crate) struct Verdicts {
+    /// The last one that had to look, and those before it.
+    last: AtomicU64,
+    others: Mutex<Vec<u64>>,
+}
+
+/// As many are kept; those beyond compare again.
+const MAX_VERDICTS: usize = 256;
+
+impl Verdicts {
+    #[inline]
+    fn has(&self, receiver: u64) -> bool {
+        self.last.load(Ordering::Relaxed) == receiver || self.has_kept(receiver)
+    }
+
+    #[cold]
+    fn has_kept(&self, receiver: u64) -> bool {
+        let kept = self.others.lock().contains(&receiver);
+        if kept {
+            self.last.store(receiver, Ordering::Relaxed);
+        }
+        kept
+    }
+
+    fn add(&self, receiver: u64) {
+        let mut others = self.others.lock();
+        if others.len() >= MAX_VERDICTS {
+            others.swap_remove(receiver as usize % MAX_VERDICTS);
+        }
+        others.push(receiver);
+        self.last.store(receiver, Ordering::Relaxed);
+    }
+}
+
+/// A place where values of one type are received: a registration, or the results of a procedure.
+pub(crate) struct Receiver {
+    /// No two have the same, in the whole process.
+    number: u64,
+    shape: OnceLock<Shape>,
+}
+
+/// The receivers of the results of a procedure: nearly always one. Two types may have the same name, but not the same code, so
+/// they are told apart by that.
+#[derive(Default)]
+pub(crate) struct Receivers {
+    first: OnceLock<(usize, Receiver)>,
+    others: Mutex<Vec<Arc<(usize, Receiver)>>>,
+}
+
+impl Receivers {
+    /// As [`Receiver::check`].
+    #[inline]
+    pub(crate) fn check(&self, verdicts: &Verdicts, shape: &[u8], of_type: fn() -> Shape) -> Result<(), Mismatch> {
+        let code = of_type as usize;
+        let (first, receiver) = self.first.get_or_init(|| (code, Receiver::new()));
+        if *first == code { receiver.check(verdicts, shape, of_type) } else { self.other(code).1.check(verdicts, shape, of_type) }
+    }
+
+    #[cold]
+    fn other(&self, code: usize) -> Arc<(usize, Receiver)> {
+        let mut others = self.others.lock();
+        if let Some(other) = others.iter().find(|other| other.0 == code) {
+            return other.clone();
+        }
+        let other = Arc::new((code, Receiver::new()));
+        others.push(other.clone());
+        other
+    }
+}
+
+/// What is told about types that differ.
+pub(crate) struct Mismatch {
+    pub expected: String,
+    pub found: String,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Receiver {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Receiver { number: NEXT.fetch_add(1, Ordering::Relaxed), shape: OnceLock::new() }
+    }
+
+    /// Whether values that are declared as `shape` may be decoded here. The comparison is made once a declaration.
+    #[inline]
+    pub(crate) fn check(&self, verdicts: &Verdicts, shape: &[u8], of_type: fn() -> Shape) -> Result<(), Mismatch> {
+        if verdicts.has(self.number) { Ok(()) } else { self.compare(verdicts, shape, of_type) }
+    }
+
+    #[cold]
+    fn compare(&self, verdicts: &Verdicts, shape: &[u8], of_type: fn() -> Shape) -> Result<(), Mismatch> {
+        let expected = self.shape.get_or_init(of_type);
+        let found = Shape::decode(shape);
+        if found.as_ref().is_some_and(|found| expected.accepts(found)) {
+            verdicts.add(self.number);
+            return Ok(());
+        }
+        let found = found.map_or_else(|| "nothing readable".to_owned(), |found| found.to_string());
+        Err(Mismatch { expected: expected.to_string(), found })
+    }
+}
