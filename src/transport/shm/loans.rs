@@ -35,6 +35,8 @@ impl Loan for Grant {
         let granted = &self.line.mine.words().granted[self.slot];
         // If it is not granted any more, the link may have ended while the reader goes on.
         let _ = granted.compare_exchange(self.id, 0, Ordering::SeqCst, Ordering::SeqCst);
+        // What the owner writes from now on comes after that, also for a reader that looks at it later.
+        fence(Ordering::SeqCst);
     }
 
     fn is_over(&self) -> bool {
@@ -42,7 +44,6 @@ impl Loan for Grant {
     }
 
     fn wait(&self, since: Instant) {
-        fence(Ordering::SeqCst);
         let mut look = Instant::now() + LOOK;
         while self.is_read() {
             thread::yield_now();

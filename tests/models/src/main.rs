@@ -26,6 +26,7 @@ mod sync;
 mod transport;
 mod watched;
 
+use progress::alone;
 pub(crate) use reactor::{Events, Poll, Registry, Token, Waker, event};
 
 macro_rules! models {
@@ -42,8 +43,11 @@ const MODELS: &[(&str, fn())] = models! {
         an_end_from_elsewhere_is_not_slept_through the_progress_thread_gives_way_and_comes_back what_the_reactor_tells_is_not_lost
         nothing_is_left_by_a_caller_that_gets_up
         the_progress_thread_can_be_stopped_wherever_it_sleeps a_new_deadline_is_not_slept_through;
+    alone: nobody_queues_for_a_seat_that_sleeps each_way_to_get_up_wakes_the_next a_seat_that_is_vacated_is_taken
+        a_borrowed_seat_has_one_owner;
     rings: records_arrive_in_order nobody_sleeps_through_an_answer nothing_is_read_after_memory_is_taken_back
-        what_was_lent_comes_back what_comes_back_is_taken_back the_end_of_a_link_ends_what_it_lent;
+        what_was_lent_comes_back what_comes_back_is_taken_back the_end_of_a_link_ends_what_it_lent
+        what_is_read_after_a_withdrawal_is_thrown_away;
 };
 
 /// How many orders the model that runs now has been run in.

@@ -1,5 +1,6 @@
 //! An engine's core around calomel's own seat, completions and driver.
 
+pub(crate) mod alone;
 #[path = "../../../src/progress/completion.rs"]
 mod completion;
 #[path = "../../../src/progress/drive.rs"]

@@ -59,11 +59,16 @@ struct Lent {
 
 /// A frame with a payload that is lent, and a peer that reads it.
 fn lend() -> Lent {
-    let memory = Arc::new(Watched::default());
     let region = Region::from_vec(vec![0; LARGE]);
+    lend_of(Slice::whole(&region))
+}
+
+fn lend_of(payload: Slice) -> Lent {
+    let memory = Arc::new(Watched::default());
+    let region = payload.region.clone();
     let (mut near, mut far) = pair(Some(&memory));
     far.heard.target = Some(Region::from_vec(vec![0; LARGE]));
-    assert!(near.send(vec![1], Some(Slice::whole(&region))));
+    assert!(near.send(vec![1], Some(payload)));
     let kept = memory.clone();
     let reader = thread::spawn(move || {
         let _kept = kept;
@@ -119,5 +124,19 @@ pub(crate) fn the_end_of_a_link_ends_what_it_lent() {
         lent.near.close();
         owner.join().unwrap();
         lent.reader.join().unwrap();
+    });
+}
+
+/// The operation that it was lent for is over, and the owner goes on writing, without waiting for anybody: what the reader gets is
+/// what was there before, or it knows better.
+pub(crate) fn what_is_read_after_a_withdrawal_is_thrown_away() {
+    model(4, || {
+        let payload = Slice::whole(&Region::from_vec(vec![0; LARGE])).for_one_operation();
+        let lent = lend_of(payload.clone());
+        payload.end();
+        lent.region.withdraw();
+        lent.memory.change();
+        let landed = lent.reader.join().unwrap();
+        assert!(landed == Some(Landed::SourceGone) || !lent.memory.was_read_changed(), "{landed:?}");
     });
 }

@@ -3,8 +3,16 @@
 use loom::cell::UnsafeCell;
 use loom::thread;
 
+use crate::sync::atomic::{AtomicU64, Ordering};
+
 #[derive(Default)]
-pub(crate) struct Watched(UnsafeCell<u8>);
+pub(crate) struct Watched {
+    cell: UnsafeCell<u8>,
+    /// Memory that its owner changes while others may read it.
+    loose: AtomicU64,
+    /// What was read of that last: for the model alone.
+    seen: std::sync::atomic::AtomicU64,
+}
 
 // SAFETY: that accesses are ordered is what loom checks.
 unsafe impl Sync for Watched {}
@@ -14,11 +22,22 @@ unsafe impl Send for Watched {}
 impl Watched {
     /// Reads for a while, in which anything may happen.
     pub(crate) fn read(&self) {
-        self.0.with(|_| thread::yield_now());
+        self.seen.store(self.loose.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.cell.with(|_| thread::yield_now());
     }
 
     /// Writes for a while; also: its owner has it for itself again.
     pub(crate) fn write(&self) {
-        self.0.with_mut(|_| thread::yield_now());
+        self.cell.with_mut(|_| thread::yield_now());
+    }
+
+    /// Writes, whoever may read.
+    pub(crate) fn change(&self) {
+        self.loose.store(1, Ordering::Relaxed);
+    }
+
+    /// Whether what was read last has been changed before.
+    pub(crate) fn was_read_changed(&self) -> bool {
+        self.seen.load(Ordering::Relaxed) != 0
     }
 }
