@@ -1,0 +1,94 @@
+//! One of each thing over `loop://`, small enough for an interpreter: `ci/miri` runs these.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::{Bulk, BulkMode, Endpoint, Engine, Error, Request};
+
+/// An interpreter takes its time.
+const PATIENT: Duration = Duration::from_secs(600);
+
+/// An engine that serves, one that calls, and where that finds the first.
+fn pair() -> (Engine, Engine, Endpoint) {
+    let builder =
+        || Engine::builder().default_timeout(PATIENT).heartbeat(PATIENT).connect_timeout(PATIENT).finalize_timeout(PATIENT);
+    let server = builder().listen("loop://").build().unwrap();
+    let client = builder().transport("loop").build().unwrap();
+    let to = client.lookup(server.address()).unwrap();
+    (server, client, to)
+}
+
+fn end(server: &Engine, client: &Engine) {
+    client.finalize().unwrap();
+    server.finalize().unwrap();
+}
+
+#[test]
+fn calls() {
+    let (server, client, to) = pair();
+    server.define("add", |_: &Request, (a, b): (u32, u32)| a + b).unwrap();
+    server.define("length", |_: &Request, bytes: Vec<u8>| bytes.len()).unwrap();
+    let add = client.procedure::<(u32, u32), u32>("add").on(&to);
+    assert_eq!(add.call(&(1, 2)).unwrap(), 3);
+    let pending = add.start(&(3, 4)).unwrap();
+    assert_eq!(pending.wait().unwrap(), 7);
+    // Longer than what travels in one piece.
+    assert_eq!(client.procedure::<Vec<u8>, usize>("length").on(&to).call(&vec![1; 17 << 10]).unwrap(), 17 << 10);
+    end(&server, &client);
+}
+
+#[test]
+fn transfers() {
+    let (server, client, to) = pair();
+    let owned = server.expose((0..200).collect::<Vec<u8>>(), BulkMode::ReadWrite).unwrap();
+    let bulk = owned.bulk();
+    server.define("memory", move |_: &Request, ()| bulk.clone()).unwrap();
+    let memory = client.procedure::<(), Bulk>("memory").on(&to).call(&()).unwrap();
+    let mut bytes = vec![0u8; 200];
+    assert_eq!(memory.on(&to).pull_into(&mut bytes).unwrap(), 200);
+    assert!(bytes.iter().copied().eq(0..200));
+    assert_eq!(memory.slice(50, 100).unwrap().on(&to).push_from(&[7u8; 100]).unwrap(), 100);
+    // Into a buffer of the engine's, which is exposed itself.
+    let local = client.expose(client.alloc(200), BulkMode::ReadWrite).unwrap();
+    let (moved, local) = memory.on(&to).start_pull_into(local).wait();
+    assert_eq!(moved.unwrap(), 200);
+    assert_eq!(local.reclaim()[50..150], [7; 100]);
+    let mut back = owned.reclaim();
+    back[0] = 1;
+    assert_eq!(back[50..150], [7; 100]);
+    assert!(matches!(memory.on(&to).pull_into(&mut bytes), Err(Error::Revoked { .. })));
+    end(&server, &client);
+}
+
+/// The buffer is written as soon as it is back, while a peer still tries to read it.
+#[test]
+fn memory_is_taken_back_under_way() {
+    let (server, client, to) = pair();
+    let owned = server.expose(vec![5u8; 100], BulkMode::ReadWrite).unwrap();
+    let bulk = owned.bulk();
+    server.define("memory", move |_: &Request, ()| bulk.clone()).unwrap();
+    let memory = client.procedure::<(), Bulk>("memory").on(&to).call(&()).unwrap();
+    let begun = Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let tells = begun.clone();
+        let (memory, to) = (&memory, &to);
+        let reader = scope.spawn(move || {
+            let mut bytes = vec![0u8; 100];
+            loop {
+                match memory.on(to).pull_into(&mut bytes) {
+                    Ok(moved) => assert!(moved == 100 && bytes == [5; 100]),
+                    Err(error) => return error,
+                }
+                tells.store(true, Ordering::Release);
+            }
+        });
+        while !begun.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let mut back = owned.reclaim();
+        back.fill(9);
+        assert!(matches!(reader.join().unwrap(), Error::Revoked { .. }));
+    });
+    end(&server, &client);
+}
