@@ -3,9 +3,9 @@
 
 mod devices;
 mod instructions;
+pub(crate) mod measure;
 mod small;
 mod work;
-pub(crate) mod measure;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,7 +1,6 @@
 //! One of each thing over `loop://`, small enough for an interpreter: `ci/miri` runs these.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::{Bulk, BulkMode, Endpoint, Engine, Error, Request};
@@ -69,9 +68,8 @@ fn memory_is_taken_back_under_way() {
     let bulk = owned.bulk();
     server.define("memory", move |_: &Request, ()| bulk.clone()).unwrap();
     let memory = client.procedure::<(), Bulk>("memory").on(&to).call(&()).unwrap();
-    let begun = Arc::new(AtomicBool::new(false));
+    let (tells, told) = mpsc::channel();
     std::thread::scope(|scope| {
-        let tells = begun.clone();
         let (memory, to) = (&memory, &to);
         let reader = scope.spawn(move || {
             let mut bytes = vec![0u8; 100];
@@ -80,12 +78,10 @@ fn memory_is_taken_back_under_way() {
                     Ok(moved) => assert!(moved == 100 && bytes == [5; 100]),
                     Err(error) => return error,
                 }
-                tells.store(true, Ordering::Release);
+                let _ = tells.send(());
             }
         });
-        while !begun.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
+        told.recv().unwrap();
         let mut back = owned.reclaim();
         back.fill(9);
         assert!(matches!(reader.join().unwrap(), Error::Revoked { .. }));

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 mod completions;
+#[path = "../../../src/deferred_log.rs"]
+mod deferred_log;
 mod gates;
 mod memory;
 mod progress;
