@@ -35,6 +35,11 @@ mod slow;
 mod stolen;
 mod victim;
 mod way;
+mod work;
+
+/// The victim tells how much it has allocated.
+#[global_allocator]
+static ALLOCATOR: work::Counting = work::Counting;
 
 /// Not a test, but the other process; does nothing when the suite runs.
 #[test]

@@ -42,7 +42,7 @@ pub struct Scene {
     /// Ends first.
     crowd: Crowd,
     child: RefCell<Child>,
-    pid: i32,
+    pub pid: i32,
     pub address: String,
     bulks: Vec<Bulk>,
     /// Exposed to the honest peer alone.
@@ -205,6 +205,15 @@ impl Scene {
     /// How many one-way calls have been handled.
     pub fn notes(&self) -> u64 {
         self.look().notes
+    }
+
+    /// How many bytes the victim has allocated, and the most since this was last asked.
+    pub fn allocated(&self) -> (usize, usize) {
+        let mut child = self.child.borrow_mut();
+        child.tell("allocated");
+        let said = child.hear("has");
+        let (now, peak) = said.split_once(' ').unwrap();
+        (now.parse().unwrap(), peak.parse().unwrap())
     }
 
     /// Has the victim dial somebody, and ask for a call, a one-way call, a pull and a push.

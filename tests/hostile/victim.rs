@@ -138,6 +138,10 @@ pub fn run() {
         let order = order.unwrap();
         match order.split_once(' ').unwrap_or((&order, "")) {
             ("look", _) => say(&format!("sees {}", look(&engine, &memory, &own, &honest, &gone))),
+            ("allocated", _) => {
+                let (now, peak) = crate::work::allocated();
+                say(&format!("has {now} {peak}"));
+            }
             ("dial", address) => {
                 let to = engine.lookup(address).unwrap();
                 dealings(&engine, &own, &to);
@@ -172,6 +176,7 @@ fn described(owner: u64, len: u64) -> Description {
 
 fn define(engine: &Engine, memory: &Arc<Mutex<Memory>>, own: &Arc<Own>, honest: &Arc<Mutex<Option<(Endpoint, Bulk)>>>) {
     define_add(engine);
+    crate::work::define(engine);
     engine.define("swallow", |_: &Request, bytes: Vec<u8>| bytes.len()).unwrap();
     engine.define("big", |_: &Request, len: usize| pattern(9, len.min(4 << 20))).unwrap();
     engine.define("slow", |_: &Request, ms: u64| thread::sleep(Duration::from_millis(ms.min(2000)))).unwrap();
