@@ -100,6 +100,10 @@ impl TcpLink {
         self.hot.store(hot, Ordering::Relaxed);
     }
 
+    pub(super) fn is_hot(&self) -> bool {
+        self.hot.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_secure(&self) -> bool {
         self.session.is_some()
     }

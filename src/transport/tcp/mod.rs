@@ -256,12 +256,16 @@ impl Tcp {
 
     fn heat(&self, link: &Arc<TcpLink>, more: bool) {
         let mut hot = self.hot.lock();
-        if let Some(entry) = hot.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) {
+        // There may be thousands: those that are not among them are not searched for.
+        let among = if link.is_hot() { hot.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) } else { None };
+        if let Some(entry) = among {
             entry.empty = 0;
         } else if more || hot.len() < MAX_HOT {
             link.set_hot(true);
             hot.push(Hot { link: link.clone(), empty: 0 });
             self.shared.busy.store(true, Ordering::Release);
+        } else {
+            link.set_hot(false);
         }
     }
 
@@ -271,7 +275,6 @@ impl Tcp {
         for token in warm {
             let link = self.shared.entries.lock().links.get(&token).cloned();
             if let Some(link) = link {
-                link.set_hot(false);
                 self.heat(&link, false);
             }
         }
@@ -344,20 +347,30 @@ impl Transport for Tcp {
             self.shared.busy.store(true, Ordering::Release);
             self.unaccepted.due().into_iter().for_each(|token| self.accept(token, sink));
         }
-        for link in links {
+        let mut looked_at = smallvec::SmallVec::<[Received; MAX_HOT]>::new();
+        for link in &links {
             any |= link.resume(sink);
-            let received = self.receive(&link, sink);
+            let received = self.receive(link, sink);
             any |= received.any;
-            let mut hot = self.hot.lock();
-            let Some(at) = hot.iter().position(|entry| Arc::ptr_eq(&entry.link, &link)) else { continue };
-            hot[at].empty = if received.any { 0 } else { hot[at].empty + 1 };
-            if received.closed || hot[at].empty > COOL_AFTER {
-                hot.swap_remove(at);
+            looked_at.push(received);
+        }
+        // Only whoever drives takes any out, and what has joined stands behind: they are in the same order.
+        let many = links.len() > MAX_HOT;
+        let mut looked_at = links.iter().zip(looked_at).peekable();
+        let mut hot = self.hot.lock();
+        hot.retain_mut(|entry| {
+            let Some((link, received)) = looked_at.next_if(|(link, _)| Arc::ptr_eq(link, &entry.link)) else { return true };
+            entry.empty = if received.any { 0 } else { entry.empty + 1 };
+            // Peers by the thousand that said much once are not looked at a thousand times more.
+            let cold = entry.empty > if many { 0 } else { COOL_AFTER };
+            let stays = !received.closed && (!cold || link.may_have_more());
+            if !stays {
                 link.set_hot(false);
             }
-            if !hot.is_empty() {
-                self.shared.busy.store(true, Ordering::Release);
-            }
+            stays
+        });
+        if !hot.is_empty() {
+            self.shared.busy.store(true, Ordering::Release);
         }
         any
     }
