@@ -17,4 +17,5 @@ mod request;
 mod short;
 mod sizes;
 mod types;
+mod values;
 mod wakers;

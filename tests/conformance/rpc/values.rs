@@ -1,0 +1,42 @@
+//! Values that take far more memory than they took in the message.
+
+use calomel::{EngineBuilder, Error, Request, Side};
+
+use crate::support::Net;
+
+const LIMIT: usize = 4 << 20;
+
+fn limited(builder: EngineBuilder) -> EngineBuilder {
+    builder.max_message_size(1 << 20).max_bytes_in_flight_per_peer(LIMIT)
+}
+
+/// Lists of nothing but empty texts are refused with the numbers, as arguments and as results; texts that say something are not,
+/// up to the largest message, one after the other.
+fn lists_of_texts(net: &Net) {
+    let pair = net.pair_with(limited);
+    pair.server.define("count", |_: &Request, list: Vec<String>| list.len()).unwrap();
+    pair.server.define("make", |_: &Request, (count, text): (usize, String)| vec![text; count]).unwrap();
+    let count = pair.client.procedure::<Vec<String>, usize>("count").on(&pair.to_server);
+    let make = pair.client.procedure::<(usize, String), Vec<String>>("make").on(&pair.to_server);
+    let texts = vec!["eleven more".to_owned(); 80_000];
+    for _ in 0..5 {
+        assert_eq!(count.call(&texts).unwrap(), 80_000);
+        assert_eq!(make.call(&(80_000, texts[0].clone())).unwrap(), texts);
+        // As many that say nothing are fine: it is the memory that counts.
+        assert_eq!(count.call(&vec![String::new(); 300_000]).unwrap(), 300_000);
+        match count.call(&vec![String::new(); 900_000]) {
+            Err(Error::Decode { side: Side::Arguments, reason, .. }) => {
+                assert!(reason.contains("900003") && reason.contains(&LIMIT.to_string()), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        match make.call(&(900_000, String::new())) {
+            Err(Error::Decode { side: Side::Result, reason, .. }) => {
+                assert!(reason.contains("900003") && reason.contains(&(4 * LIMIT).to_string()), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+suite!(lists_of_texts);
