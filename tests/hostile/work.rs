@@ -65,6 +65,7 @@ pub fn allocated() -> (usize, usize) {
 }
 
 /// One byte in a message, and many in memory.
+#[allow(clippy::large_enum_variant)]
 #[derive(Serialize, Deserialize)]
 enum Sparse {
     Nothing,
@@ -254,9 +255,7 @@ const ATTACKS: &[Attack] = &[
         say(liar, &frames(40_000, |n| Message::Revoked { token: u128::from(n).to_le_bytes() }))
     }),
     ("pings", |liar, _| say(liar, &frames(40_000, |_| Message::Ping))),
-    ("releases of what there is not", |liar, _| {
-        say(liar, &frames(40_000, |first| Message::Release { first, count: u32::MAX }))
-    }),
+    ("releases of what there is not", |liar, _| say(liar, &frames(40_000, |first| Message::Release { first, count: u32::MAX }))),
     ("names", |liar, _| {
         let named = (0..10_000).flat_map(|n| Message::call(n, &format!("name {n}"), 1).frame(&[1])).collect::<Vec<_>>();
         say(liar, &named)

@@ -168,7 +168,8 @@ fn requests_that_are_announced_and_cancelled() {
 
 #[test]
 fn what_is_answered_at_once() {
-    let messages: [(&str, fn(u64, &Victim) -> Message<'static>); 6] = [
+    type Said = (&'static str, fn(u64, &Victim) -> Message<'static>);
+    let messages: [Said; 6] = [
         ("pings", |_, _| Message::Ping),
         ("pulls of what there is not", |n, victim| {
             Message::Pull(Range { token: u128::from(n).to_le_bytes(), ..victim.range(n) })

@@ -259,6 +259,7 @@ fn memory<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> usi
     memory
 }
 
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Large {
     None,
