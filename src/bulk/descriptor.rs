@@ -13,7 +13,7 @@ use super::lease::Ticket;
 use super::own::Own;
 use super::remote::RemoteBulk;
 use crate::memory::{Region, Slice};
-use crate::progress::{self, Core, Held, Keys};
+use crate::progress::{self, Core, Held, Keys, REFUSED_BY_FILTER};
 use crate::proto::{Mode, PeerTag};
 use crate::rpc::{Decoding, Encoding};
 use crate::{Address, Endpoint, Engine, Error, Result};
@@ -237,10 +237,16 @@ impl Bulk {
     }
 
     /// The bulk as memory of whoever exposed it: for bulks that were forwarded. The owner is found by the connection that
-    /// there is, or else by the addresses that it listens at.
+    /// there is, or else by the addresses that it listens at: the first transfer dials one of them.
+    ///
+    /// These addresses are what the peer says from which the bulk has come, and that peer can say anything: it can have this
+    /// engine connect to every address and port that this engine reaches, also behind a firewall. The other side gets a greeting
+    /// of this library and no byte of the peer's choice. [`EngineBuilder::dial_filter`](crate::EngineBuilder::dial_filter)
+    /// decides on each such address before it is dialled.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] when there is no connection to the owner and it does not listen; [`Error::Finalized`].
+    /// [`Error::Unreachable`] when there is no connection to the owner, and it does not listen, or the filter refuses its
+    /// addresses; [`Error::Finalized`].
     pub fn origin(&self, engine: impl AsRef<Engine>) -> Result<RemoteBulk> {
         let engine = engine.as_ref();
         let shared = engine.shared();
@@ -256,9 +262,18 @@ impl Bulk {
             None => {
                 let somewhere = |address: &Address| !address.socket().is_some_and(|socket| socket.ip().is_unspecified());
                 let dialable = |address: &&Address| somewhere(address) && shared.core.transport(address.scheme()).is_ok();
-                let address = self.origin.addresses.iter().find(dialable).ok_or_else(|| Error::Unreachable {
-                    peer: self.origin.addresses.first().cloned().unwrap_or_else(Address::nowhere),
-                    reason: "the owner of the bulk is not connected, and does not listen where this engine could dial".to_owned(),
+                let chosen = |address: &Address| shared.core.look(|proto| proto.is_chosen_address(address));
+                let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
+                let named = || self.origin.addresses.iter().filter(dialable);
+                let refused = named().next().cloned();
+                let address = named().find(allowed);
+                let address = address.ok_or_else(|| Error::Unreachable {
+                    reason: match refused {
+                        Some(_) => REFUSED_BY_FILTER,
+                        None => "the owner of the bulk is not connected, and does not listen where this engine could dial",
+                    }
+                    .to_owned(),
+                    peer: refused.or_else(|| self.origin.addresses.first().cloned()).unwrap_or_else(Address::nowhere),
                     source: None,
                 })?;
                 shared.core.exec(|proto| proto.lookup(address))

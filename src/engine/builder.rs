@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::finalize::Finalizing;
 use super::{Alive, Engine, Limits, Shared};
 use crate::bulk::{Copies, Origin};
-use crate::progress::{Core, Progress, Settings};
+use crate::progress::{Core, DialFilter, Progress, Settings};
 use crate::proto;
 use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
 use crate::transport::{Lending, ShmOptions, TcpOptions, Transport};
@@ -47,6 +47,7 @@ pub struct EngineBuilder {
     key: Option<Vec<u8>>,
     checksums: bool,
     authorize: Option<Authorize>,
+    dial_filter: Option<DialFilter>,
     most: limits::Most,
     shm: ShmOptions,
     #[cfg(feature = "tls")]
@@ -72,6 +73,7 @@ impl Default for EngineBuilder {
             key: None,
             checksums: false,
             authorize: None,
+            dial_filter: None,
             most: limits::Most::default(),
             shm: ShmOptions { group: None, lending: Lending::Crowded, shortcuts: true },
             #[cfg(feature = "tls")]
@@ -195,6 +197,19 @@ impl EngineBuilder {
         self
     }
 
+    /// Decides on each address that a *peer* makes this engine dial, before it is dialled: false, and what needed the connection
+    /// ends with [`Error::Unreachable`], which says so. Without this all such addresses are dialled. They are the addresses in
+    /// bulks ([`Bulk::origin`](crate::Bulk::origin)), and those that a peer has claimed when it connected, which are dialled
+    /// when that connection is gone; and the ways through shared memory that lead to such addresses (`shm://…`). Addresses that
+    /// [`Engine::lookup`] was given are this program's own choice, and are not asked about.
+    ///
+    /// `decide` runs where connections are made, while nothing is locked: it must be quick, and must not call, transfer or wait.
+    /// If it panics, the address is refused.
+    pub fn dial_filter(mut self, decide: impl Fn(&Address) -> bool + Send + Sync + 'static) -> Self {
+        self.dial_filter = Some(Box::new(decide));
+        self
+    }
+
     /// Whether arguments, results and bulk data have checksums (CRC-32C), in both directions, on the connections of this engine
     /// (default no; messages' own heads always have them). What does not match ends with [`Error::Checksum`]. Bulk data has
     /// them on tcp, where it crosses a network: a verbs device has its own, and on one host there is none to cross.
@@ -279,6 +294,7 @@ impl EngineBuilder {
                 incarnation,
                 seed,
                 shm,
+                dial_filter: self.dial_filter,
                 tcp: TcpOptions {
                     silence: self.heartbeat,
                     #[cfg(feature = "tls")]

@@ -186,7 +186,11 @@ impl Engine {
         let address = address.into_address()?;
         self.shared.check("lookup")?;
         let address = self.shared.core.transport(address.scheme())?.resolve(&address)?;
-        let tag = self.shared.core.exec(|proto| proto.lookup(&address));
+        let tag = self.shared.core.exec(|proto| {
+            let tag = proto.lookup(&address);
+            proto.choose(tag.id);
+            tag
+        });
         Ok(Endpoint::new(self.shared.clone(), tag, 0))
     }
 

@@ -43,9 +43,25 @@ impl<T: NoUninit> ReadElement for T {}
 /// Memory that can be exposed for reading: `Vec<T>`, `Box<[T]>`, `[T; N]`, `String`, `Arc<[T]>`, `&'static [T]`, engine
 /// memory, tuples of them, and [`Segments`]; `T` is [`bytemuck::NoUninit`].
 ///
+/// The library moves the buffer into a box of its own when it is exposed, asks for the segments once, and keeps their addresses.
+/// From then on, until the buffer is given back or dropped, it is neither moved nor mutated, and there is no reference to it but
+/// those that [`View::view`] is called with.
+///
 /// # Safety
-/// The segments must stay where they are, and as long as they are, while the buffer is neither moved out of its place nor
-/// mutated; writing through a shared reference must be impossible.
+/// - **Place.** What `read_segments` has named stays where it is, and as long as it is, as long as the buffer is neither
+///   moved, nor mutated through `&mut`, nor dropped. That holds on whatever thread, also when other methods are called
+///   through a shared reference meanwhile, `View::view` and `Debug` among them.
+/// - **Leaks.** An exposure that is leaked, as by [`std::mem::forget`], is never given back: peers go on reading, and writing where
+///   they may, for as long as the process lives. So the memory may not end by itself: not at the end of a borrow (the type has to
+///   be `'static` to be exposed; borrowed memory goes through [`Engine::scope`](crate::Engine::scope)), not with a thread, not
+///   when somebody else frees or reuses it. Only the buffer's own `Drop` may free it.
+/// - **Content.** Every byte of a segment is initialized, and readable for as long as the segment lasts. Nobody writes it
+///   behind a shared reference: no cells, no memory that another process or a device writes, no second owner that can.
+/// - **Drop.** The library drops the buffer, or gives it back, when no peer, device or transfer reaches its memory any more;
+///   `Drop` may free it, keep it for others, or write it. It may run on any thread where the buffer is `Send`, and must not
+///   wait for the engine.
+/// - `read_segments` names the same segments each time, and does nothing else: it is called with no lock held, and may panic,
+///   in which case the buffer is leaked.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be exposed",
     label = "not a buffer of plain data",
@@ -71,7 +87,13 @@ pub struct EngineMemory<'a>(pub(super) &'a Arc<Block>);
 /// [`Segments`]; `T` is [`bytemuck::Pod`].
 ///
 /// # Safety
-/// As for [`Buffer`]; the segments are those of `read_segments`, and any bytes may be written into them.
+/// As for [`Buffer`], and besides:
+///
+/// - `write_segments` names the segments of `read_segments`, at the same addresses, of the same lengths, in the same order.
+/// - **No alias.** The buffer owns its memory alone: no other value, reference, mapping or process reads or writes it while the
+///   buffer lives, and no two of its segments overlap.
+/// - Any bytes may be written, at any time and in any order, also half of an element: whatever they are, they are valid for
+///   the buffer's own type when it is given back, and for its `Drop`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be exposed for writing",
     label = "peers could write anything into it",

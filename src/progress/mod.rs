@@ -15,6 +15,7 @@ mod rhythm;
 mod seat;
 mod sink;
 mod threads;
+mod timers;
 mod workers;
 
 use std::cell::Cell;
@@ -38,6 +39,7 @@ pub(crate) use completion::{Completion, Outcome, wake_quietly};
 pub(crate) use env::{Held, Live};
 pub(crate) use failure::error_of;
 use outputs::{News, Outputs};
+pub(crate) use perform::REFUSED_BY_FILTER;
 pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
 
@@ -73,7 +75,11 @@ pub(crate) struct Settings {
     pub seed: [u8; 32],
     pub shm: ShmOptions,
     pub tcp: TcpOptions,
+    pub dial_filter: Option<DialFilter>,
 }
+
+/// Says whether an address that a peer has named may be dialled.
+pub(crate) type DialFilter = Box<dyn Fn(&Address) -> bool + Send + Sync>;
 
 /// The heart of an engine.
 pub(crate) struct Core {
@@ -103,6 +109,7 @@ pub(crate) struct Core {
     handlers_inline: bool,
     spin: Option<Duration>,
     stopping: AtomicBool,
+    dial_filter: Option<DialFilter>,
     /// The one that made the engine.
     process: Process,
 }
@@ -187,6 +194,7 @@ impl Core {
             handlers_inline: settings.handler_threads == 0,
             spin,
             stopping: AtomicBool::new(false),
+            dial_filter: settings.dial_filter,
             process: Process::this(),
         }))
     }
@@ -401,43 +409,6 @@ impl Core {
 
     fn micros(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.start).as_micros() as u64 + 1
-    }
-
-    /// Runs `f` after `delay`, on a thread for timers. The number is for [`Core::remove_timer`].
-    pub(crate) fn add_timer(&self, delay: Duration, f: Box<dyn FnOnce() + Send>) -> Option<(Instant, u64)> {
-        let at = Instant::now().checked_add(delay)?;
-        let key = {
-            let mut timers = self.timers.lock();
-            if self.is_stopping() {
-                // It would never run, and keep what it holds.
-                drop(timers);
-                drop(f);
-                return None;
-            }
-            timers.next += 1;
-            let key = (at, timers.next);
-            timers.pending.insert(key, f);
-            key
-        };
-        let until = self.asleep_until.load(Ordering::SeqCst);
-        if until != 0 && self.micros(at) < until {
-            self.ring();
-        }
-        Some(key)
-    }
-
-    /// False when it has begun already.
-    pub(crate) fn remove_timer(&self, key: (Instant, u64)) -> bool {
-        if self.is_forked() {
-            return false;
-        }
-        let removed = self.timers.lock().pending.remove(&key);
-        removed.is_some()
-    }
-
-    pub(crate) fn clear_timers(&self) {
-        let cleared = std::mem::take(&mut self.timers.lock().pending);
-        drop(cleared);
     }
 
     /// How often the devices by which peers reach memory have changed; 0 where there are none.

@@ -1,5 +1,7 @@
 //! What the protocol asks for, carried out: bytes are sent, waiters told, handlers found.
 
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,6 +12,9 @@ use crate::Address;
 use crate::deferred_log::{self, defer};
 use crate::proto::{LinkId, Log, Output, Proto};
 use crate::transport::{Link, Sent};
+
+/// Why an address is not dialled.
+pub(crate) const REFUSED_BY_FILTER: &str = "a peer has named this address, and the dial filter of this engine refuses it";
 
 impl Core {
     /// Carries out what the protocol asked for, and what that brings about. Requests become jobs in `jobs`, if the thread
@@ -160,9 +165,24 @@ impl Core {
         collect(self, &mut proto, next);
     }
 
+    /// Whether an address may be dialled that a peer has named. Runs user code.
+    pub(crate) fn may_dial(&self, address: &Address) -> bool {
+        let Some(filter) = &self.dial_filter else { return true };
+        catch_unwind(AssertUnwindSafe(|| filter(address))).unwrap_or_else(|_| {
+            tracing::error!(target: "calomel::security", %address, "the dial filter has panicked: the address is refused");
+            false
+        })
+    }
+
     fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
         let attach = |made: Arc<dyn Link>| self.attach(link, made);
-        for (transport, shortcut) in self.shortcuts(address, true) {
+        let chosen = self.dial_filter.is_none() || self.look(|proto| proto.is_chosen(link));
+        let allowed = |address: &Address| chosen || self.may_dial(address);
+        if !allowed(address) {
+            let error = io::Error::new(io::ErrorKind::PermissionDenied, REFUSED_BY_FILTER);
+            return self.follow_up(next, |proto| proto.handle_closed(link, error));
+        }
+        for (transport, shortcut) in self.shortcuts(address, true).filter(|(_, shortcut)| allowed(shortcut)) {
             // Noted before anything can be reported of it.
             self.detours.lock().insert(link, address.clone());
             match transport.connect(key(link), &shortcut, &attach) {

@@ -32,6 +32,8 @@ pub(super) struct Peer {
     pub ticket: Option<u128>,
     /// What it was given itself, to show when it meets this engine again.
     pub given: Option<u128>,
+    /// The user of this engine has named its address; else a peer has.
+    pub chosen: bool,
 }
 
 /// Most addresses that a peer may claim.
@@ -69,6 +71,24 @@ impl<E: Env> Proto<E> {
         self.links.get(link).is_some_and(Link::is_open).then_some(link)
     }
 
+    /// The user of this engine has named the peer's address.
+    pub(crate) fn choose(&mut self, peer: PeerId) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.chosen = true;
+        }
+    }
+
+    /// Whether the user of this engine has named the address that a link is dialled to.
+    pub(crate) fn is_chosen(&self, link: LinkId) -> bool {
+        let peer = self.links.get(link).and_then(|link| self.peers.get(link.peer?));
+        peer.is_some_and(|peer| peer.chosen && peer.dial.as_ref() == Some(&peer.tag.address))
+    }
+
+    /// Whether the user of this engine has named an address.
+    pub(crate) fn is_chosen_address(&self, address: &Address) -> bool {
+        self.by_address.get(address).and_then(|id| self.peers.get(*id)).is_some_and(|peer| peer.chosen)
+    }
+
     /// The engine that was last met at a peer, by its incarnation, and how many have been met there so far.
     pub(crate) fn engines_at(&self, peer: PeerId) -> Option<(u64, u64)> {
         let peer = self.peers.get(peer)?;
@@ -88,6 +108,7 @@ impl<E: Env> Proto<E> {
             engines: 0,
             ticket: None,
             given: None,
+            chosen: false,
         })
     }
 

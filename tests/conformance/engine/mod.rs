@@ -2,6 +2,7 @@
 
 mod address;
 mod after;
+mod dialling;
 mod farewell;
 mod finalize;
 mod hooks;

@@ -1,0 +1,45 @@
+//! Functions that run later.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Core;
+
+impl Core {
+    /// Runs `f` after `delay`, on a thread for timers. The number is for [`Core::remove_timer`].
+    pub(crate) fn add_timer(&self, delay: Duration, f: Box<dyn FnOnce() + Send>) -> Option<(Instant, u64)> {
+        let at = Instant::now().checked_add(delay)?;
+        let key = {
+            let mut timers = self.timers.lock();
+            if self.is_stopping() {
+                // It would never run, and keep what it holds.
+                drop(timers);
+                drop(f);
+                return None;
+            }
+            timers.next += 1;
+            let key = (at, timers.next);
+            timers.pending.insert(key, f);
+            key
+        };
+        let until = self.asleep_until.load(Ordering::SeqCst);
+        if until != 0 && self.micros(at) < until {
+            self.ring();
+        }
+        Some(key)
+    }
+
+    /// False when it has begun already.
+    pub(crate) fn remove_timer(&self, key: (Instant, u64)) -> bool {
+        if self.is_forked() {
+            return false;
+        }
+        let removed = self.timers.lock().pending.remove(&key);
+        removed.is_some()
+    }
+
+    pub(crate) fn clear_timers(&self) {
+        let cleared = std::mem::take(&mut self.timers.lock().pending);
+        drop(cleared);
+    }
+}
