@@ -15,10 +15,10 @@ fn ten_mebibytes_onto_themselves(net: &Net) {
             let exposed = engine.expose(data.clone(), BulkMode::ReadWrite).unwrap();
             let moved = if push {
                 let target = exposed.bulk().slice(to, HALF).unwrap().origin(&engine).unwrap();
-                target.push_from(&exposed.slice(from, HALF).unwrap())
+                target.push_from(exposed.slice(from, HALF).unwrap())
             } else {
                 let source = exposed.bulk().slice(from, HALF).unwrap().origin(&engine).unwrap();
-                source.pull_into(&exposed.slice(to, HALF).unwrap())
+                source.pull_into(exposed.slice(to, HALF).unwrap())
             };
             assert_eq!(moved.unwrap(), HALF);
             let mut model = data.clone();
@@ -48,8 +48,8 @@ fn segments_onto_themselves(net: &Net) {
             let remote = |at: usize| exposed.bulk().slice(at, len).unwrap().origin(&engine).unwrap();
             let local = |at: usize| exposed.slice(at, len).unwrap();
             let moved = match random.below(4) {
-                0 => remote(from).pull_into(&local(to)),
-                1 => remote(to).push_from(&local(from)),
+                0 => remote(from).pull_into(local(to)),
+                1 => remote(to).push_from(local(from)),
                 2 => block_on(remote(from).start_pull_into(local(to))).0,
                 _ => remote(to).start_push_from(local(from)).wait().0,
             };

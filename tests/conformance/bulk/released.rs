@@ -1,13 +1,14 @@
 //! The owner learns when nobody can use its memory any more.
 
-use std::sync::mpsc;
+use std::pin::Pin;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use calomel::{Bulk, BulkMode, Engine, Error, Request, Responder};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, Pair, block_on};
+use crate::support::{BOUND, Net, Pair, block_on, eventually};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -107,6 +108,37 @@ fn released_is_a_future_that_wakes(net: &Net) {
     waiter.join().unwrap();
 }
 
+fn one_waker_is_kept_for_each_future(net: &Net) {
+    struct Nothing;
+    impl std::task::Wake for Nothing {
+        fn wake(self: Arc<Self>) {}
+    }
+    let pair = net.pair();
+    let kept = define_keep(&pair.server);
+    let exposed = pair.client.expose_read_only(vec![1u8; 100_000]).unwrap();
+    pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
+    let bulk = kept.recv_timeout(BOUND).unwrap();
+    let mut released = exposed.released();
+    let mut other = released.clone();
+    let (first, tasks): (Arc<Nothing>, Vec<Arc<Nothing>>) = (Arc::new(Nothing), (0..100).map(|_| Arc::new(Nothing)).collect());
+    let polled = |released: &mut calomel::Released, task: &Arc<Nothing>| {
+        let waker = std::task::Waker::from(task.clone());
+        Pin::new(released).poll(&mut std::task::Context::from_waker(&waker)).is_ready()
+    };
+    assert!(!polled(&mut other, &first));
+    for task in &tasks {
+        assert!(!polled(&mut released, task) && !polled(&mut released, task));
+    }
+    // Of each task one count is the list's own.
+    let wakers: usize = tasks.iter().map(|task| Arc::strong_count(task) - 1).sum();
+    assert_eq!(wakers, 1, "wakers are kept of tasks that have moved on");
+    assert_eq!(Arc::strong_count(&first), 2);
+    drop(released);
+    assert!(tasks.iter().all(|task| Arc::strong_count(task) == 1), "a waker is kept of a future that is gone");
+    drop(bulk);
+    eventually("the other one is told", || polled(&mut other, &first));
+}
+
 fn a_request_that_never_decoded_holds_nothing(net: &Net) {
     // Panics, mismatches and missing procedures on the way leave no holder behind.
     let pair = net.pair();
@@ -177,6 +209,7 @@ fn handlers_that_wait_for_a_release_don_t_count(net: &Net) {
 }
 
 suite![
+    one_waker_is_kept_for_each_future,
     handlers_that_wait_for_a_release_don_t_count,
     what_was_never_sent_is_released,
     a_notification_releases_when_its_receiver_is_done,

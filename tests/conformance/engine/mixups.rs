@@ -208,7 +208,8 @@ fn exposures_take_part_in_transfers_of_their_engine(net: &Net) {
         let foreign = other.expose(vec![1u8; len], BulkMode::ReadWrite).unwrap();
         let part = || foreign.slice(0, len / 2).unwrap();
         mixed_up("pull_into", || remote.pull_into(&foreign));
-        mixed_up("pull_into a part", || remote.pull_into(&part()));
+        let half = part();
+        mixed_up("pull_into a part", || remote.pull_into(&half));
         mixed_up("pull_into a part by value", || remote.pull_into(part()));
         mixed_up("push_from", || remote.push_from(&foreign));
         mixed_up("push_from a part", || remote.push_from(part()));
