@@ -227,6 +227,10 @@ fn log(line: &Log) {
             tracing::warn!(target: "calomel::security", %peer, what, reason = %cause, count, "refused");
         }
         Log::Limit { what, reason, count } => tracing::warn!(target: "calomel::limits", count, reason, "{what}"),
+        Log::Dropped { peer, name, reason, count } => {
+            let peer = peer.as_ref().map(ToString::to_string);
+            tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "a one-way call is lost");
+        }
         Log::HungUp { peer, failure, count } => {
             tracing::warn!(target: "calomel::proto", %peer, failure, count, "a connection is closed");
         }

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use slotmap::KeyData;
 
 use super::chain::{self, Chained, Neighbours};
-use super::link::{OutStream, broken};
-use super::wire::{Bytes, Declare, Message, Stream};
+use super::link::{Link, OutStream, broken};
+use super::one_way;
+use super::wire::{Bytes, Declare, Message, Status, Stream};
 use super::{Body, CallId, Declaration, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
 
 /// ```text
@@ -19,8 +20,10 @@ pub(super) struct Call<E: Env> {
     pub link: LinkId,
     /// When its timer is set, if one is.
     timer: Option<Instant>,
-    /// No answer comes: the call is done when its request is on an open link.
+    /// There is no result: the call is done when its request is on an open link, or, if it was `announced`, when the peer has said
+    /// that it takes it.
     one_way: bool,
+    announced: bool,
     /// Length of the arguments.
     size: usize,
     /// Memory that is exposed for this call.
@@ -83,10 +86,21 @@ pub(crate) struct CallSpec<'a, E: Env> {
     pub waiter: E::Waiter,
 }
 
+impl<E: Env> CallSpec<'_, E> {
+    /// The credit that a one-way call takes on this link; `None` if it is to be announced.
+    fn cost(&self, link: &Link<E>) -> Option<u32> {
+        let Content::Small(body) = self.content else { return None };
+        let declared = self.name.len() + self.shape.len();
+        let own = if link.declared.has_number(self.procedure, declared) { 0 } else { declared };
+        let cost = body.len() + own;
+        (cost <= one_way::MAX_COST).then_some(cost as u32)
+    }
+}
+
 /// A call that was not made.
 pub(crate) enum Rejected<'a, E: Env> {
-    /// The peer is behind with one-way calls: the waiter is told when it has caught up. Call again then.
-    NoCredit(Box<CallSpec<'a, E>>),
+    /// The peer is behind with one-way calls, and takes none of this cost: see [`Proto::await_credit`]. Call again then.
+    NoCredit(Box<CallSpec<'a, E>>, u32),
     Failed(Failure),
 }
 
@@ -99,8 +113,6 @@ pub(crate) struct Answer<E: Env> {
     pub leases: Leases,
 }
 
-/// One-way calls of one link that may be on their way, or wait for their handlers: whoever makes more waits.
-const ONE_WAY_WINDOW: u32 = 4096;
 /// A bulk takes more than 16 bytes of the message that it is in, so a message can't have more leases than that allows.
 pub(super) fn check_leases(leases: Leases, size: u64) -> Result<(), Failure> {
     if u64::from(leases.count) > size / 16 {
@@ -124,9 +136,11 @@ impl<E: Env> Proto<E> {
         if size > limit {
             return Err(self.fail(spec.leases, Failure::TooLarge { size: size as u64, limit: limit as u64 }));
         }
-        if spec.one_way && link.one_way_out >= ONE_WAY_WINDOW {
-            return Err(Rejected::NoCredit(Box::new(spec)));
+        let cost = if spec.one_way { spec.cost(link) } else { None };
+        if let Some(cost) = cost.filter(|_| !link.outgoing.has(cost)) {
+            return Err(Rejected::NoCredit(Box::new(spec), cost));
         }
+        let announced = spec.one_way && cost.is_none();
         let timer = spec.timed.then_some(spec.deadline);
         let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
         let call = Call {
@@ -134,6 +148,7 @@ impl<E: Env> Proto<E> {
             link: id,
             timer,
             one_way: spec.one_way,
+            announced,
             size,
             exposed,
             answer: None,
@@ -157,7 +172,7 @@ impl<E: Env> Proto<E> {
         };
         link.say(&message, spec.content.inline());
         link.pending += 1;
-        link.one_way_out += u32::from(spec.one_way);
+        link.outgoing.spend(cost);
         if let Content::Large(memory) = spec.content {
             link.streams.add(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
@@ -169,7 +184,7 @@ impl<E: Env> Proto<E> {
         }
         self.watch(id, now);
         self.mark_ready(id);
-        if spec.one_way && open {
+        if cost.is_some() && open {
             self.end_one_way(call);
         }
         Ok(call)
@@ -180,22 +195,6 @@ impl<E: Env> Proto<E> {
     fn fail<'a>(&mut self, leases: Vec<E::Lease>, failure: Failure) -> Rejected<'a, E> {
         self.outputs.extend(leases.into_iter().map(Output::Unleased));
         Rejected::Failed(failure)
-    }
-
-    /// Has the waiter told, as of a call that is done, when the peer takes one-way calls again. At once, if it does.
-    pub(crate) fn await_credit(&mut self, peer: PeerId, waiter: E::Waiter) {
-        let link = self.peers.get(peer).and_then(|peer| peer.link).and_then(|link| self.links.get_mut(link));
-        match link {
-            Some(link) if link.one_way_out >= ONE_WAY_WINDOW => link.awaiting_credit.push(waiter),
-            _ => self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Cancelled) }),
-        }
-    }
-
-    pub(super) fn handle_handled(&mut self, id: LinkId, count: u32) {
-        let link = &mut self.links[id];
-        link.one_way_out = link.one_way_out.saturating_sub(count);
-        let waiting = std::mem::take(&mut link.awaiting_credit);
-        self.outputs.extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Failure::Cancelled) }));
     }
 
     /// Asks a peer to finalize itself.
@@ -209,7 +208,7 @@ impl<E: Env> Proto<E> {
         let id = self.link_to(peer, now)?;
         let (exposed, timer) = (Vec::new(), Some(deadline));
         let neighbours = Neighbours::default();
-        let call = Call { waiter, link: id, timer, one_way: false, size: 0, exposed, answer: None, neighbours };
+        let call = Call { waiter, link: id, timer, one_way: false, announced: false, size: 0, exposed, answer: None, neighbours };
         let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
         self.set_deadline(call, deadline);
         self.links[id].say(&Message::Shutdown { call: wire_id(call) }, &[]);
@@ -257,7 +256,8 @@ impl<E: Env> Proto<E> {
     pub(super) fn refuse_too_large(&mut self, id: LinkId) {
         let limit = self.links[id].peer_max_message;
         for call in chain::all(&mut self.calls, self.links[id].last_call) {
-            let Some(&Call { size, one_way, .. }) = self.calls.get(call) else { continue };
+            let Some(&Call { size, one_way, announced, .. }) = self.calls.get(call) else { continue };
+            let one_way = one_way && !announced;
             if size > limit {
                 self.abandon_call(call, Failure::TooLarge { size: size as u64, limit: limit as u64 });
             } else if one_way {
@@ -266,11 +266,14 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// A peer's word on a call; heeded only on the link that the call went out on.
-    pub(super) fn finish_call(&mut self, id: LinkId, number: u64, result: Result<Answer<E>, Failure>) {
-        let call = CallId::from(KeyData::from_ffi(number));
-        if self.calls.get(call).is_some_and(|call| call.link == id) {
-            self.end_call(call, result);
+    /// A call is refused; heeded only on the link that the call went out on.
+    pub(super) fn handle_refuse(&mut self, id: LinkId, number: u64, status: Status) {
+        let key = CallId::from(KeyData::from_ffi(number));
+        if let Some(call) = self.calls.get(key).filter(|call| call.link == id) {
+            if call.announced {
+                self.note_refused(id);
+            }
+            self.end_call(key, Err(Failure::Refused(status)));
         }
     }
 
@@ -290,6 +293,10 @@ impl<E: Env> Proto<E> {
             self.end_call(key, Err(Failure::Checksum));
             return Ok(());
         };
+        if call.announced {
+            // It is taken, and the body goes on.
+            self.links[id].outgoing.out += 1;
+        }
         let limit = self.config.max_message as u64;
         if size > limit {
             self.release(id, leases);

@@ -37,16 +37,21 @@ pub(super) struct Declared {
 }
 
 impl Declared {
+    /// Whether something of so many bytes has a number, or can be given one.
+    pub(super) fn has_number(&self, number: u32, len: usize) -> bool {
+        let is_room = || self.numbers.len() < MAX_DECLARATIONS && self.bytes + len + COST <= MAX_BYTES;
+        self.numbers.contains(&number) || (number != 0 && is_room())
+    }
+
     /// The number for something of so many bytes that is said now, and whether it has to be declared.
     pub(super) fn add(&mut self, number: u32, len: usize) -> (u32, bool) {
         if self.numbers.contains(&number) {
             return (number, false);
         }
-        let bytes = self.bytes + len + COST;
-        if number == 0 || self.numbers.len() == MAX_DECLARATIONS || bytes > MAX_BYTES {
+        if !self.has_number(number, len) {
             return (0, true);
         }
-        self.bytes = bytes;
+        self.bytes += len + COST;
         self.numbers.insert(number);
         (number, true)
     }
@@ -87,6 +92,11 @@ impl<E: Env> Link<E> {
             self.declarations.procedures.insert(number, declaration.clone());
         }
         Ok(declaration)
+    }
+
+    /// The name of a procedure that the peer calls; `None` where it was declared for one message only.
+    pub(super) fn name_of(&self, procedure: u32) -> Option<&str> {
+        self.declarations.procedures.get(&procedure).map(|declaration| &*declaration.name)
     }
 
     /// What an answer is. Of the answers that need none, nothing is declared.

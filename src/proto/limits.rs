@@ -313,6 +313,12 @@ impl<E: Env> Proto<E> {
     /// is not one more.
     pub(super) fn is_one_too_many(&mut self, hello: &Hello) -> bool {
         let limit = self.config.limits.connections;
+        let (calls, bytes) = self.left_behind;
+        if calls > self.config.limits.requests || bytes > self.config.limits.bytes {
+            let reason = format!("{calls} one-way calls of {bytes} bytes wait for handlers, of peers that have gone");
+            tell(&mut self.outputs, &mut self.limited.connections, "a connection is turned away", &reason);
+            return true;
+        }
         let replaces = || self.proved(hello).is_some_and(|peer| self.peers[peer].link.is_some());
         if self.accepted < limit || replaces() {
             return false;
@@ -328,8 +334,10 @@ impl<E: Env> Proto<E> {
         let requests: usize = self.requests.values().map(|request| request.cost).sum();
         let counted: usize = self.links.values().map(|link| link.account.counted).sum();
         let accepted = self.links.values().filter(|link| link.is_open() && !link.dialled).count();
-        let sums = (requests + counted, accepted);
-        let told = (self.bytes, self.accepted);
-        (sums != told).then(|| format!("bytes in flight and connections: {told:?} instead of {sums:?}"))
+        let extra =
+            self.links.values().map(|link| link.window.extra()).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
+        let sums = (requests + counted, accepted, extra);
+        let told = (self.bytes, self.accepted, self.granted);
+        (sums != told).then(|| format!("bytes in flight, connections, and credit: {told:?} instead of {sums:?}"))
     }
 }

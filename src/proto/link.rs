@@ -7,6 +7,7 @@ use super::declarations::{Declarations, Declared};
 use super::greeting::Proving;
 use super::hash::NumberMap;
 use super::landing::{Landing, MAX_CHUNK, Place};
+use super::one_way::{Outgoing, Window};
 pub(super) use super::streams::OutStream;
 use super::streams::{Chunk, Streams};
 use super::transfers::IncomingPush;
@@ -93,12 +94,10 @@ pub(super) struct Link<E: Env> {
     pub pushes: HashMap<u64, IncomingPush<E>>,
     pub leases: BTreeMap<u64, E::Lease>,
     pub next_lease: u64,
-    /// One-way calls of this side that the peer has not reported as handled.
-    pub one_way_out: u32,
-    /// Callers that wait for that to become less.
-    pub awaiting_credit: Vec<E::Waiter>,
-    /// One-way calls of the peer that have been handled, and not reported.
-    pub one_way_handled: u32,
+    /// One-way calls of this side.
+    pub outgoing: Outgoing<E::Waiter>,
+    /// One-way calls of the peer.
+    pub window: Window,
     /// Calls and transfers of this side that wait for the peer: how many, and the last of each.
     pub pending: usize,
     pub last_call: Option<CallId>,
@@ -173,9 +172,8 @@ impl<E: Env> Link<E> {
             pushes: HashMap::new(),
             leases: BTreeMap::new(),
             next_lease: 0,
-            one_way_out: 0,
-            awaiting_credit: Vec::new(),
-            one_way_handled: 0,
+            outgoing: Outgoing::default(),
+            window: Window::default(),
             pending: 0,
             last_call: None,
             last_transfer: None,
@@ -213,7 +211,7 @@ impl<E: Env> Link<E> {
     /// A call was said. True when it may wait for more: the peer has at least as many calls to deal with as would wait.
     pub(super) fn may_wait(&mut self) -> bool {
         self.waiting_calls += 1;
-        let under_way = self.pending.max(self.one_way_out as usize);
+        let under_way = self.pending.max(self.outgoing.out as usize);
         self.is_open()
             && self.streams.is_empty()
             && under_way >= MANY
@@ -446,7 +444,7 @@ impl<E: Env> Proto<E> {
         match message {
             Message::Request { .. } => return self.handle_request(id, message, body, now),
             Message::Response { .. } => self.handle_response(id, message, body)?,
-            Message::Refuse { call, status } => self.finish_call(id, call, Err(Failure::Refused(status))),
+            Message::Refuse { call, status } => self.handle_refuse(id, call, status),
             Message::Cancel { call } => self.handle_cancel(id, call),
             Message::Pull(range) => self.handle_pull(id, range, now)?,
             Message::Push(range) => self.handle_push(id, range, now)?,
@@ -458,7 +456,7 @@ impl<E: Env> Proto<E> {
             }
             Message::Pong => {}
             Message::Ticket { ticket } => self.handle_ticket(id, ticket),
-            Message::Handled { count } => self.handle_handled(id, count),
+            Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
             Message::Goodbye => {
                 self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
             }

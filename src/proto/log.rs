@@ -1,5 +1,6 @@
 //! What is worth a line in the log. What peers can cause is noted at powers of two of its count, so that nobody floods the log.
 
+use super::one_way::Dropped;
 use super::refusals::Cause;
 use super::{Env, Failure, LinkId, Output, Proto};
 use crate::Address;
@@ -12,6 +13,8 @@ pub(crate) enum Log {
     Refused { peer: Address, what: String, cause: Cause, count: u64 },
     /// A limit was reached.
     Limit { what: &'static str, reason: String, count: u64 },
+    /// A one-way call was lost; without a peer, when the connection is gone.
+    Dropped { peer: Option<Address>, name: String, reason: Dropped, count: u64 },
     /// A connection was closed for what came of it.
     HungUp { peer: Address, failure: String, count: u64 },
     /// Somebody who speaks no version of the protocol that this engine does.

@@ -24,6 +24,7 @@ mod landing;
 mod limits;
 mod link;
 mod log;
+mod one_way;
 mod peers;
 mod refusals;
 mod requests;
@@ -263,6 +264,10 @@ pub(crate) struct Proto<E: Env> {
     handshakes: BTreeSet<(Instant, LinkId)>,
     /// Bytes held for peers, as far as they are counted in all.
     bytes: usize,
+    /// Credit for one-way calls, in calls and in bytes, that peers were given beyond what each of them has.
+    granted: (usize, usize),
+    /// One-way calls, and their bytes, whose connections are gone while they wait for their handlers.
+    left_behind: (usize, usize),
     limited: limits::Counts,
     refusals: Refusals,
     logged: log::Counts,
@@ -313,6 +318,8 @@ impl<E: Env> Proto<E> {
             accepted: 0,
             handshakes: BTreeSet::new(),
             bytes: 0,
+            granted: (0, 0),
+            left_behind: (0, 0),
             limited: limits::Counts::default(),
             refusals: Refusals::default(),
             logged: log::Counts::default(),

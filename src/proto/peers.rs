@@ -341,7 +341,9 @@ impl<E: Env> Proto<E> {
         for transfer in chain::all(&mut self.transfers, link.last_transfer) {
             self.end_transfer(transfer, Err(failure.clone()));
         }
-        for waiter in link.awaiting_credit {
+        let extra = link.window.extra();
+        self.granted = (self.granted.0 - extra.0, self.granted.1 - extra.1);
+        for waiter in link.outgoing.waiting {
             self.outputs.push_back(Output::CallDone { waiter, result: Err(failure.clone()) });
         }
         for (_, request) in link.requests {

@@ -36,6 +36,11 @@ pub struct Refusals {
     pub calls: u64,
     /// Connections of engines that do not share this one's key.
     pub connections: u64,
+    /// One-way calls that arrived and were lost, or whose handler failed, as far as this engine knows: there was no such procedure
+    /// or provider, its arguments did not fit, it was denied, its handler panicked or failed, it was damaged on its way, its
+    /// connection was lost while it was arriving, or this engine was being finalized. Callers are not told. Logged under
+    /// `calomel::rpc`, with the peer and the procedure.
+    pub one_way: u64,
     /// What was beyond the engine's limits: connections, requests, transfers, and answers that nobody read. These are logged
     /// under `calomel::limits`.
     pub busy: u64,
@@ -45,9 +50,9 @@ impl Refusals {
     /// All together.
     pub fn total(&self) -> u64 {
         let Refusals { unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, .. } = *self;
-        let Refusals { mode, range, quota, shutdown, calls, connections, busy, .. } = *self;
+        let Refusals { mode, range, quota, shutdown, calls, connections, one_way, busy, .. } = *self;
         let accesses = [unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, mode, range, quota];
-        let others = [shutdown, calls, connections, busy];
+        let others = [shutdown, calls, connections, one_way, busy];
         accesses.iter().chain(&others).fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 }

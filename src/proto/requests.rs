@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::{Arriving, Content, MAX_BUDGET, check_leases};
 use super::link::{OutStream, broken};
+use super::one_way::{Dropped, MAX_COST, OneWay};
 use super::refusals::Cause;
 use super::wire::{Bytes, Message, Status, Stream};
 use super::{Body, Declaration, Env, Failure, Leases, LinkId, Memory, Output, PeerTag, Proto, RequestId, Stage};
@@ -13,7 +14,7 @@ use super::{Body, Declaration, Env, Failure, Leases, LinkId, Memory, Output, Pee
 pub(super) struct Request<E: Env> {
     pub link: LinkId,
     call: u64,
-    one_way: bool,
+    one_way: Option<OneWay>,
     provider: u16,
     deadline: Option<Instant>,
     /// Nobody takes the answer; what it takes to handle it is still there.
@@ -51,21 +52,7 @@ pub(crate) struct Reply<'a, E: Env> {
     pub leases: Vec<E::Lease>,
 }
 
-/// After so many that were handled, the caller is told: often enough that a busy one never waits for nothing.
-const ONE_WAY_REPORT: u32 = 512;
-
 impl<E: Env> Proto<E> {
-    /// A one-way call of the peer is over. It is told of so many at a time.
-    fn one_way_over(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.one_way_handled += 1;
-        if link.one_way_handled >= ONE_WAY_REPORT {
-            let count = std::mem::take(&mut link.one_way_handled);
-            link.say_back(&Message::Handled { count });
-            self.mark_ready(id);
-        }
-    }
-
     pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
         if self.config.remote_shutdown {
             let message = Message::Response { call, result: 0, shape: Bytes(&[]), leases: Leases::default(), size: 0 };
@@ -93,21 +80,38 @@ impl<E: Env> Proto<E> {
         check_leases(leases, size)?;
         let own = if procedure == 0 { declaration.name.len() + declaration.shape.len() } else { 0 };
         let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(own);
+        let one_way = if one_way {
+            Some(self.one_way(id, procedure, cost, body.is_none_or(|body| body.len() as u64 == size))?)
+        } else {
+            None
+        };
         let refusal = if body.is_none() {
             Some(Status::Checksum)
         } else if self.stage != Stage::Running {
             Some(Status::Finalizing)
         } else if size > self.config.max_message as u64 {
             Some(Status::TooLarge { size, limit: self.config.max_message as u64 })
+        } else if one_way.is_some_and(|one_way| one_way.cost.is_some()) {
+            None
         } else {
             self.admit_request(id, cost).err()
         };
         let link = &mut self.links[id];
         if let Some(status) = refusal {
-            if one_way {
-                self.one_way_over(id);
-            } else {
-                link.say_back(&Message::Refuse { call, status });
+            match one_way {
+                Some(OneWay { cost: cost @ Some(_), .. }) => {
+                    // A caller knows how much is taken, and is told of that by the limit.
+                    if !matches!(status, Status::TooLarge { .. }) {
+                        self.note_dropped(id, procedure, Dropped::Refused(status));
+                    }
+                    self.one_way_over(id, cost);
+                }
+                _ => {
+                    link.say_back(&Message::Refuse { call, status });
+                    if one_way.is_some() {
+                        self.report_to_refused(id);
+                    }
+                }
             }
             self.release(id, leases);
             self.mark_ready(id);
@@ -138,6 +142,12 @@ impl<E: Env> Proto<E> {
         link.requests.insert(call, request);
         link.account.requests += cost;
         self.bytes += cost;
+        if one_way.is_some_and(|one_way| one_way.cost.is_none()) {
+            link.window.admit();
+            // The caller waits for the word that it is taken.
+            link.say_back(&Message::Response { call, result: 0, shape: Bytes(&[]), leases: Leases::default(), size: 0 });
+            self.mark_ready(id);
+        }
         if is_whole {
             self.deliver(request, declaration, Body::Small(body.to_vec()), leases);
         } else {
@@ -160,14 +170,26 @@ impl<E: Env> Proto<E> {
         }
     }
 
+    /// What a one-way call takes of the credit that its caller has. An error when that is more than there is.
+    fn one_way(&mut self, id: LinkId, procedure: u32, cost: usize, is_whole: bool) -> Result<OneWay, Failure> {
+        let cost = if is_whole && cost <= MAX_COST { Some(cost as u32) } else { None };
+        if let Some(cost) = cost {
+            self.links[id].window.enter(cost)?;
+        }
+        Ok(OneWay { procedure, cost })
+    }
+
     /// The body of a request is not what was sent: it has got to no handler, and will not.
     pub(super) fn refuse_damaged(&mut self, id: LinkId, number: u64) {
         let request = self.links[id].requests.get(&number).and_then(|key| self.requests.get(*key));
-        let answered = request.is_some_and(|request| !request.one_way);
+        let Some(one_way) = request.map(|request| request.one_way) else { return };
         self.handle_cancel(id, number);
-        if answered {
-            self.links[id].say_back(&Message::Refuse { call: number, status: Status::Checksum });
-            self.mark_ready(id);
+        match one_way {
+            Some(OneWay { procedure, .. }) => self.note_dropped(id, procedure, Dropped::Checksum),
+            None => {
+                self.links[id].say_back(&Message::Refuse { call: number, status: Status::Checksum });
+                self.mark_ready(id);
+            }
         }
     }
 
@@ -175,6 +197,9 @@ impl<E: Env> Proto<E> {
     fn remove_request(&mut self, key: RequestId) -> Option<Request<E>> {
         let request = self.requests.remove(key)?;
         self.bytes -= request.cost;
+        if request.is_orphan && request.one_way.is_some() {
+            self.left_behind = (self.left_behind.0 - 1, self.left_behind.1 - request.cost);
+        }
         if let Some(link) = self.links.get_mut(request.link) {
             link.requests.remove(&request.call);
             if request.body.is_some() {
@@ -190,12 +215,17 @@ impl<E: Env> Proto<E> {
     pub(super) fn orphan(&mut self, key: RequestId) {
         let Some(request) = self.requests.get_mut(key) else { return };
         if request.body.is_some() {
+            let (link, one_way) = (request.link, request.one_way);
             self.remove_request(key);
+            if let Some(OneWay { procedure, .. }) = one_way {
+                self.note_dropped(link, procedure, Dropped::Connection);
+            }
         } else {
             // Its handler still has it, or will: to connect again must not be a way to pile up more.
             request.is_orphan = true;
-            if request.one_way {
+            if request.one_way.is_some() {
                 // There is no answer to be without: it is handled as if its caller were there.
+                self.left_behind = (self.left_behind.0 + 1, self.left_behind.1 + request.cost);
                 return;
             }
             request.cancelled = true;
@@ -213,7 +243,7 @@ impl<E: Env> Proto<E> {
             provider: request.provider,
             declaration,
             deadline: request.deadline,
-            one_way: request.one_way,
+            one_way: request.one_way.is_some(),
             body,
             leases,
         }));
@@ -237,8 +267,8 @@ impl<E: Env> Proto<E> {
             if let Some(Arriving { leases, .. }) = self.remove_request(key).and_then(|request| request.body) {
                 self.release(id, leases);
             }
-            if one_way {
-                self.one_way_over(id);
+            if let Some(OneWay { cost, .. }) = one_way {
+                self.one_way_over(id, cost);
             }
         }
     }
@@ -257,22 +287,23 @@ impl<E: Env> Proto<E> {
     pub(crate) fn respond(&mut self, request: RequestId, reply: Result<Reply<'_, E>, Status>) -> Result<(), Failure> {
         let mut reply = reply;
         let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
-        let known = self.remove_request(request).filter(|request| !request.is_orphan);
+        let known = self.remove_request(request);
         let Some(Request { link: id, call, one_way, cancelled, cost, .. }) = known else {
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
             return Err(Failure::Cancelled);
         };
+        if let Some(OneWay { procedure, cost }) = one_way {
+            self.outputs.extend(leases.into_iter().map(Output::Unleased));
+            match reply {
+                Ok(_) | Err(Status::NoResponse) => {}
+                Err(status) => self.note_dropped(id, procedure, Dropped::Refused(status)),
+            }
+            self.one_way_over(id, cost);
+            return if cancelled { Err(Failure::Cancelled) } else { Ok(()) };
+        }
         if cancelled {
             self.outputs.extend(leases.into_iter().map(Output::Unleased));
-            if one_way {
-                self.one_way_over(id);
-            }
             return Err(Failure::Cancelled);
-        }
-        if one_way {
-            self.outputs.extend(leases.into_iter().map(Output::Unleased));
-            self.one_way_over(id);
-            return Ok(());
         }
         let limit = self.config.max_message.min(self.links[id].peer_max_message);
         let reply = match reply {

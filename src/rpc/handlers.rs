@@ -89,8 +89,9 @@ impl Base {
         let Some(shared) = self.shared.upgrade() else { return };
         shared.core.exec(|proto| {
             proto.release(incoming.link, incoming.leases);
+            let status = if incoming.one_way { Status::Finalizing } else { Status::NoResponse };
             // That the caller may be gone already changes nothing here.
-            let _ = proto.respond(incoming.request, Err(Status::NoResponse));
+            let _ = proto.respond(incoming.request, Err(status));
         });
         shared.finalizing().look_again();
     }

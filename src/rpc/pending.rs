@@ -52,6 +52,13 @@ impl Target {
         }
     }
 
+    /// Waits until the peer may take a one-way call of this cost, or an announced one that it has refused. False when the deadline
+    /// comes first, or when nothing is to be waited for.
+    pub(super) fn await_credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
+        let (core, credit) = (&self.shared.core, Completion::new());
+        core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone())) && credit.wait(core, Some(deadline))
+    }
+
     /// Waits until a one-way call is on its way.
     pub(super) fn sent(&self, begun: &Begun, deadline: Instant) -> Result<()> {
         self.outcome(begun, Some(deadline)).map(drop)

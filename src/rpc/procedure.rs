@@ -18,7 +18,7 @@ use crate::memory::{Region, Slice};
 use crate::progress::{Completion, Live};
 use crate::proto::{CallId, CallSpec, Content, Failure, Rejected};
 use crate::shape::{Knowledge, Numbers, Receivers};
-use crate::{Endpoint, Result, Side};
+use crate::{Endpoint, Error, Result, Side};
 
 /// A name with its types, and what is known of them.
 pub(crate) struct ProcedureInfo {
@@ -151,7 +151,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     where
         R: DeserializeOwned,
     {
-        let (begun, deadline) = self.begin(arguments, false, false)?;
+        let (begun, deadline) = self.begin(arguments, None, false, false)?;
         self.target.wait(&begun, Some(deadline))
     }
 
@@ -162,28 +162,52 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// engine. The rest comes through
     /// the `Pending`.
     pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
-        let (begun, _) = self.begin(arguments, true, false)?;
+        let (begun, _) = self.begin(arguments, None, true, false)?;
         Ok(Pending::new(self.target.clone(), begun))
     }
 
     /// Calls one way: no answer is sent. Returns when the arguments are on their way; where there is no connection, that is
     /// when there is one.
     ///
+    /// After `Ok` the call is handled exactly once, as long as both engines live and the connection holds. It is also handled
+    /// when this engine is finalized or dropped right after, and when its deadline has passed meanwhile. The peer has room for
+    /// it: where it is behind with the one-way calls of this engine, this waits until it has caught up. A large call (of more
+    /// than 32 KiB, or than the eager limit) takes a round trip, in which the peer says that it takes the call.
+    ///
+    /// A call is lost after `Ok`
+    /// - when the connection is lost before the peer has read all of it, which includes that this process is killed, and that
+    ///   the peer takes nothing for a second while this engine is finalized;
+    /// - when the peer is finalized or dies before its handler has run;
+    /// - when the peer has no such procedure or provider, when the arguments are not of its type or can't be decoded, when it
+    ///   denies the call ([`EngineBuilder::authorize`](crate::EngineBuilder::authorize)), and when checksums show that the body
+    ///   was changed on the way.
+    ///
+    /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs them;
+    /// this engine is told of none of them.
+    ///
     /// # Errors
-    /// What prevents sending: [`Error::Unreachable`], [`Error::MessageTooLarge`] and their like. Whether the handler runs,
-    /// and how it ends, is not known.
+    /// What prevents sending: [`Error::Unreachable`], [`Error::MessageTooLarge`] and their like. [`Error::Busy`] when the peer has
+    /// not caught up by the deadline, or has no room for a large call because of what others have sent; the call is not made then.
+    /// [`Error::Timeout`] when there is no connection by the deadline, or no word on a large call: that one may be handled.
     pub fn notify(&self, arguments: &A) -> Result<()> {
-        let (begun, deadline) = self.begin(arguments, false, true)?;
-        self.target.sent(&begun, deadline)
+        let until = deadline(Instant::now(), self.target.timeout);
+        loop {
+            let (begun, _) = self.begin(arguments, Some(until), false, true)?;
+            match self.target.sent(&begun, until) {
+                // It was announced, and may be taken when the peer has handled others.
+                Err(Error::Busy { .. }) if self.target.await_credit(None, until) => {}
+                sent => return sent,
+            }
+        }
     }
 
-    fn begin(&self, arguments: &A, timed: bool, one_way: bool) -> Result<(Begun, Instant)> {
+    fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(Begun, Instant)> {
         let Target { shared, info, endpoint, timeout } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_own(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
         let now = Instant::now();
-        let deadline = deadline(now, *timeout);
+        let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let id = codec::with_buffer(|buffer| {
             let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), Side::Arguments, &info.name))?;
@@ -218,11 +242,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
             match core.exec_call(now, |proto| proto.call(spec, now)) {
                 Ok(id) => return Ok(id),
                 Err(Rejected::Failed(failure)) => return Err(failure),
-                Err(Rejected::NoCredit(again)) => {
-                    let credit = Completion::new();
-                    core.exec(|proto| proto.await_credit(again.peer, credit.clone()));
-                    if !credit.wait(core, Some(again.deadline)) {
-                        return Err(Failure::Timeout);
+                Err(Rejected::NoCredit(again, cost)) => {
+                    if !self.target.await_credit(Some(cost), again.deadline) {
+                        return Err(core.look(|proto| proto.behind(again.peer)));
                     }
                     spec = *again;
                 }

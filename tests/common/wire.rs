@@ -100,6 +100,8 @@ pub enum Message {
     },
     Handled {
         count: u32,
+        calls: u32,
+        bytes: u32,
     },
     Shutdown {
         call: u64,

@@ -51,7 +51,7 @@ const WORDS: &[Flood] = &[
         0 => Message::Release { first: 0, count: u32::MAX }.frame(&[]),
         1 => Message::Done { transfer: n, status: Status::Ok }.frame(&[]),
         2 => Message::answer(n << 32, 1).frame(&[1]),
-        _ => Message::Handled { count: u32::MAX }.frame(&[]),
+        _ => Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }.frame(&[]),
     }),
     ("words of memory that was taken back", |n, _| Message::Revoked { token: u128::from(n).to_le_bytes() }.frame(&[])),
     ("names of procedures", |n, _| {

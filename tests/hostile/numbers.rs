@@ -85,7 +85,7 @@ const OTHERS: &[Lie] = &[
     }),
     lie("others' one-way calls, handled", Then::GoesOn, |liar, _| {
         for count in [0, 1, u32::MAX, u32::MAX] {
-            liar.tell(&Message::Handled { count }, &[]);
+            liar.tell(&Message::Handled { count, calls: count, bytes: count }, &[]);
         }
     }),
     lie("others' leases, given back", Then::GoesOn, |liar, scene| {

@@ -238,9 +238,9 @@ const ATTACKS: &[Attack] = &[
         let announced: Vec<u8> = (0..20_000)
             .flat_map(|n| {
                 let mut message = Message::call(n, "swallow", 100_000);
-                if let Message::Request { procedure, name, .. } = &mut message {
-                    *procedure = 0;
-                    *name = (n == 0).then(|| "swallow".to_owned());
+                if let Message::Request { procedure, declaration, .. } = &mut message {
+                    *procedure = 1;
+                    *declaration = declaration.take().filter(|_| n == 0);
                 }
                 [message.frame(&[]), Message::Cancel { call: n }.frame(&[])].concat()
             })

@@ -119,7 +119,11 @@ impl Random {
             18 => Message::Revoked { token: self.token(known) },
             _ => match self.below(8) {
                 6 => Message::Ticket { ticket: self.number(&known.numbers).into() },
-                7 => Message::Handled { count: self.number(&[]) as u32 },
+                7 => Message::Handled {
+                    count: self.number(&[]) as u32,
+                    calls: self.number(&[]) as u32,
+                    bytes: self.number(&[]) as u32,
+                },
                 0 => Message::Ping,
                 1 => Message::Pong,
                 2 => Message::Shutdown { call },

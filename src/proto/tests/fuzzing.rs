@@ -210,7 +210,7 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
         frame(&Message::Ping, b""),
         frame(&Message::Pong, b""),
         frame(&Message::Ticket { ticket: 77 }, b""),
-        frame(&Message::Handled { count: 512 }, b""),
+        frame(&Message::Handled { count: 512, calls: 512, bytes: 1 << 16 }, b""),
         frame(&Message::Shutdown { call: 4 }, b""),
         frame(&Message::Goodbye, b""),
     ];

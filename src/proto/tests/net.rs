@@ -182,7 +182,7 @@ impl Net {
         };
         match host.proto.call(spec, now) {
             Ok(id) => drop(host.ids.insert(op, Id::Call(id))),
-            Err(Rejected::NoCredit(again)) => {
+            Err(Rejected::NoCredit(again, _)) => {
                 // The engine would wait. Here that is an end.
                 host.unleased.extend(again.leases);
                 host.answered(op, Err(Failure::Refused(Status::Busy("no credit".into()))));

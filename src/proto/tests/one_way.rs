@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use super::env::{Ticket, pattern};
 use super::host::{Outcome, assert_failed};
-use super::net::{Call, Net, call, config, few};
-use super::{Config, Failure, Status};
+use super::net::{Call, Net, call, config, few, limits};
+use super::raw::frame;
+use super::wire::{Bytes, Declare, Message};
+use super::{Config, Failure, Leases, Limits, Log, Status};
+use crate::proto::one_way::{LEAST, MOST};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -124,7 +127,7 @@ fn a_sender_of_many_notices_is_slowed_down() {
     let peer = net.peer(0, 1);
     for op in waiting {
         net.hosts[0].begun.push(op);
-        net.with_host(0, |host| host.proto.await_credit(peer, op));
+        net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op)));
         assert!(!net.hosts[0].is_done(op));
     }
     for _ in 0..sent.len() / 2 {
@@ -137,7 +140,7 @@ fn a_sender_of_many_notices_is_slowed_down() {
     // Where there is room, nobody waits; and where the connection ends, nobody waits for it.
     let at_once = 7_000_003;
     net.hosts[0].begun.push(at_once);
-    net.with_host(0, |host| host.proto.await_credit(peer, at_once));
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), at_once)));
     assert!(net.hosts[0].is_done(at_once));
     net.advance(MOMENT);
     while !net.hosts[1].inbox.is_empty() {
@@ -156,7 +159,7 @@ fn waiting_for_room_ends_with_the_connection() {
     net.advance(MOMENT);
     let op = 7_000_001;
     net.hosts[0].begun.push(op);
-    net.with_host(0, |host| host.proto.await_credit(peer, op));
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op)));
     assert!(!net.hosts[0].is_done(op));
     net.cut(0);
     assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
@@ -189,6 +192,175 @@ fn no_room_is_lost() {
     net.settle();
     let link = net.hosts[0].proto.links.values().next().expect("they are connected");
     // What is handled is reported in portions.
-    assert!(link.one_way_out < 600, "room for {} notices is lost", link.one_way_out);
+    assert!(link.outgoing.out < 600, "room for {} notices is lost", link.outgoing.out);
+    net.end();
+}
+
+/// What is large is announced: it is done when the peer has said that it takes it, and refused when the peer has no room.
+#[test]
+fn a_large_notice_is_taken_or_refused() {
+    // Three of them, and what was declared.
+    let small = Config { limits: Limits { peer_bytes: (3 << 20) + 1000, ..limits() }, ..config() };
+    let mut net = Net::with(vec![(config(), true), (small, true)]);
+    net.call(0, 1, notice(b"connects"));
+    net.advance(MOMENT);
+    net.serve(1);
+    let body = pattern(1, 1 << 20);
+    net.settings.delay = MOMENT;
+    let ops: Vec<_> = (0..4).map(|_| net.call(0, 1, notice(&body))).collect();
+    assert!(ops.iter().all(|op| !net.hosts[0].is_done(*op)), "the peer has said nothing yet");
+    net.advance(20 * MOMENT);
+    let refused = ops.iter().filter(|op| matches!(net.hosts[0].outcome(**op), Some(Outcome::Failed(_)))).count();
+    assert_eq!((net.hosts[1].inbox.len(), refused), (3, 1));
+    // Whoever was refused is told when one of the others has been handled, and no sooner.
+    let peer = net.peer(0, 1);
+    let waits = 7_000_001;
+    net.hosts[0].begun.push(waits);
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, None, waits)));
+    net.advance(10 * MOMENT);
+    assert!(!net.hosts[0].is_done(waits));
+    net.serve(1);
+    net.advance(20 * MOMENT);
+    assert!(net.hosts[0].is_done(waits));
+    let again = net.call(0, 1, notice(&body));
+    net.advance(20 * MOMENT);
+    assert!(matches!(net.hosts[0].outcome(again), Some(Outcome::Answered { .. })));
+    net.settle_until_served(1);
+    assert_eq!(net.hosts[1].proto.refusals().one_way, 0);
+    // Nothing of this engine is left there: nobody has to be waited for.
+    net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_002)));
+    net.end();
+}
+
+/// Small ones that were handled, and not reported yet, don't keep a caller waiting whose large one was refused.
+#[test]
+fn a_refusal_is_followed_by_what_was_not_reported() {
+    let small = Config { limits: Limits { peer_bytes: 3 << 20, ..limits() }, ..config() };
+    let mut net = Net::with(vec![(config(), true), (small, true)]);
+    let held = net.call(0, 1, call(pattern(1, 5 << 19)));
+    net.advance(20 * MOMENT);
+    (0..2).for_each(|_| _ = net.call(0, 1, notice(b"small")));
+    net.advance(20 * MOMENT);
+    let first = net.hosts[1].take();
+    (0..2).for_each(|_| net.serve(1));
+    let large = net.call(0, 1, notice(&pattern(2, 1 << 20)));
+    net.advance(20 * MOMENT);
+    assert_failed!(net.hosts[0], large, Failure::Refused(Status::Busy(_)));
+    let peer = net.peer(0, 1);
+    net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_001), "all have been handled"));
+    net.with_host(1, |host| host.answer(first.request, b"").unwrap());
+    net.settle();
+    assert!(net.hosts[0].is_done(held));
+    net.end();
+}
+
+fn raw_notice(call: u64, len: usize) -> Vec<u8> {
+    let message = Message::Request {
+        call,
+        procedure: 1,
+        declaration: (call == 0).then_some(Declare { name: "note", shape: Bytes(b"s") }),
+        provider: 0,
+        budget_us: 1_000_000,
+        one_way: true,
+        leases: Leases::default(),
+        size: len as u64,
+    };
+    frame(&message, &vec![7; len])
+}
+
+/// A peer that makes more one-way calls than it has credit for is hung up on, in calls as well as in bytes.
+#[test]
+fn credit_is_not_exceeded() {
+    for (len, fits) in [(0, LEAST.calls as usize), (20_000, LEAST.bytes as usize / 20_000)] {
+        let mut net = Net::pair();
+        let raw = net.raw_peer(0, 9);
+        for call in 0..fits as u64 {
+            net.say_bytes(raw, raw_notice(call, len));
+        }
+        assert!(!net.is_shut(raw));
+        assert_eq!(net.hosts[0].inbox.len(), fits);
+        net.say_bytes(raw, raw_notice(fits as u64, len));
+        assert!(net.is_shut(raw), "{len} bytes");
+        // What it had credit for is handled.
+        assert_eq!(net.hosts[0].proto.requests(), fits);
+        net.drop_requests(0);
+        net.end();
+    }
+}
+
+/// Who uses its credit gets more, up to what one peer gets, and up to the limits for all.
+#[test]
+fn credit_grows_within_the_limits() {
+    let config = |requests| Config { limits: Limits { requests, ..limits() }, ..config() };
+    for (requests, most) in [(100_000, MOST.calls), (40, 40), (1, LEAST.calls)] {
+        let mut net = Net::with(vec![(config(100_000), true), (config(requests), true)]);
+        net.hosts[1].echo = true;
+        net.call(0, 1, notice(b"connects"));
+        net.settle();
+        net.settings.delay = MOMENT;
+        let mut sent = 0;
+        for _ in 0..15 {
+            sent = 0;
+            // As many as there is credit for; then they are handled, and the credit comes back.
+            loop {
+                let op = net.call(0, 1, notice(b"x"));
+                if matches!(net.hosts[0].outcome(op), Some(Outcome::Failed(_))) {
+                    break;
+                }
+                sent += 1;
+            }
+            net.settle();
+        }
+        net.hosts[1].echo = false;
+        assert!(sent <= most && sent > most / 2, "{sent} calls at a time where {most} are the most");
+        net.end();
+    }
+}
+
+/// A peer can't pile up one-way calls by connecting again and again.
+#[test]
+fn what_is_left_behind_is_bounded() {
+    let mut net = Net::with(vec![(Config { limits: Limits { requests: 100, ..limits() }, ..config() }, true)]);
+    let mut turned_away = 0;
+    for round in 0..20 {
+        let raw = net.raw_peer(0, 100 + round);
+        if net.is_shut(raw) {
+            turned_away += 1;
+            continue;
+        }
+        (0..LEAST.calls.into()).for_each(|call| net.say_bytes(raw, raw_notice(call, 10)));
+        net.cut(raw.wire);
+    }
+    assert!(turned_away > 10);
+    assert!(net.hosts[0].inbox.len() <= 100 + LEAST.calls as usize);
+    net.drop_requests(0);
+    let raw = net.raw_peer(0, 500);
+    assert!(!net.is_shut(raw), "when they have been handled, peers are welcome again");
+    net.cut(raw.wire);
+    net.end();
+}
+
+/// Whatever keeps a call from its handler is counted, and noted with the peer at powers of two.
+#[test]
+fn what_is_lost_is_counted_and_noted() {
+    let mut net = Net::new(2);
+    for round in 1..=5u64 {
+        net.call(0, 1, notice(b"x"));
+        net.advance(MOMENT);
+        let arrived = net.hosts[1].take();
+        net.with_host(1, |host| host.refuse(arrived.request, Status::NoSuchProcedure));
+        assert_eq!(net.hosts[1].proto.refusals().one_way, round);
+    }
+    let noted = net.hosts[1].log.iter().filter(|line| matches!(line, Log::Dropped { peer: Some(_), .. })).count();
+    assert_eq!(noted, 3, "the first, the second, and the fourth");
+    // What was arriving when the connection was lost.
+    net.settings.piece = 10_000;
+    net.settings.pace = MOMENT;
+    net.call(0, 1, notice(&pattern(1, 1 << 20)));
+    net.advance(5 * MOMENT);
+    assert!(net.hosts[1].inbox.is_empty());
+    let wire = net.wire(0, 1);
+    net.cut(wire);
+    assert_eq!(net.hosts[1].proto.refusals().one_way, 6);
     net.end();
 }

@@ -224,7 +224,7 @@ fn floods_that_are_never_read() {
             // Frames with nobody's interest in them do no harm.
             net.say_bytes(raw, frame(&Message::Cancel { call: 77 }, b""));
             net.say_bytes(raw, frame(&Message::Abort { transfer: 77, push: false }, b""));
-            net.say_bytes(raw, frame(&Message::Handled { count: u32::MAX }, b""));
+            net.say_bytes(raw, frame(&Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }, b""));
             net.say_bytes(raw, many.clone());
             rounds += 1;
             assert!(rounds < 100, "it is never hung up on");

@@ -160,9 +160,9 @@ fn a_peer_that_does_not_read_is_given_up() {
     let mut notice = call(pattern(1, 1 << 20));
     notice.one_way = true;
     let op = net.call(0, 1, notice);
-    assert!(net.hosts[0].is_done(op));
     net.advance(2 * silence());
     assert!(net.hosts[0].proto.links.is_empty());
+    assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
     net.end();
 }
 

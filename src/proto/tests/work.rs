@@ -177,7 +177,7 @@ fn what_is_answered_at_once() {
         ("shutdowns", |call, _| Message::Shutdown { call }),
         ("words of memory that was taken back", |n, _| Message::Revoked { token: u128::from(n).to_le_bytes() }),
         ("ends of transfers that there are not", |transfer, _| Message::Done { transfer, status: Status::Ok }),
-        ("reports of calls that were not made", |_, _| Message::Handled { count: u32::MAX }),
+        ("reports of calls that were not made", |_, _| Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }),
     ];
     for (what, message) in messages {
         for read in [false, true] {

@@ -140,9 +140,11 @@ pub(crate) enum Message<'a> {
     Ticket {
         ticket: u128,
     },
-    /// So many one-way calls have been handled.
+    /// So many one-way calls have been handled, and the receiver may make more: so many, of so many bytes.
     Handled {
         count: u32,
+        calls: u32,
+        bytes: u32,
     },
     /// Asks the peer to finalize itself; answered like a request.
     Shutdown {

@@ -11,6 +11,7 @@ mod define;
 mod faults;
 mod lies;
 mod nested;
+mod one_way;
 mod pending;
 mod pools;
 mod request;

@@ -271,7 +271,10 @@ impl Scene {
             Saying::Release { leases } => (Message::Release(self.leases(leases)), &BODY[..0]),
             Saying::Revoked { token } => (Message::Revoked { token: self.token(token).to_le_bytes() }, &BODY[..0]),
             Saying::Ticket { ticket } => (Message::Ticket { ticket: self.number(ticket).into() }, &BODY[..0]),
-            Saying::Handled { count } => (Message::Handled { count: self.number(count) as u32 }, &BODY[..0]),
+            Saying::Handled { count } => {
+                let count = self.number(count) as u32;
+                (Message::Handled { count, calls: count, bytes: count }, &BODY[..0])
+            }
             Saying::Shutdown { call } => (Message::Shutdown { call: self.number(call) }, &BODY[..0]),
             Saying::Noise { bytes } => return bytes.clone(),
             Saying::Framed { bytes, head } => return super::fuzzing::framed(bytes, *head),

@@ -1,0 +1,263 @@
+//! One-way calls: what of them may be on its way, and what becomes of those that can't be handled.
+//!
+//! No answer slows their caller down, so their receiver does: a caller has *credit*, in calls and in bytes, and waits when that
+//! is used up. The receiver always takes a call that it has given credit for, whatever else it holds, and gives credit back when
+//! the call has been handled. A call of more than [`MAX_COST`] bytes, or one whose body is streamed, takes no credit. It is
+//! *announced*: the receiver answers at once that it takes the call, or why not, and the caller waits for that.
+//!
+//! ```text
+//!   small:      credit ──notify──▶ on its way ──▶ handled ──Handled──▶ credit
+//!   announced:  ──notify──▶ Response ──▶ notify is done, the body goes on        or  ──▶ Refuse ──▶ the error of notify
+//! ```
+
+use super::limits::Limits;
+use super::link::broken;
+use super::wire::{Message, Status};
+use super::{Env, Failure, LinkId, Log, Output, PeerId, Proto};
+
+/// Credit, or what was done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Amount {
+    pub calls: u32,
+    /// Of bodies and of shapes of arguments.
+    pub bytes: u32,
+}
+
+/// What a connection begins with, and what it never has less of: the receiver holds as much for each connection.
+pub(super) const LEAST: Amount = Amount { calls: 16, bytes: 64 << 10 };
+/// What it has at most. A caller that uses its credit gets more, as long as that is within the limits on what is held for all.
+pub(super) const MOST: Amount = Amount { calls: 4096, bytes: 1 << 20 };
+/// Body and shape of a call that takes credit. What is handled is reported when it is a quarter of the credit, so there is always
+/// enough for one more such call when all have been handled.
+pub(super) const MAX_COST: usize = LEAST.bytes as usize / 2;
+
+/// The caller's side of a connection.
+pub(super) struct Outgoing<W> {
+    credit: Amount,
+    /// Calls that the peer has taken, or will, and has not reported as handled.
+    pub out: u32,
+    /// Callers that wait for a report.
+    pub waiting: Vec<W>,
+    /// Reports so far, and those when the peer last refused an announced call.
+    reports: u64,
+    refused_at: u64,
+}
+
+impl<W> Default for Outgoing<W> {
+    fn default() -> Self {
+        Outgoing { credit: LEAST, out: 0, waiting: Vec::new(), reports: 0, refused_at: 0 }
+    }
+}
+
+impl<W> Outgoing<W> {
+    /// Whether there is credit for a call. Without a cost it is to be announced.
+    pub(super) fn has(&self, cost: Option<u32>) -> bool {
+        cost.is_none_or(|cost| self.credit.calls > 0 && self.credit.bytes >= cost)
+    }
+
+    /// Uses credit that there is.
+    pub(super) fn spend(&mut self, cost: Option<u32>) {
+        if let Some(cost) = cost {
+            self.credit.calls -= 1;
+            self.credit.bytes -= cost;
+            self.out += 1;
+        }
+    }
+}
+
+/// The receiver's side of a connection.
+#[derive(Clone, Copy)]
+pub(super) struct Window {
+    /// All the credit that the peer has, or has used for calls that have not been reported as handled.
+    granted: Amount,
+    /// What it has not used.
+    left: Amount,
+    /// What has been handled and not given back, and how many calls, announced ones included.
+    over: Amount,
+    count: u32,
+    /// An announced call was refused: its caller waits for the next report.
+    is_awaited: bool,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        let over = Amount { calls: 0, bytes: 0 };
+        Window { granted: LEAST, left: LEAST, over, count: 0, is_awaited: false }
+    }
+}
+
+impl Window {
+    /// A call has come that takes credit.
+    pub(super) fn enter(&mut self, cost: u32) -> Result<(), Failure> {
+        match (self.left.calls.checked_sub(1), self.left.bytes.checked_sub(cost)) {
+            (Some(calls), Some(bytes)) => {
+                self.left = Amount { calls, bytes };
+                Ok(())
+            }
+            _ => Err(broken(format!("a one-way call of {cost} bytes where it has credit for {:?}", self.left))),
+        }
+    }
+
+    /// An announced call is taken: its end will be reported in any case.
+    pub(super) fn admit(&mut self) {
+        self.is_awaited = false;
+    }
+
+    /// A call has been handled. True when that is to be reported.
+    fn leave(&mut self, cost: Option<u32>) -> bool {
+        self.count += 1;
+        if let Some(cost) = cost {
+            self.over.calls += 1;
+            self.over.bytes += cost;
+        }
+        let Amount { calls, bytes } = self.over;
+        cost.is_none() || self.is_awaited || calls >= self.granted.calls / 4 || bytes >= self.granted.bytes / 4
+    }
+
+    /// What the connection has more than each has.
+    pub(super) fn extra(&self) -> (usize, usize) {
+        ((self.granted.calls - LEAST.calls) as usize, (self.granted.bytes - LEAST.bytes) as usize)
+    }
+}
+
+/// How much credit to give back: what is over, and more to a peer that has used half of it; less, down to the least, where more
+/// has been granted than is its share.
+fn give_back(granted: &mut u32, left: u32, over: u32, range: [u32; 2], share: usize, spare: usize) -> u32 {
+    let [least, most] = range;
+    let share = u32::try_from(share).unwrap_or(most).clamp(least, most);
+    if *granted > share {
+        let less = over.min(*granted - share);
+        *granted -= less;
+        return over - less;
+    }
+    let wanted = if left < *granted / 2 { granted.saturating_mul(2).min(share) } else { *granted };
+    let more = (wanted - *granted).min(u32::try_from(spare).unwrap_or(most));
+    *granted += more;
+    over + more
+}
+
+/// A request that is not answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OneWay {
+    pub procedure: u32,
+    /// The credit that it takes; none if it was announced.
+    pub cost: Option<u32>,
+}
+
+/// Why a one-way call is not handled, or is not handled well: its caller is not told.
+#[derive(Clone, Debug)]
+pub(crate) enum Dropped {
+    /// The body is not what was sent.
+    Checksum,
+    /// The connection was lost while the body was arriving.
+    Connection,
+    /// As a caller that waits would have been told.
+    Refused(Status),
+}
+
+impl std::fmt::Display for Dropped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Dropped::Checksum | Dropped::Refused(Status::Checksum) => f.write_str("what arrived is not what was sent"),
+            Dropped::Connection => f.write_str("the connection was lost before all of it had arrived"),
+            Dropped::Refused(Status::NoSuchProcedure) => f.write_str("the procedure is not defined"),
+            Dropped::Refused(Status::NoSuchProvider) => f.write_str("the provider is not there"),
+            Dropped::Refused(Status::Panicked(message)) => write!(f, "the handler panicked: {message}"),
+            Dropped::Refused(Status::Failed(message)) => write!(f, "the handler failed: {message}"),
+            Dropped::Refused(Status::Decode(reason)) => write!(f, "the arguments can't be decoded: {reason}"),
+            Dropped::Refused(Status::TypeMismatch { expected, found }) => {
+                write!(f, "the arguments are of another type: expected {expected}, found {found}")
+            }
+            Dropped::Refused(Status::AccessDenied(reason)) => f.write_str(reason),
+            Dropped::Refused(Status::Finalizing) => f.write_str("this engine is being finalized"),
+            Dropped::Refused(status) => write!(f, "{status:?}"),
+        }
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// A one-way call of the peer is over: the credit that it took goes back, many at a time.
+    pub(super) fn one_way_over(&mut self, id: LinkId, cost: Option<u32>) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        if link.window.leave(cost) {
+            self.report_handled(id);
+        }
+    }
+
+    /// An announced call was refused: its caller waits for a report, if there is to be one.
+    pub(super) fn report_to_refused(&mut self, id: LinkId) {
+        let window = &mut self.links[id].window;
+        window.is_awaited = true;
+        if window.count > 0 {
+            self.report_handled(id);
+        }
+    }
+
+    fn report_handled(&mut self, id: LinkId) {
+        let peers = self.links.len().max(1);
+        let Limits { requests, bytes, .. } = self.config.limits;
+        let Some(link) = self.links.get_mut(id) else { return };
+        let window = &mut link.window;
+        let (before, Window { left, over, .. }) = (window.extra(), *window);
+        let spare = (requests.saturating_sub(self.granted.0), bytes.saturating_sub(self.granted.1));
+        let granted = &mut window.granted;
+        let calls = give_back(&mut granted.calls, left.calls, over.calls, [LEAST.calls, MOST.calls], requests / peers, spare.0);
+        let bytes = give_back(&mut granted.bytes, left.bytes, over.bytes, [LEAST.bytes, MOST.bytes], bytes / peers, spare.1);
+        window.left = Amount { calls: left.calls + calls, bytes: left.bytes + bytes };
+        window.over = Amount { calls: 0, bytes: 0 };
+        let count = std::mem::take(&mut window.count);
+        let now = window.extra();
+        self.granted = (self.granted.0 - before.0 + now.0, self.granted.1 - before.1 + now.1);
+        link.say_back(&Message::Handled { count, calls, bytes });
+        self.mark_ready(id);
+    }
+
+    /// Has the waiter told, as of a call that is done, when the peer has reported more one-way calls as handled. At once, if
+    /// there is credit for one of this cost; and if it was announced and refused, when there has been a report since. False when
+    /// no report is to be expected.
+    pub(crate) fn await_credit(&mut self, peer: PeerId, cost: Option<u32>, waiter: E::Waiter) -> bool {
+        let link = self.peers.get(peer).and_then(|peer| peer.link).and_then(|link| self.links.get_mut(link));
+        match link.map(|link| &mut link.outgoing) {
+            Some(Outgoing { out: 0, .. }) if cost.is_none() => return false,
+            Some(outgoing) if cost.is_none() && outgoing.reports == outgoing.refused_at => outgoing.waiting.push(waiter),
+            Some(outgoing) if cost.is_some() && !outgoing.has(cost) => outgoing.waiting.push(waiter),
+            _ => self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Cancelled) }),
+        }
+        true
+    }
+
+    /// Why a one-way call that waited for credit in vain was not made.
+    pub(crate) fn behind(&self, peer: PeerId) -> Failure {
+        let link = self.peers.get(peer).and_then(|peer| peer.link).and_then(|link| self.links.get(link));
+        let out = link.map_or(0, |link| link.outgoing.out);
+        Failure::Refused(Status::Busy(format!("it has {out} one-way calls of this engine to handle, and takes no more")))
+    }
+
+    pub(super) fn handle_handled(&mut self, id: LinkId, count: u32, calls: u32, bytes: u32) {
+        let outgoing = &mut self.links[id].outgoing;
+        outgoing.out = outgoing.out.saturating_sub(count);
+        outgoing.credit.calls = outgoing.credit.calls.saturating_add(calls);
+        outgoing.credit.bytes = outgoing.credit.bytes.saturating_add(bytes);
+        outgoing.reports += 1;
+        let waiting = std::mem::take(&mut outgoing.waiting);
+        self.outputs.extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Failure::Cancelled) }));
+    }
+
+    /// An announced call was refused.
+    pub(super) fn note_refused(&mut self, id: LinkId) {
+        let outgoing = &mut self.links[id].outgoing;
+        outgoing.refused_at = outgoing.reports;
+    }
+
+    /// A one-way call is lost, though its caller has been told that it was sent. Counted, and logged at powers of two.
+    pub(super) fn note_dropped(&mut self, id: LinkId, procedure: u32, reason: Dropped) {
+        let count = &mut self.refusals.one_way;
+        *count = count.saturating_add(1);
+        if count.is_power_of_two() {
+            let (link, count) = (self.links.get(id), *count);
+            let peer = link.map(|link| link.remote.clone());
+            let name = link.and_then(|link| link.name_of(procedure)).unwrap_or("?").to_owned();
+            self.outputs.push_back(Output::Log(Log::Dropped { peer, name, reason, count }));
+        }
+    }
+}

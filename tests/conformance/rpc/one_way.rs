@@ -1,0 +1,256 @@
+//! One-way calls: each that was taken is handled once, whatever its size, and however slow its handler is.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use calomel::{Endpoint, Engine, Error, Request};
+
+use crate::assert_error;
+use crate::support::{BOUND, Gate, Net, Pair, eventually, patience};
+
+/// How often each call has been handled.
+type Handled = Arc<Mutex<HashMap<u64, u32>>>;
+
+/// Arguments: the call's number, and something of a length.
+type Note = (u64, String);
+
+fn define_note(engine: &Engine, takes: Duration) -> Handled {
+    let handled = Handled::default();
+    let by_number = handled.clone();
+    engine
+        .define("note", move |_: &Request, (number, text): Note| {
+            assert!(text == self::text(number, text.len()));
+            thread::sleep(takes);
+            *by_number.lock().unwrap().entry(number).or_default() += 1;
+        })
+        .unwrap();
+    handled
+}
+
+fn text(number: u64, len: usize) -> String {
+    char::from(b'a' + (number % 26) as u8).to_string().repeat(len)
+}
+
+fn note(engine: &Engine, to: &Endpoint, number: u64, len: usize) -> calomel::Result<()> {
+    engine.procedure::<Note, ()>("note").on(to).notify(&(number, text(number, len)))
+}
+
+/// These calls, and no others, are handled once each.
+#[track_caller]
+fn assert_handled(handled: &Handled, sent: &[u64]) {
+    let begin = Instant::now();
+    while handled.lock().unwrap().len() < sent.len() && begin.elapsed() < BOUND {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let handled = handled.lock().unwrap();
+    let lost: Vec<_> = sent.iter().filter(|number| !handled.contains_key(number)).collect();
+    assert!(lost.is_empty(), "{} of {} calls are lost: {:?}…", lost.len(), sent.len(), &lost[..lost.len().min(10)]);
+    assert_eq!(handled.len(), sent.len(), "calls are handled that were not made");
+    assert!(handled.values().all(|times| *times == 1));
+}
+
+fn large_ones_to_a_slow_handler(net: &Net) {
+    let pair = net.pair();
+    let handled = define_note(&pair.server, Duration::from_millis(10));
+    let sent: Vec<u64> = (0..300).collect();
+    for number in &sent {
+        note(&pair.client, &pair.to_server, *number, 2 << 20).unwrap();
+    }
+    assert_handled(&handled, &sent);
+    assert_eq!(pair.server.refusals().one_way, 0);
+}
+
+fn small_ones_by_the_ten_thousand(net: &Net) {
+    let pair = net.pair();
+    let handled = define_note(&pair.server, Duration::ZERO);
+    let sent: Vec<u64> = (0..20_000).collect();
+    thread::scope(|scope| {
+        for part in sent.chunks(5000) {
+            scope.spawn(|| {
+                part.iter().for_each(|number| note(&pair.client, &pair.to_server, *number, *number as usize % 100).unwrap());
+            });
+        }
+    });
+    assert_handled(&handled, &sent);
+}
+
+/// Calls that are answered take all there is of the limits, again and again.
+fn beside_calls_that_reach_the_limits(net: &Net) {
+    let server = net.server_with(|builder| {
+        builder
+            .max_message_size(1 << 20)
+            .max_bytes_in_flight_per_peer(2 << 20)
+            .max_bytes_in_flight(4 << 20)
+            .max_requests_per_peer(8)
+    });
+    let Pair { server, client, to_server } = Pair::of(server, net.client());
+    let handled = define_note(&server, Duration::from_millis(1));
+    server
+        .define("slow", |_: &Request, text: String| {
+            thread::sleep(Duration::from_millis(2));
+            text.len()
+        })
+        .unwrap();
+    let stop = AtomicBool::new(false);
+    let sent = thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let slow = client.procedure::<String, usize>("slow");
+                while !stop.load(Ordering::Relaxed) {
+                    match slow.on(&to_server).call(&text(0, 700 << 10)) {
+                        Ok(_) | Err(Error::Busy { .. }) => {}
+                        Err(other) => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+        let mut sent = Vec::new();
+        for number in 0..400u64 {
+            let len = [0, 10, 5000, 30_000, 100_000, 700_000][number as usize % 6];
+            match note(&client, &to_server, number, len) {
+                Ok(()) => sent.push(number),
+                // What is announced shares the limits.
+                Err(Error::Busy { .. }) if len > 16_000 => {}
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        sent
+    });
+    assert!(sent.len() > 190, "{} of 400 calls were taken", sent.len());
+    assert_handled(&handled, &sent);
+}
+
+fn several_senders_beyond_the_limit_in_all(net: &Net) {
+    let server = net.server_with(|builder| {
+        builder.max_message_size(2 << 20).max_bytes_in_flight_per_peer(4 << 20).max_bytes_in_flight(6 << 20)
+    });
+    let handled = define_note(&server, Duration::from_millis(2));
+    let clients: Vec<Engine> = (0..4).map(|_| net.client()).collect();
+    let sent = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for (index, client) in clients.iter().enumerate() {
+            let (server, sent) = (&server, &sent);
+            scope.spawn(move || {
+                let to = client.lookup(server.address()).unwrap();
+                for number in index as u64 * 1000..index as u64 * 1000 + 30 {
+                    let len = if number.is_multiple_of(2) { 1 << 20 } else { 4000 };
+                    match note(client, &to, number, len) {
+                        Ok(()) => sent.lock().unwrap().push(number),
+                        Err(Error::Busy { .. }) if len > 4000 => {}
+                        Err(other) => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+    });
+    let sent = sent.into_inner().unwrap();
+    assert!(sent.len() >= 60, "the small ones at least: {}", sent.len());
+    assert_handled(&handled, &sent);
+}
+
+/// Around the eager limit, the longest that takes credit, the credit itself, and the largest message.
+fn of_every_size(net: &Net) {
+    const LARGEST: usize = 3 << 20;
+    for eager in [0, 16 << 10, 1 << 20] {
+        let pair = net.pair_with(|builder| builder.max_message_size(LARGEST).eager_limit(eager));
+        let handled = define_note(&pair.server, Duration::ZERO);
+        let mut sent = Vec::new();
+        let mut number = 0;
+        for around in [0usize, 16 << 10, 32 << 10, 64 << 10, 1 << 20] {
+            for len in around.saturating_sub(12)..around + 4 {
+                number += 1;
+                note(&pair.client, &pair.to_server, number, len).unwrap();
+                sent.push(number);
+            }
+        }
+        // The number takes two bytes, the length four.
+        for (len, fits) in [(LARGEST - 6, true), (LARGEST - 5, false), (LARGEST + 1, false)] {
+            number += 1;
+            let number = 1000 + number;
+            match note(&pair.client, &pair.to_server, number, len) {
+                Ok(()) if fits => sent.push(number),
+                Err(Error::MessageTooLarge { limit: LARGEST, .. }) if !fits => {}
+                other => panic!("{len} bytes: {other:?}"),
+            }
+        }
+        assert_handled(&handled, &sent);
+    }
+}
+
+/// How long a caller waits for a handler that blocks.
+const TAKES: Duration = Duration::from_millis(700);
+
+/// The handler blocks: callers wait, and get an error at their deadlines; what was taken is handled when it goes on.
+fn a_handler_that_blocks(net: &Net) {
+    for len in [0, 8000, 1 << 20] {
+        let server =
+            net.server_with(|builder| builder.max_message_size(1 << 21).max_bytes_in_flight_per_peer(8 << 20).handler_threads(2));
+        let Pair { server, client, to_server } = Pair::of(server, net.client());
+        let (gate, count) = (Gate::default(), Arc::new(Mutex::new(Vec::new())));
+        let (waits, counts) = (gate.clone(), count.clone());
+        server
+            .define("block", move |_: &Request, (number, _): Note| {
+                waits.wait();
+                counts.lock().unwrap().push(number);
+            })
+            .unwrap();
+        let block = client.procedure::<Note, ()>("block").on(&to_server);
+        let briefly = block.clone().timeout(TAKES * patience());
+        let mut sent = Vec::new();
+        let refused = loop {
+            let number = sent.len() as u64;
+            let begin = Instant::now();
+            match briefly.notify(&(number, text(number, len))) {
+                Ok(()) => sent.push(number),
+                Err(error) => break (error, begin.elapsed()),
+            }
+            assert!(sent.len() < 20_000, "the caller is not slowed down");
+        };
+        assert_error!(Err::<(), _>(refused.0), Error::Busy { .. });
+        assert!(refused.1 >= TAKES.mul_f32(0.9), "it failed after {:?}", refused.1);
+        // Calls that are answered are not in the way of that.
+        server.define("there", |_: &Request, ()| ()).unwrap();
+        client.procedure::<(), ()>("there").on(&to_server).call(&()).unwrap();
+        gate.open();
+        eventually("all that were taken are handled", || count.lock().unwrap().len() == sent.len());
+        for number in sent.len() as u64..sent.len() as u64 + 100 {
+            block.notify(&(number, text(number, len))).unwrap();
+            sent.push(number);
+        }
+        eventually("and those behind them", || count.lock().unwrap().len() == sent.len());
+        let mut handled = std::mem::take(&mut *count.lock().unwrap());
+        handled.sort_unstable();
+        assert_eq!(handled, sent);
+    }
+}
+
+fn what_is_lost_is_counted(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("panics", |_: &Request, ()| -> () { panic!("on purpose") }).unwrap();
+    pair.server.define("number", |_: &Request, _: u64| ()).unwrap();
+    let (client, to) = (&pair.client, &pair.to_server);
+    for round in 1..=3 {
+        client.procedure::<(), ()>("missing").on(to).notify(&()).unwrap();
+        client.procedure::<(), ()>("panics").on(to).notify(&()).unwrap();
+        client.procedure::<String, ()>("number").on(to).notify(&"seven".to_owned()).unwrap();
+        client.procedure::<(), ()>("panics").on(to.provider(77)).notify(&()).unwrap();
+        client.procedure::<String, ()>("number").on(to).notify(&text(7, 1 << 20)).unwrap();
+        client.procedure::<u64, ()>("number").on(to).notify(&7).unwrap();
+        eventually("all are counted", || pair.server.refusals().one_way == 5 * round);
+    }
+    assert_eq!(client.refusals().one_way, 0);
+}
+
+suite!(
+    large_ones_to_a_slow_handler,
+    small_ones_by_the_ten_thousand,
+    beside_calls_that_reach_the_limits,
+    several_senders_beyond_the_limit_in_all,
+    of_every_size,
+    a_handler_that_blocks,
+    what_is_lost_is_counted,
+);
