@@ -58,7 +58,7 @@ impl Request {
     }
 
     /// True when nobody takes the answer any more: the caller cancelled, gave up at its deadline, or went away; and in a
-    /// forked child, which can't answer.
+    /// forked child, which can't answer. A one-way call has no answer: that its caller goes away does not cancel it.
     pub fn is_cancelled(&self) -> bool {
         let core = &self.engine.shared().core;
         self.remaining().is_zero() || core.is_forked() || !core.look(|proto| proto.is_wanted(self.id))

@@ -202,7 +202,7 @@ fn a_large_notice_is_taken_or_refused() {
     // Three of them, and what was declared.
     let small = Config { limits: Limits { peer_bytes: (3 << 20) + 1000, ..limits() }, ..config() };
     let mut net = Net::with(vec![(config(), true), (small, true)]);
-    net.call(0, 1, notice(b"connects"));
+    net.call(0, 1, call("connects"));
     net.advance(MOMENT);
     net.serve(1);
     let body = pattern(1, 1 << 20);
