@@ -335,6 +335,17 @@ pub const OWN: &[Lie] = &[
         liar.tell(&Message::Goodbye, &[]);
         liar.tell(&Message::call(1, "add", 2), &[1, 2]);
     }),
+    lie("more one-way calls than it has credit for", Then::HangsUp, |liar, _| {
+        let call = |n: u64| {
+            let mut message = Message::call(1000 + n, "slow", 1);
+            if let Message::Request { procedure, one_way, name, .. } = &mut message {
+                (*procedure, *one_way) = (1000, true);
+                *name = (n == 0).then(|| "slow".to_owned());
+            }
+            message.frame(&[1])
+        };
+        let _ = liar.bytes(&(0..100).flat_map(call).collect::<Vec<u8>>());
+    }),
     lie("tickets", Then::GoesOn, |liar, _| {
         for ticket in [0, 1, u128::MAX] {
             liar.tell(&Message::Ticket { ticket }, &[]);
