@@ -109,10 +109,12 @@ impl Liar {
 
     /// Is dialled, says hello, and has a call, a one-way call, a pull and a push of the victim under way.
     #[track_caller]
-    pub fn dialled(dial: impl FnOnce(&str)) -> Liar {
+    pub fn dialled(dial: impl FnOnce(&str, u64)) -> Liar {
         let door = Door::open();
-        dial(&door.address);
+        let incarnation = rand::random();
+        dial(&door.address, incarnation);
         let mut liar = Liar::new(door.accept());
+        liar.incarnation = incarnation;
         liar.bytes(&wire::greeting(liar.incarnation, 64 << 20));
         liar.await_greeting();
         let (call, _) = liar.expect("a call", |message| matches!(message, Message::Request { one_way: false, .. }));

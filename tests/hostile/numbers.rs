@@ -338,9 +338,9 @@ pub const OWN: &[Lie] = &[
     lie("more one-way calls than it has credit for", Then::HangsUp, |liar, _| {
         let call = |n: u64| {
             let mut message = Message::call(1000 + n, "slow", 1);
-            if let Message::Request { procedure, one_way, name, .. } = &mut message {
+            if let Message::Request { procedure, one_way, declaration, .. } = &mut message {
                 (*procedure, *one_way) = (1000, true);
-                *name = (n == 0).then(|| "slow".to_owned());
+                *declaration = declaration.take().filter(|_| n == 0);
             }
             message.frame(&[1])
         };

@@ -92,7 +92,7 @@ fn hear(end: &mut End, count: usize) {
 
 /// Has the victim dial the stranger.
 fn dialled(scene: &Scene, door: &Door) -> End {
-    scene.dial(&door.address);
+    scene.dial(&door.address, 0);
     End::new(door.accept())
 }
 

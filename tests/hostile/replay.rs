@@ -130,7 +130,7 @@ fn a_conversation_with_a_key() {
         // The same by one who is dialled: the victim talks to nobody who has no proof for it.
         let begin = Instant::now();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        scene.dial(&format!("tcp://{}", listener.local_addr().unwrap()));
+        scene.dial(&format!("tcp://{}", listener.local_addr().unwrap()), 0);
         // It may dial more than once: each of its operations may find the connection gone.
         let said = recorded.by_server;
         listener.set_nonblocking(true).unwrap();

@@ -158,7 +158,7 @@ impl Scene {
             }
         }
         // It is made to dial others, itself too.
-        scene.dial(&scene.address);
+        scene.dial(&scene.address, 0);
         eventually("everything that was begun has ended", || {
             let seen = scene.look();
             seen.begun == seen.ended && seen.rounds > 2
@@ -217,8 +217,8 @@ impl Scene {
     }
 
     /// Has the victim dial somebody, and ask for a call, a one-way call, a pull and a push.
-    pub fn dial(&self, address: &str) {
-        self.child.borrow_mut().tell(&format!("dial {address}"));
+    pub fn dial(&self, address: &str, incarnation: u64) {
+        self.child.borrow_mut().tell(&format!("dial {incarnation} {address}"));
     }
 
     /// How often honest peers have been served.
@@ -307,7 +307,7 @@ pub fn table(group: &'static str, begun: Begun, lies: &[Lie]) {
         let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut liar = match begun {
                 Begun::ByLiar => Liar::engaged(&scene.address),
-                Begun::ByVictim => Liar::dialled(|address| scene.dial(address)),
+                Begun::ByVictim => Liar::dialled(|address, incarnation| scene.dial(address, incarnation)),
             };
             tell(&mut liar, &scene);
             let outcome = match then {

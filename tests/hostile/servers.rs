@@ -86,7 +86,7 @@ fn greetings() {
     let scene = Scene::new();
     for (name, say) in GREETINGS {
         let (begin, door) = (Instant::now(), Door::open());
-        scene.dial(&door.address);
+        scene.dial(&door.address, 8);
         let mut liar = Liar::new(door.accept());
         match say() {
             Some(bytes) => {
@@ -105,7 +105,7 @@ fn greetings() {
     }
     // Silence is waited for as long as connecting may take.
     let (begin, door) = (Instant::now(), Door::open());
-    scene.dial(&door.address);
+    scene.dial(&door.address, 0);
     let mut liar = Liar::new(door.accept());
     thread::sleep(Duration::from_millis(100));
     liar.assert_hung_up();
@@ -117,7 +117,7 @@ fn greetings() {
         let begin = Instant::now();
         let address = scene.honest.address().to_string();
         let door = Door::open();
-        scene.dial(&door.address);
+        scene.dial(&door.address, incarnation);
         let mut liar = Liar::new(door.accept());
         liar.bytes(&hello(incarnation, 1 << 20, &[&address], None, false));
         liar.await_greeting();

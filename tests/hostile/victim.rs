@@ -143,8 +143,9 @@ pub fn run() {
                 say(&format!("has {now} {peak}"));
             }
             ("dial", address) => {
+                let (incarnation, address) = address.split_once(' ').unwrap();
                 let to = engine.lookup(address).unwrap();
-                dealings(&engine, &own, &to);
+                dealings(&engine, &own, &to, incarnation.parse().unwrap());
             }
             _ => panic!("no order `{order}`"),
         }
@@ -152,14 +153,13 @@ pub fn run() {
     std::process::exit(0);
 }
 
-/// Everything that an engine asks another for.
-fn dealings(engine: &Engine, own: &Arc<Own>, to: &Endpoint) {
+/// Everything that an engine asks another for, whose incarnation it is told.
+fn dealings(engine: &Engine, own: &Arc<Own>, to: &Endpoint, incarnation: u64) {
     let call = engine.procedure::<u32, Vec<u8>>("lie").on(to).timeout(OWN_TIMEOUT);
     own.begin(to, "a call", move || call.call(&1).map(drop));
     let note = engine.procedure::<u32, ()>("lie").on(to).timeout(OWN_TIMEOUT);
     own.begin(to, "a one-way call", move || note.notify(&1));
     // Memory that this engine has been told of, or thinks so.
-    let incarnation = rand::random::<u64>();
     let bytes = postcard::to_stdvec(&described(incarnation, MOVED as u64)).unwrap();
     let bulk: Bulk = postcard::from_bytes(&bytes).unwrap();
     let (peer, theirs) = (to.clone(), bulk.clone());

@@ -151,7 +151,7 @@ fn a_bulk_of_one_peer_is_not_anothers(net: &Net) {
     let (owner, client) = (net.server(), net.client());
     owner.define("hello", |_: &Request, ()| ()).unwrap();
     let to_owner = client.lookup(owner.address()).unwrap();
-    let kept: Arc<Mutex<Vec<Exposed<Vec<u8>, calomel::ReadOnly>>>> = Arc::default();
+    let kept = Arc::new(Mutex::new(Vec::<Exposed<_, calomel::ReadOnly>>::new()));
     let keep = kept.clone();
     let open = move |request: &Request, len: usize| {
         let exposed = request.engine().expose_read_only(pattern(7, len)).unwrap();
