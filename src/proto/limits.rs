@@ -209,6 +209,9 @@ impl<E: Env> Proto<E> {
         let request = &mut self.requests[id];
         request.values = values;
         request.cost = request.cost - before + values;
+        if request.is_left_behind() {
+            self.left_behind.1 = self.left_behind.1 - before + values;
+        }
         self.bytes = self.bytes - before + values;
         if let Some(link) = self.links.get_mut(link) {
             link.account.requests = link.account.requests - before + values;
@@ -336,8 +339,11 @@ impl<E: Env> Proto<E> {
         let accepted = self.links.values().filter(|link| link.is_open() && !link.dialled).count();
         let extra =
             self.links.values().map(|link| link.window.extra()).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
-        let sums = (requests + counted, accepted, extra);
-        let told = (self.bytes, self.accepted, self.granted);
-        (sums != told).then(|| format!("bytes in flight, connections, and credit: {told:?} instead of {sums:?}"))
+        let left: Vec<usize> =
+            self.requests.values().filter(|request| request.is_left_behind()).map(|request| request.cost).collect();
+        let sums = (requests + counted, accepted, extra, (left.len(), left.iter().sum()));
+        let told = (self.bytes, self.accepted, self.granted, self.left_behind);
+        (sums != told)
+            .then(|| format!("bytes in flight, connections, credit, and what is left behind: {told:?} instead of {sums:?}"))
     }
 }

@@ -29,6 +29,13 @@ pub(super) struct Request<E: Env> {
     pub body: Option<Arriving<E>>,
 }
 
+impl<E: Env> Request<E> {
+    /// It counts in `Proto::left_behind`.
+    pub(super) fn is_left_behind(&self) -> bool {
+        self.is_orphan && self.one_way.is_some()
+    }
+}
+
 /// A call of a peer, ready for its handler.
 pub(crate) struct Incoming<E: Env> {
     pub request: RequestId,
@@ -197,7 +204,7 @@ impl<E: Env> Proto<E> {
     fn remove_request(&mut self, key: RequestId) -> Option<Request<E>> {
         let request = self.requests.remove(key)?;
         self.bytes -= request.cost;
-        if request.is_orphan && request.one_way.is_some() {
+        if request.is_left_behind() {
             self.left_behind = (self.left_behind.0 - 1, self.left_behind.1 - request.cost);
         }
         if let Some(link) = self.links.get_mut(request.link) {

@@ -340,6 +340,31 @@ fn what_is_left_behind_is_bounded() {
     net.end();
 }
 
+/// What the values of such calls take, more or less than before their callers went, is counted as long as they are handled.
+#[test]
+fn values_of_what_is_left_behind_are_counted() {
+    let mut net = Net::with(vec![(Config { limits: Limits { requests: 100, ..limits() }, ..config() }, true)]);
+    let raw = net.raw_peer(0, 100);
+    (0..3).for_each(|call| net.say_bytes(raw, raw_notice(call, 10)));
+    let [less, more, same] = [0, 1, 2].map(|at| net.hosts[0].inbox[at].request);
+    let count = |net: &mut Net, request, memory| {
+        net.with_host(0, |host| host.proto.count_values(request, memory).unwrap());
+        assert_eq!(net.hosts[0].proto.miscounted(), None);
+    };
+    count(&mut net, less, 40_000);
+    count(&mut net, same, 40_000);
+    net.cut(raw.wire);
+    assert_eq!(net.hosts[0].proto.miscounted(), None);
+    count(&mut net, less, 4_000);
+    count(&mut net, more, 40_000);
+    net.drop_requests(0);
+    assert_eq!(net.hosts[0].proto.miscounted(), None);
+    let raw = net.raw_peer(0, 500);
+    assert!(!net.is_shut(raw), "when they have been handled, peers are welcome");
+    net.cut(raw.wire);
+    net.end();
+}
+
 /// Whatever keeps a call from its handler is counted, and noted with the peer at powers of two.
 #[test]
 fn what_is_lost_is_counted_and_noted() {
