@@ -188,7 +188,7 @@ impl Engine {
         let address = self.shared.core.transport(address.scheme())?.resolve(&address)?;
         let tag = self.shared.core.exec(|proto| {
             let tag = proto.lookup(&address);
-            proto.choose(tag.id);
+            proto.choose(tag.id, &address);
             tag
         });
         Ok(Endpoint::new(self.shared.clone(), tag, 0))

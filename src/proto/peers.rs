@@ -71,17 +71,19 @@ impl<E: Env> Proto<E> {
         self.links.get(link).is_some_and(Link::is_open).then_some(link)
     }
 
-    /// The user of this engine has named the peer's address.
-    pub(crate) fn choose(&mut self, peer: PeerId) {
+    /// The user of this engine has named an address of the peer: that is where it is dialled, whatever addresses the peer has claimed.
+    pub(crate) fn choose(&mut self, peer: PeerId, address: &Address) {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.chosen = true;
+            peer.dial = Some(address.clone());
         }
     }
 
     /// Whether the user of this engine has named the address that a link is dialled to.
     pub(crate) fn is_chosen(&self, link: LinkId) -> bool {
-        let peer = self.links.get(link).and_then(|link| self.peers.get(link.peer?));
-        peer.is_some_and(|peer| peer.chosen && peer.dial.as_ref() == Some(&peer.tag.address))
+        let Some(link) = self.links.get(link) else { return false };
+        let peer = link.peer.and_then(|peer| self.peers.get(peer));
+        peer.is_some_and(|peer| peer.chosen && peer.dial.as_ref() == Some(&link.remote))
     }
 
     /// Whether the user of this engine has named an address.

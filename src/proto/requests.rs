@@ -277,6 +277,8 @@ impl<E: Env> Proto<E> {
             if let Some(OneWay { cost, .. }) = one_way {
                 self.one_way_over(id, cost);
             }
+            // No handler will end it, and finalizing may be waiting for that.
+            self.outputs.push_back(Output::Cancelled { request: key });
         }
     }
 

@@ -172,6 +172,37 @@ fn a_peer_claims_too_many_addresses() {
     net.end();
 }
 
+/// Whatever addresses a peer has claimed, it is dialled at the one that the user of this engine has named, and no other counts as
+/// the user's choice.
+#[test]
+fn a_claim_beside_the_address_that_is_named() {
+    let [claimed, named] = [22, 7000].map(|port| format!("tcp://10.0.9.9:{port}").parse::<crate::Address>().unwrap());
+    for early in [false, true] {
+        let mut net = Net::new(1);
+        let raw = net.raw_dial(0);
+        let said = Hello { addresses: vec![claimed.clone(), named.clone()], ..hello(1) };
+        net.say_bytes(raw, raw::greet(VERSIONS, &said));
+        net.hang_up(raw);
+        let (now, proto) = (net.now, &mut net.hosts[0].proto);
+        let tag = proto.lookup(&named);
+        if early {
+            // The peer's choice is being dialled already.
+            let link = proto.link_to(tag.id, now).unwrap();
+            proto.choose(tag.id, &named);
+            assert_eq!(proto.links[link].remote, claimed);
+            assert!(!proto.is_chosen(link));
+            proto.close(link, Failure::Cancelled);
+        }
+        proto.choose(tag.id, &named);
+        let link = proto.link_to(tag.id, now).unwrap();
+        assert_eq!(proto.links[link].remote, named);
+        assert!(proto.is_chosen(link));
+        proto.close(link, Failure::Cancelled);
+        proto.outputs.clear();
+        net.end();
+    }
+}
+
 /// Callers may come by the thousand, each somebody new: who has gone is forgotten.
 #[test]
 fn those_who_have_gone_are_forgotten() {
