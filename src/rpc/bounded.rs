@@ -7,7 +7,7 @@
 //!
 //! **Memory.** What the elements of lists and maps take is added up as they are decoded, with what each list or text of its own
 //! takes of the allocator, and what is in a box, as far as it is larger than the place where the box is. (The letters of a
-//! text are not: they take as much in the message.) More than the message's own length has to be asked for.
+//! text are not: they take as much in the message.) What is more than the message's own length, and some, has to be asked for.
 //!
 //! Values that hold no others are postcard's. Those that do are read here, by postcard's wire format 1.0: a tuple or struct
 //! is its fields, a sequence or map its length and its elements, an option a byte, an enum the number of its variant.
@@ -27,12 +27,13 @@ const FREE_ELEMENTS: usize = 16 << 10;
 
 /// What a small allocation takes beside its content.
 const ALLOCATION: usize = 32;
-/// Values may take so much without being asked for: nearly all calls.
+/// Values may take so much more than they did in the message without being asked for: so a list of bytes or of floats, which takes
+/// no more but for its allocation, never is.
 const FREE_MEMORY: usize = 1 << 10;
 
 /// So much memory may be taken by the values in a message of `len` bytes before more is asked for.
 pub(super) fn free_memory(len: usize) -> usize {
-    len.max(FREE_MEMORY)
+    len.saturating_add(FREE_MEMORY)
 }
 
 /// Decodes the whole of `bytes`; with how many bytes of memory the value takes, beside its own size. Where that is more than
