@@ -225,11 +225,12 @@ fn not_in_a_child(len: usize) -> ! {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // A forked child must not take them from its parent.
+        // Also in a forked child: its copy of the descriptor is closed.
+        COUNT.fetch_sub(1, Ordering::Release);
+        // Its parent has the pages still.
         if self.mapping.is_elsewhere() {
             return;
         }
-        COUNT.fetch_sub(1, Ordering::Release);
         // SAFETY: the range is the mapping, and whatever used it here has gone before it. Peers may keep it mapped for a while.
         unsafe { self.give_back(self.mapping.address(), self.mapping.len()) };
     }
