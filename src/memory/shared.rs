@@ -100,7 +100,7 @@ pub(crate) fn create(len: usize, reserve: bool) -> io::Result<(OwnedFd, Mapping)
 fn create_returnable(len: usize) -> io::Result<(OwnedFd, Mapping)> {
     let (fd, mapping) = unsealed(len)?;
     rustix::fs::fcntl_add_seals(&fd, FIXED | SealFlags::SEAL)?;
-    // Nor can others open it anew for more.
+    // Nor can others open it anew for more by mistake: a process of the same user would have to change this first.
     rustix::fs::fchmod(&fd, Mode::RUSR)?;
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let readable = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
