@@ -1,22 +1,42 @@
 //! What the protocol has asked for, on its way to be done.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use super::Live;
 use crate::deferred_log;
 use crate::proto::Output;
 
+type Queue = VecDeque<Output<Live>>;
+
 /// What the protocol has asked for. The memory is the thread's, and used again.
 pub(super) struct Outputs {
-    pub queue: VecDeque<Output<Live>>,
+    pub queue: Queue,
     /// Bytes of payloads that have been sent on the way.
     pub moved: usize,
 }
 
 thread_local! {
-    static OUTPUTS: Cell<VecDeque<Output<Live>>> = const { Cell::new(VecDeque::new()) };
-    static LATER: Cell<VecDeque<Output<Live>>> = const { Cell::new(VecDeque::new()) };
+    /// Empty queues. A thread that drives has two in use, and needs another for each step of its own meanwhile.
+    static SPARE: RefCell<Vec<Queue>> = const { RefCell::new(Vec::new()) };
+}
+
+const SPARES: usize = 4;
+
+fn spare() -> Queue {
+    SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten().unwrap_or_default()
+}
+
+fn keep(queue: &mut Queue) {
+    if queue.is_empty() && queue.capacity() <= KEEP && queue.capacity() > 0 {
+        // On a thread that is ending there is no place for it.
+        let _ = SPARE.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < SPARES {
+                spare.push(std::mem::take(queue));
+            }
+        });
+    }
 }
 
 /// What driving brings. Transports report it with locks of theirs held, and the reactor's is held as well; so what runs user code
@@ -24,12 +44,12 @@ thread_local! {
 pub(super) struct News {
     /// Of the step that is taken.
     pub outputs: Outputs,
-    pub later: VecDeque<Output<Live>>,
+    pub later: Queue,
 }
 
 impl News {
     pub(super) fn new() -> News {
-        News { outputs: Outputs::new(), later: LATER.try_with(Cell::take).unwrap_or_default() }
+        News { outputs: Outputs::new(), later: spare() }
     }
 
     /// True when there is something to pass on.
@@ -40,10 +60,7 @@ impl News {
 
 impl Drop for News {
     fn drop(&mut self) {
-        if self.later.is_empty() && self.later.capacity() <= KEEP {
-            // On a thread that is ending there is no place for it.
-            let _ = LATER.try_with(|later| later.set(std::mem::take(&mut self.later)));
-        }
+        keep(&mut self.later);
     }
 }
 
@@ -74,15 +91,12 @@ const KEEP: usize = 256;
 
 impl Outputs {
     pub(super) fn new() -> Outputs {
-        Outputs { queue: OUTPUTS.try_with(Cell::take).unwrap_or_default(), moved: 0 }
+        Outputs { queue: spare(), moved: 0 }
     }
 }
 
 impl Drop for Outputs {
     fn drop(&mut self) {
-        if self.queue.is_empty() && self.queue.capacity() <= KEEP {
-            // On a thread that is ending there is no place for it.
-            let _ = OUTPUTS.try_with(|outputs| outputs.set(std::mem::take(&mut self.queue)));
-        }
+        keep(&mut self.queue);
     }
 }

@@ -41,8 +41,10 @@ impl Core {
     pub(super) fn pass_on(&self, news: &mut News, jobs: &mut Vec<Job>) {
         while let Some(output) = news.later.pop_front() {
             news.outputs.moved = 0;
-            news.outputs.queue.push_back(output);
-            self.perform(&mut news.outputs, Some(jobs));
+            self.perform_one(output, Some(jobs), &mut news.outputs);
+            if !news.outputs.queue.is_empty() {
+                self.perform(&mut news.outputs, Some(jobs));
+            }
         }
         deferred_log::flush();
     }

@@ -4,10 +4,9 @@
 //! A number is declared by the first message that uses it. A connection keeps the order of what is said, so the receiver has
 //! heard of a number before it meets it again; it keeps what was declared even where it refuses the very message that did.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::hash::{NumberMap, Numbers};
+use super::hash::NumberMap;
 use super::link::{Link, broken};
 use super::wire::{Declare, MAX_NAME};
 use super::{Env, Failure};
@@ -16,6 +15,8 @@ use super::{Env, Failure};
 pub(super) const MAX_DECLARATIONS: usize = 1 << 16;
 /// Their bytes, with what it takes to keep them. What goes beyond is declared for one message at a time.
 pub(super) const MAX_BYTES: usize = 16 << 20;
+/// Numbers from here on are not used on connections: an engine that has made so many declares for one message at a time.
+const MAX_NUMBERS: usize = 16 * MAX_DECLARATIONS;
 /// What it takes to keep a declaration, besides its bytes.
 pub(super) const COST: usize = 192;
 
@@ -32,27 +33,38 @@ pub(crate) struct Declaration<E: Env> {
 /// The numbers that this side has declared on a link.
 #[derive(Default)]
 pub(super) struct Declared {
-    numbers: HashSet<u32, Numbers>,
+    /// A bit for each.
+    numbers: Vec<u64>,
+    count: usize,
     bytes: usize,
 }
 
 impl Declared {
+    fn has(&self, number: u32) -> bool {
+        self.numbers.get(number as usize / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1)
+    }
+
     /// Whether something of so many bytes has a number, or can be given one.
     pub(super) fn has_number(&self, number: u32, len: usize) -> bool {
-        let is_room = || self.numbers.len() < MAX_DECLARATIONS && self.bytes + len + COST <= MAX_BYTES;
-        self.numbers.contains(&number) || (number != 0 && is_room())
+        let is_room = || self.count < MAX_DECLARATIONS && self.bytes + len + COST <= MAX_BYTES;
+        self.has(number) || (number != 0 && is_room() && (number as usize) < MAX_NUMBERS)
     }
 
     /// The number for something of so many bytes that is said now, and whether it has to be declared.
     pub(super) fn add(&mut self, number: u32, len: usize) -> (u32, bool) {
-        if self.numbers.contains(&number) {
+        if self.has(number) {
             return (number, false);
         }
         if !self.has_number(number, len) {
             return (0, true);
         }
         self.bytes += len + COST;
-        self.numbers.insert(number);
+        let word = number as usize / 64;
+        if self.numbers.len() <= word {
+            self.numbers.resize(word + 1, 0);
+        }
+        self.numbers[word] |= 1 << (number % 64);
+        self.count += 1;
         (number, true)
     }
 }
