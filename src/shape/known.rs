@@ -63,6 +63,12 @@ pub(super) struct Run {
     pub ty: &'static str,
 }
 
+/// Whether all that has this name is of one type, as far as names tell. Behind `dyn` all types look the same, and so do the
+/// fields of a type that `#[serde(serialize_with)]` writes.
+pub(super) fn is_one_type(ty: &str) -> bool {
+    !ty.contains("dyn ") && !ty.contains("__SerializeWith")
+}
+
 impl Known {
     pub(super) fn nothing() -> Known {
         Known { nodes: vec![Node { kind: Kind::New, complete: false, ty: "", parent: ROOT, depth: 0 }] }
@@ -91,8 +97,7 @@ impl Known {
     /// A value of the type called `ty` comes to a new position: it is looked at here, or where its type stands already.
     pub(super) fn enter(&mut self, at: At, ty: &'static str) -> At {
         let mut above = at;
-        // Behind `dyn` all types look the same.
-        while above != ROOT && !ty.contains("dyn ") {
+        while above != ROOT && is_one_type(ty) {
             above = self.nodes[above as usize].parent;
             if self.nodes[above as usize].ty == ty {
                 self.set(at, Kind::Link(above));
@@ -103,19 +108,26 @@ impl Known {
         at
     }
 
-    /// Finds out which positions are complete. Parts come first: they stand behind.
+    /// Finds out which positions are complete: all but those that have, or lead to, something that is not. Parts stand behind
+    /// what they are part of, so that only links, which lead back, take another round.
     pub(super) fn finish(&mut self) {
-        for at in (0..self.nodes.len()).rev() {
-            let complete = |part: At| self.nodes[part as usize].complete;
-            self.nodes[at].complete = match &self.nodes[at].kind {
-                Kind::New | Kind::Enum { .. } => false,
-                // What a link leads to answers for itself.
-                Kind::Cut | Kind::Leaf(_) | Kind::Link(_) => true,
-                Kind::Option(part) | Kind::Seq(part) => complete(*part),
-                Kind::Map(keys) => complete(*keys) && complete(*keys + 1),
-                Kind::Tuple { runs, .. } => runs.iter().all(|run| complete(run.at)),
-                Kind::Struct { fields, .. } => fields.iter().all(|(_, part)| complete(*part)),
-            };
+        self.nodes.iter_mut().for_each(|node| node.complete = true);
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for at in (0..self.nodes.len()).rev() {
+                let complete = |part: At| self.nodes[part as usize].complete;
+                let is_complete = match &self.nodes[at].kind {
+                    Kind::New | Kind::Enum { .. } => false,
+                    Kind::Cut | Kind::Leaf(_) => true,
+                    Kind::Option(part) | Kind::Seq(part) | Kind::Link(part) => complete(*part),
+                    Kind::Map(keys) => complete(*keys) && complete(*keys + 1),
+                    Kind::Tuple { runs, .. } => runs.iter().all(|run| complete(run.at)),
+                    Kind::Struct { fields, .. } => fields.iter().all(|(_, part)| complete(*part)),
+                };
+                changed |= is_complete != complete(at as At);
+                self.nodes[at].complete = is_complete;
+            }
         }
     }
 

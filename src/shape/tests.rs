@@ -1272,3 +1272,60 @@ fn assert_traits() {
     fn is<T: Clone + PartialEq + Debug + std::fmt::Display + Send + Sync>() {}
     is::<Shape>();
 }
+
+/// A tree whose nodes are of several kinds: elements of a list lead back to the type that they are in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Plan {
+    Step(u8),
+    All(Vec<Plan>),
+    Rows(Vec<Vec<Plan>>),
+    Named(BTreeMap<u8, Plan>),
+    Late(String),
+}
+
+/// What a value that is sent after others is declared as.
+#[track_caller]
+fn declared_after<T: Serialize>(values: &[T]) -> Shape {
+    let (knowledge, numbers) = (Knowledge::new(None), Numbers::default());
+    let mut last = None;
+    for value in values {
+        let mut bytes = Vec::new();
+        let shape = match knowledge.encode(value, &mut bytes, &numbers).unwrap() {
+            Encoded::As(declared) => declared.shape.clone(),
+            Encoded::Unlike => knowledge.look_at(value, &numbers).unwrap().shape.clone(),
+        };
+        last = Shape::decode(&shape);
+    }
+    last.unwrap()
+}
+
+#[test]
+fn a_new_variant_behind_the_first_element_of_a_recursive_list_is_seen() {
+    use Plan::*;
+    let late = || Late("x".to_owned());
+    for [first, second] in [
+        [All(vec![Step(1)]), All(vec![Step(1), late()])],
+        [Rows(vec![vec![Step(1)]]), Rows(vec![vec![Step(1)], vec![late()]])],
+        [Rows(vec![vec![Step(1)]]), Rows(vec![vec![Step(1), late()]])],
+        [Named(BTreeMap::from([(1, Step(1))])), Named(BTreeMap::from([(1, Step(1)), (2, late())]))],
+    ] {
+        // What is in a list within a list of its own type stands where the outer one stands.
+        let (first, second) = (All(vec![first]), All(vec![second]));
+        let shape = declared_after(&[first, second]);
+        assert!(encoded(&shape).windows(4).any(|part| part == b"Late"), "{shape}");
+    }
+}
+
+#[test]
+fn elements_written_with_attributes_are_told_apart() {
+    fn short<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(*value as u8)
+    }
+    fn text<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&value.to_string())
+    }
+    #[derive(Serialize)]
+    struct Two(#[serde(serialize_with = "short")] u64, #[serde(serialize_with = "text")] u64);
+    let shape = declared_after(&[Two(1, 2), Two(3, 4)]);
+    assert_eq!(shape.to_string(), "(u8, str)");
+}

@@ -5,7 +5,7 @@ use std::any::type_name;
 use serde::ser::{self, Serialize};
 
 use super::{DONE, Fault, LEAVES, Look};
-use crate::shape::known::{At, Kind, Run};
+use crate::shape::known::{At, Kind, Run, is_one_type};
 
 /// The elements of a sequence or of a tuple.
 pub(super) struct Items<'l, 'a> {
@@ -54,7 +54,7 @@ impl<'l, 'a> Items<'l, 'a> {
     fn push(&mut self, ty: &'static str) -> At {
         let known = self.look.grow();
         let Kind::Tuple { runs, .. } = &mut known.nodes[self.at as usize].kind else { return DONE };
-        if let Some(run) = runs.last_mut().filter(|run| run.ty == ty && run.count < u32::MAX) {
+        if let Some(run) = runs.last_mut().filter(|run| run.ty == ty && is_one_type(ty) && run.count < u32::MAX) {
             run.count += 1;
             self.used += 1;
             return run.at;
