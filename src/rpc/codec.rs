@@ -91,29 +91,37 @@ pub(super) fn encode<T: Serialize + ?Sized>(
     shared: &Shared,
     knowledge: &Knowledge,
 ) -> Result<(Vec<Held>, Arc<Declared>), Unencodable> {
-    let numbers = &shared.procedures.numbers;
-    let (engine, eager_bulk) = (shared.incarnation, shared.limits.eager_bulk);
-    let fresh = Encoding { engine, leases: Vec::new(), eager_bulk, foreign: None };
-    // A `Serialize` may itself call somebody: what it was in the middle of is put back.
-    let outer = ENCODING.replace(Some(fresh));
-    let restore = Restore(Some(outer));
-    let encoded = knowledge.encode(value, out, numbers);
-    let met = ENCODING.with_borrow_mut(|encoding| encoding.take());
-    drop(restore);
-    let (leases, foreign) = met.map_or_else(Default::default, |met| (met.leases, met.foreign));
-    if let Some(belongs_to) = foreign {
-        return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() });
-    }
+    let (start, numbers) = (out.len(), &shared.procedures.numbers);
+    let (encoded, mut met) = watched(shared, || knowledge.encode(value, out, numbers));
     let declared = match encoded {
         Ok(Encoded::As(declared)) => Ok(declared),
         Ok(Encoded::Unlike) => {
-            // For nobody: its bulks have been accounted for.
-            let _restore = Restore(Some(ENCODING.replace(None)));
-            knowledge.look_at(value, numbers)
+            out.truncate(start);
+            let declared;
+            (declared, met) = watched(shared, || knowledge.encode_alone(value, out, numbers));
+            declared
         }
         Err(fault) => Err(fault),
     };
+    let Encoding { leases, foreign, .. } = met;
+    if let Some(belongs_to) = foreign {
+        return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() });
+    }
     Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
+}
+
+/// Encodes something for a peer with `encode`, and notes what that comes upon.
+fn watched<R>(shared: &Shared, encode: impl FnOnce() -> R) -> (R, Encoding) {
+    let fresh = || Encoding {
+        engine: shared.incarnation,
+        leases: Vec::new(),
+        eager_bulk: shared.limits.eager_bulk,
+        foreign: None,
+    };
+    // A `Serialize` may itself call somebody: what it was in the middle of is put back.
+    let _restore = Restore(Some(ENCODING.replace(Some(fresh()))));
+    let encoded = encode();
+    (encoded, ENCODING.take().unwrap_or_else(fresh))
 }
 
 struct Restore(Option<Option<Encoding>>);

@@ -82,11 +82,11 @@ pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known:
     })
 }
 
-/// What one value shows, by itself.
+/// Encodes a value at the end of `out`: what it shows by itself.
 #[cold]
-pub(super) fn look_at<T: Serialize + ?Sized>(value: &T) -> Result<Known, Fault> {
-    let (nothing, mut out) = (Known::nothing(), Vec::new());
-    let mut look = Look::new(&mut out, &nothing, true);
+pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> Result<Known, Fault> {
+    let nothing = Known::nothing();
+    let mut look = Look::new(out, &nothing, true);
     look.root(value)?;
     Ok(look.grown.map_or_else(Known::nothing, |grown| *grown))
 }

@@ -21,6 +21,11 @@ pub(crate) struct Numbers {
 type Content = (Option<Arc<str>>, Arc<[u8]>);
 
 impl Numbers {
+    /// The number that was given to what is equal in content, if one was.
+    fn given_to(&self, name: &Option<Arc<str>>, shape: &Arc<[u8]>) -> Option<u32> {
+        self.given.lock().get(&(name.clone(), shape.clone())).copied()
+    }
+
     /// The number of what is equal in content. Zero is given to nothing.
     fn of(&self, name: &Option<Arc<str>>, shape: &Arc<[u8]>) -> u32 {
         let mut given = self.given.lock();
@@ -59,7 +64,7 @@ struct Latest {
 pub(crate) enum Encoded {
     /// This is to be declared.
     As(Arc<Declared>),
-    /// It is not like the values before: [`Knowledge::look_at`] it.
+    /// It is not like the values before: [`Knowledge::encode_alone`] it, in the place of what was encoded.
     Unlike,
 }
 
@@ -103,17 +108,25 @@ impl Knowledge {
         declared
     }
 
-    /// What is to be declared of a value that is unlike the others.
+    /// Encodes a value that is unlike the others at the end of `out`. What is declared is what these bytes are: a `Serialize` may
+    /// write something else each time.
     #[cold]
-    pub(crate) fn look_at<T: Serialize + ?Sized>(&self, value: &T, numbers: &Numbers) -> Result<Arc<Declared>, Fault> {
-        let known = encoder::look_at(value)?;
+    pub(crate) fn encode_alone<T: Serialize + ?Sized>(
+        &self,
+        value: &T,
+        out: &mut Vec<u8>,
+        numbers: &Numbers,
+    ) -> Result<Arc<Declared>, Fault> {
+        let known = encoder::encode_alone(value, out)?;
         let shape: Arc<[u8]> = known.encode().into();
-        let numbered = {
-            let mut latest = self.latest.lock();
-            latest.alone += 1;
-            latest.alone <= MAX_ALONE
-        };
-        let number = if numbered { numbers.of(&self.name, &shape) } else { 0 };
+        let number = numbers.given_to(&self.name, &shape).unwrap_or_else(|| {
+            let is_one_more = {
+                let mut latest = self.latest.lock();
+                latest.alone += 1;
+                latest.alone <= MAX_ALONE
+            };
+            if is_one_more { numbers.of(&self.name, &shape) } else { 0 }
+        });
         Ok(Arc::new(Declared { number, shape, known }))
     }
 }

@@ -134,7 +134,7 @@ impl Shape {
     /// What one value shows by itself.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn of_value<T: serde::Serialize + ?Sized>(value: &T) -> Shape {
-        let known = encoder::look_at(value).expect("the value can be encoded");
+        let known = encoder::encode_alone(value, &mut Vec::new()).expect("the value can be encoded");
         Shape::decode(&known.encode()).expect("what is known keeps to the limits")
     }
 

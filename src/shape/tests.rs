@@ -984,7 +984,7 @@ fn large_types_are_traced_within_bounds() {
 }
 
 fn is_complete(value: &(impl Serialize + ?Sized)) -> bool {
-    let mut known = encoder::look_at(value).unwrap();
+    let mut known = encoder::encode_alone(value, &mut Vec::new()).unwrap();
     known.finish();
     known.is_complete()
 }
@@ -1292,7 +1292,7 @@ fn declared_after<T: Serialize>(values: &[T]) -> Shape {
         let mut bytes = Vec::new();
         let shape = match knowledge.encode(value, &mut bytes, &numbers).unwrap() {
             Encoded::As(declared) => declared.shape.clone(),
-            Encoded::Unlike => knowledge.look_at(value, &numbers).unwrap().shape.clone(),
+            Encoded::Unlike => knowledge.encode_alone(value, &mut bytes, &numbers).unwrap().shape.clone(),
         };
         last = Shape::decode(&shape);
     }
@@ -1328,4 +1328,35 @@ fn elements_written_with_attributes_are_told_apart() {
     struct Two(#[serde(serialize_with = "short")] u64, #[serde(serialize_with = "text")] u64);
     let shape = declared_after(&[Two(1, 2), Two(3, 4)]);
     assert_eq!(shape.to_string(), "(u8, str)");
+}
+
+/// A `Serialize` that writes something else each time is declared as what it has written.
+#[test]
+fn what_is_declared_is_what_was_written() {
+    struct Fickle(Cell<u8>);
+    impl Serialize for Fickle {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            self.0.set(self.0.get() + 1);
+            if self.0.get().is_multiple_of(2) { serializer.serialize_u8(7) } else { serializer.serialize_str("seven") }
+        }
+    }
+    let (knowledge, numbers, mut bytes) = (Knowledge::new(None), Numbers::default(), Vec::new());
+    assert!(matches!(knowledge.encode(&1u8, &mut bytes, &numbers), Ok(Encoded::As(_))));
+    bytes.clear();
+    let fickle = Fickle(Cell::new(0));
+    assert!(matches!(knowledge.encode(&fickle, &mut bytes, &numbers), Ok(Encoded::Unlike)), "a text is no u8");
+    bytes.clear();
+    let declared = knowledge.encode_alone(&fickle, &mut bytes, &numbers).unwrap();
+    let shape = Shape::decode(&declared.shape).unwrap();
+    assert_eq!((shape, &bytes[..]), (Shape::of_type::<u8>(), &[7][..]));
+}
+
+/// Many values that contradict the others in one and the same way have one number.
+#[test]
+fn values_that_are_alike_have_one_number() {
+    let (knowledge, numbers) = (Knowledge::new(None), Numbers::default());
+    let number = |value: u8| knowledge.encode_alone(&value, &mut Vec::new(), &numbers).unwrap().number;
+    let first = number(0);
+    assert_ne!(first, 0);
+    assert!((0..200).all(|value| number(value) == first));
 }
