@@ -222,6 +222,7 @@ impl<E: Env> Link<E> {
     /// True while something is expected of the peer.
     pub(super) fn is_busy(&self) -> bool {
         self.pending > 0
+            || !self.outgoing.waiting.is_empty()
             || self.in_flight
             || self.lent != 0
             || self.requests.len() > self.cancelled
@@ -282,6 +283,7 @@ impl<E: Env> Link<E> {
         note("leases", self.leases.len());
         note("pending operations of a link", self.pending);
         note("bytes to send", self.control.len());
+        note("waiters for credit", self.outgoing.waiting.len());
         note("payloads arriving", self.landings.len());
         note("payloads lent", self.lent.unsigned_abs());
         let Account { requests, answers, said_back, flying, partial, .. } = self.account;

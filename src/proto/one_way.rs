@@ -10,6 +10,8 @@
 //!   announced:  ──notify──▶ Response ──▶ notify is done, the body goes on        or  ──▶ Refuse ──▶ the error of notify
 //! ```
 
+use std::time::Instant;
+
 use super::limits::Limits;
 use super::link::broken;
 use super::wire::{Message, Status};
@@ -214,16 +216,32 @@ impl<E: Env> Proto<E> {
 
     /// Has the waiter told, as of a call that is done, when the peer has reported more one-way calls as handled. At once, if
     /// there is credit for one of this cost; and if it was announced and refused, when there has been a report since. False when
-    /// no report is to be expected.
-    pub(crate) fn await_credit(&mut self, peer: PeerId, cost: Option<u32>, waiter: E::Waiter) -> bool {
-        let link = self.peers.get(peer).and_then(|peer| peer.link).and_then(|link| self.links.get_mut(link));
-        match link.map(|link| &mut link.outgoing) {
+    /// no report is to be expected. While there is a waiter, the peer's silence is noticed.
+    pub(crate) fn await_credit(&mut self, peer: PeerId, cost: Option<u32>, waiter: E::Waiter, now: Instant) -> bool {
+        let id = self.peers.get(peer).and_then(|peer| peer.link);
+        let outgoing = id.and_then(|id| self.links.get_mut(id)).map(|link| &mut link.outgoing);
+        let waits = match &outgoing {
             Some(Outgoing { out: 0, .. }) if cost.is_none() => return false,
-            Some(outgoing) if cost.is_none() && outgoing.reports == outgoing.refused_at => outgoing.waiting.push(waiter),
-            Some(outgoing) if cost.is_some() && !outgoing.has(cost) => outgoing.waiting.push(waiter),
+            Some(outgoing) if cost.is_none() => outgoing.reports == outgoing.refused_at,
+            Some(outgoing) => !outgoing.has(cost),
+            None => false,
+        };
+        match (id, outgoing) {
+            (Some(id), Some(outgoing)) if waits => {
+                outgoing.waiting.push(waiter);
+                self.watch(id, now);
+            }
             _ => self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Cancelled) }),
         }
         true
+    }
+
+    /// A waiter for credit is not to be told any more.
+    pub(crate) fn forget_waiter(&mut self, peer: PeerId, is_it: impl Fn(&E::Waiter) -> bool) {
+        let id = self.peers.get(peer).and_then(|peer| peer.link);
+        if let Some(link) = id.and_then(|id| self.links.get_mut(id)) {
+            link.outgoing.waiting.retain(|waiter| !is_it(waiter));
+        }
     }
 
     /// Why a one-way call that waited for credit in vain was not made.

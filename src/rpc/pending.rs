@@ -55,8 +55,17 @@ impl Target {
     /// Waits until the peer may take a one-way call of this cost, or an announced one that it has refused. False when the deadline
     /// comes first, or when nothing is to be waited for.
     pub(super) fn await_credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
-        let (core, credit) = (&self.shared.core, Completion::new());
-        core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone())) && credit.wait(core, Some(deadline))
+        let (core, peer, credit) = (&self.shared.core, self.endpoint.peer(), Completion::new());
+        let now = Instant::now();
+        if !core.exec(|proto| proto.await_credit(peer, cost, credit.clone(), now)) {
+            return false;
+        }
+        let told = credit.wait(core, Some(deadline));
+        if !told {
+            // A peer that is stuck may leave many waiting in vain, one after the other.
+            core.exec(|proto| proto.forget_waiter(peer, |waiter| Arc::ptr_eq(waiter, &credit)));
+        }
+        told
     }
 
     /// Waits until a one-way call is on its way.

@@ -127,7 +127,8 @@ fn a_sender_of_many_notices_is_slowed_down() {
     let peer = net.peer(0, 1);
     for op in waiting {
         net.hosts[0].begun.push(op);
-        net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op)));
+        let now = net.now;
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op, now)));
         assert!(!net.hosts[0].is_done(op));
     }
     for _ in 0..sent.len() / 2 {
@@ -140,7 +141,8 @@ fn a_sender_of_many_notices_is_slowed_down() {
     // Where there is room, nobody waits; and where the connection ends, nobody waits for it.
     let at_once = 7_000_003;
     net.hosts[0].begun.push(at_once);
-    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), at_once)));
+    let now = net.now;
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), at_once, now)));
     assert!(net.hosts[0].is_done(at_once));
     net.advance(MOMENT);
     while !net.hosts[1].inbox.is_empty() {
@@ -159,10 +161,41 @@ fn waiting_for_room_ends_with_the_connection() {
     net.advance(MOMENT);
     let op = 7_000_001;
     net.hosts[0].begun.push(op);
-    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op)));
+    let now = net.now;
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op, now)));
     assert!(!net.hosts[0].is_done(op));
     net.cut(0);
     assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
+    net.drop_requests(1);
+    net.end();
+}
+
+/// A caller that waits for credit learns that its peer has fallen silent. One that has given up leaves nothing behind.
+#[test]
+fn waiting_for_room_ends_with_a_silent_peer() {
+    let mut net = roomy();
+    let peer = net.peer(0, 1);
+    for _ in 0..5000 {
+        net.call(0, 1, notice(b"x"));
+    }
+    net.advance(MOMENT);
+    // Nothing is expected of the peer any more.
+    net.advance(2 * config().silence);
+    let (waits, gives_up, now) = (7_000_001, 7_000_002, net.now);
+    net.hosts[0].begun.push(waits);
+    net.with_host(0, |host| {
+        assert!(host.proto.await_credit(peer, Some(1), waits, now));
+        assert!(host.proto.await_credit(peer, Some(1), gives_up, now));
+        host.proto.forget_waiter(peer, |waiter| *waiter == gives_up);
+    });
+    let wire = net.wire(0, 1);
+    // A peer that lives may take its time.
+    net.advance(3 * config().silence);
+    assert!(!net.hosts[0].is_done(waits));
+    net.wires[wire].frozen = true;
+    net.advance(2 * config().silence);
+    assert_failed!(net.hosts[0], waits, Failure::Disconnected { reason } if reason.contains("silent"));
+    assert!(!net.hosts[0].is_done(gives_up));
     net.drop_requests(1);
     net.end();
 }
@@ -216,7 +249,8 @@ fn a_large_notice_is_taken_or_refused() {
     let peer = net.peer(0, 1);
     let waits = 7_000_001;
     net.hosts[0].begun.push(waits);
-    net.with_host(0, |host| assert!(host.proto.await_credit(peer, None, waits)));
+    let now = net.now;
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, None, waits, now)));
     net.advance(10 * MOMENT);
     assert!(!net.hosts[0].is_done(waits));
     net.serve(1);
@@ -228,7 +262,8 @@ fn a_large_notice_is_taken_or_refused() {
     net.settle_until_served(1);
     assert_eq!(net.hosts[1].proto.refusals().one_way, 0);
     // Nothing of this engine is left there: nobody has to be waited for.
-    net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_002)));
+    let now = net.now;
+    net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_002, now)));
     net.end();
 }
 
@@ -247,7 +282,8 @@ fn a_refusal_is_followed_by_what_was_not_reported() {
     net.advance(20 * MOMENT);
     assert_failed!(net.hosts[0], large, Failure::Refused(Status::Busy(_)));
     let peer = net.peer(0, 1);
-    net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_001), "all have been handled"));
+    let now = net.now;
+    net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_001, now), "all have been handled"));
     net.with_host(1, |host| host.answer(first.request, b"").unwrap());
     net.settle();
     assert!(net.hosts[0].is_done(held));
