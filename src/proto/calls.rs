@@ -8,7 +8,7 @@ use slotmap::KeyData;
 use super::chain::{self, Chained, Neighbours};
 use super::link::{Link, OutStream, broken};
 use super::one_way;
-use super::wire::{Bytes, Declare, Message, Status, Stream};
+use super::wire::{Bytes, Declare, MAX_NAME, Message, Status, Stream};
 use super::{Body, CallId, Declaration, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
 
 /// ```text
@@ -135,6 +135,11 @@ impl<E: Env> Proto<E> {
         let limit = self.config.max_message.min(link.peer_max_message);
         if size > limit {
             return Err(self.fail(spec.leases, Failure::TooLarge { size: size as u64, limit: limit as u64 }));
+        }
+        if spec.name.len() > MAX_NAME {
+            // No peer can define it, and one that reads it ends the connection.
+            let failure = Failure::TooLarge { size: spec.name.len() as u64, limit: MAX_NAME as u64 };
+            return Err(self.fail(spec.leases, failure));
         }
         let cost = if spec.one_way { spec.cost(link) } else { None };
         if let Some(cost) = cost.filter(|_| !link.outgoing.has(cost)) {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::host::{assert_failed, served};
 use super::net::{Call, Net, call, config, limits};
+use super::wire::MAX_NAME;
 use super::{Config, Failure, Limits, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -131,4 +132,20 @@ fn answer_all(net: &mut Net) {
         net.serve(1);
     }
     net.advance(MOMENT);
+}
+
+/// A name that no peer can define fails by itself: the connection goes on.
+#[test]
+fn a_name_that_is_too_long_is_not_sent() {
+    let mut net = Net::pair();
+    let first = net.call(0, 1, call("goes on"));
+    let long: &'static str = Box::leak("n".repeat(MAX_NAME + 1).into_boxed_str());
+    let refused = net.call(0, 1, named(long, 2));
+    let longest = net.call(0, 1, named(&long[1..], 3));
+    net.settle();
+    assert_failed!(net.hosts[0], refused, Failure::TooLarge { size: 1025, limit: 1024 });
+    for op in [first, longest] {
+        assert!(matches!(net.hosts[0].outcome(op), Some(super::host::Outcome::Answered { .. })));
+    }
+    net.end();
 }
