@@ -396,6 +396,9 @@ impl<E: Env> Proto<E> {
         let ids: Vec<LinkId> = self.links.keys().collect();
         for id in ids {
             let link = &mut self.links[id];
+            for waiter in std::mem::take(&mut link.outgoing.waiting) {
+                self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Finalized) });
+            }
             // Answers and one-way calls, which nobody waits for here, have been promised.
             link.streams.end_where(|stream| match stream.kind {
                 wire::Stream::Response => false,

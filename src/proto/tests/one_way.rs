@@ -170,6 +170,25 @@ fn waiting_for_room_ends_with_the_connection() {
     net.end();
 }
 
+/// An engine that ends keeps no caller waiting for credit, though its connection takes a while to end.
+#[test]
+fn waiting_for_room_ends_with_the_engine() {
+    let mut net = roomy();
+    let peer = net.peer(0, 1);
+    (0..5000).for_each(|_| _ = net.call(0, 1, notice(b"x")));
+    net.advance(MOMENT);
+    let (op, now) = (7_000_001, net.now);
+    net.hosts[0].begun.push(op);
+    net.with_host(0, |host| {
+        assert!(host.proto.await_credit(peer, Some(1), op, now));
+        host.proto.begin_shutdown();
+        host.proto.finish_shutdown();
+    });
+    assert_failed!(net.hosts[0], op, Failure::Finalized);
+    net.drop_requests(1);
+    net.end();
+}
+
 /// A caller that waits for credit learns that its peer has fallen silent. One that has given up leaves nothing behind.
 #[test]
 fn waiting_for_room_ends_with_a_silent_peer() {
