@@ -112,12 +112,8 @@ pub(super) fn encode<T: Serialize + ?Sized>(
 
 /// Encodes something for a peer with `encode`, and notes what that comes upon.
 fn watched<R>(shared: &Shared, encode: impl FnOnce() -> R) -> (R, Encoding) {
-    let fresh = || Encoding {
-        engine: shared.incarnation,
-        leases: Vec::new(),
-        eager_bulk: shared.limits.eager_bulk,
-        foreign: None,
-    };
+    let fresh =
+        || Encoding { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
     // A `Serialize` may itself call somebody: what it was in the middle of is put back.
     let _restore = Restore(Some(ENCODING.replace(Some(fresh()))));
     let encoded = encode();

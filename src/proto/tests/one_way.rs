@@ -128,7 +128,7 @@ fn a_sender_of_many_notices_is_slowed_down() {
     for op in waiting {
         net.hosts[0].begun.push(op);
         let now = net.now;
-    net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op, now)));
+        net.with_host(0, |host| assert!(host.proto.await_credit(peer, Some(1), op, now)));
         assert!(!net.hosts[0].is_done(op));
     }
     for _ in 0..sent.len() / 2 {
