@@ -257,7 +257,7 @@ impl Core {
     /// Looks for events until asked to stop, or the deadline, or until there are jobs. The calling thread has the seat.
     pub(super) fn drive(&self, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Ended {
         let _driving = Driving::enter(self);
-        let mut news = News::new();
+        let mut news = self.take_news();
         // These go on from one drive to the next: the clock must be looked at even when each drive takes a poll or two.
         let rhythm = &self.rhythm;
         let mut pace = rhythm.pace.load(Ordering::Relaxed);
@@ -343,6 +343,7 @@ impl Core {
         };
         rhythm.pace.store(pace, Ordering::Relaxed);
         rhythm.left.store(left, Ordering::Relaxed);
+        self.keep_news(news);
         ended
     }
 

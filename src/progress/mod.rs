@@ -92,6 +92,8 @@ pub(crate) struct Core {
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
     rhythm: rhythm::Rhythm,
+    /// For the thread that drives.
+    news: Mutex<News>,
     /// What whoever drives has to see to: `UNSENT`, `MISLAID`.
     attention: AtomicU32,
     /// What a thread has taken from the reactor that had lost the seat.
@@ -182,6 +184,7 @@ impl Core {
             driver: Mutex::new(driver),
             waker,
             rhythm: rhythm::Rhythm::new(),
+            news: Mutex::default(),
             attention: AtomicU32::new(0),
             mislaid: Mutex::default(),
             asleep_until: AtomicU64::new(0),
@@ -364,6 +367,18 @@ impl Core {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline => self.threads.give(self, job),
             None => self.workers.push(job),
+        }
+    }
+
+    /// Queues for the thread that drives.
+    fn take_news(&self) -> News {
+        std::mem::take(&mut *self.news.lock())
+    }
+
+    /// The next thread that drives uses them again.
+    fn keep_news(&self, news: News) {
+        if news.is_small() {
+            *self.news.lock() = news;
         }
     }
 

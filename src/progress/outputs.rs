@@ -1,6 +1,6 @@
 //! What the protocol has asked for, on its way to be done.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::Live;
@@ -10,6 +10,7 @@ use crate::proto::Output;
 type Queue = VecDeque<Output<Live>>;
 
 /// What the protocol has asked for. The memory is the thread's, and used again.
+#[derive(Default)]
 pub(super) struct Outputs {
     pub queue: Queue,
     /// Bytes of payloads that have been sent on the way.
@@ -17,30 +18,12 @@ pub(super) struct Outputs {
 }
 
 thread_local! {
-    /// Empty queues. A thread that drives has two in use, and needs another for each step of its own meanwhile.
-    static SPARE: RefCell<Vec<Queue>> = const { RefCell::new(Vec::new()) };
-}
-
-const SPARES: usize = 4;
-
-fn spare() -> Queue {
-    SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten().unwrap_or_default()
-}
-
-fn keep(queue: &mut Queue) {
-    if queue.is_empty() && queue.capacity() <= KEEP && queue.capacity() > 0 {
-        // On a thread that is ending there is no place for it.
-        let _ = SPARE.try_with(|spare| {
-            let mut spare = spare.borrow_mut();
-            if spare.len() < SPARES {
-                spare.push(std::mem::take(queue));
-            }
-        });
-    }
+    static OUTPUTS: Cell<Queue> = const { Cell::new(Queue::new()) };
 }
 
 /// What driving brings. Transports report it with locks of theirs held, and the reactor's is held as well; so what runs user code
-/// waits until none is.
+/// waits until none is. The memory is the engine's, and used again: a thread that drives takes steps of its own meanwhile.
+#[derive(Default)]
 pub(super) struct News {
     /// Of the step that is taken.
     pub outputs: Outputs,
@@ -48,19 +31,14 @@ pub(super) struct News {
 }
 
 impl News {
-    pub(super) fn new() -> News {
-        News { outputs: Outputs::new(), later: spare() }
+    /// True when it takes no more room than is kept.
+    pub(super) fn is_small(&self) -> bool {
+        self.outputs.queue.capacity() <= KEEP && self.later.capacity() <= KEEP
     }
 
     /// True when there is something to pass on.
     pub(super) fn has_any(&self) -> bool {
         !self.later.is_empty() || deferred_log::any()
-    }
-}
-
-impl Drop for News {
-    fn drop(&mut self) {
-        keep(&mut self.later);
     }
 }
 
@@ -91,12 +69,15 @@ const KEEP: usize = 256;
 
 impl Outputs {
     pub(super) fn new() -> Outputs {
-        Outputs { queue: spare(), moved: 0 }
+        Outputs { queue: OUTPUTS.try_with(Cell::take).unwrap_or_default(), moved: 0 }
     }
 }
 
 impl Drop for Outputs {
     fn drop(&mut self) {
-        keep(&mut self.queue);
+        if self.queue.is_empty() && self.queue.capacity() <= KEEP && self.queue.capacity() > 0 {
+            // On a thread that is ending there is no place for it.
+            let _ = OUTPUTS.try_with(|outputs| outputs.set(std::mem::take(&mut self.queue)));
+        }
     }
 }

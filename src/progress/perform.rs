@@ -28,6 +28,10 @@ impl Core {
 
     /// While transports are at work: carries out what runs no user code, and keeps the rest for [`Core::pass_on`].
     pub(super) fn perform_at_once(&self, news: &mut News) {
+        // As it mostly is: a call has come, or an answer.
+        if news.later.is_empty() && news.outputs.queue.iter().all(runs_user_code) {
+            return std::mem::swap(&mut news.later, &mut news.outputs.queue);
+        }
         while let Some(output) = news.outputs.queue.pop_front() {
             if runs_user_code(&output) {
                 news.later.push_back(output);

@@ -452,7 +452,7 @@ impl Core {
         assert!(self.seat.sit_back(), "somebody else drives");
         let mut jobs = Vec::new();
         if at_reactor {
-            self.look_around(Instant::now(), &mut News::new(), &mut jobs);
+            self.look_around(Instant::now(), &mut News::default(), &mut jobs);
         }
         let purpose = Purpose { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
         self.drive(&mut jobs, &purpose);

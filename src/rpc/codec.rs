@@ -115,16 +115,19 @@ fn watched<R>(shared: &Shared, encode: impl FnOnce() -> R) -> (R, Encoding) {
     let fresh =
         || Encoding { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
     // A `Serialize` may itself call somebody: what it was in the middle of is put back.
-    let _restore = Restore(Some(ENCODING.replace(Some(fresh()))));
+    let mut restore = Restore(Some(ENCODING.replace(Some(fresh()))));
     let encoded = encode();
-    (encoded, ENCODING.take().unwrap_or_else(fresh))
+    let met = ENCODING.replace(restore.0.take().flatten());
+    (encoded, met.unwrap_or_else(fresh))
 }
 
 struct Restore(Option<Option<Encoding>>);
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        ENCODING.set(self.0.take().flatten());
+        if let Some(outer) = self.0.take() {
+            ENCODING.set(outer);
+        }
     }
 }
 

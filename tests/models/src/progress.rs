@@ -63,10 +63,6 @@ type Outputs = Vec<Arc<Completion>>;
 struct News;
 
 impl News {
-    fn new() -> News {
-        News
-    }
-
     fn has_any(&self) -> bool {
         false
     }
@@ -124,6 +120,10 @@ impl Core {
     }
 
     fn pass_on(&self, _: &mut News, _: &mut [Job]) {}
+    fn take_news(&self) -> News {
+        News
+    }
+    fn keep_news(&self, _: News) {}
 
     fn reactor(&self, _: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
         Some(self.driver.lock())
