@@ -14,7 +14,7 @@ use crate::{Endpoint, Result};
 ///
 /// The owner keeps to them for each transfer, on every transport: such memory never goes along inside a call, and over
 /// `verbs://` no device reaches it by itself (but for [`Grant::only`] alone, which devices can keep to). A transfer that is
-/// refused gets [`Error::AccessDenied`] with the reason, uses nothing up, and is counted in
+/// refused gets [`Error::AccessDenied`](crate::Error::AccessDenied) with the reason, uses nothing up, and is counted in
 /// [`Engine::refusals`](crate::Engine::refusals). What the owner does through its [`Exposed`](crate::Exposed) is not subject
 /// to terms.
 ///
@@ -64,7 +64,7 @@ impl Grant {
     /// For one call: the first one that a bulk of the memory is an argument of. Whoever is called may use the memory until the call
     /// has ended, with an answer or an error; nobody else, nobody before, and nobody afterwards. A callee that passes the
     /// bulk on passes nothing on. Transfers that are under way when the call ends, end with it: with
-    /// [`Error::AccessDenied`], or with [`Error::Revoked`] where half of a chunk was on its way.
+    /// [`Error::AccessDenied`](crate::Error::AccessDenied), or with [`Error::Revoked`](crate::Error::Revoked) where half of a chunk was on its way.
     ///
     /// A one-way call ([`Call::notify`](crate::Call::notify)) has no end that its caller hears of. It counts as ended when
     /// its receiver has dropped the bulk ([`Exposed::released`](crate::Exposed::released)), when the connection is lost, and when
@@ -91,7 +91,7 @@ impl Grant {
     }
 
     /// For so long from the moment on when the memory is exposed. Transfers that are under way then, end: with
-    /// [`Error::AccessDenied`], or with [`Error::Revoked`] where half of a chunk was on its way. The memory stays with its
+    /// [`Error::AccessDenied`](crate::Error::AccessDenied), or with [`Error::Revoked`](crate::Error::Revoked) where half of a chunk was on its way. The memory stays with its
     /// [`Exposed`](crate::Exposed), which gives it back as ever. A time beyond what the clock can say never comes.
     pub fn expires_after(mut self, time: Duration) -> Grant {
         self.expires = Some(time);
