@@ -25,7 +25,7 @@ const LANE_UP: u8 = 7;
 fn another_version_is_refused_with_ours() {
     let pair = Pair::new();
     let address = pair.server.address().to_string();
-    for theirs in [(3, 5), (0, 0), (7, 2), (u16::MAX, u16::MAX)] {
+    for theirs in [(4, 6), (0, 0), (7, 2), (u16::MAX, u16::MAX)] {
         let said = Raw::dial(&address, &hello(theirs)).err().expect("it is connected");
         assert_eq!(versions(&said), SPOKEN, "{theirs:?}");
         pair.assert_serves();
@@ -67,12 +67,12 @@ fn called(peer: impl FnOnce(Listener) + Send + 'static) -> (Error, String) {
 }
 
 fn a_call_to_another_version_names_both() {
-    let (error, text) = called(|listener| assert_eq!(versions(&listener.refuse(&hello((3, 5)))), SPOKEN));
-    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: (3, 5), .. }), "{error:?}");
-    assert!(text.contains("3..=5") && text.contains("2..=2"), "{text}");
+    let (error, text) = called(|listener| assert_eq!(versions(&listener.refuse(&hello((4, 6)))), SPOKEN));
+    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: (4, 6), .. }), "{error:?}");
+    assert!(text.contains("4..=6") && text.contains("3..=3"), "{text}");
     // Where it does not refuse by itself, this side does.
-    let (error, text) = called(|listener| assert!(listener.accept(&hello((3, 4))).is_hung_up_on()));
-    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: (3, 4), .. }), "{text}");
+    let (error, text) = called(|listener| assert!(listener.accept(&hello((4, 5))).is_hung_up_on()));
+    assert!(matches!(error, Error::Version { ours: SPOKEN, theirs: (4, 5), .. }), "{text}");
 }
 
 fn a_call_to_no_engine_says_so() {
