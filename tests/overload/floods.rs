@@ -19,7 +19,7 @@ const ALL: usize = 64 * MIB;
 /// is an answer, buffers that are longer than what is in them, tables, the allocator's own.
 const MOST: usize = 2 * ALL + 96 * MIB;
 /// Without optimization, a read's worth of small frames takes some 20 ms.
-const MEANWHILE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1000 } else { 50 });
+const MEANWHILE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1000 } else { 100 });
 /// By then all is as before: 64 threads have done what was left to do.
 const RECOVERED: Duration = Duration::from_secs(10);
 const FLOOD: Duration = Duration::from_millis(1500);
