@@ -16,6 +16,12 @@ const SMALL: usize = 3000;
 const LARGE: usize = 3 << 20;
 /// A fault of one moment shows in some of these runs.
 const ROUNDS: usize = 10;
+
+/// Fewer where the machine is emulated.
+fn rounds() -> usize {
+    ROUNDS / patience() as usize
+}
+
 /// Finalizing takes far less where the peers take part: the rest is for a busy machine. A peer that does not is given up after a
 /// second.
 const PROMPT: u128 = 900;
@@ -105,12 +111,12 @@ fn all_arrive(takes: Duration, count: usize, size: usize) {
 
 fn small_one_way_calls_arrive_though_their_sender_ends() {
     let _watchdog = Watchdog::start("small_one_way_calls_arrive_though_their_sender_ends");
-    (0..ROUNDS).for_each(|_| all_arrive(Duration::ZERO, SMALL, 0));
+    (0..rounds()).for_each(|_| all_arrive(Duration::ZERO, SMALL, 0));
 }
 
 fn a_large_one_way_call_arrives_though_its_sender_ends() {
     let _watchdog = Watchdog::start("a_large_one_way_call_arrives_though_its_sender_ends");
-    (0..ROUNDS).for_each(|_| all_arrive(Duration::ZERO, 2, LARGE));
+    (0..rounds()).for_each(|_| all_arrive(Duration::ZERO, 2, LARGE));
 }
 
 fn one_way_calls_to_a_slow_handler_arrive_though_their_sender_ends() {
@@ -120,7 +126,7 @@ fn one_way_calls_to_a_slow_handler_arrive_though_their_sender_ends() {
 
 fn an_answer_arrives_though_the_server_ends() {
     let _watchdog = Watchdog::start("an_answer_arrives_though_the_server_ends");
-    for round in 0..ROUNDS as u64 {
+    for round in 0..rounds() as u64 {
         for size in [10, LARGE] {
             let mut child = Child::start("answer and end", &[(ORDER, &size.to_string())]);
             let engine = client();

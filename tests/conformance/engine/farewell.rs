@@ -76,7 +76,7 @@ fn all_arrive(net: &Net, takes: Duration, count: u64, size: usize) {
 }
 
 fn one_way_calls_arrive_though_their_sender_ends(net: &Net) {
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUNDS / u64::from(patience()) {
         all_arrive(net, Duration::ZERO, 3000, 0);
         all_arrive(net, Duration::ZERO, 2, LARGE);
     }
@@ -118,7 +118,7 @@ fn a_handler_outlives_the_sender(net: &Net) {
 
 /// Answers, whose caller goes on sending what the server does not take any more.
 fn an_answer_arrives_though_the_server_ends(net: &Net) {
-    for round in 0..ROUNDS {
+    for round in 0..ROUNDS / u64::from(patience()) {
         for size in [10, LARGE] {
             let Pair { server, client, to_server } = net.pair();
             let kept = Arc::new(Mutex::new(None));
@@ -145,7 +145,7 @@ fn an_answer_arrives_though_the_server_ends(net: &Net) {
 
 /// Each of two has said something, and both end at the same moment: nobody waits for long.
 fn both_end_at_once(net: &Net) {
-    for _ in 0..5 * ROUNDS {
+    for _ in 0..5 * ROUNDS / u64::from(patience()) {
         let Pair { server, client, to_server } = net.pair();
         server.define("note", |_: &Request, _: String| ()).unwrap();
         let note = client.procedure::<String, ()>("note");

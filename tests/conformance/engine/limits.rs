@@ -264,14 +264,14 @@ fn requests_of_one_peer(net: &Net) {
     of_one_peer(net, 100_000, false, |builder| builder.max_requests_per_peer(MOST));
 }
 
-/// What `count` requests of a size come to, and a bit: not one more.
-fn bytes_of(count: usize, size: usize) -> usize {
-    count * size + size / 2
+/// What `MOST` requests of a size come to, with what their peer has declared to make them: not one more.
+fn bytes_of_most(size: usize) -> usize {
+    (MOST + 1) * size - size / 30
 }
 
 fn bytes_of_one_peer(net: &Net) {
-    for size in [10_000, 100_000] {
-        let bytes = bytes_of(MOST, size);
+    for size in [3_000, 100_000] {
+        let bytes = bytes_of_most(size);
         of_one_peer(net, size, true, |builder| builder.max_message_size(2 * size).max_bytes_in_flight_per_peer(bytes));
     }
 }
@@ -316,7 +316,7 @@ fn requests_of_all_peers(net: &Net) {
 
 fn bytes_of_all_peers(net: &Net) {
     for size in [10_000, 100_000] {
-        let bytes = bytes_of(2 * MOST, size);
+        let bytes = 2 * MOST * size + size / 2;
         of_all_peers(net, size, |builder| builder.max_message_size(2 * size).max_bytes_in_flight(bytes));
     }
 }
