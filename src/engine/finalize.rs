@@ -180,12 +180,17 @@ fn quietly(shared: &Shared, work: impl FnOnce()) {
 fn flush(shared: &Shared) {
     let core = &shared.core;
     let begin = Instant::now();
-    let (mut unsent, mut since) = (usize::MAX, begin);
+    let (mut seen, mut since, mut look) = (None, begin, begin);
     // Nothing wakes this thread when the last link goes while another one drives, so it looks again after a moment.
     while !core.look(|proto| proto.links_gone()) {
-        let (now, left) = (Instant::now(), core.look(|proto| proto.unsent()));
-        if left != unsent {
-            (unsent, since) = (left, now);
+        let now = Instant::now();
+        // A chunk that has been handed to the system may take long to leave it.
+        if now >= look {
+            look = now + FLUSH / 10;
+            let left = Some((core.look(|proto| proto.unsent()), core.acknowledged()));
+            if left != seen {
+                (seen, since) = (left, now);
+            }
         }
         if now >= since + FLUSH || now >= begin + shared.limits.finalize_timeout.max(FLUSH) {
             break;

@@ -165,6 +165,12 @@ impl Core {
         self.links.read().get(link).cloned()
     }
 
+    /// Changes while peers' systems take what was sent, as far as transports can tell.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        let links: Vec<Arc<dyn Link>> = self.links.read().values().cloned().collect();
+        links.iter().fold(0, |sum, link| sum.wrapping_add(link.acknowledged()))
+    }
+
     fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<Live>)) {
         let mut proto = self.proto.lock();
         step(&mut proto);

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -169,6 +169,24 @@ fn a_narrow_network_is_not_a_dead_peer() {
     bytes.fill(0);
     assert_eq!(theirs.bulk().on(&to).pull_into(&mut bytes).unwrap(), bytes.len());
     assert!(bytes == pattern(3, 6 << 20));
+}
+
+/// One chunk takes longer than a peer is waited for that takes nothing.
+#[test]
+fn what_was_said_before_the_end_crosses_a_narrow_network() {
+    let _watchdog = Watchdog::start("proxy::what_was_said_before_the_end_crosses_a_narrow_network");
+    let service = Service::new();
+    let (arrived, noted) = mpsc::channel();
+    service.engine.define("note", move |_: &Request, text: String| _ = arrived.send(text.len())).unwrap();
+    let weather = || Weather { delay: Duration::from_millis(200), ..Weather::default() };
+    let address = proxy(service.socket(), weather);
+    let client = Engine::builder().finalize_timeout(Duration::from_secs(30)).build().unwrap();
+    let to = client.lookup(&address).unwrap();
+    client.procedure::<String, ()>("note").on(&to).notify(&"x".repeat(1 << 20)).unwrap();
+    let begin = Instant::now();
+    client.finalize().unwrap();
+    assert!(begin.elapsed() > Duration::from_secs(2), "the network was not narrow: this test tests nothing");
+    assert_eq!(noted.recv_timeout(BOUND), Ok(1 << 20));
 }
 
 #[test]

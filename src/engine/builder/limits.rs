@@ -97,7 +97,7 @@ impl EngineBuilder {
     /// answer does not fit, because the peer is slow to read: then its handler has run. Exposed memory does not count.
     ///
     /// Arguments may take many times as much memory as they did in the message: an empty `String` took one byte, and takes
-    /// twenty-four. A quarter of what they take beyond the length of the message counts too, from the decoding to the answer. So
+    /// twenty-four. Where they take more than the message, a quarter of them counts too, from the decoding to the answer. So
     /// with the defaults a message of the largest size may become thirteen times as large, which numbers of 64 bits do, and
     /// texts of four letters and more; smaller messages more. A request whose arguments alone would be too much fails
     /// with [`Error::Decode`](crate::Error::Decode), and so does an answer whose value would take more than four times this
