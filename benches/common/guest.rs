@@ -6,52 +6,10 @@ use std::{
     time::Duration,
 };
 
-use calomel::Address;
-use serde::{Deserialize, Serialize};
+use super::wire::{ANYTHING, MAGIC, Message, PREFIX_LEN, greeting};
 
-const MAGIC: [u8; 8] = *b"calomel\0";
-const VERSION: u16 = 2;
 /// A server that says nothing for so long does not answer.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// What an engine says of itself when a connection begins, behind magic, versions, length, checksum and kind.
-#[derive(Serialize, Deserialize)]
-struct Hello {
-    incarnation: u64,
-    max_message: u64,
-    addresses: Vec<Address>,
-    ticket: Option<u64>,
-    checksums: bool,
-}
-
-/// The message that is sent here, with the number that it has among all.
-#[derive(Serialize)]
-enum Message<'a> {
-    Request {
-        call: u64,
-        procedure: u32,
-        declaration: Option<(&'a str, &'a [u8])>,
-        provider: u16,
-        budget_us: u64,
-        one_way: bool,
-        leases: (u64, u32),
-        size: u64,
-    },
-}
-
-const RESPONSE: u8 = 1;
-/// The shape of `()`.
-const UNIT: u8 = 16;
-const REFUSE: u8 = 2;
-const PING: u8 = 9;
-const PONG: u8 = 10;
-
-/// A frame of a message without a body: its checksum, its length, and that of the message in it.
-fn framed(message: &[u8]) -> Vec<u8> {
-    let len = (message.len() as u32).to_le_bytes();
-    let covered = [&len, &len, message].concat();
-    [&crc32c::crc32c(&covered).to_le_bytes(), &covered[..]].concat()
-}
 
 /// A client that is nothing but a socket.
 pub struct Guest {
@@ -69,21 +27,11 @@ impl Guest {
         stream.set_read_timeout(Some(PATIENCE))?;
         // Incarnations are random; two guests of one would be taken for the same engine.
         let incarnation = u64::from(stream.local_addr()?.port()) << 32 | u64::from(std::process::id());
-        let hello = Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None, checksums: false };
-        let hello = postcard::to_stdvec(&hello).map_err(io::Error::other)?;
-        let mut greeting = MAGIC.to_vec();
-        greeting.extend_from_slice(&VERSION.to_le_bytes());
-        greeting.extend_from_slice(&VERSION.to_le_bytes());
-        greeting.extend_from_slice(&(hello.len() as u32 + 5).to_le_bytes());
-        let said = [&[0], &hello[..]].concat();
-        let sum = crc32c::crc32c_append(crc32c::crc32c(&greeting), &said);
-        greeting.extend_from_slice(&sum.to_le_bytes());
-        greeting.extend_from_slice(&said);
-        stream.write_all(&greeting)?;
+        stream.write_all(&greeting(incarnation, 1 << 20))?;
 
         let mut preamble = [0; 16];
         stream.read_exact(&mut preamble)?;
-        if preamble[..8] != MAGIC {
+        if !preamble.starts_with(MAGIC) {
             return Err(io::Error::other("the server greets in another protocol"));
         }
         let len = u32::from_le_bytes(preamble[12..].try_into().expect("four bytes"));
@@ -96,8 +44,8 @@ impl Guest {
         let message = Message::Request {
             call: self.calls,
             procedure: 1,
-            // The first call ties the number to the name, and to arguments of no bytes.
-            declaration: (self.calls == 0).then_some((procedure, &[UNIT][..])),
+            // The first call ties the number to the name.
+            declaration: (self.calls == 0).then(|| (procedure.to_owned(), vec![ANYTHING])),
             provider: 0,
             budget_us: PATIENCE.as_micros() as u64,
             one_way: false,
@@ -105,22 +53,16 @@ impl Guest {
             size: 0,
         };
         self.calls += 1;
-        let message = postcard::to_stdvec(&message).map_err(io::Error::other)?;
-        self.stream.write_all(&framed(&message))
+        self.stream.write_all(&message.frame(&[]))
     }
 
     /// Waits for the answer of the last call.
     pub fn answer(&mut self) -> io::Result<()> {
         loop {
-            while let Some(frame) = self.frame()? {
-                match frame.first() {
-                    Some(&RESPONSE) => {
-                        let (call, _) = postcard::take_from_bytes::<u64>(&frame[1..]).map_err(io::Error::other)?;
-                        if call + 1 == self.calls {
-                            return Ok(());
-                        }
-                    }
-                    Some(&REFUSE) => return Err(io::Error::other("the call was refused")),
+            while let Some(message) = self.message()? {
+                match message {
+                    Message::Response { call, .. } if call + 1 == self.calls => return Ok(()),
+                    Message::Refuse { status, .. } => return Err(io::Error::other(format!("refused: {status:?}"))),
                     // What else a server says to an engine.
                     _ => {}
                 }
@@ -141,7 +83,7 @@ impl Guest {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             outcome => {
                 outcome?;
-                while self.frame()?.is_some() {}
+                while self.message()?.is_some() {}
                 Ok(())
             }
         }
@@ -154,16 +96,18 @@ impl Guest {
         Ok(len)
     }
 
-    /// The next frame that has come, without its prefix. A ping is answered.
-    fn frame(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Some((prefix, rest)) = self.incoming.split_first_chunk::<12>() else { return Ok(None) };
+    /// The next message that has come. A ping is answered.
+    fn message(&mut self) -> io::Result<Option<Message>> {
+        let Some((prefix, rest)) = self.incoming.split_first_chunk::<PREFIX_LEN>() else { return Ok(None) };
         let len = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
-        let Some(frame) = rest.get(..len).map(<[u8]>::to_vec) else { return Ok(None) };
-        self.incoming.drain(..12 + len);
-        if frame.first() == Some(&PING) {
-            self.stream.write_all(&framed(&[PONG]))?;
+        let Some(bytes) = rest.get(..len) else { return Ok(None) };
+        // A body is behind the message.
+        let (message, _) = postcard::take_from_bytes(bytes).map_err(io::Error::other)?;
+        self.incoming.drain(..PREFIX_LEN + len);
+        if message == Message::Ping {
+            self.stream.write_all(&Message::Pong.frame(&[]))?;
         }
-        Ok(Some(frame))
+        Ok(Some(message))
     }
 
     pub fn round_trip(&mut self, procedure: &str) -> io::Result<()> {

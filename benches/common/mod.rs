@@ -14,6 +14,8 @@ pub mod site;
 pub mod stats;
 pub mod store;
 pub mod transport;
+#[path = "../../tests/common/wire.rs"]
+pub mod wire;
 
 use std::{env, error::Error, time::Instant};
 
