@@ -16,7 +16,7 @@
 //! | fork breaks it | p `leftovers::a_forked_child_gets_an_error` |
 //! | busy polling is fast and not the default; a progress thread slows clients | p `leftovers::idle_engines_do_nothing`; how fast, the benches tell |
 //! | the server must dial back; NAT and containers fail | c `bulk::basics::the_server_moves_the_clients_memory`, c `rpc::request::the_caller_can_be_called_after_the_call`, c `bulk::forward::the_server_finds_its_caller_by_origin` |
-//! | `process_vm_readv` is forbidden | no such transport yet |
+//! | `process_vm_readv` is forbidden | `tests/shm/limits.rs`: `one_side_may_not_read_the_other`, `neither_side_may_read_the_other`; the suite `on_shm_alone` of c |
 //! | "frame too large" looks like "disconnected" | c `rpc::sizes::arguments_above_the_limit`, `results_above_the_limit`, `the_receivers_limit_counts_too` |
 //! | a peer that vanishes without a word hangs all streams | p `dying` and `transfers` with SIGSTOP, p `foreign::a_black_hole_is_given_up` |
 //! | a second `define` of a name silently wins; hashes of names collide | c `rpc::define::a_second_definition_of_a_name_is_an_error`, [`names_that_collide_under_common_hashes_are_told_apart`] |
@@ -30,7 +30,7 @@
 //! | a range longer than the region is silently clamped | c `bulk::slices::what_lies_outside_is_out_of_range` |
 //! | a bulk freed before the pull | c `bulk::denied::revoked_memory_is_out_of_reach`, c `bulk::eager::small_ones_are_revoked_like_large_ones` |
 //! | a handler that never answers hangs its caller | c `rpc::deferred::a_dropped_responder_is_no_response`, c `rpc::deadlines::the_default_timeout_is_the_engines` |
-//! | a killed process leaves things behind | p `restart::a_port_in_use_is_an_error_and_free_again_after_a_kill`, p `leftovers::no_threads_and_no_descriptors_are_left` |
+//! | a killed process leaves things behind | p `restart::an_address_in_use_is_an_error_and_free_again_after_a_kill`, p `leftovers::no_threads_and_no_descriptors_are_left` |
 
 mod common;
 

@@ -349,8 +349,8 @@ impl Engine {
 
     /// Ends the engine: pre-finalize callbacks run, no new requests are taken, handlers in progress are waited for up to the
     /// finalize timeout, own calls and transfers that are still in progress end with [`Error::Finalized`], what has been said
-    /// (answers, and one-way calls whose `notify` has returned `Ok`) is sent, exposed memory is locked, connections and threads
-    /// end, and finalize callbacks run.
+    /// (answers, and one-way calls whose `notify` has returned `Ok`) is sent, peers lose their access to exposed memory, connections and
+    /// threads end, and finalize callbacks run.
     ///
     /// What has been said arrives: this returns when each peer has read it and has ended the connection, which takes peers that
     /// are there far less than a millisecond. A peer that takes nothing for a second is given up, and so is one that has not
@@ -394,7 +394,6 @@ impl Engine {
         }
     }
 
-    /// What an engine that is finalized has left over, in words: nothing, or a test fails.
     /// Takes the engine's progress thread away; what it did is for [`Core::turn`] then.
     #[cfg(test)]
     pub(crate) fn by_hand(&self) -> Arc<Core> {
@@ -402,6 +401,7 @@ impl Engine {
         self.shared.core.clone()
     }
 
+    /// What a finalized engine has left over, in words: a test fails unless there is nothing.
     #[cfg(test)]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         self.shared.core.leftovers()

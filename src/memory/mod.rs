@@ -1,9 +1,10 @@
 //! Memory that peers may reach: who holds it, who may touch it now, and how it comes back.
 //!
-//! This is where the crate's `unsafe` lives, beside the system calls of the transports. The whole argument is in two
-//! sentences. A [`Region`] is a list of raw segments behind a gate, and every access, from whichever thread, passes the
-//! gate for no longer than one copy or one non-blocking system call. Closing the gate waits for the accesses in progress
-//! and lets no other in, so whoever owns the bytes may do as they like with them afterwards.
+//! Most of the crate's `unsafe` stands here; `tests/layers.rs` lists the other places. The whole argument is in two
+//! sentences. A [`Region`] is a list of raw segments behind a gate, and each access of this process passes the gate for one
+//! copy or one system call; accesses from outside (peers that read lent memory, devices) are noted in the region. Closing the
+//! gate admits no further access, waits for those in progress, inside and outside, and then leaves the bytes to their owner.
+//! `README.md`, in this folder, tells the rest.
 
 #![allow(unsafe_code)]
 

@@ -71,7 +71,8 @@ impl EngineBuilder {
     }
 
     /// How many requests of one peer may be in progress at a time: arriving, waiting for a handler, or being handled (default
-    /// 16,384). Those beyond are answered with [`Error::Busy`](crate::Error::Busy); one-way calls are dropped.
+    /// 16,384). Those beyond are answered with [`Error::Busy`](crate::Error::Busy). One-way calls that take credit
+    /// count, and are not refused: their credit limits them, see [`Call::notify`](crate::Call::notify).
     pub fn max_requests_per_peer(mut self, count: usize) -> Self {
         self.most.peer_requests = count;
         self
