@@ -401,7 +401,7 @@ impl Transport for Shm {
         if self.heat.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        // Taken by whoever drives only: what the sink runs, user code among it, never wants them.
+        // Only the driver takes these, and nothing that the sink does at once wants them; user code runs after the poll.
         let mut scratch = self.scratch.lock();
         let mut hot = self.hot.lock();
         let many = hot.len() > MAX_HOT;
