@@ -33,41 +33,49 @@
 //!   [`Call::notify`] call it: blocking, for later (a [`Pending`] can be waited for and awaited), or one way. Arguments are
 //!   serde types that need no format that describes itself (see [`Engine::define`]), of any size up to
 //!   [`EngineBuilder::max_message_size`].
-//! - **Bulk data.** [`Engine::expose`] lends a buffer to peers, as a [`Bulk`] that travels inside calls. Whoever has it pulls
-//!   from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
+//! - **Bulk data.** [`Engine::expose`] makes a buffer reachable for peers, as a [`Bulk`] that travels inside calls. A peer that has
+//!   the bulk pulls from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
 //!   [`Engine::scope`] does so with borrowed memory. A [`Grant`] restricts what a bulk is good for: to one peer, one call, one
-//!   transfer, a number of bytes, a time; [`Engine::refusals`] tells what peers tried in vain.
-//! - **Transports.** `tcp://host:port`, `verbs://ip:port` by way of an RDMA card (with the feature `verbs`), `shm://name` on one
-//!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory by itself,
-//!   if both sides are of one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] tells.
+//!   transfer, a number of bytes, a time; [`Engine::refusals`] counts what peers tried in vain.
+//! - **Transports.** `tcp://host:port`, `verbs://ip:port` through an RDMA card (with the feature `verbs`), `shm://name` on one
+//!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory, if both sides
+//!   run as one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] tells what is in use.
 //!
 //! # Guarantees, by transport
 //!
 //! | | `tcp://` | `shm://` | `loop://` | `verbs://` |
 //! |---|---|---|---|---|
-//! | token, bounds and mode of each access are checked by | the owner | the owner | the owner | the owner's device: a key of 32 bits, the bounds of each exposed segment, and its mode; not the token (see below) |
-//! | what keeps others out of memory | a token of 128 random bits, and the terms of its [`Grant`] | the same | the same | a key, which any peer can use that is connected to the same engine through the same device; memory with a [`Grant`] has none, but for one that names a peer and nothing else |
-//! | memory that was taken back | is not touched any more | is not touched any more; a peer that is stopped in the middle of reading it is waited for, for a second, and then cut off | is not touched any more | is not touched any more: the device has forgotten it before the buffer is given back |
-//! | who transfers later | gets [`Error::Revoked`] | the same | the same | the same; the device refuses, and the owner says why |
-//! | accesses of the same memory at the same time | take turns, chunk by chunk | take turns, chunk by chunk; what a peer reads by itself (see below) may be written meanwhile | take turns, chunk by chunk | don't take turns: one may see half of what another writes |
+//! | **a call or transfer** ends in | one result or one error, by its deadline (30 s unless said otherwise) | the same, with one exception (see below) | the same as tcp | the same; a transfer may take 100 ms more, in which the device lets go of local memory |
+//! | a one-way call after `Ok` | is handled once, while both engines live and the connection holds; see [`Call::notify`] | the same | the same | the same |
+//! | arguments and results | are decoded only after the receiver has compared the sender's declared type with its own ([`Error::TypeMismatch`]) | the same | the same | the same |
 //! | a transfer that has returned | has moved all of its bytes, where both sides see them | the same | the same | the same |
-//! | a transfer that timed out, or was cancelled | touches the local memory no more | the same | the same | the same; it may take 100 ms to end what the device is doing |
-//! | copies made by this library on the way | none (the system's socket buffers are between) | two, at a time, through a ring; one where memory is lent | one, from memory to memory | none; two where the owner sends (see below) |
-//! | a peer that dies | is known at once; a silent one after [`EngineBuilder::heartbeat`] | the same | is this process | is known at once when its system lives on; else when the device or the heartbeat gives it up |
-//! | who can connect | who has the key ([`EngineBuilder::pre_shared_key`]) or a certificate (feature `tls`), where they are set; else whoever reaches the port | processes of the same user, or of [`EngineBuilder::shm_group`], that have the key where one is set | this process's engines, that have the key where one is set | who has the key, where one is set; else whoever reaches the device |
-//! | what others in the network can do | read and change everything, or nothing with TLS | are not in it | are not in it | read and change everything |
-//! | bytes that are damaged on the way | are found, and end in [`Error::Checksum`]: messages' heads always, all else with [`EngineBuilder::payload_checksums`] or TLS | the same, for messages | the same, for messages | the same, for messages; the device checks bulk data |
-//! | more than [`EngineBuilder`]'s limits allow | gets [`Error::Busy`], or is turned away | the same | the same | the same, for messages |
+//! | a transfer that timed out, or was cancelled | does not touch local memory any more | the same | the same | the same |
+//! | copies by this library between the two memories | none (the socket buffers of the system are between); with TLS two on each side | two at a time, through a ring; one where memory is lent or mapped | one, from memory to memory | none; two where the owner has to send |
+//! | **access to memory** takes | a token of 128 random bits, within the restrictions of its [`Grant`] | the same; see below for what peers of the same user could read | the same as tcp | a key of 32 bits, good for each peer that is connected through the same device; memory with a [`Grant`] has no key, unless the grant names one peer and nothing else |
+//! | token, bounds and mode of each transfer are checked by | the owner | the owner | the owner | the owner's device: key, bounds of each exposed segment, and mode; not the token |
+//! | accesses to the same memory at the same time | take turns, chunk by chunk | the same; what a peer reads by itself may be written meanwhile | the same as tcp | do not take turns: a reader may see half of a write |
+//! | memory that was reclaimed | is not touched any more; reclaiming takes microseconds, whatever peers do | the same; a peer that stops while it reads is waited for, for a second, and then disconnected | the same as tcp | is not touched any more: the device has forgotten it, which takes longer the more memory there is |
+//! | a later transfer | fails with [`Error::Revoked`]; after 4096 further revocations with [`Error::AccessDenied`] | the same | the same | the same; the device refuses, and the owner gives the reason |
+//! | **a peer that dies** | is noticed at once if its system lives; one that is silent after [`EngineBuilder::heartbeat`], while something is expected of it | the same | is this process | as tcp; a process that is stopped still serves its memory |
+//! | a peer that restarts at the same address | is told apart: old bulks fail with [`Error::PeerRestarted`] | the same | the same | the same |
+//! | a killed process leaves behind | nothing | nothing: sockets and memory have no files | does not apply | nothing |
+//! | **access control**: a connection is open to | peers with the key ([`EngineBuilder::pre_shared_key`]) or a trusted certificate (feature `tls`), where they are set; else all that reach the port | processes of the same user, or of [`EngineBuilder::shm_group`]; with a key, those that have it | engines of this process; with a key, those that have it | peers with the key, where it is set; else all that reach the device |
+//! | others in the network | read and change everything; with TLS nothing, bulk data included | are not on the way | are not on the way | read and change everything |
+//! | corruption in transit | is detected, and ends in [`Error::Checksum`]: in the heads of messages always, in all else with [`EngineBuilder::payload_checksums`] or TLS | the same, for messages | the same, for messages | the same, for messages; the device checks bulk data |
+//! | malformed bytes from a peer | never cause a panic, an access outside of exposed memory, or more memory than the limits allow | the same | the same | the same, for messages |
+//! | more than [`EngineBuilder`]'s limits allow | is refused with [`Error::Busy`], or disconnected; one-way calls wait for credit | the same | the same | the same, for messages |
 //!
-//! Over shared memory peers of the same user read by themselves what [`Engine::alloc`] gave, and what the system lets them read
-//! of other memory; never what was not exposed to them, if they keep to the rules. Processes of one user can read each other's
-//! memory anyway, where the system permits it: between those this library guards against mistakes, not against malice. Peers of
-//! another user ([`EngineBuilder::shm_group`]) read nothing by themselves, and are not told where memory lies: all that they
-//! get goes through a ring. No engine writes into the memory of another process.
+//! ## Over shared memory
+//!
+//! No engine writes into the memory of another process. Peers of the same user read by themselves what [`Engine::alloc`] gave, and
+//! what the system lets them read of other memory; never what was not exposed to them, if they keep to the protocol. Processes of one
+//! user can read each other's memory anyway, where the system permits it: this library guards them against mistakes, not
+//! against malice. Peers of another user ([`EngineBuilder::shm_group`]) read nothing by themselves, and are not told where memory
+//! lies: all that they get goes through a ring.
 //!
 //! - **What a peer keeps.** A peer maps memory of [`Engine::alloc`] when it pulls from it while all of it is exposed for reading
 //!   without a [`Grant`]'s restrictions: not for a part of it, nor within a scope, nor because something is pushed out of it.
-//!   What such a peer has mapped it can read until the buffer is reclaimed, dropped or not. After that it sees at most what it
+//!   It can read what it has mapped until the buffer is reclaimed, dropped or not. After that it sees at most what it
 //!   could read before: before other data is written into the buffer, its content moves to memory that no peer maps.
 //! - **What a deadline does not end.** Where the system copies out of a peer's memory (see
 //!   [`EngineBuilder::shm_kernel_copy`]), the copy lasts as long as the system needs to get that memory. A peer of the same user
@@ -76,26 +84,26 @@
 //!
 //! ## Over RDMA devices
 //!
-//! Messages are checked as on every transport. Bulk data is not sent: the device of whoever transfers reads and writes the
+//! Messages are checked as on each transport. Bulk data is not sent: the initiator's device reads and writes the
 //! owner's memory through the owner's device, and no software of the owner takes part. A bulk carries the keys that this takes.
-//! Where it does not work out, for whatever reason, the owner is asked, checks, and sends, as over tcp.
+//! If the device fails, for whatever reason, the initiator asks the owner, which checks, and sends, as over tcp.
 //!
-//! - **What is checked.** The library of whoever transfers checks whether the [`Bulk`] allows the access, if that peer keeps to
-//!   the rules. The owner's device checks that the key is one that it knows, that the access lies within the exposed segment,
+//! - **What is checked.** The initiator's library checks whether the [`Bulk`] allows the access, if that peer keeps to
+//!   the protocol. The owner's device checks that it knows the key, that the access lies within the exposed segment,
 //!   and that the segment may be read or written, as its [`BulkMode`] says. It knows nothing of tokens, nor of
-//!   [`Bulk::slice`], which is no restriction anywhere.
-//! - **Who can get in.** A key is good for every peer that is connected to the same engine through the same device. It has 32
+//!   [`Bulk::slice`], which is no restriction on any transport.
+//! - **Access control.** A key is good for each peer that is connected to the same engine through the same device. It has 32
 //!   bits, and devices may give keys out in order: a peer that was told none can guess. A wrong guess costs it a part of its
-//!   connection, which is renewed. When memory has been taken back, its key may be given to what is exposed later. So a peer
-//!   that does not keep to the rules may reach whatever this engine exposes at that moment, as its mode allows, and may
-//!   read of large messages to and from others. It reaches nothing else of the process. Let only peers that you trust so far
-//!   connect over `verbs://`.
-//! - **One peer alone.** What is exposed with [`Engine::expose_to`] has keys that are good on that peer's connection only, where
-//!   the owner's device has memory windows of type 2; where it has none, there are no keys, and the owner is asked.
-//! - **Other terms.** What is exposed with other terms of a [`Grant`] has no keys at all: the owner is asked for each transfer,
+//!   connection, which is renewed. When memory has been deregistered, its key may be given to memory that is exposed later. So a
+//!   peer that does not keep to the protocol may reach whatever this engine exposes at that moment, as its mode allows, and may
+//!   read of large messages to and from others. It reaches nothing else of the process. Let only peers connect over `verbs://` that
+//!   you trust that far.
+//! - **One peer alone.** Memory that is exposed with [`Engine::expose_to`] has keys that are good on that peer's connection only,
+//!   where the owner's device has memory windows of type 2; where it has none, there are no keys, and the owner is asked.
+//! - **Other restrictions.** Memory with other restrictions of a [`Grant`] has no keys at all: the owner is asked for each transfer,
 //!   checks the token, and sends.
-//! - **Taking memory back.** [`Exposed::reclaim`] has the device forget the memory before it gives the buffer back. A later
-//!   access is refused by the device, which breaks the queue pair that it was made on. There is one for such accesses alone:
+//! - **Reclaiming.** [`Exposed::reclaim`] has the device forget the memory before it returns the buffer. The device refuses a later
+//!   access, which breaks the queue pair on which it was made. That queue pair serves such accesses alone:
 //!   another takes its place, and messages go on. The transfer is then put to the owner, whose answer is exact
 //!   ([`Error::Revoked`], [`Error::AccessDenied`]); so are others of that connection that were under way, and they succeed.
 //! - **Bytes that change.** A device writes at any moment. [`Exposed::read_at`] may see a part of what a peer pushes, and a pull
@@ -103,22 +111,22 @@
 //!   since elements are plain data ([`Element`]), for which any bytes will do.
 //! - **When bytes are there.** A pull's bytes are there when it has returned; a push's when its owner is told, by a call that
 //!   begins after it has returned. Memory is never registered for relaxed ordering, so what a device writes is visible before
-//!   what it tells of it. Nothing else is a signal: who watches memory with `read_at` until a byte changes knows nothing of
-//!   the others.
+//!   its notification. Nothing else is a signal: a byte that changes, as `read_at` sees it, says nothing of the others.
 //! - **Deadlines.** A transfer that timed out or was cancelled is fenced before its memory comes back: nothing more is asked of
 //!   the device, what is under way has 100 ms to end, and what has not ended then ends with its queue pair.
 //! - **The end of a peer.** When a process dies, its system ends its connections. Of a host that is gone the device hears
 //!   nothing: it gives up after its retries, some seconds, and the heartbeat finds the silence. A process that is stopped
 //!   answers no calls, but its device goes on serving its memory.
-//! - **Memory is locked.** What is exposed while a device is in use is registered with it, which takes time for every page and
+//! - **Memory is locked.** What is exposed while a device is in use is registered with it, which takes time for each page and
 //!   counts against the limit on locked memory (`ulimit -l`). Plain slices are registered for one transfer: for several, expose
 //!   memory once.
 //!
 //! # Thread safety
 //!
-//! Everything is `Send` and `Sync` where its content is. Engines, endpoints, procedures and bulks are cheap to clone and can
+//! Each type is `Send` and `Sync` where its content is. Engines, endpoints, procedures and bulks are cheap to clone and can
 //! be used from any number of threads. Handlers run on the engine's threads; they may block, call (their caller too), and
-//! transfer. Only wakers of futures and `Drop` of what handlers capture must not wait for the engine that runs them.
+//! transfer. Only wakers of futures, hooks ([`EngineBuilder::authorize`], [`EngineBuilder::dial_filter`]) and `Drop` of what handlers
+//! capture must not wait for the engine that runs them.
 //!
 //! # Resource cleanup
 //!
@@ -126,14 +134,15 @@
 //! futures, timers, callbacks) holds it by [`Request::engine`] or by a [`WeakEngine`]: a clone that is captured there is a
 //! handle like any other, and the engine ends by [`Engine::finalize`] only. Endpoints, procedures, providers, exposures and bulks
 //! keep no engine alive; used after its end they give [`Error::Finalized`]. Dropping an [`Exposed`] locks peers out
-//! and frees the buffer; [`Exposed::reclaim`] gives it back. Dropping a [`Pending`] or a [`Transfer`] cancels it. Dropping a
-//! [`Registration`] or a [`Timer`] changes nothing. No operation waits without a deadline, and no timeout gives memory back
-//! that somebody may still touch.
+//! and frees the buffer; [`Exposed::reclaim`] returns it. Dropping a [`Pending`] or a [`Transfer`] cancels it. Dropping a
+//! [`Registration`] or a [`Timer`] changes nothing. Calls and transfers have deadlines, and no timeout returns memory that a peer
+//! or a device may still touch.
 //!
 //! # Layers
 //!
 //! `proto` says what engines tell each other, and does no input or output; `transport` moves bytes; `progress` joins the two
-//! and decides which thread does what; `memory` owns what is exposed; the rest is what users hold. DESIGN.md has the reasons.
+//! and decides which thread does what; `memory` owns what is exposed; `shape` compares types; the rest is what users hold.
+//! DESIGN.md has the reasons.
 //!
 //! # Features
 //!
