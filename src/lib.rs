@@ -46,7 +46,7 @@
 //! | | `tcp://` | `shm://` | `loop://` | `verbs://` |
 //! |---|---|---|---|---|
 //! | **a call or transfer** ends in | one result or one error, by its deadline (30 s unless said otherwise) | the same, with one exception (see below) | the same as tcp | the same; a transfer may take 100 ms more, in which the device lets go of local memory |
-//! | a one-way call after `Ok` | is handled once, while both engines live and the connection holds; see [`Call::notify`] | the same | the same | the same |
+//! | a one-way call after `Ok` | is handled once, while both engines live and the connection holds, if the peer can accept it: see [`Call::notify`] | the same | the same | the same |
 //! | arguments and results | are decoded only after the receiver has compared the sender's declared type with its own ([`Error::TypeMismatch`]) | the same | the same | the same |
 //! | a transfer that has returned | has moved all of its bytes, where both sides see them | the same | the same | the same |
 //! | a transfer that timed out, or was cancelled | does not touch local memory any more | the same | the same | the same |
