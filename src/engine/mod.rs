@@ -294,7 +294,8 @@ impl Engine {
     /// [`Exposed::reclaim`](crate::Exposed::reclaim). `mode` says what *peers* may do.
     ///
     /// # Errors
-    /// [`Error::Finalized`]; [`Error::Io`] when a device that peers reach memory by can't be told of it. The buffer is dropped.
+    /// [`Error::Finalized`]; [`Error::Busy`] when [`EngineBuilder::max_exposures`] regions are exposed; [`Error::Io`] when a device
+    /// that peers reach memory by can't be told of it. The buffer is dropped.
     pub fn expose<B>(&self, buffer: B, mode: crate::BulkMode) -> Result<bulk::Exposed<B, crate::Writable>>
     where
         B: crate::WritableBuffer + Send + 'static,
