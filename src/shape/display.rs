@@ -42,6 +42,7 @@ impl Write for Clipped<'_, '_> {
 fn write_shape(out: &mut Clipped<'_, '_>, at: &Frame<'_>) -> fmt::Result {
     match at.shape {
         Shape::Unknown => out.write_str("?"),
+        Shape::Mixed => out.write_str("mixed"),
         Shape::Leaf(leaf) => out.write_str(leaf.text()),
         Shape::Option(inner) => {
             out.write_str("Option<")?;

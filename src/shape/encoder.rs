@@ -6,20 +6,15 @@
 mod parts;
 
 use std::any::type_name;
+use std::array;
 use std::fmt::{self, Display};
 
-use postcard::ser_flavors::Flavor;
 use serde::ser::{self, Serialize, Serializer};
 
 use super::Leaf;
-use super::known::{At, Kind, Known, ROOT};
-use parts::{Entries, Fields, Items};
-
-/// What stands here need not be looked at, nor what is in it.
-const DONE: At = At::MAX;
-
-/// From here on: what stands here is this leaf.
-const LEAVES: At = DONE - 64;
+use super::known::{self, At, DONE, Kind, Known, LEAVES, Part};
+use super::wire::encode_number;
+use parts::{Entries, Items, Parts};
 
 /// Why a value can't be encoded.
 #[derive(Debug)]
@@ -40,26 +35,6 @@ impl ser::Error for Fault {
     }
 }
 
-/// A postcard flavor that appends to a vector.
-struct Append<'a>(&'a mut Vec<u8>);
-
-impl Flavor for Append<'_> {
-    type Output = ();
-    #[inline]
-    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-        self.0.push(byte);
-        Ok(())
-    }
-    #[inline]
-    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
-        self.0.extend_from_slice(bytes);
-        Ok(())
-    }
-    fn finalize(self) -> postcard::Result<()> {
-        Ok(())
-    }
-}
-
 /// What a value has shown.
 pub(super) enum Seen {
     /// Nothing that was not known.
@@ -74,7 +49,7 @@ pub(super) enum Seen {
 #[inline]
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known: &Known) -> Result<Seen, Fault> {
     let mut look = Look::new(out, known, false);
-    look.root(value)?;
+    look.part(value, known.root)?;
     Ok(match look {
         Look { otherwise: true, .. } => Seen::Otherwise,
         Look { grown: None, .. } => Seen::Nothing,
@@ -87,16 +62,16 @@ pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known:
 pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> Result<Known, Fault> {
     let nothing = Known::nothing();
     let mut look = Look::new(out, &nothing, true);
-    look.root(value)?;
+    look.part(value, nothing.root)?;
     Ok(look.grown.map_or_else(Known::nothing, |grown| *grown))
 }
 
 /// The state of an encoding.
 struct Look<'a> {
-    out: postcard::Serializer<Append<'a>>,
+    out: &'a mut Vec<u8>,
     before: &'a Known,
     grown: Option<Box<Known>>,
-    /// Nothing but this value counts: where it contradicts itself, or goes beyond the limits, nothing is said of the part.
+    /// Nothing but this value counts: where it contradicts itself, or goes beyond the limits, that is noted.
     alone: bool,
     otherwise: bool,
 }
@@ -104,30 +79,21 @@ struct Look<'a> {
 impl<'a> Look<'a> {
     #[inline]
     fn new(out: &'a mut Vec<u8>, before: &'a Known, alone: bool) -> Look<'a> {
-        Look { out: postcard::Serializer { output: Append(out) }, before, grown: None, alone, otherwise: false }
-    }
-
-    #[inline]
-    fn root<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
-        self.part(value, ROOT)
+        Look { out, before, grown: None, alone, otherwise: false }
     }
 
     /// Encodes a part at a position.
     #[inline]
     fn part<T: Serialize + ?Sized>(&mut self, value: &T, at: At) -> Result<(), Fault> {
-        let at = if at >= LEAVES {
-            at
-        } else {
-            match self.known().kind(at) {
-                Kind::New => self.grow().enter(at, type_name::<T>()),
-                Kind::Link(to) => *to,
-                _ => at,
-            }
-        };
-        value.serialize(Part { look: self, at })
+        value.serialize(Position { look: self, at, ty: type_name::<T>() })
     }
 
+    /// The parts of what was known before, if it is of this kind. What has been added since leaves those as they are.
     #[inline]
+    fn parts_before(&self, at: At, kind: Kind) -> Option<&'a [Part]> {
+        self.before.nodes.get(at as usize).filter(|node| node.kind == kind).map(|node| &node.parts[..])
+    }
+
     fn known(&self) -> &Known {
         self.grown.as_deref().unwrap_or(self.before)
     }
@@ -141,213 +107,218 @@ impl<'a> Look<'a> {
     /// There is no room for the parts of a position: nothing is said of it.
     #[cold]
     fn cut(&mut self, at: At) -> At {
-        self.grow().set(at, Kind::Cut);
+        self.grow().node_mut(at).kind = Kind::Cut;
         DONE
     }
 
-    /// The value is not what stands at a position.
+    /// The value is not what stands at a position, even if names are left aside, or only by its names.
     #[cold]
-    fn contradict(&mut self, at: At) -> At {
+    fn contradict(&mut self, at: At, but_for_names: bool) -> At {
         if !self.alone {
             self.otherwise = true;
-        } else if at < LEAVES {
+        } else if but_for_names && self.known().is_one_type_at(at) {
+            // A receiver has one type for all of them, which can't be right.
+            self.grow().node_mut(at).kind = Kind::Mixed;
+        } else {
             self.cut(at);
         }
         DONE
     }
 
-    #[inline]
-    fn leaf(&mut self, at: At, leaf: Leaf) {
-        if at == DONE || at == LEAVES + leaf as At {
-            return;
-        }
-        if at >= LEAVES {
-            self.contradict(at);
-            return;
-        }
-        match self.known().kind(at) {
-            Kind::Leaf(known) if *known == leaf => {}
-            Kind::New => self.grow().set(at, Kind::Leaf(leaf)),
-            Kind::Cut => {}
-            _ => drop(self.contradict(at)),
-        }
-    }
-
-    /// The position of what is in an option, sequence or map, of which there are `count` in a row.
-    #[inline]
-    fn inside(&mut self, at: At, of: impl Fn(&Kind) -> Option<At>, count: usize, make: impl FnOnce(At) -> Kind) -> At {
-        if at == DONE {
-            return DONE;
-        }
-        if at >= LEAVES {
-            return self.contradict(at);
-        }
-        let kind = self.known().kind(at);
-        if let Some(part) = of(kind) {
-            return part;
-        }
-        match kind {
-            Kind::Cut => DONE,
-            Kind::New => match self.grow().allocate(at, count) {
-                Some(part) => {
-                    self.grow().set(at, make(part));
-                    part
-                }
-                None => self.cut(at),
-            },
-            _ => self.contradict(at),
-        }
-    }
-
-    #[inline]
-    fn option(&mut self, at: At) -> At {
-        self.inside(at, |kind| if let Kind::Option(part) = kind { Some(*part) } else { None }, 1, Kind::Option)
-    }
-
-    #[inline]
-    fn seq(&mut self, at: At) -> At {
-        self.inside(at, |kind| if let Kind::Seq(part) = kind { Some(*part) } else { None }, 1, Kind::Seq)
-    }
-
-    #[inline]
-    fn map(&mut self, at: At) -> At {
-        self.inside(at, |kind| if let Kind::Map(keys) = kind { Some(*keys) } else { None }, 2, Kind::Map)
-    }
-
-    /// The position of the content of a variant.
-    #[inline]
-    fn variant(&mut self, at: At, name: &'static str, index: u32, variant: &'static str) -> At {
-        if at == DONE {
-            return DONE;
-        }
-        if at >= LEAVES {
-            return self.contradict(at);
-        }
-        match self.known().kind(at) {
-            Kind::Enum { variants, .. } => match variants.binary_search_by_key(&index, |(index, ..)| *index) {
-                Ok(found) if variants[found].1 == variant => variants[found].2,
-                Ok(_) => self.contradict(at),
-                Err(place) => self.new_variant(at, place, (index, variant)),
-            },
-            Kind::New => {
-                self.grow().set(at, Kind::Enum { name, variants: Vec::new() });
-                self.new_variant(at, 0, (index, variant))
-            }
-            Kind::Cut => DONE,
-            _ => self.contradict(at),
-        }
-    }
-
+    /// A value of this kind comes to a position where no such value was before this message: the position where it stands, if it
+    /// is to be looked at.
     #[cold]
-    fn new_variant(&mut self, at: At, place: usize, (index, variant): (u32, &'static str)) -> At {
-        // Of the variants that there is room for, everything stays known.
-        let Some(content) = self.grow().allocate(at, 1) else { return self.contradict(at) };
-        if let Kind::Enum { variants, .. } = &mut self.grow().nodes[at as usize].kind {
-            variants.insert(place, (index, variant, content));
-        }
-        content
-    }
-
-    /// Where the elements of a sequence behind its first one stand: if that showed all there is, they need not be looked at;
-    /// leaves are, as that costs next to nothing.
-    #[inline]
-    fn others(&self, at: At) -> At {
+    fn settle(&mut self, mut at: At, ty: &'static str, kind: Kind, name: &'static str) -> Option<At> {
         if at >= LEAVES {
-            return at;
+            self.otherwise |= at != DONE;
+            return None;
         }
-        match &self.before.nodes.get(at as usize) {
-            Some(node) if node.complete => match node.kind {
-                Kind::Leaf(leaf) => LEAVES + leaf as At,
-                _ => DONE,
-            },
-            _ => at,
+        if self.known().node(at).kind == Kind::New {
+            at = self.grow().enter(at, ty);
         }
+        if let Kind::Link(to) = self.known().node(at).kind {
+            at = to;
+        }
+        match (self.known().node(at).kind, kind) {
+            (known, kind) if known == kind => return Some(at),
+            (Kind::New, _) => {
+                let node = self.grow().node_mut(at);
+                (node.kind, node.name) = (kind, name);
+                return Some(at);
+            }
+            (Kind::Cut | Kind::Mixed, _) => {}
+            // One layout.
+            (Kind::Leaf(Leaf::Bytes), Kind::Seq) | (Kind::Seq, Kind::Leaf(Leaf::Bytes)) => drop(self.contradict(at, false)),
+            _ => drop(self.contradict(at, true)),
+        }
+        None
     }
 
-    fn length(&mut self, len: usize) -> Result<(), Fault> {
-        self.leaf_bytes(|out| out.serialize_u64(len as u64))
+    /// The positions of what is in an option, sequence or map.
+    #[cold]
+    fn inside<const N: usize>(&mut self, at: At, ty: &'static str, kind: Kind) -> [At; N] {
+        let Some(at) = self.settle(at, ty, kind, "") else { return [DONE; N] };
+        if self.known().node(at).parts.is_empty() && !(0..N).all(|place| self.grow().add(at, place, 1, "").is_some()) {
+            self.cut(at);
+            return [DONE; N];
+        }
+        array::from_fn(|place| self.known().node(at).parts[place].at)
     }
 
-    #[inline]
-    fn leaf_bytes(
-        &mut self,
-        put: impl FnOnce(&mut postcard::Serializer<Append<'a>>) -> postcard::Result<()>,
-    ) -> Result<(), Fault> {
-        put(&mut self.out).map_err(ser::Error::custom)
+    /// The position of the content of a variant that may be new.
+    #[cold]
+    fn variant(&mut self, at: At, ty: &'static str, name: &'static str, index: u32, variant: &'static str) -> At {
+        let Some(at) = self.settle(at, ty, Kind::Enum, name) else { return DONE };
+        let variants = &self.known().node(at).parts;
+        match variants.binary_search_by_key(&index, |variant| variant.number) {
+            Ok(found) if variants[found].name == variant => variants[found].at,
+            Ok(_) => self.contradict(at, false),
+            // Of the variants that there is room for, everything stays known.
+            Err(place) => self.grow().add(at, place, index, variant).unwrap_or_else(|| self.contradict(at, false)),
+        }
     }
 }
 
-/// A value that is to be encoded, at its position.
-struct Part<'l, 'a> {
+/// A value that is to be encoded, where it stands.
+struct Position<'l, 'a> {
     look: &'l mut Look<'a>,
     at: At,
+    /// The name of its type.
+    ty: &'static str,
+}
+
+/// Names from one place in the code are the same memory.
+#[inline]
+fn same(a: &'static str, b: &'static str) -> bool {
+    std::ptr::eq(a, b) || a == b
+}
+
+impl<'l, 'a> Position<'l, 'a> {
+    #[inline]
+    fn leaf(&mut self, leaf: Leaf) {
+        if self.at != known::leaf(leaf) {
+            self.look.settle(self.at, self.ty, Kind::Leaf(leaf), "");
+        }
+    }
+
+    #[inline]
+    fn inside<const N: usize>(&mut self, kind: Kind) -> [At; N] {
+        match self.look.parts_before(self.at, kind) {
+            Some(parts) if parts.len() == N => array::from_fn(|place| parts[place].at),
+            _ => self.look.inside(self.at, self.ty, kind),
+        }
+    }
+
+    /// Writes the number of a variant; where its content stands.
+    #[inline]
+    fn variant(self, name: &'static str, index: u32, variant: &'static str) -> Position<'l, 'a> {
+        encode_number(index.into(), self.look.out);
+        let variants = self.look.parts_before(self.at, Kind::Enum).unwrap_or(&[]);
+        let at = match variants.binary_search_by_key(&index, |variant| variant.number) {
+            Ok(found) if same(variants[found].name, variant) => variants[found].at,
+            _ => self.look.variant(self.at, self.ty, name, index, variant),
+        };
+        Position { look: self.look, at, ty: "" }
+    }
+
+    /// Writes how many elements or entries follow.
+    #[inline]
+    fn length(&mut self, len: Option<usize>, what: &str) -> Result<(), Fault> {
+        encode_number(len.ok_or_else(|| unknown_length(what))? as u64, self.look.out);
+        Ok(())
+    }
 }
 
 macro_rules! leaves {
-    ($($method:ident($type:ty) $leaf:ident;)*) => {
+    ($($method:ident($value:ident: $type:ty) $leaf:ident |$out:ident| $write:expr;)*) => {
         $(#[inline]
-        fn $method(self, value: $type) -> Result<(), Fault> {
-            self.look.leaf(self.at, Leaf::$leaf);
-            self.look.leaf_bytes(|out| out.$method(value))
+        fn $method(mut self, $value: $type) -> Result<(), Fault> {
+            self.leaf(Leaf::$leaf);
+            let $out = &mut *self.look.out;
+            $write;
+            Ok(())
         })*
     };
 }
 
-impl<'l, 'a> Serializer for Part<'l, 'a> {
+/// Numbers with a sign, so that small ones are short.
+#[inline]
+fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)) as u64
+}
+
+fn encode_u128(mut value: u128, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+#[inline]
+fn encode_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    encode_number(bytes.len() as u64, out);
+    out.extend_from_slice(bytes);
+}
+
+impl<'l, 'a> Serializer for Position<'l, 'a> {
     type Ok = ();
     type Error = Fault;
     type SerializeSeq = Items<'l, 'a>;
-    type SerializeTuple = Items<'l, 'a>;
-    type SerializeTupleStruct = Items<'l, 'a>;
-    type SerializeTupleVariant = Items<'l, 'a>;
+    type SerializeTuple = Parts<'l, 'a>;
+    type SerializeTupleStruct = Parts<'l, 'a>;
+    type SerializeTupleVariant = Parts<'l, 'a>;
     type SerializeMap = Entries<'l, 'a>;
-    type SerializeStruct = Fields<'l, 'a>;
-    type SerializeStructVariant = Fields<'l, 'a>;
+    type SerializeStruct = Parts<'l, 'a>;
+    type SerializeStructVariant = Parts<'l, 'a>;
 
     leaves! {
-        serialize_bool(bool) Bool;
-        serialize_i8(i8) I8;
-        serialize_i16(i16) I16;
-        serialize_i32(i32) I32;
-        serialize_i64(i64) I64;
-        serialize_i128(i128) I128;
-        serialize_u8(u8) U8;
-        serialize_u16(u16) U16;
-        serialize_u32(u32) U32;
-        serialize_u64(u64) U64;
-        serialize_u128(u128) U128;
-        serialize_f32(f32) F32;
-        serialize_f64(f64) F64;
-        serialize_char(char) Char;
-        serialize_str(&str) Str;
-        serialize_bytes(&[u8]) Bytes;
-        serialize_unit_struct(&'static str) Unit;
+        serialize_bool(value: bool) Bool |out| out.push(value.into());
+        serialize_i8(value: i8) I8 |out| out.push(value as u8);
+        serialize_i16(value: i16) I16 |out| encode_number(zigzag(value.into()), out);
+        serialize_i32(value: i32) I32 |out| encode_number(zigzag(value.into()), out);
+        serialize_i64(value: i64) I64 |out| encode_number(zigzag(value), out);
+        serialize_i128(value: i128) I128 |out| encode_u128(((value << 1) ^ (value >> 127)) as u128, out);
+        serialize_u8(value: u8) U8 |out| out.push(value);
+        serialize_u16(value: u16) U16 |out| encode_number(value.into(), out);
+        serialize_u32(value: u32) U32 |out| encode_number(value.into(), out);
+        serialize_u64(value: u64) U64 |out| encode_number(value, out);
+        serialize_u128(value: u128) U128 |out| encode_u128(value, out);
+        serialize_f32(value: f32) F32 |out| out.extend_from_slice(&value.to_le_bytes());
+        serialize_f64(value: f64) F64 |out| out.extend_from_slice(&value.to_le_bytes());
+        serialize_char(value: char) Char |out| encode_bytes(value.encode_utf8(&mut [0; 4]).as_bytes(), out);
+        serialize_str(value: &str) Str |out| encode_bytes(value.as_bytes(), out);
+        serialize_bytes(value: &[u8]) Bytes |out| encode_bytes(value, out);
     }
 
     #[inline]
-    fn serialize_unit(self) -> Result<(), Fault> {
-        self.look.leaf(self.at, Leaf::Unit);
+    fn serialize_unit(mut self) -> Result<(), Fault> {
+        self.leaf(Leaf::Unit);
         Ok(())
     }
 
     #[inline]
-    fn serialize_none(self) -> Result<(), Fault> {
-        self.look.option(self.at);
-        self.look.leaf_bytes(|out| out.serialize_none())
+    fn serialize_unit_struct(self, _name: &'static str) -> Result<(), Fault> {
+        self.serialize_unit()
     }
 
     #[inline]
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Fault> {
-        let part = self.look.option(self.at);
-        self.look.leaf_bytes(|out| out.serialize_u8(1))?;
+    fn serialize_none(mut self) -> Result<(), Fault> {
+        let [_] = self.inside(Kind::Option);
+        self.look.out.push(0);
+        Ok(())
+    }
+
+    #[inline]
+    fn serialize_some<T: Serialize + ?Sized>(mut self, value: &T) -> Result<(), Fault> {
+        let [part] = self.inside(Kind::Option);
+        self.look.out.push(1);
         self.look.part(value, part)
     }
 
     #[inline]
     fn serialize_unit_variant(self, name: &'static str, index: u32, variant: &'static str) -> Result<(), Fault> {
-        let content = self.look.variant(self.at, name, index, variant);
-        self.look.leaf(content, Leaf::Unit);
-        self.look.leaf_bytes(|out| out.serialize_u32(index))
+        self.variant(name, index, variant).serialize_unit()
     }
 
     #[inline]
@@ -363,27 +334,25 @@ impl<'l, 'a> Serializer for Part<'l, 'a> {
         variant: &'static str,
         value: &T,
     ) -> Result<(), Fault> {
-        let content = self.look.variant(self.at, name, index, variant);
-        self.look.leaf_bytes(|out| out.serialize_u32(index))?;
-        self.look.part(value, content)
+        let content = self.variant(name, index, variant);
+        content.look.part(value, content.at)
     }
 
     #[inline]
-    fn serialize_seq(self, len: Option<usize>) -> Result<Items<'l, 'a>, Fault> {
-        let Some(len) = len else { return Err(unknown_length("a sequence")) };
-        let part = self.look.seq(self.at);
-        self.look.length(len)?;
-        Ok(Items::of_sequence(self.look, part))
+    fn serialize_seq(mut self, len: Option<usize>) -> Result<Items<'l, 'a>, Fault> {
+        self.length(len, "a sequence")?;
+        let [at] = self.inside(Kind::Seq);
+        Ok(Items { look: self.look, at })
     }
 
     #[inline]
-    fn serialize_tuple(self, _len: usize) -> Result<Items<'l, 'a>, Fault> {
-        Ok(Items::of_tuple(self.look, self.at))
+    fn serialize_tuple(self, _len: usize) -> Result<Parts<'l, 'a>, Fault> {
+        Ok(Parts::new(self, Kind::Tuple, ""))
     }
 
     #[inline]
-    fn serialize_tuple_struct(self, _name: &'static str, _len: usize) -> Result<Items<'l, 'a>, Fault> {
-        Ok(Items::of_tuple(self.look, self.at))
+    fn serialize_tuple_struct(self, _name: &'static str, _len: usize) -> Result<Parts<'l, 'a>, Fault> {
+        Ok(Parts::new(self, Kind::Tuple, ""))
     }
 
     #[inline]
@@ -393,23 +362,20 @@ impl<'l, 'a> Serializer for Part<'l, 'a> {
         index: u32,
         variant: &'static str,
         _len: usize,
-    ) -> Result<Items<'l, 'a>, Fault> {
-        let content = self.look.variant(self.at, name, index, variant);
-        self.look.leaf_bytes(|out| out.serialize_u32(index))?;
-        Ok(Items::of_tuple(self.look, content))
+    ) -> Result<Parts<'l, 'a>, Fault> {
+        Ok(Parts::new(self.variant(name, index, variant), Kind::Tuple, ""))
     }
 
     #[inline]
-    fn serialize_map(self, len: Option<usize>) -> Result<Entries<'l, 'a>, Fault> {
-        let Some(len) = len else { return Err(unknown_length("a map, or a struct with `#[serde(flatten)]`,")) };
-        let keys = self.look.map(self.at);
-        self.look.length(len)?;
-        Ok(Entries::new(self.look, keys))
+    fn serialize_map(mut self, len: Option<usize>) -> Result<Entries<'l, 'a>, Fault> {
+        self.length(len, "a map, or a struct with `#[serde(flatten)]`,")?;
+        let [keys, values] = self.inside(Kind::Map);
+        Ok(Entries { look: self.look, keys, values })
     }
 
     #[inline]
-    fn serialize_struct(self, name: &'static str, _len: usize) -> Result<Fields<'l, 'a>, Fault> {
-        Ok(Fields::new(self.look, self.at, name))
+    fn serialize_struct(self, name: &'static str, _len: usize) -> Result<Parts<'l, 'a>, Fault> {
+        Ok(Parts::new(self, Kind::Struct, name))
     }
 
     #[inline]
@@ -419,10 +385,8 @@ impl<'l, 'a> Serializer for Part<'l, 'a> {
         index: u32,
         variant: &'static str,
         _len: usize,
-    ) -> Result<Fields<'l, 'a>, Fault> {
-        let content = self.look.variant(self.at, name, index, variant);
-        self.look.leaf_bytes(|out| out.serialize_u32(index))?;
-        Ok(Fields::new(self.look, content, ""))
+    ) -> Result<Parts<'l, 'a>, Fault> {
+        Ok(Parts::new(self.variant(name, index, variant), Kind::Struct, ""))
     }
 
     fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), Fault> {

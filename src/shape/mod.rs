@@ -61,8 +61,10 @@ type Name = Cow<'static, str>;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Shape {
     /// Not known: nothing was there to look at (an empty `Vec`, `None`), the type does not say (`deserialize_any`),
-    /// tracing failed, values contradict each other, or a limit was reached.
+    /// tracing failed, or a limit was reached.
     Unknown,
+    /// The elements of one list have different shapes (an untagged enum): no type fits all of them that has a shape itself.
+    Mixed,
     /// Something without parts.
     Leaf(Leaf),
     Option(Box<Shape>),
@@ -148,7 +150,7 @@ impl Shape {
     #[cfg(test)]
     fn nodes(&self) -> usize {
         1 + match self {
-            Shape::Unknown | Shape::Leaf(_) | Shape::Up(_) => 0,
+            Shape::Unknown | Shape::Mixed | Shape::Leaf(_) | Shape::Up(_) => 0,
             Shape::Option(inner) | Shape::Seq(inner) => inner.nodes(),
             Shape::Map(parts) => parts.0.nodes() + parts.1.nodes(),
             Shape::Tuple(runs) => runs.iter().map(|run| run.shape.nodes()).sum(),

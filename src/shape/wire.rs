@@ -33,6 +33,7 @@ pub(super) const TUPLE: u8 = 36;
 pub(super) const STRUCT: u8 = 37;
 pub(super) const ENUM: u8 = 38;
 pub(super) const UP: u8 = 39;
+pub(super) const MIXED: u8 = 40;
 
 impl Shape {
     /// Appends this shape to `out`.
@@ -40,6 +41,7 @@ impl Shape {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Shape::Unknown => out.push(UNKNOWN),
+            Shape::Mixed => out.push(MIXED),
             Shape::Leaf(leaf) => out.push(*leaf as u8),
             Shape::Option(inner) => {
                 out.push(OPTION);
@@ -58,7 +60,7 @@ impl Shape {
                 out.push(TUPLE);
                 encode_length(runs.len(), out);
                 for run in runs {
-                    encode_number(run.count, out);
+                    encode_number(run.count.into(), out);
                     run.shape.encode(out);
                 }
             }
@@ -76,7 +78,7 @@ impl Shape {
                 encode_name(name, out);
                 encode_length(variants.len(), out);
                 for variant in variants {
-                    encode_number(variant.index, out);
+                    encode_number(variant.index.into(), out);
                     encode_name(&variant.name, out);
                     variant.content.encode(out);
                 }
@@ -94,7 +96,8 @@ impl Shape {
     }
 }
 
-pub(super) fn encode_number(mut number: u32, out: &mut Vec<u8>) {
+#[inline]
+pub(super) fn encode_number(mut number: u64, out: &mut Vec<u8>) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
         number >>= 7;
@@ -104,7 +107,7 @@ pub(super) fn encode_number(mut number: u32, out: &mut Vec<u8>) {
 
 /// For lengths that [`MAX_NODES`] or [`MAX_NAME`] bounds.
 pub(super) fn encode_length(length: usize, out: &mut Vec<u8>) {
-    encode_number(length as u32, out);
+    encode_number(length as u64, out);
 }
 
 pub(super) fn encode_name(name: &str, out: &mut Vec<u8>) {
@@ -125,6 +128,7 @@ impl Reader<'_> {
         }
         Some(match self.byte()? {
             UNKNOWN => Shape::Unknown,
+            MIXED => Shape::Mixed,
             OPTION => Shape::Option(Box::new(self.shape(depth + 1)?)),
             SEQ => Shape::Seq(Box::new(self.shape(depth + 1)?)),
             MAP => Shape::Map(Box::new((self.shape(depth + 1)?, self.shape(depth + 1)?))),

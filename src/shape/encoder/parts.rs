@@ -1,109 +1,17 @@
 //! The parts of a value that is encoded: elements, entries, fields.
 
 use std::any::type_name;
+use std::slice;
 
 use serde::ser::{self, Serialize};
 
-use super::{DONE, Fault, LEAVES, Look};
-use crate::shape::known::{At, Kind, Run, is_one_type};
+use super::{Fault, Look, Position, same};
+use crate::shape::known::{At, DONE, Kind, Part};
 
-/// The elements of a sequence or of a tuple.
+/// The elements of a sequence.
 pub(super) struct Items<'l, 'a> {
-    look: &'l mut Look<'a>,
-    /// Sequence: of the next element. Tuple: of itself.
-    at: At,
-    /// Tuple: the run that the next element belongs to, and how many of it have been there.
-    run: usize,
-    used: u32,
-}
-
-impl<'l, 'a> Items<'l, 'a> {
-    #[inline]
-    pub(super) fn of_sequence(look: &'l mut Look<'a>, at: At) -> Self {
-        Items { look, at, run: 0, used: 0 }
-    }
-
-    #[inline]
-    pub(super) fn of_tuple(look: &'l mut Look<'a>, at: At) -> Self {
-        let at = look.compound(at, || Kind::Tuple { runs: Vec::new(), sealed: false });
-        Items { look, at, run: 0, used: 0 }
-    }
-
-    /// The position of the next element of a tuple.
-    #[inline]
-    fn next<T: ?Sized>(&mut self) -> At {
-        if self.at == DONE {
-            return DONE;
-        }
-        let Kind::Tuple { runs, sealed } = self.look.known().kind(self.at) else { return self.fail() };
-        if runs.get(self.run).is_some_and(|run| run.count == self.used) && self.run + 1 < runs.len() {
-            (self.run, self.used) = (self.run + 1, 0);
-        }
-        match runs.get(self.run) {
-            Some(run) if self.used < run.count => {
-                self.used += 1;
-                run.at
-            }
-            _ if *sealed => self.fail(),
-            _ => self.push(type_name::<T>()),
-        }
-    }
-
-    /// One more element than has been here so far.
-    #[cold]
-    fn push(&mut self, ty: &'static str) -> At {
-        let known = self.look.grow();
-        let Kind::Tuple { runs, .. } = &mut known.nodes[self.at as usize].kind else { return DONE };
-        if let Some(run) = runs.last_mut().filter(|run| run.ty == ty && is_one_type(ty) && run.count < u32::MAX) {
-            run.count += 1;
-            self.used += 1;
-            return run.at;
-        }
-        self.run = runs.len();
-        let Some(at) = known.allocate(self.at, 1) else { return self.cut() };
-        if let Kind::Tuple { runs, .. } = &mut known.nodes[self.at as usize].kind {
-            runs.push(Run { count: 1, at, ty });
-        }
-        self.used = 1;
-        at
-    }
-
-    #[cold]
-    fn fail(&mut self) -> At {
-        self.look.contradict(self.at);
-        self.at = DONE;
-        DONE
-    }
-
-    #[cold]
-    fn cut(&mut self) -> At {
-        self.look.cut(self.at);
-        self.at = DONE;
-        DONE
-    }
-
-    #[inline]
-    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
-        let at = self.next::<T>();
-        self.look.part(value, at)
-    }
-
-    #[inline]
-    fn finish(mut self) -> Result<(), Fault> {
-        if self.at != DONE {
-            let Kind::Tuple { runs, sealed } = self.look.known().kind(self.at) else {
-                self.fail();
-                return Ok(());
-            };
-            let whole = self.run + 1 >= runs.len() && runs.last().is_none_or(|run| run.count == self.used);
-            if !whole {
-                self.fail();
-            } else if !sealed && let Kind::Tuple { sealed, .. } = &mut self.look.grow().nodes[self.at as usize].kind {
-                *sealed = true;
-            }
-        }
-        Ok(())
-    }
+    pub look: &'l mut Look<'a>,
+    pub at: At,
 }
 
 impl ser::SerializeSeq for Items<'_, '_> {
@@ -112,9 +20,7 @@ impl ser::SerializeSeq for Items<'_, '_> {
 
     #[inline]
     fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
-        self.look.part(value, self.at)?;
-        self.at = self.look.others(self.at);
-        Ok(())
+        self.look.part(value, self.at)
     }
 
     #[inline]
@@ -125,17 +31,9 @@ impl ser::SerializeSeq for Items<'_, '_> {
 
 /// The entries of a map.
 pub(super) struct Entries<'l, 'a> {
-    look: &'l mut Look<'a>,
-    keys: At,
-    values: At,
-}
-
-impl<'l, 'a> Entries<'l, 'a> {
-    #[inline]
-    pub(super) fn new(look: &'l mut Look<'a>, keys: At) -> Self {
-        let values = if keys < LEAVES { keys + 1 } else { keys };
-        Entries { look, keys, values }
-    }
+    pub look: &'l mut Look<'a>,
+    pub keys: At,
+    pub values: At,
 }
 
 impl ser::SerializeMap for Entries<'_, '_> {
@@ -144,16 +42,12 @@ impl ser::SerializeMap for Entries<'_, '_> {
 
     #[inline]
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Fault> {
-        self.look.part(key, self.keys)?;
-        self.keys = self.look.others(self.keys);
-        Ok(())
+        self.look.part(key, self.keys)
     }
 
     #[inline]
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
-        self.look.part(value, self.values)?;
-        self.values = self.look.others(self.values);
-        Ok(())
+        self.look.part(value, self.values)
     }
 
     #[inline]
@@ -162,66 +56,128 @@ impl ser::SerializeMap for Entries<'_, '_> {
     }
 }
 
-/// The fields of a struct.
-pub(super) struct Fields<'l, 'a> {
+/// The elements of a tuple, or the fields of a struct.
+pub(super) struct Parts<'l, 'a> {
     look: &'l mut Look<'a>,
-    at: At,
     name: &'static str,
-    next: usize,
+    /// What was known before and has not come yet. So many elements of the last part are left, which stand there.
+    known: slice::Iter<'a, Part>,
+    left: u32,
+    part: At,
+    /// The tuple or struct itself.
+    at: At,
+    learning: Option<Learning>,
 }
 
-impl<'l, 'a> Fields<'l, 'a> {
+/// How far a tuple or struct has come that was not known before.
+#[derive(Clone, Copy, Default)]
+struct Learning {
+    /// The part that the last element belongs to, and how many of it have been there.
+    run: usize,
+    used: u32,
+}
+
+impl<'l, 'a> Parts<'l, 'a> {
     #[inline]
-    pub(super) fn new(look: &'l mut Look<'a>, at: At, name: &'static str) -> Self {
-        let at = look.compound(at, || Kind::Struct { name, fields: Vec::new(), sealed: false });
-        Fields { look, at, name, next: 0 }
+    pub(super) fn new(Position { look, at, ty }: Position<'l, 'a>, kind: Kind, name: &'static str) -> Self {
+        let (parts, at, learning) = match look.parts_before(at, kind) {
+            Some(parts) => (parts, at, None),
+            None => (&[][..], look.settle(at, ty, kind, name).unwrap_or(DONE), Some(Learning::default())),
+        };
+        Parts { look, name, known: parts.iter(), left: 0, part: DONE, at, learning }
     }
 
-    /// The position of the next field.
+    /// The position of the next element, or of the next field, which has a name.
     #[inline]
-    fn next(&mut self, key: &'static str) -> At {
+    fn next(&mut self, ty: &'static str, field: Option<&'static str>) -> At {
+        if self.left == 0 {
+            match self.known.next() {
+                Some(part) if field.is_none_or(|name| same(part.name, name)) => (self.left, self.part) = (part.number, part.at),
+                part => return self.learn(ty, field, part.is_some()),
+            }
+        }
+        self.left -= 1;
+        self.part
+    }
+
+    /// The position of a part that was not there before, or not under this name.
+    #[cold]
+    fn learn(&mut self, ty: &'static str, field: Option<&'static str>, renamed: bool) -> At {
         if self.at == DONE {
             return DONE;
         }
-        let Kind::Struct { fields, sealed, .. } = self.look.known().kind(self.at) else { return self.fail() };
-        match fields.get(self.next) {
-            Some((known, part)) if *known == key => {
-                self.next += 1;
-                *part
+        let Some(Learning { mut run, mut used }) = self.learning else { return self.fail(!renamed) };
+        let node = self.look.known().node(self.at);
+        if run + 1 < node.parts.len() && node.parts[run].number == used {
+            (run, used) = (run + 1, 0);
+        }
+        let at = match node.parts.get(run) {
+            Some(part) if used < part.number => {
+                if field.is_some_and(|name| name != part.name) {
+                    return self.fail(false);
+                }
+                part.at
             }
-            None if !*sealed => self.push(key),
-            _ => self.fail(),
-        }
+            _ if node.sealed => return self.fail(true),
+            _ => {
+                let end = node.parts.len();
+                let known = self.look.grow();
+                if let Some(at) = known.join(self.at, ty) {
+                    at
+                } else if let Some(at) = known.add(self.at, end, 1, field.unwrap_or(ty)) {
+                    (run, used) = (end, 0);
+                    at
+                } else {
+                    self.at = self.look.cut(self.at);
+                    return DONE;
+                }
+            }
+        };
+        self.learning = Some(Learning { run, used: used + 1 });
+        at
     }
 
+    /// This is another tuple or struct, and not only by its names.
     #[cold]
-    fn push(&mut self, key: &'static str) -> At {
-        let known = self.look.grow();
-        let Some(part) = known.allocate(self.at, 1) else { return self.cut() };
-        if let Kind::Struct { fields, .. } = &mut known.nodes[self.at as usize].kind {
-            fields.push((key, part));
-        }
-        self.next += 1;
-        part
-    }
-
-    #[cold]
-    fn fail(&mut self) -> At {
-        self.look.contradict(self.at);
-        self.at = DONE;
-        DONE
-    }
-
-    #[cold]
-    fn cut(&mut self) -> At {
-        self.look.cut(self.at);
-        self.at = DONE;
+    fn fail(&mut self, but_for_names: bool) -> At {
+        self.look.contradict(self.at, but_for_names);
+        (self.known, self.left, self.at) = ([].iter(), 0, DONE);
         DONE
     }
 
     #[inline]
-    fn field<T: Serialize + ?Sized>(&mut self, key: &'static str, value: &T) -> Result<(), Fault> {
-        let at = self.next(key);
+    fn finish(mut self) -> Result<(), Fault> {
+        if self.learning.is_some() || self.left > 0 || !self.known.as_slice().is_empty() {
+            self.finish_learning();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn finish_learning(&mut self) {
+        if self.at == DONE {
+            return;
+        }
+        let node = self.look.known().node(self.at);
+        let whole = self.learning.is_some_and(|Learning { run, used }| {
+            run + 1 >= node.parts.len() && node.parts.last().is_none_or(|part| part.number == used)
+        });
+        if !whole {
+            self.fail(true);
+        } else if !node.sealed {
+            self.look.grow().node_mut(self.at).sealed = true;
+        }
+    }
+
+    #[inline]
+    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
+        let at = self.next(type_name::<T>(), None);
+        self.look.part(value, at)
+    }
+
+    #[inline]
+    fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Fault> {
+        let at = self.next("", Some(name));
         self.look.part(value, at)
     }
 
@@ -234,27 +190,11 @@ impl<'l, 'a> Fields<'l, 'a> {
             self.name
         )))
     }
-
-    #[inline]
-    fn finish(mut self) -> Result<(), Fault> {
-        if self.at != DONE {
-            let Kind::Struct { fields, sealed, .. } = self.look.known().kind(self.at) else {
-                self.fail();
-                return Ok(());
-            };
-            if fields.len() != self.next {
-                self.fail();
-            } else if !sealed && let Kind::Struct { sealed, .. } = &mut self.look.grow().nodes[self.at as usize].kind {
-                *sealed = true;
-            }
-        }
-        Ok(())
-    }
 }
 
 macro_rules! compounds {
-    ($($compound:ident: $type:ident $method:ident($($key:ident)?) $helper:ident $($skip:ident)?;)*) => {
-        $(impl ser::$compound for $type<'_, '_> {
+    ($($compound:ident $method:ident($($key:ident)?) $helper:ident $($skip:ident)?;)*) => {
+        $(impl ser::$compound for Parts<'_, '_> {
             type Ok = ();
             type Error = Fault;
 
@@ -276,28 +216,9 @@ macro_rules! compounds {
 }
 
 compounds! {
-    SerializeTuple: Items serialize_element() element;
-    SerializeTupleStruct: Items serialize_field() element;
-    SerializeTupleVariant: Items serialize_field() element;
-    SerializeStruct: Fields serialize_field(key) field skip;
-    SerializeStructVariant: Fields serialize_field(key) field skip;
-}
-
-impl Look<'_> {
-    /// The position of a tuple or struct, whose kind is `make` when nothing has come here before.
-    #[inline]
-    fn compound(&mut self, at: At, make: impl FnOnce() -> Kind) -> At {
-        if at == DONE {
-            return DONE;
-        }
-        if at >= LEAVES {
-            return self.contradict(at);
-        }
-        match self.known().kind(at) {
-            Kind::New => self.grow().set(at, make()),
-            Kind::Cut => return DONE,
-            _ => {}
-        }
-        at
-    }
+    SerializeTuple serialize_element() element;
+    SerializeTupleStruct serialize_field() element;
+    SerializeTupleVariant serialize_field() element;
+    SerializeStruct serialize_field(key) field skip;
+    SerializeStructVariant serialize_field(key) field skip;
 }

@@ -116,6 +116,86 @@ fn untagged_values_at_another_type(net: &Net) {
     }
 }
 
+/// Each part is compared, not only the first of its kind: what a list or a map has shown before says nothing of the next element.
+fn elements_of_another_shape(net: &Net) {
+    #[derive(Debug, Serialize)]
+    #[serde(untagged)]
+    enum Untagged {
+        Number(u32),
+        Text(String),
+        Inner(Inner),
+    }
+    #[derive(Debug, Serialize)]
+    struct Row<T> {
+        cell: T,
+    }
+    #[derive(Debug, Deserialize)]
+    struct NumberRow {
+        cell: u32,
+    }
+    let (number, text, pair) = (|| Untagged::Number(7), || Untagged::Text("a".into()), net.pair());
+    let sum = |numbers: &mut dyn Iterator<Item = u32>| numbers.sum::<u32>();
+    pair.server.define("list", move |_: &Request, list: Vec<u32>| sum(&mut list.into_iter())).unwrap();
+    pair.server.define("rows", move |_: &Request, rows: Vec<NumberRow>| sum(&mut rows.iter().map(|row| row.cell))).unwrap();
+    pair.server.define("pairs", move |_: &Request, pairs: Vec<(u8, u32)>| sum(&mut pairs.iter().map(|pair| pair.1))).unwrap();
+    pair.server.define("options", move |_: &Request, list: Vec<Option<u32>>| sum(&mut list.into_iter().flatten())).unwrap();
+    pair.server.define("lists", move |_: &Request, lists: Vec<Vec<u32>>| sum(&mut lists.into_iter().flatten())).unwrap();
+    pair.server.define("values", move |_: &Request, map: BTreeMap<u8, u32>| sum(&mut map.into_values())).unwrap();
+    pair.server.define("keys", move |_: &Request, map: BTreeMap<u32, u8>| sum(&mut map.into_keys())).unwrap();
+
+    /// `same` is what the receiver takes for its own; `mixed` has something else in it.
+    #[track_caller]
+    fn told_apart<T: Serialize + Debug + 'static>(pair: &Pair, name: &str, same: T, mixed: T) {
+        let procedure = pair.client.procedure::<T, u32>(name).on(&pair.to_server);
+        for _ in 0..2 {
+            assert_eq!(procedure.call(&same).unwrap(), 14);
+            let refused = procedure.call(&mixed);
+            assert!(matches!(refused, Err(Error::TypeMismatch { side: Side::Arguments, .. })), "{mixed:?}: {refused:?}");
+        }
+        // Nothing is known before this one.
+        let procedure = pair.client.procedure::<T, u32>(name).on(&pair.to_server);
+        let refused = procedure.call(&mixed);
+        assert!(matches!(refused, Err(Error::TypeMismatch { side: Side::Arguments, .. })), "at first, {mixed:?}: {refused:?}");
+    }
+    told_apart(&pair, "list", vec![number(), number()], vec![number(), text()]);
+    told_apart(&pair, "list", vec![number(), number()], vec![number(), Untagged::Inner(inner())]);
+    let row = |cell| Row { cell };
+    told_apart(&pair, "rows", vec![row(number()), row(number())], vec![row(number()), row(text())]);
+    told_apart(&pair, "pairs", vec![(1u8, number()), (1, number())], vec![(1u8, number()), (2, text())]);
+    told_apart(&pair, "options", vec![Some(number()), None, Some(number())], vec![Some(number()), None, Some(text())]);
+    told_apart(&pair, "lists", vec![vec![number()], vec![number()]], vec![vec![number()], vec![text()]]);
+    told_apart(&pair, "lists", vec![vec![number(), number()]], vec![vec![number(), text()]]);
+    told_apart(&pair, "values", BTreeMap::from([(1u8, number()), (2, number())]), BTreeMap::from([(1u8, number()), (2, text())]));
+
+    /// Keys in an order of their own.
+    #[derive(Debug)]
+    struct Entries(Vec<(Untagged, u8)>);
+    impl Serialize for Entries {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+        }
+    }
+    let keys = |second| Entries(vec![(Untagged::Number(6), 1), (second, 1)]);
+    told_apart(&pair, "keys", keys(Untagged::Number(8)), keys(text()));
+}
+
+/// Untagged enums in tuples and arrays may be what the receiver has several types for.
+fn elements_of_tuples_of_other_shapes(net: &Net) {
+    #[derive(Debug, Serialize)]
+    #[serde(untagged)]
+    enum Untagged {
+        Number(u32),
+        Text(String),
+    }
+    let pair = net.pair();
+    pair.server.define("both", |_: &Request, list: Vec<(u32, String)>| list.len() as u32).unwrap();
+    let both = pair.client.procedure::<Vec<(Untagged, Untagged)>, u32>("both").on(&pair.to_server);
+    let element = || (Untagged::Number(1), Untagged::Text("a".into()));
+    for _ in 0..3 {
+        assert_eq!(both.call(&vec![element(), element()]).unwrap(), 2);
+    }
+}
+
 fn internally_tagged(net: &Net) {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     #[serde(tag = "kind")]
@@ -235,6 +315,8 @@ suite![
     flatten,
     untagged,
     untagged_values_at_another_type,
+    elements_of_another_shape,
+    elements_of_tuples_of_other_shapes,
     internally_tagged,
     adjacently_tagged,
     json_values,
