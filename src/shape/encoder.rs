@@ -190,7 +190,11 @@ struct Position<'l, 'a> {
 /// Names from one place in the code are the same memory.
 #[inline]
 fn same(a: &'static str, b: &'static str) -> bool {
-    std::ptr::eq(a, b) || a == b
+    #[cold]
+    fn equal(a: &str, b: &str) -> bool {
+        a == b
+    }
+    std::ptr::eq(a, b) || equal(a, b)
 }
 
 impl<'l, 'a> Position<'l, 'a> {

@@ -59,21 +59,16 @@ impl ser::SerializeMap for Entries<'_, '_> {
 /// The elements of a tuple, or the fields of a struct.
 pub(super) struct Parts<'l, 'a> {
     look: &'l mut Look<'a>,
-    name: &'static str,
-    /// What was known before and has not come yet. So many elements of the last part are left, which stand there.
+    /// What was known before and has not come yet.
     known: slice::Iter<'a, Part>,
+    /// So many elements of the last part are left, which stand here.
     left: u32,
     part: At,
     /// The tuple or struct itself.
     at: At,
-    learning: Option<Learning>,
-}
-
-/// How far a tuple or struct has come that was not known before.
-#[derive(Clone, Copy, Default)]
-struct Learning {
-    /// The part that the last element belongs to, and how many of it have been there.
-    run: usize,
+    /// It was not known before. Then this is the part that the last element belongs to, and how many of that have been there.
+    learning: bool,
+    run: u32,
     used: u32,
 }
 
@@ -81,38 +76,50 @@ impl<'l, 'a> Parts<'l, 'a> {
     #[inline]
     pub(super) fn new(Position { look, at, ty }: Position<'l, 'a>, kind: Kind, name: &'static str) -> Self {
         let (parts, at, learning) = match look.parts_before(at, kind) {
-            Some(parts) => (parts, at, None),
-            None => (&[][..], look.settle(at, ty, kind, name).unwrap_or(DONE), Some(Learning::default())),
+            Some(parts) => (parts, at, false),
+            None => (&[][..], look.settle(at, ty, kind, name).unwrap_or(DONE), true),
         };
-        Parts { look, name, known: parts.iter(), left: 0, part: DONE, at, learning }
+        Parts { look, known: parts.iter(), left: 0, part: DONE, at, learning, run: 0, used: 0 }
     }
 
-    /// The position of the next element, or of the next field, which has a name.
     #[inline]
-    fn next(&mut self, ty: &'static str, field: Option<&'static str>) -> At {
+    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
         if self.left == 0 {
-            match self.known.next() {
-                Some(part) if field.is_none_or(|name| same(part.name, name)) => (self.left, self.part) = (part.number, part.at),
-                part => return self.learn(ty, field, part.is_some()),
-            }
+            (self.left, self.part) = match self.known.next() {
+                Some(run) => (run.number, run.at),
+                None => (1, self.learn(type_name::<T>(), None)),
+            };
         }
         self.left -= 1;
-        self.part
+        self.look.part(value, self.part)
     }
 
-    /// The position of a part that was not there before, or not under this name.
+    #[inline]
+    fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Fault> {
+        let at = match self.known.next() {
+            Some(part) if same(part.name, name) => part.at,
+            Some(_) => self.fail(false),
+            None => self.learn("", Some(name)),
+        };
+        self.look.part(value, at)
+    }
+
+    /// The position of an element, or of the field of this name, that was not known before.
     #[cold]
-    fn learn(&mut self, ty: &'static str, field: Option<&'static str>, renamed: bool) -> At {
+    fn learn(&mut self, ty: &'static str, field: Option<&'static str>) -> At {
         if self.at == DONE {
             return DONE;
         }
-        let Some(Learning { mut run, mut used }) = self.learning else { return self.fail(!renamed) };
-        let node = self.look.known().node(self.at);
-        if run + 1 < node.parts.len() && node.parts[run].number == used {
-            (run, used) = (run + 1, 0);
+        if !self.learning {
+            return self.fail(true);
         }
-        let at = match node.parts.get(run) {
-            Some(part) if used < part.number => {
+        let node = self.look.known().node(self.at);
+        let (end, is_used_up) = (node.parts.len() as u32, |part: &Part| part.number == self.used);
+        if self.run + 1 < end && node.parts.get(self.run as usize).is_some_and(is_used_up) {
+            (self.run, self.used) = (self.run + 1, 0);
+        }
+        let at = match node.parts.get(self.run as usize) {
+            Some(part) if self.used < part.number => {
                 if field.is_some_and(|name| name != part.name) {
                     return self.fail(false);
                 }
@@ -120,12 +127,11 @@ impl<'l, 'a> Parts<'l, 'a> {
             }
             _ if node.sealed => return self.fail(true),
             _ => {
-                let end = node.parts.len();
                 let known = self.look.grow();
                 if let Some(at) = known.join(self.at, ty) {
                     at
-                } else if let Some(at) = known.add(self.at, end, 1, field.unwrap_or(ty)) {
-                    (run, used) = (end, 0);
+                } else if let Some(at) = known.add(self.at, end as usize, 1, field.unwrap_or(ty)) {
+                    (self.run, self.used) = (end, 0);
                     at
                 } else {
                     self.at = self.look.cut(self.at);
@@ -133,7 +139,7 @@ impl<'l, 'a> Parts<'l, 'a> {
                 }
             }
         };
-        self.learning = Some(Learning { run, used: used + 1 });
+        self.used += 1;
         at
     }
 
@@ -147,47 +153,33 @@ impl<'l, 'a> Parts<'l, 'a> {
 
     #[inline]
     fn finish(mut self) -> Result<(), Fault> {
-        if self.learning.is_some() || self.left > 0 || !self.known.as_slice().is_empty() {
-            self.finish_learning();
+        if self.learning || self.left > 0 || self.known.len() > 0 {
+            self.seal();
         }
         Ok(())
     }
 
     #[cold]
-    fn finish_learning(&mut self) {
+    fn seal(&mut self) {
         if self.at == DONE {
             return;
         }
         let node = self.look.known().node(self.at);
-        let whole = self.learning.is_some_and(|Learning { run, used }| {
-            run + 1 >= node.parts.len() && node.parts.last().is_none_or(|part| part.number == used)
-        });
-        if !whole {
+        let last = node.parts.last();
+        if !self.learning || self.run as usize + 1 < node.parts.len() || last.is_some_and(|part| part.number != self.used) {
             self.fail(true);
         } else if !node.sealed {
             self.look.grow().node_mut(self.at).sealed = true;
         }
     }
 
-    #[inline]
-    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
-        let at = self.next(type_name::<T>(), None);
-        self.look.part(value, at)
-    }
-
-    #[inline]
-    fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Fault> {
-        let at = self.next("", Some(name));
-        self.look.part(value, at)
-    }
-
     /// The receiver would take the next field for this one.
     #[cold]
     fn skip(&mut self, key: &'static str) -> Result<(), Fault> {
+        let name = self.look.known().nodes.get(self.at as usize).map_or("", |node| node.name);
         Err(ser::Error::custom(format_args!(
-            "the field `{key}` of `{}` is left out, as `#[serde(skip_serializing_if)]` does, and the format has no names by \
-             which the receiver could tell: remove the attribute, or make it `skip`",
-            self.name
+            "the field `{key}` of `{name}` is left out, as `#[serde(skip_serializing_if)]` does, and the format has no names by \
+             which the receiver could tell: remove the attribute, or make it `skip`"
         )))
     }
 }
