@@ -1,7 +1,7 @@
 //! Values to bytes and back, with the bulks in them accounted for.
 //!
 //! A bulk that is encoded for a peer leaves a lease behind: what is kept until the peer holds the bulk no more. Serde knows
-//! nothing of peers, so who is encoding or decoding, and for whom, stands in a thread-local while it lasts.
+//! nothing of peers, so a thread-local holds the engine that encodes or decodes, and the peer, while it lasts.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
@@ -114,7 +114,7 @@ pub(super) fn encode<T: Serialize + ?Sized>(
 fn watched<R>(shared: &Shared, encode: impl FnOnce() -> R) -> (R, Encoding) {
     let fresh =
         || Encoding { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
-    // A `Serialize` may itself call somebody: what it was in the middle of is put back.
+    // A `Serialize` may itself make a call: what it interrupts is put back.
     let mut restore = Restore(Some(ENCODING.replace(Some(fresh()))));
     let encoded = encode();
     let met = ENCODING.replace(restore.0.take().flatten());
@@ -194,7 +194,7 @@ impl Decoding {
     }
 }
 
-/// Decodes a message of a peer with `decode`. Leases that nobody takes over are released when it is done.
+/// Decodes a message of a peer with `decode`. Leases that no bulk takes over are released when it is done.
 pub(crate) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, decode: impl FnOnce() -> R) -> R {
     if leases.count == 0 {
         return decode();

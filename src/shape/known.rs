@@ -57,7 +57,7 @@ pub(super) enum Kind {
     New,
     /// Beyond the limits, or different names each time: nothing is said of it.
     Cut,
-    /// The elements of one list are not alike.
+    /// The elements of one list have different shapes.
     Mixed,
     Leaf(Leaf),
     /// As at this position, further up.

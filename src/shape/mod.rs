@@ -8,7 +8,7 @@
 //! | `of_type.rs` | a `Deserializer` that makes values up, driven many times: the shape of a receiver's type |
 //! | `graph.rs` | what those runs have found out so far, and what the next one should try |
 //! | `knowledge.rs` | what is declared under which number, and which receiver has accepted what |
-//! | `wire.rs` | shapes as bytes, from peers that nobody trusts |
+//! | `wire.rs` | shapes as bytes, from peers that are not trusted |
 //! | `display.rs` | shapes in error messages |
 
 mod display;
@@ -18,7 +18,7 @@ mod knowledge;
 mod known;
 mod of_type;
 #[cfg(test)]
-// The types of these tests are traced; nobody reads the values.
+// The tests trace these types and read none of the values.
 #[allow(dead_code)]
 mod tests;
 mod wire;
@@ -63,7 +63,7 @@ pub(crate) enum Shape {
     /// Not known: nothing was there to look at (an empty `Vec`, `None`), the type does not say (`deserialize_any`),
     /// tracing failed, or a limit was reached.
     Unknown,
-    /// The elements of one list have different shapes (an untagged enum): no type fits all of them that has a shape itself.
+    /// The elements of one list have different shapes (an untagged enum): a type of known shape can't read all of them.
     Mixed,
     /// Something without parts.
     Leaf(Leaf),

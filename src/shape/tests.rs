@@ -43,12 +43,14 @@ fn sent(shape: &Shape) -> Shape {
     received
 }
 
-/// The whole way of a value: the receiver's type accepts it, and postcard agrees.
+/// The whole way of a value: its bytes are postcard's, and the receiver's type accepts it.
 #[track_caller]
 fn travels_as<A: Serialize, B: DeserializeOwned>(value: &A) {
     let (ty, shape) = (sent(&Shape::of_type::<B>()), sent(&Shape::of_value(value)));
     assert!(ty.accepts(&shape), "{ty} refuses {shape}");
-    let bytes = postcard::to_stdvec(value).unwrap();
+    let (mut encoded, bytes) = (Vec::new(), postcard::to_stdvec(value).unwrap());
+    encoder::encode_alone(value, &mut encoded).unwrap();
+    assert_eq!(encoded, bytes, "as {shape}");
     let (_, rest) = postcard::take_from_bytes::<B>(&bytes).unwrap();
     assert!(rest.is_empty());
 }
@@ -706,6 +708,82 @@ fn what_postcard_cannot_decode_is_unknown() {
 }
 
 #[test]
+fn elements_that_differ_fit_no_type_of_one_shape() {
+    #[derive(Clone, Serialize)]
+    #[serde(untagged)]
+    enum Any {
+        Number(u32),
+        Text(String),
+        List(Vec<u8>),
+        Point(Point),
+        Sum(f64, f64),
+        Three(u8, u8, u8),
+        More { x: f64, y: f64, z: f64 },
+        Renamed { a: f64, b: f64 },
+    }
+    let (number, text_) = (Any::Number(1), Any::Text("a".into()));
+    let mixed = [number.clone(), text_.clone()];
+    assert_eq!(text(&mixed[..]), "[mixed]");
+    refused::<Vec<u32>>(&mixed[..]);
+    refused::<Vec<String>>(&mixed[..]);
+    assert!(Shape::of_type::<Vec<IgnoredAny>>().accepts(&sent(&Shape::of_value(&mixed[..]))));
+    assert_eq!(text(&[Some(&number), None, Some(&text_)][..]), "[Option<mixed>]");
+    assert_eq!(text(&BTreeMap::from([(1, &number), (2, &text_)])), "{i32: mixed}");
+    assert_eq!(text(&[Any::Point(Point::default()), Any::Sum(0.0, 0.0)][..]), "[mixed]");
+    assert_eq!(text(&[Any::Sum(0.0, 0.0), Any::Three(1, 2, 3)][..]), "[mixed]");
+    assert_eq!(text(&[Any::Three(1, 2, 3), Any::Sum(0.0, 0.0)][..]), "[mixed]");
+    assert_eq!(text(&[Any::More { x: 0.0, y: 0.0, z: 0.0 }, Any::Point(Point::default())][..]), "[mixed]");
+    // A receiver may be right about these.
+    assert_eq!(text(&(&number, &text_)), "(?, ?)");
+    assert_eq!(text(&[[&number, &text_]][..]), "[(?, ?)]");
+    assert_eq!(text(&[Any::Point(Point::default()), Any::Renamed { a: 0.0, b: 0.0 }][..]), "[?]");
+    #[derive(Serialize)]
+    #[serde(untagged)]
+    enum Bytes {
+        List(Vec<u8>),
+        Blob(Blob),
+    }
+    travels_as::<_, Vec<Vec<u8>>>(&vec![Bytes::List(vec![1]), Bytes::Blob(Blob(vec![1])), Bytes::List(vec![1])]);
+}
+
+/// A list whose first element is of another type than the others, written and read by hand.
+#[test]
+fn a_list_by_hand_may_hold_several_types() {
+    struct Titled(Vec<String>);
+    impl Serialize for Titled {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            use serde::ser::SerializeSeq;
+            let mut elements = serializer.serialize_seq(Some(1 + self.0.len()))?;
+            elements.serialize_element(&7u32)?;
+            self.0.iter().try_for_each(|text| elements.serialize_element(text))?;
+            elements.end()
+        }
+    }
+    impl<'de> Deserialize<'de> for Titled {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader;
+            impl<'de> Visitor<'de> for Reader {
+                type Value = Titled;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a number and texts")
+                }
+                fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Titled, A::Error> {
+                    elements.next_element::<u32>()?.ok_or_else(|| de::Error::custom("too short"))?;
+                    let mut texts = Vec::new();
+                    while let Some(text) = elements.next_element()? {
+                        texts.push(text);
+                    }
+                    Ok(Titled(texts))
+                }
+            }
+            deserializer.deserialize_seq(Reader)
+        }
+    }
+    travels((Titled(vec!["a".into(), "b".into()]), 1u8));
+    travels(vec![Titled(vec![]), Titled(vec!["a".into()])]);
+}
+
+#[test]
 fn the_kind_of_a_part_may_depend_on_a_value() {
     /// Reads a flag, then a number or a text.
     struct Flagged;
@@ -1252,13 +1330,14 @@ proptest! {
     #[test]
     fn values_of_many_types_travel(
         numbers: (u8, i16, u32, i64, u128),
+        others: (i8, u16, i32, u64, i128, f32, f64, char, bool),
         texts in prop::collection::vec("[a-zß]{0,4}", 0..5),
         map in prop::collection::btree_map(any::<u16>(), any::<Option<(f32, char)>>(), 0..5),
         results in prop::collection::vec(any::<Result<u8, i8>>(), 0..5),
         nested in prop::collection::vec(prop::collection::vec(any::<Option<[bool; 3]>>(), 0..4), 0..4),
         array: [Option<u8>; 5],
     ) {
-        travels((numbers, texts, map, results, nested, array));
+        travels((numbers, others, texts, map, results, nested, array));
     }
 
     #[test]
