@@ -132,27 +132,3 @@ fn write_variant(out: &mut Clipped<'_, '_>, at: &Frame<'_>, variant: &Variant) -
         }
     }
 }
-
-impl Leaf {
-    fn text(self) -> &'static str {
-        match self {
-            Leaf::Bool => "bool",
-            Leaf::I8 => "i8",
-            Leaf::I16 => "i16",
-            Leaf::I32 => "i32",
-            Leaf::I64 => "i64",
-            Leaf::I128 => "i128",
-            Leaf::U8 => "u8",
-            Leaf::U16 => "u16",
-            Leaf::U32 => "u32",
-            Leaf::U64 => "u64",
-            Leaf::U128 => "u128",
-            Leaf::F32 => "f32",
-            Leaf::F64 => "f64",
-            Leaf::Char => "char",
-            Leaf::Str => "str",
-            Leaf::Bytes => "bytes",
-            Leaf::Unit => "()",
-        }
-    }
-}

@@ -82,27 +82,32 @@ pub(crate) enum Shape {
     Up(u8),
 }
 
-/// A shape without parts. The order is that of the tags on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Leaf {
-    Bool,
-    I8,
-    I16,
-    I32,
-    I64,
-    I128,
-    U8,
-    U16,
-    U32,
-    U64,
-    U128,
-    F32,
-    F64,
-    Char,
-    Str,
-    Bytes,
-    Unit,
+macro_rules! leaves {
+    ($($leaf:ident $text:literal,)*) => {
+        /// A shape without parts.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum Leaf {
+            $($leaf,)*
+        }
+
+        impl Leaf {
+            /// By their tags on the wire.
+            const ALL: &[Leaf] = &[$(Leaf::$leaf),*];
+
+            fn text(self) -> &'static str {
+                match self {
+                    $(Leaf::$leaf => $text,)*
+                }
+            }
+        }
+    };
+}
+
+// New ones come at the end, as the order is that of the tags on the wire.
+leaves! {
+    Bool "bool", I8 "i8", I16 "i16", I32 "i32", I64 "i64", I128 "i128", U8 "u8", U16 "u16", U32 "u32", U64 "u64", U128 "u128",
+    F32 "f32", F64 "f64", Char "char", Str "str", Bytes "bytes", Unit "()",
 }
 
 /// So many neighbouring elements of a tuple, all of one shape.

@@ -4,26 +4,6 @@ use std::borrow::Cow;
 
 use super::{Field, Leaf, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Run, Shape, Variant};
 
-/// By their tag.
-const LEAVES: [Leaf; 17] = [
-    Leaf::Bool,
-    Leaf::I8,
-    Leaf::I16,
-    Leaf::I32,
-    Leaf::I64,
-    Leaf::I128,
-    Leaf::U8,
-    Leaf::U16,
-    Leaf::U32,
-    Leaf::U64,
-    Leaf::U128,
-    Leaf::F32,
-    Leaf::F64,
-    Leaf::Char,
-    Leaf::Str,
-    Leaf::Bytes,
-    Leaf::Unit,
-];
 // Leaves may become more, up to here, without a change of what is written today.
 pub(super) const UNKNOWN: u8 = 32;
 pub(super) const OPTION: u8 = 33;
@@ -160,7 +140,7 @@ impl Reader<'_> {
                 }
                 Shape::Up(levels)
             }
-            tag => Shape::Leaf(*LEAVES.get(usize::from(tag))?),
+            tag => Shape::Leaf(*Leaf::ALL.get(usize::from(tag))?),
         })
     }
 
