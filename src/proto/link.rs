@@ -407,12 +407,9 @@ impl<E: Env> Proto<E> {
                 return Ok(Consumed { used: bytes.len(), place: None });
             }
         }
-        loop {
+        while used < bytes.len() {
             let (message, body, len) = match wire::take(&bytes[used..]) {
-                Ok(Frame::Incomplete) => {
-                    self.keep_partial(id, bytes.len() - used, now)?;
-                    return Ok(Consumed { used, place: None });
-                }
+                Ok(Frame::Incomplete) => break,
                 Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
                 Ok(Frame::Damaged(message, len)) => (message, None, len),
                 Err(Fault::Broken(reason)) => return Err(broken(reason)),
@@ -435,6 +432,8 @@ impl<E: Env> Proto<E> {
                 return Ok(Consumed { used: bytes.len(), place: None });
             }
         }
+        self.keep_partial(id, bytes.len() - used, now)?;
+        Ok(Consumed { used, place: None })
     }
 
     /// Without a body: it was damaged on its way.

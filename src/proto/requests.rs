@@ -1,5 +1,6 @@
 //! Calls of peers, from their arrival to the answer.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -130,9 +131,9 @@ impl<E: Env> Proto<E> {
         if !is_whole && !body.is_empty() {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }
-        if link.requests.contains_key(&call) {
+        let Entry::Vacant(place) = link.requests.entry(call) else {
             return Err(broken(format!("call {call} was made twice")));
-        }
+        };
         let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
         let request = self.requests.insert(Request {
             link: id,
@@ -146,7 +147,7 @@ impl<E: Env> Proto<E> {
             values: 0,
             body: None,
         });
-        link.requests.insert(call, request);
+        place.insert(request);
         link.account.requests += cost;
         self.bytes += cost;
         if one_way.is_some_and(|one_way| one_way.cost.is_none()) {

@@ -6,8 +6,8 @@ use super::arbitrary::Known;
 use super::env::Random;
 use super::raw::greet;
 use super::wire::{
-    self, Fault, Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, PREAMBLE_LEN, PREFIX_LEN, Refusal, Said, Status, VERSIONS,
-    encode, put, take,
+    self, Fault, Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, Message, PREAMBLE_LEN, PREFIX_LEN, Refusal, Said, Status,
+    VERSIONS, encode, put, take,
 };
 
 fn config(cases: u32) -> ProptestConfig {
@@ -86,6 +86,34 @@ proptest! {
             Ok(Frame::Incomplete) => prop_assert!(false, "all of it is there"),
             Err(Fault::Broken(reason)) => prop_assert!(!reason.is_empty()),
             Err(Fault::Damaged) => prop_assert!(false, "the checksum is right"),
+        }
+    }
+
+    /// Read by hand or not, messages are what postcard takes them for, and so is what an enemy makes of them: of each byte
+    /// another one, one less or one more, and numbers longer than they need be.
+    #[test]
+    fn messages_are_what_postcard_takes_them_for(seed: u64) {
+        let mut random = Random(seed);
+        let (message, _) = random.message(&Known::default());
+        let mut sent = Vec::new();
+        prop_assert!(encode(&message, &mut sent).is_ok());
+        for at in 0..sent.len() {
+            let (before, behind) = (&sent[..at], &sent[at + 1..]);
+            let instead: [&[u8]; 14] = [
+                &[], &[0], &[1], &[2], &[3], &[0x7f], &[0x80], &[0x81], &[0xff], &[sent[at]], &[sent[at], 0], &[sent[at] | 0x80, 0],
+                &[sent[at] | 0x80, 1], &[sent[at] | 0x80, 2],
+            ];
+            for instead in instead {
+                let bytes = [before, instead, behind].concat();
+                let expected = postcard::take_from_bytes::<Message<'_>>(&bytes).ok().filter(|(_, left)| left.is_empty());
+                let framed = framed(&bytes, bytes.len());
+                let found = match take(&framed) {
+                    Ok(Frame::Whole(message, [], _)) => Some(message),
+                    Err(Fault::Broken(_)) => None,
+                    other => return Err(TestCaseError::fail(format!("{other:?}"))),
+                };
+                prop_assert_eq!(found, expected.map(|(message, _)| message), "{:?}", bytes);
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Frames: a message and its body, with their lengths and a checksum in front, and behind the body another one on request.
 
-use super::{Bytes, MAX_FRAME, Message, encode};
+use super::{Bytes, Leases, MAX_FRAME, Message, Range, Stream, encode};
 
 /// Checksum of what follows up to the body, length of all that follows these three, length of the message in it.
 pub(crate) const PREFIX_LEN: usize = 12;
@@ -36,43 +36,44 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
 /// What most messages take, without their bodies.
 const ROOM: usize = 64;
 
-/// As `encode`, for the two messages that every call takes: postcard needs some 800 instructions for one of them, this a
-/// tenth. False for the others.
+/// As `encode`, for the messages that every call and every transfer takes: postcard needs some 800 instructions for one of them,
+/// this a tenth. False for the others.
 fn put_short(out: &mut Vec<u8>, message: &Message<'_>) -> bool {
+    let mut short = Short { bytes: [0; 96], len: 0 };
     match message {
         Message::Request { call, procedure, declaration: None, provider, budget_us, one_way, leases, size } => {
-            let mut short = Short::new(0);
-            [*call, u64::from(*procedure), 0, u64::from(*provider), *budget_us].into_iter().for_each(|n| short.number(n));
-            [u64::from(*one_way), leases.first, u64::from(leases.count), *size].into_iter().for_each(|n| short.number(n));
-            short.append_to(out);
-            true
+            short.numbers([REQUEST, *call, u64::from(*procedure), 0, u64::from(*provider), *budget_us, u64::from(*one_way)]);
+            short.numbers([leases.first, u64::from(leases.count), *size]);
         }
         Message::Response { call, result, shape: Bytes([]), leases, size } => {
-            let mut short = Short::new(1);
-            [*call, u64::from(*result), 0].into_iter().for_each(|n| short.number(n));
-            [leases.first, u64::from(leases.count), *size].into_iter().for_each(|n| short.number(n));
-            short.append_to(out);
-            true
+            short.numbers([RESPONSE, *call, u64::from(*result), 0, leases.first, u64::from(leases.count), *size]);
         }
-        _ => false,
+        Message::Pull(range) => short.range(PULL, range),
+        Message::Push(range) => short.range(PUSH, range),
+        Message::Data { stream, id, offset, len } => {
+            short.numbers([DATA, *stream as u64, *id, *offset, u64::from(*len)]);
+        }
+        _ => return false,
     }
+    out.extend_from_slice(&short.bytes[..short.len]);
+    true
 }
 
-/// Numbers in postcard's format: seven bits a byte, the lowest first, the top bit saying that more follow.
+// The numbers of these variants.
+const REQUEST: u64 = 0;
+const RESPONSE: u64 = 1;
+const PULL: u64 = 4;
+const PUSH: u64 = 5;
+const DATA: u64 = 8;
+
+/// Numbers in postcard's format: seven bits a byte, the lowest first, the top bit saying that more follow. There is room for the
+/// longest message: a number takes ten bytes at most.
 struct Short {
     bytes: [u8; 96],
     len: usize,
 }
 
 impl Short {
-    /// Begins with the number of a variant.
-    fn new(tag: u8) -> Short {
-        let mut short = Short { bytes: [0; 96], len: 0 };
-        short.number(u64::from(tag));
-        short
-    }
-
-    /// A number takes ten bytes at most, and there are nine of them at most.
     fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.bytes[self.len] = number as u8 | 0x80;
@@ -83,9 +84,89 @@ impl Short {
         self.len += 1;
     }
 
-    fn append_to(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.bytes[..self.len]);
+    fn numbers<const N: usize>(&mut self, numbers: [u64; N]) {
+        numbers.into_iter().for_each(|number| self.number(number));
     }
+
+    fn range(&mut self, variant: u64, range: &Range) {
+        self.numbers([variant, range.transfer, range.owner]);
+        self.bytes[self.len..self.len + range.token.len()].copy_from_slice(&range.token);
+        self.len += range.token.len();
+        self.numbers([range.offset, range.len]);
+    }
+}
+
+/// Takes the messages apart that `put_short` writes: what postcard would find, with fewer instructions. `None` for
+/// everything else, which postcard is to judge.
+fn take_short(bytes: &[u8]) -> Option<Message<'_>> {
+    let ([variant], bytes) = numbers(bytes)?;
+    let (message, left) = match variant {
+        REQUEST => {
+            let ([call, procedure, 0, provider, budget_us, one_way @ 0..=1, first, count, size], left) = numbers(bytes)? else {
+                return None;
+            };
+            let leases = Leases { first, count: count.try_into().ok()? };
+            let (procedure, provider, one_way) = (procedure.try_into().ok()?, provider.try_into().ok()?, one_way == 1);
+            (Message::Request { call, procedure, declaration: None, provider, budget_us, one_way, leases, size }, left)
+        }
+        RESPONSE => {
+            let ([call, result, 0, first, count, size], left) = numbers(bytes)? else { return None };
+            let leases = Leases { first, count: count.try_into().ok()? };
+            (Message::Response { call, result: result.try_into().ok()?, shape: Bytes(&[]), leases, size }, left)
+        }
+        PULL | PUSH => {
+            let ([transfer, owner], left) = numbers(bytes)?;
+            let (&token, left) = left.split_first_chunk()?;
+            let ([offset, len], left) = numbers(left)?;
+            let range = Range { transfer, owner, token, offset, len };
+            (if variant == PULL { Message::Pull(range) } else { Message::Push(range) }, left)
+        }
+        DATA => {
+            let ([stream, id, offset, len], left) = numbers(bytes)?;
+            let stream = *[Stream::Pull, Stream::Push, Stream::Request, Stream::Response].get(usize::try_from(stream).ok()?)?;
+            (Message::Data { stream, id, offset, len: len.try_into().ok()? }, left)
+        }
+        _ => return None,
+    };
+    left.is_empty().then_some(message)
+}
+
+/// Takes numbers as [`Short`] writes them.
+fn numbers<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
+    let mut numbers = [0; N];
+    for number in &mut numbers {
+        let (&byte, rest) = bytes.split_first()?;
+        (*number, bytes) = if byte < 0x80 { (u64::from(byte), rest) } else { long_number(bytes)? };
+    }
+    Some((numbers, bytes))
+}
+
+/// A number of several bytes. `None`, too, where it takes more than it needs: postcard takes some of those.
+fn long_number(mut bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (mut number, mut shift) = (0, 0);
+    while let Some((&byte, rest)) = bytes.split_first() {
+        bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            // Of the tenth byte, the lowest bit alone belongs to a number of 64 bits.
+            return (byte == 1 || (byte > 1 && shift < 63)).then_some((number, bytes));
+        }
+        shift += 7;
+        if shift > 63 {
+            break;
+        }
+    }
+    None
+}
+
+/// A message of a frame of `len` bytes.
+fn decode(message: &[u8], len: usize) -> Result<Message<'_>, Fault> {
+    let (message, left) = postcard::take_from_bytes(message)
+        .map_err(|error| Fault::Broken(format!("a frame of {len} bytes that is no message: {error}")))?;
+    if !left.is_empty() {
+        return Err(Fault::Broken(format!("{} bytes behind a message", left.len())));
+    }
+    Ok(message)
 }
 
 /// The first frame of some bytes.
@@ -131,11 +212,10 @@ pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, Fault> {
         return Err(Fault::Damaged);
     }
     let Some(mut body) = body else { return Ok(Frame::Incomplete) };
-    let (message, left) = postcard::take_from_bytes(message)
-        .map_err(|error| Fault::Broken(format!("a frame of {len} bytes that is no message: {error}")))?;
-    if !left.is_empty() {
-        return Err(Fault::Broken(format!("{} bytes behind a message", left.len())));
-    }
+    let message = match take_short(message) {
+        Some(message) => message,
+        None => decode(message, len)?,
+    };
     if covered {
         let Some((covered, sum)) = body.split_last_chunk::<SUM_LEN>() else {
             return Err(Fault::Broken("a body that is shorter than its checksum".to_owned()));
