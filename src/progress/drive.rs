@@ -353,7 +353,7 @@ impl Core {
         if attention & UNSENT != 0 {
             let mut outputs = Outputs::new();
             collect(self, &mut self.proto.lock(), &mut outputs);
-            self.perform(&mut outputs, Some(jobs));
+            self.perform(outputs, Some(jobs));
         }
         if attention & MISLAID != 0 {
             let events = {
@@ -469,7 +469,7 @@ impl Core {
                 collect(self, &mut proto, &mut outputs);
             }
         }
-        self.perform(&mut outputs, Some(jobs));
+        self.perform(outputs, Some(jobs));
         any
     }
 }

@@ -93,7 +93,7 @@ pub(crate) struct Core {
     waker: Arc<mio::Waker>,
     rhythm: rhythm::Rhythm,
     /// For the thread that drives.
-    news: Mutex<News>,
+    news: Mutex<Option<News>>,
     /// What whoever drives has to see to: `UNSENT`, `MISLAID`.
     attention: AtomicU32,
     /// What a thread has taken from the reactor that had lost the seat.
@@ -250,9 +250,10 @@ impl Core {
             (result, proto.next_timeout())
         };
         if outputs.queue.is_empty() {
+            outputs.keep();
             self.check_alarm_at(next);
         } else {
-            self.perform(&mut outputs, None);
+            self.perform(outputs, None);
             self.check_alarm();
         }
         result
@@ -277,7 +278,7 @@ impl Core {
             }
             result
         };
-        self.perform(&mut outputs, None);
+        self.perform(outputs, None);
         if left && self.seat.is_parked() {
             // Whoever sleeps did not see it.
             self.exec(|_| ());
@@ -372,13 +373,13 @@ impl Core {
 
     /// Queues for the thread that drives.
     fn take_news(&self) -> News {
-        std::mem::take(&mut *self.news.lock())
+        self.news.lock().take().unwrap_or_default()
     }
 
     /// The next thread that drives uses them again.
     fn keep_news(&self, news: News) {
         if news.is_small() {
-            *self.news.lock() = news;
+            *self.news.lock() = Some(news);
         }
     }
 

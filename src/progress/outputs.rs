@@ -9,7 +9,7 @@ use crate::proto::Output;
 
 type Queue = VecDeque<Output<Live>>;
 
-/// What the protocol has asked for. The memory is the thread's, and used again.
+/// What the protocol has asked for. The memory is the thread's, which uses it again: see [`Outputs::keep`].
 #[derive(Default)]
 pub(super) struct Outputs {
     pub queue: Queue,
@@ -18,7 +18,7 @@ pub(super) struct Outputs {
 }
 
 thread_local! {
-    static OUTPUTS: Cell<Queue> = const { Cell::new(Queue::new()) };
+    static OUTPUTS: Cell<Option<Queue>> = const { Cell::new(None) };
 }
 
 /// What driving brings. Transports report it with locks of theirs held, and the reactor's is held as well; so what runs user code
@@ -69,15 +69,14 @@ const KEEP: usize = 256;
 
 impl Outputs {
     pub(super) fn new() -> Outputs {
-        Outputs { queue: OUTPUTS.try_with(Cell::take).unwrap_or_default(), moved: 0 }
+        Outputs { queue: OUTPUTS.try_with(Cell::take).ok().flatten().unwrap_or_default(), moved: 0 }
     }
-}
 
-impl Drop for Outputs {
-    fn drop(&mut self) {
-        if self.queue.is_empty() && self.queue.capacity() <= KEEP && self.queue.capacity() > 0 {
+    /// All of it has been carried out. Its memory is for the next outputs of this thread, unless it is large.
+    pub(super) fn keep(self) {
+        if self.queue.is_empty() && self.queue.capacity() <= KEEP {
             // On a thread that is ending there is no place for it.
-            let _ = OUTPUTS.try_with(|outputs| outputs.set(std::mem::take(&mut self.queue)));
+            let _ = OUTPUTS.try_with(|outputs| outputs.set(Some(self.queue)));
         }
     }
 }

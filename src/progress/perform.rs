@@ -19,7 +19,12 @@ pub(crate) const REFUSED_BY_FILTER: &str = "a peer has named this address, and t
 impl Core {
     /// Carries out what the protocol asked for, and what that brings about. Requests become jobs in `jobs`, if the thread
     /// drives; else they go to the handler threads.
-    pub(super) fn perform(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
+    pub(super) fn perform(&self, mut outputs: Outputs, jobs: Option<&mut Vec<Job>>) {
+        self.perform_queued(&mut outputs, jobs);
+        outputs.keep();
+    }
+
+    fn perform_queued(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
         while let Some(output) = outputs.queue.pop_front() {
             self.perform_one(output, jobs.as_deref_mut(), outputs);
         }
@@ -28,6 +33,9 @@ impl Core {
 
     /// While transports are at work: carries out what runs no user code, and keeps the rest for [`Core::pass_on`].
     pub(super) fn perform_at_once(&self, news: &mut News) {
+        if news.outputs.queue.is_empty() {
+            return;
+        }
         // As it mostly is: a call has come, or an answer.
         if news.later.is_empty() && news.outputs.queue.iter().all(runs_user_code) {
             return std::mem::swap(&mut news.later, &mut news.outputs.queue);
@@ -47,7 +55,7 @@ impl Core {
             news.outputs.moved = 0;
             self.perform_one(output, Some(jobs), &mut news.outputs);
             if !news.outputs.queue.is_empty() {
-                self.perform(&mut news.outputs, Some(jobs));
+                self.perform_queued(&mut news.outputs, Some(jobs));
             }
         }
         deferred_log::flush();
@@ -152,7 +160,7 @@ impl Core {
             proto.poll_unsent(&mut outputs.queue);
             self.leave_unsent();
         }
-        self.perform(&mut outputs, None);
+        self.perform(outputs, None);
         if self.seat.is_parked() {
             // Whoever sleeps did not see it.
             self.exec(|_| ());

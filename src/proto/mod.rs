@@ -347,12 +347,17 @@ impl<E: Env> Proto<E> {
     pub(crate) fn poll(&mut self, outputs: &mut VecDeque<Output<E>>) {
         self.poll_unsent(outputs);
         while let Some(id) = self.ready.pop_front() {
-            outputs.extend(self.links.get_mut(id).and_then(|link| link.transmit(id)));
+            if let Some(output) = self.links.get_mut(id).and_then(|link| link.transmit(id)) {
+                outputs.push_back(output);
+            }
         }
     }
 
     /// As [`Proto::poll`], but for what is to be sent: that is left for later.
     pub(crate) fn poll_unsent(&mut self, outputs: &mut VecDeque<Output<E>>) {
+        if self.outputs.is_empty() {
+            return;
+        }
         if outputs.is_empty() {
             std::mem::swap(&mut self.outputs, outputs);
         } else {

@@ -115,8 +115,8 @@ impl Core {
 
     fn hand_over(&self, _: Job) {}
 
-    fn perform(&self, outputs: &mut Outputs, _: Option<&mut Vec<Job>>) {
-        outputs.drain(..).for_each(|completion| proto::end(&completion));
+    fn perform(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
+        outputs.iter().for_each(|completion| proto::end(completion));
     }
 
     fn pass_on(&self, _: &mut News, _: &mut [Job]) {}
