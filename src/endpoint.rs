@@ -34,6 +34,10 @@ impl Endpoint {
         self.tag.id
     }
 
+    pub(crate) fn tag(&self) -> &Arc<PeerTag> {
+        &self.tag
+    }
+
     /// Where the peer listens; for one that does not, where its connection comes from.
     pub fn address(&self) -> Address {
         self.tag.address.clone()

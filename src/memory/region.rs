@@ -123,6 +123,11 @@ impl Region {
         Message(self.owned.lock().take())
     }
 
+    /// Puts back what was taken out, to be taken out again.
+    pub(crate) fn put_back(&self, mut message: Message) {
+        *self.owned.lock() = message.0.take();
+    }
+
     /// Length in bytes, all segments together.
     pub(crate) fn len(&self) -> usize {
         self.len

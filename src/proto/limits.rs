@@ -77,8 +77,8 @@ const LEASE_COST: usize = 192;
 /// in the message: numbers and short texts that are no attack do.
 pub(crate) const VALUES_COUNT: usize = 4;
 /// Memory that is granted for values beyond what is asked for, and one part in so many: they are not many questions.
-const VALUES_AHEAD: usize = 4 << 10;
-const VALUES_PART_AHEAD: usize = 4;
+pub(super) const VALUES_AHEAD: usize = 4 << 10;
+pub(super) const VALUES_PART_AHEAD: usize = 4;
 
 /// Counts, and has it logged at powers of two: whoever is refused can't flood the log. Not here: who takes logs is user code.
 fn tell<E: Env>(outputs: &mut VecDeque<Output<E>>, count: &mut u64, what: &'static str, reason: &str) {
@@ -130,10 +130,10 @@ impl<E: Env> Proto<E> {
         all > limit && (own > self.share(limit) || all > limit.saturating_mul(2))
     }
 
-    /// What is held for a peer, with so many bytes more. An error in words when that is more than one peer may have.
-    fn check_own_bytes(&self, id: LinkId, more: usize) -> Result<usize, String> {
+    /// What is held for a peer, but for what is set `aside`, with so many bytes more. An error in words when that is more than one peer may have.
+    fn check_own_bytes(&self, id: LinkId, more: usize, aside: usize) -> Result<usize, String> {
         let (link, limit) = (&self.links[id], self.config.limits.peer_bytes);
-        let own = link.account.requests + link.weight();
+        let own = link.account.requests + link.weight() - aside;
         let with_this = own.saturating_add(more);
         if with_this > limit {
             return Err(format!("{own} bytes are in flight for this peer, and the limit is {limit}"));
@@ -143,12 +143,23 @@ impl<E: Env> Proto<E> {
 
     /// An error in words when no more bytes may be held for a peer.
     fn check_bytes(&self, id: LinkId, more: usize) -> Result<(), String> {
-        let with_this = self.check_own_bytes(id, more)?;
-        let limit = self.config.limits.bytes;
-        if self.exceeds(self.bytes.saturating_add(more), with_this, limit) {
-            return Err(format!("{} bytes are in flight for all peers, and the limit is {limit}", self.bytes));
+        self.check_bytes_without(id, more, (0, 0))
+    }
+
+    /// As `check_bytes`, without what is set aside of the peer, and in all.
+    fn check_bytes_without(&self, id: LinkId, more: usize, (own, all): (usize, usize)) -> Result<(), String> {
+        let with_this = self.check_own_bytes(id, more, own)?;
+        let (all, limit) = (self.bytes - all, self.config.limits.bytes);
+        if self.exceeds(all.saturating_add(more), with_this, limit) {
+            return Err(format!("{all} bytes are in flight for all peers, and the limit is {limit}"));
         }
         Ok(())
+    }
+
+    /// Bytes that a request may take, with its values, when nothing else is there but what the connection has declared.
+    pub(super) fn most_alone(&self, link: LinkId) -> usize {
+        let Limits { peer_bytes, bytes, .. } = self.config.limits;
+        peer_bytes.min(bytes).saturating_sub(self.links.get(link).map_or(0, |link| link.account.declared))
     }
 
     /// Whether one more request of so many bytes is taken.
@@ -170,22 +181,36 @@ impl<E: Env> Proto<E> {
     }
 
     /// Whether the values in a request may take so many bytes of memory: how many they may take, which is no less, and counts
-    /// from now on.
+    /// from now on. `Busy` when it may try again, which a one-way call does by itself: see [`Proto::park`].
     pub(crate) fn admit_values(&mut self, id: RequestId, memory: usize) -> Result<usize, Status> {
-        let ahead = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);
-        if self.count_values(id, ahead).is_ok() {
-            return Ok(ahead);
+        let Some(request) = self.requests.get(id) else { return Ok(usize::MAX) };
+        let (link, size, one_way) = (request.link, request.cost - request.values, request.one_way.is_some());
+        // A call that has waited for memory has it reserved.
+        let reserved = request.values.saturating_mul(VALUES_COUNT);
+        if memory <= reserved {
+            return Ok(reserved);
         }
-        let reason = match self.count_values(id, memory) {
-            Ok(()) => return Ok(memory),
+        let ahead = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);
+        let granted = if self.is_behind_parked(id) {
+            Err("one-way calls of this peer wait for memory".to_owned())
+        } else if self.count_values(id, ahead).is_ok() {
+            Ok(ahead)
+        } else {
+            self.count_values(id, memory).map(|()| memory)
+        };
+        let reason = match granted {
+            Ok(granted) => return Ok(granted),
             Err(reason) => reason,
         };
-        tell(&mut self.outputs, &mut self.limited.requests, "requests are refused", &reason);
-        let limit = self.config.limits.peer_bytes;
-        let size = self.requests.get(id).map_or(0, |request| request.cost - request.values);
+        let limit = self.config.limits.peer_bytes.min(self.config.limits.bytes);
         let alone = size.saturating_add(memory / VALUES_COUNT);
-        // Some of the limit is always taken, by names for instance: a caller must not try again for ever.
-        if alone <= limit - limit / 16 {
+        // Some of the limit may always be taken, by bulks for instance: a caller must not try again for ever.
+        let may_fit = alone <= self.most_alone(link).saturating_sub(limit / 16);
+        if one_way && may_fit {
+            return Err(Status::Busy(reason));
+        }
+        tell(&mut self.outputs, &mut self.limited.requests, "requests are refused", &reason);
+        if may_fit {
             return Err(Status::Busy(reason));
         }
         let reason = format!(
@@ -200,9 +225,11 @@ impl<E: Env> Proto<E> {
         let Some(request) = self.requests.get(id) else { return Ok(()) };
         let (link, before, values) = (request.link, request.values, memory / VALUES_COUNT);
         let more = values.saturating_sub(before);
+        // Those that wait must not keep each other waiting.
+        let aside = if more > 0 && request.wants > 0 { self.parked.bytes(link) } else { (0, 0) };
         if more > 0 && self.links.contains_key(link) {
-            self.check_bytes(link, more)?;
-        } else if more > 0 && self.bytes.saturating_add(more) > self.config.limits.bytes.saturating_mul(2) {
+            self.check_bytes_without(link, more, aside)?;
+        } else if more > 0 && (self.bytes - aside.1).saturating_add(more) > self.config.limits.bytes.saturating_mul(2) {
             let limit = self.config.limits.bytes;
             return Err(format!("{} bytes are in flight for all peers, and the limit is {limit}", self.bytes));
         }
@@ -227,7 +254,7 @@ impl<E: Env> Proto<E> {
         }
         // What takes no more than the request did, or than a refusal, is no more in all; and the handler has run.
         let checked =
-            if bytes <= freed.max(REFUSAL) { self.check_own_bytes(id, bytes).map(drop) } else { self.check_bytes(id, bytes) };
+            if bytes <= freed.max(REFUSAL) { self.check_own_bytes(id, bytes, 0).map(drop) } else { self.check_bytes(id, bytes) };
         checked.map_err(|reason| {
             tell(&mut self.outputs, &mut self.limited.answers, "answers give way to refusals, as nobody reads them", &reason);
             Status::Busy(reason)
@@ -341,9 +368,11 @@ impl<E: Env> Proto<E> {
             self.links.values().map(|link| link.window.extra()).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
         let left: Vec<usize> =
             self.requests.values().filter(|request| request.is_left_behind()).map(|request| request.cost).collect();
-        let sums = (requests + counted, accepted, extra, (left.len(), left.iter().sum()));
-        let told = (self.bytes, self.accepted, self.granted, self.left_behind);
-        (sums != told)
-            .then(|| format!("bytes in flight, connections, credit, and what is left behind: {told:?} instead of {sums:?}"))
+        let parked: usize = self.requests.values().filter(|request| request.parked.is_some()).map(|request| request.cost).sum();
+        let sums = (requests + counted, accepted, extra, (left.len(), left.iter().sum()), parked);
+        let told = (self.bytes, self.accepted, self.granted, self.left_behind, self.parked.bytes(LinkId::default()).1);
+        (sums != told).then(|| {
+            format!("bytes in flight, connections, credit, what is left behind, and what waits: {told:?} instead of {sums:?}")
+        })
     }
 }

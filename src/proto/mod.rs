@@ -25,6 +25,7 @@ mod limits;
 mod link;
 mod log;
 mod one_way;
+mod parked;
 mod peers;
 mod refusals;
 mod requests;
@@ -268,6 +269,8 @@ pub(crate) struct Proto<E: Env> {
     granted: (usize, usize),
     /// One-way calls, and their bytes, whose connections are gone while they wait for their handlers.
     left_behind: (usize, usize),
+    /// One-way calls that wait for memory for their values.
+    parked: parked::Parked,
     limited: limits::Counts,
     refusals: Refusals,
     logged: log::Counts,
@@ -320,6 +323,7 @@ impl<E: Env> Proto<E> {
             bytes: 0,
             granted: (0, 0),
             left_behind: (0, 0),
+            parked: parked::Parked::default(),
             limited: limits::Counts::default(),
             refusals: Refusals::default(),
             logged: log::Counts::default(),
@@ -355,6 +359,9 @@ impl<E: Env> Proto<E> {
 
     /// As [`Proto::poll`], but for what is to be sent: that is left for later.
     pub(crate) fn poll_unsent(&mut self, outputs: &mut VecDeque<Output<E>>) {
+        if !self.parked.is_empty() {
+            self.resume_parked();
+        }
         if self.outputs.is_empty() {
             return;
         }
@@ -386,6 +393,7 @@ impl<E: Env> Proto<E> {
 
     /// Ends everything: own operations with `Finalized`, links with a goodbye once what they have to say is said.
     pub(crate) fn finish_shutdown(&mut self) {
+        self.lose_parked();
         self.stage = Stage::Closed;
         let own: HashSet<u64> = self.calls.keys().map(wire_id).collect();
         for (_, call) in self.calls.drain() {

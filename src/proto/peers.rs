@@ -343,6 +343,7 @@ impl<E: Env> Proto<E> {
         for transfer in chain::all(&mut self.transfers, link.last_transfer) {
             self.end_transfer(transfer, Err(failure.clone()));
         }
+        self.parked.orphan(id);
         let extra = link.window.extra();
         self.granted = (self.granted.0 - extra.0, self.granted.1 - extra.1);
         for waiter in link.outgoing.waiting {

@@ -15,7 +15,7 @@ use super::{Body, Declaration, Env, Failure, Leases, LinkId, Memory, Output, Pee
 pub(super) struct Request<E: Env> {
     pub link: LinkId,
     call: u64,
-    one_way: Option<OneWay>,
+    pub one_way: Option<OneWay>,
     provider: u16,
     deadline: Option<Instant>,
     /// Nobody takes the answer; what it takes to handle it is still there.
@@ -27,6 +27,9 @@ pub(super) struct Request<E: Env> {
     pub cost: usize,
     /// Those for the values.
     pub values: usize,
+    /// Memory for the values that it has waited for, if it has, and what it waits with.
+    pub wants: usize,
+    pub parked: Option<Box<Incoming<E>>>,
     pub body: Option<Arriving<E>>,
 }
 
@@ -47,6 +50,8 @@ pub(crate) struct Incoming<E: Env> {
     pub declaration: Arc<Declaration<E>>,
     pub deadline: Option<Instant>,
     pub one_way: bool,
+    /// It has been handed out before, and given back to wait for memory.
+    pub again: bool,
     pub body: Body<E::Memory>,
     pub leases: Leases,
 }
@@ -145,6 +150,8 @@ impl<E: Env> Proto<E> {
             is_orphan: false,
             cost,
             values: 0,
+            wants: 0,
+            parked: None,
             body: None,
         });
         place.insert(request);
@@ -252,6 +259,7 @@ impl<E: Env> Proto<E> {
             declaration,
             deadline: request.deadline,
             one_way: request.one_way.is_some(),
+            again: false,
             body,
             leases,
         }));

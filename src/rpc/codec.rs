@@ -139,6 +139,8 @@ pub(crate) struct Decoding {
     leases: Leases,
     /// Which of the leases some bulk has taken over.
     taken: Vec<bool>,
+    /// What is decoded will be decoded again: bulks that are dropped meanwhile are still to come.
+    in_vain: bool,
     /// Which engine is at the other end of the link, and where, once a bulk wants to know.
     remote: Option<Option<(u64, crate::Address)>>,
 }
@@ -154,6 +156,9 @@ pub(crate) struct RemoteLease {
 
 impl Drop for RemoteLease {
     fn drop(&mut self) {
+        if Decoding::is_in_vain(self) {
+            return;
+        }
         if let Some(shared) = self.shared.upgrade() {
             // A list of bulks is dropped one by one: as many as may be go out together.
             shared.core.exec_soon(|proto| proto.release(self.link, Leases { first: self.number, count: 1 }));
@@ -174,6 +179,26 @@ impl Decoding {
             let (shared, engine, link) = (decoding.shared.clone(), decoding.engine, decoding.link);
             Some(Arc::new(RemoteLease { shared, engine, link, number }))
         })
+    }
+
+    /// The message that this thread decodes, which has leases, will be decoded again.
+    pub(super) fn set_in_vain() {
+        DECODING.with_borrow_mut(|decoding| {
+            if let Some(decoding) = decoding {
+                decoding.in_vain = true;
+            }
+        });
+    }
+
+    /// Whether a lease is one of those that stay with their message, as that will be decoded again.
+    fn is_in_vain(lease: &RemoteLease) -> bool {
+        let is_in_vain = |decoding: &RefCell<Option<Decoding>>| {
+            decoding.borrow().as_ref().is_some_and(|Decoding { link, leases, in_vain, .. }| {
+                let number = lease.number.checked_sub(leases.first);
+                *in_vain && *link == lease.link && number.is_some_and(|number| number < u64::from(leases.count))
+            })
+        };
+        DECODING.try_with(is_in_vain).unwrap_or(false)
     }
 
     /// Where the peer is whose message is decoded, if it is the engine of this incarnation.
@@ -200,7 +225,15 @@ pub(crate) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, de
         return decode();
     }
     let taken = vec![false; leases.count as usize];
-    let fresh = Decoding { shared: Arc::downgrade(shared), engine: shared.incarnation, link, leases, taken, remote: None };
+    let fresh = Decoding {
+        shared: Arc::downgrade(shared),
+        engine: shared.incarnation,
+        link,
+        leases,
+        taken,
+        in_vain: false,
+        remote: None,
+    };
     let outer = DECODING.replace(Some(fresh));
     let done = Done { shared, outer: Some(outer) };
     let result = decode();
@@ -216,6 +249,9 @@ struct Done<'a> {
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         let Some(decoding) = DECODING.replace(self.outer.take().flatten()) else { return };
+        if decoding.in_vain {
+            return;
+        }
         let mut next = decoding.leases.first;
         let mut left = Vec::new();
         for run in decoding.taken.chunk_by(|a, b| a == b) {

@@ -96,50 +96,87 @@ impl Base {
         shared.finalizing().look_again();
     }
 
-    /// Takes a request apart: the responder, and what is made of its bytes by `use_bytes`, or a refusal.
+    /// Takes a request apart: the responder, and what is made of its bytes by `use_bytes`. `None` when it is refused, or comes
+    /// again.
     fn open<R, T>(
         &self,
         shared: &Arc<Shared>,
         incoming: Incoming<Live>,
         shape_of: fn() -> Shape,
-        use_bytes: impl FnOnce(Responder<R>, &[u8]) -> T,
+        use_bytes: impl FnOnce(Responder<R>, &[u8]) -> Result<T, Unused<R>>,
     ) -> Option<T> {
         let (request, Content { link, leases, body }) = Request::new(shared, incoming);
         let responder = Responder::<R>::new(request, self.results.clone());
-        codec::decoding(shared, link, leases, || {
-            let declaration = responder.request().declaration();
-            if let Err(mismatch) = self.arguments.check(&declaration.verdicts, &declaration.shape, shape_of) {
+        let declaration = responder.request().declaration();
+        // The type may have to be traced, with values that are made up: bulks among them must not take over the message's leases.
+        let checked = self.arguments.check(&declaration.verdicts, &declaration.shape, shape_of);
+        let (used, too_early) = codec::decoding(shared, link, leases, || {
+            if let Err(mismatch) = checked {
                 let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
                 let _ = responder.refuse(Status::TypeMismatch { expected, found });
-                return None;
+                return (None, None);
             }
-            Some(match body {
-                Body::Small(bytes) => use_bytes(responder, &bytes),
-                Body::Large(memory) => use_bytes(responder, &memory.region.take_message()),
-            })
-        })
+            match body {
+                Body::Small(bytes) => match use_bytes(responder, &bytes) {
+                    Err(Unused::TooEarly(responder, memory)) => (None, Some((responder, memory, Body::Small(bytes)))),
+                    used => (used.ok(), None),
+                },
+                Body::Large(large) => {
+                    let message = large.region.take_message();
+                    match use_bytes(responder, &message) {
+                        Err(Unused::TooEarly(responder, memory)) => {
+                            large.region.put_back(message);
+                            (None, Some((responder, memory, Body::Large(large))))
+                        }
+                        used => (used.ok(), None),
+                    }
+                }
+            }
+        });
+        if let Some((responder, memory, body)) = too_early {
+            responder.wait_for_memory(Content { link, leases, body }, memory);
+        }
+        used
     }
 
     /// As `open`, for arguments that own what they hold.
     fn decode<A: DeserializeOwned, R>(&self, shared: &Arc<Shared>, incoming: Incoming<Live>) -> Option<(Responder<R>, A)> {
-        self.open(shared, incoming, Shape::of_type::<A>, |responder: Responder<R>, bytes| {
-            match arguments(shared, &responder, bytes) {
-                Ok(arguments) => Some((responder, arguments)),
-                Err(status) => {
-                    let _ = responder.refuse(status);
-                    None
-                }
-            }
-        })?
+        let has_leases = incoming.leases.count > 0;
+        self.open(shared, incoming, Shape::of_type::<A>, |responder, bytes| arguments(shared, responder, bytes, has_leases))
     }
 }
 
+/// Why no arguments are made of a request's bytes.
+enum Unused<R> {
+    /// The caller is told.
+    Refused,
+    /// There is no memory for the values just now, of which there would be so much and more.
+    TooEarly(Responder<R>, usize),
+}
+
 /// Decodes arguments. What they take of memory beyond the length of the message counts for the peer, until it is answered.
-fn arguments<'a, A: Deserialize<'a>, R>(shared: &Shared, responder: &Responder<R>, bytes: &'a [u8]) -> Result<A, Status> {
-    let (id, mut asked, mut refused) = (responder.request().id(), false, None);
+fn arguments<'a, A: Deserialize<'a>, R>(
+    shared: &Shared,
+    responder: Responder<R>,
+    bytes: &'a [u8],
+    has_leases: bool,
+) -> Result<(Responder<R>, A), Unused<R>> {
+    let (id, one_way) = (responder.request().id(), responder.request().is_one_way());
+    let (mut asked, mut refused, mut too_early) = (false, None, None);
     let decoded = bounded::decode_within(bytes, &mut |memory| {
         asked = true;
-        shared.core.exec(|proto| proto.admit_values(id, memory)).map_err(|status| refused = Some(status)).ok()
+        match shared.core.exec(|proto| proto.admit_values(id, memory)) {
+            Ok(granted) => return Some(granted),
+            Err(Status::Busy(_)) if one_way => {
+                too_early = Some(memory);
+                if has_leases {
+                    // What has been decoded is dropped next.
+                    codec::Decoding::set_in_vain();
+                }
+            }
+            Err(status) => refused = Some(status),
+        }
+        None
     });
     match decoded {
         Ok((arguments, memory)) => {
@@ -147,9 +184,15 @@ fn arguments<'a, A: Deserialize<'a>, R>(shared: &Shared, responder: &Responder<R
                 // More was granted than is taken: to have less is never refused.
                 let _ = shared.core.exec(|proto| proto.count_values(id, memory));
             }
-            Ok(arguments)
+            Ok((responder, arguments))
         }
-        Err(reason) => Err(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason)))),
+        Err(reason) => {
+            if let Some(memory) = too_early {
+                return Err(Unused::TooEarly(responder, memory));
+            }
+            let _ = responder.refuse(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason))));
+            Err(Unused::Refused)
+        }
     }
 }
 
@@ -221,14 +264,12 @@ where
 
     fn handle(&self, incoming: Incoming<Live>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
+        let has_leases = incoming.leases.count > 0;
         self.base.open(&entered.0, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
-            match arguments::<A::With<'_>, R>(&entered.0, &responder, bytes) {
-                Ok(arguments) => {
-                    let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
-                    answer(responder, outcome);
-                }
-                Err(status) => drop(responder.refuse(status)),
-            }
+            let (responder, arguments) = arguments::<A::With<'_>, R>(&entered.0, responder, bytes, has_leases)?;
+            let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
+            answer(responder, outcome);
+            Ok(())
         });
     }
 }

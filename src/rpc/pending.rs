@@ -79,8 +79,10 @@ impl Target {
 
     fn decode<R: DeserializeOwned>(&self, answer: Answer<Live>) -> Result<R> {
         let Answer { link, body, declaration, leases } = answer;
+        // Before anything is decoded: see `Base::open`.
+        let checked = self.check::<R>(declaration.as_deref());
         codec::decoding(&self.shared, link, leases, || {
-            self.check::<R>(declaration.as_deref())?;
+            checked?;
             let most = self.shared.limits.values;
             let mut within = |memory: usize| (memory <= most).then_some(most);
             let decoded = match body {

@@ -180,8 +180,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// - when the peer has no such procedure or provider, when the arguments are not of its type or can't be decoded, when it
     ///   denies the call ([`EngineBuilder::authorize`](crate::EngineBuilder::authorize)), and when checksums show that the body
     ///   was changed on the way;
-    /// - when its values take more memory than its bytes do, and other calls have used up what the peer's limits allow for that
-    ///   ([`EngineBuilder::max_bytes_in_flight_per_peer`](crate::EngineBuilder::max_bytes_in_flight_per_peer)).
+    /// - when its values alone take more memory than the peer's limits allow
+    ///   ([`EngineBuilder::max_bytes_in_flight_per_peer`](crate::EngineBuilder::max_bytes_in_flight_per_peer)). Where only
+    ///   other calls are in the way, it waits there, undecoded, until they have ended; later calls may be handled before it.
     ///
     /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs them;
     /// this engine is told of none of them.

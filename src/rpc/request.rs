@@ -29,7 +29,7 @@ pub struct Request {
 
 impl Request {
     pub(super) fn new(shared: &Arc<Shared>, incoming: Incoming<Live>) -> (Request, Content) {
-        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases } = incoming;
+        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases, again: _ } = incoming;
         let endpoint = Endpoint::new(shared.clone(), peer, 0);
         let engine = Engine::from_shared(shared.clone());
         let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way };
@@ -140,6 +140,26 @@ impl<R> Responder<R> {
     /// Answers that the procedure failed: the caller gets [`Error::Failed`] with the message.
     pub fn fail(self, message: impl Into<String>) {
         let _ = self.refuse(Status::Failed(Status::clip(message.into())));
+    }
+
+    /// The arguments of this one-way call would have taken so much memory and more: its handler gets it again when there is as
+    /// much.
+    pub(super) fn wait_for_memory(mut self, content: Content, memory: usize) {
+        self.answered = true;
+        let Request { endpoint, id, declaration, provider, deadline, one_way, .. } = &self.request;
+        let incoming = Incoming {
+            request: *id,
+            link: content.link,
+            peer: endpoint.tag().clone(),
+            provider: *provider,
+            declaration: declaration.clone(),
+            deadline: *deadline,
+            one_way: *one_way,
+            again: true,
+            body: content.body,
+            leases: content.leases,
+        };
+        self.request.engine.shared().core.exec_unless_forked(|proto| proto.park(incoming, memory));
     }
 
     pub(super) fn refuse(mut self, status: Status) -> Result<()> {

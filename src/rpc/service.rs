@@ -23,7 +23,8 @@ impl EngineService {
 impl Service for EngineService {
     fn request(&self, incoming: Incoming<Live>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
-        if !is_allowed(&shared, &incoming) {
+        // A call that has waited for memory has been decided on.
+        if !incoming.again && !is_allowed(&shared, &incoming) {
             // Which procedures there are is no business of theirs.
             shared.core.exec_with_others(|proto| {
                 proto.release(incoming.link, incoming.leases);

@@ -100,7 +100,8 @@ impl EngineBuilder {
     /// Arguments may take many times as much memory as they did in the message: an empty `String` took one byte, and takes
     /// twenty-four. Where they take more than the message, a quarter of them counts too, from the decoding to the answer. So
     /// with the defaults a message of the largest size may become thirteen times as large, which numbers of 64 bits do, and
-    /// texts of four letters and more; smaller messages more. A request whose arguments alone would be too much fails
+    /// texts of four letters and more; smaller messages more. A one-way call that was sent waits until there is room: its message
+    /// counts meanwhile, but not against other calls that wait, so a peer may have twice this number of bytes then. A request whose arguments alone would be too much fails
     /// with [`Error::Decode`](crate::Error::Decode), and so does an answer whose value would take more than four times this
     /// number of bytes.
     pub fn max_bytes_in_flight_per_peer(mut self, bytes: usize) -> Self {

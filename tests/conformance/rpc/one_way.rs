@@ -1,12 +1,12 @@
 //! One-way calls: each that was taken is handled once, whatever its size, and however slow its handler is.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Endpoint, Engine, Error, Request};
+use calomel::{Bulk, BulkMode, Endpoint, Engine, Error, Grant, Pending, Request};
 
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net, Pair, eventually, patience};
@@ -245,6 +245,177 @@ fn what_is_lost_is_counted(net: &Net) {
     assert_eq!(client.refusals().one_way, 0);
 }
 
+/// Many bytes in memory for each in a message.
+type Texts = Vec<String>;
+
+/// A server with little memory for the values in calls, and 64 handler threads.
+fn tight(net: &Net) -> Pair {
+    let server = net.server_with(|builder| {
+        builder.max_message_size(1 << 20).max_bytes_in_flight_per_peer(4 << 20).max_bytes_in_flight(16 << 20).handler_threads(64)
+    });
+    Pair::of(server, net.client())
+}
+
+/// Handlers that take nearly all of that memory until the gate opens.
+fn hold(pair: &Pair, gate: &Gate) -> Vec<Pending<()>> {
+    let (waits, held) = (gate.clone(), Arc::new(AtomicUsize::new(0)));
+    let entered = held.clone();
+    pair.server
+        .define("hold", move |_: &Request, _: Texts| {
+            entered.fetch_add(1, Ordering::SeqCst);
+            waits.wait();
+        })
+        .unwrap();
+    // Each counts with its 118,000 bytes, and a quarter of 24 times as many; more while it is decoded.
+    let hold = pair.client.procedure::<Texts, ()>("hold").on(&pair.to_server);
+    let mut holding = Vec::new();
+    for number in 1..=5 {
+        holding.push(hold.start(&vec![String::new(); 118_000]).unwrap());
+        eventually("the memory is taken", || held.load(Ordering::SeqCst) == number);
+    }
+    holding
+}
+
+fn define_texts(engine: &Engine) -> Handled {
+    let handled = Handled::default();
+    let by_number = handled.clone();
+    engine
+        .define("texts", move |_: &Request, (number, texts): (u64, Texts)| {
+            assert!(texts.iter().all(String::is_empty));
+            *by_number.lock().unwrap().entry(number).or_default() += 1;
+        })
+        .unwrap();
+    handled
+}
+
+fn texts(pair: &Pair, number: u64, count: usize) -> calomel::Result<()> {
+    pair.client.procedure::<(u64, Texts), ()>("texts").on(&pair.to_server).notify(&(number, vec![String::new(); count]))
+}
+
+/// A call that is announced, and small ones, whose values find no room.
+fn send_too_many(pair: &Pair) -> Vec<u64> {
+    [40_000, 12_000, 12_000].into_iter().zip(0..).for_each(|(count, number)| texts(pair, number, count).unwrap());
+    vec![0, 1, 2]
+}
+
+/// Small calls and announced ones whose values find no room: they are handled when the calls that took it have ended.
+fn values_that_find_no_room(net: &Net) {
+    let (pair, gate) = (tight(net), Gate::default());
+    let handled = define_texts(&pair.server);
+    let holding = hold(&pair, &gate);
+    let sent = send_too_many(&pair);
+    pair.client.procedure::<(), ()>("there").on(&pair.to_server).call(&()).unwrap_err();
+    gate.open();
+    holding.into_iter().for_each(|holds| holds.wait().unwrap());
+    assert_handled(&handled, &sent);
+    assert_eq!(pair.server.refusals().one_way, 0);
+}
+
+/// The same while calls that are answered take the room again and again.
+fn values_beside_calls_that_take_the_room(net: &Net) {
+    let pair = tight(net);
+    let handled = define_texts(&pair.server);
+    pair.server.define("take", |_: &Request, texts: Texts| texts.len()).unwrap();
+    let stop = AtomicBool::new(false);
+    let sent = thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let take = pair.client.procedure::<Texts, usize>("take").on(&pair.to_server);
+                while !stop.load(Ordering::Relaxed) {
+                    match take.call(&vec![String::new(); 200_000]) {
+                        Ok(200_000) | Err(Error::Busy { .. }) => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+        let mut sent = Vec::new();
+        for number in 0..60 {
+            let count = [20_000, 32_000, 100_000, 300_000][number as usize % 4];
+            match texts(&pair, number, count) {
+                Ok(()) => sent.push(number),
+                // What is announced shares the limits.
+                Err(Error::Busy { .. }) if count > 32_000 => {}
+                Err(other) => {
+                    stop.store(true, Ordering::Relaxed);
+                    panic!("{other:?}");
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        sent
+    });
+    assert!(sent.len() >= 30);
+    assert_handled(&handled, &sent);
+    assert_eq!(pair.server.refusals().one_way, 0);
+}
+
+/// Their caller goes while they wait for room.
+fn values_of_a_caller_that_goes(net: &Net) {
+    let (pair, gate) = (tight(net), Gate::default());
+    let handled = define_texts(&pair.server);
+    let holding = hold(&pair, &gate);
+    let sent = send_too_many(&pair);
+    pair.client.finalize().unwrap();
+    gate.open();
+    drop(holding);
+    assert_handled(&handled, &sent);
+    assert_eq!(pair.server.refusals().one_way, 0);
+}
+
+/// An engine that is finalized handles those that wait for room, as long as it waits for those that have it.
+fn values_at_the_end(net: &Net) {
+    let (pair, gate) = (tight(net), Gate::default());
+    let handled = define_texts(&pair.server);
+    let holding = hold(&pair, &gate);
+    let sent = send_too_many(&pair);
+    let there = pair.client.procedure::<(), ()>("there").on(&pair.to_server);
+    // They have arrived before the engine begins to end.
+    assert_error!(there.call(&()), Error::NoSuchProcedure { .. });
+    thread::scope(|scope| {
+        let ends = scope.spawn(|| pair.server.finalize());
+        eventually("it takes no calls", || !matches!(there.call(&()), Err(Error::NoSuchProcedure { .. })));
+        gate.open();
+        ends.join().unwrap().unwrap();
+    });
+    drop(holding);
+    assert_handled(&handled, &sent);
+    assert_eq!(pair.server.refusals().one_way, 0);
+}
+
+/// What would never find room is refused, and counted.
+fn values_beyond_the_whole_limit(net: &Net) {
+    let pair = tight(net);
+    let handled = define_texts(&pair.server);
+    texts(&pair, 1, 900_000).unwrap();
+    eventually("it is counted", || pair.server.refusals().one_way == 1);
+    texts(&pair, 2, 10_000).unwrap();
+    assert_handled(&handled, &[2]);
+}
+
+/// A bulk in a call that waits for room is the peer's until its handler has dropped it.
+fn bulks_beside_values_that_find_no_room(net: &Net) {
+    let (pair, gate) = (tight(net), Gate::default());
+    let (moved, told) = mpsc::channel();
+    pair.server
+        .define("fetch", move |request: &Request, (first, _, last): (Bulk, Texts, Bulk)| {
+            let mut bytes = [0u8; 2000];
+            let pulled = [first, last].map(|bulk| bulk.on(request.endpoint()).pull_into(&mut bytes[..]));
+            moved.send((pulled, bytes)).unwrap();
+        })
+        .unwrap();
+    let holding = hold(&pair, &gate);
+    let exposed =
+        [5u8, 6].map(|byte| pair.client.expose_with(vec![byte; 2000], BulkMode::ReadOnly, &Grant::new().for_one_call()).unwrap());
+    let arguments = (exposed[0].bulk(), vec![String::new(); 40_000], exposed[1].bulk());
+    pair.client.procedure::<(Bulk, Texts, Bulk), ()>("fetch").on(&pair.to_server).notify(&arguments).unwrap();
+    gate.open();
+    holding.into_iter().for_each(|holds| holds.wait().unwrap());
+    let ([first, last], bytes) = told.recv_timeout(BOUND).expect("it is handled");
+    assert_eq!((first.unwrap(), last.unwrap()), (2000, 2000));
+    assert!(bytes == [6; 2000]);
+}
+
 suite!(
     large_ones_to_a_slow_handler,
     small_ones_by_the_ten_thousand,
@@ -253,4 +424,10 @@ suite!(
     of_every_size,
     a_handler_that_blocks,
     what_is_lost_is_counted,
+    values_that_find_no_room,
+    values_beside_calls_that_take_the_room,
+    values_of_a_caller_that_goes,
+    values_at_the_end,
+    values_beyond_the_whole_limit,
+    bulks_beside_values_that_find_no_room,
 );

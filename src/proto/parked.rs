@@ -1,0 +1,170 @@
+//! One-way calls whose values find no memory: they wait, undecoded, until there is some.
+//!
+//! Their callers have been told that they were sent, so they are not refused for a reason that passes. A call that waits counts
+//! with its message. It is handled again when there is room for the memory that it has asked for, and a quarter more, without
+//! the messages of others that wait: so they can't keep each other waiting, and each is decoded a few times at most.
+//!
+//! ```text
+//!   handed out ──no memory──▶ waits ──there is room──▶ handed out again, with the memory reserved
+//!                               └──this engine ends──▶ lost
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+
+use super::limits::{VALUES_AHEAD, VALUES_COUNT, VALUES_PART_AHEAD};
+use super::wire::Status;
+use super::{Env, Incoming, LinkId, Output, Proto, RequestId, Stage};
+
+/// What waits, in the order in which it came: by connection, and under no connection what peers that are gone have left.
+#[derive(Default)]
+pub(super) struct Parked {
+    queues: HashMap<LinkId, Queue>,
+    /// The connections that have something there. They take turns.
+    turns: VecDeque<LinkId>,
+    /// Bytes of all that waits.
+    bytes: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    requests: VecDeque<RequestId>,
+    bytes: usize,
+}
+
+/// Connections that are looked at in one step, and calls of each that are handed out. Those that are handed out bring a further
+/// step when they end, and connections that have requests are watched, which brings steps too.
+const LINKS_AT_A_TIME: usize = 64;
+const CALLS_AT_A_TIME: usize = 16;
+/// One part in so many of the limit may be taken by what the peer itself lets go of: bulks and answers.
+const PART_TAKEN: usize = 32;
+
+impl Parked {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// Bytes of what waits, of this connection and in all.
+    pub(super) fn bytes(&self, link: LinkId) -> (usize, usize) {
+        (self.queues.get(&link).map_or(0, |queue| queue.bytes), self.bytes)
+    }
+
+    pub(super) fn has(&self, link: LinkId) -> bool {
+        self.queues.contains_key(&link)
+    }
+
+    fn add(&mut self, link: LinkId, id: RequestId, bytes: usize, first: bool) {
+        let queue = self.queues.entry(link).or_insert_with(|| {
+            self.turns.push_back(link);
+            Queue::default()
+        });
+        if first {
+            queue.requests.push_front(id);
+        } else {
+            queue.requests.push_back(id);
+        }
+        queue.bytes += bytes;
+        self.bytes += bytes;
+    }
+
+    /// The first of a connection, which takes as many bytes as `cost` says.
+    fn take(&mut self, link: LinkId, cost: impl FnOnce(RequestId) -> usize) -> Option<RequestId> {
+        let queue = self.queues.get_mut(&link)?;
+        let id = queue.requests.pop_front()?;
+        let bytes = cost(id);
+        queue.bytes -= bytes;
+        self.bytes -= bytes;
+        Some(id)
+    }
+
+    /// A connection is gone.
+    pub(super) fn orphan(&mut self, link: LinkId) {
+        let Some(mut gone) = self.queues.remove(&link) else { return };
+        self.turns.retain(|turn| *turn != link);
+        let orphans = self.queues.entry(LinkId::default()).or_insert_with(|| {
+            self.turns.push_back(LinkId::default());
+            Queue::default()
+        });
+        orphans.requests.append(&mut gone.requests);
+        orphans.bytes += gone.bytes;
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// Under which a request of a link waits.
+    fn queue_of(&self, link: LinkId) -> LinkId {
+        if self.links.contains_key(link) { link } else { LinkId::default() }
+    }
+
+    /// Whether the values of a request that is handed out for the first time have to wait in line.
+    pub(super) fn is_behind_parked(&self, id: RequestId) -> bool {
+        let request = self.requests.get(id).filter(|request| request.one_way.is_some() && request.wants == 0);
+        request.is_some_and(|request| self.parked.has(self.queue_of(request.link)))
+    }
+
+    /// A one-way call can't be handled now, as its values would have taken so much memory and more: it comes again when there is
+    /// room for them.
+    pub(crate) fn park(&mut self, incoming: Incoming<E>, memory: usize) {
+        let id = incoming.request;
+        let is_over = self.stage == Stage::Closed;
+        let Some(request) = self.requests.get_mut(id).filter(|_| !is_over) else { return self.lose(incoming) };
+        let again = request.wants > 0;
+        request.wants = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);
+        request.parked = Some(Box::new(incoming));
+        let link = request.link;
+        // To have less is never refused.
+        let _ = self.count_values(id, 0);
+        let (link, cost) = (self.queue_of(link), self.requests[id].cost);
+        self.parked.add(link, id, cost, again);
+    }
+
+    /// Hands out what there is room for.
+    pub(super) fn resume_parked(&mut self) {
+        for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
+            let Some(link) = self.parked.turns.pop_front() else { return };
+            for _ in 0..CALLS_AT_A_TIME {
+                let requests = &self.requests;
+                let Some(id) = self.parked.take(link, |id| requests[id].cost) else { break };
+                if !self.reserve(id) {
+                    let cost = self.requests[id].cost;
+                    self.parked.add(link, id, cost, true);
+                    break;
+                }
+                if let Some(incoming) = self.requests[id].parked.take() {
+                    self.outputs.push_back(Output::Request(*incoming));
+                }
+            }
+            if self.parked.queues.get(&link).is_some_and(|queue| queue.requests.is_empty()) {
+                self.parked.queues.remove(&link);
+            } else {
+                self.parked.turns.push_back(link);
+            }
+        }
+    }
+
+    /// Sets memory aside for the values of a request, if there is as much as it wants, or as much as it could ever get.
+    fn reserve(&mut self, id: RequestId) -> bool {
+        let request = &self.requests[id];
+        let most = self.most_alone(request.link);
+        let most = (most - most / PART_TAKEN).saturating_sub(request.cost).saturating_mul(VALUES_COUNT);
+        let wanted = request.wants.min(most);
+        self.count_values(id, wanted).is_ok()
+    }
+
+    /// This engine ends: what waits is lost.
+    pub(super) fn lose_parked(&mut self) {
+        for (_, queue) in std::mem::take(&mut self.parked).queues {
+            for id in queue.requests {
+                if let Some(incoming) = self.requests.get_mut(id).and_then(|request| request.parked.take()) {
+                    self.lose(*incoming);
+                }
+            }
+        }
+    }
+
+    fn lose(&mut self, incoming: Incoming<E>) {
+        self.release(incoming.link, incoming.leases);
+        // There is no caller to be told.
+        let _ = self.respond(incoming.request, Err(Status::Finalizing));
+    }
+}
