@@ -225,7 +225,11 @@ impl<E: Env> Proto<E> {
 
     /// Gives a call up: at its deadline, or because nobody wants it any more. The peer is told.
     pub(crate) fn abandon_call(&mut self, call: CallId, failure: Failure) {
-        let Some(link) = self.calls.get(call).map(|call| call.link) else { return };
+        let Some(&Call { link, announced, .. }) = self.calls.get(call) else { return };
+        if announced {
+            // The peer may take it before it hears of this, and reports it then.
+            self.links[link].outgoing.abandoned.insert(wire_id(call));
+        }
         self.links[link].say(&Message::Cancel { call: wire_id(call) }, &[]);
         self.end_call(call, Err(failure));
         self.mark_ready(link);
@@ -279,6 +283,8 @@ impl<E: Env> Proto<E> {
                 self.note_refused(id);
             }
             self.end_call(key, Err(Failure::Refused(status)));
+        } else {
+            self.links[id].outgoing.abandoned.remove(&number);
         }
     }
 
@@ -289,19 +295,26 @@ impl<E: Env> Proto<E> {
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else {
             // It was cancelled, or timed out: what the answer holds is not wanted.
+            let outgoing = &mut self.links[id].outgoing;
+            if outgoing.abandoned.remove(&number) {
+                outgoing.out += 1;
+            }
             self.release(id, leases);
             return Ok(());
         };
         check_leases(leases, size)?;
+        if call.announced {
+            if size > 0 {
+                return Err(broken(format!("an answer of {size} bytes to a one-way call")));
+            }
+            // It is taken, and the body goes on.
+            self.links[id].outgoing.out += 1;
+        }
         let Some(body) = body else {
             self.release(id, leases);
             self.end_call(key, Err(Failure::Checksum));
             return Ok(());
         };
-        if call.announced {
-            // It is taken, and the body goes on.
-            self.links[id].outgoing.out += 1;
-        }
         let limit = self.config.max_message as u64;
         if size > limit {
             self.release(id, leases);

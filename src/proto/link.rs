@@ -223,6 +223,7 @@ impl<E: Env> Link<E> {
     pub(super) fn is_busy(&self) -> bool {
         self.pending > 0
             || !self.outgoing.waiting.is_empty()
+            || !self.outgoing.abandoned.is_empty()
             || self.in_flight
             || self.lent != 0
             || self.requests.len() > self.cancelled
@@ -284,6 +285,7 @@ impl<E: Env> Link<E> {
         note("pending operations of a link", self.pending);
         note("bytes to send", self.control.len());
         note("waiters for credit", self.outgoing.waiting.len());
+        note("announced calls that were given up", self.outgoing.abandoned.len());
         note("payloads arriving", self.landings.len());
         note("payloads lent", self.lent.unsigned_abs());
         let Account { requests, answers, said_back, flying, partial, .. } = self.account;

@@ -10,6 +10,7 @@
 //!   announced:  ──notify──▶ Response ──▶ notify is done, the body goes on        or  ──▶ Refuse ──▶ the error of notify
 //! ```
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::limits::Limits;
@@ -43,11 +44,13 @@ pub(super) struct Outgoing<W> {
     /// Reports so far, and those when the peer last refused an announced call.
     reports: u64,
     refused_at: u64,
+    /// Announced calls that their callers have given up, and of which the peer has not said yet whether it takes them.
+    pub abandoned: HashSet<u64>,
 }
 
 impl<W> Default for Outgoing<W> {
     fn default() -> Self {
-        Outgoing { credit: LEAST, out: 0, waiting: Vec::new(), reports: 0, refused_at: 0 }
+        Outgoing { credit: LEAST, out: 0, waiting: Vec::new(), reports: 0, refused_at: 0, abandoned: HashSet::new() }
     }
 }
 

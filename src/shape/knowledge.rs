@@ -140,7 +140,7 @@ pub(crate) struct Verdicts {
 }
 
 /// As many are kept; those beyond compare again.
-const MAX_VERDICTS: usize = 256;
+const MAX_VERDICTS: usize = 16;
 
 impl Verdicts {
     #[inline]

@@ -309,6 +309,40 @@ fn a_refusal_is_followed_by_what_was_not_reported() {
     net.end();
 }
 
+/// The two sides agree on what has not been handled, also where callers gave up before they heard that their calls were taken.
+#[test]
+fn large_notices_that_are_given_up_are_counted() {
+    for refused in [false, true] {
+        let peer_bytes = if refused { (1 << 20) + 1000 } else { limits().peer_bytes };
+        let small = Config { limits: Limits { peer_bytes, ..limits() }, ..config() };
+        let mut net = Net::with(vec![(config(), true), (small, true)]);
+        net.call(0, 1, call("connects"));
+        net.advance(MOMENT);
+        net.serve(1);
+        net.settings.delay = MOMENT;
+        // Where the peer has no room, it is because of this one.
+        let kept = net.call(0, 1, notice(&pattern(1, 1 << 20)));
+        net.advance(20 * MOMENT);
+        assert!(matches!(net.hosts[0].outcome(kept), Some(Outcome::Answered { .. })));
+        for round in 0..3 {
+            // The word that it is taken, or not, is on its way.
+            let op = net.call(0, 1, Call { timeout: 3 * MOMENT / 2, ..notice(&pattern(1, 1 << 20)) });
+            if round == 0 {
+                net.advance(MOMENT / 2);
+                net.cancel(0, op);
+            }
+            net.advance(20 * MOMENT);
+            assert!(matches!(net.hosts[0].outcome(op), Some(Outcome::Failed(_))));
+        }
+        let out = |net: &Net| net.hosts[0].proto.links.values().next().unwrap().outgoing.out;
+        let held = net.hosts[1].inbox.len() as u32;
+        assert_eq!(out(&net), held, "refused: {refused}");
+        net.settle_until_served(1);
+        assert_eq!(out(&net), 0, "refused: {refused}");
+        net.end();
+    }
+}
+
 fn raw_notice(call: u64, len: usize) -> Vec<u8> {
     let message = Message::Request {
         call,
