@@ -318,9 +318,6 @@ impl<E: Env> Proto<E> {
     /// So many bytes of a link begin a frame whose rest has not come. Who stalls there is watched.
     pub(super) fn keep_partial(&mut self, id: LinkId, len: usize, now: Instant) -> Result<(), Failure> {
         let Some(link) = self.links.get_mut(id) else { return Ok(()) };
-        if link.account.partial == len {
-            return Ok(());
-        }
         link.account.partial = len;
         self.watch(id, now);
         self.recount(id);

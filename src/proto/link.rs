@@ -399,6 +399,11 @@ impl<E: Env> Proto<E> {
             return Ok(Consumed { used: bytes.len(), place: None });
         };
         link.last_heard = now;
+        // What began a frame is in `bytes` again: counted as partial, too, it would count twice while the frame is handled.
+        if link.account.partial > 0 {
+            link.account.partial = 0;
+            self.recount(id);
+        }
         while !self.links[id].is_open() {
             if self.links[id].closing {
                 return Ok(Consumed { used: bytes.len(), place: None });
@@ -424,7 +429,6 @@ impl<E: Env> Proto<E> {
             }
             if let Message::Data { stream, id: number, offset, len } = message {
                 let place = self.place(id, stream, number, offset, len as usize)?;
-                self.keep_partial(id, 0, now)?;
                 self.watch(id, now);
                 return Ok(Consumed { used, place: Some(place) });
             }
@@ -434,7 +438,9 @@ impl<E: Env> Proto<E> {
                 return Ok(Consumed { used: bytes.len(), place: None });
             }
         }
-        self.keep_partial(id, bytes.len() - used, now)?;
+        if used < bytes.len() {
+            self.keep_partial(id, bytes.len() - used, now)?;
+        }
         Ok(Consumed { used, place: None })
     }
 

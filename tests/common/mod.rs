@@ -35,6 +35,11 @@ pub fn patience() -> u32 {
     std::env::var("CALOMEL_TEST_PATIENCE").map_or(1, |times| times.parse().unwrap())
 }
 
+/// So many rounds, or a part of them where the machine is emulated: what they repeat is exercised in full elsewhere.
+pub fn rounds(count: usize) -> usize {
+    (count / patience() as usize).max(1)
+}
+
 /// Ends the process when it is not dropped in time: a hang is a failure with a name.
 pub struct Watchdog {
     stop: Option<mpsc::Sender<()>>,

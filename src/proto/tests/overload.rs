@@ -466,6 +466,22 @@ fn half_a_frame() {
     net.end();
 }
 
+/// A frame that arrives in pieces takes no more room than one that arrives whole: as many requests are admitted.
+#[test]
+fn frames_in_pieces() {
+    const SIZE: usize = 10_000;
+    for piece in [1000, 4000, SIZE - 1, usize::MAX] {
+        let mut net = net_with(Limits { peer_bytes: 4 * SIZE + SIZE / 2, ..limits() }, 0);
+        let raw = net.raw_peer(0, 9);
+        for part in requests(1..7, SIZE).chunks(piece) {
+            net.say_bytes(raw, part.to_vec());
+        }
+        assert_eq!((net.hosts[0].inbox.len(), refusals(&net, raw)), (4, 2), "in pieces of {piece}");
+        net.settle_until_served(0);
+        net.end();
+    }
+}
+
 /// All half frames together are bounded: those who have more than their share have to go.
 #[test]
 fn many_half_frames() {
