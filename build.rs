@@ -1,4 +1,4 @@
-//! Says what is missing where feature `verbs` can't be built, before the bindings' own build says it less clearly. The
+//! Says why feature `verbs` can't be built here: before the bindings' own build, which takes longer, fails less clearly. The
 //! default features need nothing.
 
 use std::fs;
@@ -22,40 +22,77 @@ fn main() {
     } else {
         missing.extend(LIBRARIES.iter().filter(|(library, _)| !succeeds(library)).map(|(_, package)| *package));
     }
-    if !has_libclang() {
-        missing.push("libclang1-14");
+    let found = libclangs();
+    if found.is_empty() && Path::new("/usr/lib").is_dir() {
+        missing.push("libclang");
     }
     if !missing.is_empty() {
         eprintln!(
-            "error: feature `verbs` of calomel needs {}, not installed here.\n\
-             On Debian and Ubuntu: apt-get install libibverbs-dev librdmacm-dev pkg-config libclang1-14 libclang-common-14-dev\n\
-             and LIBCLANG_PATH=/usr/lib/llvm-14/lib, since the bindings can't be made with libclang 16 and newer.\n\
-             On Fedora and RHEL: dnf install rdma-core-devel pkgconf-pkg-config, and a libclang older than 16.\n\
-             Without the feature nothing of this is needed: tcp, shm and loop work.",
-            missing.join(" and ")
+            "error: feature `verbs` of calomel needs {}, which {} not installed here.\n\
+             On Debian and Ubuntu: apt-get install libibverbs-dev librdmacm-dev pkg-config\n\
+             On Fedora and RHEL: dnf install rdma-core-devel pkgconf-pkg-config\n\
+             {LIBCLANG}",
+            missing.join(" and "),
+            if missing.len() == 1 { "is" } else { "are" },
+        );
+        exit(1);
+    }
+    // The bindings' build takes the newest one. A file without a number in its name may be of any version.
+    let newest = found.into_iter().filter_map(|file| Some((version(&file)?, file))).max();
+    if let Some((version, file)) = newest
+        && version >= TOO_NEW
+    {
+        eprintln!(
+            "error: feature `verbs` of calomel can't be built with {}: the generator of its bindings fails with clang {TOO_NEW} and \
+             newer, and this is clang {version}.\n{LIBCLANG}",
+            file.display()
         );
         exit(1);
     }
 }
 
-/// Whether libclang is where the bindings' build would look for it.
-fn has_libclang() -> bool {
+/// The first version of clang that names unnamed types in a way that bindgen 0.59, which `rdma-sys` uses, can't read: it panics.
+const TOO_NEW: u32 = 16;
+
+const LIBCLANG: &str = "\
+    libclang 14 can be had without root on any distribution:\n\
+    \x20   pip install --target ~/.cache/calomel-libclang libclang==14.0.6\n\
+    \x20   export LIBCLANG_PATH=~/.cache/calomel-libclang/clang/native\n\
+    \x20   export BINDGEN_EXTRA_CLANG_ARGS=-I$(gcc -print-file-name=include)\n\
+    Without the feature none of this is needed: tcp, shm and loop work.";
+
+/// Files of libclang where the bindings' build would look for them.
+fn libclangs() -> Vec<PathBuf> {
     println!("cargo::rerun-if-env-changed=LIBCLANG_PATH");
-    if let Some(path) = std::env::var_os("LIBCLANG_PATH") {
-        let path = Path::new(&path);
-        return path.is_file() || holds_libclang(path);
+    let mut folders: Vec<PathBuf> = Vec::new();
+    match std::env::var_os("LIBCLANG_PATH").map(PathBuf::from) {
+        Some(path) if path.is_file() => return vec![path],
+        Some(path) => folders.push(path),
+        None => {
+            folders.extend(["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from));
+            for folder in ["/usr/lib", "/usr/lib64"].iter().flat_map(|folder| read(folder.as_ref())) {
+                folders.push(folder.join("lib"));
+                folders.push(folder);
+            }
+        }
     }
-    let mut folders: Vec<PathBuf> = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from).into();
-    for folder in read("/usr/lib".as_ref()) {
-        folders.push(folder.join("lib"));
-        folders.push(folder);
-    }
-    // Elsewhere it may be, too: then the bindings' own build has the last word.
-    !Path::new("/usr/lib").is_dir() || folders.iter().any(|folder| holds_libclang(folder))
+    folders.iter().flat_map(|folder| read(folder)).filter(|file| is_libclang(file)).collect()
 }
 
-fn holds_libclang(folder: &Path) -> bool {
-    read(folder).iter().any(|file| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libclang")))
+fn name(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn is_libclang(file: &Path) -> bool {
+    let name = name(file);
+    (name.starts_with("libclang.so") || name.starts_with("libclang-") && name.contains(".so")) && !name.contains("-cpp")
+}
+
+/// The version in the name that links lead to: `libclang-19.so.19`, `libclang.so.18.1.8`.
+fn version(file: &Path) -> Option<u32> {
+    let name = name(&fs::canonicalize(file).ok()?);
+    let numbers = name.strip_prefix("libclang-").or_else(|| name.strip_prefix("libclang.so."))?;
+    numbers.split('.').next()?.parse().ok()
 }
 
 fn read(folder: &Path) -> Vec<PathBuf> {
