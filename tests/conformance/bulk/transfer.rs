@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use calomel::{BulkMode, Error, Exposed, Request, Transfer};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, Pair, block_on, eventually, pattern};
+use crate::support::{BOUND, Net, Pair, block_on, eventually, pattern, rounds};
 
 const LEN: usize = 3_000_000;
 /// Takes tens of milliseconds to move.
@@ -189,7 +189,7 @@ fn dropped_transfers_free_nothing_that_is_in_use(net: &Net) {
     let data = pattern(6, LONG);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
-    for round in 0..8 {
+    for round in (0..8).step_by(8 / rounds(8)) {
         let ours = pair.client.expose(vec![0u8; LONG], BulkMode::ReadWrite).unwrap();
         let transfer = remote.start_pull_into(ours);
         thread::sleep(Duration::from_micros(300 * round));

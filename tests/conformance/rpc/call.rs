@@ -8,7 +8,7 @@ use std::time::Duration;
 use calomel::{Error, Procedure, Request};
 
 use crate::assert_error;
-use crate::support::{BOUND, Gate, Net, eventually};
+use crate::support::{BOUND, Gate, Net, eventually, rounds};
 
 fn a_call_returns_the_answer(net: &Net) {
     let pair = net.pair();
@@ -189,7 +189,7 @@ fn notifications_sent_before_the_end_arrive(net: &Net) {
 }
 
 fn a_flood_of_notifications_loses_none(net: &Net) {
-    const COUNT: u32 = 40_000;
+    let count = rounds(40_000);
     let pair = net.pair();
     let (sum, gate) = (Arc::new(AtomicU32::new(0)), Gate::default());
     let (here, door) = (sum.clone(), gate.clone());
@@ -203,7 +203,7 @@ fn a_flood_of_notifications_loses_none(net: &Net) {
     let sent = thread::scope(|s| {
         let sender = s.spawn(|| {
             // More than are taken while none is handled: whoever sends waits, or is told.
-            let results = (0..COUNT).map(|_| drop.on(&pair.to_server).notify(&1));
+            let results = (0..count).map(|_| drop.on(&pair.to_server).notify(&1));
             results.filter(|result| !matches!(result, Err(Error::Busy { .. }))).map(Result::unwrap).count() as u32
         });
         thread::sleep(Duration::from_millis(100));

@@ -6,7 +6,7 @@ use std::thread;
 
 use calomel::{Bulk, BulkMode, Request};
 
-use crate::support::{Net, Pair, Random, pattern};
+use crate::support::{Net, Pair, Random, pattern, rounds};
 
 const THREADS: u64 = 64;
 
@@ -40,7 +40,7 @@ fn sixty_four_threads_share_one_engine(net: &Net) {
                 let mix = pair.client.procedure::<(u64, u64), u64>("mix");
                 let long = pair.client.procedure::<(char, usize), String>("long");
                 let sum = pair.client.procedure::<Bulk, Result<u64, String>>("checksum");
-                for _ in 0..40 {
+                for _ in 0..rounds(40) {
                     match random.below(5) {
                         0 | 1 => {
                             let (a, b) = (random.next(), random.next());
@@ -138,7 +138,7 @@ fn small_calls_pass_large_transfers(net: &Net) {
         let (stop, bulk, pair) = (&stop, target.bulk(), &pair);
         let mover = s.spawn(move || {
             let mut bytes = pattern(1, 32 << 20);
-            for _ in 0..3 {
+            for _ in 0..rounds(3) {
                 bulk.on(&pair.to_server).push_from(&bytes).unwrap();
                 bulk.on(&pair.to_server).pull_into(&mut bytes).unwrap();
             }
