@@ -83,7 +83,7 @@ fn where_nobody_listens_that_is_said_at_once() {
     let pair = Pair::new();
     for _ in 0..3 {
         let text = assert_unreachable(&pair.client, &nowhere(), Duration::from_secs(2));
-        assert!(text.contains("nobody listens"), "{text}");
+        assert!(text.contains("no process listens"), "{text}");
     }
     pair.assert_serves();
 }

@@ -41,6 +41,7 @@ mod dying;
 mod foreign;
 mod leftovers;
 mod limits;
+mod logging;
 mod moving;
 mod pair;
 mod raw;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::line::Line;
 use super::segment::{CLOSED, SLOTS, see};
+use crate::deferred_log::defer;
 use crate::memory::{Loan, Operation, ReadAccess, Slice};
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::thread;
@@ -57,7 +58,8 @@ impl Loan for Grant {
                 return;
             }
             if now >= since + STEP_LIMIT {
-                tracing::warn!(target: "calomel::shm", pid = self.line.peer.pid, "a peer does not end its read; it is cut off");
+                let pid = self.line.peer.pid;
+                defer(move || tracing::warn!(target: "calomel::shm", pid, "a peer does not end its read; it is cut off"));
                 return self.line.peer.cut();
             }
         }

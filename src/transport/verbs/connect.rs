@@ -1,4 +1,4 @@
-//! How connections are made and end: listening, dialling, and what the connection manager tells.
+//! Listening, dialling, and the connection manager's events.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,21 +8,22 @@ use std::time::Duration;
 use super::Verbs;
 use super::device::STAGE;
 use super::link::{VerbsLink, closed_by_peer};
-use super::sys::{Context, Event, EventKind, Id, Reads};
-use super::wire::{self, Hello, Objection};
+use super::sys::{CmEvent, CmEventKind, CmId, Context, ReadDepth};
+use super::wire::{self, CmHello, HelloError};
+use crate::deferred_log::defer;
 use crate::transport::{Link, LinkKey, OtherVersion, Sink};
 use crate::{Address, Error, Result};
 
-/// How long the connection manager may look for the way to an address.
-const RESOLVING: Duration = Duration::from_secs(2);
+/// Time limit for resolving an address, and then a route.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// The queue pair of messages reads nothing.
-const NO_READS: Reads = Reads { answered: 1, asked: 1 };
-/// Why the connection manager says no where nobody listens.
+/// The message queue pair does no RDMA reads.
+const NO_READS: ReadDepth = ReadDepth { answered: 1, asked: 1 };
+/// Status of a rejection where no process listens.
 const NO_SUCH_SERVICE: i32 = 8;
 
-/// The ports of devices must be up; else the reason.
+/// Checks that a device's port is active.
 fn check_port(context: Context, number: u8) -> io::Result<()> {
     let port = context.port(number)?;
     if port.active {
@@ -32,7 +33,7 @@ fn check_port(context: Context, number: u8) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::NetworkDown, reason))
 }
 
-/// What devices there are, for who has named none of them.
+/// Names of the devices there are, for errors.
 fn names() -> String {
     let found = Context::all().unwrap_or_default();
     let names: Vec<&str> = found.iter().map(|context| context.name()).collect();
@@ -51,7 +52,7 @@ impl Verbs {
             _ => Error::io(format!("can't listen at {address}"), error),
         };
         let channel = self.shared.channel().map_err(|error| self.unsupported(&error))?;
-        let id = Id::new(&channel).map_err(failed)?;
+        let id = CmId::new(&channel).map_err(failed)?;
         id.bind(socket).map_err(failed)?;
         if !socket.ip().is_unspecified() && id.context().is_none() {
             return Err(failed(io::ErrorKind::AddrNotAvailable.into()));
@@ -69,7 +70,10 @@ impl Verbs {
             match self.shared.device(context) {
                 Ok(_) => usable += 1,
                 Err(error) => {
-                    tracing::warn!(target: "calomel::verbs", device = context.name(), %error, "a device can't be used");
+                    let reason = error.to_string();
+                    defer(
+                        move || tracing::warn!(target: "calomel::verbs", device = context.name(), reason, "a device can't be used"),
+                    );
                     last = Some(error);
                 }
             }
@@ -83,30 +87,30 @@ impl Verbs {
         Ok(Address::verbs(bound))
     }
 
-    /// The address is going to be dialled: the device that leads there is in use from now on, so that what is exposed before
-    /// the connection is made is known to it. Where it can't be found that is seen when the address is dialled.
-    pub(super) fn look_ahead(&self, socket: SocketAddr) {
+    /// An address is about to be dialled: puts the device that leads there into use, so that memory exposed before the connection
+    /// is made is registered with it. A failure here shows again when the address is dialled.
+    pub(super) fn prepare_device(&self, socket: SocketAddr) {
         let found = super::super::source_towards(socket).and_then(|source| {
-            let id = Id::new(&self.shared.channel()?)?;
+            let id = CmId::new(&self.shared.channel()?)?;
             id.bind(SocketAddr::new(source, 0))?;
             id.context().map(|context| self.shared.device(context)).transpose()
         });
         if let Err(error) = found {
-            tracing::debug!(target: "calomel::verbs", %socket, %error, "it is not known which device leads to an address");
+            defer(move || tracing::debug!(target: "calomel::verbs", %socket, %error, "no device is known for an address yet"));
         }
     }
 
     pub(super) fn dial(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
         let socket = address.socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a resolved address"))?;
         let channel = self.shared.channel()?;
-        let id = Id::new(&channel)?;
+        let id = CmId::new(&channel)?;
         let link = VerbsLink::new(key, &self.shared, id.clone(), true);
         self.shared.links.lock().insert(id.number(), link.clone());
         attach(link.clone());
-        id.resolve_address(socket, RESOLVING).inspect_err(|_| link.close())
+        id.resolve_address(socket, RESOLVE_TIMEOUT).inspect_err(|_| link.close())
     }
 
-    /// Takes what the connection manager tells.
+    /// Handles the connection manager's events.
     pub(super) fn take_events(&self, sink: &mut dyn Sink) {
         let Ok(channel) = self.shared.channel() else { return };
         loop {
@@ -114,40 +118,40 @@ impl Verbs {
                 Ok(Some(event)) => self.take_event(event, sink),
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::error!(target: "calomel::verbs", %error, "the connection manager fails");
-                    return;
+                    return defer(move || tracing::error!(target: "calomel::verbs", %error, "the connection manager fails"));
                 }
             }
         }
     }
 
-    fn take_event(&self, mut event: Event, sink: &mut dyn Sink) {
-        tracing::trace!(target: "calomel::verbs", event = event.name, status = event.status, "the connection manager tells");
+    fn take_event(&self, mut event: CmEvent, sink: &mut dyn Sink) {
+        let (name, status) = (event.name, event.status);
+        defer(move || tracing::trace!(target: "calomel::verbs", event = name, status, "connection manager event"));
         if let Some(id) = event.new.take() {
             return self.requested(id, &event, sink);
         }
         let Some(link) = self.shared.links.lock().get(&event.id).cloned() else {
-            if event.kind == EventKind::Removed {
-                tracing::warn!(target: "calomel::verbs", "a device that is listened on goes away");
+            if event.kind == CmEventKind::Removed {
+                defer(|| tracing::warn!(target: "calomel::verbs", "a device with listeners was removed"));
             }
             return;
         };
-        let went = match event.kind {
-            EventKind::AddressResolved => self.resolved(&link),
-            EventKind::RouteResolved => self.routed(&link),
-            EventKind::Established => self.established(&link, &event, sink),
-            EventKind::Rejected => Err(self.rejected(&event)),
-            EventKind::Failed => Err(event.error()),
-            EventKind::Removed => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the device goes away")),
-            EventKind::Disconnected => {
-                // What it had said before is there already.
-                self.look(sink);
+        let handled = match event.kind {
+            CmEventKind::AddressResolved => self.resolved(&link),
+            CmEventKind::RouteResolved => self.routed(&link),
+            CmEventKind::Established => self.established(&link, &event, sink),
+            CmEventKind::Rejected => Err(self.rejected(&event)),
+            CmEventKind::Failed => Err(event.error()),
+            CmEventKind::Removed => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the device was removed")),
+            CmEventKind::Disconnected => {
+                // Messages that the peer sent before have arrived already.
+                self.poll_queue_sets(sink);
                 Err(closed_by_peer())
             }
-            EventKind::Request | EventKind::Other => Ok(()),
+            CmEventKind::Request | CmEventKind::Other => Ok(()),
         };
-        if let Err(error) = went {
-            link.lose(error, sink);
+        if let Err(error) = handled {
+            link.report_failure(error, sink);
         }
     }
 
@@ -156,7 +160,7 @@ impl Verbs {
         if let Some(context) = id.context() {
             check_port(context, id.port_of_device())?;
         }
-        id.resolve_route(RESOLVING)
+        id.resolve_route(RESOLVE_TIMEOUT)
     }
 
     fn routed(&self, link: &Arc<VerbsLink>) -> io::Result<()> {
@@ -168,31 +172,30 @@ impl Verbs {
         id.connect(&hello.encode(), NO_READS)
     }
 
-    fn established(&self, link: &Arc<VerbsLink>, event: &Event, sink: &mut dyn Sink) -> io::Result<()> {
+    fn established(&self, link: &Arc<VerbsLink>, event: &CmEvent, sink: &mut dyn Sink) -> io::Result<()> {
         if link.dialled {
-            link.meet(Hello::decode(&event.data, self.shared.versions).map_err(objection)?);
+            link.set_peer(CmHello::decode(&event.data, self.shared.versions).map_err(objection)?);
             sink.chunk(link.key, STAGE);
             sink.connected(link.key);
         }
-        if link.is_closed() { Ok(()) } else { link.begin() }
+        if link.is_closed() { Ok(()) } else { link.start_rma() }
     }
 
-    /// Somebody dials.
-    fn requested(&self, id: Arc<Id>, event: &Event, sink: &mut dyn Sink) {
+    /// A peer dials.
+    fn requested(&self, id: Arc<CmId>, event: &CmEvent, sink: &mut dyn Sink) {
         if !self.shared.listeners.lock().contains_key(&event.listener) {
             return;
         }
         let peer = id.peer().map_or_else(Address::nowhere, Address::verbs);
-        let met = Hello::decode(&event.data, self.shared.versions).map_err(objection).and_then(|hello| {
+        let met = CmHello::decode(&event.data, self.shared.versions).map_err(objection).and_then(|hello| {
             let context = id.context().ok_or_else(|| io::Error::other("the connection has no device"))?;
             Ok((hello, self.shared.device(context)?))
         });
         let (hello, device) = match met {
             Ok(both) => both,
             Err(error) => {
-                tracing::warn!(target: "calomel::verbs", %peer, %error, "a peer is refused");
                 let _ = id.reject(&wire::encode_refusal(self.shared.versions, &error.to_string()));
-                return;
+                return defer(move || tracing::warn!(target: "calomel::verbs", %peer, %error, "a peer is refused"));
             }
         };
         let key = sink.accepted(peer);
@@ -200,7 +203,7 @@ impl Verbs {
         self.shared.links.lock().insert(id.number(), link.clone());
         sink.attach(key, link.clone());
         let accepted = link.open(&device).and_then(|()| {
-            link.meet(hello);
+            link.set_peer(hello);
             let own = link.hello().ok_or(io::ErrorKind::NotConnected)?;
             id.accept(&own.encode(), NO_READS)
         });
@@ -208,29 +211,29 @@ impl Verbs {
             Ok(()) => sink.chunk(key, STAGE),
             Err(error) => {
                 let _ = id.reject(&wire::encode_refusal(self.shared.versions, &error.to_string()));
-                link.lose(error, sink);
+                link.report_failure(error, sink);
             }
         }
     }
 
-    /// Why the other side does not want to be connected.
-    fn rejected(&self, event: &Event) -> io::Error {
+    /// Why the peer rejected the connection.
+    fn rejected(&self, event: &CmEvent) -> io::Error {
         if event.status == NO_SUCH_SERVICE {
-            return io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens there");
+            return io::Error::new(io::ErrorKind::ConnectionRefused, "no process listens at this address");
         }
         let refused = |why: &str| io::Error::new(io::ErrorKind::ConnectionRefused, format!("it refuses: {why}"));
         match wire::decode_refusal(&event.data, self.shared.versions) {
-            Err(Objection::Version(low, high)) => objection(Objection::Version(low, high)),
+            Err(HelloError::Version(low, high)) => objection(HelloError::Version(low, high)),
             Ok(reason) if !reason.is_empty() => refused(&reason),
             _ => refused(&event.error().to_string()),
         }
     }
 }
 
-fn objection(objection: Objection) -> io::Error {
+fn objection(objection: HelloError) -> io::Error {
     match objection {
-        Objection::Foreign => io::Error::new(io::ErrorKind::InvalidData, "what is there is not a calomel engine"),
-        Objection::Nonsense => io::Error::new(io::ErrorKind::InvalidData, "what it says of itself makes no sense"),
-        Objection::Version(low, high) => io::Error::new(io::ErrorKind::InvalidData, OtherVersion { low, high }),
+        HelloError::Foreign => io::Error::new(io::ErrorKind::InvalidData, "the peer is not a calomel engine"),
+        HelloError::Nonsense => io::Error::new(io::ErrorKind::InvalidData, "its connection parameters are invalid"),
+        HelloError::Version(low, high) => io::Error::new(io::ErrorKind::InvalidData, OtherVersion { low, high }),
     }
 }

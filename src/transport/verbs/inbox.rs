@@ -1,4 +1,5 @@
-//! What a link receives: messages in their order, and among them what has to be read from the other side's memory first.
+//! The receiving side of a link: messages in order, among them announcements of staged segments, which are read from the peer
+//! first.
 
 #![allow(unsafe_code)]
 
@@ -7,15 +8,15 @@ use std::io;
 
 use super::device::CREDITS;
 use super::memory::Slab;
-use super::wire::Content;
+use super::wire::MessageContent;
 use crate::transport::{Landed, LinkKey, Place, Sink, Taken};
 
-/// Something that has its turn when what was before it is done.
-enum Item {
+/// Something that is handled when everything before it has been.
+enum InboxItem {
     Bytes(Vec<u8>),
     Payload(Vec<u8>),
     SourceGone,
-    /// To be read, or read already: by its number.
+    /// A staged segment, identified by its number: being read, or read already.
     Fetch {
         number: u64,
         payload: bool,
@@ -26,21 +27,21 @@ enum Item {
 
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// The start of a frame that is not complete.
-    rest: Vec<u8>,
-    /// Where the payload belongs that comes next.
+    /// The start of an incomplete frame.
+    partial_frame: Vec<u8>,
+    /// Destination of the payload that comes next.
     place: Option<Place>,
-    queue: VecDeque<Item>,
+    queue: VecDeque<InboxItem>,
 }
 
-/// How it goes on.
-pub(super) enum Went {
+/// What became of a message.
+pub(super) enum ReceiveOutcome {
     On,
-    /// It has to wait for its turn.
+    /// It waits until everything before it has been handled.
     Waits,
-    /// The link was closed because of what it brought.
+    /// The link was closed because of its content.
     Closed,
-    /// The other side has said farewell.
+    /// The peer closes the connection.
     Bye,
 }
 
@@ -49,49 +50,49 @@ fn broken(what: &str) -> io::Error {
 }
 
 impl Inbox {
-    /// Takes a message that is no staged piece.
-    pub(super) fn take(&mut self, key: LinkKey, content: &Content<'_>, sink: &mut dyn Sink) -> io::Result<Went> {
+    /// Takes a message that is not a staged segment.
+    pub(super) fn take(&mut self, key: LinkKey, content: &MessageContent<'_>, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
         if self.queue.is_empty() {
             return match content {
-                Content::Bytes(bytes) => self.feed(key, bytes, sink),
-                Content::Payload(bytes) => self.place(key, Some(bytes), sink),
-                Content::SourceGone => self.place(key, None, sink),
-                Content::Bye => Ok(Went::Bye),
-                _ => Ok(Went::On),
+                MessageContent::Bytes(bytes) => self.feed(key, bytes, sink),
+                MessageContent::Payload(bytes) => self.place(key, Some(bytes), sink),
+                MessageContent::SourceGone => self.place(key, None, sink),
+                MessageContent::Bye => Ok(ReceiveOutcome::Bye),
+                _ => Ok(ReceiveOutcome::On),
             };
         }
         self.queue.push_back(match content {
-            Content::Bytes(bytes) => Item::Bytes(bytes.to_vec()),
-            Content::Payload(bytes) => Item::Payload(bytes.to_vec()),
-            Content::SourceGone => Item::SourceGone,
-            Content::Bye => Item::Bye,
-            _ => return Ok(Went::On),
+            MessageContent::Bytes(bytes) => InboxItem::Bytes(bytes.to_vec()),
+            MessageContent::Payload(bytes) => InboxItem::Payload(bytes.to_vec()),
+            MessageContent::SourceGone => InboxItem::SourceGone,
+            MessageContent::Bye => InboxItem::Bye,
+            _ => return Ok(ReceiveOutcome::On),
         });
         if self.queue.len() > usize::from(CREDITS) + 1 {
-            return Err(broken("more than it was given credit for"));
+            return Err(broken("more messages than it has credits for"));
         }
-        Ok(Went::Waits)
+        Ok(ReceiveOutcome::Waits)
     }
 
-    /// How much waits for its turn.
+    /// Number of items that wait.
     pub(super) fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// Keeps the place of a staged piece, which is being read.
+    /// Keeps the position of a staged segment, which is being read.
     pub(super) fn expect(&mut self, number: u64, payload: bool) {
-        self.queue.push_back(Item::Fetch { number, payload, read: None });
+        self.queue.push_back(InboxItem::Fetch { number, payload, read: None });
     }
 
-    /// Staged pieces whose places are kept.
+    /// Staged segments that wait.
     pub(super) fn expected(&self) -> usize {
-        self.queue.iter().filter(|item| matches!(item, Item::Fetch { .. })).count()
+        self.queue.iter().filter(|item| matches!(item, InboxItem::Fetch { .. })).count()
     }
 
-    /// A staged piece has been read.
+    /// A staged segment has been read.
     pub(super) fn fetched(&mut self, fetched: u64, stage: Slab, len: usize) {
         for item in &mut self.queue {
-            if let Item::Fetch { number, read, .. } = item
+            if let InboxItem::Fetch { number, read, .. } = item
                 && *number == fetched
             {
                 *read = Some((stage, len));
@@ -100,59 +101,64 @@ impl Inbox {
         }
     }
 
-    /// Goes on with what has its turn. `done` gets each staged piece back.
-    pub(super) fn go_on(&mut self, key: LinkKey, sink: &mut dyn Sink, done: &mut dyn FnMut(Slab)) -> io::Result<Went> {
+    /// Handles the items whose turn has come. `done` gets each staging buffer back.
+    pub(super) fn deliver_ready(
+        &mut self,
+        key: LinkKey,
+        sink: &mut dyn Sink,
+        done: &mut dyn FnMut(Slab),
+    ) -> io::Result<ReceiveOutcome> {
         while let Some(item) = self.queue.pop_front() {
-            let went = match item {
-                Item::Fetch { read: None, .. } => {
+            let outcome = match item {
+                InboxItem::Fetch { read: None, .. } => {
                     self.queue.push_front(item);
-                    return Ok(Went::On);
+                    return Ok(ReceiveOutcome::On);
                 }
-                Item::Bytes(bytes) => self.feed(key, &bytes, sink)?,
-                Item::Payload(bytes) => self.place(key, Some(&bytes), sink)?,
-                Item::SourceGone => self.place(key, None, sink)?,
-                Item::Bye => Went::Bye,
-                Item::Fetch { payload, read: Some((stage, len)), .. } => {
-                    let went = {
+                InboxItem::Bytes(bytes) => self.feed(key, &bytes, sink)?,
+                InboxItem::Payload(bytes) => self.place(key, Some(&bytes), sink)?,
+                InboxItem::SourceGone => self.place(key, None, sink)?,
+                InboxItem::Bye => ReceiveOutcome::Bye,
+                InboxItem::Fetch { payload, read: Some((stage, len)), .. } => {
+                    let outcome = {
                         // SAFETY: the read into it has ended, and nothing else is asked of the device with it.
                         let bytes = unsafe { stage.read(0, len) };
                         if payload { self.place(key, Some(bytes), sink) } else { self.feed(key, bytes, sink) }
                     };
                     done(stage);
-                    went?
+                    outcome?
                 }
             };
-            if !matches!(went, Went::On) {
-                return Ok(went);
+            if !matches!(outcome, ReceiveOutcome::On) {
+                return Ok(outcome);
             }
         }
-        Ok(Went::On)
+        Ok(ReceiveOutcome::On)
     }
 
-    fn feed(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<Went> {
+    fn feed(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
         if self.place.is_some() {
             return Err(broken("no payload where it had announced one"));
         }
         let joined;
-        let data = if self.rest.is_empty() {
+        let data = if self.partial_frame.is_empty() {
             bytes
         } else {
-            let mut rest = std::mem::take(&mut self.rest);
+            let mut rest = std::mem::take(&mut self.partial_frame);
             rest.extend_from_slice(bytes);
             joined = rest;
             &joined
         };
-        let Some(Taken { used, place }) = sink.bytes(key, data) else { return Ok(Went::Closed) };
+        let Some(Taken { used, place }) = sink.bytes(key, data) else { return Ok(ReceiveOutcome::Closed) };
         if place.is_some() && used < data.len() {
             return Err(broken("bytes where it had announced a payload"));
         }
-        self.rest.extend_from_slice(&data[used..]);
+        self.partial_frame.extend_from_slice(&data[used..]);
         self.place = place;
-        Ok(Went::On)
+        Ok(ReceiveOutcome::On)
     }
 
-    /// A payload has come; or none, because its memory was gone.
-    fn place(&mut self, key: LinkKey, bytes: Option<&[u8]>, sink: &mut dyn Sink) -> io::Result<Went> {
+    /// A payload has come; or none, because the memory it was to come from has been reclaimed.
+    fn place(&mut self, key: LinkKey, bytes: Option<&[u8]>, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
         let place = self.place.take().ok_or_else(|| broken("a payload that it had not announced"))?;
         if bytes.is_some_and(|bytes| bytes.len() != place.len) {
             return Err(broken("a payload of another length than it had announced"));
@@ -164,6 +170,6 @@ impl Inbox {
             (Some(_), Some(_)) => Landed::TargetGone,
         };
         sink.placed(key, landed);
-        Ok(Went::On)
+        Ok(ReceiveOutcome::On)
     }
 }

@@ -1,7 +1,7 @@
 //! One connection.
 
 mod ending;
-mod lanes;
+mod rma;
 mod windows;
 
 use std::io;
@@ -12,64 +12,66 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::Shared;
-use super::device::{CREDITS, Device, Group, MESSAGE};
-use super::inbox::{Inbox, Went};
-use super::lane::{Lane, Over, Transfer};
+use super::device::{CREDITS, Device, MESSAGE, QueueSet};
+use super::inbox::{Inbox, ReceiveOutcome};
 use super::memory::Registered;
 use super::outbox::{Outbox, SENDS, Sending};
-use super::sys::{Access, Async, Capacity, Completion, Id, Qp, status_text};
-use super::wire::{self, Content, Hello};
+use super::rma_queue_pair::{OperationDone, RmaQueuePair};
+use super::rma_transfer::RmaTransfer;
+use super::sys::{AccessFlags, AsyncEvent, CmId, Qp, QpCapacity, WorkCompletion, status_text};
+use super::wire::{self, CmHello, MessageContent};
 use crate::Scheme;
+use crate::deferred_log::defer;
 use crate::memory::{Loan, Region, Slice};
 use crate::transport::{self, Keys, Link, LinkKey, Sent, Sink};
-use ending::MoveLoan;
+use ending::RmaLoan;
 
-/// Bytes that go along with a message, where the device can do that: most calls and answers.
+/// Bytes that the device copies when a message is posted, where it supports that: enough for most calls and answers.
 const INLINE: u32 = 256;
 
 pub(super) struct VerbsLink {
     pub key: LinkKey,
     me: Weak<VerbsLink>,
     shared: Arc<Shared>,
-    /// The connection manager's; `None` when the link is over.
-    id: Mutex<Option<Arc<Id>>>,
-    line: OnceLock<Line>,
+    /// `None` when the link has ended.
+    id: Mutex<Option<Arc<CmId>>>,
+    connection: OnceLock<Connection>,
     inbox: Mutex<Inbox>,
     pub dialled: bool,
-    /// Moves may be asked for, and its user has been told.
-    moves: AtomicBool,
-    begun: AtomicBool,
+    /// RMA is possible, and the link's user has been told.
+    rma_ready: AtomicBool,
+    rma_started: AtomicBool,
     closed: AtomicBool,
-    /// Since when.
+    /// When closing began.
     closing: OnceLock<Instant>,
-    /// Its devices are of no use any more.
+    /// Its queue pair is broken, or the device was removed.
     failed: AtomicBool,
     cause: Mutex<Option<io::Error>>,
 }
 
-/// What there is once the device is known.
-pub(super) struct Line {
+/// What a link has once its device is known.
+pub(super) struct Connection {
     pub device: Arc<Device>,
-    group: Arc<Group>,
+    queue_set: Arc<QueueSet>,
     queue_pair: u32,
     out: Mutex<Outbox>,
-    lane: Mutex<Option<Lane>>,
-    /// What the other side has said of itself.
-    hello: OnceLock<Hello>,
+    rma: Mutex<Option<RmaQueuePair>>,
+    /// The peer's parameters.
+    hello: OnceLock<CmHello>,
 }
 
 impl VerbsLink {
-    pub(super) fn new(key: LinkKey, shared: &Arc<Shared>, id: Arc<Id>, dialled: bool) -> Arc<VerbsLink> {
+    pub(super) fn new(key: LinkKey, shared: &Arc<Shared>, id: Arc<CmId>, dialled: bool) -> Arc<VerbsLink> {
         Arc::new_cyclic(|me| VerbsLink {
             key,
             me: me.clone(),
             shared: shared.clone(),
             id: Mutex::new(Some(id)),
-            line: OnceLock::new(),
+            connection: OnceLock::new(),
             inbox: Mutex::default(),
             dialled,
-            moves: AtomicBool::new(false),
-            begun: AtomicBool::new(false),
+            rma_ready: AtomicBool::new(false),
+            rma_started: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             closing: OnceLock::new(),
             failed: AtomicBool::new(false),
@@ -77,7 +79,7 @@ impl VerbsLink {
         })
     }
 
-    pub(super) fn id(&self) -> Option<Arc<Id>> {
+    pub(super) fn id(&self) -> Option<Arc<CmId>> {
         self.id.lock().clone()
     }
 
@@ -85,223 +87,227 @@ impl VerbsLink {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Makes the queue pair, on the device that is known now.
+    /// Makes the queue pair, on the device that is now known.
     pub(super) fn open(self: &Arc<Self>, device: &Arc<Device>) -> io::Result<()> {
         let id = self.id().ok_or(io::ErrorKind::NotConnected)?;
-        let group = device.admit()?;
-        let made =
-            Qp::managed(&id, &device.pd, &group.cq, &group.srq, Capacity { requests: SENDS as u32, pieces: 1, inline: INLINE })
-                .and_then(|qp| Ok((qp.number, Outbox::new(qp, device)?)));
-        let (queue_pair, outbox) = made.inspect_err(|_| device.dismiss(&group))?;
-        let line = Line {
+        let queue_set = device.admit()?;
+        let made = Qp::managed(
+            &id,
+            &device.pd,
+            &queue_set.cq,
+            &queue_set.srq,
+            QpCapacity { requests: SENDS as u32, max_sge: 1, inline: INLINE },
+        )
+        .and_then(|qp| Ok((qp.number, Outbox::new(qp, device)?)));
+        let (queue_pair, outbox) = made.inspect_err(|_| device.release(&queue_set))?;
+        let connection = Connection {
             device: device.clone(),
-            group,
+            queue_set,
             queue_pair,
             out: Mutex::new(outbox),
-            lane: Mutex::new(None),
+            rma: Mutex::new(None),
             hello: OnceLock::new(),
         };
-        device.enter(queue_pair, self);
-        let _ = self.line.set(line);
+        device.insert_link(queue_pair, self);
+        let _ = self.connection.set(connection);
         Ok(())
     }
 
-    /// What this side says of itself.
-    pub(super) fn hello(&self) -> Option<Hello> {
-        let line = self.line.get()?;
-        Some(Hello {
+    /// This side's parameters.
+    pub(super) fn hello(&self) -> Option<CmHello> {
+        let connection = self.connection.get()?;
+        Some(CmHello {
             versions: self.shared.versions,
             message: MESSAGE as u32,
             credits: CREDITS,
-            reads: line.device.limits.reads_answered,
+            reads: connection.device.limits.reads_answered,
             incarnation: self.shared.incarnation,
-            domain: line.device.domain,
+            domain: connection.device.domain,
         })
     }
 
-    /// What the other side says of itself.
-    pub(super) fn meet(&self, hello: Hello) {
-        if let Some(line) = self.line.get() {
-            tracing::debug!(
-                target: "calomel::verbs",
-                device = line.device.context.name(), incarnation = hello.incarnation, reads = hello.reads, "a connection"
-            );
-            line.out.lock().open(hello.credits, hello.message);
-            let _ = line.hello.set(hello);
+    /// The peer's parameters have arrived.
+    pub(super) fn set_peer(&self, hello: CmHello) {
+        if let Some(connection) = self.connection.get() {
+            let (device, CmHello { incarnation, reads, .. }) = (connection.device.context.name(), hello);
+            defer(move || tracing::debug!(target: "calomel::verbs", device, incarnation, reads, "a connection"));
+            connection.out.lock().open(hello.credits, hello.message);
+            let _ = connection.hello.set(hello);
         }
     }
 
-    /// The link is of no use any more; whoever drives reports it.
+    /// The link has failed; the driver reports it.
     pub(super) fn fail(&self, cause: io::Error) {
         self.cause.lock().get_or_insert(cause);
         self.failed.store(true, Ordering::Release);
-        self.shared.nudge(self.me.upgrade());
+        self.shared.schedule(self.me.upgrade());
     }
 
     /// Reports the end of the link, once.
-    pub(super) fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
+    pub(super) fn report_failure(&self, cause: io::Error, sink: &mut dyn Sink) {
         self.failed.store(true, Ordering::Release);
         if self.is_closed() {
             // It lingers no more.
             return self.shared.wake();
         }
         if cause.kind() == io::ErrorKind::InvalidData {
-            tracing::warn!(target: "calomel::verbs", %cause, "a peer is hung up on");
+            let cause = cause.to_string();
+            defer(move || tracing::warn!(target: "calomel::verbs", cause, "a connection is closed: its peer broke the protocol"));
         }
         self.close();
         sink.closed(self.key, cause);
     }
 
-    /// A message has come. True when its sender gets a credit for it at once: what has to wait for its turn takes room until
+    /// A message has arrived. True when its sender gets the credit back at once: a message that waits occupies its room until
     /// then.
     pub(super) fn message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) -> bool {
         self.take_message(message, sink).unwrap_or_else(|error| {
-            self.lose(error, sink);
+            self.report_failure(error, sink);
             false
         })
     }
 
     fn take_message(self: &Arc<Self>, message: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
-        let Some(line) = self.line.get() else { return Ok(false) };
+        let Some(connection) = self.connection.get() else { return Ok(false) };
         let (header, content) = wire::decode(message)?;
-        line.out.lock().heed(header, &content)?;
+        connection.out.lock().take_header(header, &content)?;
         if self.is_closed() {
             return Ok(false);
         }
         let mut done = content.is_credited();
-        // The other side has connected its queue pair, or it could not have sent this.
-        self.begin()?;
+        // The peer has connected its queue pair, or it could not have sent this.
+        self.start_rma()?;
         match content {
-            Content::Credit => {}
-            Content::Offer(offer) => self.offered(line, offer)?,
-            Content::LaneUp(number) => {
-                if self.is_up(line, number)? {
-                    if !self.moves.swap(true, Ordering::AcqRel) {
+            MessageContent::Credit => {}
+            MessageContent::Offer(offer) => self.peer_offered(connection, offer)?,
+            MessageContent::RmaConnected(number) => {
+                if self.peer_connected(connection, number)? {
+                    if !self.rma_ready.swap(true, Ordering::AcqRel) {
                         sink.may_move(self.key);
                     }
-                    self.pump(line);
+                    self.post_pending(connection);
                 }
             }
-            Content::StagedBytes(staged) => {
-                self.fetch(line, staged, false)?;
+            MessageContent::StagedBytes(staged) => {
+                self.fetch(connection, staged, false)?;
                 done = false;
             }
-            Content::StagedPayload(staged) => {
-                self.fetch(line, staged, true)?;
+            MessageContent::StagedPayload(staged) => {
+                self.fetch(connection, staged, true)?;
                 done = false;
             }
             content => {
-                let went = self.inbox.lock().take(self.key, &content, sink)?;
-                done &= !matches!(went, Went::Waits);
-                self.went(went, sink);
+                let outcome = self.inbox.lock().take(self.key, &content, sink)?;
+                done &= !matches!(outcome, ReceiveOutcome::Waits);
+                self.handle_outcome(outcome, sink);
             }
         }
         self.resume(sink);
         Ok(done)
     }
 
-    fn went(&self, went: Went, sink: &mut dyn Sink) {
-        if matches!(went, Went::Bye) {
-            self.lose(closed_by_peer(), sink);
+    fn handle_outcome(&self, outcome: ReceiveOutcome, sink: &mut dyn Sink) {
+        if matches!(outcome, ReceiveOutcome::Bye) {
+            self.report_failure(closed_by_peer(), sink);
         }
     }
 
-    /// Something that the lane did is over.
-    pub(super) fn over(self: &Arc<Self>, over: Over, sink: &mut dyn Sink) {
-        let Some(line) = self.line.get() else { return };
-        match over {
-            Over::Transferred { operation, result } if !self.is_closed() => sink.moved(self.key, operation, result),
-            Over::Transferred { .. } => {}
-            Over::Fetched { stage, .. } if self.is_closed() => line.device.give_stage(stage),
-            Over::Fetched { number, stage, len } => {
-                let (went, done) = {
+    /// An RMA operation has ended.
+    pub(super) fn operation_done(self: &Arc<Self>, done: OperationDone, sink: &mut dyn Sink) {
+        let Some(connection) = self.connection.get() else { return };
+        match done {
+            OperationDone::Transferred { operation, result } if !self.is_closed() => sink.moved(self.key, operation, result),
+            OperationDone::Transferred { .. } => {}
+            OperationDone::Fetched { stage, .. } if self.is_closed() => connection.device.give_stage(stage),
+            OperationDone::Fetched { number, stage, len } => {
+                let (outcome, done) = {
                     let mut inbox = self.inbox.lock();
                     inbox.fetched(number, stage, len);
                     let waited = inbox.waiting();
-                    let went = inbox.go_on(self.key, sink, &mut |stage| {
-                        line.device.give_stage(stage);
-                        line.out.lock().has_read();
+                    let outcome = inbox.deliver_ready(self.key, sink, &mut |stage| {
+                        connection.device.give_stage(stage);
+                        connection.out.lock().count_read();
                     });
-                    (went, waited - inbox.waiting())
+                    (outcome, waited - inbox.waiting())
                 };
-                let went = went.and_then(|went| {
-                    let mut out = line.out.lock();
-                    (0..done).try_for_each(|_| out.owe())?;
-                    out.report().map(|()| went)
+                let outcome = outcome.and_then(|outcome| {
+                    let mut out = connection.out.lock();
+                    (0..done).try_for_each(|_| out.return_credit())?;
+                    out.report().map(|()| outcome)
                 });
-                match went {
-                    Ok(went) => self.went(went, sink),
-                    Err(error) => self.lose(error, sink),
+                match outcome {
+                    Ok(outcome) => self.handle_outcome(outcome, sink),
+                    Err(error) => self.report_failure(error, sink),
                 }
             }
         }
     }
 
-    /// There is room for one more message of the other side.
-    pub(super) fn owe(&self) {
-        let Some(line) = self.line.get() else { return };
+    /// There is room for one more message of the peer.
+    pub(super) fn return_credit(&self) {
+        let Some(connection) = self.connection.get() else { return };
         let reported = {
-            let mut out = line.out.lock();
-            out.owe().and_then(|()| out.report())
+            let mut out = connection.out.lock();
+            out.return_credit().and_then(|()| out.report())
         };
         if let Err(error) = reported {
             self.fail(error);
         }
     }
 
-    /// A message that was sent has ended, or the queue pair is broken.
-    pub(super) fn sent(&self, completion: &Completion, sink: &mut dyn Sink) {
-        let Some(line) = self.line.get() else { return };
+    /// A message that was sent has completed, or the queue pair is broken.
+    pub(super) fn sent(&self, completion: &WorkCompletion, sink: &mut dyn Sink) {
+        let Some(connection) = self.connection.get() else { return };
         if completion.status == 0 {
             let reported = {
-                let mut out = line.out.lock();
+                let mut out = connection.out.lock();
                 out.ended(completion.id);
-                // There may have been no room for that.
+                // There may have been no room for this report.
                 out.report()
             };
             if let Err(error) = reported {
-                return self.lose(error, sink);
+                return self.report_failure(error, sink);
             }
             self.resume(sink);
         } else if !completion.is_flushed() || !self.failed.load(Ordering::Acquire) {
-            self.lose(broken_by(completion.status), sink);
+            self.report_failure(broken_by(completion.status), sink);
         }
     }
 
-    /// As `sent`, where nobody is told of anything any more.
-    pub(super) fn ended(&self, completion: &Completion) {
+    /// As `sent`, when the transport ends and nothing is reported any more.
+    pub(super) fn ended(&self, completion: &WorkCompletion) {
         if completion.status != 0 {
             self.failed.store(true, Ordering::Release);
-        } else if let Some(line) = self.line.get() {
-            line.out.lock().ended(completion.id);
+        } else if let Some(connection) = self.connection.get() {
+            connection.out.lock().ended(completion.id);
         }
     }
 
-    /// The device has something to say of itself, or of one of the link's queue pairs. What becomes of a lane is seen in its
-    /// completions, or told by the other side. Called by any thread.
-    pub(super) fn told(&self, event: &Async) {
-        if event.fatal || self.line.get().is_some_and(|line| Some(line.queue_pair) == event.queue_pair) {
+    /// An asynchronous event of the device, or of one of the link's queue pairs. A broken RMA queue pair is noticed by its
+    /// completions, or by the peer's next offer. Callable from any thread.
+    pub(super) fn async_event(&self, event: &AsyncEvent) {
+        if event.fatal || self.connection.get().is_some_and(|connection| Some(connection.queue_pair) == event.queue_pair) {
             self.fail(io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)));
         }
     }
 
-    /// Goes on with what waited for room.
+    /// Continues with what waited for room.
     pub(super) fn resume(&self, sink: &mut dyn Sink) {
-        let Some(line) = self.line.get() else { return };
-        let resumed = line.out.lock().resume();
+        let Some(connection) = self.connection.get() else { return };
+        let resumed = connection.out.lock().resume();
         match resumed {
             Ok(None) => {}
             Ok(Some(sent)) if !self.is_closed() => sink.sent(self.key, sent.bytes, false),
             Ok(Some(_)) => {}
-            Err(error) => self.lose(error, sink),
+            Err(error) => self.report_failure(error, sink),
         }
     }
 
-    /// Reports what has failed where nobody could report it.
-    pub(super) fn settle(&self, sink: &mut dyn Sink) {
+    /// Reports a failure that was noticed where it could not be reported.
+    pub(super) fn report_pending_failure(&self, sink: &mut dyn Sink) {
         let cause = self.cause.lock().take();
         if let Some(cause) = cause {
-            self.lose(cause, sink);
+            self.report_failure(cause, sink);
         }
     }
 }
@@ -320,9 +326,9 @@ impl Link for VerbsLink {
         if self.is_closed() {
             return gone();
         }
-        let Some(line) = self.line.get() else { return gone() };
+        let Some(connection) = self.connection.get() else { return gone() };
         let written = {
-            let mut out = line.out.lock();
+            let mut out = connection.out.lock();
             let mut sending = Sending::new(bytes, payload);
             match out.write(&mut sending) {
                 Ok(true) => return Sent::All(sending.bytes),
@@ -342,41 +348,41 @@ impl Link for VerbsLink {
         Scheme::Verbs
     }
 
-    /// Can't be known: a device says when all of a message is there, and not before.
+    /// Unknown: a device reports when a whole message has arrived, and nothing before.
     fn acknowledged(&self) -> u64 {
         0
     }
 
     fn begin_move(&self, operation: u64, pull: bool, local: &Slice, keys: &Keys, offset: u64) -> bool {
-        let Some(line) = self.line.get().filter(|_| !self.is_closed()) else { return false };
-        let (Some(hello), Some(own)) = (line.hello.get(), self.me.upgrade()) else { return false };
+        let Some(connection) = self.connection.get().filter(|_| !self.is_closed()) else { return false };
+        let (Some(hello), Some(own)) = (connection.hello.get(), self.me.upgrade()) else { return false };
         let Some(remote) = wire::decode_keys(keys, hello.domain, offset, local.len as u64) else { return false };
-        let access = Access { local_write: pull, ..Access::default() };
-        let registered = match Registered::of(&local.region, &line.device, access) {
+        let access = AccessFlags { local_write: pull, ..AccessFlags::default() };
+        let registered = match Registered::of(&local.region, &connection.device, access) {
             Some(Ok(registered)) => registered,
             Some(Err(error)) => {
-                tracing::debug!(target: "calomel::verbs", %error, "a transfer takes the long way");
+                defer(move || tracing::debug!(target: "calomel::verbs", %error, "a transfer is not done by the device"));
                 return false;
             }
             None => return false,
         };
-        let number = line.device.number();
-        let loan: Arc<dyn Loan> = Arc::new(MoveLoan { link: own, number, local: local.clone() });
+        let number = connection.device.number();
+        let loan: Arc<dyn Loan> = Arc::new(RmaLoan { link: own, number, local: local.clone() });
         match local.read_access() {
             Some(access) => access.lend(loan.clone()),
             None => return false,
         }
-        // Whoever has ended the operation meanwhile did not find the loan.
-        let over = local.is_over();
-        let begun = match line.lane.lock().as_mut() {
-            Some(lane) if lane.is_up() && !over => {
-                lane.transfer(number, Transfer::new(operation, pull, local, registered, remote, &loan));
+        // An operation that was ended meanwhile was ended without this loan.
+        let done = local.is_over();
+        let begun = match connection.rma.lock().as_mut() {
+            Some(rma) if rma.is_connected() && !done => {
+                rma.transfer(number, RmaTransfer::new(operation, pull, local, registered, remote, &loan));
                 true
             }
             _ => false,
         };
         if begun {
-            self.pump(line);
+            self.post_pending(connection);
         } else {
             local.region.unlend(&loan);
         }
@@ -384,13 +390,13 @@ impl Link for VerbsLink {
     }
 
     fn end_move(&self, operation: u64) {
-        let Some(line) = self.line.get() else { return };
-        if let Some(lane) = line.lane.lock().as_mut()
-            && let Some(number) = lane.number_of(operation)
+        let Some(connection) = self.connection.get() else { return };
+        if let Some(rma) = connection.rma.lock().as_mut()
+            && let Some(number) = rma.number_of(operation)
         {
-            lane.stop(number);
+            rma.stop(number);
         }
-        self.deliver(line.lane.lock());
+        self.deliver(connection.rma.lock());
     }
 
     fn expose(&self, region: &Region, access: transport::Access) -> io::Result<Option<Keys>> {
@@ -401,10 +407,10 @@ impl Link for VerbsLink {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        if let Some(line) = self.line.get()
-            && let Some(lane) = line.lane.lock().as_mut()
+        if let Some(connection) = self.connection.get()
+            && let Some(rma) = connection.rma.lock().as_mut()
         {
-            lane.stop_transfers();
+            rma.stop_transfers();
         }
         self.shared.closing(self.me.upgrade());
     }

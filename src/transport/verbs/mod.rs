@@ -1,18 +1,16 @@
 //! `verbs://`: RDMA cards, by way of rdma-core.
 //!
-//! A connection has two queue pairs. Messages go over the first, which the connection manager connects: they are received into
-//! buffers that many connections share, and none is sent for which the other side has not given credit. What is too large for a
-//! few messages is staged, in memory of the transport's own, for the other side to read. The second one, the lane, carries those
-//! reads, and all that users' transfers read and write straight between the memories that they exposed: it breaks when an access
-//! is refused, and is then replaced, while messages go on.
+//! A connection has two queue pairs, one for messages and one for RMA: see README.md in this folder, which explains them, the
+//! credits, staging, ownership, and the order in which objects are destroyed.
 
 mod connect;
 mod device;
 mod inbox;
-mod lane;
 mod link;
 mod memory;
 mod outbox;
+mod rma_queue_pair;
+mod rma_transfer;
 mod sys;
 mod wire;
 
@@ -30,36 +28,37 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use smallvec::SmallVec;
 
 use super::{Access, Capabilities, Keys, Link, LinkKey, Reactor, Sink, Transport};
+use crate::deferred_log::defer;
 use crate::memory::Region;
 use crate::{Address, Error, Result, Scheme};
-use device::{Came, Device, Group};
-use lane::Over;
+use device::{CompletionKind, Device, QueueSet};
 use link::VerbsLink;
 use memory::Registered;
-use sys::{Completion, Context, EventChannel, Id};
+use rma_queue_pair::OperationDone;
+use sys::{CmId, Context, EventChannel, WorkCompletion};
 
-/// Pieces that one side of a connection may have staged, before the other has read them.
+/// Segments that one side of a connection may have staged and the other has not read.
 const STAGED: usize = 4;
-/// How long the end of the transport waits for what has been said to leave.
+/// How long the end of the transport waits for messages to be sent.
 const LINGER: Duration = Duration::from_millis(200);
 
-/// Added to the transport's first token: the connection manager's, the alarm's, and then two for each device.
+/// Added to the transport's first token: the connection manager's, the timer's, and then two for each device.
 const MANAGER: usize = 1;
 const ALARM: usize = 2;
 const DEVICES: usize = 3;
-/// After so long, links that have something to do are looked at, whatever happens.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Interval at which links with outstanding work are checked for progress.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Verbs {
     shared: Arc<Shared>,
-    /// The groups that are polled, as of the change of that number.
-    known: Mutex<(u32, Groups)>,
-    /// What one turn needs, kept for the next.
-    batch: Mutex<Vec<Completion>>,
+    /// The queue sets that are polled, and the count of changes that they are from.
+    polled: Mutex<(u32, QueueSets)>,
+    /// Buffers of one poll, kept for the next.
+    batch: Mutex<Vec<WorkCompletion>>,
     message: Mutex<Vec<u8>>,
 }
 
-type Groups = Vec<(Arc<Device>, Arc<Group>)>;
+type QueueSets = Vec<(Arc<Device>, Arc<QueueSet>)>;
 
 /// What links share with their transport.
 struct Shared {
@@ -67,46 +66,46 @@ struct Shared {
     waker: Arc<mio::Waker>,
     first_token: usize,
     incarnation: u64,
-    /// Versions of the protocol that are spoken here, lowest and highest.
+    /// Lowest and highest protocol version that this engine supports.
     versions: (u16, u16),
-    /// There when it has been asked for.
+    /// Made when it is first needed.
     channel: Mutex<Option<Arc<EventChannel>>>,
-    /// Devices that are in use.
+    /// Devices in use.
     devices: RwLock<Vec<Arc<Device>>>,
-    /// How often they have changed; 0 as long as there is none.
+    /// Counts changes of `devices`; 0 as long as there is none.
     generation: AtomicU32,
-    /// How often their groups have changed.
+    /// Counts changes of the devices' queue sets.
     changes: Arc<AtomicU32>,
-    /// Links and listeners by what the connection manager calls them.
+    /// Links and listeners by their numbers: see [`CmId::number`].
     links: Mutex<HashMap<usize, Arc<VerbsLink>>>,
-    listeners: Mutex<HashMap<usize, Arc<Id>>>,
-    /// What lanes are done with.
-    over: Mutex<Vec<(Arc<VerbsLink>, Over)>>,
-    /// Links that have failed where nobody drives.
-    nudged: Mutex<Vec<Arc<VerbsLink>>>,
-    /// Links that are closed, and have something left to say.
+    listeners: Mutex<HashMap<usize, Arc<CmId>>>,
+    /// RMA operations that have ended.
+    done: Mutex<Vec<(Arc<VerbsLink>, OperationDone)>>,
+    /// Links that have failed where it could not be reported.
+    scheduled: Mutex<Vec<Arc<VerbsLink>>>,
+    /// Links that are closed, and have messages left to send.
     closing: Mutex<Vec<Arc<VerbsLink>>>,
-    /// Wakes whoever drives, for them, and for links whose device has something to do.
+    /// Wakes the driver for closing links, and for links whose RMA queue pair may have stalled.
     alarm: OnceLock<OwnedFd>,
     alarm_is_set: AtomicBool,
-    /// There is something in the three of them.
-    attention: AtomicBool,
+    /// `done`, `scheduled` or `closing` is not empty.
+    pending_flags: AtomicBool,
     parked: AtomicBool,
 }
 
 impl Shared {
-    /// Has whoever drives look around.
+    /// Has the driver look at `done`, `scheduled` and `closing`.
     fn wake(&self) {
-        self.attention.store(true, Ordering::SeqCst);
+        self.pending_flags.store(true, Ordering::SeqCst);
         if self.parked.load(Ordering::SeqCst)
             && let Err(error) = self.waker.wake()
         {
-            tracing::error!(target: "calomel::verbs", %error, "can't wake a parked engine");
+            defer(move || tracing::error!(target: "calomel::verbs", %error, "can't wake a parked engine"));
         }
     }
 
-    fn nudge(&self, link: Option<Arc<VerbsLink>>) {
-        self.nudged.lock().extend(link);
+    fn schedule(&self, link: Option<Arc<VerbsLink>>) {
+        self.scheduled.lock().extend(link);
         self.wake();
     }
 
@@ -115,16 +114,16 @@ impl Shared {
         self.wake();
     }
 
-    fn deliver(&self, link: &Arc<VerbsLink>, over: Vec<Over>) {
-        self.over.lock().extend(over.into_iter().map(|over| (link.clone(), over)));
+    fn deliver(&self, link: &Arc<VerbsLink>, done: Vec<OperationDone>) {
+        self.done.lock().extend(done.into_iter().map(|done| (link.clone(), done)));
         self.wake();
     }
 
-    fn forget(&self, id: &Id) {
+    fn forget(&self, id: &CmId) {
         self.links.lock().remove(&id.number());
     }
 
-    /// The connection manager's events, from now on.
+    /// The channel of the connection manager's events, made when it is first needed.
     fn channel(&self) -> io::Result<Arc<EventChannel>> {
         let mut slot = self.channel.lock();
         if let Some(channel) = &*slot {
@@ -142,7 +141,7 @@ impl Shared {
         Ok(slot.insert(channel).clone())
     }
 
-    /// A device that is in use from now on.
+    /// Puts a device into use.
     fn device(&self, context: Context) -> io::Result<Arc<Device>> {
         let mut devices = self.devices.write();
         if let Some(device) = devices.iter().find(|device| device.context == context) {
@@ -153,43 +152,43 @@ impl Shared {
         self.registry.register(&mut SourceFd(&device.completions.fd()), Token(token), Interest::READABLE)?;
         let events = context.async_fd()?;
         if let Err(error) = self.registry.register(&mut SourceFd(&events), Token(token + 1), Interest::READABLE) {
-            // Another engine of this process may hear them, and passes them on.
-            tracing::debug!(target: "calomel::verbs", %error, "a device's events are not listened to");
+            // Another engine of this process listens, and passes events on.
+            defer(move || tracing::debug!(target: "calomel::verbs", %error, "another engine hears this device's events"));
         }
         devices.push(device.clone());
         self.generation.fetch_add(1, Ordering::Release);
-        tracing::debug!(target: "calomel::verbs", device = context.name(), limits = ?device.limits, "a device is in use");
+        let limits = device.limits;
+        defer(move || tracing::debug!(target: "calomel::verbs", device = context.name(), ?limits, "a device is in use"));
         Ok(device)
     }
 
-    /// Has whoever drives look after links in a while, whatever happens: those that are closed, and those whose device has
-    /// something to do.
-    fn look_later(&self) {
+    /// Has the driver check links after [`CHECK_INTERVAL`].
+    fn set_alarm(&self) {
         let Some(alarm) = self.alarm.get().filter(|_| !self.alarm_is_set.swap(true, Ordering::AcqRel)) else { return };
-        // To set it anew takes away what it has told before.
+        // Setting the timer anew also makes it unreadable.
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let value = Timespec { tv_sec: LOOK_AGAIN.as_secs() as i64, tv_nsec: 0 };
+        let value = Timespec { tv_sec: CHECK_INTERVAL.as_secs() as i64, tv_nsec: 0 };
         let set = timerfd_settime(alarm, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: once, it_value: value });
         if let Err(error) = set {
-            tracing::error!(target: "calomel::verbs", %error, "links are not looked after");
+            defer(move || tracing::error!(target: "calomel::verbs", %error, "can't set the timer that checks links"));
         }
     }
 
-    /// What was to be done later.
-    fn look_after(&self) {
+    /// The timer has expired: replaces stalled RMA queue pairs.
+    fn check_links(&self) {
         self.alarm_is_set.store(false, Ordering::Release);
         let links: Vec<Arc<VerbsLink>> = self.links.lock().values().cloned().collect();
         let now = Instant::now();
-        if links.iter().filter(|link| link.look_after(now)).count() > 0 {
-            self.look_later();
+        if links.iter().filter(|link| link.check_progress(now)).count() > 0 {
+            self.set_alarm();
         }
-        // Those that are closed are gone on with, too.
-        self.attention.store(true, Ordering::SeqCst);
+        // Closing links are continued, too.
+        self.pending_flags.store(true, Ordering::SeqCst);
     }
 
-    fn groups(&self) -> Groups {
+    fn queue_sets(&self) -> QueueSets {
         let devices = self.devices.read();
-        devices.iter().flat_map(|device| device.groups().into_iter().map(|group| (device.clone(), group))).collect()
+        devices.iter().flat_map(|device| device.queue_sets().into_iter().map(|queue_set| (device.clone(), queue_set))).collect()
     }
 
     fn is_in_use(&self) -> bool {
@@ -213,34 +212,34 @@ impl Verbs {
                 changes: Arc::default(),
                 links: Mutex::default(),
                 listeners: Mutex::default(),
-                over: Mutex::default(),
-                nudged: Mutex::default(),
+                done: Mutex::default(),
+                scheduled: Mutex::default(),
                 closing: Mutex::default(),
                 alarm: OnceLock::new(),
                 alarm_is_set: AtomicBool::new(false),
-                attention: AtomicBool::new(false),
+                pending_flags: AtomicBool::new(false),
                 parked: AtomicBool::new(false),
             }),
-            known: Mutex::default(),
+            polled: Mutex::default(),
             batch: Mutex::default(),
             message: Mutex::default(),
         }
     }
 
-    /// What has to be done that is no completion. True when there was something.
-    fn attend(&self, sink: &mut dyn Sink) -> bool {
-        if !self.shared.attention.swap(false, Ordering::SeqCst) {
+    /// Handles `done`, `scheduled` and `closing`. True when there was something.
+    fn run_scheduled(&self, sink: &mut dyn Sink) -> bool {
+        if !self.shared.pending_flags.swap(false, Ordering::SeqCst) {
             return false;
         }
-        let over = std::mem::take(&mut *self.shared.over.lock());
-        over.into_iter().for_each(|(link, over)| link.over(over, sink));
-        let nudged = std::mem::take(&mut *self.shared.nudged.lock());
-        nudged.into_iter().for_each(|link| link.settle(sink));
+        let done = std::mem::take(&mut *self.shared.done.lock());
+        done.into_iter().for_each(|(link, done)| link.operation_done(done, sink));
+        let scheduled = std::mem::take(&mut *self.shared.scheduled.lock());
+        scheduled.into_iter().for_each(|link| link.report_pending_failure(sink));
         self.linger();
         true
     }
 
-    /// Goes on with links that were closed.
+    /// Continues with links that were closed.
     fn linger(&self) {
         let closing = std::mem::take(&mut *self.shared.closing.lock());
         if closing.is_empty() {
@@ -249,34 +248,34 @@ impl Verbs {
         let now = Instant::now();
         let left: Vec<_> = closing.into_iter().filter(|link| !link.linger(now)).collect();
         if !left.is_empty() {
-            self.shared.look_later();
+            self.shared.set_alarm();
         }
         self.shared.closing.lock().extend(left);
     }
 
-    /// Takes what has come on the queues of a group. True when anything has.
-    fn turn(&self, device: &Device, group: &Group, sink: &mut dyn Sink) -> io::Result<bool> {
-        device.gather(group)?;
+    /// Handles the completions of a queue set. True when there were any.
+    fn poll_queue_set(&self, device: &Device, queue_set: &QueueSet, sink: &mut dyn Sink) -> io::Result<bool> {
+        device.collect_completions(queue_set)?;
         let mut batch = self.batch.lock();
-        group.take(&mut batch);
+        queue_set.take(&mut batch);
         let any = !batch.is_empty();
-        let mut refill = !any;
+        let mut repost = !any;
         for completion in batch.drain(..) {
             let link = device.link(completion.queue_pair);
-            match device::came(&completion) {
-                Some(Came::Message) if completion.status == 0 => {
+            match device::completion_kind(&completion) {
+                Some(CompletionKind::Message) if completion.status == 0 => {
                     let mut message = self.message.lock();
-                    group.message(&completion, &mut message);
+                    queue_set.read_message(&completion, &mut message);
                     let credited = link.as_ref().is_some_and(|link| link.message(&message, sink));
-                    refill |= group.empty(&completion, link.as_ref().filter(|_| credited));
+                    repost |= queue_set.recycle(&completion, link.as_ref().filter(|_| credited));
                 }
-                Some(Came::Message) => {
-                    group.empty(&completion, None);
+                Some(CompletionKind::Message) => {
+                    queue_set.recycle(&completion, None);
                     if let Some(link) = link {
-                        link.lose(link::broken_by(completion.status), sink);
+                        link.report_failure(link::broken_by(completion.status), sink);
                     }
                 }
-                Some(Came::Sent) => {
+                Some(CompletionKind::Sent) => {
                     if let Some(link) = link {
                         link.sent(&completion, sink);
                     }
@@ -284,32 +283,32 @@ impl Verbs {
                 None => {}
             }
         }
-        if refill {
-            group.refill()?;
+        if repost {
+            queue_set.repost()?;
         }
         Ok(any)
     }
 
-    /// Only whoever drives looks at them, so that nobody waits for this lock.
-    fn renew(&self, known: &mut (u32, Groups)) {
+    /// Only the driver uses them, so that no thread waits for this lock.
+    fn refresh(&self, polled: &mut (u32, QueueSets)) {
         let changes = self.shared.changes.load(Ordering::Acquire);
-        if known.0 != changes {
-            *known = (changes, self.shared.groups());
+        if polled.0 != changes {
+            *polled = (changes, self.shared.queue_sets());
         }
     }
 
-    /// Polls every group. True when anything has come.
-    fn look(&self, sink: &mut dyn Sink) -> bool {
+    /// Polls every queue set. True when there were completions.
+    fn poll_queue_sets(&self, sink: &mut dyn Sink) -> bool {
         let mut any = false;
-        let mut known = self.known.lock();
-        self.renew(&mut known);
-        for (device, group) in &known.1 {
-            match self.turn(device, group, sink) {
-                Ok(came) => any |= came,
+        let mut polled = self.polled.lock();
+        self.refresh(&mut polled);
+        for (device, queue_set) in &polled.1 {
+            match self.poll_queue_set(device, queue_set, sink) {
+                Ok(progressed) => any |= progressed,
                 Err(error) => {
-                    tracing::error!(target: "calomel::verbs", device = device.context.name(), %error, "a device fails");
+                    log_device_failure(device, &error);
                     let lost = || io::Error::new(io::ErrorKind::ConnectionReset, format!("the device fails: {error}"));
-                    device.links().iter().for_each(|link| link.lose(lost(), sink));
+                    device.links().iter().for_each(|link| link.report_failure(lost(), sink));
                     self.linger();
                 }
             }
@@ -325,17 +324,17 @@ impl Verbs {
     }
 
     fn keys(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
-        let wanted = sys::Access {
+        let wanted = sys::AccessFlags {
             local_write: !access.constant,
             remote_read: access.read,
             remote_write: access.write,
-            ..sys::Access::default()
+            ..sys::AccessFlags::default()
         };
         let mut keys = Vec::new();
         let devices: SmallVec<[Arc<Device>; 2]> = self.shared.devices.read().iter().cloned().collect();
         for device in devices {
             match Registered::of(region, &device, wanted) {
-                Some(registered) => wire::encode_keys(device.domain, &registered?.stretches(), &mut keys),
+                Some(registered) => wire::encode_keys(device.domain, &registered?.remote_segments(), &mut keys),
                 None => return Ok(None),
             }
         }
@@ -354,7 +353,7 @@ impl Transport for Verbs {
 
     fn resolve(&self, address: &Address) -> Result<Address> {
         let socket = super::resolve(address)?;
-        self.look_ahead(socket);
+        self.prepare_device(socket);
         Ok(Address::verbs(socket))
     }
 
@@ -380,15 +379,15 @@ impl Transport for Verbs {
     }
 
     fn poll(&self, sink: &mut dyn Sink) -> bool {
-        let attended = self.attend(sink);
+        let attended = self.run_scheduled(sink);
         if !self.shared.is_in_use() {
             return attended;
         }
-        let came = self.look(sink);
-        if came {
+        let progressed = self.poll_queue_sets(sink);
+        if progressed {
             self.linger();
         }
-        attended | came
+        attended | progressed
     }
 
     fn ready(&self, token: usize, _event: &mio::event::Event, sink: &mut dyn Sink) {
@@ -397,35 +396,36 @@ impl Transport for Verbs {
             return self.take_events(sink);
         }
         if number == ALARM {
-            return self.shared.look_after();
+            return self.shared.check_links();
         }
         let (index, is_async) = ((number - DEVICES) / 2, (number - DEVICES) % 2 == 1);
         let Some(device) = self.shared.devices.read().get(index).cloned() else { return };
         if is_async {
             while let Some(event) = device.context.take_async() {
-                tracing::debug!(target: "calomel::verbs", device = device.context.name(), ?event, "a device tells");
-                Device::tell(device.context, &event);
+                Device::dispatch_async_event(device.context, &event);
+                let name = device.context.name();
+                defer(move || tracing::debug!(target: "calomel::verbs", device = name, ?event, "device event"));
             }
         } else {
             device.completions.drain();
-            device.groups().iter().for_each(|group| group.told());
+            device.queue_sets().iter().for_each(|queue_set| queue_set.notified());
         }
     }
 
     fn park(&self) -> bool {
         self.shared.parked.store(true, Ordering::SeqCst);
-        let quiet = |(device, group): &(Arc<Device>, Arc<Group>)| {
-            let armed = group.refill().and_then(|()| group.arm()).and_then(|()| device.gather(group));
+        let quiet = |(device, queue_set): &(Arc<Device>, Arc<QueueSet>)| {
+            let armed = queue_set.repost().and_then(|()| queue_set.arm()).and_then(|()| device.collect_completions(queue_set));
             if let Err(error) = armed {
-                tracing::error!(target: "calomel::verbs", device = device.context.name(), %error, "a device fails");
+                log_device_failure(device, &error);
             }
-            group.is_quiet()
+            queue_set.is_quiet()
         };
-        let mut known = self.known.lock();
-        self.renew(&mut known);
-        let all_quiet = known.1.iter().filter(|both| !quiet(both)).count() == 0;
-        drop(known);
-        all_quiet && !self.shared.attention.load(Ordering::SeqCst)
+        let mut polled = self.polled.lock();
+        self.refresh(&mut polled);
+        let all_quiet = polled.1.iter().filter(|both| !quiet(both)).count() == 0;
+        drop(polled);
+        all_quiet && !self.shared.pending_flags.load(Ordering::SeqCst)
     }
 
     fn unpark(&self) {
@@ -433,18 +433,23 @@ impl Transport for Verbs {
     }
 }
 
+fn log_device_failure(device: &Device, error: &io::Error) {
+    let (device, error) = (device.context.name(), error.to_string());
+    defer(move || tracing::error!(target: "calomel::verbs", device, error, "a device fails"));
+}
+
 impl Drop for Verbs {
-    /// What has been said leaves, within a bound; then all that devices have is freed.
+    /// Messages are sent, within a bound; then everything that devices hold is freed.
     fn drop(&mut self) {
         if sys::is_forked() && self.shared.is_in_use() {
             return;
         }
         let until = Instant::now() + LINGER;
         while !self.shared.closing.lock().is_empty() && Instant::now() < until {
-            for (device, group) in self.shared.groups() {
-                let _ = device.gather(&group);
+            for (device, queue_set) in self.shared.queue_sets() {
+                let _ = device.collect_completions(&queue_set);
                 let mut batch = Vec::new();
-                group.take(&mut batch);
+                queue_set.take(&mut batch);
                 for completion in &batch {
                     if let Some(link) = device.link(completion.queue_pair) {
                         link.ended(completion);
@@ -454,12 +459,12 @@ impl Drop for Verbs {
             self.linger();
             std::thread::yield_now();
         }
-        self.known.get_mut().1.clear();
-        self.shared.closing.lock().drain(..).for_each(|link| link.bury());
+        self.polled.get_mut().1.clear();
+        self.shared.closing.lock().drain(..).for_each(|link| link.destroy());
         let links: Vec<_> = self.shared.links.lock().values().cloned().collect();
-        links.iter().for_each(|link| link.bury());
-        self.shared.over.lock().clear();
-        self.shared.nudged.lock().clear();
+        links.iter().for_each(|link| link.destroy());
+        self.shared.done.lock().clear();
+        self.shared.scheduled.lock().clear();
         let channel = self.shared.channel.lock().take();
         if let Some(channel) = channel {
             let _ = self.shared.registry.deregister(&mut SourceFd(&channel.fd()));

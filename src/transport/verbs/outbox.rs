@@ -1,4 +1,4 @@
-//! What a link sends: messages, for which the other side has given credit, and staged pieces, which it reads.
+//! The sending side of a link: messages, which take the peer's credits, and staged segments, which the peer reads.
 
 #![allow(unsafe_code)]
 
@@ -9,20 +9,20 @@ use std::sync::Arc;
 use super::STAGED;
 use super::device::{CREDITS, Device, MESSAGE, SENT, STAGE, UNCREDITED};
 use super::memory::Slab;
-use super::sys::{Access, Kind, Qp, Work};
-use super::wire::{self, Content, HEADER, Header, Staged};
+use super::sys::{AccessFlags, Opcode, Qp, WorkRequest};
+use super::wire::{self, HEADER, MessageContent, MessageHeader, StagedSegment};
 use crate::memory::Slice;
 
-/// Messages that may be on their way.
+/// Messages that may be outstanding.
 pub(super) const SENDS: usize = 32;
-/// The end of one in so many is told.
+/// One message in so many is signalled.
 const SIGNALLED: usize = SENDS / 4;
-/// What may wait to be said between the transports.
+/// Control messages that may wait.
 const CONTROL: usize = 16;
-/// What takes more messages than this is staged.
+/// Data that needs more messages than this is staged.
 const IN_MESSAGES: usize = 4;
 
-/// Something that is being sent.
+/// A frame and its payload, partly sent.
 pub(super) struct Sending {
     pub bytes: Vec<u8>,
     at: usize,
@@ -36,33 +36,33 @@ impl Sending {
 }
 
 pub(super) struct Outbox {
-    /// `None` when the link is over.
+    /// `None` when the link has ended.
     pub qp: Option<Qp>,
     device: Arc<Device>,
-    /// Messages that are on their way.
+    /// Buffers of outstanding messages.
     slots: Slab,
     next: usize,
     free: usize,
-    /// Messages whose end is told, by number, and how many end with each.
+    /// Signalled messages by number, and how many messages complete with each.
     signalled: VecDeque<(u64, usize)>,
     unsignalled: usize,
-    /// Messages that the other side has room for; and how many it has said at first.
+    /// Credits: messages that the peer has room for; and how many it granted at first.
     credits: u16,
     most: u16,
-    /// Messages that the other side may send.
+    /// Messages that the peer may send.
     granted: u16,
-    /// Longest message that the other side takes.
+    /// Longest message that the peer accepts.
     longest: usize,
-    /// Messages of the other side for which there is room again, and which have not been reported.
+    /// Credits to be returned to the peer.
     owed: u16,
-    /// Staged pieces of the other side that have been read, and not reported.
+    /// The peer's staged segments that have been read, to be reported.
     read: u16,
-    /// Pieces that the other side reads, the oldest first; and those that it has read. They are the link's alone: another peer
-    /// that has seen their keys can't read what is in them.
+    /// Staging buffers that the peer reads, the oldest first; and those that it has read. No other link uses them: another peer
+    /// that has seen their keys can't read their content.
     staged: VecDeque<Slab>,
     spare: Vec<Slab>,
-    /// What is said between the transports, and goes first.
-    control: VecDeque<Content<'static>>,
+    /// Control messages, which go first.
+    control: VecDeque<MessageContent<'static>>,
     pub pending: Option<Sending>,
     /// Number of the farewell.
     bye: Option<u64>,
@@ -77,7 +77,7 @@ impl Outbox {
         Ok(Outbox {
             qp: Some(qp),
             device: device.clone(),
-            slots: Slab::new(&device.pd, SENDS * MESSAGE, Access::default())?,
+            slots: Slab::new(&device.pd, SENDS * MESSAGE, AccessFlags::default())?,
             next: 0,
             free: SENDS,
             signalled: VecDeque::new(),
@@ -96,85 +96,86 @@ impl Outbox {
         })
     }
 
-    /// The other side has said what it has room for.
+    /// The peer's parameters have arrived.
     pub(super) fn open(&mut self, credits: u16, longest: u32) {
         self.credits = credits;
         self.most = credits;
         self.longest = MESSAGE.min(longest as usize);
     }
 
-    /// A message has come: what the other side reports with it, and whether it may send it.
-    pub(super) fn heed(&mut self, header: Header, content: &Content<'_>) -> io::Result<()> {
+    /// Takes what the peer reports with a message. An error when the peer breaks a rule.
+    pub(super) fn take_header(&mut self, header: MessageHeader, content: &MessageContent<'_>) -> io::Result<()> {
         self.credits = self.credits.saturating_add(header.credits);
         if self.credits > self.most {
-            return Err(broken("it gives back credits that nobody took"));
+            return Err(broken("it returns more credits than were used"));
         }
         match content {
-            // Without a limit on them it could talk for ever: there is no more of them than there is of what they tell.
-            Content::Credit if header.credits == 0 && header.read == 0 => {
-                return Err(broken("it says that it has nothing to say"));
+            // These are limited only by what they report: an empty one could come without end.
+            MessageContent::Credit if header.credits == 0 && header.read == 0 => {
+                return Err(broken("it sent a message that reports nothing"));
             }
             content if content.is_credited() => {
-                self.granted = self.granted.checked_sub(1).ok_or_else(|| broken("it sends more than it was given credit for"))?;
+                self.granted =
+                    self.granted.checked_sub(1).ok_or_else(|| broken("it sends more messages than it has credits for"))?;
             }
             _ => {}
         }
         for _ in 0..header.read {
-            let stage = self.staged.pop_front().ok_or_else(|| broken("it has read what it was not given"))?;
+            let stage = self.staged.pop_front().ok_or_else(|| broken("it reports reading more than was staged"))?;
             self.spare.push(stage);
         }
         Ok(())
     }
 
-    /// A message has ended, and all before it. Others' numbers are not known here.
+    /// A message has completed, and all before it. False for a number of another link.
     pub(super) fn ended(&mut self, number: u64) -> bool {
         let Some(at) = self.signalled.iter().position(|(other, _)| *other == number) else { return false };
         self.free += self.signalled.drain(..=at).map(|(_, count)| count).sum::<usize>();
         true
     }
 
-    /// There is room for one more message of the other side. An error when it was not given credit for that many.
-    pub(super) fn owe(&mut self) -> io::Result<()> {
+    /// There is room for one more message of the peer. An error when it had no credit for that many.
+    pub(super) fn return_credit(&mut self) -> io::Result<()> {
         self.owed += 1;
-        if self.owed > CREDITS { Err(broken("it sends more than it was given credit for")) } else { Ok(()) }
+        if self.owed > CREDITS { Err(broken("it sends more messages than it has credits for")) } else { Ok(()) }
     }
 
-    pub(super) fn has_read(&mut self) {
+    pub(super) fn count_read(&mut self) {
         self.read = self.read.saturating_add(1);
     }
 
-    /// Has something said that goes before what waits. An error when the other side makes this one talk without listening.
-    pub(super) fn say(&mut self, content: Content<'static>) -> io::Result<()> {
+    /// Queues a control message. An error when the peer causes more of them than it reads.
+    pub(super) fn queue_control(&mut self, content: MessageContent<'static>) -> io::Result<()> {
         self.control.push_back(content);
-        if self.control.len() > CONTROL { Err(broken("it offers lanes, and does not listen")) } else { Ok(()) }
+        if self.control.len() > CONTROL { Err(broken("it causes control messages and does not read them")) } else { Ok(()) }
     }
 
-    /// Ends it: the queue pair, and then what the other side may have been reading, are to be dropped.
+    /// Ends it: the caller drops the queue pair, and after it the buffers that the peer may have been reading.
     pub(super) fn close(&mut self) -> (Option<Qp>, Vec<Slab>) {
         self.spare.extend(self.staged.drain(..));
         (self.qp.take(), std::mem::take(&mut self.spare))
     }
 
-    /// True when all that was staged has been read, and nothing waits.
+    /// True when everything that was staged has been read, and nothing waits.
     pub(super) fn is_flushed(&self) -> bool {
         self.staged.is_empty() && self.pending.is_none()
     }
 
-    /// Says farewell, once; true when that has arrived.
+    /// Sends the farewell, once; true when it has arrived.
     pub(super) fn farewell(&mut self) -> io::Result<bool> {
         match self.bye {
             None => {
-                self.bye = Some(self.post(&Content::Bye, true)?);
+                self.bye = Some(self.post(&MessageContent::Bye, true)?);
                 Ok(false)
             }
             Some(number) => Ok(!self.signalled.iter().any(|(other, _)| *other == number)),
         }
     }
 
-    /// Reports what has to be reported soon, if nothing has taken it along.
+    /// Sends returned credits in a message of their own, if they are due and no other message took them along.
     pub(super) fn report(&mut self) -> io::Result<()> {
         if (self.owed >= CREDITS / 2 || self.read > 0) && self.free > 0 && self.qp.is_some() && self.bye.is_none() {
-            self.post(&Content::Credit, false)?;
+            self.post(&MessageContent::Credit, false)?;
         }
         Ok(())
     }
@@ -183,7 +184,7 @@ impl Outbox {
         self.credits > 0 && self.free > usize::from(UNCREDITED)
     }
 
-    /// Sends what has been said between the transports, and then what waits. Returns what is sent.
+    /// Sends control messages, and then the pending frame, which is returned when all of it has been sent.
     pub(super) fn resume(&mut self) -> io::Result<Option<Sending>> {
         let Some(mut sending) = self.pending.take() else {
             self.send_control()?;
@@ -196,8 +197,7 @@ impl Outbox {
         Ok(None)
     }
 
-    /// Sends what is said between the transports, for which no credit is taken: the other side may have none to give before it
-    /// has heard that. True when nothing is left.
+    /// Sends control messages. They take no credit: the peer may return none before it has read them. True when none is left.
     pub(super) fn send_control(&mut self) -> io::Result<bool> {
         while let Some(content) = self.control.front().copied() {
             if self.free == 0 || self.qp.is_none() {
@@ -223,7 +223,7 @@ impl Outbox {
             if left <= IN_MESSAGES * room {
                 let part = &sending.bytes[sending.at..sending.at + left.min(room)];
                 self.credits -= 1;
-                self.post(&Content::Bytes(part), false)?;
+                self.post(&MessageContent::Bytes(part), false)?;
                 sending.at += part.len();
             } else if self.staged.len() < STAGED {
                 let part = &sending.bytes[sending.at..sending.at + left.min(STAGE)];
@@ -232,9 +232,9 @@ impl Outbox {
                     true
                 })?;
                 sending.at += part.len();
-                let Some(staged) = staged else { return Err(broken("what is sent can't be staged")) };
+                let Some(staged) = staged else { return Err(broken("data can't be staged")) };
                 self.credits -= 1;
-                self.post(&Content::StagedBytes(staged), false)?;
+                self.post(&MessageContent::StagedBytes(staged), false)?;
             } else {
                 return Ok(false);
             }
@@ -246,7 +246,7 @@ impl Outbox {
         let payload = payload.clone();
         if payload.len <= room {
             let mut bytes = vec![0; payload.len];
-            let content = if payload.read(&mut bytes) { Content::Payload(&bytes) } else { Content::SourceGone };
+            let content = if payload.read(&mut bytes) { MessageContent::Payload(&bytes) } else { MessageContent::SourceGone };
             self.credits -= 1;
             self.post(&content, false)?;
         } else if self.staged.len() < STAGED {
@@ -254,7 +254,7 @@ impl Outbox {
                 return Err(broken("a payload that is longer than agreed"));
             }
             let staged = self.stage(payload.len, &mut |place| payload.read(place))?;
-            let content = staged.map_or(Content::SourceGone, Content::StagedPayload);
+            let content = staged.map_or(MessageContent::SourceGone, MessageContent::StagedPayload);
             self.credits -= 1;
             self.post(&content, false)?;
         } else {
@@ -264,36 +264,36 @@ impl Outbox {
         Ok(true)
     }
 
-    /// Puts something where the other side can read it, until it says that it has. `None` when there is nothing to put there.
-    fn stage(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> io::Result<Option<Staged>> {
+    /// Fills a staging buffer, which the peer reads; `None` when there is nothing to fill it with.
+    fn stage(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> bool) -> io::Result<Option<StagedSegment>> {
         let mut stage = match self.spare.pop() {
             Some(stage) => stage,
-            None => Slab::new(&self.device.pd, STAGE, Access { remote_read: true, ..Access::default() })?,
+            None => Slab::new(&self.device.pd, STAGE, AccessFlags { remote_read: true, ..AccessFlags::default() })?,
         };
-        // SAFETY: nobody has been told of it, or whoever was has read it: no device writes it.
+        // SAFETY: no peer knows its key, or the peer that does has read it: no device writes it.
         if !fill(unsafe { stage.write(0, len) }) {
             self.spare.push(stage);
             return Ok(None);
         }
-        let staged = Staged { address: stage.address(0), key: stage.remote_key(), len: len as u32 };
+        let staged = StagedSegment { address: stage.address(0), key: stage.remote_key(), len: len as u32 };
         self.staged.push_back(stage);
         Ok(Some(staged))
     }
 
-    /// Sends one message, with what there is to report; its number.
-    fn post(&mut self, content: &Content<'_>, signalled: bool) -> io::Result<u64> {
+    /// Posts one message, with the credits and reads to report; returns its number.
+    fn post(&mut self, content: &MessageContent<'_>, signalled: bool) -> io::Result<u64> {
         let Some(qp) = &self.qp else { return Err(io::ErrorKind::NotConnected.into()) };
         if self.free == 0 {
-            return Err(broken("more is sent than the other side has asked for"));
+            return Err(broken("no send buffer is free"));
         }
-        let header = Header { credits: std::mem::take(&mut self.owed), read: std::mem::take(&mut self.read) };
+        let header = MessageHeader { credits: std::mem::take(&mut self.owed), read: std::mem::take(&mut self.read) };
         self.granted += header.credits;
         let at = self.next * MESSAGE;
         // SAFETY: no device writes there: the slab is not registered for that.
         let len = wire::encode(header, content, unsafe { self.slots.write(at, MESSAGE) });
         let number = SENT | self.device.number();
         let signalled = signalled || self.unsignalled + 1 == SIGNALLED;
-        let work = Work { id: number, kind: Kind::Send, pieces: &[self.slots.piece(at, len)], signalled };
+        let work = WorkRequest { id: number, opcode: Opcode::Send, sges: &[self.slots.sge(at, len)], signalled };
         // SAFETY: the slot is registered, and free: what was in it before has ended. It is written again when this has ended.
         unsafe { qp.post(&[work]) }?;
         self.next = (self.next + 1) % SENDS;

@@ -1,4 +1,4 @@
-//! How transfers and links end: what is under way is waited for, within bounds, and then ended by force.
+//! How transfers and links end: they wait for outstanding requests, within bounds, and are then ended by force.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,27 +6,28 @@ use std::time::{Duration, Instant};
 
 use super::super::sys::is_forked;
 use super::VerbsLink;
+use crate::deferred_log::defer;
 use crate::memory::{Loan, Slice};
 
-/// How long a link that is closed may take to say what it has said.
+/// How long a closed link may take to send its last messages.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long the requests of a transfer that is over may take to end by themselves; then the lane is ended, and they with it.
+/// How long the outstanding requests of a cancelled transfer may take to complete; then their queue pair is destroyed.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// A transfer's hold on local memory.
-pub(super) struct MoveLoan {
+pub(super) struct RmaLoan {
     pub link: Arc<VerbsLink>,
     pub number: u64,
     pub local: Slice,
 }
 
-impl Loan for MoveLoan {
+impl Loan for RmaLoan {
     fn withdraw(&self) {
-        self.link.stop_number(self.number);
+        self.link.stop_transfer(self.number);
     }
 
     fn wait(&self, since: Instant) {
-        self.link.end_number(self.number, since);
+        self.link.await_transfer(self.number, since);
     }
 
     fn is_over(&self) -> bool {
@@ -35,45 +36,45 @@ impl Loan for MoveLoan {
 }
 
 impl VerbsLink {
-    /// Goes on with the end of a link that was closed. True when it is over.
+    /// Continues closing a link. True when it has ended.
     pub(in super::super) fn linger(&self, now: Instant) -> bool {
-        let Some(line) = self.line.get() else {
-            self.bury();
+        let Some(connection) = self.connection.get() else {
+            self.destroy();
             return true;
         };
         let since = *self.closing.get_or_init(|| now);
-        let done = self.failed.load(Ordering::Acquire) || now >= since + LINGER || line.hello.get().is_none() || {
-            let mut out = line.out.lock();
-            // What was said last may not have left.
+        let done = self.failed.load(Ordering::Acquire) || now >= since + LINGER || connection.hello.get().is_none() || {
+            let mut out = connection.out.lock();
+            // The last frames may not have been sent yet.
             let _ = out.resume();
             out.is_flushed() && out.farewell().unwrap_or(true)
         };
         if done {
-            self.bury();
+            self.destroy();
         }
         done
     }
 
-    /// Frees what the link has of its device.
-    pub(in super::super) fn bury(&self) {
+    /// Frees what the link has of its device, in the order that README.md explains.
+    pub(in super::super) fn destroy(&self) {
         let id = self.id.lock().take();
-        if let Some(line) = self.line.get() {
-            if let Some(lane) = line.lane.lock().as_mut() {
-                lane.close();
+        if let Some(connection) = self.connection.get() {
+            if let Some(rma) = connection.rma.lock().as_mut() {
+                rma.close();
             }
-            self.deliver(line.lane.lock());
-            let (qp, stages) = line.out.lock().close();
+            self.deliver(connection.rma.lock());
+            let (qp, stages) = connection.out.lock().close();
             if let Some(qp) = qp {
                 id.iter().for_each(|id| id.disconnect());
-                // Messages that nobody has looked at go with the queue pair, and their buffers.
-                if let Err(error) = line.device.gather(&line.group) {
-                    tracing::error!(target: "calomel::verbs", %error, "completions can't be taken");
+                // Messages that were not handled are lost with the queue pair, and their buffers.
+                if let Err(error) = connection.device.collect_completions(&connection.queue_set) {
+                    defer(move || tracing::error!(target: "calomel::verbs", %error, "can't take completions"));
                 }
-                line.device.leave(line.queue_pair);
+                connection.device.remove_link(connection.queue_pair);
                 drop(qp);
-                // Nobody reads them any more.
+                // The peer can read them no more.
                 drop(stages);
-                line.device.dismiss(&line.group);
+                connection.device.release(&connection.queue_set);
             }
         }
         if let Some(id) = id {
@@ -81,44 +82,46 @@ impl VerbsLink {
         }
     }
 
-    /// Has the device begin nothing more of a transfer.
-    fn stop_number(&self, number: u64) {
-        // What the parent of a forked child has begun ends there.
-        let Some(line) = self.line.get().filter(|_| !is_forked()) else { return };
-        let mut lane = line.lane.lock();
-        if let Some(lane) = lane.as_mut() {
-            lane.stop(number);
+    /// Posts no more requests of a transfer.
+    fn stop_transfer(&self, number: u64) {
+        // In a forked child, the operations are the parent's.
+        let Some(connection) = self.connection.get().filter(|_| !is_forked()) else { return };
+        let mut rma = connection.rma.lock();
+        if let Some(rma) = rma.as_mut() {
+            rma.stop(number);
         }
-        self.deliver(lane);
-        // What was gathered is for whatever drives.
+        self.deliver(rma);
+        // The driver handles the completions that were polled here.
         self.shared.wake();
     }
 
-    /// Waits for the end of a transfer that was stopped at `since`: when this returns the device does not touch its memory.
-    fn end_number(&self, number: u64, since: Instant) {
-        // What the parent of a forked child has begun ends there.
-        let Some(line) = self.line.get().filter(|_| !is_forked()) else { return };
+    /// Waits for the end of a transfer that was stopped at `since`: when this returns the device does not access its memory.
+    fn await_transfer(&self, number: u64, since: Instant) {
+        // In a forked child, the operations are the parent's.
+        let Some(connection) = self.connection.get().filter(|_| !is_forked()) else { return };
         let until = since + GRACE;
         loop {
-            let is_under_way = line.lane.lock().as_mut().is_some_and(|lane| {
-                lane.stop(number);
-                lane.is_under_way(number)
+            let is_under_way = connection.rma.lock().as_mut().is_some_and(|rma| {
+                rma.stop(number);
+                rma.is_under_way(number)
             });
             if !is_under_way {
                 break;
             }
             if Instant::now() >= until {
-                tracing::debug!(target: "calomel::verbs", "a transfer that is over does not end; its lane does");
-                self.break_lane(line, |lane| lane.is_under_way(number), "a transfer was given up");
+                defer(
+                    || tracing::debug!(target: "calomel::verbs", "a cancelled transfer does not end: its queue pair is replaced"),
+                );
+                self.replace_rma_if(connection, |rma| rma.is_under_way(number), "a transfer was cancelled");
                 break;
             }
-            if let Err(error) = line.device.gather(&line.group) {
-                tracing::error!(target: "calomel::verbs", %error, "completions can't be taken");
+            if let Err(error) = connection.device.collect_completions(&connection.queue_set) {
+                defer(move || tracing::error!(target: "calomel::verbs", %error, "can't take completions"));
             }
             std::thread::yield_now();
         }
-        self.deliver(line.lane.lock());
-        // What was gathered is for whoever drives.
+        self.deliver(connection.rma.lock());
+        // The driver handles the completions that were polled here.
         self.shared.wake();
     }
 }

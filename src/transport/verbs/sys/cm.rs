@@ -10,11 +10,12 @@ use std::time::Duration;
 use rdma_sys as raw;
 use rdma_sys::rdma_cm_event_type as kind;
 
-use super::device::Context;
-use super::qp::{Path, no_attributes};
+use super::context::Context;
+use super::qp::{ConnectionPath, no_attributes};
 use super::{do_not_block, errno, failed, is_forked, text};
+use crate::deferred_log::defer;
 
-/// Where the connection manager tells what happens.
+/// Delivers the connection manager's events.
 pub(in super::super) struct EventChannel(NonNull<raw::rdma_event_channel>);
 
 // SAFETY: the functions of the connection manager may be called by any thread.
@@ -23,44 +24,44 @@ unsafe impl Send for EventChannel {}
 unsafe impl Sync for EventChannel {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum EventKind {
+pub(in super::super) enum CmEventKind {
     AddressResolved,
     RouteResolved,
     Request,
     Established,
     Rejected,
     Disconnected,
-    /// The device is going away.
+    /// The device is being removed.
     Removed,
-    /// Something that was begun can't be done.
+    /// An operation has failed.
     Failed,
     Other,
 }
 
-/// Reads that may be under way at a time: of the other side's, and own.
+/// Outstanding RDMA reads: those of the peer's that are answered, and this side's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) struct Reads {
+pub(in super::super) struct ReadDepth {
     pub answered: u8,
     pub asked: u8,
 }
 
-/// Something that happened.
-pub(in super::super) struct Event {
-    pub kind: EventKind,
+/// An event of the connection manager.
+pub(in super::super) struct CmEvent {
+    pub kind: CmEventKind,
     pub name: &'static str,
-    /// Which connection it is about; see [`Id::number`].
+    /// The connection it belongs to; see [`CmId::number`].
     pub id: usize,
-    /// Somebody dials: the new connection.
-    pub new: Option<Arc<Id>>,
-    /// Where they dialled.
+    /// A peer dials: the new connection.
+    pub new: Option<Arc<CmId>>,
+    /// The listener that the peer dialled.
     pub listener: usize,
-    /// 0, a negative number of an error, or why the other side refused.
+    /// 0, a negative error number, or the reason of a rejection.
     pub status: i32,
-    /// What the other side said.
+    /// Private data from the peer.
     pub data: Vec<u8>,
 }
 
-impl Event {
+impl CmEvent {
     pub fn error(&self) -> io::Error {
         if self.status < 0 {
             return failed(self.name, &io::Error::from_raw_os_error(-self.status));
@@ -84,8 +85,8 @@ impl EventChannel {
         unsafe { (*self.0.as_ptr()).fd }
     }
 
-    /// What has happened next; `None` when nothing has.
-    pub fn next(self: &Arc<EventChannel>) -> io::Result<Option<Event>> {
+    /// The next event; `None` when there is none now.
+    pub fn next(self: &Arc<EventChannel>) -> io::Result<Option<CmEvent>> {
         let mut event = null_mut();
         // SAFETY: the channel is there, and the pointer is to a pointer. It does not block: see `new`.
         if unsafe { raw::rdma_get_cm_event(self.0.as_ptr(), &raw mut event) } != 0 {
@@ -100,22 +101,22 @@ impl EventChannel {
         Ok(Some(taken))
     }
 
-    fn take(self: &Arc<EventChannel>, event: &raw::rdma_cm_event) -> Event {
+    fn take(self: &Arc<EventChannel>, event: &raw::rdma_cm_event) -> CmEvent {
         let what = match event.event {
-            kind::RDMA_CM_EVENT_ADDR_RESOLVED => EventKind::AddressResolved,
-            kind::RDMA_CM_EVENT_ROUTE_RESOLVED => EventKind::RouteResolved,
-            kind::RDMA_CM_EVENT_CONNECT_REQUEST => EventKind::Request,
-            kind::RDMA_CM_EVENT_ESTABLISHED => EventKind::Established,
-            kind::RDMA_CM_EVENT_REJECTED => EventKind::Rejected,
-            kind::RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,
-            kind::RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::Removed,
+            kind::RDMA_CM_EVENT_ADDR_RESOLVED => CmEventKind::AddressResolved,
+            kind::RDMA_CM_EVENT_ROUTE_RESOLVED => CmEventKind::RouteResolved,
+            kind::RDMA_CM_EVENT_CONNECT_REQUEST => CmEventKind::Request,
+            kind::RDMA_CM_EVENT_ESTABLISHED => CmEventKind::Established,
+            kind::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected,
+            kind::RDMA_CM_EVENT_DISCONNECTED => CmEventKind::Disconnected,
+            kind::RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::Removed,
             kind::RDMA_CM_EVENT_ADDR_ERROR
             | kind::RDMA_CM_EVENT_ROUTE_ERROR
             | kind::RDMA_CM_EVENT_CONNECT_ERROR
-            | kind::RDMA_CM_EVENT_UNREACHABLE => EventKind::Failed,
-            _ => EventKind::Other,
+            | kind::RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Failed,
+            _ => CmEventKind::Other,
         };
-        let talks = matches!(what, EventKind::Request | EventKind::Established | EventKind::Rejected);
+        let talks = matches!(what, CmEventKind::Request | CmEventKind::Established | CmEventKind::Rejected);
         let mut data = Vec::new();
         if talks {
             // SAFETY: all connections are reliable ones, whose events have this parameter.
@@ -128,13 +129,13 @@ impl EventChannel {
         }
         // SAFETY: the function takes any number.
         let name = unsafe { raw::rdma_event_str(event.event) };
-        let own = NonNull::new(event.id).filter(|_| what == EventKind::Request);
-        Event {
+        let own = NonNull::new(event.id).filter(|_| what == CmEventKind::Request);
+        CmEvent {
             kind: what,
             // SAFETY: it is one of the library's constants.
             name: unsafe { text(name) },
             id: event.id.addr(),
-            new: own.map(|raw| Arc::new(Id { raw, _channel: self.clone() })),
+            new: own.map(|raw| Arc::new(CmId { raw, _channel: self.clone() })),
             listener: event.listen_id.addr(),
             status: event.status,
             data,
@@ -147,31 +148,31 @@ impl Drop for EventChannel {
         if is_forked() {
             return;
         }
-        // SAFETY: whatever identifier uses it holds an `Arc` of it, so none does.
+        // SAFETY: each identifier that uses it holds an `Arc` of it, so there is none.
         unsafe { raw::rdma_destroy_event_channel(self.0.as_ptr()) };
     }
 }
 
-/// One end of a connection, or who listens for them.
-pub(in super::super) struct Id {
+/// One end of a connection, or a listener.
+pub(in super::super) struct CmId {
     raw: NonNull<raw::rdma_cm_id>,
     _channel: Arc<EventChannel>,
 }
 
 // SAFETY: the functions of the connection manager may be called by any thread.
-unsafe impl Send for Id {}
+unsafe impl Send for CmId {}
 // SAFETY: as above.
-unsafe impl Sync for Id {}
+unsafe impl Sync for CmId {}
 
-/// An address as the system has it. The larger of the two kinds gives the room.
-union Socket {
+/// An address in the system's format.
+union RawSocketAddress {
     v4: libc::sockaddr_in,
     v6: libc::sockaddr_in6,
 }
 
-fn to_system(address: SocketAddr) -> Socket {
+fn to_system(address: SocketAddr) -> RawSocketAddress {
     match address {
-        SocketAddr::V4(address) => Socket {
+        SocketAddr::V4(address) => RawSocketAddress {
             v4: libc::sockaddr_in {
                 sin_family: libc::AF_INET as libc::sa_family_t,
                 sin_port: address.port().to_be(),
@@ -179,7 +180,7 @@ fn to_system(address: SocketAddr) -> Socket {
                 sin_zero: [0; 8],
             },
         },
-        SocketAddr::V6(address) => Socket {
+        SocketAddr::V6(address) => RawSocketAddress {
             v6: libc::sockaddr_in6 {
                 sin6_family: libc::AF_INET6 as libc::sa_family_t,
                 sin6_port: address.port().to_be(),
@@ -197,7 +198,7 @@ unsafe fn from_system(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let place: *const libc::sockaddr_storage = storage;
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: as whoever calls promises; the storage is large enough, and aligned for both.
+            // SAFETY: the caller promises it; the storage is large enough, and aligned for both.
             let found = unsafe { &*place.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(found.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(found.sin_port)).into())
@@ -212,22 +213,22 @@ unsafe fn from_system(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-impl Id {
-    pub fn new(channel: &Arc<EventChannel>) -> io::Result<Arc<Id>> {
+impl CmId {
+    pub fn new(channel: &Arc<EventChannel>) -> io::Result<Arc<CmId>> {
         let mut made = null_mut();
         let space = raw::rdma_port_space::RDMA_PS_TCP;
         // SAFETY: the channel is there as long as the identifier, and the pointer is to a pointer.
         let returned = unsafe { raw::rdma_create_id(channel.0.as_ptr(), &raw mut made, null_mut(), space) };
         errno("rdma_create_id", returned)?;
         let raw = NonNull::new(made).ok_or_else(|| io::Error::other("rdma_create_id made nothing"))?;
-        Ok(Arc::new(Id { raw, _channel: channel.clone() }))
+        Ok(Arc::new(CmId { raw, _channel: channel.clone() }))
     }
 
     pub(super) fn as_ptr(&self) -> *mut raw::rdma_cm_id {
         self.raw.as_ptr()
     }
 
-    /// By which events name it.
+    /// Identifies it in events.
     pub fn number(&self) -> usize {
         self.raw.as_ptr().addr()
     }
@@ -243,7 +244,7 @@ impl Id {
         errno("rdma_listen", unsafe { raw::rdma_listen(self.as_ptr(), backlog) })
     }
 
-    /// Begins to look for the device that leads to an address.
+    /// Starts resolving the device that leads to an address.
     pub fn resolve_address(&self, address: SocketAddr, timeout: Duration) -> io::Result<()> {
         let mut address = to_system(address);
         let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
@@ -258,13 +259,13 @@ impl Id {
         errno("rdma_resolve_route", unsafe { raw::rdma_resolve_route(self.as_ptr(), timeout) })
     }
 
-    pub fn connect(&self, data: &[u8], reads: Reads) -> io::Result<()> {
+    pub fn connect(&self, data: &[u8], reads: ReadDepth) -> io::Result<()> {
         let mut said = parameters(data, reads);
         // SAFETY: the identifier is there, and the parameters and their data outlive the call.
         errno("rdma_connect", unsafe { raw::rdma_connect(self.as_ptr(), &raw mut said) })
     }
 
-    pub fn accept(&self, data: &[u8], reads: Reads) -> io::Result<()> {
+    pub fn accept(&self, data: &[u8], reads: ReadDepth) -> io::Result<()> {
         let mut said = parameters(data, reads);
         // SAFETY: the identifier is there, and the parameters and their data outlive the call.
         errno("rdma_accept", unsafe { raw::rdma_accept(self.as_ptr(), &raw mut said) })
@@ -277,7 +278,7 @@ impl Id {
     }
 
     pub fn disconnect(&self) {
-        // To the system a forked child's is the same as its parent's.
+        // For the system, a forked child's identifier is its parent's.
         if is_forked() {
             return;
         }
@@ -285,7 +286,7 @@ impl Id {
         let _ = unsafe { raw::rdma_disconnect(self.as_ptr()) };
     }
 
-    /// The device, once that is known.
+    /// The device, once it is known.
     pub fn context(&self) -> Option<Context> {
         // SAFETY: the identifier is there.
         let context = unsafe { (*self.as_ptr()).verbs };
@@ -293,8 +294,8 @@ impl Id {
         unsafe { Context::new(context) }
     }
 
-    /// How the other side of a connection is reached: for further queue pairs.
-    pub fn path(&self) -> io::Result<Path> {
+    /// How to reach the peer, for further queue pairs.
+    pub fn path(&self) -> io::Result<ConnectionPath> {
         let asked = |state: raw::ibv_qp_state::Type| {
             let mut found = no_attributes();
             found.qp_state = state;
@@ -307,7 +308,7 @@ impl Id {
         let (prepared, mut receiving) = (asked(IBV_QPS_INIT)?, asked(IBV_QPS_RTR)?);
         receiving.pkey_index = prepared.pkey_index;
         receiving.ah_attr.port_num = prepared.port_num;
-        Ok(Path::new(&receiving, &asked(IBV_QPS_RTS)?))
+        Ok(ConnectionPath::new(&receiving, &asked(IBV_QPS_RTS)?))
     }
 
     pub fn port_of_device(&self) -> u8 {
@@ -316,7 +317,7 @@ impl Id {
     }
 
     fn addresses(&self) -> &raw::rdma_addr {
-        // SAFETY: the identifier is there, and nobody writes its addresses when they have been found.
+        // SAFETY: the identifier is there, and its addresses are not written any more once they have been found.
         unsafe { &(*self.as_ptr()).route.addr }
     }
 
@@ -335,7 +336,7 @@ impl Id {
     }
 }
 
-fn parameters(data: &[u8], reads: Reads) -> raw::rdma_conn_param {
+fn parameters(data: &[u8], reads: ReadDepth) -> raw::rdma_conn_param {
     raw::rdma_conn_param {
         private_data: data.as_ptr().cast(),
         private_data_len: u8::try_from(data.len()).unwrap_or(0),
@@ -343,14 +344,14 @@ fn parameters(data: &[u8], reads: Reads) -> raw::rdma_conn_param {
         initiator_depth: reads.asked,
         flow_control: 1,
         retry_count: 7,
-        // Credits keep the other side from being sent more than it has room for; 7 is to try again for ever, all the same.
+        // Credits keep the peer from sending more than there is room for; 7 means to retry without end, all the same.
         rnr_retry_count: 7,
         srq: 1,
         qp_num: 0,
     }
 }
 
-impl Drop for Id {
+impl Drop for CmId {
     fn drop(&mut self) {
         if is_forked() {
             return;
@@ -358,7 +359,7 @@ impl Drop for Id {
         // SAFETY: the identifier came from the connection manager; its queue pair holds an `Arc` of it, so it has none. All of
         // its events have been acknowledged: see `EventChannel::next`.
         if let Err(error) = errno("rdma_destroy_id", unsafe { raw::rdma_destroy_id(self.as_ptr()) }) {
-            tracing::error!(target: "calomel::verbs", %error, "a connection can't be freed");
+            defer(move || tracing::error!(target: "calomel::verbs", %error, "a connection can't be freed"));
         }
     }
 }

@@ -1,22 +1,32 @@
-//! The verbs and the connection manager of rdma-core, as values that free what they hold: all that the transport knows of
-//! `rdma-sys`. Nothing here blocks, but for the system calls that make and unmake things.
+//! Safe values for the objects of verbs and of the connection manager, freed when they are dropped: the only use of `rdma-sys`.
+//! Nothing here blocks, but for the system calls that create and destroy objects. README.md explains the order of destruction.
 
 #![allow(unsafe_code)]
 
 mod cm;
-mod device;
+mod context;
+mod cq;
+mod mr;
+mod pd;
 mod qp;
+mod srq;
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub(super) use cm::{Event, EventChannel, EventKind, Id, Reads};
-pub(super) use device::{Access, Async, Completion, Completions, Context, Cq, Limits, Memory, Pd, Window};
-pub(super) use qp::{Capacity, Kind, Path, Piece, Qp, Receive, Srq, Work};
+use crate::deferred_log::defer;
 
-/// What a function of verbs has returned: 0, or the error's number.
+pub(super) use cm::{CmEvent, CmEventKind, CmId, EventChannel, ReadDepth};
+pub(super) use context::{AsyncEvent, Context, DeviceLimits};
+pub(super) use cq::{CompletionChannel, Cq, WorkCompletion};
+pub(super) use mr::{AccessFlags, Mr, Mw};
+pub(super) use pd::Pd;
+pub(super) use qp::{ConnectionPath, Opcode, Qp, QpCapacity, Sge, WorkRequest};
+pub(super) use srq::{ReceiveRequest, Srq};
+
+/// Return value of a verbs function: 0, or an error number.
 fn verbs(what: &str, returned: libc::c_int) -> io::Result<()> {
     match returned {
         0 => Ok(()),
@@ -26,7 +36,7 @@ fn verbs(what: &str, returned: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// What a function that sets `errno` has returned.
+/// Return value of a function that sets `errno`.
 fn errno(what: &str, returned: libc::c_int) -> io::Result<()> {
     if returned == 0 { Ok(()) } else { Err(failed(what, &io::Error::last_os_error())) }
 }
@@ -39,15 +49,15 @@ fn failed(what: &str, error: &io::Error) -> io::Error {
     io::Error::new(kind, format!("{what}: {error}"))
 }
 
-/// Reading from a descriptor of the library's waits for nothing from now on.
+/// Makes one of the library's descriptors non-blocking.
 fn do_not_block(fd: RawFd) -> io::Result<()> {
-    // SAFETY: whoever calls has the descriptor open, and keeps it open during the call.
+    // SAFETY: the caller keeps the descriptor open during the call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK)?)
 }
 
-/// A text of the library's, which is there for ever.
+/// A static text of the library's.
 ///
 /// # Safety
 /// It must be null, or a text with a 0 at its end that is never freed.
@@ -55,14 +65,14 @@ unsafe fn text(text: *const libc::c_char) -> &'static str {
     if text.is_null() {
         return "";
     }
-    // SAFETY: as whoever calls promises.
+    // SAFETY: the caller promises it.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("")
 }
 
-/// The process that uses devices; 0 when none does.
+/// The process that uses devices; 0 when there is none.
 static USER: AtomicU32 = AtomicU32::new(0);
 
-/// Notes that this process uses devices. An error in a child of one that did: what the library keeps is its parent's.
+/// Records that this process uses devices. An error in a forked child of one that did: the library's state is its parent's.
 fn note_user() -> io::Result<()> {
     let own = std::process::id();
     match USER.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed) {
@@ -73,25 +83,26 @@ fn note_user() -> io::Result<()> {
     }
 }
 
-/// True in a forked child, which must leave alone what its parent has made.
+/// True in a forked child, which must not touch its parent's objects.
 pub(super) fn is_forked() -> bool {
     USER.load(Ordering::Relaxed) != std::process::id()
 }
 
-/// Ends of what the system holds for the library must not fail: memory would be freed that a device may still touch.
+/// Deregistering and destroying must not fail: memory would be freed that a device may still access.
 fn must(what: &str, returned: libc::c_int) {
-    // The device has gone, and with it all that the kernel had of it.
+    // The device was removed, and with it everything that the kernel had of it.
     if returned == libc::EIO || returned < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EIO) {
-        return tracing::warn!(target: "calomel::verbs", what, "the device has gone");
+        let what = what.to_owned();
+        return defer(move || tracing::warn!(target: "calomel::verbs", what, "the device was removed"));
     }
     if let Err(error) = verbs(what, returned) {
-        tracing::error!(target: "calomel::verbs", %error, what, "a device does not let go of memory; the process ends");
-        eprintln!("calomel: {what}: {error}: a device does not let go of memory");
+        // Not logged: a subscriber is user code, and this may run under a lock.
+        eprintln!("calomel: {what}: {error}: a device does not release memory, so the process ends");
         std::process::abort();
     }
 }
 
-/// A completion's status, as the library's users know it, with its number.
+/// A completion's status in the library's words, and its number.
 pub(super) fn status_text(status: u32) -> String {
     // SAFETY: the function takes any number.
     let name = unsafe { rdma_sys::ibv_wc_status_str(status) };
@@ -99,7 +110,7 @@ pub(super) fn status_text(status: u32) -> String {
     format!("{} (status {status})", unsafe { text(name) })
 }
 
-/// What a process may lock in memory, in bytes; `None` where that is not limited.
+/// How much memory a process may lock, in bytes; `None` where that is not limited.
 pub(super) fn locked_memory_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }

@@ -1,4 +1,4 @@
-//! Queue pairs: what is asked of a device, and where what is sent arrives.
+//! Queue pairs, and the work requests that are posted to them.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,124 +9,66 @@ use rdma_sys as raw;
 use rdma_sys::{ibv_access_flags as flags, ibv_qp_attr_mask as mask, ibv_qp_state as state, ibv_send_flags, ibv_wr_opcode};
 use smallvec::SmallVec;
 
-use super::cm::Id;
-use super::device::{Access, Cq, Memory, Pd, Window};
+use super::cm::CmId;
+use super::cq::Cq;
+use super::mr::{AccessFlags, Mr, Mw};
+use super::pd::Pd;
+use super::srq::Srq;
 use super::{failed, is_forked, must, verbs};
+use crate::deferred_log::defer;
 
-/// A stretch of registered memory.
+/// A scatter/gather entry: a segment of registered memory.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(in super::super) struct Piece(raw::ibv_sge);
+pub(in super::super) struct Sge(pub(super) raw::ibv_sge);
 
-impl Piece {
-    pub fn new(address: u64, len: u32, key: u32) -> Piece {
-        Piece(raw::ibv_sge { addr: address, length: len, lkey: key })
+impl Sge {
+    pub fn new(address: u64, len: u32, key: u32) -> Sge {
+        Sge(raw::ibv_sge { addr: address, length: len, lkey: key })
     }
 }
 
-/// A buffer for a message that is to come.
-pub(in super::super) struct Receive {
-    pub id: u64,
-    pub buffer: Piece,
-}
-
-/// Buffers that many queue pairs receive into.
-pub(in super::super) struct Srq {
-    raw: NonNull<raw::ibv_srq>,
-    _pd: Arc<Pd>,
-}
-
-// SAFETY: the functions of verbs may be called by any thread.
-unsafe impl Send for Srq {}
-// SAFETY: as above.
-unsafe impl Sync for Srq {}
-
-impl Srq {
-    pub fn new(pd: &Arc<Pd>, size: u32) -> io::Result<Arc<Srq>> {
-        let mut wanted = raw::ibv_srq_init_attr {
-            srq_context: null_mut(),
-            attr: raw::ibv_srq_attr { max_wr: size, max_sge: 1, srq_limit: 0 },
-        };
-        // SAFETY: the domain is there.
-        let made = unsafe { raw::ibv_create_srq(pd.as_ptr(), &raw mut wanted) };
-        let raw = NonNull::new(made).ok_or_else(|| failed("ibv_create_srq", &io::Error::last_os_error()))?;
-        Ok(Arc::new(Srq { raw, _pd: pd.clone() }))
-    }
-
-    /// Hands over buffers for messages.
-    ///
-    /// # Safety
-    /// Until the completion of a buffer has been taken, or this queue is gone, its memory must be registered for local writes, and
-    /// nobody may touch it.
-    pub unsafe fn post(&self, buffers: &[Receive]) -> io::Result<()> {
-        let mut pieces: SmallVec<[raw::ibv_sge; 32]> = buffers.iter().map(|buffer| buffer.buffer.0).collect();
-        let mut requests: SmallVec<[raw::ibv_recv_wr; 32]> = SmallVec::new();
-        for (buffer, piece) in buffers.iter().zip(&mut pieces) {
-            requests.push(raw::ibv_recv_wr { wr_id: buffer.id, next: null_mut(), sg_list: piece, num_sge: 1 });
-        }
-        for at in 1..requests.len() {
-            requests[at - 1].next = &raw mut requests[at];
-        }
-        if requests.is_empty() {
-            return Ok(());
-        }
-        let mut bad = null_mut();
-        // SAFETY: the queue is there; the list and what it points to are on this stack; the memory is as whoever calls promises.
-        verbs("ibv_post_srq_recv", unsafe { raw::ibv_post_srq_recv(self.raw.as_ptr(), requests.as_mut_ptr(), &raw mut bad) })
-    }
-}
-
-impl Drop for Srq {
-    fn drop(&mut self) {
-        if is_forked() {
-            return;
-        }
-        // SAFETY: whatever queue pair uses it holds an `Arc` of it, so none does.
-        must("ibv_destroy_srq", unsafe { raw::ibv_destroy_srq(self.raw.as_ptr()) });
-    }
-}
-
-/// How much a queue pair can hold.
+/// Capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Capacity {
-    /// Requests that are under way.
+pub(in super::super) struct QpCapacity {
+    /// Outstanding requests.
     pub requests: u32,
-    /// Pieces of memory in one request.
-    pub pieces: u32,
-    /// Bytes that go along with a request. A device that can't do that, or not so many, is asked for none.
+    /// Scatter/gather entries of one request.
+    pub max_sge: u32,
+    /// Bytes that are copied when a request is posted. A device that supports fewer is asked for none.
     pub inline: u32,
 }
 
-/// What is asked of a queue pair.
+/// What a work request does.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Kind {
-    /// To be received by the other side.
+pub(in super::super) enum Opcode {
+    /// Sends a message.
     Send,
-    /// Out of the other side's memory.
+    /// Reads the peer's memory.
     Read { address: u64, key: u32 },
-    /// Into the other side's memory.
+    /// Writes the peer's memory.
     Write { address: u64, key: u32 },
 }
 
-pub(in super::super) struct Work<'a> {
+pub(in super::super) struct WorkRequest<'a> {
     pub id: u64,
-    pub kind: Kind,
-    pub pieces: &'a [Piece],
-    /// Its end is to be told, and with it the end of all before it.
+    pub opcode: Opcode,
+    pub sges: &'a [Sge],
+    /// Its completion is reported, which covers all earlier requests.
     pub signalled: bool,
 }
 
-/// When to try again after there was no room: in 0.64 ms, in the code of the standard.
+/// Receiver-not-ready timer: 0.64 ms, in the standard's encoding.
 const PATIENCE: u8 = 12;
 
-/// When to ask again if nothing is heard: after 0.27 s, in the code of the standard, and eight times in all. The connection
-/// manager's own is up to eight times as long. A refusal can get lost when memory is taken back in the middle of an answer (seen
-/// with soft-RoCE): whoever asked finds that out by this.
+/// Retransmission timeout: 0.27 s, in the standard's encoding, eight times in all. The connection manager's own is up to eight
+/// times as long. The refusal of a read can get lost when memory is deregistered in the middle of the answer (seen with
+/// soft-RoCE): the reader then learns of it by this timeout.
 const ANSWER: u8 = 16;
 
-/// How to reach the other side, as the connection manager knows it.
+/// How to reach the peer, as the connection manager knows it.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Path {
+pub(in super::super) struct ConnectionPath {
     way: raw::ibv_ah_attr,
     mtu: raw::ibv_mtu::Type,
     pkey_index: u16,
@@ -136,15 +78,15 @@ pub(in super::super) struct Path {
     patience: u8,
 }
 
-/// What is asked of a queue pair's attributes, of which nothing is set.
+/// Attributes of a queue pair, none of which is set.
 pub(super) fn no_attributes() -> raw::ibv_qp_attr {
     // SAFETY: it is made of numbers, which zeros are.
     unsafe { MaybeUninit::<raw::ibv_qp_attr>::zeroed().assume_init() }
 }
 
-impl Path {
-    pub(super) fn new(ready_to_receive: &raw::ibv_qp_attr, ready_to_send: &raw::ibv_qp_attr) -> Path {
-        Path {
+impl ConnectionPath {
+    pub(super) fn new(ready_to_receive: &raw::ibv_qp_attr, ready_to_send: &raw::ibv_qp_attr) -> ConnectionPath {
+        ConnectionPath {
             way: ready_to_receive.ah_attr,
             mtu: ready_to_receive.path_mtu,
             pkey_index: ready_to_receive.pkey_index,
@@ -173,10 +115,10 @@ impl Path {
 pub(in super::super) struct Qp {
     raw: NonNull<raw::ibv_qp>,
     pub number: u32,
-    /// Most bytes that go along with a request.
+    /// Most bytes that are copied when a request is posted.
     inline: u32,
-    /// The connection manager's, which made it.
-    id: Option<Arc<Id>>,
+    /// Of a queue pair that the connection manager made.
+    id: Option<Arc<CmId>>,
     _cq: Arc<Cq>,
     _srq: Option<Arc<Srq>>,
     _pd: Arc<Pd>,
@@ -189,7 +131,7 @@ unsafe impl Sync for Qp {}
 
 impl Qp {
     /// One that the connection manager connects.
-    pub fn managed(id: &Arc<Id>, pd: &Arc<Pd>, cq: &Arc<Cq>, srq: &Arc<Srq>, capacity: Capacity) -> io::Result<Qp> {
+    pub fn managed(id: &Arc<CmId>, pd: &Arc<Pd>, cq: &Arc<Cq>, srq: &Arc<Srq>, capacity: QpCapacity) -> io::Result<Qp> {
         Qp::make(cq, Some(srq), capacity, pd, Some(id), &mut |wanted| {
             // SAFETY: the identifier, the domain and the queues are there.
             let made = unsafe { raw::rdma_create_qp(id.as_ptr(), pd.as_ptr(), wanted) };
@@ -198,8 +140,8 @@ impl Qp {
         })
     }
 
-    /// One that is connected by [`Qp::connect`], and receives no messages.
-    pub fn bare(pd: &Arc<Pd>, cq: &Arc<Cq>, capacity: Capacity) -> io::Result<Qp> {
+    /// One that [`Qp::connect`] connects, and that receives no messages.
+    pub fn bare(pd: &Arc<Pd>, cq: &Arc<Cq>, capacity: QpCapacity) -> io::Result<Qp> {
         Qp::make(cq, None, capacity, pd, None, &mut |wanted| {
             // SAFETY: the domain and the queues are there.
             unsafe { raw::ibv_create_qp(pd.as_ptr(), wanted) }
@@ -209,9 +151,9 @@ impl Qp {
     fn make(
         cq: &Arc<Cq>,
         srq: Option<&Arc<Srq>>,
-        capacity: Capacity,
+        capacity: QpCapacity,
         pd: &Arc<Pd>,
-        id: Option<&Arc<Id>>,
+        id: Option<&Arc<CmId>>,
         create: &mut dyn FnMut(&mut raw::ibv_qp_init_attr) -> *mut raw::ibv_qp,
     ) -> io::Result<Qp> {
         let mut last = None;
@@ -224,7 +166,7 @@ impl Qp {
                 cap: raw::ibv_qp_cap {
                     max_send_wr: capacity.requests,
                     max_recv_wr: 0,
-                    max_send_sge: capacity.pieces,
+                    max_send_sge: capacity.max_sge,
                     max_recv_sge: 0,
                     max_inline_data: inline,
                 },
@@ -245,32 +187,32 @@ impl Qp {
         Err(last.unwrap_or_else(|| io::Error::other("a queue pair can't be made")))
     }
 
-    /// Asks for all of it, in this order. On an error some of it may have been asked for.
+    /// Posts all requests, in order. After an error some of them may have been posted.
     ///
     /// # Safety
-    /// Until its completion, or that of a later request, has been taken, or this queue pair is gone, the memory of each must be
-    /// registered, for local writes where it is read into. What is sent must not be written meanwhile; what is read into must not
-    /// be touched by anybody, unless that is what the memory is there for.
-    pub unsafe fn post(&self, work: &[Work<'_>]) -> io::Result<()> {
+    /// Until the completion of a request, or of a later one, has been polled, or this queue pair is dropped, its memory must be
+    /// registered, for local writes where it is read into. Memory that is sent must not be written meanwhile; memory that is read
+    /// into must not be accessed, unless its user has set it aside for that.
+    pub unsafe fn post(&self, work: &[WorkRequest<'_>]) -> io::Result<()> {
         let mut requests: SmallVec<[raw::ibv_send_wr; 8]> = SmallVec::new();
         for work in work {
             // SAFETY: it is made of numbers, and of pointers that may be null.
             let mut request = unsafe { MaybeUninit::<raw::ibv_send_wr>::zeroed().assume_init() };
             request.wr_id = work.id;
-            request.sg_list = work.pieces.as_ptr().cast_mut().cast();
-            request.num_sge = work.pieces.len() as i32;
+            request.sg_list = work.sges.as_ptr().cast_mut().cast();
+            request.num_sge = work.sges.len() as i32;
             let mut wanted = if work.signalled { ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
-            request.opcode = match work.kind {
-                Kind::Send => {
-                    let len: u32 = work.pieces.iter().map(|piece| piece.0.length).sum();
+            request.opcode = match work.opcode {
+                Opcode::Send => {
+                    let len: u32 = work.sges.iter().map(|sge| sge.0.length).sum();
                     wanted |= if len <= self.inline { ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 };
                     ibv_wr_opcode::IBV_WR_SEND
                 }
-                Kind::Read { address, key } => {
+                Opcode::Read { address, key } => {
                     request.wr.rdma = raw::rdma_t { remote_addr: address, rkey: key };
                     ibv_wr_opcode::IBV_WR_RDMA_READ
                 }
-                Kind::Write { address, key } => {
+                Opcode::Write { address, key } => {
                     request.wr.rdma = raw::rdma_t { remote_addr: address, rkey: key };
                     ibv_wr_opcode::IBV_WR_RDMA_WRITE
                 }
@@ -285,17 +227,17 @@ impl Qp {
             return Ok(());
         }
         let mut bad = null_mut();
-        // SAFETY: the queue pair is there; the list is on this stack, and what it points to outlives the call; the memory is as
-        // whoever calls promises.
+        // SAFETY: the queue pair is there; the list is on this stack, and what it points to outlives the call; the caller
+        // promises the rest about the memory.
         verbs("ibv_post_send", unsafe { raw::ibv_post_send(self.raw.as_ptr(), requests.as_mut_ptr(), &raw mut bad) })
     }
 
-    /// Opens windows to memory for the other side, which can use their keys when that has ended: each ends by itself.
+    /// Binds windows to memory for the peer, which can use their keys when that has completed; each completes by itself.
     ///
     /// # Safety
-    /// The windows must be dropped before the memory is, and while either is there the memory may be read and written by the
-    /// other side, as `access` says.
-    pub unsafe fn open(&self, id: u64, windows: &[(&Window, &Memory, u64, u64)], access: Access) -> io::Result<()> {
+    /// The windows must be dropped before the memory is, and while either is there the peer may read and write the memory as
+    /// `access` says.
+    pub unsafe fn open(&self, id: u64, windows: &[(&Mw, &Mr, u64, u64)], access: AccessFlags) -> io::Result<()> {
         let mut allowed = flags(0);
         for (is_wanted, flag) in
             [(access.remote_read, flags::IBV_ACCESS_REMOTE_READ), (access.remote_write, flags::IBV_ACCESS_REMOTE_WRITE)]
@@ -318,13 +260,14 @@ impl Qp {
         Ok(())
     }
 
-    /// Has the other side try again soon when there was no room for what it sent. Best effort: it is not to come to that.
+    /// Shortens the timer after which the peer retries when there was no receive buffer. Best effort: credits keep that from
+    /// happening.
     pub fn set_patience(&self) {
         let mut attr = no_attributes();
         attr.qp_state = state::IBV_QPS_RTS;
         attr.min_rnr_timer = PATIENCE;
         if let Err(error) = self.modify(&mut attr, mask::IBV_QP_STATE | mask::IBV_QP_MIN_RNR_TIMER, "set the RNR timer") {
-            tracing::debug!(target: "calomel::verbs", %error, "an attribute of a queue pair stays as it is");
+            defer(move || tracing::debug!(target: "calomel::verbs", %error, "an attribute of a queue pair stays as it is"));
         }
     }
 
@@ -333,8 +276,8 @@ impl Qp {
         verbs(what, unsafe { raw::ibv_modify_qp(self.raw.as_ptr(), attr, which.0.cast_signed()) })
     }
 
-    /// Readies it for being connected along a path. The other side may do one-sided reads and writes as `open` says.
-    pub fn prepare(&self, path: &Path, open: bool) -> io::Result<()> {
+    /// Moves it to the state INIT. With `open` the peer may do one-sided reads and writes.
+    pub fn prepare(&self, path: &ConnectionPath, open: bool) -> io::Result<()> {
         let mut attr = path.attributes();
         attr.qp_state = state::IBV_QPS_INIT;
         let allowed = flags::IBV_ACCESS_REMOTE_READ | flags::IBV_ACCESS_REMOTE_WRITE;
@@ -343,9 +286,15 @@ impl Qp {
         self.modify(&mut attr, which, "a queue pair can't be prepared")
     }
 
-    /// Connects it to the other side's queue pair. `ours` and `theirs` are the packets' first numbers; `asked` is how many reads
-    /// may be under way, and `answered` how many of the other side's.
-    pub fn connect(&self, path: &Path, peer: u32, (ours, theirs): (u32, u32), (asked, answered): (u8, u8)) -> io::Result<()> {
+    /// Connects it to the peer's queue pair. `ours` and `theirs` are the first packet sequence numbers; `asked` is the number of
+    /// outstanding reads, and `answered` that of the peer's.
+    pub fn connect(
+        &self,
+        path: &ConnectionPath,
+        peer: u32,
+        (ours, theirs): (u32, u32),
+        (asked, answered): (u8, u8),
+    ) -> io::Result<()> {
         let mut attr = path.attributes();
         attr.qp_state = state::IBV_QPS_RTR;
         attr.dest_qp_num = peer;
