@@ -5,11 +5,11 @@
 
 use std::cell::{Cell, RefCell};
 
-type Line = Box<dyn FnOnce()>;
+type LogLine = Box<dyn FnOnce()>;
 
 thread_local! {
     static ANY: Cell<bool> = const { Cell::new(false) };
-    static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    static LINES: RefCell<Vec<LogLine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Keeps a line until [`flush`] on this thread. On a thread that is ending, it is dropped.

@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::engine::Shared;
-use crate::progress::{Completion, Outcome, error_of};
+use crate::engine::EngineShared;
+use crate::progress::{Completion, OperationOutcome, error_of};
 use crate::proto::{Failure, LinkId, PeerId, PeerTag};
 use crate::rpc::deadline;
 use crate::{Address, Engine, Result, Scheme};
@@ -16,17 +16,17 @@ use crate::{Address, Engine, Result, Scheme};
 /// Endpoints are equal when they mean the same provider of the same peer, seen from the same engine.
 #[derive(Clone)]
 pub struct Endpoint {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     tag: Arc<PeerTag>,
     provider: u16,
 }
 
 impl Endpoint {
-    pub(crate) fn new(shared: Arc<Shared>, tag: Arc<PeerTag>, provider: u16) -> Endpoint {
+    pub(crate) fn new(shared: Arc<EngineShared>, tag: Arc<PeerTag>, provider: u16) -> Endpoint {
         Endpoint { shared, tag, provider }
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<EngineShared> {
         &self.shared
     }
 
@@ -62,13 +62,13 @@ impl Endpoint {
     /// By which means the peer is reached now; `None` while there is no connection. It can differ from the address: peers on
     /// one host find each other through shared memory.
     pub fn transport(&self) -> Option<Scheme> {
-        self.shared.core.carrier(self.connection()?)
+        self.shared.core.scheme_of(self.connection()?)
     }
 
     /// A forked child has none.
     fn connection(&self) -> Option<LinkId> {
         let core = &self.shared.core;
-        if core.is_forked() { None } else { core.look(|proto| proto.connection(self.tag.id)) }
+        if core.is_forked() { None } else { core.with_proto(|proto| proto.connection(self.tag.id)) }
     }
 
     /// The engine that this endpoint was looked up by.
@@ -94,8 +94,8 @@ impl Endpoint {
             self.shared.check_may_wait(|| "remote shutdown".to_owned())?;
         }
         match completion.take() {
-            Some(Outcome::Answered(Ok(_))) => Ok(()),
-            Some(Outcome::Answered(Err(failure))) => Err(error(failure)),
+            Some(OperationOutcome::Answered(Ok(_))) => Ok(()),
+            Some(OperationOutcome::Answered(Err(failure))) => Err(error(failure)),
             _ => Err(error(Failure::Finalized)),
         }
     }

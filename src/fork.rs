@@ -28,15 +28,15 @@ fn generation() -> u32 {
 
 /// The process that something was made in.
 #[derive(Clone, Copy)]
-pub(crate) struct Process(u32);
+pub(crate) struct CreatorProcess(u32);
 
-impl Process {
-    pub(crate) fn this() -> Process {
-        Process(generation())
+impl CreatorProcess {
+    pub(crate) fn this() -> CreatorProcess {
+        CreatorProcess(generation())
     }
 
     /// True in a child of that process: locks may be held there by threads that are not there, and what was begun never ends.
-    pub(crate) fn is_parent(self) -> bool {
+    pub(crate) fn is_forked_child(self) -> bool {
         generation() != self.0
     }
 }

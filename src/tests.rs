@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::transport::fault::{Dice, Faults, Plan};
+use crate::transport::fault::{Dice, FaultPlan, Faults};
 use crate::{Bulk, BulkMode, Endpoint, Engine, Error, Exposed, Request, Result, Writable};
 
 /// What each call and each transfer may take.
@@ -292,7 +292,7 @@ fn comes<T: std::fmt::Debug>(what: &str, look: impl Fn() -> T, is_there: impl Fn
 }
 
 /// Runs a mixed load while things go wrong; how often it went well, and how much went wrong.
-fn weather(address: &str, kernel_copy: bool, plan: Plan, seed: u64) -> Result<(usize, usize)> {
+fn weather(address: &str, kernel_copy: bool, plan: FaultPlan, seed: u64) -> Result<(usize, usize)> {
     let _watched = Watched::new(format!("seed {seed} at {address} with {plan:?}"));
     let faults = [Faults::new(seed, plan), Faults::new(!seed, plan)];
     let builder = |faults: &Faults| {
@@ -345,7 +345,7 @@ fn weather(address: &str, kernel_copy: bool, plan: Plan, seed: u64) -> Result<(u
     Ok((done, wrong))
 }
 
-fn weathers(address: &str, kernel_copy: bool, plan: Plan) -> Result<()> {
+fn weathers(address: &str, kernel_copy: bool, plan: FaultPlan) -> Result<()> {
     let (mut done, mut wrong) = (0, 0);
     for seed in 1..=SEEDS {
         let (well, not) = weather(address, kernel_copy, plan, seed)?;
@@ -357,12 +357,12 @@ fn weathers(address: &str, kernel_copy: bool, plan: Plan) -> Result<()> {
 }
 
 /// Links are not broken, but slow and piecemeal: nothing fails.
-const NO_ROOM: Plan = Plan { refused: 0, cut: 0, silent: 0, held: 400 };
+const NO_ROOM: FaultPlan = FaultPlan { refused: 0, cut: 0, silent: 0, held: 400 };
 /// Links end in the middle of everything.
-const CUTS: Plan = Plan { refused: 200, cut: 850, silent: 0, held: 0 };
+const CUTS: FaultPlan = FaultPlan { refused: 200, cut: 850, silent: 0, held: 0 };
 /// Links stay, and say nothing any more.
-const SILENCE: Plan = Plan { refused: 0, cut: 0, silent: 850, held: 0 };
-const EVERYTHING: Plan = Plan { refused: 100, cut: 600, silent: 100, held: 200 };
+const SILENCE: FaultPlan = FaultPlan { refused: 0, cut: 0, silent: 850, held: 0 };
+const EVERYTHING: FaultPlan = FaultPlan { refused: 100, cut: 600, silent: 100, held: 200 };
 
 macro_rules! weathers {
     ($($name:ident: $plan:expr;)*) => {$(

@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::lease::Ticket;
-use super::own::Own;
+use super::exposure_state::ExposureState;
+use super::lease::LeaseGuard;
 use super::remote::RemoteBulk;
 use crate::memory::{Region, Slice};
-use crate::progress::{self, Core, Held, Keys, REFUSED_BY_FILTER};
+use crate::progress::{self, Core, LeaseKeepAlive, REFUSED_BY_FILTER, TransportKeys};
 use crate::proto::{Mode, PeerTag};
-use crate::rpc::{Decoding, Encoding};
+use crate::rpc::{DecodeContext, EncodeContext};
 use crate::{Address, Endpoint, Engine, Error, Result};
 
 /// What *peers* may do with exposed memory. The engine that exposes it may always read it, and write it unless it was
@@ -38,25 +38,25 @@ impl BulkMode {
 
 /// How memory is exposed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum ExposeMode {
     /// Nobody writes it as long as it is exposed.
     Constant,
     /// Peers may do what the mode says, and this engine may write.
     Changing(BulkMode),
 }
 
-impl Access {
+impl ExposeMode {
     pub(super) fn mode(self) -> BulkMode {
         match self {
-            Access::Constant => BulkMode::ReadOnly,
-            Access::Changing(mode) => mode,
+            ExposeMode::Constant => BulkMode::ReadOnly,
+            ExposeMode::Changing(mode) => mode,
         }
     }
 
     /// What devices of peers may do.
-    pub(super) fn of_devices(self) -> progress::Access {
+    pub(super) fn of_devices(self) -> progress::DeviceAccess {
         let Mode { read, write } = self.mode().access();
-        progress::Access { read, write, constant: self == Access::Constant }
+        progress::DeviceAccess { read, write, constant: self == ExposeMode::Constant }
     }
 }
 
@@ -83,16 +83,16 @@ pub struct Bulk {
     segments: u32,
     pub(super) origin: Arc<Origin>,
     /// What is kept until nobody holds this bulk any more.
-    hold: Hold,
+    hold: LeaseSource,
     pub(super) copy: Option<Arc<EagerCopy>>,
     /// By which devices reach the memory of a peer, all of what is exposed.
-    keys: Option<ToldKeys>,
+    keys: Option<PeerKeys>,
 }
 
 #[derive(Clone)]
-enum Hold {
+enum LeaseSource {
     /// Exposed here: peers' leases are counted.
-    Own(Arc<Own>),
+    Own(Arc<ExposureState>),
     /// Received, with a lease that says so to the sender.
     Received(Arc<crate::rpc::RemoteLease>),
     /// Received by other means than a call: nobody knows.
@@ -112,13 +112,13 @@ type Stale = Arc<AtomicBool>;
 
 /// What devices reach the memory by, as its owner has told.
 #[derive(Clone)]
-struct ToldKeys {
-    keys: Keys,
+struct PeerKeys {
+    keys: TransportKeys,
     stale: Stale,
 }
 
-impl ToldKeys {
-    fn good(&self) -> Option<&Keys> {
+impl PeerKeys {
+    fn good(&self) -> Option<&TransportKeys> {
         (!self.stale.load(Ordering::Acquire)).then_some(&self.keys)
     }
 }
@@ -137,12 +137,12 @@ impl EagerCopy {
 /// What an engine has been told of others' memory, content and keys, so that it can be called stale when the owner takes the
 /// memory back.
 #[derive(Default)]
-pub(crate) struct Copies {
-    known: Mutex<Known>,
+pub(crate) struct ForeignCopies {
+    known: Mutex<KnownTokens>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownTokens {
     /// All bulks of one token have one flag: they turn stale together.
     by_token: HashMap<u128, Weak<AtomicBool>>,
     /// How many there may be before those that nobody holds are swept out.
@@ -152,11 +152,11 @@ struct Known {
 /// So many are not worth sweeping.
 const FEW_COPIES: usize = 64;
 
-impl Copies {
+impl ForeignCopies {
     /// What tells whether the memory of this token has been taken back.
     fn watch(&self, token: u128) -> Stale {
         let mut known = self.known.lock();
-        let Known { by_token, sweep_at } = &mut *known;
+        let KnownTokens { by_token, sweep_at } = &mut *known;
         if let Some(stale) = by_token.get(&token).and_then(Weak::upgrade) {
             return stale;
         }
@@ -178,7 +178,13 @@ impl Copies {
 }
 
 impl Bulk {
-    pub(super) fn own(token: u128, region: &Arc<Region>, access: Access, origin: Arc<Origin>, own: &Arc<Own>) -> Bulk {
+    pub(super) fn own(
+        token: u128,
+        region: &Arc<Region>,
+        access: ExposeMode,
+        origin: Arc<Origin>,
+        own: &Arc<ExposureState>,
+    ) -> Bulk {
         Bulk {
             token,
             offset: 0,
@@ -186,7 +192,7 @@ impl Bulk {
             mode: access.mode(),
             segments: region.segment_count() as u32,
             origin,
-            hold: Hold::Own(own.clone()),
+            hold: LeaseSource::Own(own.clone()),
             copy: None,
             keys: None,
         }
@@ -251,7 +257,7 @@ impl Bulk {
         let engine = engine.as_ref();
         let shared = engine.shared();
         shared.check("looking for the origin of a bulk")?;
-        let known = shared.core.look(|proto| {
+        let known = shared.core.with_proto(|proto| {
             let tag = proto.lookup_incarnation(self.origin.incarnation)?;
             (proto.connection(tag.id).is_some() || self.origin.addresses.is_empty()).then_some(tag)
         });
@@ -262,7 +268,7 @@ impl Bulk {
             None => {
                 let somewhere = |address: &Address| !address.socket().is_some_and(|socket| socket.ip().is_unspecified());
                 let dialable = |address: &&Address| somewhere(address) && shared.core.transport(address.scheme()).is_ok();
-                let chosen = |address: &Address| shared.core.look(|proto| proto.is_chosen_address(address));
+                let chosen = |address: &Address| shared.core.with_proto(|proto| proto.is_chosen_address(address));
                 let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
                 let named = || self.origin.addresses.iter().filter(dialable);
                 let refused = named().next().cloned();
@@ -283,59 +289,59 @@ impl Bulk {
     }
 
     /// What a peer that gets this bulk makes the sender keep.
-    fn lease(&self) -> Option<Held> {
+    fn lease(&self) -> Option<LeaseKeepAlive> {
         let kept: Arc<dyn std::any::Any + Send + Sync> = match &self.hold {
-            Hold::Own(own) => Arc::new(Ticket::new(own)),
-            Hold::Received(lease) => lease.clone(),
-            Hold::Unknown => return None,
+            LeaseSource::Own(own) => Arc::new(LeaseGuard::new(own)),
+            LeaseSource::Received(lease) => lease.clone(),
+            LeaseSource::Unknown => return None,
         };
-        Some(Held { token: self.token, _kept: kept })
+        Some(LeaseKeepAlive { token: self.token, _kept: kept })
     }
 
     /// The engine that exposed the memory, or that was told of it, by its incarnation.
     fn holder(&self) -> Option<u64> {
         match &self.hold {
-            Hold::Own(_) => Some(self.origin.incarnation),
-            Hold::Received(lease) => Some(lease.engine),
-            Hold::Unknown => None,
+            LeaseSource::Own(_) => Some(self.origin.incarnation),
+            LeaseSource::Received(lease) => Some(lease.engine),
+            LeaseSource::Unknown => None,
         }
     }
 
     /// The content, where it is small and can't change, and the peer may read it.
-    fn content(&self) -> Option<Bytes> {
+    fn content(&self) -> Option<OwnedBytes> {
         let len = self.len();
-        if self.mode != BulkMode::ReadOnly || len == 0 || len > Encoding::eager_bulk() {
+        if self.mode != BulkMode::ReadOnly || len == 0 || len > EncodeContext::eager_bulk() {
             return None;
         }
         match &self.hold {
-            Hold::Own(own) => {
+            LeaseSource::Own(own) => {
                 let whole = Slice::whole(&own.constant()?);
                 let mut bytes = vec![0; len];
-                whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(Bytes(bytes))
+                whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(OwnedBytes(bytes))
             }
-            _ => Some(Bytes(self.copy.as_ref()?.range(self.offset, len)?.to_vec())),
+            _ => Some(OwnedBytes(self.copy.as_ref()?.range(self.offset, len)?.to_vec())),
         }
     }
 
     /// What devices of others reach the memory by.
-    pub(super) fn keys(&self) -> Option<Keys> {
+    pub(super) fn keys(&self) -> Option<TransportKeys> {
         match &self.hold {
-            Hold::Own(own) => own.keys(&*self.origin.core.upgrade()?, self.token),
+            LeaseSource::Own(own) => own.keys(&*self.origin.core.upgrade()?, self.token),
             _ => self.keys.as_ref()?.good().cloned(),
         }
     }
 
     /// The same, as they travel.
-    fn sealed_keys(&self) -> Option<Bytes> {
+    fn sealed_keys(&self) -> Option<OwnedBytes> {
         let keys = self.keys()?;
-        let sealed = || Bytes([&seal(self.token, &keys)[..], &keys].concat());
+        let sealed = || OwnedBytes([&seal(self.token, &keys)[..], &keys].concat());
         (keys.len() <= MAX_KEYS).then(sealed)
     }
 }
 
 /// A bulk as it travels.
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct EncodedBulk {
     token: [u8; 16],
     offset: u64,
     len: u64,
@@ -346,9 +352,9 @@ struct Wire {
     addresses: Vec<String>,
     /// Which of its message's leases is this bulk's.
     lease: Option<u32>,
-    content: Option<Bytes>,
+    content: Option<OwnedBytes>,
     /// Without the content, where a device knows the memory: by what it is reached there.
-    keys: Option<Bytes>,
+    keys: Option<OwnedBytes>,
 }
 
 /// Longest keys that travel, in bytes: a bulk of more segments than that allows is moved without devices.
@@ -361,7 +367,7 @@ fn seal(token: u128, keys: &[u8]) -> [u8; 8] {
     token.to_le_bytes().iter().chain(keys).fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes()
 }
 
-fn unseal(token: u128, sealed: &[u8]) -> Option<Keys> {
+fn unseal(token: u128, sealed: &[u8]) -> Option<TransportKeys> {
     let (sum, keys) = sealed.split_first_chunk::<8>()?;
     (keys.len() <= MAX_KEYS && *sum == seal(token, keys)).then(|| keys.into())
 }
@@ -389,31 +395,31 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<St
 }
 
 /// Bytes that serde passes on as one piece.
-struct Bytes(Vec<u8>);
+struct OwnedBytes(Vec<u8>);
 
-impl Serialize for Bytes {
+impl Serialize for OwnedBytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         serializer.serialize_bytes(&self.0)
     }
 }
 
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bytes, D::Error> {
+impl<'de> Deserialize<'de> for OwnedBytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<OwnedBytes, D::Error> {
         struct Any;
         impl<'de> Visitor<'de> for Any {
-            type Value = Bytes;
+            type Value = OwnedBytes;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("bytes")
             }
-            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> std::result::Result<Bytes, E> {
-                Ok(Bytes(bytes.to_vec()))
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> std::result::Result<OwnedBytes, E> {
+                Ok(OwnedBytes(bytes.to_vec()))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Bytes, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<OwnedBytes, A::Error> {
                 let mut bytes = Vec::new();
                 while let Some(byte) = seq.next_element()? {
                     bytes.push(byte);
                 }
-                Ok(Bytes(bytes))
+                Ok(OwnedBytes(bytes))
             }
         }
         deserializer.deserialize_bytes(Any)
@@ -422,22 +428,22 @@ impl<'de> Deserialize<'de> for Bytes {
 
 impl Serialize for Bulk {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let sender = Encoding::engine();
+        let sender = EncodeContext::engine();
         // What is told to holders when the memory goes, the engine tells that has told them of it. So what has to be called
         // stale then, content and keys, goes along in messages of that engine only; through others the owner is asked.
         let told = sender.zip(self.holder()).is_none_or(|(sender, holder)| sender == holder);
-        if !told && matches!(&self.hold, Hold::Own(own) if own.for_one_call) {
-            Encoding::refuse(self.origin.addresses.first().cloned());
+        if !told && matches!(&self.hold, LeaseSource::Own(own) if own.for_one_call) {
+            EncodeContext::refuse(self.origin.addresses.first().cloned());
             return Err(serde::ser::Error::custom("a bulk for one call belongs to calls of the engine that exposed it"));
         }
-        let lease = if matches!(self.hold, Hold::Unknown) {
+        let lease = if matches!(self.hold, LeaseSource::Unknown) {
             None
         } else {
-            Encoding::lease(|| self.lease().unwrap_or_else(|| unreachable!("checked above")))
+            EncodeContext::lease(|| self.lease().unwrap_or_else(|| unreachable!("checked above")))
         };
         // A copy is called stale by way of the lease: without one, none goes along.
         let content = lease.filter(|_| told).and_then(|_| self.content());
-        Wire {
+        EncodedBulk {
             token: self.token.to_le_bytes(),
             offset: self.offset,
             len: self.len,
@@ -458,20 +464,22 @@ const MAX_ADDRESSES: usize = 16;
 
 impl<'de> Deserialize<'de> for Bulk {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bulk, D::Error> {
-        let wire = Wire::deserialize(deserializer)?;
+        let wire = EncodedBulk::deserialize(deserializer)?;
         // Its owner may listen on every interface, and knows itself as 0.0.0.0: here it is known by the one it is seen at.
-        let remote = Decoding::remote(wire.incarnation);
+        let remote = DecodeContext::remote(wire.incarnation);
         let seen = |address: Address| remote.as_ref().map_or_else(|| address.clone(), |remote| address.seen_from(remote));
         let addresses = wire.addresses.iter().filter_map(|text| text.parse().ok()).map(seen).collect();
         let token = u128::from_le_bytes(wire.token);
-        let hold = match wire.lease.and_then(Decoding::take_lease) {
-            Some(lease) => Hold::Received(lease),
-            None => Hold::Unknown,
+        let hold = match wire.lease.and_then(DecodeContext::take_lease) {
+            Some(lease) => LeaseSource::Received(lease),
+            None => LeaseSource::Unknown,
         };
-        let content = wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(hold, Hold::Received(_)));
+        let content =
+            wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(hold, LeaseSource::Received(_)));
         let keys = wire.keys.and_then(|sealed| unseal(token, &sealed.0));
         let told = content.is_some() || keys.is_some();
-        let stale = if told { Decoding::engine().map(|shared| shared.copies.watch(token)) } else { None }.unwrap_or_default();
+        let stale =
+            if told { DecodeContext::engine().map(|shared| shared.copies.watch(token)) } else { None }.unwrap_or_default();
         let copy = content.map(|content| Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: stale.clone() }));
         Ok(Bulk {
             token,
@@ -482,7 +490,7 @@ impl<'de> Deserialize<'de> for Bulk {
             origin: Arc::new(Origin { core: Weak::new(), incarnation: wire.incarnation, addresses }),
             hold,
             copy,
-            keys: keys.map(|keys| ToldKeys { keys, stale }),
+            keys: keys.map(|keys| PeerKeys { keys, stale }),
         })
     }
 }

@@ -5,12 +5,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::descriptor::{Access, Bulk, BulkMode};
+use super::descriptor::{Bulk, BulkMode, ExposeMode};
+use super::exposure_state::{ExposureState, Visibility};
 use super::grant::Grant;
 use super::lease::Released;
-use super::own::{Own, Reach};
-use crate::engine::Shared;
-use crate::memory::{Buffer, Held, ReadOnly, Region, Slice, View, Writable, WritableBuffer};
+use crate::engine::EngineShared;
+use crate::memory::{Buffer, ReadOnly, Region, RegionBuffer, Slice, View, Writable, WritableBuffer};
 use crate::progress::error_of;
 use crate::{Address, Error, Result};
 
@@ -30,25 +30,25 @@ use crate::{Address, Error, Result};
 /// local.view(); // peers may write it at any moment
 /// ```
 pub struct Exposed<B: Buffer, A = <B as Buffer>::Access> {
-    held: Kept<B>,
+    held: BufferGuard<B>,
     exposure: Exposure,
     _access: PhantomData<fn() -> A>,
 }
 
 /// The buffer, while it is exposed.
-struct Kept<B: Buffer> {
+struct BufferGuard<B: Buffer> {
     /// `None` once it has been taken back.
-    held: Option<Held<B>>,
-    shared: Arc<Shared>,
+    held: Option<RegionBuffer<B>>,
+    shared: Arc<EngineShared>,
 }
 
-impl<B: Buffer> Kept<B> {
-    fn new(held: Held<B>, shared: &Arc<Shared>) -> Kept<B> {
-        Kept { held: Some(held), shared: shared.clone() }
+impl<B: Buffer> BufferGuard<B> {
+    fn new(held: RegionBuffer<B>, shared: &Arc<EngineShared>) -> BufferGuard<B> {
+        BufferGuard { held: Some(held), shared: shared.clone() }
     }
 }
 
-impl<B: Buffer> Drop for Kept<B> {
+impl<B: Buffer> Drop for BufferGuard<B> {
     fn drop(&mut self) {
         // A forked child leaves the buffer where it is: who holds its gate may not be there.
         if self.shared.core.is_forked() {
@@ -59,19 +59,19 @@ impl<B: Buffer> Drop for Kept<B> {
 
 /// What peers know the memory by.
 pub(super) struct Exposure {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     bulk: Bulk,
-    own: Arc<Own>,
+    own: Arc<ExposureState>,
 }
 
 impl Exposure {
     /// An error when a device can't be told of the memory, or when the terms make no sense.
-    pub(super) fn new(shared: &Arc<Shared>, region: &Arc<Region>, access: Access, grant: &Grant) -> Result<Exposure> {
+    pub(super) fn new(shared: &Arc<EngineShared>, region: &Arc<Region>, access: ExposeMode, grant: &Grant) -> Result<Exposure> {
         let (terms, reach) = grant.terms(shared)?;
-        let own = Own::new(&shared.core, region, access, reach, terms.for_one_call)?;
+        let own = ExposureState::new(&shared.core, region, access, reach, terms.for_one_call)?;
         let mode = access.mode().access();
         // What rides on it is that a peer which may pull may see all of the memory, until it is taken back.
-        let unrestricted = mode.read && reach == Reach::Everybody;
+        let unrestricted = mode.read && reach == Visibility::Everybody;
         let memory = if unrestricted { Slice::unrestricted(region) } else { Slice::whole(region) };
         let exposed = shared.core.exec(|proto| {
             proto.admit_exposure()?;
@@ -99,26 +99,26 @@ impl Drop for Exposure {
 }
 
 pub(crate) fn expose<B: WritableBuffer>(
-    shared: &Arc<Shared>,
+    shared: &Arc<EngineShared>,
     buffer: B,
     mode: BulkMode,
     grant: &Grant,
 ) -> Result<Exposed<B, Writable>> {
     shared.check("expose")?;
-    let held = Held::writable(buffer);
-    let exposure = Exposure::new(shared, held.region(), Access::Changing(mode), grant)?;
-    Ok(Exposed { held: Kept::new(held, shared), exposure, _access: PhantomData })
+    let held = RegionBuffer::writable(buffer);
+    let exposure = Exposure::new(shared, held.region(), ExposeMode::Changing(mode), grant)?;
+    Ok(Exposed { held: BufferGuard::new(held, shared), exposure, _access: PhantomData })
 }
 
-pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<Shared>, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>> {
+pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<EngineShared>, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>> {
     shared.check("expose")?;
-    let held = Held::read_only(buffer);
-    let exposure = Exposure::new(shared, held.region(), Access::Constant, grant)?;
-    Ok(Exposed { held: Kept::new(held, shared), exposure, _access: PhantomData })
+    let held = RegionBuffer::read_only(buffer);
+    let exposure = Exposure::new(shared, held.region(), ExposeMode::Constant, grant)?;
+    Ok(Exposed { held: BufferGuard::new(held, shared), exposure, _access: PhantomData })
 }
 
 impl<B: Buffer, A> Exposed<B, A> {
-    fn held(&self) -> &Held<B> {
+    fn held(&self) -> &RegionBuffer<B> {
         self.held.held.as_ref().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"))
     }
 
@@ -126,7 +126,7 @@ impl<B: Buffer, A> Exposed<B, A> {
         Slice::whole(self.held().region())
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<EngineShared> {
         &self.exposure.shared
     }
 
@@ -238,12 +238,12 @@ impl<B: Buffer, A> fmt::Debug for Exposed<B, A> {
 /// it end with [`Error::Revoked`].
 pub struct ExposedSlice<A = Writable> {
     pub(super) slice: Slice,
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     _access: PhantomData<fn() -> A>,
 }
 
 impl<A> ExposedSlice<A> {
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<EngineShared> {
         &self.shared
     }
 

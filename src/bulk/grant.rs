@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::own::Reach;
-use crate::engine::Shared;
-use crate::proto::Terms;
+use super::exposure_state::Visibility;
+use crate::engine::EngineShared;
+use crate::proto::AccessPolicy;
 use crate::{Endpoint, Result};
 
 /// The terms on which memory is exposed: to whom, for which call, for how many transfers and bytes, for how long. They all
@@ -99,7 +99,7 @@ impl Grant {
     }
 
     /// As the protocol takes them; and who may reach the memory without asking.
-    pub(super) fn terms(&self, shared: &Arc<Shared>) -> Result<(Terms, Reach)> {
+    pub(super) fn terms(&self, shared: &Arc<EngineShared>) -> Result<(AccessPolicy, Visibility)> {
         let Grant { only, for_one_call, once, quota, expires } = self;
         let (for_one_call, once, quota) = (*for_one_call, *once, *quota);
         if let Some(only) = only {
@@ -108,10 +108,10 @@ impl Grant {
         let only = only.as_ref().map(Endpoint::peer);
         let expires = expires.and_then(|time| Instant::now().checked_add(time));
         let reach = match only {
-            _ if for_one_call || once || quota.is_some() || expires.is_some() => Reach::Nobody,
-            Some(peer) => Reach::Only(peer),
-            None => Reach::Everybody,
+            _ if for_one_call || once || quota.is_some() || expires.is_some() => Visibility::Nobody,
+            Some(peer) => Visibility::Only(peer),
+            None => Visibility::Everybody,
         };
-        Ok((Terms { only, for_one_call, once, quota, expires }, reach))
+        Ok((AccessPolicy { only, for_one_call, once, quota, expires }, reach))
     }
 }

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::own::Own;
-use crate::progress::{Blocking, Process, wake_quietly};
+use super::exposure_state::ExposureState;
+use crate::progress::{Blocking, CreatorProcess, wake_quietly};
 use crate::{Address, Error, Result};
 
 /// Counts what peers hold of one exposure.
 #[derive(Default)]
-pub(crate) struct Leases {
-    state: Mutex<State>,
+pub(crate) struct LeaseCount {
+    state: Mutex<LeaseCountState>,
     none_left: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LeaseCountState {
     held: usize,
     /// Of the tasks that wait: one for each `Released`, by its number.
     wakers: HashMap<u64, Waker>,
@@ -28,16 +28,16 @@ struct State {
 }
 
 /// One bulk that went to a peer. Dropped when the peer holds it no more, or is gone.
-pub(super) struct Ticket(Arc<Own>);
+pub(super) struct LeaseGuard(Arc<ExposureState>);
 
-impl Ticket {
-    pub(super) fn new(own: &Arc<Own>) -> Ticket {
+impl LeaseGuard {
+    pub(super) fn new(own: &Arc<ExposureState>) -> LeaseGuard {
         own.leases.state.lock().held += 1;
-        Ticket(own.clone())
+        LeaseGuard(own.clone())
     }
 }
 
-impl Drop for Ticket {
+impl Drop for LeaseGuard {
     fn drop(&mut self) {
         let wakers = {
             let mut state = self.0.leases.state.lock();
@@ -60,9 +60,9 @@ impl Drop for Ticket {
 ///
 /// It wakes the task that has polled it last. Dropping it ends nothing but the waiting.
 pub struct Released {
-    own: Arc<Own>,
+    own: Arc<ExposureState>,
     owner: Address,
-    process: Process,
+    process: CreatorProcess,
     /// Under which the waker of its task is kept, once it has been polled.
     number: Option<u64>,
 }
@@ -76,7 +76,7 @@ impl Clone for Released {
 
 impl Drop for Released {
     fn drop(&mut self) {
-        if let Some(number) = self.number.filter(|_| !self.process.is_parent()) {
+        if let Some(number) = self.number.filter(|_| !self.process.is_forked_child()) {
             let waker = self.own.leases.state.lock().wakers.remove(&number);
             // Wakers are user code, their drop too.
             drop(waker);
@@ -85,18 +85,18 @@ impl Drop for Released {
 }
 
 impl Released {
-    pub(super) fn new(own: &Arc<Own>, owner: Address) -> Released {
-        Released { own: own.clone(), owner, process: Process::this(), number: None }
+    pub(super) fn new(own: &Arc<ExposureState>, owner: Address) -> Released {
+        Released { own: own.clone(), owner, process: CreatorProcess::this(), number: None }
     }
 
     /// True when no peer holds a bulk.
     pub fn is_released(&self) -> bool {
-        !self.process.is_parent() && self.own.leases.state.lock().held == 0
+        !self.process.is_forked_child() && self.own.leases.state.lock().held == 0
     }
 
     /// Blocks until no peer holds a bulk. A forked child is told nothing of that: there it returns at once.
     pub fn wait(&self) {
-        if self.process.is_parent() {
+        if self.process.is_forked_child() {
             return;
         }
         let _blocking = Blocking::enter();
@@ -111,7 +111,7 @@ impl Released {
     /// # Errors
     /// [`Error::Timeout`] when some peer still does; [`Error::Unsupported`] in a forked child.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
-        if self.process.is_parent() {
+        if self.process.is_forked_child() {
             let reason = "what peers hold is known to the process that exposed the memory".to_owned();
             return Err(Error::Unsupported { what: "waiting for bulks to be released in a forked child".to_owned(), reason });
         }
@@ -140,7 +140,7 @@ impl Future for Released {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
-        if this.process.is_parent() {
+        if this.process.is_forked_child() {
             return Poll::Ready(());
         }
         let waker = context.waker();

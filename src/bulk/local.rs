@@ -5,7 +5,7 @@ use crate::memory::{Element, ReadElement};
 use super::exposed::{Exposed, ExposedSlice};
 use super::remote::RemoteBulk;
 use crate::Result;
-use crate::memory::{Borrowed, Buffer, Slice, Writable, WritableBuffer};
+use crate::memory::{BorrowedRegion, Buffer, Slice, Writable, WritableBuffer};
 
 /// What [`RemoteBulk::pull_into`](crate::RemoteBulk::pull_into) can fill: `&Exposed`, `&ExposedSlice`, `&mut [T]`,
 /// `&mut Vec<T>`, `&mut [T; N]`.
@@ -60,7 +60,7 @@ macro_rules! borrowed {
         impl<$($generics)*> sealed::$trait for $kind {
             fn with(self, _: &RemoteBulk, transfer: impl FnOnce(&Slice) -> Result<usize>) -> Result<usize> {
                 let $this = self;
-                let borrowed: Borrowed<'_> = $borrowed;
+                let borrowed: BorrowedRegion<'_> = $borrowed;
                 transfer(&Slice::whole(borrowed.region()))
             }
         }
@@ -74,9 +74,9 @@ local! { PullTarget:
 }
 
 borrowed! { PullTarget:
-    [T: Element] &mut [T], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
-    [T: Element] &mut Vec<T>, |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
-    [T: Element, const N: usize] &mut [T; N], |this| Borrowed::writable(bytemuck::cast_slice_mut(this));
+    [T: Element] &mut [T], |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
+    [T: Element] &mut Vec<T>, |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
+    [T: Element, const N: usize] &mut [T; N], |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
 }
 
 local! { PushSource:
@@ -86,9 +86,9 @@ local! { PushSource:
 }
 
 borrowed! { PushSource:
-    [T: ReadElement] &[T], |this| Borrowed::read_only(bytemuck::cast_slice(this));
-    [T: ReadElement] &Vec<T>, |this| Borrowed::read_only(bytemuck::cast_slice(this));
-    [T: ReadElement, const N: usize] &[T; N], |this| Borrowed::read_only(bytemuck::cast_slice(this));
-    [] &str, |this| Borrowed::read_only(this.as_bytes());
-    [] &String, |this| Borrowed::read_only(this.as_bytes());
+    [T: ReadElement] &[T], |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
+    [T: ReadElement] &Vec<T>, |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
+    [T: ReadElement, const N: usize] &[T; N], |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
+    [] &str, |this| BorrowedRegion::read_only(this.as_bytes());
+    [] &String, |this| BorrowedRegion::read_only(this.as_bytes());
 }

@@ -2,16 +2,16 @@
 
 mod descriptor;
 mod exposed;
+mod exposure_state;
 mod grant;
 mod lease;
 mod local;
-mod own;
 mod remote;
 mod scope;
 mod transfer;
 
 pub use descriptor::{Bulk, BulkMode};
-pub(crate) use descriptor::{Copies, Origin};
+pub(crate) use descriptor::{ForeignCopies, Origin};
 pub use exposed::{Exposed, ExposedSlice};
 pub(crate) use exposed::{expose, expose_read_only};
 pub use grant::Grant;

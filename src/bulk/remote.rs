@@ -9,9 +9,9 @@ use super::descriptor::Bulk;
 use super::exposed::{Exposed, ExposedSlice};
 use super::local::{PullTarget, PushSource};
 use super::transfer::{Local, Transfer};
-use crate::engine::Shared;
-use crate::memory::{self, Buffer, Copied, Slice, Writable, WritableBuffer};
-use crate::progress::{Completion, Live, Moving, Outcome, error_of};
+use crate::engine::EngineShared;
+use crate::memory::{self, Buffer, CopyOutcome, Slice, Writable, WritableBuffer};
+use crate::progress::{Completion, EngineEnv, Moving, OperationOutcome, error_of};
 use crate::proto::{Failure, Proto, Remote, TransferId};
 use crate::rpc::deadline;
 use crate::{Address, Endpoint, Error, Result};
@@ -28,7 +28,7 @@ pub struct RemoteBulk {
 }
 
 /// How a transfer began.
-pub(super) enum Begun {
+pub(super) enum StartedTransfer {
     /// It is over already.
     Done(Result<usize>),
     InProgress(TransferId),
@@ -36,7 +36,7 @@ pub(super) enum Begun {
 
 /// Whose endpoint it is that a bulk is used with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum EndpointOwner {
     /// The owner's, or where it said that it listens.
     Owners,
     /// No engine was met there, or several.
@@ -124,39 +124,39 @@ impl RemoteBulk {
         Transfer::start(self, false, local)
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<EngineShared> {
         self.endpoint.shared()
     }
 
     /// An error when the near end of a transfer belongs to another engine than the one that transfers.
-    pub(super) fn check_local(&self, owner: &Arc<Shared>) -> Result<()> {
+    pub(super) fn check_local(&self, owner: &Arc<EngineShared>) -> Result<()> {
         self.shared().check_own(owner, "the exposed memory at the near end", || "transfer".to_owned())
     }
 
     /// Who is at the endpoint, as far as that is known. Where the owner may have been before, it was restarted, and the
     /// endpoint is not mixed up.
-    fn whose_endpoint(&self) -> Whose {
+    fn whose_endpoint(&self) -> EndpointOwner {
         let (shared, origin) = (self.shared(), &self.bulk.origin);
         let (peer, address) = (self.endpoint.peer(), self.endpoint.address());
-        let (met, connected) = shared.core.look(|proto| (proto.engines_at(peer), proto.connection(peer).is_some()));
+        let (met, connected) = shared.core.with_proto(|proto| (proto.engines_at(peer), proto.connection(peer).is_some()));
         let claims_address = || origin.addresses.contains(&address);
         match met {
-            Some((incarnation, _)) if incarnation == origin.incarnation => Whose::Owners,
+            Some((incarnation, _)) if incarnation == origin.incarnation => EndpointOwner::Owners,
             Some((_, 1)) if !claims_address() => {
                 if connected {
-                    Whose::Anothers
+                    EndpointOwner::Anothers
                 } else {
-                    Whose::MaybeAnothers
+                    EndpointOwner::MaybeAnothers
                 }
             }
             // Its own memory an engine finds without a connection; if it means itself.
             None if origin.incarnation == shared.incarnation => {
                 let own = |own: &Address| *own == address || own.seen_from(&address) == address;
                 let itself = address == Address::nowhere() || shared.addresses.iter().any(own);
-                if itself { Whose::Owners } else { Whose::Anothers }
+                if itself { EndpointOwner::Owners } else { EndpointOwner::Anothers }
             }
-            _ if claims_address() => Whose::Owners,
-            _ => Whose::MaybeOwners,
+            _ if claims_address() => EndpointOwner::Owners,
+            _ => EndpointOwner::MaybeOwners,
         }
     }
 
@@ -168,7 +168,7 @@ impl RemoteBulk {
     pub(super) fn error(&self, pull: bool, len: usize, failure: Failure) -> Error {
         let what = what(pull, len);
         // An engine that was asked for memory which was never its own takes it for that of an engine before it.
-        let mixed_up = || matches!(self.whose_endpoint(), Whose::Anothers | Whose::MaybeAnothers);
+        let mixed_up = || matches!(self.whose_endpoint(), EndpointOwner::Anothers | EndpointOwner::MaybeAnothers);
         if matches!(failure, Failure::PeerRestarted) && mixed_up() {
             return self.mixed_up(what);
         }
@@ -180,8 +180,8 @@ impl RemoteBulk {
         let completion = Completion::new();
         let (begun, len) = self.begin(pull, local, &completion, false);
         let id = match begun {
-            Begun::Done(result) => return result,
-            Begun::InProgress(id) => id,
+            StartedTransfer::Done(result) => return result,
+            StartedTransfer::InProgress(id) => id,
         };
         let core = &self.shared().core;
         if !completion.wait(core, Some(deadline(Instant::now(), self.timeout))) {
@@ -192,7 +192,7 @@ impl RemoteBulk {
             completion.wait(core, None);
         }
         let result = match completion.take() {
-            Some(Outcome::Moved(result)) => result,
+            Some(OperationOutcome::Transferred(result)) => result,
             _ => Err(Failure::Cancelled),
         };
         result.map_err(|failure| {
@@ -203,15 +203,15 @@ impl RemoteBulk {
     }
 
     /// Begins a transfer between the bulk and a local slice; with its length, the smaller of the two.
-    pub(super) fn begin(&self, pull: bool, local: &Slice, completion: &Arc<Completion>, timed: bool) -> (Begun, usize) {
+    pub(super) fn begin(&self, pull: bool, local: &Slice, completion: &Arc<Completion>, timed: bool) -> (StartedTransfer, usize) {
         let shared = self.shared();
         let len = local.len.min(self.bulk.len());
         if let Err(error) = shared.check("transfer") {
-            return (Begun::Done(Err(error)), len);
+            return (StartedTransfer::Done(Err(error)), len);
         }
         let whose = self.whose_endpoint();
-        if whose == Whose::Anothers {
-            return (Begun::Done(Err(self.mixed_up(what(pull, len)))), len);
+        if whose == EndpointOwner::Anothers {
+            return (StartedTransfer::Done(Err(self.mixed_up(what(pull, len)))), len);
         }
         let begun = match local.part(0, len) {
             Some(local) => self.begin_part(pull, local, whose, completion, timed),
@@ -219,7 +219,7 @@ impl RemoteBulk {
         };
         let begun = match begun {
             Ok(begun) => begun,
-            Err(failure) => Begun::Done(Err(self.error(pull, len, failure))),
+            Err(failure) => StartedTransfer::Done(Err(self.error(pull, len, failure))),
         };
         (begun, len)
     }
@@ -228,10 +228,10 @@ impl RemoteBulk {
         &self,
         pull: bool,
         local: Slice,
-        whose: Whose,
+        whose: EndpointOwner,
         completion: &Arc<Completion>,
         timed: bool,
-    ) -> std::result::Result<Begun, Failure> {
+    ) -> std::result::Result<StartedTransfer, Failure> {
         let shared = self.shared();
         let Bulk { token, offset, mode, origin, copy, .. } = &self.bulk;
         let len = local.len;
@@ -241,18 +241,18 @@ impl RemoteBulk {
         if origin.incarnation == shared.incarnation {
             // Both ends are here: one copy, from memory to memory.
             let now = Instant::now();
-            let access = |proto: &mut Proto<Live>| proto.access(*token, *offset, len as u64, !pull, now);
+            let access = |proto: &mut Proto<EngineEnv>| proto.access(*token, *offset, len as u64, !pull, now);
             let remote = shared.core.exec(access).map_err(Failure::Refused)?;
             let copied = if pull { memory::copy(&remote, &local) } else { memory::copy(&local, &remote) };
             return match copied {
-                Copied::All => Ok(Begun::Done(Ok(len))),
-                Copied::SourceClosed | Copied::TargetClosed => Err(Failure::Revoked),
+                CopyOutcome::All => Ok(StartedTransfer::Done(Ok(len))),
+                CopyOutcome::SourceClosed | CopyOutcome::TargetClosed => Err(Failure::Revoked),
             };
         }
-        if let Some(copy) = copy.as_ref().filter(|_| pull && whose == Whose::Owners)
+        if let Some(copy) = copy.as_ref().filter(|_| pull && whose == EndpointOwner::Owners)
             && let Some(bytes) = copy.range(*offset, len)
         {
-            return if local.write(bytes) { Ok(Begun::Done(Ok(len))) } else { Err(Failure::Revoked) };
+            return if local.write(bytes) { Ok(StartedTransfer::Done(Ok(len))) } else { Err(Failure::Revoked) };
         }
         let now = Instant::now();
         // Where the mode does not allow it the owner is asked, who says so: a device would break off what else it does.
@@ -262,7 +262,7 @@ impl RemoteBulk {
         let remote = Remote { peer, owner, token: *token, offset: *offset, keys };
         let until = timed.then(|| deadline(now, self.timeout));
         let id = shared.core.exec(|proto| proto.transfer(pull, remote, local, until, completion.clone(), now))?;
-        Ok(Begun::InProgress(id))
+        Ok(StartedTransfer::InProgress(id))
     }
 }
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::memory::Element;
 use parking_lot::Mutex;
 
-use super::descriptor::{Access, Bulk, BulkMode};
+use super::descriptor::{Bulk, BulkMode, ExposeMode};
 use super::exposed::Exposure;
 use super::grant::Grant;
 use crate::Result;
-use crate::engine::Shared;
-use crate::memory::{Borrowed, Region, Shut};
+use crate::engine::EngineShared;
+use crate::memory::{BorrowedRegion, ClosedRegion, Region};
 
 /// Where borrowed memory can be exposed; see [`Engine::scope`](crate::Engine::scope).
 ///
@@ -28,18 +28,18 @@ use crate::memory::{Borrowed, Region, Shut};
 /// }).unwrap();
 /// ```
 pub struct Scope<'scope, 'env: 'scope> {
-    inner: Arc<Inner>,
+    inner: Arc<ScopeInner>,
     /// Invariant, so that the borrows last as long as the scope, and no shorter.
     _scope: PhantomData<&'scope mut &'scope ()>,
     _env: PhantomData<&'env mut &'env ()>,
 }
 
-struct Inner {
-    shared: Arc<Shared>,
+struct ScopeInner {
+    shared: Arc<EngineShared>,
     exposed: Mutex<Vec<(Exposure, Arc<Region>)>>,
 }
 
-impl Drop for Inner {
+impl Drop for ScopeInner {
     /// Waits for the accesses in progress, and lets nobody in any more.
     fn drop(&mut self) {
         let exposed = std::mem::take(self.exposed.get_mut());
@@ -49,7 +49,7 @@ impl Drop for Inner {
         }
         // First of all, and whatever happens while peers are told.
         let shut: Vec<_> = exposed.iter().map(|(_, region)| region.shut()).collect();
-        shut.into_iter().for_each(Shut::wait);
+        shut.into_iter().for_each(ClosedRegion::wait);
         drop(exposed);
     }
 }
@@ -68,7 +68,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`Engine::expose_with`](crate::Engine::expose_with).
     pub fn expose_with<T: Element>(&'scope self, buffer: &'scope mut [T], mode: BulkMode, grant: &Grant) -> Result<Bulk> {
-        self.add(Borrowed::writable(bytemuck::cast_slice_mut(buffer)), Access::Changing(mode), grant)
+        self.add(BorrowedRegion::writable(bytemuck::cast_slice_mut(buffer)), ExposeMode::Changing(mode), grant)
     }
 
     /// Exposes borrowed memory, a slice or a `str`, for peers to read.
@@ -84,12 +84,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     /// As [`Engine::expose_with`](crate::Engine::expose_with).
     pub fn expose_read_only_with<T: AsBytes + ?Sized>(&'scope self, buffer: &'scope T, grant: &Grant) -> Result<Bulk> {
-        self.add(Borrowed::read_only(buffer.as_bytes()), Access::Constant, grant)
+        self.add(BorrowedRegion::read_only(buffer.as_bytes()), ExposeMode::Constant, grant)
     }
 
     #[allow(unsafe_code)]
-    fn add(&'scope self, borrowed: Borrowed<'scope>, access: Access, grant: &Grant) -> Result<Bulk> {
-        let Inner { shared, exposed } = &*self.inner;
+    fn add(&'scope self, borrowed: BorrowedRegion<'scope>, access: ExposeMode, grant: &Grant) -> Result<Bulk> {
+        let ScopeInner { shared, exposed } = &*self.inner;
         shared.check("expose")?;
         let exposure = Exposure::new(shared, borrowed.region(), access, grant)?;
         let bulk = exposure.bulk();
@@ -133,11 +133,11 @@ impl sealed::AsBytes for str {
     }
 }
 
-pub(crate) fn scope<'env, T, F>(shared: &Arc<Shared>, work: F) -> Result<T>
+pub(crate) fn scope<'env, T, F>(shared: &Arc<EngineShared>, work: F) -> Result<T>
 where
     F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
 {
-    let inner = Arc::new(Inner { shared: shared.clone(), exposed: Mutex::default() });
+    let inner = Arc::new(ScopeInner { shared: shared.clone(), exposed: Mutex::default() });
     let scope = Scope { inner, _scope: PhantomData, _env: PhantomData };
     // The scope is dropped when `work` has returned, or panicked.
     work(&scope)

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::exposed::{Exposed, ExposedSlice};
-use super::remote::{Begun, RemoteBulk};
+use super::remote::{RemoteBulk, StartedTransfer};
 use crate::Result;
 use crate::memory::{Buffer, Slice};
-use crate::progress::{Completion, Outcome};
+use crate::progress::{Completion, OperationOutcome};
 use crate::proto::{Failure, TransferId};
 
 /// What a started transfer can own: an [`Exposed`] buffer, or an [`ExposedSlice`] of one.
@@ -76,11 +76,11 @@ pub struct Transfer<B: Buffer, L = Exposed<B>> {
     /// `None` once it has been given back.
     local: Option<L>,
     memory: Slice,
-    state: State,
+    state: TransferState,
     _buffer: PhantomData<fn() -> B>,
 }
 
-enum State {
+enum TransferState {
     /// It was over as soon as it began.
     Done(Option<Result<usize>>),
     InProgress(Arc<Completion>, TransferId),
@@ -94,11 +94,11 @@ impl<B: Buffer, L: Local> Transfer<B, L> {
         let memory = local.memory();
         let (begun, len) = match local.check(remote) {
             Ok(()) => remote.begin(pull, &memory, &completion, true),
-            Err(error) => (Begun::Done(Err(error)), 0),
+            Err(error) => (StartedTransfer::Done(Err(error)), 0),
         };
         let state = match begun {
-            Begun::Done(result) => State::Done(Some(result)),
-            Begun::InProgress(id) => State::InProgress(completion, id),
+            StartedTransfer::Done(result) => TransferState::Done(Some(result)),
+            StartedTransfer::InProgress(id) => TransferState::InProgress(completion, id),
         };
         Transfer { remote: remote.clone(), pull, len, local: Some(local), memory, state, _buffer: PhantomData }
     }
@@ -108,22 +108,22 @@ impl<B: Buffer, L> Transfer<B, L> {
     /// True when it is over: waiting does not block any more.
     pub fn is_ready(&self) -> bool {
         match &self.state {
-            State::Done(_) => true,
-            State::InProgress(completion, _) => completion.is_ready() || self.is_forked(),
+            TransferState::Done(_) => true,
+            TransferState::InProgress(completion, _) => completion.is_ready() || self.is_forked(),
         }
     }
 
     /// Asks for the end of the transfer: it ends with [`Error::Cancelled`](crate::Error::Cancelled), unless it was over
     /// already. The peer is told.
     pub fn cancel(&self) {
-        if let State::InProgress(_, id) = &self.state {
+        if let TransferState::InProgress(_, id) = &self.state {
             self.remote.shared().core.exec_unless_forked(|proto| proto.abandon_transfer(*id, Failure::Cancelled));
         }
     }
 
     /// Blocks until the transfer is over: how many bytes were moved, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, L) {
-        if let State::InProgress(completion, _) = &self.state
+        if let TransferState::InProgress(completion, _) = &self.state
             && !self.is_forked()
         {
             completion.wait(&self.remote.shared().core, None);
@@ -142,9 +142,11 @@ impl<B: Buffer, L> Transfer<B, L> {
             return (Err(error), local);
         }
         let result = match &mut self.state {
-            State::Done(result) => result.take(),
-            State::InProgress(completion, _) => match completion.take() {
-                Some(Outcome::Moved(result)) => Some(result.map_err(|failure| self.remote.error(self.pull, self.len, failure))),
+            TransferState::Done(result) => result.take(),
+            TransferState::InProgress(completion, _) => match completion.take() {
+                Some(OperationOutcome::Transferred(result)) => {
+                    Some(result.map_err(|failure| self.remote.error(self.pull, self.len, failure)))
+                }
                 _ => None,
             },
         };
@@ -165,7 +167,7 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
     /// When polled again after it was ready.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<(Result<usize>, L)> {
         let this = self.get_mut();
-        if let State::InProgress(completion, _) = &this.state
+        if let TransferState::InProgress(completion, _) = &this.state
             && !this.is_forked()
             && completion.wake_task(context.waker())
         {
@@ -177,7 +179,7 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
 
 impl<B: Buffer, L> Drop for Transfer<B, L> {
     fn drop(&mut self) {
-        if self.local.is_some() && matches!(self.state, State::InProgress(..)) && !self.is_forked() {
+        if self.local.is_some() && matches!(self.state, TransferState::InProgress(..)) && !self.is_forked() {
             // If it is over, this does nothing; but what was landing at its end is still the transfer's.
             self.cancel();
             self.memory.region.fence();

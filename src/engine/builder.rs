@@ -9,12 +9,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::finalize::Finalizing;
-use super::{Alive, Engine, Limits, Shared};
-use crate::bulk::{Copies, Origin};
-use crate::progress::{Core, DialFilter, Progress, Settings};
+use super::{Engine, EngineHandles, EngineLimits, EngineShared};
+use crate::bulk::{ForeignCopies, Origin};
+use crate::progress::{Core, CoreSettings, DialFilter, Progress};
 use crate::proto;
 use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
-use crate::transport::{Lending, ShmOptions, TcpOptions, Transport};
+use crate::transport::{KernelCopyPolicy, ShmOptions, TcpOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme, random};
 
 /// Largest eager limit: a frame of 1 MiB holds it, with the message's head.
@@ -48,7 +48,7 @@ pub struct EngineBuilder {
     checksums: bool,
     authorize: Option<Authorize>,
     dial_filter: Option<DialFilter>,
-    most: limits::Most,
+    most: limits::LimitOverrides,
     shm: ShmOptions,
     #[cfg(feature = "tls")]
     tls: Option<crate::Tls>,
@@ -74,8 +74,8 @@ impl Default for EngineBuilder {
             checksums: false,
             authorize: None,
             dial_filter: None,
-            most: limits::Most::default(),
-            shm: ShmOptions { group: None, lending: Lending::Crowded, shortcuts: true },
+            most: limits::LimitOverrides::default(),
+            shm: ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: true },
             #[cfg(feature = "tls")]
             tls: None,
             wrap: Box::new(|transport| transport),
@@ -222,7 +222,7 @@ impl EngineBuilder {
     /// where that does not work out, the address is dialled as it is: also where what answers runs as another user, whatever
     /// [`EngineBuilder::shm_group`] says. [`Endpoint::transport`](crate::Endpoint::transport) tells which is in use. An engine that speaks TLS has it off.
     pub fn same_host_upgrade(mut self, on: bool) -> Self {
-        self.shm.shortcuts = on;
+        self.shm.local_addresses = on;
         self
     }
 
@@ -252,7 +252,7 @@ impl EngineBuilder {
     /// and this engine out of theirs: always where the system permits it, or never. Without this they do so where several fetch at a time, or there is one core; else the
     /// data goes through a ring, in two copies at a time, which is faster.
     pub fn shm_kernel_copy(mut self, on: bool) -> Self {
-        self.shm.lending = if on { Lending::Always } else { Lending::Never };
+        self.shm.lending = if on { KernelCopyPolicy::Always } else { KernelCopyPolicy::Never };
         self
     }
 
@@ -275,14 +275,14 @@ impl EngineBuilder {
         let seed = random::from_system().map_err(refused)?;
         let key = self.key.map(checked_key).transpose()?;
         #[cfg(feature = "tls")]
-        let shm = ShmOptions { shortcuts: self.shm.shortcuts && self.tls.is_none(), ..self.shm };
+        let shm = ShmOptions { local_addresses: self.shm.local_addresses && self.tls.is_none(), ..self.shm };
         #[cfg(not(feature = "tls"))]
         let shm = self.shm;
         let core = Core::new(
-            Settings {
+            CoreSettings {
                 proto: proto::Config {
                     max_message: self.max_message,
-                    silence: self.heartbeat,
+                    peer_timeout: self.heartbeat,
                     connect: self.connect,
                     limits: self.most.limits(self.max_message),
                     remote_shutdown: self.remote_shutdown,
@@ -296,7 +296,7 @@ impl EngineBuilder {
                 shm,
                 dial_filter: self.dial_filter,
                 tcp: TcpOptions {
-                    silence: self.heartbeat,
+                    peer_timeout: self.heartbeat,
                     #[cfg(feature = "tls")]
                     tls: self.tls.map(|tls| (tls, self.connect)),
                 },
@@ -312,7 +312,7 @@ impl EngineBuilder {
         }
         let addresses = listen.iter().map(|address| core.listen(address)).collect::<Result<Vec<Address>>>()?;
         core.exec(|proto| proto.set_addresses(addresses.clone()));
-        let limits = Limits {
+        let limits = EngineLimits {
             default_timeout: self.default_timeout,
             eager: self.eager,
             eager_bulk: self.eager_bulk,
@@ -320,7 +320,7 @@ impl EngineBuilder {
             values: self.most.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
         };
         let origin = Arc::new(Origin { core: Arc::downgrade(&core), incarnation, addresses: addresses.clone() });
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(EngineShared {
             core,
             limits,
             incarnation,
@@ -330,7 +330,7 @@ impl EngineBuilder {
             authorize: self.authorize,
             procedures: Procedures::default(),
             tasks: Mutex::default(),
-            copies: Copies::default(),
+            copies: ForeignCopies::default(),
             finalizing: Finalizing::default(),
             alive: Mutex::new(Weak::new()),
         });
@@ -338,20 +338,20 @@ impl EngineBuilder {
             shared.core.stop();
             return Err(error);
         }
-        let alive = Arc::new(Alive(shared.clone()));
+        let alive = Arc::new(EngineHandles(shared.clone()));
         *shared.alive.lock() = Arc::downgrade(&alive);
         Ok(Engine { shared, alive: Some(alive) })
     }
 }
 
-fn checked_key(secret: Vec<u8>) -> Result<proto::Key> {
+fn checked_key(secret: Vec<u8>) -> Result<proto::PreSharedKey> {
     if secret.len() < MIN_KEY {
         return Err(Error::Unsupported {
             what: format!("a pre-shared key of {} bytes", secret.len()),
             reason: format!("it could be guessed: it takes {MIN_KEY} at least"),
         });
     }
-    Ok(proto::Key::new(secret))
+    Ok(proto::PreSharedKey::new(secret))
 }
 
 impl std::fmt::Debug for EngineBuilder {

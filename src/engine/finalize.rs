@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Shared;
+use super::EngineShared;
 use crate::progress::in_job;
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ pub(crate) struct Finalizing {
     stage: AtomicU8,
     /// Handlers that run.
     running: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<FinalizeState>,
     changed: Condvar,
 }
 
@@ -30,7 +30,7 @@ const BEGUN: u8 = 1;
 const CLOSED: u8 = 2;
 const DONE: u8 = 3;
 
-struct State {
+struct FinalizeState {
     /// `None` once they run: what comes later never does.
     before: Option<Vec<Callback>>,
     after: Option<Vec<Callback>>,
@@ -38,9 +38,9 @@ struct State {
     overdue: usize,
 }
 
-impl Default for State {
-    fn default() -> State {
-        State { before: Some(Vec::new()), after: Some(Vec::new()), overdue: 0 }
+impl Default for FinalizeState {
+    fn default() -> FinalizeState {
+        FinalizeState { before: Some(Vec::new()), after: Some(Vec::new()), overdue: 0 }
     }
 }
 
@@ -109,7 +109,7 @@ fn add(callbacks: &mut Option<Vec<Callback>>, f: Callback) -> Option<Callback> {
     None
 }
 
-pub(super) fn finalize(shared: &Arc<Shared>) -> Result<()> {
+pub(super) fn finalize(shared: &Arc<EngineShared>) -> Result<()> {
     let finalizing = &shared.finalizing;
     if shared.core.is_forked() {
         // The parent's engine is the parent's to end.
@@ -155,20 +155,20 @@ thread_local! {
 }
 
 /// A handle that keeps an engine alive is dropped.
-pub(super) fn note_dropped(shared: &Shared) {
+pub(super) fn note_dropped(shared: &EngineShared) {
     if CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation) {
         let _ = HANDLES_DROPPED.try_with(|dropped| dropped.set(dropped.get() + 1));
     }
 }
 
-fn run(shared: &Shared, callbacks: Vec<Callback>) {
+fn run(shared: &EngineShared, callbacks: Vec<Callback>) {
     for callback in callbacks {
         quietly(shared, callback);
     }
 }
 
 /// Runs user code that must not keep the engine from its end.
-fn quietly(shared: &Shared, work: impl FnOnce()) {
+fn quietly(shared: &EngineShared, work: impl FnOnce()) {
     let outer = CALLBACK_OF.replace(shared.incarnation);
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
         tracing::error!(target: "calomel::engine", "user code panicked while its engine was finalized");
@@ -177,17 +177,17 @@ fn quietly(shared: &Shared, work: impl FnOnce()) {
 }
 
 /// Waits until the peers have taken what has been said, and have ended the connections.
-fn flush(shared: &Shared) {
+fn flush(shared: &EngineShared) {
     let core = &shared.core;
     let begin = Instant::now();
     let (mut seen, mut since, mut look) = (None, begin, begin);
     // Nothing wakes this thread when the last link goes while another one drives, so it looks again after a moment.
-    while !core.look(|proto| proto.links_gone()) {
+    while !core.with_proto(|proto| proto.links_gone()) {
         let now = Instant::now();
         // A chunk that has been handed to the system may take long to leave it.
         if now >= look {
             look = now + FLUSH / 10;
-            let left = Some((core.look(|proto| proto.unsent()), core.acknowledged()));
+            let left = Some((core.with_proto(|proto| proto.unsent()), core.acknowledged()));
             if left != seen {
                 (seen, since) = (left, now);
             }
@@ -195,11 +195,11 @@ fn flush(shared: &Shared) {
         if now >= since + FLUSH || now >= begin + shared.limits.finalize_timeout.max(FLUSH) {
             break;
         }
-        core.wait(&|| core.look(|proto| proto.links_gone()), &|_| true, Some(now + Duration::from_millis(1)));
+        core.wait(&|| core.with_proto(|proto| proto.links_gone()), &|_| true, Some(now + Duration::from_millis(1)));
     }
 }
 
-fn end(shared: &Arc<Shared>) {
+fn end(shared: &Arc<EngineShared>) {
     let finalizing = &shared.finalizing;
     let core = &shared.core;
     let before = finalizing.state.lock().before.take();
@@ -209,7 +209,7 @@ fn end(shared: &Arc<Shared>) {
     let deadline = Instant::now() + shared.limits.finalize_timeout;
     {
         // What a caller waits for, and what runs though nobody waits for it.
-        let in_progress = || core.look(|proto| proto.requests()).max(finalizing.running.load(Ordering::SeqCst));
+        let in_progress = || core.with_proto(|proto| proto.requests()).max(finalizing.running.load(Ordering::SeqCst));
         let mut state = finalizing.state.lock();
         while in_progress() > 0 {
             if finalizing.changed.wait_until(&mut state, deadline).timed_out() {

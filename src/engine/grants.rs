@@ -51,6 +51,6 @@ impl Engine {
     /// fill anybody's disk. Causes that are ordinary, since memory may go while peers are on their way
     /// (`revoked`, `restarted`, `expired`), are logged at the level of debugging, others as warnings.
     pub fn refusals(&self) -> Refusals {
-        self.shared.core.look(|proto| proto.refusals())
+        self.shared.core.with_proto(|proto| proto.refusals())
     }
 }

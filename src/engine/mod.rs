@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 pub use builder::EngineBuilder;
 pub use weak::WeakEngine;
 
-use crate::bulk::{self, Copies, Origin, Scope};
+use crate::bulk::{self, ForeignCopies, Origin, Scope};
 use crate::memory::{BufferPool, EngineBuffer};
 use crate::progress::Core;
 use crate::proto::RequestId;
@@ -25,7 +25,7 @@ use finalize::Finalizing;
 
 /// The numbers that the layers above progress go by.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct EngineLimits {
     pub default_timeout: Duration,
     pub eager: usize,
     pub eager_bulk: usize,
@@ -35,9 +35,9 @@ pub(crate) struct Limits {
 }
 
 /// What everything that belongs to one engine shares.
-pub(crate) struct Shared {
+pub(crate) struct EngineShared {
     pub core: Arc<Core>,
-    pub limits: Limits,
+    pub limits: EngineLimits,
     pub incarnation: u64,
     pub addresses: Vec<Address>,
     pub origin: Arc<Origin>,
@@ -48,12 +48,12 @@ pub(crate) struct Shared {
     /// Async handlers in progress: dropped when their callers go.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
     /// Copies of small bulks that came inside calls.
-    pub copies: Copies,
+    pub copies: ForeignCopies,
     finalizing: Finalizing,
-    alive: Mutex<Weak<Alive>>,
+    alive: Mutex<Weak<EngineHandles>>,
 }
 
-impl Shared {
+impl EngineShared {
     /// An error when the engine is finalized, or belongs to another process.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         self.check_with(|| what.to_owned())
@@ -74,7 +74,7 @@ impl Shared {
     }
 
     /// An error when an object that is used with this engine belongs to another one.
-    pub(crate) fn check_own(&self, owner: &Arc<Shared>, object: &'static str, what: impl Fn() -> String) -> Result<()> {
+    pub(crate) fn check_own(&self, owner: &Arc<EngineShared>, object: &'static str, what: impl Fn() -> String) -> Result<()> {
         if std::ptr::eq(Arc::as_ptr(owner), self) {
             return Ok(());
         }
@@ -97,9 +97,9 @@ impl Shared {
 }
 
 /// Counts the engine's handles: the last one finalizes it.
-struct Alive(Arc<Shared>);
+struct EngineHandles(Arc<EngineShared>);
 
-impl Drop for Alive {
+impl Drop for EngineHandles {
     fn drop(&mut self) {
         if let Err(error) = finalize::finalize(&self.0) {
             tracing::warn!(target: "calomel::engine", %error, "finalizing a dropped engine");
@@ -126,9 +126,9 @@ impl Drop for Alive {
 /// # }
 /// ```
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     /// `None` where the library itself refers to the engine: that keeps nothing alive.
-    alive: Option<Arc<Alive>>,
+    alive: Option<Arc<EngineHandles>>,
 }
 
 impl Engine {
@@ -156,11 +156,11 @@ impl Engine {
         EngineBuilder::default()
     }
 
-    pub(crate) fn from_shared(shared: Arc<Shared>) -> Engine {
+    pub(crate) fn from_shared(shared: Arc<EngineShared>) -> Engine {
         Engine { shared, alive: None }
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<EngineShared> {
         &self.shared
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Weak;
 
-use super::{Engine, Shared};
+use super::{Engine, EngineShared};
 
 /// A handle of an engine that does not keep it alive: for closures and values that the engine itself keeps, such as its
 /// handlers. Made by [`Engine::downgrade`].
@@ -23,7 +23,7 @@ use super::{Engine, Shared};
 /// ```
 #[derive(Clone)]
 pub struct WeakEngine {
-    shared: Weak<Shared>,
+    shared: Weak<EngineShared>,
 }
 
 impl Engine {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::shared::Block;
-use crate::fork::Process;
+use crate::fork::CreatorProcess;
 
 /// From this size on memory is worth a descriptor and a mapping of its own.
 const SHARED_FROM: usize = 64 << 10;
@@ -28,9 +28,9 @@ const SHARED_FROM: usize = 64 << 10;
 /// # Panics
 /// A forked child does not have the buffers of 64 KiB and more that its parent has allocated: it may drop them, but reading or
 /// writing one panics. A reference to the content that was made before the fork must not be used in the child.
-pub struct EngineBuffer(Bytes);
+pub struct EngineBuffer(BufferMemory);
 
-enum Bytes {
+enum BufferMemory {
     Own(Box<[u8]>),
     Shared(Arc<Block>),
 }
@@ -39,38 +39,38 @@ impl EngineBuffer {
     pub(crate) fn new(len: usize) -> EngineBuffer {
         if len >= SHARED_FROM {
             match Block::new(len) {
-                Ok(block) => return EngineBuffer(Bytes::Shared(block)),
+                Ok(block) => return EngineBuffer(BufferMemory::Shared(block)),
                 Err(error) => tracing::debug!(target: "calomel::memory", len, %error, "no shared memory for a buffer"),
             }
         }
-        EngineBuffer(Bytes::Own(vec![0; len].into_boxed_slice()))
+        EngineBuffer(BufferMemory::Own(vec![0; len].into_boxed_slice()))
     }
 
     /// The block that peers can map, where it lies in one.
     pub(super) fn block(&self) -> Option<&Arc<Block>> {
         match &self.0 {
-            Bytes::Own(_) => None,
-            Bytes::Shared(block) => Some(block),
+            BufferMemory::Own(_) => None,
+            BufferMemory::Shared(block) => Some(block),
         }
     }
 
     /// As `len`, also in a forked child.
     fn size(&self) -> usize {
         match &self.0 {
-            Bytes::Own(bytes) => bytes.len(),
-            Bytes::Shared(block) => block.mapping.len(),
+            BufferMemory::Own(bytes) => bytes.len(),
+            BufferMemory::Shared(block) => block.mapping.len(),
         }
     }
 
     /// Moves the content out of memory that a peer may have mapped.
     fn leave_given(&mut self) {
-        if let Bytes::Shared(block) = &self.0
+        if let BufferMemory::Shared(block) = &self.0
             && block.is_given()
         {
             // SAFETY: the reference to `self` is unique, so nothing else refers to the content; and it is not exposed, since
             // what is exposed is never referred to for writing.
             let content = unsafe { block.move_out() };
-            self.0 = Bytes::Own(content);
+            self.0 = BufferMemory::Own(content);
         }
     }
 }
@@ -79,10 +79,10 @@ impl Deref for EngineBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Bytes::Own(bytes) => bytes,
+            BufferMemory::Own(bytes) => bytes,
             // SAFETY: the mapping is of this length, valid for reads, and zeroed at first; other processes can't write it. In
             // this process only the buffer's owner does, and what is exposed of it is never referred to.
-            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts(block.begin(), block.mapping.len()) },
+            BufferMemory::Shared(block) => unsafe { std::slice::from_raw_parts(block.begin(), block.mapping.len()) },
         }
     }
 }
@@ -91,9 +91,9 @@ impl DerefMut for EngineBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.leave_given();
         match &mut self.0 {
-            Bytes::Own(bytes) => bytes,
+            BufferMemory::Own(bytes) => bytes,
             // SAFETY: as above, and valid for writes: nothing else has the address, and no peer has it mapped.
-            Bytes::Shared(block) => unsafe { std::slice::from_raw_parts_mut(block.begin(), block.mapping.len()) },
+            BufferMemory::Shared(block) => unsafe { std::slice::from_raw_parts_mut(block.begin(), block.mapping.len()) },
         }
     }
 }
@@ -116,7 +116,7 @@ pub struct BufferPool {
 
 struct Pool {
     /// In its children a thread that is not there may hold the lock.
-    process: Process,
+    process: CreatorProcess,
     buffer_len: usize,
     count: usize,
     free: Mutex<Vec<EngineBuffer>>,
@@ -125,12 +125,12 @@ struct Pool {
 impl BufferPool {
     pub(crate) fn new(buffer_len: usize, count: usize) -> BufferPool {
         let free = (0..count).map(|_| EngineBuffer::new(buffer_len)).collect();
-        BufferPool { shared: Arc::new(Pool { process: Process::this(), buffer_len, count, free: Mutex::new(free) }) }
+        BufferPool { shared: Arc::new(Pool { process: CreatorProcess::this(), buffer_len, count, free: Mutex::new(free) }) }
     }
 
     /// A buffer of the pool, with whatever its last user left in it; `None` when all are taken.
     pub fn take(&self) -> Option<PooledBuffer> {
-        if self.shared.process.is_parent() {
+        if self.shared.process.is_forked_child() {
             return None;
         }
         let buffer = self.shared.free.lock().pop()?;
@@ -139,7 +139,7 @@ impl BufferPool {
 
     /// How many buffers can be taken now.
     pub fn available(&self) -> usize {
-        if self.shared.process.is_parent() { 0 } else { self.shared.free.lock().len() }
+        if self.shared.process.is_forked_child() { 0 } else { self.shared.free.lock().len() }
     }
 
     /// How many buffers there are, taken ones included.
@@ -188,7 +188,7 @@ impl DerefMut for PooledBuffer {
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
         if let (Some(buffer), Some(pool)) = (self.buffer.take(), self.home.upgrade())
-            && !pool.process.is_parent()
+            && !pool.process.is_forked_child()
         {
             pool.free.lock().push(buffer);
         }

@@ -19,7 +19,7 @@ pub(crate) trait Loan: Send + Sync {
 }
 
 /// What a device knows of a region's memory, and by which keys it is reached there.
-pub(crate) trait Registration: Any + Send + Sync {
+pub(crate) trait DeviceRegistration: Any + Send + Sync {
     /// The device forgets the memory. When this returns it does not touch it any more, whoever asks it to.
     fn end(&self);
 }
@@ -46,14 +46,14 @@ impl Withdrawn {
 
 /// A region whose gate is closed, while accesses from outside may still be in progress.
 #[must_use]
-pub(crate) struct Shut {
+pub(crate) struct ClosedRegion {
     lent: Withdrawn,
-    registered: Vec<Arc<dyn Registration>>,
+    registered: Vec<Arc<dyn DeviceRegistration>>,
 }
 
-impl Shut {
-    pub(super) fn new(lent: Vec<Arc<dyn Loan>>, registered: Vec<Arc<dyn Registration>>) -> Shut {
-        Shut { lent: Withdrawn::new(lent), registered }
+impl ClosedRegion {
+    pub(super) fn new(lent: Vec<Arc<dyn Loan>>, registered: Vec<Arc<dyn DeviceRegistration>>) -> ClosedRegion {
+        ClosedRegion { lent: Withdrawn::new(lent), registered }
     }
 
     /// Returns when they have ended.

@@ -15,42 +15,42 @@ const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 20;
 static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 /// Memory of a message.
-pub(super) enum Buffer {
+pub(super) enum MessageBuffer {
     Heap(Vec<u8>),
     /// Fresh from the system, which zeroes each page when it is touched. The allocator may have memory of that size that it
     /// would have to zero at once: a peer that announces much, and sends nothing, could make this engine do just that.
     Mapped(Mapping),
 }
 
-impl Buffer {
+impl MessageBuffer {
     pub(super) fn address(&mut self) -> *mut u8 {
         match self {
-            Buffer::Heap(bytes) => bytes.as_mut_ptr(),
-            Buffer::Mapped(mapping) => mapping.address(),
+            MessageBuffer::Heap(bytes) => bytes.as_mut_ptr(),
+            MessageBuffer::Mapped(mapping) => mapping.address(),
         }
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
-            Buffer::Heap(bytes) => bytes.len(),
-            Buffer::Mapped(mapping) => mapping.len(),
+            MessageBuffer::Heap(bytes) => bytes.len(),
+            MessageBuffer::Mapped(mapping) => mapping.len(),
         }
     }
 }
 
 /// A buffer of this length for what is to arrive; it holds zeros, or what an earlier message has left.
-pub(super) fn buffer(len: usize) -> Buffer {
+pub(super) fn buffer(len: usize) -> MessageBuffer {
     if len > *WORTH_KEEPING.end()
         && let Ok(mapping) = Mapping::anonymous(len)
     {
-        return Buffer::Mapped(mapping);
+        return MessageBuffer::Mapped(mapping);
     }
     let spare = if WORTH_KEEPING.contains(&len) { SPARE.try_lock() } else { None };
     let spare = spare.and_then(|mut spare| {
         let fits = spare.iter().position(|buffer| buffer.len() >= len);
         fits.map(|at| spare.swap_remove(at))
     });
-    Buffer::Heap(match spare {
+    MessageBuffer::Heap(match spare {
         Some(mut buffer) => {
             buffer.truncate(len);
             buffer
@@ -59,8 +59,8 @@ pub(super) fn buffer(len: usize) -> Buffer {
     })
 }
 
-pub(super) fn keep(buffer: Buffer) {
-    if let Buffer::Heap(buffer) = buffer
+pub(super) fn keep(buffer: MessageBuffer) {
+    if let MessageBuffer::Heap(buffer) = buffer
         && WORTH_KEEPING.contains(&buffer.len())
         && buffer.capacity() <= 2 * buffer.len()
         && let Some(mut spare) = SPARE.try_lock()
@@ -71,22 +71,22 @@ pub(super) fn keep(buffer: Buffer) {
 }
 
 /// A message that has arrived, whole. `None`: an empty one.
-pub(crate) struct Message(pub(super) Option<Buffer>);
+pub(crate) struct ReceivedMessage(pub(super) Option<MessageBuffer>);
 
-impl Deref for Message {
+impl Deref for ReceivedMessage {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Some(Buffer::Heap(bytes)) => bytes,
+            Some(MessageBuffer::Heap(bytes)) => bytes,
             // SAFETY: nobody else has the mapping, whose memory is initialized and there until it is dropped; it was taken out of
             // its region when the gate had closed, so nobody writes it any more.
-            Some(Buffer::Mapped(mapping)) => unsafe { std::slice::from_raw_parts(mapping.address(), mapping.len()) },
+            Some(MessageBuffer::Mapped(mapping)) => unsafe { std::slice::from_raw_parts(mapping.address(), mapping.len()) },
             None => &[],
         }
     }
 }
 
-impl Drop for Message {
+impl Drop for ReceivedMessage {
     fn drop(&mut self) {
         if let Some(buffer) = self.0.take() {
             keep(buffer);

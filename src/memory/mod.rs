@@ -11,17 +11,17 @@
 mod buffer;
 mod checksum;
 mod engine_buffer;
-mod held;
 mod loan;
 mod message;
 mod region;
+mod region_buffer;
 pub(crate) mod shared;
 
 pub use buffer::{Buffer, Element, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer};
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
-pub(crate) use held::{Borrowed, Held};
 #[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
-pub(crate) use loan::Registration;
-pub(crate) use loan::{Loan, Shut};
+pub(crate) use loan::DeviceRegistration;
+pub(crate) use loan::{ClosedRegion, Loan};
 pub use region::Slice;
-pub(crate) use region::{Copied, IoVec, Operation, ReadAccess, Region, WriteAccess, copy};
+pub(crate) use region::{CopyOutcome, IoVec, Operation, ReadAccess, Region, WriteAccess, copy};
+pub(crate) use region_buffer::{BorrowedRegion, RegionBuffer};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::loan::{Loan, Registration, Shut, Withdrawn};
-use super::message::{self, Buffer, Message};
+use super::loan::{ClosedRegion, DeviceRegistration, Loan, Withdrawn};
+use super::message::{self, MessageBuffer, ReceivedMessage};
 use super::shared::Block;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ pub(crate) struct Region {
     /// Who knows the memory but this process's threads.
     outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
-    owned: Mutex<Option<Buffer>>,
+    owned: Mutex<Option<MessageBuffer>>,
     /// Those of its segments that peers on the same host can map, by their addresses.
     blocks: Box<[(usize, Weak<Block>)]>,
 }
@@ -48,7 +48,7 @@ struct Outside {
     /// Who was told where the memory lies, and may be at it.
     lent: Vec<Arc<dyn Loan>>,
     /// Devices that know the memory.
-    registered: Vec<Arc<dyn Registration>>,
+    registered: Vec<Arc<dyn DeviceRegistration>>,
 }
 
 // SAFETY: the segments are reached through the gate only, which orders accesses between threads; who creates the region
@@ -90,10 +90,10 @@ impl Region {
 
     /// A region that owns its memory.
     pub(crate) fn from_vec(bytes: Vec<u8>) -> Arc<Region> {
-        Region::owning(Buffer::Heap(bytes))
+        Region::owning(MessageBuffer::Heap(bytes))
     }
 
-    fn owning(mut buffer: Buffer) -> Arc<Region> {
+    fn owning(mut buffer: MessageBuffer) -> Arc<Region> {
         let segment = Segment { start: 0, address: buffer.address(), len: buffer.len() };
         Arc::new(Region {
             segments: SmallVec::from_buf([segment]),
@@ -118,13 +118,13 @@ impl Region {
     }
 
     /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.
-    pub(crate) fn take_message(&self) -> Message {
+    pub(crate) fn take_message(&self) -> ReceivedMessage {
         self.close();
-        Message(self.owned.lock().take())
+        ReceivedMessage(self.owned.lock().take())
     }
 
     /// Puts back what was taken out, to be taken out again.
-    pub(crate) fn put_back(&self, mut message: Message) {
+    pub(crate) fn put_back(&self, mut message: ReceivedMessage) {
         *self.owned.lock() = message.0.take();
     }
 
@@ -146,11 +146,11 @@ impl Region {
 
     /// Lets nobody in any more; when what this returns has been waited for, the last access in progress has ended. Where several
     /// regions are closed, the waits of all begin with this.
-    pub(crate) fn shut(&self) -> Shut {
+    pub(crate) fn shut(&self) -> ClosedRegion {
         *self.gate.write() = false;
         // Nothing is lent or registered any more: that takes an open gate.
         let Outside { lent, registered } = std::mem::take(&mut *self.outside.lock());
-        Shut::new(lent, registered)
+        ClosedRegion::new(lent, registered)
     }
 
     /// What was lent has been read, or given up.
@@ -181,7 +181,7 @@ impl Region {
 
     /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
-    pub(crate) fn registration<R: Registration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
+    pub(crate) fn registration<R: DeviceRegistration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
         let outside = self.outside.lock();
         let found = outside.registered.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
         found.filter_map(|any| any.downcast::<R>().ok()).find(|registration| which(registration))
@@ -190,7 +190,7 @@ impl Region {
     /// Makes the memory known to a device: `register` is told address and length of each segment. `None` when the gate is
     /// closed. The gate stays where it is meanwhile, so that what is being registered can't be taken back.
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
-    pub(crate) fn register<R: Registration>(
+    pub(crate) fn register<R: DeviceRegistration>(
         &self,
         register: impl FnOnce(&[IoVec]) -> io::Result<R>,
     ) -> Option<io::Result<Arc<R>>> {
@@ -391,7 +391,7 @@ impl WriteAccess<'_> {
 
 /// How a copy between regions ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copied {
+pub(crate) enum CopyOutcome {
     All,
     SourceClosed,
     TargetClosed,
@@ -402,7 +402,7 @@ const COPY_CHUNK: usize = 256 << 10;
 
 /// Copies between two slices of equal length, of different shapes, or of the same memory: if they overlap, the target ends up
 /// with what the source held, as with `memmove`.
-pub(crate) fn copy(source: &Slice, target: &Slice) -> Copied {
+pub(crate) fn copy(source: &Slice, target: &Slice) -> CopyOutcome {
     debug_assert_eq!(source.len, target.len);
     let len = source.len.min(target.len);
     // What is ahead in the same memory has to be read before it is written, in whichever order chunks and pieces come.
@@ -413,32 +413,32 @@ pub(crate) fn copy(source: &Slice, target: &Slice) -> Copied {
         let at = if backwards { len - done - step } else { done };
         let part = |s: &Slice| Slice { offset: s.offset + at, len: step, ..s.clone() };
         match copy_chunk(&part(source), &part(target), backwards) {
-            Copied::All => done += step,
+            CopyOutcome::All => done += step,
             closed => return closed,
         }
     }
-    Copied::All
+    CopyOutcome::All
 }
 
-fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> Copied {
+fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
     let same = Arc::ptr_eq(&source.region, &target.region);
     // Two threads may copy A to B and B to A: gates are passed in the order of their addresses.
     let source_first = Arc::as_ptr(&source.region) < Arc::as_ptr(&target.region);
     let (_read, write) = if same {
         (None, target.write_access())
     } else if source_first {
-        let Some(read) = source.read_access() else { return Copied::SourceClosed };
+        let Some(read) = source.read_access() else { return CopyOutcome::SourceClosed };
         (Some(read), target.write_access())
     } else {
         let write = target.write_access();
-        let Some(read) = source.read_access() else { return Copied::SourceClosed };
+        let Some(read) = source.read_access() else { return CopyOutcome::SourceClosed };
         (Some(read), write)
     };
     if write.is_none() {
-        return if same { Copied::SourceClosed } else { Copied::TargetClosed };
+        return if same { CopyOutcome::SourceClosed } else { CopyOutcome::TargetClosed };
     }
     if same && source.has_ended() {
-        return Copied::SourceClosed;
+        return CopyOutcome::SourceClosed;
     }
     let (mut from, mut to) = (SmallVec::<[IoVec; 8]>::new(), SmallVec::<[IoVec; 8]>::new());
     source.region.pieces(source.offset, source.len, usize::MAX, &mut from);
@@ -460,7 +460,7 @@ fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> Copied {
             }
         }
     }
-    Copied::All
+    CopyOutcome::All
 }
 
 /// Takes `n` bytes off a piece, at its end or at its beginning; where they are.

@@ -16,7 +16,7 @@ fn segments_of_unequal_shape_copy_as_one_address_space() {
     let (ra, rb) = (region(&mut a), region(&mut b));
     let source = Slice::whole(&ra).part(1, 6).unwrap();
     let target = Slice::whole(&rb).part(2, 6).unwrap();
-    assert_eq!(copy(&source, &target), Copied::All);
+    assert_eq!(copy(&source, &target), CopyOutcome::All);
     rb.close();
     assert_eq!(b.concat(), [0, 0, 2, 3, 4, 5, 6, 7, 0, 0, 0]);
 }
@@ -25,7 +25,7 @@ fn segments_of_unequal_shape_copy_as_one_address_space() {
 fn a_region_copies_onto_itself() {
     let region = Region::from_vec((0..10).collect());
     let whole = Slice::whole(&region);
-    assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), Copied::All);
+    assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), CopyOutcome::All);
     assert_eq!(*region.take_message(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
@@ -54,7 +54,7 @@ fn ranges_of_one_region_that_overlap_copy_as_in_a_vector() {
             let mut place = || random(&mut state) % (model.len() - len + 1);
             let (from, to) = (place(), place());
             let part = |at| Slice::whole(&region).part(at, len).unwrap();
-            assert_eq!(copy(&part(from), &part(to)), Copied::All);
+            assert_eq!(copy(&part(from), &part(to)), CopyOutcome::All);
             model.copy_within(from..from + len, to);
         }
         region.close();
@@ -66,8 +66,8 @@ fn ranges_of_one_region_that_overlap_copy_as_in_a_vector() {
 fn a_closed_gate_lets_nobody_in() {
     let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4]));
     a.close();
-    assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b)), Copied::SourceClosed);
-    assert_eq!(copy(&Slice::whole(&b), &Slice::whole(&a)), Copied::TargetClosed);
+    assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b)), CopyOutcome::SourceClosed);
+    assert_eq!(copy(&Slice::whole(&b), &Slice::whole(&a)), CopyOutcome::TargetClosed);
     assert!(!Slice::whole(&a).read(&mut [0; 4]));
     assert!(!Slice::whole(&a).write(&[0; 4]));
     assert_eq!(*b.take_message(), [2; 4]);
@@ -80,10 +80,10 @@ fn an_operation_that_is_over_reaches_nothing() {
     let rest = Slice::whole(&b).part(0, 4).unwrap();
     over.end();
     part.end();
-    assert_eq!(copy(&over, &Slice::whole(&a)), Copied::SourceClosed);
-    assert_eq!(copy(&over, &rest), Copied::SourceClosed);
-    assert_eq!(copy(&rest, &over), Copied::TargetClosed);
-    assert_eq!(copy(&part, &rest), Copied::SourceClosed);
+    assert_eq!(copy(&over, &Slice::whole(&a)), CopyOutcome::SourceClosed);
+    assert_eq!(copy(&over, &rest), CopyOutcome::SourceClosed);
+    assert_eq!(copy(&rest, &over), CopyOutcome::TargetClosed);
+    assert_eq!(copy(&part, &rest), CopyOutcome::SourceClosed);
     assert!(!over.read(&mut [0; 4]) && !over.write(&[0; 4]));
     // Others go on with the same memory.
     assert!(Slice::whole(&a).read(&mut [0; 4]));

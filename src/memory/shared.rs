@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::fork::Process;
+use crate::fork::CreatorProcess;
 
 /// What `fstatfs` says of memory that belongs to no file; of huge pages and of files it says something else.
 const TMPFS: i64 = 0x0102_1994;
@@ -19,7 +19,7 @@ pub(crate) struct Mapping {
     address: NonNull<u8>,
     len: usize,
     /// Where it is mapped in one process only, and not in children that this process forks: that process.
-    only_in: Option<Process>,
+    only_in: Option<CreatorProcess>,
 }
 
 // SAFETY: an address and a length; whoever reads or writes there answers for it.
@@ -49,13 +49,13 @@ impl Mapping {
         let advice = Advice::LinuxDontFork;
         // SAFETY: the range is the mapping. A child has nothing there; what reaches it asks for the process before.
         unsafe { rustix::mm::madvise(self.address.as_ptr().cast(), self.len, advice) }?;
-        self.only_in = Some(Process::this());
+        self.only_in = Some(CreatorProcess::this());
         Ok(())
     }
 
     /// True where the memory is not mapped: in a forked child.
     fn is_elsewhere(&self) -> bool {
-        self.only_in.is_some_and(Process::is_parent)
+        self.only_in.is_some_and(CreatorProcess::is_forked_child)
     }
 
     pub(crate) fn address(&self) -> *mut u8 {

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::{Core, Live};
+use super::{Core, EngineEnv};
 use crate::deferred_log::defer;
 use crate::proto::{Answer, Failure};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
 /// The end of an operation.
-pub(crate) enum Outcome {
-    Answered(Result<Answer<Live>, Failure>),
-    Moved(Result<usize, Failure>),
+pub(crate) enum OperationOutcome {
+    Answered(Result<Answer<EngineEnv>, Failure>),
+    Transferred(Result<usize, Failure>),
 }
 
 /// ```text
@@ -21,12 +21,12 @@ pub(crate) enum Outcome {
 #[derive(Default)]
 pub(crate) struct Completion {
     ready: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<CompletionState>,
 }
 
 #[derive(Default)]
-struct State {
-    outcome: Option<Outcome>,
+struct CompletionState {
+    outcome: Option<OperationOutcome>,
     wake: Wake,
 }
 
@@ -34,7 +34,7 @@ struct State {
 #[derive(Default)]
 enum Wake {
     #[default]
-    Nobody,
+    None,
     Thread(Arc<ThreadWaiter>),
     Task(Waker),
 }
@@ -49,7 +49,7 @@ impl Completion {
     }
 
     /// The operation has ended.
-    pub(crate) fn set(&self, outcome: Outcome) {
+    pub(crate) fn set(&self, outcome: OperationOutcome) {
         let wake = {
             let mut state = self.state.lock();
             debug_assert!(!self.is_ready(), "an operation ends once");
@@ -58,7 +58,7 @@ impl Completion {
             std::mem::take(&mut state.wake)
         };
         match wake {
-            Wake::Nobody => {}
+            Wake::None => {}
             Wake::Thread(thread) => thread.wake(),
             Wake::Task(waker) => wake_quietly(waker),
         }
@@ -69,7 +69,7 @@ impl Completion {
         core.wait(&|| self.is_ready(), &|thread| self.wake_thread(thread), deadline)
     }
 
-    pub(crate) fn take(&self) -> Option<Outcome> {
+    pub(crate) fn take(&self) -> Option<OperationOutcome> {
         self.state.lock().outcome.take()
     }
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::completion::{ThreadWaiter, with_sleeper};
-use super::seat::Sat;
+use super::driver_lock::Acquired;
 use super::sink::CoreSink;
-use super::threads::Resting;
-use super::workers::{self, Job, Work};
-use super::{Core, MISLAID, News, Outputs, UNSENT, collect};
+use super::threads::HandlerPaused;
+use super::workers::{self, Job, JobKind};
+use super::{Core, HANDED_OFF, Outputs, PendingOutputs, UNSENT, collect};
 use crate::deferred_log::defer;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Instant, thread_local};
@@ -98,28 +98,28 @@ impl Drop for Driving {
 }
 
 /// While it lives, a caller sits.
-struct Sitting<'a>(&'a Core);
+struct DriverGuard<'a>(&'a Core);
 
-impl Drop for Sitting<'_> {
+impl Drop for DriverGuard<'_> {
     fn drop(&mut self) {
-        self.0.get_up();
+        self.0.release_driver();
     }
 }
 
 /// Why a drive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum DriveEnd {
     /// What was waited for is there, or the sitter is to get up.
     Asked,
     Deadline,
     /// There are jobs to do.
     Jobs,
     /// A caller has taken the seat while the progress thread slept.
-    SeatTaken,
+    LockTaken,
 }
 
 /// What whoever drives does it for.
-pub(super) struct Purpose<'a> {
+pub(super) struct DriveGoal<'a> {
     /// It is there, or the sitter is to get up.
     pub stop: &'a dyn Fn() -> bool,
     /// Sees to it that this thread is woken when it is there; false when it is already.
@@ -130,7 +130,7 @@ pub(super) struct Purpose<'a> {
 }
 
 /// How a sleep ended.
-enum Woken {
+enum WakeCause {
     BySomething,
     ByNothing,
     SeatTaken,
@@ -156,20 +156,20 @@ impl Core {
         // What this thread has said must be out, and others may do what it does not while it waits.
         self.uncork();
         let _blocking = workers::Blocking::enter();
-        let _resting = Resting::enter(self);
-        let purpose = Purpose { stop: ready, announce, deadline, progress: false };
-        match self.seat.sit() {
+        let _resting = HandlerPaused::enter(self);
+        let purpose = DriveGoal { stop: ready, announce, deadline, progress: false };
+        match self.driver_lock.try_acquire() {
             Some(sat) => self.drive_as_caller(sat, &purpose),
             None => with_sleeper(|sleeper| {
                 announce(&sleeper.waiter);
-                self.wait_in_line(sleeper, &purpose)
+                self.wait_in_queue(sleeper, &purpose)
             }),
         }
     }
 
-    fn wait_in_line(&self, sleeper: &super::completion::ThreadSleeper, purpose: &Purpose<'_>) -> bool {
+    fn wait_in_queue(&self, sleeper: &super::completion::ThreadSleeper, purpose: &DriveGoal<'_>) -> bool {
         let me = &sleeper.waiter;
-        let Purpose { stop: ready, deadline, .. } = *purpose;
+        let DriveGoal { stop: ready, deadline, .. } = *purpose;
         let mut queued = false;
         let done = loop {
             if ready() {
@@ -178,10 +178,10 @@ impl Core {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break false;
             }
-            match self.seat.sit_or_queue(me) {
-                Sat::Queued { soon } => {
+            match self.driver_lock.acquire_or_queue(me) {
+                Acquired::Queued { soon } => {
                     queued = true;
-                    if !(soon && self.spin.is_some() && self.spin_until(SOON, &|| ready() || self.seat.is_free())) {
+                    if !(soon && self.spin.is_some() && self.spin_until(SOON, &|| ready() || self.driver_lock.is_free())) {
                         sleeper.sleep(deadline);
                     }
                 }
@@ -189,7 +189,7 @@ impl Core {
             }
         };
         if queued {
-            self.seat.leave_queue(me);
+            self.driver_lock.leave_queue(me);
         }
         done
     }
@@ -215,51 +215,51 @@ impl Core {
         DRIVING.try_with(|driving| driving.get() == self.identity()).unwrap_or(true)
     }
 
-    fn drive_as_caller(&self, sat: Sat, purpose: &Purpose<'_>) -> bool {
-        let _sitting = Sitting(self);
-        if sat == Sat::Borrowed {
+    fn drive_as_caller(&self, sat: Acquired, purpose: &DriveGoal<'_>) -> bool {
+        let _sitting = DriverGuard(self);
+        if sat == Acquired::Borrowed {
             // Who sleeps in the reactor had them ring when something comes: now somebody looks.
             self.transports.iter().for_each(|transport| transport.unpark());
             // Everybody sleeps, the peer too: the system may well wake it on this processor.
-            self.rhythm.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
+            self.pacer.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
         }
         // It has just said something, and an answer may come soon.
-        self.rhythm.found.store(true, Ordering::Relaxed);
+        self.pacer.found.store(true, Ordering::Relaxed);
         let mut jobs = Vec::new();
         loop {
             let ended = self.drive(&mut jobs, purpose);
             // User code waits on this thread, with locks held, for all we know: other user code must not run here.
             jobs.drain(..).for_each(|job| self.hand_over(job));
             match ended {
-                Ended::Asked => return true,
-                Ended::Deadline => return (purpose.stop)(),
-                Ended::Jobs | Ended::SeatTaken => {}
+                DriveEnd::Asked => return true,
+                DriveEnd::Deadline => return (purpose.stop)(),
+                DriveEnd::Jobs | DriveEnd::LockTaken => {}
             }
         }
     }
 
     /// A caller gets up.
-    fn get_up(&self) {
-        if self.seat.is_borrowed() {
+    fn release_driver(&self) {
+        if self.driver_lock.is_borrowed() {
             // The progress thread goes on sleeping, and has to be woken when something comes.
             let nothing = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
-            if self.seat.give_back() {
-                if !nothing || self.attention.load(Ordering::SeqCst) != 0 {
+            if self.driver_lock.release_borrowed() {
+                if !nothing || self.pending_flags.load(Ordering::SeqCst) != 0 {
                     self.ring();
                 }
                 return self.check_alarm();
             }
             self.transports.iter().for_each(|transport| transport.unpark());
         }
-        self.seat.get_up();
+        self.driver_lock.release();
     }
 
     /// Looks for events until asked to stop, or the deadline, or until there are jobs. The calling thread has the seat.
-    pub(super) fn drive(&self, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Ended {
+    pub(super) fn drive(&self, jobs: &mut Vec<Job>, purpose: &DriveGoal<'_>) -> DriveEnd {
         let _driving = Driving::enter(self);
-        let mut news = self.take_news();
+        let mut news = self.take_pending();
         // These go on from one drive to the next: the clock must be looked at even when each drive takes a poll or two.
-        let rhythm = &self.rhythm;
+        let rhythm = &self.pacer;
         let mut pace = rhythm.pace.load(Ordering::Relaxed);
         let mut left = rhythm.left.load(Ordering::Relaxed);
         // Others were let run; because nothing had come for long?
@@ -269,7 +269,7 @@ impl Core {
             for transport in &self.transports {
                 any |= transport.poll(&mut CoreSink { core: self, news: &mut news });
             }
-            if self.attention.load(Ordering::Relaxed) != 0 {
+            if self.pending_flags.load(Ordering::Relaxed) != 0 {
                 any |= self.attend(&mut news, jobs);
             }
             if news.has_any() {
@@ -284,10 +284,10 @@ impl Core {
                 }
             }
             if (purpose.stop)() {
-                break Ended::Asked;
+                break DriveEnd::Asked;
             }
             if !jobs.is_empty() {
-                break Ended::Jobs;
+                break DriveEnd::Jobs;
             }
             left = left.saturating_sub(if any { BUSY_POLL } else { 1 });
             if left > 0 {
@@ -315,7 +315,7 @@ impl Core {
                 }
             }
             if purpose.deadline.is_some_and(|deadline| now >= deadline) {
-                break Ended::Deadline;
+                break DriveEnd::Deadline;
             }
             if rhythm.found.load(Ordering::Relaxed) {
                 rhythm.found.store(false, Ordering::Relaxed);
@@ -331,34 +331,34 @@ impl Core {
                 continue;
             }
             match self.sleep(&mut news, jobs, purpose) {
-                Woken::BySomething => {
+                WakeCause::BySomething => {
                     rhythm.found.store(true, Ordering::Relaxed);
                     rhythm.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
                 }
                 // A timer, perhaps.
-                Woken::ByNothing => rhythm.next_look.store(0, Ordering::Relaxed),
-                Woken::SeatTaken => break Ended::SeatTaken,
+                WakeCause::ByNothing => rhythm.next_look.store(0, Ordering::Relaxed),
+                WakeCause::SeatTaken => break DriveEnd::LockTaken,
             }
             left = 1;
         };
         rhythm.pace.store(pace, Ordering::Relaxed);
         rhythm.left.store(left, Ordering::Relaxed);
-        self.keep_news(news);
+        self.keep_pending(news);
         ended
     }
 
     /// What others have left for whoever drives. True when there was something.
-    fn attend(&self, news: &mut News, jobs: &mut Vec<Job>) -> bool {
-        let attention = self.attention.load(Ordering::SeqCst);
+    fn attend(&self, news: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
+        let attention = self.pending_flags.load(Ordering::SeqCst);
         if attention & UNSENT != 0 {
             let mut outputs = Outputs::new();
             collect(self, &mut self.proto.lock(), &mut outputs);
-            self.perform(outputs, Some(jobs));
+            self.execute_outputs(outputs, Some(jobs));
         }
-        if attention & MISLAID != 0 {
+        if attention & HANDED_OFF != 0 {
             let events = {
-                let mut mislaid = self.mislaid.lock();
-                self.attention.fetch_and(!MISLAID, Ordering::SeqCst);
+                let mut mislaid = self.handed_off_events.lock();
+                self.pending_flags.fetch_and(!HANDED_OFF, Ordering::SeqCst);
                 std::mem::take(&mut *mislaid)
             };
             events.iter().for_each(|event| self.take_event(event, news));
@@ -367,7 +367,7 @@ impl Core {
     }
 
     /// Takes what the reactor has, if nobody sleeps in it, and does what is due. True when there was something.
-    pub(super) fn look_around(&self, now: Instant, news: &mut News, jobs: &mut Vec<Job>) -> bool {
+    pub(super) fn look_around(&self, now: Instant, news: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
         let mut any = false;
         if let Some(mut driver) = self.driver.try_lock() {
             any = driver.ask(Some(Duration::ZERO));
@@ -377,7 +377,7 @@ impl Core {
         any | self.expire(now, jobs)
     }
 
-    fn take_event(&self, event: &mio::event::Event, news: &mut News) {
+    fn take_event(&self, event: &mio::event::Event, news: &mut PendingOutputs) {
         let token = event.token();
         if token != WAKER
             && let Some(transport) = self.transports.get(token.0 >> TOKEN_SHIFT)
@@ -387,11 +387,11 @@ impl Core {
     }
 
     /// Blocks in the reactor, unless something has happened meanwhile.
-    fn sleep(&self, news: &mut News, jobs: &mut Vec<Job>, purpose: &Purpose<'_>) -> Woken {
-        if self.seat.keep() {
+    fn sleep(&self, news: &mut PendingOutputs, jobs: &mut Vec<Job>, purpose: &DriveGoal<'_>) -> WakeCause {
+        if self.driver_lock.take_from_progress() {
             self.ring();
         }
-        let Some(mut driver) = self.reactor(purpose.deadline) else { return Woken::ByNothing };
+        let Some(mut driver) = self.reactor(purpose.deadline) else { return WakeCause::ByNothing };
         let announced = with_sleeper(|sleeper| {
             // Each of the steps announces the sleep to somebody, who rings from then on; what was done before is looked for
             // after that.
@@ -405,39 +405,39 @@ impl Core {
         let mut any = true;
         let mut has_seat = true;
         // From here on, callers take the seat from a progress thread without a word.
-        if announced && nothing && self.seat.park() {
-            if !(purpose.stop)() && !self.is_stopping() && self.attention.load(Ordering::SeqCst) == 0 {
+        if announced && nothing && self.driver_lock.park() {
+            if !(purpose.stop)() && !self.is_stopping() && self.pending_flags.load(Ordering::SeqCst) == 0 {
                 let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
                 any = driver.ask(timeout);
             } else {
                 driver.events.clear();
             }
             if purpose.progress {
-                has_seat = self.seat.unpark_progress();
+                has_seat = self.driver_lock.unpark_progress();
             } else {
-                self.seat.unpark();
+                self.driver_lock.unpark();
             }
         } else {
             driver.events.clear();
         }
         self.asleep_until.store(0, Ordering::SeqCst);
         with_sleeper(|sleeper| sleeper.waiter.set_blocks_in(None));
-        self.rhythm.look_at_clock();
+        self.pacer.look_at_clock();
         if !has_seat {
             // The reactor tells once: whoever drives now has to know, before it sleeps in there.
             let news = driver.events.iter().filter(|event| event.token() != WAKER);
-            let mut mislaid = self.mislaid.lock();
+            let mut mislaid = self.handed_off_events.lock();
             mislaid.extend(news.cloned());
             if !mislaid.is_empty() {
-                self.attention.fetch_or(MISLAID, Ordering::SeqCst);
+                self.pending_flags.fetch_or(HANDED_OFF, Ordering::SeqCst);
             }
-            return Woken::SeatTaken;
+            return WakeCause::SeatTaken;
         }
         self.transports.iter().for_each(|transport| transport.unpark());
         driver.events.iter().for_each(|event| self.take_event(event, news));
         drop(driver);
         self.pass_on(news, jobs);
-        if any { Woken::BySomething } else { Woken::ByNothing }
+        if any { WakeCause::BySomething } else { WakeCause::ByNothing }
     }
 
     fn next_alarm(&self) -> Option<Instant> {
@@ -459,7 +459,7 @@ impl Core {
             }
         }
         let mut any = !due.is_empty();
-        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(self, Work::Run(f))));
+        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(self, JobKind::Run(f))));
         let mut outputs = Outputs::new();
         {
             let mut proto = self.proto.lock();
@@ -469,7 +469,7 @@ impl Core {
                 collect(self, &mut proto, &mut outputs);
             }
         }
-        self.perform(outputs, Some(jobs));
+        self.execute_outputs(outputs, Some(jobs));
         any
     }
 }

@@ -9,12 +9,12 @@ use crate::proto::{Env, Lease, Memory};
 use crate::shape::Verdicts;
 
 /// The protocol as an engine runs it.
-pub(crate) enum Live {}
+pub(crate) enum EngineEnv {}
 
-impl Env for Live {
+impl Env for EngineEnv {
     type Memory = Slice;
     type Waiter = Arc<Completion>;
-    type Lease = Held;
+    type Lease = LeaseKeepAlive;
     type Verdicts = Verdicts;
 }
 
@@ -42,13 +42,13 @@ impl Memory for Slice {
 }
 
 /// Keeps something as long as a peer holds a bulk.
-pub(crate) struct Held {
+pub(crate) struct LeaseKeepAlive {
     pub token: u128,
     /// Dropped when the peer holds the bulk no more; nobody looks at it.
     pub _kept: Arc<dyn Any + Send + Sync>,
 }
 
-impl Lease for Held {
+impl Lease for LeaseKeepAlive {
     fn token(&self) -> u128 {
         self.token
     }

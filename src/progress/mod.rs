@@ -7,12 +7,12 @@
 
 mod completion;
 mod drive;
+mod driver_lock;
 mod env;
+mod execute;
 mod failure;
 mod outputs;
-mod perform;
-mod rhythm;
-mod seat;
+mod poll_pacer;
 mod sink;
 mod threads;
 mod timers;
@@ -27,21 +27,21 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use slotmap::{Key, SecondaryMap};
 
-pub(crate) use crate::fork::Process;
+pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::Region;
 use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
-pub(crate) use crate::transport::{Access, Keys};
 use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
+pub(crate) use crate::transport::{DeviceAccess, TransportKeys};
 use crate::{Address, Error, Result, Scheme};
-pub(crate) use completion::{Completion, Outcome, wake_quietly};
-pub(crate) use env::{Held, Live};
+pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
+pub(crate) use env::{EngineEnv, LeaseKeepAlive};
+pub(crate) use execute::REFUSED_BY_FILTER;
 pub(crate) use failure::error_of;
-use outputs::{News, Outputs};
-pub(crate) use perform::REFUSED_BY_FILTER;
+use outputs::{Outputs, PendingOutputs};
 pub(crate) use workers::{Blocking, Moving, in_job};
-pub(crate) use workers::{Handler, Job, Kind, Work, Workers};
+pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
 /// How the engine waits for something to happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -59,7 +59,7 @@ pub enum Progress {
 /// Who is told what peers want of this engine.
 pub(crate) trait Service: Send + Sync {
     /// A call has arrived: the job that handles it, or `None` when it is settled.
-    fn request(&self, incoming: proto::Incoming<Live>) -> Option<Job>;
+    fn request(&self, incoming: proto::Incoming<EngineEnv>) -> Option<Job>;
     /// The caller of this request takes no answer any more.
     fn cancelled(&self, request: RequestId);
     /// Copies of the content of this memory are stale.
@@ -67,7 +67,7 @@ pub(crate) trait Service: Send + Sync {
     fn shutdown_asked(&self);
 }
 
-pub(crate) struct Settings {
+pub(crate) struct CoreSettings {
     pub proto: proto::Config,
     pub progress: Progress,
     pub handler_threads: usize,
@@ -83,21 +83,21 @@ pub(crate) type DialFilter = Box<dyn Fn(&Address) -> bool + Send + Sync>;
 
 /// The heart of an engine.
 pub(crate) struct Core {
-    proto: Mutex<Proto<Live>>,
+    proto: Mutex<Proto<EngineEnv>>,
     transports: Vec<Box<dyn Transport>>,
     links: RwLock<SecondaryMap<LinkId, Arc<dyn Link>>>,
     /// Links that are dialled by another transport than that of their address.
-    detours: Mutex<SecondaryMap<LinkId, Address>>,
-    seat: seat::Seat,
+    fallback_addresses: Mutex<SecondaryMap<LinkId, Address>>,
+    driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    rhythm: rhythm::Rhythm,
+    pacer: poll_pacer::PollPacer,
     /// For the thread that drives.
-    news: Mutex<Option<News>>,
+    pending: Mutex<Option<PendingOutputs>>,
     /// What whoever drives has to see to: `UNSENT`, `MISLAID`.
-    attention: AtomicU32,
+    pending_flags: AtomicU32,
     /// What a thread has taken from the reactor that had lost the seat.
-    mislaid: Mutex<Vec<mio::event::Event>>,
+    handed_off_events: Mutex<Vec<mio::event::Event>>,
     /// When the sitter that sleeps wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
@@ -113,7 +113,7 @@ pub(crate) struct Core {
     stopping: AtomicBool,
     dial_filter: Option<DialFilter>,
     /// The one that made the engine.
-    process: Process,
+    process: CreatorProcess,
 }
 
 #[derive(Default)]
@@ -125,7 +125,7 @@ struct Timers {
 /// The protocol has frames to send that somebody has left there. Changes under the protocol's lock only.
 const UNSENT: u32 = 1;
 /// There are events in `mislaid`.
-const MISLAID: u32 = 2;
+const HANDED_OFF: u32 = 2;
 
 /// Whoever was rung out of the reactor leaves it in less, unless the machine is overloaded.
 const RING_AGAIN: Duration = Duration::from_millis(10);
@@ -154,7 +154,7 @@ fn link_id(key: LinkKey) -> LinkId {
 }
 
 impl Core {
-    pub(crate) fn new(settings: Settings, wrap: &dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>) -> Result<Arc<Core>> {
+    pub(crate) fn new(settings: CoreSettings, wrap: &dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>) -> Result<Arc<Core>> {
         let failed = |error| Error::io("can't make the engine's reactor", error);
         let driver = drive::Driver::new().map_err(failed)?;
         let waker = Arc::new(driver.waker().map_err(failed)?);
@@ -179,14 +179,14 @@ impl Core {
             proto: Mutex::new(Proto::new(settings.proto, settings.incarnation, settings.seed)),
             transports,
             links: RwLock::default(),
-            detours: Mutex::default(),
-            seat: seat::Seat::default(),
+            fallback_addresses: Mutex::default(),
+            driver_lock: driver_lock::DriverLock::default(),
             driver: Mutex::new(driver),
             waker,
-            rhythm: rhythm::Rhythm::new(),
-            news: Mutex::default(),
-            attention: AtomicU32::new(0),
-            mislaid: Mutex::default(),
+            pacer: poll_pacer::PollPacer::new(),
+            pending: Mutex::default(),
+            pending_flags: AtomicU32::new(0),
+            handed_off_events: Mutex::default(),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),
@@ -198,7 +198,7 @@ impl Core {
             spin,
             stopping: AtomicBool::new(false),
             dial_filter: settings.dial_filter,
-            process: Process::this(),
+            process: CreatorProcess::this(),
         }))
     }
 
@@ -220,7 +220,7 @@ impl Core {
 
     pub(crate) fn listen(&self, address: &Address) -> Result<Address> {
         let bound = self.transport(address.scheme())?.listen(address)?;
-        for (transport, shortcut) in self.shortcuts(&bound, false) {
+        for (transport, shortcut) in self.local_addresses(&bound, false) {
             if let Err(error) = transport.listen(&shortcut) {
                 tracing::debug!(target: "calomel::progress", %error, "peers on this host have no shortcut");
             }
@@ -230,14 +230,14 @@ impl Core {
     }
 
     /// By what other transports an address can be reached, too.
-    fn shortcuts(&self, address: &Address, dialled: bool) -> impl Iterator<Item = (&dyn Transport, Address)> {
+    fn local_addresses(&self, address: &Address, dialled: bool) -> impl Iterator<Item = (&dyn Transport, Address)> {
         self.transports.iter().flat_map(move |transport| {
-            transport.shortcuts(address, dialled).into_iter().map(move |shortcut| (&**transport, shortcut))
+            transport.local_addresses(address, dialled).into_iter().map(move |shortcut| (&**transport, shortcut))
         })
     }
 
     /// One step of the protocol, and whatever follows from it.
-    pub(crate) fn exec<R>(&self, step: impl FnOnce(&mut Proto<Live>) -> R) -> R {
+    pub(crate) fn exec<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
         let mut outputs = Outputs::new();
         let (result, next) = {
             let mut proto = self.proto.lock();
@@ -253,7 +253,7 @@ impl Core {
             outputs.keep();
             self.check_alarm_at(next);
         } else {
-            self.perform(outputs, None);
+            self.execute_outputs(outputs, None);
             self.check_alarm();
         }
         result
@@ -261,8 +261,8 @@ impl Core {
 
     /// As `exec`, for a step taken at `now` after which an answer may be waited for. Where many are under way already, what
     /// is to be sent may be left for more to come: for a moment, and only while somebody is awake to see to it.
-    pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<Live>) -> R) -> R {
-        self.rhythm.note(now);
+    pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
+        self.pacer.note(now);
         let mut outputs = Outputs::new();
         let left;
         let result = {
@@ -278,8 +278,8 @@ impl Core {
             }
             result
         };
-        self.perform(outputs, None);
-        if left && self.seat.is_parked() {
+        self.execute_outputs(outputs, None);
+        if left && self.driver_lock.is_parked() {
             // Whoever sleeps did not see it.
             self.exec(|_| ());
         }
@@ -289,14 +289,14 @@ impl Core {
 
     /// Somebody has to look after what the protocol has to send. Called under the protocol's lock.
     fn leave_unsent(&self) {
-        if self.attention.load(Ordering::Relaxed) & UNSENT == 0 {
-            self.attention.fetch_or(UNSENT, Ordering::SeqCst);
+        if self.pending_flags.load(Ordering::Relaxed) & UNSENT == 0 {
+            self.pending_flags.fetch_or(UNSENT, Ordering::SeqCst);
         }
     }
 
     /// As `exec`, for what is dropped: in a forked child nothing is said, and no lock is taken that a thread of the parent
     /// may have held.
-    pub(crate) fn exec_unless_forked(&self, step: impl FnOnce(&mut Proto<Live>)) {
+    pub(crate) fn exec_unless_forked(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         if !self.is_forked() {
             self.exec(step);
         }
@@ -304,11 +304,11 @@ impl Core {
 
     /// True in a child of the process that made the engine.
     pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_parent()
+        self.process.is_forked_child()
     }
 
     /// A look at the protocol that changes nothing.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&Proto<Live>) -> R) -> R {
+    pub(crate) fn with_proto<R>(&self, look: impl FnOnce(&Proto<EngineEnv>) -> R) -> R {
         look(&self.proto.lock())
     }
 
@@ -326,7 +326,7 @@ impl Core {
     }
 
     /// As `exec`, while requests are taken in: what is to be sent goes out with the answers to others.
-    pub(crate) fn exec_with_others(&self, step: impl FnOnce(&mut Proto<Live>)) {
+    pub(crate) fn exec_with_others(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         if self.is_driving() { self.corked(|| self.exec(step)) } else { self.exec(step) }
     }
 
@@ -335,31 +335,31 @@ impl Core {
         if CORKED.get() == Some(self.identity()) {
             CORKED.set(None);
         }
-        if self.attention.load(Ordering::Relaxed) & UNSENT != 0 {
+        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
             self.exec(|_| ());
         }
     }
 
     pub(crate) fn uncork_unless_forked(&self) {
-        if self.attention.load(Ordering::Relaxed) & UNSENT != 0 {
+        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
             self.exec_unless_forked(|_| ());
         }
     }
 
     /// By which means a link is carried.
-    pub(crate) fn carrier(&self, link: LinkId) -> Option<Scheme> {
-        Some(self.carrier_of(link)?.scheme())
+    pub(crate) fn scheme_of(&self, link: LinkId) -> Option<Scheme> {
+        Some(self.transport_link(link)?.scheme())
     }
 
     /// The process at the other end of a link, where the system vouches for it.
     pub(crate) fn process_of(&self, link: LinkId) -> Option<Credentials> {
-        self.carrier_of(link)?.process()
+        self.transport_link(link)?.process()
     }
 
     /// What the peer at the other end of a link has shown of itself.
     #[cfg(feature = "tls")]
     pub(crate) fn certificate_of(&self, link: LinkId) -> Option<Arc<[u8]>> {
-        self.carrier_of(link)?.certificate()
+        self.transport_link(link)?.certificate()
     }
 
     /// A job for whoever handles requests while others drive.
@@ -372,20 +372,20 @@ impl Core {
     }
 
     /// Queues for the thread that drives.
-    fn take_news(&self) -> News {
-        self.news.lock().take().unwrap_or_default()
+    fn take_pending(&self) -> PendingOutputs {
+        self.pending.lock().take().unwrap_or_default()
     }
 
     /// The next thread that drives uses them again.
-    fn keep_news(&self, news: News) {
+    fn keep_pending(&self, news: PendingOutputs) {
         if news.is_small() {
-            *self.news.lock() = Some(news);
+            *self.pending.lock() = Some(news);
         }
     }
 
     /// Has the sitter look around, if it sleeps.
     fn wake(&self) {
-        if self.seat.is_parked() {
+        if self.driver_lock.is_parked() {
             self.ring();
         }
     }
@@ -433,7 +433,7 @@ impl Core {
     }
 
     /// Lets peers reach the memory by themselves, by these keys, until its gate is closed. `None` where no device could do that.
-    pub(crate) fn keys(&self, region: &Region, access: Access) -> Result<Option<Keys>> {
+    pub(crate) fn keys(&self, region: &Region, access: DeviceAccess) -> Result<Option<TransportKeys>> {
         for transport in &self.transports {
             let keys = transport.expose(region, access);
             if let Some(keys) = keys.map_err(|error| Error::io("can't make the memory known to a device", error))? {
@@ -444,8 +444,8 @@ impl Core {
     }
 
     /// As `keys`, for one peer, as far as there is a connection.
-    pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: Access) -> Result<Option<Keys>> {
-        let link = self.look(|proto| proto.connection(peer)).and_then(|link| self.carrier_of(link));
+    pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: DeviceAccess) -> Result<Option<TransportKeys>> {
+        let link = self.with_proto(|proto| proto.connection(peer)).and_then(|link| self.transport_link(link));
         let keys = link.map_or(Ok(None), |link| link.expose(region, access));
         keys.map_err(|error| Error::io("can't make the memory known to a device", error))
     }
@@ -474,13 +474,13 @@ impl Core {
 
     #[cfg(test)]
     pub(crate) fn leftovers(&self) -> Vec<String> {
-        self.look(Proto::leftovers)
+        self.with_proto(Proto::leftovers)
     }
 }
 
-fn collect(core: &Core, proto: &mut Proto<Live>, outputs: &mut Outputs) {
+fn collect(core: &Core, proto: &mut Proto<EngineEnv>, outputs: &mut Outputs) {
     proto.poll(&mut outputs.queue);
-    if core.attention.load(Ordering::Relaxed) & UNSENT != 0 {
-        core.attention.fetch_and(!UNSENT, Ordering::SeqCst);
+    if core.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
+        core.pending_flags.fetch_and(!UNSENT, Ordering::SeqCst);
     }
 }

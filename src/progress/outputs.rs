@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use super::Live;
+use super::EngineEnv;
 use crate::deferred_log;
 use crate::proto::Output;
 
-type Queue = VecDeque<Output<Live>>;
+type Queue = VecDeque<Output<EngineEnv>>;
 
 /// What the protocol has asked for. The memory is the thread's, which uses it again: see [`Outputs::keep`].
 #[derive(Default)]
@@ -24,13 +24,13 @@ thread_local! {
 /// What driving brings. Transports report it with locks of theirs held, and the reactor's is held as well; so what runs user code
 /// waits until none is. The memory is the engine's, and used again: a thread that drives takes steps of its own meanwhile.
 #[derive(Default)]
-pub(super) struct News {
+pub(super) struct PendingOutputs {
     /// Of the step that is taken.
     pub outputs: Outputs,
     pub later: Queue,
 }
 
-impl News {
+impl PendingOutputs {
     /// True when it takes no more room than is kept.
     pub(super) fn is_small(&self) -> bool {
         self.outputs.queue.capacity() <= KEEP && self.later.capacity() <= KEEP
@@ -43,14 +43,14 @@ impl News {
 }
 
 /// True for what ends in user code: wakers, hooks, futures and buffers that are dropped, subscribers of the log.
-pub(super) fn runs_user_code(output: &Output<Live>) -> bool {
+pub(super) fn runs_user_code(output: &Output<EngineEnv>) -> bool {
     match output {
         Output::CallDone { .. }
         | Output::TransferDone { .. }
         | Output::Request(_)
         | Output::Connect { .. }
         | Output::Cancelled { .. }
-        | Output::Unleased(_)
+        | Output::LeaseReleased(_)
         | Output::Stale { .. }
         | Output::Log(_)
         | Output::ShutdownAsked => true,

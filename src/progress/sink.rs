@@ -4,28 +4,28 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Core, News, collect, key, link_id};
+use super::{Core, PendingOutputs, collect, key, link_id};
 use crate::Address;
 use crate::deferred_log::defer;
 use crate::proto;
-use crate::transport::{Landed, Link, LinkKey, OtherVersion, Place, Sink, Taken, Unauthorized};
+use crate::transport::{Link, LinkKey, OtherVersion, Sink, TransportConsumed, TransportStatus, TransportTarget, Unauthorized};
 
 pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
-    pub news: &'a mut News,
+    pub news: &'a mut PendingOutputs,
 }
 
 impl CoreSink<'_> {
-    fn step<R>(&mut self, step: impl FnOnce(&mut proto::Proto<super::Live>, Instant) -> R) -> R {
+    fn step<R>(&mut self, step: impl FnOnce(&mut proto::Proto<super::EngineEnv>, Instant) -> R) -> R {
         let outputs = &mut self.news.outputs;
         outputs.moved = 0;
         let result = {
             let mut proto = self.core.proto.lock();
-            let result = step(&mut proto, self.core.rhythm.now());
+            let result = step(&mut proto, self.core.pacer.now());
             collect(self.core, &mut proto, outputs);
             result
         };
-        self.core.perform_at_once(self.news);
+        self.core.execute_immediate(self.news);
         result
     }
 }
@@ -45,8 +45,8 @@ impl Sink for CoreSink<'_> {
 
     fn connected(&mut self, key: LinkKey) {
         let link = link_id(key);
-        self.core.detours.lock().remove(link);
-        let local = self.core.carrier_of(link).is_some_and(|carrier| carrier.is_local());
+        self.core.fallback_addresses.lock().remove(link);
+        let local = self.core.transport_link(link).is_some_and(|carrier| carrier.is_local());
         self.step(|proto, now| {
             if local {
                 proto.set_local(link);
@@ -55,12 +55,12 @@ impl Sink for CoreSink<'_> {
         });
     }
 
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
         let link = link_id(key);
         self.step(|proto, now| match proto.consume(link, bytes, now) {
             Ok(consumed) => {
-                let place = consumed.place.map(|place| Place { target: place.target, len: place.len });
-                proto.has_link(link).then_some(Taken { used: consumed.used, place })
+                let place = consumed.target.map(|place| TransportTarget { target: place.target, len: place.len });
+                proto.has_link(link).then_some(TransportConsumed { used: consumed.used, target: place })
             }
             Err(failure) => {
                 proto.hang_up(link, failure);
@@ -69,14 +69,14 @@ impl Sink for CoreSink<'_> {
         })
     }
 
-    fn placed(&mut self, key: LinkKey, landed: Landed) {
+    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
         let landed = match landed {
-            Landed::Whole => proto::Landed::Whole,
-            Landed::SourceGone => proto::Landed::SourceGone,
-            Landed::TargetGone => proto::Landed::TargetGone,
-            Landed::Damaged => proto::Landed::Damaged,
+            TransportStatus::Whole => proto::PayloadStatus::Whole,
+            TransportStatus::SourceGone => proto::PayloadStatus::SourceGone,
+            TransportStatus::TargetGone => proto::PayloadStatus::TargetGone,
+            TransportStatus::Damaged => proto::PayloadStatus::Damaged,
         };
-        self.step(|proto, now| proto.handle_placed(link_id(key), landed, now));
+        self.step(|proto, now| proto.handle_payload_done(link_id(key), landed, now));
     }
 
     fn heard(&mut self, key: LinkKey) {
@@ -91,21 +91,21 @@ impl Sink for CoreSink<'_> {
         self.step(|proto, _| proto.handle_returned(link_id(key)));
     }
 
-    fn may_move(&mut self, key: LinkKey) {
-        self.step(|proto, _| proto.set_moves(link_id(key)));
+    fn rma_capable(&mut self, key: LinkKey) {
+        self.step(|proto, _| proto.set_rma_capable(link_id(key)));
     }
 
-    fn moved(&mut self, key: LinkKey, operation: u64, result: io::Result<()>) {
+    fn rma_done(&mut self, key: LinkKey, operation: u64, result: io::Result<()>) {
         let result = result.map_err(|error| error.to_string());
         self.step(|proto, _| proto.handle_moved(link_id(key), operation, result));
     }
 
     fn closed(&mut self, key: LinkKey, cause: io::Error) {
-        let detour = self.core.detours.lock().remove(link_id(key));
+        let detour = self.core.fallback_addresses.lock().remove(link_id(key));
         if let Some(address) = detour {
-            if self.core.look(|proto| proto.has_link(link_id(key))) {
+            if self.core.with_proto(|proto| proto.has_link(link_id(key))) {
                 self.core.connect_straight(link_id(key), &address, &mut self.news.outputs);
-                self.core.perform_at_once(self.news);
+                self.core.execute_immediate(self.news);
             }
             return defer(move || {
                 tracing::debug!(target: "calomel::progress", %address, error = %cause, "same-host address unreachable, using its own transport");

@@ -17,10 +17,10 @@ use parking_lot::Mutex;
 
 use super::Core;
 #[cfg(test)]
-use super::News;
+use super::PendingOutputs;
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
-use super::drive::{Ended, Purpose};
-use super::workers::{Job, Kind};
+use super::drive::{DriveEnd, DriveGoal};
+use super::workers::{HandlerClass, Job};
 
 /// How long progress may rest with a handler, or with nobody: the watcher and the progress thread look that often.
 const TICK: Duration = Duration::from_micros(500);
@@ -34,7 +34,7 @@ const MANY: u64 = 4;
 #[derive(Default)]
 pub(super) struct Threads {
     /// The progress thread in office; earlier ones end.
-    term: AtomicU64,
+    generation: AtomicU64,
     /// Counts handlers run by the progress thread: odd while one runs.
     handling: AtomicU64,
     /// Jobs that the progress thread has taken on; its successor goes on with them.
@@ -44,7 +44,7 @@ pub(super) struct Threads {
     /// The progress thread, as the system lists it.
     progress_task: Mutex<Option<PathBuf>>,
     /// What the handler that runs is one of.
-    running: Mutex<Option<Arc<Kind>>>,
+    running: Mutex<Option<Arc<HandlerClass>>>,
     running_address: AtomicUsize,
     /// The watcher sleeps until it is woken.
     watcher_asleep: AtomicBool,
@@ -81,7 +81,7 @@ impl Threads {
     }
 
     /// What runs now is of this kind.
-    fn note_running(&self, kind: &Arc<Kind>) {
+    fn note_running(&self, kind: &Arc<HandlerClass>) {
         let address = Arc::as_ptr(kind).addr();
         // What stands there is kept alive by standing there, so its address is nobody else's.
         if self.running_address.load(Ordering::Relaxed) != address {
@@ -176,31 +176,31 @@ thread_local! {
 
 /// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so it need
 /// not be replaced, and what it was to run next is left to the handler threads.
-pub(super) struct Resting<'a> {
+pub(super) struct HandlerPaused<'a> {
     threads: Option<&'a Threads>,
 }
 
-impl<'a> Resting<'a> {
-    pub(super) fn enter(core: &'a Core) -> Resting<'a> {
+impl<'a> HandlerPaused<'a> {
+    pub(super) fn enter(core: &'a Core) -> HandlerPaused<'a> {
         let threads = &core.threads;
         // When the handler waits for another engine, the watcher sees to this one.
         let own = HANDLING.get().is_some_and(|handling| handling.engine == threads.identity());
-        let Some(in_seat) = own.then(|| threads.end_handling()).flatten() else { return Resting { threads: None } };
+        let Some(in_seat) = own.then(|| threads.end_handling()).flatten() else { return HandlerPaused { threads: None } };
         if in_seat {
-            core.seat.vacate();
+            core.driver_lock.release_as_progress();
         }
         if core.handlers_inline {
             // Without handler threads, somebody else has to run what comes in: the watcher sees to that.
             threads.begin_handling(false);
-            return Resting { threads: None };
+            return HandlerPaused { threads: None };
         }
         let left = std::mem::take(&mut *threads.jobs.lock());
         left.into_iter().for_each(|job| core.hand_over(job));
-        Resting { threads: Some(threads) }
+        HandlerPaused { threads: Some(threads) }
     }
 }
 
-impl Drop for Resting<'_> {
+impl Drop for HandlerPaused<'_> {
     fn drop(&mut self) {
         if let Some(threads) = self.threads {
             threads.begin_handling(false);
@@ -229,22 +229,22 @@ fn progress(core: &Core, term: u64) {
     with_sleeper(|sleeper| {
         *core.threads.progress.lock() = Some(sleeper.waiter.clone());
         *core.threads.progress_task.lock() = std::fs::read_link("/proc/thread-self").ok();
-        let in_office = || core.threads.term.load(Ordering::SeqCst) == term && !core.is_stopping();
+        let in_office = || core.threads.generation.load(Ordering::SeqCst) == term && !core.is_stopping();
         let mut seen = u64::MAX;
         // It sits down again at once when it got up for a job, and after a while when it got up for somebody else.
         let mut at_once = true;
         while in_office() {
             // What a predecessor has left unsaid, or a caller that has not looked again.
             core.uncork();
-            if run_jobs(core, &in_office, None, Seated::Left) == Seated::Replaced || !in_office() {
+            if run_jobs(core, &in_office, None, ServeEnd::Left) == ServeEnd::Replaced || !in_office() {
                 break;
             }
-            let sat = if at_once { core.seat.sit_back() } else { wait_for_seat(core, sleeper, &mut seen) };
+            let sat = if at_once { core.driver_lock.try_acquire_as_progress() } else { wait_for_lock(core, sleeper, &mut seen) };
             at_once = false;
             if sat {
                 match serve(core, &in_office) {
-                    Seated::Replaced => break,
-                    left => at_once = left == Seated::Left,
+                    ServeEnd::Replaced => break,
+                    left => at_once = left == ServeEnd::Left,
                 }
                 // Whoever wants the seat is woken now, and has not sat yet.
                 seen = u64::MAX;
@@ -255,7 +255,7 @@ fn progress(core: &Core, term: u64) {
 
 /// How a progress thread has come out of running handlers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Seated {
+enum ServeEnd {
     /// In the seat.
     Still,
     /// A handler has left it, to wait.
@@ -267,22 +267,22 @@ enum Seated {
 }
 
 /// Leaves the seat when the progress thread unwinds: callers then drive by themselves.
-struct LeaveOnPanic<'a>(&'a Core);
+struct ReleaseOnPanic<'a>(&'a Core);
 
-impl Drop for LeaveOnPanic<'_> {
+impl Drop for ReleaseOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.seat.vacate();
+            self.0.driver_lock.release_as_progress();
         }
     }
 }
 
 /// Drives, and runs the handlers of what comes, until the seat is left.
-fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> Seated {
-    let _leave = LeaveOnPanic(core);
+fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> ServeEnd {
+    let _leave = ReleaseOnPanic(core);
     let mut jobs = Vec::new();
-    let stop = || core.seat.is_wanted() || core.is_stopping() || core.threads.has_jobs();
-    let purpose = Purpose { stop: &stop, announce: &|_| true, deadline: None, progress: true };
+    let stop = || core.driver_lock.is_wanted() || core.is_stopping() || core.threads.has_jobs();
+    let purpose = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true };
     loop {
         let ended = core.drive(&mut jobs, &purpose);
         // One job that nobody else has to know of goes without saying.
@@ -290,21 +290,21 @@ fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> Seated {
         if !jobs.is_empty() {
             core.threads.take_on(&mut jobs);
         }
-        let seated = if ended == Ended::SeatTaken { Seated::Wanted } else { Seated::Still };
+        let seated = if ended == DriveEnd::LockTaken { ServeEnd::Wanted } else { ServeEnd::Still };
         let seated = run_jobs(core, in_office, only, seated);
-        if seated != Seated::Still {
+        if seated != ServeEnd::Still {
             return seated;
         }
-        if core.seat.is_wanted() || core.is_stopping() {
-            core.seat.vacate();
-            return Seated::Wanted;
+        if core.driver_lock.is_wanted() || core.is_stopping() {
+            core.driver_lock.release_as_progress();
+            return ServeEnd::Wanted;
         }
     }
 }
 
 /// Sleeps for a while, and sits down if nobody has sat meanwhile.
-fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
-    match core.seat.sit_as_progress(*seen, &sleeper.waiter) {
+fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
+    match core.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
         Ok(()) => true,
         Err(occupied) => {
             // After a long sleep, whoever drove until now has a moment to come back before this thread sits down.
@@ -317,7 +317,7 @@ fn wait_for_seat(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
 
 /// Runs what has arrived: short handlers here, one after the other, with their answers going out together. The thread keeps
 /// the seat if it has it, until somebody wants it.
-fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut seated: Seated) -> Seated {
+fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut seated: ServeEnd) -> ServeEnd {
     let threads = &core.threads;
     let mut ran = false;
     let mut corked_since = None;
@@ -330,9 +330,9 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut s
         ran = true;
         threads.note_running(job.kind());
         // Waking somebody takes its time, which is not the handler's.
-        let began = if threads.begin_handling(seated == Seated::Still) { core.rhythm.look_at_clock() } else { core.rhythm.now() };
+        let began = if threads.begin_handling(seated == ServeEnd::Still) { core.pacer.look_at_clock() } else { core.pacer.now() };
         let ended = if more { core.corked(|| job.run(began)) } else { job.run(began) };
-        core.rhythm.note(ended);
+        core.pacer.note(ended);
         // The first answers of a long batch must not wait for the last.
         let since = *corked_since.get_or_insert(began);
         if more && ended.saturating_duration_since(since) >= HELD_BACK {
@@ -341,17 +341,17 @@ fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut s
         }
         match threads.end_handling() {
             Some(true) => {}
-            Some(false) if seated == Seated::Still => seated = Seated::Left,
+            Some(false) if seated == ServeEnd::Still => seated = ServeEnd::Left,
             Some(false) => {}
             None => {
                 // What it said last may wait for more that this thread will not say.
                 core.uncork();
-                return Seated::Replaced;
+                return ServeEnd::Replaced;
             }
         }
-        if seated == Seated::Still && core.seat.is_wanted() {
-            core.seat.vacate();
-            seated = Seated::Wanted;
+        if seated == ServeEnd::Still && core.driver_lock.is_wanted() {
+            core.driver_lock.release_as_progress();
+            seated = ServeEnd::Wanted;
         }
         if !in_office() {
             break;
@@ -403,8 +403,8 @@ fn replace(core: &Arc<Core>, handling: u64) {
     if sleeps && let Some(kind) = &*threads.running.lock() {
         kind.set_slow();
     }
-    let term = threads.term.fetch_add(1, Ordering::SeqCst) + 1;
-    core.seat.vacate();
+    let term = threads.generation.fetch_add(1, Ordering::SeqCst) + 1;
+    core.driver_lock.release_as_progress();
     tracing::debug!(target: "calomel::progress", term, "a handler blocks; another progress thread takes over");
     if let Err(error) = spawn_progress(core, term) {
         tracing::error!(target: "calomel::progress", %error, "can't start another progress thread");
@@ -425,11 +425,11 @@ fn sleeps(task: &Option<PathBuf>) -> bool {
 impl Core {
     /// Sends the progress thread home, for good.
     pub(crate) fn retire_progress(&self) {
-        self.threads.term.fetch_add(1, Ordering::SeqCst);
+        self.threads.generation.fetch_add(1, Ordering::SeqCst);
         let gone = || self.threads.handles.lock().iter().all(|(term, handle)| term.is_none() || handle.is_finished());
         while !gone() {
             // Wherever it sleeps, in the seat or out of it.
-            self.seat.vacate();
+            self.driver_lock.release_as_progress();
             self.ring();
             if let Some(progress) = &*self.threads.progress.lock() {
                 progress.wake();
@@ -444,21 +444,21 @@ impl Core {
         for transport in &self.transports {
             assert!(!transport.is_locked(), "{:?} is locked", transport.capabilities());
         }
-        self.look(|_| ());
+        self.with_proto(|_| ());
     }
 
     /// One look at the transports, at the reactor too if so wished, and the handlers of what they bring.
     pub(crate) fn turn(&self, at_reactor: bool) {
-        assert!(self.seat.sit_back(), "somebody else drives");
+        assert!(self.driver_lock.try_acquire_as_progress(), "somebody else drives");
         let mut jobs = Vec::new();
         if at_reactor {
-            self.look_around(Instant::now(), &mut News::default(), &mut jobs);
+            self.look_around(Instant::now(), &mut PendingOutputs::default(), &mut jobs);
         }
-        let purpose = Purpose { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
+        let purpose = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
         self.drive(&mut jobs, &purpose);
         for job in jobs {
-            job.run(self.rhythm.now());
+            job.run(self.pacer.now());
         }
-        self.seat.vacate();
+        self.driver_lock.release_as_progress();
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Core, Live, Process};
+use super::{Core, CreatorProcess, EngineEnv};
 use crate::deferred_log::{self, defer};
 use crate::proto::Incoming;
 
@@ -18,36 +18,36 @@ pub(crate) struct Job {
     /// The engine that it belongs to.
     engine: usize,
     /// `None` once it has begun.
-    work: Option<Work>,
+    work: Option<JobKind>,
 }
 
-pub(crate) enum Work {
-    Request(Arc<dyn Handler>, Incoming<Live>),
-    Task(async_task::Runnable, Arc<Kind>),
+pub(crate) enum JobKind {
+    Request(Arc<dyn Handler>, Incoming<EngineEnv>),
+    Task(async_task::Runnable, Arc<HandlerClass>),
     Run(Box<dyn FnOnce() + Send>),
 }
 
-impl Work {
-    fn kind(&self) -> &Arc<Kind> {
+impl JobKind {
+    fn kind(&self) -> &Arc<HandlerClass> {
         match self {
-            Work::Request(handler, _) => handler.kind(),
-            Work::Task(_, kind) => kind,
-            Work::Run(_) => &TIMER_KIND,
+            JobKind::Request(handler, _) => handler.kind(),
+            JobKind::Task(_, kind) => kind,
+            JobKind::Run(_) => &TIMER_KIND,
         }
     }
 }
 
 /// What answers a request.
 pub(crate) trait Handler: Send + Sync {
-    fn kind(&self) -> &Arc<Kind>;
-    fn handle(&self, incoming: Incoming<Live>);
+    fn kind(&self) -> &Arc<HandlerClass>;
+    fn handle(&self, incoming: Incoming<EngineEnv>);
     /// It will not be handled: whoever should have is gone.
-    fn abandon(&self, incoming: Incoming<Live>);
+    fn abandon(&self, incoming: Incoming<EngineEnv>);
 }
 
 /// What jobs of one procedure have in common.
 #[derive(Default)]
-pub(crate) struct Kind {
+pub(crate) struct HandlerClass {
     /// Where the user wants them to run.
     pub pool: Option<Arc<Workers>>,
     /// One of them has blocked, or taken long: the next start on handler threads.
@@ -69,9 +69,9 @@ const GRACE: Duration = Duration::from_millis(50);
 /// A thread without work goes after this long.
 const LINGER: Duration = Duration::from_secs(10);
 
-impl Kind {
-    pub(crate) fn in_pool(pool: Option<Arc<Workers>>) -> Arc<Kind> {
-        Arc::new(Kind { pool, ..Kind::default() })
+impl HandlerClass {
+    pub(crate) fn in_pool(pool: Option<Arc<Workers>>) -> Arc<HandlerClass> {
+        Arc::new(HandlerClass { pool, ..HandlerClass::default() })
     }
 
     pub(crate) fn is_slow(&self) -> bool {
@@ -121,40 +121,40 @@ fn waited_for_processor() -> Duration {
 }
 
 /// What timers are: unknown, and rare.
-static TIMER_KIND: LazyLock<Arc<Kind>> = LazyLock::new(Arc::default);
+static TIMER_KIND: LazyLock<Arc<HandlerClass>> = LazyLock::new(Arc::default);
 
 impl Job {
-    pub(crate) fn new(core: &Core, work: Work) -> Job {
+    pub(crate) fn new(core: &Core, work: JobKind) -> Job {
         Job { engine: core.identity(), work: Some(work) }
     }
 
-    pub(super) fn kind(&self) -> &Arc<Kind> {
-        self.work.as_ref().map_or(&TIMER_KIND, Work::kind)
+    pub(super) fn kind(&self) -> &Arc<HandlerClass> {
+        self.work.as_ref().map_or(&TIMER_KIND, JobKind::kind)
     }
 
     /// Runs, from `began` on; returns when that was over.
     pub(crate) fn run(mut self, began: Instant) -> Instant {
-        let process = Process::this();
+        let process = CreatorProcess::this();
         let outer = CURRENT_ENGINE.replace(self.engine);
         let waited = WAITED.take();
         let ended = match self.work.take() {
-            Some(Work::Request(handler, incoming)) => {
+            Some(JobKind::Request(handler, incoming)) => {
                 quietly(|| handler.handle(incoming));
                 handler.kind().learn(began)
             }
-            Some(Work::Task(task, kind)) => {
+            Some(JobKind::Task(task, kind)) => {
                 quietly(|| {
                     task.run();
                 });
                 kind.learn(began)
             }
-            Some(Work::Run(f)) => {
+            Some(JobKind::Run(f)) => {
                 quietly(f);
                 TIMER_KIND.learn(began)
             }
             None => began,
         };
-        if process.is_parent() {
+        if process.is_forked_child() {
             // It would go on with what its parent does, with its parent's sockets.
             tracing::error!(target: "calomel::handler", "a forked child has returned from its parent's handler");
             std::process::abort();
@@ -175,7 +175,7 @@ fn quietly(work: impl FnOnce()) {
 impl Drop for Job {
     /// A caller must not wait in vain for what was queued and never begun.
     fn drop(&mut self) {
-        if let Some(Work::Request(handler, incoming)) = self.work.take() {
+        if let Some(JobKind::Request(handler, incoming)) = self.work.take() {
             handler.abandon(incoming);
         }
     }
@@ -200,15 +200,15 @@ pub(crate) struct Workers {
     name: &'static str,
     /// How many may run jobs at a time; those that wait inside a call of this library don't count.
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     available: Condvar,
     ended: Condvar,
     /// The one that has the threads.
-    process: Process,
+    process: CreatorProcess,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     queue: VecDeque<Job>,
     threads: Vec<std::thread::JoinHandle<()>>,
     /// Threads that wait for a job.
@@ -228,7 +228,7 @@ impl Workers {
             state: Mutex::default(),
             available: Condvar::new(),
             ended: Condvar::new(),
-            process: Process::this(),
+            process: CreatorProcess::this(),
         })
     }
 
@@ -245,7 +245,7 @@ impl Workers {
     }
 
     /// Sees to it that what is queued is taken. What went wrong is for the log, when `state` is unlocked.
-    fn staff(self: &Arc<Self>, state: &mut State) {
+    fn staff(self: &Arc<Self>, state: &mut PoolState) {
         if state.queue.is_empty() || state.stopped {
             return;
         }
@@ -305,7 +305,7 @@ impl Workers {
     /// No jobs any more; what is queued is dropped, and the threads end. They are waited for, but for the calling one, and
     /// for those that a handler keeps.
     pub(crate) fn stop(&self) {
-        if self.process.is_parent() {
+        if self.process.is_forked_child() {
             return;
         }
         let me = std::thread::current().id();

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use slotmap::KeyData;
 
 use super::chain::{self, Chained, Neighbours};
-use super::link::{Link, OutStream, broken};
+use super::link::{OutStream, PeerLink, broken};
 use super::one_way;
-use super::wire::{Bytes, Declare, MAX_NAME, Message, Status, Stream};
-use super::{Body, CallId, Declaration, Env, Failure, Leases, LinkId, Memory, Output, PeerId, Proto, wire_id};
+use super::wire::{BorrowedBytes, Declare, MAX_NAME, Message, Status, Stream};
+use super::{Body, CallId, Declaration, Env, Failure, LeaseRange, LinkId, Memory, Output, PeerId, Proto, wire_id};
 
 /// ```text
 ///   sent ──▶ answered with a small result / refused / timed out / cancelled / link lost ──▶ done
 ///     └────▶ a large result is arriving ──▶ done, in the same ways
 /// ```
-pub(super) struct Call<E: Env> {
+pub(super) struct OutgoingCall<E: Env> {
     pub waiter: E::Waiter,
     pub link: LinkId,
     /// When its timer is set, if one is.
@@ -28,43 +28,43 @@ pub(super) struct Call<E: Env> {
     size: usize,
     /// Memory that is exposed for this call.
     exposed: Vec<u128>,
-    pub answer: Option<Arriving<E>>,
+    pub answer: Option<InboundBody<E>>,
     neighbours: Neighbours<CallId>,
 }
 
-impl<E: Env> Chained<CallId> for Call<E> {
+impl<E: Env> Chained<CallId> for OutgoingCall<E> {
     fn neighbours(&mut self) -> &mut Neighbours<CallId> {
         &mut self.neighbours
     }
 }
 
 /// The body of a large message, while it arrives.
-pub(super) struct Arriving<E: Env> {
+pub(super) struct InboundBody<E: Env> {
     pub memory: E::Memory,
     pub arrived: usize,
     /// What its type was declared to be.
     pub declaration: Option<Arc<Declaration<E>>>,
-    pub leases: Leases,
+    pub leases: LeaseRange,
 }
 
 /// The body of a message to be sent.
-pub(crate) enum Content<'a, M> {
+pub(crate) enum OutgoingBody<'a, M> {
     Small(&'a [u8]),
     Large(M),
 }
 
-impl<M: Memory> Content<'_, M> {
+impl<M: Memory> OutgoingBody<'_, M> {
     pub(super) fn len(&self) -> usize {
         match self {
-            Content::Small(bytes) => bytes.len(),
-            Content::Large(memory) => memory.len(),
+            OutgoingBody::Small(bytes) => bytes.len(),
+            OutgoingBody::Large(memory) => memory.len(),
         }
     }
 
     pub(super) fn inline(&self) -> &[u8] {
         match self {
-            Content::Small(bytes) => bytes,
-            Content::Large(_) => &[],
+            OutgoingBody::Small(bytes) => bytes,
+            OutgoingBody::Large(_) => &[],
         }
     }
 }
@@ -77,7 +77,7 @@ pub(crate) struct CallSpec<'a, E: Env> {
     pub name: &'a str,
     pub shape: &'a [u8],
     pub provider: u16,
-    pub content: Content<'a, E::Memory>,
+    pub content: OutgoingBody<'a, E::Memory>,
     pub leases: Vec<E::Lease>,
     pub deadline: Instant,
     /// Whether the protocol has to watch the deadline; else the waiter does.
@@ -88,8 +88,8 @@ pub(crate) struct CallSpec<'a, E: Env> {
 
 impl<E: Env> CallSpec<'_, E> {
     /// The credit that a one-way call takes on this link; `None` if it is to be announced.
-    fn cost(&self, link: &Link<E>) -> Option<u32> {
-        let Content::Small(body) = self.content else { return None };
+    fn cost(&self, link: &PeerLink<E>) -> Option<u32> {
+        let OutgoingBody::Small(body) = self.content else { return None };
         let declared = self.name.len() + self.shape.len();
         let own = if link.declared.has_number(self.procedure, declared) { 0 } else { declared };
         let cost = body.len() + own;
@@ -110,11 +110,11 @@ pub(crate) struct Answer<E: Env> {
     pub body: Body<E::Memory>,
     /// What the type of the result was declared to be, if it was.
     pub declaration: Option<Arc<Declaration<E>>>,
-    pub leases: Leases,
+    pub leases: LeaseRange,
 }
 
 /// A bulk takes more than 16 bytes of the message that it is in, so a message can't have more leases than that allows.
-pub(super) fn check_leases(leases: Leases, size: u64) -> Result<(), Failure> {
+pub(super) fn check_leases(leases: LeaseRange, size: u64) -> Result<(), Failure> {
     if u64::from(leases.count) > size / 16 {
         return Err(broken(format!("{} leases with a message of {size} bytes", leases.count)));
     }
@@ -148,7 +148,7 @@ impl<E: Env> Proto<E> {
         let announced = spec.one_way && cost.is_none();
         let timer = spec.timed.then_some(spec.deadline);
         let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
-        let call = Call {
+        let call = OutgoingCall {
             waiter: spec.waiter,
             link: id,
             timer,
@@ -168,17 +168,17 @@ impl<E: Env> Proto<E> {
         let message = Message::Request {
             call: wire_id(call),
             procedure,
-            declaration: is_new.then_some(Declare { name: spec.name, shape: Bytes(spec.shape) }),
+            declaration: is_new.then_some(Declare { name: spec.name, shape: BorrowedBytes(spec.shape) }),
             provider: spec.provider,
             budget_us: (budget.as_micros() as u64).max(1),
             one_way: spec.one_way,
             leases,
             size: size as u64,
         };
-        link.say(&message, spec.content.inline());
+        link.queue_frame(&message, spec.content.inline());
         link.pending += 1;
         link.outgoing.spend(cost);
-        if let Content::Large(memory) = spec.content {
+        if let OutgoingBody::Large(memory) = spec.content {
             link.streams.add(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
         let open = link.is_open();
@@ -198,7 +198,7 @@ impl<E: Env> Proto<E> {
     /// A call that can't be made. What its bulks keep is dropped by whoever carries outputs out, not here: that may have
     /// consequences.
     fn fail<'a>(&mut self, leases: Vec<E::Lease>, failure: Failure) -> Rejected<'a, E> {
-        self.outputs.extend(leases.into_iter().map(Output::Unleased));
+        self.outputs.extend(leases.into_iter().map(Output::LeaseReleased));
         Rejected::Failed(failure)
     }
 
@@ -213,10 +213,20 @@ impl<E: Env> Proto<E> {
         let id = self.link_to(peer, now)?;
         let (exposed, timer) = (Vec::new(), Some(deadline));
         let neighbours = Neighbours::default();
-        let call = Call { waiter, link: id, timer, one_way: false, announced: false, size: 0, exposed, answer: None, neighbours };
+        let call = OutgoingCall {
+            waiter,
+            link: id,
+            timer,
+            one_way: false,
+            announced: false,
+            size: 0,
+            exposed,
+            answer: None,
+            neighbours,
+        };
         let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
         self.set_deadline(call, deadline);
-        self.links[id].say(&Message::Shutdown { call: wire_id(call) }, &[]);
+        self.links[id].queue_frame(&Message::Shutdown { call: wire_id(call) }, &[]);
         self.links[id].pending += 1;
         self.watch(id, now);
         self.mark_ready(id);
@@ -225,12 +235,12 @@ impl<E: Env> Proto<E> {
 
     /// Gives a call up: at its deadline, or because nobody wants it any more. The peer is told.
     pub(crate) fn abandon_call(&mut self, call: CallId, failure: Failure) {
-        let Some(&Call { link, announced, .. }) = self.calls.get(call) else { return };
+        let Some(&OutgoingCall { link, announced, .. }) = self.calls.get(call) else { return };
         if announced {
             // The peer may take it before it hears of this, and reports it then.
             self.links[link].outgoing.abandoned.insert(wire_id(call));
         }
-        self.links[link].say(&Message::Cancel { call: wire_id(call) }, &[]);
+        self.links[link].queue_frame(&Message::Cancel { call: wire_id(call) }, &[]);
         self.end_call(call, Err(failure));
         self.mark_ready(link);
     }
@@ -248,7 +258,7 @@ impl<E: Env> Proto<E> {
                 link.streams.end(Stream::Request, wire_id(id));
             }
         }
-        if let Some(Arriving { leases, .. }) = call.answer {
+        if let Some(InboundBody { leases, .. }) = call.answer {
             self.release(call.link, leases);
         }
         self.end_for_call(call.exposed);
@@ -256,8 +266,8 @@ impl<E: Env> Proto<E> {
     }
 
     fn end_one_way(&mut self, id: CallId) {
-        let Some(Call { link, .. }) = self.calls.get(id) else { return };
-        let answer = Answer { link: *link, body: Body::Small(Vec::new()), declaration: None, leases: Leases::default() };
+        let Some(OutgoingCall { link, .. }) = self.calls.get(id) else { return };
+        let answer = Answer { link: *link, body: Body::Small(Vec::new()), declaration: None, leases: LeaseRange::default() };
         self.end_call(id, Ok(answer));
     }
 
@@ -265,7 +275,7 @@ impl<E: Env> Proto<E> {
     pub(super) fn refuse_too_large(&mut self, id: LinkId) {
         let limit = self.links[id].peer_max_message;
         for call in chain::all(&mut self.calls, self.links[id].last_call) {
-            let Some(&Call { size, one_way, announced, .. }) = self.calls.get(call) else { continue };
+            let Some(&OutgoingCall { size, one_way, announced, .. }) = self.calls.get(call) else { continue };
             let one_way = one_way && !announced;
             if size > limit {
                 self.abandon_call(call, Failure::TooLarge { size: size as u64, limit: limit as u64 });
@@ -324,20 +334,20 @@ impl<E: Env> Proto<E> {
             self.end_call(key, Ok(answer));
         } else if body.is_empty() && call.answer.is_none() {
             let memory = E::Memory::allocate(size as usize);
-            call.answer = Some(Arriving { memory, arrived: 0, declaration, leases });
+            call.answer = Some(InboundBody { memory, arrived: 0, declaration, leases });
         } else {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }
         Ok(())
     }
 
-    pub(super) fn response_landed(&mut self, id: LinkId, number: u64, len: usize) {
+    pub(super) fn response_arrived(&mut self, id: LinkId, number: u64, len: usize) {
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else { return };
         let Some(answer) = &mut call.answer else { return };
         answer.arrived += len;
         if answer.arrived == answer.memory.len() {
-            let Some(Arriving { memory, declaration, leases, .. }) = call.answer.take() else { return };
+            let Some(InboundBody { memory, declaration, leases, .. }) = call.answer.take() else { return };
             self.end_call(key, Ok(Answer { link: id, body: Body::Large(memory), declaration, leases }));
         }
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::hash::NumberMap;
-use super::link::{Link, broken};
+use super::link::{PeerLink, broken};
 use super::wire::{Declare, MAX_NAME};
 use super::{Env, Failure};
 
@@ -32,14 +32,14 @@ pub(crate) struct Declaration<E: Env> {
 
 /// The numbers that this side has declared on a link.
 #[derive(Default)]
-pub(super) struct Declared {
+pub(super) struct OwnDeclarations {
     /// A bit for each.
     numbers: Vec<u64>,
     count: usize,
     bytes: usize,
 }
 
-impl Declared {
+impl OwnDeclarations {
     fn has(&self, number: u32) -> bool {
         self.numbers.get(number as usize / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1)
     }
@@ -70,18 +70,18 @@ impl Declared {
 }
 
 /// What the peer has declared on a link.
-pub(super) struct Declarations<E: Env> {
+pub(super) struct PeerDeclarations<E: Env> {
     procedures: NumberMap<u32, Arc<Declaration<E>>>,
     results: NumberMap<u32, Arc<Declaration<E>>>,
 }
 
-impl<E: Env> Default for Declarations<E> {
+impl<E: Env> Default for PeerDeclarations<E> {
     fn default() -> Self {
-        Declarations { procedures: NumberMap::default(), results: NumberMap::default() }
+        PeerDeclarations { procedures: NumberMap::default(), results: NumberMap::default() }
     }
 }
 
-impl<E: Env> Link<E> {
+impl<E: Env> PeerLink<E> {
     /// What a request is for.
     pub(super) fn declared_procedure(
         &mut self,

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::grants::Grant;
+use super::policy::PolicyState;
 use super::refusals::Cause;
-use super::transfers::Accesses;
+use super::transfers::PeerAccesses;
 use super::wire::{Message, Range, Status};
-use super::{Env, Lease, Leases, LinkId, Memory, Output, Proto, Stage};
+use super::{EngineStage, Env, Lease, LeaseRange, LinkId, Memory, Output, Proto};
 
 /// What peers may do with exposed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,12 +19,12 @@ pub(crate) struct Mode {
     pub write: bool,
 }
 
-struct Exposure<M> {
+struct ExposedMemory<M> {
     memory: M,
     mode: Mode,
     /// Mostly there is none, and an exposure no larger than it takes.
-    grant: Option<Box<Grant>>,
-    accesses: Accesses,
+    grant: Option<Box<PolicyState>>,
+    accesses: PeerAccesses,
 }
 
 /// How many tokens of memory that was taken back are remembered, to say `Revoked` instead of `AccessDenied`.
@@ -32,12 +32,12 @@ const REMEMBERED: usize = 4096;
 
 /// Tokens of memory that was taken back, the last of them. Peers ask for tokens by the thousand: there is no search.
 #[derive(Default)]
-struct Revoked {
+struct RevokedTokens {
     in_order: VecDeque<u128>,
     all: HashSet<u128, BuildHasherDefault<TokenHasher>>,
 }
 
-impl Revoked {
+impl RevokedTokens {
     fn remember(&mut self, token: u128) {
         if self.in_order.len() == REMEMBERED
             && let Some(oldest) = self.in_order.pop_front()
@@ -54,8 +54,8 @@ impl Revoked {
 }
 
 pub(super) struct Exposures<E: Env> {
-    live: HashMap<u128, Exposure<E::Memory>, BuildHasherDefault<TokenHasher>>,
-    revoked: Revoked,
+    live: HashMap<u128, ExposedMemory<E::Memory>, BuildHasherDefault<TokenHasher>>,
+    revoked: RevokedTokens,
     /// How many of them are for one call.
     pub for_calls: usize,
 }
@@ -86,7 +86,7 @@ impl Hasher for TokenHasher {
 
 impl<E: Env> Default for Exposures<E> {
     fn default() -> Self {
-        Exposures { live: HashMap::default(), revoked: Revoked::default(), for_calls: 0 }
+        Exposures { live: HashMap::default(), revoked: RevokedTokens::default(), for_calls: 0 }
     }
 }
 
@@ -96,16 +96,16 @@ impl<E: Env> Exposures<E> {
         self.for_calls = 0;
     }
 
-    pub(super) fn insert(&mut self, token: u128, memory: E::Memory, mode: Mode, grant: Option<Box<Grant>>) {
+    pub(super) fn insert(&mut self, token: u128, memory: E::Memory, mode: Mode, grant: Option<Box<PolicyState>>) {
         self.for_calls += usize::from(grant.as_ref().is_some_and(|grant| grant.is_for_call()));
-        self.live.insert(token, Exposure { memory, mode, grant, accesses: Accesses::default() });
+        self.live.insert(token, ExposedMemory { memory, mode, grant, accesses: PeerAccesses::default() });
     }
 
-    pub(super) fn grant_mut(&mut self, token: u128) -> Option<&mut Grant> {
+    pub(super) fn grant_mut(&mut self, token: u128) -> Option<&mut PolicyState> {
         self.live.get_mut(&token)?.grant.as_deref_mut()
     }
 
-    pub(super) fn accesses_mut(&mut self, token: u128) -> Option<&mut Accesses> {
+    pub(super) fn accesses_mut(&mut self, token: u128) -> Option<&mut PeerAccesses> {
         Some(&mut self.live.get_mut(&token)?.accesses)
     }
 
@@ -135,7 +135,7 @@ impl<E: Env> Proto<E> {
 
     /// The memory that a peer names, for a transfer that begins now, if it may do that with it. A refusal is noted.
     pub(super) fn check(&mut self, link: LinkId, range: Range, write: bool, now: Instant) -> Result<E::Memory, Status> {
-        if self.stage == Stage::Closed {
+        if self.stage == EngineStage::Closed {
             return Err(Status::Finalizing);
         }
         let permitted = if range.owner == self.incarnation {
@@ -172,7 +172,7 @@ impl<E: Env> Proto<E> {
         };
         let terms = exposure.grant.is_some();
         if let Some(grant) = &exposure.grant {
-            self.on_terms(grant, link, now)?;
+            self.check_policy(grant, link, now)?;
         }
         let allowed = if write { exposure.mode.write } else { exposure.mode.read };
         if !allowed {
@@ -199,9 +199,9 @@ impl<E: Env> Proto<E> {
     }
 
     /// Numbers the leases that go out with a message.
-    pub(super) fn lease(&mut self, id: LinkId, leases: Vec<E::Lease>) -> Leases {
+    pub(super) fn lease(&mut self, id: LinkId, leases: Vec<E::Lease>) -> LeaseRange {
         if leases.is_empty() {
-            return Leases::default();
+            return LeaseRange::default();
         }
         let link = &mut self.links[id];
         let first = link.next_lease;
@@ -212,20 +212,20 @@ impl<E: Env> Proto<E> {
             link.next_lease += 1;
         }
         self.recount(id);
-        Leases { first, count }
+        LeaseRange { first, count }
     }
 
     /// Bulks that came from a peer with these leases are no longer held here.
-    pub(crate) fn release(&mut self, link: LinkId, leases: Leases) {
+    pub(crate) fn release(&mut self, link: LinkId, leases: LeaseRange) {
         if leases.count > 0
             && let Some(entry) = self.links.get_mut(link)
         {
-            entry.say_back(&Message::Release(leases));
+            entry.queue_control(&Message::Release(leases));
             self.mark_ready(link);
         }
     }
 
-    pub(super) fn handle_release(&mut self, link: LinkId, leases: Leases) {
+    pub(super) fn handle_release(&mut self, link: LinkId, leases: LeaseRange) {
         let entry = &self.links[link];
         // The count is the peer's word: no more steps than there are leases.
         let range = leases.first..leases.first.saturating_add(u64::from(leases.count));
@@ -243,7 +243,7 @@ impl<E: Env> Proto<E> {
     pub(super) fn unlease(&mut self, link: LinkId, number: u64, lease: E::Lease) {
         self.holders.remove(&(lease.token(), link, number));
         self.bulk_dropped(link, number, lease.token());
-        self.outputs.push_back(Output::Unleased(lease));
+        self.outputs.push_back(Output::LeaseReleased(lease));
     }
 
     pub(super) fn handle_revoked(&mut self, link: LinkId, token: u128) {
@@ -267,7 +267,7 @@ impl<E: Env> Proto<E> {
             // Those of a link are next to each other.
             if told != Some(id) && except != Some(id) {
                 told = Some(id);
-                self.links[id].say(&Message::Revoked { token: token.to_le_bytes() }, &[]);
+                self.links[id].queue_frame(&Message::Revoked { token: token.to_le_bytes() }, &[]);
                 self.mark_ready(id);
             }
         }

@@ -12,29 +12,29 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 /// all of them fell together, a look would take some 100 µs, at the cost of that connection; an entry takes a frame, which costs more
 /// than what it adds to each look. A fork copies the keys that `RandomState` goes by. That is no secret between engines:
 /// workers whose maps hash alike tell no more of it than one of them does.
-pub(super) type NumberMap<K, V> = HashMap<K, V, Numbers>;
+pub(super) type NumberMap<K, V> = HashMap<K, V, SeededHash>;
 
 #[derive(Clone)]
-pub(super) struct Numbers {
+pub(super) struct SeededHash {
     add: u64,
     multiply: u64,
 }
 
-impl Default for Numbers {
-    fn default() -> Numbers {
+impl Default for SeededHash {
+    fn default() -> SeededHash {
         let random = RandomState::new();
-        Numbers { add: random.hash_one(0u8), multiply: random.hash_one(1u8) | 1 }
+        SeededHash { add: random.hash_one(0u8), multiply: random.hash_one(1u8) | 1 }
     }
 }
 
-impl BuildHasher for Numbers {
-    type Hasher = Folding;
-    fn build_hasher(&self) -> Folding {
-        Folding { state: self.add, multiply: self.multiply }
+impl BuildHasher for SeededHash {
+    type Hasher = FoldHasher;
+    fn build_hasher(&self) -> FoldHasher {
+        FoldHasher { state: self.add, multiply: self.multiply }
     }
 }
 
-pub(super) struct Folding {
+pub(super) struct FoldHasher {
     state: u64,
     multiply: u64,
 }
@@ -45,7 +45,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-impl Hasher for Folding {
+impl Hasher for FoldHasher {
     fn write_u64(&mut self, number: u64) {
         self.state = fold(self.state ^ number, self.multiply);
     }
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn neighbours_and_multiples_are_spread() {
-        let numbers = Numbers::default();
+        let numbers = SeededHash::default();
         for step in [1u64, 2, 64, 1 << 20, 1 << 32, 1 << 33, 1 << 50] {
             // The upper 7 bits and the lower ones are what a map goes by.
             let mut low = vec![0; 256];
@@ -89,6 +89,6 @@ mod tests {
             assert!(low.iter().all(|count| *count < 80), "step {step}: {low:?}");
             assert!(high.iter().all(|count| *count < 160), "step {step}: {high:?}");
         }
-        assert_ne!(Numbers::default().hash_one(7u64), Numbers::default().hash_one(7u64));
+        assert_ne!(SeededHash::default().hash_one(7u64), SeededHash::default().hash_one(7u64));
     }
 }

@@ -16,11 +16,11 @@ pub(crate) type Digest = [u8; DIGEST_LEN];
 
 /// A key that was given to several engines beforehand.
 #[derive(Clone)]
-pub(crate) struct Key {
+pub(crate) struct PreSharedKey {
     secret: Vec<u8>,
 }
 
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for PreSharedKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Key(..)")
     }
@@ -28,13 +28,13 @@ impl std::fmt::Debug for Key {
 
 /// Who proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum Role {
     Dialling,
     Dialled,
 }
 
 /// What both sides have said so far.
-pub(super) struct Said<'a> {
+pub(super) struct Transcript<'a> {
     /// The challenge of the side that dials, and that of the other, as they were said.
     pub challenges: [&'a [u8]; 2],
     /// What the side that dials has proved, where the other side proves.
@@ -47,15 +47,15 @@ fn mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"))
 }
 
-impl Key {
-    pub(crate) fn new(secret: Vec<u8>) -> Key {
-        Key { secret }
+impl PreSharedKey {
+    pub(crate) fn new(secret: Vec<u8>) -> PreSharedKey {
+        PreSharedKey { secret }
     }
 
-    fn proof(&self, side: Side, said: &Said<'_>) -> Hmac<Sha256> {
+    fn proof(&self, side: Role, said: &Transcript<'_>) -> Hmac<Sha256> {
         let label: &[u8] = match side {
-            Side::Dialling => b"calomel, dialling",
-            Side::Dialled => b"calomel, dialled.",
+            Role::Dialling => b"calomel, dialling",
+            Role::Dialled => b"calomel, dialled.",
         };
         // All of them have a fixed length, and the label says which there are.
         mac(&self.secret)
@@ -67,12 +67,12 @@ impl Key {
     }
 
     /// What this side says to prove itself.
-    pub(super) fn prove(&self, side: Side, said: &Said<'_>) -> Digest {
+    pub(super) fn prove(&self, side: Role, said: &Transcript<'_>) -> Digest {
         self.proof(side, said).finalize().into_bytes().into()
     }
 
     /// Whether the other side has the key. It takes as long for a proof that is nearly right as for any other.
-    pub(super) fn is_proof(&self, side: Side, said: &Said<'_>, proof: &Digest) -> bool {
+    pub(super) fn is_proof(&self, side: Role, said: &Transcript<'_>, proof: &Digest) -> bool {
         self.proof(side, said).verify_slice(proof).is_ok()
     }
 }
@@ -96,28 +96,28 @@ mod tests {
     /// Whatever is changed, side, nonces, hello, key or the proof itself, it is none any more.
     #[test]
     fn a_proof_is_for_one_side_of_one_conversation() {
-        let key = Key::new(b"sixteen bytes or more".to_vec());
-        let other = Key::new(b"sixteen bytes or morf".to_vec());
+        let key = PreSharedKey::new(b"sixteen bytes or more".to_vec());
+        let other = PreSharedKey::new(b"sixteen bytes or morf".to_vec());
         let [ours, theirs, third]: [Nonce; 3] = [1, 2, 3].map(|byte| [byte; NONCE_LEN]);
         let (hello, other_hello) = (digest(b"hello"), digest(b"other"));
-        let said = |challenges, hello| Said { challenges, answered: None, hello };
+        let said = |challenges, hello| Transcript { challenges, answered: None, hello };
         let real = said([&ours[..], &theirs[..]], &hello);
-        let proof = key.prove(Side::Dialling, &real);
-        assert!(key.is_proof(Side::Dialling, &real, &proof));
-        assert!(!key.is_proof(Side::Dialled, &real, &proof));
-        assert!(!other.is_proof(Side::Dialling, &real, &proof));
-        assert!(!key.is_proof(Side::Dialling, &said([&theirs, &ours], &hello), &proof));
-        assert!(!key.is_proof(Side::Dialling, &said([&ours, &third], &hello), &proof));
-        assert!(!key.is_proof(Side::Dialling, &said([&ours, &theirs], &other_hello), &proof));
-        let answer = |answered| Said { answered: Some(answered), ..said([&ours[..], &theirs[..]], &hello) };
-        let answering = key.prove(Side::Dialled, &answer(&hello));
-        assert!(key.is_proof(Side::Dialled, &answer(&hello), &answering));
-        assert!(!key.is_proof(Side::Dialled, &answer(&other_hello), &answering));
-        assert!(!key.is_proof(Side::Dialled, &real, &answering));
+        let proof = key.prove(Role::Dialling, &real);
+        assert!(key.is_proof(Role::Dialling, &real, &proof));
+        assert!(!key.is_proof(Role::Dialled, &real, &proof));
+        assert!(!other.is_proof(Role::Dialling, &real, &proof));
+        assert!(!key.is_proof(Role::Dialling, &said([&theirs, &ours], &hello), &proof));
+        assert!(!key.is_proof(Role::Dialling, &said([&ours, &third], &hello), &proof));
+        assert!(!key.is_proof(Role::Dialling, &said([&ours, &theirs], &other_hello), &proof));
+        let answer = |answered| Transcript { answered: Some(answered), ..said([&ours[..], &theirs[..]], &hello) };
+        let answering = key.prove(Role::Dialled, &answer(&hello));
+        assert!(key.is_proof(Role::Dialled, &answer(&hello), &answering));
+        assert!(!key.is_proof(Role::Dialled, &answer(&other_hello), &answering));
+        assert!(!key.is_proof(Role::Dialled, &real, &answering));
         for bit in 0..8 * DIGEST_LEN {
             let mut wrong = proof;
             wrong[bit / 8] ^= 1 << (bit % 8);
-            assert!(!key.is_proof(Side::Dialling, &real, &wrong));
+            assert!(!key.is_proof(Role::Dialling, &real, &wrong));
         }
         assert!(!format!("{key:?}").contains("sixteen"));
     }

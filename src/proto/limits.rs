@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::link::{Account, Link, broken};
+use super::link::{Account, PeerLink, broken};
 use super::wire::Hello;
 use super::{Env, Failure, LinkId, Log, Output, Proto, RequestId, Status};
 
@@ -15,7 +15,7 @@ use super::{Env, Failure, LinkId, Log, Output, Proto, RequestId, Status};
 /// divided by the connections: so a few peers that take all there is do not lock the others out. Beyond twice the number
 /// everybody is refused: it takes peers that have gone, and whose requests are still being handled.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct PeerLimits {
     /// Connections that others have made, once they have greeted.
     pub connections: usize,
     /// Connections that others have made, and that have not greeted yet.
@@ -37,7 +37,7 @@ pub(crate) struct Limits {
 
 /// How often limits were reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct LimitCounts {
     /// Connections turned away, as there were too many.
     pub connections: u64,
     /// Connections dropped before they had greeted, as there were too many.
@@ -54,10 +54,10 @@ pub(crate) struct Counts {
     pub exposures: u64,
 }
 
-impl Counts {
+impl LimitCounts {
     /// What peers were refused: not what the engine itself was.
     pub(super) fn total(&self) -> u64 {
-        let Counts { connections, handshakes, requests, answers, transfers, ended, exposures: _ } = *self;
+        let LimitCounts { connections, handshakes, requests, answers, transfers, ended, exposures: _ } = *self;
         connections + handshakes + requests + answers + transfers + ended
     }
 }
@@ -65,7 +65,7 @@ impl Counts {
 /// What a link has less of, that could not be refused, is not counted in all: the short path need not do it.
 pub(super) const UNCOUNTED: usize = 16 << 10;
 /// Bytes that may be said back to one peer, besides answers, and not be out: some 200,000 refusals.
-pub(super) const MAX_SAID_BACK: usize = 16 << 20;
+pub(super) const MAX_CONTROL_BYTES: usize = 16 << 20;
 /// What it takes to say that something is refused, and why.
 const REFUSAL: usize = 100;
 /// What it takes to keep a transfer of a peer.
@@ -88,23 +88,23 @@ fn tell<E: Env>(outputs: &mut VecDeque<Output<E>>, count: &mut u64, what: &'stat
     }
 }
 
-impl<E: Env> Link<E> {
+impl<E: Env> PeerLink<E> {
     /// Whether what the link holds counts in all, or did.
     pub(super) fn counts(&self) -> bool {
-        self.weight() > UNCOUNTED || self.account.counted > 0
+        self.accounted_bytes() > UNCOUNTED || self.account.counted > 0
     }
 
     /// Bytes that are held for the peer, besides its requests. Who does not let go of the bulks that it got in answers gets no
     /// more of them.
-    fn weight(&self) -> usize {
-        let Account { answers, said_back, flying, partial, declared, .. } = self.account;
+    fn accounted_bytes(&self) -> usize {
+        let Account { answers, control: said_back, flying, partial, declared, .. } = self.account;
         let tables = TRANSFER_COST * self.transfers() + LEASE_COST * self.leases.len();
         answers + said_back + flying + partial + declared + self.streams.answering() + tables
     }
 
     /// Those of them that could not be refused.
-    fn burden(&self) -> usize {
-        self.account.said_back + self.account.partial + self.account.declared
+    fn unrefusable_bytes(&self) -> usize {
+        self.account.control + self.account.partial + self.account.declared
     }
 
     /// Transfers of the peer that are in progress.
@@ -116,7 +116,7 @@ impl<E: Env> Link<E> {
 impl<E: Env> Proto<E> {
     /// How often limits were reached so far.
     #[cfg(test)]
-    pub(crate) fn limited(&self) -> Counts {
+    pub(crate) fn limited(&self) -> LimitCounts {
         self.limited
     }
 
@@ -133,7 +133,7 @@ impl<E: Env> Proto<E> {
     /// What is held for a peer, but for what is set `aside`, with so many bytes more. An error in words when that is more than one peer may have.
     fn check_own_bytes(&self, id: LinkId, more: usize, aside: usize) -> Result<usize, String> {
         let (link, limit) = (&self.links[id], self.config.limits.peer_bytes);
-        let own = link.account.requests + link.weight() - aside;
+        let own = link.account.requests + link.accounted_bytes() - aside;
         let with_this = own.saturating_add(more);
         if with_this > limit {
             return Err(format!("{own} bytes are in flight for this peer, and the limit is {limit}"));
@@ -158,7 +158,7 @@ impl<E: Env> Proto<E> {
 
     /// Bytes that a request may take, with its values, when nothing else is there but what the connection has declared.
     pub(super) fn most_alone(&self, link: LinkId) -> usize {
-        let Limits { peer_bytes, bytes, .. } = self.config.limits;
+        let PeerLimits { peer_bytes, bytes, .. } = self.config.limits;
         peer_bytes.min(bytes).saturating_sub(self.links.get(link).map_or(0, |link| link.account.declared))
     }
 
@@ -249,7 +249,7 @@ impl<E: Env> Proto<E> {
     /// Whether an answer of so many bytes may wait to be sent. Its request, which took `freed`, has just ended.
     pub(super) fn admit_answer(&mut self, id: LinkId, bytes: usize, freed: usize) -> Result<(), Status> {
         // Most peers read: nothing waits.
-        if self.links[id].weight() == 0 && bytes <= UNCOUNTED {
+        if self.links[id].accounted_bytes() == 0 && bytes <= UNCOUNTED {
             return Ok(());
         }
         // What takes no more than the request did, or than a refusal, is no more in all; and the handler has run.
@@ -290,21 +290,21 @@ impl<E: Env> Proto<E> {
     /// What a link holds has become more, or less.
     pub(super) fn recount(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let weight = link.weight();
+        let weight = link.accounted_bytes();
         let counted = if weight > UNCOUNTED { weight } else { 0 };
         self.bytes = self.bytes - std::mem::replace(&mut link.account.counted, counted) + counted;
     }
 
     /// A message of a peer has been dealt with: an error when it has made this engine hold too much that can't be refused.
-    pub(super) fn check_burden(&mut self, id: LinkId) -> Result<(), Failure> {
+    pub(super) fn check_unrefusable_bytes(&mut self, id: LinkId) -> Result<(), Failure> {
         let Some(link) = self.links.get(id) else { return Ok(()) };
         if !link.counts() {
             return Ok(());
         }
         self.recount(id);
-        let burden = self.links[id].burden();
-        let (Account { said_back, .. }, limits) = (&self.links[id].account, &self.config.limits);
-        let reason = if *said_back > MAX_SAID_BACK {
+        let burden = self.links[id].unrefusable_bytes();
+        let (Account { control: said_back, .. }, limits) = (&self.links[id].account, &self.config.limits);
+        let reason = if *said_back > MAX_CONTROL_BYTES {
             format!("it does not read the {said_back} bytes that are said back to it")
         } else if burden > UNCOUNTED && self.exceeds(self.bytes, burden, limits.bytes) {
             format!("{} bytes are in flight for all peers, and {burden} of them it would not be refused", self.bytes)
@@ -321,11 +321,11 @@ impl<E: Env> Proto<E> {
         link.account.partial = len;
         self.watch(id, now);
         self.recount(id);
-        self.check_burden(id)
+        self.check_unrefusable_bytes(id)
     }
 
     /// Somebody has dialled. There may be too many who have, and say nothing: the oldest of them goes.
-    pub(super) fn begin_handshake(&mut self, id: LinkId) {
+    pub(super) fn count_handshake(&mut self, id: LinkId) {
         if self.handshakes.len() >= self.config.limits.handshakes.max(1)
             && let Some((_, oldest)) = self.handshakes.pop_first()
         {

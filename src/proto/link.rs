@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
 
-use super::declarations::{Declarations, Declared};
-use super::greeting::Proving;
+use super::declarations::{OwnDeclarations, PeerDeclarations};
+use super::handshake::AuthState;
 use super::hash::NumberMap;
-use super::landing::{Landing, MAX_CHUNK, Place};
-use super::one_way::{Outgoing, Window};
+use super::inbound::{InboundPayload, MAX_CHUNK, ReceiveTarget};
+use super::one_way::{ReceiveWindow, SendCredit};
 pub(super) use super::streams::OutStream;
 use super::streams::{Chunk, Streams};
 use super::transfers::IncomingPush;
-use super::wire::{self, Fault, Frame, Message};
-use super::{CallId, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, Stage, TransferId};
+use super::wire::{self, Frame, FrameError, Message};
+use super::{CallId, EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
 use crate::Address;
 
 /// Longest payload of one `Data` where the transport does not say. A small message waits for no more than this in front of it
@@ -35,14 +35,14 @@ const WORTH_SENDING: usize = 16 << 10;
 ///   accepted:                         Greeting ──their greeting──▶ Open
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum LinkState {
     Dialling,
-    Greeting,
+    Handshaking,
     Open,
 }
 
-pub(super) struct Link<E: Env> {
-    pub state: State,
+pub(super) struct PeerLink<E: Env> {
+    pub state: LinkState,
     pub dialled: bool,
     /// Both ends are on this host, as far as the transport knows.
     pub local: bool,
@@ -53,9 +53,9 @@ pub(super) struct Link<E: Env> {
     pub peer_max_message: usize,
     pub incarnation: u64,
     /// What is to be said before the connection is open, or instead.
-    pub greeting: Vec<u8>,
+    pub handshake: Vec<u8>,
     /// Where a key is wanted: how far the two sides have proved themselves.
-    pub proving: Option<Box<Proving>>,
+    pub auth: Option<Box<AuthState>>,
     /// Bodies and payloads have checksums.
     pub checksums: bool,
     /// Frames that wait to be sent.
@@ -74,17 +74,17 @@ pub(super) struct Link<E: Env> {
     /// it has: to end it here would let what the peer is saying meanwhile meet a reset, which takes back what it has not read.
     goodbye: bool,
     /// Payloads that are arriving, in the order in which they were announced.
-    pub landings: VecDeque<Landing>,
+    pub inbound: VecDeque<InboundPayload>,
     /// Longest payload of one `Data` that this side sends.
     chunk: usize,
     /// Devices at both ends can reach each other's memory.
-    pub moves: bool,
+    pub rma_capable: bool,
     /// Payloads that are out, and still read from this side's memory. Below zero for a moment when the end of one is reported
     /// before its beginning.
-    lent: isize,
+    exported: isize,
     /// What this side has declared, and the peer.
-    pub declared: Declared,
-    pub declarations: Declarations<E>,
+    pub declared: OwnDeclarations,
+    pub declarations: PeerDeclarations<E>,
     /// What is held on the peer's account.
     pub account: Account,
     /// Requests of the peer by its own number.
@@ -95,9 +95,9 @@ pub(super) struct Link<E: Env> {
     pub leases: BTreeMap<u64, E::Lease>,
     pub next_lease: u64,
     /// One-way calls of this side.
-    pub outgoing: Outgoing<E::Waiter>,
+    pub outgoing: SendCredit<E::Waiter>,
     /// One-way calls of the peer.
-    pub window: Window,
+    pub window: ReceiveWindow,
     /// Calls and transfers of this side that wait for the peer: how many, and the last of each.
     pub pending: usize,
     pub last_call: Option<CallId>,
@@ -110,7 +110,7 @@ pub(super) struct Link<E: Env> {
     /// Until when the link has to be open.
     pub due: Instant,
     /// Since when somebody else claims to be this peer.
-    pub challenged: Option<Instant>,
+    pub probed: Option<Instant>,
 }
 
 /// Bytes that are held on a peer's account.
@@ -120,7 +120,7 @@ pub(super) struct Account {
     pub requests: usize,
     /// Of answers, and of what else is said because the peer has said something, among the frames that wait.
     pub answers: usize,
-    pub said_back: usize,
+    pub control: usize,
     /// The same of what has been handed out and not reported as sent.
     pub flying: usize,
     /// Bytes that begin a frame whose rest has not come.
@@ -136,21 +136,21 @@ pub(crate) struct Consumed<M> {
     /// That many bytes are done with; the rest begins a frame that is not complete.
     pub used: usize,
     /// The bytes behind those are payload: bring them here, and report `handle_placed`.
-    pub place: Option<Place<M>>,
+    pub target: Option<ReceiveTarget<M>>,
 }
 
-impl<E: Env> Link<E> {
-    pub(super) fn new(remote: Address, dialled: bool, now: Instant, due: Instant) -> Link<E> {
-        Link {
-            state: if dialled { State::Dialling } else { State::Greeting },
+impl<E: Env> PeerLink<E> {
+    pub(super) fn new(remote: Address, dialled: bool, now: Instant, due: Instant) -> PeerLink<E> {
+        PeerLink {
+            state: if dialled { LinkState::Dialling } else { LinkState::Handshaking },
             dialled,
             local: false,
             remote,
             peer: None,
             peer_max_message: usize::MAX,
             incarnation: 0,
-            greeting: Vec::new(),
-            proving: None,
+            handshake: Vec::new(),
+            auth: None,
             checksums: false,
             control: Vec::new(),
             waiting_calls: 0,
@@ -160,20 +160,20 @@ impl<E: Env> Link<E> {
             queued: false,
             closing: false,
             goodbye: false,
-            landings: VecDeque::new(),
+            inbound: VecDeque::new(),
             chunk: CHUNK,
-            moves: false,
-            lent: 0,
-            declared: Declared::default(),
-            declarations: Declarations::default(),
+            rma_capable: false,
+            exported: 0,
+            declared: OwnDeclarations::default(),
+            declarations: PeerDeclarations::default(),
             account: Account::default(),
             requests: NumberMap::default(),
             cancelled: 0,
             pushes: HashMap::new(),
             leases: BTreeMap::new(),
             next_lease: 0,
-            outgoing: Outgoing::default(),
-            window: Window::default(),
+            outgoing: SendCredit::default(),
+            window: ReceiveWindow::default(),
             pending: 0,
             last_call: None,
             last_transfer: None,
@@ -181,31 +181,31 @@ impl<E: Env> Link<E> {
             acknowledged: None,
             heartbeat: None,
             due,
-            challenged: None,
+            probed: None,
         }
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.state == State::Open
+        self.state == LinkState::Open
     }
 
     /// Queues a frame; the caller marks the link ready.
-    pub(super) fn say(&mut self, message: &Message<'_>, body: &[u8]) {
+    pub(super) fn queue_frame(&mut self, message: &Message<'_>, body: &[u8]) {
         wire::put(&mut self.control, message, body, self.checksums);
     }
 
     /// As `say`, for an answer.
-    pub(super) fn say_answer(&mut self, message: &Message<'_>, body: &[u8]) {
+    pub(super) fn queue_response(&mut self, message: &Message<'_>, body: &[u8]) {
         let before = self.control.len();
-        self.say(message, body);
+        self.queue_frame(message, body);
         self.account.answers += self.control.len() - before;
     }
 
     /// As `say`, for what else is said because the peer has said something.
-    pub(super) fn say_back(&mut self, message: &Message<'_>) {
+    pub(super) fn queue_control(&mut self, message: &Message<'_>) {
         let before = self.control.len();
-        self.say(message, &[]);
-        self.account.said_back += self.control.len() - before;
+        self.queue_frame(message, &[]);
+        self.account.control += self.control.len() - before;
     }
 
     /// A call was said. True when it may wait for more: the peer has at least as many calls to deal with as would wait.
@@ -225,33 +225,33 @@ impl<E: Env> Link<E> {
             || !self.outgoing.waiting.is_empty()
             || !self.outgoing.abandoned.is_empty()
             || self.in_flight
-            || self.lent != 0
+            || self.exported != 0
             || self.requests.len() > self.cancelled
             || !self.pushes.is_empty()
             || !self.streams.is_empty()
-            || !self.landings.is_empty()
+            || !self.inbound.is_empty()
             || self.account.partial > 0
     }
 
     pub(super) fn wants_to_send(&self) -> bool {
         match self.state {
-            State::Dialling => false,
-            State::Greeting => !self.greeting.is_empty(),
-            State::Open => !self.greeting.is_empty() || !self.control.is_empty() || self.may_stream(),
+            LinkState::Dialling => false,
+            LinkState::Handshaking => !self.handshake.is_empty(),
+            LinkState::Open => !self.handshake.is_empty() || !self.control.is_empty() || self.may_stream(),
         }
     }
 
     fn may_stream(&self) -> bool {
-        self.lent < MAX_LENT && !self.streams.is_empty()
+        self.exported < MAX_LENT && !self.streams.is_empty()
     }
 
     pub(super) fn is_flushed(&self) -> bool {
-        !self.in_flight && self.lent == 0 && !self.wants_to_send()
+        !self.in_flight && self.exported == 0 && !self.wants_to_send()
     }
 
     /// How much is left to send; not in bytes, but less with all that is sent.
     pub(super) fn unsent(&self) -> usize {
-        1 + self.control.len() + self.streams.unsent() + usize::from(self.in_flight) + self.lent.unsigned_abs()
+        1 + self.control.len() + self.streams.unsent() + usize::from(self.in_flight) + self.exported.unsigned_abs()
     }
 
     /// The next thing to send: every frame that waits, and one chunk.
@@ -262,9 +262,9 @@ impl<E: Env> Link<E> {
         }
         self.in_flight = true;
         self.waiting_calls = 0;
-        self.account.flying = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.said_back);
-        if !self.greeting.is_empty() {
-            return Some(Output::Transmit { link: id, bytes: std::mem::take(&mut self.greeting), payload: None });
+        self.account.flying = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);
+        if !self.handshake.is_empty() {
+            return Some(Output::Transmit { link: id, bytes: std::mem::take(&mut self.handshake), payload: None });
         }
         let mut bytes = std::mem::replace(&mut self.control, std::mem::take(&mut self.spare));
         let mut payload = None;
@@ -286,9 +286,9 @@ impl<E: Env> Link<E> {
         note("bytes to send", self.control.len());
         note("waiters for credit", self.outgoing.waiting.len());
         note("announced calls that were given up", self.outgoing.abandoned.len());
-        note("payloads arriving", self.landings.len());
-        note("payloads lent", self.lent.unsigned_abs());
-        let Account { requests, answers, said_back, flying, partial, .. } = self.account;
+        note("payloads arriving", self.inbound.len());
+        note("payloads lent", self.exported.unsigned_abs());
+        let Account { requests, answers, control: said_back, flying, partial, .. } = self.account;
         note("bytes of requests", requests);
         note("bytes of half a frame", partial);
         note("bytes of answers", answers + said_back + flying + self.streams.answering());
@@ -325,16 +325,16 @@ impl<E: Env> Proto<E> {
 
     /// The link's transport can carry out [`Output::Move`].
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
-    pub(crate) fn set_moves(&mut self, id: LinkId) {
+    pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(id) {
-            link.moves = true;
+            link.rma_capable = true;
         }
     }
 
     /// The peer has read a payload that was lent to it.
     pub(crate) fn handle_returned(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
-        link.lent -= 1;
+        link.exported -= 1;
         if link.closing {
             self.touch_closing(id);
         } else {
@@ -347,7 +347,7 @@ impl<E: Env> Proto<E> {
         let Some(link) = self.links.get_mut(id) else { return };
         link.in_flight = false;
         link.account.flying = 0;
-        link.lent += isize::from(lent);
+        link.exported += isize::from(lent);
         if bytes.capacity() <= KEEP {
             bytes.clear();
             link.spare = bytes;
@@ -368,7 +368,7 @@ impl<E: Env> Proto<E> {
                 return self.close(id, Failure::Finalized);
             }
             link.goodbye = true;
-            link.say(&Message::Goodbye, &[]);
+            link.queue_frame(&Message::Goodbye, &[]);
         }
         self.mark_ready(id);
     }
@@ -396,7 +396,7 @@ impl<E: Env> Proto<E> {
     pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
         let mut used = 0;
         let Some(link) = self.links.get_mut(id) else {
-            return Ok(Consumed { used: bytes.len(), place: None });
+            return Ok(Consumed { used: bytes.len(), target: None });
         };
         link.last_heard = now;
         // What began a frame is in `bytes` again: counted as partial, too, it would count twice while the frame is handled.
@@ -406,12 +406,12 @@ impl<E: Env> Proto<E> {
         }
         while !self.links[id].is_open() {
             if self.links[id].closing {
-                return Ok(Consumed { used: bytes.len(), place: None });
+                return Ok(Consumed { used: bytes.len(), target: None });
             }
-            let Some(len) = self.greeted(id, &bytes[used..], now)? else { return Ok(Consumed { used, place: None }) };
+            let Some(len) = self.handle_handshake(id, &bytes[used..], now)? else { return Ok(Consumed { used, target: None }) };
             used += len;
             if !self.links.contains_key(id) {
-                return Ok(Consumed { used: bytes.len(), place: None });
+                return Ok(Consumed { used: bytes.len(), target: None });
             }
         }
         while used < bytes.len() {
@@ -419,8 +419,8 @@ impl<E: Env> Proto<E> {
                 Ok(Frame::Incomplete) => break,
                 Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
                 Ok(Frame::Damaged(message, len)) => (message, None, len),
-                Err(Fault::Broken(reason)) => return Err(broken(reason)),
-                Err(Fault::Damaged) => return Err(Failure::Checksum),
+                Err(FrameError::Broken(reason)) => return Err(broken(reason)),
+                Err(FrameError::Damaged) => return Err(Failure::Checksum),
             };
             used += len;
             let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
@@ -428,25 +428,25 @@ impl<E: Env> Proto<E> {
                 return Err(broken("a body behind a message that has none".to_owned()));
             }
             if let Message::Data { stream, id: number, offset, len } = message {
-                let place = self.place(id, stream, number, offset, len as usize)?;
+                let place = self.receive_target(id, stream, number, offset, len as usize)?;
                 self.watch(id, now);
-                return Ok(Consumed { used, place: Some(place) });
+                return Ok(Consumed { used, target: Some(place) });
             }
             self.handle_message(id, message, body, now)?;
-            self.check_burden(id)?;
+            self.check_unrefusable_bytes(id)?;
             if !self.links.contains_key(id) {
-                return Ok(Consumed { used: bytes.len(), place: None });
+                return Ok(Consumed { used: bytes.len(), target: None });
             }
         }
         if used < bytes.len() {
             self.keep_partial(id, bytes.len() - used, now)?;
         }
-        Ok(Consumed { used, place: None })
+        Ok(Consumed { used, target: None })
     }
 
     /// Without a body: it was damaged on its way.
     fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
-        if self.stage == Stage::Closed && message != Message::Goodbye {
+        if self.stage == EngineStage::Closed && message != Message::Goodbye {
             // Nothing is wanted any more, and nothing may be said back.
             return Ok(());
         }
@@ -460,11 +460,11 @@ impl<E: Env> Proto<E> {
             Message::Done { transfer, status } => self.handle_done(id, transfer, status),
             Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
             Message::Ping => {
-                self.links[id].say_back(&Message::Pong);
+                self.links[id].queue_control(&Message::Pong);
                 self.mark_ready(id);
             }
             Message::Pong => {}
-            Message::Ticket { ticket } => self.handle_ticket(id, ticket),
+            Message::ResumptionToken { token: ticket } => self.handle_resumption_token(id, ticket),
             Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
             Message::Goodbye => {
                 self.close(id, Failure::Disconnected { reason: "it was finalized".into() });

@@ -25,7 +25,7 @@ pub(crate) enum Log {
 
 /// Lines that were noted, or would have been.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct LogCounts {
     hung_up: u64,
     other_versions: u64,
 }

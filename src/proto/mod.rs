@@ -16,17 +16,17 @@ mod calls;
 mod chain;
 mod declarations;
 mod exposures;
-mod grants;
-mod greeting;
+mod handshake;
 mod hash;
+mod inbound;
 mod keys;
-mod landing;
 mod limits;
 mod link;
 mod log;
 mod one_way;
 mod parked;
 mod peers;
+mod policy;
 mod refusals;
 mod requests;
 mod streams;
@@ -46,21 +46,21 @@ use rand::{Rng as _, SeedableRng as _};
 use slotmap::SlotMap;
 
 use crate::Address;
-pub(crate) use calls::{Answer, CallSpec, Content, Rejected};
+pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Rejected};
 pub(crate) use declarations::Declaration;
 pub(crate) use exposures::Mode;
-pub(crate) use grants::Terms;
-pub(crate) use keys::Key;
-pub(crate) use landing::Landed;
-pub(crate) use limits::{Limits, VALUES_COUNT};
+pub(crate) use inbound::PayloadStatus;
+pub(crate) use keys::PreSharedKey;
+pub(crate) use limits::{PeerLimits, VALUES_COUNT};
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
+pub(crate) use policy::AccessPolicy;
 pub use refusals::Refusals;
 pub(crate) use requests::{Incoming, Reply};
 #[cfg(any(test, fuzzing))]
 pub(crate) use tests::fuzzing;
 pub(crate) use transfers::Remote;
-pub(crate) use wire::{Leases, Status};
+pub(crate) use wire::{LeaseRange, Status};
 
 slotmap::new_key_type! {
     /// A connection.
@@ -76,7 +76,7 @@ slotmap::new_key_type! {
 }
 
 /// What a device reaches a peer's memory by: the transport's own, and passed on unread.
-pub(crate) type Keys = Arc<[u8]>;
+pub(crate) type RemoteKeys = Arc<[u8]>;
 
 /// A key as it travels.
 fn wire_id(key: impl slotmap::Key) -> u64 {
@@ -118,13 +118,13 @@ pub(crate) struct Config {
     /// Largest message sent or taken, in bytes.
     pub max_message: usize,
     /// A peer that says nothing for this long, while something is expected of it, is given up.
-    pub silence: Duration,
+    pub peer_timeout: Duration,
     /// Time that connecting and greeting may take.
     pub connect: Duration,
-    pub limits: Limits,
+    pub limits: PeerLimits,
     pub remote_shutdown: bool,
     /// Only engines that prove to have it are talked to.
-    pub key: Option<Key>,
+    pub key: Option<PreSharedKey>,
     /// Bodies and payloads have checksums, too.
     pub checksums: bool,
 }
@@ -189,7 +189,7 @@ pub(crate) enum Output<E: Env> {
         transfer: u64,
         pull: bool,
         memory: E::Memory,
-        keys: Keys,
+        keys: RemoteKeys,
         offset: u64,
     },
     /// Give a move up; nothing needs to be reported of it.
@@ -223,7 +223,7 @@ pub(crate) enum Output<E: Env> {
         request: RequestId,
     },
     /// No longer held by the peer that it was given to.
-    Unleased(E::Lease),
+    LeaseReleased(E::Lease),
     /// Copies of the content of this memory are stale.
     Stale {
         token: u128,
@@ -244,19 +244,19 @@ pub(crate) struct Proto<E: Env> {
     config: Config,
     incarnation: u64,
     addresses: Vec<Address>,
-    links: SlotMap<LinkId, link::Link<E>>,
+    links: SlotMap<LinkId, link::PeerLink<E>>,
     peers: SlotMap<PeerId, peers::Peer>,
     by_address: HashMap<Address, PeerId>,
     by_incarnation: HashMap<u64, PeerId>,
     /// To whom tickets were given. Who shows one is looked up, not searched for: a ticket can be made up.
-    by_ticket: HashMap<u128, PeerId>,
+    by_resumption_token: HashMap<u128, PeerId>,
     /// Challenges that this engine has said on links that it dials, until those are open.
     dialling: HashMap<keys::Nonce, LinkId>,
     /// Number of peers at which those that nobody refers to are swept out.
     sweep_at: usize,
-    calls: SlotMap<CallId, calls::Call<E>>,
-    requests: SlotMap<RequestId, requests::Request<E>>,
-    transfers: SlotMap<TransferId, transfers::Transfer<E>>,
+    calls: SlotMap<CallId, calls::OutgoingCall<E>>,
+    requests: SlotMap<RequestId, requests::InboundRequest<E>>,
+    transfers: SlotMap<TransferId, transfers::OutgoingTransfer<E>>,
     exposures: exposures::Exposures<E>,
     /// Leases whose holders don't know that the memory was taken back, by token: the link, and the lease's number there.
     holders: BTreeSet<(u128, LinkId, u64)>,
@@ -271,10 +271,10 @@ pub(crate) struct Proto<E: Env> {
     left_behind: (usize, usize),
     /// One-way calls that wait for memory for their values.
     parked: parked::Parked,
-    limited: limits::Counts,
+    limited: limits::LimitCounts,
     refusals: Refusals,
-    logged: log::Counts,
-    timers: BTreeSet<(Instant, timers::Timer)>,
+    logged: log::LogCounts,
+    timers: BTreeSet<(Instant, timers::TimerKind)>,
     /// Deadlines of calls, the next one first: those that come in order, as most do.
     deadlines: timers::Deadlines,
     outputs: VecDeque<Output<E>>,
@@ -282,7 +282,7 @@ pub(crate) struct Proto<E: Env> {
     ready: VecDeque<LinkId>,
     /// What was said last can wait for more.
     may_send_later: bool,
-    stage: Stage,
+    stage: EngineStage,
     /// Makes what peers must not guess: tokens, tickets, challenges. A stream cipher, under a key that no other engine has.
     random: StdRng,
 }
@@ -291,7 +291,7 @@ pub(crate) struct Proto<E: Env> {
 ///   Running ──begin_shutdown──▶ Draining ──finish_shutdown──▶ Closed
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum EngineStage {
     Running,
     /// Answers go out, and handlers may go on calling, but no new request is taken.
     Draining,
@@ -310,7 +310,7 @@ impl<E: Env> Proto<E> {
             peers: SlotMap::with_key(),
             by_address: HashMap::new(),
             by_incarnation: HashMap::new(),
-            by_ticket: HashMap::new(),
+            by_resumption_token: HashMap::new(),
             dialling: HashMap::new(),
             sweep_at: 64,
             calls: SlotMap::with_key(),
@@ -324,15 +324,15 @@ impl<E: Env> Proto<E> {
             granted: (0, 0),
             left_behind: (0, 0),
             parked: parked::Parked::default(),
-            limited: limits::Counts::default(),
+            limited: limits::LimitCounts::default(),
             refusals: Refusals::default(),
-            logged: log::Counts::default(),
+            logged: log::LogCounts::default(),
             timers: BTreeSet::new(),
             deadlines: timers::Deadlines::default(),
             outputs: VecDeque::new(),
             ready: VecDeque::new(),
             may_send_later: false,
-            stage: Stage::Running,
+            stage: EngineStage::Running,
             random: StdRng::from_seed(seed),
         }
     }
@@ -386,15 +386,15 @@ impl<E: Env> Proto<E> {
 
     /// No new requests from now on: those that come are refused, those in progress go on.
     pub(crate) fn begin_shutdown(&mut self) {
-        if self.stage == Stage::Running {
-            self.stage = Stage::Draining;
+        if self.stage == EngineStage::Running {
+            self.stage = EngineStage::Draining;
         }
     }
 
     /// Ends everything: own operations with `Finalized`, links with a goodbye once what they have to say is said.
     pub(crate) fn finish_shutdown(&mut self) {
         self.lose_parked();
-        self.stage = Stage::Closed;
+        self.stage = EngineStage::Closed;
         let own: HashSet<u64> = self.calls.keys().map(wire_id).collect();
         for (_, call) in self.calls.drain() {
             self.outputs.push_back(Output::CallDone { waiter: call.waiter, result: Err(Failure::Finalized) });
@@ -422,7 +422,7 @@ impl<E: Env> Proto<E> {
             self.touch_closing(id);
         }
         self.exposures.clear();
-        self.timers.retain(|(_, timer)| !matches!(timer, timers::Timer::Exposure(_)));
+        self.timers.retain(|(_, timer)| !matches!(timer, timers::TimerKind::Exposure(_)));
     }
 
     /// True when no connection is left.
@@ -432,7 +432,7 @@ impl<E: Env> Proto<E> {
 
     /// How much has been said and is not sent: changes as long as peers take any of it.
     pub(crate) fn unsent(&self) -> usize {
-        self.links.values().map(link::Link::unsent).sum()
+        self.links.values().map(link::PeerLink::unsent).sum()
     }
 
     /// Drops the links that are left, said or not.

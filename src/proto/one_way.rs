@@ -13,7 +13,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::limits::Limits;
+use super::limits::PeerLimits;
 use super::link::broken;
 use super::wire::{Message, Status};
 use super::{Env, Failure, LinkId, Log, Output, PeerId, Proto};
@@ -35,7 +35,7 @@ pub(super) const MOST: Amount = Amount { calls: 4096, bytes: 1 << 20 };
 pub(super) const MAX_COST: usize = LEAST.bytes as usize / 2;
 
 /// The caller's side of a connection.
-pub(super) struct Outgoing<W> {
+pub(super) struct SendCredit<W> {
     credit: Amount,
     /// Calls that the peer has taken, or will, and has not reported as handled.
     pub out: u32,
@@ -48,13 +48,13 @@ pub(super) struct Outgoing<W> {
     pub abandoned: HashSet<u64>,
 }
 
-impl<W> Default for Outgoing<W> {
+impl<W> Default for SendCredit<W> {
     fn default() -> Self {
-        Outgoing { credit: LEAST, out: 0, waiting: Vec::new(), reports: 0, refused_at: 0, abandoned: HashSet::new() }
+        SendCredit { credit: LEAST, out: 0, waiting: Vec::new(), reports: 0, refused_at: 0, abandoned: HashSet::new() }
     }
 }
 
-impl<W> Outgoing<W> {
+impl<W> SendCredit<W> {
     /// Whether there is credit for a call. Without a cost it is to be announced.
     pub(super) fn has(&self, cost: Option<u32>) -> bool {
         cost.is_none_or(|cost| self.credit.calls > 0 && self.credit.bytes >= cost)
@@ -72,7 +72,7 @@ impl<W> Outgoing<W> {
 
 /// The receiver's side of a connection.
 #[derive(Clone, Copy)]
-pub(super) struct Window {
+pub(super) struct ReceiveWindow {
     /// All the credit that the peer has, or has used for calls that have not been reported as handled.
     granted: Amount,
     /// What it has not used.
@@ -84,14 +84,14 @@ pub(super) struct Window {
     is_awaited: bool,
 }
 
-impl Default for Window {
+impl Default for ReceiveWindow {
     fn default() -> Self {
         let over = Amount { calls: 0, bytes: 0 };
-        Window { granted: LEAST, left: LEAST, over, count: 0, is_awaited: false }
+        ReceiveWindow { granted: LEAST, left: LEAST, over, count: 0, is_awaited: false }
     }
 }
 
-impl Window {
+impl ReceiveWindow {
     /// A call has come that takes credit.
     pub(super) fn enter(&mut self, cost: u32) -> Result<(), Failure> {
         match (self.left.calls.checked_sub(1), self.left.bytes.checked_sub(cost)) {
@@ -143,7 +143,7 @@ fn give_back(granted: &mut u32, left: u32, over: u32, range: [u32; 2], share: us
 
 /// A request that is not answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OneWay {
+pub(super) struct OneWayRequest {
     pub procedure: u32,
     /// The credit that it takes; none if it was announced.
     pub cost: Option<u32>,
@@ -200,10 +200,10 @@ impl<E: Env> Proto<E> {
 
     fn report_handled(&mut self, id: LinkId) {
         let peers = self.links.len().max(1);
-        let Limits { requests, bytes, .. } = self.config.limits;
+        let PeerLimits { requests, bytes, .. } = self.config.limits;
         let Some(link) = self.links.get_mut(id) else { return };
         let window = &mut link.window;
-        let (before, Window { left, over, .. }) = (window.extra(), *window);
+        let (before, ReceiveWindow { left, over, .. }) = (window.extra(), *window);
         let spare = (requests.saturating_sub(self.granted.0), bytes.saturating_sub(self.granted.1));
         let granted = &mut window.granted;
         let calls = give_back(&mut granted.calls, left.calls, over.calls, [LEAST.calls, MOST.calls], requests / peers, spare.0);
@@ -213,7 +213,7 @@ impl<E: Env> Proto<E> {
         let count = std::mem::take(&mut window.count);
         let now = window.extra();
         self.granted = (self.granted.0 - before.0 + now.0, self.granted.1 - before.1 + now.1);
-        link.say_back(&Message::Handled { count, calls, bytes });
+        link.queue_control(&Message::Handled { count, calls, bytes });
         self.mark_ready(id);
     }
 
@@ -224,7 +224,7 @@ impl<E: Env> Proto<E> {
         let id = self.peers.get(peer).and_then(|peer| peer.link);
         let outgoing = id.and_then(|id| self.links.get_mut(id)).map(|link| &mut link.outgoing);
         let waits = match &outgoing {
-            Some(Outgoing { out: 0, .. }) if cost.is_none() => return false,
+            Some(SendCredit { out: 0, .. }) if cost.is_none() => return false,
             Some(outgoing) if cost.is_none() => outgoing.reports == outgoing.refused_at,
             Some(outgoing) => !outgoing.has(cost),
             None => false,

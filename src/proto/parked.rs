@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::limits::{VALUES_AHEAD, VALUES_COUNT, VALUES_PART_AHEAD};
 use super::wire::Status;
-use super::{Env, Incoming, LinkId, Output, Proto, RequestId, Stage};
+use super::{EngineStage, Env, Incoming, LinkId, Output, Proto, RequestId};
 
 /// What waits, in the order in which it came: by connection, and under no connection what peers that are gone have left.
 #[derive(Default)]
@@ -106,7 +106,7 @@ impl<E: Env> Proto<E> {
     /// room for them.
     pub(crate) fn park(&mut self, incoming: Incoming<E>, memory: usize) {
         let id = incoming.request;
-        let is_over = self.stage == Stage::Closed;
+        let is_over = self.stage == EngineStage::Closed;
         let Some(request) = self.requests.get_mut(id).filter(|_| !is_over) else { return self.lose(incoming) };
         let again = request.wants > 0;
         request.wants = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);

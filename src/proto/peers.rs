@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::chain;
-use super::link::{Link, State};
-use super::timers::Timer;
+use super::link::{LinkState, PeerLink};
+use super::timers::TimerKind;
 use super::wire::{Hello, Message};
-use super::{Env, Failure, LinkId, Output, PeerId, Proto, Stage};
+use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto};
 use crate::{Address, Scheme};
 
 /// What endpoints hold of a peer.
@@ -29,9 +29,9 @@ pub(super) struct Peer {
     /// How many engines have been seen there, one after the other.
     pub engines: u64,
     /// What that engine wants to see when it is dialled again, to know this one.
-    pub ticket: Option<u128>,
+    pub resumption_token: Option<u128>,
     /// What it was given itself, to show when it meets this engine again.
-    pub given: Option<u128>,
+    pub given_token: Option<u128>,
     /// The user of this engine has named its address; else a peer has.
     pub chosen: bool,
 }
@@ -68,7 +68,7 @@ impl<E: Env> Proto<E> {
     /// The link that leads to a peer, if there is one.
     pub(crate) fn connection(&self, peer: PeerId) -> Option<LinkId> {
         let link = self.peers.get(peer)?.link?;
-        self.links.get(link).is_some_and(Link::is_open).then_some(link)
+        self.links.get(link).is_some_and(PeerLink::is_open).then_some(link)
     }
 
     /// The user of this engine has named an address of the peer: that is where it is dialled, whatever addresses the peer has claimed.
@@ -108,8 +108,8 @@ impl<E: Env> Proto<E> {
             link: None,
             incarnation: None,
             engines: 0,
-            ticket: None,
-            given: None,
+            resumption_token: None,
+            given_token: None,
             chosen: false,
         })
     }
@@ -121,12 +121,12 @@ impl<E: Env> Proto<E> {
         let peers = &self.peers;
         self.by_address.retain(|_, id| peers.contains_key(*id));
         self.by_incarnation.retain(|_, id| peers.contains_key(*id));
-        self.by_ticket.retain(|_, id| peers.contains_key(*id));
+        self.by_resumption_token.retain(|_, id| peers.contains_key(*id));
     }
 
     /// The link to a peer: the one that is there, or one that is dialled now.
     pub(super) fn link_to(&mut self, peer: PeerId, now: Instant) -> Result<LinkId, Failure> {
-        if self.stage == Stage::Closed {
+        if self.stage == EngineStage::Closed {
             return Err(Failure::Finalized);
         }
         let Some(entry) = self.peers.get(peer) else {
@@ -141,29 +141,29 @@ impl<E: Env> Proto<E> {
         let link = self.add_link(address.clone(), true, now);
         self.links[link].peer = Some(peer);
         self.peers[peer].link = Some(link);
-        self.begin_greeting(link);
+        self.begin_handshake(link);
         self.outputs.push_back(Output::Connect { link, address });
         Ok(link)
     }
 
     fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
         let due = now + self.config.connect;
-        let id = self.links.insert(Link::new(remote, dialled, now, due));
-        self.timers.insert((due, Timer::Greeting(id)));
+        let id = self.links.insert(PeerLink::new(remote, dialled, now, due));
+        self.timers.insert((due, TimerKind::Greeting(id)));
         id
     }
 
     /// A peer has dialled this engine.
     pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
         let id = self.add_link(remote, false, now);
-        self.begin_handshake(id);
+        self.count_handshake(id);
         id
     }
 
     /// What [`Output::Connect`] asked for is there.
     pub(crate) fn handle_connected(&mut self, id: LinkId, now: Instant) {
         if let Some(link) = self.links.get_mut(id) {
-            link.state = State::Greeting;
+            link.state = LinkState::Handshaking;
             link.last_heard = now;
             self.mark_ready(id);
         }
@@ -179,8 +179,8 @@ impl<E: Env> Proto<E> {
             self.handshakes.remove(&(link.due, id));
             self.accepted += 1;
         }
-        self.timers.remove(&(link.due, Timer::Greeting(id)));
-        link.state = State::Open;
+        self.timers.remove(&(link.due, TimerKind::Greeting(id)));
+        link.state = LinkState::Open;
         link.incarnation = hello.incarnation;
         link.peer_max_message = usize::try_from(hello.max_message).unwrap_or(usize::MAX);
         link.checksums = self.config.checksums || hello.checksums;
@@ -194,15 +194,15 @@ impl<E: Env> Proto<E> {
             None => self.recognize(&hello, &remote, now),
         };
         // What the peer shows when it meets this engine again. Nobody else can know it.
-        let ticket = self.ticket(hello.incarnation, peer);
+        let ticket = self.new_resumption_token(hello.incarnation, peer);
         let link = &mut self.links[id];
         link.peer = Some(peer);
-        link.say(&Message::Ticket { ticket }, &[]);
+        link.queue_frame(&Message::ResumptionToken { token: ticket }, &[]);
         let entry = &mut self.peers[peer];
         let before = entry.incarnation.replace(hello.incarnation);
         // Somebody may have taken its address over, and say its incarnation, which is no secret.
-        if before != Some(hello.incarnation) || hello.ticket != Some(ticket) {
-            entry.ticket = None;
+        if before != Some(hello.incarnation) || hello.resumption_token != Some(ticket) {
+            entry.resumption_token = None;
             entry.engines += 1;
         }
         if let Some(before) = before.filter(|before| *before != hello.incarnation)
@@ -220,7 +220,7 @@ impl<E: Env> Proto<E> {
         if known.is_none_or(|known| known.incarnation != Some(hello.incarnation)) {
             self.by_incarnation.insert(hello.incarnation, peer);
         }
-        if self.stage == Stage::Closed {
+        if self.stage == EngineStage::Closed {
             self.links[id].closing = true;
             self.touch_closing(id);
             return Ok(());
@@ -233,35 +233,37 @@ impl<E: Env> Proto<E> {
 
     /// It is the peer's own, as long as the same engine is there: who claims the incarnation of another gets a ticket of its own
     /// too, which proves nothing of that other.
-    fn ticket(&mut self, incarnation: u64, peer: PeerId) -> u128 {
-        let Peer { incarnation: met, given, .. } = self.peers[peer];
+    fn new_resumption_token(&mut self, incarnation: u64, peer: PeerId) -> u128 {
+        let Peer { incarnation: met, given_token: given, .. } = self.peers[peer];
         if let Some(ticket) = given.filter(|_| met == Some(incarnation)) {
             return ticket;
         }
         let ticket = self.secret();
-        self.peers[peer].given = Some(ticket);
-        self.by_ticket.insert(ticket, peer);
+        self.peers[peer].given_token = Some(ticket);
+        self.by_resumption_token.insert(ticket, peer);
         if let Some(before) = given {
-            self.by_ticket.remove(&before);
+            self.by_resumption_token.remove(&before);
         }
         ticket
     }
 
     /// The peer has said what it wants to see when it is dialled again.
-    pub(super) fn handle_ticket(&mut self, id: LinkId, ticket: u128) {
+    pub(super) fn handle_resumption_token(&mut self, id: LinkId, ticket: u128) {
         if let Some(peer) = self.links[id].peer.and_then(|peer| self.peers.get_mut(peer)) {
-            peer.ticket = Some(ticket);
+            peer.resumption_token = Some(ticket);
         }
     }
 
     /// The engine that was met before, if a hello proves that it is this one.
     pub(super) fn proved(&self, hello: &Hello) -> Option<PeerId> {
-        let ticket = hello.ticket?;
+        let ticket = hello.resumption_token?;
         let shown = |id: &PeerId| {
-            self.peers.get(*id).is_some_and(|peer| peer.incarnation == Some(hello.incarnation) && peer.given == Some(ticket))
+            self.peers
+                .get(*id)
+                .is_some_and(|peer| peer.incarnation == Some(hello.incarnation) && peer.given_token == Some(ticket))
         };
         // Others may have claimed its incarnation while it was away.
-        self.by_ticket.get(&ticket).copied().filter(shown)
+        self.by_resumption_token.get(&ticket).copied().filter(shown)
     }
 
     /// Who dialled: an engine met before, which shows the ticket that it was given then; or somebody new.
@@ -283,7 +285,7 @@ impl<E: Env> Proto<E> {
         let claimed = addresses.iter().filter_map(|address| self.peers.get(*self.by_address.get(address)?));
         let doubted: Vec<LinkId> =
             claimed.filter(|peer| peer.incarnation != Some(hello.incarnation)).filter_map(|peer| peer.link).collect();
-        doubted.into_iter().for_each(|link| self.challenge(link, now));
+        doubted.into_iter().for_each(|link| self.probe_liveness(link, now));
         let unmet = |id: &PeerId| self.peers.get(*id).is_some_and(|peer| peer.link.is_none() && peer.incarnation.is_none());
         let looked_up = addresses.iter().filter_map(|address| self.by_address.get(address)).copied().find(unmet);
         let peer = looked_up.unwrap_or_else(|| {
@@ -303,33 +305,33 @@ impl<E: Env> Proto<E> {
     pub(crate) fn handle_closed(&mut self, id: LinkId, cause: std::io::Error) {
         let Some(link) = self.links.get(id) else { return };
         let failure = match link.state {
-            State::Dialling => Failure::Unreachable { reason: cause.to_string(), source: Some(Arc::new(cause)) },
-            State::Greeting => {
+            LinkState::Dialling => Failure::Unreachable { reason: cause.to_string(), source: Some(Arc::new(cause)) },
+            LinkState::Handshaking => {
                 let reason = format!("the connection ended before it answered the greeting: {cause}");
                 Failure::Unreachable { reason, source: Some(Arc::new(cause)) }
             }
-            State::Open => Failure::Disconnected { reason: cause.to_string() },
+            LinkState::Open => Failure::Disconnected { reason: cause.to_string() },
         };
         self.close(id, failure);
     }
 
     /// Ends a link, and with it everything that depended on it.
     pub(crate) fn close(&mut self, id: LinkId, failure: Failure) {
-        self.end_proving(id);
+        self.end_auth(id);
         let Some(link) = self.links.remove(id) else { return };
         self.outputs.push_back(Output::Close { link: id });
         match (link.is_open(), link.dialled) {
             (true, false) => self.accepted -= 1,
             (true, true) => {}
             (false, dialled) => {
-                self.timers.remove(&(link.due, Timer::Greeting(id)));
+                self.timers.remove(&(link.due, TimerKind::Greeting(id)));
                 if !dialled {
                     self.handshakes.remove(&(link.due, id));
                 }
             }
         }
         if let Some(at) = link.heartbeat {
-            self.timers.remove(&(at, Timer::Heartbeat(id)));
+            self.timers.remove(&(at, TimerKind::Heartbeat(id)));
         }
         self.bytes -= link.account.counted;
         if let Some(peer) = link.peer.and_then(|peer| self.peers.get_mut(peer))

@@ -4,18 +4,18 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::calls::{Arriving, Content, MAX_BUDGET, check_leases};
+use super::calls::{InboundBody, MAX_BUDGET, OutgoingBody, check_leases};
 use super::link::{OutStream, broken};
-use super::one_way::{Dropped, MAX_COST, OneWay};
+use super::one_way::{Dropped, MAX_COST, OneWayRequest};
 use super::refusals::Cause;
-use super::wire::{Bytes, Message, Status, Stream};
-use super::{Body, Declaration, Env, Failure, Leases, LinkId, Memory, Output, PeerTag, Proto, RequestId, Stage};
+use super::wire::{BorrowedBytes, Message, Status, Stream};
+use super::{Body, Declaration, EngineStage, Env, Failure, LeaseRange, LinkId, Memory, Output, PeerTag, Proto, RequestId};
 
 /// A call of a peer: from the arrival of its first byte to the answer.
-pub(super) struct Request<E: Env> {
+pub(super) struct InboundRequest<E: Env> {
     pub link: LinkId,
     call: u64,
-    pub one_way: Option<OneWay>,
+    pub one_way: Option<OneWayRequest>,
     provider: u16,
     deadline: Option<Instant>,
     /// Nobody takes the answer; what it takes to handle it is still there.
@@ -30,10 +30,10 @@ pub(super) struct Request<E: Env> {
     /// Memory for the values that it has waited for, if it has, and what it waits with.
     pub wants: usize,
     pub parked: Option<Box<Incoming<E>>>,
-    pub body: Option<Arriving<E>>,
+    pub body: Option<InboundBody<E>>,
 }
 
-impl<E: Env> Request<E> {
+impl<E: Env> InboundRequest<E> {
     /// It counts in `Proto::left_behind`.
     pub(super) fn is_left_behind(&self) -> bool {
         self.is_orphan && self.one_way.is_some()
@@ -53,12 +53,12 @@ pub(crate) struct Incoming<E: Env> {
     /// It has been handed out before, and given back to wait for memory.
     pub again: bool,
     pub body: Body<E::Memory>,
-    pub leases: Leases,
+    pub leases: LeaseRange,
 }
 
 /// An answer to be sent.
 pub(crate) struct Reply<'a, E: Env> {
-    pub content: Content<'a, E::Memory>,
+    pub content: OutgoingBody<'a, E::Memory>,
     /// This engine's number for the shape of the result; zero for none.
     pub result: u32,
     pub shape: &'a [u8],
@@ -68,11 +68,12 @@ pub(crate) struct Reply<'a, E: Env> {
 impl<E: Env> Proto<E> {
     pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
         if self.config.remote_shutdown {
-            let message = Message::Response { call, result: 0, shape: Bytes(&[]), leases: Leases::default(), size: 0 };
-            self.links[id].say_back(&message);
+            let message =
+                Message::Response { call, result: 0, shape: BorrowedBytes(&[]), leases: LeaseRange::default(), size: 0 };
+            self.links[id].queue_control(&message);
             self.outputs.push_back(Output::ShutdownAsked);
         } else {
-            self.links[id].say_back(&Message::Refuse { call, status: Cause::Shutdown.status() });
+            self.links[id].queue_control(&Message::Refuse { call, status: Cause::Shutdown.status() });
             self.refused(id, || "shutdown".to_owned(), Cause::Shutdown);
         }
         self.mark_ready(id);
@@ -100,7 +101,7 @@ impl<E: Env> Proto<E> {
         };
         let refusal = if body.is_none() {
             Some(Status::Checksum)
-        } else if self.stage != Stage::Running {
+        } else if self.stage != EngineStage::Running {
             Some(Status::Finalizing)
         } else if size > self.config.max_message as u64 {
             Some(Status::TooLarge { size, limit: self.config.max_message as u64 })
@@ -112,7 +113,7 @@ impl<E: Env> Proto<E> {
         let link = &mut self.links[id];
         if let Some(status) = refusal {
             match one_way {
-                Some(OneWay { cost: cost @ Some(_), .. }) => {
+                Some(OneWayRequest { cost: cost @ Some(_), .. }) => {
                     // A caller knows how much is taken, and is told of that by the limit.
                     if !matches!(status, Status::TooLarge { .. }) {
                         self.note_dropped(id, procedure, Dropped::Refused(status));
@@ -120,7 +121,7 @@ impl<E: Env> Proto<E> {
                     self.one_way_over(id, cost);
                 }
                 _ => {
-                    link.say_back(&Message::Refuse { call, status });
+                    link.queue_control(&Message::Refuse { call, status });
                     if one_way.is_some() {
                         self.report_to_refused(id);
                     }
@@ -140,7 +141,7 @@ impl<E: Env> Proto<E> {
             return Err(broken(format!("call {call} was made twice")));
         };
         let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
-        let request = self.requests.insert(Request {
+        let request = self.requests.insert(InboundRequest {
             link: id,
             call,
             one_way,
@@ -160,14 +161,20 @@ impl<E: Env> Proto<E> {
         if one_way.is_some_and(|one_way| one_way.cost.is_none()) {
             link.window.admit();
             // The caller waits for the word that it is taken.
-            link.say_back(&Message::Response { call, result: 0, shape: Bytes(&[]), leases: Leases::default(), size: 0 });
+            link.queue_control(&Message::Response {
+                call,
+                result: 0,
+                shape: BorrowedBytes(&[]),
+                leases: LeaseRange::default(),
+                size: 0,
+            });
             self.mark_ready(id);
         }
         if is_whole {
             self.deliver(request, declaration, Body::Small(body.to_vec()), leases);
         } else {
             let memory = E::Memory::allocate(size as usize);
-            self.requests[request].body = Some(Arriving { memory, arrived: 0, declaration: Some(declaration), leases });
+            self.requests[request].body = Some(InboundBody { memory, arrived: 0, declaration: Some(declaration), leases });
         }
         self.watch(id, now);
         Ok(())
@@ -178,7 +185,7 @@ impl<E: Env> Proto<E> {
         let Some(arriving) = &mut self.requests[key].body else { return };
         arriving.arrived += len;
         if arriving.arrived == arriving.memory.len() {
-            let Some(Arriving { memory, declaration: Some(declaration), leases, .. }) = self.requests[key].body.take() else {
+            let Some(InboundBody { memory, declaration: Some(declaration), leases, .. }) = self.requests[key].body.take() else {
                 return;
             };
             self.deliver(key, declaration, Body::Large(memory), leases);
@@ -186,12 +193,12 @@ impl<E: Env> Proto<E> {
     }
 
     /// What a one-way call takes of the credit that its caller has. An error when that is more than there is.
-    fn one_way(&mut self, id: LinkId, procedure: u32, cost: usize, is_whole: bool) -> Result<OneWay, Failure> {
+    fn one_way(&mut self, id: LinkId, procedure: u32, cost: usize, is_whole: bool) -> Result<OneWayRequest, Failure> {
         let cost = if is_whole && cost <= MAX_COST { Some(cost as u32) } else { None };
         if let Some(cost) = cost {
             self.links[id].window.enter(cost)?;
         }
-        Ok(OneWay { procedure, cost })
+        Ok(OneWayRequest { procedure, cost })
     }
 
     /// The body of a request is not what was sent: it has got to no handler, and will not.
@@ -200,16 +207,16 @@ impl<E: Env> Proto<E> {
         let Some(one_way) = request.map(|request| request.one_way) else { return };
         self.handle_cancel(id, number);
         match one_way {
-            Some(OneWay { procedure, .. }) => self.note_dropped(id, procedure, Dropped::Checksum),
+            Some(OneWayRequest { procedure, .. }) => self.note_dropped(id, procedure, Dropped::Checksum),
             None => {
-                self.links[id].say_back(&Message::Refuse { call: number, status: Status::Checksum });
+                self.links[id].queue_control(&Message::Refuse { call: number, status: Status::Checksum });
                 self.mark_ready(id);
             }
         }
     }
 
     /// The one place where a request ends.
-    fn remove_request(&mut self, key: RequestId) -> Option<Request<E>> {
+    fn remove_request(&mut self, key: RequestId) -> Option<InboundRequest<E>> {
         let request = self.requests.remove(key)?;
         self.bytes -= request.cost;
         if request.is_left_behind() {
@@ -218,7 +225,7 @@ impl<E: Env> Proto<E> {
         if let Some(link) = self.links.get_mut(request.link) {
             link.requests.remove(&request.call);
             if request.body.is_some() {
-                link.disown_landings(Stream::Request, request.call);
+                link.discard_inbound(Stream::Request, request.call);
             }
             link.account.requests -= request.cost;
             link.cancelled -= usize::from(request.cancelled);
@@ -232,7 +239,7 @@ impl<E: Env> Proto<E> {
         if request.body.is_some() {
             let (link, one_way) = (request.link, request.one_way);
             self.remove_request(key);
-            if let Some(OneWay { procedure, .. }) = one_way {
+            if let Some(OneWayRequest { procedure, .. }) = one_way {
                 self.note_dropped(link, procedure, Dropped::Connection);
             }
         } else {
@@ -248,7 +255,7 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Cancelled { request: key });
     }
 
-    fn deliver(&mut self, key: RequestId, declaration: Arc<Declaration<E>>, body: Body<E::Memory>, leases: Leases) {
+    fn deliver(&mut self, key: RequestId, declaration: Arc<Declaration<E>>, body: Body<E::Memory>, leases: LeaseRange) {
         let request = &self.requests[key];
         let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
         self.outputs.push_back(Output::Request(Incoming {
@@ -280,10 +287,10 @@ impl<E: Env> Proto<E> {
                 return;
             }
             let one_way = request.one_way;
-            if let Some(Arriving { leases, .. }) = self.remove_request(key).and_then(|request| request.body) {
+            if let Some(InboundBody { leases, .. }) = self.remove_request(key).and_then(|request| request.body) {
                 self.release(id, leases);
             }
-            if let Some(OneWay { cost, .. }) = one_way {
+            if let Some(OneWayRequest { cost, .. }) = one_way {
                 self.one_way_over(id, cost);
             }
             // No handler will end it, and finalizing may be waiting for that.
@@ -306,12 +313,12 @@ impl<E: Env> Proto<E> {
         let mut reply = reply;
         let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();
         let known = self.remove_request(request);
-        let Some(Request { link: id, call, one_way, cancelled, cost, .. }) = known else {
-            self.outputs.extend(leases.into_iter().map(Output::Unleased));
+        let Some(InboundRequest { link: id, call, one_way, cancelled, cost, .. }) = known else {
+            self.outputs.extend(leases.into_iter().map(Output::LeaseReleased));
             return Err(Failure::Cancelled);
         };
-        if let Some(OneWay { procedure, cost }) = one_way {
-            self.outputs.extend(leases.into_iter().map(Output::Unleased));
+        if let Some(OneWayRequest { procedure, cost }) = one_way {
+            self.outputs.extend(leases.into_iter().map(Output::LeaseReleased));
             match reply {
                 Ok(_) | Err(Status::NoResponse) => {}
                 Err(status) => self.note_dropped(id, procedure, Dropped::Refused(status)),
@@ -320,7 +327,7 @@ impl<E: Env> Proto<E> {
             return if cancelled { Err(Failure::Cancelled) } else { Ok(()) };
         }
         if cancelled {
-            self.outputs.extend(leases.into_iter().map(Output::Unleased));
+            self.outputs.extend(leases.into_iter().map(Output::LeaseReleased));
             return Err(Failure::Cancelled);
         }
         let limit = self.config.max_message.min(self.links[id].peer_max_message);
@@ -337,10 +344,10 @@ impl<E: Env> Proto<E> {
                 let link = &mut self.links[id];
                 let size = reply.content.len() as u64;
                 let (result, is_new) = link.declared.add(reply.result, reply.shape.len());
-                let shape = Bytes(if is_new { reply.shape } else { &[] });
+                let shape = BorrowedBytes(if is_new { reply.shape } else { &[] });
                 let message = Message::Response { call, result, shape, leases, size };
-                link.say_answer(&message, reply.content.inline());
-                if let Content::Large(memory) = reply.content {
+                link.queue_response(&message, reply.content.inline());
+                if let OutgoingBody::Large(memory) = reply.content {
                     link.streams.add(OutStream { kind: Stream::Response, id: call, memory, sent: 0, token: None });
                 }
                 Ok(())
@@ -351,8 +358,8 @@ impl<E: Env> Proto<E> {
                     Status::Busy(_) => Err(Failure::Refused(status.clone())),
                     _ => Ok(()),
                 };
-                self.links[id].say_back(&Message::Refuse { call, status });
-                self.outputs.extend(leases.into_iter().map(Output::Unleased));
+                self.links[id].queue_control(&Message::Refuse { call, status });
+                self.outputs.extend(leases.into_iter().map(Output::LeaseReleased));
                 outcome
             }
         };

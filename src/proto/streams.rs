@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use slotmap::SlotMap;
 
 use super::Memory;
-use super::hash::Numbers;
+use super::hash::SeededHash;
 use super::wire::Stream;
 
 slotmap::new_key_type! {
@@ -26,7 +26,7 @@ pub(super) struct OutStream<M> {
 /// any order: so each is found by its number.
 pub(super) struct Streams<M> {
     streams: SlotMap<StreamId, OutStream<M>>,
-    numbers: HashMap<(Stream, u64), StreamId, Numbers>,
+    numbers: HashMap<(Stream, u64), StreamId, SeededHash>,
     /// Whose turn it is. A stream that has ended leaves its place behind, until that is the first or there are too many of that
     /// sort.
     turns: VecDeque<StreamId>,

@@ -7,7 +7,7 @@ use super::wire::Message;
 use super::{CallId, Env, Failure, LinkId, Output, Proto, TransferId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Timer {
+pub(super) enum TimerKind {
     /// The deadline of a call.
     Call(CallId),
     /// The deadline of a transfer.
@@ -63,12 +63,12 @@ impl<E: Env> Proto<E> {
             }
             self.timers.pop_first();
             match timer {
-                Timer::Challenge(link) => self.challenge_due(link),
-                Timer::Call(call) => self.abandon_call(call, Failure::Timeout),
-                Timer::Transfer(transfer) => self.abandon_transfer(transfer, Failure::Timeout),
-                Timer::Greeting(link) => self.greeting_due(link),
-                Timer::Heartbeat(link) => self.heartbeat(link, now),
-                Timer::Exposure(token) => self.exposure_due(token, now),
+                TimerKind::Challenge(link) => self.probe_due(link),
+                TimerKind::Call(call) => self.abandon_call(call, Failure::Timeout),
+                TimerKind::Transfer(transfer) => self.abandon_transfer(transfer, Failure::Timeout),
+                TimerKind::Greeting(link) => self.handshake_due(link),
+                TimerKind::Heartbeat(link) => self.heartbeat(link, now),
+                TimerKind::Exposure(token) => self.exposure_due(token, now),
             }
         }
     }
@@ -76,7 +76,7 @@ impl<E: Env> Proto<E> {
     /// Watches a call's deadline.
     pub(super) fn set_deadline(&mut self, call: CallId, at: Instant) {
         if !self.deadlines.push(at, call) {
-            self.timers.insert((at, Timer::Call(call)));
+            self.timers.insert((at, TimerKind::Call(call)));
         }
     }
 
@@ -85,7 +85,7 @@ impl<E: Env> Proto<E> {
         let Proto { deadlines: Deadlines { queue }, calls, timers, .. } = self;
         // Most are the first, and in no other place.
         if queue.front().is_none_or(|(_, first)| *first != call) && !timers.is_empty() {
-            timers.remove(&(at, Timer::Call(call)));
+            timers.remove(&(at, TimerKind::Call(call)));
         }
         while queue.front().is_some_and(|(_, call)| !calls.contains_key(*call)) {
             queue.pop_front();
@@ -95,7 +95,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    fn greeting_due(&mut self, id: LinkId) {
+    fn handshake_due(&mut self, id: LinkId) {
         if self.links.get(id).is_some_and(|link| !link.is_open()) {
             let reason = format!("no connection within {:?}", self.config.connect);
             self.close(id, Failure::Unreachable { reason, source: None });
@@ -104,36 +104,36 @@ impl<E: Env> Proto<E> {
 
     /// Sees to it that the peer's silence is noticed, from now on until nothing is expected of it.
     pub(super) fn watch(&mut self, id: LinkId, now: Instant) {
-        let interval = self.config.silence / 3;
+        let interval = self.config.peer_timeout / 3;
         let link = &mut self.links[id];
         if link.is_open() && link.heartbeat.is_none() && (link.is_busy() || link.wants_to_send()) {
             link.heartbeat = Some(now + interval);
             // What was not expected of it before, it need not have said.
             link.last_heard = now;
             link.acknowledged = None;
-            self.timers.insert((now + interval, Timer::Heartbeat(id)));
+            self.timers.insert((now + interval, TimerKind::Heartbeat(id)));
             self.outputs.push_back(Output::AskAcknowledged { link: id });
         }
     }
 
     /// Somebody claims to be at the address of a peer that there is a link with. If that has been replaced, it won't answer.
-    pub(super) fn challenge(&mut self, id: LinkId, now: Instant) {
-        let Some(link) = self.links.get_mut(id).filter(|link| link.challenged.is_none()) else { return };
-        link.challenged = Some(now);
-        link.say(&Message::Ping, &[]);
-        self.timers.insert((now + (self.config.silence / 3).min(CHALLENGE), Timer::Challenge(id)));
+    pub(super) fn probe_liveness(&mut self, id: LinkId, now: Instant) {
+        let Some(link) = self.links.get_mut(id).filter(|link| link.probed.is_none()) else { return };
+        link.probed = Some(now);
+        link.queue_frame(&Message::Ping, &[]);
+        self.timers.insert((now + (self.config.peer_timeout / 3).min(CHALLENGE), TimerKind::Challenge(id)));
         self.mark_ready(id);
     }
 
-    fn challenge_due(&mut self, id: LinkId) {
+    fn probe_due(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
-        if link.challenged.take().is_some_and(|since| link.last_heard <= since) {
+        if link.probed.take().is_some_and(|since| link.last_heard <= since) {
             self.close(id, Failure::PeerRestarted);
         }
     }
 
     fn heartbeat(&mut self, id: LinkId, now: Instant) {
-        let silence = self.config.silence;
+        let silence = self.config.peer_timeout;
         let interval = silence / 3;
         let Some(link) = self.links.get_mut(id) else { return };
         link.heartbeat = None;
@@ -148,12 +148,12 @@ impl<E: Env> Proto<E> {
         }
         self.outputs.push_back(Output::AskAcknowledged { link: id });
         if silent >= interval {
-            link.say(&Message::Ping, &[]);
+            link.queue_frame(&Message::Ping, &[]);
             self.mark_ready(id);
         }
         let link = &mut self.links[id];
         let next = (link.last_heard + silence).min(now + interval).max(now + interval / 8);
         link.heartbeat = Some(next);
-        self.timers.insert((next, Timer::Heartbeat(id)));
+        self.timers.insert((next, TimerKind::Heartbeat(id)));
     }
 }

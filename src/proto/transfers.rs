@@ -11,11 +11,11 @@ use std::time::Instant;
 use slotmap::{KeyData, SlotMap};
 
 use super::chain::{self, Chained, Neighbours};
-use super::landing::Landed;
-use super::link::{Link, OutStream, broken};
-use super::timers::Timer;
+use super::inbound::PayloadStatus;
+use super::link::{OutStream, PeerLink, broken};
+use super::timers::TimerKind;
 use super::wire::{Message, Range, Status, Stream};
-use super::{Env, Failure, Keys, LinkId, Log, Memory, Output, PeerId, Proto, TransferId, wire_id};
+use super::{Env, Failure, LinkId, Log, Memory, Output, PeerId, Proto, RemoteKeys, TransferId, wire_id};
 
 /// ```text
 ///   moving, by a device ──────────────────────────────────▶ done
@@ -24,7 +24,7 @@ use super::{Env, Failure, Keys, LinkId, Log, Memory, Output, PeerId, Proto, Tran
 ///   pull:  asked ──▶ chunks land in order ──▶ done          push:  streaming ──▶ the owner's `Done`
 ///              └── refused / timed out / cancelled / link lost / memory taken back ──┘
 /// ```
-pub(super) struct Transfer<E: Env> {
+pub(super) struct OutgoingTransfer<E: Env> {
     pub waiter: E::Waiter,
     pub link: LinkId,
     pub pull: bool,
@@ -37,7 +37,7 @@ pub(super) struct Transfer<E: Env> {
     neighbours: Neighbours<TransferId>,
 }
 
-impl<E: Env> Chained<TransferId> for Transfer<E> {
+impl<E: Env> Chained<TransferId> for OutgoingTransfer<E> {
     fn neighbours(&mut self) -> &mut Neighbours<TransferId> {
         &mut self.neighbours
     }
@@ -52,7 +52,7 @@ pub(super) struct IncomingPush<E: Env> {
 
 /// What a peer does with exposed memory.
 #[derive(Clone, Copy)]
-pub(super) struct Access {
+pub(super) struct PeerAccess {
     link: LinkId,
     /// The peer's number of the transfer.
     number: u64,
@@ -62,8 +62,8 @@ pub(super) struct Access {
 /// What peers do with one exposure. Accesses that have ended are among them until there are too many of that sort: so one that
 /// ends costs nothing here, and what is revoked is found without a search through everything that peers are doing.
 #[derive(Default)]
-pub(super) struct Accesses {
-    all: Vec<Access>,
+pub(super) struct PeerAccesses {
+    all: Vec<PeerAccess>,
     /// How many there may be before they are sorted out.
     sort_out_at: usize,
 }
@@ -79,7 +79,7 @@ pub(crate) struct Remote {
     pub token: u128,
     pub offset: u64,
     /// What a device reaches the exposed memory by, from its beginning.
-    pub keys: Option<Keys>,
+    pub keys: Option<RemoteKeys>,
 }
 
 impl<E: Env> Proto<E> {
@@ -99,10 +99,10 @@ impl<E: Env> Proto<E> {
         let entry = &mut self.links[link];
         entry.pending += 1;
         // The keys are those of one engine. Who is at the other end, its greeting tells.
-        let reachable = entry.moves && entry.is_open() && entry.incarnation == owner && len > 0;
+        let reachable = entry.rma_capable && entry.is_open() && entry.incarnation == owner && len > 0;
         let keys = keys.filter(|_| reachable);
         let memory = if pull || keys.is_some() { memory.for_one_operation() } else { memory };
-        let transfer = Transfer {
+        let transfer = OutgoingTransfer {
             waiter,
             link,
             pull,
@@ -114,7 +114,7 @@ impl<E: Env> Proto<E> {
         };
         let id = chain::add(&mut self.transfers, &mut self.links[link].last_transfer, transfer);
         if let Some(at) = deadline {
-            self.timers.insert((at, Timer::Transfer(id)));
+            self.timers.insert((at, TimerKind::Transfer(id)));
         }
         let range = Range { transfer: wire_id(id), owner, token: token.to_le_bytes(), offset, len };
         match keys {
@@ -132,9 +132,9 @@ impl<E: Env> Proto<E> {
     fn ask(&mut self, link: LinkId, range: Range, pull: bool, memory: E::Memory) {
         let entry = &mut self.links[link];
         if pull {
-            entry.say(&Message::Pull(range), &[]);
+            entry.queue_frame(&Message::Pull(range), &[]);
         } else {
-            entry.say(&Message::Push(range), &[]);
+            entry.queue_frame(&Message::Push(range), &[]);
             if range.len > 0 {
                 entry.streams.add(OutStream { kind: Stream::Push, id: range.transfer, memory, sent: 0, token: None });
             }
@@ -162,7 +162,7 @@ impl<E: Env> Proto<E> {
         let Some(transfer) = self.transfers.get(id) else { return };
         let (link, push) = (transfer.link, !transfer.pull);
         if transfer.moving.is_none() {
-            self.links[link].say(&Message::Abort { transfer: wire_id(id), push }, &[]);
+            self.links[link].queue_frame(&Message::Abort { transfer: wire_id(id), push }, &[]);
         }
         self.end_transfer(id, Err(failure));
         self.mark_ready(link);
@@ -174,7 +174,7 @@ impl<E: Env> Proto<E> {
         // Half a chunk may have landed; the rest must not.
         transfer.memory.end();
         if let Some(at) = transfer.timer {
-            self.timers.remove(&(at, Timer::Transfer(id)));
+            self.timers.remove(&(at, TimerKind::Transfer(id)));
         }
         if let Some(link) = self.links.get_mut(transfer.link) {
             link.pending -= 1;
@@ -190,11 +190,11 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
     }
 
-    pub(super) fn pull_landed(&mut self, link: LinkId, number: u64, len: usize, landed: Landed) {
+    pub(super) fn pull_landed(&mut self, link: LinkId, number: u64, len: usize, landed: PayloadStatus) {
         let id = TransferId::from(KeyData::from_ffi(number));
         let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.link == link) else { return };
         match landed {
-            Landed::Whole => {
+            PayloadStatus::Whole => {
                 transfer.moved += len;
                 if transfer.moved == transfer.memory.len() {
                     let moved = transfer.moved;
@@ -202,9 +202,9 @@ impl<E: Env> Proto<E> {
                 }
             }
             // The owner's `Done` follows, but this says it already.
-            Landed::SourceGone => self.end_transfer(id, Err(Failure::Refused(Status::Revoked))),
-            Landed::TargetGone => self.abandon_transfer(id, Failure::Revoked),
-            Landed::Damaged => self.abandon_transfer(id, Failure::Checksum),
+            PayloadStatus::SourceGone => self.end_transfer(id, Err(Failure::Refused(Status::Revoked))),
+            PayloadStatus::TargetGone => self.abandon_transfer(id, Failure::Revoked),
+            PayloadStatus::Damaged => self.abandon_transfer(id, Failure::Checksum),
         }
     }
 
@@ -212,7 +212,7 @@ impl<E: Env> Proto<E> {
     pub(super) fn handle_done(&mut self, link: LinkId, number: u64, status: Status) {
         let id = TransferId::from(KeyData::from_ffi(number));
         // Of what a device carries out, its owner knows nothing.
-        let asked = |t: &&Transfer<E>| t.link == link && t.moving.is_none();
+        let asked = |t: &&OutgoingTransfer<E>| t.link == link && t.moving.is_none();
         let Some(transfer) = self.transfers.get(id).filter(asked) else { return };
         let result = match status {
             // A pull is done when its bytes are here, not when somebody says so; only an empty one has no bytes.
@@ -226,7 +226,7 @@ impl<E: Env> Proto<E> {
 
     fn done(&mut self, link: LinkId, transfer: u64, status: Status) {
         if let Some(entry) = self.links.get_mut(link) {
-            entry.say_back(&Message::Done { transfer, status });
+            entry.queue_control(&Message::Done { transfer, status });
             self.mark_ready(link);
         }
     }
@@ -240,7 +240,7 @@ impl<E: Env> Proto<E> {
         match self.admit_transfer(link).and_then(|()| self.check(link, range, false, now)) {
             Ok(memory) if memory.len() > 0 => {
                 let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
-                self.note_access(token, Access { link, number: range.transfer, push: false });
+                self.note_access(token, PeerAccess { link, number: range.transfer, push: false });
                 self.links[link].streams.add(stream);
                 self.watch(link, now);
                 self.mark_ready(link);
@@ -259,7 +259,7 @@ impl<E: Env> Proto<E> {
         match self.admit_transfer(link).and_then(|()| self.check(link, range, true, now)) {
             Ok(memory) if memory.len() > 0 => {
                 let push = IncomingPush { memory, landed: 0, token };
-                self.note_access(token, Access { link, number: range.transfer, push: true });
+                self.note_access(token, PeerAccess { link, number: range.transfer, push: true });
                 self.links[link].pushes.insert(range.transfer, push);
                 self.watch(link, now);
             }
@@ -269,11 +269,11 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    pub(super) fn push_landed(&mut self, link: LinkId, number: u64, len: usize, landed: Landed) {
+    pub(super) fn push_landed(&mut self, link: LinkId, number: u64, len: usize, landed: PayloadStatus) {
         let pushes = &mut self.links[link].pushes;
         let Some(push) = pushes.get_mut(&number) else { return };
         let status = match landed {
-            Landed::Whole => {
+            PayloadStatus::Whole => {
                 push.landed += len;
                 if push.landed < push.memory.len() {
                     return;
@@ -281,11 +281,11 @@ impl<E: Env> Proto<E> {
                 Status::Ok
             }
             // The initiator took its own memory away; it knows, and this is for its table of transfers.
-            Landed::SourceGone | Landed::TargetGone => Status::Revoked,
-            Landed::Damaged => Status::Checksum,
+            PayloadStatus::SourceGone | PayloadStatus::TargetGone => Status::Revoked,
+            PayloadStatus::Damaged => Status::Checksum,
         };
         pushes.remove(&number);
-        self.links[link].disown_landings(Stream::Push, number);
+        self.links[link].discard_inbound(Stream::Push, number);
         self.done(link, number, status);
     }
 
@@ -293,7 +293,7 @@ impl<E: Env> Proto<E> {
         let entry = &mut self.links[link];
         if push {
             entry.pushes.remove(&number);
-            entry.disown_landings(Stream::Push, number);
+            entry.discard_inbound(Stream::Push, number);
         } else {
             entry.streams.end(Stream::Pull, number);
         }
@@ -301,16 +301,16 @@ impl<E: Env> Proto<E> {
 
     /// Ends whatever peers are doing with memory that is being taken back, or that they may not use any more; they are told
     /// why.
-    pub(super) fn stop_access(&mut self, token: u128, accesses: Accesses, why: &Status) {
+    pub(super) fn stop_access(&mut self, token: u128, accesses: PeerAccesses, why: &Status) {
         for access in accesses.all {
             if !is_under_way(&self.links, token, access) {
                 continue;
             }
-            let Access { link, number, push } = access;
+            let PeerAccess { link, number, push } = access;
             let entry = &mut self.links[link];
             if push {
                 entry.pushes.remove(&number);
-                entry.disown_landings(Stream::Push, number);
+                entry.discard_inbound(Stream::Push, number);
             } else {
                 entry.streams.end(Stream::Pull, number);
             }
@@ -320,7 +320,7 @@ impl<E: Env> Proto<E> {
 
     /// A peer is going to use exposed memory. (One that does so again and again under one number is not noted twice: what it has
     /// done before is over.)
-    fn note_access(&mut self, token: u128, access: Access) {
+    fn note_access(&mut self, token: u128, access: PeerAccess) {
         let Proto { exposures, links, .. } = self;
         let Some(accesses) = exposures.accesses_mut(token) else { return };
         if accesses.all.len() >= accesses.sort_out_at {
@@ -332,7 +332,11 @@ impl<E: Env> Proto<E> {
 }
 
 /// Whether an access that was noted has not ended yet.
-fn is_under_way<E: Env>(links: &SlotMap<LinkId, Link<E>>, token: u128, Access { link, number, push }: Access) -> bool {
+fn is_under_way<E: Env>(
+    links: &SlotMap<LinkId, PeerLink<E>>,
+    token: u128,
+    PeerAccess { link, number, push }: PeerAccess,
+) -> bool {
     let Some(link) = links.get(link) else { return false };
     let used = if push { link.pushes.get(&number).map(|push| push.token) } else { link.streams.pulled(number) };
     used == Some(token)

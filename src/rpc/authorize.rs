@@ -4,16 +4,16 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::engine::Shared;
-use crate::progress::Live;
+use crate::engine::EngineShared;
+use crate::progress::EngineEnv;
 use crate::proto::Incoming;
 use crate::{Endpoint, Scheme};
 
 /// A call that a peer makes, and what is known of that peer: what [`EngineBuilder::authorize`](crate::EngineBuilder::authorize)
 /// decides by.
 pub struct Caller<'a> {
-    shared: &'a Arc<Shared>,
-    incoming: &'a Incoming<Live>,
+    shared: &'a Arc<EngineShared>,
+    incoming: &'a Incoming<EngineEnv>,
 }
 
 /// A process on this host, as the system knows it.
@@ -49,7 +49,7 @@ impl Caller<'_> {
 
     /// By which means the call has come; `None` when the connection is gone already.
     pub fn transport(&self) -> Option<Scheme> {
-        self.shared.core.carrier(self.incoming.link)
+        self.shared.core.scheme_of(self.incoming.link)
     }
 
     /// The calling process, where the system vouches for it: over shared memory, and within a process.
@@ -73,7 +73,7 @@ impl fmt::Debug for Caller<'_> {
 }
 
 /// Whether the call may be made. Whoever can't decide denies.
-pub(super) fn is_allowed(shared: &Arc<Shared>, incoming: &Incoming<Live>) -> bool {
+pub(super) fn is_allowed(shared: &Arc<EngineShared>, incoming: &Incoming<EngineEnv>) -> bool {
     let Some(authorize) = &shared.authorize else { return true };
     let caller = Caller { shared, incoming };
     catch_unwind(AssertUnwindSafe(|| authorize(&caller))).unwrap_or_else(|_| {

@@ -42,7 +42,10 @@ pub(super) fn free_memory(len: usize) -> usize {
 /// # Errors
 /// What was wrong, with the numbers: bytes that are no `T`, bytes left over, and values beyond the bounds.
 #[inline]
-pub(crate) fn decode_within<'a, T: Deserialize<'a>>(bytes: &'a [u8], more: More<'_>) -> std::result::Result<(T, usize), String> {
+pub(crate) fn decode_within<'a, T: Deserialize<'a>>(
+    bytes: &'a [u8],
+    more: AskForMemory<'_>,
+) -> std::result::Result<(T, usize), String> {
     let mut bounded = Bounded::new(bytes, size_of::<T>(), more);
     let decoded = T::deserialize(&mut bounded);
     bounded.finish(decoded)
@@ -55,7 +58,7 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Re
 }
 
 /// Asked when the values take so many bytes of memory: how many they may take then, which is no less, if they may.
-pub(super) type More<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
+pub(super) type AskForMemory<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
 
 /// Postcard's deserializer, and what may still be decoded by it.
 struct Bounded<'de, 'm> {
@@ -68,7 +71,7 @@ struct Bounded<'de, 'm> {
     allowed: usize,
     /// Bytes of the place that the value which is being decoded goes to, and that are counted.
     place: usize,
-    more: More<'m>,
+    more: AskForMemory<'m>,
     /// Postcard's errors hold no text of ours.
     exceeded: Option<Bound>,
     /// How many variants the enum has that is decoded.
@@ -89,7 +92,7 @@ enum Bound {
 
 impl<'de, 'm> Bounded<'de, 'm> {
     #[inline]
-    fn new(bytes: &'de [u8], place: usize, more: More<'m>) -> Bounded<'de, 'm> {
+    fn new(bytes: &'de [u8], place: usize, more: AskForMemory<'m>) -> Bounded<'de, 'm> {
         Bounded {
             postcard: postcard::Deserializer::from_bytes(bytes),
             len: bytes.len(),
@@ -266,18 +269,18 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
         let left = self.take_length()?;
-        self.descend(|inside| visitor.visit_seq(Elements::<_, LIST> { inside, left }))
+        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, LIST> { inside, left }))
     }
 
     #[inline]
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
         let left = self.take_length()?;
-        self.descend(|inside| visitor.visit_map(Elements::<_, MAP> { inside, left }))
+        self.descend(|inside| visitor.visit_map(BoundedElements::<_, MAP> { inside, left }))
     }
 
     #[inline]
     fn deserialize_tuple<V: Visitor<'de>>(self, left: usize, visitor: V) -> Result<V::Value> {
-        self.descend(|inside| visitor.visit_seq(Elements::<_, IN_PLACE> { inside, left }))
+        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside, left }))
     }
 
     #[inline]
@@ -357,12 +360,12 @@ const LIST: usize = 1;
 const MAP: usize = 2;
 
 /// What is left of a sequence, tuple, struct or map.
-struct Elements<B, const TIMES: usize> {
+struct BoundedElements<B, const TIMES: usize> {
     inside: B,
     left: usize,
 }
 
-impl<const TIMES: usize> Elements<&mut Bounded<'_, '_>, TIMES> {
+impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
     /// Memory for an element.
     #[inline]
     fn make_place<T>(&mut self) -> Result<()> {
@@ -380,7 +383,7 @@ impl<const TIMES: usize> Elements<&mut Bounded<'_, '_>, TIMES> {
     }
 }
 
-impl<'de, const TIMES: usize> de::SeqAccess<'de> for Elements<&mut Bounded<'de, '_>, TIMES> {
+impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
     type Error = Error;
 
     #[inline]
@@ -397,7 +400,7 @@ impl<'de, const TIMES: usize> de::SeqAccess<'de> for Elements<&mut Bounded<'de, 
     }
 }
 
-impl<'de, const TIMES: usize> de::MapAccess<'de> for Elements<&mut Bounded<'de, '_>, TIMES> {
+impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounded<'de, '_>, TIMES> {
     type Error = Error;
 
     #[inline]
@@ -451,12 +454,12 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn tuple_variant<V: Visitor<'de>>(self, left: usize, visitor: V) -> Result<V::Value> {
-        visitor.visit_seq(Elements::<_, IN_PLACE> { inside: self, left })
+        visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside: self, left })
     }
 
     #[inline]
     fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value> {
-        visitor.visit_seq(Elements::<_, IN_PLACE> { inside: self, left: fields.len() })
+        visitor.visit_seq(BoundedElements::<_, IN_PLACE> { inside: self, left: fields.len() })
     }
 }
 

@@ -8,17 +8,17 @@ use std::sync::{Arc, Weak};
 
 use serde::Serialize;
 
-use crate::engine::Shared;
-use crate::progress::Held;
-use crate::proto::{Leases, LinkId};
-use crate::shape::{Declared, Encoded, Knowledge};
+use crate::engine::EngineShared;
+use crate::progress::LeaseKeepAlive;
+use crate::proto::{LeaseRange, LinkId};
+use crate::shape::{DeclaredShape, Encoded, Knowledge};
 use crate::{Address, Error, Side};
 
 /// What encoding for a peer has come upon.
-pub(crate) struct Encoding {
+pub(crate) struct EncodeContext {
     /// The engine that sends the message, by its incarnation.
     engine: u64,
-    leases: Vec<Held>,
+    leases: Vec<LeaseKeepAlive>,
     eager_bulk: usize,
     /// A bulk that can't be sent by this engine, and where its owner listens.
     foreign: Option<Option<Address>>,
@@ -48,14 +48,14 @@ impl Unencodable {
 }
 
 thread_local! {
-    static ENCODING: RefCell<Option<Encoding>> = const { RefCell::new(None) };
-    static DECODING: RefCell<Option<Decoding>> = const { RefCell::new(None) };
+    static ENCODING: RefCell<Option<EncodeContext>> = const { RefCell::new(None) };
+    static DECODING: RefCell<Option<DecodeContext>> = const { RefCell::new(None) };
 }
 
-impl Encoding {
+impl EncodeContext {
     /// Notes a bulk that goes to the peer; its number among those of the message. `None` when nothing is being encoded for
     /// a peer.
-    pub(crate) fn lease(held: impl FnOnce() -> Held) -> Option<u32> {
+    pub(crate) fn lease(held: impl FnOnce() -> LeaseKeepAlive) -> Option<u32> {
         ENCODING.with_borrow_mut(|encoding| {
             let encoding = encoding.as_mut()?;
             encoding.leases.push(held());
@@ -88,9 +88,9 @@ impl Encoding {
 pub(super) fn encode<T: Serialize + ?Sized>(
     value: &T,
     out: &mut Vec<u8>,
-    shared: &Shared,
+    shared: &EngineShared,
     knowledge: &Knowledge,
-) -> Result<(Vec<Held>, Arc<Declared>), Unencodable> {
+) -> Result<(Vec<LeaseKeepAlive>, Arc<DeclaredShape>), Unencodable> {
     let (start, numbers) = (out.len(), &shared.procedures.numbers);
     let (encoded, mut met) = watched(shared, || knowledge.encode(value, out, numbers));
     let declared = match encoded {
@@ -103,7 +103,7 @@ pub(super) fn encode<T: Serialize + ?Sized>(
         }
         Err(fault) => Err(fault),
     };
-    let Encoding { leases, foreign, .. } = met;
+    let EncodeContext { leases, foreign, .. } = met;
     if let Some(belongs_to) = foreign {
         return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() });
     }
@@ -111,9 +111,9 @@ pub(super) fn encode<T: Serialize + ?Sized>(
 }
 
 /// Encodes something for a peer with `encode`, and notes what that comes upon.
-fn watched<R>(shared: &Shared, encode: impl FnOnce() -> R) -> (R, Encoding) {
+fn watched<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
     let fresh =
-        || Encoding { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
+        || EncodeContext { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
     // A `Serialize` may itself make a call: what it interrupts is put back.
     let mut restore = Restore(Some(ENCODING.replace(Some(fresh()))));
     let encoded = encode();
@@ -121,7 +121,7 @@ fn watched<R>(shared: &Shared, encode: impl FnOnce() -> R) -> (R, Encoding) {
     (encoded, met.unwrap_or_else(fresh))
 }
 
-struct Restore(Option<Option<Encoding>>);
+struct Restore(Option<Option<EncodeContext>>);
 
 impl Drop for Restore {
     fn drop(&mut self) {
@@ -132,11 +132,11 @@ impl Drop for Restore {
 }
 
 /// Whose bytes are being decoded.
-pub(crate) struct Decoding {
-    pub shared: Weak<Shared>,
+pub(crate) struct DecodeContext {
+    pub shared: Weak<EngineShared>,
     engine: u64,
     pub link: LinkId,
-    leases: Leases,
+    leases: LeaseRange,
     /// Which of the leases some bulk has taken over.
     taken: Vec<bool>,
     /// What is decoded will be decoded again: bulks that are dropped meanwhile are still to come.
@@ -147,7 +147,7 @@ pub(crate) struct Decoding {
 
 /// A bulk from a peer is held here: dropping this says that it is no more.
 pub(crate) struct RemoteLease {
-    shared: Weak<Shared>,
+    shared: Weak<EngineShared>,
     /// The engine that got it, by its incarnation.
     pub engine: u64,
     link: LinkId,
@@ -156,17 +156,17 @@ pub(crate) struct RemoteLease {
 
 impl Drop for RemoteLease {
     fn drop(&mut self) {
-        if Decoding::is_in_vain(self) {
+        if DecodeContext::is_in_vain(self) {
             return;
         }
         if let Some(shared) = self.shared.upgrade() {
             // A list of bulks is dropped one by one: as many as may be go out together.
-            shared.core.exec_soon(|proto| proto.release(self.link, Leases { first: self.number, count: 1 }));
+            shared.core.exec_soon(|proto| proto.release(self.link, LeaseRange { first: self.number, count: 1 }));
         }
     }
 }
 
-impl Decoding {
+impl DecodeContext {
     /// The lease of this number in the message that is being decoded, for the bulk that names it.
     pub(crate) fn take_lease(index: u32) -> Option<Arc<RemoteLease>> {
         DECODING.with_borrow_mut(|decoding| {
@@ -192,8 +192,8 @@ impl Decoding {
 
     /// Whether a lease is one of those that stay with their message, as that will be decoded again.
     fn is_in_vain(lease: &RemoteLease) -> bool {
-        let is_in_vain = |decoding: &RefCell<Option<Decoding>>| {
-            decoding.borrow().as_ref().is_some_and(|Decoding { link, leases, in_vain, .. }| {
+        let is_in_vain = |decoding: &RefCell<Option<DecodeContext>>| {
+            decoding.borrow().as_ref().is_some_and(|DecodeContext { link, leases, in_vain, .. }| {
                 let number = lease.number.checked_sub(leases.first);
                 *in_vain && *link == lease.link && number.is_some_and(|number| number < u64::from(leases.count))
             })
@@ -204,9 +204,9 @@ impl Decoding {
     /// Where the peer is whose message is decoded, if it is the engine of this incarnation.
     pub(crate) fn remote(incarnation: u64) -> Option<Address> {
         DECODING.with_borrow_mut(|decoding| {
-            let Decoding { shared, link, remote, .. } = decoding.as_mut()?;
+            let DecodeContext { shared, link, remote, .. } = decoding.as_mut()?;
             if remote.is_none() {
-                *remote = Some(shared.upgrade()?.core.look(|proto| proto.remote_of(*link)));
+                *remote = Some(shared.upgrade()?.core.with_proto(|proto| proto.remote_of(*link)));
             }
             let (engine, address) = remote.as_ref()?.as_ref()?;
             (*engine == incarnation).then(|| address.clone())
@@ -214,18 +214,18 @@ impl Decoding {
     }
 
     /// The engine that decodes, if it does so for a peer's message.
-    pub(crate) fn engine() -> Option<Arc<Shared>> {
+    pub(crate) fn engine() -> Option<Arc<EngineShared>> {
         DECODING.with_borrow(|decoding| decoding.as_ref()?.shared.upgrade())
     }
 }
 
 /// Decodes a message of a peer with `decode`. Leases that no bulk takes over are released when it is done.
-pub(crate) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, decode: impl FnOnce() -> R) -> R {
+pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: LeaseRange, decode: impl FnOnce() -> R) -> R {
     if leases.count == 0 {
         return decode();
     }
     let taken = vec![false; leases.count as usize];
-    let fresh = Decoding {
+    let fresh = DecodeContext {
         shared: Arc::downgrade(shared),
         engine: shared.incarnation,
         link,
@@ -242,8 +242,8 @@ pub(crate) fn decoding<R>(shared: &Arc<Shared>, link: LinkId, leases: Leases, de
 }
 
 struct Done<'a> {
-    shared: &'a Arc<Shared>,
-    outer: Option<Option<Decoding>>,
+    shared: &'a Arc<EngineShared>,
+    outer: Option<Option<DecodeContext>>,
 }
 
 impl Drop for Done<'_> {
@@ -256,7 +256,7 @@ impl Drop for Done<'_> {
         let mut left = Vec::new();
         for run in decoding.taken.chunk_by(|a, b| a == b) {
             if !run[0] {
-                left.push(Leases { first: next, count: run.len() as u32 });
+                left.push(LeaseRange { first: next, count: run.len() as u32 });
             }
             next = next.saturating_add(run.len() as u64);
         }

@@ -10,17 +10,17 @@ use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::handlers::{Asynchronous, Base, BorrowedArgs, Borrowing, Closure, Deferred};
+use super::handlers::{AsyncHandler, BorrowedArgs, BorrowingHandler, ClosureHandler, DeferredHandler, HandlerBase};
 use super::request::{Request, Responder};
-use crate::engine::Shared;
-use crate::progress::{Handler, Kind, Workers};
+use crate::engine::EngineShared;
+use crate::progress::{Handler, HandlerClass, Workers};
 use crate::proto::wire::MAX_NAME;
 use crate::{Error, Result};
 
 /// Handlers by provider and name.
 #[derive(Default)]
 pub(crate) struct Registry {
-    providers: RwLock<HashMap<u16, HashMap<Arc<str>, Entry>>>,
+    providers: RwLock<HashMap<u16, HashMap<Arc<str>, HandlerEntry>>>,
     /// What was found last. Changes with `providers` locked.
     last: Mutex<Option<Last>>,
     next: AtomicU64,
@@ -32,7 +32,7 @@ struct Last {
     handler: Arc<dyn Handler>,
 }
 
-struct Entry {
+struct HandlerEntry {
     handler: Arc<dyn Handler>,
     /// Tells a definition from a later one of the same name.
     number: u64,
@@ -41,38 +41,38 @@ struct Entry {
 }
 
 /// What was found under a provider and a name.
-pub(super) enum Found {
+pub(super) enum LookupResult {
     Handler(Arc<dyn Handler>),
     NoProcedure,
     NoProvider,
 }
 
 impl Registry {
-    pub(super) fn find(&self, provider: u16, name: &Arc<str>) -> Found {
+    pub(super) fn find(&self, provider: u16, name: &Arc<str>) -> LookupResult {
         if let Some(last) = &*self.last.lock()
             && last.provider == provider
             && last.name == *name
         {
-            return Found::Handler(last.handler.clone());
+            return LookupResult::Handler(last.handler.clone());
         }
         let providers = self.providers.read();
         let handler = match providers.get(&provider) {
             Some(procedures) => match procedures.get(&**name) {
                 Some(entry) => entry.handler.clone(),
-                None => return Found::NoProcedure,
+                None => return LookupResult::NoProcedure,
             },
-            None if provider == 0 => return Found::NoProcedure,
-            None => return Found::NoProvider,
+            None if provider == 0 => return LookupResult::NoProcedure,
+            None => return LookupResult::NoProvider,
         };
         let before = self.last.lock().replace(Last { provider, name: name.clone(), handler: handler.clone() });
         drop(providers);
         // It may be the last that holds a closure.
         drop(before);
-        Found::Handler(handler)
+        LookupResult::Handler(handler)
     }
 
     /// False when the name is taken.
-    fn add(&self, provider: u16, name: &str, entry: Entry) -> bool {
+    fn add(&self, provider: u16, name: &str, entry: HandlerEntry) -> bool {
         let mut providers = self.providers.write();
         match providers.entry(provider).or_default().entry(name.into()) {
             std::collections::hash_map::Entry::Occupied(_) => false,
@@ -141,13 +141,13 @@ impl fmt::Debug for HandlerPool {
 /// Made by [`Engine::provider`](crate::Engine::provider).
 #[derive(Clone)]
 pub struct Provider {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     id: u16,
     pool: Option<HandlerPool>,
 }
 
 impl Provider {
-    pub(crate) fn new(shared: &Arc<Shared>, id: u16, pool: Option<HandlerPool>) -> Provider {
+    pub(crate) fn new(shared: &Arc<EngineShared>, id: u16, pool: Option<HandlerPool>) -> Provider {
         Provider { shared: shared.clone(), id, pool }
     }
 
@@ -171,7 +171,7 @@ impl Provider {
         R: Serialize + 'static,
         F: Fn(&Request, A) -> R + Send + Sync + 'static,
     {
-        self.add(name, |base| Arc::new(Closure { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
+        self.add(name, |base| Arc::new(ClosureHandler { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
     }
 
     /// As [`Engine::define_async`](crate::Engine::define_async), for this provider.
@@ -185,7 +185,7 @@ impl Provider {
         F: Fn(Request, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = R> + Send + 'static,
     {
-        self.add(name, |base| Arc::new(Asynchronous { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
+        self.add(name, |base| Arc::new(AsyncHandler { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
     }
 
     /// As [`Engine::define_deferred`](crate::Engine::define_deferred), for this provider.
@@ -198,7 +198,7 @@ impl Provider {
         R: Serialize + 'static,
         F: Fn(Responder<R>, A) + Send + Sync + 'static,
     {
-        self.add(name, |base| Arc::new(Deferred { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
+        self.add(name, |base| Arc::new(DeferredHandler { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
     }
 
     /// As [`Engine::define_borrowed`](crate::Engine::define_borrowed), for this provider.
@@ -211,19 +211,19 @@ impl Provider {
         R: Serialize + 'static,
         F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
     {
-        self.add(name, |base| Arc::new(Borrowing { base, f: handler, _types: PhantomData::<fn(&A) -> R> }))
+        self.add(name, |base| Arc::new(BorrowingHandler { base, f: handler, _types: PhantomData::<fn(&A) -> R> }))
     }
 
-    fn add(&self, name: &str, handler: impl FnOnce(Base) -> Arc<dyn Handler>) -> Result<Registration> {
+    fn add(&self, name: &str, handler: impl FnOnce(HandlerBase) -> Arc<dyn Handler>) -> Result<Registration> {
         self.shared.check("define")?;
         if name.len() > MAX_NAME {
             return Err(Error::MessageTooLarge { size: name.len(), limit: MAX_NAME });
         }
-        let kind = Kind::in_pool(self.pool.as_ref().map(|pool| pool.inner.workers.clone()));
-        let base = Base::new(&self.shared, kind);
+        let kind = HandlerClass::in_pool(self.pool.as_ref().map(|pool| pool.inner.workers.clone()));
+        let base = HandlerBase::new(&self.shared, kind);
         let registry = &self.shared.registry;
         let number = registry.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { handler: handler(base), number, _pool: self.pool.clone() };
+        let entry = HandlerEntry { handler: handler(base), number, _pool: self.pool.clone() };
         if !registry.add(self.id, name, entry) {
             return Err(Error::AlreadyDefined { name: name.to_owned(), provider: self.id });
         }
@@ -244,7 +244,7 @@ impl fmt::Debug for Provider {
 /// A procedure that was defined. Dropping this leaves it defined.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    shared: Weak<Shared>,
+    shared: Weak<EngineShared>,
     provider: u16,
     name: Arc<str>,
     number: u64,

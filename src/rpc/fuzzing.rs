@@ -11,22 +11,22 @@ use serde::{Deserialize, Serialize};
 use super::bounded;
 use super::codec;
 use crate::fuzzing::script::{Script, script, written};
-use crate::proto::{Leases, LinkId, wire};
+use crate::proto::{LeaseRange, LinkId, wire};
 use crate::shape::{Knowledge, Shape};
 use crate::{Bulk, BulkMode, Engine};
 
 /// A bit of everything that serde knows, in itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-enum Tree {
+enum FuzzTree {
     Leaf,
     Number(u64, i32),
-    Node(Box<Tree>),
-    Pair(Box<Tree>, Box<Tree>),
-    Named { name: String, children: Vec<Tree>, by_key: BTreeMap<u8, Tree>, next: Option<Box<Tree>> },
+    Node(Box<FuzzTree>),
+    Pair(Box<FuzzTree>, Box<FuzzTree>),
+    Named { name: String, children: Vec<FuzzTree>, by_key: BTreeMap<u8, FuzzTree>, next: Option<Box<FuzzTree>> },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Record {
+struct FuzzRecord {
     id: u128,
     flag: bool,
     letter: char,
@@ -41,7 +41,7 @@ struct Record {
 }
 
 #[derive(Debug, Deserialize)]
-struct Borrowed<'a> {
+struct FuzzBorrowed<'a> {
     key: &'a str,
     #[serde(borrow)]
     value: &'a [u8],
@@ -51,18 +51,18 @@ struct Borrowed<'a> {
 
 /// Bytes as arguments of several types. What is decoded is said again in the same way, and no larger than its bytes allow.
 pub fn arguments(bytes: &[u8]) {
-    same::<Tree>(bytes);
-    same::<Record>(bytes);
-    same::<Vec<Record>>(bytes);
-    same::<BTreeMap<String, Vec<Tree>>>(bytes);
+    same::<FuzzTree>(bytes);
+    same::<FuzzRecord>(bytes);
+    same::<Vec<FuzzRecord>>(bytes);
+    same::<BTreeMap<String, Vec<FuzzTree>>>(bytes);
     same::<(u8, i128, Option<String>, Box<str>)>(bytes);
-    if let Ok(Borrowed { key, value, more }) = bounded::decode::<Borrowed<'_>>(bytes) {
+    if let Ok(FuzzBorrowed { key, value, more }) = bounded::decode::<FuzzBorrowed<'_>>(bytes) {
         let inside = |piece: &[u8]| bytes.as_ptr_range().contains(&piece.as_ptr()) || piece.is_empty();
         assert!(inside(key.as_bytes()) && inside(value) && more.iter().all(|text| inside(text.as_bytes())));
     }
     // Postcard itself must take what the bounded decoder takes, and say the same.
-    if let Ok(record) = bounded::decode::<Record>(bytes) {
-        assert_eq!(postcard::from_bytes::<Record>(bytes).ok(), Some(record));
+    if let Ok(record) = bounded::decode::<FuzzRecord>(bytes) {
+        assert_eq!(postcard::from_bytes::<FuzzRecord>(bytes).ok(), Some(record));
     }
 }
 
@@ -78,9 +78,9 @@ fn same<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
 pub fn shapes(bytes: &[u8]) {
     static TYPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
         vec![
-            Shape::of_type::<Tree>(),
-            Shape::of_type::<Record>(),
-            Shape::of_type::<Vec<Tree>>(),
+            Shape::of_type::<FuzzTree>(),
+            Shape::of_type::<FuzzRecord>(),
+            Shape::of_type::<Vec<FuzzTree>>(),
             Shape::of_type::<(u8, String)>(),
         ]
     });
@@ -105,7 +105,7 @@ pub fn bulk(mut bytes: &[u8]) {
     static ENGINE: LazyLock<Engine> = LazyLock::new(|| Engine::client("loop").expect("an engine"));
     let shared = ENGINE.shared();
     let what = Use::read(&mut bytes);
-    let leases = Leases { first: what.first, count: u32::from(what.leases) };
+    let leases = LeaseRange { first: what.first, count: u32::from(what.leases) };
     let decoded = codec::decoding(shared, LinkId::default(), leases, || bounded::decode::<Vec<Bulk>>(bytes));
     let Ok(bulks) = decoded else { return };
     for bulk in &bulks {
@@ -134,7 +134,7 @@ fn check_sent_on(bulk: &Bulk) {
     let shared = LazyLock::force(&ENGINE_OF_OTHERS).shared();
     let mut bytes = Vec::new();
     let (held, _) = codec::encode(bulk, &mut bytes, shared, &Knowledge::new(None)).expect("a bulk can be encoded");
-    let leases = Leases { first: 0, count: held.len() as u32 };
+    let leases = LeaseRange { first: 0, count: held.len() as u32 };
     let again = codec::decoding(shared, LinkId::default(), leases, || bounded::decode::<Bulk>(&bytes)).expect("a bulk");
     assert_eq!((again.len(), again.mode(), again.segment_count()), (bulk.len(), bulk.mode(), bulk.segment_count()));
     assert_eq!(format!("{again:?}"), format!("{bulk:?}"));
@@ -148,15 +148,15 @@ fn encoded<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
     bytes
 }
 
-fn trees() -> [Tree; 2] {
-    let leaf = || Box::new(Tree::Leaf);
-    let node = Tree::Node(Box::new(Tree::Pair(leaf(), Box::new(Tree::Number(1 << 40, -5)))));
-    let by_key = BTreeMap::from([(1, node.clone()), (2, Tree::Leaf)]);
-    [node.clone(), Tree::Named { name: "root".into(), children: vec![node, Tree::Leaf], by_key, next: Some(leaf()) }]
+fn trees() -> [FuzzTree; 2] {
+    let leaf = || Box::new(FuzzTree::Leaf);
+    let node = FuzzTree::Node(Box::new(FuzzTree::Pair(leaf(), Box::new(FuzzTree::Number(1 << 40, -5)))));
+    let by_key = BTreeMap::from([(1, node.clone()), (2, FuzzTree::Leaf)]);
+    [node.clone(), FuzzTree::Named { name: "root".into(), children: vec![node, FuzzTree::Leaf], by_key, next: Some(leaf()) }]
 }
 
-fn record() -> Record {
-    Record {
+fn record() -> FuzzRecord {
+    FuzzRecord {
         id: 1 << 100,
         flag: true,
         letter: 'ß',
@@ -173,7 +173,7 @@ fn record() -> Record {
 
 pub(crate) fn seeds_of_arguments() -> Vec<(&'static str, Vec<u8>)> {
     let [node, root] = trees();
-    let map = BTreeMap::from([("key".to_owned(), vec![Tree::Leaf, node.clone()])]);
+    let map = BTreeMap::from([("key".to_owned(), vec![FuzzTree::Leaf, node.clone()])]);
     vec![
         ("tree", encoded(&root)),
         ("node", encoded(&node)),
@@ -191,8 +191,8 @@ pub(crate) fn seeds_of_shapes() -> Vec<(&'static str, Vec<u8>)> {
         bytes
     };
     vec![
-        ("tree_type", of(Shape::of_type::<Tree>())),
-        ("record_type", of(Shape::of_type::<Record>())),
+        ("tree_type", of(Shape::of_type::<FuzzTree>())),
+        ("record_type", of(Shape::of_type::<FuzzRecord>())),
         ("tree_value", of(Shape::of_value(&trees()[1]))),
         ("record_value", of(Shape::of_value(&record()))),
         ("array", of(Shape::of_type::<([u64; 32], Vec<u8>, Option<bool>)>())),

@@ -11,10 +11,10 @@ use std::task::Poll;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::request::{Content, HANDLING, Request, Responder};
+use super::request::{HANDLING, Request, RequestContent, Responder};
 use super::{bounded, codec};
-use crate::engine::Shared;
-use crate::progress::{Handler, Job, Kind, Live, Work};
+use crate::engine::EngineShared;
+use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind};
 use crate::proto::{Body, Incoming, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
 
@@ -50,42 +50,42 @@ impl BorrowedArgs for [u8] {
 }
 
 /// A handler that runs, as finalizing counts it.
-struct Entered(Arc<Shared>);
+struct RunningHandler(Arc<EngineShared>);
 
-impl Drop for Entered {
+impl Drop for RunningHandler {
     fn drop(&mut self) {
         self.0.finalizing().leave();
     }
 }
 
 /// What every handler has besides the user's closure.
-pub(super) struct Base {
-    shared: Weak<Shared>,
-    pub(super) kind: Arc<Kind>,
+pub(super) struct HandlerBase {
+    shared: Weak<EngineShared>,
+    pub(super) kind: Arc<HandlerClass>,
     arguments: Receiver,
     results: Arc<Knowledge>,
 }
 
-impl Base {
-    pub(super) fn new(shared: &Arc<Shared>, kind: Arc<Kind>) -> Base {
-        Base { shared: Arc::downgrade(shared), kind, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
+impl HandlerBase {
+    pub(super) fn new(shared: &Arc<EngineShared>, kind: Arc<HandlerClass>) -> HandlerBase {
+        HandlerBase { shared: Arc::downgrade(shared), kind, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
     }
 
     /// The engine, which knows from now on that a handler runs. `None` when it is gone, or when nobody takes the answer any
     /// more: a caller that has given up while its request was queued is not worked for. (A one-way call has none to give up:
     /// it is handled also when its caller is gone.)
-    fn enter(&self, incoming: &Incoming<Live>) -> Option<Entered> {
+    fn enter(&self, incoming: &Incoming<EngineEnv>) -> Option<RunningHandler> {
         let shared = self.shared.upgrade()?;
-        if !incoming.one_way && !shared.core.look(|proto| proto.is_wanted(incoming.request)) {
+        if !incoming.one_way && !shared.core.with_proto(|proto| proto.is_wanted(incoming.request)) {
             self.abandon(incoming);
             return None;
         }
         shared.finalizing().enter();
-        Some(Entered(shared))
+        Some(RunningHandler(shared))
     }
 
     /// Answers a request that will not be handled.
-    fn abandon(&self, incoming: &Incoming<Live>) {
+    fn abandon(&self, incoming: &Incoming<EngineEnv>) {
         let Some(shared) = self.shared.upgrade() else { return };
         shared.core.exec(|proto| {
             proto.release(incoming.link, incoming.leases);
@@ -100,12 +100,12 @@ impl Base {
     /// again.
     fn open<R, T>(
         &self,
-        shared: &Arc<Shared>,
-        incoming: Incoming<Live>,
+        shared: &Arc<EngineShared>,
+        incoming: Incoming<EngineEnv>,
         shape_of: fn() -> Shape,
         use_bytes: impl FnOnce(Responder<R>, &[u8]) -> Result<T, Unused<R>>,
     ) -> Option<T> {
-        let (request, Content { link, leases, body }) = Request::new(shared, incoming);
+        let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
         let responder = Responder::<R>::new(request, self.results.clone());
         let declaration = responder.request().declaration();
         // The type may have to be traced, with values that are made up: bulks among them must not take over the message's leases.
@@ -134,13 +134,17 @@ impl Base {
             }
         });
         if let Some((responder, memory, body)) = too_early {
-            responder.wait_for_memory(Content { link, leases, body }, memory);
+            responder.wait_for_memory(RequestContent { link, leases, body }, memory);
         }
         used
     }
 
     /// As `open`, for arguments that own what they hold.
-    fn decode<A: DeserializeOwned, R>(&self, shared: &Arc<Shared>, incoming: Incoming<Live>) -> Option<(Responder<R>, A)> {
+    fn decode<A: DeserializeOwned, R>(
+        &self,
+        shared: &Arc<EngineShared>,
+        incoming: Incoming<EngineEnv>,
+    ) -> Option<(Responder<R>, A)> {
         let has_leases = incoming.leases.count > 0;
         self.open(shared, incoming, Shape::of_type::<A>, |responder, bytes| arguments(shared, responder, bytes, has_leases))
     }
@@ -156,7 +160,7 @@ enum Unused<R> {
 
 /// Decodes arguments. What they take of memory beyond the length of the message counts for the peer, until it is answered.
 fn arguments<'a, A: Deserialize<'a>, R>(
-    shared: &Shared,
+    shared: &EngineShared,
     responder: Responder<R>,
     bytes: &'a [u8],
     has_leases: bool,
@@ -171,7 +175,7 @@ fn arguments<'a, A: Deserialize<'a>, R>(
                 too_early = Some(memory);
                 if has_leases {
                     // What has been decoded is dropped next.
-                    codec::Decoding::set_in_vain();
+                    codec::DecodeContext::set_in_vain();
                 }
             }
             Err(status) => refused = Some(status),
@@ -213,27 +217,27 @@ fn answer<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>
     }
 }
 
-pub(super) struct Closure<F, A, R> {
-    pub base: Base,
+pub(super) struct ClosureHandler<F, A, R> {
+    pub base: HandlerBase,
     pub f: F,
     pub _types: PhantomData<fn(A) -> R>,
 }
 
-impl<F, A, R> Handler for Closure<F, A, R>
+impl<F, A, R> Handler for ClosureHandler<F, A, R>
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
-    fn kind(&self) -> &Arc<Kind> {
+    fn kind(&self) -> &Arc<HandlerClass> {
         &self.base.kind
     }
 
-    fn abandon(&self, incoming: Incoming<Live>) {
+    fn abandon(&self, incoming: Incoming<EngineEnv>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(&self, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<EngineEnv>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         if let Some((responder, arguments)) = self.base.decode::<A, R>(&entered.0, incoming) {
             let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
@@ -242,27 +246,27 @@ where
     }
 }
 
-pub(super) struct Borrowing<F, A: ?Sized, R> {
-    pub base: Base,
+pub(super) struct BorrowingHandler<F, A: ?Sized, R> {
+    pub base: HandlerBase,
     pub f: F,
     pub _types: PhantomData<fn(&A) -> R>,
 }
 
-impl<F, A, R> Handler for Borrowing<F, A, R>
+impl<F, A, R> Handler for BorrowingHandler<F, A, R>
 where
     A: BorrowedArgs + ?Sized + 'static,
     R: Serialize + 'static,
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
-    fn kind(&self) -> &Arc<Kind> {
+    fn kind(&self) -> &Arc<HandlerClass> {
         &self.base.kind
     }
 
-    fn abandon(&self, incoming: Incoming<Live>) {
+    fn abandon(&self, incoming: Incoming<EngineEnv>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(&self, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<EngineEnv>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         let has_leases = incoming.leases.count > 0;
         self.base.open(&entered.0, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
@@ -274,27 +278,27 @@ where
     }
 }
 
-pub(super) struct Deferred<F, A, R> {
-    pub base: Base,
+pub(super) struct DeferredHandler<F, A, R> {
+    pub base: HandlerBase,
     pub f: F,
     pub _types: PhantomData<fn(A) -> R>,
 }
 
-impl<F, A, R> Handler for Deferred<F, A, R>
+impl<F, A, R> Handler for DeferredHandler<F, A, R>
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
-    fn kind(&self) -> &Arc<Kind> {
+    fn kind(&self) -> &Arc<HandlerClass> {
         &self.base.kind
     }
 
-    fn abandon(&self, incoming: Incoming<Live>) {
+    fn abandon(&self, incoming: Incoming<EngineEnv>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(&self, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<EngineEnv>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         let shared = &entered.0;
         let id = incoming.request;
@@ -311,28 +315,28 @@ where
     }
 }
 
-pub(super) struct Asynchronous<F, A, R> {
-    pub base: Base,
+pub(super) struct AsyncHandler<F, A, R> {
+    pub base: HandlerBase,
     pub f: F,
     pub _types: PhantomData<fn(A) -> R>,
 }
 
-impl<F, Fut, A, R> Handler for Asynchronous<F, A, R>
+impl<F, Fut, A, R> Handler for AsyncHandler<F, A, R>
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = R> + Send + 'static,
 {
-    fn kind(&self) -> &Arc<Kind> {
+    fn kind(&self) -> &Arc<HandlerClass> {
         &self.base.kind
     }
 
-    fn abandon(&self, incoming: Incoming<Live>) {
+    fn abandon(&self, incoming: Incoming<EngineEnv>) {
         self.base.abandon(&incoming);
     }
 
-    fn handle(&self, incoming: Incoming<Live>) {
+    fn handle(&self, incoming: Incoming<EngineEnv>) {
         let Some(entered) = self.base.enter(&incoming) else { return };
         let shared = &entered.0;
         let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) else { return };
@@ -360,14 +364,14 @@ where
         let (kind, engine) = (self.base.kind.clone(), self.base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
-                shared.core.hand_over(Job::new(&shared.core, Work::Task(runnable, kind.clone())));
+                shared.core.hand_over(Job::new(&shared.core, JobKind::Task(runnable, kind.clone())));
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);
         shared.tasks.lock().insert(id, task);
         // The first step is taken here and now: most futures are ready then.
         runnable.run();
-        if !shared.core.look(|proto| proto.is_wanted(id)) {
+        if !shared.core.with_proto(|proto| proto.is_wanted(id)) {
             // Cancelled while the task was not in the table, or done.
             let gone = shared.tasks.lock().remove(&id);
             drop(gone);

@@ -18,7 +18,7 @@ pub use authorize::{Caller, PeerProcess};
 pub(crate) use bounded::decode;
 #[cfg(test)]
 pub(crate) use codec::decoding;
-pub(crate) use codec::{Decoding, Encoding, RemoteLease};
+pub(crate) use codec::{DecodeContext, EncodeContext, RemoteLease};
 pub(crate) use define::Registry;
 pub use define::{HandlerPool, Provider, Registration};
 pub use handlers::BorrowedArgs;

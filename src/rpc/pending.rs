@@ -9,20 +9,20 @@ use std::time::Instant;
 
 use serde::de::DeserializeOwned;
 
-use super::procedure::Target;
+use super::procedure::CallTarget;
 use super::{bounded, codec};
-use crate::progress::{Completion, Live, Outcome, error_of};
+use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of};
 use crate::proto::{Answer, Body, CallId, Declaration, Failure};
 use crate::shape::{Mismatch, Shape, Verdicts};
 use crate::{Error, Result, Side};
 
 /// A call that has been made, as it is waited for.
-pub(super) struct Begun {
+pub(super) struct StartedCall {
     pub completion: Arc<Completion>,
     pub id: CallId,
 }
 
-impl Target {
+impl CallTarget {
     pub(super) fn error(&self, failure: Failure) -> Error {
         let what = format!("call of `{}`", self.info.name);
         error_of(failure, &self.endpoint.address(), what, &self.info.name, self.timeout, self.endpoint.provider_id())
@@ -33,7 +33,7 @@ impl Target {
     }
 
     /// Waits for the end, up to the deadline, if the protocol does not watch that.
-    fn outcome(&self, begun: &Begun, deadline: Option<Instant>) -> Result<Answer<Live>> {
+    fn outcome(&self, begun: &StartedCall, deadline: Option<Instant>) -> Result<Answer<EngineEnv>> {
         self.check_process()?;
         let core = &self.shared.core;
         if !begun.completion.wait(core, deadline) {
@@ -45,10 +45,10 @@ impl Target {
         self.take(begun)
     }
 
-    fn take(&self, begun: &Begun) -> Result<Answer<Live>> {
+    fn take(&self, begun: &StartedCall) -> Result<Answer<EngineEnv>> {
         match begun.completion.take() {
-            Some(Outcome::Answered(result)) => result.map_err(|failure| self.error(failure)),
-            Some(Outcome::Moved(_)) | None => Err(self.error(Failure::Cancelled)),
+            Some(OperationOutcome::Answered(result)) => result.map_err(|failure| self.error(failure)),
+            Some(OperationOutcome::Transferred(_)) | None => Err(self.error(Failure::Cancelled)),
         }
     }
 
@@ -69,15 +69,15 @@ impl Target {
     }
 
     /// Waits until a one-way call is on its way.
-    pub(super) fn sent(&self, begun: &Begun, deadline: Instant) -> Result<()> {
+    pub(super) fn sent(&self, begun: &StartedCall, deadline: Instant) -> Result<()> {
         self.outcome(begun, Some(deadline)).map(drop)
     }
 
-    pub(super) fn wait<R: DeserializeOwned>(&self, begun: &Begun, deadline: Option<Instant>) -> Result<R> {
+    pub(super) fn wait<R: DeserializeOwned>(&self, begun: &StartedCall, deadline: Option<Instant>) -> Result<R> {
         self.outcome(begun, deadline).and_then(|answer| self.decode(answer))
     }
 
-    fn decode<R: DeserializeOwned>(&self, answer: Answer<Live>) -> Result<R> {
+    fn decode<R: DeserializeOwned>(&self, answer: Answer<EngineEnv>) -> Result<R> {
         let Answer { link, body, declaration, leases } = answer;
         // Before anything is decoded: see `Base::open`.
         let checked = self.check::<R>(declaration.as_deref());
@@ -98,7 +98,7 @@ impl Target {
         })
     }
 
-    fn check<R: DeserializeOwned>(&self, declaration: Option<&Declaration<Live>>) -> Result<()> {
+    fn check<R: DeserializeOwned>(&self, declaration: Option<&Declaration<EngineEnv>>) -> Result<()> {
         let (results, of_type) = (&self.info.results, Shape::of_type::<R>);
         let checked = match declaration {
             Some(declaration) => results.check(&declaration.verdicts, &declaration.shape, of_type),
@@ -120,13 +120,13 @@ impl Target {
 /// Dropped, the call is cancelled: the server learns that nobody takes the answer any more.
 #[must_use = "a pending call that is dropped is cancelled"]
 pub struct Pending<R> {
-    target: Target,
-    begun: Begun,
+    target: CallTarget,
+    begun: StartedCall,
     _result: PhantomData<fn() -> R>,
 }
 
 impl<R> Pending<R> {
-    pub(super) fn new(target: Target, begun: Begun) -> Pending<R> {
+    pub(super) fn new(target: CallTarget, begun: StartedCall) -> Pending<R> {
         Pending { target, begun, _result: PhantomData }
     }
 

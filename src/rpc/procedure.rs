@@ -12,12 +12,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::codec;
-use super::pending::{Begun, Pending};
-use crate::engine::Shared;
+use super::pending::{Pending, StartedCall};
+use crate::engine::EngineShared;
 use crate::memory::{Region, Slice};
-use crate::progress::{Completion, Live};
-use crate::proto::{CallId, CallSpec, Content, Failure, Rejected};
-use crate::shape::{Knowledge, Numbers, Receivers};
+use crate::progress::{Completion, EngineEnv};
+use crate::proto::{CallId, CallSpec, Failure, OutgoingBody, Rejected};
+use crate::shape::{DeclarationNumbers, Knowledge, Receivers};
 use crate::{Endpoint, Error, Result, Side};
 
 /// A name with its types, and what is known of them.
@@ -42,7 +42,7 @@ type ProcedureKey = (String, &'static str, &'static str);
 #[derive(Default)]
 pub(crate) struct Procedures {
     known: Mutex<HashMap<ProcedureKey, Arc<ProcedureInfo>>>,
-    pub numbers: Numbers,
+    pub numbers: DeclarationNumbers,
 }
 
 impl Procedures {
@@ -58,13 +58,13 @@ impl Procedures {
 /// The types are compared with the peer's by their structure: field names and primitive types must agree, names of structs
 /// need not.
 pub struct Procedure<A: ?Sized, R> {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     info: Arc<ProcedureInfo>,
     _types: PhantomData<fn(&A) -> R>,
 }
 
 impl<A: ?Sized, R> Procedure<A, R> {
-    pub(crate) fn new(shared: &Arc<Shared>, name: &str) -> Procedure<A, R> {
+    pub(crate) fn new(shared: &Arc<EngineShared>, name: &str) -> Procedure<A, R> {
         let info = if shared.core.is_forked() {
             // To be called in vain: the list may be locked by a thread that is not there.
             ProcedureInfo::new(name)
@@ -84,7 +84,7 @@ impl<A: ?Sized, R> Procedure<A, R> {
     pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> Call<A, R> {
         let (shared, info, endpoint) = (self.shared.clone(), self.info.clone(), endpoint.as_ref().clone());
         let timeout = shared.limits.default_timeout;
-        Call { target: Target { shared, info, endpoint, timeout }, _types: PhantomData }
+        Call { target: CallTarget { shared, info, endpoint, timeout }, _types: PhantomData }
     }
 }
 
@@ -102,8 +102,8 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
 
 /// What is called, and where.
 #[derive(Clone)]
-pub(super) struct Target {
-    pub shared: Arc<Shared>,
+pub(super) struct CallTarget {
+    pub shared: Arc<EngineShared>,
     pub info: Arc<ProcedureInfo>,
     pub endpoint: Endpoint,
     pub timeout: Duration,
@@ -111,7 +111,7 @@ pub(super) struct Target {
 
 /// A procedure at an endpoint; made by [`Procedure::on`].
 pub struct Call<A: ?Sized, R> {
-    target: Target,
+    target: CallTarget,
     _types: PhantomData<fn(&A) -> R>,
 }
 
@@ -123,7 +123,7 @@ impl<A: ?Sized, R> Clone for Call<A, R> {
 
 impl<A: ?Sized, R> fmt::Debug for Call<A, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Target { info, endpoint, .. } = &self.target;
+        let CallTarget { info, endpoint, .. } = &self.target;
         write!(f, "Call(Procedure({}: {} -> {}) on {endpoint:?})", info.name, type_name::<A>(), type_name::<R>())
     }
 }
@@ -203,8 +203,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         }
     }
 
-    fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(Begun, Instant)> {
-        let Target { shared, info, endpoint, timeout } = &self.target;
+    fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {
+        let CallTarget { shared, info, endpoint, timeout } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_own(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
@@ -215,9 +215,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 .map_err(|failed| failed.error(&endpoint.address(), Side::Arguments, &info.name))?;
             let large = buffer.len() > shared.limits.eager;
             let content = if large {
-                Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
+                OutgoingBody::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
             } else {
-                Content::Small(buffer)
+                OutgoingBody::Small(buffer)
             };
             let spec = CallSpec {
                 peer: endpoint.peer(),
@@ -234,11 +234,11 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
             };
             self.make(spec, now).map_err(|failure| self.target.error(failure))
         })?;
-        Ok((Begun { completion, id }, deadline))
+        Ok((StartedCall { completion, id }, deadline))
     }
 
     /// Makes the call: when the peer takes it, if it is behind.
-    fn make(&self, mut spec: CallSpec<'_, Live>, now: Instant) -> std::result::Result<CallId, Failure> {
+    fn make(&self, mut spec: CallSpec<'_, EngineEnv>, now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.target.shared.core;
         loop {
             match core.exec_call(now, |proto| proto.call(spec, now)) {
@@ -246,7 +246,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 Err(Rejected::Failed(failure)) => return Err(failure),
                 Err(Rejected::NoCredit(again, cost)) => {
                     if !self.target.await_credit(Some(cost), again.deadline) {
-                        return Err(core.look(|proto| proto.behind(again.peer)));
+                        return Err(core.with_proto(|proto| proto.behind(again.peer)));
                     }
                     spec = *again;
                 }

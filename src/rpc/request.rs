@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::codec;
-use crate::engine::Shared;
+use crate::engine::EngineShared;
 use crate::memory::{Region, Slice};
-use crate::progress::{Live, error_of};
-use crate::proto::{self, Body, Declaration, Failure, Incoming, Leases, LinkId, Reply, RequestId, Status};
+use crate::progress::{EngineEnv, error_of};
+use crate::proto::{self, Body, Declaration, Failure, Incoming, LeaseRange, LinkId, Reply, RequestId, Status};
 use crate::shape::Knowledge;
 use crate::{Endpoint, Engine, Error, Result, Side};
 
@@ -21,19 +21,19 @@ pub struct Request {
     engine: Engine,
     endpoint: Endpoint,
     id: RequestId,
-    declaration: Arc<Declaration<Live>>,
+    declaration: Arc<Declaration<EngineEnv>>,
     provider: u16,
     deadline: Option<Instant>,
     one_way: bool,
 }
 
 impl Request {
-    pub(super) fn new(shared: &Arc<Shared>, incoming: Incoming<Live>) -> (Request, Content) {
+    pub(super) fn new(shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>) -> (Request, RequestContent) {
         let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases, again: _ } = incoming;
         let endpoint = Endpoint::new(shared.clone(), peer, 0);
         let engine = Engine::from_shared(shared.clone());
         let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way };
-        (request, Content { link, leases, body })
+        (request, RequestContent { link, leases, body })
     }
 
     /// The engine that was called. The reference does not keep it alive; a clone does, as every handle, so a handler that keeps
@@ -61,7 +61,7 @@ impl Request {
     /// forked child, which can't answer. A one-way call has no answer: that its caller goes away does not cancel it.
     pub fn is_cancelled(&self) -> bool {
         let core = &self.engine.shared().core;
-        self.remaining().is_zero() || core.is_forked() || !core.look(|proto| proto.is_wanted(self.id))
+        self.remaining().is_zero() || core.is_forked() || !core.with_proto(|proto| proto.is_wanted(self.id))
     }
 
     /// The name that the procedure was called by.
@@ -79,7 +79,7 @@ impl Request {
         self.one_way
     }
 
-    pub(super) fn declaration(&self) -> &Declaration<Live> {
+    pub(super) fn declaration(&self) -> &Declaration<EngineEnv> {
         &self.declaration
     }
 
@@ -99,9 +99,9 @@ impl Clone for Request {
 }
 
 /// What came with a request, for its handler.
-pub(super) struct Content {
+pub(super) struct RequestContent {
     pub link: LinkId,
-    pub leases: Leases,
+    pub leases: LeaseRange,
     pub body: Body<Slice>,
 }
 
@@ -144,7 +144,7 @@ impl<R> Responder<R> {
 
     /// The arguments of this one-way call would have taken so much memory and more: its handler gets it again when there is as
     /// much.
-    pub(super) fn wait_for_memory(mut self, content: Content, memory: usize) {
+    pub(super) fn wait_for_memory(mut self, content: RequestContent, memory: usize) {
         self.answered = true;
         let Request { endpoint, id, declaration, provider, deadline, one_way, .. } = &self.request;
         let incoming = Incoming {
@@ -166,7 +166,7 @@ impl<R> Responder<R> {
         self.answer(Err(status))
     }
 
-    fn answer(&mut self, reply: std::result::Result<Reply<'_, Live>, Status>) -> Result<()> {
+    fn answer(&mut self, reply: std::result::Result<Reply<'_, EngineEnv>, Status>) -> Result<()> {
         self.answered = true;
         let request = &self.request;
         let shared = request.engine.shared();
@@ -193,7 +193,12 @@ impl<R: Serialize> Responder<R> {
         let eager = self.request.engine.shared().limits.eager;
         codec::with_buffer(|buffer| {
             if self.request.one_way {
-                return self.answer(Ok(Reply { content: proto::Content::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));
+                return self.answer(Ok(Reply {
+                    content: proto::OutgoingBody::Small(&[]),
+                    result: 0,
+                    shape: &[],
+                    leases: Vec::new(),
+                }));
             }
             let (leases, declared) = match codec::encode(result, buffer, self.request.engine.shared(), &self.results) {
                 Ok(encoded) => encoded,
@@ -208,9 +213,9 @@ impl<R: Serialize> Responder<R> {
                 }
             };
             let content = if buffer.len() > eager {
-                proto::Content::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
+                proto::OutgoingBody::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
             } else {
-                proto::Content::Small(buffer)
+                proto::OutgoingBody::Small(buffer)
             };
             self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases }))
         })

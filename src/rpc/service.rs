@@ -3,25 +3,25 @@
 use std::sync::{Arc, Weak};
 
 use super::authorize::is_allowed;
-use super::define::Found;
+use super::define::LookupResult;
 use crate::Engine;
-use crate::engine::Shared;
-use crate::progress::{Job, Live, Service, Work};
+use crate::engine::EngineShared;
+use crate::progress::{EngineEnv, Job, JobKind, Service};
 use crate::proto::{Incoming, RequestId, Status};
 
 /// The engine, as progress knows it. It keeps nothing alive.
 pub(crate) struct EngineService {
-    shared: Weak<Shared>,
+    shared: Weak<EngineShared>,
 }
 
 impl EngineService {
-    pub(crate) fn new(shared: &Arc<Shared>) -> EngineService {
+    pub(crate) fn new(shared: &Arc<EngineShared>) -> EngineService {
         EngineService { shared: Arc::downgrade(shared) }
     }
 }
 
 impl Service for EngineService {
-    fn request(&self, incoming: Incoming<Live>) -> Option<Job> {
+    fn request(&self, incoming: Incoming<EngineEnv>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
         // A call that has waited for memory has been decided on.
         if !incoming.again && !is_allowed(&shared, &incoming) {
@@ -34,9 +34,9 @@ impl Service for EngineService {
             return None;
         }
         let status = match shared.registry.find(incoming.provider, &incoming.declaration.name) {
-            Found::Handler(handler) => return Some(Job::new(&shared.core, Work::Request(handler, incoming))),
-            Found::NoProcedure => Status::NoSuchProcedure,
-            Found::NoProvider => Status::NoSuchProvider,
+            LookupResult::Handler(handler) => return Some(Job::new(&shared.core, JobKind::Request(handler, incoming))),
+            LookupResult::NoProcedure => Status::NoSuchProcedure,
+            LookupResult::NoProvider => Status::NoSuchProvider,
         };
         tracing::debug!(target: "calomel::rpc", name = %incoming.declaration.name, provider = incoming.provider, ?status, "a call of nothing");
         shared.core.exec_with_others(|proto| {

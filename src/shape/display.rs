@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::{Frame, Leaf, Run, Shape, Variant};
+use super::{Ancestor, Leaf, Run, Shape, Variant};
 
 /// Longer texts end in `…`: they stand within a message, next to another shape.
 const MAX_TEXT: usize = 300;
@@ -13,7 +13,7 @@ const SPELLED_OUT: u32 = 4;
 impl Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = Clipped { out: f, left: MAX_TEXT, full: false };
-        match write_shape(&mut out, &Frame { shape: self, up: None }) {
+        match write_shape(&mut out, &Ancestor { shape: self, up: None }) {
             Err(_) if out.full => f.write_str("…"),
             result => result,
         }
@@ -39,7 +39,7 @@ impl Write for Clipped<'_, '_> {
     }
 }
 
-fn write_shape(out: &mut Clipped<'_, '_>, at: &Frame<'_>) -> fmt::Result {
+fn write_shape(out: &mut Clipped<'_, '_>, at: &Ancestor<'_>) -> fmt::Result {
     match at.shape {
         Shape::Unknown => out.write_str("?"),
         Shape::Mixed => out.write_str("mixed"),
@@ -90,7 +90,7 @@ fn write_shape(out: &mut Clipped<'_, '_>, at: &Frame<'_>) -> fmt::Result {
     }
 }
 
-fn write_tuple(out: &mut Clipped<'_, '_>, at: &Frame<'_>, runs: &[Run]) -> fmt::Result {
+fn write_tuple(out: &mut Clipped<'_, '_>, at: &Ancestor<'_>, runs: &[Run]) -> fmt::Result {
     if let [run] = runs
         && run.count > SPELLED_OUT
     {
@@ -115,7 +115,7 @@ fn write_tuple(out: &mut Clipped<'_, '_>, at: &Frame<'_>, runs: &[Run]) -> fmt::
     out.write_str(if matches!(runs, [Run { count: 1, .. }]) { ",)" } else { ")" })
 }
 
-fn write_variant(out: &mut Clipped<'_, '_>, at: &Frame<'_>, variant: &Variant) -> fmt::Result {
+fn write_variant(out: &mut Clipped<'_, '_>, at: &Ancestor<'_>, variant: &Variant) -> fmt::Result {
     out.write_str(&variant.name)?;
     let content = at.below(&variant.content);
     match &variant.content {

@@ -12,26 +12,26 @@ use std::fmt::{self, Display};
 use serde::ser::{self, Serialize, Serializer};
 
 use super::Leaf;
-use super::known::{self, At, DONE, Kind, Known, LEAVES, Part};
+use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex};
 use super::wire::encode_number;
-use parts::{Entries, Items, Parts};
+use parts::{EncodedEntries, EncodedItems, EncodedParts};
 
 /// Why a value can't be encoded.
 #[derive(Debug)]
-pub(crate) struct Fault(Box<str>);
+pub(crate) struct EncodeError(Box<str>);
 
-impl Display for Fault {
+impl Display for EncodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for EncodeError {}
 
-impl ser::Error for Fault {
+impl ser::Error for EncodeError {
     #[cold]
-    fn custom<T: Display>(message: T) -> Fault {
-        Fault(message.to_string().into())
+    fn custom<T: Display>(message: T) -> EncodeError {
+        EncodeError(message.to_string().into())
     }
 }
 
@@ -40,85 +40,85 @@ pub(super) enum Seen {
     /// Nothing that was not known.
     Nothing,
     /// More: what was known before, and this.
-    More(Known),
+    More(KnownShape),
     /// Something else than what was known: the value has to be looked at by itself.
     Otherwise,
 }
 
 /// Encodes a value at the end of `out`, while looking at what it shows beyond `known`.
 #[inline]
-pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known: &Known) -> Result<Seen, Fault> {
-    let mut look = Look::new(out, known, false);
+pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known: &KnownShape) -> Result<Seen, EncodeError> {
+    let mut look = LookAhead::new(out, known, false);
     look.part(value, known.root)?;
     Ok(match look {
-        Look { otherwise: true, .. } => Seen::Otherwise,
-        Look { grown: None, .. } => Seen::Nothing,
-        Look { grown: Some(grown), .. } => Seen::More(*grown),
+        LookAhead { otherwise: true, .. } => Seen::Otherwise,
+        LookAhead { grown: None, .. } => Seen::Nothing,
+        LookAhead { grown: Some(grown), .. } => Seen::More(*grown),
     })
 }
 
 /// Encodes a value at the end of `out`: what it shows by itself.
 #[cold]
-pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> Result<Known, Fault> {
-    let nothing = Known::nothing();
-    let mut look = Look::new(out, &nothing, true);
+pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> Result<KnownShape, EncodeError> {
+    let nothing = KnownShape::nothing();
+    let mut look = LookAhead::new(out, &nothing, true);
     look.part(value, nothing.root)?;
-    Ok(look.grown.map_or_else(Known::nothing, |grown| *grown))
+    Ok(look.grown.map_or_else(KnownShape::nothing, |grown| *grown))
 }
 
 /// The state of an encoding.
-struct Look<'a> {
+struct LookAhead<'a> {
     out: &'a mut Vec<u8>,
-    before: &'a Known,
-    grown: Option<Box<Known>>,
+    before: &'a KnownShape,
+    grown: Option<Box<KnownShape>>,
     /// Nothing but this value counts: where it contradicts itself, or goes beyond the limits, that is noted.
     alone: bool,
     otherwise: bool,
 }
 
-impl<'a> Look<'a> {
+impl<'a> LookAhead<'a> {
     #[inline]
-    fn new(out: &'a mut Vec<u8>, before: &'a Known, alone: bool) -> Look<'a> {
-        Look { out, before, grown: None, alone, otherwise: false }
+    fn new(out: &'a mut Vec<u8>, before: &'a KnownShape, alone: bool) -> LookAhead<'a> {
+        LookAhead { out, before, grown: None, alone, otherwise: false }
     }
 
     /// Encodes a part at a position.
     #[inline]
-    fn part<T: Serialize + ?Sized>(&mut self, value: &T, at: At) -> Result<(), Fault> {
+    fn part<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), EncodeError> {
         value.serialize(Position { look: self, at, ty: type_name::<T>() })
     }
 
     /// The parts of what was known before, if it is of this kind. What has been added since leaves those as they are.
     #[inline]
-    fn parts_before(&self, at: At, kind: Kind) -> Option<&'a [Part]> {
+    fn parts_before(&self, at: NodeIndex, kind: KnownKind) -> Option<&'a [KnownPart]> {
         self.before.nodes.get(at as usize).filter(|node| node.kind == kind).map(|node| &node.parts[..])
     }
 
-    fn known(&self) -> &Known {
+    fn known(&self) -> &KnownShape {
         self.grown.as_deref().unwrap_or(self.before)
     }
 
     #[cold]
-    fn grow(&mut self) -> &mut Known {
+    fn grow(&mut self) -> &mut KnownShape {
         let before = self.before;
         self.grown.get_or_insert_with(|| Box::new(before.clone()))
     }
 
     /// There is no room for the parts of a position: nothing is said of it.
     #[cold]
-    fn cut(&mut self, at: At) -> At {
-        self.grow().node_mut(at).kind = Kind::Cut;
+    fn cut(&mut self, at: NodeIndex) -> NodeIndex {
+        self.grow().node_mut(at).kind = KnownKind::Cut;
         DONE
     }
 
     /// The value is not what stands at a position, even if names are left aside, or only by its names.
     #[cold]
-    fn contradict(&mut self, at: At, but_for_names: bool) -> At {
+    fn contradict(&mut self, at: NodeIndex, but_for_names: bool) -> NodeIndex {
         if !self.alone {
             self.otherwise = true;
         } else if but_for_names && self.known().is_one_type_at(at) {
             // A receiver has one type for all of them, which can't be right.
-            self.grow().node_mut(at).kind = Kind::Mixed;
+            self.grow().node_mut(at).kind = KnownKind::Mixed;
         } else {
             self.cut(at);
         }
@@ -128,27 +128,29 @@ impl<'a> Look<'a> {
     /// A value of this kind comes to a position where no such value was before this message: the position where it stands, if it
     /// is to be looked at.
     #[cold]
-    fn settle(&mut self, mut at: At, ty: &'static str, kind: Kind, name: &'static str) -> Option<At> {
+    fn settle(&mut self, mut at: NodeIndex, ty: &'static str, kind: KnownKind, name: &'static str) -> Option<NodeIndex> {
         if at >= LEAVES {
             self.otherwise |= at != DONE;
             return None;
         }
-        if self.known().node(at).kind == Kind::New {
+        if self.known().node(at).kind == KnownKind::New {
             at = self.grow().enter(at, ty);
         }
-        if let Kind::Link(to) = self.known().node(at).kind {
+        if let KnownKind::Link(to) = self.known().node(at).kind {
             at = to;
         }
         match (self.known().node(at).kind, kind) {
             (known, kind) if known == kind => return Some(at),
-            (Kind::New, _) => {
+            (KnownKind::New, _) => {
                 let node = self.grow().node_mut(at);
                 (node.kind, node.name) = (kind, name);
                 return Some(at);
             }
-            (Kind::Cut | Kind::Mixed, _) => {}
+            (KnownKind::Cut | KnownKind::Mixed, _) => {}
             // One layout.
-            (Kind::Leaf(Leaf::Bytes), Kind::Seq) | (Kind::Seq, Kind::Leaf(Leaf::Bytes)) => drop(self.contradict(at, false)),
+            (KnownKind::Leaf(Leaf::Bytes), KnownKind::Seq) | (KnownKind::Seq, KnownKind::Leaf(Leaf::Bytes)) => {
+                drop(self.contradict(at, false))
+            }
             _ => drop(self.contradict(at, true)),
         }
         None
@@ -156,7 +158,7 @@ impl<'a> Look<'a> {
 
     /// The positions of what is in an option, sequence or map.
     #[cold]
-    fn inside<const N: usize>(&mut self, at: At, ty: &'static str, kind: Kind) -> [At; N] {
+    fn inside<const N: usize>(&mut self, at: NodeIndex, ty: &'static str, kind: KnownKind) -> [NodeIndex; N] {
         let Some(at) = self.settle(at, ty, kind, "") else { return [DONE; N] };
         if self.known().node(at).parts.is_empty() && !(0..N).all(|place| self.grow().add(at, place, 1, "").is_some()) {
             self.cut(at);
@@ -167,8 +169,8 @@ impl<'a> Look<'a> {
 
     /// The position of the content of a variant that may be new.
     #[cold]
-    fn variant(&mut self, at: At, ty: &'static str, name: &'static str, index: u32, variant: &'static str) -> At {
-        let Some(at) = self.settle(at, ty, Kind::Enum, name) else { return DONE };
+    fn variant(&mut self, at: NodeIndex, ty: &'static str, name: &'static str, index: u32, variant: &'static str) -> NodeIndex {
+        let Some(at) = self.settle(at, ty, KnownKind::Enum, name) else { return DONE };
         let variants = &self.known().node(at).parts;
         match variants.binary_search_by_key(&index, |variant| variant.number) {
             Ok(found) if variants[found].name == variant => variants[found].at,
@@ -181,8 +183,8 @@ impl<'a> Look<'a> {
 
 /// A value that is to be encoded, where it stands.
 struct Position<'l, 'a> {
-    look: &'l mut Look<'a>,
-    at: At,
+    look: &'l mut LookAhead<'a>,
+    at: NodeIndex,
     /// The name of its type.
     ty: &'static str,
 }
@@ -201,12 +203,12 @@ impl<'l, 'a> Position<'l, 'a> {
     #[inline]
     fn leaf(&mut self, leaf: Leaf) {
         if self.at != known::leaf(leaf) {
-            self.look.settle(self.at, self.ty, Kind::Leaf(leaf), "");
+            self.look.settle(self.at, self.ty, KnownKind::Leaf(leaf), "");
         }
     }
 
     #[inline]
-    fn inside<const N: usize>(&mut self, kind: Kind) -> [At; N] {
+    fn inside<const N: usize>(&mut self, kind: KnownKind) -> [NodeIndex; N] {
         match self.look.parts_before(self.at, kind) {
             Some(parts) if parts.len() == N => array::from_fn(|place| parts[place].at),
             _ => self.look.inside(self.at, self.ty, kind),
@@ -217,7 +219,7 @@ impl<'l, 'a> Position<'l, 'a> {
     #[inline]
     fn variant(self, name: &'static str, index: u32, variant: &'static str) -> Position<'l, 'a> {
         encode_number(index.into(), self.look.out);
-        let variants = self.look.parts_before(self.at, Kind::Enum).unwrap_or(&[]);
+        let variants = self.look.parts_before(self.at, KnownKind::Enum).unwrap_or(&[]);
         let at = match variants.binary_search_by_key(&index, |variant| variant.number) {
             Ok(found) if same(variants[found].name, variant) => variants[found].at,
             _ => self.look.variant(self.at, self.ty, name, index, variant),
@@ -227,7 +229,7 @@ impl<'l, 'a> Position<'l, 'a> {
 
     /// Writes how many elements or entries follow.
     #[inline]
-    fn length(&mut self, len: Option<usize>, what: &str) -> Result<(), Fault> {
+    fn length(&mut self, len: Option<usize>, what: &str) -> Result<(), EncodeError> {
         encode_number(len.ok_or_else(|| unknown_length(what))? as u64, self.look.out);
         Ok(())
     }
@@ -236,7 +238,7 @@ impl<'l, 'a> Position<'l, 'a> {
 macro_rules! leaves {
     ($($method:ident($value:ident: $type:ty) $leaf:ident |$out:ident| $write:expr;)*) => {
         $(#[inline]
-        fn $method(mut self, $value: $type) -> Result<(), Fault> {
+        fn $method(mut self, $value: $type) -> Result<(), EncodeError> {
             self.leaf(Leaf::$leaf);
             let $out = &mut *self.look.out;
             $write;
@@ -267,14 +269,14 @@ fn encode_bytes(bytes: &[u8], out: &mut Vec<u8>) {
 
 impl<'l, 'a> Serializer for Position<'l, 'a> {
     type Ok = ();
-    type Error = Fault;
-    type SerializeSeq = Items<'l, 'a>;
-    type SerializeTuple = Parts<'l, 'a>;
-    type SerializeTupleStruct = Parts<'l, 'a>;
-    type SerializeTupleVariant = Parts<'l, 'a>;
-    type SerializeMap = Entries<'l, 'a>;
-    type SerializeStruct = Parts<'l, 'a>;
-    type SerializeStructVariant = Parts<'l, 'a>;
+    type Error = EncodeError;
+    type SerializeSeq = EncodedItems<'l, 'a>;
+    type SerializeTuple = EncodedParts<'l, 'a>;
+    type SerializeTupleStruct = EncodedParts<'l, 'a>;
+    type SerializeTupleVariant = EncodedParts<'l, 'a>;
+    type SerializeMap = EncodedEntries<'l, 'a>;
+    type SerializeStruct = EncodedParts<'l, 'a>;
+    type SerializeStructVariant = EncodedParts<'l, 'a>;
 
     leaves! {
         serialize_bool(value: bool) Bool |out| out.push(value.into());
@@ -296,37 +298,37 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
     }
 
     #[inline]
-    fn serialize_unit(mut self) -> Result<(), Fault> {
+    fn serialize_unit(mut self) -> Result<(), EncodeError> {
         self.leaf(Leaf::Unit);
         Ok(())
     }
 
     #[inline]
-    fn serialize_unit_struct(self, _name: &'static str) -> Result<(), Fault> {
+    fn serialize_unit_struct(self, _name: &'static str) -> Result<(), EncodeError> {
         self.serialize_unit()
     }
 
     #[inline]
-    fn serialize_none(mut self) -> Result<(), Fault> {
-        let [_] = self.inside(Kind::Option);
+    fn serialize_none(mut self) -> Result<(), EncodeError> {
+        let [_] = self.inside(KnownKind::Option);
         self.look.out.push(0);
         Ok(())
     }
 
     #[inline]
-    fn serialize_some<T: Serialize + ?Sized>(mut self, value: &T) -> Result<(), Fault> {
-        let [part] = self.inside(Kind::Option);
+    fn serialize_some<T: Serialize + ?Sized>(mut self, value: &T) -> Result<(), EncodeError> {
+        let [part] = self.inside(KnownKind::Option);
         self.look.out.push(1);
         self.look.part(value, part)
     }
 
     #[inline]
-    fn serialize_unit_variant(self, name: &'static str, index: u32, variant: &'static str) -> Result<(), Fault> {
+    fn serialize_unit_variant(self, name: &'static str, index: u32, variant: &'static str) -> Result<(), EncodeError> {
         self.variant(name, index, variant).serialize_unit()
     }
 
     #[inline]
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _name: &'static str, value: &T) -> Result<(), Fault> {
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _name: &'static str, value: &T) -> Result<(), EncodeError> {
         value.serialize(self)
     }
 
@@ -337,26 +339,26 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
         index: u32,
         variant: &'static str,
         value: &T,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), EncodeError> {
         let content = self.variant(name, index, variant);
         content.look.part(value, content.at)
     }
 
     #[inline]
-    fn serialize_seq(mut self, len: Option<usize>) -> Result<Items<'l, 'a>, Fault> {
+    fn serialize_seq(mut self, len: Option<usize>) -> Result<EncodedItems<'l, 'a>, EncodeError> {
         self.length(len, "a sequence")?;
-        let [at] = self.inside(Kind::Seq);
-        Ok(Items { look: self.look, at })
+        let [at] = self.inside(KnownKind::Seq);
+        Ok(EncodedItems { look: self.look, at })
     }
 
     #[inline]
-    fn serialize_tuple(self, _len: usize) -> Result<Parts<'l, 'a>, Fault> {
-        Ok(Parts::new(self, Kind::Tuple, ""))
+    fn serialize_tuple(self, _len: usize) -> Result<EncodedParts<'l, 'a>, EncodeError> {
+        Ok(EncodedParts::new(self, KnownKind::Tuple, ""))
     }
 
     #[inline]
-    fn serialize_tuple_struct(self, _name: &'static str, _len: usize) -> Result<Parts<'l, 'a>, Fault> {
-        Ok(Parts::new(self, Kind::Tuple, ""))
+    fn serialize_tuple_struct(self, _name: &'static str, _len: usize) -> Result<EncodedParts<'l, 'a>, EncodeError> {
+        Ok(EncodedParts::new(self, KnownKind::Tuple, ""))
     }
 
     #[inline]
@@ -366,20 +368,20 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
         index: u32,
         variant: &'static str,
         _len: usize,
-    ) -> Result<Parts<'l, 'a>, Fault> {
-        Ok(Parts::new(self.variant(name, index, variant), Kind::Tuple, ""))
+    ) -> Result<EncodedParts<'l, 'a>, EncodeError> {
+        Ok(EncodedParts::new(self.variant(name, index, variant), KnownKind::Tuple, ""))
     }
 
     #[inline]
-    fn serialize_map(mut self, len: Option<usize>) -> Result<Entries<'l, 'a>, Fault> {
+    fn serialize_map(mut self, len: Option<usize>) -> Result<EncodedEntries<'l, 'a>, EncodeError> {
         self.length(len, "a map, or a struct with `#[serde(flatten)]`,")?;
-        let [keys, values] = self.inside(Kind::Map);
-        Ok(Entries { look: self.look, keys, values })
+        let [keys, values] = self.inside(KnownKind::Map);
+        Ok(EncodedEntries { look: self.look, keys, values })
     }
 
     #[inline]
-    fn serialize_struct(self, name: &'static str, _len: usize) -> Result<Parts<'l, 'a>, Fault> {
-        Ok(Parts::new(self, Kind::Struct, name))
+    fn serialize_struct(self, name: &'static str, _len: usize) -> Result<EncodedParts<'l, 'a>, EncodeError> {
+        Ok(EncodedParts::new(self, KnownKind::Struct, name))
     }
 
     #[inline]
@@ -389,11 +391,11 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
         index: u32,
         variant: &'static str,
         _len: usize,
-    ) -> Result<Parts<'l, 'a>, Fault> {
-        Ok(Parts::new(self.variant(name, index, variant), Kind::Struct, ""))
+    ) -> Result<EncodedParts<'l, 'a>, EncodeError> {
+        Ok(EncodedParts::new(self.variant(name, index, variant), KnownKind::Struct, ""))
     }
 
-    fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), Fault> {
+    fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), EncodeError> {
         self.serialize_str(&value.to_string())
     }
 
@@ -404,7 +406,7 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
 }
 
 #[cold]
-fn unknown_length(what: &str) -> Fault {
+fn unknown_length(what: &str) -> EncodeError {
     ser::Error::custom(format_args!(
         "{what} does not say how many entries follow, and the format has no mark for their end: collect them first, \
          or give what is flattened a field of its own"

@@ -34,14 +34,14 @@ const MAX_IDLE_AT_END: usize = 4;
 /// Links and alternatives that are followed. Real types need two or three.
 const MAX_HOPS: usize = 8;
 
-pub(super) type Id = usize;
+pub(super) type NodeId = usize;
 
 /// The position of the type itself.
-pub(super) const ROOT: Id = 0;
+pub(super) const ROOT: NodeId = 0;
 
 /// What a `Deserialize` asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum NodeKind {
     /// Nothing yet.
     New,
     /// Something that postcard cannot decode either, or that is too deep.
@@ -56,32 +56,32 @@ pub(super) enum Kind {
     /// Name and variants, with aliases as above.
     Enum(&'static str, &'static [&'static str]),
     /// What is traced at another position.
-    Link(Id),
+    Link(NodeId),
 }
 
 /// Tells one type from another, as well as it can be told without `'static`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct NodeKey {
     visitor: &'static str,
     size: usize,
     name: &'static str,
     parts: &'static [&'static str],
 }
 
-impl Key {
+impl NodeKey {
     /// The key of the type that `V` reads; `None` where `V` hides it.
-    pub(super) fn of<V, T>(name: &'static str, parts: &'static [&'static str]) -> Option<Key> {
+    pub(super) fn of<V, T>(name: &'static str, parts: &'static [&'static str]) -> Option<NodeKey> {
         let visitor = std::any::type_name::<V>();
         // Behind `dyn Visitor` (erased-serde) all types look the same.
-        (!visitor.contains("dyn ")).then_some(Key { visitor, size: size_of::<T>(), name, parts })
+        (!visitor.contains("dyn ")).then_some(NodeKey { visitor, size: size_of::<T>(), name, parts })
     }
 }
 
 #[derive(Debug)]
-struct Node {
-    kind: Kind,
+struct GraphNode {
+    kind: NodeKind,
     /// Positions of the parts, as far as they were reached. Map: key, value. Enum: the contents of the variants.
-    children: Vec<Id>,
+    children: Vec<NodeId>,
     /// Tuple, struct, enum: parts that were declared; tuple, struct: once visited, those that were asked for.
     count: usize,
     /// Tuple: so many leading elements share the first child, since their types are the same.
@@ -92,11 +92,11 @@ struct Node {
     /// Enum: the variant that worked first. It cannot contain the enum itself: the end of every recursion.
     base: Option<usize>,
     /// Taken when another run asks for another kind at the same position.
-    alternative: Option<Id>,
+    alternative: Option<NodeId>,
     /// What stands here is not the same every time, in a way that alternatives do not show.
     varies: bool,
     /// The alternative that this run, or the last one that came here, asked for.
-    current: Id,
+    current: NodeId,
     /// The visitor returned a value.
     visited: bool,
     /// The type that stands here was made up: after the visitor there may be a validation.
@@ -119,10 +119,10 @@ struct Tries {
     absent: bool,
 }
 
-impl Node {
-    fn new(id: Id) -> Node {
-        Node {
-            kind: Kind::New,
+impl GraphNode {
+    fn new(id: NodeId) -> GraphNode {
+        GraphNode {
+            kind: NodeKind::New,
             children: Vec::new(),
             count: 0,
             shared: 0,
@@ -157,15 +157,15 @@ impl Node {
     }
 
     /// The child at `index` of a tuple, struct or enum, if a run has come there.
-    fn child(&self, index: usize) -> Option<Id> {
+    fn child(&self, index: usize) -> Option<NodeId> {
         if index < self.shared { self.children.first() } else { self.children.get(index) }.copied()
     }
 }
 
 /// The state of a trace.
 pub(super) struct Graph {
-    nodes: Vec<Node>,
-    homes: HashMap<Key, Id>,
+    nodes: Vec<GraphNode>,
+    homes: HashMap<NodeKey, NodeId>,
     steps: usize,
     idle: usize,
     /// This run brought something new.
@@ -180,8 +180,8 @@ pub(super) struct Graph {
 }
 
 /// What [`Graph::enter`] changed and [`Graph::leave`] puts back.
-pub(super) struct Entered {
-    pub(super) id: Id,
+pub(super) struct EnteredNode {
+    pub(super) id: NodeId,
     depth: usize,
     attempt: u32,
 }
@@ -189,7 +189,7 @@ pub(super) struct Entered {
 impl Graph {
     pub(super) fn new() -> Graph {
         Graph {
-            nodes: vec![Node::new(ROOT)],
+            nodes: vec![GraphNode::new(ROOT)],
             homes: HashMap::new(),
             steps: 0,
             idle: 0,
@@ -214,13 +214,13 @@ impl Graph {
     }
 
     /// Starts on what is asked for at a position: a call, a level deeper. `None` if it cannot be answered.
-    pub(super) fn enter(&mut self, at: Id, key: Option<Key>, kind: Kind) -> Option<Entered> {
+    pub(super) fn enter(&mut self, at: NodeId, key: Option<NodeKey>, kind: NodeKind) -> Option<EnteredNode> {
         let id = self.settle(at, key, kind);
-        let Some(id) = id.filter(|_| kind != Kind::Opaque) else {
+        let Some(id) = id.filter(|_| kind != NodeKind::Opaque) else {
             self.blamed = true;
             return None;
         };
-        let entered = Entered { id, depth: self.depth, attempt: self.attempt };
+        let entered = EnteredNode { id, depth: self.depth, attempt: self.attempt };
         self.depth += 1;
         let position = self.nodes[at].current;
         self.attempt += self.nodes[position].fails + if id == position { 0 } else { self.nodes[id].fails };
@@ -229,7 +229,7 @@ impl Graph {
     }
 
     /// Ends what [`enter`](Self::enter) began. A failure is put down to the innermost node that saw one.
-    pub(super) fn leave(&mut self, entered: Entered, ok: bool) {
+    pub(super) fn leave(&mut self, entered: EnteredNode, ok: bool) {
         (self.depth, self.attempt) = (entered.depth, entered.attempt);
         let node = &mut self.nodes[entered.id];
         node.active -= 1;
@@ -244,7 +244,7 @@ impl Graph {
 
     /// Notes whether the type at a position was made up. If not, and nothing below is to blame, a validation after
     /// the visitor refused the value.
-    pub(super) fn judge(&mut self, at: Id, ok: bool) {
+    pub(super) fn judge(&mut self, at: NodeId, ok: bool) {
         let current = self.nodes[at].current;
         let node = &mut self.nodes[current];
         if ok {
@@ -258,7 +258,7 @@ impl Graph {
 
     /// Goes through a newtype, which adds nothing to the shape: returns the position of what is inside. The way back
     /// is [`leave_newtype`](Self::leave_newtype).
-    pub(super) fn enter_newtype(&mut self, at: Id, key: Option<Key>) -> Option<Id> {
+    pub(super) fn enter_newtype(&mut self, at: NodeId, key: Option<NodeKey>) -> Option<NodeId> {
         let inside = if self.spend(at) { self.home(at, key) } else { None };
         match inside {
             Some(_) => self.depth += 1,
@@ -271,14 +271,14 @@ impl Graph {
         self.depth -= 1;
     }
 
-    fn home(&mut self, at: Id, key: Option<Key>) -> Option<Id> {
+    fn home(&mut self, at: NodeId, key: Option<NodeKey>) -> Option<NodeId> {
         let Some(key) = key else { return Some(at) };
         match self.homes.get(&key) {
-            Some(&home) if home != at => self.alternative(at, Kind::Link(home)).map(|_| home),
+            Some(&home) if home != at => self.alternative(at, NodeKind::Link(home)).map(|_| home),
             Some(_) => Some(at),
             None => {
                 // At a position that has been something else, others of this type would inherit the conflict.
-                if self.nodes[at].kind == Kind::New {
+                if self.nodes[at].kind == NodeKind::New {
                     self.homes.insert(key, at);
                 }
                 Some(at)
@@ -287,7 +287,7 @@ impl Graph {
     }
 
     /// The node where `kind` is traced when it is asked for at `at`.
-    fn settle(&mut self, at: Id, key: Option<Key>, kind: Kind) -> Option<Id> {
+    fn settle(&mut self, at: NodeId, key: Option<NodeKey>, kind: NodeKind) -> Option<NodeId> {
         if !self.spend(at) {
             return None;
         }
@@ -296,7 +296,7 @@ impl Graph {
         };
         match self.homes.get(&key) {
             Some(&home) if home != at => {
-                self.alternative(at, Kind::Link(home))?;
+                self.alternative(at, NodeKind::Link(home))?;
                 self.alternative(home, kind)
             }
             Some(_) => self.alternative(at, kind),
@@ -309,25 +309,25 @@ impl Graph {
     }
 
     /// Counts a step. `false` if it goes too far.
-    fn spend(&mut self, at: Id) -> bool {
+    fn spend(&mut self, at: NodeId) -> bool {
         self.steps += 1;
         let too_deep = self.depth >= MAX_NESTING;
-        if too_deep && self.nodes[at].kind == Kind::New {
-            self.nodes[at].kind = Kind::Opaque;
+        if too_deep && self.nodes[at].kind == NodeKind::New {
+            self.nodes[at].kind = NodeKind::Opaque;
             self.progress = true;
         }
         !too_deep && self.steps <= MAX_STEPS
     }
 
     /// The node of `kind` at a position, among those that were asked for there in other runs.
-    fn alternative(&mut self, at: Id, kind: Kind) -> Option<Id> {
+    fn alternative(&mut self, at: NodeId, kind: NodeKind) -> Option<NodeId> {
         let mut id = at;
         for _ in 0..MAX_HOPS {
-            if self.nodes[id].kind == Kind::New {
+            if self.nodes[id].kind == NodeKind::New {
                 self.nodes[id].kind = kind;
                 self.nodes[id].count = match kind {
-                    Kind::Tuple(len) => len,
-                    Kind::Struct(_, parts) | Kind::Enum(_, parts) => parts.len(),
+                    NodeKind::Tuple(len) => len,
+                    NodeKind::Struct(_, parts) | NodeKind::Enum(_, parts) => parts.len(),
                     _ => 0,
                 };
                 self.progress = true;
@@ -349,17 +349,17 @@ impl Graph {
         None
     }
 
-    fn allocate(&mut self) -> Option<Id> {
+    fn allocate(&mut self) -> Option<NodeId> {
         if self.nodes.len() == MAX_POSITIONS {
             return None;
         }
         let id = self.nodes.len();
-        self.nodes.push(Node::new(id));
+        self.nodes.push(GraphNode::new(id));
         Some(id)
     }
 
     /// The position of a part.
-    pub(super) fn child(&mut self, id: Id, index: usize) -> Option<Id> {
+    pub(super) fn child(&mut self, id: NodeId, index: usize) -> Option<NodeId> {
         while self.nodes[id].children.len() <= index {
             let Some(child) = self.allocate() else {
                 self.blamed = true;
@@ -372,7 +372,7 @@ impl Graph {
 
     /// The position of an element of a tuple. The elements of an array are one position, so that a long array costs
     /// no more than a short one.
-    pub(super) fn element(&mut self, id: Id, index: usize, seed: &'static str) -> Option<Id> {
+    pub(super) fn element(&mut self, id: NodeId, index: usize, seed: &'static str) -> Option<NodeId> {
         let node = &mut self.nodes[id];
         if index == 0 {
             node.seed = seed;
@@ -390,7 +390,7 @@ impl Graph {
     }
 
     /// Notes that a tuple or struct took all it wanted, which was `count` parts.
-    pub(super) fn asked_for(&mut self, id: Id, count: usize) {
+    pub(super) fn asked_for(&mut self, id: NodeId, count: usize) {
         let node = &mut self.nodes[id];
         node.varies |= node.visited && node.count != count;
         node.count = count;

@@ -8,19 +8,19 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::Shape;
-use super::encoder::{self, Fault, Seen};
-use super::known::Known;
+use super::encoder::{self, EncodeError, Seen};
+use super::known::KnownShape;
 
 /// What an engine has declared to its peers, under which numbers: a name and a shape, or a shape alone.
 #[derive(Default)]
-pub(crate) struct Numbers {
-    given: Mutex<HashMap<Content, u32>>,
+pub(crate) struct DeclarationNumbers {
+    given: Mutex<HashMap<DeclarationContent, u32>>,
 }
 
 /// The name of a procedure, none for a result; and a shape.
-type Content = (Option<Arc<str>>, Arc<[u8]>);
+type DeclarationContent = (Option<Arc<str>>, Arc<[u8]>);
 
-impl Numbers {
+impl DeclarationNumbers {
     /// The number that was given to what is equal in content, if one was.
     fn given_to(&self, name: &Option<Arc<str>>, shape: &Arc<[u8]>) -> Option<u32> {
         self.given.lock().get(&(name.clone(), shape.clone())).copied()
@@ -35,11 +35,11 @@ impl Numbers {
 }
 
 /// What is declared of values: all that they have shown so far.
-pub(crate) struct Declared {
+pub(crate) struct DeclaredShape {
     /// Zero: to be declared for one message only.
     pub number: u32,
     pub shape: Arc<[u8]>,
-    known: Known,
+    known: KnownShape,
 }
 
 /// Values that differ from what was known are looked at by themselves. So many of their shapes get numbers, the others are
@@ -51,19 +51,19 @@ pub(crate) struct Knowledge {
     /// What is declared together with the shape.
     name: Option<Arc<str>>,
     /// Once values can show nothing more.
-    whole: OnceLock<Arc<Declared>>,
+    whole: OnceLock<Arc<DeclaredShape>>,
     latest: Mutex<Latest>,
 }
 
 struct Latest {
-    declared: Arc<Declared>,
+    declared: Arc<DeclaredShape>,
     alone: usize,
 }
 
 /// What encoding a value has found of its type.
 pub(crate) enum Encoded {
     /// This is to be declared.
-    As(Arc<Declared>),
+    As(Arc<DeclaredShape>),
     /// It is not like the values before: [`Knowledge::encode_alone`] it, in the place of what was encoded.
     Unlike,
 }
@@ -71,7 +71,7 @@ pub(crate) enum Encoded {
 impl Knowledge {
     /// Of the arguments of a procedure of this name, or of results.
     pub(crate) fn new(name: Option<Arc<str>>) -> Knowledge {
-        let declared = Arc::new(Declared { number: 0, shape: Arc::default(), known: Known::nothing() });
+        let declared = Arc::new(DeclaredShape { number: 0, shape: Arc::default(), known: KnownShape::nothing() });
         Knowledge { name, whole: OnceLock::new(), latest: Mutex::new(Latest { declared, alone: 0 }) }
     }
 
@@ -80,8 +80,8 @@ impl Knowledge {
         &self,
         value: &T,
         out: &mut Vec<u8>,
-        numbers: &Numbers,
-    ) -> Result<Encoded, Fault> {
+        numbers: &DeclarationNumbers,
+    ) -> Result<Encoded, EncodeError> {
         let before = self.whole.get().cloned().unwrap_or_else(|| self.latest.lock().declared.clone());
         Ok(match encoder::encode(value, out, &before.known)? {
             Seen::Nothing => Encoded::As(before),
@@ -93,11 +93,11 @@ impl Knowledge {
     /// More was seen. If others have seen more meanwhile, too, this value is declared by what it has shown, and the next one
     /// goes on from what they saw.
     #[cold]
-    fn learn(&self, mut known: Known, before: &Arc<Declared>, numbers: &Numbers) -> Arc<Declared> {
+    fn learn(&self, mut known: KnownShape, before: &Arc<DeclaredShape>, numbers: &DeclarationNumbers) -> Arc<DeclaredShape> {
         known.finish();
         let complete = known.is_complete();
         let shape: Arc<[u8]> = known.encode().into();
-        let declared = Arc::new(Declared { number: numbers.of(&self.name, &shape), shape, known });
+        let declared = Arc::new(DeclaredShape { number: numbers.of(&self.name, &shape), shape, known });
         let mut latest = self.latest.lock();
         if Arc::ptr_eq(&latest.declared, before) {
             latest.declared = declared.clone();
@@ -115,8 +115,8 @@ impl Knowledge {
         &self,
         value: &T,
         out: &mut Vec<u8>,
-        numbers: &Numbers,
-    ) -> Result<Arc<Declared>, Fault> {
+        numbers: &DeclarationNumbers,
+    ) -> Result<Arc<DeclaredShape>, EncodeError> {
         let known = encoder::encode_alone(value, out)?;
         let shape: Arc<[u8]> = known.encode().into();
         let number = numbers.given_to(&self.name, &shape).unwrap_or_else(|| {
@@ -127,7 +127,7 @@ impl Knowledge {
             };
             if is_one_more { numbers.of(&self.name, &shape) } else { 0 }
         });
-        Ok(Arc::new(Declared { number, shape, known }))
+        Ok(Arc::new(DeclaredShape { number, shape, known }))
     }
 }
 

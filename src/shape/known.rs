@@ -4,55 +4,55 @@ use super::wire::{encode_length, encode_name, encode_number};
 use super::{Leaf, MAX_DEPTH, MAX_NODES, name, wire};
 
 /// A position: an index into the nodes. Parts stand behind what they are part of.
-pub(super) type At = u32;
+pub(super) type NodeIndex = u32;
 
 /// Stands for no position: what comes here need not be looked at, nor what is in it.
-pub(super) const DONE: At = At::MAX;
+pub(super) const DONE: NodeIndex = NodeIndex::MAX;
 
 /// From here on, a position is nothing but a leaf: see [`leaf`].
-pub(super) const LEAVES: At = DONE - 64;
+pub(super) const LEAVES: NodeIndex = DONE - 64;
 
 /// The position that stands for a leaf, once that is known.
-pub(super) const fn leaf(leaf: Leaf) -> At {
-    LEAVES + leaf as At
+pub(super) const fn leaf(leaf: Leaf) -> NodeIndex {
+    LEAVES + leaf as NodeIndex
 }
 
 #[derive(Clone)]
-pub(super) struct Known {
+pub(super) struct KnownShape {
     /// Where the value itself stands.
-    pub root: At,
-    pub nodes: Vec<Node>,
+    pub root: NodeIndex,
+    pub nodes: Vec<KnownNode>,
 }
 
 #[derive(Clone)]
-pub(super) struct Node {
-    pub kind: Kind,
+pub(super) struct KnownNode {
+    pub kind: KnownKind,
     /// Of a struct or enum.
     pub name: &'static str,
     /// The content of an option, the elements of a sequence, keys and values of a map; the fields of a struct; the runs of a
     /// tuple; the variants of an enum that were seen, in the order of their numbers.
-    pub parts: Vec<Part>,
+    pub parts: Vec<KnownPart>,
     /// A tuple or struct has been here to its end.
     pub sealed: bool,
     /// Values of several types may stand here, which only have the same name.
     shared: bool,
     /// The Rust type of what stands here. A type within itself is the same position again.
     ty: &'static str,
-    parent: At,
+    parent: NodeIndex,
     depth: u8,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct KnownPart {
     /// Neighbouring elements of a tuple that are of one type; the number of a variant.
     pub number: u32,
     /// Of a field or variant; the type of a tuple's element.
     pub name: &'static str,
-    pub at: At,
+    pub at: NodeIndex,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum KnownKind {
     /// No value has come here: an empty sequence, `None`.
     New,
     /// Beyond the limits, or different names each time: nothing is said of it.
@@ -61,7 +61,7 @@ pub(super) enum Kind {
     Mixed,
     Leaf(Leaf),
     /// As at this position, further up.
-    Link(At),
+    Link(NodeIndex),
     Option,
     Seq,
     Map,
@@ -76,39 +76,39 @@ pub(super) fn is_one_type(ty: &str) -> bool {
     !ty.is_empty() && !ty.contains("dyn ") && !ty.contains("__SerializeWith")
 }
 
-impl Known {
-    pub(super) fn nothing() -> Known {
-        let mut known = Known { root: 0, nodes: Vec::new() };
-        known.push(Kind::New, 0, 0);
+impl KnownShape {
+    pub(super) fn nothing() -> KnownShape {
+        let mut known = KnownShape { root: 0, nodes: Vec::new() };
+        known.push(KnownKind::New, 0, 0);
         known
     }
 
-    pub(super) fn node(&self, at: At) -> &Node {
+    pub(super) fn node(&self, at: NodeIndex) -> &KnownNode {
         &self.nodes[at as usize]
     }
 
-    pub(super) fn node_mut(&mut self, at: At) -> &mut Node {
+    pub(super) fn node_mut(&mut self, at: NodeIndex) -> &mut KnownNode {
         &mut self.nodes[at as usize]
     }
 
-    fn push(&mut self, kind: Kind, parent: At, depth: u8) {
-        self.nodes.push(Node { kind, name: "", parts: Vec::new(), sealed: false, shared: false, ty: "", parent, depth });
+    fn push(&mut self, kind: KnownKind, parent: NodeIndex, depth: u8) {
+        self.nodes.push(KnownNode { kind, name: "", parts: Vec::new(), sealed: false, shared: false, ty: "", parent, depth });
     }
 
     /// Adds a part, with a position of its own; `None` when there is no room.
-    pub(super) fn add(&mut self, parent: At, place: usize, number: u32, name: &'static str) -> Option<At> {
-        let at = self.nodes.len() as At;
+    pub(super) fn add(&mut self, parent: NodeIndex, place: usize, number: u32, name: &'static str) -> Option<NodeIndex> {
+        let at = self.nodes.len() as NodeIndex;
         if self.nodes.len() == MAX_NODES {
             return None;
         }
         let depth = self.node(parent).depth + 1;
-        self.push(if usize::from(depth) < MAX_DEPTH { Kind::New } else { Kind::Cut }, parent, depth);
-        self.node_mut(parent).parts.insert(place, Part { number, name, at });
+        self.push(if usize::from(depth) < MAX_DEPTH { KnownKind::New } else { KnownKind::Cut }, parent, depth);
+        self.node_mut(parent).parts.insert(place, KnownPart { number, name, at });
         Some(at)
     }
 
     /// One more element joins the last run of a tuple.
-    pub(super) fn join(&mut self, tuple: At, ty: &'static str) -> Option<At> {
+    pub(super) fn join(&mut self, tuple: NodeIndex, ty: &'static str) -> Option<NodeIndex> {
         let last = self.node_mut(tuple).parts.last_mut();
         let run = last.filter(|run| run.name == ty && is_one_type(ty) && run.number < u32::MAX)?;
         run.number += 1;
@@ -120,12 +120,12 @@ impl Known {
     }
 
     /// A value of the type called `ty` comes to a new position: it is looked at here, or where its type stands already.
-    pub(super) fn enter(&mut self, at: At, ty: &'static str) -> At {
+    pub(super) fn enter(&mut self, at: NodeIndex, ty: &'static str) -> NodeIndex {
         let mut above = at;
         while above != 0 && is_one_type(ty) {
             above = self.node(above).parent;
             if self.node(above).ty == ty {
-                self.node_mut(at).kind = Kind::Link(above);
+                self.node_mut(at).kind = KnownKind::Link(above);
                 self.node_mut(above).shared = true;
                 return above;
             }
@@ -135,7 +135,7 @@ impl Known {
     }
 
     /// Whether all values that come here are of one type, however their `Serialize` writes them.
-    pub(super) fn is_one_type_at(&self, mut at: At) -> bool {
+    pub(super) fn is_one_type_at(&self, mut at: NodeIndex) -> bool {
         while at != 0 && !self.node(at).shared {
             at = self.node(at).parent;
         }
@@ -152,17 +152,17 @@ impl Known {
         }
     }
 
-    fn resolved(&self, at: At) -> At {
+    fn resolved(&self, at: NodeIndex) -> NodeIndex {
         match self.nodes.get(at as usize).map(|node| node.kind) {
-            Some(Kind::Leaf(known)) => leaf(known),
-            Some(Kind::Link(to)) => to,
+            Some(KnownKind::Leaf(known)) => leaf(known),
+            Some(KnownKind::Link(to)) => to,
             _ => at,
         }
     }
 
     /// Whether values can show nothing more.
     pub(super) fn is_complete(&self) -> bool {
-        self.nodes.iter().all(|node| !matches!(node.kind, Kind::New | Kind::Enum))
+        self.nodes.iter().all(|node| !matches!(node.kind, KnownKind::New | KnownKind::Enum))
     }
 
     /// The shape, as it travels.
@@ -172,7 +172,7 @@ impl Known {
         out
     }
 
-    fn write(&self, at: At, depth: u8, out: &mut Vec<u8>) {
+    fn write(&self, at: NodeIndex, depth: u8, out: &mut Vec<u8>) {
         if at >= LEAVES {
             return out.push((at - LEAVES) as u8);
         }
@@ -182,31 +182,31 @@ impl Known {
             return out.extend([wire::UP, depth - node.depth]);
         }
         out.push(match node.kind {
-            Kind::New | Kind::Cut => wire::UNKNOWN,
-            Kind::Mixed => wire::MIXED,
-            Kind::Leaf(leaf) => leaf as u8,
-            Kind::Link(to) => return out.extend([wire::UP, depth - self.node(to).depth]),
-            Kind::Option => wire::OPTION,
-            Kind::Seq => wire::SEQ,
-            Kind::Map => wire::MAP,
-            Kind::Tuple => wire::TUPLE,
-            Kind::Struct => wire::STRUCT,
-            Kind::Enum => wire::ENUM,
+            KnownKind::New | KnownKind::Cut => wire::UNKNOWN,
+            KnownKind::Mixed => wire::MIXED,
+            KnownKind::Leaf(leaf) => leaf as u8,
+            KnownKind::Link(to) => return out.extend([wire::UP, depth - self.node(to).depth]),
+            KnownKind::Option => wire::OPTION,
+            KnownKind::Seq => wire::SEQ,
+            KnownKind::Map => wire::MAP,
+            KnownKind::Tuple => wire::TUPLE,
+            KnownKind::Struct => wire::STRUCT,
+            KnownKind::Enum => wire::ENUM,
         });
-        if matches!(node.kind, Kind::Struct | Kind::Enum) {
+        if matches!(node.kind, KnownKind::Struct | KnownKind::Enum) {
             encode_name(&name(node.name), out);
         }
-        if matches!(node.kind, Kind::Struct | Kind::Enum | Kind::Tuple) {
+        if matches!(node.kind, KnownKind::Struct | KnownKind::Enum | KnownKind::Tuple) {
             encode_length(node.parts.len(), out);
         }
-        if matches!(node.kind, Kind::New | Kind::Cut | Kind::Mixed) {
+        if matches!(node.kind, KnownKind::New | KnownKind::Cut | KnownKind::Mixed) {
             return;
         }
         for part in &node.parts {
-            if matches!(node.kind, Kind::Tuple | Kind::Enum) {
+            if matches!(node.kind, KnownKind::Tuple | KnownKind::Enum) {
                 encode_number(part.number.into(), out);
             }
-            if matches!(node.kind, Kind::Struct | Kind::Enum) {
+            if matches!(node.kind, KnownKind::Struct | KnownKind::Enum) {
                 encode_name(&name(part.name), out);
             }
             self.write(part.at, depth + 1, out);

@@ -29,7 +29,7 @@ use std::collections::HashSet;
 
 use serde::Deserialize;
 
-pub(crate) use knowledge::{Declared, Encoded, Knowledge, Mismatch, Numbers, Receiver, Receivers, Verdicts};
+pub(crate) use knowledge::{DeclarationNumbers, DeclaredShape, Encoded, Knowledge, Mismatch, Receiver, Receivers, Verdicts};
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
 const MAX_DEPTH: usize = 32;
@@ -148,7 +148,7 @@ impl Shape {
     /// Whether a receiver whose type has this shape may decode a value of that shape.
     pub(crate) fn accepts(&self, value: &Shape) -> bool {
         let mut comparison = Comparison { left: MAX_COMPARISONS, deeper: MAX_COMPARED_DEPTH, assumed: HashSet::new() };
-        comparison.fits(&Frame { shape: self, up: None }, &Frame { shape: value, up: None })
+        comparison.fits(&Ancestor { shape: self, up: None }, &Ancestor { shape: value, up: None })
     }
 
     /// Number of nodes in the tree.
@@ -166,17 +166,17 @@ impl Shape {
 }
 
 /// A node together with the way to it from the root, for [`Shape::Up`].
-struct Frame<'a> {
+struct Ancestor<'a> {
     shape: &'a Shape,
-    up: Option<&'a Frame<'a>>,
+    up: Option<&'a Ancestor<'a>>,
 }
 
-impl<'a> Frame<'a> {
-    fn below(&'a self, shape: &'a Shape) -> Frame<'a> {
-        Frame { shape, up: Some(self) }
+impl<'a> Ancestor<'a> {
+    fn below(&'a self, shape: &'a Shape) -> Ancestor<'a> {
+        Ancestor { shape, up: Some(self) }
     }
 
-    fn ancestor(&'a self, levels: u8) -> Option<&'a Frame<'a>> {
+    fn ancestor(&'a self, levels: u8) -> Option<&'a Ancestor<'a>> {
         (0..levels).try_fold(self, |frame, _| frame.up)
     }
 }
@@ -191,7 +191,7 @@ struct Comparison {
 
 impl Comparison {
     /// Whether `value` fits the type at `ty`.
-    fn fits(&mut self, ty: &Frame<'_>, value: &Frame<'_>) -> bool {
+    fn fits(&mut self, ty: &Ancestor<'_>, value: &Ancestor<'_>) -> bool {
         let (Some(left), Some(deeper)) = (self.left.checked_sub(1), self.deeper.checked_sub(1)) else {
             return false;
         };
@@ -201,7 +201,7 @@ impl Comparison {
         fits
     }
 
-    fn fits_here(&mut self, ty: &Frame<'_>, value: &Frame<'_>) -> bool {
+    fn fits_here(&mut self, ty: &Ancestor<'_>, value: &Ancestor<'_>) -> bool {
         let mut parts = |a: &Shape, b: &Shape| self.fits(&ty.below(a), &value.below(b));
         match (ty.shape, value.shape) {
             (Shape::Unknown, _) | (_, Shape::Unknown) => true,

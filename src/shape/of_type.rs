@@ -8,9 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use parts::{Choice, Elements, Entries, Parts};
+use parts::{TracedChoice, TracedElements, TracedEntries, TracedParts};
 
-use super::graph::{Graph, Id, Key, Kind, ROOT};
+use super::graph::{Graph, NodeId, NodeKey, NodeKind, ROOT};
 use super::{Leaf, Shape};
 
 /// Made-up texts. At first one that most types accept which want any text at all, then common formats.
@@ -69,7 +69,7 @@ impl de::Error for Refused {
 }
 
 /// Has the type at a position read a value.
-fn ask<R>(graph: &mut Graph, at: Id, read: impl FnOnce(Tracer<'_>) -> Result<R, Refused>) -> Result<R, Refused> {
+fn ask<R>(graph: &mut Graph, at: NodeId, read: impl FnOnce(Tracer<'_>) -> Result<R, Refused>) -> Result<R, Refused> {
     let result = read(Tracer { graph: &mut *graph, at });
     graph.judge(at, result.is_ok());
     result
@@ -77,15 +77,15 @@ fn ask<R>(graph: &mut Graph, at: Id, read: impl FnOnce(Tracer<'_>) -> Result<R, 
 
 struct Tracer<'g> {
     graph: &'g mut Graph,
-    at: Id,
+    at: NodeId,
 }
 
 impl Tracer<'_> {
     fn visit<R>(
         self,
-        key: Option<Key>,
-        kind: Kind,
-        present: impl FnOnce(&mut Graph, Id) -> Result<R, Refused>,
+        key: Option<NodeKey>,
+        kind: NodeKind,
+        present: impl FnOnce(&mut Graph, NodeId) -> Result<R, Refused>,
     ) -> Result<R, Refused> {
         let entered = self.graph.enter(self.at, key, kind).ok_or(Refused)?;
         let result = present(self.graph, entered.id);
@@ -96,13 +96,13 @@ impl Tracer<'_> {
     /// A fixed number of parts, one position each.
     fn visit_parts<'de, V: Visitor<'de>>(
         self,
-        key: Option<Key>,
-        kind: Kind,
+        key: Option<NodeKey>,
+        kind: NodeKind,
         len: usize,
         visitor: V,
     ) -> Result<V::Value, Refused> {
         self.visit(key, kind, |graph, id| {
-            let mut parts = Parts { graph, id, len, next: 0, is_tuple: matches!(kind, Kind::Tuple(_)) };
+            let mut parts = TracedParts { graph, id, len, next: 0, is_tuple: matches!(kind, NodeKind::Tuple(_)) };
             let value = visitor.visit_seq(&mut parts)?;
             let asked_for = parts.next;
             graph.asked_for(id, asked_for);
@@ -114,7 +114,7 @@ impl Tracer<'_> {
 macro_rules! numbers {
     ($($method:ident $visit:ident $leaf:ident $type:ty;)*) => {
         $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-            self.visit(None, Kind::Leaf(Leaf::$leaf), |graph, _| visitor.$visit(<$type>::from(graph.number())))
+            self.visit(None, NodeKind::Leaf(Leaf::$leaf), |graph, _| visitor.$visit(<$type>::from(graph.number())))
         })*
     };
 }
@@ -122,7 +122,7 @@ macro_rules! numbers {
 macro_rules! opaque {
     ($($method:ident)*) => {
         $(fn $method<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Refused> {
-            self.visit(None, Kind::Opaque, |_, _| Err(Refused))
+            self.visit(None, NodeKind::Opaque, |_, _| Err(Refused))
         })*
     };
 }
@@ -148,19 +148,19 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
     opaque! { deserialize_any deserialize_identifier deserialize_ignored_any }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::Bool), |graph, _| visitor.visit_bool(graph.attempt().is_multiple_of(2)))
+        self.visit(None, NodeKind::Leaf(Leaf::Bool), |graph, _| visitor.visit_bool(graph.attempt().is_multiple_of(2)))
     }
 
     fn deserialize_i8<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::I8), |graph, _| visitor.visit_i8(graph.number() as i8))
+        self.visit(None, NodeKind::Leaf(Leaf::I8), |graph, _| visitor.visit_i8(graph.number() as i8))
     }
 
     fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::Char), |graph, _| visitor.visit_char(CHARS[graph.attempt() % CHARS.len()]))
+        self.visit(None, NodeKind::Leaf(Leaf::Char), |graph, _| visitor.visit_char(CHARS[graph.attempt() % CHARS.len()]))
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::Str), |graph, _| visitor.visit_borrowed_str(TEXTS[graph.attempt() % TEXTS.len()]))
+        self.visit(None, NodeKind::Leaf(Leaf::Str), |graph, _| visitor.visit_borrowed_str(TEXTS[graph.attempt() % TEXTS.len()]))
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
@@ -169,7 +169,7 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
 
     fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
         const BYTES: &[u8] = &[1; 64];
-        self.visit(None, Kind::Leaf(Leaf::Bytes), |graph, _| {
+        self.visit(None, NodeKind::Leaf(Leaf::Bytes), |graph, _| {
             visitor.visit_borrowed_bytes(&BYTES[..LENGTHS[graph.attempt() % LENGTHS.len()]])
         })
     }
@@ -179,7 +179,7 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Option, |graph, id| {
+        self.visit(None, NodeKind::Option, |graph, id| {
             let inner = graph.child(id, 0).ok_or(Refused)?;
             if graph.choose_some(id, inner) {
                 ask(graph, inner, |tracer| visitor.visit_some(tracer))
@@ -190,7 +190,7 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
     }
 
     fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Leaf(Leaf::Unit), |_, _| visitor.visit_unit())
+        self.visit(None, NodeKind::Leaf(Leaf::Unit), |_, _| visitor.visit_unit())
     }
 
     fn deserialize_unit_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value, Refused> {
@@ -198,7 +198,7 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Refused> {
-        let key = Key::of::<V, V::Value>(name, &[]);
+        let key = NodeKey::of::<V, V::Value>(name, &[]);
         let at = self.graph.enter_newtype(self.at, key).ok_or(Refused)?;
         let result = visitor.visit_newtype_struct(Tracer { graph: &mut *self.graph, at });
         self.graph.leave_newtype();
@@ -206,28 +206,28 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Seq, |graph, id| {
+        self.visit(None, NodeKind::Seq, |graph, id| {
             let element = graph.child(id, 0).ok_or(Refused)?;
             let left = graph.choose_length(id, &[element]);
-            visitor.visit_seq(Elements { graph, element, left })
+            visitor.visit_seq(TracedElements { graph, element, left })
         })
     }
 
     fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, Refused> {
-        self.visit_parts(None, Kind::Tuple(len), len, visitor)
+        self.visit_parts(None, NodeKind::Tuple(len), len, visitor)
     }
 
     fn deserialize_tuple_struct<V: Visitor<'de>>(self, name: &'static str, len: usize, visitor: V) -> Result<V::Value, Refused> {
-        let key = Key::of::<V, V::Value>(name, &[]);
-        self.visit_parts(key, Kind::Tuple(len), len, visitor)
+        let key = NodeKey::of::<V, V::Value>(name, &[]);
+        self.visit_parts(key, NodeKind::Tuple(len), len, visitor)
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
-        self.visit(None, Kind::Map, |graph, id| {
+        self.visit(None, NodeKind::Map, |graph, id| {
             let key = graph.child(id, 0).ok_or(Refused)?;
             let value = graph.child(id, 1).ok_or(Refused)?;
             let left = graph.choose_length(id, &[key, value]);
-            visitor.visit_map(Entries { graph, key, value, left })
+            visitor.visit_map(TracedEntries { graph, key, value, left })
         })
     }
 
@@ -237,8 +237,8 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Refused> {
-        let key = Key::of::<V, V::Value>(name, fields);
-        self.visit_parts(key, Kind::Struct(name, fields), fields.len(), visitor)
+        let key = NodeKey::of::<V, V::Value>(name, fields);
+        self.visit_parts(key, NodeKind::Struct(name, fields), fields.len(), visitor)
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -247,10 +247,10 @@ impl<'de> Deserializer<'de> for Tracer<'_> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Refused> {
-        let key = Key::of::<V, V::Value>(name, variants);
-        self.visit(key, Kind::Enum(name, variants), |graph, id| {
+        let key = NodeKey::of::<V, V::Value>(name, variants);
+        self.visit(key, NodeKind::Enum(name, variants), |graph, id| {
             let (variant, content) = graph.choose_variant(id).ok_or(Refused)?;
-            let value = visitor.visit_enum(Choice { graph: &mut *graph, id, variant, content })?;
+            let value = visitor.visit_enum(TracedChoice { graph: &mut *graph, id, variant, content })?;
             graph.variant_works(id, variant);
             Ok(value)
         })

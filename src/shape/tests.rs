@@ -1299,7 +1299,7 @@ proptest! {
     /// Each value is declared by a shape that the type accepts. What was seen once brings nothing new.
     #[test]
     fn what_was_seen_once_is_known(exprs in prop::collection::vec(any_expr(), 1..5)) {
-        let (knowledge, numbers, ty) = (Knowledge::new(None), Numbers::default(), Shape::of_type::<Expr>());
+        let (knowledge, numbers, ty) = (Knowledge::new(None), DeclarationNumbers::default(), Shape::of_type::<Expr>());
         let mut last = 0;
         for (n, expr) in exprs.iter().chain(&exprs).enumerate() {
             let mut bytes = Vec::new();
@@ -1365,7 +1365,7 @@ enum Plan {
 /// What a value that is sent after others is declared as.
 #[track_caller]
 fn declared_after<T: Serialize>(values: &[T]) -> Shape {
-    let (knowledge, numbers) = (Knowledge::new(None), Numbers::default());
+    let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
     let mut last = None;
     for value in values {
         let mut bytes = Vec::new();
@@ -1419,7 +1419,7 @@ fn what_is_declared_is_what_was_written() {
             if self.0.get().is_multiple_of(2) { serializer.serialize_u8(7) } else { serializer.serialize_str("seven") }
         }
     }
-    let (knowledge, numbers, mut bytes) = (Knowledge::new(None), Numbers::default(), Vec::new());
+    let (knowledge, numbers, mut bytes) = (Knowledge::new(None), DeclarationNumbers::default(), Vec::new());
     assert!(matches!(knowledge.encode(&1u8, &mut bytes, &numbers), Ok(Encoded::As(_))));
     bytes.clear();
     let fickle = Fickle(Cell::new(0));
@@ -1433,7 +1433,7 @@ fn what_is_declared_is_what_was_written() {
 /// Many values that contradict the others in one and the same way have one number.
 #[test]
 fn values_that_are_alike_have_one_number() {
-    let (knowledge, numbers) = (Knowledge::new(None), Numbers::default());
+    let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
     let number = |value: u8| knowledge.encode_alone(&value, &mut Vec::new(), &numbers).unwrap().number;
     let first = number(0);
     assert_ne!(first, 0);

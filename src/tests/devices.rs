@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::memory::{Loan, Region, Registration, Slice};
-use crate::transport::{Access, Capabilities, Keys, Landed, Link, LinkKey, Sent, Sink, Taken, Transport};
+use crate::memory::{DeviceRegistration, Loan, Region, Slice};
+use crate::transport::{
+    Capabilities, DeviceAccess, Link, LinkKey, Sent, Sink, Transport, TransportConsumed, TransportKeys, TransportStatus,
+};
 use crate::{Address, Bulk, BulkMode, Endpoint, Engine, Error, Request, Result, Scheme};
 
 /// What the device makes of what it is asked.
@@ -28,15 +30,15 @@ enum Mood {
 
 /// What the device has been asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Asked {
+struct RmaRequest {
     pull: bool,
     len: usize,
-    keys: Keys,
+    keys: TransportKeys,
     offset: u64,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeDeviceState {
     /// 0 before it comes into use.
     devices: u32,
     mood: Mood,
@@ -44,10 +46,10 @@ struct State {
     full: bool,
     /// How long keys are.
     keys: usize,
-    exposed: Vec<Access>,
+    exposed: Vec<DeviceAccess>,
     /// How many registrations have ended.
     ended: usize,
-    asked: Vec<Asked>,
+    asked: Vec<RmaRequest>,
     pushed: Vec<Vec<u8>>,
     /// How many moves were given up, and how often it was made to leave memory alone.
     given_up: usize,
@@ -55,21 +57,21 @@ struct State {
 }
 
 #[derive(Clone)]
-struct Device(Arc<Mutex<State>>);
+struct FakeDevice(Arc<Mutex<FakeDeviceState>>);
 
 /// What one engine is to be told of moves.
-type Done = Arc<Mutex<Vec<(LinkKey, u64, io::Result<()>)>>>;
+type RmaCallback = Arc<Mutex<Vec<(LinkKey, u64, io::Result<()>)>>>;
 
 /// Every byte that the device pulls.
 const MADE_UP: u8 = 0xdd;
 
-impl Device {
-    fn new() -> Device {
-        Device(Arc::new(Mutex::new(State { devices: 1, keys: 24, ..State::default() })))
+impl FakeDevice {
+    fn new() -> FakeDevice {
+        FakeDevice(Arc::new(Mutex::new(FakeDeviceState { devices: 1, keys: 24, ..FakeDeviceState::default() })))
     }
 
-    fn absent() -> Device {
-        let device = Device::new();
+    fn absent() -> FakeDevice {
+        let device = FakeDevice::new();
         device.0.lock().devices = 0;
         device
     }
@@ -84,7 +86,7 @@ impl Device {
         let device = self.clone();
         let wrap = move |inner: Box<dyn Transport>| -> Box<dyn Transport> {
             if inner.capabilities().scheme == Scheme::Loop {
-                Box::new(Near { inner, device: device.clone(), done: Done::default() })
+                Box::new(Near { inner, device: device.clone(), done: RmaCallback::default() })
             } else {
                 inner
             }
@@ -94,16 +96,16 @@ impl Device {
 }
 
 /// What the device knows of memory.
-struct Known(Device);
+struct RegisteredMemory(FakeDevice);
 
-impl Registration for Known {
+impl DeviceRegistration for RegisteredMemory {
     fn end(&self) {
         self.0.0.lock().ended += 1;
     }
 }
 
 /// Memory that a move which hangs is about to touch.
-struct InUse(Device, Slice);
+struct InUse(FakeDevice, Slice);
 
 impl Loan for InUse {
     fn withdraw(&self) {}
@@ -120,8 +122,8 @@ impl Loan for InUse {
 struct NearLink {
     inner: Arc<dyn Link>,
     key: LinkKey,
-    device: Device,
-    done: Done,
+    device: FakeDevice,
+    done: RmaCallback,
 }
 
 impl Link for NearLink {
@@ -134,10 +136,10 @@ impl Link for NearLink {
     fn acknowledged(&self) -> u64 {
         self.inner.acknowledged()
     }
-    fn begin_move(&self, operation: u64, pull: bool, local: &Slice, keys: &Keys, offset: u64) -> bool {
+    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &TransportKeys, offset: u64) -> bool {
         let mood = {
             let mut state = self.device.0.lock();
-            state.asked.push(Asked { pull, len: local.len, keys: keys.clone(), offset });
+            state.asked.push(RmaRequest { pull, len: local.len, keys: keys.clone(), offset });
             state.mood
         };
         let result = match mood {
@@ -159,7 +161,7 @@ impl Link for NearLink {
         self.done.lock().push((self.key, operation, result));
         true
     }
-    fn end_move(&self, _: u64) {
+    fn end_rma(&self, _: u64) {
         self.device.0.lock().given_up += 1;
     }
     fn close(&self) {
@@ -169,8 +171,8 @@ impl Link for NearLink {
 
 struct Near {
     inner: Box<dyn Transport>,
-    device: Device,
-    done: Done,
+    device: FakeDevice,
+    done: RmaCallback,
 }
 
 impl Near {
@@ -192,14 +194,14 @@ impl Transport for Near {
     fn devices(&self) -> u32 {
         self.device.0.lock().devices
     }
-    fn expose(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
+    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
         let (full, keys, number) = {
             let state = self.device.0.lock();
             (state.full, state.keys, state.exposed.len())
         };
         let made = region.register(|pieces| {
             assert_eq!(pieces.iter().map(|piece| piece.iov_len).sum::<usize>(), region.len());
-            if full { Err(io::Error::other("the limit on locked memory")) } else { Ok(Known(self.device.clone())) }
+            if full { Err(io::Error::other("the limit on locked memory")) } else { Ok(RegisteredMemory(self.device.clone())) }
         });
         let Some(made) = made else { return Ok(None) };
         made?;
@@ -215,7 +217,7 @@ impl Transport for Near {
     fn poll(&self, sink: &mut dyn Sink) -> bool {
         let done = std::mem::take(&mut *self.done.lock());
         let any = !done.is_empty();
-        done.into_iter().for_each(|(key, operation, result)| sink.moved(key, operation, result));
+        done.into_iter().for_each(|(key, operation, result)| sink.rma_done(key, operation, result));
         self.inner.poll(&mut NearSink { sink, near: self }) || any
     }
     fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink) {
@@ -240,20 +242,20 @@ impl Sink for NearSink<'_> {
     }
     fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>) {
         self.sink.attach(key, self.near.link(key, link));
-        self.sink.may_move(key);
+        self.sink.rma_capable(key);
     }
     fn connected(&mut self, key: LinkKey) {
         self.sink.connected(key);
-        self.sink.may_move(key);
+        self.sink.rma_capable(key);
     }
     fn chunk(&mut self, key: LinkKey, len: usize) {
         self.sink.chunk(key, len);
     }
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
         self.sink.bytes(key, bytes)
     }
-    fn placed(&mut self, key: LinkKey, landed: Landed) {
-        self.sink.placed(key, landed);
+    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
+        self.sink.payload_done(key, landed);
     }
     fn heard(&mut self, key: LinkKey) {
         self.sink.heard(key);
@@ -264,8 +266,8 @@ impl Sink for NearSink<'_> {
     fn returned(&mut self, key: LinkKey) {
         self.sink.returned(key);
     }
-    fn may_move(&mut self, _: LinkKey) {}
-    fn moved(&mut self, _: LinkKey, _: u64, _: io::Result<()>) {}
+    fn rma_capable(&mut self, _: LinkKey) {}
+    fn rma_done(&mut self, _: LinkKey, _: u64, _: io::Result<()>) {}
     fn closed(&mut self, key: LinkKey, cause: io::Error) {
         self.sink.closed(key, cause);
     }
@@ -274,7 +276,7 @@ impl Sink for NearSink<'_> {
 const LEN: usize = 100_000;
 
 /// A server, which lends what it is given; a client; and the bulk as the client has got it.
-fn lent(device: &Device, bulk: impl FnOnce(&Engine) -> Result<Bulk>) -> Result<(Engine, Engine, Endpoint, Bulk)> {
+fn lent(device: &FakeDevice, bulk: impl FnOnce(&Engine) -> Result<Bulk>) -> Result<(Engine, Engine, Endpoint, Bulk)> {
     let server = device.engine("loop://")?;
     let lent = Mutex::new(Some(bulk(&server)?));
     server.define("lend", move |_: &Request, ()| lent.lock().clone())?;
@@ -294,7 +296,7 @@ fn finish(engines: [Engine; 2]) -> Result<()> {
 
 #[test]
 fn the_device_carries_transfers_out() -> Result<()> {
-    let device = Device::new();
+    let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| -> Result<Bulk> {
         // So that the keys are not the first.
@@ -302,18 +304,19 @@ fn the_device_carries_transfers_out() -> Result<()> {
         Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk())
     };
     let (server, client, peer, bulk) = lent(&device, expose)?;
-    let keys: Keys = vec![1; 24].into();
+    let keys: TransportKeys = vec![1; 24].into();
     let mut near = vec![0u8; LEN];
     assert_eq!(bulk.on(&peer).pull_into(&mut near)?, LEN);
     assert!(near.iter().all(|byte| *byte == MADE_UP));
     let part = bulk.slice(1000, 2000)?.slice(100, 50)?;
     assert_eq!(part.on(&peer).push_from(&[5u8; 60])?, 50);
-    let asked = [(true, LEN, 0), (false, 50, 1100)].map(|(pull, len, offset)| Asked { pull, len, keys: keys.clone(), offset });
+    let asked =
+        [(true, LEN, 0), (false, 50, 1100)].map(|(pull, len, offset)| RmaRequest { pull, len, keys: keys.clone(), offset });
     {
         let state = device.0.lock();
         assert_eq!(state.asked, asked);
         assert_eq!(state.pushed, [vec![5; 50]]);
-        let access = |read, write| Access { read, write, constant: false };
+        let access = |read, write| DeviceAccess { read, write, constant: false };
         assert_eq!(state.exposed, [access(false, true), access(true, true)]);
     }
     let logged = format!("{bulk:?} {:?}", bulk.on(&peer));
@@ -327,7 +330,7 @@ fn the_device_carries_transfers_out() -> Result<()> {
 /// Whoever gets a bulk from somebody else can have its device reach the owner's.
 #[test]
 fn keys_are_passed_on() -> Result<()> {
-    let device = Device::new();
+    let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadOnly)?).bulk());
     let (server, client, _, bulk) = lent(&device, expose)?;
@@ -350,7 +353,7 @@ fn keys_are_passed_on() -> Result<()> {
 #[test]
 fn the_owner_helps_out() -> Result<()> {
     for mood in [Mood::Fails, Mood::Refuses] {
-        let device = Device::new();
+        let device = FakeDevice::new();
         let memory = Mutex::new(None);
         let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
         let (server, client, peer, bulk) = lent(&device, expose)?;
@@ -376,7 +379,7 @@ fn the_owner_helps_out() -> Result<()> {
 #[test]
 fn who_has_no_keys_asks() -> Result<()> {
     for (len, keys, mode) in [(1000, 24, BulkMode::ReadOnly), (LEN, (64 << 10) + 1, BulkMode::ReadWrite)] {
-        let device = Device::new();
+        let device = FakeDevice::new();
         device.0.lock().keys = keys;
         let memory = Mutex::new((None, None));
         let expose = |server: &Engine| {
@@ -401,7 +404,7 @@ fn who_has_no_keys_asks() -> Result<()> {
 /// What was exposed before is made known to a device that comes, once somebody is sent a bulk of it.
 #[test]
 fn a_device_comes_later() -> Result<()> {
-    let device = Device::absent();
+    let device = FakeDevice::absent();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
     let (server, client, peer, bulk) = lent(&device, expose)?;
@@ -426,7 +429,7 @@ fn a_device_comes_later() -> Result<()> {
 
 #[test]
 fn a_device_that_is_full_fails_exposing() -> Result<()> {
-    let device = Device::new();
+    let device = FakeDevice::new();
     device.0.lock().full = true;
     let engine = device.engine("loop://")?;
     let says = |result: Result<()>| match result {
@@ -445,7 +448,7 @@ fn a_device_that_is_full_fails_exposing() -> Result<()> {
 /// The device is at it when the time is over, or the transfer is dropped: it leaves the memory alone before anybody else has it.
 #[test]
 fn the_memory_comes_back_after_the_device_has_left_it() -> Result<()> {
-    let device = Device::new();
+    let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
     let (server, client, peer, bulk) = lent(&device, expose)?;
@@ -486,7 +489,7 @@ fn the_memory_comes_back_after_the_device_has_left_it() -> Result<()> {
 /// An engine ends while its device is at something.
 #[test]
 fn finalizing_ends_what_the_device_is_at() -> Result<()> {
-    let device = Device::new();
+    let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
     let (server, client, peer, bulk) = lent(&device, expose)?;

@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::progress::Core;
-use crate::proto::Leases;
+use crate::proto::LeaseRange;
 use crate::proto::wire::{self, Frame, Message};
-use crate::shape::{Encoded, Knowledge, Numbers};
+use crate::shape::{DeclarationNumbers, Encoded, Knowledge};
 use crate::transport::{Capabilities, Link, LinkKey, Sink, Transport};
 use crate::{Address, BulkMode, Endpoint, Engine, Request, Result, Scheme};
 
 /// A request as they come: some numbers, a text, a list.
 type Arguments = (u64, f64, String, Vec<u32>);
 
-fn known() -> (Knowledge, Numbers) {
-    (Knowledge::new(None), Numbers::default())
+fn known() -> (Knowledge, DeclarationNumbers) {
+    (Knowledge::new(None), DeclarationNumbers::default())
 }
 
 fn arguments() -> Arguments {
@@ -29,7 +29,7 @@ fn again(mut round: impl FnMut()) {
     (0..rounds).for_each(|_| round());
 }
 
-fn encode(arguments: &Arguments, known: &(Knowledge, Numbers), body: &mut Vec<u8>, out: &mut Vec<u8>) {
+fn encode(arguments: &Arguments, known: &(Knowledge, DeclarationNumbers), body: &mut Vec<u8>, out: &mut Vec<u8>) {
     body.clear();
     out.clear();
     assert!(matches!(known.0.encode(arguments, body, &known.1), Ok(Encoded::As(_))));
@@ -40,7 +40,7 @@ fn encode(arguments: &Arguments, known: &(Knowledge, Numbers), body: &mut Vec<u8
         provider: 0,
         budget_us: 30_000_000,
         one_way: false,
-        leases: Leases::default(),
+        leases: LeaseRange::default(),
         size: body.len() as u64,
     };
     wire::put(out, &message, body, false);

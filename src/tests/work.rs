@@ -1,7 +1,7 @@
 //! Work per byte of what a peer sends inside calls: arguments, and the bulks in them. (What it says of calls and transfers
 //! is in the protocol's own tests.)
 
-use crate::proto::{Leases, LinkId};
+use crate::proto::{LeaseRange, LinkId};
 use crate::rpc;
 use crate::tests::measure::{linear, processor_time};
 use crate::{Bulk, BulkMode, Engine};
@@ -22,7 +22,7 @@ fn bulks_by_the_thousand() {
     let attack = |what: &str, token: fn(u64) -> u128, lease: fn(u64) -> Option<u32>| {
         linear(what, 4_000, |n| {
             let bytes = bulks(n, token, lease, true);
-            let leases = Leases { first: 0, count: n as u32 };
+            let leases = LeaseRange { first: 0, count: n as u32 };
             let begin = processor_time();
             let decode = || rpc::decode::<Vec<Bulk>>(&bytes).unwrap();
             let decoded = rpc::decoding(engine.shared(), LinkId::default(), leases, decode);

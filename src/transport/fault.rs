@@ -11,13 +11,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Access, Capabilities, Keys, Landed, Link, LinkKey, Sent, Sink, Taken, Transport};
+use super::{
+    Capabilities, DeviceAccess, Link, LinkKey, Sent, Sink, Transport, TransportConsumed, TransportKeys, TransportStatus,
+};
 use crate::memory::{Region, Slice};
 use crate::{Address, Result, Scheme};
 
 /// How often things go wrong, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct FaultPlan {
     /// Of dials, and of moves: they fail at once.
     pub refused: u64,
     /// Of links: they end after a number of operations.
@@ -53,10 +55,10 @@ impl Dice {
 
 /// The plan at work in one engine.
 #[derive(Clone)]
-pub(crate) struct Faults(Arc<State>);
+pub(crate) struct Faults(Arc<FaultState>);
 
-struct State {
-    plan: Plan,
+struct FaultState {
+    plan: FaultPlan,
     ended: AtomicBool,
     /// So many things went wrong.
     count: AtomicUsize,
@@ -65,8 +67,8 @@ struct State {
 }
 
 impl Faults {
-    pub(crate) fn new(seed: u64, plan: Plan) -> Faults {
-        Faults(Arc::new(State {
+    pub(crate) fn new(seed: u64, plan: FaultPlan) -> Faults {
+        Faults(Arc::new(FaultState {
             plan,
             ended: AtomicBool::new(false),
             count: AtomicUsize::new(0),
@@ -97,7 +99,7 @@ impl Faults {
     }
 }
 
-impl State {
+impl FaultState {
     fn roll(&self, below: u64) -> u64 {
         self.dice.lock().roll(below)
     }
@@ -111,7 +113,7 @@ impl State {
         happens
     }
 
-    fn wrap(self: &Arc<Self>, key: LinkKey, inner: Arc<dyn Link>, desk: &Arc<Mutex<Desk>>) -> Arc<dyn Link> {
+    fn wrap(self: &Arc<Self>, key: LinkKey, inner: Arc<dyn Link>, desk: &Arc<Mutex<DelayedReports>>) -> Arc<dyn Link> {
         let fate = if self.happens(self.plan.cut) {
             Fate::Cut { after: self.roll(WITHIN) }
         } else if self.happens(self.plan.silent) {
@@ -134,9 +136,9 @@ impl State {
     }
 
     /// What becomes of the next thing that happens on a link.
-    fn next(&self, key: LinkKey) -> Next {
+    fn next(&self, key: LinkKey) -> FaultDecision {
         let link = self.links.lock().get(&key).cloned();
-        link.map_or(Next::Goes, |link| link.next())
+        link.map_or(FaultDecision::Goes, |link| link.next())
     }
 }
 
@@ -152,7 +154,7 @@ enum Fate {
 }
 
 /// What becomes of one operation.
-enum Next {
+enum FaultDecision {
     Goes,
     /// The link ends instead.
     Cut,
@@ -162,7 +164,7 @@ enum Next {
 
 /// What one transport has held back.
 #[derive(Default)]
-struct Desk {
+struct DelayedReports {
     polls: u64,
     /// The driver sleeps, or is about to: nothing is held back from now on.
     parked: bool,
@@ -173,8 +175,8 @@ struct Desk {
 struct FaultyLink {
     key: LinkKey,
     inner: Arc<dyn Link>,
-    state: Arc<State>,
-    desk: Arc<Mutex<Desk>>,
+    state: Arc<FaultState>,
+    desk: Arc<Mutex<DelayedReports>>,
     fate: Mutex<Fate>,
     /// A send has not been reported as done.
     sending: AtomicBool,
@@ -185,17 +187,17 @@ struct FaultyLink {
 }
 
 impl FaultyLink {
-    fn next(&self) -> Next {
+    fn next(&self) -> FaultDecision {
         let mut fate = self.fate.lock();
         let ended = self.state.ended.load(Ordering::SeqCst);
         match &mut *fate {
-            Fate::Silent { after: 0 } => Next::Lost,
-            _ if ended => Next::Goes,
-            Fate::Sound => Next::Goes,
-            Fate::Cut { after: 0 } => Next::Cut,
+            Fate::Silent { after: 0 } => FaultDecision::Lost,
+            _ if ended => FaultDecision::Goes,
+            Fate::Sound => FaultDecision::Goes,
+            Fate::Cut { after: 0 } => FaultDecision::Cut,
             Fate::Cut { after } | Fate::Silent { after } => {
                 *after -= 1;
-                Next::Goes
+                FaultDecision::Goes
             }
         }
     }
@@ -255,14 +257,14 @@ impl FaultyLink {
         let rest = self.rest.lock().take();
         let Some((bytes, payload)) = rest else { return false };
         match self.next() {
-            Next::Goes => match self.hand_over(bytes, payload) {
+            FaultDecision::Goes => match self.hand_over(bytes, payload) {
                 Sent::All(buffer) => sink.sent(self.key, buffer, false),
                 Sent::Lent(buffer) => sink.sent(self.key, buffer, true),
                 Sent::Later => {}
                 Sent::Failed(error) => sink.closed(self.key, error),
             },
-            Next::Cut => sink.closed(self.key, cut()),
-            Next::Lost => {}
+            FaultDecision::Cut => sink.closed(self.key, cut()),
+            FaultDecision::Lost => {}
         }
         true
     }
@@ -272,17 +274,17 @@ impl Link for FaultyLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         assert!(!self.sending.swap(true, Ordering::SeqCst), "a send before the last one was reported");
         match self.next() {
-            Next::Goes => {}
-            Next::Cut if self.will_report_cut() => {
+            FaultDecision::Goes => {}
+            FaultDecision::Cut if self.will_report_cut() => {
                 // The other side may have got it, or not.
                 if self.state.roll(2) == 0 {
                     drop(self.inner.send(bytes, payload));
                 }
                 return Sent::Failed(cut());
             }
-            Next::Lost => return Sent::Later,
+            FaultDecision::Lost => return Sent::Later,
             // Nothing would tell a driver that sleeps, so the next operation is cut instead.
-            Next::Cut => {}
+            FaultDecision::Cut => {}
         }
         if self.state.happens(self.state.plan.held) { self.hold(bytes, payload) } else { self.hand_over(bytes, payload) }
     }
@@ -299,13 +301,13 @@ impl Link for FaultyLink {
         self.inner.is_local()
     }
 
-    fn begin_move(&self, operation: u64, pull: bool, local: &Slice, keys: &Keys, offset: u64) -> bool {
+    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &TransportKeys, offset: u64) -> bool {
         let refused = self.state.happens(self.state.plan.refused);
-        !refused && self.inner.begin_move(operation, pull, local, keys, offset)
+        !refused && self.inner.begin_rma(operation, pull, local, keys, offset)
     }
 
-    fn end_move(&self, operation: u64) {
-        self.inner.end_move(operation);
+    fn end_rma(&self, operation: u64) {
+        self.inner.end_rma(operation);
     }
 
     fn cover_payloads(&self) {
@@ -325,8 +327,8 @@ impl Link for FaultyLink {
 
 struct Faulty {
     inner: Box<dyn Transport>,
-    state: Arc<State>,
-    desk: Arc<Mutex<Desk>>,
+    state: Arc<FaultState>,
+    desk: Arc<Mutex<DelayedReports>>,
 }
 
 impl Faulty {
@@ -361,15 +363,15 @@ impl Transport for Faulty {
         self.inner.resolve(address)
     }
 
-    fn shortcuts(&self, address: &Address, dialled: bool) -> Vec<Address> {
-        self.inner.shortcuts(address, dialled)
+    fn local_addresses(&self, address: &Address, dialled: bool) -> Vec<Address> {
+        self.inner.local_addresses(address, dialled)
     }
 
     fn devices(&self) -> u32 {
         self.inner.devices()
     }
 
-    fn expose(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
+    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
         self.inner.expose(region, access)
     }
 
@@ -416,17 +418,17 @@ impl Transport for Faulty {
 
 struct FaultySink<'a> {
     outer: &'a mut dyn Sink,
-    state: &'a Arc<State>,
-    desk: &'a Arc<Mutex<Desk>>,
+    state: &'a Arc<FaultState>,
+    desk: &'a Arc<Mutex<DelayedReports>>,
 }
 
 impl FaultySink<'_> {
     /// Reports something, or what becomes of it.
     fn report(&mut self, key: LinkKey, report: impl FnOnce(&mut dyn Sink)) {
         match self.state.next(key) {
-            Next::Goes => report(self.outer),
-            Next::Cut => self.outer.closed(key, cut()),
-            Next::Lost => {}
+            FaultDecision::Goes => report(self.outer),
+            FaultDecision::Cut => self.outer.closed(key, cut()),
+            FaultDecision::Lost => {}
         }
     }
 }
@@ -448,19 +450,19 @@ impl Sink for FaultySink<'_> {
         self.report(key, |sink| sink.connected(key));
     }
 
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
         match self.state.next(key) {
-            Next::Goes => self.outer.bytes(key, bytes),
-            Next::Cut => {
+            FaultDecision::Goes => self.outer.bytes(key, bytes),
+            FaultDecision::Cut => {
                 self.outer.closed(key, cut());
                 None
             }
-            Next::Lost => Some(Taken { used: bytes.len(), place: None }),
+            FaultDecision::Lost => Some(TransportConsumed { used: bytes.len(), target: None }),
         }
     }
 
-    fn placed(&mut self, key: LinkKey, landed: Landed) {
-        self.report(key, |sink| sink.placed(key, landed));
+    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
+        self.report(key, |sink| sink.payload_done(key, landed));
     }
 
     fn heard(&mut self, key: LinkKey) {
@@ -471,12 +473,12 @@ impl Sink for FaultySink<'_> {
         self.report(key, |sink| sink.returned(key));
     }
 
-    fn may_move(&mut self, key: LinkKey) {
-        self.report(key, |sink| sink.may_move(key));
+    fn rma_capable(&mut self, key: LinkKey) {
+        self.report(key, |sink| sink.rma_capable(key));
     }
 
-    fn moved(&mut self, key: LinkKey, operation: u64, result: io::Result<()>) {
-        self.report(key, |sink| sink.moved(key, operation, result));
+    fn rma_done(&mut self, key: LinkKey, operation: u64, result: io::Result<()>) {
+        self.report(key, |sink| sink.rma_done(key, operation, result));
     }
 
     fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool) {

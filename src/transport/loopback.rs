@@ -7,13 +7,13 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::{Capabilities, Credentials, Landed, Link, LinkKey, Reactor, Sent, Sink, Taken, Transport};
+use super::{Capabilities, Credentials, Link, LinkKey, Reactor, Sent, Sink, Transport, TransportConsumed, TransportStatus};
 use crate::deferred_log::defer;
-use crate::memory::{self, Copied, Slice};
+use crate::memory::{self, CopyOutcome, Slice};
 use crate::{Address, Error, Result, Scheme};
 
 /// Who listens in this process.
-static LISTENERS: LazyLock<Mutex<HashMap<String, Weak<Inbox>>>> = LazyLock::new(Mutex::default);
+static LISTENERS: LazyLock<Mutex<HashMap<String, Weak<LoopInbox>>>> = LazyLock::new(Mutex::default);
 static NEXT_NAME: AtomicU64 = AtomicU64::new(1);
 
 /// Most items that wait in an inbox before senders are told to wait.
@@ -21,38 +21,38 @@ const INBOX_LIMIT: usize = 1024;
 /// Most items handled in one poll: other transports want to be looked at too.
 const BATCH: usize = 256;
 
-enum Item {
+enum LoopItem {
     /// Somebody dials; this is their end.
-    Dial(Arc<End>),
+    Dial(Arc<LoopEnd>),
     /// The peer took the call; the end is connected.
-    Connected(Arc<End>),
+    Connected(Arc<LoopEnd>),
     /// Bytes, and a payload, for this end.
     Bytes {
-        to: Arc<End>,
+        to: Arc<LoopEnd>,
         bytes: Vec<u8>,
         payload: Option<Slice>,
     },
     /// What this end sent was too much at once, and is taken now.
-    Sent(Arc<End>, Vec<u8>),
-    Closed(Arc<End>),
+    Sent(Arc<LoopEnd>, Vec<u8>),
+    Closed(Arc<LoopEnd>),
 }
 
 /// What arrives at one engine.
-struct Inbox {
-    state: Mutex<InboxState>,
+struct LoopInbox {
+    state: Mutex<LoopInboxState>,
     /// How many items there are; changes with `state` locked.
     len: AtomicUsize,
     waker: Arc<mio::Waker>,
 }
 
 #[derive(Default)]
-struct InboxState {
-    items: VecDeque<Item>,
+struct LoopInboxState {
+    items: VecDeque<LoopItem>,
     parked: bool,
 }
 
-impl Inbox {
-    fn put(&self, item: Item) {
+impl LoopInbox {
+    fn put(&self, item: LoopItem) {
         let wake = {
             let mut state = self.state.lock();
             state.items.push_back(item);
@@ -68,7 +68,7 @@ impl Inbox {
         self.len.load(Ordering::Relaxed) > INBOX_LIMIT
     }
 
-    fn take(&self) -> Option<Item> {
+    fn take(&self) -> Option<LoopItem> {
         if self.len.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -80,15 +80,15 @@ impl Inbox {
 }
 
 /// One end of a link; it knows the other.
-struct End {
+struct LoopEnd {
     key: Mutex<Option<LinkKey>>,
-    inbox: Weak<Inbox>,
-    peer: Mutex<Weak<End>>,
-    state: Mutex<EndState>,
+    inbox: Weak<LoopInbox>,
+    peer: Mutex<Weak<LoopEnd>>,
+    state: Mutex<LoopEndState>,
 }
 
 #[derive(Default)]
-struct EndState {
+struct LoopEndState {
     closed: bool,
     /// Bytes that were offered and not yet taken.
     rest: Vec<u8>,
@@ -98,14 +98,14 @@ struct EndState {
     spare: Vec<u8>,
 }
 
-impl End {
+impl LoopEnd {
     fn key(&self) -> Option<LinkKey> {
         if self.state.lock().closed { None } else { *self.key.lock() }
     }
 }
 
 /// Keeps an end alive, as a [`Link`].
-struct LoopLink(Arc<End>);
+struct LoopLink(Arc<LoopEnd>);
 
 impl Link for LoopLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
@@ -123,7 +123,7 @@ impl Link for LoopLink {
             state.owed = later;
             std::mem::take(&mut state.spare)
         };
-        inbox.put(Item::Bytes { to: peer, bytes, payload });
+        inbox.put(LoopItem::Bytes { to: peer, bytes, payload });
         if later { Sent::Later } else { Sent::All(spare) }
     }
 
@@ -149,24 +149,24 @@ impl Link for LoopLink {
         self.0.state.lock().closed = true;
         let peer = self.0.peer.lock().upgrade();
         if let Some((peer, inbox)) = peer.and_then(|peer| peer.inbox.upgrade().map(|inbox| (peer.clone(), inbox))) {
-            inbox.put(Item::Closed(peer));
+            inbox.put(LoopItem::Closed(peer));
         }
     }
 }
 
 pub(crate) struct Loopback {
-    inbox: Arc<Inbox>,
+    inbox: Arc<LoopInbox>,
     names: Mutex<Vec<String>>,
 }
 
 impl Loopback {
     pub(crate) fn new(reactor: Reactor) -> Loopback {
-        let inbox = Inbox { state: Mutex::default(), len: AtomicUsize::new(0), waker: reactor.waker };
+        let inbox = LoopInbox { state: Mutex::default(), len: AtomicUsize::new(0), waker: reactor.waker };
         Loopback { inbox: Arc::new(inbox), names: Mutex::default() }
     }
 
-    fn end(&self, key: Option<LinkKey>, peer: Weak<End>) -> Arc<End> {
-        Arc::new(End {
+    fn end(&self, key: Option<LinkKey>, peer: Weak<LoopEnd>) -> Arc<LoopEnd> {
+        Arc::new(LoopEnd {
             key: Mutex::new(key),
             inbox: Arc::downgrade(&self.inbox),
             peer: Mutex::new(peer),
@@ -174,29 +174,29 @@ impl Loopback {
         })
     }
 
-    fn handle(&self, item: Item, sink: &mut dyn Sink) {
+    fn handle(&self, item: LoopItem, sink: &mut dyn Sink) {
         match item {
-            Item::Dial(far) => {
+            LoopItem::Dial(far) => {
                 let Some(inbox) = far.inbox.upgrade() else { return };
                 let remote = Address::loopback("");
                 let key = sink.accepted(remote);
                 let near = self.end(Some(key), Arc::downgrade(&far));
                 *far.peer.lock() = Arc::downgrade(&near);
                 sink.attach(key, Arc::new(LoopLink(near)));
-                inbox.put(Item::Connected(far));
+                inbox.put(LoopItem::Connected(far));
             }
-            Item::Connected(end) => {
+            LoopItem::Connected(end) => {
                 if let Some(key) = end.key() {
                     sink.connected(key);
                 }
             }
-            Item::Bytes { to, bytes, payload } => self.deliver(&to, bytes, payload, sink),
-            Item::Sent(end, buffer) => {
+            LoopItem::Bytes { to, bytes, payload } => self.deliver(&to, bytes, payload, sink),
+            LoopItem::Sent(end, buffer) => {
                 if let Some(key) = end.key() {
                     sink.sent(key, buffer, false);
                 }
             }
-            Item::Closed(end) => {
+            LoopItem::Closed(end) => {
                 if let Some(key) = end.key() {
                     end.state.lock().closed = true;
                     sink.closed(key, io::Error::new(io::ErrorKind::ConnectionReset, "the other end was closed"));
@@ -205,7 +205,7 @@ impl Loopback {
         }
     }
 
-    fn deliver(&self, to: &Arc<End>, mut bytes: Vec<u8>, payload: Option<Slice>, sink: &mut dyn Sink) {
+    fn deliver(&self, to: &Arc<LoopEnd>, mut bytes: Vec<u8>, payload: Option<Slice>, sink: &mut dyn Sink) {
         let Some(key) = to.key() else { return };
         let mut rest = std::mem::take(&mut to.state.lock().rest);
         let data = if rest.is_empty() {
@@ -214,21 +214,21 @@ impl Loopback {
             rest.extend_from_slice(&bytes);
             &rest
         };
-        let Some(Taken { used, place }) = sink.bytes(key, data) else { return };
+        let Some(TransportConsumed { used, target: place }) = sink.bytes(key, data) else { return };
         if used < data.len() {
             let left = data[used..].to_vec();
             to.state.lock().rest = left;
         }
         if let (Some(place), Some(source)) = (place, payload) {
             let landed = match place.target {
-                None => Landed::Whole,
+                None => TransportStatus::Whole,
                 Some(target) => match memory::copy(&source, &target) {
-                    Copied::All => Landed::Whole,
-                    Copied::SourceClosed => Landed::SourceGone,
-                    Copied::TargetClosed => Landed::TargetGone,
+                    CopyOutcome::All => TransportStatus::Whole,
+                    CopyOutcome::SourceClosed => TransportStatus::SourceGone,
+                    CopyOutcome::TargetClosed => TransportStatus::TargetGone,
                 },
             };
-            sink.placed(key, landed);
+            sink.payload_done(key, landed);
         }
         let Some(from) = to.peer.lock().upgrade() else { return };
         bytes.clear();
@@ -241,7 +241,7 @@ impl Loopback {
             std::mem::take(&mut state.owed)
         };
         if let (true, Some(inbox)) = (owed, from.inbox.upgrade()) {
-            inbox.put(Item::Sent(from, bytes));
+            inbox.put(LoopItem::Sent(from, bytes));
         }
     }
 }
@@ -285,7 +285,7 @@ impl Transport for Loopback {
             })?;
         let end = self.end(Some(key), Weak::new());
         attach(Arc::new(LoopLink(end.clone())));
-        listener.put(Item::Dial(end));
+        listener.put(LoopItem::Dial(end));
         Ok(())
     }
 

@@ -5,15 +5,15 @@
 //! no room is finished later, and reported. Links are called by any thread, as are [`Transport::devices`] and
 //! [`Transport::expose`]; the rest by whoever drives progress, one at a time.
 
+mod accept_retry;
 #[cfg(test)]
 pub(crate) mod fault;
 mod loopback;
-mod rest;
+mod partial_frame;
 mod shm;
 mod tcp;
 #[cfg(test)]
 mod tests;
-mod unaccepted;
 #[cfg(feature = "verbs")]
 mod verbs;
 
@@ -26,10 +26,10 @@ use crate::{Address, Error, Result, Scheme};
 pub(crate) use loopback::Loopback;
 #[cfg(any(test, fuzzing))]
 pub(crate) use shm::fuzzing;
-pub(crate) use shm::{Lending, Options as ShmOptions, Shm};
+pub(crate) use shm::{KernelCopyPolicy, Shm, ShmOptions};
 #[cfg(any(test, fuzzing))]
 pub(crate) use tcp::fuzzing as tcp_fuzzing;
-pub(crate) use tcp::{Options as TcpOptions, Tcp};
+pub(crate) use tcp::{Tcp, TcpOptions};
 #[cfg(feature = "verbs")]
 pub(crate) use verbs::Verbs;
 
@@ -92,14 +92,14 @@ pub(crate) trait Link: Send + Sync {
     /// doing: [`Sink::moved`] follows, unless the link is closed before. False when it can't be done so. The memory is in use
     /// until that report, or until the region is fenced. The operation may be over by then: whoever has lent the memory looks at
     /// [`Slice::is_over`] before anything moves.
-    fn begin_move(&self, _operation: u64, _pull: bool, _local: &Slice, _keys: &Keys, _offset: u64) -> bool {
+    fn begin_rma(&self, _operation: u64, _pull: bool, _local: &Slice, _keys: &TransportKeys, _offset: u64) -> bool {
         false
     }
     /// The operation is given up: what of it has not begun does not begin. There may be no report any more.
-    fn end_move(&self, _operation: u64) {}
+    fn end_rma(&self, _operation: u64) {}
     /// Lets the peer at the other end, and nobody else, reach the memory by these keys, until its gate is closed. `None` where
     /// no device could see to that.
-    fn expose(&self, _region: &Region, _access: Access) -> io::Result<Option<Keys>> {
+    fn expose(&self, _region: &Region, _access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
         Ok(None)
     }
     /// The certificate that the peer has shown, and proved to be its own: the encoded bytes (DER). From when it is connected.
@@ -112,11 +112,11 @@ pub(crate) trait Link: Send + Sync {
 }
 
 /// What lets peers reach memory by themselves, as the transport that made it writes it down.
-pub(crate) type Keys = Arc<[u8]>;
+pub(crate) type TransportKeys = Arc<[u8]>;
 
 /// What peers may do with memory by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Access {
+pub(crate) struct DeviceAccess {
     pub read: bool,
     pub write: bool,
     /// Nobody writes it, this engine neither.
@@ -135,7 +135,7 @@ pub(crate) trait Transport: Send + Sync {
     fn listen(&self, address: &Address) -> Result<Address>;
     /// Addresses of this transport's own by which engines at `address`, another's, can be reached too, in the order in which
     /// to try them; to dial, or to listen at.
-    fn shortcuts(&self, _address: &Address, _dialled: bool) -> Vec<Address> {
+    fn local_addresses(&self, _address: &Address, _dialled: bool) -> Vec<Address> {
         Vec::new()
     }
     /// How often the devices by which peers reach memory have changed: keys made before that may lack one.
@@ -143,7 +143,7 @@ pub(crate) trait Transport: Send + Sync {
         0
     }
     /// Lets peers that get the keys reach the memory, until its gate is closed. `None` where no device could do that.
-    fn expose(&self, _region: &Region, _access: Access) -> io::Result<Option<Keys>> {
+    fn expose(&self, _region: &Region, _access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
         Ok(None)
     }
     /// Takes no new links from now on.
@@ -168,7 +168,7 @@ pub(crate) trait Transport: Send + Sync {
 }
 
 /// Where a payload goes.
-pub(crate) struct Place {
+pub(crate) struct TransportTarget {
     /// `None`: nowhere.
     pub target: Option<Slice>,
     pub len: usize,
@@ -176,7 +176,7 @@ pub(crate) struct Place {
 
 /// How a payload arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Landed {
+pub(crate) enum TransportStatus {
     Whole,
     /// The sender's memory was gone, and the bytes mean nothing.
     SourceGone,
@@ -187,11 +187,11 @@ pub(crate) enum Landed {
 }
 
 /// What was made of bytes that arrived.
-pub(crate) struct Taken {
+pub(crate) struct TransportConsumed {
     /// So many are done with; keep the rest, and offer it again with more.
     pub used: usize,
     /// What follows them is a payload.
-    pub place: Option<Place>,
+    pub target: Option<TransportTarget>,
 }
 
 /// Who is told what happens on links.
@@ -204,9 +204,9 @@ pub(crate) trait Sink {
     /// How long payloads on this link should be at most.
     fn chunk(&mut self, key: LinkKey, len: usize);
     /// Bytes have arrived. `None`: the link was closed because of them.
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken>;
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed>;
     /// The first of the payloads that were asked for, and not reported yet, is in its place.
-    fn placed(&mut self, key: LinkKey, landed: Landed);
+    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus);
     /// Part of a payload has arrived.
     fn heard(&mut self, key: LinkKey);
     /// The send that was left for later is done, up to the payload where that is `lent`.
@@ -215,10 +215,10 @@ pub(crate) trait Sink {
     fn returned(&mut self, key: LinkKey);
     /// From now on [`Link::begin_move`] may be asked for.
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
-    fn may_move(&mut self, key: LinkKey);
+    fn rma_capable(&mut self, key: LinkKey);
     /// A move has ended. On an error, any part of it may have been done, and nothing more will be.
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
-    fn moved(&mut self, key: LinkKey, operation: u64, result: io::Result<()>);
+    fn rma_done(&mut self, key: LinkKey, operation: u64, result: io::Result<()>);
     /// The link is lost, or could not be made.
     fn closed(&mut self, key: LinkKey, cause: io::Error);
 }

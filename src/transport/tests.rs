@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{Lending, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
+use super::{KernelCopyPolicy, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
 
 /// Dials a listener of its own; what is done with the link as soon as it is there, and afterwards with the transport. Then the
 /// link is gone.
@@ -41,7 +41,7 @@ fn a_link_that_nobody_has_closed_goes_with_its_transport(make: impl Fn(Reactor) 
 
 fn tcp(reactor: Reactor) -> Box<dyn Transport> {
     let options = TcpOptions {
-        silence: Duration::from_secs(10),
+        peer_timeout: Duration::from_secs(10),
         #[cfg(feature = "tls")]
         tls: None,
     };
@@ -49,7 +49,7 @@ fn tcp(reactor: Reactor) -> Box<dyn Transport> {
 }
 
 fn shm(reactor: Reactor) -> Box<dyn Transport> {
-    Box::new(Shm::new(reactor, ShmOptions { group: None, lending: Lending::Crowded, shortcuts: false }).unwrap())
+    Box::new(Shm::new(reactor, ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: false }).unwrap())
 }
 
 #[test]

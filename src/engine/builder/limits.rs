@@ -4,7 +4,7 @@ use super::EngineBuilder;
 use crate::proto;
 
 /// What was said of it, or else the defaults.
-pub(super) struct Most {
+pub(super) struct LimitOverrides {
     connections: usize,
     peer_requests: usize,
     requests: usize,
@@ -21,9 +21,9 @@ const HANDSHAKES: usize = 1024;
 const MESSAGES: usize = 4;
 const MIN_MESSAGE: usize = 16 << 20;
 
-impl Default for Most {
-    fn default() -> Most {
-        Most {
+impl Default for LimitOverrides {
+    fn default() -> LimitOverrides {
+        LimitOverrides {
             connections: 16 << 10,
             peer_requests: 16 << 10,
             requests: 256 << 10,
@@ -35,13 +35,13 @@ impl Default for Most {
     }
 }
 
-impl Most {
-    pub(super) fn limits(&self, max_message: usize) -> proto::Limits {
+impl LimitOverrides {
+    pub(super) fn limits(&self, max_message: usize) -> proto::PeerLimits {
         let peer_bytes = self.peer_bytes.unwrap_or_else(|| max_message.max(MIN_MESSAGE).saturating_mul(MESSAGES));
         // With less, the largest message would always be refused.
         let peer_bytes = peer_bytes.max(max_message);
         let bytes = self.bytes.unwrap_or_else(|| peer_bytes.saturating_mul(MESSAGES)).max(max_message);
-        proto::Limits {
+        proto::PeerLimits {
             connections: self.connections,
             handshakes: HANDSHAKES,
             peer_requests: self.peer_requests,

@@ -1,12 +1,12 @@
 //! Messages at random, from those that an engine would send to those that only an enemy would.
 
-use super::Leases;
+use super::LeaseRange;
 use super::env::Random;
-use super::wire::{Bytes, Declare, Message, Range, Status, Stream};
+use super::wire::{BorrowedBytes, Declare, Message, Range, Status, Stream};
 
 /// What a liar knows of its victim: numbers that mean something there.
 #[derive(Clone, Default)]
-pub struct Known {
+pub struct KnownProcedures {
     pub numbers: Vec<u64>,
     pub tokens: Vec<u128>,
     pub owner: u64,
@@ -62,17 +62,17 @@ impl Random {
         }
     }
 
-    fn leases(&mut self) -> Leases {
-        Leases { first: self.number(&[]), count: [0, 0, 1, 3, u32::MAX][self.below(5)] }
+    fn leases(&mut self) -> LeaseRange {
+        LeaseRange { first: self.number(&[]), count: [0, 0, 1, 3, u32::MAX][self.below(5)] }
     }
 
-    fn token(&mut self, known: &Known) -> [u8; 16] {
+    fn token(&mut self, known: &KnownProcedures) -> [u8; 16] {
         let any = u128::from(self.next());
         let token = if self.once_in(4) { None } else { self.pick(&known.tokens).copied() };
         token.unwrap_or(any).to_le_bytes()
     }
 
-    fn range(&mut self, known: &Known) -> Range {
+    fn range(&mut self, known: &KnownProcedures) -> Range {
         Range {
             transfer: self.number(&known.numbers),
             owner: if self.once_in(8) { self.next() } else { known.owner },
@@ -87,11 +87,11 @@ impl Random {
     }
 
     /// A message, and a body for it.
-    pub fn message(&mut self, known: &Known) -> (Message<'static>, &'static [u8]) {
+    pub fn message(&mut self, known: &KnownProcedures) -> (Message<'static>, &'static [u8]) {
         let body = &BODY[..if self.once_in(2) { 0 } else { self.below(BODY.len()) }];
         let call = self.number(&known.numbers);
         let size = if self.once_in(3) { self.length() } else { body.len() as u64 };
-        let shape = Bytes(&BODY[..self.below(9)]);
+        let shape = BorrowedBytes(&BODY[..self.below(9)]);
         let message = match self.below(20) {
             0..5 => Message::Request {
                 call: if self.once_in(3) { call } else { self.next() },
@@ -118,7 +118,7 @@ impl Random {
             17 => Message::Release(self.leases()),
             18 => Message::Revoked { token: self.token(known) },
             _ => match self.below(8) {
-                6 => Message::Ticket { ticket: self.number(&known.numbers).into() },
+                6 => Message::ResumptionToken { token: self.number(&known.numbers).into() },
                 7 => Message::Handled {
                     count: self.number(&[]) as u32,
                     calls: self.number(&[]) as u32,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::env::{Random, pattern};
-use super::host::{Outcome, assert_failed, served};
+use super::host::{TestOutcome, assert_failed, served};
 use super::net::{Net, call, few};
 use super::{Failure, Status};
 
@@ -104,7 +104,7 @@ fn a_request_says_what_the_caller_said() {
     net.with_host(1, |host| host.answer(arrived.request, b"y").unwrap());
     net.settle();
     match net.hosts[0].outcome(op) {
-        Some(Outcome::Answered { body, shape, .. }) => assert_eq!((&body[..], &shape[..]), (&b"y"[..], &b"r"[..])),
+        Some(TestOutcome::Answered { body, shape, .. }) => assert_eq!((&body[..], &shape[..]), (&b"y"[..], &b"r"[..])),
         other => panic!("{other:?}"),
     }
     net.end();

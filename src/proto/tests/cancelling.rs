@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use super::env::{Ticket, pattern};
-use super::forgeries::request;
+use super::env::{TestLease, pattern};
 use super::host::assert_failed;
+use super::malformed::request;
 use super::net::{Net, call};
 use super::raw::frame;
 use super::wire::{Message, Range, Stream};
-use super::{Failure, Landed, Reply};
+use super::{Failure, PayloadStatus, Reply};
 
 const LARGE: usize = 2 << 20;
 const MOMENT: Duration = Duration::from_millis(1);
 
-fn lasting(seconds: u64, body: &[u8]) -> super::net::Call {
+fn lasting(seconds: u64, body: &[u8]) -> super::net::TestCall {
     let mut call = call(body);
     call.timeout = Duration::from_secs(seconds);
     call
@@ -43,9 +43,9 @@ fn an_answer_that_crosses_the_cancellation_is_let_go() {
     net.advance(MOMENT);
     let arrived = net.hosts[1].take();
     net.with_host(1, |host| {
-        let ticket = Ticket { token: 7, number: 1 };
+        let ticket = TestLease { token: 7, number: 1 };
         host.leased.push(ticket.clone());
-        let content = super::Content::Small(b"too late, as it seems");
+        let content = super::OutgoingBody::Small(b"too late, as it seems");
         host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] })).unwrap();
     });
     net.cancel(0, op);
@@ -74,7 +74,7 @@ fn a_large_request_is_cancelled_at_any_point() {
         let mut net = Net::new(2);
         net.settings.piece = 100 << 10;
         let mut what = call(pattern(1, LARGE));
-        what.leases = vec![Ticket { token: 9, number: 5 }];
+        what.leases = vec![TestLease { token: 9, number: 5 }];
         let op = net.call(0, 1, what);
         for _ in 0..steps {
             if !net.step() {
@@ -105,7 +105,7 @@ fn a_large_answer_is_cancelled_at_any_point() {
         net.advance(MOMENT);
         let arrived = net.hosts[1].take();
         net.with_host(1, |host| {
-            let ticket = Ticket { token: 9, number: 5 };
+            let ticket = TestLease { token: 9, number: 5 };
             host.leased.push(ticket.clone());
             let content = super::host::content(&[7; LARGE]);
             let _ = host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] }));
@@ -118,7 +118,7 @@ fn a_large_answer_is_cancelled_at_any_point() {
         let done = net.hosts[0].is_done(op);
         net.cancel(0, op);
         net.advance(10 * MOMENT);
-        if let Some(super::host::Outcome::Answered { leases, link, .. }) = net.hosts[0].outcome(op) {
+        if let Some(super::host::TestOutcome::Answered { leases, link, .. }) = net.hosts[0].outcome(op) {
             assert!(done);
             let (link, leases) = (*link, *leases);
             net.with_host(0, |host| host.proto.release(link, leases));
@@ -195,20 +195,20 @@ fn what_was_sent_for_one_operation_is_not_the_next_ones() {
         let now = net.now;
         net.with_host(0, |host| {
             let begin = host.proto.consume(link, &[frame(&begun, b""), data(stream)].concat(), now).unwrap();
-            let place = begin.place.unwrap();
+            let place = begin.target.unwrap();
             assert!(place.target.is_some());
             let again = [frame(&ended, b""), frame(&begun, b"")].concat();
-            assert!(host.proto.consume(link, &again, now).unwrap().place.is_none());
-            host.proto.handle_placed(link, Landed::Whole, now);
+            assert!(host.proto.consume(link, &again, now).unwrap().target.is_none());
+            host.proto.handle_payload_done(link, PayloadStatus::Whole, now);
         });
         assert!(net.hosts[0].inbox.is_empty(), "nothing was written to what was delivered");
         let pushes = net.hosts[0].proto.links[link].pushes.values().map(|push| push.landed);
         assert!(pushes.eq((stream == Stream::Push).then_some(0)));
         // What is sent for the second one is its own.
         net.with_host(0, |host| {
-            let target = host.proto.consume(link, &data(stream), now).unwrap().place.unwrap().target.unwrap();
+            let target = host.proto.consume(link, &data(stream), now).unwrap().target.unwrap().target.unwrap();
             target.write(0, &[9; LEN]);
-            host.proto.handle_placed(link, Landed::Whole, now);
+            host.proto.handle_payload_done(link, PayloadStatus::Whole, now);
         });
         if stream == Stream::Request {
             assert_eq!(net.hosts[0].take().body, [9; LEN]);

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::devices::Move;
+use super::devices::DeviceMove;
 use super::env::TestEnv;
 use super::net::Net;
-use super::wires::{End, Item, NOBODY, Packet, Payload, Wire};
+use super::wires::{NOBODY, Wire, WireEnd, WireItem, WirePacket, WirePayload};
 use super::{LinkId, Output};
 use crate::Address;
 
@@ -35,7 +35,7 @@ impl Net {
         if self.step_move() {
             return true;
         }
-        let due = |end: &End| !end.unread && end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
+        let due = |end: &WireEnd| !end.unread && end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
         let mut ready = Vec::new();
         for (number, wire) in self.wires.iter().enumerate().filter(|(_, wire)| !wire.frozen) {
             ready.extend((0..2).filter(|side| due(&wire.ends[*side])).map(|side| (number, side)));
@@ -51,7 +51,7 @@ impl Net {
 
     fn deliver(&mut self, wire: usize, side: usize) {
         let Some((at, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
-        if let Item::Packet(packet) = item {
+        if let WireItem::Packet(packet) = item {
             *at = self.now + self.settings.pace;
             let most = self.settings.piece;
             let piece = self.random.as_mut().map_or(most, |random| 1 + random.below(most));
@@ -73,17 +73,17 @@ impl Net {
         let far = self.wires[wire].ends[1 - side].host;
         let link = self.wires[wire].ends[1 - side].link;
         match (item, link) {
-            (Item::Dial, _) => self.accept(wire),
-            (Item::Connected, Some(link)) => {
+            (WireItem::Dial, _) => self.accept(wire),
+            (WireItem::Connected, Some(link)) => {
                 if self.wires[wire].ends[side].host == far {
                     self.hosts[far].proto.set_local(link);
                 }
                 self.hosts[far].proto.handle_connected(link, self.now);
                 if self.settings.devices {
-                    self.hosts[far].proto.set_moves(link);
+                    self.hosts[far].proto.set_rma_capable(link);
                 }
             }
-            (Item::Closed, Some(link)) => {
+            (WireItem::Closed, Some(link)) => {
                 self.wires[wire].ends[1 - side].link = None;
                 self.hosts[far].wires.remove(&link);
                 let cause = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the other end is closed");
@@ -101,14 +101,14 @@ impl Net {
         let remote = format!("tcp://10.0.0.{}:{}", from + 1, 40_000 + wire % 20_000).parse().unwrap();
         let link = self.hosts[to].proto.handle_accepted(remote, self.now);
         if self.settings.devices {
-            self.hosts[to].proto.set_moves(link);
+            self.hosts[to].proto.set_rma_capable(link);
         }
         self.hosts[to].wires.insert(link, (wire, 1));
         self.wires[wire].ends[1].link = Some(link);
-        self.put(wire, 1, Item::Connected);
+        self.put(wire, 1, WireItem::Connected);
     }
 
-    pub fn put(&mut self, wire: usize, side: usize, item: Item) {
+    pub fn put(&mut self, wire: usize, side: usize, item: WireItem) {
         // What is sent later never arrives earlier.
         let outgoing = &mut self.wires[wire].ends[side].outgoing;
         let before = outgoing.back().map_or(self.now, |(at, _)| *at);
@@ -131,22 +131,32 @@ impl Net {
             Output::Transmit { link, bytes, payload } => {
                 let Some(&(wire, side)) = host.wires.get(&link) else { return };
                 let waiting =
-                    self.wires[wire].ends[side].outgoing.iter().any(|(_, item)| matches!(item, Item::Packet(p) if p.report));
+                    self.wires[wire].ends[side].outgoing.iter().any(|(_, item)| matches!(item, WireItem::Packet(p) if p.report));
                 assert!(!waiting, "a transmit before the last one was reported as sent");
                 if self.settings.report_late {
-                    self.put(wire, side, Item::Packet(Packet::new(bytes, payload)));
+                    self.put(wire, side, WireItem::Packet(WirePacket::new(bytes, payload)));
                 } else {
-                    self.put(wire, side, Item::Packet(Packet::buffered(bytes, payload)));
+                    self.put(wire, side, WireItem::Packet(WirePacket::buffered(bytes, payload)));
                     self.hosts[number].proto.handle_sent(link, Vec::new(), false);
                 }
             }
             Output::CoverPayloads { link } => host.covered.push(link),
             Output::Move { link, transfer, pull, memory, keys, offset } => {
                 let at = self.now + self.settings.move_takes;
-                self.moves.push(Move { at, host: number, link, number: transfer, pull, memory, keys, offset, given_up: false });
+                self.moves.push(DeviceMove {
+                    at,
+                    host: number,
+                    link,
+                    number: transfer,
+                    pull,
+                    memory,
+                    keys,
+                    offset,
+                    given_up: false,
+                });
             }
             Output::EndMove { link, transfer } => {
-                let of_it = |each: &&mut Move| each.host == number && each.link == link && each.number == transfer;
+                let of_it = |each: &&mut DeviceMove| each.host == number && each.link == link && each.number == transfer;
                 if let Some(found) = self.moves.iter_mut().find(of_it) {
                     found.given_up = true;
                 }
@@ -161,13 +171,13 @@ impl Net {
             Output::Close { link } => {
                 let Some((wire, side)) = host.wires.remove(&link) else { return };
                 self.wires[wire].ends[side].link = None;
-                self.put(wire, side, Item::Closed);
+                self.put(wire, side, WireItem::Closed);
             }
             Output::CallDone { waiter, result } => host.answered(waiter, result),
             Output::TransferDone { waiter, result } => host.moved(waiter, result),
             Output::Request(incoming) => host.request(incoming),
             Output::Cancelled { request } => host.cancelled.push(request),
-            Output::Unleased(lease) => host.unleased.push(lease),
+            Output::LeaseReleased(lease) => host.unleased.push(lease),
             Output::Stale { token } => host.stale.push(token),
             Output::Withdraw { memory } => assert!(!memory.is_open(), "what is withdrawn is over"),
             Output::Log(line) => host.log.push(line),
@@ -179,13 +189,13 @@ impl Net {
     fn connect(&mut self, number: usize, link: LinkId, address: &Address) {
         let found = self.hosts.iter().position(|host| host.listens && host.address == *address);
         let wire = self.wires.len();
-        let ends = [End::new(number, Some(link)), End::new(found.unwrap_or(NOBODY), None)];
+        let ends = [WireEnd::new(number, Some(link)), WireEnd::new(found.unwrap_or(NOBODY), None)];
         self.wires.push(Wire { ends, frozen: self.black_hole });
         self.hosts[number].wires.insert(link, (wire, 0));
         match found {
-            Some(_) => self.put(wire, 0, Item::Dial),
-            None if self.played == Some(address.clone()) => self.put(wire, 1, Item::Connected),
-            None => self.put(wire, 1, Item::Closed),
+            Some(_) => self.put(wire, 0, WireItem::Dial),
+            None if self.played == Some(address.clone()) => self.put(wire, 1, WireItem::Connected),
+            None => self.put(wire, 1, WireItem::Closed),
         }
     }
 
@@ -207,7 +217,7 @@ impl Net {
                 match payload.take(&mut data) {
                     Some(landed) => {
                         receiving.payload = None;
-                        self.hosts[host].proto.handle_placed(link, landed, now);
+                        self.hosts[host].proto.handle_payload_done(link, landed, now);
                     }
                     None => self.hosts[host].proto.handle_heard(link, now),
                 }
@@ -223,7 +233,7 @@ impl Net {
                 Ok(consumed) => {
                     data = offered.split_off(consumed.used);
                     let receiving = &mut self.wires[wire].ends[side].receiving;
-                    receiving.payload = consumed.place.map(|place| Payload::new(place.target, place.len));
+                    receiving.payload = consumed.target.map(|place| WirePayload::new(place.target, place.len));
                     if receiving.payload.is_none() {
                         receiving.partial = data;
                         return self.pump(host);

@@ -38,8 +38,8 @@ fn damaged(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
 fn damaged_arguments() {
     let mut net = Net::pair();
     let raw = net.raw_peer(1, 7);
-    net.say_bytes(raw, damaged(&super::forgeries::request(5, 3), b"abc"));
-    net.say(raw, &super::forgeries::request(6, 3), b"abc");
+    net.say_bytes(raw, damaged(&super::malformed::request(5, 3), b"abc"));
+    net.say(raw, &super::malformed::request(6, 3), b"abc");
     let mut said = Vec::new();
     net.each_heard(raw, |message| match message {
         Message::Refuse { call, status } => said.push((*call, Some(status.clone()))),
@@ -61,10 +61,16 @@ fn a_damaged_answer() {
     let raw = net.raw_dialled();
     net.say_bytes(raw, greet(wire::VERSIONS, &hello(7)));
     let ids = ops.map(|op| match net.hosts[0].ids[&op] {
-        super::host::Id::Call(id) => wire_id(id),
-        super::host::Id::Transfer(_) => unreachable!(),
+        super::host::OperationId::Call(id) => wire_id(id),
+        super::host::OperationId::Transfer(_) => unreachable!(),
     });
-    let answer = |call| Message::Response { call, result: 0, shape: wire::Bytes(b""), leases: super::Leases::default(), size: 3 };
+    let answer = |call| Message::Response {
+        call,
+        result: 0,
+        shape: wire::BorrowedBytes(b""),
+        leases: super::LeaseRange::default(),
+        size: 3,
+    };
     net.say_bytes(raw, damaged(&answer(ids[0]), b"abc"));
     net.say(raw, &answer(ids[1]), b"def");
     assert_failed!(net.hosts[0], ops[0], Failure::Checksum);

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::env::allocated;
-use super::forgeries::{request, unharmed};
 use super::host::assert_failed;
+use super::malformed::{request, unharmed};
 use super::net::{Net, call, config, few};
 use super::raw::{self, Raw, hello};
-use super::wire::{self, Bytes, Message};
-use super::{Config, Failure, Leases};
+use super::wire::{self, BorrowedBytes, Message};
+use super::{Config, Failure, LeaseRange};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -46,7 +46,8 @@ fn an_answer_that_claims_too_much() {
     allocated();
     for size in [u64::MAX, config().max_message as u64 + 1] {
         let number = last_call(&net, raw);
-        let answer = Message::Response { call: number, result: 0, shape: Bytes(b""), leases: Leases::default(), size };
+        let answer =
+            Message::Response { call: number, result: 0, shape: BorrowedBytes(b""), leases: LeaseRange::default(), size };
         net.say(raw, &answer, b"");
         let op = ops[ops.len() - 1];
         assert_failed!(net.hosts[0], op, Failure::TooLarge { size: s, .. } if *s == size);

@@ -5,29 +5,29 @@ use std::time::Instant;
 use super::env::Mem;
 use super::host::Host;
 use super::net::Net;
-use super::{Keys, LinkId, Memory, Mode};
+use super::{LinkId, Memory, Mode, RemoteKeys};
 
 /// A move that a device is about to carry out.
-pub struct Move {
+pub struct DeviceMove {
     pub at: Instant,
     pub host: usize,
     pub link: LinkId,
     pub number: u64,
     pub pull: bool,
     pub memory: Mem,
-    pub keys: Keys,
+    pub keys: RemoteKeys,
     pub offset: u64,
     pub given_up: bool,
 }
 
 /// What a device reaches memory by that is exposed under this token, for as long as it is.
-pub fn keys(token: u128, mode: Mode) -> Keys {
+pub fn keys(token: u128, mode: Mode) -> RemoteKeys {
     let mut keys = token.to_le_bytes().to_vec();
     keys.extend([u8::from(mode.read), u8::from(mode.write)]);
     keys.into()
 }
 
-impl Move {
+impl DeviceMove {
     /// All of it, or an error. `far` is whose memory it concerns.
     fn carry_out(&self, far: Option<&Host>) -> Result<(), String> {
         let Some((token, &[read, write])) = self.keys.split_first_chunk::<16>() else { return Err("no keys".into()) };
@@ -53,7 +53,7 @@ impl Net {
     }
 
     /// The host at the other end of a move's link, while things move there.
-    fn far_end(&self, each: &Move) -> Option<usize> {
+    fn far_end(&self, each: &DeviceMove) -> Option<usize> {
         let (wire, side) = self.hosts[each.host].wires.get(&each.link)?;
         let wire = &self.wires[*wire];
         (!wire.frozen).then_some(wire.ends[1 - side].host)

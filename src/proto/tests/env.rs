@@ -10,7 +10,7 @@ pub enum TestEnv {}
 impl Env for TestEnv {
     type Memory = Mem;
     type Waiter = Op;
-    type Lease = Ticket;
+    type Lease = TestLease;
     type Verdicts = ();
 }
 
@@ -37,21 +37,21 @@ pub fn allocated() -> (usize, usize) {
 /// Memory with a gate, as the engine's regions have: once it is closed, nobody reads or writes it.
 #[derive(Clone)]
 pub struct Mem {
-    block: Rc<Block>,
+    block: Rc<TestBlock>,
     offset: usize,
     len: usize,
     /// Of memory that was lent to one operation: whether that is over.
     over: Option<Rc<Cell<bool>>>,
 }
 
-struct Block {
+struct TestBlock {
     bytes: RefCell<Vec<u8>>,
     open: Cell<bool>,
     /// The protocol asked for it; the test did not bring it.
     counted: usize,
 }
 
-impl Drop for Block {
+impl Drop for TestBlock {
     fn drop(&mut self) {
         LIVE.set(LIVE.get() - self.counted);
     }
@@ -60,10 +60,10 @@ impl Drop for Block {
 impl Mem {
     pub fn new(bytes: Vec<u8>) -> Mem {
         let len = bytes.len();
-        Mem::of(Block { bytes: RefCell::new(bytes), open: Cell::new(true), counted: 0 }, len)
+        Mem::of(TestBlock { bytes: RefCell::new(bytes), open: Cell::new(true), counted: 0 }, len)
     }
 
-    fn of(block: Block, len: usize) -> Mem {
+    fn of(block: TestBlock, len: usize) -> Mem {
         Mem { block: Rc::new(block), offset: 0, len, over: None }
     }
 
@@ -99,7 +99,7 @@ impl Memory for Mem {
         TOTAL.set(TOTAL.get() + len);
         LARGEST.set(LARGEST.get().max(len));
         // What a peer merely claims must not cost the test its memory: nothing here is touched before bytes come.
-        Mem::of(Block { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len }, len)
+        Mem::of(TestBlock { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len }, len)
     }
 
     fn len(&self) -> usize {
@@ -123,12 +123,12 @@ impl Memory for Mem {
 
 /// What is kept while a peer holds a bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct TestLease {
     pub token: u128,
     pub number: u32,
 }
 
-impl Lease for Ticket {
+impl Lease for TestLease {
     fn token(&self) -> u128 {
         self.token
     }

@@ -2,12 +2,12 @@
 
 use proptest::prelude::*;
 
-use super::arbitrary::Known;
+use super::arbitrary::KnownProcedures;
 use super::env::Random;
 use super::raw::greet;
 use super::wire::{
-    self, Fault, Frame, Greeting, Hello, MAGIC, MAX_FRAME, MAX_HELLO, Message, PREAMBLE_LEN, PREFIX_LEN, Refusal, Said, Status,
-    VERSIONS, encode, put, take,
+    self, Frame, FrameError, HandshakeMessage, Hello, MAGIC, MAX_FRAME, MAX_HELLO, Message, PREAMBLE_LEN, PREFIX_LEN,
+    ParsedHandshake, Refusal, Status, VERSIONS, encode, put, take,
 };
 
 fn config(cases: u32) -> ProptestConfig {
@@ -21,7 +21,7 @@ proptest! {
     #[test]
     fn messages_come_out_as_they_went_in(seed: u64, covered: bool, before in prop::collection::vec(any::<u8>(), 0..20)) {
         let mut random = Random(seed);
-        let (message, body) = random.message(&Known::default());
+        let (message, body) = random.message(&KnownProcedures::default());
         let mut bytes = before.clone();
         put(&mut bytes, &message, body, covered);
         // Written by hand or not, it is postcard's format.
@@ -50,7 +50,7 @@ proptest! {
     #[test]
     fn damage_is_found(seed: u64, covered: bool) {
         let mut random = Random(seed);
-        let (message, body) = random.message(&Known::default());
+        let (message, body) = random.message(&KnownProcedures::default());
         let mut sent = Vec::new();
         put(&mut sent, &message, body, covered);
         let (end, head) = (sent.len(), sent.len() - body.len() - if covered && !body.is_empty() { 4 } else { 0 });
@@ -60,8 +60,8 @@ proptest! {
             match take(&bytes) {
                 // Its end has been moved: more is waited for, or too much.
                 Ok(Frame::Incomplete) => prop_assert!((4..PREFIX_LEN).contains(&(bit / 8))),
-                Err(Fault::Broken(_)) => prop_assert!((4..PREFIX_LEN).contains(&(bit / 8))),
-                Err(Fault::Damaged) => prop_assert!(bit / 8 < head),
+                Err(FrameError::Broken(_)) => prop_assert!((4..PREFIX_LEN).contains(&(bit / 8))),
+                Err(FrameError::Damaged) => prop_assert!(bit / 8 < head),
                 Ok(Frame::Damaged(found, len)) => {
                     prop_assert!(covered && bit / 8 >= head);
                     prop_assert_eq!((found, len), (message.clone(), end));
@@ -84,8 +84,8 @@ proptest! {
         match take(&framed) {
             Ok(Frame::Whole(_, _, len) | Frame::Damaged(_, len)) => prop_assert_eq!(len, framed.len()),
             Ok(Frame::Incomplete) => prop_assert!(false, "all of it is there"),
-            Err(Fault::Broken(reason)) => prop_assert!(!reason.is_empty()),
-            Err(Fault::Damaged) => prop_assert!(false, "the checksum is right"),
+            Err(FrameError::Broken(reason)) => prop_assert!(!reason.is_empty()),
+            Err(FrameError::Damaged) => prop_assert!(false, "the checksum is right"),
         }
     }
 
@@ -94,7 +94,7 @@ proptest! {
     #[test]
     fn messages_are_what_postcard_takes_them_for(seed: u64) {
         let mut random = Random(seed);
-        let (message, _) = random.message(&Known::default());
+        let (message, _) = random.message(&KnownProcedures::default());
         let mut sent = Vec::new();
         prop_assert!(encode(&message, &mut sent).is_ok());
         for at in 0..sent.len() {
@@ -109,7 +109,7 @@ proptest! {
                 let framed = framed(&bytes, bytes.len());
                 let found = match take(&framed) {
                     Ok(Frame::Whole(message, [], _)) => Some(message),
-                    Err(Fault::Broken(_)) => None,
+                    Err(FrameError::Broken(_)) => None,
                     other => return Err(TestCaseError::fail(format!("{other:?}"))),
                 };
                 prop_assert_eq!(found, expected.map(|(message, _)| message), "{:?}", bytes);
@@ -120,26 +120,26 @@ proptest! {
     #[test]
     fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ticket: Option<u128>, ports in prop::collection::vec(any::<u16>(), 0..8), nonce: [u8; 32], digest: [u8; 32]) {
         let addresses = ports.iter().map(|port| format!("tcp://10.0.0.1:{port}").parse().unwrap()).collect();
-        let hello = Hello { incarnation, max_message, addresses, ticket, checksums: ports.is_empty() };
-        for said in [Said::Hello(hello), Said::Challenge(nonce), Said::Proof(nonce, digest), Said::Refusal(Refusal::OtherKey)] {
-            let bytes = wire::greet(VERSIONS, &said);
+        let hello = Hello { incarnation, max_message, addresses, resumption_token: ticket, checksums: ports.is_empty() };
+        for said in [HandshakeMessage::Hello(hello), HandshakeMessage::Challenge(nonce), HandshakeMessage::Proof(nonce, digest), HandshakeMessage::Refusal(Refusal::OtherKey)] {
+            let bytes = wire::encode_handshake(VERSIONS, &said);
             for cut in 0..bytes.len() {
-                prop_assert_eq!(wire::greeting(&bytes[..cut], true), Greeting::Incomplete);
+                prop_assert_eq!(wire::parse_handshake(&bytes[..cut], true), ParsedHandshake::Incomplete);
             }
             for bit in 8 * PREAMBLE_LEN..8 * bytes.len() {
                 let mut damaged = bytes.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);
-                prop_assert!(!matches!(wire::greeting(&damaged, true), Greeting::Said(..)), "bit {} is not missed", bit);
+                prop_assert!(!matches!(wire::parse_handshake(&damaged, true), ParsedHandshake::Message(..)), "bit {} is not missed", bit);
             }
             let len = bytes.len();
             let longer = [bytes, vec![1, 2, 3]].concat();
-            prop_assert_eq!(wire::greeting(&longer, true), Greeting::Said(said, len));
+            prop_assert_eq!(wire::parse_handshake(&longer, true), ParsedHandshake::Message(said, len));
         }
     }
 
     #[test]
     fn any_bytes_are_a_greeting_or_foreign(bytes in prop::collection::vec(any::<u8>(), 0..100), versions: (u16, u16), proved: bool) {
-        let _ = wire::greeting(&bytes, proved);
+        let _ = wire::parse_handshake(&bytes, proved);
         let mut behind = MAGIC.to_vec();
         behind.extend_from_slice(&versions.0.to_le_bytes());
         behind.extend_from_slice(&versions.1.to_le_bytes());
@@ -147,9 +147,9 @@ proptest! {
         behind.extend_from_slice(&bytes);
         let (low, high) = versions;
         let spoken = low <= VERSIONS.1 && high >= VERSIONS.0 && low <= high;
-        match wire::greeting(&behind, proved) {
-            Greeting::Version(l, h) => prop_assert!(!spoken && (l, h) == versions),
-            Greeting::Incomplete => prop_assert!(false, "all of it is there"),
+        match wire::parse_handshake(&behind, proved) {
+            ParsedHandshake::Version(l, h) => prop_assert!(!spoken && (l, h) == versions),
+            ParsedHandshake::Incomplete => prop_assert!(false, "all of it is there"),
             _ => prop_assert!(spoken),
         }
     }
@@ -171,7 +171,7 @@ fn frames_have_a_longest() {
     };
     assert!(matches!(take(&prefix(MAX_FRAME, 1)), Ok(Frame::Incomplete)));
     let broken = |bytes: &[u8]| match take(bytes) {
-        Err(Fault::Broken(reason)) => reason,
+        Err(FrameError::Broken(reason)) => reason,
         other => panic!("{other:?}"),
     };
     assert!(broken(&prefix(MAX_FRAME + 1, 1)).contains(&MAX_FRAME.to_string()));
@@ -184,12 +184,12 @@ fn greetings_have_a_longest() {
     bytes.truncate(PREAMBLE_LEN + 5);
     for (len, foreign) in [(MAX_HELLO, false), (MAX_HELLO + 1, true), (u32::MAX as usize, true), (4, true)] {
         bytes[12..16].copy_from_slice(&(len as u32).to_le_bytes());
-        let expected = if foreign { Greeting::Foreign } else { Greeting::Incomplete };
-        assert_eq!(wire::greeting(&bytes, true), expected);
+        let expected = if foreign { ParsedHandshake::Foreign } else { ParsedHandshake::Incomplete };
+        assert_eq!(wire::parse_handshake(&bytes, true), expected);
     }
     // Nobody waits for what must not come yet.
     bytes[12..16].copy_from_slice(&100u32.to_le_bytes());
-    assert_eq!(wire::greeting(&bytes, false), Greeting::Unproved);
+    assert_eq!(wire::parse_handshake(&bytes, false), ParsedHandshake::Unproved);
 }
 
 /// A status with whatever text still fits into a frame, and is cut between characters.
@@ -205,16 +205,16 @@ fn texts_are_clipped() {
 /// A byte of the format that changes is a new version: what is written down here must not change without one.
 #[test]
 fn the_format_is_what_it_was() {
-    use super::wire::{Bytes, Declare, Message};
+    use super::wire::{BorrowedBytes, Declare, Message};
     let mut bytes = Vec::new();
     let message = Message::Request {
         call: 300,
         procedure: 2,
-        declaration: Some(Declare { name: "f", shape: Bytes(b"s") }),
+        declaration: Some(Declare { name: "f", shape: BorrowedBytes(b"s") }),
         provider: 7,
         budget_us: 1,
         one_way: false,
-        leases: super::Leases { first: 5, count: 1 },
+        leases: super::LeaseRange { first: 5, count: 1 },
         size: 3,
     };
     put(&mut bytes, &message, b"abc", true);
@@ -228,14 +228,14 @@ fn the_format_is_what_it_was() {
     put(&mut bare, &message, b"abc", false);
     assert_eq!(bare[4..12], [18, 0, 0, 0, 15, 0, 0, 0]);
     assert_eq!(bare[12..], expected[12..]);
-    let hello = Said::Hello(Hello {
+    let hello = HandshakeMessage::Hello(Hello {
         incarnation: 1,
         max_message: 2,
         addresses: vec!["tcp://h:1".parse().unwrap()],
-        ticket: None,
+        resumption_token: None,
         checksums: true,
     });
-    let greeting = wire::greet((1, 1), &hello);
+    let greeting = wire::encode_handshake((1, 1), &hello);
     assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x14\0\0\0");
     assert_eq!(greeting[PREAMBLE_LEN + 4..], *b"\0\x01\x02\x01\x09tcp://h:1\0\x01");
 }

@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
-use super::super::keys::{self, Key, Side};
+use super::super::keys::{self, PreSharedKey, Role};
 pub use super::conversation::conversation;
 pub(crate) use super::conversation::seeds as seeds_of_conversation;
 use super::env::{allocated, live};
 use super::host::served;
 use super::net::{Net, call, config};
 use super::raw::{Raw, frame, greet, hello};
-use super::wire::{self, Bytes, Declare, Frame, Greeting, Hello, Message, Range, Refusal, Said, Stream};
-use super::{Config, Leases, Limits, Status};
+use super::wire::{
+    self, BorrowedBytes, Declare, Frame, HandshakeMessage, Hello, Message, ParsedHandshake, Range, Refusal, Stream,
+};
+use super::{Config, LeaseRange, PeerLimits, Status};
 use crate::fuzzing::script::{Script, script, written};
 
 /// Small numbers, so that what a liar can claim within the limits does not cost the fuzzer its memory.
 pub(super) fn modest() -> Config {
-    Config { max_message: 64 << 10, limits: Limits { peer_requests: 8, ..config().limits }, ..config() }
+    Config { max_message: 64 << 10, limits: PeerLimits { peer_requests: 8, ..config().limits }, ..config() }
 }
 
 /// Takes frames from the bytes, as long as there are any, and greetings. What is taken and said again is the same.
@@ -41,15 +43,15 @@ pub fn frames(bytes: &[u8]) {
 }
 
 fn greeting_comes_back(bytes: &[u8], proved: bool) {
-    match wire::greeting(bytes, proved) {
-        Greeting::Said(said, len) => {
-            assert!(len <= bytes.len() && (proved || !matches!(said, Said::Hello(_))));
-            let again = wire::greet(wire::VERSIONS, &said);
-            assert_eq!(wire::greeting(&again, proved), Greeting::Said(said, again.len()));
+    match wire::parse_handshake(bytes, proved) {
+        ParsedHandshake::Message(said, len) => {
+            assert!(len <= bytes.len() && (proved || !matches!(said, HandshakeMessage::Hello(_))));
+            let again = wire::encode_handshake(wire::VERSIONS, &said);
+            assert_eq!(wire::parse_handshake(&again, proved), ParsedHandshake::Message(said, again.len()));
         }
-        Greeting::Version(low, high) => assert!(low > wire::VERSIONS.1 || high < wire::VERSIONS.0 || low > high),
-        Greeting::Unproved => assert!(!proved),
-        Greeting::Incomplete | Greeting::Foreign | Greeting::Damaged => {}
+        ParsedHandshake::Version(low, high) => assert!(low > wire::VERSIONS.1 || high < wire::VERSIONS.0 || low > high),
+        ParsedHandshake::Unproved => assert!(!proved),
+        ParsedHandshake::Incomplete | ParsedHandshake::Foreign | ParsedHandshake::Damaged => {}
     }
 }
 
@@ -88,26 +90,27 @@ const UNPROVED: usize = wire::PREAMBLE_LEN + 5 + 64;
 
 /// Says what takes a proof, as far as the stranger can. True if it was one.
 fn prove(net: &mut Net, raw: Raw, stranger: &Stranger) -> bool {
-    let ours = wire::greet(wire::VERSIONS, &Said::Challenge([7; 32]));
+    let ours = wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Challenge([7; 32]));
     net.say_bytes(raw, ours.clone());
     let heard = net.heard(raw).to_vec();
-    let Greeting::Said(Said::Challenge(_), len) = wire::greeting(&heard, false) else {
+    let ParsedHandshake::Message(HandshakeMessage::Challenge(_), len) = wire::parse_handshake(&heard, false) else {
         panic!("a challenge is answered with one")
     };
     let theirs = &heard[..len];
     // A host that dials has proved itself first.
-    let answered = match wire::greeting(&heard[len..], false) {
-        Greeting::Said(Said::Proof(_, digest), _) => Some(digest),
+    let answered = match wire::parse_handshake(&heard[len..], false) {
+        ParsedHandshake::Message(HandshakeMessage::Proof(_, digest), _) => Some(digest),
         _ => None,
     };
     assert_eq!(answered.is_some(), stranger.dialled);
     let greeting = greet(wire::VERSIONS, &Hello { checksums: stranger.checksums, ..hello(9) });
     let digest = keys::digest(&greeting);
     let (challenges, side) =
-        if stranger.dialled { ([theirs, &ours[..]], Side::Dialled) } else { ([&ours[..], theirs], Side::Dialling) };
+        if stranger.dialled { ([theirs, &ours[..]], Role::Dialled) } else { ([&ours[..], theirs], Role::Dialling) };
     let secret = if stranger.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
-    let proof = Key::new(secret.to_vec()).prove(side, &keys::Said { challenges, answered: answered.as_ref(), hello: &digest });
-    net.say_bytes(raw, wire::greet(wire::VERSIONS, &Said::Proof(proof, digest)));
+    let proof = PreSharedKey::new(secret.to_vec())
+        .prove(side, &keys::Transcript { challenges, answered: answered.as_ref(), hello: &digest });
+    net.say_bytes(raw, wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Proof(proof, digest)));
     net.say_bytes(raw, greeting);
     secret == SECRET
 }
@@ -124,7 +127,7 @@ pub fn greeting(mut bytes: &[u8]) {
         said[head - 4..head].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
     }
     allocated();
-    let config = Config { key: keyed.then(|| Key::new(SECRET.to_vec())), ..modest() };
+    let config = Config { key: keyed.then(|| PreSharedKey::new(SECRET.to_vec())), ..modest() };
     let mut net = Net::with(vec![(config.clone(), true), (config, true)]);
     net.echo_everywhere();
     let mut own = None;
@@ -170,7 +173,7 @@ pub fn greeting(mut bytes: &[u8]) {
 }
 
 pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
-    let leases = Leases { first: 3, count: 1 };
+    let leases = LeaseRange { first: 3, count: 1 };
     let request = |declaration| Message::Request {
         call: 1 << 32 | 1,
         procedure: 1,
@@ -183,9 +186,9 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
     };
     let range = Range { transfer: 1 << 32 | 2, owner: 7, token: [9; 16], offset: 100, len: 1 << 20 };
     let calls = [
-        frame(&request(Some(Declare { name: "echo", shape: Bytes(b"\x0e") })), &[5; 20]),
+        frame(&request(Some(Declare { name: "echo", shape: BorrowedBytes(b"\x0e") })), &[5; 20]),
         frame(&request(None), &[6; 20]),
-        frame(&Message::Response { call: 1 << 32 | 1, result: 1, shape: Bytes(b"\x0e"), leases, size: 3 }, b"yes"),
+        frame(&Message::Response { call: 1 << 32 | 1, result: 1, shape: BorrowedBytes(b"\x0e"), leases, size: 3 }, b"yes"),
         frame(&Message::Cancel { call: 1 << 32 | 1 }, b""),
     ];
     let transfers = [
@@ -209,7 +212,7 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
     let rest = [
         frame(&Message::Ping, b""),
         frame(&Message::Pong, b""),
-        frame(&Message::Ticket { ticket: 77 }, b""),
+        frame(&Message::ResumptionToken { token: 77 }, b""),
         frame(&Message::Handled { count: 512, calls: 512, bytes: 1 << 16 }, b""),
         frame(&Message::Shutdown { call: 4 }, b""),
         frame(&Message::Goodbye, b""),
@@ -220,13 +223,17 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
 
 fn full_greeting() -> Vec<u8> {
     let addresses = ["tcp://10.0.9.9:7000", "shm://somebody"].map(|address| address.parse().expect("an address"));
-    greet(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), ticket: Some(5), checksums: true, ..hello(9) })
+    greet(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), resumption_token: Some(5), checksums: true, ..hello(9) })
 }
 
 /// The other pieces of greetings; a frame with a checksum of its body, and one whose body is not what that is of.
 fn pieces() -> Vec<u8> {
-    let pieces = [Said::Challenge([1; 32]), Said::Proof([2; 32], [3; 32]), Said::Refusal(Refusal::Busy)];
-    let mut bytes: Vec<u8> = pieces.into_iter().flat_map(|said| wire::greet(wire::VERSIONS, &said)).collect();
+    let pieces = [
+        HandshakeMessage::Challenge([1; 32]),
+        HandshakeMessage::Proof([2; 32], [3; 32]),
+        HandshakeMessage::Refusal(Refusal::Busy),
+    ];
+    let mut bytes: Vec<u8> = pieces.into_iter().flat_map(|said| wire::encode_handshake(wire::VERSIONS, &said)).collect();
     wire::put(&mut bytes, &Message::Ping, b"covered", true);
     bytes
 }
@@ -235,7 +242,7 @@ pub(crate) fn seeds_of_greeting() -> Vec<(&'static str, Vec<u8>)> {
     let seed = |stranger: Stranger, bytes: &[u8]| [written(&[stranger]), bytes.to_vec()].concat();
     let plain = Stranger { dialled: false, key: 0, checksums: true, magic: 0, whole: false, piece: 0, hangs_up: true };
     let full = full_greeting();
-    let more = [frame(&Message::Ticket { ticket: 1 }, b""), frame(&Message::Ping, b"")].concat();
+    let more = [frame(&Message::ResumptionToken { token: 1 }, b""), frame(&Message::Ping, b"")].concat();
     let and_more = [&full[..], &more].concat();
     let another = greet((7, 9), &hello(1));
     vec![

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::arbitrary::Known;
+use super::arbitrary::KnownProcedures;
 use super::env::{Mem, Random, allocated};
-use super::host::{Id, served};
+use super::host::{OperationId, served};
 use super::net::{Net, call, config, few};
 use super::raw::{self, Raw, frame, hello};
 use super::wire::{self, Message};
@@ -17,15 +17,15 @@ fn cases(cases: u32) -> ProptestConfig {
 const TOKEN: u128 = 0xdead_beef;
 
 /// A host in the middle of everything, with a liar that it has been talking to for a while.
-struct Scene {
+struct GarbageScene {
     net: Net,
     raw: Raw,
-    known: Known,
+    known: KnownProcedures,
     own: Mem,
     secret: Mem,
 }
 
-fn scene() -> Scene {
+fn scene() -> GarbageScene {
     // Small numbers, so that what a liar can claim within the limits does not cost the test its memory.
     let modest = Config { max_message: 64 << 10, limits: few(8), ..config() };
     let mut net = Net::with(vec![(modest.clone(), true), (modest, true)]);
@@ -40,19 +40,19 @@ fn scene() -> Scene {
     ops.push(net.call_peer(0, peer, call(vec![1; 50_000])));
     for pull in [true, false] {
         let remote = super::Remote { peer, owner: 7, token: 1, offset: 0, keys: None };
-        ops.push(net.transfer_to(0, pull, remote, &Mem::new(vec![3; 100_000]), config().silence * 10));
+        ops.push(net.transfer_to(0, pull, remote, &Mem::new(vec![3; 100_000]), config().peer_timeout * 10));
     }
     net.run();
     let numbers = ops.iter().map(|op| match net.hosts[0].ids[op] {
-        Id::Call(id) => wire_id(id),
-        Id::Transfer(id) => wire_id(id),
+        OperationId::Call(id) => wire_id(id),
+        OperationId::Transfer(id) => wire_id(id),
     });
-    let known = Known { numbers: numbers.collect(), tokens: vec![TOKEN], owner: net.hosts[0].incarnation };
+    let known = KnownProcedures { numbers: numbers.collect(), tokens: vec![TOKEN], owner: net.hosts[0].incarnation };
     allocated();
-    Scene { net, raw, known, own, secret }
+    GarbageScene { net, raw, known, own, secret }
 }
 
-impl Scene {
+impl GarbageScene {
     /// Something for the host to digest; a piece at a time, now and then.
     fn say(&mut self, random: &mut Random, bytes: &[u8]) {
         let mut rest = bytes;
@@ -162,7 +162,7 @@ proptest! {
             scene.say(&mut random, &bytes);
             last = bytes;
             if random.once_in(20) {
-                scene.net.advance(config().silence / 4);
+                scene.net.advance(config().peer_timeout / 4);
             }
         }
         scene.check();

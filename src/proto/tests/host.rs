@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::env::{Mem, Op, TestEnv, Ticket};
-use super::{Answer, Body, CallId, Config, Content, Failure, Incoming, Leases, LinkId, Log, Memory, PeerTag, Proto};
+use super::env::{Mem, Op, TestEnv, TestLease};
+use super::{Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerTag, Proto};
 use super::{Reply, RequestId, Status, TransferId};
 use crate::Address;
 
@@ -20,13 +20,13 @@ pub struct Host {
     /// Requests are answered as they come, with [`served`].
     pub echo: bool,
     /// Requests that wait for the test to answer them.
-    pub inbox: Vec<Arrived>,
+    pub inbox: Vec<ArrivedRequest>,
     pub begun: Vec<Op>,
-    pub ids: HashMap<Op, Id>,
-    pub outcomes: HashMap<Op, Vec<Outcome>>,
+    pub ids: HashMap<Op, OperationId>,
+    pub outcomes: HashMap<Op, Vec<TestOutcome>>,
     pub cancelled: Vec<RequestId>,
-    pub unleased: Vec<Ticket>,
-    pub leased: Vec<Ticket>,
+    pub unleased: Vec<TestLease>,
+    pub leased: Vec<TestLease>,
     pub stale: Vec<u128>,
     /// Refusals that were to be logged.
     pub log: Vec<Log>,
@@ -41,22 +41,22 @@ pub struct Host {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Id {
+pub enum OperationId {
     Call(CallId),
     Transfer(TransferId),
 }
 
 /// How an operation ended.
 #[derive(Debug)]
-pub enum Outcome {
-    Answered { body: Vec<u8>, shape: Vec<u8>, leases: Leases, link: LinkId },
+pub enum TestOutcome {
+    Answered { body: Vec<u8>, shape: Vec<u8>, leases: LeaseRange, link: LinkId },
     Moved(usize),
     Failed(Failure),
 }
 
 /// A request as it came.
 #[derive(Debug)]
-pub struct Arrived {
+pub struct ArrivedRequest {
     pub request: RequestId,
     pub link: LinkId,
     pub peer: Arc<PeerTag>,
@@ -67,7 +67,7 @@ pub struct Arrived {
     pub shape: Vec<u8>,
     pub one_way: bool,
     pub deadline: Option<Instant>,
-    pub leases: Leases,
+    pub leases: LeaseRange,
 }
 
 /// What an echoing host answers.
@@ -82,13 +82,13 @@ pub const EAGER: usize = 16 << 10;
 const RESULT: u32 = 1 << 20;
 
 /// An answer, of the type that all of them are.
-pub fn reply(body: &[u8], leases: Vec<Ticket>) -> Reply<'_, TestEnv> {
+pub fn reply(body: &[u8], leases: Vec<TestLease>) -> Reply<'_, TestEnv> {
     Reply { content: content(body), result: RESULT, shape: b"r", leases }
 }
 
 /// The body as the engine hands it to the protocol.
-pub fn content(body: &[u8]) -> Content<'_, Mem> {
-    if body.len() > EAGER { Content::Large(Mem::new(body.to_vec())) } else { Content::Small(body) }
+pub fn content(body: &[u8]) -> OutgoingBody<'_, Mem> {
+    if body.len() > EAGER { OutgoingBody::Large(Mem::new(body.to_vec())) } else { OutgoingBody::Small(body) }
 }
 
 fn body_of(body: &Body<Mem>) -> (Vec<u8>, bool) {
@@ -140,22 +140,22 @@ impl Host {
             Ok(answer) => {
                 let (body, _) = body_of(&answer.body);
                 let shape = answer.declaration.map_or_else(Vec::new, |declaration| declaration.shape.to_vec());
-                Outcome::Answered { body, shape, leases: answer.leases, link: answer.link }
+                TestOutcome::Answered { body, shape, leases: answer.leases, link: answer.link }
             }
-            Err(failure) => Outcome::Failed(failure),
+            Err(failure) => TestOutcome::Failed(failure),
         };
         self.outcomes.entry(op).or_default().push(outcome);
     }
 
     pub fn moved(&mut self, op: Op, result: Result<usize, Failure>) {
-        let outcome = result.map_or_else(Outcome::Failed, Outcome::Moved);
+        let outcome = result.map_or_else(TestOutcome::Failed, TestOutcome::Moved);
         self.outcomes.entry(op).or_default().push(outcome);
     }
 
     pub fn request(&mut self, incoming: Incoming<TestEnv>) {
         self.delivered.insert(incoming.request);
         let (body, large) = body_of(&incoming.body);
-        let arrived = Arrived {
+        let arrived = ArrivedRequest {
             request: incoming.request,
             link: incoming.link,
             peer: incoming.peer,
@@ -188,14 +188,14 @@ impl Host {
 
     /// The first request that has the test's attention next.
     #[track_caller]
-    pub fn take(&mut self) -> Arrived {
+    pub fn take(&mut self) -> ArrivedRequest {
         assert!(!self.inbox.is_empty(), "no request has arrived");
         self.inbox.remove(0)
     }
 
     /// How the operation ended, `None` while it has not; a second end is an error at once.
     #[track_caller]
-    pub fn outcome(&self, op: Op) -> Option<&Outcome> {
+    pub fn outcome(&self, op: Op) -> Option<&TestOutcome> {
         let ends = self.outcomes.get(&op)?;
         assert_eq!(ends.len(), 1, "operation {op} ended {} times: {ends:?}", ends.len());
         ends.first()
@@ -209,7 +209,7 @@ impl Host {
     #[track_caller]
     pub fn body(&self, op: Op) -> &[u8] {
         match self.outcome(op) {
-            Some(Outcome::Answered { body, .. }) => body,
+            Some(TestOutcome::Answered { body, .. }) => body,
             other => panic!("operation {op} was not answered: {other:?}"),
         }
     }
@@ -218,7 +218,7 @@ impl Host {
     #[track_caller]
     pub fn failure(&self, op: Op) -> &Failure {
         match self.outcome(op) {
-            Some(Outcome::Failed(failure)) => failure,
+            Some(TestOutcome::Failed(failure)) => failure,
             other => panic!("operation {op} did not fail: {other:?}"),
         }
     }
@@ -242,7 +242,7 @@ impl Host {
         if self.outcomes.len() > self.begun.len() {
             wrong.push("operations ended that nobody began".to_owned());
         }
-        let sorted = |tickets: &[Ticket]| {
+        let sorted = |tickets: &[TestLease]| {
             let mut numbers: Vec<_> = tickets.iter().map(|ticket| ticket.number).collect();
             numbers.sort_unstable();
             numbers

@@ -24,5 +24,5 @@ fn nobody_is_taken_for_one_who_is_away() {
     assert_eq!(net.hosts[0].body(op), served(b"again"));
     assert_eq!(found(&net), Some(met));
     assert!(net.hosts[1].proto.connection(met).is_some());
-    super::forgeries::unharmed(net, raw);
+    super::malformed::unharmed(net, raw);
 }

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-use super::env::Ticket;
-use super::host::Arrived;
-use super::net::{Call, Net, call};
-use super::{Content, Leases, Reply};
+use super::env::TestLease;
+use super::host::ArrivedRequest;
+use super::net::{Net, TestCall, call};
+use super::{LeaseRange, OutgoingBody, Reply};
 
 const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 0xbead;
 
-fn ticket(number: u32) -> Ticket {
-    Ticket { token: TOKEN, number }
+fn ticket(number: u32) -> TestLease {
+    TestLease { token: TOKEN, number }
 }
 
 /// Sends a call with these tickets, and has it answered; what the receiver holds from then on.
-fn lend(net: &mut Net, from: usize, to: usize, numbers: &[u32]) -> Arrived {
+fn lend(net: &mut Net, from: usize, to: usize, numbers: &[u32]) -> ArrivedRequest {
     // Each bulk takes its place in the message.
     let body = vec![0; 20 * numbers.len()];
-    net.call(from, to, Call { leases: numbers.iter().map(|n| ticket(*n)).collect(), ..call(body) });
+    net.call(from, to, TestCall { leases: numbers.iter().map(|n| ticket(*n)).collect(), ..call(body) });
     net.advance(MOMENT);
     let arrived = net.hosts[to].take();
     assert_eq!(arrived.leases.count as usize, numbers.len());
@@ -27,7 +27,7 @@ fn lend(net: &mut Net, from: usize, to: usize, numbers: &[u32]) -> Arrived {
     arrived
 }
 
-fn give_back(net: &mut Net, host: usize, arrived: &Arrived) {
+fn give_back(net: &mut Net, host: usize, arrived: &ArrivedRequest) {
     let (link, leases) = (arrived.link, arrived.leases);
     net.with_host(host, |host| host.proto.release(link, leases));
     net.advance(MOMENT);
@@ -59,7 +59,7 @@ fn they_are_given_back_one_by_one() {
     let arrived = lend(&mut net, 0, 1, &[1, 2, 3, 4, 5]);
     let first = arrived.leases.first;
     for (from, count, back) in [(1, 1, 1), (0, 1, 2), (3, 2, 4), (2, 1, 5)] {
-        let part = Leases { first: first + from, count };
+        let part = LeaseRange { first: first + from, count };
         net.with_host(1, |host| host.proto.release(arrived.link, part));
         net.advance(MOMENT);
         assert_eq!(returned(&net, 0).len(), back);
@@ -73,7 +73,7 @@ fn they_are_given_back_again_with_others() {
     let mut net = Net::new(2);
     let arrived = lend(&mut net, 0, 1, &[1, 2, 3, 4]);
     let first = arrived.leases.first;
-    for part in [Leases { first, count: 2 }, Leases { first, count: 4 }] {
+    for part in [LeaseRange { first, count: 2 }, LeaseRange { first, count: 4 }] {
         net.with_host(1, |host| host.proto.release(arrived.link, part));
     }
     net.advance(MOMENT);
@@ -98,7 +98,7 @@ fn a_lost_connection_gives_all_back() {
 fn what_never_left_comes_back() {
     let mut net = Net::new(2);
     net.hosts[1].listens = false;
-    let op = net.call(0, 1, Call { leases: vec![ticket(1)], ..call("a bulk, or what stands for it") });
+    let op = net.call(0, 1, TestCall { leases: vec![ticket(1)], ..call("a bulk, or what stands for it") });
     net.settle();
     net.hosts[0].failure(op);
     assert_eq!(returned(&net, 0), [1]);
@@ -114,11 +114,12 @@ fn leases_of_an_answer() {
     let arrived = net.hosts[1].take();
     net.with_host(1, |host| {
         host.leased.push(ticket(1));
-        let reply = Reply { content: Content::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![ticket(1)] };
+        let reply =
+            Reply { content: OutgoingBody::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![ticket(1)] };
         host.proto.respond(arrived.request, Ok(reply)).unwrap();
     });
     net.advance(MOMENT);
-    let Some(super::host::Outcome::Answered { link, leases, .. }) = net.hosts[0].outcome(op) else { panic!("not answered") };
+    let Some(super::host::TestOutcome::Answered { link, leases, .. }) = net.hosts[0].outcome(op) else { panic!("not answered") };
     let (link, leases) = (*link, *leases);
     assert_eq!(leases.count, 1);
     assert!(net.hosts[1].unleased.is_empty());

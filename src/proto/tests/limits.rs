@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::env::{Ticket, pattern};
+use super::env::{TestLease, pattern};
 use super::host::{assert_failed, served};
-use super::net::{Call, Net, call, config, few};
+use super::net::{Net, TestCall, call, config, few};
 use super::{Config, Failure, Reply, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -39,7 +39,7 @@ fn the_receivers_limit() {
         for round in 0..2 {
             let fits = net.call(0, 1, call(pattern(1, limit)));
             let mut what = call(pattern(1, limit + 1));
-            what.leases = vec![Ticket { token: 1, number: round }];
+            what.leases = vec![TestLease { token: 1, number: round }];
             let large = net.call(0, 1, what);
             net.settle();
             let size = limit as u64 + 1;
@@ -63,7 +63,7 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
             let told = net.with_host(1, |host| {
                 let body = pattern(1, size);
                 let content = super::host::content(&body);
-                let ticket = Ticket { token: 1, number: size as u32 };
+                let ticket = TestLease { token: 1, number: size as u32 };
                 host.leased.push(ticket.clone());
                 host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] }))
             });
@@ -71,7 +71,9 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
             if fits {
                 assert!(told.is_ok());
                 assert_eq!(net.hosts[0].body(op).len(), size);
-                let Some(super::host::Outcome::Answered { link, leases, .. }) = net.hosts[0].outcome(op) else { unreachable!() };
+                let Some(super::host::TestOutcome::Answered { link, leases, .. }) = net.hosts[0].outcome(op) else {
+                    unreachable!()
+                };
                 let (link, leases) = (*link, *leases);
                 net.with_host(0, |host| host.proto.release(link, leases));
             } else {
@@ -112,7 +114,11 @@ fn a_refused_call_gives_its_leases_back() {
     let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
     net.call(0, 1, call("first"));
     for number in 0..3 {
-        net.call(0, 1, Call { leases: vec![Ticket { token: 1, number }], ..call(pattern(1, 20 + 20_000 * number as usize)) });
+        net.call(
+            0,
+            1,
+            TestCall { leases: vec![TestLease { token: 1, number }], ..call(pattern(1, 20 + 20_000 * number as usize)) },
+        );
     }
     net.advance(10 * MOMENT);
     assert_eq!(net.hosts[0].unleased.len(), 3);
@@ -123,7 +129,7 @@ fn a_refused_call_gives_its_leases_back() {
 /// The longest times that an engine can be told: a year.
 #[test]
 fn hardly_any_impatience() {
-    let patient = Config { silence: LONGEST, connect: LONGEST, ..config() };
+    let patient = Config { peer_timeout: LONGEST, connect: LONGEST, ..config() };
     let mut net = Net::with(vec![(patient.clone(), true), (patient, true)]);
     net.hosts[1].echo = true;
     let op = net.call(0, 1, call("x"));
@@ -137,7 +143,7 @@ fn hardly_any_impatience() {
 fn a_call_without_end() {
     let mut net = Net::pair();
     let century = Duration::from_secs(100 * 365 * 24 * 3600);
-    let op = net.call(0, 1, Call { timeout: century, ..call("x") });
+    let op = net.call(0, 1, TestCall { timeout: century, ..call("x") });
     net.settle();
     assert_eq!(net.hosts[0].body(op), served(b"x"));
     net.end();

@@ -6,6 +6,7 @@
 // The fuzzer goes by the same network, and needs none of the stories.
 #![cfg_attr(not(test), allow(dead_code, unused_imports, unused_macros))]
 
+mod access_policy;
 mod arbitrary;
 mod calls;
 mod cancelling;
@@ -15,36 +16,35 @@ mod claims;
 mod conversation;
 mod devices;
 mod env;
-mod forgeries;
 #[cfg(test)]
 mod format;
 pub(crate) mod fuzzing;
 #[cfg(test)]
 mod garbage;
-mod greeting;
+mod handshake;
 mod host;
+mod identity_spoofing;
 mod impostors;
 mod keys;
 mod leases;
 mod limits;
-mod moves;
+mod malformed;
 mod names;
 mod net;
 mod one_way;
 mod overload;
+mod peer_timeout;
+mod random_workload;
 mod raw;
 mod reconnecting;
 mod reflection;
 mod refused;
 mod revoking;
+mod rma;
 mod shutdown;
-mod silence;
-mod terms;
-mod theft;
+mod simultaneous_connect;
 mod tokens;
 mod transfers;
-mod twins;
-mod walk;
 mod wires;
 #[cfg(test)]
 mod work;

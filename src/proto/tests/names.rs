@@ -3,24 +3,24 @@
 use std::time::Duration;
 
 use super::host::{assert_failed, served};
-use super::net::{Call, Net, call, config, limits};
+use super::net::{Net, TestCall, call, config, limits};
 use super::wire::MAX_NAME;
-use super::{Config, Failure, Limits, Status};
+use super::{Config, Failure, PeerLimits, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// Bytes that a call puts on the wire.
-fn cost(net: &mut Net, what: Call) -> usize {
+fn cost(net: &mut Net, what: TestCall) -> usize {
     let cost = cost_of(net, what);
     net.settle();
     cost
 }
 
 /// The same, where the call is not answered yet.
-fn cost_of(net: &mut Net, what: Call) -> usize {
+fn cost_of(net: &mut Net, what: TestCall) -> usize {
     net.call(0, 1, what);
     let wire = net.wires.len() - 1;
-    let Some((_, super::wires::Item::Packet(packet))) = net.wires[wire].ends[0].outgoing.back_mut() else {
+    let Some((_, super::wires::WireItem::Packet(packet))) = net.wires[wire].ends[0].outgoing.back_mut() else {
         panic!("nothing is sent")
     };
     let cost = packet.rest();
@@ -28,8 +28,8 @@ fn cost_of(net: &mut Net, what: Call) -> usize {
     cost
 }
 
-fn named(name: &'static str, procedure: u32) -> Call {
-    Call { name, procedure, ..call("x") }
+fn named(name: &'static str, procedure: u32) -> TestCall {
+    TestCall { name, procedure, ..call("x") }
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn shapes(net: &mut Net) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn a_declaration_is_sent_once_and_holds_for_all() {
     let mut net = Net::new(2);
-    let typed = |procedure, shape| Call { procedure, shape, ..call("x") };
+    let typed = |procedure, shape| TestCall { procedure, shape, ..call("x") };
     net.call(0, 1, typed(1, b"a long shape of some type"));
     net.advance(MOMENT);
     let second = cost_of(&mut net, typed(1, b"a long shape of some type"));
@@ -98,15 +98,15 @@ fn a_declaration_is_sent_once_and_holds_for_all() {
 /// A number that a refused request has declared stands for the same in the next one.
 #[test]
 fn a_refused_request_declares() {
-    let few = Limits { peer_requests: 1, ..limits() };
+    let few = PeerLimits { peer_requests: 1, ..limits() };
     let mut net = Net::with(vec![(config(), true), (Config { limits: few, ..config() }, true)]);
     let first = net.call(0, 1, call("takes the place"));
     net.advance(MOMENT);
-    let refused = net.call(0, 1, Call { procedure: 2, shape: b"other", ..call("x") });
+    let refused = net.call(0, 1, TestCall { procedure: 2, shape: b"other", ..call("x") });
     net.advance(MOMENT);
     assert_failed!(net.hosts[0], refused, Failure::Refused(Status::Busy(_)));
     answer_all(&mut net);
-    net.call(0, 1, Call { procedure: 2, shape: b"other", ..call("x") });
+    net.call(0, 1, TestCall { procedure: 2, shape: b"other", ..call("x") });
     net.advance(MOMENT);
     assert_eq!(shapes(&mut net), [("echo".to_owned(), b"other".to_vec())]);
     assert!(net.hosts[0].is_done(first));
@@ -119,7 +119,7 @@ fn a_refused_request_declares() {
 fn what_has_no_number_is_declared_each_time() {
     let mut net = Net::new(2);
     for shape in [&b"one"[..], b"two", b"one"] {
-        net.call(0, 1, Call { procedure: 0, shape, ..call("x") });
+        net.call(0, 1, TestCall { procedure: 0, shape, ..call("x") });
         net.advance(MOMENT);
         assert_eq!(shapes(&mut net), [("echo".to_owned(), shape.to_vec())]);
         answer_all(&mut net);
@@ -145,7 +145,7 @@ fn a_name_that_is_too_long_is_not_sent() {
     net.settle();
     assert_failed!(net.hosts[0], refused, Failure::TooLarge { size: 1025, limit: 1024 });
     for op in [first, longest] {
-        assert!(matches!(net.hosts[0].outcome(op), Some(super::host::Outcome::Answered { .. })));
+        assert!(matches!(net.hosts[0].outcome(op), Some(super::host::TestOutcome::Answered { .. })));
     }
     net.end();
 }

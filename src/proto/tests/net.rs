@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::devices::Move;
-use super::env::{Mem, Op, Random, Ticket, live};
-use super::host::{Host, Id, content, served};
-use super::wires::{Item, Wire};
-use super::{CallSpec, Config, Failure, Limits, Mode, PeerId, Rejected, Remote, Status, Terms};
+use super::devices::DeviceMove;
+use super::env::{Mem, Op, Random, TestLease, live};
+use super::host::{Host, OperationId, content, served};
+use super::wires::{Wire, WireItem};
+use super::{AccessPolicy, CallSpec, Config, Failure, Mode, PeerId, PeerLimits, Rejected, Remote, Status};
 use crate::Address;
 
 /// Moments of time within which every story ends.
@@ -16,9 +16,9 @@ pub struct Net {
     pub now: Instant,
     pub hosts: Vec<Host>,
     pub wires: Vec<Wire>,
-    pub settings: Settings,
+    pub settings: NetSettings,
     /// What devices are at.
-    pub moves: Vec<Move>,
+    pub moves: Vec<DeviceMove>,
     /// So many moves they have carried out.
     pub moved: usize,
     /// Which of the wires is next, where several have something; the first without it.
@@ -31,7 +31,7 @@ pub struct Net {
     next_incarnation: u64,
 }
 
-pub struct Settings {
+pub struct NetSettings {
     pub delay: Duration,
     /// Most bytes that arrive at a time.
     pub piece: usize,
@@ -48,26 +48,26 @@ pub struct Settings {
 }
 
 /// A call to be made.
-pub struct Call {
+pub struct TestCall {
     pub procedure: u32,
     pub name: &'static str,
     pub body: Vec<u8>,
     pub shape: &'static [u8],
     pub timeout: Duration,
     pub one_way: bool,
-    pub leases: Vec<Ticket>,
+    pub leases: Vec<TestLease>,
 }
 
-pub fn call(body: impl Into<Vec<u8>>) -> Call {
+pub fn call(body: impl Into<Vec<u8>>) -> TestCall {
     let timeout = Duration::from_secs(30);
-    Call { procedure: 1, name: "echo", body: body.into(), shape: b"s", timeout, one_way: false, leases: Vec::new() }
+    TestCall { procedure: 1, name: "echo", body: body.into(), shape: b"s", timeout, one_way: false, leases: Vec::new() }
 }
 
 /// The numbers that most stories go by.
 pub fn config() -> Config {
     Config {
         max_message: 4 << 20,
-        silence: Duration::from_secs(3),
+        peer_timeout: Duration::from_secs(3),
         connect: Duration::from_secs(2),
         limits: limits(),
         remote_shutdown: false,
@@ -76,8 +76,8 @@ pub fn config() -> Config {
     }
 }
 
-pub fn limits() -> Limits {
-    Limits {
+pub fn limits() -> PeerLimits {
+    PeerLimits {
         connections: 1000,
         handshakes: 100,
         peer_requests: 2000,
@@ -90,8 +90,8 @@ pub fn limits() -> Limits {
 }
 
 /// So many requests of a peer.
-pub fn few(peer_requests: usize) -> Limits {
-    Limits { peer_requests, ..limits() }
+pub fn few(peer_requests: usize) -> PeerLimits {
+    PeerLimits { peer_requests, ..limits() }
 }
 
 impl Net {
@@ -106,7 +106,7 @@ impl Net {
             now: Instant::now(),
             hosts: Vec::new(),
             wires: Vec::new(),
-            settings: Settings {
+            settings: NetSettings {
                 delay: Duration::from_micros(50),
                 piece: usize::MAX,
                 pace: Duration::ZERO,
@@ -157,12 +157,12 @@ impl Net {
         self.next_op
     }
 
-    pub fn call(&mut self, from: usize, to: usize, call: Call) -> Op {
+    pub fn call(&mut self, from: usize, to: usize, call: TestCall) -> Op {
         let peer = self.peer(from, to);
         self.call_peer(from, peer, call)
     }
 
-    pub fn call_peer(&mut self, from: usize, peer: PeerId, call: Call) -> Op {
+    pub fn call_peer(&mut self, from: usize, peer: PeerId, call: TestCall) -> Op {
         let op = self.op(from);
         let now = self.now;
         let host = &mut self.hosts[from];
@@ -181,7 +181,7 @@ impl Net {
             waiter: op,
         };
         match host.proto.call(spec, now) {
-            Ok(id) => drop(host.ids.insert(op, Id::Call(id))),
+            Ok(id) => drop(host.ids.insert(op, OperationId::Call(id))),
             Err(Rejected::NoCredit(again, _)) => {
                 // The engine would wait. Here that is an end.
                 host.unleased.extend(again.leases);
@@ -206,7 +206,7 @@ impl Net {
         let host = &mut self.hosts[from];
         match host.proto.transfer(pull, remote, memory.clone(), Some(now + timeout), op, now) {
             Ok(id) => {
-                host.ids.insert(op, Id::Transfer(id));
+                host.ids.insert(op, OperationId::Transfer(id));
             }
             Err(failure) => host.moved(op, Err(failure)),
         }
@@ -225,17 +225,17 @@ impl Net {
     pub fn cancel(&mut self, host: usize, op: Op) {
         let id = self.hosts[host].ids.get(&op).copied();
         self.with_host(host, |host| match id {
-            Some(Id::Call(id)) => host.proto.abandon_call(id, Failure::Cancelled),
-            Some(Id::Transfer(id)) => host.proto.abandon_transfer(id, Failure::Cancelled),
+            Some(OperationId::Call(id)) => host.proto.abandon_call(id, Failure::Cancelled),
+            Some(OperationId::Transfer(id)) => host.proto.abandon_transfer(id, Failure::Cancelled),
             None => {}
         });
     }
 
     pub fn expose(&mut self, host: usize, token: u128, bytes: Vec<u8>, read: bool, write: bool) -> Mem {
-        self.expose_on_terms(host, token, bytes, Mode { read, write }, Terms::default())
+        self.expose_on_terms(host, token, bytes, Mode { read, write }, AccessPolicy::default())
     }
 
-    pub fn expose_on_terms(&mut self, host: usize, token: u128, bytes: Vec<u8>, mode: Mode, terms: Terms) -> Mem {
+    pub fn expose_on_terms(&mut self, host: usize, token: u128, bytes: Vec<u8>, mode: Mode, terms: AccessPolicy) -> Mem {
         let memory = Mem::new(bytes);
         let host = &mut self.hosts[host];
         host.proto.expose(token, memory.clone(), mode, terms);
@@ -323,7 +323,7 @@ impl Net {
             let Some(side) = wire.ends.iter().position(|end| end.host == number) else { continue };
             wire.ends[side].link = None;
             wire.frozen |= !told;
-            wire.ends[side].outgoing.push_back((self.now, Item::Closed));
+            wire.ends[side].outgoing.push_back((self.now, WireItem::Closed));
         }
         self.moves.retain(|each| each.host != number);
         let incarnation = self.incarnation();

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use super::env::{Ticket, pattern};
-use super::host::{Outcome, assert_failed};
-use super::net::{Call, Net, call, config, few, limits};
+use super::env::{TestLease, pattern};
+use super::host::{TestOutcome, assert_failed};
+use super::net::{Net, TestCall, call, config, few, limits};
 use super::raw::frame;
-use super::wire::{Bytes, Declare, Message};
-use super::{Config, Failure, Leases, Limits, Log, Status};
+use super::wire::{BorrowedBytes, Declare, Message};
+use super::{Config, Failure, LeaseRange, Log, PeerLimits, Status};
 use crate::proto::one_way::{LEAST, MOST};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
-fn notice(body: &[u8]) -> Call {
-    Call { one_way: true, ..call(body) }
+fn notice(body: &[u8]) -> TestCall {
+    TestCall { one_way: true, ..call(body) }
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn a_notice_is_done_when_it_is_on_its_way() {
     let first = net.call(0, 1, notice(b"opens the connection"));
     assert!(!net.hosts[0].is_done(first), "there is no connection yet");
     net.advance(MOMENT);
-    assert!(matches!(net.hosts[0].outcome(first), Some(Outcome::Answered { .. })));
+    assert!(matches!(net.hosts[0].outcome(first), Some(TestOutcome::Answered { .. })));
     let second = net.call(0, 1, notice(b"uses it"));
     assert!(net.hosts[0].is_done(second), "the connection is there");
     net.advance(MOMENT);
@@ -43,7 +43,7 @@ fn a_large_notice_arrives_whole() {
     net.settings.piece = 10_000;
     let body = pattern(1, 3 << 20);
     let mut what = notice(&body);
-    what.leases = vec![Ticket { token: 3, number: 1 }];
+    what.leases = vec![TestLease { token: 3, number: 1 }];
     let op = net.call(0, 1, what);
     net.advance(MOMENT);
     assert!(net.hosts[0].is_done(op));
@@ -113,7 +113,7 @@ fn a_sender_of_many_notices_is_slowed_down() {
     let mut sent = Vec::new();
     let refused = loop {
         let op = net.call(0, 1, notice(b"x"));
-        if matches!(net.hosts[0].outcomes.get(&op).map(|ends| &ends[..]), Some([Outcome::Failed(_)])) {
+        if matches!(net.hosts[0].outcomes.get(&op).map(|ends| &ends[..]), Some([TestOutcome::Failed(_)])) {
             break op;
         }
         sent.push(op);
@@ -137,7 +137,7 @@ fn a_sender_of_many_notices_is_slowed_down() {
     net.advance(MOMENT);
     assert!(waiting.iter().all(|op| net.hosts[0].is_done(*op)));
     let room = net.call(0, 1, notice(b"there is room"));
-    assert!(matches!(net.hosts[0].outcome(room), Some(Outcome::Answered { .. })));
+    assert!(matches!(net.hosts[0].outcome(room), Some(TestOutcome::Answered { .. })));
     // Where there is room, nobody waits; and where the connection ends, nobody waits for it.
     let at_once = 7_000_003;
     net.hosts[0].begun.push(at_once);
@@ -199,7 +199,7 @@ fn waiting_for_room_ends_with_a_silent_peer() {
     }
     net.advance(MOMENT);
     // Nothing is expected of the peer any more.
-    net.advance(2 * config().silence);
+    net.advance(2 * config().peer_timeout);
     let (waits, gives_up, now) = (7_000_001, 7_000_002, net.now);
     net.hosts[0].begun.push(waits);
     net.with_host(0, |host| {
@@ -209,10 +209,10 @@ fn waiting_for_room_ends_with_a_silent_peer() {
     });
     let wire = net.wire(0, 1);
     // A peer that lives may take its time.
-    net.advance(3 * config().silence);
+    net.advance(3 * config().peer_timeout);
     assert!(!net.hosts[0].is_done(waits));
     net.wires[wire].frozen = true;
-    net.advance(2 * config().silence);
+    net.advance(2 * config().peer_timeout);
     assert_failed!(net.hosts[0], waits, Failure::Disconnected { reason } if reason.contains("silent"));
     assert!(!net.hosts[0].is_done(gives_up));
     net.drop_requests(1);
@@ -252,7 +252,7 @@ fn no_room_is_lost() {
 #[test]
 fn a_large_notice_is_taken_or_refused() {
     // Three of them, and what was declared.
-    let small = Config { limits: Limits { peer_bytes: (3 << 20) + 1000, ..limits() }, ..config() };
+    let small = Config { limits: PeerLimits { peer_bytes: (3 << 20) + 1000, ..limits() }, ..config() };
     let mut net = Net::with(vec![(config(), true), (small, true)]);
     net.call(0, 1, call("connects"));
     net.advance(MOMENT);
@@ -262,7 +262,7 @@ fn a_large_notice_is_taken_or_refused() {
     let ops: Vec<_> = (0..4).map(|_| net.call(0, 1, notice(&body))).collect();
     assert!(ops.iter().all(|op| !net.hosts[0].is_done(*op)), "the peer has said nothing yet");
     net.advance(20 * MOMENT);
-    let refused = ops.iter().filter(|op| matches!(net.hosts[0].outcome(**op), Some(Outcome::Failed(_)))).count();
+    let refused = ops.iter().filter(|op| matches!(net.hosts[0].outcome(**op), Some(TestOutcome::Failed(_)))).count();
     assert_eq!((net.hosts[1].inbox.len(), refused), (3, 1));
     // Whoever was refused is told when one of the others has been handled, and no sooner.
     let peer = net.peer(0, 1);
@@ -277,7 +277,7 @@ fn a_large_notice_is_taken_or_refused() {
     assert!(net.hosts[0].is_done(waits));
     let again = net.call(0, 1, notice(&body));
     net.advance(20 * MOMENT);
-    assert!(matches!(net.hosts[0].outcome(again), Some(Outcome::Answered { .. })));
+    assert!(matches!(net.hosts[0].outcome(again), Some(TestOutcome::Answered { .. })));
     net.settle_until_served(1);
     assert_eq!(net.hosts[1].proto.refusals().one_way, 0);
     // Nothing of this engine is left there: nobody has to be waited for.
@@ -289,7 +289,7 @@ fn a_large_notice_is_taken_or_refused() {
 /// Small ones that were handled, and not reported yet, don't keep a caller waiting whose large one was refused.
 #[test]
 fn a_refusal_is_followed_by_what_was_not_reported() {
-    let small = Config { limits: Limits { peer_bytes: 3 << 20, ..limits() }, ..config() };
+    let small = Config { limits: PeerLimits { peer_bytes: 3 << 20, ..limits() }, ..config() };
     let mut net = Net::with(vec![(config(), true), (small, true)]);
     let held = net.call(0, 1, call(pattern(1, 5 << 19)));
     net.advance(20 * MOMENT);
@@ -314,7 +314,7 @@ fn a_refusal_is_followed_by_what_was_not_reported() {
 fn large_notices_that_are_given_up_are_counted() {
     for refused in [false, true] {
         let peer_bytes = if refused { (1 << 20) + 1000 } else { limits().peer_bytes };
-        let small = Config { limits: Limits { peer_bytes, ..limits() }, ..config() };
+        let small = Config { limits: PeerLimits { peer_bytes, ..limits() }, ..config() };
         let mut net = Net::with(vec![(config(), true), (small, true)]);
         net.call(0, 1, call("connects"));
         net.advance(MOMENT);
@@ -323,16 +323,16 @@ fn large_notices_that_are_given_up_are_counted() {
         // Where the peer has no room, it is because of this one.
         let kept = net.call(0, 1, notice(&pattern(1, 1 << 20)));
         net.advance(20 * MOMENT);
-        assert!(matches!(net.hosts[0].outcome(kept), Some(Outcome::Answered { .. })));
+        assert!(matches!(net.hosts[0].outcome(kept), Some(TestOutcome::Answered { .. })));
         for round in 0..3 {
             // The word that it is taken, or not, is on its way.
-            let op = net.call(0, 1, Call { timeout: 3 * MOMENT / 2, ..notice(&pattern(1, 1 << 20)) });
+            let op = net.call(0, 1, TestCall { timeout: 3 * MOMENT / 2, ..notice(&pattern(1, 1 << 20)) });
             if round == 0 {
                 net.advance(MOMENT / 2);
                 net.cancel(0, op);
             }
             net.advance(20 * MOMENT);
-            assert!(matches!(net.hosts[0].outcome(op), Some(Outcome::Failed(_))));
+            assert!(matches!(net.hosts[0].outcome(op), Some(TestOutcome::Failed(_))));
         }
         let out = |net: &Net| net.hosts[0].proto.links.values().next().unwrap().outgoing.out;
         let held = net.hosts[1].inbox.len() as u32;
@@ -347,11 +347,11 @@ fn raw_notice(call: u64, len: usize) -> Vec<u8> {
     let message = Message::Request {
         call,
         procedure: 1,
-        declaration: (call == 0).then_some(Declare { name: "note", shape: Bytes(b"s") }),
+        declaration: (call == 0).then_some(Declare { name: "note", shape: BorrowedBytes(b"s") }),
         provider: 0,
         budget_us: 1_000_000,
         one_way: true,
-        leases: Leases::default(),
+        leases: LeaseRange::default(),
         size: len as u64,
     };
     frame(&message, &vec![7; len])
@@ -380,7 +380,7 @@ fn credit_is_not_exceeded() {
 /// Who uses its credit gets more, up to what one peer gets, and up to the limits for all.
 #[test]
 fn credit_grows_within_the_limits() {
-    let config = |requests| Config { limits: Limits { requests, ..limits() }, ..config() };
+    let config = |requests| Config { limits: PeerLimits { requests, ..limits() }, ..config() };
     for (requests, most) in [(100_000, MOST.calls), (40, 40), (1, LEAST.calls)] {
         let mut net = Net::with(vec![(config(100_000), true), (config(requests), true)]);
         net.hosts[1].echo = true;
@@ -393,7 +393,7 @@ fn credit_grows_within_the_limits() {
             // As many as there is credit for; then they are handled, and the credit comes back.
             loop {
                 let op = net.call(0, 1, notice(b"x"));
-                if matches!(net.hosts[0].outcome(op), Some(Outcome::Failed(_))) {
+                if matches!(net.hosts[0].outcome(op), Some(TestOutcome::Failed(_))) {
                     break;
                 }
                 sent += 1;
@@ -409,7 +409,7 @@ fn credit_grows_within_the_limits() {
 /// A peer can't pile up one-way calls by connecting again and again.
 #[test]
 fn what_is_left_behind_is_bounded() {
-    let mut net = Net::with(vec![(Config { limits: Limits { requests: 100, ..limits() }, ..config() }, true)]);
+    let mut net = Net::with(vec![(Config { limits: PeerLimits { requests: 100, ..limits() }, ..config() }, true)]);
     let mut turned_away = 0;
     for round in 0..20 {
         let raw = net.raw_peer(0, 100 + round);
@@ -432,7 +432,7 @@ fn what_is_left_behind_is_bounded() {
 /// What the values of such calls take, more or less than before their callers went, is counted as long as they are handled.
 #[test]
 fn values_of_what_is_left_behind_are_counted() {
-    let mut net = Net::with(vec![(Config { limits: Limits { requests: 100, ..limits() }, ..config() }, true)]);
+    let mut net = Net::with(vec![(Config { limits: PeerLimits { requests: 100, ..limits() }, ..config() }, true)]);
     let raw = net.raw_peer(0, 100);
     (0..3).for_each(|call| net.say_bytes(raw, raw_notice(call, 10)));
     let [less, more, same] = [0, 1, 2].map(|at| net.hosts[0].inbox[at].request);

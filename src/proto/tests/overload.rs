@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use super::super::declarations::MAX_BYTES;
-use super::super::limits::MAX_SAID_BACK;
-use super::env::{Mem, Ticket, pattern};
-use super::forgeries::{declaring, request};
+use super::super::limits::MAX_CONTROL_BYTES;
+use super::env::{Mem, TestLease, pattern};
 use super::host::{assert_failed, served};
+use super::malformed::{declaring, request};
 use super::net::{Net, call, config, few, limits};
 use super::raw::{self, Raw, frame};
 use super::wire::{self, MAX_FRAME, Message, Range, Stream};
-use super::{Config, Content, Failure, Landed, Leases, Limits, Reply, Status};
+use super::{Config, Failure, LeaseRange, OutgoingBody, PayloadStatus, PeerLimits, Reply, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const TOKEN: u128 = 0xabc;
 
 /// A host with these limits, and so many others.
-fn net_with(limits: Limits, others: usize) -> Net {
+fn net_with(limits: PeerLimits, others: usize) -> Net {
     let mut hosts = vec![(Config { limits, ..config() }, true)];
     hosts.extend(vec![(config(), true); others]);
     Net::with(hosts)
@@ -38,7 +38,7 @@ fn refusals(net: &Net, raw: Raw) -> usize {
 /// A few that take all there is do not lock the others out.
 #[test]
 fn requests_in_all() {
-    let mut net = net_with(Limits { requests: 12, ..limits() }, 3);
+    let mut net = net_with(PeerLimits { requests: 12, ..limits() }, 3);
     let greedy: Vec<_> = (0..30).map(|_| net.call(1, 0, call("mine"))).collect();
     net.advance(10 * MOMENT);
     assert_eq!(net.hosts[0].inbox.len(), 12);
@@ -67,7 +67,7 @@ fn requests_in_all() {
 #[test]
 fn bytes_of_one_peer() {
     for size in [10_000, 100_000] {
-        let mut net = net_with(Limits { peer_bytes: 10 * size, ..limits() }, 2);
+        let mut net = net_with(PeerLimits { peer_bytes: 10 * size, ..limits() }, 2);
         let ops: Vec<_> = (0..12).map(|n| net.call(1, 0, call(pattern(n, size)))).collect();
         net.advance(SECOND / 10);
         // What is declared counts, too.
@@ -90,7 +90,7 @@ fn bytes_of_one_peer() {
 
 #[test]
 fn bytes_in_all() {
-    let mut net = net_with(Limits { bytes: 1_000_000, ..limits() }, 4);
+    let mut net = net_with(PeerLimits { bytes: 1_000_000, ..limits() }, 4);
     for host in 1..4 {
         net.call(host, 0, call("x"));
     }
@@ -113,7 +113,7 @@ fn bytes_in_all() {
 #[test]
 fn a_caller_that_does_not_read() {
     for size in [1_000, 20_000] {
-        let mut net = net_with(Limits { peer_bytes: 200_000, bytes: 300_000, ..limits() }, 1);
+        let mut net = net_with(PeerLimits { peer_bytes: 200_000, bytes: 300_000, ..limits() }, 1);
         net.hosts[0].echo = true;
         let raw = net.raw_peer(0, 9);
         net.read(raw, false);
@@ -124,7 +124,7 @@ fn a_caller_that_does_not_read() {
             sent += 100;
             for account in net.hosts[0].proto.links.values().map(|link| &link.account) {
                 assert!(account.answers <= 200_000, "{} bytes of answers wait", account.answers);
-                assert!(account.said_back < 320_000, "{} bytes", account.said_back);
+                assert!(account.control < 320_000, "{} bytes", account.control);
             }
             assert!(sent < 10_000, "it is never hung up on");
             if sent == 1_000 {
@@ -149,7 +149,7 @@ fn a_caller_that_does_not_read() {
 /// An answer may be larger than what was asked, and not fit.
 #[test]
 fn answers_that_are_not_read() {
-    let mut net = net_with(Limits { peer_bytes: 1_000_000, ..limits() }, 0);
+    let mut net = net_with(PeerLimits { peer_bytes: 1_000_000, ..limits() }, 0);
     let raw = net.raw_peer(0, 9);
     net.read(raw, false);
     net.say_bytes(raw, requests(0..20, 10));
@@ -180,7 +180,7 @@ fn answers_that_are_not_read() {
 /// had their share since, so that there is too much in all.
 #[test]
 fn answers_that_take_the_place_of_their_requests() {
-    let mut net = net_with(Limits { bytes: 100_000, ..limits() }, 2);
+    let mut net = net_with(PeerLimits { bytes: 100_000, ..limits() }, 2);
     for host in [1, 2] {
         net.call(host, 0, call("x"));
     }
@@ -214,7 +214,7 @@ fn floods_that_are_never_read() {
         frame(&Message::Shutdown { call: 1 }, b""),
     ];
     for flood in floods {
-        let mut net = net_with(Limits { bytes: 1 << 20, ..limits() }, 1);
+        let mut net = net_with(PeerLimits { bytes: 1 << 20, ..limits() }, 1);
         net.hosts[0].echo = true;
         let raw = net.raw_peer(0, 9);
         net.read(raw, false);
@@ -249,9 +249,9 @@ fn a_flood_of_damaged_bodies_that_is_never_read() {
         let announced = frame(&request(call, 1), b"");
         let bytes = [announced, frame(&Message::Data { stream: Stream::Request, id: call, offset: 0, len: 1 }, b"")].concat();
         let result = proto.consume(link, &bytes, now);
-        proto.handle_placed(link, Landed::Damaged, now);
+        proto.handle_payload_done(link, PayloadStatus::Damaged, now);
         sent += bytes.len();
-        assert!(sent < 8 * MAX_SAID_BACK, "it is never hung up on");
+        assert!(sent < 8 * MAX_CONTROL_BYTES, "it is never hung up on");
         result.err()
     });
     assert!(matches!(&failure, Some(Failure::Disconnected { reason }) if reason.contains("does not read")), "{failure:?}");
@@ -263,7 +263,7 @@ fn a_flood_of_damaged_bodies_that_is_never_read() {
 #[test]
 fn bulks_that_are_never_let_go() {
     const LIMIT: usize = 1 << 20;
-    let mut net = net_with(Limits { bytes: LIMIT, peer_bytes: LIMIT, ..limits() }, 1);
+    let mut net = net_with(PeerLimits { bytes: LIMIT, peer_bytes: LIMIT, ..limits() }, 1);
     net.hosts[0].echo = false;
     let raw = net.raw_peer(0, 9);
     let mut call = 0;
@@ -275,10 +275,10 @@ fn bulks_that_are_never_let_go() {
         }
         let arrived = net.hosts[0].take();
         net.with_host(0, |host| {
-            let ticket = Ticket { token: TOKEN, number: 1 };
+            let ticket = TestLease { token: TOKEN, number: 1 };
             host.leased.push(ticket.clone());
             let reply =
-                Reply { content: Content::Small(b"it takes its place here"), result: 0, shape: b"r", leases: vec![ticket] };
+                Reply { content: OutgoingBody::Small(b"it takes its place here"), result: 0, shape: b"r", leases: vec![ticket] };
             match host.proto.respond(arrived.request, Ok(reply)) {
                 Ok(()) => true,
                 Err(Failure::Refused(Status::Busy(_))) => false,
@@ -286,12 +286,12 @@ fn bulks_that_are_never_let_go() {
             }
         })
     };
-    let most = LIMIT / size_of::<Ticket>();
+    let most = LIMIT / size_of::<TestLease>();
     let got = (0..most).take_while(|_| given(&mut net)).count();
     assert!((1000..most).contains(&got), "{got} of {most}");
     assert!(refusals(&net, raw) > 0);
     assert!(!net.is_shut(raw));
-    net.say(raw, &Message::Release(Leases { first: 0, count: got as u32 }), b"");
+    net.say(raw, &Message::Release(LeaseRange { first: 0, count: got as u32 }), b"");
     assert!(given(&mut net));
     net.hang_up(raw);
     net.end();
@@ -305,7 +305,7 @@ fn what_is_said_back_to_one_peer() {
     net.read(raw, false);
     net.say(raw, &Message::Ping, b"");
     // As if it had sent so many more, which takes a while.
-    net.hosts[0].proto.links.values_mut().for_each(|link| link.account.said_back = MAX_SAID_BACK - 30);
+    net.hosts[0].proto.links.values_mut().for_each(|link| link.account.control = MAX_CONTROL_BYTES - 30);
     net.say(raw, &Message::Ping, b"");
     net.say(raw, &Message::Ping, b"");
     assert!(!net.is_shut(raw));
@@ -332,7 +332,7 @@ fn floods_that_are_read() {
 #[test]
 fn transfers_of_one_peer() {
     for pull in [true, false] {
-        let mut net = net_with(Limits { peer_transfers: 5, ..limits() }, 1);
+        let mut net = net_with(PeerLimits { peer_transfers: 5, ..limits() }, 1);
         net.expose(0, TOKEN, pattern(1, 2 << 20), true, true);
         net.settings.pace = MOMENT;
         net.settings.piece = 64 << 10;
@@ -340,11 +340,11 @@ fn transfers_of_one_peer() {
         let ops: Vec<_> = parts.iter().map(|part| net.transfer(1, 0, pull, (TOKEN, 0), part)).collect();
         net.settle();
         let refused = ops.iter().filter(|op| match net.hosts[1].outcome(**op) {
-            Some(super::host::Outcome::Moved(n)) => {
+            Some(super::host::TestOutcome::Moved(n)) => {
                 assert_eq!(*n, 2 << 20);
                 false
             }
-            Some(super::host::Outcome::Failed(Failure::Refused(Status::Busy(reason)))) => {
+            Some(super::host::TestOutcome::Failed(Failure::Refused(Status::Busy(reason)))) => {
                 assert!(reason.contains('5'));
                 true
             }
@@ -353,7 +353,7 @@ fn transfers_of_one_peer() {
         assert_eq!(refused.count(), 3);
         let again = net.transfer(1, 0, pull, (TOKEN, 0), &parts[0]);
         net.settle();
-        assert!(matches!(net.hosts[1].outcome(again), Some(super::host::Outcome::Moved(_))));
+        assert!(matches!(net.hosts[1].outcome(again), Some(super::host::TestOutcome::Moved(_))));
         net.revoke(0, TOKEN);
         net.end();
     }
@@ -362,7 +362,7 @@ fn transfers_of_one_peer() {
 /// A hostile peer's pulls, which it never reads: no more than the limit of them wait, in whatever numbers they come.
 #[test]
 fn pulls_that_are_never_read() {
-    let mut net = net_with(Limits { peer_transfers: 50, ..limits() }, 0);
+    let mut net = net_with(PeerLimits { peer_transfers: 50, ..limits() }, 0);
     net.expose(0, TOKEN, vec![1; 1 << 20], true, true);
     let owner = net.hosts[0].incarnation;
     let raw = net.raw_peer(0, 9);
@@ -389,7 +389,7 @@ fn pulls_that_are_never_read() {
 /// Those who have connected and say nothing do not keep the others out.
 #[test]
 fn connections_that_do_not_greet() {
-    let mut net = net_with(Limits { handshakes: 20, ..limits() }, 1);
+    let mut net = net_with(PeerLimits { handshakes: 20, ..limits() }, 1);
     net.hosts[0].echo = true;
     let half = &raw::greet(wire::VERSIONS, &raw::hello(9))[..20];
     let mut slow: Vec<Raw> = Vec::new();
@@ -416,7 +416,7 @@ fn connections_that_do_not_greet() {
 /// One connection too many is turned away, and told that it may try again. An engine that comes again is not one more.
 #[test]
 fn too_many_connections() {
-    let mut net = net_with(Limits { connections: 2, ..limits() }, 4);
+    let mut net = net_with(PeerLimits { connections: 2, ..limits() }, 4);
     net.hosts[0].echo = true;
     for host in [1, 2] {
         let op = net.call(host, 0, call("x"));
@@ -452,17 +452,17 @@ fn too_many_connections() {
 fn half_a_frame() {
     let mut net = net_with(limits(), 0);
     let raw = net.raw_peer(0, 9);
-    net.advance(10 * config().silence);
+    net.advance(10 * config().peer_timeout);
     assert!(!net.is_shut(raw));
     let whole = requests(1..2, 1000);
     let begun = net.now;
     net.say_bytes(raw, whole[..500].to_vec());
-    assert!(net.until(10 * config().silence, |net| net.is_shut(raw)));
-    assert!(net.now - begun >= config().silence && net.now - begun < 2 * config().silence);
+    assert!(net.until(10 * config().peer_timeout, |net| net.is_shut(raw)));
+    assert!(net.now - begun >= config().peer_timeout && net.now - begun < 2 * config().peer_timeout);
     // A payload that nobody wants, and that does not come, is no better.
     let raw = net.raw_peer(0, 9);
     net.say(raw, &Message::Data { stream: Stream::Pull, id: 1, offset: 0, len: 1000 }, b"");
-    assert!(net.until(10 * config().silence, |net| net.is_shut(raw)));
+    assert!(net.until(10 * config().peer_timeout, |net| net.is_shut(raw)));
     net.end();
 }
 
@@ -471,7 +471,7 @@ fn half_a_frame() {
 fn frames_in_pieces() {
     const SIZE: usize = 10_000;
     for piece in [1000, 4000, SIZE - 1, usize::MAX] {
-        let mut net = net_with(Limits { peer_bytes: 4 * SIZE + SIZE / 2, ..limits() }, 0);
+        let mut net = net_with(PeerLimits { peer_bytes: 4 * SIZE + SIZE / 2, ..limits() }, 0);
         let raw = net.raw_peer(0, 9);
         for part in requests(1..7, SIZE).chunks(piece) {
             net.say_bytes(raw, part.to_vec());
@@ -485,7 +485,7 @@ fn frames_in_pieces() {
 /// All half frames together are bounded: those who have more than their share have to go.
 #[test]
 fn many_half_frames() {
-    let mut net = net_with(Limits { bytes: 10 << 20, ..limits() }, 1);
+    let mut net = net_with(PeerLimits { bytes: 10 << 20, ..limits() }, 1);
     net.hosts[0].echo = true;
     let half = &frame(&request(1, MAX_FRAME as u64 - 100), &vec![0; MAX_FRAME - 100])[..MAX_FRAME - 200];
     let raws: Vec<Raw> = (0..100).map(|number| net.raw_peer(0, 9 + number)).collect();
@@ -498,14 +498,14 @@ fn many_half_frames() {
     let op = net.call(1, 0, call("honest"));
     net.advance(10 * MOMENT);
     assert_eq!(net.hosts[1].body(op), served(b"honest"));
-    net.advance(3 * config().silence);
+    net.advance(3 * config().peer_timeout);
     net.end();
 }
 
 /// What a peer leaves behind for slow handlers counts until they are done with it: to come again is no way to have more.
 #[test]
 fn requests_of_those_who_are_gone() {
-    let mut net = net_with(Limits { requests: 100, bytes: 150_000, ..limits() }, 1);
+    let mut net = net_with(PeerLimits { requests: 100, bytes: 150_000, ..limits() }, 1);
     for round in 0..20 {
         let raw = net.raw_peer(0, 9 + round);
         net.say_bytes(raw, requests(0..200, 1_000));
@@ -548,7 +548,7 @@ fn names_of_one_peer() {
 
 #[test]
 fn exposures() {
-    let mut net = net_with(Limits { exposures: 3, ..limits() }, 0);
+    let mut net = net_with(PeerLimits { exposures: 3, ..limits() }, 0);
     for token in 0..3 {
         assert!(net.hosts[0].proto.admit_exposure().is_ok());
         net.expose(0, token, vec![1], true, true);
@@ -567,7 +567,7 @@ fn exposures() {
 /// Connections that come and go leave no timers behind, however patient the engine is.
 #[test]
 fn connections_that_come_and_go() {
-    let patient = Config { silence: Duration::from_secs(1 << 20), connect: Duration::from_secs(1 << 20), ..config() };
+    let patient = Config { peer_timeout: Duration::from_secs(1 << 20), connect: Duration::from_secs(1 << 20), ..config() };
     let mut net = Net::with(vec![(Config { limits: few(5), ..patient }, true)]);
     for number in 0..100 {
         let raw = if number % 2 == 0 { net.raw_dial(0) } else { net.raw_peer(0, 9 + number) };

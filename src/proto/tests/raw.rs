@@ -1,8 +1,8 @@
 //! A peer that the test plays itself, byte by byte: it may say what no engine would.
 
 use super::net::Net;
-use super::wire::{self, Frame, Greeting, Hello, MAGIC, Message, Said};
-use super::wires::{End, Item, NOBODY, Packet, Wire};
+use super::wire::{self, Frame, HandshakeMessage, Hello, MAGIC, Message, ParsedHandshake};
+use super::wires::{NOBODY, Wire, WireEnd, WireItem, WirePacket};
 use super::{LinkId, PeerId};
 
 /// The test's end of a connection.
@@ -13,12 +13,12 @@ pub struct Raw {
 }
 
 pub fn hello(incarnation: u64) -> Hello {
-    Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), ticket: None, checksums: false }
+    Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), resumption_token: None, checksums: false }
 }
 
 /// What an engine of these versions says first, where no key is wanted.
 pub fn greet(versions: (u16, u16), hello: &Hello) -> Vec<u8> {
-    wire::greet(versions, &Said::Hello(hello.clone()))
+    wire::encode_handshake(versions, &HandshakeMessage::Hello(hello.clone()))
 }
 
 /// Bytes of a frame.
@@ -32,7 +32,7 @@ impl Net {
     /// Dials a host, and says nothing yet.
     pub fn raw_dial(&mut self, to: usize) -> Raw {
         let wire = self.wires.len();
-        self.wires.push(Wire { ends: [End::new(NOBODY, None), End::new(to, None)], frozen: false });
+        self.wires.push(Wire { ends: [WireEnd::new(NOBODY, None), WireEnd::new(to, None)], frozen: false });
         let remote = format!("tcp://10.0.9.9:{}", 1000 + wire).parse().unwrap();
         let link = self.hosts[to].proto.handle_accepted(remote, self.now);
         self.hosts[to].wires.insert(link, (wire, 1));
@@ -82,8 +82,8 @@ impl Net {
 
     /// Says something, and lets no time pass: what is said next arrives together with it.
     pub fn mumble(&mut self, raw: Raw, bytes: Vec<u8>) {
-        let packet = Packet::buffered(bytes, None);
-        self.put(raw.wire, raw.side, Item::Packet(packet));
+        let packet = WirePacket::buffered(bytes, None);
+        self.put(raw.wire, raw.side, WireItem::Packet(packet));
     }
 
     /// All that the host has said on the connection.
@@ -106,7 +106,7 @@ impl Net {
     }
 
     pub fn hang_up(&mut self, raw: Raw) {
-        self.put(raw.wire, raw.side, Item::Closed);
+        self.put(raw.wire, raw.side, WireItem::Closed);
         self.advance(2 * self.settings.delay);
     }
 
@@ -120,7 +120,9 @@ impl Net {
         let bytes = &self.wires[raw.wire].ends[raw.side].heard;
         let mut at = 0;
         while bytes[at..].starts_with(&MAGIC) {
-            let Greeting::Said(_, len) = wire::greeting(&bytes[at..], true) else { panic!("the host greets nobody so") };
+            let ParsedHandshake::Message(_, len) = wire::parse_handshake(&bytes[at..], true) else {
+                panic!("the host greets nobody so")
+            };
             at += len;
         }
         while at < bytes.len() {
@@ -135,9 +137,9 @@ impl Net {
 
     /// The first that the host has said.
     #[track_caller]
-    pub fn greeted(&self, raw: Raw) -> Said {
-        match wire::greeting(&self.wires[raw.wire].ends[raw.side].heard, true) {
-            Greeting::Said(said, _) => said,
+    pub fn greeted(&self, raw: Raw) -> HandshakeMessage {
+        match wire::parse_handshake(&self.wires[raw.wire].ends[raw.side].heard, true) {
+            ParsedHandshake::Message(said, _) => said,
             other => panic!("{other:?}"),
         }
     }

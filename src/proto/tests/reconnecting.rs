@@ -42,13 +42,13 @@ fn the_connection_is_lost_at_any_point() {
             for side in (0..2).filter(|side| told[*side]) {
                 net.cut_at(0, side);
             }
-            net.advance(2 * config().silence + config().connect);
+            net.advance(2 * config().peer_timeout + config().connect);
             // An end at which nothing is waited for is left to the system's keep-alive.
             net.cut(0);
             for op in ops {
                 match net.hosts[0].outcome(op) {
-                    Some(super::host::Outcome::Answered { .. }) => {}
-                    Some(super::host::Outcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
+                    Some(super::host::TestOutcome::Answered { .. }) => {}
+                    Some(super::host::TestOutcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
                     other => panic!("after {steps} steps, {told:?}: {other:?}"),
                 }
             }
@@ -114,7 +114,7 @@ fn a_caller_comes_back_before_its_loss_was_noticed() {
         net.advance(10 * MOMENT);
         assert_eq!(net.hosts[server].body(back), served(b"back"), "the caller that has just called is not reached");
         net.with_host(server, |host| host.answer(second.request, b"").unwrap());
-        net.advance(2 * config().silence);
+        net.advance(2 * config().peer_timeout);
         assert_eq!(net.hosts[caller].body(again), b"");
         assert_failed!(net.hosts[server], stuck, Failure::Disconnected { .. });
         // The loss of the old connection does not take the new one away.
@@ -134,7 +134,7 @@ fn a_caller_comes_back_before_its_loss_was_noticed() {
             MOMENT * 100,
         );
         net.settle();
-        assert!(matches!(net.hosts[server].outcome(pull), Some(super::host::Outcome::Moved(10))));
+        assert!(matches!(net.hosts[server].outcome(pull), Some(super::host::TestOutcome::Moved(10))));
         net.revoke(caller, TOKEN);
         drop((first, second, tag));
         net.end();
@@ -180,7 +180,7 @@ fn a_replaced_engine_dials_before_the_old_one_is_missed() {
     net.advance(20 * MOMENT);
     assert_eq!(net.hosts[1].body(hello), served(b"I am new here"));
     net.settings.pace = Duration::ZERO;
-    net.advance(config().silence + config().silence / 4);
+    net.advance(config().peer_timeout + config().peer_timeout / 4);
     for op in ops {
         assert_failed!(net.hosts[0], op, Failure::PeerRestarted | Failure::Disconnected { .. });
     }
@@ -235,7 +235,7 @@ fn one_of_three_is_replaced() {
         for (from, to) in [(0, 1), (2, 1), (1, 0), (1, 2)] {
             net.call(from, to, call("are you there?"));
         }
-        net.advance(2 * config().silence);
+        net.advance(2 * config().peer_timeout);
     }
     everybody(&mut net);
     net.end();

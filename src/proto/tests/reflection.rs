@@ -1,16 +1,16 @@
 //! Strangers that have no key, and pass what an engine says on one of its connections to another of its connections.
 
-use super::super::keys::Key;
+use super::super::keys::PreSharedKey;
 use super::host::{assert_failed, served};
 use super::net::{Net, call, config};
 use super::raw::Raw;
-use super::wire::{self, Greeting, Said, VERSIONS};
+use super::wire::{self, HandshakeMessage, ParsedHandshake, VERSIONS};
 use super::{Config, Failure};
 use crate::Address;
 
 /// So many hosts, which all have the same key.
 fn keyed(hosts: usize) -> Net {
-    let config = Config { key: Some(Key::new(b"a secret of more than sixteen bytes".to_vec())), ..config() };
+    let config = Config { key: Some(PreSharedKey::new(b"a secret of more than sixteen bytes".to_vec())), ..config() };
     let mut net = Net::with(vec![(config, true); hosts]);
     net.echo_everywhere();
     net
@@ -29,9 +29,9 @@ fn dialled(net: &mut Net, host: usize, port: u16) -> (u64, Raw) {
 }
 
 /// The pieces of a greeting that a host has said.
-fn pieces(net: &Net, raw: Raw) -> Vec<Said> {
+fn pieces(net: &Net, raw: Raw) -> Vec<HandshakeMessage> {
     let (mut bytes, mut pieces) = (net.heard(raw), Vec::new());
-    while let Greeting::Said(said, len) = wire::greeting(bytes, true) {
+    while let ParsedHandshake::Message(said, len) = wire::parse_handshake(bytes, true) {
         pieces.push(said);
         bytes = &bytes[len..];
     }
@@ -117,7 +117,7 @@ fn two_connections_of_one_side() {
                 .map(|(host, port)| if dialling { dialled(&mut net, host, port).1 } else { net.raw_dial(host) });
             if !dialling {
                 // Somebody has to begin.
-                net.say_bytes(ends[0], wire::greet(VERSIONS, &Said::Challenge([7; 32])));
+                net.say_bytes(ends[0], wire::encode_handshake(VERSIONS, &HandshakeMessage::Challenge([7; 32])));
             }
             relay(&mut net, ends);
             assert_closed_to_strangers(&mut net, &ends);

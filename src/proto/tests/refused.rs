@@ -7,7 +7,7 @@ use super::net::Net;
 use super::raw::frame;
 use super::refusals::{Cause, Refusals};
 use super::wire::{Message, Range};
-use super::{Log, Mode, Terms};
+use super::{AccessPolicy, Log, Mode};
 
 const TOKEN: u128 = 0xfeed;
 
@@ -28,12 +28,12 @@ fn each_cause_has_its_count() {
     net.expose(1, TOKEN + 1, vec![1; 100], true, true);
     net.revoke(1, TOKEN + 1);
     let open = Mode { read: true, write: true };
-    net.expose_on_terms(1, TOKEN + 3, vec![1; 100], open, Terms { quota: Some(9), ..Terms::default() });
+    net.expose_on_terms(1, TOKEN + 3, vec![1; 100], open, AccessPolicy { quota: Some(9), ..AccessPolicy::default() });
     let unmet = Some(net.peer(1, 1));
-    net.expose_on_terms(1, TOKEN + 4, vec![1; 100], open, Terms { only: unmet, ..Terms::default() });
-    net.expose_on_terms(1, TOKEN + 5, vec![1; 100], open, Terms { for_one_call: true, ..Terms::default() });
-    net.expose_on_terms(1, TOKEN + 6, vec![1; 100], open, Terms { once: true, ..Terms::default() });
-    net.expose_on_terms(1, TOKEN + 7, vec![1; 100], open, Terms { expires: Some(net.now), ..Terms::default() });
+    net.expose_on_terms(1, TOKEN + 4, vec![1; 100], open, AccessPolicy { only: unmet, ..AccessPolicy::default() });
+    net.expose_on_terms(1, TOKEN + 5, vec![1; 100], open, AccessPolicy { for_one_call: true, ..AccessPolicy::default() });
+    net.expose_on_terms(1, TOKEN + 6, vec![1; 100], open, AccessPolicy { once: true, ..AccessPolicy::default() });
+    net.expose_on_terms(1, TOKEN + 7, vec![1; 100], open, AccessPolicy { expires: Some(net.now), ..AccessPolicy::default() });
     for pull in [true, false] {
         for (token, len) in [(0, 1), (1, 1), (2, 1), (3, 101), (3, 10), (4, 1), (5, 1), (6, 0), (7, 1)] {
             let op = net.transfer(0, 1, pull, (TOKEN + token, 0), &Mem::new(vec![0; len]));

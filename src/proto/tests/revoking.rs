@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::env::{Mem, pattern};
-use super::host::{Outcome, assert_failed};
+use super::host::{TestOutcome, assert_failed};
 use super::net::{Net, call};
 use super::{Failure, Memory, Status};
 
@@ -37,11 +37,11 @@ fn the_owner_takes_its_memory_back_at_any_point() {
                 net.settle();
                 assert!(far.bytes() == then, "memory that its owner has back was written");
                 match net.hosts[0].outcome(op) {
-                    Some(Outcome::Moved(LEN)) => {
+                    Some(TestOutcome::Moved(LEN)) => {
                         moved += 1;
                         assert!(near.bytes() == source && far.bytes() == source);
                     }
-                    Some(Outcome::Failed(Failure::Refused(Status::Revoked))) => revoked += 1,
+                    Some(TestOutcome::Failed(Failure::Refused(Status::Revoked))) => revoked += 1,
                     other => panic!("{other:?}"),
                 }
                 net.end();
@@ -76,8 +76,8 @@ fn the_initiator_takes_its_own_memory_back_at_any_point() {
                 net.settle();
                 assert!(near.bytes() == then);
                 match net.hosts[0].outcome(op) {
-                    Some(Outcome::Moved(LEN)) => {}
-                    Some(Outcome::Failed(Failure::Revoked | Failure::Refused(Status::Revoked))) => revoked += 1,
+                    Some(TestOutcome::Moved(LEN)) => {}
+                    Some(TestOutcome::Failed(Failure::Revoked | Failure::Refused(Status::Revoked))) => revoked += 1,
                     other => panic!("{other:?}"),
                 }
                 let alive = net.call(0, 1, call("still there?"));
@@ -114,7 +114,7 @@ fn everybody_who_uses_the_memory_is_told() {
         assert_failed!(net.hosts[host], op, Failure::Refused(Status::Revoked));
     }
     for (host, op) in spared {
-        assert!(matches!(net.hosts[host].outcome(op), Some(Outcome::Moved(LEN))));
+        assert!(matches!(net.hosts[host].outcome(op), Some(TestOutcome::Moved(LEN))));
     }
     net.revoke(1, TOKEN + 1);
     net.end();

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::env::{Mem, Ticket, pattern};
-use super::host::{Host, Outcome, assert_failed, served};
-use super::net::{Call, Net, call, config};
+use super::env::{Mem, TestLease, pattern};
+use super::host::{Host, TestOutcome, assert_failed, served};
+use super::net::{Net, TestCall, call, config};
 use super::{Config, Failure, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
@@ -26,9 +26,9 @@ fn an_engine_that_drains_takes_nothing_new() {
     net.advance(MOMENT);
     begin(&mut net, 1);
     let mut what = call(pattern(1, 1 << 20));
-    what.leases = vec![Ticket { token: 1, number: 1 }];
+    what.leases = vec![TestLease { token: 1, number: 1 }];
     let refused = [net.call(0, 1, call("new")), net.call(0, 1, what)];
-    let unheard = net.call(0, 1, Call { one_way: true, ..call("notice") });
+    let unheard = net.call(0, 1, TestCall { one_way: true, ..call("notice") });
     net.advance(10 * MOMENT);
     for op in refused {
         assert_failed!(net.hosts[0], op, Failure::Refused(Status::Finalizing));
@@ -41,7 +41,7 @@ fn an_engine_that_drains_takes_nothing_new() {
     let pull = net.pull(1, 0, TOKEN, 0, &Mem::new(vec![0; 1 << 20]));
     net.advance(10 * MOMENT);
     assert_eq!(net.hosts[1].body(nested), served(b"nested"));
-    assert!(matches!(net.hosts[1].outcome(pull), Some(Outcome::Moved(_))));
+    assert!(matches!(net.hosts[1].outcome(pull), Some(TestOutcome::Moved(_))));
     net.serve(1);
     net.advance(MOMENT);
     assert_eq!(net.hosts[0].body(old), served(b"old"));
@@ -64,8 +64,8 @@ fn an_engine_ends_in_the_middle_of_everything() {
             for (owner, other) in [(0, 1), (1, 0)] {
                 net.expose(owner, TOKEN, vec![1; 1 << 20], true, true);
                 net.expose(owner, TOKEN + 1, vec![1; 1 << 20], true, true);
-                let leases = vec![Ticket { token: TOKEN, number: 1 }];
-                ops.push((other, net.call(other, owner, Call { leases, ..call([5; 40]) })));
+                let leases = vec![TestLease { token: TOKEN, number: 1 }];
+                ops.push((other, net.call(other, owner, TestCall { leases, ..call([5; 40]) })));
                 ops.push((other, net.call(other, owner, call(pattern(1, 600 << 10)))));
                 ops.push((other, net.pull(other, owner, TOKEN, 0, &Mem::new(vec![0; 1 << 20]))));
                 ops.push((other, net.push(other, owner, TOKEN, 0, &Mem::new(vec![0; 1 << 20]))));
@@ -87,9 +87,9 @@ fn an_engine_ends_in_the_middle_of_everything() {
                 // What the other had said already still arrives; it may also have found out by dialling again.
                 if *host == 0 && !done {
                     match net.hosts[0].outcome(*op) {
-                        Some(Outcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
-                        Some(Outcome::Failed(Failure::Refused(Status::Finalizing))) => {}
-                        Some(Outcome::Moved(_)) => {}
+                        Some(TestOutcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
+                        Some(TestOutcome::Failed(Failure::Refused(Status::Finalizing))) => {}
+                        Some(TestOutcome::Moved(_)) => {}
                         other => panic!("after {steps} steps: {other:?}"),
                     }
                 }
@@ -133,7 +133,7 @@ fn peers_end_the_connections_of_an_engine_that_ends() {
         net.serve(0);
         net.settle();
         let heard = net.hosts[0].inbox.len();
-        let notices: Vec<_> = (0..10u64).map(|n| net.call(0, 1, Call { one_way: true, ..call(pattern(n, 100)) })).collect();
+        let notices: Vec<_> = (0..10u64).map(|n| net.call(0, 1, TestCall { one_way: true, ..call(pattern(n, 100)) })).collect();
         let late = net.call(1, 0, call("what is not answered any more"));
         finish(&mut net, 0);
         assert!(notices.iter().all(|op| net.hosts[0].is_done(*op)));

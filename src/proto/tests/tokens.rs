@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::env::{Mem, Random};
-use super::host::{Outcome, assert_failed};
+use super::host::{TestOutcome, assert_failed};
 use super::net::{Net, call};
-use super::{Failure, Mode, Remote, Status, Terms};
+use super::{AccessPolicy, Failure, Mode, Remote, Status};
 
 const TOKEN: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
 
@@ -51,8 +51,8 @@ fn the_mode_is_the_owners_word() {
         net.settle();
         for (op, allowed) in [(pull, read), (push, write)] {
             match net.hosts[0].outcome(op) {
-                Some(Outcome::Moved(500_000)) => assert!(allowed),
-                Some(Outcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
+                Some(TestOutcome::Moved(500_000)) => assert!(allowed),
+                Some(TestOutcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
                 other => panic!("{other:?}"),
             }
         }
@@ -94,7 +94,7 @@ fn ranges_outside() {
     for (offset, len) in [(0, 100), (100, 0), (0, 0), (99, 1)] {
         let op = net.pull(0, 1, TOKEN, offset, &Mem::new(vec![2; len]));
         net.settle();
-        assert!(matches!(net.hosts[0].outcome(op), Some(Outcome::Moved(moved)) if *moved == len));
+        assert!(matches!(net.hosts[0].outcome(op), Some(TestOutcome::Moved(moved)) if *moved == len));
     }
     assert_eq!(far.bytes(), [1; 100]);
     net.revoke(1, TOKEN);
@@ -178,7 +178,7 @@ fn memory_for_one_peer() {
             TOKEN,
             memory.clone(),
             Mode { read: true, write: true },
-            Terms { only: Some(chosen), ..Terms::default() },
+            AccessPolicy { only: Some(chosen), ..AccessPolicy::default() },
         )
     });
     for (host, allowed) in [(0, true), (2, false)] {
@@ -187,8 +187,8 @@ fn memory_for_one_peer() {
             let op = net.transfer(host, 1, pull, (TOKEN, 0), &near);
             net.settle();
             match net.hosts[host].outcome(op) {
-                Some(Outcome::Moved(500_000)) => assert!(allowed),
-                Some(Outcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
+                Some(TestOutcome::Moved(500_000)) => assert!(allowed),
+                Some(TestOutcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
                 other => panic!("{other:?}"),
             }
         }

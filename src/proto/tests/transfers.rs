@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::env::{Mem, pattern};
-use super::host::{Outcome, assert_failed, served};
+use super::host::{TestOutcome, assert_failed, served};
 use super::net::{Net, call};
 use super::{Failure, Memory, Remote};
 
@@ -18,7 +18,7 @@ fn sizes() -> Vec<usize> {
 #[track_caller]
 fn assert_moved(net: &Net, host: usize, op: u64, len: usize) {
     match net.hosts[host].outcome(op) {
-        Some(Outcome::Moved(moved)) => assert_eq!(*moved, len),
+        Some(TestOutcome::Moved(moved)) => assert_eq!(*moved, len),
         other => panic!("nothing was moved: {other:?}"),
     }
 }
@@ -266,8 +266,8 @@ fn the_connection_is_lost_at_any_point() {
                 }
                 net.cut(0);
                 match net.hosts[0].outcome(op) {
-                    Some(Outcome::Moved(moved)) => assert_eq!(*moved, 1 << 20),
-                    Some(Outcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
+                    Some(TestOutcome::Moved(moved)) => assert_eq!(*moved, 1 << 20),
+                    Some(TestOutcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
                     other => panic!("{other:?}"),
                 }
                 net.revoke(1, TOKEN);

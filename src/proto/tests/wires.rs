@@ -4,22 +4,22 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::env::Mem;
-use super::{Landed, LinkId, Memory};
+use super::{LinkId, Memory, PayloadStatus};
 
 /// A connection. End 0 dialled.
 pub struct Wire {
-    pub ends: [End; 2],
+    pub ends: [WireEnd; 2],
     /// Nothing arrives any more, and nobody is told.
     pub frozen: bool,
 }
 
-pub struct End {
+pub struct WireEnd {
     pub host: usize,
     /// `None` before the connection is accepted, and after its end.
     pub link: Option<LinkId>,
     /// What this end has sent, and when it arrives.
-    pub outgoing: VecDeque<(Instant, Item)>,
-    pub receiving: Receiving,
+    pub outgoing: VecDeque<(Instant, WireItem)>,
+    pub receiving: WireReceiver,
     /// Bytes that the other side's system has taken in.
     pub delivered: u64,
     /// What arrived at an end that is no host's.
@@ -31,16 +31,16 @@ pub struct End {
 /// The host of an end that the test itself plays.
 pub const NOBODY: usize = usize::MAX;
 
-pub enum Item {
+pub enum WireItem {
     Dial,
     Connected,
-    Packet(Packet),
+    Packet(WirePacket),
     Closed,
 }
 
 /// What one transmit put on the way: its bytes, its payload, and behind that a byte that says whether the payload was
 /// there, as on tcp.
-pub struct Packet {
+pub struct WirePacket {
     bytes: Vec<u8>,
     payload: Option<Mem>,
     out: usize,
@@ -49,18 +49,18 @@ pub struct Packet {
     pub report: bool,
 }
 
-impl Packet {
+impl WirePacket {
     /// A payload that is read while it is under way.
-    pub fn new(bytes: Vec<u8>, payload: Option<Mem>) -> Packet {
-        Packet { bytes, payload, out: 0, whole: true, report: true }
+    pub fn new(bytes: Vec<u8>, payload: Option<Mem>) -> WirePacket {
+        WirePacket { bytes, payload, out: 0, whole: true, report: true }
     }
 
     /// A payload that is read now: the transport has taken all of it at once.
-    pub fn buffered(bytes: Vec<u8>, payload: Option<Mem>) -> Packet {
-        let mut packet = Packet::new(bytes, payload);
+    pub fn buffered(bytes: Vec<u8>, payload: Option<Mem>) -> WirePacket {
+        let mut packet = WirePacket::new(bytes, payload);
         let len = packet.len();
         let (bytes, _) = packet.take(len);
-        Packet { report: false, ..Packet::new(bytes, None) }
+        WirePacket { report: false, ..WirePacket::new(bytes, None) }
     }
 
     fn len(&self) -> usize {
@@ -101,27 +101,27 @@ impl Packet {
 
 /// What a transport remembers between two reads.
 #[derive(Default)]
-pub struct Receiving {
+pub struct WireReceiver {
     /// Bytes that were offered and not taken: the beginning of a frame.
     pub partial: Vec<u8>,
-    pub payload: Option<Payload>,
+    pub payload: Option<WirePayload>,
 }
 
 /// A payload that is arriving.
-pub struct Payload {
+pub struct WirePayload {
     target: Option<Mem>,
     len: usize,
     got: usize,
     whole: bool,
 }
 
-impl Payload {
-    pub fn new(target: Option<Mem>, len: usize) -> Payload {
-        Payload { target, len, got: 0, whole: true }
+impl WirePayload {
+    pub fn new(target: Option<Mem>, len: usize) -> WirePayload {
+        WirePayload { target, len, got: 0, whole: true }
     }
 
     /// Puts bytes where they belong; how the payload landed, once all of it and the byte behind it are here.
-    pub fn take(&mut self, data: &mut Vec<u8>) -> Option<Landed> {
+    pub fn take(&mut self, data: &mut Vec<u8>) -> Option<PayloadStatus> {
         let n = data.len().min(self.len - self.got);
         if let Some(target) = self.target.as_ref().filter(|_| n > 0 && self.whole) {
             self.whole = target.is_open();
@@ -136,20 +136,20 @@ impl Payload {
         }
         let trailer = data.remove(0);
         Some(match (trailer, self.whole) {
-            (0, _) => Landed::SourceGone,
-            (_, false) => Landed::TargetGone,
-            (_, true) => Landed::Whole,
+            (0, _) => PayloadStatus::SourceGone,
+            (_, false) => PayloadStatus::TargetGone,
+            (_, true) => PayloadStatus::Whole,
         })
     }
 }
 
-impl End {
-    pub fn new(host: usize, link: Option<LinkId>) -> End {
-        End {
+impl WireEnd {
+    pub fn new(host: usize, link: Option<LinkId>) -> WireEnd {
+        WireEnd {
             host,
             link,
             outgoing: VecDeque::new(),
-            receiving: Receiving::default(),
+            receiving: WireReceiver::default(),
             delivered: 0,
             heard: Vec::new(),
             unread: false,

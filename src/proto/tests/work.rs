@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::env::{Mem, TestEnv, Ticket, pattern};
-use super::forgeries::{declaring, request};
-use super::net::{Call, Net, call, config, limits};
+use super::env::{Mem, TestEnv, TestLease, pattern};
+use super::malformed::{declaring, request};
+use super::net::{Net, TestCall, call, config, limits};
 use super::raw::{self, frame};
 use super::wire::{self, Message, Range, Stream};
-use super::{Config, Content, Failure, Leases, Limits, LinkId, Output, Reply, Status};
+use super::{Config, Failure, LeaseRange, LinkId, OutgoingBody, Output, PeerLimits, Reply, Status};
 use crate::tests::measure::{independent, linear, processor_time};
 
 const TOKEN: u128 = 0xabc;
@@ -26,10 +26,10 @@ impl Victim {
     /// So patient that nothing ends by itself, and with limits that no attack here reaches.
     fn new(others: usize) -> Victim {
         let many = 1 << 20;
-        let limits = Limits { peer_requests: many, requests: many, peer_transfers: many, handshakes: many, ..limits() };
-        let limits = Limits { connections: many, peer_bytes: 1 << 40, bytes: 1 << 42, exposures: many, ..limits };
+        let limits = PeerLimits { peer_requests: many, requests: many, peer_transfers: many, handshakes: many, ..limits() };
+        let limits = PeerLimits { connections: many, peer_bytes: 1 << 40, bytes: 1 << 42, exposures: many, ..limits };
         let long = Duration::from_secs(1 << 20);
-        let mut hosts = vec![(Config { limits, silence: long, connect: long, ..config() }, true)];
+        let mut hosts = vec![(Config { limits, peer_timeout: long, connect: long, ..config() }, true)];
         hosts.extend(vec![(config(), true); others]);
         let mut net = Net::with(hosts);
         net.expose(0, TOKEN, vec![1; 1 << 20], true, true);
@@ -147,7 +147,7 @@ fn answers_that_are_cancelled() {
         let requests: Vec<_> = (0..n).map(|number| victim.net.hosts[0].proto.links[link].requests[&number]).collect();
         let memory = Mem::new(vec![0; 1 << 10]);
         for request in requests {
-            let reply = Reply { content: Content::Large(memory.clone()), result: 0, shape: b"r", leases: Vec::new() };
+            let reply = Reply { content: OutgoingBody::Large(memory.clone()), result: 0, shape: b"r", leases: Vec::new() };
             assert!(victim.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
         }
         victim.hear(link, &frames((0..n).rev(), |call| Message::Cancel { call }));
@@ -260,7 +260,7 @@ fn tickets_that_are_made_up() {
             }
             let now = victim.net.now;
             for number in 0..200 {
-                let hello = wire::Hello { ticket: Some(number), ..raw::hello(9) };
+                let hello = wire::Hello { resumption_token: Some(number), ..raw::hello(9) };
                 let bytes = raw::greet(wire::VERSIONS, &hello);
                 let link = victim.net.hosts[0].proto.handle_accepted("tcp://10.0.9.9:1".parse().unwrap(), now);
                 victim.hear(link, &bytes);
@@ -297,7 +297,7 @@ fn connections_beside_calls() {
     independent("connections that come and go, and as many calls under way", 500, |calls| {
         let mut victim = Victim::new(1);
         for _ in 0..calls {
-            victim.net.call(0, 1, Call { timeout: Duration::from_secs(1 << 20), ..call("x") });
+            victim.net.call(0, 1, TestCall { timeout: Duration::from_secs(1 << 20), ..call("x") });
         }
         victim.net.advance(Duration::from_secs(1));
         let (now, remote): (_, crate::Address) = (victim.net.now, "tcp://10.0.9.9:1".parse().unwrap());
@@ -357,8 +357,8 @@ fn with_leases(count: u64, one: bool) -> (Victim, LinkId) {
     victim.hear(link, &frame(&request(1, 0), b""));
     let request = victim.net.hosts[0].proto.links[link].requests[&1];
     let token = |n: u64| if one { TOKEN } else { TOKEN + 1 + u128::from(n) };
-    let leases = (0..count).map(|n| Ticket { token: token(n), number: n as u32 }).collect();
-    let reply = Reply { content: Content::Small(b""), result: 0, shape: b"r", leases };
+    let leases = (0..count).map(|n| TestLease { token: token(n), number: n as u32 }).collect();
+    let reply = Reply { content: OutgoingBody::Small(b""), result: 0, shape: b"r", leases };
     assert!(victim.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
     victim.spent = Duration::ZERO;
     (victim, link)
@@ -369,14 +369,14 @@ fn leases_that_are_released() {
     for one in [true, false] {
         linear("leases released from the last on", 4_000, |n| {
             let (mut victim, link) = with_leases(n, one);
-            let release = |first| Message::Release(Leases { first, count: 1 });
+            let release = |first| Message::Release(LeaseRange { first, count: 1 });
             victim.hear(link, &frames((0..n).rev(), release));
             victim.spent
         });
         // Of what there is not, of all, and of all again.
         linear("leases released by the hundred, over and over", 4_000, |n| {
             let (mut victim, link) = with_leases(n, one);
-            let release = |first| Message::Release(Leases { first: first % 100 * 40, count: u32::MAX });
+            let release = |first| Message::Release(LeaseRange { first: first % 100 * 40, count: u32::MAX });
             victim.hear(link, &frames((0..n).rev(), release));
             victim.spent
         });
@@ -398,7 +398,7 @@ fn data_for_nobody() {
             let now = victim.net.now;
             let data = frame(&Message::Data { stream: Stream::Pull, id, offset: 0, len: 1 }, b"");
             victim.hear(link, &data);
-            victim.step(|net| net.hosts[0].proto.handle_placed(link, super::Landed::Whole, now));
+            victim.step(|net| net.hosts[0].proto.handle_payload_done(link, super::PayloadStatus::Whole, now));
         }
         victim.spent
     });

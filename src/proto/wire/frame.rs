@@ -1,6 +1,6 @@
 //! Frames: a message and its body, with their lengths and a checksum in front, and behind the body another one on request.
 
-use super::{Bytes, Leases, MAX_FRAME, Message, Range, Stream, encode};
+use super::{BorrowedBytes, LeaseRange, MAX_FRAME, Message, Range, Stream, encode};
 
 /// Checksum of what follows up to the body, length of all that follows these three, length of the message in it.
 pub(crate) const PREFIX_LEN: usize = 12;
@@ -45,7 +45,7 @@ fn put_short(out: &mut Vec<u8>, message: &Message<'_>) -> bool {
             short.numbers([REQUEST, *call, u64::from(*procedure), 0, u64::from(*provider), *budget_us, u64::from(*one_way)]);
             short.numbers([leases.first, u64::from(leases.count), *size]);
         }
-        Message::Response { call, result, shape: Bytes([]), leases, size } => {
+        Message::Response { call, result, shape: BorrowedBytes([]), leases, size } => {
             short.numbers([RESPONSE, *call, u64::from(*result), 0, leases.first, u64::from(leases.count), *size]);
         }
         Message::Pull(range) => short.range(PULL, range),
@@ -105,14 +105,14 @@ fn take_short(bytes: &[u8]) -> Option<Message<'_>> {
             let ([call, procedure, 0, provider, budget_us, one_way @ 0..=1, first, count, size], left) = numbers(bytes)? else {
                 return None;
             };
-            let leases = Leases { first, count: count.try_into().ok()? };
+            let leases = LeaseRange { first, count: count.try_into().ok()? };
             let (procedure, provider, one_way) = (procedure.try_into().ok()?, provider.try_into().ok()?, one_way == 1);
             (Message::Request { call, procedure, declaration: None, provider, budget_us, one_way, leases, size }, left)
         }
         RESPONSE => {
             let ([call, result, 0, first, count, size], left) = numbers(bytes)? else { return None };
-            let leases = Leases { first, count: count.try_into().ok()? };
-            (Message::Response { call, result: result.try_into().ok()?, shape: Bytes(&[]), leases, size }, left)
+            let leases = LeaseRange { first, count: count.try_into().ok()? };
+            (Message::Response { call, result: result.try_into().ok()?, shape: BorrowedBytes(&[]), leases, size }, left)
         }
         PULL | PUSH => {
             let ([transfer, owner], left) = numbers(bytes)?;
@@ -160,11 +160,11 @@ fn long_number(mut bytes: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// A message of a frame of `len` bytes.
-fn decode(message: &[u8], len: usize) -> Result<Message<'_>, Fault> {
+fn decode(message: &[u8], len: usize) -> Result<Message<'_>, FrameError> {
     let (message, left) = postcard::take_from_bytes(message)
-        .map_err(|error| Fault::Broken(format!("a frame of {len} bytes that is no message: {error}")))?;
+        .map_err(|error| FrameError::Broken(format!("a frame of {len} bytes that is no message: {error}")))?;
     if !left.is_empty() {
-        return Err(Fault::Broken(format!("{} bytes behind a message", left.len())));
+        return Err(FrameError::Broken(format!("{} bytes behind a message", left.len())));
     }
     Ok(message)
 }
@@ -181,7 +181,7 @@ pub(crate) enum Frame<'a> {
 
 /// What is wrong with a frame, so that nothing behind it can be read either.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub(crate) enum FrameError {
     /// No engine sends that.
     Broken(String),
     /// It is not what was sent.
@@ -194,22 +194,22 @@ fn is_sound(sum: u32, bytes: &[u8]) -> bool {
 }
 
 /// Takes the first frame apart. Nothing is allocated but the texts of a status, which are no longer than the frame.
-pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, Fault> {
+pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, FrameError> {
     let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_LEN>() else { return Ok(Frame::Incomplete) };
     let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
     let (sum, len, head) = (word(0), word(4) as usize, word(8));
     let (covered, head) = (head & COVERED != 0, (head & !COVERED) as usize);
     if len > MAX_FRAME {
-        return Err(Fault::Broken(format!("a frame of {len} bytes exceeds the limit of {MAX_FRAME} bytes")));
+        return Err(FrameError::Broken(format!("a frame of {len} bytes exceeds the limit of {MAX_FRAME} bytes")));
     }
     if head > len {
-        return Err(Fault::Broken(format!("a message of {head} bytes in a frame of {len}")));
+        return Err(FrameError::Broken(format!("a message of {head} bytes in a frame of {len}")));
     }
     let Some(message) = rest.get(..head) else { return Ok(Frame::Incomplete) };
     let body = rest.get(head..len);
     // A length that is damaged is not waited for; nor is much looked at again each time that a bit more of the body has come.
     if (body.is_some() || head <= EARLY) && !is_sound(sum, &bytes[SUM_LEN..PREFIX_LEN + head]) {
-        return Err(Fault::Damaged);
+        return Err(FrameError::Damaged);
     }
     let Some(mut body) = body else { return Ok(Frame::Incomplete) };
     let message = match take_short(message) {
@@ -218,7 +218,7 @@ pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, Fault> {
     };
     if covered {
         let Some((covered, sum)) = body.split_last_chunk::<SUM_LEN>() else {
-            return Err(Fault::Broken("a body that is shorter than its checksum".to_owned()));
+            return Err(FrameError::Broken("a body that is shorter than its checksum".to_owned()));
         };
         if !is_sound(u32::from_le_bytes(*sum), covered) {
             return Ok(Frame::Damaged(message, PREFIX_LEN + len));

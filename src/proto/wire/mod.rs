@@ -7,15 +7,15 @@
 //! damaged, and nobody's lies.
 
 mod frame;
-mod greeting;
+mod handshake;
 
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub(crate) use frame::{Fault, Frame, put, take};
-pub(crate) use greeting::{Greeting, Hello, Refusal, Said, greet, greeting};
+pub(crate) use frame::{Frame, FrameError, put, take};
+pub(crate) use handshake::{HandshakeMessage, Hello, ParsedHandshake, Refusal, encode_handshake, parse_handshake};
 #[cfg(any(test, fuzzing))]
-pub(crate) use {frame::PREFIX_LEN, greeting::PREAMBLE_LEN};
+pub(crate) use {frame::PREFIX_LEN, handshake::PREAMBLE_LEN};
 
 /// Versions of the protocol that this crate speaks, lowest and highest.
 pub(crate) const VERSIONS: (u16, u16) = (3, 3);
@@ -29,16 +29,16 @@ pub(crate) const MAX_NAME: usize = 1 << 10;
 
 /// Bytes that serde passes on as one piece (a plain `&[u8]` would go byte by byte).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bytes<'a>(pub &'a [u8]);
+pub(crate) struct BorrowedBytes<'a>(pub &'a [u8]);
 
-impl Serialize for Bytes<'_> {
+impl Serialize for BorrowedBytes<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(self.0)
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Bytes<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes<'a>, D::Error> {
+impl<'de: 'a, 'a> Deserialize<'de> for BorrowedBytes<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<BorrowedBytes<'a>, D::Error> {
         struct Borrow;
         impl<'de> Visitor<'de> for Borrow {
             type Value = &'de [u8];
@@ -49,13 +49,13 @@ impl<'de: 'a, 'a> Deserialize<'de> for Bytes<'a> {
                 Ok(v)
             }
         }
-        deserializer.deserialize_bytes(Borrow).map(Bytes)
+        deserializer.deserialize_bytes(Borrow).map(BorrowedBytes)
     }
 }
 
 /// Numbers of the leases that a message hands over: `count` of them from `first` on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Leases {
+pub(crate) struct LeaseRange {
     pub first: u64,
     pub count: u32,
 }
@@ -87,7 +87,7 @@ pub(crate) enum Message<'a> {
         /// Time that the caller still gives the call, in microseconds.
         budget_us: u64,
         one_way: bool,
-        leases: Leases,
+        leases: LeaseRange,
         size: u64,
     },
     Response {
@@ -96,8 +96,8 @@ pub(crate) enum Message<'a> {
         result: u32,
         /// The shape of that type, with the first answer on a connection that uses the number; else empty.
         #[serde(borrow)]
-        shape: Bytes<'a>,
-        leases: Leases,
+        shape: BorrowedBytes<'a>,
+        leases: LeaseRange,
         size: u64,
     },
     Refuse {
@@ -131,14 +131,14 @@ pub(crate) enum Message<'a> {
     /// The engine is being finalized; nothing follows.
     Goodbye,
     /// Bulks that came with these leases are no longer held.
-    Release(Leases),
+    Release(LeaseRange),
     /// The owner took this memory back; copies of its content are stale.
     Revoked {
         token: [u8; 16],
     },
     /// To be shown when the receiver dials the sender again.
-    Ticket {
-        ticket: u128,
+    ResumptionToken {
+        token: u128,
     },
     /// So many one-way calls have been handled, and the receiver may make more: so many, of so many bytes.
     Handled {
@@ -157,7 +157,7 @@ pub(crate) enum Message<'a> {
 pub(crate) struct Declare<'a> {
     pub name: &'a str,
     #[serde(borrow)]
-    pub shape: Bytes<'a>,
+    pub shape: BorrowedBytes<'a>,
 }
 
 /// A range of exposed memory that a transfer concerns.
@@ -218,9 +218,9 @@ impl Status {
 }
 
 /// A postcard flavor that appends to a vector.
-struct Append<'a>(&'a mut Vec<u8>);
+struct AppendFlavor<'a>(&'a mut Vec<u8>);
 
-impl postcard::ser_flavors::Flavor for Append<'_> {
+impl postcard::ser_flavors::Flavor for AppendFlavor<'_> {
     type Output = ();
     fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
         self.0.push(byte);
@@ -237,5 +237,5 @@ impl postcard::ser_flavors::Flavor for Append<'_> {
 
 /// Appends a value in postcard's format.
 pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> postcard::Result<()> {
-    postcard::serialize_with_flavor(value, Append(out))
+    postcard::serialize_with_flavor(value, AppendFlavor(out))
 }

@@ -5,85 +5,85 @@ use std::slice;
 
 use serde::ser::{self, Serialize};
 
-use super::{Fault, Look, Position, same};
-use crate::shape::known::{At, DONE, Kind, Part};
+use super::{EncodeError, LookAhead, Position, same};
+use crate::shape::known::{DONE, KnownKind, KnownPart, NodeIndex};
 
 /// The elements of a sequence.
-pub(super) struct Items<'l, 'a> {
-    pub look: &'l mut Look<'a>,
-    pub at: At,
+pub(super) struct EncodedItems<'l, 'a> {
+    pub look: &'l mut LookAhead<'a>,
+    pub at: NodeIndex,
 }
 
-impl ser::SerializeSeq for Items<'_, '_> {
+impl ser::SerializeSeq for EncodedItems<'_, '_> {
     type Ok = ();
-    type Error = Fault;
+    type Error = EncodeError;
 
     #[inline]
-    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
+    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
         self.look.part(value, self.at)
     }
 
     #[inline]
-    fn end(self) -> Result<(), Fault> {
+    fn end(self) -> Result<(), EncodeError> {
         Ok(())
     }
 }
 
 /// The entries of a map.
-pub(super) struct Entries<'l, 'a> {
-    pub look: &'l mut Look<'a>,
-    pub keys: At,
-    pub values: At,
+pub(super) struct EncodedEntries<'l, 'a> {
+    pub look: &'l mut LookAhead<'a>,
+    pub keys: NodeIndex,
+    pub values: NodeIndex,
 }
 
-impl ser::SerializeMap for Entries<'_, '_> {
+impl ser::SerializeMap for EncodedEntries<'_, '_> {
     type Ok = ();
-    type Error = Fault;
+    type Error = EncodeError;
 
     #[inline]
-    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Fault> {
+    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), EncodeError> {
         self.look.part(key, self.keys)
     }
 
     #[inline]
-    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
         self.look.part(value, self.values)
     }
 
     #[inline]
-    fn end(self) -> Result<(), Fault> {
+    fn end(self) -> Result<(), EncodeError> {
         Ok(())
     }
 }
 
 /// The elements of a tuple, or the fields of a struct.
-pub(super) struct Parts<'l, 'a> {
-    look: &'l mut Look<'a>,
+pub(super) struct EncodedParts<'l, 'a> {
+    look: &'l mut LookAhead<'a>,
     /// What was known before and has not come yet.
-    known: slice::Iter<'a, Part>,
+    known: slice::Iter<'a, KnownPart>,
     /// So many elements of the last part are left, which stand here.
     left: u32,
-    part: At,
+    part: NodeIndex,
     /// The tuple or struct itself.
-    at: At,
+    at: NodeIndex,
     /// It was not known before. Then this is the part that the last element belongs to, and how many of that have been there.
     learning: bool,
     run: u32,
     used: u32,
 }
 
-impl<'l, 'a> Parts<'l, 'a> {
+impl<'l, 'a> EncodedParts<'l, 'a> {
     #[inline]
-    pub(super) fn new(Position { look, at, ty }: Position<'l, 'a>, kind: Kind, name: &'static str) -> Self {
+    pub(super) fn new(Position { look, at, ty }: Position<'l, 'a>, kind: KnownKind, name: &'static str) -> Self {
         let (parts, at, learning) = match look.parts_before(at, kind) {
             Some(parts) => (parts, at, false),
             None => (&[][..], look.settle(at, ty, kind, name).unwrap_or(DONE), true),
         };
-        Parts { look, known: parts.iter(), left: 0, part: DONE, at, learning, run: 0, used: 0 }
+        EncodedParts { look, known: parts.iter(), left: 0, part: DONE, at, learning, run: 0, used: 0 }
     }
 
     #[inline]
-    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Fault> {
+    fn element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
         if self.left == 0 {
             (self.left, self.part) = match self.known.next() {
                 Some(run) => (run.number, run.at),
@@ -95,7 +95,7 @@ impl<'l, 'a> Parts<'l, 'a> {
     }
 
     #[inline]
-    fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Fault> {
+    fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), EncodeError> {
         let at = match self.known.next() {
             Some(part) if same(part.name, name) => part.at,
             Some(_) => self.fail(false),
@@ -106,7 +106,7 @@ impl<'l, 'a> Parts<'l, 'a> {
 
     /// The position of an element, or of the field of this name, that was not known before.
     #[cold]
-    fn learn(&mut self, ty: &'static str, field: Option<&'static str>) -> At {
+    fn learn(&mut self, ty: &'static str, field: Option<&'static str>) -> NodeIndex {
         if self.at == DONE {
             return DONE;
         }
@@ -114,7 +114,7 @@ impl<'l, 'a> Parts<'l, 'a> {
             return self.fail(true);
         }
         let node = self.look.known().node(self.at);
-        let (end, is_used_up) = (node.parts.len() as u32, |part: &Part| part.number == self.used);
+        let (end, is_used_up) = (node.parts.len() as u32, |part: &KnownPart| part.number == self.used);
         if self.run + 1 < end && node.parts.get(self.run as usize).is_some_and(is_used_up) {
             (self.run, self.used) = (self.run + 1, 0);
         }
@@ -145,14 +145,14 @@ impl<'l, 'a> Parts<'l, 'a> {
 
     /// This is another tuple or struct, and not only by its names.
     #[cold]
-    fn fail(&mut self, but_for_names: bool) -> At {
+    fn fail(&mut self, but_for_names: bool) -> NodeIndex {
         self.look.contradict(self.at, but_for_names);
         (self.known, self.left, self.at) = ([].iter(), 0, DONE);
         DONE
     }
 
     #[inline]
-    fn finish(mut self) -> Result<(), Fault> {
+    fn finish(mut self) -> Result<(), EncodeError> {
         if self.learning || self.left > 0 || self.known.len() > 0 {
             self.seal();
         }
@@ -175,7 +175,7 @@ impl<'l, 'a> Parts<'l, 'a> {
 
     /// The receiver would take the next field for this one.
     #[cold]
-    fn skip(&mut self, key: &'static str) -> Result<(), Fault> {
+    fn skip(&mut self, key: &'static str) -> Result<(), EncodeError> {
         let name = self.look.known().nodes.get(self.at as usize).map_or("", |node| node.name);
         Err(ser::Error::custom(format_args!(
             "the field `{key}` of `{name}` is left out, as `#[serde(skip_serializing_if)]` does, and the format has no names by \
@@ -186,21 +186,21 @@ impl<'l, 'a> Parts<'l, 'a> {
 
 macro_rules! compounds {
     ($($compound:ident $method:ident($($key:ident)?) $helper:ident $($skip:ident)?;)*) => {
-        $(impl ser::$compound for Parts<'_, '_> {
+        $(impl ser::$compound for EncodedParts<'_, '_> {
             type Ok = ();
-            type Error = Fault;
+            type Error = EncodeError;
 
             #[inline]
-            fn $method<T: Serialize + ?Sized>(&mut self, $($key: &'static str,)? value: &T) -> Result<(), Fault> {
+            fn $method<T: Serialize + ?Sized>(&mut self, $($key: &'static str,)? value: &T) -> Result<(), EncodeError> {
                 self.$helper($($key,)? value)
             }
 
-            $(fn skip_field(&mut self, key: &'static str) -> Result<(), Fault> {
+            $(fn skip_field(&mut self, key: &'static str) -> Result<(), EncodeError> {
                 self.$skip(key)
             })?
 
             #[inline]
-            fn end(self) -> Result<(), Fault> {
+            fn end(self) -> Result<(), EncodeError> {
                 self.finish()
             }
         })*

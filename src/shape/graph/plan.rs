@@ -1,6 +1,6 @@
 //! What the next run should try.
 
-use super::{Graph, Id, Kind, MAX_FAILS, Node, Tries};
+use super::{Graph, GraphNode, MAX_FAILS, NodeId, NodeKind, Tries};
 use crate::shape::{MAX_DEPTH, MAX_NODES};
 
 /// From here on runs make up small values (`None`, empty sequences), to come to an end.
@@ -22,7 +22,7 @@ impl Graph {
 
     /// Marks nodes until no more follow: the least fixed point, for there are cycles. Children mostly come after
     /// their parents, so that the reverse order takes a pass or two.
-    fn spread(&mut self, follows: impl Fn(&Graph, Id) -> bool, mark: impl Fn(&mut Node)) {
+    fn spread(&mut self, follows: impl Fn(&Graph, NodeId) -> bool, mark: impl Fn(&mut GraphNode)) {
         let mut changed = true;
         while changed {
             changed = false;
@@ -35,15 +35,15 @@ impl Graph {
         }
     }
 
-    fn is_doomed(&self, id: Id) -> bool {
+    fn is_doomed(&self, id: NodeId) -> bool {
         let node = &self.nodes[id];
-        let doomed = |id: &Id| self.nodes[*id].doomed;
+        let doomed = |id: &NodeId| self.nodes[*id].doomed;
         let below = match node.kind {
-            Kind::New | Kind::Leaf(_) | Kind::Option | Kind::Seq | Kind::Map => false,
-            Kind::Opaque => true,
-            Kind::Link(home) => doomed(&home),
-            Kind::Tuple(_) | Kind::Struct(..) => node.children.iter().any(doomed),
-            Kind::Enum(..) => (0..node.count).all(|variant| {
+            NodeKind::New | NodeKind::Leaf(_) | NodeKind::Option | NodeKind::Seq | NodeKind::Map => false,
+            NodeKind::Opaque => true,
+            NodeKind::Link(home) => doomed(&home),
+            NodeKind::Tuple(_) | NodeKind::Struct(..) => node.children.iter().any(doomed),
+            NodeKind::Enum(..) => (0..node.count).all(|variant| {
                 node.tries.get(variant).is_some_and(|tries| {
                     tries.absent || doomed(&node.children[variant]) || (!tries.ok && tries.count >= MAX_TRIES)
                 })
@@ -52,26 +52,26 @@ impl Graph {
         (below || node.given_up()) && node.alternative.is_none_or(|alternative| doomed(&alternative))
     }
 
-    fn is_live(&self, id: Id) -> bool {
+    fn is_live(&self, id: NodeId) -> bool {
         let node = &self.nodes[id];
-        let live = |id: &Id| self.nodes[*id].live;
+        let live = |id: &NodeId| self.nodes[*id].live;
         let own = match node.kind {
-            Kind::Opaque => false,
-            Kind::New | Kind::Leaf(_) => node.untested(),
-            Kind::Link(home) => node.untested() || live(&home),
-            Kind::Option | Kind::Seq | Kind::Map => node.untested() || node.children.iter().any(live),
-            Kind::Tuple(_) | Kind::Struct(..) => {
+            NodeKind::Opaque => false,
+            NodeKind::New | NodeKind::Leaf(_) => node.untested(),
+            NodeKind::Link(home) => node.untested() || live(&home),
+            NodeKind::Option | NodeKind::Seq | NodeKind::Map => node.untested() || node.children.iter().any(live),
+            NodeKind::Tuple(_) | NodeKind::Struct(..) => {
                 // Nothing behind a doomed part is ever reached.
                 let end = node.children.iter().position(|child| live(child) || self.nodes[*child].doomed);
                 end.map_or(node.untested(), |end| live(&node.children[end]))
             }
-            Kind::Enum(..) => !node.given_up() && (0..node.count).any(|variant| self.is_open(node, variant)),
+            NodeKind::Enum(..) => !node.given_up() && (0..node.count).any(|variant| self.is_open(node, variant)),
         };
         own || node.alternative.is_some_and(|alternative| live(&alternative))
     }
 
     /// Whether a variant is worth a run.
-    fn is_open(&self, node: &Node, variant: usize) -> bool {
+    fn is_open(&self, node: &GraphNode, variant: usize) -> bool {
         if node.count > MAX_NODES && node.base.is_some() {
             // Its shape has no room for so many, and one is enough to go on.
             return false;
@@ -84,25 +84,25 @@ impl Graph {
     }
 
     /// Whether the node is its own descendant in this run: time to come to an end.
-    fn is_reentered(&self, id: Id) -> bool {
+    fn is_reentered(&self, id: NodeId) -> bool {
         self.nodes[id].active > 1
     }
 
     /// Whether this run should go there to find something out. When nothing came of that, every other run goes around
     /// it, to what may lie behind.
-    fn is_worth_a_visit(&self, id: Id) -> bool {
+    fn is_worth_a_visit(&self, id: NodeId) -> bool {
         self.nodes[id].live && self.idle.is_multiple_of(2)
     }
 
     /// Whether an option should be `Some`.
-    pub(crate) fn choose_some(&self, id: Id, inner: Id) -> bool {
+    pub(crate) fn choose_some(&self, id: NodeId, inner: NodeId) -> bool {
         !self.is_reentered(id)
             && (self.is_worth_a_visit(inner)
                 || (!self.nodes[inner].doomed && self.depth < DEEP && self.attempt.is_multiple_of(2)))
     }
 
     /// How many elements a sequence or map should have, one of whose parts is at each of `parts`.
-    pub(crate) fn choose_length(&self, id: Id, parts: &[Id]) -> usize {
+    pub(crate) fn choose_length(&self, id: NodeId, parts: &[NodeId]) -> usize {
         let length = [1, 0, 2, 3, 4, 16, 8, 32][self.attempt as usize % 8];
         if self.is_reentered(id) {
             0
@@ -116,7 +116,7 @@ impl Graph {
     }
 
     /// The variant that this run should take, with the position of its content.
-    pub(crate) fn choose_variant(&mut self, id: Id) -> Option<(usize, Id)> {
+    pub(crate) fn choose_variant(&mut self, id: NodeId) -> Option<(usize, NodeId)> {
         let chosen = self.pick_variant(&self.nodes[id]);
         let content = chosen.and_then(|variant| self.child(id, variant));
         let (Some(variant), Some(content)) = (chosen, content) else {
@@ -133,7 +133,7 @@ impl Graph {
         Some((variant, content))
     }
 
-    fn pick_variant(&self, node: &Node) -> Option<usize> {
+    fn pick_variant(&self, node: &GraphNode) -> Option<usize> {
         if node.active > 1 {
             return node.base;
         }
@@ -148,7 +148,7 @@ impl Graph {
     }
 
     /// Notes that a variant was made up.
-    pub(crate) fn variant_works(&mut self, id: Id, variant: usize) {
+    pub(crate) fn variant_works(&mut self, id: NodeId, variant: usize) {
         let node = &mut self.nodes[id];
         node.tries[variant].ok = true;
         node.base.get_or_insert(variant);
@@ -156,7 +156,7 @@ impl Graph {
 
     /// Notes that there is no variant of this index. The last ones are missing when there are aliases among the
     /// names.
-    pub(crate) fn no_such_variant(&mut self, id: Id, variant: usize) {
+    pub(crate) fn no_such_variant(&mut self, id: NodeId, variant: usize) {
         let absent = &mut self.nodes[id].tries[variant].absent;
         self.progress |= !*absent;
         *absent = true;

@@ -1,6 +1,6 @@
 //! The graph as a tree: the shape.
 
-use super::{Graph, Id, Kind, MAX_HOPS, MAX_STEPS, ROOT};
+use super::{Graph, MAX_HOPS, MAX_STEPS, NodeId, NodeKind, ROOT};
 use crate::shape::{ANY_NAME, Field, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Shape, Variant, name, push_run};
 
 impl Graph {
@@ -8,7 +8,7 @@ impl Graph {
     pub(crate) fn into_shape(self) -> Shape {
         let mut shape = Shape::Unknown;
         for depth in 1..=MAX_DEPTH {
-            let mut view = View { graph: &self, depth, nodes_left: MAX_NODES - 1, cut: false, path: Vec::new() };
+            let mut view = GraphView { graph: &self, depth, nodes_left: MAX_NODES - 1, cut: false, path: Vec::new() };
             match view.shape(ROOT) {
                 Some(found) => shape = found,
                 None => break,
@@ -22,19 +22,19 @@ impl Graph {
 }
 
 /// A graph as a tree of limited depth and size.
-struct View<'a> {
+struct GraphView<'a> {
     graph: &'a Graph,
     depth: usize,
     nodes_left: usize,
     /// The limit of depth hid something.
     cut: bool,
     /// The nodes above.
-    path: Vec<Id>,
+    path: Vec<NodeId>,
 }
 
-impl View<'_> {
+impl GraphView<'_> {
     /// `None` if there are too many nodes.
-    fn shape(&mut self, mut id: Id) -> Option<Shape> {
+    fn shape(&mut self, mut id: NodeId) -> Option<Shape> {
         for _ in 0..MAX_HOPS {
             let node = &self.graph.nodes[id];
             if node.varies {
@@ -42,16 +42,16 @@ impl View<'_> {
                 return Some(Shape::Unknown);
             }
             match node.kind {
-                Kind::Link(home) => id = home,
-                Kind::New | Kind::Opaque => return Some(Shape::Unknown),
-                Kind::Leaf(leaf) => return Some(Shape::Leaf(leaf)),
+                NodeKind::Link(home) => id = home,
+                NodeKind::New | NodeKind::Opaque => return Some(Shape::Unknown),
+                NodeKind::Leaf(leaf) => return Some(Shape::Leaf(leaf)),
                 _ => return self.parts(id),
             }
         }
         Some(Shape::Unknown)
     }
 
-    fn parts(&mut self, id: Id) -> Option<Shape> {
+    fn parts(&mut self, id: NodeId) -> Option<Shape> {
         if let Some(above) = self.path.iter().position(|&node| node == id) {
             return Some(Shape::Up((self.path.len() - above) as u8));
         }
@@ -66,21 +66,21 @@ impl View<'_> {
     }
 
     /// A part, which is paid for here.
-    fn part(&mut self, id: Option<Id>) -> Option<Shape> {
+    fn part(&mut self, id: Option<NodeId>) -> Option<Shape> {
         self.nodes_left = self.nodes_left.checked_sub(1)?;
         id.map_or(Some(Shape::Unknown), |id| self.shape(id))
     }
 
-    fn compound(&mut self, id: Id) -> Option<Shape> {
+    fn compound(&mut self, id: NodeId) -> Option<Shape> {
         let graph = self.graph;
         let node = &graph.nodes[id];
         Some(match node.kind {
-            Kind::Option => Shape::Option(Box::new(self.part(node.child(0))?)),
-            Kind::Seq => Shape::Seq(Box::new(self.part(node.child(0))?)),
-            Kind::Map => Shape::Map(Box::new((self.part(node.child(0))?, self.part(node.child(1))?))),
+            NodeKind::Option => Shape::Option(Box::new(self.part(node.child(0))?)),
+            NodeKind::Seq => Shape::Seq(Box::new(self.part(node.child(0))?)),
+            NodeKind::Map => Shape::Map(Box::new((self.part(node.child(0))?, self.part(node.child(1))?))),
             // Cannot be told from those that declare `usize::MAX` and read until nothing comes.
-            Kind::Tuple(len) if len > MAX_STEPS && !node.visited => Shape::Unknown,
-            Kind::Tuple(_) => {
+            NodeKind::Tuple(len) if len > MAX_STEPS && !node.visited => Shape::Unknown,
+            NodeKind::Tuple(_) => {
                 let mut runs = Vec::new();
                 let mut index = 0;
                 while index < node.count {
@@ -100,7 +100,7 @@ impl View<'_> {
                 }
                 Shape::Tuple(runs)
             }
-            Kind::Struct(full, names) => {
+            NodeKind::Struct(full, names) => {
                 // What comes after a part that cannot be made up was never asked for: the names left may be those of
                 // fields or aliases.
                 let reached = if node.visited { node.count } else { node.children.len() };
@@ -111,7 +111,7 @@ impl View<'_> {
                 });
                 Shape::Struct(name(full), fields.collect::<Option<_>>()?)
             }
-            Kind::Enum(full, names) => {
+            NodeKind::Enum(full, names) => {
                 let exists = |index: &usize| !node.tries[*index].absent;
                 let known = (0..node.tries.len()).rfind(exists).map_or(0, |last| last + 1);
                 if known == 0 && !names.is_empty() {
@@ -125,7 +125,7 @@ impl View<'_> {
                 Shape::Enum(name(full), variants.collect::<Option<_>>()?)
             }
             // Without parts, and answered before.
-            Kind::New | Kind::Opaque | Kind::Leaf(_) | Kind::Link(_) => Shape::Unknown,
+            NodeKind::New | NodeKind::Opaque | NodeKind::Leaf(_) | NodeKind::Link(_) => Shape::Unknown,
         })
     }
 }

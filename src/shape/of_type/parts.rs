@@ -4,18 +4,18 @@ use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IntoDeserializ
 
 use super::{Refused, ask};
 use crate::shape::MAX_NODES;
-use crate::shape::graph::{Graph, Id};
+use crate::shape::graph::{Graph, NodeId};
 
 /// The parts of a tuple or struct.
-pub(super) struct Parts<'g> {
+pub(super) struct TracedParts<'g> {
     pub(super) graph: &'g mut Graph,
-    pub(super) id: Id,
+    pub(super) id: NodeId,
     pub(super) len: usize,
     pub(super) next: usize,
     pub(super) is_tuple: bool,
 }
 
-impl<'de> de::SeqAccess<'de> for Parts<'_> {
+impl<'de> de::SeqAccess<'de> for TracedParts<'_> {
     type Error = Refused;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Refused> {
@@ -38,13 +38,13 @@ impl<'de> de::SeqAccess<'de> for Parts<'_> {
 }
 
 /// The elements of a sequence.
-pub(super) struct Elements<'g> {
+pub(super) struct TracedElements<'g> {
     pub(super) graph: &'g mut Graph,
-    pub(super) element: Id,
+    pub(super) element: NodeId,
     pub(super) left: usize,
 }
 
-impl<'de> de::SeqAccess<'de> for Elements<'_> {
+impl<'de> de::SeqAccess<'de> for TracedElements<'_> {
     type Error = Refused;
 
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Refused> {
@@ -61,14 +61,14 @@ impl<'de> de::SeqAccess<'de> for Elements<'_> {
 }
 
 /// The entries of a map.
-pub(super) struct Entries<'g> {
+pub(super) struct TracedEntries<'g> {
     pub(super) graph: &'g mut Graph,
-    pub(super) key: Id,
-    pub(super) value: Id,
+    pub(super) key: NodeId,
+    pub(super) value: NodeId,
     pub(super) left: usize,
 }
 
-impl<'de> de::MapAccess<'de> for Entries<'_> {
+impl<'de> de::MapAccess<'de> for TracedEntries<'_> {
     type Error = Refused;
 
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Refused> {
@@ -89,21 +89,21 @@ impl<'de> de::MapAccess<'de> for Entries<'_> {
 }
 
 /// The variant that this run takes.
-pub(super) struct Choice<'g> {
+pub(super) struct TracedChoice<'g> {
     pub(super) graph: &'g mut Graph,
-    pub(super) id: Id,
+    pub(super) id: NodeId,
     pub(super) variant: usize,
-    pub(super) content: Id,
+    pub(super) content: NodeId,
 }
 
-impl<'de, 'g> de::EnumAccess<'de> for Choice<'g> {
+impl<'de, 'g> de::EnumAccess<'de> for TracedChoice<'g> {
     type Error = Refused;
-    type Variant = Content<'g>;
+    type Variant = TracedContent<'g>;
 
-    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Content<'g>), Refused> {
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, TracedContent<'g>), Refused> {
         let index: de::value::U32Deserializer<Refused> = (self.variant as u32).into_deserializer();
         match seed.deserialize(index) {
-            Ok(value) => Ok((value, Content { graph: self.graph, at: self.content })),
+            Ok(value) => Ok((value, TracedContent { graph: self.graph, at: self.content })),
             Err(refused) => {
                 self.graph.no_such_variant(self.id, self.variant);
                 Err(refused)
@@ -113,12 +113,12 @@ impl<'de, 'g> de::EnumAccess<'de> for Choice<'g> {
 }
 
 /// What the variant contains.
-pub(super) struct Content<'g> {
+pub(super) struct TracedContent<'g> {
     pub(super) graph: &'g mut Graph,
-    pub(super) at: Id,
+    pub(super) at: NodeId,
 }
 
-impl<'de> de::VariantAccess<'de> for Content<'_> {
+impl<'de> de::VariantAccess<'de> for TracedContent<'_> {
     type Error = Refused;
 
     fn unit_variant(self) -> Result<(), Refused> {

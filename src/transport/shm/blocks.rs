@@ -2,12 +2,12 @@
 
 #![allow(unsafe_code)]
 
-use super::sys::Far;
+use super::sys::RemoteIoVec;
 use crate::memory::{WriteAccess, shared::Mapping};
 
 /// Copies pieces of a peer's block into local memory from `skip` on; false when they do not lie in it.
-pub(super) fn read(mapping: &Mapping, far: &[Far], target: &WriteAccess<'_>, skip: usize) -> bool {
-    let inside = |piece: &Far| piece.address.checked_add(piece.len).is_some_and(|end| end <= mapping.len() as u64);
+pub(super) fn read(mapping: &Mapping, far: &[RemoteIoVec], target: &WriteAccess<'_>, skip: usize) -> bool {
+    let inside = |piece: &RemoteIoVec| piece.address.checked_add(piece.len).is_some_and(|end| end <= mapping.len() as u64);
     if !far.iter().all(inside) {
         return false;
     }

@@ -21,7 +21,7 @@ const MAX_PACKET: usize = 512;
 
 /// What a side says of itself. Its segment comes with it, and its bell, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hello {
+pub(super) struct ShmHello {
     magic: [u8; 8],
     pub version: u16,
     /// A random word, and where it lies in memory: whoever can read it there can read the rest.
@@ -29,9 +29,9 @@ pub(super) struct Hello {
     pub nonce_at: u64,
 }
 
-impl Hello {
-    pub(super) fn new(nonce: u64, nonce_at: u64) -> Hello {
-        Hello { magic: MAGIC, version: VERSION, nonce, nonce_at }
+impl ShmHello {
+    pub(super) fn new(nonce: u64, nonce_at: u64) -> ShmHello {
+        ShmHello { magic: MAGIC, version: VERSION, nonce, nonce_at }
     }
 
     /// Why there can't be a connection with whoever says this, if there can't.
@@ -48,13 +48,13 @@ impl Hello {
 ///   dials    Hello + segment ─▶   ◀─ Welcome + segment   Ready ─▶        (or ◀─ Refused)
 /// ```
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Packet {
+pub(super) enum ControlPacket {
     /// Something is in the ring. Of one byte, `process::BELL`.
     Bell,
-    Hello(Hello),
+    Hello(ShmHello),
     /// `reads`: this side can read the other's memory.
     Welcome {
-        hello: Hello,
+        hello: ShmHello,
         reads: bool,
     },
     Ready {
@@ -70,7 +70,7 @@ pub(super) enum Packet {
     },
 }
 
-pub(super) fn send(socket: &OwnedFd, packet: &Packet, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(super) fn send(socket: &OwnedFd, packet: &ControlPacket, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = postcard::to_stdvec(packet).map_err(io::Error::other)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -86,14 +86,14 @@ pub(super) fn send(socket: &OwnedFd, packet: &Packet, fds: &[BorrowedFd<'_>]) ->
 pub(super) type Fds = SmallVec<[OwnedFd; 2]>;
 
 /// What a look at the socket found.
-pub(super) enum Received {
-    Packet(Packet, Fds),
+pub(super) enum PacketRead {
+    Packet(ControlPacket, Fds),
     Nothing,
     /// The other side has closed it.
     End,
 }
 
-pub(super) fn receive(socket: &OwnedFd) -> io::Result<Received> {
+pub(super) fn receive(socket: &OwnedFd) -> io::Result<PacketRead> {
     let mut bytes = [0; MAX_PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -104,7 +104,7 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Received> {
             // It has closed the socket and left something there unread. What it had said before is still to be had: the system
             // reports this once, and first.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
-            Err(rustix::io::Errno::AGAIN) => return Ok(Received::Nothing),
+            Err(rustix::io::Errno::AGAIN) => return Ok(PacketRead::Nothing),
             Err(error) => return Err(error.into()),
         }
     };
@@ -116,14 +116,14 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Received> {
     // Any others are closed.
     drop(fds);
     if received.bytes == 0 {
-        return Ok(Received::End);
+        return Ok(PacketRead::End);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::Error::other("a descriptor of shared memory could not be taken: too few file descriptors are left"));
     }
     let bytes = bytes.get(..received.bytes).unwrap_or_default();
     match postcard::from_bytes(bytes) {
-        Ok(packet) => Ok(Received::Packet(packet, taken)),
+        Ok(packet) => Ok(PacketRead::Packet(packet, taken)),
         Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it sent a packet that is none")),
     }
 }
@@ -157,14 +157,14 @@ mod tests {
 
     #[test]
     fn a_bell_is_one_byte() {
-        assert_eq!(postcard::to_stdvec(&Packet::Bell).unwrap(), super::super::process::BELL);
+        assert_eq!(postcard::to_stdvec(&ControlPacket::Bell).unwrap(), super::super::process::DOORBELL);
     }
 
     #[test]
     fn whoever_is_no_engine_of_this_version_is_told_so() {
-        let good = Hello::new(1, 2);
+        let good = ShmHello::new(1, 2);
         assert_eq!(good.objection(), None);
-        assert!(Hello { version: 9, ..good }.objection().unwrap().contains("version 9"));
-        assert!(Hello { magic: *b"GET / HT", ..good }.objection().unwrap().contains("not a calomel engine"));
+        assert!(ShmHello { version: 9, ..good }.objection().unwrap().contains("version 9"));
+        assert!(ShmHello { magic: *b"GET / HT", ..good }.objection().unwrap().contains("not a calomel engine"));
     }
 }

@@ -5,13 +5,13 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::rest::keep_rest;
-use super::super::{Landed, LinkKey, Place, Sink, Taken};
+use super::super::partial_frame::keep_partial_frame;
+use super::super::{LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
 use super::blocks;
-use super::line::Line;
-use super::ring::{Consumer, Kind, MAX_BODY, Nonsense, Record};
+use super::connection::Connection;
+use super::ring::{Consumer, MAX_BODY, ProtocolViolation, Record, RecordKind};
 use super::segment::{CLOSED, SLOTS, see};
-use super::sys::{self, Far, MAX_PIECES};
+use super::sys::{self, MAX_PIECES, RemoteIoVec};
 use crate::memory::{Slice, WriteAccess, shared::Mapping};
 use crate::sync::atomic::{Ordering, fence};
 
@@ -25,37 +25,37 @@ const MAX_BLOCKS: usize = 256;
 /// Bytes of a peer's blocks that are mapped at a time: a block may be longer than all memory, and cost nothing but addresses.
 pub(super) const MAX_MAPPED: usize = 1 << 40;
 
-pub(super) struct Inbox {
+pub(super) struct ShmInbox {
     consumer: Consumer,
     /// The beginning of a frame.
     partial: Vec<u8>,
     /// In the order in which they were announced; only the last may have parts that are still to come.
-    payloads: VecDeque<Payload>,
+    payloads: VecDeque<ShmPayload>,
     /// The peer's shared blocks, by its numbers.
     blocks: HashMap<u64, Mapping>,
 }
 
-struct Payload {
-    place: Place,
+struct ShmPayload {
+    place: TransportTarget,
     /// How much of it the peer has told the whereabouts of, or sent.
     announced: usize,
     done: usize,
-    parts: VecDeque<Part>,
-    landed: Landed,
+    parts: VecDeque<ExportedPart>,
+    landed: TransportStatus,
 }
 
 /// A part of a payload that is lent.
-struct Part {
+struct ExportedPart {
     slot: usize,
     id: u64,
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<ExportedPiece>,
 }
 
 #[derive(Clone, Copy)]
-struct Piece {
+struct ExportedPiece {
     /// The block that the address is an offset in; 0 for the memory of the process.
     block: u64,
-    far: Far,
+    far: RemoteIoVec,
 }
 
 /// What came of a turn.
@@ -67,9 +67,9 @@ pub(super) enum Turn {
     Closed,
 }
 
-impl Inbox {
-    pub(super) fn new(line: &Line) -> Inbox {
-        Inbox {
+impl ShmInbox {
+    pub(super) fn new(line: &Connection) -> ShmInbox {
+        ShmInbox {
             consumer: Consumer::new(line.mine.clone(), line.theirs.clone()),
             partial: Vec::new(),
             payloads: VecDeque::new(),
@@ -110,10 +110,10 @@ impl Inbox {
     pub(super) fn turn(
         &mut self,
         key: LinkKey,
-        line: &Line,
+        line: &Connection,
         scratch: &mut [u8],
         sink: &mut dyn Sink,
-        fetch: &mut dyn FnMut(&mut Inbox),
+        fetch: &mut dyn FnMut(&mut ShmInbox),
     ) -> io::Result<Turn> {
         let mut turn = Turn::Nothing;
         let mut frames = 0;
@@ -121,7 +121,7 @@ impl Inbox {
             let Some(record) = self.consumer.next()? else { break };
             turn = Turn::Something;
             let (segment, at) = self.consumer.body();
-            if record.kind != Kind::Payload {
+            if record.kind != RecordKind::Payload {
                 segment.read(at, &mut scratch[..record.len]);
             }
             let open = self.take(key, line, record, &scratch[..record.len], sink, fetch)?;
@@ -131,7 +131,7 @@ impl Inbox {
             if !open {
                 return Ok(Turn::Closed);
             }
-            frames += if record.kind == Kind::Payload { 0 } else { record.len };
+            frames += if record.kind == RecordKind::Payload { 0 } else { record.len };
             if frames >= FRAMES {
                 break;
             }
@@ -148,51 +148,51 @@ impl Inbox {
     fn take(
         &mut self,
         key: LinkKey,
-        line: &Line,
+        line: &Connection,
         record: Record,
         body: &[u8],
         sink: &mut dyn Sink,
-        fetch: &mut dyn FnMut(&mut Inbox),
+        fetch: &mut dyn FnMut(&mut ShmInbox),
     ) -> io::Result<bool> {
         let open = self.payloads.back().is_some_and(|last| last.announced < last.place.len);
         match record.kind {
-            Kind::Bytes if open => return Err(Nonsense.into()),
-            Kind::Bytes => return self.frames(key, body, sink),
-            Kind::Forget => {
+            RecordKind::Bytes if open => return Err(ProtocolViolation.into()),
+            RecordKind::Bytes => return self.frames(key, body, sink),
+            RecordKind::Forget => {
                 body.as_chunks::<8>().0.iter().for_each(|id| drop(self.blocks.remove(&u64::from_le_bytes(*id))));
             }
-            Kind::Loan | Kind::Payload | Kind::Gone if !open => return Err(Nonsense.into()),
-            Kind::Loan => {
-                let part = Part::parse(body).ok_or(Nonsense)?;
+            RecordKind::Loan | RecordKind::Payload | RecordKind::Gone if !open => return Err(ProtocolViolation.into()),
+            RecordKind::Loan => {
+                let part = ExportedPart::parse(body).ok_or(ProtocolViolation)?;
                 // A slot is lent again when this side has said that it is done with it: so there are never many parts.
                 if self.payloads.iter().flat_map(|payload| &payload.parts).any(|other| other.slot == part.slot) {
-                    return Err(Nonsense.into());
+                    return Err(ProtocolViolation.into());
                 }
                 if part.pieces.iter().any(|piece| piece.block != 0 && !self.blocks.contains_key(&piece.block)) {
                     fetch(self);
                 }
-                let last = self.payloads.back_mut().ok_or(Nonsense)?;
-                let len = part.len().filter(|len| *len <= last.place.len - last.announced).ok_or(Nonsense)?;
+                let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
+                let len = part.len().filter(|len| *len <= last.place.len - last.announced).ok_or(ProtocolViolation)?;
                 last.announced += len;
                 last.parts.push_back(part);
             }
-            Kind::Payload => {
+            RecordKind::Payload => {
                 // What was lent before this goes first: payloads land in order.
                 self.settle(line)?;
                 self.report(key, sink);
-                let last = self.payloads.back_mut().ok_or(Nonsense)?;
+                let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
                 if record.len == 0 || record.len > last.place.len - last.announced {
-                    return Err(Nonsense.into());
+                    return Err(ProtocolViolation.into());
                 }
                 let (segment, at) = self.consumer.body();
                 last.write(record.len, |access, skip| segment.read_memory(at, access, skip, record.len));
                 last.announced += record.len;
                 sink.heard(key);
             }
-            Kind::Gone => {
-                let last = self.payloads.back_mut().ok_or(Nonsense)?;
+            RecordKind::Gone => {
+                let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
                 last.announced = last.place.len;
-                last.landed = Landed::SourceGone;
+                last.landed = TransportStatus::SourceGone;
             }
         }
         self.report(key, sink);
@@ -207,18 +207,24 @@ impl Inbox {
             self.partial.extend_from_slice(bytes);
             (sink.bytes(key, &self.partial), self.partial.len())
         };
-        let Some(Taken { used, place }) = taken else { return Ok(false) };
+        let Some(TransportConsumed { used, target: place }) = taken else { return Ok(false) };
         if place.is_some() && used < len {
             // A payload has records of its own.
-            return Err(Nonsense.into());
+            return Err(ProtocolViolation.into());
         }
         if self.partial.is_empty() {
             self.partial.extend_from_slice(&bytes[used..]);
         } else {
-            keep_rest(&mut self.partial, used);
+            keep_partial_frame(&mut self.partial, used);
         }
         if let Some(place) = place {
-            self.payloads.push_back(Payload { place, announced: 0, done: 0, parts: VecDeque::new(), landed: Landed::Whole });
+            self.payloads.push_back(ShmPayload {
+                place,
+                announced: 0,
+                done: 0,
+                parts: VecDeque::new(),
+                landed: TransportStatus::Whole,
+            });
             self.report(key, sink);
         }
         Ok(true)
@@ -227,12 +233,12 @@ impl Inbox {
     /// Reports the payloads that have landed, or will not.
     fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
         while let Some(payload) = self.payloads.pop_front_if(|payload| payload.is_over()) {
-            sink.placed(key, payload.landed);
+            sink.payload_done(key, payload.landed);
         }
     }
 
     /// Copies all that has been lent so far.
-    fn settle(&mut self, line: &Line) -> io::Result<()> {
+    fn settle(&mut self, line: &Connection) -> io::Result<()> {
         while self.has_parts() {
             self.step(line, STEP)?;
         }
@@ -240,17 +246,17 @@ impl Inbox {
     }
 
     /// Copies up to `budget` bytes of the first payload of which anything is lent.
-    fn step(&mut self, line: &Line, budget: usize) -> io::Result<()> {
+    fn step(&mut self, line: &Connection, budget: usize) -> io::Result<()> {
         let Some(payload) = self.payloads.iter_mut().find(|payload| !payload.parts.is_empty()) else { return Ok(()) };
         let Some(part) = payload.parts.front_mut() else { return Ok(()) };
         let finished = match &payload.place.target {
-            Some(target) if payload.landed == Landed::Whole => {
+            Some(target) if payload.landed == TransportStatus::Whole => {
                 match part.copy(line, &self.blocks, target, payload.done, budget)? {
-                    Copied::Bytes(n) => {
+                    PartCopy::Bytes(n) => {
                         payload.done += n;
                         part.pieces.is_empty()
                     }
-                    Copied::Not(landed) => {
+                    PartCopy::Not(landed) => {
                         payload.landed = landed;
                         true
                     }
@@ -269,44 +275,44 @@ impl Inbox {
 }
 
 /// What came of copying some of a part.
-enum Copied {
+enum PartCopy {
     Bytes(usize),
-    Not(Landed),
+    Not(TransportStatus),
 }
 
-impl Payload {
+impl ShmPayload {
     fn is_over(&self) -> bool {
         self.announced == self.place.len && self.parts.is_empty()
     }
 
     /// Writes what has come through the ring.
     fn write(&mut self, len: usize, copy: impl FnOnce(&WriteAccess<'_>, usize)) {
-        if let Some(target) = self.place.target.as_ref().filter(|_| self.landed == Landed::Whole) {
+        if let Some(target) = self.place.target.as_ref().filter(|_| self.landed == TransportStatus::Whole) {
             match target.write_access() {
                 Some(access) => copy(&access, self.done),
-                None => self.landed = Landed::TargetGone,
+                None => self.landed = TransportStatus::TargetGone,
             }
         }
         self.done += len;
     }
 }
 
-impl Part {
+impl ExportedPart {
     /// Slot, number, and pieces of block, address and length.
-    pub(super) fn parse(body: &[u8]) -> Option<Part> {
+    pub(super) fn parse(body: &[u8]) -> Option<ExportedPart> {
         let (words, []) = body.as_chunks::<8>() else { return None };
         let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
         let slot = usize::try_from(words.next()?).ok().filter(|slot| *slot < SLOTS)?;
         let id = words.next().filter(|id| *id != 0)?;
         let mut pieces = VecDeque::new();
         while let Some(block) = words.next() {
-            let far = Far { address: words.next()?, len: words.next()? };
+            let far = RemoteIoVec { address: words.next()?, len: words.next()? };
             if far.len == 0 || far.address.checked_add(far.len).is_none() || pieces.len() == MAX_PIECES {
                 return None;
             }
-            pieces.push_back(Piece { block, far });
+            pieces.push_back(ExportedPiece { block, far });
         }
-        Some(Part { slot, id, pieces }).filter(|part| !part.pieces.is_empty())
+        Some(ExportedPart { slot, id, pieces }).filter(|part| !part.pieces.is_empty())
     }
 
     fn len(&self) -> Option<usize> {
@@ -315,13 +321,13 @@ impl Part {
     }
 
     /// Takes pieces of the same kind off the front, up to `budget` bytes together.
-    fn next(&mut self, budget: usize) -> (u64, smallvec::SmallVec<[Far; 8]>) {
+    fn next(&mut self, budget: usize) -> (u64, smallvec::SmallVec<[RemoteIoVec; 8]>) {
         let mut next = smallvec::SmallVec::new();
         let Some(block) = self.pieces.front().map(|piece| piece.block) else { return (0, next) };
         let mut left = budget as u64;
         while let Some(piece) = self.pieces.front_mut().filter(|piece| piece.block == block && left > 0) {
             let len = piece.far.len.min(left);
-            next.push(Far { address: piece.far.address, len });
+            next.push(RemoteIoVec { address: piece.far.address, len });
             left -= len;
             piece.far.address += len;
             piece.far.len -= len;
@@ -335,13 +341,13 @@ impl Part {
     /// Copies up to `budget` bytes to `skip` bytes into the target. An error: what is lent can't be read.
     fn copy(
         &mut self,
-        line: &Line,
+        line: &Connection,
         blocks: &HashMap<u64, Mapping>,
         target: &Slice,
         skip: usize,
         budget: usize,
-    ) -> io::Result<Copied> {
-        let Some(access) = target.write_access() else { return Ok(Copied::Not(Landed::TargetGone)) };
+    ) -> io::Result<PartCopy> {
+        let Some(access) = target.write_access() else { return Ok(PartCopy::Not(TransportStatus::TargetGone)) };
         let (block, far) = self.next(budget.min(sys::reach(&access, skip)));
         let len = far.iter().map(|piece| piece.len as usize).sum();
         let reading = &line.mine.words().reading[self.slot];
@@ -363,11 +369,11 @@ impl Part {
         reading.store(0, Ordering::Release);
         match read {
             _ if now_granted == CLOSED => Err(super::link::closed_by_peer()),
-            _ if now_granted != self.id => Ok(Copied::Not(Landed::SourceGone)),
-            Ok(true) => Ok(Copied::Bytes(len)),
+            _ if now_granted != self.id => Ok(PartCopy::Not(TransportStatus::SourceGone)),
+            Ok(true) => Ok(PartCopy::Bytes(len)),
             // The process is dead, or has lent what it does not have: either is the end of the link.
             _ if line.peer.is_gone() => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
-            Ok(false) => Err(Nonsense.into()),
+            Ok(false) => Err(ProtocolViolation.into()),
             Err(error) => Err(io::Error::new(error.kind(), format!("what it lent can't be read: {error}"))),
         }
     }

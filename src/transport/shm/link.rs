@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::super::{Credentials, Link, LinkKey, Sent, Sink};
-use super::Shared;
-use super::handshake::{self, Fds, Hello, Packet, Received};
-use super::inbox::{Inbox, Turn};
-use super::line::Line;
-use super::outbox::{Outbox, Written};
-use super::process::{Bell, Process};
-use super::ring::Nonsense;
-use super::segment::{RING, Segment};
+use super::ShmShared;
+use super::connection::Connection;
+use super::handshake::{self, ControlPacket, Fds, PacketRead, ShmHello};
+use super::inbox::{ShmInbox, Turn};
+use super::outbox::{ShmOutbox, Written};
+use super::process::{Doorbell, ShmPeer};
+use super::ring::ProtocolViolation;
+use super::segment::{RING, SharedSegment};
 use super::sys;
 use crate::Scheme;
 use crate::deferred_log::defer;
@@ -34,12 +34,12 @@ pub(super) struct ShmLink {
     /// Of the socket; those of the process's handle and of the bell are the next ones.
     pub token: usize,
     pub socket: Arc<OwnedFd>,
-    shared: Arc<Shared>,
+    shared: Arc<ShmShared>,
     /// What the other side writes to wake this one.
-    pub bell: OnceLock<OwnedFd>,
+    pub doorbell: OnceLock<OwnedFd>,
     /// What the other side is; when it is known.
-    line: OnceLock<Arc<Line>>,
-    stage: Mutex<Stage>,
+    connection: OnceLock<Arc<Connection>>,
+    stage: Mutex<ShmStage>,
     closed: AtomicBool,
     /// The other side is gone, or must go: what it has said before is still taken.
     ending: Mutex<Option<io::Error>>,
@@ -53,16 +53,16 @@ pub(super) struct ShmLink {
     opened: AtomicBool,
     /// Something of the outbox waits for the other side.
     waits: AtomicBool,
-    outbox: Mutex<Option<Outbox>>,
+    outbox: Mutex<Option<ShmOutbox>>,
     /// Used by whoever drives.
-    inbox: Mutex<Option<Inbox>>,
+    inbox: Mutex<Option<ShmInbox>>,
 }
 
 /// ```text
 ///   dialled:   Dialled ──Welcome──▶ Open        accepted:  Accepted ──Hello──▶ Welcomed ──Ready──▶ Open
 /// ```
-enum Stage {
-    Dialled(Arc<Segment>),
+enum ShmStage {
+    Dialled(Arc<SharedSegment>),
     Accepted,
     Welcomed,
     Open,
@@ -70,33 +70,33 @@ enum Stage {
 
 impl ShmLink {
     /// The end that dials.
-    pub(super) fn dial(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>) -> io::Result<ShmLink> {
-        let (fd, mine) = Segment::create()?;
-        let bell = shared.bell(token);
+    pub(super) fn dial(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<ShmShared>) -> io::Result<ShmLink> {
+        let (fd, mine) = SharedSegment::create()?;
+        let bell = shared.doorbell(token);
         let own_user = sys::credentials(socket.as_fd())?.uid == shared.admission.uid;
-        match handshake::send(&socket, &Packet::Hello(shared.hello(own_user)), &introduction(&fd, bell.as_ref())) {
+        match handshake::send(&socket, &ControlPacket::Hello(shared.hello(own_user)), &introduction(&fd, bell.as_ref())) {
             // It has hung up already: what it said before that tells why, and is read as always.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             sent => sent?,
         }
-        let link = ShmLink::new(key, token, socket, shared, Stage::Dialled(mine));
-        bell.map(|bell| link.bell.set(bell));
+        let link = ShmLink::new(key, token, socket, shared, ShmStage::Dialled(mine));
+        bell.map(|bell| link.doorbell.set(bell));
         Ok(link)
     }
 
     /// The end that was dialled.
-    pub(super) fn accept(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>) -> ShmLink {
-        ShmLink::new(key, token, socket, shared, Stage::Accepted)
+    pub(super) fn accept(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<ShmShared>) -> ShmLink {
+        ShmLink::new(key, token, socket, shared, ShmStage::Accepted)
     }
 
-    fn new(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<Shared>, stage: Stage) -> ShmLink {
+    fn new(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<ShmShared>, stage: ShmStage) -> ShmLink {
         ShmLink {
             key,
             token,
             socket: Arc::new(socket),
             shared,
-            bell: OnceLock::new(),
-            line: OnceLock::new(),
+            doorbell: OnceLock::new(),
+            connection: OnceLock::new(),
             stage: Mutex::new(stage),
             closed: AtomicBool::new(false),
             ending: Mutex::new(None),
@@ -123,7 +123,7 @@ impl ShmLink {
     fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
         if !self.is_closed() {
             if cause.kind() == io::ErrorKind::InvalidData {
-                let pid = self.line.get().map(|line| line.peer.pid);
+                let pid = self.connection.get().map(|line| line.peer.pid);
                 let cause = cause.to_string();
                 defer(move || tracing::warn!(target: "calomel::shm", pid, cause, "a peer is hung up on"));
             }
@@ -140,11 +140,11 @@ impl ShmLink {
                 return;
             }
             match handshake::receive(&self.socket) {
-                Ok(Received::Nothing) => return,
-                Ok(Received::End) => {
+                Ok(PacketRead::Nothing) => return,
+                Ok(PacketRead::End) => {
                     return self.end(closed_by_peer());
                 }
-                Ok(Received::Packet(packet, fds)) => {
+                Ok(PacketRead::Packet(packet, fds)) => {
                     if let Err(error) = self.packet(packet, fds, sink) {
                         return self.lose(error, sink);
                     }
@@ -155,16 +155,16 @@ impl ShmLink {
         self.more.store(true, Ordering::Relaxed);
     }
 
-    fn packet(&self, packet: Packet, fds: Fds, sink: &mut dyn Sink) -> io::Result<()> {
-        let broken = || io::Error::from(Nonsense);
+    fn packet(&self, packet: ControlPacket, fds: Fds, sink: &mut dyn Sink) -> io::Result<()> {
+        let broken = || io::Error::from(ProtocolViolation);
         let mut stage = self.stage.lock();
         match (&*stage, packet) {
-            (_, Packet::Bell) => Ok(()),
-            (Stage::Dialled(mine), Packet::Welcome { hello, reads }) => {
-                let line = self.line(mine.clone(), hello, fds)?;
+            (_, ControlPacket::Bell) => Ok(()),
+            (ShmStage::Dialled(mine), ControlPacket::Welcome { hello, reads }) => {
+                let line = self.establish(mine.clone(), hello, fds)?;
                 line.lends.store(reads && self.shared.direct && line.peer.own_user, Ordering::Relaxed);
-                handshake::send(&self.socket, &Packet::Ready { reads: line.reads }, &[])?;
-                *stage = Stage::Open;
+                handshake::send(&self.socket, &ControlPacket::Ready { reads: line.reads }, &[])?;
+                *stage = ShmStage::Open;
                 drop(stage);
                 self.open(line);
                 self.opened.store(true, Ordering::Release);
@@ -172,37 +172,37 @@ impl ShmLink {
                 sink.connected(self.key);
                 Ok(())
             }
-            (Stage::Dialled(_), Packet::Refused { reason }) => {
+            (ShmStage::Dialled(_), ControlPacket::Refused { reason }) => {
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it refused the connection: {reason}")))
             }
-            (Stage::Accepted, Packet::Hello(hello)) => {
-                let begun = Segment::create().and_then(|(own, mine)| Ok((own, self.line(mine, hello, fds)?)));
+            (ShmStage::Accepted, ControlPacket::Hello(hello)) => {
+                let begun = SharedSegment::create().and_then(|(own, mine)| Ok((own, self.establish(mine, hello, fds)?)));
                 let (own, line) = begun.inspect_err(|error| {
                     // It hears the reason, if it listens at all.
-                    let _ = handshake::send(&self.socket, &Packet::Refused { reason: error.to_string() }, &[]);
+                    let _ = handshake::send(&self.socket, &ControlPacket::Refused { reason: error.to_string() }, &[]);
                 })?;
-                let welcome = Packet::Welcome { hello: self.shared.hello(line.peer.own_user), reads: line.reads };
+                let welcome = ControlPacket::Welcome { hello: self.shared.hello(line.peer.own_user), reads: line.reads };
                 self.open(line);
-                if let Some(bell) = self.shared.bell(self.token) {
-                    let _ = self.bell.set(bell);
+                if let Some(bell) = self.shared.doorbell(self.token) {
+                    let _ = self.doorbell.set(bell);
                 }
-                handshake::send(&self.socket, &welcome, &introduction(&own, self.bell.get()))?;
-                *stage = Stage::Welcomed;
+                handshake::send(&self.socket, &welcome, &introduction(&own, self.doorbell.get()))?;
+                *stage = ShmStage::Welcomed;
                 Ok(())
             }
-            (Stage::Welcomed, Packet::Ready { reads }) => {
-                *stage = Stage::Open;
+            (ShmStage::Welcomed, ControlPacket::Ready { reads }) => {
+                *stage = ShmStage::Open;
                 drop(stage);
-                if let Some(line) = self.line.get() {
+                if let Some(line) = self.connection.get() {
                     line.lends.store(reads && self.shared.direct && line.peer.own_user, Ordering::Relaxed);
                 }
                 self.opened.store(true, Ordering::Release);
                 sink.chunk(self.key, CHUNK);
                 Ok(())
             }
-            (Stage::Open | Stage::Welcomed, Packet::Block { id, len }) => {
+            (ShmStage::Open | ShmStage::Welcomed, ControlPacket::Block { id, len }) => {
                 let mut inbox = self.inbox.lock();
-                let own_user = self.line.get().is_some_and(|line| line.peer.own_user);
+                let own_user = self.connection.get().is_some_and(|line| line.peer.own_user);
                 let (Some(fd), Some(inbox), true) = (fds.first(), &mut *inbox, own_user) else { return Err(broken()) };
                 inbox.add_block(id, len, fd)
             }
@@ -211,17 +211,17 @@ impl ShmLink {
     }
 
     /// Looks at what the other side says of itself.
-    fn line(&self, mine: Arc<Segment>, hello: Hello, fds: Fds) -> io::Result<Arc<Line>> {
+    fn establish(&self, mine: Arc<SharedSegment>, hello: ShmHello, fds: Fds) -> io::Result<Arc<Connection>> {
         if let Some(objection) = hello.objection() {
             return Err(io::Error::new(io::ErrorKind::InvalidData, objection));
         }
         let mut fds = fds.into_iter();
         let fd = fds.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared memory"))?;
-        let theirs = Segment::attach(fd.as_fd())?;
+        let theirs = SharedSegment::attach(fd.as_fd())?;
         let Credentials { pid, uid, .. } = sys::credentials(self.socket.as_fd())?;
         // Who has the descriptor can have its writer wait: that is for nobody but the own user.
         let own_user = uid == self.shared.admission.uid;
-        let bell = fds.next().filter(|_| own_user).and_then(Bell::new);
+        let bell = fds.next().filter(|_| own_user).and_then(Doorbell::new);
         let handle = self.shared.watch(pid, self.token, &self.socket);
         // A peer can have the read of its memory wait, too: also this one is for the own user only.
         let may_read = self.shared.direct && own_user && pid != 0;
@@ -231,22 +231,22 @@ impl ShmLink {
                 move || tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory"),
             );
         }
-        let peer = Process {
+        let peer = ShmPeer {
             own_user,
             socket: self.socket.clone(),
             pid,
             handle,
             nonce: (hello.nonce, hello.nonce_at),
-            bell,
+            doorbell: bell,
             cut: AtomicBool::new(false),
         };
-        Ok(Arc::new(Line::new(mine, theirs, peer, reads)))
+        Ok(Arc::new(Connection::new(mine, theirs, peer, reads)))
     }
 
-    fn open(&self, line: Arc<Line>) {
-        *self.outbox.lock() = Some(Outbox::new(&line, self.shared.traffic.clone()));
-        *self.inbox.lock() = Some(Inbox::new(&line));
-        let _ = self.line.set(line);
+    fn open(&self, line: Arc<Connection>) {
+        *self.outbox.lock() = Some(ShmOutbox::new(&line, self.shared.traffic.clone()));
+        *self.inbox.lock() = Some(ShmInbox::new(&line));
+        let _ = self.connection.set(line);
     }
 
     /// Sends what waits, takes what has come. True when there was anything.
@@ -255,7 +255,7 @@ impl ShmLink {
         if more {
             self.packets(sink);
         }
-        let Some(line) = self.line.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
+        let Some(line) = self.connection.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
             return self.finish(sink) || more;
         };
         let mut any = more;
@@ -298,16 +298,18 @@ impl ShmLink {
     }
 
     /// Brings blocks that the peer has sent, and refers to already.
-    fn fetch(&self, line: &Line, inbox: &mut Inbox) {
+    fn fetch(&self, line: &Connection, inbox: &mut ShmInbox) {
         if !line.peer.own_user {
             return;
         }
         for _ in 0..FETCHED {
             let failed = match handshake::receive(&self.socket) {
-                Ok(Received::Packet(Packet::Block { id, len }, fds)) if !fds.is_empty() => inbox.add_block(id, len, &fds[0]),
-                Ok(Received::Packet(..)) => Ok(()),
-                Ok(Received::Nothing) => return,
-                Ok(Received::End) => return self.end(closed_by_peer()),
+                Ok(PacketRead::Packet(ControlPacket::Block { id, len }, fds)) if !fds.is_empty() => {
+                    inbox.add_block(id, len, &fds[0])
+                }
+                Ok(PacketRead::Packet(..)) => Ok(()),
+                Ok(PacketRead::Nothing) => return,
+                Ok(PacketRead::End) => return self.end(closed_by_peer()),
                 Err(error) => Err(error),
             };
             if let Err(error) = failed {
@@ -317,7 +319,7 @@ impl ShmLink {
     }
 
     /// Goes on with what waited for the other side. True when there was anything to report.
-    fn resume(&self, line: &Arc<Line>, sink: &mut dyn Sink) -> bool {
+    fn resume(&self, line: &Arc<Connection>, sink: &mut dyn Sink) -> bool {
         let (returned, sent) = {
             let mut slot = self.outbox.lock();
             let Some(outbox) = &mut *slot else { return false };
@@ -345,7 +347,7 @@ impl ShmLink {
         any
     }
 
-    fn note_waiting(&self, line: &Line, outbox: &Outbox) {
+    fn note_waiting(&self, line: &Connection, outbox: &ShmOutbox) {
         let waiting = outbox.is_waiting();
         self.waits.store(waiting, Ordering::Release);
         line.set_waiting(waiting);
@@ -357,12 +359,12 @@ impl ShmLink {
             return false;
         }
         // What is in the ring before the handshake is over waits for that, and so does whoever drives.
-        let Some(line) = self.line.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
+        let Some(line) = self.connection.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
             return !self.ends.load(Ordering::Acquire);
         };
         line.fall_asleep();
         let has_something = self.ends.load(Ordering::Acquire)
-            || self.inbox.lock().as_ref().is_some_and(Inbox::has_work)
+            || self.inbox.lock().as_ref().is_some_and(ShmInbox::has_work)
             || self.waits.load(Ordering::Acquire) && self.can_resume(line);
         if has_something {
             line.awake();
@@ -371,16 +373,16 @@ impl ShmLink {
     }
 
     /// True when something that waited for the other side could go on. What that brings is reported later.
-    fn can_resume(&self, line: &Arc<Line>) -> bool {
+    fn can_resume(&self, line: &Arc<Connection>) -> bool {
         self.outbox.lock().as_mut().is_some_and(|outbox| outbox.could_go_on(line))
     }
 
     pub(super) fn shares_processor(&self) -> bool {
-        self.line.get().is_some_and(|line| line.shares_processor())
+        self.connection.get().is_some_and(|line| line.shares_processor())
     }
 
     pub(super) fn awake(&self) {
-        if let Some(line) = self.line.get() {
+        if let Some(line) = self.connection.get() {
             line.awake();
         }
     }
@@ -401,7 +403,7 @@ impl Link for ShmLink {
             return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
         }
         // Before the handshake there is nobody to say anything to.
-        let Some(line) = self.line.get() else { return Sent::All(bytes) };
+        let Some(line) = self.connection.get() else { return Sent::All(bytes) };
         let sent = {
             let mut slot = self.outbox.lock();
             let Some(outbox) = &mut *slot else { return Sent::All(bytes) };
@@ -416,15 +418,15 @@ impl Link for ShmLink {
                 }
                 Err(nonsense) => {
                     self.end(nonsense.into());
-                    self.shared.nudge(self.token);
-                    Sent::Failed(Nonsense.into())
+                    self.shared.schedule(self.token);
+                    Sent::Failed(ProtocolViolation.into())
                 }
             };
             if outbox.is_waiting() {
                 self.note_waiting(line, outbox);
                 // The peer may have been done with it before it could know that somebody waits.
                 if line.is_asleep() && outbox.could_go_on(line) {
-                    self.shared.nudge(self.token);
+                    self.shared.schedule(self.token);
                 }
             }
             sent
@@ -455,7 +457,7 @@ impl Link for ShmLink {
             return;
         }
         self.shared.remove(self);
-        if let (Some(line), Some(outbox)) = (self.line.get(), self.outbox.lock().as_mut()) {
+        if let (Some(line), Some(outbox)) = (self.connection.get(), self.outbox.lock().as_mut()) {
             let lingering = outbox.end(line);
             self.shared.linger(lingering);
         }

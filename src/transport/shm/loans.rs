@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::line::Line;
+use super::connection::Connection;
 use super::segment::{CLOSED, SLOTS, see};
 use crate::deferred_log::defer;
 use crate::memory::{Loan, Operation, ReadAccess, Slice};
@@ -23,15 +23,15 @@ const STEP_LIMIT: Duration = Duration::from_secs(1);
 /// Between two looks at whether a reader that is waited for still lives.
 const LOOK: Duration = Duration::from_millis(1);
 
-struct Grant {
-    line: Arc<Line>,
+struct ShmLoan {
+    line: Arc<Connection>,
     slot: usize,
     id: u64,
     /// What it is read for.
     operation: Operation,
 }
 
-impl Loan for Grant {
+impl Loan for ShmLoan {
     fn withdraw(&self) {
         let granted = &self.line.mine.words().granted[self.slot];
         // If it is not granted any more, the link may have ended while the reader goes on.
@@ -66,13 +66,13 @@ impl Loan for Grant {
     }
 }
 
-impl Grant {
+impl ShmLoan {
     fn is_read(&self) -> bool {
         see(&self.line.theirs.words().reading[self.slot]) == self.id
     }
 }
 
-struct Entry {
+struct LoanSlot {
     grant: Arc<dyn Loan>,
     /// Keeps the memory, and is told when it is no longer lent.
     memory: Slice,
@@ -83,7 +83,7 @@ struct Entry {
 /// What this side has lent over one link.
 #[derive(Default)]
 pub(super) struct Loans {
-    slots: [Option<Entry>; SLOTS],
+    slots: [Option<LoanSlot>; SLOTS],
     last: u64,
     /// Payloads of which something is lent, or will be: their number, and whether all of their parts have been lent.
     payloads: Vec<(u64, bool)>,
@@ -99,13 +99,20 @@ impl Loans {
     }
 
     /// Lends a part of a payload's memory; the number to tell the peer.
-    pub(super) fn lend(&mut self, line: &Arc<Line>, slot: usize, access: &ReadAccess<'_>, part: Slice, payload: u64) -> u64 {
+    pub(super) fn lend(
+        &mut self,
+        line: &Arc<Connection>,
+        slot: usize,
+        access: &ReadAccess<'_>,
+        part: Slice,
+        payload: u64,
+    ) -> u64 {
         self.last += 1;
         let id = self.last;
-        let grant: Arc<dyn Loan> = Arc::new(Grant { line: line.clone(), slot, id, operation: part.operation() });
+        let grant: Arc<dyn Loan> = Arc::new(ShmLoan { line: line.clone(), slot, id, operation: part.operation() });
         access.lend(grant.clone());
         line.mine.words().granted[slot].store(id, Ordering::Release);
-        self.slots[slot] = Some(Entry { grant, memory: part, id, payload });
+        self.slots[slot] = Some(LoanSlot { grant, memory: part, id, payload });
         if self.payloads.last().is_none_or(|(last, _)| *last != payload) {
             self.payloads.push((payload, false));
         }
@@ -119,13 +126,13 @@ impl Loans {
     }
 
     /// True when the peer is done with something.
-    pub(super) fn has_finished(&self, line: &Line) -> bool {
+    pub(super) fn has_finished(&self, line: &Connection) -> bool {
         let finished = |slot: usize| see(&line.theirs.words().finished[slot]);
         self.slots.iter().enumerate().any(|(slot, entry)| entry.as_ref().is_some_and(|entry| entry.id == finished(slot)))
     }
 
     /// Takes back what the peer is done with; how many payloads that were.
-    pub(super) fn sweep(&mut self, line: &Line) -> usize {
+    pub(super) fn sweep(&mut self, line: &Connection) -> usize {
         for (slot, entry) in self.slots.iter_mut().enumerate() {
             let finished = see(&line.theirs.words().finished[slot]);
             if let Some(done) = entry.take_if(|entry| entry.id == finished) {
@@ -140,7 +147,7 @@ impl Loans {
     }
 
     /// The link is over: nothing is lent any more. What is being read at this moment comes back.
-    pub(super) fn end(&mut self, line: &Arc<Line>) -> Vec<Lingering> {
+    pub(super) fn end(&mut self, line: &Arc<Connection>) -> Vec<Lingering> {
         let mut lingering = Vec::new();
         for (slot, entry) in self.slots.iter_mut().enumerate() {
             let Some(entry) = entry.take() else { continue };
@@ -157,9 +164,9 @@ impl Loans {
 /// A loan of a link that is over, of which the peer says that it reads it. Whoever takes the memory back waits for that; where
 /// nobody does, it must not keep the link's memory and descriptors for ever.
 pub(super) struct Lingering {
-    line: Arc<Line>,
+    line: Arc<Connection>,
     slot: usize,
-    entry: Entry,
+    entry: LoanSlot,
     since: Instant,
 }
 

@@ -4,11 +4,11 @@
 //! Whatever a process leaves behind when it is killed, the system takes away: sockets, descriptors and memory have no names.
 
 mod blocks;
+mod connection;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
 mod inbox;
-mod line;
 mod link;
 mod loans;
 mod outbox;
@@ -31,17 +31,17 @@ use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
-use super::unaccepted::Unaccepted;
+use super::accept_retry::AcceptRetry;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, source_towards};
 use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Scheme, random};
-use handshake::{Admission, Hello, Packet};
+use handshake::{Admission, ControlPacket, ShmHello};
 use link::ShmLink;
 use loans::Lingering;
-pub(crate) use outbox::Lending;
+pub(crate) use outbox::KernelCopyPolicy;
 
 /// Rings that are looked at without being rung for. To look at one costs a few nanoseconds.
-const MAX_HOT: usize = 64;
+const MAX_POLLED: usize = 64;
 /// Beyond that number, a ring that had nothing so many times in a row is left to its bell.
 const COOL_AFTER: u32 = 64;
 /// One that had nothing for so long is left to it by whoever goes to sleep.
@@ -53,45 +53,45 @@ const BACKLOG: i32 = 4096;
 const CROWDED: u32 = 4;
 /// Added to the token of a link's socket.
 const PROCESS: usize = 1;
-const BELL: usize = 2;
+const DOORBELL: usize = 2;
 
 /// What the transport goes by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
+pub(crate) struct ShmOptions {
     /// A group whose members may connect too; else only the engine's own user.
     pub group: Option<u32>,
-    pub lending: Lending,
+    pub lending: KernelCopyPolicy,
     /// Engines that are reached by tcp, too, are found here.
-    pub shortcuts: bool,
+    pub local_addresses: bool,
 }
 
 pub(crate) struct Shm {
-    shared: Arc<Shared>,
-    options: Options,
-    hot: Mutex<Vec<Hot>>,
+    shared: Arc<ShmShared>,
+    options: ShmOptions,
+    polled: Mutex<Vec<PolledShmLink>>,
     /// How many are in `hot`.
-    heat: AtomicUsize,
+    polled_count: AtomicUsize,
     scratch: Mutex<Vec<u8>>,
-    unaccepted: Unaccepted,
+    accept_retry: AcceptRetry,
     /// Not 0 when somebody has rung from the processor that the woken thread is on: one more than how often something has come
     /// since.
     crowded: AtomicU32,
 }
 
-struct Hot {
+struct PolledShmLink {
     link: Arc<ShmLink>,
     empty: u32,
 }
 
 /// What links share with their transport.
-struct Shared {
+struct ShmShared {
     registry: mio::Registry,
     waker: Arc<mio::Waker>,
     first_token: usize,
-    entries: Mutex<Entries>,
+    entries: Mutex<ShmSockets>,
     /// Links to look at, by token: something of theirs happened where nobody drives.
-    nudged: Mutex<Vec<usize>>,
-    has_nudged: AtomicBool,
+    scheduled: Mutex<Vec<usize>>,
+    has_scheduled: AtomicBool,
     /// Loans of links that are over.
     lingering: Mutex<Vec<Lingering>>,
     traffic: Arc<outbox::Traffic>,
@@ -103,13 +103,13 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Entries {
+struct ShmSockets {
     next: usize,
     links: HashMap<usize, Arc<ShmLink>>,
     listeners: HashMap<usize, OwnedFd>,
 }
 
-impl Shared {
+impl ShmShared {
     /// One for a socket, the next two for the handle of the process behind it, and for the bell.
     fn token(&self) -> usize {
         let mut entries = self.entries.lock();
@@ -118,8 +118,8 @@ impl Shared {
     }
 
     /// What is said to a peer; to one of another user, which may not read memory of this process, nothing of where it lies.
-    fn hello(&self, own_user: bool) -> Hello {
-        if own_user { Hello::new(*self.nonce, (&raw const *self.nonce).addr() as u64) } else { Hello::new(0, 0) }
+    fn hello(&self, own_user: bool) -> ShmHello {
+        if own_user { ShmHello::new(*self.nonce, (&raw const *self.nonce).addr() as u64) } else { ShmHello::new(0, 0) }
     }
 
     /// Has the reactor tell of the death of a process; `None` where it can't be seen.
@@ -136,16 +136,16 @@ impl Shared {
     }
 
     /// Has the reactor tell when a peer rings; `None` where there is nothing to ring: then it uses the socket.
-    fn bell(&self, token: usize) -> Option<OwnedFd> {
+    fn doorbell(&self, token: usize) -> Option<OwnedFd> {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
-        self.registry.register(&mut SourceFd(&bell.as_raw_fd()), Token(token + BELL), Interest::READABLE).ok()?;
+        self.registry.register(&mut SourceFd(&bell.as_raw_fd()), Token(token + DOORBELL), Interest::READABLE).ok()?;
         Some(bell)
     }
 
     /// Has whoever drives look at a link.
-    fn nudge(&self, token: usize) {
-        self.nudged.lock().push(token);
-        self.has_nudged.store(true, Ordering::SeqCst);
+    fn schedule(&self, token: usize) {
+        self.scheduled.lock().push(token);
+        self.has_scheduled.store(true, Ordering::SeqCst);
         if let Err(error) = self.waker.wake() {
             defer(move || tracing::error!(target: "calomel::shm", %error, "can't wake a parked engine"));
         }
@@ -164,7 +164,7 @@ impl Shared {
             // It is closed soon, which deregisters it as well.
             let _ = self.registry.deregister(&mut SourceFd(&link.socket.as_raw_fd()));
             // The peer may keep it open.
-            if let Some(bell) = link.bell.get() {
+            if let Some(bell) = link.doorbell.get() {
                 let _ = self.registry.deregister(&mut SourceFd(&bell.as_raw_fd()));
             }
         }
@@ -207,34 +207,34 @@ fn name(address: &Address) -> io::Result<SocketAddrUnix> {
 }
 
 impl Shm {
-    pub(crate) fn new(reactor: Reactor, options: Options) -> Result<Shm> {
+    pub(crate) fn new(reactor: Reactor, options: ShmOptions) -> Result<Shm> {
         let nonce = random::from_system().map_err(|error| Error::io("can't get random numbers from the system", error))?;
         let Reactor { registry, waker, first_token } = reactor;
         let one_core = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
         let lending = match options.lending {
-            Lending::Crowded if one_core => Lending::Always,
+            KernelCopyPolicy::Crowded if one_core => KernelCopyPolicy::Always,
             other => other,
         };
         let admission = Admission { uid: rustix::process::geteuid().as_raw(), group: options.group };
         Ok(Shm {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ShmShared {
                 registry,
                 waker,
                 first_token,
                 entries: Mutex::default(),
-                nudged: Mutex::default(),
-                has_nudged: AtomicBool::new(false),
+                scheduled: Mutex::default(),
+                has_scheduled: AtomicBool::new(false),
                 lingering: Mutex::default(),
                 traffic: Arc::new(outbox::Traffic::new(lending)),
                 admission,
-                direct: options.lending != Lending::Never,
+                direct: options.lending != KernelCopyPolicy::Never,
                 nonce: Box::new(u64::from_ne_bytes(nonce)),
             }),
             options,
-            hot: Mutex::default(),
-            heat: AtomicUsize::new(0),
+            polled: Mutex::default(),
+            polled_count: AtomicUsize::new(0),
             scratch: Mutex::new(vec![0; ring::MAX_BODY]),
-            unaccepted: Unaccepted::default(),
+            accept_retry: AcceptRetry::default(),
             crowded: AtomicU32::new(0),
         })
     }
@@ -261,7 +261,7 @@ impl Shm {
                 Ok(socket) => self.welcome(socket, sink),
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                Err(error) => return self.unaccepted.note(token, &error.into()),
+                Err(error) => return self.accept_retry.note(token, &error.into()),
             }
         }
     }
@@ -274,7 +274,7 @@ impl Shm {
         if let Some(reason) = self.shared.admission.objection(who, &socket) {
             defer(move || tracing::warn!(target: "calomel::shm", pid = who.pid, uid = who.uid, "a peer is refused"));
             // It hears the reason, if it listens at all.
-            let _ = handshake::send(&socket, &Packet::Refused { reason }, &[]);
+            let _ = handshake::send(&socket, &ControlPacket::Refused { reason }, &[]);
             return;
         }
         let token = self.shared.token();
@@ -286,22 +286,22 @@ impl Shm {
         }
     }
 
-    fn heat(&self, link: &Arc<ShmLink>) {
-        let mut hot = self.hot.lock();
+    fn activate(&self, link: &Arc<ShmLink>) {
+        let mut hot = self.polled.lock();
         if !hot.iter().any(|entry| Arc::ptr_eq(&entry.link, link)) {
             link.awake();
-            hot.push(Hot { link: link.clone(), empty: 0 });
-            self.heat.store(hot.len(), Ordering::Relaxed);
+            hot.push(PolledShmLink { link: link.clone(), empty: 0 });
+            self.polled_count.store(hot.len(), Ordering::Relaxed);
         }
     }
 
     /// Looks at links that somebody who does not drive has something for.
-    fn take_nudged(&self) {
-        if self.shared.has_nudged.load(Ordering::Relaxed) && self.shared.has_nudged.swap(false, Ordering::SeqCst) {
-            let nudged = std::mem::take(&mut *self.shared.nudged.lock());
+    fn take_scheduled(&self) {
+        if self.shared.has_scheduled.load(Ordering::Relaxed) && self.shared.has_scheduled.swap(false, Ordering::SeqCst) {
+            let nudged = std::mem::take(&mut *self.shared.scheduled.lock());
             for token in nudged {
                 let link = self.shared.entries.lock().links.get(&token).cloned();
-                link.iter().for_each(|link| self.heat(link));
+                link.iter().for_each(|link| self.activate(link));
             }
         }
     }
@@ -351,8 +351,8 @@ impl Transport for Shm {
         Ok(address)
     }
 
-    fn shortcuts(&self, address: &Address, dialled: bool) -> Vec<Address> {
-        let Some(socket) = address.socket().filter(|_| self.options.shortcuts) else {
+    fn local_addresses(&self, address: &Address, dialled: bool) -> Vec<Address> {
+        let Some(socket) = address.socket().filter(|_| self.options.local_addresses) else {
             return Vec::new();
         };
         let at = |ip: IpAddr| Address::shm(&format!("{}:{ip}:{}", address.scheme().name(), socket.port()));
@@ -394,17 +394,17 @@ impl Transport for Shm {
     }
 
     fn poll(&self, sink: &mut dyn Sink) -> bool {
-        self.take_nudged();
-        if self.unaccepted.is_any() {
-            self.unaccepted.due().into_iter().for_each(|token| self.accept(token, sink));
+        self.take_scheduled();
+        if self.accept_retry.is_any() {
+            self.accept_retry.due().into_iter().for_each(|token| self.accept(token, sink));
         }
-        if self.heat.load(Ordering::Relaxed) == 0 {
+        if self.polled_count.load(Ordering::Relaxed) == 0 {
             return false;
         }
         // Only the driver takes these, and nothing that the sink does at once wants them; user code runs after the poll.
         let mut scratch = self.scratch.lock();
-        let mut hot = self.hot.lock();
-        let many = hot.len() > MAX_HOT;
+        let mut hot = self.polled.lock();
+        let many = hot.len() > MAX_POLLED;
         let mut any = false;
         hot.retain_mut(|entry| {
             let something = entry.link.turn(&mut scratch, sink);
@@ -413,7 +413,7 @@ impl Transport for Shm {
             let cool = many && entry.empty > COOL_AFTER && entry.link.fall_asleep();
             !entry.link.is_closed() && !cool
         });
-        self.heat.store(hot.len(), Ordering::Relaxed);
+        self.polled_count.store(hot.len(), Ordering::Relaxed);
         match self.crowded.load(Ordering::Relaxed) {
             0 => {}
             times if any => self.crowded.store(times + 1, Ordering::Relaxed),
@@ -441,17 +441,17 @@ impl Transport for Shm {
         match of {
             PROCESS => link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
             // The system likes to wake a thread where its waker runs, which goes on running: two that spin would share it.
-            BELL => self.crowded.store(u32::from(link.shares_processor()), Ordering::Relaxed),
+            DOORBELL => self.crowded.store(u32::from(link.shares_processor()), Ordering::Relaxed),
             _ => link.packets(sink),
         }
         if !link.is_closed() {
-            self.heat(&link);
+            self.activate(&link);
         }
     }
 
     fn park(&self) -> bool {
-        let mut hot = self.hot.lock();
-        if self.shared.has_nudged.load(Ordering::SeqCst) {
+        let mut hot = self.polled.lock();
+        if self.shared.has_scheduled.load(Ordering::SeqCst) {
             return false;
         }
         if !hot.iter().all(|entry| entry.link.fall_asleep()) {
@@ -459,16 +459,16 @@ impl Transport for Shm {
             return false;
         }
         hot.retain(|entry| entry.empty < COLD_AFTER);
-        self.heat.store(hot.len(), Ordering::Relaxed);
+        self.polled_count.store(hot.len(), Ordering::Relaxed);
         true
     }
 
     fn unpark(&self) {
-        self.hot.lock().iter().for_each(|entry| entry.link.awake());
+        self.polled.lock().iter().for_each(|entry| entry.link.awake());
     }
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.hot.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
+        self.polled.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
     }
 }

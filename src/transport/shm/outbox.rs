@@ -10,11 +10,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::handshake::{self, Packet};
+use super::connection::Connection;
+use super::handshake::{self, ControlPacket};
 use super::inbox;
-use super::line::Line;
 use super::loans::{Lingering, Loans};
-use super::ring::{Kind, MAX_BODY, Nonsense, Producer};
+use super::ring::{MAX_BODY, Producer, ProtocolViolation, RecordKind};
 use super::sys::MAX_PIECES;
 use crate::memory::{ReadAccess, Slice, shared::Block};
 
@@ -27,9 +27,9 @@ const SHORT: usize = 512;
 /// Blocks that the peer is told of at a time; it takes some more.
 const MAX_BLOCKS: usize = 128;
 
-pub(super) struct Outbox {
+pub(super) struct ShmOutbox {
     producer: Producer,
-    pub pending: Option<Sending>,
+    pub pending: Option<ShmSend>,
     pub loans: Loans,
     payloads: u64,
     /// The blocks that the peer has been given, with their lengths.
@@ -44,7 +44,7 @@ pub(super) struct Outbox {
 
 /// When memory of the process is lent to peers that can read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lending {
+pub(crate) enum KernelCopyPolicy {
     Never,
     /// While another payload goes through a ring.
     Crowded,
@@ -56,11 +56,11 @@ pub(crate) enum Lending {
 pub(super) struct Traffic {
     /// Links over which a payload goes through the ring at this moment.
     streams: AtomicUsize,
-    lending: Lending,
+    lending: KernelCopyPolicy,
 }
 
 impl Traffic {
-    pub(super) fn new(lending: Lending) -> Traffic {
+    pub(super) fn new(lending: KernelCopyPolicy) -> Traffic {
         Traffic { streams: AtomicUsize::new(0), lending }
     }
 }
@@ -71,7 +71,7 @@ enum Needs {
 }
 
 /// A send, as far as it is.
-pub(super) struct Sending {
+pub(super) struct ShmSend {
     pub bytes: Vec<u8>,
     written: usize,
     payload: Option<Slice>,
@@ -89,9 +89,9 @@ pub(super) enum Written {
     Part,
 }
 
-impl Outbox {
-    pub(super) fn new(line: &Line, traffic: Arc<Traffic>) -> Outbox {
-        Outbox {
+impl ShmOutbox {
+    pub(super) fn new(line: &Connection, traffic: Arc<Traffic>) -> ShmOutbox {
+        ShmOutbox {
             producer: Producer::new(line.mine.clone(), line.theirs.clone()),
             pending: None,
             loans: Loans::default(),
@@ -104,13 +104,13 @@ impl Outbox {
         }
     }
 
-    pub(super) fn begin(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> Sending {
+    pub(super) fn begin(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> ShmSend {
         self.payloads += 1;
-        Sending { bytes, written: 0, payload, covered: 0, number: self.payloads }
+        ShmSend { bytes, written: 0, payload, covered: 0, number: self.payloads }
     }
 
     /// Sends what there is room for.
-    pub(super) fn write(&mut self, line: &Arc<Line>, sending: &mut Sending) -> Result<Written, Nonsense> {
+    pub(super) fn write(&mut self, line: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
         let written = self.write_some(line, sending);
         let streams = matches!(written, Ok(Written::Part)) && sending.payload.is_some();
         self.set_streams(streams);
@@ -131,20 +131,20 @@ impl Outbox {
     /// Whether payloads that can be lent are.
     fn prefers_lending(&self) -> bool {
         match self.traffic.lending {
-            Lending::Never => false,
-            Lending::Crowded => self.traffic.streams.load(Ordering::Relaxed) > usize::from(self.streams),
-            Lending::Always => true,
+            KernelCopyPolicy::Never => false,
+            KernelCopyPolicy::Crowded => self.traffic.streams.load(Ordering::Relaxed) > usize::from(self.streams),
+            KernelCopyPolicy::Always => true,
         }
     }
 
-    fn write_some(&mut self, line: &Arc<Line>, sending: &mut Sending) -> Result<Written, Nonsense> {
+    fn write_some(&mut self, line: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
         while sending.written < sending.bytes.len() {
             let rest = &sending.bytes[sending.written..];
             let now = &rest[..rest.len().min(MAX_BODY)];
             if !self.has_room(now.len())? {
                 return Ok(Written::Part);
             }
-            self.producer.put(Kind::Bytes, now.len(), |segment, at| segment.write(at, now));
+            self.producer.put(RecordKind::Bytes, now.len(), |segment, at| segment.write(at, now));
             sending.written += now.len();
         }
         let Some(payload) = sending.payload.clone() else { return Ok(Written::All) };
@@ -153,7 +153,7 @@ impl Outbox {
                 if !self.has_room(0)? {
                     return Ok(Written::Part);
                 }
-                self.producer.put(Kind::Gone, 0, |_, _| ());
+                self.producer.put(RecordKind::Gone, 0, |_, _| ());
                 break;
             };
             let done = match self.lend(line, &access, &payload, sending)? {
@@ -170,11 +170,11 @@ impl Outbox {
     /// Lends the next part, if that is better than to send it; `Some(false)`: there is no room.
     fn lend(
         &mut self,
-        line: &Arc<Line>,
+        line: &Arc<Connection>,
         access: &ReadAccess<'_>,
         payload: &Slice,
-        sending: &mut Sending,
-    ) -> Result<Option<bool>, Nonsense> {
+        sending: &mut ShmSend,
+    ) -> Result<Option<bool>, ProtocolViolation> {
         if payload.len <= SMALL {
             return Ok(None);
         }
@@ -217,25 +217,25 @@ impl Outbox {
         let id = self.loans.lend(line, slot, access, part, sending.number);
         inbox::loan(slot, id, list.into_iter(), &mut self.words);
         let words = &self.words;
-        self.producer.put(Kind::Loan, words.len(), |segment, at| segment.write(at, words));
+        self.producer.put(RecordKind::Loan, words.len(), |segment, at| segment.write(at, words));
         sending.covered += covered;
         Ok(Some(true))
     }
 
     /// Sends the next piece itself. False: there is no room.
-    fn copy(&mut self, access: &ReadAccess<'_>, len: usize, sending: &mut Sending) -> Result<bool, Nonsense> {
+    fn copy(&mut self, access: &ReadAccess<'_>, len: usize, sending: &mut ShmSend) -> Result<bool, ProtocolViolation> {
         let (skip, now) = (sending.covered, PIECE.min(len - sending.covered));
         if !self.has_room(now)? {
             return Ok(false);
         }
-        self.producer.put(Kind::Payload, now, |segment, at| segment.write_memory(at, access, skip, now));
+        self.producer.put(RecordKind::Payload, now, |segment, at| segment.write_memory(at, access, skip, now));
         sending.covered += now;
         Ok(true)
     }
 
     /// Sees to it that the peer has a block; false when it can't be given it. A peer that has it reads it until the block is no
     /// more, so it is given to none that may not read all of it, nor to one of another user.
-    fn tell(&mut self, line: &Line, block: &Arc<Block>, unrestricted: bool) -> bool {
+    fn tell(&mut self, line: &Connection, block: &Arc<Block>, unrestricted: bool) -> bool {
         if self.blocks.contains_key(&block.id) {
             return true;
         }
@@ -245,7 +245,7 @@ impl Outbox {
         let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| block.strong_count() == 0).map(|(id, _)| *id).collect();
         if !gone.is_empty() && gone.len() * 8 <= MAX_BODY && matches!(self.producer.has_room(8 * gone.len()), Ok(true)) {
             let words: Vec<u8> = gone.iter().flat_map(|id| id.to_le_bytes()).collect();
-            self.producer.put(Kind::Forget, words.len(), |segment, at| segment.write(at, &words));
+            self.producer.put(RecordKind::Forget, words.len(), |segment, at| segment.write(at, &words));
             gone.iter().for_each(|id| drop(self.blocks.remove(id)));
         }
         // It may have some more mapped: those that it has not been told yet are gone.
@@ -253,7 +253,7 @@ impl Outbox {
         if self.blocks.len() >= MAX_BLOCKS || mapped.saturating_add(block.mapping.len()) > inbox::MAX_MAPPED / 2 {
             return false;
         }
-        let packet = Packet::Block { id: block.id, len: block.mapping.len() as u64 };
+        let packet = ControlPacket::Block { id: block.id, len: block.mapping.len() as u64 };
         // Before the record that refers to it: so the peer finds it when it looks.
         let sent = handshake::send(&line.peer.socket, &packet, &[block.give()]);
         if sent.is_ok() {
@@ -262,13 +262,13 @@ impl Outbox {
         sent.is_ok()
     }
 
-    fn has_room(&mut self, len: usize) -> Result<bool, Nonsense> {
+    fn has_room(&mut self, len: usize) -> Result<bool, ProtocolViolation> {
         self.needs = Needs::Room(len);
         self.producer.has_room(len)
     }
 
     /// True when something of what waits for the peer need not wait any more.
-    pub(super) fn could_go_on(&mut self, line: &Line) -> bool {
+    pub(super) fn could_go_on(&mut self, line: &Connection) -> bool {
         self.loans.has_finished(line)
             || self.pending.is_some()
                 && match self.needs {
@@ -279,7 +279,7 @@ impl Outbox {
     }
 
     /// The link is closed.
-    pub(super) fn end(&mut self, line: &Arc<Line>) -> Vec<Lingering> {
+    pub(super) fn end(&mut self, line: &Arc<Connection>) -> Vec<Lingering> {
         self.pending = None;
         self.set_streams(false);
         self.loans.end(line)

@@ -9,9 +9,9 @@ use rustix::fs::OFlags;
 use rustix::net::SendFlags;
 
 /// The packet that wakes a peer that has no bell.
-pub(super) const BELL: [u8; 1] = [0];
+pub(super) const DOORBELL: [u8; 1] = [0];
 
-pub(super) struct Process {
+pub(super) struct ShmPeer {
     /// It runs as this process's user. Only then memory may be mapped, and read where it lies: a read of another process's memory
     /// lasts as long as that process likes.
     pub own_user: bool,
@@ -22,37 +22,37 @@ pub(super) struct Process {
     pub handle: Option<OwnedFd>,
     /// A random word, and where in its memory that lies: so a successor under the same number is noticed.
     pub nonce: (u64, u64),
-    pub bell: Option<Bell>,
+    pub doorbell: Option<Doorbell>,
     pub cut: AtomicBool,
 }
 
 /// An `eventfd` of the peer's. A write to the socket would do, but there the system takes it that the writer is about to
 /// sleep, and puts the woken thread on the writer's processor: two threads that want to spin then share one.
-pub(super) struct Bell(OwnedFd);
+pub(super) struct Doorbell(OwnedFd);
 
-impl Bell {
+impl Doorbell {
     /// `None` for what is no `eventfd`: nobody else has the writing of it wait.
-    pub(super) fn new(fd: OwnedFd) -> Option<Bell> {
+    pub(super) fn new(fd: OwnedFd) -> Option<Doorbell> {
         let what = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()).ok()?;
         if what.as_bytes() != b"anon_inode:[eventfd]" {
             return None;
         }
         let flags = rustix::fs::fcntl_getfl(&fd).ok()?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).ok()?;
-        Some(Bell(fd))
+        Some(Doorbell(fd))
     }
 }
 
-impl Process {
+impl ShmPeer {
     /// Wakes it.
     pub(super) fn ring(&self) {
-        if let Some(Bell(fd)) = &self.bell {
+        if let Some(Doorbell(fd)) = &self.doorbell {
             // One that can't be counted any higher has been rung.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
             return;
         }
         // A full socket holds bells enough, and a broken one is noticed by whoever drives.
-        let _ = rustix::net::send(&*self.socket, &BELL, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = rustix::net::send(&*self.socket, &DOORBELL, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
     /// True when the process is dead, or has closed its socket.

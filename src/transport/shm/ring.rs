@@ -4,13 +4,13 @@
 //! is written last, and the one behind it is set to 0 before that: so the receiver looks at one word, which lies with the
 //! record itself, and never sees what an earlier lap has left. The receiver says how much it has taken only now and then.
 
-use super::segment::{RING, Segment, see};
+use super::segment::{RING, SharedSegment, see};
 use crate::sync::atomic::{Ordering, fence};
 use std::sync::Arc;
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RecordKind {
     /// Frames, or a part of one.
     Bytes = 1,
     /// Where a part of a payload lies in the sender's memory.
@@ -34,10 +34,10 @@ const TELL: u64 = RING / 4;
 
 /// The peer's segment holds what can't be.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Nonsense;
+pub(super) struct ProtocolViolation;
 
-impl From<Nonsense> for std::io::Error {
-    fn from(_: Nonsense) -> Self {
+impl From<ProtocolViolation> for std::io::Error {
+    fn from(_: ProtocolViolation) -> Self {
         let broken = "it broke the protocol of the shared-memory transport";
         std::io::Error::new(std::io::ErrorKind::InvalidData, broken)
     }
@@ -49,8 +49,8 @@ fn space(len: usize) -> u64 {
 
 /// The sending end.
 pub(super) struct Producer {
-    mine: Arc<Segment>,
-    theirs: Arc<Segment>,
+    mine: Arc<SharedSegment>,
+    theirs: Arc<SharedSegment>,
     /// Where the next record goes; goes on beyond the ring's end.
     at: u64,
     /// How much the other side has taken, when last looked.
@@ -58,12 +58,12 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    pub(super) fn new(mine: Arc<Segment>, theirs: Arc<Segment>) -> Producer {
+    pub(super) fn new(mine: Arc<SharedSegment>, theirs: Arc<SharedSegment>) -> Producer {
         Producer { mine, theirs, at: 0, taken: 0 }
     }
 
     /// Whether a record with a body of this length fits now.
-    pub(super) fn has_room(&mut self, len: usize) -> Result<bool, Nonsense> {
+    pub(super) fn has_room(&mut self, len: usize) -> Result<bool, ProtocolViolation> {
         debug_assert!(len <= MAX_BODY);
         // The header behind the record is written too.
         let end = self.at + space(len) + ALIGN;
@@ -72,14 +72,14 @@ impl Producer {
         }
         let taken = see(&self.theirs.words().taken.0);
         if taken < self.taken || taken > self.at {
-            return Err(Nonsense);
+            return Err(ProtocolViolation);
         }
         self.taken = taken;
         Ok(end - self.taken <= RING)
     }
 
     /// Writes a record for which there is room; `fill` writes the body, from the place that it is given.
-    pub(super) fn put(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&Segment, u64)) {
+    pub(super) fn put(&mut self, kind: RecordKind, len: usize, fill: impl FnOnce(&SharedSegment, u64)) {
         fill(&self.mine, self.at + HEADER);
         let next = self.at + space(len);
         self.mine.header(next).store(0, Ordering::Relaxed);
@@ -92,25 +92,25 @@ impl Producer {
 /// A record that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    pub kind: Kind,
+    pub kind: RecordKind,
     pub len: usize,
 }
 
 /// The receiving end.
 pub(super) struct Consumer {
-    mine: Arc<Segment>,
-    theirs: Arc<Segment>,
+    mine: Arc<SharedSegment>,
+    theirs: Arc<SharedSegment>,
     at: u64,
     told: u64,
 }
 
 impl Consumer {
-    pub(super) fn new(mine: Arc<Segment>, theirs: Arc<Segment>) -> Consumer {
+    pub(super) fn new(mine: Arc<SharedSegment>, theirs: Arc<SharedSegment>) -> Consumer {
         Consumer { mine, theirs, at: 0, told: 0 }
     }
 
     /// The record that is next, if it has arrived.
-    pub(super) fn next(&self) -> Result<Option<Record>, Nonsense> {
+    pub(super) fn next(&self) -> Result<Option<Record>, ProtocolViolation> {
         let header = self.theirs.header(self.at).load(Ordering::Relaxed);
         if header == 0 {
             return Ok(None);
@@ -118,22 +118,22 @@ impl Consumer {
         // As `see` does; where there is nothing, nothing has to be in order.
         fence(Ordering::Acquire);
         let kind = match header >> 32 {
-            1 => Kind::Bytes,
-            2 => Kind::Loan,
-            3 => Kind::Payload,
-            4 => Kind::Gone,
-            5 => Kind::Forget,
-            _ => return Err(Nonsense),
+            1 => RecordKind::Bytes,
+            2 => RecordKind::Loan,
+            3 => RecordKind::Payload,
+            4 => RecordKind::Gone,
+            5 => RecordKind::Forget,
+            _ => return Err(ProtocolViolation),
         };
         let len = header as u32 as usize;
         if len > MAX_BODY {
-            return Err(Nonsense);
+            return Err(ProtocolViolation);
         }
         Ok(Some(Record { kind, len }))
     }
 
     /// The other side's segment, and where the body of the next record begins in it.
-    pub(super) fn body(&self) -> (&Segment, u64) {
+    pub(super) fn body(&self) -> (&SharedSegment, u64) {
         (&self.theirs, self.at + HEADER)
     }
 
@@ -159,9 +159,9 @@ mod tests {
     use super::*;
 
     fn ends() -> (Producer, Consumer) {
-        let (fd_a, a) = Segment::create().unwrap();
-        let (fd_b, b) = Segment::create().unwrap();
-        let (far_a, far_b) = (Segment::attach(borrow(&fd_a)).unwrap(), Segment::attach(borrow(&fd_b)).unwrap());
+        let (fd_a, a) = SharedSegment::create().unwrap();
+        let (fd_b, b) = SharedSegment::create().unwrap();
+        let (far_a, far_b) = (SharedSegment::attach(borrow(&fd_a)).unwrap(), SharedSegment::attach(borrow(&fd_b)).unwrap());
         (Producer::new(a, far_b), Consumer::new(b, far_a))
     }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     fn put(producer: &mut Producer, bytes: &[u8]) {
-        producer.put(Kind::Bytes, bytes.len(), |segment, at| segment.write(at, bytes));
+        producer.put(RecordKind::Bytes, bytes.len(), |segment, at| segment.write(at, bytes));
     }
 
     fn take(consumer: &mut Consumer) -> Option<Vec<u8>> {
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn bytes_of_an_earlier_lap_are_no_record() {
         let (mut producer, mut consumer) = ends();
-        let header = ((Kind::Bytes as u64) << 32 | 8).to_le_bytes();
+        let header = ((RecordKind::Bytes as u64) << 32 | 8).to_le_bytes();
         let bytes: Vec<u8> = header.iter().copied().cycle().take(MAX_BODY).collect();
         for _ in 0..40 {
             assert!(producer.has_room(bytes.len()).unwrap());
@@ -231,13 +231,13 @@ mod tests {
 
     #[test]
     fn nonsense_is_seen_as_such() {
-        let (fd, theirs) = Segment::create().unwrap();
-        let (_, mine) = Segment::create().unwrap();
-        let far = Segment::attach(borrow(&fd)).unwrap();
+        let (fd, theirs) = SharedSegment::create().unwrap();
+        let (_, mine) = SharedSegment::create().unwrap();
+        let far = SharedSegment::attach(borrow(&fd)).unwrap();
         let consumer = Consumer::new(mine.clone(), far.clone());
-        for header in [9 << 32, u64::MAX, (Kind::Bytes as u64) << 32 | (MAX_BODY as u64 + 1), 7] {
+        for header in [9 << 32, u64::MAX, (RecordKind::Bytes as u64) << 32 | (MAX_BODY as u64 + 1), 7] {
             theirs.header(0).store(header, Ordering::Release);
-            assert_eq!(consumer.next(), Err(Nonsense), "{header:x}");
+            assert_eq!(consumer.next(), Err(ProtocolViolation), "{header:x}");
         }
         let mut producer = Producer::new(mine, far);
         while producer.has_room(MAX_BODY).unwrap() {
@@ -245,7 +245,7 @@ mod tests {
         }
         for taken in [producer.at + 1, u64::MAX] {
             theirs.words().taken.0.store(taken, Ordering::Release);
-            assert_eq!(producer.has_room(MAX_BODY), Err(Nonsense), "{taken:x}");
+            assert_eq!(producer.has_room(MAX_BODY), Err(ProtocolViolation), "{taken:x}");
         }
     }
 }

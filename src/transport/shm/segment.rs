@@ -25,17 +25,17 @@ pub(super) const CLOSED: u64 = u64::MAX;
 
 /// A word with a cache line of its own.
 #[repr(C, align(64))]
-pub(super) struct Line(pub AtomicU64);
+pub(super) struct CacheLine(pub AtomicU64);
 
 /// The words of a segment, written by its owner. Zero at first.
 #[repr(C)]
 pub(super) struct Words {
     /// How much this side has taken out of the other's ring.
-    pub taken: Line,
+    pub taken: CacheLine,
     /// Odd while this side sleeps: whoever has something for it then rings, once for each number.
-    pub asleep: Line,
+    pub asleep: CacheLine,
     /// Not 0 while this side waits for room in its ring, or for what it has lent: also that is worth ringing for.
-    pub waiting: Line,
+    pub waiting: CacheLine,
     /// What the other side may read, by slot: the number of the loan, or 0, or [`CLOSED`].
     pub granted: [AtomicU64; SLOTS],
     /// Which loan of the other side this side is reading at this moment, by slot, or 0.
@@ -43,7 +43,7 @@ pub(super) struct Words {
     /// Which loan of the other side this side has last done with, by slot.
     pub finished: [AtomicU64; SLOTS],
     /// On which processor this side was when it last rang; one more than its number, and 0 for not known.
-    pub processor: Line,
+    pub processor: CacheLine,
 }
 
 const _: () = assert!(size_of::<Words>() <= HEAD);
@@ -56,24 +56,24 @@ pub(super) fn see(word: &AtomicU64) -> u64 {
     value
 }
 
-pub(super) struct Segment {
+pub(super) struct SharedSegment {
     mapping: shared::Mapping,
 }
 
-impl Segment {
+impl SharedSegment {
     /// This side's own, with the descriptor by which the other side maps it.
-    pub(super) fn create() -> io::Result<(OwnedFd, Arc<Segment>)> {
+    pub(super) fn create() -> io::Result<(OwnedFd, Arc<SharedSegment>)> {
         let (fd, mapping) = shared::create(LEN, true)?;
-        Ok((fd, Arc::new(Segment { mapping })))
+        Ok((fd, Arc::new(SharedSegment { mapping })))
     }
 
     /// The other side's.
-    pub(super) fn attach(fd: BorrowedFd<'_>) -> io::Result<Arc<Segment>> {
+    pub(super) fn attach(fd: BorrowedFd<'_>) -> io::Result<Arc<SharedSegment>> {
         if size_of::<usize>() < size_of::<u64>() {
             // There a load of a word may be done by writing it.
             return Err(io::Error::new(io::ErrorKind::Unsupported, "words of 64 bits can't be read from read-only memory here"));
         }
-        Ok(Arc::new(Segment { mapping: shared::attach(fd, LEN)? }))
+        Ok(Arc::new(SharedSegment { mapping: shared::attach(fd, LEN)? }))
     }
 
     pub(super) fn words(&self) -> &Words {

@@ -13,7 +13,7 @@ pub(super) const MAX_PIECES: usize = 64;
 
 /// A piece of another process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Far {
+pub(super) struct RemoteIoVec {
     pub address: u64,
     pub len: u64,
 }
@@ -60,7 +60,13 @@ pub(super) fn reach(target: &WriteAccess<'_>, skip: usize) -> usize {
 /// Reads another process's memory, all of `far` in order, into local memory from `skip` bytes on; `far` must not be longer
 /// than [`reach`]. With it `nonce` is read from where the process said it has it, so that a successor under the same number
 /// is noticed. False when not all could be read.
-pub(super) fn read_process(pid: i32, far: &[Far], target: &WriteAccess<'_>, skip: usize, nonce: (u64, u64)) -> io::Result<bool> {
+pub(super) fn read_process(
+    pid: i32,
+    far: &[RemoteIoVec],
+    target: &WriteAccess<'_>,
+    skip: usize,
+    nonce: (u64, u64),
+) -> io::Result<bool> {
     let total: u64 = far.iter().map(|piece| piece.len).sum();
     let mut near = smallvec::SmallVec::new();
     let covered = target.pieces(skip, MAX_PIECES, &mut near);
@@ -74,7 +80,7 @@ pub(super) fn read_process(pid: i32, far: &[Far], target: &WriteAccess<'_>, skip
     });
     let mut found = 0u64;
     near.push(IoVec { iov_base: (&raw mut found).cast(), iov_len: size_of::<u64>() });
-    let there = Far { address: nonce.1, len: size_of::<u64>() as u64 };
+    let there = RemoteIoVec { address: nonce.1, len: size_of::<u64>() as u64 };
     let far: smallvec::SmallVec<[IoVec; 8]> = far
         .iter()
         .chain([&there])
@@ -146,14 +152,14 @@ mod tests {
     #[test]
     fn memory_of_a_process_is_read_together_with_its_nonce() {
         let (bytes, nonce) = (*b"0123456789", 42u64);
-        let at = |offset: usize, len| Far { address: bytes[offset..].as_ptr() as u64, len };
+        let at = |offset: usize, len| RemoteIoVec { address: bytes[offset..].as_ptr() as u64, len };
         let me = std::process::id() as i32;
         let there = (&raw const nonce) as u64;
         let target = target();
         let access = target.write_access().unwrap();
         assert!(read_process(me, &[at(4, 2), at(0, 3)], &access, 5, (42, there)).unwrap());
         assert!(!read_process(me, &[at(0, 1)], &access, 0, (43, there)).unwrap(), "another nonce");
-        assert!(read_process(me, &[Far { address: 16, len: 1 }], &access, 0, (42, there)).is_err());
+        assert!(read_process(me, &[RemoteIoVec { address: 16, len: 1 }], &access, 0, (42, there)).is_err());
         drop(access);
         assert_eq!(target.region.take_message()[5..], *b"45012");
         assert_eq!(read_word(me, there).unwrap(), 42);

@@ -50,7 +50,7 @@ struct Waiting {
 }
 
 /// Somebody who has shown who it is.
-pub(super) struct Known {
+pub(super) struct KnownSource {
     pub stream: mio::net::TcpStream,
     pub remote: SocketAddr,
     pub session: Session,
@@ -112,14 +112,14 @@ impl Handshakes {
     }
 
     /// There is news of a connection; `None` where it is none of these, or has to wait on.
-    pub(super) fn go_on(&self, token: usize, registry: &Registry) -> Option<Known> {
+    pub(super) fn go_on(&self, token: usize, registry: &Registry) -> Option<KnownSource> {
         let mut table = self.table.lock();
         let waiting = table.waiting.get_mut(&token)?;
         if waiting.refused.is_none() {
             match waiting.session.shake(waiting.stream.as_raw_fd()) {
                 Ok(true) => {
                     let Waiting { stream, remote, session, .. } = table.remove(token)?;
-                    return Some(Known { stream, remote, session });
+                    return Some(KnownSource { stream, remote, session });
                 }
                 Ok(false) => return None,
                 Err(error) => {

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::super::{Link, LinkKey, Sent, Sink};
-use super::receiving::{BEHIND_PAYLOAD, Read, Receiving};
-use super::sending::Sending;
+use super::receiving::{BEHIND_PAYLOAD, Read, TcpReceiver};
+use super::sending::TcpSend;
 use super::session::Session;
-use super::{Scratch, Shared, sys};
+use super::{Scratch, TcpShared, sys};
 use crate::Scheme;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
@@ -26,19 +26,19 @@ pub(super) struct TcpLink {
     token: usize,
     fd: RawFd,
     stream: Mutex<mio::net::TcpStream>,
-    shared: Arc<Shared>,
+    shared: Arc<TcpShared>,
     connected: AtomicBool,
     closed: AtomicBool,
     /// The last read may have left something in the socket.
     more: AtomicBool,
     /// Read directly, or going to be.
-    hot: AtomicBool,
+    polled: AtomicBool,
     /// The end of the stream has been announced: nothing more will be, so it must be read up to there.
     ending: AtomicBool,
     /// Bytes that the socket has taken, ever.
     written: AtomicU64,
-    sending: Mutex<Option<Sending>>,
-    receiving: Mutex<Receiving>,
+    sending: Mutex<Option<TcpSend>>,
+    receiving: Mutex<TcpReceiver>,
     /// Payloads have checksums.
     covered: AtomicBool,
     /// Where all of that is encrypted.
@@ -46,7 +46,7 @@ pub(super) struct TcpLink {
 }
 
 #[derive(Clone, Copy, Default)]
-pub(super) struct Received {
+pub(super) struct ReadProgress {
     pub any: bool,
     pub more: bool,
     pub closed: bool,
@@ -59,7 +59,7 @@ impl TcpLink {
         stream: mio::net::TcpStream,
         session: Option<Session>,
         connected: bool,
-        shared: Arc<Shared>,
+        shared: Arc<TcpShared>,
     ) -> TcpLink {
         TcpLink {
             key,
@@ -70,7 +70,7 @@ impl TcpLink {
             connected: AtomicBool::new(connected),
             closed: AtomicBool::new(false),
             more: AtomicBool::new(false),
-            hot: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             written: AtomicU64::new(0),
             sending: Mutex::new(None),
@@ -96,12 +96,12 @@ impl TcpLink {
         self.ending.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_hot(&self, hot: bool) {
-        self.hot.store(hot, Ordering::Relaxed);
+    pub(super) fn set_polled(&self, hot: bool) {
+        self.polled.store(hot, Ordering::Relaxed);
     }
 
-    pub(super) fn is_hot(&self) -> bool {
-        self.hot.load(Ordering::Relaxed)
+    pub(super) fn is_polled(&self) -> bool {
+        self.polled.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_secure(&self) -> bool {
@@ -141,7 +141,7 @@ impl TcpLink {
     }
 
     /// Writes what the socket takes; true when all of it is out.
-    fn write(&self, sending: &mut Sending) -> io::Result<bool> {
+    fn write(&self, sending: &mut TcpSend) -> io::Result<bool> {
         if let Some(session) = &self.session {
             return session.write(self.fd, sending, |n| self.count(n));
         }
@@ -192,10 +192,10 @@ impl TcpLink {
     }
 
     /// Reads until the socket is empty, or others should have their turn.
-    pub(super) fn receive(&self, scratch: &mut Scratch, sink: &mut dyn Sink) -> Received {
-        let mut received = Received::default();
+    pub(super) fn receive(&self, scratch: &mut Scratch, sink: &mut dyn Sink) -> ReadProgress {
+        let mut received = ReadProgress::default();
         if self.closed.load(Ordering::Acquire) {
-            return Received { closed: true, ..received };
+            return ReadProgress { closed: true, ..received };
         }
         let mut receiving = self.receiving.lock();
         let (mut total, mut frames) = (0, 0);
@@ -261,11 +261,11 @@ impl TcpLink {
 
 impl Link for TcpLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
-        if !self.hot.load(Ordering::Relaxed) && !self.hot.swap(true, Ordering::Relaxed) {
-            self.shared.warm(self.token);
+        if !self.polled.load(Ordering::Relaxed) && !self.polled.swap(true, Ordering::Relaxed) {
+            self.shared.mark_pending(self.token);
         }
         let mut slot = self.sending.lock();
-        let mut sending = Sending::new(bytes, payload, self.covered.load(Ordering::Relaxed));
+        let mut sending = TcpSend::new(bytes, payload, self.covered.load(Ordering::Relaxed));
         match self.write(&mut sending) {
             Ok(true) => Sent::All(sending.bytes),
             Ok(false) => {

@@ -23,13 +23,13 @@ use std::time::Duration;
 use mio::{Interest, Token};
 use parking_lot::Mutex;
 
-use super::unaccepted::Unaccepted;
+use super::accept_retry::AcceptRetry;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve};
 use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Scheme};
 #[cfg(feature = "tls")]
-use handshakes::{Handshakes, Known};
-use link::{Received, TcpLink};
+use handshakes::{Handshakes, KnownSource};
+use link::{ReadProgress, TcpLink};
 use session::Session;
 
 /// Sockets that are read directly, without asking the reactor first. More than a few, and asking is cheaper.
@@ -46,11 +46,11 @@ const MAX_ACCEPTED: usize = 64;
 const SCRATCH: usize = 64 << 10;
 
 pub(crate) struct Tcp {
-    shared: Arc<Shared>,
+    shared: Arc<TcpShared>,
     /// Links that may have more to read, or had something a moment ago, or were sent something.
-    hot: Mutex<Vec<Hot>>,
+    polled: Mutex<Vec<PolledTcpLink>>,
     scratch: Mutex<Scratch>,
-    unaccepted: Unaccepted,
+    accept_retry: AcceptRetry,
     keep_alive: Duration,
     /// Where all connections are to be TLS: those that are not yet.
     #[cfg(feature = "tls")]
@@ -58,9 +58,9 @@ pub(crate) struct Tcp {
 }
 
 /// What the transport is told.
-pub(crate) struct Options {
+pub(crate) struct TcpOptions {
     /// How long a peer may be unheard of before the system, too, gives it up.
-    pub silence: Duration,
+    pub peer_timeout: Duration,
     /// What every connection is encrypted with, and how long it may take to agree on that.
     #[cfg(feature = "tls")]
     pub tls: Option<(crate::tls::Tls, Duration)>,
@@ -73,44 +73,44 @@ struct Scratch {
     plain: Vec<u8>,
 }
 
-struct Hot {
+struct PolledTcpLink {
     link: Arc<TcpLink>,
     empty: u32,
 }
 
 /// What links share with their transport.
-struct Shared {
+struct TcpShared {
     registry: mio::Registry,
     first_token: usize,
-    entries: Mutex<Entries>,
+    entries: Mutex<TcpSockets>,
     /// Links, by their tokens, that were sent something: an answer may follow, and is best read without asking the reactor.
-    warm: Mutex<Vec<usize>>,
+    pending: Mutex<Vec<usize>>,
     /// There is something to poll. Cleared by whoever drives only.
     busy: AtomicBool,
 }
 
 #[derive(Default)]
-struct Entries {
+struct TcpSockets {
     next: usize,
     links: HashMap<usize, Arc<TcpLink>>,
     listeners: HashMap<usize, mio::net::TcpListener>,
 }
 
-impl Shared {
+impl TcpShared {
     fn token(&self) -> usize {
         let mut entries = self.entries.lock();
         entries.next += 1;
         self.first_token + entries.next
     }
 
-    fn warm(&self, token: usize) {
-        self.warm.lock().push(token);
+    fn mark_pending(&self, token: usize) {
+        self.pending.lock().push(token);
         self.busy.store(true, Ordering::Release);
     }
 }
 
 impl Tcp {
-    pub(crate) fn new(reactor: Reactor, options: Options) -> Result<Tcp> {
+    pub(crate) fn new(reactor: Reactor, options: TcpOptions) -> Result<Tcp> {
         let Reactor { registry, first_token, .. } = reactor;
         #[cfg(feature = "tls")]
         let handshakes = options.tls.map(|(tls, limit)| {
@@ -120,17 +120,17 @@ impl Tcp {
         Ok(Tcp {
             #[cfg(feature = "tls")]
             handshakes: handshakes.transpose()?,
-            shared: Arc::new(Shared {
+            shared: Arc::new(TcpShared {
                 registry,
                 first_token,
                 entries: Mutex::default(),
-                warm: Mutex::default(),
+                pending: Mutex::default(),
                 busy: AtomicBool::new(false),
             }),
-            hot: Mutex::default(),
+            polled: Mutex::default(),
             scratch: Mutex::new(Scratch { bytes: vec![0; SCRATCH], plain: Vec::new() }),
-            unaccepted: Unaccepted::default(),
-            keep_alive: options.silence,
+            accept_retry: AcceptRetry::default(),
+            keep_alive: options.peer_timeout,
         })
     }
 
@@ -198,7 +198,7 @@ impl Tcp {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
                 Err(error) => {
-                    self.unaccepted.note(token, &error);
+                    self.accept_retry.note(token, &error);
                     self.shared.busy.store(true, Ordering::Release);
                     return;
                 }
@@ -223,7 +223,7 @@ impl Tcp {
         if !handshakes.has(token) {
             return false;
         }
-        if let Some(Known { stream, remote, session }) = handshakes.go_on(token, registry) {
+        if let Some(KnownSource { stream, remote, session }) = handshakes.go_on(token, registry) {
             let key = sink.accepted(Address::tcp(remote));
             let link = Arc::new(TcpLink::new(key, token, stream, Some(session), true, self.shared.clone()));
             // The reactor knows it by this token already, and has told what it knows.
@@ -232,7 +232,7 @@ impl Tcp {
             self.set_up(&link);
             let received = self.receive(&link, sink);
             if !received.closed {
-                self.heat(&link, received.more);
+                self.activate(&link, received.more);
             }
         }
         true
@@ -250,32 +250,32 @@ impl Tcp {
     }
 
     /// Reads a link, and keeps it hot if that may be worth it. True when anything came.
-    fn receive(&self, link: &Arc<TcpLink>, sink: &mut dyn Sink) -> Received {
+    fn receive(&self, link: &Arc<TcpLink>, sink: &mut dyn Sink) -> ReadProgress {
         link.receive(&mut self.scratch.lock(), sink)
     }
 
-    fn heat(&self, link: &Arc<TcpLink>, more: bool) {
-        let mut hot = self.hot.lock();
+    fn activate(&self, link: &Arc<TcpLink>, more: bool) {
+        let mut hot = self.polled.lock();
         // There may be thousands: those that are not among them are not searched for.
-        let among = if link.is_hot() { hot.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) } else { None };
+        let among = if link.is_polled() { hot.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) } else { None };
         if let Some(entry) = among {
             entry.empty = 0;
         } else if more || hot.len() < MAX_HOT {
-            link.set_hot(true);
-            hot.push(Hot { link: link.clone(), empty: 0 });
+            link.set_polled(true);
+            hot.push(PolledTcpLink { link: link.clone(), empty: 0 });
             self.shared.busy.store(true, Ordering::Release);
         } else {
-            link.set_hot(false);
+            link.set_polled(false);
         }
     }
 
     /// What was sent something since the last poll.
-    fn heat_what_is_warm(&self) {
-        let warm = std::mem::take(&mut *self.shared.warm.lock());
+    fn activate_pending(&self) {
+        let warm = std::mem::take(&mut *self.shared.pending.lock());
         for token in warm {
             let link = self.shared.entries.lock().links.get(&token).cloned();
             if let Some(link) = link {
-                self.heat(&link, false);
+                self.activate(&link, false);
             }
         }
     }
@@ -340,14 +340,14 @@ impl Transport for Tcp {
         }
         self.shared.busy.store(false, Ordering::Release);
         // Whatever comes from here on says so again.
-        self.heat_what_is_warm();
-        let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.hot.lock().iter().map(|hot| hot.link.clone()).collect();
+        self.activate_pending();
+        let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.polled.lock().iter().map(|hot| hot.link.clone()).collect();
         let mut any = false;
-        if self.unaccepted.is_any() {
+        if self.accept_retry.is_any() {
             self.shared.busy.store(true, Ordering::Release);
-            self.unaccepted.due().into_iter().for_each(|token| self.accept(token, sink));
+            self.accept_retry.due().into_iter().for_each(|token| self.accept(token, sink));
         }
-        let mut looked_at = smallvec::SmallVec::<[Received; MAX_HOT]>::new();
+        let mut looked_at = smallvec::SmallVec::<[ReadProgress; MAX_HOT]>::new();
         for link in &links {
             any |= link.resume(sink);
             let received = self.receive(link, sink);
@@ -357,7 +357,7 @@ impl Transport for Tcp {
         // Only whoever drives takes any out, and what has joined stands behind: they are in the same order.
         let many = links.len() > MAX_HOT;
         let mut looked_at = links.iter().zip(looked_at).peekable();
-        let mut hot = self.hot.lock();
+        let mut hot = self.polled.lock();
         hot.retain_mut(|entry| {
             let Some((link, received)) = looked_at.next_if(|(link, _)| Arc::ptr_eq(link, &entry.link)) else { return true };
             entry.empty = if received.any { 0 } else { entry.empty + 1 };
@@ -365,7 +365,7 @@ impl Transport for Tcp {
             let cold = entry.empty > if many { 0 } else { COOL_AFTER };
             let stays = !received.closed && (!cold || link.may_have_more());
             if !stays {
-                link.set_hot(false);
+                link.set_polled(false);
             }
             stays
         });
@@ -409,17 +409,17 @@ impl Transport for Tcp {
             }
             let received = self.receive(&link, sink);
             if !received.closed {
-                self.heat(&link, received.more);
+                self.activate(&link, received.more);
             }
         }
     }
 
     fn park(&self) -> bool {
-        let mut hot = self.hot.lock();
+        let mut hot = self.polled.lock();
         // What may have more must be read first: the reactor tells of news only.
         let more = hot.iter().any(|entry| entry.link.may_have_more());
         if !more {
-            hot.drain(..).for_each(|entry| entry.link.set_hot(false));
+            hot.drain(..).for_each(|entry| entry.link.set_polled(false));
         }
         !more
     }
@@ -428,6 +428,6 @@ impl Transport for Tcp {
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.hot.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
+        self.polled.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
     }
 }

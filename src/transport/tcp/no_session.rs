@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use super::sending::Sending;
+use super::sending::TcpSend;
 
 pub(super) enum Session {}
 
@@ -22,7 +22,7 @@ impl Session {
         match *self {}
     }
 
-    pub(super) fn write(&self, _: RawFd, _: &mut Sending, _: impl Fn(usize)) -> io::Result<bool> {
+    pub(super) fn write(&self, _: RawFd, _: &mut TcpSend, _: impl Fn(usize)) -> io::Result<bool> {
         match *self {}
     }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use super::super::rest::keep_rest;
-use super::super::{Landed, LinkKey, Place, Sink, Taken};
+use super::super::partial_frame::keep_partial_frame;
+use super::super::{LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
 use super::sending::{COVERED, COVERED_GONE, GONE, WHOLE, sum_behind};
 use super::sys;
 
@@ -15,17 +15,17 @@ use super::sys;
 pub(super) const BEHIND_PAYLOAD: usize = 4 << 10;
 
 #[derive(Default)]
-pub(super) struct Receiving {
+pub(super) struct TcpReceiver {
     /// The beginning of a frame.
     partial: Vec<u8>,
-    payload: Option<Payload>,
+    payload: Option<TcpPayload>,
     /// A payload has come with a checksum: from then on, all do.
     has_covered: bool,
 }
 
 /// A payload that is arriving.
-struct Payload {
-    place: Place,
+struct TcpPayload {
+    place: TransportTarget,
     got: usize,
     /// The target was there whenever some of it arrived.
     valid: bool,
@@ -42,7 +42,7 @@ pub(super) struct Read {
     pub more: bool,
 }
 
-impl Receiving {
+impl TcpReceiver {
     /// One read: to where the payload belongs, if one is arriving, and what is behind it to the scratch buffer.
     pub(super) fn read(&mut self, fd: RawFd, scratch: &mut [u8]) -> io::Result<Read> {
         if let Some(payload) = &mut self.payload {
@@ -85,7 +85,7 @@ impl Receiving {
                 }
                 let Some(landed) = payload.end(&mut data, &mut self.has_covered)? else { return Ok(true) };
                 self.payload = None;
-                sink.placed(key, landed);
+                sink.payload_done(key, landed);
             }
             if data.is_empty() && self.partial.is_empty() {
                 return Ok(true);
@@ -94,7 +94,7 @@ impl Receiving {
             match place {
                 Some(place) => {
                     let sum = covered.load(Ordering::Relaxed).then_some(0);
-                    self.payload = Some(Payload { place, got: 0, valid: true, sum, trailer: SmallVec::new() });
+                    self.payload = Some(TcpPayload { place, got: 0, valid: true, sum, trailer: SmallVec::new() });
                 }
                 None => return Ok(true),
             }
@@ -103,9 +103,9 @@ impl Receiving {
 
     /// Offers frames to the sink; what is left of the data is behind a payload's place, or kept for later. `None`: the link
     /// was closed.
-    fn frames(&mut self, key: LinkKey, data: &mut &[u8], sink: &mut dyn Sink) -> Option<Option<Place>> {
+    fn frames(&mut self, key: LinkKey, data: &mut &[u8], sink: &mut dyn Sink) -> Option<Option<TransportTarget>> {
         if self.partial.is_empty() {
-            let Taken { used, place } = sink.bytes(key, data)?;
+            let TransportConsumed { used, target: place } = sink.bytes(key, data)?;
             *data = &data[used..];
             if place.is_none() {
                 self.partial.extend_from_slice(data);
@@ -115,9 +115,9 @@ impl Receiving {
         }
         let before = self.partial.len();
         self.partial.extend_from_slice(data);
-        let Taken { used, place } = sink.bytes(key, &self.partial)?;
+        let TransportConsumed { used, target: place } = sink.bytes(key, &self.partial)?;
         if place.is_none() {
-            keep_rest(&mut self.partial, used);
+            keep_partial_frame(&mut self.partial, used);
             *data = &[];
         } else {
             // A frame that was not complete before ends within the new data.
@@ -128,7 +128,7 @@ impl Receiving {
     }
 }
 
-impl Payload {
+impl TcpPayload {
     fn take(&mut self, bytes: &[u8]) {
         if let Some(target) = self.place.target.as_ref().filter(|_| self.valid && !bytes.is_empty()) {
             let part = target.part(self.got, bytes.len());
@@ -142,7 +142,7 @@ impl Payload {
 
     /// Takes what comes behind the payload out of the data; `None`: there is more of it to come. An error says that it is
     /// nothing that could be there.
-    fn end(&mut self, data: &mut &[u8], has_covered: &mut bool) -> io::Result<Option<Landed>> {
+    fn end(&mut self, data: &mut &[u8], has_covered: &mut bool) -> io::Result<Option<TransportStatus>> {
         loop {
             let whole = match self.trailer[..] {
                 [] => false,
@@ -168,10 +168,10 @@ impl Payload {
         };
         *has_covered |= matches!(state, COVERED | COVERED_GONE);
         Ok(Some(match (right, gone, self.valid) {
-            (false, _, _) => Landed::Damaged,
-            (true, true, _) => Landed::SourceGone,
-            (true, false, false) => Landed::TargetGone,
-            (true, false, true) => Landed::Whole,
+            (false, _, _) => TransportStatus::Damaged,
+            (true, true, _) => TransportStatus::SourceGone,
+            (true, false, false) => TransportStatus::TargetGone,
+            (true, false, true) => TransportStatus::Whole,
         }))
     }
 }
@@ -180,15 +180,15 @@ impl Payload {
 mod tests {
     use super::*;
 
-    fn end_of_nothing(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<Landed>> {
-        let place = Place { target: None, len: 0 };
-        let mut payload = Payload { place, got: 0, valid: true, sum: None, trailer: SmallVec::new() };
+    fn end_of_nothing(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<TransportStatus>> {
+        let place = TransportTarget { target: None, len: 0 };
+        let mut payload = TcpPayload { place, got: 0, valid: true, sum: None, trailer: SmallVec::new() };
         payload.end(&mut data, &mut has_covered)
     }
 
     #[test]
     fn a_checksum_that_is_left_out_is_refused_without_waiting_for_more() {
-        assert_eq!(end_of_nothing(&[WHOLE], false).unwrap(), Some(Landed::Whole));
+        assert_eq!(end_of_nothing(&[WHOLE], false).unwrap(), Some(TransportStatus::Whole));
         for byte in [WHOLE, GONE] {
             assert_eq!(end_of_nothing(&[byte], true).unwrap_err().kind(), io::ErrorKind::InvalidData);
         }

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 
 use smallvec::SmallVec;
 
-use super::sys::{self, Outgoing};
+use super::sys::{self, WriteRequest};
 use crate::memory::Slice;
 
 /// What stands behind a payload that was whole, or was not; and where its checksum follows. The latter differ in many bits from
@@ -30,7 +30,7 @@ pub(super) fn sum_behind(payload: u32, state: u8) -> u32 {
     crc32c::crc32c_append(payload, &[state])
 }
 
-pub(super) struct Sending {
+pub(super) struct TcpSend {
     pub bytes: Vec<u8>,
     payload: Option<Slice>,
     written: usize,
@@ -40,10 +40,10 @@ pub(super) struct Sending {
     sum: Option<u32>,
 }
 
-impl Sending {
-    pub(super) fn new(bytes: Vec<u8>, payload: Option<Slice>, covered: bool) -> Sending {
+impl TcpSend {
+    pub(super) fn new(bytes: Vec<u8>, payload: Option<Slice>, covered: bool) -> TcpSend {
         let sum = (covered && payload.is_some()).then_some(0);
-        Sending { bytes, payload, written: 0, valid: true, sum }
+        TcpSend { bytes, payload, written: 0, valid: true, sum }
     }
 
     /// How long the payload is; 0 where there is none.
@@ -80,11 +80,11 @@ impl Sending {
         let end = head + self.payload();
         let n = if self.sum.is_some() && self.written >= end {
             let trailer = self.trailer(self.sum);
-            sys::send(fd, &mut Outgoing::plain(&trailer[self.written - end..]))?
+            sys::send(fd, &mut WriteRequest::plain(&trailer[self.written - end..]))?
         } else {
             // When only the last byte is missing, the payload's part is empty.
             let skip = self.written.saturating_sub(head);
-            let mut outgoing = Outgoing {
+            let mut outgoing = WriteRequest {
                 bytes: &self.bytes[self.written.min(head)..],
                 payload: self.payload.as_ref().map(|slice| (slice, skip)),
                 tail: self.sum.is_none().then_some([GONE, WHOLE]),

@@ -14,7 +14,7 @@ use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use super::super::Unauthorized;
-use super::sending::Sending;
+use super::sending::TcpSend;
 use super::sys;
 use crate::tls::{INSIDE, Tls};
 use crate::{Error, Result};
@@ -57,12 +57,12 @@ impl Secure {
 }
 
 pub(super) struct Session {
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     /// The peer's, when the handshake is done.
     certificate: OnceLock<Arc<[u8]>>,
 }
 
-struct State {
+struct SessionState {
     connection: Connection,
     /// How the stream ended, while what came before that is being dealt with.
     end: Option<io::Error>,
@@ -78,15 +78,15 @@ pub(super) struct Looked {
 }
 
 /// A socket that does not block, as rustls takes it.
-struct Socket(RawFd);
+struct NonBlockingSocket(RawFd);
 
-impl Read for Socket {
+impl Read for NonBlockingSocket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         sys::receive_plain(self.0, buffer)
     }
 }
 
-impl Write for Socket {
+impl Write for NonBlockingSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         sys::send_all(self.0, &[IoSlice::new(bytes)])
     }
@@ -104,7 +104,7 @@ impl Session {
     fn new(mut connection: Connection) -> Session {
         // No more is written than a piece at a time, and that when all before it is out.
         connection.set_buffer_limit(None);
-        Session { state: Mutex::new(State { connection, end: None }), certificate: OnceLock::new() }
+        Session { state: Mutex::new(SessionState { connection, end: None }), certificate: OnceLock::new() }
     }
 
     /// Goes on with the handshake; true when it is done. An error says what is wrong with the peer, and has been told to it.
@@ -116,7 +116,7 @@ impl Session {
                 break;
             }
             // Straight from the socket: what lies behind the handshake stays there, or in `connection`.
-            match connection.read_tls(&mut Socket(fd)) {
+            match connection.read_tls(&mut NonBlockingSocket(fd)) {
                 Ok(0) => return Err(ended_in_handshake()),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -144,7 +144,7 @@ impl Session {
 
     /// Reads once. What the peer has proved to have sent goes behind `plain`.
     pub(super) fn read(&self, fd: RawFd, scratch: &mut [u8], plain: &mut Vec<u8>, count: impl Fn(usize)) -> io::Result<Looked> {
-        let State { connection, end } = &mut *self.state.lock();
+        let SessionState { connection, end } = &mut *self.state.lock();
         // What came with the end of the handshake.
         take(connection, plain)?;
         if !plain.is_empty() {
@@ -179,7 +179,7 @@ impl Session {
     }
 
     /// Encrypts, and sends what the socket takes; true when all of it is out. Counts what the socket has taken.
-    pub(super) fn write(&self, fd: RawFd, sending: &mut Sending, count: impl Fn(usize)) -> io::Result<bool> {
+    pub(super) fn write(&self, fd: RawFd, sending: &mut TcpSend, count: impl Fn(usize)) -> io::Result<bool> {
         let mut staged = Vec::new();
         loop {
             if !send(&mut self.state.lock().connection, fd, &count)? {
@@ -213,7 +213,7 @@ impl Session {
 /// Sends what is encrypted; true when all of it is out.
 fn send(connection: &mut Connection, fd: RawFd, count: &dyn Fn(usize)) -> io::Result<bool> {
     while connection.wants_write() {
-        match connection.write_tls(&mut Socket(fd)) {
+        match connection.write_tls(&mut NonBlockingSocket(fd)) {
             Ok(n) => count(n),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -19,7 +19,7 @@ fn piece(bytes: &[u8]) -> IoVec {
 }
 
 /// What [`send`] is to send: some of the bytes, then the payload behind `skip` of it, then one of the bytes of `tail`.
-pub(super) struct Outgoing<'a> {
+pub(super) struct WriteRequest<'a> {
     pub bytes: &'a [u8],
     pub payload: Option<(&'a Slice, usize)>,
     /// The byte behind a payload that was not there, and behind one that was whole; `None` where something else follows.
@@ -30,14 +30,14 @@ pub(super) struct Outgoing<'a> {
     pub sum: Option<u32>,
 }
 
-impl<'a> Outgoing<'a> {
-    pub(super) fn plain(bytes: &'a [u8]) -> Outgoing<'a> {
-        Outgoing { bytes, payload: None, tail: None, valid: true, sum: None }
+impl<'a> WriteRequest<'a> {
+    pub(super) fn plain(bytes: &'a [u8]) -> WriteRequest<'a> {
+        WriteRequest { bytes, payload: None, tail: None, valid: true, sum: None }
     }
 }
 
 /// Sends as much as the socket takes.
-pub(super) fn send(fd: RawFd, outgoing: &mut Outgoing<'_>) -> io::Result<usize> {
+pub(super) fn send(fd: RawFd, outgoing: &mut WriteRequest<'_>) -> io::Result<usize> {
     let Some((slice, skip)) = outgoing.payload else {
         // SAFETY: the bytes are borrowed for the call, which only reads them. No SIGPIPE: the error is enough.
         let n = unsafe { libc::send(fd, outgoing.bytes.as_ptr().cast(), outgoing.bytes.len(), libc::MSG_NOSIGNAL) };
@@ -102,7 +102,7 @@ pub(super) fn send_all(fd: RawFd, pieces: &[io::IoSlice<'_>]) -> io::Result<usiz
 }
 
 /// What [`receive`] made of a read.
-pub(super) struct Arrived {
+pub(super) struct ReadOutcome {
     /// Bytes that went to the target.
     pub placed: usize,
     /// Bytes that went to `rest`.
@@ -119,7 +119,7 @@ pub(super) fn receive(
     skip: usize,
     rest: &mut [u8],
     sum: Option<&mut u32>,
-) -> io::Result<Option<Arrived>> {
+) -> io::Result<Option<ReadOutcome>> {
     let left = target.len - skip;
     let Some(access) = target.write_access() else { return Ok(None) };
     let mut pieces: SmallVec<[IoVec; 8]> = SmallVec::new();
@@ -141,7 +141,7 @@ pub(super) fn receive(
         // Under the same access: nobody has changed it since.
         *sum = access.checksum(skip, placed, *sum);
     }
-    Ok(Some(Arrived { placed, rest: n - placed, asked }))
+    Ok(Some(ReadOutcome { placed, rest: n - placed, asked }))
 }
 
 /// Reads into a plain buffer.

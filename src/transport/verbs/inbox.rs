@@ -9,7 +9,7 @@ use std::io;
 use super::device::CREDITS;
 use super::memory::Slab;
 use super::wire::MessageContent;
-use crate::transport::{Landed, LinkKey, Place, Sink, Taken};
+use crate::transport::{LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
 
 /// Something that is handled when everything before it has been.
 enum InboxItem {
@@ -26,11 +26,11 @@ enum InboxItem {
 }
 
 #[derive(Default)]
-pub(super) struct Inbox {
+pub(super) struct VerbsInbox {
     /// The start of an incomplete frame.
     partial_frame: Vec<u8>,
     /// Destination of the payload that comes next.
-    place: Option<Place>,
+    place: Option<TransportTarget>,
     queue: VecDeque<InboxItem>,
 }
 
@@ -49,7 +49,7 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("it sent {what}"))
 }
 
-impl Inbox {
+impl VerbsInbox {
     /// Takes a message that is not a staged segment.
     pub(super) fn take(&mut self, key: LinkKey, content: &MessageContent<'_>, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
         if self.queue.is_empty() {
@@ -148,7 +148,7 @@ impl Inbox {
             joined = rest;
             &joined
         };
-        let Some(Taken { used, place }) = sink.bytes(key, data) else { return Ok(ReceiveOutcome::Closed) };
+        let Some(TransportConsumed { used, target: place }) = sink.bytes(key, data) else { return Ok(ReceiveOutcome::Closed) };
         if place.is_some() && used < data.len() {
             return Err(broken("bytes where it had announced a payload"));
         }
@@ -164,12 +164,12 @@ impl Inbox {
             return Err(broken("a payload of another length than it had announced"));
         }
         let landed = match (&place.target, bytes) {
-            (None, Some(_)) => Landed::Whole,
-            (_, None) => Landed::SourceGone,
-            (Some(target), Some(bytes)) if target.write(bytes) => Landed::Whole,
-            (Some(_), Some(_)) => Landed::TargetGone,
+            (None, Some(_)) => TransportStatus::Whole,
+            (_, None) => TransportStatus::SourceGone,
+            (Some(target), Some(bytes)) if target.write(bytes) => TransportStatus::Whole,
+            (Some(_), Some(_)) => TransportStatus::TargetGone,
         };
-        sink.placed(key, landed);
+        sink.payload_done(key, landed);
         Ok(ReceiveOutcome::On)
     }
 }

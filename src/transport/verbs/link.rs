@@ -11,11 +11,11 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::Shared;
+use super::VerbsShared;
 use super::device::{CREDITS, Device, MESSAGE, QueueSet};
-use super::inbox::{Inbox, ReceiveOutcome};
+use super::inbox::{ReceiveOutcome, VerbsInbox};
 use super::memory::Registered;
-use super::outbox::{Outbox, SENDS, Sending};
+use super::outbox::{SENDS, VerbsOutbox, VerbsSend};
 use super::rma_queue_pair::{OperationDone, RmaQueuePair};
 use super::rma_transfer::RmaTransfer;
 use super::sys::{AccessFlags, AsyncEvent, CmId, Qp, QpCapacity, WorkCompletion, status_text};
@@ -23,7 +23,7 @@ use super::wire::{self, CmHello, MessageContent};
 use crate::Scheme;
 use crate::deferred_log::defer;
 use crate::memory::{Loan, Region, Slice};
-use crate::transport::{self, Keys, Link, LinkKey, Sent, Sink};
+use crate::transport::{self, Link, LinkKey, Sent, Sink, TransportKeys};
 use ending::RmaLoan;
 
 /// Bytes that the device copies when a message is posted, where it supports that: enough for most calls and answers.
@@ -32,11 +32,11 @@ const INLINE: u32 = 256;
 pub(super) struct VerbsLink {
     pub key: LinkKey,
     me: Weak<VerbsLink>,
-    shared: Arc<Shared>,
+    shared: Arc<VerbsShared>,
     /// `None` when the link has ended.
     id: Mutex<Option<Arc<CmId>>>,
-    connection: OnceLock<Connection>,
-    inbox: Mutex<Inbox>,
+    connection: OnceLock<VerbsConnection>,
+    inbox: Mutex<VerbsInbox>,
     pub dialled: bool,
     /// RMA is possible, and the link's user has been told.
     rma_ready: AtomicBool,
@@ -50,18 +50,18 @@ pub(super) struct VerbsLink {
 }
 
 /// What a link has once its device is known.
-pub(super) struct Connection {
+pub(super) struct VerbsConnection {
     pub device: Arc<Device>,
     queue_set: Arc<QueueSet>,
     queue_pair: u32,
-    out: Mutex<Outbox>,
+    out: Mutex<VerbsOutbox>,
     rma: Mutex<Option<RmaQueuePair>>,
     /// The peer's parameters.
     hello: OnceLock<CmHello>,
 }
 
 impl VerbsLink {
-    pub(super) fn new(key: LinkKey, shared: &Arc<Shared>, id: Arc<CmId>, dialled: bool) -> Arc<VerbsLink> {
+    pub(super) fn new(key: LinkKey, shared: &Arc<VerbsShared>, id: Arc<CmId>, dialled: bool) -> Arc<VerbsLink> {
         Arc::new_cyclic(|me| VerbsLink {
             key,
             me: me.clone(),
@@ -98,9 +98,9 @@ impl VerbsLink {
             &queue_set.srq,
             QpCapacity { requests: SENDS as u32, max_sge: 1, inline: INLINE },
         )
-        .and_then(|qp| Ok((qp.number, Outbox::new(qp, device)?)));
+        .and_then(|qp| Ok((qp.number, VerbsOutbox::new(qp, device)?)));
         let (queue_pair, outbox) = made.inspect_err(|_| device.release(&queue_set))?;
-        let connection = Connection {
+        let connection = VerbsConnection {
             device: device.clone(),
             queue_set,
             queue_pair,
@@ -183,7 +183,7 @@ impl VerbsLink {
             MessageContent::RmaConnected(number) => {
                 if self.peer_connected(connection, number)? {
                     if !self.rma_ready.swap(true, Ordering::AcqRel) {
-                        sink.may_move(self.key);
+                        sink.rma_capable(self.key);
                     }
                     self.post_pending(connection);
                 }
@@ -216,7 +216,7 @@ impl VerbsLink {
     pub(super) fn operation_done(self: &Arc<Self>, done: OperationDone, sink: &mut dyn Sink) {
         let Some(connection) = self.connection.get() else { return };
         match done {
-            OperationDone::Transferred { operation, result } if !self.is_closed() => sink.moved(self.key, operation, result),
+            OperationDone::Transferred { operation, result } if !self.is_closed() => sink.rma_done(self.key, operation, result),
             OperationDone::Transferred { .. } => {}
             OperationDone::Fetched { stage, .. } if self.is_closed() => connection.device.give_stage(stage),
             OperationDone::Fetched { number, stage, len } => {
@@ -329,7 +329,7 @@ impl Link for VerbsLink {
         let Some(connection) = self.connection.get() else { return gone() };
         let written = {
             let mut out = connection.out.lock();
-            let mut sending = Sending::new(bytes, payload);
+            let mut sending = VerbsSend::new(bytes, payload);
             match out.write(&mut sending) {
                 Ok(true) => return Sent::All(sending.bytes),
                 Ok(false) => {
@@ -353,7 +353,7 @@ impl Link for VerbsLink {
         0
     }
 
-    fn begin_move(&self, operation: u64, pull: bool, local: &Slice, keys: &Keys, offset: u64) -> bool {
+    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &TransportKeys, offset: u64) -> bool {
         let Some(connection) = self.connection.get().filter(|_| !self.is_closed()) else { return false };
         let (Some(hello), Some(own)) = (connection.hello.get(), self.me.upgrade()) else { return false };
         let Some(remote) = wire::decode_keys(keys, hello.domain, offset, local.len as u64) else { return false };
@@ -389,7 +389,7 @@ impl Link for VerbsLink {
         begun
     }
 
-    fn end_move(&self, operation: u64) {
+    fn end_rma(&self, operation: u64) {
         let Some(connection) = self.connection.get() else { return };
         if let Some(rma) = connection.rma.lock().as_mut()
             && let Some(number) = rma.number_of(operation)
@@ -399,7 +399,7 @@ impl Link for VerbsLink {
         self.deliver(connection.rma.lock());
     }
 
-    fn expose(&self, region: &Region, access: transport::Access) -> io::Result<Option<Keys>> {
+    fn expose(&self, region: &Region, access: transport::DeviceAccess) -> io::Result<Option<TransportKeys>> {
         self.open_windows(region, access)
     }
 

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::device::Device;
 use super::sys::{AccessFlags, Mr, Mw, Pd, Qp, Sge};
 use super::wire::RemoteSegment;
-use crate::memory::{IoVec, Region, Registration};
+use crate::memory::{DeviceRegistration, IoVec, Region};
 
 const PAGE: usize = 4096;
 
@@ -112,7 +112,7 @@ struct RegisteredSegment {
     local_key: u32,
 }
 
-impl Registration for Registered {
+impl DeviceRegistration for Registered {
     fn end(&self) {
         self.memory.lock().clear();
     }
@@ -185,7 +185,7 @@ pub(super) struct Windowed {
     remote_segments: Vec<RemoteSegment>,
 }
 
-impl Registration for Windowed {
+impl DeviceRegistration for Windowed {
     fn end(&self) {
         self.open.lock().clear();
     }

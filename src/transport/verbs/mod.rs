@@ -27,7 +27,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use smallvec::SmallVec;
 
-use super::{Access, Capabilities, Keys, Link, LinkKey, Reactor, Sink, Transport};
+use super::{Capabilities, DeviceAccess, Link, LinkKey, Reactor, Sink, Transport, TransportKeys};
 use crate::deferred_log::defer;
 use crate::memory::Region;
 use crate::{Address, Error, Result, Scheme};
@@ -50,7 +50,7 @@ const DEVICES: usize = 3;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Verbs {
-    shared: Arc<Shared>,
+    shared: Arc<VerbsShared>,
     /// The queue sets that are polled, and the count of changes that they are from.
     polled: Mutex<(u32, QueueSets)>,
     /// Buffers of one poll, kept for the next.
@@ -61,7 +61,7 @@ pub(crate) struct Verbs {
 type QueueSets = Vec<(Arc<Device>, Arc<QueueSet>)>;
 
 /// What links share with their transport.
-struct Shared {
+struct VerbsShared {
     registry: mio::Registry,
     waker: Arc<mio::Waker>,
     first_token: usize,
@@ -93,7 +93,7 @@ struct Shared {
     parked: AtomicBool,
 }
 
-impl Shared {
+impl VerbsShared {
     /// Has the driver look at `done`, `scheduled` and `closing`.
     fn wake(&self) {
         self.pending_flags.store(true, Ordering::SeqCst);
@@ -200,7 +200,7 @@ impl Verbs {
     pub(crate) fn new(reactor: Reactor, incarnation: u64, versions: (u16, u16)) -> Verbs {
         let Reactor { registry, waker, first_token } = reactor;
         Verbs {
-            shared: Arc::new(Shared {
+            shared: Arc::new(VerbsShared {
                 registry,
                 waker,
                 first_token,
@@ -323,7 +323,7 @@ impl Verbs {
         }
     }
 
-    fn keys(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
+    fn keys(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
         let wanted = sys::AccessFlags {
             local_write: !access.constant,
             remote_read: access.read,
@@ -365,7 +365,7 @@ impl Transport for Verbs {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    fn expose(&self, region: &Region, access: Access) -> io::Result<Option<Keys>> {
+    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
         if region.len() == 0 { Ok(None) } else { self.keys(region, access) }
     }
 

@@ -23,19 +23,19 @@ const CONTROL: usize = 16;
 const IN_MESSAGES: usize = 4;
 
 /// A frame and its payload, partly sent.
-pub(super) struct Sending {
+pub(super) struct VerbsSend {
     pub bytes: Vec<u8>,
     at: usize,
     payload: Option<Slice>,
 }
 
-impl Sending {
-    pub(super) fn new(bytes: Vec<u8>, payload: Option<Slice>) -> Sending {
-        Sending { bytes, at: 0, payload }
+impl VerbsSend {
+    pub(super) fn new(bytes: Vec<u8>, payload: Option<Slice>) -> VerbsSend {
+        VerbsSend { bytes, at: 0, payload }
     }
 }
 
-pub(super) struct Outbox {
+pub(super) struct VerbsOutbox {
     /// `None` when the link has ended.
     pub qp: Option<Qp>,
     device: Arc<Device>,
@@ -63,7 +63,7 @@ pub(super) struct Outbox {
     spare: Vec<Slab>,
     /// Control messages, which go first.
     control: VecDeque<MessageContent<'static>>,
-    pub pending: Option<Sending>,
+    pub pending: Option<VerbsSend>,
     /// Number of the farewell.
     bye: Option<u64>,
 }
@@ -72,9 +72,9 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-impl Outbox {
-    pub(super) fn new(qp: Qp, device: &Arc<Device>) -> io::Result<Outbox> {
-        Ok(Outbox {
+impl VerbsOutbox {
+    pub(super) fn new(qp: Qp, device: &Arc<Device>) -> io::Result<VerbsOutbox> {
+        Ok(VerbsOutbox {
             qp: Some(qp),
             device: device.clone(),
             slots: Slab::new(&device.pd, SENDS * MESSAGE, AccessFlags::default())?,
@@ -185,7 +185,7 @@ impl Outbox {
     }
 
     /// Sends control messages, and then the pending frame, which is returned when all of it has been sent.
-    pub(super) fn resume(&mut self) -> io::Result<Option<Sending>> {
+    pub(super) fn resume(&mut self) -> io::Result<Option<VerbsSend>> {
         let Some(mut sending) = self.pending.take() else {
             self.send_control()?;
             return Ok(None);
@@ -210,7 +210,7 @@ impl Outbox {
     }
 
     /// Sends what there is room for; true when that was all.
-    pub(super) fn write(&mut self, sending: &mut Sending) -> io::Result<bool> {
+    pub(super) fn write(&mut self, sending: &mut VerbsSend) -> io::Result<bool> {
         if !self.send_control()? {
             return Ok(false);
         }

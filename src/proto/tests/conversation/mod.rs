@@ -9,14 +9,14 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use super::super::link::Link;
-use super::env::{Mem, Op, TestEnv, Ticket, allocated, live};
+use super::super::link::PeerLink;
+use super::env::{Mem, Op, TestEnv, TestLease, allocated, live};
 use super::fuzzing::modest;
-use super::host::{self, Arrived, Id, Outcome, served};
-use super::net::{Call, Net, call};
+use super::host::{self, ArrivedRequest, OperationId, TestOutcome, served};
+use super::net::{Net, TestCall, call};
 use super::raw::{Raw, greet, hello};
-use super::wire::{self, Bytes, Declare, Frame, Greeting, Hello, MAGIC, Message, Range, Stream};
-use super::{Config, Leases, Limits, LinkId, Memory, Mode, PeerId, Remote, Status, Terms, wire_id};
+use super::wire::{self, BorrowedBytes, Declare, Frame, Hello, MAGIC, Message, ParsedHandshake, Range, Stream};
+use super::{AccessPolicy, Config, LeaseRange, LinkId, Memory, Mode, PeerId, PeerLimits, Remote, Status, wire_id};
 use crate::fuzzing::script::read_all;
 pub(crate) use seeds::seeds;
 use steps::*;
@@ -56,7 +56,7 @@ enum Check {
     Pushed,
 }
 
-struct Begun {
+struct BegunOperation {
     op: Op,
     check: Check,
     /// All of the block that the operation's memory is in the middle of.
@@ -72,12 +72,12 @@ struct Scene {
     listener: PeerId,
     slots: Vec<Option<Slot>>,
     tokens: Vec<u128>,
-    begun: Vec<Begun>,
+    begun: Vec<BegunOperation>,
     /// Numbers that mean something at the host.
     known: Vec<u64>,
     /// How much of each stream each liar has sent.
     sent: HashMap<(usize, Stream, u64), u64>,
-    held: Vec<(LinkId, Leases)>,
+    held: Vec<(LinkId, LeaseRange)>,
     hidden: Mem,
     honest: Mem,
     next: u32,
@@ -109,7 +109,7 @@ fn text(n: u64) -> String {
 impl Scene {
     fn new() -> Scene {
         // The honest peer takes whatever it is asked for.
-        let patient = Config { limits: Limits { peer_requests: 1000, ..modest().limits }, ..modest() };
+        let patient = Config { limits: PeerLimits { peer_requests: 1000, ..modest().limits }, ..modest() };
         let mut net = Net::with(vec![(Config { remote_shutdown: true, ..modest() }, true), (patient, true)]);
         net.hosts[1].echo = true;
         let hidden = net.expose(0, HIDDEN, vec![SECRET; 1000], true, true);
@@ -182,8 +182,8 @@ impl Scene {
         }
     }
 
-    fn leases(&self, leased: &Leased) -> Leases {
-        Leases { first: self.number(&leased.first), count: self.size(&leased.count) as u32 }
+    fn leases(&self, leased: &Leased) -> LeaseRange {
+        LeaseRange { first: self.number(&leased.first), count: self.size(&leased.count) as u32 }
     }
 
     fn status(&self, word: &Word) -> Status {
@@ -228,7 +228,7 @@ impl Scene {
             Claim::True => u64::from(len),
             Claim::False { size } => scene.size(size),
         };
-        let shape_of = |len: &u8| Bytes(&BODY[..usize::from(*len) % 9]);
+        let shape_of = |len: &u8| BorrowedBytes(&BODY[..usize::from(*len) % 9]);
         let (message, body) = match saying {
             Saying::Request { call, procedure, name, budget, how, shape, leases, body, claim } => {
                 let call = self.number(call);
@@ -270,7 +270,7 @@ impl Scene {
             Saying::Goodbye => (Message::Goodbye, &BODY[..0]),
             Saying::Release { leases } => (Message::Release(self.leases(leases)), &BODY[..0]),
             Saying::Revoked { token } => (Message::Revoked { token: self.token(token).to_le_bytes() }, &BODY[..0]),
-            Saying::Ticket { ticket } => (Message::Ticket { ticket: self.number(ticket).into() }, &BODY[..0]),
+            Saying::Ticket { ticket } => (Message::ResumptionToken { token: self.number(ticket).into() }, &BODY[..0]),
             Saying::Handled { count } => {
                 let count = self.number(count) as u32;
                 (Message::Handled { count, calls: count, bytes: count }, &BODY[..0])
@@ -330,20 +330,20 @@ impl Scene {
         }
     }
 
-    fn tickets(&mut self, count: u8) -> Vec<Ticket> {
+    fn tickets(&mut self, count: u8) -> Vec<TestLease> {
         let from = self.next;
         self.next += u32::from(count);
-        (from..self.next).map(|number| Ticket { token: self.tokens[number as usize % SLOTS], number }).collect()
+        (from..self.next).map(|number| TestLease { token: self.tokens[number as usize % SLOTS], number }).collect()
     }
 
     /// Takes note of an operation of the host's.
     fn began(&mut self, op: Op, check: Check, around: Option<(Mem, bool)>) {
         match self.net.hosts[0].ids.get(&op) {
-            Some(Id::Call(id)) => self.known.push(wire_id(*id)),
-            Some(Id::Transfer(id)) => self.known.push(wire_id(*id)),
+            Some(OperationId::Call(id)) => self.known.push(wire_id(*id)),
+            Some(OperationId::Transfer(id)) => self.known.push(wire_id(*id)),
             None => {}
         }
-        self.begun.push(Begun { op, check, around });
+        self.begun.push(BegunOperation { op, check, around });
     }
 
     fn call(&mut self, whom: &Whom, procedure: u8, len: usize, one_way: bool, patience: u16, leases: u8) {
@@ -356,7 +356,7 @@ impl Scene {
         let patient = patience >= 1000 && *whom == Whom::Honest;
         let check = if patient && !one_way { Check::Answered(served(&body)) } else { Check::Anything };
         let timeout = Duration::from_millis(patience.into());
-        let op = self.net.call_peer(0, peer, Call { procedure, name, one_way, timeout, leases, ..call(body) });
+        let op = self.net.call_peer(0, peer, TestCall { procedure, name, one_way, timeout, leases, ..call(body) });
         self.began(op, check, None);
     }
 
@@ -393,7 +393,12 @@ impl Scene {
         let memory = self.net.expose(0, token, before.clone(), access.read, access.write);
         if only {
             let peer = self.net.peer(0, 1);
-            self.net.hosts[0].proto.expose(token, memory.clone(), access, Terms { only: Some(peer), ..Terms::default() });
+            self.net.hosts[0].proto.expose(
+                token,
+                memory.clone(),
+                access,
+                AccessPolicy { only: Some(peer), ..AccessPolicy::default() },
+            );
         }
         self.tokens[at] = token;
         self.slots[at] = Some(Slot { token, memory, mode: access, only, before });
@@ -403,7 +408,7 @@ impl Scene {
         if let Some(slot) = self.slots[usize::from(slot) % SLOTS].take() {
             slot.check();
             self.net.revoke(0, slot.token);
-            let pushed = |link: &Link<TestEnv>| link.pushes.values().any(|push| push.token == slot.token);
+            let pushed = |link: &PeerLink<TestEnv>| link.pushes.values().any(|push| push.token == slot.token);
             assert!(!self.net.hosts[0].proto.links.values().any(pushed), "a push into memory that was taken back goes on");
         }
     }
@@ -411,7 +416,7 @@ impl Scene {
     /// What the honest peer wants of the host.
     fn visit(&mut self, slot: u8, len: usize) {
         let leases = self.tickets((len / 32).min(2) as u8);
-        self.net.call(1, 0, Call { leases, ..call(stretch(3, len)) });
+        self.net.call(1, 0, TestCall { leases, ..call(stretch(3, len)) });
         let Some(slot) = &self.slots[usize::from(slot) % SLOTS] else { return };
         let near = Mem::new(vec![0; len.min(slot.memory.len())]);
         let token = slot.token;
@@ -423,7 +428,7 @@ impl Scene {
         if waiting == 0 {
             return;
         }
-        let Arrived { request, link, leases, .. } = self.net.hosts[0].inbox.swap_remove(usize::from(which) % waiting);
+        let ArrivedRequest { request, link, leases, .. } = self.net.hosts[0].inbox.swap_remove(usize::from(which) % waiting);
         self.held.push((link, leases));
         match reply {
             Ok((len, leases)) => {
@@ -469,7 +474,8 @@ impl Scene {
                 let ticket = (claims & 4 == 4).then(|| self.number(ticket).into());
                 let max_message = if claims & 8 == 8 { self.size(limit) } else { 1 << 20 };
                 let checksums = claims & 16 == 16;
-                let hello = Hello { incarnation, max_message, addresses: addresses.collect(), ticket, checksums };
+                let hello =
+                    Hello { incarnation, max_message, addresses: addresses.collect(), resumption_token: ticket, checksums };
                 self.net.say_bytes(raw, greet(wire::VERSIONS, &hello));
             }
             Step::HangUp { who } => {
@@ -571,7 +577,7 @@ impl Scene {
         for number in 0..2 {
             let ends = self.net.hosts[number].outcomes.values().flatten();
             let came = ends.filter_map(|end| match end {
-                Outcome::Answered { link, leases, .. } => Some((*link, *leases)),
+                TestOutcome::Answered { link, leases, .. } => Some((*link, *leases)),
                 _ => None,
             });
             for (link, leases) in came.collect::<Vec<_>>() {
@@ -588,13 +594,13 @@ impl Scene {
             let outcome = self.net.hosts[0].outcome(begun.op);
             assert!(outcome.is_some(), "operation {} has not ended", begun.op);
             match (&begun.check, outcome) {
-                (Check::Answered(expected), Some(Outcome::Answered { body, .. })) => assert_eq!(body, expected),
-                (Check::Pulled(expected), Some(Outcome::Moved(len))) => {
+                (Check::Answered(expected), Some(TestOutcome::Answered { body, .. })) => assert_eq!(body, expected),
+                (Check::Pulled(expected), Some(TestOutcome::Moved(len))) => {
                     let (around, _) = begun.around.as_ref().expect("a transfer has memory");
                     assert_eq!(around.bytes()[AROUND..AROUND + len], expected[..]);
                 }
                 (Check::Answered(_) | Check::Pulled(_), other) => panic!("with an honest peer: {other:?}"),
-                (Check::Fetched, Some(Outcome::Moved(len))) if !self.noisy => {
+                (Check::Fetched, Some(TestOutcome::Moved(len))) if !self.noisy => {
                     let (around, _) = begun.around.as_ref().expect("a transfer has memory");
                     assert!(around.bytes()[AROUND..AROUND + len] == vec![PAYLOAD; *len], "a pull is done, and a part is missing");
                 }
@@ -610,7 +616,9 @@ impl Scene {
 fn check_heard(heard: &[u8]) {
     let mut at = 0;
     while heard[at..].starts_with(&MAGIC) {
-        let Greeting::Said(_, len) = wire::greeting(&heard[at..], true) else { panic!("the host greets nobody so") };
+        let ParsedHandshake::Message(_, len) = wire::parse_handshake(&heard[at..], true) else {
+            panic!("the host greets nobody so")
+        };
         at += len;
     }
     while let Ok(Frame::Whole(message, _, len)) = wire::take(heard.get(at..).unwrap_or_default()) {
@@ -631,7 +639,7 @@ impl Slot {
     }
 }
 
-impl Begun {
+impl BegunOperation {
     fn check_around(&self) {
         let Some((around, pull)) = &self.around else { return };
         let bytes = around.bytes();

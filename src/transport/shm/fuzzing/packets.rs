@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
 
-use super::super::handshake::{self, Hello, Packet, Received};
-use super::super::process::Bell;
-use super::super::segment::Segment;
+use super::super::handshake::{self, ControlPacket, PacketRead, ShmHello};
+use super::super::process::Doorbell;
+use super::super::segment::SharedSegment;
 use super::pair;
 use crate::fuzzing::script::{Script, script, written};
 use crate::memory::shared;
@@ -25,7 +25,7 @@ pub fn packets(mut bytes: &[u8]) {
     let parcel = Parcel::read(&mut bytes);
     let (here, there) = pair();
     let thing = |thing: &Thing| match thing {
-        Thing::Segment => Segment::create().map(|(fd, _)| fd).ok(),
+        Thing::Segment => SharedSegment::create().map(|(fd, _)| fd).ok(),
         Thing::Short => shared::create(100, false).map(|(fd, _)| fd).ok(),
         Thing::Unsealed => rustix::fs::memfd_create("any", rustix::fs::MemfdFlags::CLOEXEC).ok(),
         Thing::Counter => rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok(),
@@ -37,25 +37,25 @@ pub fn packets(mut bytes: &[u8]) {
         return;
     }
     match handshake::receive(&here) {
-        Ok(Received::Packet(packet, taken)) => {
+        Ok(PacketRead::Packet(packet, taken)) => {
             assert!(taken.len() <= fds.len().min(2));
-            if let Packet::Hello(hello) | Packet::Welcome { hello, .. } = &packet {
+            if let ControlPacket::Hello(hello) | ControlPacket::Welcome { hello, .. } = &packet {
                 assert!(hello.objection().is_none_or(|objection| !objection.is_empty()));
             }
             let mut taken = taken.into_iter();
             if let Some(first) = taken.next() {
-                let found = Segment::attach(first.as_fd());
+                let found = SharedSegment::attach(first.as_fd());
                 assert_eq!(found.is_ok(), parcel.first == Thing::Segment);
             }
             if let Some(second) = taken.next() {
-                assert_eq!(Bell::new(second).is_some(), parcel.second == Thing::Counter);
+                assert_eq!(Doorbell::new(second).is_some(), parcel.second == Thing::Counter);
             }
             // What is understood is said in the same way.
             let again = postcard::to_stdvec(&packet).expect("a packet");
-            assert_eq!(postcard::from_bytes::<Packet>(&again).ok(), Some(packet));
+            assert_eq!(postcard::from_bytes::<ControlPacket>(&again).ok(), Some(packet));
         }
-        Ok(Received::End) => assert!(bytes.is_empty()),
-        Ok(Received::Nothing) | Err(_) => {}
+        Ok(PacketRead::End) => assert!(bytes.is_empty()),
+        Ok(PacketRead::Nothing) | Err(_) => {}
     }
 }
 
@@ -72,15 +72,16 @@ fn send(socket: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) -> bool {
 }
 
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let hello = Hello::new(1, 2);
-    let seed = |parcel: Parcel, packet: &Packet| [written(&[parcel]), postcard::to_stdvec(packet).expect("a packet")].concat();
+    let hello = ShmHello::new(1, 2);
+    let seed =
+        |parcel: Parcel, packet: &ControlPacket| [written(&[parcel]), postcard::to_stdvec(packet).expect("a packet")].concat();
     let with = |things| Parcel { things, first: Thing::Segment, second: Thing::Counter };
     vec![
-        ("hello", seed(with(2), &Packet::Hello(hello))),
-        ("welcome", seed(with(1), &Packet::Welcome { hello, reads: true })),
-        ("ready", seed(with(0), &Packet::Ready { reads: true })),
-        ("refused", seed(with(0), &Packet::Refused { reason: "no".into() })),
-        ("block", seed(Parcel { first: Thing::Short, ..with(1) }, &Packet::Block { id: 1, len: 100 })),
-        ("bell", seed(Parcel { second: Thing::Socket, ..with(3) }, &Packet::Bell)),
+        ("hello", seed(with(2), &ControlPacket::Hello(hello))),
+        ("welcome", seed(with(1), &ControlPacket::Welcome { hello, reads: true })),
+        ("ready", seed(with(0), &ControlPacket::Ready { reads: true })),
+        ("refused", seed(with(0), &ControlPacket::Refused { reason: "no".into() })),
+        ("block", seed(Parcel { first: Thing::Short, ..with(1) }, &ControlPacket::Block { id: 1, len: 100 })),
+        ("bell", seed(Parcel { second: Thing::Socket, ..with(3) }, &ControlPacket::Bell)),
     ]
 }

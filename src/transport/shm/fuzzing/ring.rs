@@ -5,17 +5,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::super::{Landed, Link, LinkKey, Place, Sink, Taken};
-use super::super::inbox::{Inbox, Turn, loan};
-use super::super::line::Line;
-use super::super::outbox::{Lending, Outbox, Sending, Traffic, Written};
-use super::super::process::Process;
+use super::super::super::{Link, LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
+use super::super::connection::Connection;
+use super::super::inbox::{ShmInbox, Turn, loan};
+use super::super::outbox::{KernelCopyPolicy, ShmOutbox, ShmSend, Traffic, Written};
+use super::super::process::ShmPeer;
 use super::super::ring::MAX_BODY;
-use super::super::segment::{LEN, RING, SLOTS, Segment, Words};
+use super::super::segment::{LEN, RING, SLOTS, SharedSegment, Words};
 use super::pair;
 use crate::Address;
 use crate::fuzzing::script::{read_all, script, written};
-use crate::memory::{Held, Region, Segments, Slice, shared};
+use crate::memory::{Region, RegionBuffer, Segments, Slice, shared};
 
 script! {
     enum Number {
@@ -84,7 +84,7 @@ static THERE: [u8; 1 << 16] = [0x66; 1 << 16];
 /// The one who writes what the other side reads.
 struct Liar {
     /// Writable; the other side has its own, read-only mapping of it.
-    segment: Arc<Segment>,
+    segment: Arc<SharedSegment>,
     /// Where its next record goes.
     at: u64,
     blocks: VecDeque<(u64, u64, OwnedFd)>,
@@ -93,7 +93,7 @@ struct Liar {
 }
 
 impl Liar {
-    fn record(&mut self, kind: u64, len: usize, fill: impl FnOnce(&Segment, u64)) {
+    fn record(&mut self, kind: u64, len: usize, fill: impl FnOnce(&SharedSegment, u64)) {
         if len <= MAX_BODY {
             fill(&self.segment, self.at + 8);
         }
@@ -189,24 +189,24 @@ fn far(far: &Far) -> u64 {
 }
 
 /// Who is told what arrives: a protocol of its own, of which each byte means something.
-struct Listener<'a> {
+struct RingSink<'a> {
     liar: &'a mut Liar,
-    regions: &'a mut Vec<Target>,
+    regions: &'a mut Vec<RingTarget>,
     asked: usize,
     placed: usize,
 }
 
 /// Room for a payload, in the middle of other memory.
-struct Target {
-    memory: Held<Segments<Vec<u8>>>,
+struct RingTarget {
+    memory: RegionBuffer<Segments<Vec<u8>>>,
     len: usize,
 }
 
-impl Target {
-    fn new(len: usize, piece: usize) -> Target {
+impl RingTarget {
+    fn new(len: usize, piece: usize) -> RingTarget {
         let whole = vec![SECRET; len + 2 * AROUND];
         let segments = Segments(whole.chunks(piece).map(<[u8]>::to_vec).collect());
-        Target { memory: Held::writable(segments), len }
+        RingTarget { memory: RegionBuffer::writable(segments), len }
     }
 
     fn slice(&self) -> Option<Slice> {
@@ -222,7 +222,7 @@ impl Target {
     }
 }
 
-impl Sink for Listener<'_> {
+impl Sink for RingSink<'_> {
     fn accepted(&mut self, _: Address) -> LinkKey {
         unreachable!("nobody is accepted")
     }
@@ -230,7 +230,7 @@ impl Sink for Listener<'_> {
     fn connected(&mut self, _: LinkKey) {}
     fn chunk(&mut self, _: LinkKey, _: usize) {}
     /// 0: a payload, whose length and target two and one more bytes say. 1: more is needed. 2: the end. Else one is taken.
-    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Taken> {
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
         self.liar.interfere();
         let mut used = 0;
         while let Some(what) = bytes.get(used) {
@@ -239,20 +239,20 @@ impl Sink for Listener<'_> {
                     let Some([low, high, how]) = bytes.get(used + 1..used + 4) else { break };
                     let len = (usize::from(u16::from_le_bytes([*low, *high])) * (1 + usize::from(how % 5))).min(LONGEST);
                     let piece = [usize::MAX, 1 << 12, 1000, 33][usize::from(how >> 4) % 4].max(len / 200);
-                    let target = (how & 8 == 0).then(|| Target::new(len, piece));
-                    let place = Place { target: target.as_ref().and_then(Target::slice), len };
+                    let target = (how & 8 == 0).then(|| RingTarget::new(len, piece));
+                    let place = TransportTarget { target: target.as_ref().and_then(RingTarget::slice), len };
                     self.regions.extend(target);
                     self.asked += 1;
-                    return Some(Taken { used: used + 4, place: Some(place) });
+                    return Some(TransportConsumed { used: used + 4, target: Some(place) });
                 }
                 1 if bytes.len() < 100_000 => break,
                 1 | 2 => return None,
                 _ => used += 1,
             }
         }
-        Some(Taken { used, place: None })
+        Some(TransportConsumed { used, target: None })
     }
-    fn placed(&mut self, _: LinkKey, _: Landed) {
+    fn payload_done(&mut self, _: LinkKey, _: TransportStatus) {
         self.liar.interfere();
         self.placed += 1;
         assert!(self.placed <= self.asked, "a payload has landed that nobody asked for");
@@ -262,26 +262,26 @@ impl Sink for Listener<'_> {
     }
     fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {}
     fn returned(&mut self, _: LinkKey) {}
-    fn may_move(&mut self, _: LinkKey) {}
-    fn moved(&mut self, _: LinkKey, _: u64, _: std::io::Result<()>) {}
+    fn rma_capable(&mut self, _: LinkKey) {}
+    fn rma_done(&mut self, _: LinkKey, _: u64, _: std::io::Result<()>) {}
     fn closed(&mut self, _: LinkKey, _: std::io::Error) {}
 }
 
 /// A side of a link to a liar, and the liar.
-fn line(nonce: &u64) -> (Arc<Line>, Arc<Segment>, OwnedFd) {
-    let (_, mine) = Segment::create().expect("a segment");
-    let (fd, theirs) = Segment::create().expect("a segment");
+fn line(nonce: &u64) -> (Arc<Connection>, Arc<SharedSegment>, OwnedFd) {
+    let (_, mine) = SharedSegment::create().expect("a segment");
+    let (fd, theirs) = SharedSegment::create().expect("a segment");
     let (socket, other) = pair();
-    let peer = Process {
+    let peer = ShmPeer {
         own_user: true,
         socket: Arc::new(socket),
         pid: std::process::id() as i32,
         handle: None,
         nonce: (*nonce, (&raw const *nonce).addr() as u64),
-        bell: None,
+        doorbell: None,
         cut: AtomicBool::new(false),
     };
-    let line = Arc::new(Line::new(mine, Segment::attach(fd.as_fd()).expect("a segment"), peer, true));
+    let line = Arc::new(Connection::new(mine, SharedSegment::attach(fd.as_fd()).expect("a segment"), peer, true));
     line.lends.store(true, Ordering::Relaxed);
     (line, theirs, other)
 }
@@ -290,9 +290,9 @@ fn line(nonce: &u64) -> (Arc<Line>, Arc<Segment>, OwnedFd) {
 pub fn ring(bytes: &[u8]) {
     let nonce = 0x1234_5678_9abc_def0;
     let (line, segment, _other) = line(&nonce);
-    let mut inbox = Inbox::new(&line);
-    let mut outbox = Outbox::new(&line, Arc::new(Traffic::new(Lending::Always)));
-    let mut sending: Option<(Sending, Arc<Region>)> = None;
+    let mut inbox = ShmInbox::new(&line);
+    let mut outbox = ShmOutbox::new(&line, Arc::new(Traffic::new(KernelCopyPolicy::Always)));
+    let mut sending: Option<(ShmSend, Arc<Region>)> = None;
     let mut scratch = vec![0; MAX_BODY];
     let events = read_all::<Event>(bytes, EVENTS).into();
     let mut liar = Liar { segment, at: 0, blocks: VecDeque::new(), events, during: 0 };
@@ -301,8 +301,8 @@ pub fn ring(bytes: &[u8]) {
         match &event {
             Event::Turn => {
                 let mut blocks = std::mem::take(&mut liar.blocks);
-                let mut sink = Listener { liar: &mut liar, regions: &mut regions, asked, placed };
-                let fetch = &mut |inbox: &mut Inbox| {
+                let mut sink = RingSink { liar: &mut liar, regions: &mut regions, asked, placed };
+                let fetch = &mut |inbox: &mut ShmInbox| {
                     while let Some((id, len, fd)) = blocks.pop_front() {
                         let _ = inbox.add_block(id, len, &fd);
                     }
@@ -311,7 +311,7 @@ pub fn ring(bytes: &[u8]) {
                 (asked, placed) = (sink.asked, sink.placed);
                 let held = line.mine.words().reading.iter().any(|word| word.load(Ordering::Relaxed) != 0);
                 assert!(!held, "a read is announced that is over");
-                regions.iter().for_each(Target::check);
+                regions.iter().for_each(RingTarget::check);
                 match turn {
                     Ok(Turn::Nothing) => assert!(!inbox.has_work() || !liar.events.is_empty() || line.peer.is_gone()),
                     Ok(Turn::Something) => {}
@@ -349,7 +349,7 @@ pub fn ring(bytes: &[u8]) {
         }
     }
     drop(outbox.end(&line));
-    regions.iter().for_each(Target::check);
+    regions.iter().for_each(RingTarget::check);
 }
 
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::super::{Landed, Link, LinkKey, Place, Sink, Taken};
+use super::super::{Link, LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
 use super::SCRATCH;
-use super::receiving::{BEHIND_PAYLOAD, Receiving};
+use super::receiving::{BEHIND_PAYLOAD, TcpReceiver};
 use crate::Address;
 use crate::fuzzing::script::{Script, read_all};
-use crate::memory::{Held, Segments, Slice};
-use plan::{Announced, Arriving, CLOSE, Happening, Plan, announced, frame};
+use crate::memory::{RegionBuffer, Segments, Slice};
+use plan::{Announced, ArrivingPayload, CLOSE, Happening, StreamPlan, announced, frame};
 pub(crate) use seeds::seeds;
 use steps::{Arrival, Mark, stream};
 
@@ -30,21 +30,21 @@ const SECRET: u8 = 0xd5;
 const KEY: LinkKey = LinkKey(7);
 
 /// Room for a payload, in the middle of other memory.
-struct Target {
-    memory: Held<Segments<Vec<u8>>>,
+struct StreamTarget {
+    memory: RegionBuffer<Segments<Vec<u8>>>,
     slice: Slice,
     ends: bool,
 }
 
-impl Target {
-    fn new(announced: &Announced) -> Target {
+impl StreamTarget {
+    fn new(announced: &Announced) -> StreamTarget {
         let whole = vec![SECRET; announced.len + 2 * AROUND];
         let mut segments: Vec<_> = whole.chunks(announced.piece).map(<[u8]>::to_vec).collect();
         // Segments may be empty.
         segments.insert(1, Vec::new());
-        let memory = Held::writable(Segments(segments));
+        let memory = RegionBuffer::writable(Segments(segments));
         let slice = Slice::whole(memory.region()).part(AROUND, announced.len).expect("it is as long");
-        Target { slice: if announced.ends { slice.for_one_operation() } else { slice }, memory, ends: announced.ends }
+        StreamTarget { slice: if announced.ends { slice.for_one_operation() } else { slice }, memory, ends: announced.ends }
     }
 
     fn withdraw(&self) {
@@ -66,19 +66,19 @@ impl Target {
 
 /// Who is told what arrives.
 #[derive(Default)]
-struct Listener {
+struct StreamSink {
     happened: Vec<Happening>,
-    targets: Vec<Option<Target>>,
+    targets: Vec<Option<StreamTarget>>,
 }
 
-impl Sink for Listener {
+impl Sink for StreamSink {
     fn accepted(&mut self, _: Address) -> LinkKey {
         unreachable!("nobody is accepted")
     }
     fn attach(&mut self, _: LinkKey, _: Arc<dyn Link>) {}
     fn connected(&mut self, _: LinkKey) {}
     fn chunk(&mut self, _: LinkKey, _: usize) {}
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
         assert!(key == KEY && !bytes.is_empty());
         let mut used = 0;
         while let Some(len) = frame(&bytes[used..]) {
@@ -90,46 +90,46 @@ impl Sink for Listener {
                 return None;
             }
             if let Some(announced) = announced(said) {
-                let target = (!announced.nowhere).then(|| Target::new(&announced));
-                target.iter().filter(|_| announced.over).for_each(Target::withdraw);
-                let place = Place { target: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
+                let target = (!announced.nowhere).then(|| StreamTarget::new(&announced));
+                target.iter().filter(|_| announced.over).for_each(StreamTarget::withdraw);
+                let place = TransportTarget { target: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
                 self.targets.push(target);
-                return Some(Taken { used, place: Some(place) });
+                return Some(TransportConsumed { used, target: Some(place) });
             }
         }
-        Some(Taken { used, place: None })
+        Some(TransportConsumed { used, target: None })
     }
-    fn placed(&mut self, key: LinkKey, landed: Landed) {
+    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
         assert_eq!(key, KEY);
         self.happened.push(Happening::Placed(landed));
     }
     fn heard(&mut self, _: LinkKey) {}
     fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {}
     fn returned(&mut self, _: LinkKey) {}
-    fn may_move(&mut self, _: LinkKey) {}
-    fn moved(&mut self, _: LinkKey, _: u64, _: std::io::Result<()>) {}
+    fn rma_capable(&mut self, _: LinkKey) {}
+    fn rma_done(&mut self, _: LinkKey, _: u64, _: std::io::Result<()>) {}
     fn closed(&mut self, _: LinkKey, _: std::io::Error) {}
 }
 
 /// One end of a link, at which a stream arrives.
-struct End<'a> {
-    plan: &'a Plan,
-    receiving: Receiving,
+struct StreamEnd<'a> {
+    plan: &'a StreamPlan,
+    receiving: TcpReceiver,
     covered: AtomicBool,
-    sink: Listener,
+    sink: StreamSink,
     /// What has happened up to there is what should have.
     checked: usize,
     scratch: Vec<u8>,
     sockets: (OwnedFd, OwnedFd),
 }
 
-impl End<'_> {
-    fn new(plan: &Plan, short: bool) -> End<'_> {
+impl StreamEnd<'_> {
+    fn new(plan: &StreamPlan, short: bool) -> StreamEnd<'_> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let sockets = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("two sockets");
         let scratch = vec![0xee; if short { BEHIND_PAYLOAD } else { SCRATCH }];
         let (receiving, covered, sink) = Default::default();
-        End { plan, receiving, covered, sink, checked: 0, scratch, sockets }
+        StreamEnd { plan, receiving, covered, sink, checked: 0, scratch, sockets }
     }
 
     /// These bytes arrive, behind `at` others; false when nothing more is wanted.
@@ -196,8 +196,8 @@ impl End<'_> {
 }
 
 /// The stream arrives, up to its end or where it is refused.
-fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &Plan, arrival: &Arrival, cuts: bool) {
-    let mut end = End::new(plan, arrival.short);
+fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &StreamPlan, arrival: &Arrival, cuts: bool) {
+    let mut end = StreamEnd::new(plan, arrival.short);
     let every = match usize::from(arrival.every) {
         0 => stream.len(),
         // No more than some hundred reads.
@@ -207,7 +207,12 @@ fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &Plan, arrival: &Arr
     while goes_on && at < stream.len() {
         if let Some(mark) = marks.get(&at) {
             end.covered.fetch_or(mark.covers, Ordering::Relaxed);
-            end.sink.targets.last().iter().filter(|_| mark.withdraws).for_each(|last| last.iter().for_each(Target::withdraw));
+            end.sink
+                .targets
+                .last()
+                .iter()
+                .filter(|_| mark.withdraws)
+                .for_each(|last| last.iter().for_each(StreamTarget::withdraw));
             socket = mark.socket.filter(|_| cuts).unwrap_or(socket);
         }
         let mut later = marks.range(at + 1..).filter(|(_, mark)| cuts || mark.covers || mark.withdraws);
@@ -215,7 +220,7 @@ fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &Plan, arrival: &Arr
         goes_on = if socket { end.read(at, &stream[at..next]) } else { end.feed(at, &stream[at..next]) };
         at = next;
     }
-    let End { sink, mut receiving, mut scratch, sockets: (theirs, mine), .. } = end;
+    let StreamEnd { sink, mut receiving, mut scratch, sockets: (theirs, mine), .. } = end;
     if goes_on {
         drop(theirs);
         let read = receiving.read(mine.as_raw_fd(), &mut scratch).expect("the end of what was sent");
@@ -223,7 +228,7 @@ fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &Plan, arrival: &Arr
     }
     assert_eq!(end.checked, plan.happenings.len(), "not all has happened");
     assert_eq!(sink.targets.len(), plan.payloads.len());
-    for (target, Arriving { begin, len, withdrawn, .. }) in sink.targets.into_iter().zip(&plan.payloads) {
+    for (target, ArrivingPayload { begin, len, withdrawn, .. }) in sink.targets.into_iter().zip(&plan.payloads) {
         let came = (begin + len).min(*withdrawn).min(stream.len());
         target.into_iter().for_each(|target| target.check(&stream[*begin..came]));
     }
@@ -235,7 +240,7 @@ pub fn receiving(mut bytes: &[u8]) {
     let (stream, marks) = stream(&read_all(bytes, STEPS));
     let withdrawn: Vec<usize> = marks.iter().filter(|(_, mark)| mark.withdraws).map(|(at, _)| *at).collect();
     let covered = marks.iter().find(|(_, mark)| mark.covers).map_or(usize::MAX, |(at, _)| *at);
-    let plan = Plan::new(&stream, &withdrawn, covered);
+    let plan = StreamPlan::new(&stream, &withdrawn, covered);
     play(&stream, &marks, &plan, &arrival, true);
     // All together the other way, and byte by byte.
     for (every, socket) in [(0, !arrival.socket), (1, arrival.socket)] {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::super::Landed;
+use super::super::super::TransportStatus;
 use super::super::sending::{COVERED, COVERED_GONE, GONE, WHOLE};
 
 /// Longest payload.
@@ -45,14 +45,14 @@ pub(super) fn announced(frame: &[u8]) -> Option<Announced> {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Happening {
     Frame(Vec<u8>),
-    Placed(Landed),
+    Placed(TransportStatus),
     /// What arrived can't be.
     Refused,
     Closed,
 }
 
 /// A payload of the stream.
-pub(super) struct Arriving {
+pub(super) struct ArrivingPayload {
     pub begin: usize,
     pub len: usize,
     /// The end of what is behind it; `usize::MAX`: that is not in the stream.
@@ -62,17 +62,17 @@ pub(super) struct Arriving {
 
 /// What has to come of a stream, however it is cut.
 #[derive(Default)]
-pub(super) struct Plan {
+pub(super) struct StreamPlan {
     /// With the number of bytes that must have arrived for it.
     pub happenings: Vec<(usize, Happening)>,
     pub frames: Vec<Range<usize>>,
-    pub payloads: Vec<Arriving>,
+    pub payloads: Vec<ArrivingPayload>,
 }
 
-impl Plan {
+impl StreamPlan {
     /// `withdrawn`: where targets are taken back, in order. `covered`: from where on there are checksums.
-    pub(super) fn new(stream: &[u8], withdrawn: &[usize], covered: usize) -> Plan {
-        let mut plan = Plan::default();
+    pub(super) fn new(stream: &[u8], withdrawn: &[usize], covered: usize) -> StreamPlan {
+        let mut plan = StreamPlan::default();
         let (mut at, mut has_covered) = (0, false);
         while at < stream.len() {
             let Some(len) = frame(&stream[at..]) else {
@@ -91,15 +91,15 @@ impl Plan {
             let (begin, end) = (at, at + len);
             let withdrawn = if over { Some(&begin) } else { withdrawn.iter().find(|withdrawn| **withdrawn >= begin) };
             let withdrawn = *withdrawn.unwrap_or(&usize::MAX);
-            plan.payloads.push(Arriving { begin, len, behind: usize::MAX, withdrawn });
+            plan.payloads.push(ArrivingPayload { begin, len, behind: usize::MAX, withdrawn });
             let gone = !nowhere && withdrawn < end;
             let Some(&state) = stream.get(end) else { break };
             let landed = match state {
-                GONE if !has_covered => Landed::SourceGone,
-                WHOLE | COVERED if gone => Landed::TargetGone,
-                WHOLE | COVERED => Landed::Whole,
-                COVERED_GONE => Landed::SourceGone,
-                _ => Landed::Damaged,
+                GONE if !has_covered => TransportStatus::SourceGone,
+                WHOLE | COVERED if gone => TransportStatus::TargetGone,
+                WHOLE | COVERED => TransportStatus::Whole,
+                COVERED_GONE => TransportStatus::SourceGone,
+                _ => TransportStatus::Damaged,
             };
             at = match state {
                 WHOLE | GONE if !has_covered => end + 1,
@@ -117,7 +117,7 @@ impl Plan {
                 _ => false,
             };
             has_covered |= !told.is_empty();
-            let landed = if damaged { Landed::Damaged } else { landed };
+            let landed = if damaged { TransportStatus::Damaged } else { landed };
             plan.happenings.push((at, Happening::Placed(landed)));
             plan.payloads.last_mut().expect("it was added above").behind = at;
         }

@@ -11,7 +11,7 @@ use super::super::device::STAGE;
 use super::super::rma_queue_pair::RmaQueuePair;
 use super::super::sys::WorkCompletion;
 use super::super::wire::{MessageContent, QpOffer, StagedSegment};
-use super::{Connection, VerbsLink, closed_by_peer};
+use super::{VerbsConnection, VerbsLink, closed_by_peer};
 
 impl VerbsLink {
     /// Both sides are connected: offers the first RMA queue pair. Done once.
@@ -40,7 +40,7 @@ impl VerbsLink {
     }
 
     /// The peer has offered its end of an RMA queue pair.
-    pub(super) fn peer_offered(&self, connection: &Connection, offer: QpOffer) -> io::Result<()> {
+    pub(super) fn peer_offered(&self, connection: &VerbsConnection, offer: QpOffer) -> io::Result<()> {
         let mut slot = connection.rma.lock();
         let Some(rma) = slot.as_mut() else { return Ok(()) };
         let (own, connected) = rma.peer_offered(offer)?;
@@ -50,11 +50,11 @@ impl VerbsLink {
     }
 
     /// The peer has connected its end. True when RMA may begin.
-    pub(super) fn peer_connected(&self, connection: &Connection, generation: u32) -> io::Result<bool> {
+    pub(super) fn peer_connected(&self, connection: &VerbsConnection, generation: u32) -> io::Result<bool> {
         connection.rma.lock().as_mut().map_or(Ok(false), |own| own.peer_connected(generation))
     }
 
-    pub(super) fn fetch(&self, connection: &Connection, staged: StagedSegment, payload: bool) -> io::Result<()> {
+    pub(super) fn fetch(&self, connection: &VerbsConnection, staged: StagedSegment, payload: bool) -> io::Result<()> {
         {
             let mut inbox = self.inbox.lock();
             if staged.len as usize > STAGE || inbox.expected() >= STAGED {
@@ -69,7 +69,7 @@ impl VerbsLink {
     }
 
     /// Posts the RMA requests that there is room for.
-    pub(super) fn post_pending(&self, connection: &Connection) {
+    pub(super) fn post_pending(&self, connection: &VerbsConnection) {
         let mut slot = connection.rma.lock();
         let Some(rma) = slot.as_mut() else { return };
         if let Err(error) = rma.post_pending() {
@@ -90,7 +90,7 @@ impl VerbsLink {
     }
 
     /// Replaces the queue pair, if the condition holds.
-    pub(super) fn replace_rma_if(&self, connection: &Connection, is_it: impl FnOnce(&RmaQueuePair) -> bool, why: &str) {
+    pub(super) fn replace_rma_if(&self, connection: &VerbsConnection, is_it: impl FnOnce(&RmaQueuePair) -> bool, why: &str) {
         let mut slot = connection.rma.lock();
         let Some(rma) = slot.as_mut() else { return };
         if is_it(rma) {
@@ -100,7 +100,7 @@ impl VerbsLink {
     }
 
     /// The caller holds the lock, so that offers are sent in order.
-    fn fail_rma(&self, connection: &Connection, rma: &mut RmaQueuePair, why: &str) {
+    fn fail_rma(&self, connection: &VerbsConnection, rma: &mut RmaQueuePair, why: &str) {
         if let Err(error) = rma.fail(why).and_then(|offer| send_offer(connection, offer, None)) {
             self.fail(error);
         }
@@ -134,7 +134,7 @@ impl VerbsLink {
 }
 
 /// Sends messages about the RMA queue pair, ahead of frames that wait, since those may depend on it.
-fn send_offer(connection: &Connection, offer: Option<QpOffer>, up: Option<u32>) -> io::Result<()> {
+fn send_offer(connection: &VerbsConnection, offer: Option<QpOffer>, up: Option<u32>) -> io::Result<()> {
     let mut out = connection.out.lock();
     offer.into_iter().try_for_each(|offer| out.queue_control(MessageContent::Offer(offer)))?;
     up.into_iter().try_for_each(|generation| out.queue_control(MessageContent::RmaConnected(generation)))?;

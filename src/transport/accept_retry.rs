@@ -12,20 +12,20 @@ use parking_lot::Mutex;
 const RETRY: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
-pub(super) struct Unaccepted {
+pub(super) struct AcceptRetry {
     any: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<AcceptRetryState>,
 }
 
 #[derive(Default)]
-struct State {
+struct AcceptRetryState {
     tokens: Vec<usize>,
     since: Option<Instant>,
     /// Of all time.
     count: u64,
 }
 
-impl Unaccepted {
+impl AcceptRetry {
     /// This listener has one, for this reason. It is logged at powers of two of the count.
     pub(super) fn note(&self, token: usize, error: &io::Error) {
         let count = {
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn it_is_tried_again_after_a_while() {
-        let unaccepted = Unaccepted::default();
+        let unaccepted = AcceptRetry::default();
         assert!(!unaccepted.is_any() && unaccepted.due().is_empty());
         unaccepted.note(7, &io::ErrorKind::OutOfMemory.into());
         unaccepted.note(7, &io::ErrorKind::OutOfMemory.into());

@@ -6,7 +6,7 @@ use super::env::pattern;
 use super::host::{assert_failed, served};
 use super::net::{Net, call, config};
 use super::raw::{self, hello};
-use super::wire::{Hello, PREAMBLE_LEN, Refusal, Said, VERSIONS};
+use super::wire::{HandshakeMessage, Hello, PREAMBLE_LEN, Refusal, VERSIONS};
 use super::{Config, Failure};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -120,7 +120,7 @@ fn versions_that_do_not_meet() {
         net.say_bytes(raw, raw::greet((low, high), &hello(1)));
         net.settle();
         assert!(net.is_shut(raw));
-        assert_eq!(net.greeted(raw), Said::Refusal(Refusal::Version));
+        assert_eq!(net.greeted(raw), HandshakeMessage::Refusal(Refusal::Version));
         // Here it is dialled: the caller learns its versions.
         let peer = net.played_peer(0);
         let op = net.call_peer(0, peer, call("x"));
@@ -142,7 +142,7 @@ fn another_version_may_say_hello_in_its_own_way() {
     let raw = net.raw_dial(0);
     net.say_bytes(raw, bytes);
     net.settle();
-    assert!(net.is_shut(raw) && net.greeted(raw) == Said::Refusal(Refusal::Version));
+    assert!(net.is_shut(raw) && net.greeted(raw) == HandshakeMessage::Refusal(Refusal::Version));
     net.end();
 }
 

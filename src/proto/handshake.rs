@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use rand::Rng as _;
 
-use super::keys::{self, Digest, NONCE_LEN, Nonce, Side};
+use super::keys::{self, Digest, NONCE_LEN, Nonce, Role};
 use super::link::broken;
 use super::refusals::Cause;
-use super::wire::{self, Greeting, Hello, Refusal, Said};
+use super::wire::{self, HandshakeMessage, Hello, ParsedHandshake, Refusal};
 use super::{Env, Failure, LinkId, PeerId, Proto};
 
 /// How far two sides have proved to each other that they have the key.
-pub(super) struct Proving {
+pub(super) struct AuthState {
     /// The challenges, as they were said.
     ours: Vec<u8>,
     theirs: Option<Vec<u8>>,
@@ -21,16 +21,16 @@ pub(super) struct Proving {
     proved: Option<Digest>,
 }
 
-impl Proving {
+impl AuthState {
     /// What a proof is about that `by` makes, with this hello. `None` before its time.
-    fn said<'a>(&'a self, by: Side, hello: &'a Digest, dialled: bool) -> Option<keys::Said<'a>> {
+    fn transcript<'a>(&'a self, by: Role, hello: &'a Digest, dialled: bool) -> Option<keys::Transcript<'a>> {
         let theirs = self.theirs.as_deref()?;
         let challenges = if dialled { [&self.ours[..], theirs] } else { [theirs, &self.ours[..]] };
         let answered = match by {
-            Side::Dialling => None,
-            Side::Dialled => Some(if dialled { self.shown.as_ref()? } else { self.proved.as_ref()? }),
+            Role::Dialling => None,
+            Role::Dialled => Some(if dialled { self.shown.as_ref()? } else { self.proved.as_ref()? }),
         };
-        Some(keys::Said { challenges, answered, hello })
+        Some(keys::Transcript { challenges, answered, hello })
     }
 
     fn nonce(&self) -> &[u8] {
@@ -39,77 +39,77 @@ impl Proving {
 }
 
 /// `dialled`: this side has dialled the other.
-fn side(dialled: bool) -> Side {
-    if dialled { Side::Dialling } else { Side::Dialled }
+fn role(dialled: bool) -> Role {
+    if dialled { Role::Dialling } else { Role::Dialled }
 }
 
 impl<E: Env> Proto<E> {
     /// What whoever dials says first.
-    pub(super) fn begin_greeting(&mut self, id: LinkId) {
-        if self.config.key.is_some() { self.say_challenge(id) } else { self.say_hello(id, self.links[id].peer) }
+    pub(super) fn begin_handshake(&mut self, id: LinkId) {
+        if self.config.key.is_some() { self.send_challenge(id) } else { self.send_hello(id, self.links[id].peer) }
     }
 
     /// `peer`: who is to see that this engine is the one that it met before.
     fn hello(&self, peer: Option<PeerId>) -> Vec<u8> {
-        let ticket = peer.and_then(|peer| self.peers.get(peer)?.ticket);
+        let ticket = peer.and_then(|peer| self.peers.get(peer)?.resumption_token);
         let hello = Hello {
             incarnation: self.incarnation,
             max_message: self.config.max_message as u64,
             addresses: self.addresses.clone(),
-            ticket,
+            resumption_token: ticket,
             checksums: self.config.checksums,
         };
-        wire::greet(wire::VERSIONS, &Said::Hello(hello))
+        wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Hello(hello))
     }
 
-    fn say_hello(&mut self, id: LinkId, peer: Option<PeerId>) {
+    fn send_hello(&mut self, id: LinkId, peer: Option<PeerId>) {
         let hello = self.hello(peer);
-        self.say_before(id, hello);
+        self.send_handshake(id, hello);
     }
 
-    fn say_challenge(&mut self, id: LinkId) {
+    fn send_challenge(&mut self, id: LinkId) {
         let mut nonce = [0; NONCE_LEN];
         self.random.fill_bytes(&mut nonce);
-        let challenge = wire::greet(wire::VERSIONS, &Said::Challenge(nonce));
+        let challenge = wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Challenge(nonce));
         let link = &mut self.links[id];
         if link.dialled {
             self.dialling.insert(nonce, id);
         }
-        link.proving = Some(Box::new(Proving { ours: challenge.clone(), theirs: None, shown: None, proved: None }));
-        self.say_before(id, challenge);
+        link.auth = Some(Box::new(AuthState { ours: challenge.clone(), theirs: None, shown: None, proved: None }));
+        self.send_handshake(id, challenge);
     }
 
     /// Proves that this side has the key, and says hello.
-    fn say_proof(&mut self, id: LinkId, peer: Option<PeerId>) {
+    fn send_proof(&mut self, id: LinkId, peer: Option<PeerId>) {
         let hello = self.hello(peer);
         let digest = keys::digest(&hello);
         let link = &mut self.links[id];
-        let by = side(link.dialled);
-        let (Some(key), Some(proving)) = (&self.config.key, &mut link.proving) else { return };
-        let Some(said) = proving.said(by, &digest, link.dialled) else { return };
+        let by = role(link.dialled);
+        let (Some(key), Some(proving)) = (&self.config.key, &mut link.auth) else { return };
+        let Some(said) = proving.transcript(by, &digest, link.dialled) else { return };
         let proof = key.prove(by, &said);
         proving.shown = Some(digest);
-        let mut bytes = wire::greet(wire::VERSIONS, &Said::Proof(proof, digest));
+        let mut bytes = wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Proof(proof, digest));
         bytes.extend_from_slice(&hello);
-        self.say_before(id, bytes);
+        self.send_handshake(id, bytes);
     }
 
     /// Says something before the connection is open.
-    fn say_before(&mut self, id: LinkId, bytes: Vec<u8>) {
-        self.links[id].greeting.extend_from_slice(&bytes);
+    fn send_handshake(&mut self, id: LinkId, bytes: Vec<u8>) {
+        self.links[id].handshake.extend_from_slice(&bytes);
         self.mark_ready(id);
     }
 
     /// Tells whoever dialled why it is not wanted, and ends the link.
     fn refuse_link(&mut self, id: LinkId, refusal: Refusal) {
         let link = &mut self.links[id];
-        link.greeting.extend_from_slice(&wire::greet(wire::VERSIONS, &Said::Refusal(refusal)));
+        link.handshake.extend_from_slice(&wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Refusal(refusal)));
         link.closing = true;
         self.touch_closing(id);
     }
 
     /// Whoever dialled is told why it is not wanted; of whoever was dialled, the user is.
-    fn not_wanted(&mut self, id: LinkId, refusal: Refusal, failure: Failure) -> Result<(), Failure> {
+    fn refuse_handshake(&mut self, id: LinkId, refusal: Refusal, failure: Failure) -> Result<(), Failure> {
         if self.links[id].dialled {
             return Err(failure);
         }
@@ -123,13 +123,13 @@ impl<E: Env> Proto<E> {
     }
 
     /// Takes a piece of a greeting. How many bytes it took; `None`: it is not all there.
-    pub(super) fn greeted(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Option<usize>, Failure> {
+    pub(super) fn handle_handshake(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Option<usize>, Failure> {
         let link = &self.links[id];
-        let proved = self.config.key.is_none() || link.proving.as_ref().is_some_and(|proving| proving.proved.is_some());
-        let (said, len) = match wire::greeting(bytes, proved) {
-            Greeting::Incomplete => return Ok(None),
-            Greeting::Damaged => return Err(Failure::Checksum),
-            Greeting::Foreign => {
+        let proved = self.config.key.is_none() || link.auth.as_ref().is_some_and(|proving| proving.proved.is_some());
+        let (said, len) = match wire::parse_handshake(bytes, proved) {
+            ParsedHandshake::Incomplete => return Ok(None),
+            ParsedHandshake::Damaged => return Err(Failure::Checksum),
+            ParsedHandshake::Foreign => {
                 let start = bytes[..bytes.len().min(16)].escape_ascii();
                 let reason = match bytes {
                     // An alert, or the beginning of a handshake.
@@ -139,28 +139,28 @@ impl<E: Env> Proto<E> {
                 return Err(Failure::Unreachable { reason, source: None });
             }
             // The refusal, as everything that is said here, tells the peer which versions are spoken.
-            Greeting::Version(low, high) => {
-                self.not_wanted(id, Refusal::Version, Failure::Version { theirs: (low, high) })?;
+            ParsedHandshake::Version(low, high) => {
+                self.refuse_handshake(id, Refusal::Version, Failure::Version { theirs: (low, high) })?;
                 return Ok(Some(bytes.len()));
             }
-            Greeting::Unproved => {
-                self.not_wanted(id, Refusal::KeyWanted, unauthorized("it does not prove to have the key"))?;
+            ParsedHandshake::Unproved => {
+                self.refuse_handshake(id, Refusal::KeyWanted, unauthorized("it does not prove to have the key"))?;
                 return Ok(Some(bytes.len()));
             }
-            Greeting::Said(said, len) => (said, len),
+            ParsedHandshake::Message(said, len) => (said, len),
         };
         match said {
-            Said::Hello(hello) => self.hello_said(id, hello, &bytes[..len], now)?,
-            Said::Challenge(nonce) => self.challenged_by(id, &nonce, &bytes[..len])?,
-            Said::Proof(proof, digest) => self.proof_said(id, &proof, digest)?,
-            Said::Refusal(refusal) => return Err(refused(refusal)),
+            HandshakeMessage::Hello(hello) => self.handle_hello_message(id, hello, &bytes[..len], now)?,
+            HandshakeMessage::Challenge(nonce) => self.handle_challenge(id, &nonce, &bytes[..len])?,
+            HandshakeMessage::Proof(proof, digest) => self.handle_proof(id, &proof, digest)?,
+            HandshakeMessage::Refusal(refusal) => return Err(refused(refusal)),
         }
         Ok(Some(len))
     }
 
     /// Forgets how far the two sides of a link have proved themselves.
-    pub(super) fn end_proving(&mut self, id: LinkId) {
-        if let Some(proving) = self.links.get_mut(id).and_then(|link| link.proving.take()) {
+    pub(super) fn end_auth(&mut self, id: LinkId) {
+        if let Some(proving) = self.links.get_mut(id).and_then(|link| link.auth.take()) {
             self.dialling.remove(proving.nonce());
         }
     }
@@ -180,61 +180,65 @@ impl<E: Env> Proto<E> {
         self.addresses.iter().any(|own| *own == link.remote || link.local && own.is_everywhere(&link.remote))
     }
 
-    fn challenged_by(&mut self, id: LinkId, nonce: &Nonce, challenge: &[u8]) -> Result<(), Failure> {
+    fn handle_challenge(&mut self, id: LinkId, nonce: &Nonce, challenge: &[u8]) -> Result<(), Failure> {
         if self.config.key.is_none() {
-            return self.not_wanted(id, Refusal::NoKey, broken("a challenge to an engine that has not asked for one".into()));
+            return self.refuse_handshake(
+                id,
+                Refusal::NoKey,
+                broken("a challenge to an engine that has not asked for one".into()),
+            );
         }
         if self.is_reflected(id, nonce) {
-            return self.not_wanted(id, Refusal::Reflected, unauthorized(REFLECTED));
+            return self.refuse_handshake(id, Refusal::Reflected, unauthorized(REFLECTED));
         }
         let dialled = self.links[id].dialled;
-        if !dialled && self.links[id].proving.is_none() {
-            self.say_challenge(id);
+        if !dialled && self.links[id].auth.is_none() {
+            self.send_challenge(id);
         }
-        let Some(proving) = self.links[id].proving.as_mut().filter(|proving| proving.theirs.is_none()) else {
+        let Some(proving) = self.links[id].auth.as_mut().filter(|proving| proving.theirs.is_none()) else {
             return Err(broken("a second challenge".into()));
         };
         proving.theirs = Some(challenge.to_vec());
         if dialled {
-            self.say_proof(id, self.links[id].peer);
+            self.send_proof(id, self.links[id].peer);
         }
         Ok(())
     }
 
-    fn proof_said(&mut self, id: LinkId, proof: &Digest, digest: Digest) -> Result<(), Failure> {
+    fn handle_proof(&mut self, id: LinkId, proof: &Digest, digest: Digest) -> Result<(), Failure> {
         let Some(key) = &self.config.key else { return Err(broken("a proof that nobody has asked for".into())) };
         let link = &mut self.links[id];
         let dialled = link.dialled;
-        let Some(proving) = link.proving.as_mut().filter(|proving| proving.theirs.is_some() && proving.proved.is_none()) else {
+        let Some(proving) = link.auth.as_mut().filter(|proving| proving.theirs.is_some() && proving.proved.is_none()) else {
             return Err(broken("a proof before its time".into()));
         };
         let is_proof =
-            proving.said(side(!dialled), &digest, dialled).is_some_and(|said| key.is_proof(side(!dialled), &said, proof));
+            proving.transcript(role(!dialled), &digest, dialled).is_some_and(|said| key.is_proof(role(!dialled), &said, proof));
         if !is_proof {
-            return self.not_wanted(id, Refusal::OtherKey, unauthorized("its key is another"));
+            return self.refuse_handshake(id, Refusal::OtherKey, unauthorized("its key is another"));
         }
         proving.proved = Some(digest);
         Ok(())
     }
 
-    fn hello_said(&mut self, id: LinkId, hello: Hello, piece: &[u8], now: Instant) -> Result<(), Failure> {
+    fn handle_hello_message(&mut self, id: LinkId, hello: Hello, piece: &[u8], now: Instant) -> Result<(), Failure> {
         let link = &self.links[id];
-        if let Some(proving) = &link.proving
+        if let Some(proving) = &link.auth
             && proving.proved != Some(keys::digest(piece))
         {
-            return self.not_wanted(id, Refusal::OtherKey, unauthorized("its hello is not what it has proved"));
+            return self.refuse_handshake(id, Refusal::OtherKey, unauthorized("its hello is not what it has proved"));
         }
         if !link.dialled && self.is_one_too_many(&hello) {
             self.refuse_link(id, Refusal::Busy);
             return Ok(());
         }
         let link = &self.links[id];
-        match (link.dialled, link.proving.is_some()) {
+        match (link.dialled, link.auth.is_some()) {
             (true, _) => {}
-            (false, true) => self.say_proof(id, self.proved(&hello)),
-            (false, false) => self.say_hello(id, self.proved(&hello)),
+            (false, true) => self.send_proof(id, self.proved(&hello)),
+            (false, false) => self.send_hello(id, self.proved(&hello)),
         }
-        self.end_proving(id);
+        self.end_auth(id);
         self.handle_hello(id, hello, now)
     }
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::super::declarations::MAX_DECLARATIONS;
 use super::env::{Mem, allocated};
-use super::host::{Id, Outcome, assert_failed, served};
-use super::net::{Call, Net, call};
+use super::host::{OperationId, TestOutcome, assert_failed, served};
+use super::net::{Net, TestCall, call};
 use super::raw::{self, Raw, hello};
-use super::wire::{self, Bytes, Declare, MAX_FRAME, MAX_NAME, Message, Range, Stream};
-use super::{Failure, Leases, Remote, Status, wire_id};
+use super::wire::{self, BorrowedBytes, Declare, MAX_FRAME, MAX_NAME, Message, Range, Stream};
+use super::{Failure, LeaseRange, Remote, Status, wire_id};
 
 const CHUNK: usize = 512 << 10;
 const MAX_CHUNK: usize = 4 << 20;
@@ -20,11 +20,11 @@ pub fn request(call: u64, size: u64) -> Message<'static> {
     Message::Request {
         call,
         procedure: 0,
-        declaration: Some(Declare { name: "echo", shape: Bytes(b"s") }),
+        declaration: Some(Declare { name: "echo", shape: BorrowedBytes(b"s") }),
         provider: 0,
         budget_us: 1_000_000,
         one_way: false,
-        leases: Leases::default(),
+        leases: LeaseRange::default(),
         size,
     }
 }
@@ -86,9 +86,9 @@ fn operations_that_nobody_began() {
         net.say(raw, &Message::Abort { transfer: id, push: false }, b"");
         net.say(raw, &Message::Revoked { token: u128::from(id).to_le_bytes() }, b"");
         for count in [0, 1, u32::MAX] {
-            let leases = Leases { first: id, count };
+            let leases = LeaseRange { first: id, count };
             net.say(raw, &Message::Release(leases), b"");
-            let answer = Message::Response { call: id, result: 0, shape: Bytes(b"?"), leases, size: 3 };
+            let answer = Message::Response { call: id, result: 0, shape: BorrowedBytes(b"?"), leases, size: 3 };
             net.say(raw, &answer, b"abc");
         }
         net.say(raw, &Message::Pong, b"");
@@ -101,7 +101,7 @@ fn operations_that_nobody_began() {
 /// A call that uses a number, and declares it or not.
 pub fn declaring(call: u64, procedure: u32, name: Option<&str>) -> Message<'_> {
     let Message::Request { provider, budget_us, one_way, leases, size, .. } = request(0, 0) else { unreachable!() };
-    let declaration = name.map(|name| Declare { name, shape: Bytes(b"s") });
+    let declaration = name.map(|name| Declare { name, shape: BorrowedBytes(b"s") });
     Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size }
 }
 
@@ -109,7 +109,8 @@ pub fn declaring(call: u64, procedure: u32, name: Option<&str>) -> Message<'_> {
 #[test]
 fn lies_that_end_the_connection() {
     let long = "x".repeat(MAX_NAME + 1);
-    let answer = |shape| Message::Response { call: 77, result: 3, shape: Bytes(shape), leases: Leases::default(), size: 0 };
+    let answer =
+        |shape| Message::Response { call: 77, result: 3, shape: BorrowedBytes(shape), leases: LeaseRange::default(), size: 0 };
     let answers = [answer(b"r"), answer(b"r")].map(|message| super::raw::frame(&message, b""));
     let frames: Vec<(&str, Vec<u8>)> = vec![
         ("a number that was never declared", super::raw::frame(&declaring(5, 9, None), b"")),
@@ -225,13 +226,13 @@ fn nobody_ends_what_others_do() {
     net.settings.delay = SECOND / 1000;
     let near = Mem::new(vec![0; 1000]);
     let pull = net.pull(0, 1, TOKEN, 0, &near);
-    let number = |id: Id| match id {
-        Id::Call(id) => wire_id(id),
-        Id::Transfer(id) => wire_id(id),
+    let number = |id: OperationId| match id {
+        OperationId::Call(id) => wire_id(id),
+        OperationId::Transfer(id) => wire_id(id),
     };
     let (call_id, pull_id) = (number(net.hosts[0].ids[&op]), number(net.hosts[0].ids[&pull]));
     let mut bytes = super::raw::frame(
-        &Message::Response { call: call_id, result: 0, shape: Bytes(b""), leases: Leases::default(), size: 3 },
+        &Message::Response { call: call_id, result: 0, shape: BorrowedBytes(b""), leases: LeaseRange::default(), size: 3 },
         b"lie",
     );
     wire::put(&mut bytes, &Message::Refuse { call: call_id, status: Status::NoResponse }, b"", false);
@@ -259,13 +260,13 @@ fn a_payload_that_comes_before_its_operation() {
         // What the next number will be is learned from one that was: a place is used again two versions later.
         let first = net.pull(0, 1, TOKEN, 0, &Mem::new(vec![0; 1000]));
         net.settle();
-        let Id::Transfer(id) = net.hosts[0].ids[&first] else { unreachable!() };
+        let OperationId::Transfer(id) = net.hosts[0].ids[&first] else { unreachable!() };
         let guess = wire_id(id) + (2 << 32);
         let peer = net.played_peer(0);
         let raw = if from_a_stranger {
             net.raw_peer(0, 50)
         } else {
-            let opens = net.call_peer(0, peer, Call { one_way: true, ..call("x") });
+            let opens = net.call_peer(0, peer, TestCall { one_way: true, ..call("x") });
             net.advance(net.settings.delay);
             let raw = net.raw_dialled();
             net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));
@@ -282,7 +283,7 @@ fn a_payload_that_comes_before_its_operation() {
             let remote = Remote { peer, owner: 50, token: TOKEN, offset: 0, keys: None };
             net.transfer_to(0, true, remote, &near, SECOND)
         };
-        let Id::Transfer(id) = net.hosts[0].ids[&pull] else { unreachable!() };
+        let OperationId::Transfer(id) = net.hosts[0].ids[&pull] else { unreachable!() };
         assert_eq!(wire_id(id), guess, "the guess was wrong, and the test tests nothing");
         net.settings.delay = Duration::ZERO;
         net.say_bytes(raw, vec![last]);
@@ -290,7 +291,7 @@ fn a_payload_that_comes_before_its_operation() {
         net.settings.delay = Duration::from_micros(50);
         net.settle();
         if from_a_stranger {
-            assert!(matches!(net.hosts[0].outcome(pull), Some(Outcome::Moved(1000))));
+            assert!(matches!(net.hosts[0].outcome(pull), Some(TestOutcome::Moved(1000))));
             assert_eq!(near.bytes(), [7; 1000]);
         } else {
             assert_failed!(net.hosts[0], pull, Failure::Timeout | Failure::Disconnected { .. });

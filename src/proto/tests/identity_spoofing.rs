@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::env::Mem;
-use super::host::Outcome;
+use super::host::TestOutcome;
 use super::net::{Net, call};
 use super::raw::{Raw, hello};
 use super::wire::{self, Hello, Message, Range};
-use super::{Mode, PeerId, Remote, Status, Terms};
+use super::{AccessPolicy, Mode, PeerId, Remote, Status};
 
 const TOKEN: u128 = 0xfeed;
 const SECOND: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ fn scene() -> (Net, Mem, PeerId) {
     let chosen = net.hosts[0].proto.lookup_incarnation(net.hosts[1].incarnation).expect("they have met");
     // The owner holds an endpoint of it, so that it is not forgotten.
     net.hosts[0].tags.insert("tcp://10.0.0.2:7000".parse().unwrap(), chosen.clone());
-    let terms = Terms { only: Some(chosen.id), ..Terms::default() };
+    let terms = AccessPolicy { only: Some(chosen.id), ..AccessPolicy::default() };
     let memory = net.expose_on_terms(0, TOKEN, vec![1; 100], Mode { read: true, write: true }, terms);
     (net, memory, chosen.id)
 }
@@ -30,7 +30,7 @@ fn scene() -> (Net, Mem, PeerId) {
 /// Somebody who says to be the engine of this incarnation, and shows this ticket.
 fn claim(net: &mut Net, incarnation: u64, ticket: Option<u128>) -> Raw {
     let raw = net.raw_dial(0);
-    let hello = Hello { ticket, addresses: vec!["tcp://10.0.0.2:7000".parse().unwrap()], ..hello(incarnation) };
+    let hello = Hello { resumption_token: ticket, addresses: vec!["tcp://10.0.0.2:7000".parse().unwrap()], ..hello(incarnation) };
     net.say_bytes(raw, super::raw::greet(wire::VERSIONS, &hello));
     net.advance(SECOND / 100);
     raw
@@ -40,7 +40,7 @@ fn claim(net: &mut Net, incarnation: u64, ticket: Option<u128>) -> Raw {
 fn ticket(net: &Net, raw: Raw) -> Option<u128> {
     let mut ticket = None;
     net.each_heard(raw, |message| {
-        if let Message::Ticket { ticket: given } = message {
+        if let Message::ResumptionToken { token: given } = message {
             ticket = Some(*given);
         }
     });
@@ -74,14 +74,14 @@ fn is_still_let_in(net: &mut Net) {
     let near = Mem::new(vec![0; 100]);
     let op = net.transfer_to(1, true, remote, &near, 9 * SECOND);
     net.advance(SECOND);
-    assert!(matches!(net.hosts[1].outcome(op), Some(Outcome::Moved(100))), "{:?}", net.hosts[1].outcome(op));
+    assert!(matches!(net.hosts[1].outcome(op), Some(TestOutcome::Moved(100))), "{:?}", net.hosts[1].outcome(op));
 }
 
 #[test]
 fn claiming_to_be_somebody_is_not_being_it() {
     let (mut net, memory, chosen) = scene();
     let theirs = net.hosts[1].incarnation;
-    let genuine = net.hosts[0].proto.peers[chosen].given.expect("they have met");
+    let genuine = net.hosts[0].proto.peers[chosen].given_token.expect("they have met");
     let mut liars = Vec::new();
     // While the other is connected, and while it is away; two connections at a time, as an engine might have.
     for away in [false, true] {
@@ -150,13 +150,13 @@ fn at_its_address_somebody_who_claims_to_be_it() {
             net.call_peer(0, peer, call("meet"));
             net.advance(SECOND / 100);
             let raw = net.raw_dialled();
-            let hello = Hello { ticket, ..hello(77) };
+            let hello = Hello { resumption_token: ticket, ..hello(77) };
             net.say_bytes(raw, super::raw::greet(wire::VERSIONS, &hello));
             raw
         };
         let met = greet(&mut net, None);
         let given = ticket(&net, met);
-        let terms = Terms { only: Some(peer), ..Terms::default() };
+        let terms = AccessPolicy { only: Some(peer), ..AccessPolicy::default() };
         let memory = net.expose_on_terms(0, TOKEN, vec![1; 100], Mode { read: true, write: true }, terms);
         net.hang_up(met);
         let again = greet(&mut net, if genuine { given } else { Some(1) });

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::devices::keys;
 use super::env::{Mem, Op, pattern};
-use super::host::{Outcome, assert_failed};
-use super::net::{Call, Net, call};
+use super::host::{TestOutcome, assert_failed};
+use super::net::{Net, TestCall, call};
 use super::raw::{self, frame, hello};
 use super::wire::{self, Message, Stream};
 use super::{Failure, Memory, Mode, Remote, Status};
@@ -41,7 +41,7 @@ fn said(net: &Net) -> u64 {
 #[track_caller]
 fn assert_moved(net: &Net, op: Op, len: usize) {
     match net.hosts[0].outcome(op) {
-        Some(Outcome::Moved(moved)) => assert_eq!(*moved, len),
+        Some(TestOutcome::Moved(moved)) => assert_eq!(*moved, len),
         other => panic!("nothing was moved: {other:?}"),
     }
 }
@@ -305,7 +305,7 @@ fn the_peer_talks_of_a_move() {
         let mut net = Net::new(1);
         net.settings.devices = true;
         let peer = net.played_peer(0);
-        let opens = net.call_peer(0, peer, Call { one_way: true, ..call("x") });
+        let opens = net.call_peer(0, peer, TestCall { one_way: true, ..call("x") });
         net.advance(net.settings.delay);
         let raw = net.raw_dialled();
         net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));

@@ -11,20 +11,20 @@ use super::region::Region;
 use super::shared::Block;
 
 /// Address and length of each segment.
-type Parts = SmallVec<[(*mut u8, usize); 4]>;
+type SegmentParts = SmallVec<[(*mut u8, usize); 4]>;
 
 /// A buffer and the region over its bytes. The buffer sits in a box of its own that nobody refers to, so that neither
 /// moving `Held` nor leaking it moves a byte or ends a promise.
-pub(crate) struct Held<B> {
+pub(crate) struct RegionBuffer<B> {
     region: Arc<Region>,
     buffer: NonNull<B>,
     _owns: PhantomData<B>,
 }
 
 // SAFETY: the pointer is to a box that this value owns.
-unsafe impl<B: Send> Send for Held<B> {}
+unsafe impl<B: Send> Send for RegionBuffer<B> {}
 // SAFETY: a shared `Held` gives shared references to the buffer, and only where nobody writes it.
-unsafe impl<B: Sync> Sync for Held<B> {}
+unsafe impl<B: Sync> Sync for RegionBuffer<B> {}
 
 /// The blocks that peers can map, of those that the buffer consists of.
 fn blocks(buffer: &impl Buffer) -> Vec<Weak<Block>> {
@@ -33,11 +33,11 @@ fn blocks(buffer: &impl Buffer) -> Vec<Weak<Block>> {
     blocks
 }
 
-impl<B: Buffer> Held<B> {
+impl<B: Buffer> RegionBuffer<B> {
     /// Holds a buffer that will only be read, by peers and here.
-    pub(crate) fn read_only(buffer: B) -> Held<B> {
+    pub(crate) fn read_only(buffer: B) -> RegionBuffer<B> {
         let buffer = NonNull::from(Box::leak(Box::new(buffer)));
-        let mut parts = Parts::new();
+        let mut parts = SegmentParts::new();
         // SAFETY: the box was made above, and nobody else knows of it.
         let shared = unsafe { buffer.as_ref() };
         shared.read_segments(&mut |bytes: &[u8]| parts.push((bytes.as_ptr().cast_mut(), bytes.len())));
@@ -45,16 +45,16 @@ impl<B: Buffer> Held<B> {
         // close the region first. Nobody writes them: only shared references to the buffer are given out, and a read-only
         // exposure is never asked for write access.
         let region = unsafe { Region::with_blocks(parts, blocks(shared)) };
-        Held { region, buffer, _owns: PhantomData }
+        RegionBuffer { region, buffer, _owns: PhantomData }
     }
 
     /// Holds a buffer that peers, and transfers here, may write.
-    pub(crate) fn writable(buffer: B) -> Held<B>
+    pub(crate) fn writable(buffer: B) -> RegionBuffer<B>
     where
         B: WritableBuffer,
     {
         let mut buffer = NonNull::from(Box::leak(Box::new(buffer)));
-        let mut parts = Parts::new();
+        let mut parts = SegmentParts::new();
         // SAFETY: the box was made above, and nobody else knows of it.
         let unique = unsafe { buffer.as_mut() };
         unique.write_segments(&mut |bytes: &mut [u8]| parts.push((bytes.as_mut_ptr(), bytes.len())));
@@ -63,7 +63,7 @@ impl<B: Buffer> Held<B> {
         // SAFETY: the bytes belong to the boxed buffer, whose segments stay put until it is dropped or taken, and both
         // close the region first. No reference to the buffer is made in between: `view` is for read-only exposures.
         let region = unsafe { Region::with_blocks(parts, blocks) };
-        Held { region, buffer, _owns: PhantomData }
+        RegionBuffer { region, buffer, _owns: PhantomData }
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
@@ -104,7 +104,7 @@ impl<B: Buffer> Held<B> {
     }
 }
 
-impl<B> Drop for Held<B> {
+impl<B> Drop for RegionBuffer<B> {
     fn drop(&mut self) {
         self.region.close();
         // SAFETY: the pointer came from a box that only this value owns; the gate is closed, so nobody uses its bytes.
@@ -115,22 +115,22 @@ impl<B> Drop for Held<B> {
 /// A region over memory that a call or a scope borrows. Dropping it closes the region.
 ///
 /// Forgetting it would leave the gate open, so it must not reach user code: calls and scopes keep it on their own stack.
-pub(crate) struct Borrowed<'a> {
+pub(crate) struct BorrowedRegion<'a> {
     region: Arc<Region>,
     _memory: PhantomData<&'a mut [u8]>,
 }
 
-impl<'a> Borrowed<'a> {
-    pub(crate) fn read_only(bytes: &'a [u8]) -> Borrowed<'a> {
+impl<'a> BorrowedRegion<'a> {
+    pub(crate) fn read_only(bytes: &'a [u8]) -> BorrowedRegion<'a> {
         // SAFETY: the borrow lasts until after `drop` has closed the region, and is shared: nobody writes the bytes.
         let region = unsafe { Region::new([(bytes.as_ptr().cast_mut(), bytes.len())]) };
-        Borrowed { region, _memory: PhantomData }
+        BorrowedRegion { region, _memory: PhantomData }
     }
 
-    pub(crate) fn writable(bytes: &'a mut [u8]) -> Borrowed<'a> {
+    pub(crate) fn writable(bytes: &'a mut [u8]) -> BorrowedRegion<'a> {
         // SAFETY: the borrow lasts until after `drop` has closed the region, and is unique: nobody else refers to the bytes.
         let region = unsafe { Region::new([(bytes.as_mut_ptr(), bytes.len())]) };
-        Borrowed { region, _memory: PhantomData }
+        BorrowedRegion { region, _memory: PhantomData }
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
@@ -149,7 +149,7 @@ impl<'a> Borrowed<'a> {
     }
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for BorrowedRegion<'_> {
     fn drop(&mut self) {
         self.region.close();
     }

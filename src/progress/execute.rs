@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::outputs::{News, Outputs, runs_user_code};
+use super::outputs::{Outputs, PendingOutputs, runs_user_code};
 use super::workers::Job;
-use super::{Core, Live, Outcome, TURN, collect, key};
+use super::{Core, EngineEnv, OperationOutcome, TURN, collect, key};
 use crate::Address;
 use crate::deferred_log::{self, defer};
 use crate::proto::{LinkId, Log, Output, Proto};
@@ -19,20 +19,20 @@ pub(crate) const REFUSED_BY_FILTER: &str = "a peer has named this address, and t
 impl Core {
     /// Carries out what the protocol asked for, and what that brings about. Requests become jobs in `jobs`, if the thread
     /// drives; else they go to the handler threads.
-    pub(super) fn perform(&self, mut outputs: Outputs, jobs: Option<&mut Vec<Job>>) {
+    pub(super) fn execute_outputs(&self, mut outputs: Outputs, jobs: Option<&mut Vec<Job>>) {
         self.perform_queued(&mut outputs, jobs);
         outputs.keep();
     }
 
     fn perform_queued(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
         while let Some(output) = outputs.queue.pop_front() {
-            self.perform_one(output, jobs.as_deref_mut(), outputs);
+            self.execute_output(output, jobs.as_deref_mut(), outputs);
         }
         deferred_log::flush();
     }
 
     /// While transports are at work: carries out what runs no user code, and keeps the rest for [`Core::pass_on`].
-    pub(super) fn perform_at_once(&self, news: &mut News) {
+    pub(super) fn execute_immediate(&self, news: &mut PendingOutputs) {
         if news.outputs.queue.is_empty() {
             return;
         }
@@ -44,16 +44,16 @@ impl Core {
             if runs_user_code(&output) {
                 news.later.push_back(output);
             } else {
-                self.perform_one(output, None, &mut news.outputs);
+                self.execute_output(output, None, &mut news.outputs);
             }
         }
     }
 
     /// Carries out what has waited for the transports to be done, and writes what they have to log.
-    pub(super) fn pass_on(&self, news: &mut News, jobs: &mut Vec<Job>) {
+    pub(super) fn pass_on(&self, news: &mut PendingOutputs, jobs: &mut Vec<Job>) {
         while let Some(output) = news.later.pop_front() {
             news.outputs.moved = 0;
-            self.perform_one(output, Some(jobs), &mut news.outputs);
+            self.execute_output(output, Some(jobs), &mut news.outputs);
             if !news.outputs.queue.is_empty() {
                 self.perform_queued(&mut news.outputs, Some(jobs));
             }
@@ -61,11 +61,11 @@ impl Core {
         deferred_log::flush();
     }
 
-    fn perform_one(&self, output: Output<Live>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
+    fn execute_output(&self, output: Output<EngineEnv>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
         match output {
             Output::Transmit { link, bytes, payload } => {
                 next.moved += payload.as_ref().map_or(0, |payload| payload.len);
-                let Some(found) = self.carrier_of(link) else { return };
+                let Some(found) = self.transport_link(link) else { return };
                 match found.send(bytes, payload) {
                     Sent::All(buffer) if next.moved >= TURN => {
                         {
@@ -73,7 +73,7 @@ impl Core {
                             proto.handle_sent(link, buffer, false);
                             self.leave_unsent();
                         }
-                        if self.seat.is_parked() {
+                        if self.driver_lock.is_parked() {
                             self.ring();
                         }
                     }
@@ -84,8 +84,8 @@ impl Core {
                     Sent::Failed(error) => defer(move || tracing::debug!(target: "calomel::progress", %error, "a send failed")),
                 }
             }
-            Output::CallDone { waiter, result } => waiter.set(Outcome::Answered(result)),
-            Output::TransferDone { waiter, result } => waiter.set(Outcome::Moved(result)),
+            Output::CallDone { waiter, result } => waiter.set(OperationOutcome::Answered(result)),
+            Output::TransferDone { waiter, result } => waiter.set(OperationOutcome::Transferred(result)),
             Output::Request(incoming) => {
                 let Some(service) = self.service.get() else { return };
                 if let Some(job) = service.request(incoming) {
@@ -96,31 +96,31 @@ impl Core {
                 }
             }
             Output::CoverPayloads { link } => {
-                if let Some(found) = self.carrier_of(link) {
+                if let Some(found) = self.transport_link(link) {
                     found.cover_payloads();
                 }
             }
             Output::AskAcknowledged { link } => {
-                if let Some(found) = self.carrier_of(link) {
+                if let Some(found) = self.transport_link(link) {
                     let bytes = found.acknowledged();
                     self.follow_up(next, |proto| proto.handle_acknowledged(link, bytes, Instant::now()));
                 }
             }
             Output::Move { link, transfer, pull, memory, keys, offset } => {
-                let Some(found) = self.carrier_of(link) else { return };
-                if !found.begin_move(transfer, pull, &memory, &keys, offset) {
+                let Some(found) = self.transport_link(link) else { return };
+                if !found.begin_rma(transfer, pull, &memory, &keys, offset) {
                     let reason = "it can't be moved so".to_owned();
                     self.follow_up(next, |proto| proto.handle_moved(link, transfer, Err(reason)));
                 }
             }
             Output::EndMove { link, transfer } => {
-                if let Some(found) = self.carrier_of(link) {
-                    found.end_move(transfer);
+                if let Some(found) = self.transport_link(link) {
+                    found.end_rma(transfer);
                 }
             }
             Output::Connect { link, address } => self.connect(link, &address, next),
             Output::Close { link } => {
-                self.detours.lock().remove(link);
+                self.fallback_addresses.lock().remove(link);
                 let found = self.links.write().remove(link);
                 if let Some(found) = found {
                     found.close();
@@ -131,7 +131,7 @@ impl Core {
                     service.cancelled(request);
                 }
             }
-            Output::Unleased(lease) => drop(lease),
+            Output::LeaseReleased(lease) => drop(lease),
             Output::Stale { token } => {
                 if let Some(service) = self.service.get() {
                     service.stale(token);
@@ -149,7 +149,7 @@ impl Core {
 
     /// As `exec_unless_forked`, for what is not in a hurry: while somebody is awake to see to it, what is to be sent is left to
     /// go out with more.
-    pub(crate) fn exec_soon(&self, step: impl FnOnce(&mut Proto<Live>)) {
+    pub(crate) fn exec_soon(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         if self.is_forked() {
             return;
         }
@@ -160,8 +160,8 @@ impl Core {
             proto.poll_unsent(&mut outputs.queue);
             self.leave_unsent();
         }
-        self.perform(outputs, None);
-        if self.seat.is_parked() {
+        self.execute_outputs(outputs, None);
+        if self.driver_lock.is_parked() {
             // Whoever sleeps did not see it.
             self.exec(|_| ());
         }
@@ -169,7 +169,7 @@ impl Core {
     }
 
     /// Who carries a link; taken out of the table, which is not locked while anything is done with it.
-    pub(super) fn carrier_of(&self, link: LinkId) -> Option<Arc<dyn Link>> {
+    pub(super) fn transport_link(&self, link: LinkId) -> Option<Arc<dyn Link>> {
         self.links.read().get(link).cloned()
     }
 
@@ -179,7 +179,7 @@ impl Core {
         links.iter().fold(0, |sum, link| sum.wrapping_add(link.acknowledged()))
     }
 
-    fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<Live>)) {
+    fn follow_up(&self, next: &mut Outputs, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         let mut proto = self.proto.lock();
         step(&mut proto);
         collect(self, &mut proto, next);
@@ -196,21 +196,21 @@ impl Core {
 
     fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
         let attach = |made: Arc<dyn Link>| self.attach(link, made);
-        let chosen = self.dial_filter.is_none() || self.look(|proto| proto.is_chosen(link));
+        let chosen = self.dial_filter.is_none() || self.with_proto(|proto| proto.is_chosen(link));
         let allowed = |address: &Address| chosen || self.may_dial(address);
         if !allowed(address) {
             let error = io::Error::new(io::ErrorKind::PermissionDenied, REFUSED_BY_FILTER);
             return self.follow_up(next, |proto| proto.handle_closed(link, error));
         }
-        for (transport, shortcut) in self.shortcuts(address, true).filter(|(_, shortcut)| allowed(shortcut)) {
+        for (transport, shortcut) in self.local_addresses(address, true).filter(|(_, shortcut)| allowed(shortcut)) {
             // Noted before anything can be reported of it.
-            self.detours.lock().insert(link, address.clone());
+            self.fallback_addresses.lock().insert(link, address.clone());
             match transport.connect(key(link), &shortcut, &attach) {
                 Ok(()) => return,
                 Err(error) => tracing::trace!(target: "calomel::progress", %address, %error, "no shortcut"),
             }
         }
-        self.detours.lock().remove(link);
+        self.fallback_addresses.lock().remove(link);
         self.connect_straight(link, address, next);
     }
 
@@ -229,7 +229,7 @@ impl Core {
     /// Notes who carries a link; unless it was closed before there was anybody to tell.
     pub(super) fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
         self.links.write().insert(id, link);
-        if !self.look(|proto| proto.has_link(id)) {
+        if !self.with_proto(|proto| proto.has_link(id)) {
             let late = self.links.write().remove(id);
             if let Some(late) = late {
                 late.close();

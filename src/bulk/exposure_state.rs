@@ -4,28 +4,28 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::descriptor::Access;
-use super::lease::Leases;
+use super::descriptor::ExposeMode;
+use super::lease::LeaseCount;
 use crate::Result;
 use crate::memory::Region;
-use crate::progress::{Core, Keys};
+use crate::progress::{Core, TransportKeys};
 use crate::proto::PeerId;
 
 /// Keeps neither the memory nor the engine: bulks may outlive both.
-pub(super) struct Own {
-    pub leases: Leases,
+pub(super) struct ExposureState {
+    pub leases: LeaseCount,
     /// Its bulks are good in a call of its engine.
     pub for_one_call: bool,
-    access: Access,
+    access: ExposeMode,
     /// Where nobody can write it, and everybody may have it: then it may be copied.
     constant: Option<Weak<Region>>,
-    reach: Reach,
-    keys: Mutex<Made>,
+    reach: Visibility,
+    keys: Mutex<DeviceKeys>,
 }
 
 /// Who may reach the memory without asking.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum Visibility {
     /// Whoever has a bulk.
     Everybody,
     /// One peer's device, as far as a device can tell peers apart.
@@ -36,31 +36,37 @@ pub(super) enum Reach {
 
 /// By which devices reach the memory.
 #[derive(Clone)]
-struct Made {
-    keys: Option<Keys>,
+struct DeviceKeys {
+    keys: Option<TransportKeys>,
     /// How often the devices had changed by then.
     devices: u32,
 }
 
-impl Made {
-    fn new(core: &Core, region: &Region, access: Access, reach: Reach, devices: u32) -> Result<Made> {
+impl DeviceKeys {
+    fn new(core: &Core, region: &Region, access: ExposeMode, reach: Visibility, devices: u32) -> Result<DeviceKeys> {
         let keys = match reach {
             _ if devices == 0 => None,
-            Reach::Everybody => core.keys(region, access.of_devices())?,
-            Reach::Only(peer) => core.keys_for(peer, region, access.of_devices())?,
-            Reach::Nobody => None,
+            Visibility::Everybody => core.keys(region, access.of_devices())?,
+            Visibility::Only(peer) => core.keys_for(peer, region, access.of_devices())?,
+            Visibility::Nobody => None,
         };
-        Ok(Made { keys, devices })
+        Ok(DeviceKeys { keys, devices })
     }
 }
 
-impl Own {
+impl ExposureState {
     /// An error when a device is there, and can't be told of the memory.
-    pub(super) fn new(core: &Core, region: &Arc<Region>, access: Access, reach: Reach, for_one_call: bool) -> Result<Arc<Own>> {
-        let keys = Mutex::new(Made::new(core, region, access, reach, core.devices())?);
-        let free = access == Access::Constant && reach == Reach::Everybody;
+    pub(super) fn new(
+        core: &Core,
+        region: &Arc<Region>,
+        access: ExposeMode,
+        reach: Visibility,
+        for_one_call: bool,
+    ) -> Result<Arc<ExposureState>> {
+        let keys = Mutex::new(DeviceKeys::new(core, region, access, reach, core.devices())?);
+        let free = access == ExposeMode::Constant && reach == Visibility::Everybody;
         let constant = free.then(|| Arc::downgrade(region));
-        Ok(Arc::new(Own { leases: Leases::default(), for_one_call, access, constant, reach, keys }))
+        Ok(Arc::new(ExposureState { leases: LeaseCount::default(), for_one_call, access, constant, reach, keys }))
     }
 
     /// The memory, where a copy of it may be sent along.
@@ -70,17 +76,17 @@ impl Own {
 
     /// By which devices reach the memory that `core` exposes under the token. They are made anew when a device has come into
     /// use since.
-    pub(super) fn keys(&self, core: &Core, token: u128) -> Option<Keys> {
+    pub(super) fn keys(&self, core: &Core, token: u128) -> Option<TransportKeys> {
         let made = self.keys.lock().clone();
         let devices = core.devices();
-        if devices == made.devices || self.reach != Reach::Everybody || core.is_forked() {
+        if devices == made.devices || self.reach != Visibility::Everybody || core.is_forked() {
             return made.keys;
         }
-        let Some(whole) = core.look(|proto| proto.exposed(token)) else { return made.keys };
-        let anew = Made::new(core, &whole.region, self.access, self.reach, devices).unwrap_or_else(|error| {
+        let Some(whole) = core.with_proto(|proto| proto.exposed(token)) else { return made.keys };
+        let anew = DeviceKeys::new(core, &whole.region, self.access, self.reach, devices).unwrap_or_else(|error| {
             tracing::debug!(target: "calomel::bulk", %error, "a new device does not reach the memory");
             // It is not asked again; what the others know holds.
-            Made { devices, ..made }
+            DeviceKeys { devices, ..made }
         });
         self.keys.lock().clone_from(&anew);
         anew.keys

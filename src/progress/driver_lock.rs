@@ -18,18 +18,18 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Default)]
-pub(crate) struct Seat {
+pub(crate) struct DriverLock {
     /// Who sits, some flags, and above them the number of sittings.
     word: AtomicU64,
-    line: Mutex<Line>,
+    waiters: Mutex<Waiters>,
 }
 
 #[derive(Default)]
-struct Line {
+struct Waiters {
     /// Threads that wait for an operation while somebody else drives.
     queue: VecDeque<Arc<ThreadWaiter>>,
     /// Woken when a caller that had blocked gets up: the progress thread, which sleeps as long as somebody drives.
-    heir: Option<Arc<ThreadWaiter>>,
+    parked_waiter: Option<Arc<ThreadWaiter>>,
 }
 
 /// Nobody sits when neither this nor one of the next two stands in the word.
@@ -37,18 +37,18 @@ const CALLER: u64 = 1;
 const PROGRESS: u64 = 2;
 /// A caller sits, while the progress thread sleeps in the reactor, and does not know.
 const BORROWED: u64 = 3;
-const SITTER: u64 = 3;
+const HOLDER: u64 = 3;
 /// The sitter blocks in the reactor, or is about to.
 const PARKED: u64 = 4;
 /// A caller wants the seat from the progress thread.
 const WANTED: u64 = 8;
 /// Somebody has to be woken by whoever gets up.
-const LINE: u64 = 16;
-const SITTING: u64 = 32;
+const HAS_WAITERS: u64 = 16;
+const ACQUISITION: u64 = 32;
 
 /// How a caller sits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sat {
+pub(super) enum Acquired {
     /// In its own right.
     Yes,
     /// In the progress thread's place, which sleeps in the reactor.
@@ -58,7 +58,7 @@ pub(super) enum Sat {
     Queued { soon: bool },
 }
 
-impl Seat {
+impl DriverLock {
     fn load(&self) -> u64 {
         self.word.load(Ordering::SeqCst)
     }
@@ -75,88 +75,89 @@ impl Seat {
         }
     }
 
-    fn taken_by_caller(word: u64) -> Option<u64> {
-        match (word & SITTER, word & PARKED) {
-            (0, _) => Some((word & !WANTED) + CALLER + SITTING),
-            (PROGRESS, PARKED) => Some((word & !PARKED) - PROGRESS + BORROWED + SITTING),
+    fn acquired_by_caller(word: u64) -> Option<u64> {
+        match (word & HOLDER, word & PARKED) {
+            (0, _) => Some((word & !WANTED) + CALLER + ACQUISITION),
+            (PROGRESS, PARKED) => Some((word & !PARKED) - PROGRESS + BORROWED + ACQUISITION),
             _ => None,
         }
     }
 
     /// A caller that is not in the queue sits down, if it can at once.
-    pub(super) fn sit(&self) -> Option<Sat> {
-        let (before, _) = self.change(Self::taken_by_caller).ok()?;
-        Some(if before & SITTER == 0 { Sat::Yes } else { Sat::Borrowed })
+    pub(super) fn try_acquire(&self) -> Option<Acquired> {
+        let (before, _) = self.change(Self::acquired_by_caller).ok()?;
+        Some(if before & HOLDER == 0 { Acquired::Yes } else { Acquired::Borrowed })
     }
 
     /// A caller sits down, or gets in the queue.
-    pub(super) fn sit_or_queue(&self, me: &Arc<ThreadWaiter>) -> Sat {
-        let mut line = self.line.lock();
+    pub(super) fn acquire_or_queue(&self, me: &Arc<ThreadWaiter>) -> Acquired {
+        let mut line = self.waiters.lock();
         let taken = self.change(|word| {
-            Self::taken_by_caller(word).or_else(|| {
-                let asked = if word & SITTER == PROGRESS { WANTED } else { 0 };
-                Some(word | LINE | asked)
+            Self::acquired_by_caller(word).or_else(|| {
+                let asked = if word & HOLDER == PROGRESS { WANTED } else { 0 };
+                Some(word | HAS_WAITERS | asked)
             })
         });
         let (before, after) = taken.unwrap_or_else(|word| (word, word));
-        if before & !(LINE | WANTED) == after & !(LINE | WANTED) {
+        if before & !(HAS_WAITERS | WANTED) == after & !(HAS_WAITERS | WANTED) {
             if !line.queue.iter().any(|other| Arc::ptr_eq(other, me)) {
                 line.queue.push_back(me.clone());
             }
-            return Sat::Queued { soon: before & SITTER == PROGRESS };
+            return Acquired::Queued { soon: before & HOLDER == PROGRESS };
         }
         // Others must not be led to believe that this thread still waits for its turn.
         line.queue.retain(|other| !Arc::ptr_eq(other, me));
-        self.tidy(&line);
-        if before & SITTER == 0 { Sat::Yes } else { Sat::Borrowed }
+        self.update_flags(&line);
+        if before & HOLDER == 0 { Acquired::Yes } else { Acquired::Borrowed }
     }
 
     /// A caller that was in the queue goes away. If it was its turn, it is the next one's now.
     pub(super) fn leave_queue(&self, me: &Arc<ThreadWaiter>) {
-        let mut line = self.line.lock();
+        let mut line = self.waiters.lock();
         let before = line.queue.len();
         line.queue.retain(|other| !Arc::ptr_eq(other, me));
         let word = self.load();
-        let free = word & SITTER == 0 || word & (SITTER | PARKED) == PROGRESS | PARKED;
+        let free = word & HOLDER == 0 || word & (HOLDER | PARKED) == PROGRESS | PARKED;
         if line.queue.len() == before && free {
             Self::wake_next(&mut line);
         }
-        self.tidy(&line);
+        self.update_flags(&line);
     }
 
     /// Has the word say what is in the line.
-    fn tidy(&self, line: &Line) {
+    fn update_flags(&self, line: &Waiters) {
         if line.queue.is_empty() {
-            let flags = if line.heir.is_none() { LINE | WANTED } else { WANTED };
+            let flags = if line.parked_waiter.is_none() { HAS_WAITERS | WANTED } else { WANTED };
             let _ = self.change(|word| (word & flags != 0).then_some(word & !flags));
         }
     }
 
     /// The progress thread sits down if the seat is free, and nobody has sat since `seen`, or waits to. Else what it needs
     /// to know to ask again.
-    pub(super) fn sit_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Occupied> {
-        let mut line = self.line.lock();
+    pub(super) fn acquire_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Contended> {
+        let mut line = self.waiters.lock();
         let nobody_waits = line.queue.is_empty();
-        let sat = self.change(|word| (nobody_waits && word & SITTER == 0 && word / SITTING == seen).then_some(word + PROGRESS));
+        let sat =
+            self.change(|word| (nobody_waits && word & HOLDER == 0 && word / ACQUISITION == seen).then_some(word + PROGRESS));
         let Err(word) = sat else { return Ok(()) };
         // Whoever is parked gets up only after taking the line, once this stands in the word.
-        let heir = self.change(|word| (word & SITTER != 0 && word & PARKED != 0).then_some(word | LINE)).is_ok();
-        line.heir = heir.then(|| me.clone());
-        Err(Occupied { epoch: word / SITTING, for_long: heir })
+        let heir = self.change(|word| (word & HOLDER != 0 && word & PARKED != 0).then_some(word | HAS_WAITERS)).is_ok();
+        line.parked_waiter = heir.then(|| me.clone());
+        Err(Contended { epoch: word / ACQUISITION, for_long: heir })
     }
 
     /// As `sit_as_progress`, right away when the seat is free.
-    pub(super) fn sit_back(&self) -> bool {
-        let line = self.line.lock();
+    pub(super) fn try_acquire_as_progress(&self) -> bool {
+        let line = self.waiters.lock();
         let nobody_waits = line.queue.is_empty();
-        self.change(|word| (nobody_waits && word & SITTER == 0).then_some(word + PROGRESS)).is_ok()
+        self.change(|word| (nobody_waits && word & HOLDER == 0).then_some(word + PROGRESS)).is_ok()
     }
 
     /// A caller gets up.
-    pub(super) fn get_up(&self) {
-        let up = |word: u64| word & !(SITTER | PARKED);
-        if self.change(|word| (word & LINE == 0).then(|| up(word))).is_err() {
-            let mut line = self.line.lock();
+    pub(super) fn release(&self) {
+        let up = |word: u64| word & !(HOLDER | PARKED);
+        if self.change(|word| (word & HAS_WAITERS == 0).then(|| up(word))).is_err() {
+            let mut line = self.waiters.lock();
             let _ = self.change(|word| Some(up(word)));
             self.wake_waiting(&mut line);
         }
@@ -164,18 +165,18 @@ impl Seat {
 
     /// True when the sitter has borrowed the seat, and the progress thread has not noticed.
     pub(super) fn is_borrowed(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & SITTER == BORROWED
+        self.word.load(Ordering::Relaxed) & HOLDER == BORROWED
     }
 
     /// A caller gets up and leaves the seat to the progress thread, which sleeps in the reactor. False when it has woken
     /// meanwhile: then the caller still sits.
-    pub(super) fn give_back(&self) -> bool {
-        let back = |word: u64| (word & SITTER == BORROWED).then(|| (word - BORROWED + PROGRESS) | PARKED);
-        match self.change(|word| back(word).filter(|_| word & LINE == 0)) {
+    pub(super) fn release_borrowed(&self) -> bool {
+        let back = |word: u64| (word & HOLDER == BORROWED).then(|| (word - BORROWED + PROGRESS) | PARKED);
+        match self.change(|word| back(word).filter(|_| word & HAS_WAITERS == 0)) {
             Ok(_) => true,
-            Err(word) if word & SITTER != BORROWED => false,
+            Err(word) if word & HOLDER != BORROWED => false,
             Err(_) => {
-                let mut line = self.line.lock();
+                let mut line = self.waiters.lock();
                 let given = self.change(back).is_ok();
                 if given {
                     self.wake_waiting(&mut line);
@@ -186,22 +187,22 @@ impl Seat {
     }
 
     /// The progress thread gets up, or the seat is taken from it.
-    pub(super) fn vacate(&self) {
-        let mut line = self.line.lock();
-        if self.change(|word| (word & SITTER == PROGRESS).then_some(word & !(SITTER | PARKED))).is_ok() {
+    pub(super) fn release_as_progress(&self) {
+        let mut line = self.waiters.lock();
+        if self.change(|word| (word & HOLDER == PROGRESS).then_some(word & !(HOLDER | PARKED))).is_ok() {
             self.wake_waiting(&mut line);
         }
     }
 
-    fn wake_waiting(&self, line: &mut Line) {
+    fn wake_waiting(&self, line: &mut Waiters) {
         Self::wake_next(line);
-        if let Some(heir) = line.heir.take() {
+        if let Some(heir) = line.parked_waiter.take() {
             heir.wake();
         }
-        self.tidy(line);
+        self.update_flags(line);
     }
 
-    fn wake_next(line: &mut Line) {
+    fn wake_next(line: &mut Waiters) {
         if let Some(next) = line.queue.pop_front() {
             next.wake();
         }
@@ -209,8 +210,8 @@ impl Seat {
 
     /// A caller that sits in a borrowed seat needs the reactor, and keeps the seat. True when it was borrowed: the progress
     /// thread must be told to leave the reactor.
-    pub(super) fn keep(&self) -> bool {
-        self.change(|word| (word & SITTER == BORROWED).then(|| word - BORROWED + CALLER)).is_ok()
+    pub(super) fn take_from_progress(&self) -> bool {
+        self.change(|word| (word & HOLDER == BORROWED).then(|| word - BORROWED + CALLER)).is_ok()
     }
 
     /// The sitter is about to block in the reactor. False when it must not, because it is wanted.
@@ -225,12 +226,12 @@ impl Seat {
 
     /// The progress thread does not block any more. False when somebody has taken its seat meanwhile.
     pub(super) fn unpark_progress(&self) -> bool {
-        let woken = self.change(|word| match word & SITTER {
+        let woken = self.change(|word| match word & HOLDER {
             PROGRESS => Some(word & !PARKED),
             BORROWED => Some(word - BORROWED + CALLER),
             _ => None,
         });
-        woken.is_ok_and(|(before, _)| before & SITTER == PROGRESS)
+        woken.is_ok_and(|(before, _)| before & HOLDER == PROGRESS)
     }
 
     /// Somebody sits, and blocks in the reactor.
@@ -240,7 +241,7 @@ impl Seat {
 
     /// A caller could sit down.
     pub(super) fn is_free(&self) -> bool {
-        Self::taken_by_caller(self.word.load(Ordering::Relaxed)).is_some()
+        Self::acquired_by_caller(self.word.load(Ordering::Relaxed)).is_some()
     }
 
     /// A caller wants the progress thread to get up.
@@ -250,7 +251,7 @@ impl Seat {
 }
 
 /// The seat is not for the progress thread now.
-pub(super) struct Occupied {
+pub(super) struct Contended {
     pub epoch: u64,
     /// Sleep until woken; else look again after a moment.
     pub for_long: bool,
@@ -269,7 +270,7 @@ mod tests {
     fn one_sits_at_a_time_and_nobody_is_forgotten() {
         const CALLERS: usize = 3;
         const TIMES: usize = 3000;
-        let seat = Seat::default();
+        let seat = DriverLock::default();
         let sitting = AtomicUsize::new(0);
         let reactor = AtomicBool::new(false);
         let stop = AtomicBool::new(false);
@@ -281,12 +282,12 @@ mod tests {
         let caller = |number: usize| {
             let sleeper = ThreadSleeper::new();
             for time in 0..TIMES {
-                let first = seat.sit();
+                let first = seat.try_acquire();
                 let sat = first.unwrap_or_else(|| {
                     let begin = Instant::now();
                     loop {
-                        match seat.sit_or_queue(&sleeper.waiter) {
-                            Sat::Queued { .. } => {
+                        match seat.acquire_or_queue(&sleeper.waiter) {
+                            Acquired::Queued { .. } => {
                                 sleeper.sleep(Some(Instant::now() + Duration::from_secs(5)));
                                 assert!(begin.elapsed() < Duration::from_secs(5), "caller {number} is forgotten");
                             }
@@ -296,23 +297,23 @@ mod tests {
                 });
                 alone("a caller");
                 match (sat, (time + number) % 7) {
-                    (Sat::Borrowed, 0) => {
-                        if seat.keep() {
+                    (Acquired::Borrowed, 0) => {
+                        if seat.take_from_progress() {
                             reactor.store(true, Ordering::SeqCst);
                         }
-                        seat.get_up();
+                        seat.release();
                     }
-                    (Sat::Borrowed, _) => {
-                        if !seat.give_back() {
-                            seat.get_up();
+                    (Acquired::Borrowed, _) => {
+                        if !seat.release_borrowed() {
+                            seat.release();
                         }
                     }
                     (_, 1) if seat.park() => {
                         std::thread::yield_now();
                         seat.unpark();
-                        seat.get_up();
+                        seat.release();
                     }
-                    _ => seat.get_up(),
+                    _ => seat.release(),
                 }
             }
         };
@@ -321,14 +322,14 @@ mod tests {
             scope.spawn(|| {
                 let mut times = 0u32;
                 while !stop.load(Ordering::SeqCst) {
-                    if !seat.sit_back() {
+                    if !seat.try_acquire_as_progress() {
                         std::thread::yield_now();
                         continue;
                     }
                     loop {
                         alone("the progress thread");
                         if seat.is_wanted() || stop.load(Ordering::SeqCst) {
-                            seat.vacate();
+                            seat.release_as_progress();
                             break;
                         }
                         if !seat.park() {
@@ -357,7 +358,7 @@ mod tests {
             }
             stop.store(true, Ordering::SeqCst);
         });
-        assert_eq!(seat.load() & (SITTER | PARKED | WANTED), 0);
-        assert!(seat.line.lock().queue.is_empty());
+        assert_eq!(seat.load() & (HOLDER | PARKED | WANTED), 0);
+        assert!(seat.waiters.lock().queue.is_empty());
     }
 }

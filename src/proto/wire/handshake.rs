@@ -44,7 +44,7 @@ pub(crate) struct Hello {
     pub addresses: Vec<crate::Address>,
     /// From an engine that has met the other before: the ticket that it was given then. Who is dialled shows it to nobody but
     /// whoever has shown one.
-    pub ticket: Option<u128>,
+    pub resumption_token: Option<u128>,
     /// It wants checksums of bodies and payloads, from both sides.
     pub checksums: bool,
 }
@@ -75,7 +75,7 @@ impl Refusal {
 
 /// One piece of a greeting, as it is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum HandshakeMessage {
     Hello(Hello),
     Challenge(Nonce),
     /// The proof itself, and the digest of the hello.
@@ -85,7 +85,7 @@ pub(crate) enum Said {
 
 /// The start of a peer's bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Greeting {
+pub(crate) enum ParsedHandshake {
     /// More bytes are needed.
     Incomplete,
     /// Not this protocol at all.
@@ -97,31 +97,31 @@ pub(crate) enum Greeting {
     /// A piece that says nothing where a key is wanted.
     Unproved,
     /// What was said, and how many bytes it took.
-    Said(Said, usize),
+    Message(HandshakeMessage, usize),
 }
 
 /// A piece of a greeting of an engine that speaks `versions`.
-pub(crate) fn greet(versions: (u16, u16), said: &Said) -> Vec<u8> {
+pub(crate) fn encode_handshake(versions: (u16, u16), said: &HandshakeMessage) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&versions.0.to_le_bytes());
     out.extend_from_slice(&versions.1.to_le_bytes());
     out.extend_from_slice(&[0; 8]);
     match said {
-        Said::Hello(hello) => {
+        HandshakeMessage::Hello(hello) => {
             out.push(HELLO);
             encode(hello, &mut out).expect("a hello is made of integers and strings");
         }
-        Said::Challenge(nonce) => {
+        HandshakeMessage::Challenge(nonce) => {
             out.push(CHALLENGE);
             out.extend_from_slice(nonce);
         }
-        Said::Proof(proof, digest) => {
+        HandshakeMessage::Proof(proof, digest) => {
             out.push(PROOF);
             out.extend_from_slice(proof);
             out.extend_from_slice(digest);
         }
-        Said::Refusal(refusal) => out.extend_from_slice(&[REFUSAL, *refusal as u8]),
+        HandshakeMessage::Refusal(refusal) => out.extend_from_slice(&[REFUSAL, *refusal as u8]),
     }
     let len = (out.len() - PREAMBLE_LEN) as u32;
     out[PREAMBLE_LEN - 4..PREAMBLE_LEN].copy_from_slice(&len.to_le_bytes());
@@ -136,43 +136,45 @@ fn sum(piece: &[u8]) -> u32 {
 }
 
 /// Reads a piece of a greeting from the first bytes of a connection. A hello is waited for only if it may come now.
-pub(crate) fn greeting(bytes: &[u8], may_be_hello: bool) -> Greeting {
+pub(crate) fn parse_handshake(bytes: &[u8], may_be_hello: bool) -> ParsedHandshake {
     let known = bytes.len().min(MAGIC.len());
     if bytes[..known] != MAGIC[..known] {
-        return Greeting::Foreign;
+        return ParsedHandshake::Foreign;
     }
-    let Some(preamble) = bytes.first_chunk::<PREAMBLE_LEN>() else { return Greeting::Incomplete };
+    let Some(preamble) = bytes.first_chunk::<PREAMBLE_LEN>() else { return ParsedHandshake::Incomplete };
     let number = |at: usize| u16::from_le_bytes([preamble[at], preamble[at + 1]]);
     let (low, high) = (number(8), number(10));
     if low > VERSIONS.1 || high < VERSIONS.0 || low > high {
-        return Greeting::Version(low, high);
+        return ParsedHandshake::Version(low, high);
     }
     let len = u32::from_le_bytes([preamble[12], preamble[13], preamble[14], preamble[15]]) as usize;
     if !(HEAD_LEN..=MAX_HELLO).contains(&len) {
-        return Greeting::Foreign;
+        return ParsedHandshake::Foreign;
     }
-    let Some(kind) = bytes.get(PREAMBLE_LEN + 4) else { return Greeting::Incomplete };
+    let Some(kind) = bytes.get(PREAMBLE_LEN + 4) else { return ParsedHandshake::Incomplete };
     let expected = match *kind {
-        HELLO if !may_be_hello => return Greeting::Unproved,
+        HELLO if !may_be_hello => return ParsedHandshake::Unproved,
         HELLO => len,
         CHALLENGE => HEAD_LEN + NONCE_LEN,
         PROOF => HEAD_LEN + 2 * DIGEST_LEN,
         REFUSAL => HEAD_LEN + 1,
-        _ => return Greeting::Foreign,
+        _ => return ParsedHandshake::Foreign,
     };
     if len != expected {
-        return Greeting::Foreign;
+        return ParsedHandshake::Foreign;
     }
-    let Some(piece) = bytes.get(..PREAMBLE_LEN + len) else { return Greeting::Incomplete };
+    let Some(piece) = bytes.get(..PREAMBLE_LEN + len) else { return ParsedHandshake::Incomplete };
     if !cfg!(fuzzing) && piece[PREAMBLE_LEN..PREAMBLE_LEN + 4] != sum(piece).to_le_bytes() {
-        return Greeting::Damaged;
+        return ParsedHandshake::Damaged;
     }
     let rest = &piece[PREAMBLE_LEN + HEAD_LEN..];
     let said = match *kind {
-        HELLO => postcard::from_bytes(rest).ok().map(Said::Hello),
-        CHALLENGE => rest.try_into().ok().map(Said::Challenge),
-        PROOF => rest.split_first_chunk().and_then(|(proof, digest)| Some(Said::Proof(*proof, digest.try_into().ok()?))),
-        _ => Refusal::of(rest[0]).map(Said::Refusal),
+        HELLO => postcard::from_bytes(rest).ok().map(HandshakeMessage::Hello),
+        CHALLENGE => rest.try_into().ok().map(HandshakeMessage::Challenge),
+        PROOF => {
+            rest.split_first_chunk().and_then(|(proof, digest)| Some(HandshakeMessage::Proof(*proof, digest.try_into().ok()?)))
+        }
+        _ => Refusal::of(rest[0]).map(HandshakeMessage::Refusal),
     };
-    said.map_or(Greeting::Foreign, |said| Greeting::Said(said, piece.len()))
+    said.map_or(ParsedHandshake::Foreign, |said| ParsedHandshake::Message(said, piece.len()))
 }

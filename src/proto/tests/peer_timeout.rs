@@ -12,7 +12,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 7;
 
 fn silence() -> Duration {
-    config().silence
+    config().peer_timeout
 }
 
 /// A connection with something in progress, from whose first moment on nothing arrives.
@@ -126,7 +126,7 @@ fn a_slow_line_is_not_a_silent_one() {
         let op = net.transfer(0, 1, pull, (TOKEN, 0), &near);
         net.settle();
         match net.hosts[0].outcome(op) {
-            Some(super::host::Outcome::Moved(len)) => assert_eq!(*len, source.len()),
+            Some(super::host::TestOutcome::Moved(len)) => assert_eq!(*len, source.len()),
             other => panic!("pull: {pull}, given up for slowness: {other:?}"),
         }
         assert!(near.bytes() == far.bytes());
@@ -169,7 +169,7 @@ fn a_peer_that_does_not_read_is_given_up() {
 /// Hearts may beat at different speeds.
 #[test]
 fn a_patient_and_an_impatient_engine() {
-    let with = |silence| (Config { silence, ..config() }, true);
+    let with = |silence| (Config { peer_timeout: silence, ..config() }, true);
     let mut net = Net::with(vec![with(SECOND / 5), with(100 * SECOND)]);
     let mut what = call("slow");
     what.timeout = 100 * SECOND;

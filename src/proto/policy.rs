@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::refusals::Cause;
-use super::timers::Timer;
+use super::timers::TimerKind;
 use super::{Env, Lease, LinkId, Memory, Mode, Output, PeerId, Proto};
 
 /// The terms on which memory is exposed. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Terms {
+pub(crate) struct AccessPolicy {
     /// For this peer, and no other.
     pub only: Option<PeerId>,
     /// For whoever is called with it first, until that call is over.
@@ -25,9 +25,9 @@ pub(crate) struct Terms {
 }
 
 /// The same, with what has become of them.
-pub(super) struct Grant {
-    only: Option<Only>,
-    call: ForCall,
+pub(super) struct PolicyState {
+    only: Option<BoundPeer>,
+    call: CallBinding,
     once: bool,
     used: bool,
     quota: Option<u64>,
@@ -38,7 +38,7 @@ pub(super) struct Grant {
 }
 
 /// The one peer that memory is exposed to.
-struct Only {
+struct BoundPeer {
     peer: PeerId,
     /// Which of the engines that are met there, one after the other.
     engine: u64,
@@ -49,7 +49,7 @@ struct Only {
 ///   Unmade ──call──▶ Made ──answered / failed / timed out / cancelled────────────▶ Over
 ///        └─one way─▶ Sent ──every bulk dropped / link lost / the call's deadline──▶ Over
 /// ```
-enum ForCall {
+enum CallBinding {
     Any,
     Unmade,
     Made {
@@ -67,11 +67,11 @@ enum ForCall {
 
 const CALL_OVER: Cause = Cause::OtherCall("the call that the memory was exposed for has ended");
 
-impl Grant {
+impl PolicyState {
     /// When something is to be done because time has passed.
     fn due(&self) -> Option<Instant> {
         let until = match self.call {
-            ForCall::Sent { until, .. } => Some(until),
+            CallBinding::Sent { until, .. } => Some(until),
             _ => None,
         };
         let expires = self.expires.filter(|_| !self.expired);
@@ -79,7 +79,7 @@ impl Grant {
     }
 
     pub(super) fn is_for_call(&self) -> bool {
-        !matches!(self.call, ForCall::Any)
+        !matches!(self.call, CallBinding::Any)
     }
 
     /// What has not been moved yet of the bytes that may be.
@@ -96,33 +96,33 @@ impl Grant {
 
 impl<E: Env> Proto<E> {
     /// Lets peers that know the token reach the memory, on these terms.
-    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode, terms: Terms) {
-        if terms == Terms::default() {
+    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode, terms: AccessPolicy) {
+        if terms == AccessPolicy::default() {
             return self.exposures.insert(token, memory, mode, None);
         }
-        let Terms { only, for_one_call, once, quota, expires } = terms;
+        let AccessPolicy { only, for_one_call, once, quota, expires } = terms;
         // Who was met there is meant; or else who is met first.
         let met = |peer| self.peers.get(peer).map_or(1, |entry| entry.engines.max(1));
-        let only = only.map(|peer| Only { peer, engine: met(peer) });
-        let call = if for_one_call { ForCall::Unmade } else { ForCall::Any };
+        let only = only.map(|peer| BoundPeer { peer, engine: met(peer) });
+        let call = if for_one_call { CallBinding::Unmade } else { CallBinding::Any };
         // It may end before it is taken back: then what is under way must not go on.
         let ends = for_one_call || expires.is_some();
         let memory = if ends { memory.for_one_operation() } else { memory };
-        let grant = Grant { only, call, once, used: false, quota, expires, expired: false, timer: None };
+        let grant = PolicyState { only, call, once, used: false, quota, expires, expired: false, timer: None };
         self.exposures.insert(token, memory, mode, Some(Box::new(grant)));
         self.set_timer(token);
     }
 
     /// Whether the terms allow a transfer to begin; `link` is where it comes from, `None` for this engine's own.
-    pub(super) fn on_terms(&self, grant: &Grant, link: Option<LinkId>, now: Instant) -> Result<(), Cause> {
+    pub(super) fn check_policy(&self, grant: &PolicyState, link: Option<LinkId>, now: Instant) -> Result<(), Cause> {
         if grant.only.as_ref().is_some_and(|only| !self.is_at(link, only)) {
             return Err(Cause::OtherPeer);
         }
         match &grant.call {
-            ForCall::Any => {}
-            ForCall::Unmade => return Err(Cause::OtherCall("the call that the memory is exposed for has not been made")),
-            ForCall::Over => return Err(CALL_OVER),
-            ForCall::Made { link: callee } | ForCall::Sent { link: callee, .. } => {
+            CallBinding::Any => {}
+            CallBinding::Unmade => return Err(Cause::OtherCall("the call that the memory is exposed for has not been made")),
+            CallBinding::Over => return Err(CALL_OVER),
+            CallBinding::Made { link: callee } | CallBinding::Sent { link: callee, .. } => {
                 let is_callee = match link {
                     Some(link) => link == *callee,
                     None => self.links.get(*callee).is_some_and(|callee| callee.incarnation == self.incarnation),
@@ -139,7 +139,7 @@ impl<E: Env> Proto<E> {
         if grant.used { Err(Cause::UsedUp) } else { Ok(()) }
     }
 
-    fn is_at(&self, link: Option<LinkId>, only: &Only) -> bool {
+    fn is_at(&self, link: Option<LinkId>, only: &BoundPeer) -> bool {
         let Some(peer) = self.peers.get(only.peer) else { return false };
         match link {
             Some(link) => {
@@ -162,16 +162,16 @@ impl<E: Env> Proto<E> {
         for token in leases.iter().map(Lease::token) {
             let Some(grant) = self.exposures.grant_mut(token) else { continue };
             match (&mut grant.call, one_way) {
-                (ForCall::Unmade, None) => {
-                    grant.call = ForCall::Made { link };
+                (CallBinding::Unmade, None) => {
+                    grant.call = CallBinding::Made { link };
                     bound.push(token);
                 }
-                (ForCall::Unmade, Some(until)) => {
-                    grant.call = ForCall::Sent { link, leases: numbers.clone(), bulks: 1, until };
+                (CallBinding::Unmade, Some(until)) => {
+                    grant.call = CallBinding::Sent { link, leases: numbers.clone(), bulks: 1, until };
                     self.set_timer(token);
                 }
                 // Another bulk of it, in the same call.
-                (ForCall::Sent { link: sent, leases, bulks, .. }, _) if *sent == link && *leases == numbers => *bulks += 1,
+                (CallBinding::Sent { link: sent, leases, bulks, .. }, _) if *sent == link && *leases == numbers => *bulks += 1,
                 _ => {}
             }
         }
@@ -182,7 +182,7 @@ impl<E: Env> Proto<E> {
     pub(super) fn end_for_call(&mut self, tokens: Vec<u128>) {
         for token in tokens {
             if let Some(grant) = self.exposures.grant_mut(token) {
-                grant.call = ForCall::Over;
+                grant.call = CallBinding::Over;
                 self.lapse(token, &CALL_OVER);
             }
         }
@@ -194,11 +194,11 @@ impl<E: Env> Proto<E> {
             return;
         }
         let Some(grant) = self.exposures.grant_mut(token) else { return };
-        let ForCall::Sent { link: sent, leases, bulks, .. } = &mut grant.call else { return };
+        let CallBinding::Sent { link: sent, leases, bulks, .. } = &mut grant.call else { return };
         if *sent == link && leases.contains(&number) {
             *bulks -= 1;
             if *bulks == 0 {
-                grant.call = ForCall::Over;
+                grant.call = CallBinding::Over;
                 self.lapse(token, &CALL_OVER);
             }
         }
@@ -212,7 +212,7 @@ impl<E: Env> Proto<E> {
             grant.expired = true;
             Cause::Expired
         } else {
-            grant.call = ForCall::Over;
+            grant.call = CallBinding::Over;
             CALL_OVER
         };
         self.lapse(token, &why);
@@ -234,17 +234,17 @@ impl<E: Env> Proto<E> {
         let due = grant.due();
         let before = std::mem::replace(&mut grant.timer, due);
         if let Some(at) = before {
-            self.timers.remove(&(at, Timer::Exposure(token)));
+            self.timers.remove(&(at, TimerKind::Exposure(token)));
         }
         if let Some(at) = due {
-            self.timers.insert((at, Timer::Exposure(token)));
+            self.timers.insert((at, TimerKind::Exposure(token)));
         }
     }
 
     /// Its owner has taken the memory back.
-    pub(super) fn end_grant(&mut self, token: u128, grant: &Grant) {
+    pub(super) fn end_grant(&mut self, token: u128, grant: &PolicyState) {
         if let Some(at) = grant.timer {
-            self.timers.remove(&(at, Timer::Exposure(token)));
+            self.timers.remove(&(at, TimerKind::Exposure(token)));
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// What goes on from one drive to the next, so that the clock is looked at rarely, and still often enough. Only whoever
 /// drives changes it, but for the time.
-pub(super) struct Rhythm {
+pub(super) struct PollPacer {
     start: Instant,
     /// The time when somebody last looked, in nanoseconds after `start`: good enough for what has just arrived.
     pub clock: AtomicU64,
@@ -23,9 +23,9 @@ pub(super) struct Rhythm {
     pub yields: AtomicU32,
 }
 
-impl Rhythm {
-    pub(super) fn new() -> Rhythm {
-        Rhythm {
+impl PollPacer {
+    pub(super) fn new() -> PollPacer {
+        PollPacer {
             start: Instant::now(),
             clock: AtomicU64::new(0),
             next_look: AtomicU64::new(0),

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::env::{Mem, Op, Ticket, pattern};
-use super::host::{Arrived, Outcome};
-use super::net::{Call, Net, call};
+use super::env::{Mem, Op, TestLease, pattern};
+use super::host::{ArrivedRequest, TestOutcome};
+use super::net::{Net, TestCall, call};
 use super::refusals::Cause;
-use super::{Content, Failure, Mode, PeerId, Remote, Reply, Status, Terms};
+use super::{AccessPolicy, Failure, Mode, OutgoingBody, PeerId, Remote, Reply, Status};
 
 const CHUNK: usize = 512 << 10;
 const LEN: usize = 5 * CHUNK + 3;
@@ -19,12 +19,12 @@ const UNMADE: Cause = Cause::OtherCall("the call that the memory is exposed for 
 const ANOTHER: Cause = Cause::OtherCall("the memory is exposed for another call");
 const OVER: Cause = Cause::OtherCall("the call that the memory was exposed for has ended");
 
-fn one_call() -> Terms {
-    Terms { for_one_call: true, ..Terms::default() }
+fn one_call() -> AccessPolicy {
+    AccessPolicy { for_one_call: true, ..AccessPolicy::default() }
 }
 
 /// The hosts have met; memory of host 0 is exposed on these terms.
-fn scene(len: usize, terms: impl FnOnce(&mut Net) -> Terms) -> (Net, Mem) {
+fn scene(len: usize, terms: impl FnOnce(&mut Net) -> AccessPolicy) -> (Net, Mem) {
     let mut net = Net::new(3);
     for host in [1, 2] {
         let op = net.pull(host, 0, 0, 0, &Mem::new(vec![0; 1]));
@@ -56,8 +56,8 @@ fn pull(net: &mut Net, host: usize, len: usize) -> Result<(), Status> {
 #[track_caller]
 fn ended(net: &Net, host: usize, op: Op) -> Result<(), Status> {
     match net.hosts[host].outcome(op) {
-        Some(Outcome::Moved(_)) => Ok(()),
-        Some(Outcome::Failed(Failure::Refused(status))) => Err(status.clone()),
+        Some(TestOutcome::Moved(_)) => Ok(()),
+        Some(TestOutcome::Failed(Failure::Refused(status))) => Err(status.clone()),
         other => panic!("{other:?}"),
     }
 }
@@ -67,14 +67,14 @@ fn denied(cause: Cause) -> Result<(), Status> {
 }
 
 /// Host 0 calls another with so many bulks of the memory.
-fn send(net: &mut Net, to: usize, bulks: u32, one_way: bool, timeout: Duration) -> (Op, Arrived) {
-    let leases = (0..bulks).map(|number| Ticket { token: TOKEN, number: 100 * to as u32 + number }).collect();
-    let op = net.call(0, to, Call { leases, one_way, timeout, ..call(vec![0; 20 * bulks as usize]) });
+fn send(net: &mut Net, to: usize, bulks: u32, one_way: bool, timeout: Duration) -> (Op, ArrivedRequest) {
+    let leases = (0..bulks).map(|number| TestLease { token: TOKEN, number: 100 * to as u32 + number }).collect();
+    let op = net.call(0, to, TestCall { leases, one_way, timeout, ..call(vec![0; 20 * bulks as usize]) });
     net.advance(MOMENT);
     (op, net.hosts[to].take())
 }
 
-fn drop_bulks(net: &mut Net, host: usize, arrived: &Arrived) {
+fn drop_bulks(net: &mut Net, host: usize, arrived: &ArrivedRequest) {
     net.with_host(host, |host| host.proto.release(arrived.link, arrived.leases));
     net.advance(MOMENT);
 }
@@ -155,7 +155,7 @@ fn memory_for_one_one_way_call() {
         for number in 0..3 {
             assert_eq!(pull(&mut net, 1, 100), Ok(()));
             assert_eq!(pull(&mut net, 2, 100), denied(ANOTHER));
-            let part = super::Leases { first: arrived.leases.first + number, count: 1 };
+            let part = super::LeaseRange { first: arrived.leases.first + number, count: 1 };
             if dropped || number == 0 {
                 net.with_host(1, |host| host.proto.release(arrived.link, part));
                 // Those of another call don't count, nor does it count twice.
@@ -184,20 +184,21 @@ fn an_answer_is_no_call() {
     let asked = net.call(1, 0, call("give me a bulk"));
     net.advance(MOMENT);
     let arrived = net.hosts[0].take();
-    let ticket = Ticket { token: TOKEN, number: 1 };
+    let ticket = TestLease { token: TOKEN, number: 1 };
     net.with_host(0, |host| {
         host.leased.push(ticket.clone());
-        let reply = Reply { content: Content::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![ticket] };
+        let reply =
+            Reply { content: OutgoingBody::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![ticket] };
         host.proto.respond(arrived.request, Ok(reply)).unwrap();
     });
     net.advance(MOMENT);
-    let Some(Outcome::Answered { link, leases, .. }) = net.hosts[1].outcome(asked) else { panic!("not answered") };
+    let Some(TestOutcome::Answered { link, leases, .. }) = net.hosts[1].outcome(asked) else { panic!("not answered") };
     let (link, leases) = (*link, *leases);
     assert_eq!(pull(&mut net, 1, 1), denied(UNMADE));
     net.with_host(1, |host| host.proto.release(link, leases));
     // Too large to be made.
-    let leases = vec![Ticket { token: TOKEN, number: 2 }];
-    let op = net.call(0, 1, Call { leases, ..call(vec![0; 5 << 20]) });
+    let leases = vec![TestLease { token: TOKEN, number: 2 }];
+    let op = net.call(0, 1, TestCall { leases, ..call(vec![0; 5 << 20]) });
     assert!(matches!(net.hosts[0].failure(op), Failure::TooLarge { .. }));
     assert_eq!(pull(&mut net, 1, 1), denied(UNMADE));
     let (_, arrived) = send(&mut net, 1, 1, false, SECOND);
@@ -209,7 +210,7 @@ fn an_answer_is_no_call() {
 
 /// What ends an exposure while a transfer is under way.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
+enum HowItEnds {
     Time,
     Call,
     OneWay,
@@ -219,20 +220,21 @@ enum End {
 /// after that, though the owner still has it exposed, and goes on writing it.
 #[test]
 fn what_is_under_way_ends() {
-    for end in [End::Time, End::Call, End::OneWay] {
+    for end in [HowItEnds::Time, HowItEnds::Call, HowItEnds::OneWay] {
         for pull in [true, false] {
             let (mut moved, mut stopped) = (0, 0);
             for step in 0..60 {
-                let (mut net, far) = scene(LEN, |_| Terms { for_one_call: end != End::Time, ..Terms::default() });
+                let (mut net, far) =
+                    scene(LEN, |_| AccessPolicy { for_one_call: end != HowItEnds::Time, ..AccessPolicy::default() });
                 net.settings.piece = 100 << 10;
                 net.settings.report_late = step % 2 == 0;
-                let (op, arrived) = send(&mut net, 1, 1, end == End::OneWay, 10 * SECOND);
-                if end == End::Time {
+                let (op, arrived) = send(&mut net, 1, 1, end == HowItEnds::OneWay, 10 * SECOND);
+                if end == HowItEnds::Time {
                     net.revoke(0, TOKEN);
                 }
                 let expires = Some(net.now + step * Duration::from_micros(15));
-                let far = if end == End::Time {
-                    net.expose_on_terms(0, TOKEN, vec![1; LEN], BOTH, Terms { expires, ..Terms::default() })
+                let far = if end == HowItEnds::Time {
+                    net.expose_on_terms(0, TOKEN, vec![1; LEN], BOTH, AccessPolicy { expires, ..AccessPolicy::default() })
                 } else {
                     far
                 };
@@ -241,9 +243,9 @@ fn what_is_under_way_ends() {
                 let transfer = begin(&mut net, 1, pull, &near);
                 net.advance(step * Duration::from_micros(15));
                 match end {
-                    End::Time => {}
-                    End::Call => net.cancel(0, op),
-                    End::OneWay => {
+                    HowItEnds::Time => {}
+                    HowItEnds::Call => net.cancel(0, op),
+                    HowItEnds::OneWay => {
                         let (link, leases) = (arrived.link, arrived.leases);
                         net.with_host(1, |host| host.proto.release(link, leases));
                         let gone = net.until(SECOND, |net| !net.hosts[0].unleased.is_empty());
@@ -264,7 +266,7 @@ fn what_is_under_way_ends() {
                     Err(Status::AccessDenied(_) | Status::Revoked) => stopped += 1,
                     Err(other) => panic!("{other:?}"),
                 }
-                if end != End::OneWay {
+                if end != HowItEnds::OneWay {
                     drop_bulks(&mut net, 1, &arrived);
                 }
                 let request = arrived.request;
@@ -279,7 +281,7 @@ fn what_is_under_way_ends() {
 #[test]
 fn memory_for_one_transfer() {
     for pull_first in [true, false] {
-        let (mut net, far) = scene(LEN, |_| Terms { once: true, ..Terms::default() });
+        let (mut net, far) = scene(LEN, |_| AccessPolicy { once: true, ..AccessPolicy::default() });
         // What is refused uses nothing up.
         let outside = net.transfer(1, 0, true, (TOKEN, 1), &Mem::new(vec![0; LEN]));
         net.advance(SECOND);
@@ -298,7 +300,7 @@ fn memory_for_one_transfer() {
     }
     // One of nothing is one; one that failed was one.
     for fails in [true, false] {
-        let (mut net, _) = scene(LEN, |_| Terms { once: true, ..Terms::default() });
+        let (mut net, _) = scene(LEN, |_| AccessPolicy { once: true, ..AccessPolicy::default() });
         let op = begin(&mut net, 1, true, &Mem::new(vec![0; if fails { LEN } else { 0 }]));
         if fails {
             net.advance(net.settings.delay);
@@ -313,7 +315,7 @@ fn memory_for_one_transfer() {
 
 #[test]
 fn memory_with_a_quota() {
-    let quota = |bytes| Terms { quota: Some(bytes), ..Terms::default() };
+    let quota = |bytes| AccessPolicy { quota: Some(bytes), ..AccessPolicy::default() };
     let left = |len, left| denied(Cause::Quota { len, left });
     let (mut net, _) = scene(100, |_| quota(250));
     assert_eq!(pull(&mut net, 1, 100), Ok(()));
@@ -354,7 +356,7 @@ fn memory_for_a_time() {
     let mut expires = None;
     let (mut net, _) = scene(100, |net| {
         expires = Some(net.now + SECOND);
-        Terms { expires, ..Terms::default() }
+        AccessPolicy { expires, ..AccessPolicy::default() }
     });
     assert_eq!(net.hosts[0].proto.next_timeout(), expires);
     assert_eq!(pull(&mut net, 1, 100), Ok(()));
@@ -372,13 +374,13 @@ fn memory_for_a_time() {
     }
     finish(net);
     // A time that is over when it begins; and one that the owner does not wait for.
-    let (mut net, _) = scene(100, |net| Terms { expires: Some(net.now), ..Terms::default() });
+    let (mut net, _) = scene(100, |net| AccessPolicy { expires: Some(net.now), ..AccessPolicy::default() });
     assert_eq!(pull(&mut net, 1, 1), denied(Cause::Expired));
     finish(net);
-    let (net, _) = scene(100, |net| Terms { expires: Some(net.now + 1000 * SECOND), ..Terms::default() });
+    let (net, _) = scene(100, |net| AccessPolicy { expires: Some(net.now + 1000 * SECOND), ..AccessPolicy::default() });
     finish(net);
     // The end of the engine is the end of what it waits for.
-    let (mut net, _) = scene(100, |net| Terms { expires: Some(net.now + 1000 * SECOND), ..Terms::default() });
+    let (mut net, _) = scene(100, |net| AccessPolicy { expires: Some(net.now + 1000 * SECOND), ..AccessPolicy::default() });
     net.with_host(0, |host| host.proto.finish_shutdown());
     net.end();
 }
@@ -388,7 +390,7 @@ fn memory_for_a_time() {
 fn all_terms_together() {
     for set in 0..32u32 {
         let has = |bit: u32| set & (1 << bit) != 0;
-        let (mut net, _) = scene(100, |net| Terms {
+        let (mut net, _) = scene(100, |net| AccessPolicy {
             only: has(0).then(|| net.peer(0, 1)),
             for_one_call: has(1),
             once: has(3),
@@ -421,12 +423,12 @@ fn all_terms_together() {
 /// An engine's own bulks obey the terms, too.
 #[test]
 fn the_owners_own_access_on_terms() {
-    let (mut net, _) = scene(100, |net| Terms { only: Some(net.peer(0, 1)), ..Terms::default() });
+    let (mut net, _) = scene(100, |net| AccessPolicy { only: Some(net.peer(0, 1)), ..AccessPolicy::default() });
     let now = net.now;
     let own = |net: &mut Net| net.hosts[0].proto.access(TOKEN, 0, 10, true, now).map(|_| ());
     assert_eq!(own(&mut net), denied(Cause::OtherPeer));
     net.revoke(0, TOKEN);
-    let terms = Terms { only: Some(net.peer(0, 0)), once: true, quota: Some(10), for_one_call: true, expires: None };
+    let terms = AccessPolicy { only: Some(net.peer(0, 0)), once: true, quota: Some(10), for_one_call: true, expires: None };
     net.expose_on_terms(0, TOKEN, pattern(1, 100), BOTH, terms);
     assert_eq!(own(&mut net), denied(UNMADE));
     let (_, arrived) = send(&mut net, 0, 1, false, SECOND);
@@ -445,7 +447,7 @@ fn the_owners_own_access_on_terms() {
 fn memory_for_a_peer_that_was_not_met() {
     let mut net = Net::new(2);
     let only = Some(net.peer(0, 1));
-    net.expose_on_terms(0, TOKEN, vec![1; 10], BOTH, Terms { only, ..Terms::default() });
+    net.expose_on_terms(0, TOKEN, vec![1; 10], BOTH, AccessPolicy { only, ..AccessPolicy::default() });
     net.call(0, 1, call("who is there"));
     net.advance(MOMENT);
     assert_eq!(pull(&mut net, 1, 10), Ok(()));

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::process::Process;
-use super::segment::Segment;
+use super::process::ShmPeer;
+use super::segment::SharedSegment;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-pub(super) struct Line {
-    pub mine: Arc<Segment>,
-    pub theirs: Arc<Segment>,
-    pub peer: Process,
+pub(super) struct Connection {
+    pub mine: Arc<SharedSegment>,
+    pub theirs: Arc<SharedSegment>,
+    pub peer: ShmPeer,
     /// Whether this side can read the peer's memory.
     pub reads: bool,
     /// Whether the peer can read this side's.
@@ -18,9 +18,9 @@ pub(super) struct Line {
     rung: AtomicU64,
 }
 
-impl Line {
-    pub(super) fn new(mine: Arc<Segment>, theirs: Arc<Segment>, peer: Process, reads: bool) -> Line {
-        Line { mine, theirs, peer, reads, lends: AtomicBool::new(false), rung: AtomicU64::new(0) }
+impl Connection {
+    pub(super) fn new(mine: Arc<SharedSegment>, theirs: Arc<SharedSegment>, peer: ShmPeer, reads: bool) -> Connection {
+        Connection { mine, theirs, peer, reads, lends: AtomicBool::new(false), rung: AtomicU64::new(0) }
     }
 
     /// Something is there for the peer: wakes it, if it sleeps and was not rung for already.

@@ -110,7 +110,7 @@ fn both_end_when_the_peer_is_replaced() {
         let fresh = net.call(1, 0, call("hello again"));
         net.advance(10 * MOMENT);
         assert_eq!(net.hosts[1].body(fresh), served(b"hello again"));
-        net.advance(config().silence + config().silence / 4);
+        net.advance(config().peer_timeout + config().peer_timeout / 4);
         for op in ops {
             assert_failed!(net.hosts[0], op, Failure::PeerRestarted | Failure::Disconnected { .. });
         }

@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::devices::keys;
-use super::env::{Mem, Op, Random, Ticket, pattern};
-use super::host::{Arrived, Outcome, reply, served};
-use super::net::{Call, Net, call, config, few};
-use super::{Config, Leases, LinkId, Mode, Remote, Status};
+use super::env::{Mem, Op, Random, TestLease, pattern};
+use super::host::{ArrivedRequest, TestOutcome, reply, served};
+use super::net::{Net, TestCall, call, config, few};
+use super::{Config, LeaseRange, LinkId, Mode, Remote, Status};
 
 const HOSTS: usize = 3;
 const STEPS: usize = 4000;
@@ -18,17 +18,17 @@ struct Walk {
     random: Random,
     next: u64,
     /// What each operation must have done if it succeeded; the incarnation tells whose it was.
-    begun: Vec<(usize, u64, Op, Check)>,
+    begun: Vec<(usize, u64, Op, WalkCheck)>,
     /// Bodies that have reached a handler.
     delivered: HashSet<u64>,
     /// What hosts hold of others' bulks.
-    held: Vec<(usize, u64, LinkId, Leases)>,
+    held: Vec<(usize, u64, LinkId, LeaseRange)>,
     /// Answered calls whose leases are among those.
     taken: HashSet<Op>,
     counts: HashMap<&'static str, usize>,
 }
 
-enum Check {
+enum WalkCheck {
     Call { number: u64, len: usize, one_way: bool },
     Pull { near: Mem, expected: Vec<u8> },
     Push { far: Mem, source: Mem },
@@ -148,13 +148,13 @@ impl Walk {
         }
     }
 
-    fn tickets(&mut self, host: usize) -> Vec<Ticket> {
+    fn tickets(&mut self, host: usize) -> Vec<TestLease> {
         let tokens: Vec<u128> = self.net.hosts[host].exposed.keys().copied().collect();
         let count = if self.random.once_in(3) { self.random.below(3) } else { 0 };
         (0..count)
             .map(|_| {
                 self.next += 1;
-                Ticket { token: self.random.pick(&tokens).copied().unwrap_or(1), number: self.next as u32 }
+                TestLease { token: self.random.pick(&tokens).copied().unwrap_or(1), number: self.next as u32 }
             })
             .collect()
     }
@@ -168,9 +168,9 @@ impl Walk {
         let procedure = self.random.below(4) as u32;
         let name = ["a", "b", "c", "d"][procedure as usize];
         let leases = if len < 100 { Vec::new() } else { self.tickets(from) };
-        let what = Call { procedure, name, timeout, one_way, leases, ..call(body(number, len)) };
+        let what = TestCall { procedure, name, timeout, one_way, leases, ..call(body(number, len)) };
         let op = self.net.call(from, to, what);
-        self.begun.push((from, self.net.hosts[from].incarnation, op, Check::Call { number, len, one_way }));
+        self.begun.push((from, self.net.hosts[from].incarnation, op, WalkCheck::Call { number, len, one_way }));
     }
 
     fn transfer(&mut self, from: usize, owner: usize, most: usize) {
@@ -187,13 +187,13 @@ impl Walk {
         let near = Mem::new(vec![0x33; len]);
         let op = self.net.transfer_to(from, pull, remote, &near, timeout);
         let check = if pull {
-            Check::Pull { near, expected: source[offset as usize..][..len].to_vec() }
+            WalkCheck::Pull { near, expected: source[offset as usize..][..len].to_vec() }
         } else {
             // What has been sent by then counts, the rest is gone.
             if self.random.once_in(10) {
                 near.close();
             }
-            Check::Push { far, source: near }
+            WalkCheck::Push { far, source: near }
         };
         self.begun.push((from, self.net.hosts[from].incarnation, op, check));
     }
@@ -208,7 +208,7 @@ impl Walk {
         self.end_request(host, arrived, most);
     }
 
-    fn end_request(&mut self, host: usize, arrived: Arrived, _most: usize) {
+    fn end_request(&mut self, host: usize, arrived: ArrivedRequest, _most: usize) {
         if let Some(number) = arrived.body.first_chunk::<8>() {
             let number = u64::from_le_bytes(*number);
             assert!(self.delivered.insert(number), "a request was delivered twice");
@@ -260,7 +260,7 @@ impl Walk {
     fn look(&mut self) {
         for host in &self.net.hosts {
             for (op, ends) in &host.outcomes {
-                if let [Outcome::Answered { leases, link, .. }] = ends[..]
+                if let [TestOutcome::Answered { leases, link, .. }] = ends[..]
                     && leases.count > 0
                     && self.taken.insert(*op)
                 {
@@ -311,21 +311,21 @@ fn body(number: u64, len: usize) -> Vec<u8> {
     body
 }
 
-impl Check {
-    fn holds(&self, outcome: Option<&Outcome>) -> &'static str {
+impl WalkCheck {
+    fn holds(&self, outcome: Option<&TestOutcome>) -> &'static str {
         match (self, outcome) {
-            (_, Some(Outcome::Failed(_))) => "failed",
-            (Check::Call { one_way: true, .. }, Some(Outcome::Answered { .. })) => "noticed",
-            (Check::Call { number, len, .. }, Some(Outcome::Answered { body: answer, .. })) => {
+            (_, Some(TestOutcome::Failed(_))) => "failed",
+            (WalkCheck::Call { one_way: true, .. }, Some(TestOutcome::Answered { .. })) => "noticed",
+            (WalkCheck::Call { number, len, .. }, Some(TestOutcome::Answered { body: answer, .. })) => {
                 assert!(*answer == served(&body(*number, *len)), "another answer than was given");
                 "answered"
             }
-            (Check::Pull { near, expected }, Some(Outcome::Moved(len))) => {
+            (WalkCheck::Pull { near, expected }, Some(TestOutcome::Moved(len))) => {
                 assert_eq!(*len, expected.len());
                 assert!(near.bytes() == *expected, "other bytes were pulled than are there");
                 "pulled"
             }
-            (Check::Push { far, source }, Some(Outcome::Moved(len))) => {
+            (WalkCheck::Push { far, source }, Some(TestOutcome::Moved(len))) => {
                 assert!(far.bytes().windows((*len).max(1)).any(|part| part == source.bytes()) || *len == 0);
                 "pushed"
             }

@@ -4,17 +4,17 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::link::{Link, broken};
+use super::link::{PeerLink, broken};
 use super::wire::Stream;
 use super::{CallId, Env, Failure, LinkId, Memory, Proto};
 
 /// Longest payload of one `Data` that is taken.
 pub(super) const MAX_CHUNK: usize = 4 << 20;
 /// Payloads of a link that may be arriving at a time.
-const MAX_LANDINGS: usize = 64;
+const MAX_INBOUND: usize = 64;
 
 /// A payload that is arriving.
-pub(super) struct Landing {
+pub(super) struct InboundPayload {
     pub kind: Stream,
     pub id: u64,
     pub len: usize,
@@ -23,7 +23,7 @@ pub(super) struct Landing {
     pub wanted: bool,
 }
 
-pub(crate) struct Place<M> {
+pub(crate) struct ReceiveTarget<M> {
     /// `None`: nobody wants them any more.
     pub target: Option<M>,
     pub len: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Place<M> {
 
 /// How a payload arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Landed {
+pub(crate) enum PayloadStatus {
     Whole,
     /// The sender had lost the memory meanwhile: the bytes mean nothing.
     SourceGone,
@@ -41,29 +41,29 @@ pub(crate) enum Landed {
     Damaged,
 }
 
-impl<E: Env> Link<E> {
+impl<E: Env> PeerLink<E> {
     /// The operation is over: what is still arriving for it is nobody's.
-    pub(super) fn disown_landings(&mut self, kind: Stream, id: u64) {
-        self.landings.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
+    pub(super) fn discard_inbound(&mut self, kind: Stream, id: u64) {
+        self.inbound.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
     }
 }
 
 impl<E: Env> Proto<E> {
     /// Where the payload of a `Data` belongs.
-    pub(super) fn place(
+    pub(super) fn receive_target(
         &mut self,
         id: LinkId,
         kind: Stream,
         number: u64,
         offset: u64,
         len: usize,
-    ) -> Result<Place<E::Memory>, Failure> {
+    ) -> Result<ReceiveTarget<E::Memory>, Failure> {
         if len > MAX_CHUNK {
             return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {MAX_CHUNK} bytes")));
         }
-        let landings = &self.links[id].landings;
-        if landings.len() >= MAX_LANDINGS {
-            return Err(broken(format!("{MAX_LANDINGS} payloads at a time")));
+        let landings = &self.links[id].inbound;
+        if landings.len() >= MAX_INBOUND {
+            return Err(broken(format!("{MAX_INBOUND} payloads at a time")));
         }
         let coming: usize = landings.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
         // Chunks of one stream come in order; what does not is a lie, or meant for an operation that has ended.
@@ -102,28 +102,28 @@ impl<E: Env> Proto<E> {
             }
             None => None,
         };
-        self.links[id].landings.push_back(Landing { kind, id: number, len, wanted: target.is_some() });
-        Ok(Place { target, len })
+        self.links[id].inbound.push_back(InboundPayload { kind, id: number, len, wanted: target.is_some() });
+        Ok(ReceiveTarget { target, len })
     }
 
     /// The first of the payloads that `consume` asked for has arrived.
-    pub(crate) fn handle_placed(&mut self, id: LinkId, landed: Landed, now: Instant) {
+    pub(crate) fn handle_payload_done(&mut self, id: LinkId, landed: PayloadStatus, now: Instant) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.last_heard = now;
-        let Some(Landing { kind, id: number, len, wanted: true }) = link.landings.pop_front() else { return };
+        let Some(InboundPayload { kind, id: number, len, wanted: true }) = link.inbound.pop_front() else { return };
         match kind {
             Stream::Pull => self.pull_landed(id, number, len, landed),
             Stream::Push => self.push_landed(id, number, len, landed),
-            Stream::Request if landed == Landed::Damaged => self.refuse_damaged(id, number),
-            Stream::Response if landed == Landed::Damaged => {
+            Stream::Request if landed == PayloadStatus::Damaged => self.refuse_damaged(id, number),
+            Stream::Response if landed == PayloadStatus::Damaged => {
                 self.abandon_call(CallId::from(KeyData::from_ffi(number)), Failure::Checksum);
             }
             // The body of a message is the sender's own: only one who lies takes it away, and what it leaves is nobody's.
-            Stream::Request | Stream::Response if landed != Landed::Whole => {
+            Stream::Request | Stream::Response if landed != PayloadStatus::Whole => {
                 self.close(id, broken("a message that was taken back".into()));
             }
             Stream::Request => self.request_landed(id, number, len),
-            Stream::Response => self.response_landed(id, number, len),
+            Stream::Response => self.response_arrived(id, number, len),
         }
     }
 }
