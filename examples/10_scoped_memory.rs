@@ -1,5 +1,5 @@
-//! `scope` exposes borrowed memory, as `std::thread::scope` lends it to threads: when it returns, no peer can reach it
-//! any more, whatever they kept.
+//! `scope` exposes borrowed memory, like `std::thread::scope` does for threads: when it returns, no peer can access the memory
+//! any more, even with a bulk that it kept.
 //!
 //! `cargo run --example 10_scoped_memory`
 
@@ -10,12 +10,12 @@ use calomel::{Bulk, BulkMode, Engine, Error, Request};
 fn main() -> calomel::Result<()> {
     let server = Engine::server("tcp://127.0.0.1:0")?;
 
-    // A server that keeps the bulk it was given, and tries it again when the call is long over.
+    // A server that keeps the bulk from its first call, and tries it again in a later call.
     let kept = Arc::new(OnceLock::new());
     let keep = Arc::clone(&kept);
     server.define("fill", move |request: &Request, bulk: Bulk| {
         let filled = keep.get_or_init(|| bulk).on(request.endpoint()).push_from(&[7u8; 16][..]);
-        // An answer is a value, so a failure that the caller should see is a part of it.
+        // An error that the caller should see is part of the answer's type.
         filled.map_err(|error| error.to_string())
     })?;
     server.define("is_locked_out", move |request: &Request, (): ()| {

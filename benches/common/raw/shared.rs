@@ -1,6 +1,6 @@
-//! Memory and eventfds that both processes have: the raw side of shared memory stands on them.
+//! Shared memory and eventfds of both processes, on which the raw side of shared memory is built.
 //!
-//! The parent makes them and the child inherits the descriptors. Everything that needs `unsafe` is here.
+//! The parent creates them and the child inherits the descriptors. All `unsafe` code of the benchmarks is here.
 #![allow(unsafe_code, reason = "system calls and memory that two processes share")]
 
 use std::{
@@ -11,19 +11,19 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-/// Room for cache lines that signal; the data lies behind.
+/// Room for the cache lines that signal; the data follows.
 const HEADER: usize = 64 << 10;
-/// Longest data.
+/// The largest data size.
 pub const ROOM: usize = 256 << 20;
 
-/// A mapping of the shared file. Only the words are for both sides at a time; who may touch the data follows from them.
+/// A mapping of the shared file. Both sides may access the words at any time; the words decide which side may access the data.
 struct Area {
     base: NonNull<u8>,
 }
 
 // SAFETY: the mapping lives as long as the value, at the same address for every thread.
 unsafe impl Send for Area {}
-// SAFETY: the header is accessed by atomic words only, the data by copies whose order the protocol of the rounds lays down.
+// SAFETY: the header is accessed by atomic words only; the protocol of the rounds orders the copies of the data.
 unsafe impl Sync for Area {}
 
 impl Area {
@@ -48,12 +48,12 @@ impl Drop for Area {
 pub struct Shared {
     area: Area,
     file: OwnedFd,
-    /// What the client rings, and what the server rings.
+    /// Signalled by the client, and signalled by the server.
     bells: [Bell; 2],
 }
 
 impl Shared {
-    /// Its descriptors are inherited by processes started until [`Shared::keep`].
+    /// Child processes inherit its descriptors until [`Shared::keep`].
     pub fn create() -> io::Result<Shared> {
         // SAFETY: the name is a C string.
         let file = owned(unsafe { libc::memfd_create(c"calomel-bench".as_ptr(), 0) })?;
@@ -80,7 +80,7 @@ impl Shared {
         [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()].map(|number| number.to_string())
     }
 
-    /// From now on no new process inherits them.
+    /// From now on child processes do not inherit them.
     pub fn keep(&self) -> io::Result<()> {
         for file in [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()] {
             // SAFETY: takes numbers only, of a descriptor that is open.
@@ -100,13 +100,13 @@ impl Shared {
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let target = self.data(offset, bytes.len());
-        // SAFETY: the target is that long and in no Rust allocation; the reader waits until it is told.
+        // SAFETY: the target is that long and in no Rust allocation; the reader waits for the signal.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
     }
 
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let source = self.data(offset, bytes.len());
-        // SAFETY: the source is that long and in no Rust allocation; the writer waits until it is told.
+        // SAFETY: the source is that long and in no Rust allocation; the writer waits for the signal.
         unsafe { ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
     }
 
@@ -125,7 +125,7 @@ impl Shared {
     }
 }
 
-/// An eventfd, and an epoll to sleep in until it is rung.
+/// An eventfd, and an epoll instance to sleep in until it is signalled.
 pub struct Bell {
     file: File,
     poll: OwnedFd,
@@ -176,12 +176,13 @@ pub fn vm_write(pid: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
         let rest = &bytes[done..];
         let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
         let remote = libc::iovec { iov_base: ptr::without_provenance_mut(address as usize + done), iov_len: rest.len() };
-        // SAFETY: the local range is borrowed and only read; the benchmark lends the remote range, which nobody else touches.
+        // SAFETY: the local range is borrowed and only read; the benchmark's client keeps the remote range for this write
+        // alone.
         unsafe { libc::process_vm_writev(pid as libc::pid_t, &raw const local, 1, &raw const remote, 1, 0) }
     })
 }
 
-/// Calls `step` until `len` bytes are done.
+/// Calls `step` until `len` bytes are transferred.
 fn whole(len: usize, mut step: impl FnMut(usize) -> isize) -> io::Result<()> {
     let mut done = 0;
     while done < len {
@@ -190,7 +191,7 @@ fn whole(len: usize, mut step: impl FnMut(usize) -> isize) -> io::Result<()> {
     Ok(())
 }
 
-/// As many open files as the system lets this process have; how many these are.
+/// Raises this process' limit of open files to the hard limit, and returns it.
 pub fn raise_file_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is written during the call only.
@@ -203,7 +204,7 @@ pub fn raise_file_limit() -> io::Result<u64> {
 
 fn owned(number: RawFd) -> io::Result<OwnedFd> {
     checked(number as isize)?;
-    // SAFETY: a descriptor that the system has just made, and that nobody else has.
+    // SAFETY: a descriptor that the system has just made, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
