@@ -86,7 +86,7 @@ fn parked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller
         |samples| caller.rare_round_trips(PAUSE, count, samples),
         |samples| match site.transport {
             Transport::Tcp => Ok(raw.ping_pong_parked(MESSAGE, PAUSE, count, samples)?),
-            _ => Ok(raw.bells(PAUSE, count, samples)?),
+            _ => Ok(raw.doorbells(PAUSE, count, samples)?),
         },
     )?;
     let what = if site.transport == Transport::Tcp { "TCP + epoll" } else { "eventfd + epoll" };

@@ -39,7 +39,7 @@ const EXCESS: usize = 10;
 const BURST: Duration = Duration::from_millis(200);
 const BURST_QUICK: Duration = Duration::from_millis(100);
 /// Bytes of the arguments of such a call.
-const BURDEN: usize = 1 << 10;
+const ARGUMENTS: usize = 1 << 10;
 /// The memory allowed for the calls that a server keeps: 16 Ki calls per connection with their arguments, and overhead.
 const BOUND_MIB: f64 = 64.0;
 /// Calls in flight when the rate before and after is taken, and their number.
@@ -53,9 +53,9 @@ fn main() -> Outcome {
 fn define(engine: &Engine) -> calomel::Result<()> {
     caller::define(engine)?;
     store::define(engine)?;
-    engine.define("work", |_: &Request, burden: Vec<u64>| {
+    engine.define("work", |_: &Request, arguments: Vec<u64>| {
         thread::sleep(WORK);
-        burden.len()
+        arguments.len()
     })?;
     Ok(())
 }
@@ -173,13 +173,13 @@ fn beside_transfer(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, verb: 
 
 /// The outcomes of the calls of a burst.
 #[derive(Default)]
-struct Fates {
+struct Outcomes {
     served: usize,
     refused: usize,
     lost: usize,
 }
 
-impl Fates {
+impl Outcomes {
     fn note(&mut self, outcome: calomel::Result<usize>) {
         match outcome {
             Ok(_) => self.served += 1,
@@ -195,27 +195,27 @@ impl Fates {
 }
 
 /// Starts calls without pause, and waits for them all.
-fn burst_of(calls: usize, work: &Procedure<Vec<u64>, usize>, site: &Site<'_>, burden: &Vec<u64>) -> Fates {
-    let mut fates = Fates::default();
+fn burst_of(calls: usize, work: &Procedure<Vec<u64>, usize>, site: &Site<'_>, arguments: &Vec<u64>) -> Outcomes {
+    let mut outcomes = Outcomes::default();
     let mut flight: VecDeque<Pending<usize>> = VecDeque::new();
     for _ in 0..calls {
-        match work.on(&site.peer).start(burden) {
+        match work.on(&site.peer).start(arguments) {
             Ok(pending) => flight.push_back(pending),
-            Err(error) => fates.note(Err(error)),
+            Err(error) => outcomes.note(Err(error)),
         }
         while let Some(pending) = flight.pop_front_if(|pending| pending.is_ready()) {
-            fates.note(pending.wait());
+            outcomes.note(pending.wait());
         }
     }
-    flight.into_iter().for_each(|pending| fates.note(pending.wait()));
-    fates
+    flight.into_iter().for_each(|pending| outcomes.note(pending.wait()));
+    outcomes
 }
 
 /// Many more calls than the handlers can serve, and the throughput and memory afterwards.
 fn overload(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let caller = Caller::new(site);
     let work: Procedure<Vec<u64>, usize> = site.client.procedure("work");
-    let burden = vec![u64::MAX >> 8; BURDEN / 8];
+    let arguments = vec![u64::MAX >> 8; ARGUMENTS / 8];
     let burst = if plan.quick { BURST_QUICK } else { BURST };
     let calls = (burst.as_micros() / WORK.as_micros()) as usize * HANDLERS * EXCESS;
     let rated = plan.count(RATED);
@@ -225,11 +225,11 @@ fn overload(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let rounds = plan.rounds(|| {
         let alone = plan.take(&mut |samples| caller.sliding(WINDOW, rated, samples))?;
         let begun = Instant::now();
-        let fates = burst_of(calls, &work, site, &burden);
-        let served = begun.elapsed().as_nanos() as f64 / fates.served.max(1) as f64;
+        let outcomes = burst_of(calls, &work, site, &arguments);
+        let served = begun.elapsed().as_nanos() as f64 / outcomes.served.max(1) as f64;
         let grown = memory::peak(site.server_pid())?.saturating_sub(before) as f64 / f64::from(1 << 20);
         let after = plan.take(&mut |samples| caller.sliding(WINDOW, rated, samples))?;
-        Ok((alone, after, [fates.lost as f64, fates.refused as f64, served, grown]))
+        Ok((alone, after, [outcomes.lost as f64, outcomes.refused as f64, served, grown]))
     })?;
     let alone = Series::new(rounds.iter().map(|round| round.0.clone()).collect());
     let after = Series::new(rounds.iter().map(|round| round.1.clone()).collect());

@@ -22,9 +22,9 @@ fn main() -> calomel::Result<()> {
     let peer = client.lookup(server.address())?;
     let divide = client.procedure::<(i32, i32), i32>("divide");
     let ask = client.procedure::<str, String>("ask");
-    let unheard_of = client.procedure::<(), ()>("unheard_of");
+    let unknown = client.procedure::<(), ()>("unknown");
 
-    let error = expect_error(unheard_of.on(&peer).call(&()));
+    let error = expect_error(unknown.on(&peer).call(&()));
     assert!(matches!(error, Error::NoSuchProcedure { .. }));
 
     // The caller sets the deadline, and the server knows it too. There is a default; this call sets a shorter one.

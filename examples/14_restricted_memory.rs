@@ -37,7 +37,7 @@ fn main() -> calomel::Result<()> {
     }
 
     let refusals = client.refusals();
-    println!("used up: {}, taken back: {}", refusals.used_up, refusals.revoked);
+    println!("used up: {}, revoked: {}", refusals.used_up, refusals.revoked);
     assert_eq!((refusals.used_up, refusals.revoked, refusals.total()), (2, 2, 4));
     Ok(())
 }

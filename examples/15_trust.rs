@@ -13,7 +13,7 @@ fn main() -> calomel::Result<()> {
         .pre_shared_key(KEY)
         .payload_checksums(true)
         .authorize(|caller| {
-            // Over shared memory the kernel reports the user of the calling process.
+            // Over shared memory the kernel reports the calling process.
             let own = caller.process().is_some_and(|process| process.pid == std::process::id());
             caller.procedure() == "read" || own
         })

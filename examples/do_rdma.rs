@@ -48,7 +48,7 @@ fn client(address: &str) -> Outcome {
     let engine = builder(address).eager_bulk_limit(0).build()?;
     let server = engine.lookup(address)?;
 
-    lend_a_name(&engine, &server)?;
+    expose_a_name(&engine, &server)?;
     sum_ten_numbers(&engine, &server)?;
     copy_a_slice(&engine, &server)?;
     if let Some(transport) = server.transport() {
@@ -60,7 +60,7 @@ fn client(address: &str) -> Outcome {
     Ok(())
 }
 
-fn lend_a_name(engine: &Engine, server: &Endpoint) -> Outcome {
+fn expose_a_name(engine: &Engine, server: &Endpoint) -> Outcome {
     let do_rdma = engine.procedure::<Bulk, Answer<usize>>("do_rdma");
     // Peers may read these 9 bytes, and nothing else.
     let name = engine.expose_read_only(String::from("Matthieu\0"))?;

@@ -62,7 +62,7 @@ examples! {
         "Tcp address, reached by Some(Shm)",
         "Shm address, reached by Some(Shm)"
     ];
-    restricted_memory: "14_restricted_memory" prints ["pulled 4 bytes", "used up: 2, taken back: 2"];
+    restricted_memory: "14_restricted_memory" prints ["pulled 4 bytes", "used up: 2, revoked: 2"];
     trust: "15_trust" prints [
         "with the key, read: 42",
         "with the key, write: this caller may not call it",

@@ -101,10 +101,10 @@ impl Connection {
             let (mut sent, mut received) = (0, 0);
             while received < count {
                 while sent < (received + window).min(count) {
-                    lines::tell(lines::out(shared, sent), sent);
+                    lines::signal(lines::out(shared, sent), sent);
                     sent += 1;
                 }
-                lines::hear(lines::back(shared, received), received);
+                lines::wait_for(lines::back(shared, received), received);
                 received += 1;
                 pace.reached(received);
             }
@@ -113,13 +113,13 @@ impl Connection {
     }
 
     /// An eventfd signalled on each side; both wait in `epoll`, with a pause before each.
-    pub fn bells(&mut self, pause: Duration, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
-        self.shared_round(Kind::Bells, 0, count, 0, |shared| {
+    pub fn doorbells(&mut self, pause: Duration, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.shared_round(Kind::Doorbells, 0, count, 0, |shared| {
             for _ in 0..count {
                 thread::sleep(pause);
                 timed(0, 1, samples, || {
-                    shared.client_bell().ring()?;
-                    shared.server_bell().sleep()
+                    shared.client_doorbell().ring()?;
+                    shared.server_doorbell().sleep()
                 })?;
             }
             Ok(())
@@ -132,7 +132,7 @@ impl Connection {
             let mut number = 0;
             timed(warm_up, count, samples, || {
                 lines::send(shared, number * source.len(), source);
-                lines::hear(lines::back(shared, number), number);
+                lines::wait_for(lines::back(shared, number), number);
                 number += 1;
                 Ok(())
             })
@@ -195,8 +195,8 @@ impl Connection {
         self.shared_round(kind, size, warm_up + count, address, |shared| {
             let mut number = 0;
             timed(warm_up, count, samples, || {
-                lines::tell(lines::out(shared, number), number);
-                lines::hear(lines::back(shared, number), number);
+                lines::signal(lines::out(shared, number), number);
+                lines::wait_for(lines::back(shared, number), number);
                 number += 1;
                 Ok(())
             })

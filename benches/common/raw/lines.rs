@@ -39,17 +39,17 @@ pub fn back(shared: &Shared, message: usize) -> &AtomicU64 {
 }
 
 /// Signals that message `message` is there.
-pub fn tell(line: &AtomicU64, message: usize) {
+pub fn signal(line: &AtomicU64, message: usize) {
     line.store(message as u64 + 1, Ordering::Release);
 }
 
-pub fn told(line: &AtomicU64, message: usize) -> bool {
+pub fn is_signalled(line: &AtomicU64, message: usize) -> bool {
     line.load(Ordering::Acquire) > message as u64
 }
 
 /// Spins until message `message` is there.
-pub fn hear(line: &AtomicU64, message: usize) {
-    spin_until(|| told(line, message));
+pub fn wait_for(line: &AtomicU64, message: usize) {
+    spin_until(|| is_signalled(line, message));
 }
 
 /// Spins in vain before the thread yields the core. The limit takes longer than an exchange; without it, two sides that spin on

@@ -31,7 +31,7 @@ enum Kind {
     /// Cache lines are echoed; both sides spin.
     Lines,
     /// Eventfds are signalled; both sides wait in `epoll`.
-    Bells,
+    Doorbells,
     /// The client's bytes go through the ring; the answer is a cache line.
     RingIn,
     /// For each signal in a cache line the server reads the client's memory with a system call.
@@ -51,7 +51,7 @@ impl Kind {
         Kind::StreamIn,
         Kind::StreamOut,
         Kind::Lines,
-        Kind::Bells,
+        Kind::Doorbells,
         Kind::RingIn,
         Kind::VmIn,
         Kind::VmOut,

@@ -84,13 +84,13 @@ fn over_memory(shared: &Shared, command: &Command, buffer: &mut Vec<u8>) -> io::
     let mut fine = true;
     for number in 0..count {
         match kind {
-            Kind::Bells => {
-                shared.client_bell().sleep()?;
-                shared.server_bell().ring()?;
+            Kind::Doorbells => {
+                shared.client_doorbell().sleep()?;
+                shared.server_doorbell().ring()?;
                 continue;
             }
             Kind::RingIn => lines::receive(shared, number * size, buffer),
-            _ => lines::hear(lines::out(shared, number), number),
+            _ => lines::wait_for(lines::out(shared, number), number),
         }
         match kind {
             Kind::VmIn => fine &= vm_read(client, address, buffer).is_ok(),
@@ -100,7 +100,7 @@ fn over_memory(shared: &Shared, command: &Command, buffer: &mut Vec<u8>) -> io::
             _ => {}
         }
         black_box(&buffer);
-        lines::tell(lines::back(shared, number), number);
+        lines::signal(lines::back(shared, number), number);
     }
     Ok(fine)
 }

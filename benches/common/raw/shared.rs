@@ -49,7 +49,7 @@ pub struct Shared {
     area: Area,
     file: OwnedFd,
     /// Signalled by the client, and signalled by the server.
-    bells: [Bell; 2],
+    doorbells: [Doorbell; 2],
 }
 
 impl Shared {
@@ -59,8 +59,8 @@ impl Shared {
         let file = owned(unsafe { libc::memfd_create(c"calomel-bench".as_ptr(), 0) })?;
         File::from(file.try_clone()?).set_len((HEADER + ROOM) as u64)?;
         // SAFETY: takes numbers only.
-        let bell = || owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) });
-        Ok(Shared { area: Area::map(&file)?, bells: [Bell::new(bell()?)?, Bell::new(bell()?)?], file })
+        let doorbell = || owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) });
+        Ok(Shared { area: Area::map(&file)?, doorbells: [Doorbell::new(doorbell()?)?, Doorbell::new(doorbell()?)?], file })
     }
 
     /// In the child: from the numbers that the parent gave on the command line.
@@ -73,16 +73,17 @@ impl Shared {
         }
         let files: [OwnedFd; 3] = files.try_into().map_err(|_| io::Error::other("three descriptors are inherited"))?;
         let [file, out, back] = files;
-        Ok(Shared { area: Area::map(&file)?, bells: [Bell::new(out)?, Bell::new(back)?], file })
+        Ok(Shared { area: Area::map(&file)?, doorbells: [Doorbell::new(out)?, Doorbell::new(back)?], file })
     }
 
     pub fn numbers(&self) -> [String; 3] {
-        [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()].map(|number| number.to_string())
+        [self.file.as_raw_fd(), self.doorbells[0].file.as_raw_fd(), self.doorbells[1].file.as_raw_fd()]
+            .map(|number| number.to_string())
     }
 
     /// From now on child processes do not inherit them.
     pub fn keep(&self) -> io::Result<()> {
-        for file in [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()] {
+        for file in [self.file.as_raw_fd(), self.doorbells[0].file.as_raw_fd(), self.doorbells[1].file.as_raw_fd()] {
             // SAFETY: takes numbers only, of a descriptor that is open.
             checked(unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } as isize)?;
         }
@@ -116,29 +117,29 @@ impl Shared {
         unsafe { self.area.base.as_ptr().add(HEADER + offset) }
     }
 
-    pub fn client_bell(&self) -> &Bell {
-        &self.bells[0]
+    pub fn client_doorbell(&self) -> &Doorbell {
+        &self.doorbells[0]
     }
 
-    pub fn server_bell(&self) -> &Bell {
-        &self.bells[1]
+    pub fn server_doorbell(&self) -> &Doorbell {
+        &self.doorbells[1]
     }
 }
 
 /// An eventfd, and an epoll instance to sleep in until it is signalled.
-pub struct Bell {
+pub struct Doorbell {
     file: File,
     poll: OwnedFd,
 }
 
-impl Bell {
-    fn new(file: OwnedFd) -> io::Result<Bell> {
+impl Doorbell {
+    fn new(file: OwnedFd) -> io::Result<Doorbell> {
         // SAFETY: takes numbers only.
         let poll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: both descriptors are open, and the event is read during the call only.
         checked(unsafe { libc::epoll_ctl(poll.as_raw_fd(), libc::EPOLL_CTL_ADD, file.as_raw_fd(), &raw mut event) } as isize)?;
-        Ok(Bell { file: file.into(), poll })
+        Ok(Doorbell { file: file.into(), poll })
     }
 
     pub fn ring(&self) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Pull and push, in every spelling, between every kind of ends.
+//! Pull and push with every API, between every kind of local and remote memory.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn push_moves_our_bytes_there(net: &Net) {
 }
 
 fn the_server_moves_the_clients_memory(net: &Net) {
-    // The usual way around: the caller exposes, and the handler transfers.
+    // The usual direction: the caller exposes, and the handler transfers.
     let pair = net.pair();
     pair.server
         .define("reverse", |request: &Request, (source, target): (Bulk, Bulk)| -> Result<usize, String> {
@@ -84,7 +84,7 @@ fn plain_slices_are_borrowed_for_the_call(net: &Net) {
     let mut array = [0u32; 10];
     assert_eq!(remote.pull_into(&mut array[2..6]).unwrap(), 16);
     assert_eq!(array, [0, 0, 500, 501, 502, 503, 0, 0, 0, 0]);
-    // Elements of any size, bytes being what counts.
+    // Elements of another size: only the bytes count.
     let mut wide = [0u64; 3];
     assert_eq!(remote.pull_into(&mut wide[..]).unwrap(), 24);
     assert_eq!(bytemuck::cast_slice::<u64, u32>(&wide), [500, 501, 502, 503, 504, 505]);
@@ -172,7 +172,7 @@ fn an_engine_reaches_its_own_bulks(net: &Net) {
     let data = pattern(6, 70_000);
     let source = server.expose_read_only(data.clone()).unwrap();
     let target = server.expose(vec![0u8; 70_000], BulkMode::ReadWrite).unwrap();
-    // Over its own address, and directly.
+    // Through its own address, and directly.
     let myself = server.lookup(server.address()).unwrap();
     assert_eq!(source.bulk().on(&myself).pull_into(&target).unwrap(), 70_000);
     let mut copy = vec![0u8; 70_000];

@@ -1,4 +1,4 @@
-//! Transfers into and out of borrowed slices: when the call returns, with whatever result, nobody touches them any more.
+//! Transfers with borrowed slices: once the call has returned, with any result, no transfer accesses the slice.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn a_pull_that_timed_out_writes_no_more(net: &Net) {
         stays("nobody writes", Duration::from_millis(20), || std::hint::black_box(&ours).iter().step_by(997).all(|&b| b == 0xee));
         assert!(ours == vec![0xee; LEN]);
     }
-    assert!(timeouts > 0, "not even no time at all was too short");
+    assert!(timeouts > 0, "even a timeout of zero was long enough");
     assert_eq!(remote.pull_into(&mut ours).unwrap(), LEN);
     assert!(ours == data);
 }
@@ -47,7 +47,7 @@ fn a_push_that_timed_out_reads_no_more(net: &Net) {
         if let Err(error) = result {
             assert_error!(Err::<(), _>(error), Error::Timeout { .. });
         }
-        // Bytes written after the call must not be seen by the peer.
+        // The peer must not see bytes that are written after the call.
         ours.fill(0xee);
         thread::sleep(Duration::from_millis(5));
         ours.fill(1);

@@ -1,6 +1,6 @@
-//! Every kind of buffer can be exposed, moved, and comes back as itself.
+//! Every buffer type can be exposed and transferred, and is returned by `reclaim`.
 
-// `bytemuck` derives these where its feature is on; without it one promises by hand.
+// `bytemuck` derives these if its feature is enabled; without it they are implemented by hand.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -18,12 +18,12 @@ struct Particle {
     id: u32,
 }
 
-// SAFETY: numbers, of which zero is one.
+// SAFETY: numbers, for which zero is a valid value.
 unsafe impl Zeroable for Particle {}
-// SAFETY: numbers, in C's order, with no padding: three of 8 bytes, two of 4.
+// SAFETY: numbers in C layout without padding: three of 8 bytes, two of 4.
 unsafe impl Pod for Particle {}
 
-/// Not any bytes are one of these, so peers may read them only.
+/// Not all bit patterns are valid, so peers may only read it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(u8)]
 enum Colour {
@@ -101,7 +101,7 @@ fn what_is_only_readable_is_exposed_read_only(net: &Net) {
     let letters = pair.server.expose_read_only(vec!['a', 'ß'].into_boxed_slice()).unwrap();
     assert_eq!(letters.bulk().len(), 8);
     assert_eq!(*letters.view(), ['a', 'ß']);
-    // A plain slice to push from may be any of these too.
+    // Any of these can also be the plain slice of a push.
     let target = pair.server.expose(vec![0u8; 2], BulkMode::WriteOnly).unwrap();
     target.bulk().on(&pair.to_server).push_from(&[true, true][..]).unwrap();
     assert_eq!(target.reclaim(), [1, 1]);

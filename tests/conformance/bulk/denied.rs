@@ -1,4 +1,4 @@
-//! What peers may not do, the owner refuses.
+//! The owner denies transfers that the access policy of its memory does not allow.
 
 use std::sync::{Arc, Mutex};
 
@@ -47,7 +47,8 @@ fn nobody_reads_what_is_write_only(net: &Net) {
 }
 
 fn the_mode_of_our_own_memory_is_for_peers_only(net: &Net) {
-    // A write-only exposure can be pushed from here, and a read-only one (made by `expose`) pulled into.
+    // A write-only exposure is a valid source of its owner's pushes; a read-only one (of `expose`) is a valid target of its
+    // pulls.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 1000], BulkMode::ReadWrite).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -125,12 +126,12 @@ fn a_revoked_token_is_never_handed_out_again(net: &Net) {
 }
 
 fn tokens_are_not_to_be_guessed(net: &Net) {
-    // Two exposures one after the other have nothing in common but what is public.
+    // Two consecutive exposures share only their public fields.
     let server = net.server();
     let bytes = |_| postcard::to_stdvec(&server.expose(vec![0u8; 100_000], BulkMode::ReadOnly).unwrap().bulk()).unwrap();
     let all: Vec<Vec<u8>> = (0..64).map(bytes).collect();
     let len = all[0].len();
-    // Places whose bits all take both values, over 64 exposures: 128 random bits are at least 16 of them.
+    // Byte positions at which each bit takes both values over 64 exposures: 128 random bits fill at least 16 of them.
     let random = (0..len)
         .filter(|&at| {
             let (or, and) = all.iter().filter_map(|b| b.get(at)).fold((0, 0xff), |(or, and), b| (or | b, and & b));
@@ -165,11 +166,12 @@ fn memory_for_one_peer_is_for_nobody_else(net: &Net) {
         assert!(theirs.reclaim() == pattern(1, len));
         assert_error!(bulk.on(&pair.to_server).pull_into(&mut vec![0u8; len]), Error::Revoked { .. });
     }
-    // Who was looked up and not met: the first engine that is found there, which is not one that comes by.
+    // An endpoint that was looked up but never connected: the grant is for the engine found at that address, which none of the
+    // connected peers is.
     let absent = pair.server.lookup(net.dead_address()).unwrap();
     let theirs = pair.server.expose_to(&absent, vec![1u8; 100], BulkMode::ReadWrite).unwrap();
     assert_error!(theirs.bulk().on(&pair.to_server).pull_into(&mut vec![0u8; 100]), Error::AccessDenied { .. });
-    // An endpoint of another engine says nothing to this one.
+    // An endpoint of another engine is refused.
     let refused = pair.server.expose_to(&pair.to_server, vec![1u8; 100], BulkMode::ReadWrite);
     assert_error!(refused, Error::OtherEngine { .. });
 }

@@ -1,4 +1,4 @@
-//! Small read-only bulks ride inside the RPC; nobody can tell, but by the clock.
+//! Small read-only bulks are sent eagerly inside the RPC; except for speed, the result is the same.
 
 use std::sync::mpsc;
 
@@ -9,7 +9,7 @@ use crate::support::{BOUND, Gate, Net, Pair, eventually, pattern};
 
 type Answer = Result<Vec<u8>, String>;
 
-/// `read`: the bulk's bytes, pulled in two parts.
+/// `read`: returns the bulk's bytes, pulled in two parts.
 fn define_read(pair: &Pair) {
     pair.server
         .define("read", |request: &Request, bulk: Bulk| -> Answer {
@@ -53,7 +53,7 @@ fn slices_and_segments_of_small_bulks_arrive(net: &Net) {
             let answer = read.on(&pair.to_server).call(&part).unwrap();
             assert_eq!(answer.unwrap(), data[offset..offset + len]);
         }
-        // A small part of a large one, too.
+        // A small slice of a large bulk, too.
         let large = pair.client.expose_read_only(pattern(2, 100_000)).unwrap();
         let answer = read.on(&pair.to_server).call(&large.bulk().slice(77_000, 10).unwrap()).unwrap();
         assert_eq!(answer.unwrap(), pattern(2, 100_000)[77_000..77_010]);
@@ -61,7 +61,7 @@ fn slices_and_segments_of_small_bulks_arrive(net: &Net) {
 }
 
 fn the_bytes_are_those_of_the_call(net: &Net) {
-    // What the owner writes before the call is what the handler reads, each time.
+    // Each handler reads what the owner wrote before that call.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         define_read(&pair);
@@ -107,7 +107,7 @@ fn read_only_stays_read_only(net: &Net) {
     assert_eq!(exposed.view(), [1; 4]);
 }
 
-/// Revoked at once where the bytes stayed at home; where they rode along, as soon as word of it has come.
+/// Memory that was not sent eagerly is revoked at once; eagerly sent bytes once the peer has received the revocation.
 #[track_caller]
 fn assert_revoked(limit: usize, remote: &RemoteBulk) {
     let mut copy = vec![0u8; remote.len()];
@@ -142,7 +142,7 @@ fn small_ones_are_revoked_like_large_ones(net: &Net) {
 }
 
 fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
-    // In the handler, whatever the order: sent, revoked before the handler looks.
+    // In the handler, in any order: sent, then revoked before the handler reads.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let (entered, go) = (Gate::default(), Gate::default());
@@ -156,7 +156,7 @@ fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
                     Ok(_) => assert_eq!(&copy, b"secret"),
                     Err(error) => assert_error!(Err::<(), _>(error), Error::Revoked { .. }),
                 }
-                // Whether the bytes rode along or not, the exposure as such is over.
+                // Eagerly sent or not, the exposure as such has ended.
                 matches!(
                     bulk.on(request.endpoint()).push_from(&copy[..]),
                     Err(Error::Revoked { .. } | Error::AccessDenied { .. })
@@ -212,7 +212,7 @@ fn small_bulks_in_results(net: &Net) {
 }
 
 fn what_the_owner_can_still_write_is_never_stale(net: &Net) {
-    // Read-only for peers, not for the owner: a bulk kept by a peer gives what is there now.
+    // Read-only for peers, not for the owner: a pull from a kept bulk returns the current bytes.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let (tell, told) = mpsc::channel();
@@ -230,7 +230,7 @@ fn what_the_owner_can_still_write_is_never_stale(net: &Net) {
             assert_eq!(bulk.on(&caller).pull_into(&mut copy[..]).unwrap(), 16);
             assert_eq!(copy, [round; 16], "limit {limit}");
         }
-        // Written by a transfer of its own, too.
+        // Also after the owner's own transfer wrote it.
         let source = pair.server.expose_read_only(vec![99u8; 16]).unwrap();
         source.bulk().on(&pair.to_server).pull_into(&exposed).unwrap();
         let mut copy = [0u8; 16];

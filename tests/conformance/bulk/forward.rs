@@ -1,4 +1,4 @@
-//! Bulks that travel through others to whoever reaches their owner.
+//! Bulks that are forwarded through other engines, and used by the last one.
 
 use std::sync::mpsc;
 
@@ -14,7 +14,7 @@ fn checksum(bytes: &[u8]) -> u64 {
 }
 
 fn a_third_engine_reaches_the_owner(net: &Net) {
-    // owner -> middle -> worker, and the worker pulls from the owner, whom it has never heard of.
+    // owner -> middle -> worker, and the worker pulls from the owner, to which it has never connected.
     for len in [100, 200_000] {
         let (owner, middle, worker) = (net.server(), net.server(), net.server());
         worker
@@ -37,7 +37,7 @@ fn a_third_engine_reaches_the_owner(net: &Net) {
         let to_middle = owner.lookup(middle.address()).unwrap();
         let forward = owner.procedure::<Bulk, Answer>("forward");
         assert_eq!(forward.on(&to_middle).call(&exposed.bulk()).unwrap(), Ok(checksum(&data)));
-        // And a part of it.
+        // And from a slice of it.
         let part = exposed.bulk().slice(10, 50).unwrap();
         assert_eq!(forward.on(&to_middle).call(&part).unwrap(), Ok(checksum(&data[10..60])));
     }
@@ -56,7 +56,7 @@ fn a_third_engine_writes_to_the_owner(net: &Net) {
 }
 
 fn the_server_finds_its_caller_by_origin(net: &Net) {
-    // Also a caller that does not listen: the connection exists.
+    // Also for a caller that does not listen: the connection exists.
     let pair = net.pair();
     pair.server
         .define("fetch", |request: &Request, bulk: Bulk| -> Answer {
@@ -111,7 +111,7 @@ fn ones_own_bulk_comes_home(net: &Net) {
 }
 
 fn a_bulk_is_used_after_its_call_from_elsewhere(net: &Net) {
-    // Kept by the handler, used by another thread later, with the caller's endpoint.
+    // Kept by the handler, used later by another thread, with the caller's endpoint.
     let pair = net.pair();
     let (tell, told) = mpsc::channel();
     pair.server
@@ -151,7 +151,7 @@ fn a_result_carries_a_bulk(net: &Net) {
 }
 
 fn bulks_cross_from_one_transport_to_another(net: &Net) {
-    // The owner is met over one transport, and reached by a third engine over the other.
+    // The bulk is received over one transport; a third engine reaches the owner over the other.
     let owner = net.keep(net.builder().listen(net.fresh_address()).listen("tcp://127.0.0.1:0").build().unwrap());
     let worker = net.keep(net.builder().listen("tcp://127.0.0.1:0").build().unwrap());
     let middle = net.server();

@@ -1,4 +1,4 @@
-//! Memory that is exposed on terms: the owner keeps to them on every transport.
+//! Memory exposed with a `Grant`: the owner enforces its restrictions on every transport.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ fn assert_denied<T: std::fmt::Debug>(result: calomel::Result<T>, why: &str) {
     }
 }
 
-/// The client, as the server knows it.
+/// The server's endpoint of the client.
 fn meet(pair: &Pair) -> Endpoint {
     let met = Arc::new(Mutex::new(None));
     let seen = met.clone();
@@ -114,7 +114,7 @@ fn a_time(net: &Net) {
         let theirs = pair.server.expose_with(pattern(1, len), BulkMode::ReadWrite, &Grant::new().expires_after(time)).unwrap();
         let remote = theirs.bulk().on(&pair.to_server);
         let mut copy = vec![0u8; len];
-        // Transfers succeed until they don't.
+        // Transfers succeed until the grant expires.
         let error = loop {
             match remote.pull_into(&mut copy) {
                 Ok(moved) => assert_eq!(moved, len),
@@ -128,7 +128,7 @@ fn a_time(net: &Net) {
             assert_denied(remote.pull_into(&mut copy), "expired");
             assert_denied(remote.push_from(&vec![9u8; len]), "expired");
         }
-        // The owner still has it.
+        // The owner can still access it.
         let mut ours = vec![0u8; len];
         theirs.read_at(0, &mut ours).unwrap();
         theirs.write_at(0, &vec![4u8; len]).unwrap();
@@ -142,8 +142,8 @@ fn a_time(net: &Net) {
     assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut [0u8; 10][..]).unwrap(), 10);
 }
 
-/// Peers push and pull all the time, large memory and small; from some moment on nobody touches it, and they know why. It is the
-/// library's own, too, which peers on this host have mapped.
+/// Peers push and pull all the time, large memory and small; once the grant has expired, no peer accesses it, and peers get the
+/// reason. The memory is from `engine.alloc`, which peers on this host have mapped.
 fn it_expires_in_the_middle(net: &Net) {
     let pair = net.pair();
     for push in [true, false] {
@@ -175,7 +175,7 @@ fn it_expires_in_the_middle(net: &Net) {
     }
 }
 
-/// Serves "use": pulls from a bulk, and pushes what it has pulled, for as long as it is told; keeps the bulk.
+/// Defines `use`: pulls from a bulk, pushes the same bytes back, and keeps the bulk.
 fn define_use(engine: &Engine) -> Arc<Mutex<Option<(Bulk, Endpoint)>>> {
     let kept = Arc::new(Mutex::new(None));
     let keep = kept.clone();
@@ -197,12 +197,12 @@ fn one_call(net: &Net) {
     let use_it = pair.client.procedure::<Bulk, Result<usize, String>>("use");
     for len in LENGTHS {
         let ours = pair.client.expose_with(pattern(1, len), BulkMode::ReadWrite, &Grant::new().for_one_call()).unwrap();
-        // With the answer the right ends.
+        // The answer ends the permission.
         assert_eq!(use_it.on(&pair.to_server).call(&ours.bulk()).unwrap(), Ok(2 * len));
         let (bulk, owner) = kept.lock().unwrap().take().unwrap();
         assert_denied(bulk.on(&owner).pull_into(&mut vec![0u8; len]), "has ended");
         assert_denied(bulk.on(&owner).push_from(&vec![9u8; len]), "has ended");
-        // In another call it is of no use either.
+        // Another call does not renew it.
         let again = use_it.on(&pair.to_server).call(&ours.bulk()).unwrap();
         assert!(again.is_err_and(|error| error.contains("has ended")));
         assert!(ours.reclaim() == pattern(1, len));
@@ -211,7 +211,7 @@ fn one_call(net: &Net) {
 }
 
 fn nobody_else_during_the_call(net: &Net) {
-    // client -> server -> third: the server may, the third must not.
+    // client -> server -> third: the server has access, the third engine has not.
     let pair = net.pair();
     let third = net.server();
     let to_third = pair.server.lookup(third.address()).unwrap();
@@ -229,7 +229,7 @@ fn nobody_else_during_the_call(net: &Net) {
             Ok(theirs)
         })
         .unwrap();
-    // The owner listens, so that the third finds it.
+    // The owner listens, so that the third engine can reach it.
     let owner = net.server();
     let to_server = owner.lookup(pair.server.address()).unwrap();
     let forward = owner.procedure::<Bulk, Result<Result<usize, String>, String>>("forward");
@@ -271,7 +271,7 @@ fn a_call_that_is_given_up_ends_its_transfers(net: &Net) {
             }
             assert_error!(pending.wait(), Error::Cancelled { .. } | Error::Timeout { .. });
             ours.write_at(0, &vec![3u8; len]).unwrap();
-            // It stays ours, though it is exposed.
+            // The memory is still exposed, but only the owner accesses it.
             let error = told.recv_timeout(BOUND).unwrap();
             assert_error!(Err::<(), _>(error), Error::AccessDenied { .. } | Error::Revoked { .. });
             assert!(ours.reclaim() == vec![3; len]);
@@ -291,7 +291,7 @@ fn a_one_way_call(net: &Net) {
         })
         .unwrap();
     let one_call = Grant::new().for_one_call();
-    // The receiver has dropped it: nobody can use it any more.
+    // The receiver has dropped the bulk: the permission ends.
     let ours = pair.client.expose_with(pattern(1, 100_000), BulkMode::ReadWrite, &one_call).unwrap();
     pair.client.procedure::<Bulk, Result<usize, String>>("use").on(&pair.to_server).notify(&ours.bulk()).unwrap();
     eventually("it was used", || kept.lock().unwrap().is_some());
@@ -301,7 +301,7 @@ fn a_one_way_call(net: &Net) {
     drop(bulk);
     ours.released().wait_timeout(BOUND).unwrap();
     assert_denied(outside.on(&owner).pull_into(&mut [0u8; 10][..]), "has ended");
-    // It keeps it: until the time is over, it may use it.
+    // The receiver keeps the bulk: the permission ends with the call's timeout.
     let ours = pair.client.expose_with(vec![1u8; 100], BulkMode::ReadWrite, &one_call).unwrap();
     let time = Duration::from_millis(300);
     let begin = Instant::now();
@@ -320,7 +320,7 @@ fn a_one_way_call(net: &Net) {
 }
 
 fn small_memory_does_not_ride_along(net: &Net) {
-    // Nobody has a copy of its content: each pull asks the owner, and is counted.
+    // The peer has no copy of its content: each pull asks the owner, and is counted.
     let pair = net.pair();
     let kept = Arc::new(Mutex::new(None));
     let keep = kept.clone();
@@ -362,14 +362,14 @@ fn one_peer_and_other_terms(net: &Net) {
     for len in LENGTHS {
         let theirs = pair.server.expose_with(pattern(1, len), BulkMode::ReadOnly, &grant).unwrap();
         let mut copy = vec![0u8; len];
-        // Strangers don't use it up.
+        // Denied transfers of other peers do not use it up.
         assert_denied(theirs.bulk().on(&to_server).pull_into(&mut copy), "another peer");
         assert!(copy.iter().all(|&b| b == 0));
         assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap(), len);
         assert!(copy == pattern(1, len));
         assert_denied(theirs.bulk().on(&pair.to_server).pull_into(&mut copy), "used up");
     }
-    // An endpoint of another engine says nothing to this one.
+    // An endpoint of another engine is refused.
     let foreign = Grant::new().only(&pair.to_server);
     assert_error!(pair.server.expose_with(vec![1u8; 10], BulkMode::ReadOnly, &foreign), Error::OtherEngine { .. });
     assert_error!(pair.server.expose_read_only_with(vec![1u8; 10], &foreign), Error::OtherEngine { .. });
@@ -394,14 +394,14 @@ fn an_engines_own_bulks_obey(net: &Net) {
     assert_denied(theirs.bulk().on(&to_itself).pull_into(&mut copy), "another peer");
     let ours = engine.expose_to(&to_itself, vec![1u8; 1000], BulkMode::ReadOnly).unwrap();
     assert_eq!(ours.bulk().on(&to_itself).pull_into(&mut copy).unwrap(), 1000);
-    // A call to itself is a call.
+    // A call to itself counts as a call.
     define_use(&engine);
     let call = engine.expose_with(vec![1u8; 1000], BulkMode::ReadWrite, &Grant::new().for_one_call()).unwrap();
     assert_denied(call.bulk().on(&to_itself).pull_into(&mut copy), "has not been made");
     let use_it = engine.procedure::<Bulk, Result<usize, String>>("use");
     assert_eq!(use_it.on(&to_itself).call(&call.bulk()).unwrap(), Ok(2000));
     assert_denied(call.bulk().on(&to_itself).pull_into(&mut copy), "has ended");
-    assert_eq!(engine.refusals().total(), 0, "those of peers are counted");
+    assert_eq!(engine.refusals().total(), 0, "only refusals to peers are counted");
 }
 
 fn in_a_scope(net: &Net) {

@@ -1,4 +1,4 @@
-//! Copies within one exposure that overlap themselves, against `copy_within` of a vector.
+//! Overlapping copies within one exposure, compared with `copy_within` of a vector.
 
 use calomel::{BulkMode, Exposed, Segments};
 
@@ -32,7 +32,7 @@ fn segments_onto_themselves(net: &Net) {
     let engine = net.client();
     let mut random = Random(41);
     for round in 0..12 {
-        // Sizes that do not divide each other, nor a chunk; empty ones among them.
+        // Sizes that divide neither each other nor a chunk, including empty segments.
         let segments: Vec<Vec<u8>> = (0..1 + random.below(7))
             .map(|_| {
                 let most = [1, 7, 4099, 100_003, 700_001][random.below(5)];
@@ -59,7 +59,7 @@ fn segments_onto_themselves(net: &Net) {
             exposed.read_at(0, &mut found).unwrap();
             assert!(found == model, "round {round}, step {step}: {len} bytes from {from} to {to}");
         }
-        // The whole of it, onto itself, in the transfer's own hands.
+        // The whole of it, onto itself, with the exposure moved into the transfer.
         let whole = exposed.bulk().origin(&engine).unwrap();
         let (moved, back) = whole.start_pull_into(exposed).wait();
         assert_eq!(moved.unwrap(), model.len());
@@ -69,7 +69,7 @@ fn segments_onto_themselves(net: &Net) {
 }
 
 fn a_plain_slice_never_overlaps_what_is_exposed(net: &Net) {
-    // The borrow checker sees to that: an exposed buffer is owned by its exposure, or borrowed by its scope.
+    // The borrow checker ensures it: an exposed buffer is owned by its exposure, or borrowed by its scope.
     let engine = net.client();
     let mut buffer = pattern(5, 1_000_000);
     let mut model = buffer.clone();

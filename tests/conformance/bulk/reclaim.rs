@@ -1,4 +1,4 @@
-//! Taking memory back while peers use it: they are locked out first, and what they began has ended.
+//! Reclaiming memory while peers use it: first their access is revoked, then accesses in progress are fenced.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -12,7 +12,7 @@ use crate::support::{BOUND, Net, eventually, pattern, stays};
 const LEN: usize = 4 << 20;
 const QUIET: Duration = Duration::from_millis(60);
 
-/// Peers that transfer to and from a bulk without end, until that fails; runs `meanwhile` once they do.
+/// Two threads push to a bulk and two pull from it until it is revoked; runs `meanwhile` once they have started.
 fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -> T) -> T {
     let moved = AtomicU32::new(0);
     let rounds = |transfer: &dyn Fn(u8) -> calomel::Result<usize>| {
@@ -23,7 +23,7 @@ fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -
                 return;
             }
             moved.fetch_add(1, Ordering::SeqCst);
-            assert!(begin.elapsed() < BOUND, "the memory was never taken back");
+            assert!(begin.elapsed() < BOUND, "the memory was never revoked");
         }
     };
     thread::scope(|s| {
@@ -68,7 +68,7 @@ fn dropping_frees_memory_that_nobody_writes(net: &Net) {
         let remote = theirs.bulk().on(&pair.to_server);
         under_fire(&remote, BulkMode::ReadWrite, || {
             drop(theirs);
-            // The allocator gives the same memory out again: whoever has it now is alone with it.
+            // The allocator may return the same memory again; its new user must be the only writer.
             let fresh: Vec<Vec<u8>> = (0..3).map(|_| vec![0x5cu8; LEN]).collect();
             stays("nobody writes", QUIET, || fresh.iter().all(|f| std::hint::black_box(f)[..] == fresh[0][..]));
             assert!(fresh[0] == vec![0x5c; LEN]);
@@ -83,13 +83,13 @@ fn read_only_memory_is_reclaimed_under_readers(net: &Net) {
     under_fire(&remote, BulkMode::ReadOnly, || {
         let mut bytes = theirs.reclaim();
         assert!(bytes == pattern(1, LEN));
-        // Ours to write.
+        // Only the owner writes it now.
         bytes.fill(0);
     });
 }
 
 fn a_reader_sees_whole_values_or_an_error(net: &Net) {
-    // After reclaim the memory is refilled: a reader must never be told that its transfer went well and have seen that.
+    // After reclaim the memory is refilled: a transfer that saw the new bytes must not succeed.
     let pair = net.pair();
     for _ in 0..6 {
         let theirs = pair.server.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
@@ -111,7 +111,7 @@ fn a_reader_sees_whole_values_or_an_error(net: &Net) {
 }
 
 fn the_local_side_of_a_transfer_is_reclaimed(net: &Net) {
-    // Not the owner's memory this time, but the buffer that a transfer of our own fills.
+    // Here the reclaimed buffer is the local target of a transfer, not the owner's memory.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 48 << 20], BulkMode::ReadOnly).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -152,7 +152,7 @@ fn an_exposure_is_reclaimed_where_it_was_sent(net: &Net) {
 }
 
 fn exposing_and_taking_back_without_end(net: &Net) {
-    // Thousands of exposures, half of them used: nothing piles up, nothing is mixed up.
+    // Thousands of exposures, half of them used, neither accumulate nor get mixed up.
     let pair = net.pair();
     thread::scope(|s| {
         for t in 0..4u8 {

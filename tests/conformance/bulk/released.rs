@@ -1,4 +1,4 @@
-//! The owner learns when nobody can use its memory any more.
+//! `released` resolves when no peer holds the memory's bulk any more.
 
 use std::pin::Pin;
 use std::sync::{Arc, mpsc};
@@ -12,7 +12,7 @@ use crate::support::{BOUND, Net, Pair, block_on, eventually};
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// `keep` hands what it gets to the test.
+/// `keep` passes each bulk that it receives to the test.
 fn define_keep(engine: &Engine) -> mpsc::Receiver<Bulk> {
     let (tell, told) = mpsc::channel();
     engine.define("keep", move |_: &Request, bulk: Bulk| tell.send(bulk).unwrap()).unwrap();
@@ -28,7 +28,7 @@ fn what_was_never_sent_is_released(net: &Net) {
 }
 
 fn a_notification_releases_when_its_receiver_is_done(net: &Net) {
-    // The gap in one-way RPCs: who sent one has no answer to wait for.
+    // A one-way call has no answer that its caller could wait for.
     for (len, limit) in [(10, 0), (10, 4096), (100_000, 4096)] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let kept = define_keep(&pair.server);
@@ -129,18 +129,18 @@ fn one_waker_is_kept_for_each_future(net: &Net) {
     for task in &tasks {
         assert!(!polled(&mut released, task) && !polled(&mut released, task));
     }
-    // Of each task one count is the list's own.
+    // The list itself holds one count of each task.
     let wakers: usize = tasks.iter().map(|task| Arc::strong_count(task) - 1).sum();
-    assert_eq!(wakers, 1, "wakers are kept of tasks that have moved on");
+    assert_eq!(wakers, 1, "wakers of earlier tasks are kept");
     assert_eq!(Arc::strong_count(&first), 2);
     drop(released);
-    assert!(tasks.iter().all(|task| Arc::strong_count(task) == 1), "a waker is kept of a future that is gone");
+    assert!(tasks.iter().all(|task| Arc::strong_count(task) == 1), "the waker of a dropped future is kept");
     drop(bulk);
-    eventually("the other one is told", || polled(&mut other, &first));
+    eventually("the other future is woken", || polled(&mut other, &first));
 }
 
 fn a_request_that_never_decoded_holds_nothing(net: &Net) {
-    // Panics, mismatches and missing procedures on the way leave no holder behind.
+    // Panics, dropped responders and unknown procedures leave no lease behind.
     let pair = net.pair();
     pair.server.define("panics", |_: &Request, _: Bulk| -> u8 { panic!("with a bulk in hand") }).unwrap();
     pair.server.define_deferred("forgets", |_: Responder<u8>, _: Bulk| {}).unwrap();
@@ -170,7 +170,7 @@ fn forwarding_keeps_it_held(net: &Net) {
     let pair = Pair::of(middle, owner);
     pair.client.procedure::<Bulk, ()>("forward").on(&pair.to_server).call(&exposed.bulk()).unwrap();
     let bulk = kept.recv_timeout(BOUND).unwrap();
-    // The last one can still reach the owner, so that the owner must not think itself alone.
+    // The last engine can still reach the owner, so the lease must not have ended.
     assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
     assert_eq!(bulk.origin(&last).unwrap().pull_into(&mut [0u8; 10][..]).unwrap(), 10);
     drop(bulk);
@@ -178,12 +178,12 @@ fn forwarding_keeps_it_held(net: &Net) {
 }
 
 fn handlers_that_wait_for_a_release_don_t_count(net: &Net) {
-    // As many handlers as there are threads wait for what only another handler brings about.
+    // All handler threads wait for a release that only another handler can bring about.
     let pair = net.pair_with(|b| b.handler_threads(1));
     pair.client.define("back", |_: &Request, ()| ()).unwrap();
     pair.client
         .define("hold", |request: &Request, bulk: Bulk| {
-            // Calls back before it lets the bulk go, after the call that brought it has been answered.
+            // Calls back before it drops the bulk, after the call that carried it has been answered.
             let (engine, caller) = (request.engine().clone(), request.endpoint().clone());
             thread::spawn(move || {
                 thread::sleep(SHORT);

@@ -54,7 +54,7 @@ fn several_buffers_in_one_scope(net: &Net) {
         let from = s.expose_read_only(head)?;
         let text = s.expose_read_only(text.as_str())?;
         let to = s.expose(&mut target[..], BulkMode::WriteOnly)?;
-        // What is borrowed to be read can be read here, too.
+        // Memory borrowed for reading can still be read by the owner.
         assert_eq!(from.len(), head.len());
         copy.on(&pair.to_server).call(&(from, text, to))
     });
@@ -116,7 +116,7 @@ fn a_bulk_that_escapes_is_revoked(net: &Net) {
     }
 }
 
-/// A peer that pushes into a bulk without end, until that fails.
+/// A peer that pushes into a bulk until a push fails.
 struct Pusher {
     pushes: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
@@ -148,13 +148,13 @@ impl Pusher {
         Pusher { pushes, stop, ended }
     }
 
-    /// Returns in the middle of it.
+    /// Returns while pushes are in progress.
     fn wait_until_pushing(&self) {
         let before = self.pushes.load(Ordering::SeqCst);
         eventually("the peer pushes", || self.pushes.load(Ordering::SeqCst) >= before + 3);
     }
 
-    /// The push that the end of the exposure cut off.
+    /// Asserts that the last push failed because the exposure had ended.
     fn assert_revoked(&self) {
         let error = self.ended.recv_timeout(BOUND).unwrap();
         assert_error!(Err::<(), _>(error), Error::Revoked { .. });
@@ -167,7 +167,7 @@ impl Drop for Pusher {
     }
 }
 
-/// The memory is ours again: nobody writes it.
+/// Asserts that no peer writes the memory any more.
 #[track_caller]
 fn assert_quiet(buffer: &[u8]) {
     let snapshot = buffer.to_vec();
@@ -228,7 +228,7 @@ fn a_panic_in_the_scope_fences_too(net: &Net) {
         assert_quiet(&buffer);
         pusher.assert_revoked();
     }
-    // The engine has taken no harm.
+    // The engine is still usable.
     pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
     assert_eq!(pair.client.procedure::<u8, u8>("fine").on(&pair.to_server).call(&1).unwrap(), 1);
 }

@@ -1,4 +1,4 @@
-//! Every size of bulk, around every limit, and chunks that don't divide evenly.
+//! Bulks of every size around every limit, and chunks that do not divide evenly.
 
 use calomel::{Bulk, BulkMode, Request, Segments};
 

@@ -1,4 +1,4 @@
-//! Parts of exposed memory, and parts of parts.
+//! Slices of exposed memory, and slices of slices.
 
 use calomel::{Bulk, BulkMode, Error, ExposedSlice};
 
@@ -28,13 +28,13 @@ fn slices_of_slices_add_up(net: &Net) {
     let mut copy = vec![0u8; 200];
     assert_eq!(part.on(&pair.to_server).pull_into(&mut copy).unwrap(), 200);
     assert!(copy == data[250..450]);
-    // The same by slicing the remote side.
+    // The same by slicing the remote bulk.
     let remote = theirs.bulk().on(&pair.to_server).slice(200, 300).unwrap().slice(50, 200).unwrap();
     assert_eq!(remote.len(), 200);
     copy.fill(0);
     assert_eq!(remote.pull_into(&mut copy).unwrap(), 200);
     assert!(copy == data[250..450]);
-    // And down to nothing, at either end.
+    // And empty slices at either end.
     for (offset, len) in [(0, 0), (200, 0), (199, 1), (0, 1)] {
         let tiny = part.slice(offset, len).unwrap();
         assert_eq!((tiny.len(), tiny.is_empty()), (len, len == 0));
@@ -125,7 +125,7 @@ fn disjoint_slices_transfer_side_by_side(net: &Net) {
     let data = pattern(4, PARTS * 100_000);
     let theirs = pair.server.expose_read_only(data.clone()).unwrap();
     let ours = pair.client.expose(vec![0u8; data.len()], BulkMode::WriteOnly).unwrap();
-    // Part i comes from the other end.
+    // Part i is pulled from the opposite end.
     let transfers: Vec<_> = (0..PARTS)
         .map(|i| {
             let from = theirs.bulk().slice((PARTS - 1 - i) * 100_000, 100_000).unwrap();

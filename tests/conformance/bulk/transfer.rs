@@ -1,4 +1,4 @@
-//! Transfers in progress: started, awaited, timed, cancelled, dropped, forgotten.
+//! Transfers in progress: started, awaited, timed out, cancelled, dropped, leaked.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::assert_error;
 use crate::support::{BOUND, Net, Pair, block_on, eventually, pattern};
 
 const LEN: usize = 3_000_000;
-/// Takes tens of milliseconds to move.
+/// A transfer of this length takes tens of milliseconds.
 const LONG: usize = 48 << 20;
 
 fn a_started_transfer_gives_result_and_buffer(net: &Net) {
@@ -21,7 +21,7 @@ fn a_started_transfer_gives_result_and_buffer(net: &Net) {
     eventually("the transfer is done", || transfer.is_ready());
     let (result, ours): (_, Exposed<Vec<u8>>) = transfer.wait();
     assert_eq!(result.unwrap(), LEN);
-    // The buffer is as good as before: the same exposure.
+    // The exposure in the returned buffer is still valid.
     ours.write_at(0, &[1, 2, 3]).unwrap();
     let (result, ours) = theirs.bulk().on(&pair.to_server).start_push_from(ours).wait();
     assert_eq!(result.unwrap(), LEN);
@@ -106,8 +106,8 @@ fn a_transfer_times_out(net: &Net) {
         }
         ours = back;
     }
-    assert!(timeouts > 0, "not even no time at all was too short");
-    // Both sides are as good as before.
+    assert!(timeouts > 0, "even a timeout of zero was long enough");
+    // Both sides are still usable.
     let (result, ours) = remote.start_pull_into(ours).wait();
     assert_eq!(result.unwrap(), LONG);
     assert!(ours.reclaim() == data);
@@ -131,7 +131,7 @@ fn a_cancelled_transfer_ends_soon_and_is_over(net: &Net) {
             Ok(moved) => assert!(moved == LONG && ours == data),
             Err(error) => assert_error!(Err::<(), _>(error), Error::Cancelled { .. }),
         }
-        // It is ours now: what is written here stays.
+        // The transfer is over: what is written here stays.
         ours.fill(0x5c);
         thread::sleep(Duration::from_millis(5));
         assert!(ours == vec![0x5c; LONG]);
@@ -175,7 +175,7 @@ fn cancelling_what_is_done_keeps_the_result(net: &Net) {
     assert!(ours.reclaim() == [3; 1000]);
 }
 
-/// Sees that calls and transfers between the two still work.
+/// Asserts that calls and transfers between the two still work.
 fn assert_usable(pair: &Pair, theirs: &Exposed<Vec<u8>>) {
     let mut copy = vec![0u8; 1000];
     assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap(), 1000);
@@ -194,7 +194,7 @@ fn dropped_transfers_free_nothing_that_is_in_use(net: &Net) {
         let transfer = remote.start_pull_into(ours);
         thread::sleep(Duration::from_micros(300 * round));
         drop(transfer);
-        // Whoever gets that memory now must have it alone.
+        // The new owner of that memory must be its only writer.
         let fresh = vec![0x77u8; LONG];
         thread::sleep(Duration::from_millis(2));
         assert!(fresh.iter().all(|&b| b == 0x77));
@@ -247,7 +247,7 @@ fn waiting_on_one_thread_and_starting_on_another(net: &Net) {
 }
 
 fn bytes_arrive_before_the_transfer_ends(net: &Net) {
-    // Not only at the end, out of a hidden copy: progress can be watched.
+    // Bytes are written directly, not copied at the end: progress can be observed.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![9u8; LONG], BulkMode::ReadOnly).unwrap();
     let ours = pair.client.expose(vec![0u8; LONG], BulkMode::WriteOnly).unwrap();
