@@ -1,4 +1,4 @@
-//! Runs every example the way a user does, and reads what it prints.
+//! Runs every example as a user would, and checks its output.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -10,10 +10,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant, SystemTime};
 use std::{env, fs, thread};
 
-/// The examples take a moment; one that is still there after this has hung.
+/// The time limit of an example, which takes a moment: one that exceeds it has hung.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// One test an example: it ends well, and these lines are among what it prints.
+/// One test per example: it succeeds, and prints these lines among others.
 macro_rules! examples {
     ($($test:ident: $example:literal prints [$($line:literal),* $(,)?];)*) => {
         $(
@@ -120,18 +120,18 @@ fn do_rdma_says_what_is_wrong() {
     }
 }
 
-/// The examples there are: the files in their folder.
+/// The names of the files in the folder of examples.
 fn example_names() -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let files = fs::read_dir(folder).expect("the folder of the examples").map(|file| file.expect("its entries").path());
     files.map(|file| file.file_stem().expect("a file name").to_string_lossy().into_owned()).collect()
 }
 
-/// An example that runs, in a process group of its own: dropped early, it is killed with all that it started.
+/// An example that runs, in a process group of its own. Dropped early, it is killed with all processes that it started.
 struct Running {
     example: &'static str,
     process: Child,
-    /// What it prints, on both its outputs, line by line. They end when it does, and so does this.
+    /// The lines of both its outputs. The channel ends when the example does.
     printed: Receiver<String>,
     lines: Vec<String>,
     deadline: Instant,
@@ -164,7 +164,7 @@ impl Running {
         Running { example, process, printed, lines: Vec::new(), deadline, waited_for: false }
     }
 
-    /// Waits for the line with this prefix, and gives the rest of it.
+    /// Waits for the line with this prefix, and returns the rest of it.
     fn read_after(&mut self, prefix: &str) -> String {
         while let Some(line) = self.next_line() {
             if let Some(rest) = line.strip_prefix(prefix) {
@@ -200,7 +200,7 @@ impl Drop for Running {
         if self.waited_for {
             return;
         }
-        // Not waited for yet, so the number of its group is still its own. The standard library kills one process only.
+        // Not waited for yet, so the number of its group is not reused. The standard library kills one process only.
         let group = format!("kill -KILL -{}", self.process.id());
         Command::new("sh").args(["-c", &group]).status().ok();
         self.process.kill().ok();
@@ -229,8 +229,8 @@ fn collect(output: Option<impl Read + Send + 'static>, print: Sender<String>) {
     });
 }
 
-/// Where the example was built. A plain `cargo test` has done that by now; `cargo test --test examples` has not, and may
-/// have left one from before the last change.
+/// The path of the example's binary. A plain `cargo test` has built it; `cargo test --test examples` has not, and may find one
+/// that is out of date.
 fn binary(example: &str) -> PathBuf {
     let this = env::current_exe().expect("the path of this test");
     let profile = this.ancestors().nth(2).expect("TARGET/PROFILE/deps/THIS");
@@ -262,7 +262,7 @@ fn build_examples(profile_folder: &Path) {
     assert!(status.success(), "the examples do not build: {status}");
 }
 
-/// When the file, or any file below the folder, was last changed.
+/// The last change of the file, or of any file below the folder.
 fn newest(path: &Path) -> SystemTime {
     let Ok(about) = fs::metadata(path) else { return SystemTime::UNIX_EPOCH };
     if !about.is_dir() {

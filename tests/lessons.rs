@@ -1,11 +1,11 @@
-//! What users of other systems suffered, and the tests that keep it from these: those here, and by their paths those of
-//! the suites `conformance` (c) and `processes` (p).
+//! Problems known from other RPC and RDMA systems, and the tests that prevent them here: those in this file, and by path those
+//! of the suites `conformance` (c) and `processes` (p).
 //!
-//! | they saw | tests |
+//! | problem | tests |
 //! |---|---|
 //! | a transport error that can't be tied to a call; clients wait for ever | p `dying::a_server_that_goes_ends_the_calls_to_it`, p `foreign::a_server_that_never_answers_is_given_up`, c `engine::reach::nobody_there_is_unreachable_at_once` |
 //! | cancel completes twice, or never | c `rpc::pending::cancel_and_answer_race_to_exactly_one_end`, `a_cancelled_call_ends_at_once_and_reaches_the_server`, c `bulk::transfer::a_cancelled_transfer_ends_soon_and_is_over` |
-//! | a timed-out transfer writes into memory that is somebody else's | c `bulk::borrowed`, c `bulk::transfer::dropped_transfers_free_nothing_that_is_in_use`, c `bulk::reclaim`, p `transfers::a_frozen_peer_and_a_short_deadline` |
+//! | a timed-out transfer writes into memory that has another owner | c `bulk::borrowed`, c `bulk::transfer::dropped_transfers_free_nothing_that_is_in_use`, c `bulk::reclaim`, p `transfers::a_frozen_peer_and_a_short_deadline` |
 //! | the timed-out client is gone, the server goes on for ever | c `rpc::deadlines::a_call_times_out_when_it_was_told_to`, c `rpc::asynchronous::a_future_that_never_ends_ends_with_its_call`, c `rpc::deferred::a_responder_learns_that_nobody_waits`, p `dying::a_client_that_goes_cancels_its_calls` |
 //! | a restarted peer gets old traffic, or hangs | p `restart`, c `engine::reach::a_restarted_server_is_called_as_before_and_old_bulks_are_gone` |
 //! | a client killed in mid-transfer crashes the server | p `transfers::the_puller_goes`, `the_pusher_goes`, `the_owner_goes_while_it_is_pulled_from`, `the_owner_goes_while_it_is_pushed_to` |
@@ -14,15 +14,15 @@
 //! | registration caches keyed by address corrupt data | c `bulk::reclaim::exposing_and_taking_back_without_end`, `dropping_frees_memory_that_nobody_writes`, [`the_same_memory_exposed_anew_is_another`] |
 //! | finalize hangs, crashes, is not thread-safe | c `engine::finalize`, c `engine::in_flight`, c `engine::after`, p `dying::finalizing_beside_a_frozen_peer_is_bounded` |
 //! | fork breaks it | p `leftovers::a_forked_child_gets_an_error` |
-//! | busy polling is fast and not the default; a progress thread slows clients | p `leftovers::idle_engines_do_nothing`; how fast, the benches tell |
+//! | busy polling is fast and not the default; a progress thread slows clients | p `leftovers::idle_engines_do_nothing`; the benchmarks measure the speed |
 //! | the server must dial back; NAT and containers fail | c `bulk::basics::the_server_moves_the_clients_memory`, c `rpc::request::the_caller_can_be_called_after_the_call`, c `bulk::forward::the_server_finds_its_caller_by_origin` |
 //! | `process_vm_readv` is forbidden | `tests/shm/limits.rs`: `one_side_may_not_read_the_other`, `neither_side_may_read_the_other`; the suite `on_shm_alone` of c |
 //! | "frame too large" looks like "disconnected" | c `rpc::sizes::arguments_above_the_limit`, `results_above_the_limit`, `the_receivers_limit_counts_too` |
-//! | a peer that vanishes without a word hangs all streams | p `dying` and `transfers` with SIGSTOP, p `foreign::a_black_hole_is_given_up` |
+//! | a peer that vanishes without closing its connection hangs all streams | p `dying` and `transfers` with SIGSTOP, p `foreign::a_black_hole_is_given_up` |
 //! | a second `define` of a name silently wins; hashes of names collide | c `rpc::define::a_second_definition_of_a_name_is_an_error`, [`names_that_collide_under_common_hashes_are_told_apart`] |
 //! | a decode error hangs the caller; an exception kills the server | c `rpc::faults` |
 //! | a bulk slice is unchecked | c `bulk::slices::what_lies_outside_is_out_of_range` |
-//! | chunks that don't divide evenly overrun | c `bulk::sizes`, c `bulk::model::random_transfers_agree_with_the_model` |
+//! | a forged descriptor reads the heap | c `bulk::forged`, p `foreign::garbage_of_every_kind_harms_nobody` |
 //! | a descriptor that lies reads the heap | c `bulk::forged`, p `foreign::garbage_of_every_kind_harms_nobody` |
 //! | keys 1, 2, 3; the mode checked by the initiator | c `bulk::denied::tokens_are_not_to_be_guessed`, c `bulk::forged::a_mode_that_lies_changes_nothing` |
 //! | a dead address: lookup succeeds, the call hangs and burns a core | p `foreign::nobody_there_is_known_at_once`, `a_black_hole_is_given_up` |
@@ -44,7 +44,7 @@ use common::*;
 
 const LISTEN: [&str; 2] = ["loop://lessons-", "tcp://127.0.0.1:0"];
 
-/// A server and a client on each transport.
+/// Runs the test with a server and a client on each transport.
 fn on_each_transport(name: &str, test: impl Fn(&Engine, &Engine, &calomel::Endpoint)) {
     for listen in LISTEN {
         let listen = if listen.ends_with('-') { format!("{listen}{name}") } else { listen.to_owned() };
@@ -65,7 +65,7 @@ fn more_calls_than_fit_are_answered_or_told() {
         server.define_deferred("held", move |reply: Responder<u32>, n: u32| hold.send((reply, n)).unwrap()).unwrap();
         server.define("fine", |_: &Request, n: u32| n).unwrap();
         let held_call = client.procedure::<u32, u32>("held");
-        // Whatever the limits are, nothing is answered before all are sent: no window can hide them.
+        // No call is answered before all are sent, so that no window hides the limits.
         let pendings: Vec<Pending<u32>> = (0..CALLS as u32).map(|n| held_call.on(to_server).start(&n).unwrap()).collect();
         let (mut answered, mut refused) = (0, 0);
         let begin = Instant::now();
@@ -97,7 +97,7 @@ fn more_calls_than_fit_are_answered_or_told() {
         assert!(begin.elapsed() < BOUND);
         assert_eq!(answered + refused, CALLS);
         assert!(answered > 1000, "{answered} answered, {refused} refused");
-        // Afterwards all is as before.
+        // Afterwards the connection is usable as before.
         for n in 0..100 {
             assert_eq!(client.procedure::<u32, u32>("fine").on(to_server).call(&n).unwrap(), n);
         }
@@ -109,7 +109,7 @@ fn more_calls_than_fit_are_answered_or_told() {
 fn names_that_collide_under_common_hashes_are_told_apart() {
     let _watchdog = Watchdog::start("names_that_collide_under_common_hashes_are_told_apart");
     on_each_transport("names", |server, client, to_server| {
-        // Of 32 bits: djb2, djb2 with xor, FNV-1a, CRC-32.
+        // With 32 bits: djb2, djb2 with xor, FNV-1a, CRC-32.
         let pairs = [
             ("hetairas", "mentioner"),
             ("heliotropes", "neurospora"),
@@ -124,7 +124,7 @@ fn names_that_collide_under_common_hashes_are_told_apart() {
         for name in pairs.iter().flat_map(|pair| [pair.0, pair.1]) {
             assert_eq!(client.procedure::<(), String>(name).on(to_server).call(&()).unwrap(), name);
         }
-        // And so many that some other hash would have its own.
+        // And so many names that another hash of 32 bits would probably have collisions.
         for n in 0..20_000u32 {
             server.define(&format!("procedure {n}"), move |_: &Request, ()| n).unwrap();
         }
@@ -145,7 +145,7 @@ fn names_that_collide_under_common_hashes_are_told_apart() {
 fn the_same_memory_exposed_anew_is_another() {
     let _watchdog = Watchdog::start("the_same_memory_exposed_anew_is_another");
     on_each_transport("memory", |server, _, to_server| {
-        // The vector keeps its address; what a peer knows of its earlier exposures is worth nothing.
+        // The vector keeps its address; the bulks of its earlier exposures must not give access.
         let mut buffer = vec![0u8; 100_000];
         let mut old = Vec::new();
         for round in 1..50u8 {

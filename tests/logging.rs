@@ -1,4 +1,4 @@
-//! Whoever takes the log may use the engine that it is about: nothing is locked while a line is taken.
+//! A log subscriber may use the engine that logs: no lock is held while it runs.
 
 mod common;
 
@@ -17,7 +17,7 @@ use common::{Watchdog, eventually, patience, wire};
 static ENGINE: OnceLock<Engine> = OnceLock::new();
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// Asks the engine for what takes its locks, at each line.
+/// Calls functions of the engine that take its locks, for each log line.
 struct Curious;
 
 impl Subscriber for Curious {
@@ -44,12 +44,12 @@ impl Subscriber for Curious {
     fn exit(&self, _: &Id) {}
 }
 
-/// What somebody says to the engine's port, who is hung up on.
+/// Sends bytes to the engine's port, and waits until the engine closes the connection.
 fn stranger(address: SocketAddr, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(patience() * Duration::from_secs(10))).unwrap();
     stream.write_all(bytes).unwrap();
-    // What has been said before the end, and how it ends, is not the matter.
+    // Neither the error code nor the bytes received before the end matter.
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
@@ -82,7 +82,7 @@ fn who_takes_the_log_may_use_the_engine() {
             greeting[16] ^= 1;
             stranger(socket, &greeting);
         }),
-        // The third and the fourth, of which only the latter is worth a line.
+        // The third and the fourth failed connection, of which only the fourth is logged.
         ("no frame", &|| (0..2).for_each(|_| stranger(socket, &[wire::greeting(7, 1 << 20), vec![0; 100]].concat()))),
         ("a denied call", &|| {
             let denied = client.procedure::<(), ()>("denied").on(&endpoint).call(&());

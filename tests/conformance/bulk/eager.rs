@@ -142,7 +142,7 @@ fn small_ones_are_revoked_like_large_ones(net: &Net) {
 }
 
 fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
-    // In the handler, in any order: sent, then revoked before the handler reads.
+    // The exposure is dropped before the handler reads: it may still read bytes that were sent eagerly, but not write.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let (entered, go) = (Gate::default(), Gate::default());

@@ -1,4 +1,4 @@
-//! Addresses, and the endpoints that stand for peers.
+//! Addresses, and endpoints made from them.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -42,7 +42,7 @@ fn an_engine_listens_at_several_addresses(net: &Net) {
     assert_eq!(server.address(), addresses[0]);
     assert!(addresses[2].to_string().starts_with(&other[..4]));
     for address in addresses {
-        // One client for each, and one for all.
+        // One client for each address, and one for all.
         let client = net.client();
         let endpoint = client.lookup(&address).unwrap();
         assert_eq!(client.procedure::<(), u8>("hello").on(&endpoint).call(&()).unwrap(), 1);
@@ -117,7 +117,7 @@ fn an_address_in_use_is_an_error_that_names_it(net: &Net) {
     let address = server.address();
     let second = net.builder().listen(&address).build();
     assert_error!(second, Error::AddressInUse { address: named, .. } if named == address);
-    // Once its engine is finalized, the address is free.
+    // Once its engine is finalized, the address can be used again.
     server.finalize().unwrap();
     let again = net.keep(net.builder().listen(&address).build().unwrap());
     assert_eq!(again.address(), address);
@@ -145,7 +145,7 @@ fn endpoints_are_compared_by_peer_and_provider(net: &Net) {
     assert_eq!(to_a.provider(7).address(), to_a.address());
     let shown = format!("{to_a:?}");
     assert!(shown.contains(&a.address().to_string()), "{shown}");
-    // What an endpoint is compared by does not change.
+    // The hash of an endpoint does not change.
     #[allow(clippy::mutable_key_type)]
     let set: HashSet<Endpoint> = [to_a.clone(), again, to_b, to_a.provider(7)].into();
     assert_eq!(set.len(), 3);

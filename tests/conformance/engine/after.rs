@@ -1,4 +1,4 @@
-//! After finalize, every call of the API says so.
+//! After finalize, every call of the API fails with `Finalized`.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn every_call_gives_finalized(net: &Net) {
     let mut buffer = [0u8; 4];
     let scoped = engine.scope(|s| s.expose(&mut buffer[..], BulkMode::ReadWrite).map(|_| ()));
     assert_error!(scoped, Error::Finalized { .. });
-    // What needs no engine still works.
+    // Functions that need no engine still work.
     assert_eq!(bulk.slice(0, 5).unwrap().len(), 5);
     assert!(theirs.reclaim() == vec![0; 100_000]);
 }

@@ -1,4 +1,4 @@
-//! Which addresses an engine dials because a peer has named them.
+//! The dial filter decides which addresses named by peers an engine connects to.
 
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -6,7 +6,7 @@ use calomel::{Address, BulkMode, Endpoint, EngineBuilder, Error, Request};
 
 use crate::support::{BOUND, Net, eventually, pattern, travelled};
 
-/// A filter that notes what it was asked about, and says the same to all of it.
+/// A filter that records the addresses that it is asked about, and always returns `answer`.
 fn filtered(builder: EngineBuilder, asked: &Arc<Mutex<Vec<Address>>>, answer: bool) -> EngineBuilder {
     let asked = asked.clone();
     builder.dial_filter(move |address| {
@@ -38,7 +38,7 @@ fn the_owner_of_a_bulk_is_dialled_where_the_filter_allows(net: &Net) {
         refused(bulk.origin(&wary).and_then(|remote| remote.pull_into(&mut copy)), &owner.address());
         assert_eq!(*asked.lock().unwrap(), [owner.address()]);
         assert!(copy.iter().all(|byte| *byte == 0));
-        // What the program itself has looked up is its own affair.
+        // Addresses that the program itself has looked up bypass the filter.
         let to_owner = wary.lookup(owner.address()).unwrap();
         assert_eq!(bulk.origin(&wary).unwrap().pull_into(&mut copy).unwrap(), len);
         assert!(copy == pattern(1, len) && to_owner.is_connected());

@@ -1,4 +1,4 @@
-//! Finalizing: from anywhere, any number of times, in bounded time.
+//! Finalizing: from any thread or callback, any number of times, in bounded time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -9,7 +9,7 @@ use calomel::{Engine, Request};
 
 use crate::support::{BOUND, Gate, Net, Pair, eventually};
 
-/// Runs `action`, and asserts that it did not take long.
+/// Runs `action`, and asserts that it returned soon.
 #[track_caller]
 fn soon<T>(action: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
@@ -58,7 +58,7 @@ fn eight_threads_finalize_at_once(net: &Net) {
                     s.spawn(|| {
                         start.wait();
                         soon(|| engine.finalize()).unwrap();
-                        // Each of them returns when it is done, not only the first.
+                        // Each call returns when the engine is finalized, not only the first.
                         assert!(engine.is_finalized());
                     });
                 }
@@ -113,7 +113,7 @@ fn a_handler_finalizes_its_own_engine(net: &Net) {
                 true
             })
             .unwrap();
-        // The answer may still get out, or not; but the call ends, and so does the server.
+        // The answer may be lost, but the call and the server end.
         let result = soon(|| client.procedure::<(), bool>("quit").on(&endpoint).call(&()));
         if let Err(error) = result {
             assert!(error.is_disconnected(), "{error}");
@@ -167,7 +167,7 @@ fn callbacks_run_once_and_in_order(net: &Net) {
     let (engine, endpoint) = (pair.client.clone(), pair.to_server.clone());
     pair.client.on_finalize(move || b.lock().unwrap().push("finalized"));
     pair.client.on_prefinalize(move || {
-        // Before: the engine still works, so that others can be told.
+        // The engine still works in this callback, so that it can call others.
         let answer = engine.procedure::<(), u8>("bye").on(&endpoint).call(&());
         a.lock().unwrap().push(if answer.is_ok() { "said bye" } else { "could not say bye" });
     });
@@ -186,7 +186,7 @@ fn callbacks_finalize_and_panic(net: &Net) {
     for late in [false, true] {
         let (own, count) = (engine.clone(), count.clone());
         let callback = move || {
-            // Inside finalize: it must not wait for itself.
+            // Inside finalize: this call must not wait for itself.
             let _ = own.finalize();
             count.fetch_add(1, Ordering::SeqCst);
         };
@@ -250,7 +250,7 @@ fn an_engine_in_a_thread_local_ends_with_its_thread(net: &Net) {
     let (knobs, address) = (net.knobs(), server.address());
     let (tell, told) = mpsc::channel();
     let user = thread::spawn(move || {
-        // The library's own thread-locals come to be after this one, so that they are gone before it.
+        // The library's own thread-locals are initialized after this one, so they are destroyed before it.
         ENGINE.with_borrow_mut(|_| ());
         let client = knobs(Engine::builder()).build().unwrap();
         client.on_finalize(move || tell.send(()).unwrap());
@@ -262,7 +262,7 @@ fn an_engine_in_a_thread_local_ends_with_its_thread(net: &Net) {
     told.recv_timeout(BOUND).unwrap();
 }
 
-/// Of what is being decided on when finalizing begins, the end is noticed: also of what is denied, and of calls of nothing.
+/// A call on which `authorize` decides when finalize begins is seen to end, also if it is denied or its procedure is unknown.
 fn what_is_refused_is_not_waited_for(net: &Net) {
     for allowed in [false, true] {
         let (asked, decide) = (Gate::default(), Gate::default());
@@ -280,7 +280,7 @@ fn what_is_refused_is_not_waited_for(net: &Net) {
         let begin = Instant::now();
         thread::scope(|scope| {
             let finalizing = scope.spawn(|| pair.server.finalize());
-            // It waits for what is in progress.
+            // It waits for work in progress.
             thread::sleep(Duration::from_millis(100));
             decide.open();
             finalizing.join().unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Finalizing with calls and transfers in progress: each of them ends, in bounded time, exactly once.
+//! Finalizing with calls and transfers in progress: each of them ends exactly once, in bounded time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -25,7 +25,7 @@ fn assert_ended(result: calomel::Result<()>) {
 }
 
 fn a_call_that_is_nearly_done_is_waited_for(net: &Net) {
-    // The default deadline leaves time for a handler that has begun.
+    // The default deadline leaves enough time for a handler that has begun.
     let pair = net.pair();
     let entered = Gate::default();
     let door = entered.clone();
@@ -51,7 +51,7 @@ fn the_clients_calls_end_with_the_client(net: &Net) {
     let responders: Vec<_> = (0..10).map(|_| held.recv_timeout(BOUND).unwrap()).collect();
     let begin = Instant::now();
     thread::scope(|s| {
-        // Also one that blocks meanwhile, on another thread.
+        // Also a call that blocks another thread meanwhile.
         s.spawn(|| assert_ended(kept.on(&pair.to_server).call(&())));
         let _eleventh = held.recv_timeout(BOUND).unwrap();
         end(&pair.client);
@@ -87,7 +87,7 @@ fn the_clients_calls_end_with_the_server(net: &Net) {
     entered.wait();
     let begin = Instant::now();
     end(&pair.server);
-    // A handler that looks at its request ends with the engine: by itself, or cancelled by the end of the engine.
+    // A handler that checks its request ends with the engine: by itself, or cancelled by finalize.
     let result = pending.wait();
     assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
     if result.is_err() {
@@ -130,7 +130,7 @@ fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
         .unwrap();
     let pending = pair.client.procedure::<(), ()>("stuck").on(&pair.to_server).start(&()).unwrap();
     entered.wait();
-    // Long enough to have been noticed as one that blocks.
+    // Long enough to be detected as a handler that blocks.
     thread::sleep(Duration::from_millis(200));
     let begin = Instant::now();
     end(&pair.server);

@@ -1,4 +1,4 @@
-//! Every setting, at its ends.
+//! Every setting, at the ends of its range.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,7 +8,7 @@ use calomel::{EngineBuilder, Request};
 
 use crate::support::{BOUND, Gate, Net, Pair, block_on, pattern};
 
-/// Calls, transfers, sets a timer, asks for a shutdown, and finalizes.
+/// Makes calls and transfers, sets a timer, requests a shutdown, and finalizes.
 fn exercise(pair: &Pair) {
     pair.server.define("length", |_: &Request, text: String| text.len()).unwrap();
     let length = pair.client.procedure::<String, usize>("length");
@@ -61,7 +61,7 @@ fn every_size_may_be_nothing_or_endless(net: &Net) {
     }
     exercise(&net.pair_with(|b| b.max_message_size(usize::MAX)));
     exercise(&net.pair_with(|b| b.handler_threads(1000)));
-    // With no room for any message, calls without arguments and results may still be made.
+    // With a limit of zero bytes, calls without arguments and results are still possible.
     let pair = net.pair_with(|b| b.max_message_size(0));
     pair.server.define("nothing", |_: &Request, ()| ()).unwrap();
     pair.client.procedure::<(), ()>("nothing").on(&pair.to_server).call(&()).unwrap();
@@ -78,7 +78,7 @@ fn a_short_heartbeat_disturbs_nobody(net: &Net) {
 
 fn no_handler_threads_are_enough_for_timers_and_futures(net: &Net) {
     let pair = net.pair_with(|b| b.handler_threads(0));
-    // Idle engines: nobody drives them but themselves.
+    // Idle engines: only their own progress threads drive them.
     thread::sleep(Duration::from_millis(20));
     for engine in [&pair.server, &pair.client] {
         let (fire, fired) = mpsc::channel();

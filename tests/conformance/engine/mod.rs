@@ -1,4 +1,4 @@
-//! Engines: where they listen, whom they reach, and how they end.
+//! Tests of engines: addresses, connections, limits, access control, timers, and finalize.
 
 mod address;
 mod after;

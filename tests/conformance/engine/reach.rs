@@ -1,4 +1,4 @@
-//! Connecting, and losing connections.
+//! Connecting, reconnecting, and noticing lost connections.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
@@ -83,14 +83,14 @@ fn a_restarted_server_is_called_as_before_and_old_bulks_are_gone(net: &Net) {
     assert_error!(Err::<(), _>(error), Error::PeerRestarted { peer, .. } if peer == address);
     let error = old.on(&endpoint).push_from(&[0u8; 10][..]).unwrap_err();
     assert_error!(Err::<(), _>(error), Error::PeerRestarted { .. } | Error::AccessDenied { .. });
-    // And by its origin, which is an address too.
+    // Also through its origin, which is an address too.
     let result = old.origin(&client).and_then(|remote| remote.pull_into(&mut [0u8; 10][..]));
     assert_error!(result, Error::PeerRestarted { .. });
     assert_eq!(number.on(&endpoint).call(&()).unwrap(), 2);
 }
 
 fn unsupported_transports_say_so(net: &Net) {
-    // With this feature there is none.
+    // With this feature the transport is supported.
     if cfg!(feature = "verbs") {
         return;
     }
@@ -126,7 +126,7 @@ fn one_client_reaches_many_servers(net: &Net) {
 }
 
 fn an_endpoint_of_one_engine_is_refused_or_served_by_another(net: &Net) {
-    // Endpoints are values; whichever engine is asked must not hang or crash.
+    // Endpoints are values; an engine that is given another's must not hang or crash.
     let pair = net.pair();
     pair.server.define("hello", |_: &Request, ()| 1u8).unwrap();
     let stranger = net.client();
@@ -139,7 +139,7 @@ fn an_endpoint_of_one_engine_is_refused_or_served_by_another(net: &Net) {
 }
 
 fn both_dial_at_once(net: &Net) {
-    // Each may end up with two connections for a moment; no call is lost with either, and each is carried out once.
+    // Each pair may briefly have two connections; no call is lost on either, and each is executed once.
     for _ in 0..40 {
         let engines = [net.server(), net.server(), net.server()];
         let counts: Vec<_> = engines
@@ -190,7 +190,7 @@ fn the_end_of_a_quiet_peer_is_noticed_beside_busy_ones(net: &Net) {
             quiet.define("slow", |_: &Request, ()| thread::sleep(Duration::from_millis(3))).unwrap();
             let endpoint = client.lookup(quiet.address()).unwrap();
             client.procedure::<(), ()>("slow").on(&endpoint).call(&()).unwrap();
-            // The answer and the end come in one go, as far as the system can do that.
+            // The answer and the end of the connection arrive together, as far as the system allows.
             let pending = client.procedure::<(), ()>("slow").on(&endpoint).start(&()).unwrap();
             quiet.finalize().unwrap();
             let begin = Instant::now();

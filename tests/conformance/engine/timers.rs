@@ -1,4 +1,4 @@
-//! Timers.
+//! Timers: firing, cancelling, and their order.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
@@ -63,7 +63,7 @@ fn timers_fire_in_the_order_of_their_times(net: &Net) {
 }
 
 fn a_shorter_timer_overtakes_a_longer_one_set_before(net: &Net) {
-    // The engine sleeps until the first timer: a nearer one must wake it.
+    // The engine sleeps until the first timer: an earlier one must wake it.
     let engine = net.client();
     let (fire, fired) = mpsc::channel();
     let long = engine.timer(Duration::from_secs(3600), || {}).unwrap();

@@ -1,4 +1,4 @@
-//! Who is let in, and who may call what.
+//! Access control: which peers may connect, and which calls they may make.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,7 +37,7 @@ fn who_has_the_key_is_served(net: &Net) {
     assert!(copy.iter().all(|byte| *byte == 9));
 }
 
-/// Each way round. The one that has the key goes on as if nothing had happened.
+/// In both directions. The client with the right key is not disturbed.
 fn who_has_another_key_is_refused(net: &Net) {
     let server = serving(net.server_with(keyed));
     let stranger = net.client_with(other);
@@ -50,7 +50,7 @@ fn who_has_another_key_is_refused(net: &Net) {
         assert_eq!(hello(&good, &to_server).unwrap(), 7);
     }
     assert_eq!(server.refusals().connections, 3);
-    // Here it is the server that the client does not want.
+    // Here the client refuses the server.
     let strange = serving(net.server_with(other));
     assert_error!(hello(&good, &good.lookup(strange.address()).unwrap()), Error::AccessDenied { .. });
     assert_eq!(hello(&good, &to_server).unwrap(), 7);
@@ -86,10 +86,10 @@ fn each_call_is_decided_on(net: &Net) {
     assert_eq!(call("open", &pair.to_server).unwrap(), 0);
     assert_error!(call("secret", &pair.to_server), Error::AccessDenied { .. });
     assert_error!(call("open", &pair.to_server.provider(3)), Error::AccessDenied { .. });
-    // What is not there looks no different.
+    // Unknown procedures are denied in the same way.
     assert_error!(call("nothing", &pair.to_server.provider(3)), Error::AccessDenied { .. });
     assert_error!(call("nothing", &pair.to_server), Error::NoSuchProcedure { .. });
-    // Large arguments, and none to be told: nothing runs.
+    // Denied calls with large arguments, and denied one-way calls, run no handler.
     let large = pair.client.procedure::<Vec<u8>, u32>("secret");
     assert_error!(large.on(&pair.to_server).call(&vec![1; 1 << 20]), Error::AccessDenied { .. });
     pair.client.procedure::<(), u32>("secret").on(&pair.to_server).notify(&()).unwrap();
@@ -119,7 +119,7 @@ fn callers_are_known(net: &Net) {
     assert_eq!(hello(&pair.client, &pair.to_server).unwrap(), 7);
 }
 
-/// Whoever is to decide and can't: the call is denied, and the engine goes on.
+/// If the `authorize` hook panics, the call is denied and the engine stays usable.
 fn a_panic_denies(net: &Net) {
     let server = net.server_with(|builder| {
         builder.authorize(|caller| {

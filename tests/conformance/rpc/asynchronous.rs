@@ -21,7 +21,7 @@ fn an_async_handler_answers(net: &Net) {
     }
 }
 
-/// Ready once somebody has fired it, from any thread.
+/// A future that becomes ready once `fire` is called, from any thread.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(bool, Vec<Waker>)>>);
 
@@ -156,7 +156,7 @@ fn a_future_that_never_ends_ends_with_its_call(net: &Net) {
         assert_error!(result, Error::Timeout { .. });
         assert!(begin.elapsed() < Duration::from_secs(3));
     }
-    // The server's resources for a call end with it: the futures are gone, and what they owned.
+    // The server frees a call's resources when it ends: the futures are dropped, with the values that they own.
     crate::support::eventually("the futures were dropped", || Arc::strong_count(&owned) <= 2);
 }
 

@@ -1,4 +1,4 @@
-//! Calling: blocking, one-way, with borrowed arguments.
+//! Blocking calls, one-way calls, and calls with borrowed arguments.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
@@ -111,7 +111,7 @@ fn a_notification_reaches_every_kind_of_handler(net: &Net) {
     pair.server
         .define_deferred("deferred", move |responder: calomel::Responder<u32>, n: u32| {
             c.fetch_add(n, Ordering::SeqCst);
-            // Nobody waits for this answer, so it goes nowhere, and that is no error.
+            // The caller does not wait for this answer, so it is discarded without an error.
             responder.respond(&n).unwrap();
         })
         .unwrap();
@@ -155,7 +155,7 @@ fn a_name_nobody_defined_is_an_error_that_names_it(net: &Net) {
     assert!(error.to_string().contains("nothing-like-it"), "{error}");
     assert!(!error.is_timeout() && !error.is_disconnected());
     assert_error!(Err::<(), _>(error), Error::NoSuchProcedure { name, .. } if name == "nothing-like-it");
-    // It may come into being later.
+    // The procedure may be defined later.
     pair.server.define("nothing-like-it", |_: &Request, n: u32| n + 1).unwrap();
     assert_eq!(nothing.on(&pair.to_server).call(&1).unwrap(), 2);
 }
@@ -172,7 +172,7 @@ fn names_of_any_kind_are_told_apart(net: &Net) {
 }
 
 fn notifications_sent_before_the_end_arrive(net: &Net) {
-    // Nobody answers a notification, so a program that ends after it has nothing to wait for but `finalize`.
+    // A one-way call has no answer, so a program can wait for it only with `finalize`.
     for len in [0, 100, 20_000, 3_000_000] {
         let pair = net.pair();
         let (heard, hears) = mpsc::channel();
@@ -202,7 +202,7 @@ fn a_flood_of_notifications_loses_none(net: &Net) {
     let drop = pair.client.procedure::<u32, u32>("drop");
     let sent = thread::scope(|s| {
         let sender = s.spawn(|| {
-            // More than are taken while none is handled: whoever sends waits, or is told.
+            // More calls than are accepted while none is handled: `notify` blocks, or fails with `Busy`.
             let results = (0..COUNT).map(|_| drop.on(&pair.to_server).notify(&1));
             results.filter(|result| !matches!(result, Err(Error::Busy { .. }))).map(Result::unwrap).count() as u32
         });

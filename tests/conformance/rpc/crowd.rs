@@ -1,4 +1,4 @@
-//! Many threads, one engine.
+//! Many threads share one engine, many engines one server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -110,7 +110,7 @@ fn many_engines_call_one_server(net: &Net) {
 }
 
 fn the_first_calls_of_many_threads_share_a_connection(net: &Net) {
-    // All threads find no connection, and must not each open one, nor lose a call.
+    // All threads find no connection: they must share a single new one, and no call may be lost.
     for _ in 0..10 {
         let pair = net.pair();
         let count = Arc::new(AtomicU64::new(0));
@@ -153,14 +153,14 @@ fn small_calls_pass_large_transfers(net: &Net) {
         mover.join().unwrap();
         calls
     });
-    // 192 MiB in chunks leave gaps for many more calls than this, however busy the machine.
+    // The gaps between 192 MiB of chunks suffice for many more calls than this, even on a busy machine.
     assert!(calls >= 10, "only {calls} calls");
     assert!(target.reclaim() == pattern(1, 32 << 20));
 }
 
 fn threads_that_wait_hand_on_to_each_other(net: &Net) {
-    // Few threads, each of which now drives, now waits for another to: nobody may be forgotten. A call that is would be
-    // answered by nobody, so the timeout is short against the test's own.
+    // Few threads, which alternate between driving and waiting for the driver: each waiter must be woken. The timeout is short
+    // compared with the test's own, so a lost wake-up fails the call.
     let pair = net.pair();
     serve(&pair);
     let begin = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! Deadlines: on by default, kept, and known to the server.
+//! Deadlines: set by default, enforced, and known to the server.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,7 +9,7 @@ use calomel::{Engine, Error, Request, Responder};
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net};
 
-/// Defines `wait`, which waits until its call is cancelled or timed out, tells when that was, and answers long after.
+/// Defines `wait`, which waits until its call is cancelled or timed out, sends the time that this took, and answers long after.
 fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
     let (ended, ends) = mpsc::channel();
     server
@@ -40,7 +40,7 @@ fn a_call_times_out_when_it_was_told_to(net: &Net) {
         let text = error.to_string();
         assert!(text.contains("wait") && text.contains(&pair.server.address().to_string()), "{text}");
         assert_error!(Err::<(), _>(error), Error::Timeout { after, .. } if after == timeout);
-        // The server's handler ends with the call, long before its own bound; if it had begun before the call was over.
+        // A handler that began before the call ended is cancelled with it, long before the handler's own time limit.
         if let Ok(took) = ends.recv_timeout(Duration::from_secs(1)) {
             assert!(took < BOUND / 2);
             begun += 1;
@@ -103,7 +103,7 @@ fn the_server_knows_the_deadline(net: &Net) {
     let (ahead, first, second) = remaining.on(&pair.to_server).timeout(timeout).call(&()).unwrap();
     assert!(ahead && first <= timeout && first > timeout / 2, "{first:?}");
     assert!(second <= first - Duration::from_millis(20), "{first:?} {second:?}");
-    // Without a timeout of its own, a call has the default one.
+    // A call without a timeout of its own has the default one.
     let (_, first, _) = remaining.on(&pair.to_server).call(&()).unwrap();
     assert!(first > Duration::ZERO && first <= Duration::from_secs(30));
 }
@@ -138,10 +138,10 @@ fn a_late_answer_is_nobodys(net: &Net) {
         let timed = slow.on(&pair.to_server).timeout(Duration::from_millis(5)).call(&round);
         assert_error!(timed, Error::Timeout { .. });
         let next = slow.on(&pair.to_server).start(&(100 + round)).unwrap();
-        // A call that timed out may have been dropped on its way; the next one may not.
+        // A call that timed out may have been dropped before it was sent; the next one may not.
         loop {
             let (responder, n) = held.recv_timeout(BOUND).unwrap();
-            // What it says to an answer that nobody waits for is its own affair, as long as it says it.
+            // A response to a call that has ended may succeed or fail, but must return.
             let _ = responder.respond(&n);
             if n == 100 + round {
                 break;
@@ -152,7 +152,7 @@ fn a_late_answer_is_nobodys(net: &Net) {
 }
 
 fn nested_calls_run_out_of_time_by_themselves(net: &Net) {
-    // The inner call has a deadline of its own: a server whose inner server hangs answers with an error.
+    // The inner call has a deadline of its own: a server whose inner server hangs still answers.
     let (inner, outer, client) = (net.server(), net.server(), net.client());
     define_wait(&inner);
     let to_inner = outer.lookup(inner.address()).unwrap();

@@ -1,4 +1,4 @@
-//! Answers that come later, from elsewhere, or not at all.
+//! Answers that are sent later, by another thread, or not at all.
 
 use std::sync::{Mutex, mpsc};
 use std::thread;
@@ -60,7 +60,7 @@ fn a_failed_call_says_why(net: &Net) {
         assert!(error.to_string().contains(why));
         assert_error!(Err::<(), _>(error), Error::Failed { name, message, .. } if name == "fails" && message == why);
     }
-    // A message without end may be cut.
+    // Very long messages may be cut.
     let why = "ß".repeat(2_000_000);
     let result = fails.on(&pair.to_server).call(&why);
     assert_error!(result, Error::Failed { message, .. } if message.starts_with(&why[..1000]));
@@ -96,12 +96,12 @@ fn a_responder_learns_that_nobody_waits(net: &Net) {
     pending.cancel();
     eventually("the cancellation reached the server", || responder.request().is_cancelled());
     let _ = responder.respond(&1);
-    // by giving up the call,
+    // by dropping the call,
     let pending = kept.on(&pair.to_server).start(&()).unwrap();
     let responder = held.recv_timeout(BOUND).unwrap();
     drop(pending);
     eventually("giving up reached the server", || responder.request().is_cancelled());
-    // and by the caller's end.
+    // and by the end of the caller's engine.
     let _pending = kept.on(&pair.to_server).start(&()).unwrap();
     let responder = held.recv_timeout(BOUND).unwrap();
     pair.client.finalize().unwrap();

@@ -1,4 +1,4 @@
-//! Defining, removing, redefining; providers.
+//! Defining, removing and redefining procedures; providers.
 
 use calomel::{Error, Provider, Registration, Request};
 

@@ -1,4 +1,5 @@
-//! Handlers that panic, types that don't match, values that can't be coded: the caller learns it, the server lives on.
+//! Handlers that panic, types that do not match, values that can't be encoded or decoded: the caller gets the error, and the
+//! server stays usable.
 
 use std::fmt::Debug;
 
@@ -10,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::assert_error;
 use crate::support::{Net, Pair};
 
-/// Can be sent whatever it holds, but received only when it holds less than 100.
+/// Can always be encoded, but is decoded only if it is less than 100.
 #[derive(Debug, PartialEq)]
 struct Picky(u32);
 
@@ -29,7 +30,7 @@ impl<'de> Deserialize<'de> for Picky {
     }
 }
 
-/// Can't be sent when it holds more than 100.
+/// Can't be encoded if it is more than 100.
 #[derive(Debug, PartialEq, Deserialize)]
 struct Shy(u32);
 
@@ -42,7 +43,7 @@ impl Serialize for Shy {
     }
 }
 
-/// A server with `fine`, to see that it lives.
+/// A server with the procedure `fine`, which shows that it is usable.
 fn pair(net: &Net) -> Pair {
     let pair = net.pair();
     pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
@@ -118,15 +119,15 @@ fn values_that_dont_encode(net: &Net) {
     pair.server.define("shy", |_: &Request, shy: Shy| Shy(shy.0 + 50)).unwrap();
     let shy = pair.client.procedure::<Shy, Shy>("shy");
     assert_eq!(shy.on(&pair.to_server).call(&Shy(10)).unwrap(), Shy(60));
-    // Here,
+    // On the caller's side,
     assert_error!(shy.on(&pair.to_server).call(&Shy(200)), Error::Encode { side: Side::Arguments, .. });
     assert_error!(shy.on(&pair.to_server).notify(&Shy(200)), Error::Encode { reason, .. } if reason == "rather not");
-    // and there.
+    // and on the server's.
     assert_error!(shy.on(&pair.to_server).call(&Shy(70)), Error::Encode { side: Side::Result, reason, .. } if reason == "rather not");
     assert_alive(&pair);
 }
 
-/// Calls `name` with arguments and result types that its definition does not have.
+/// Calls `name` with argument and result types that its definition does not have.
 #[track_caller]
 fn assert_mismatch<A, R>(pair: &Pair, name: &str, side: Side, arguments: A)
 where

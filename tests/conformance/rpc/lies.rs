@@ -1,4 +1,4 @@
-//! Values whose bytes are not what their type would write: the server refuses them, and lives on.
+//! Arguments whose bytes do not match their declared type: the server refuses them, and stays usable.
 
 use std::collections::HashMap;
 use std::thread;
@@ -23,8 +23,8 @@ impl Chain {
     }
 }
 
-/// A `T`, until it lies: then it writes bytes that no `T` has. The receiver has accepted the type by then; a lie is seen by its
-/// other shape, or when it is decoded.
+/// Serializes as a valid `T`, or as bytes that are no valid `T`. The receiver has accepted the type before the invalid bytes
+/// arrive; it detects them by their other shape, or when it decodes them.
 #[derive(Debug)]
 enum Said<T> {
     Truth(T),
@@ -50,7 +50,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Said<T> {
     }
 }
 
-/// Calls `name` with a truth or two, and then with `bytes`; asserts that these are refused, and do no harm.
+/// Calls `name` with valid values, and then with `bytes`; asserts that these are refused without harm.
 #[track_caller]
 fn assert_refused<T>(pair: &Pair, name: &str, truths: Vec<T>, bytes: Vec<u8>)
 where
@@ -92,7 +92,7 @@ fn values_without_end_overflow_no_stack(net: &Net) {
         let chain = pair.client.procedure::<Chain, usize>("chain");
         assert_eq!(chain.on(&pair.to_server).call(&Chain::of(links)).unwrap(), links);
     }
-    // An honest value, too deep for the stacks that handlers have; whoever makes it needs a larger one.
+    // A valid value that is too deep for the stacks of handlers; building it takes a larger stack.
     let deep = thread::Builder::new().stack_size(1 << 30);
     let caller = pair.client.procedure::<Chain, usize>("chain");
     let to = pair.to_server.clone();

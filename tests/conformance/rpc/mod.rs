@@ -1,4 +1,4 @@
-//! Calls: how they are defined, made, answered and ended.
+//! Tests of calls: how procedures are defined, and how calls are made, answered and ended.
 
 mod asynchronous;
 mod attributes;

@@ -1,4 +1,4 @@
-//! Handlers that call: back, on, in circles, and themselves.
+//! Handlers that make calls: to their caller, to other engines, in a ring, and to their own engine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use calomel::{Engine, Request};
 
 use crate::support::{Net, Pair, eventually};
 
-/// `depth`: calls whoever called, with one less, down to zero; answers how many handlers were involved.
+/// `depth`: calls its caller with one less, down to zero; returns how many handlers were involved.
 fn define_ping_pong(engine: &Engine) {
     engine
         .define("depth", |request: &Request, left: u32| {
@@ -124,7 +124,7 @@ fn a_handler_builds_and_finalizes_engines(net: &Net) {
             let endpoint = engine.lookup(&address).unwrap();
             let answer = engine.procedure::<u32, u32>("plus").on(&endpoint).call(&n).unwrap();
             engine.finalize().unwrap();
-            // It is another engine than the handler's own: it can be waited for, and was.
+            // Not the handler's own engine, so the handler can wait for it.
             assert!(engine.is_finalized());
             answer
         })
@@ -156,8 +156,8 @@ fn notifications_cascade(net: &Net) {
 }
 
 fn a_closure_waits_for_a_call_that_its_own_engine_serves(net: &Net) {
-    // The client waits in a call whose handler can only answer after calling the client, which must serve while it waits,
-    // with no handler thread of its own.
+    // The client waits in a call whose handler calls the client before it answers. The client, which has no handler threads,
+    // must serve that call while it waits.
     let server = net.server();
     let client = net.client_with(|b| b.handler_threads(0));
     let pair = Pair::of(server, client);

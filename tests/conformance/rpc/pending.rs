@@ -13,7 +13,7 @@ use calomel::{Engine, Error, Pending, Procedure, Request, Responder};
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net, block_on, eventually};
 
-/// Calls that the test answers, in the order that it likes.
+/// Calls that the test answers in an order of its choice.
 #[derive(Clone, Default)]
 struct Held(Arc<Mutex<HashMap<u32, Responder<u32>>>>);
 
@@ -33,7 +33,7 @@ impl Held {
         self.0.lock().unwrap().len()
     }
 
-    /// Answers call `key` with `key + 1000`, once it has come.
+    /// Answers call `key` with `key + 1000`, once it has arrived.
     fn answer(&self, key: u32) {
         eventually("the call arrived", || self.0.lock().unwrap().contains_key(&key));
         let responder = self.0.lock().unwrap().remove(&key).unwrap();
@@ -186,7 +186,7 @@ fn a_future_that_was_polled_and_given_up_harms_nobody(net: &Net) {
 }
 
 fn a_future_moves_between_tasks(net: &Net) {
-    // Polled with one waker, then awaited with another: the second one counts.
+    // Polled with one waker, then awaited with another: the second one is woken.
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let mut pending = procedure(&pair.client).on(&pair.to_server).start(&1).unwrap();

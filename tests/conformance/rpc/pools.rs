@@ -1,4 +1,4 @@
-//! Which threads run which handler.
+//! Handler pools: which threads run which handler.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -171,7 +171,7 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     let blocks = pair.client.procedure::<u32, u32>("blocks");
     let pendings: Vec<_> = (0..20).map(|n| blocks.on(&pair.to_server).start(&n).unwrap()).collect();
     eventually("the threads are all blocked", || entered.load(Ordering::SeqCst) >= 2);
-    // Bulks need no handler,
+    // Transfers need no handler thread,
     let exposed = pair.server.expose_read_only(pattern(2, 1_000_000)).unwrap();
     let mut copy = vec![0u8; 1_000_000];
     exposed.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap();
@@ -187,7 +187,7 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     let (fire, fired) = std::sync::mpsc::channel();
     let _timer = pair.server.timer(std::time::Duration::from_millis(5), move || fire.send(()).unwrap()).unwrap();
     fired.recv_timeout(crate::support::BOUND / 2).unwrap();
-    // and timeouts are kept.
+    // and timeouts are enforced.
     let result = blocks.on(&pair.to_server).timeout(std::time::Duration::from_millis(30)).call(&1);
     assert!(result.unwrap_err().is_timeout());
     gate.open();
@@ -214,7 +214,7 @@ fn what_waited_in_a_pool_that_goes_is_answered(net: &Net) {
     let first = queued.on(&pair.to_server).start(&1).unwrap();
     entered.wait();
     let rest: Vec<_> = (2..20).map(|n| queued.on(&pair.to_server).start(&n).unwrap()).collect();
-    // They are in the pool's queue when a call after them has been answered.
+    // When a later call has been answered, these are in the pool's queue.
     pair.server.define("fine", |_: &Request, ()| ()).unwrap();
     pair.client.procedure::<(), ()>("fine").on(&pair.to_server).call(&()).unwrap();
     registration.remove();

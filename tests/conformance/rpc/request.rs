@@ -1,4 +1,4 @@
-//! What a handler learns about the call that it serves.
+//! What a `Request` tells the handler about its call.
 
 use std::sync::mpsc;
 
@@ -6,7 +6,7 @@ use calomel::{Request, Responder};
 
 use crate::support::{BOUND, Net, block_on};
 
-/// Everything that a request says, as text.
+/// All properties of a request, as text.
 fn described(request: &Request) -> (String, String, u16, String, bool) {
     (
         request.engine().address().to_string(),
@@ -58,7 +58,7 @@ fn the_same_caller_is_the_same_endpoint(net: &Net) {
 }
 
 fn the_caller_can_be_called_after_the_call(net: &Net) {
-    // The endpoint outlives its request: a server may call back a client, also one that does not listen, at any time.
+    // The endpoint outlives its request: a server may call a client at any time, also one that does not listen.
     let pair = net.pair();
     let (seen, sees) = mpsc::channel();
     pair.server.define("subscribe", move |r: &Request, ()| seen.send(r.endpoint().clone()).unwrap()).unwrap();

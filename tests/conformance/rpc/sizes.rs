@@ -1,4 +1,4 @@
-//! Every size, around every limit: arguments, results, notifications.
+//! Arguments, results and one-way calls of every size around every limit.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::{BOUND, Net, Pair, pattern};
 const EAGER: usize = 4096;
 const LIMIT: usize = 1 << 20;
 
-/// Every size within a frame's worth of headers of the eager limit, and the usual suspects.
+/// Sizes around 0, the limits of encoded integers, and powers of two; and all that with their headers are near the eager limit.
 fn sizes() -> impl Iterator<Item = usize> {
     let near = (EAGER - 128..=EAGER + 16).chain(2 * EAGER - 3..=2 * EAGER + 3);
     [0, 1, 2, 127, 128, 16383, 16384, 16385, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1].into_iter().chain(near)
@@ -27,7 +27,7 @@ fn define_echo(pair: &Pair) {
     pair.server.define("make", |_: &Request, len: usize| text(len)).unwrap();
 }
 
-/// ASCII that differs from place to place.
+/// ASCII that depends on the position.
 fn text(len: usize) -> String {
     String::from_utf8(pattern(len as u64, len.min(4099)).iter().map(|b| b'a' + b % 26).collect::<Vec<u8>>())
         .map(|block| block.repeat(len.div_ceil(4099).max(1)))
@@ -62,7 +62,7 @@ fn notifications_of_every_size(net: &Net) {
     let (heard, hears) = mpsc::channel();
     pair.server.define("note", move |_: &Request, text: String| heard.send(text).unwrap()).unwrap();
     let note = pair.client.procedure::<String, ()>("note");
-    // The sender's buffer is gone before the notification arrives: it must not matter.
+    // The sender's buffer is freed before the call arrives, which must not matter.
     for len in sizes() {
         note.on(&pair.to_server).notify(&text(len)).unwrap();
     }
@@ -116,7 +116,7 @@ fn the_default_limit_admits_large_messages(net: &Net) {
     assert!(pair.client.procedure::<String, String>("echo").on(&pair.to_server).call(&sent).unwrap() == sent);
 }
 
-/// Asserts that the error names a size of about `len` bytes and this limit, in its fields and in its words.
+/// Asserts that the error has a size of about `len` bytes and this limit, in its fields and in its text.
 #[track_caller]
 fn assert_too_large<T>(result: calomel::Result<T>, len: usize, limit: usize) {
     let error = result.map(|_| ()).unwrap_err();
@@ -145,7 +145,7 @@ fn messages_of_exactly_the_limit(net: &Net) {
     define_echo(&pair);
     let length = pair.client.procedure::<String, usize>("length");
     let make = pair.client.procedure::<usize, String>("make");
-    // What an error says of the size tells how much a message has besides its text.
+    // The size in the error shows the overhead of a message beyond its text.
     let Err(Error::MessageTooLarge { size, .. }) = length.on(&pair.to_server).call(&text(LIMIT + 1)) else { panic!() };
     let most = LIMIT - (size - (LIMIT + 1));
     assert_eq!(length.on(&pair.to_server).call(&text(most)).unwrap(), most);
@@ -171,7 +171,7 @@ fn the_receivers_limit_counts_too(net: &Net) {
     let client = net.client_with(|b| b.max_message_size(64 * LIMIT));
     let pair = Pair::of(server, client);
     define_echo(&pair);
-    // An answer is bounded by what the caller takes and by what the server sends, whichever is less.
+    // An answer is bounded by the smaller of the caller's and the server's limit.
     let length = pair.client.procedure::<String, usize>("length");
     assert_too_large(length.on(&pair.to_server).call(&text(LIMIT)), LIMIT, LIMIT / 4);
     assert_eq!(length.on(&pair.to_server).call(&text(LIMIT / 8)).unwrap(), LIMIT / 8);

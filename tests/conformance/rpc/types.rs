@@ -1,4 +1,4 @@
-//! Any serde type travels, as argument and as result.
+//! Any serde type can be an argument and a result.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, LinkedList, VecDeque};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::support::{Net, Pair};
 
-/// Sends each value there and back, as the argument and the result of an RPC that returns what it gets.
+/// Calls a procedure that returns its argument, with each value.
 fn echo<T>(pair: &Pair, values: impl IntoIterator<Item = T>)
 where
     T: Serialize + DeserializeOwned + PartialEq + Debug + Send + 'static,
@@ -218,7 +218,7 @@ fn borrowed_and_shared_pointers(net: &Net) {
     let pair = net.pair();
     echo(&pair, [Arc::new(Named::default())]);
     echo(&pair, [Box::new(Newtype(1))]);
-    // What is not `Send` can still be an argument: it is made where it is used.
+    // A type that is not `Send` can still be an argument: it is used on the thread that decodes it.
     pair.server.define("rc", |_: &Request, n: Rc<u32>| *n + 1).unwrap();
     assert_eq!(pair.client.procedure::<Rc<u32>, u32>("rc").on(&pair.to_server).call(&Rc::new(1)).unwrap(), 2);
 }

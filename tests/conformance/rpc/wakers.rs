@@ -1,4 +1,4 @@
-//! Wakers are user code that runs wherever the answer arrives.
+//! Wakers are user code that runs on the thread that receives the answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use calomel::{BulkMode, Engine, Pending, Procedure, Request, Responder};
 
 use crate::support::{BOUND, Net, Pair, eventually};
 
-/// A waker that does this.
+/// A waker that runs the closure.
 struct Act<F>(F);
 
 impl<F: Fn() + Send + Sync + 'static> Wake for Act<F> {
@@ -24,13 +24,13 @@ fn waker(act: impl Fn() + Send + Sync + 'static) -> Waker {
     Waker::from(Arc::new(Act(act)))
 }
 
-/// Polls once, with a waker that does `act` when the answer comes.
+/// Polls once, with a waker that runs `act` when the answer arrives.
 fn poll_with<F: Future + Unpin>(future: &mut F, act: impl Fn() + Send + Sync + 'static) {
     let waker = waker(act);
     assert!(Pin::new(future).poll(&mut Context::from_waker(&waker)).is_pending());
 }
 
-/// `later` answers when the test says so.
+/// Defines `later`, whose calls the test answers.
 fn define_later(server: &Engine) -> mpsc::Receiver<Responder<u32>> {
     let (hold, held) = mpsc::channel();
     server.define_deferred("later", move |reply: Responder<u32>, ()| hold.send(reply).unwrap()).unwrap();
@@ -65,7 +65,7 @@ fn a_waker_that_panics_harms_nobody(net: &Net) {
         eventually("the answer is there", || pending.is_ready());
         assert_eq!(pending.wait().unwrap(), 1);
         assert_works(&pair);
-        // A transfer's, and one that is dropped while its call goes on.
+        // The waker of a transfer, and one that is dropped while its call is in progress.
         let local = pair.client.expose(vec![0u8; 1 << 20], BulkMode::ReadWrite).unwrap();
         let mut transfer = exposed.bulk().on(&pair.to_server).start_pull_into(local);
         let panicking = waker(|| panic!("in a waker"));
@@ -80,7 +80,7 @@ fn a_waker_that_panics_harms_nobody(net: &Net) {
         assert!(local.reclaim().iter().all(|&b| b == 1));
         let mut pending = start(&pair);
         poll_with(&mut pending, || panic!("in a waker"));
-        // A call that is given up before its handler has begun may never reach it.
+        // A call that is dropped before its handler has begun may never reach the server.
         let reply = held.recv_timeout(BOUND).unwrap();
         drop(pending);
         drop(reply);
@@ -89,7 +89,7 @@ fn a_waker_that_panics_harms_nobody(net: &Net) {
 }
 
 fn a_waker_that_panics_harms_no_owner(net: &Net) {
-    // Whoever waits for the release of memory is woken from far away, too.
+    // The waker of a `Released` is woken by a peer, too.
     let pair = net.pair();
     let _held = define_later(&pair.server);
     let (keep, kept) = mpsc::channel();
@@ -148,14 +148,14 @@ fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
     let last = std::sync::Mutex::new(Some(client));
     poll_with(&mut pending, move || drop(last.lock().unwrap().take()));
     held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
-    // Waiting at once might take the waker's place, and so drop it, and with it the engine, before there is an answer.
+    // Waiting at once could replace the waker and so drop it, and with it the engine, before there is an answer.
     eventually("the answer is here", || pending.is_ready());
     assert_eq!(pending.wait().unwrap(), 5);
     assert_works(&pair);
 }
 
 fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
-    // One thread waits for calls of two engines: it can't sit in the one and miss the other.
+    // One thread waits for calls of two engines: driving one must not miss the other.
     let pair = net.pair();
     let held = define_later(&pair.server);
     let other = Pair::of(pair.server.clone(), net.client());
@@ -178,7 +178,7 @@ fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
 }
 
 fn a_gateway_calls_through_another_engine(net: &Net) {
-    // Handlers of one engine start calls of a second one, while the first is busy with a burst of others.
+    // Handlers of one engine start calls of a second one, while the first is busy with other calls.
     let (back, front) = (net.server(), net.server());
     back.define("plus", |_: &Request, n: u32| n + 1).unwrap();
     let middle = net.client();
