@@ -80,7 +80,7 @@ examples! {
 }
 
 #[test]
-fn do_rdma_by_hand() {
+fn do_rdma_started_by_hand_succeeds() {
     let mut server = Running::start("do_rdma", &["server"]);
     let address = server.read_after("listening on ");
 
@@ -97,7 +97,7 @@ fn do_rdma_by_hand() {
 }
 
 #[test]
-fn do_rdma_listens_where_it_is_told() {
+fn do_rdma_listens_at_the_given_address() {
     let mut server = Running::start("do_rdma", &["server", "tcp://localhost:0"]);
     let address = server.read_after("listening on ");
     Running::start("do_rdma", &["client", &address]).finish().assert_success();
@@ -105,9 +105,9 @@ fn do_rdma_listens_where_it_is_told() {
 }
 
 #[test]
-fn do_rdma_says_what_is_wrong() {
+fn do_rdma_reports_its_errors() {
     for (arguments, message) in [
-        (&["client", "tcp://127.0.0.1:1"][..], "127.0.0.1:1"), // nobody listens on port 1
+        (&["client", "tcp://127.0.0.1:1"][..], "127.0.0.1:1"), // port 1 has no listener
         (&["client", "nonsense"], "nonsense"),
         (&["client", "loop://here"], "loop://here can't be reached from another process"),
         (&["server", "loop://here"], "loop://here can't be reached from another process"),
@@ -115,8 +115,8 @@ fn do_rdma_says_what_is_wrong() {
     ] {
         let output = Running::start("do_rdma", arguments).finish();
         assert_eq!(output.code, Some(1), "{arguments:?}: {output:#?}");
-        let said = output.lines.iter().any(|line| line.starts_with("error: ") && line.contains(message));
-        assert!(said, "{arguments:?} should say {message:?}: {output:#?}");
+        let found = output.lines.iter().any(|line| line.starts_with("error: ") && line.contains(message));
+        assert!(found, "{arguments:?} should print {message:?}: {output:#?}");
     }
 }
 

@@ -121,7 +121,7 @@ impl Subscriber for Counting {
 fn handlers_do_not_keep_their_engine_alive() {
     let _watchdog = Watchdog::start("handlers_do_not_keep_their_engine_alive");
     tracing::subscriber::set_global_default(Counting).unwrap();
-    a_handle_made_in_a_handler_may_be_the_last();
+    engine_ends_when_a_handler_drops_its_last_handle();
     let captures: [(&str, Capture); 6] = [
         ("weak", weak),
         ("request", request),
@@ -181,7 +181,7 @@ fn handlers_do_not_keep_their_engine_alive() {
     }
 }
 
-fn a_handle_made_in_a_handler_may_be_the_last() {
+fn engine_ends_when_a_handler_drops_its_last_handle() {
     let engine = server("loop://");
     let (own, slot) = (engine.downgrade(), Arc::new(Mutex::new(None)));
     let outside = slot.clone();

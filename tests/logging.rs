@@ -18,9 +18,9 @@ static ENGINE: OnceLock<Engine> = OnceLock::new();
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
 /// Calls functions of the engine that take its locks, for each log line.
-struct Curious;
+struct UsesEngine;
 
-impl Subscriber for Curious {
+impl Subscriber for UsesEngine {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target().starts_with("calomel") && *metadata.level() <= Level::DEBUG
     }
@@ -54,9 +54,9 @@ fn stranger(address: SocketAddr, bytes: &[u8]) {
 }
 
 #[test]
-fn who_takes_the_log_may_use_the_engine() {
-    let _watchdog = Watchdog::start("who_takes_the_log_may_use_the_engine");
-    tracing::subscriber::set_global_default(Curious).unwrap();
+fn log_subscriber_that_uses_the_engine_does_not_deadlock() {
+    let _watchdog = Watchdog::start("log_subscriber_that_uses_the_engine_does_not_deadlock");
+    tracing::subscriber::set_global_default(UsesEngine).unwrap();
     let builder = Engine::builder().listen("tcp://127.0.0.1:0").same_host_upgrade(false).max_requests_per_peer(1);
     let engine = builder.authorize(|caller| caller.procedure() != "denied").build().unwrap();
     engine.define("double", |_: &Request, n: u32| 2 * n).unwrap();
@@ -77,10 +77,10 @@ fn who_takes_the_log_may_use_the_engine() {
     let provoke: [(&str, &dyn Fn()); 6] = [
         ("another protocol", &|| stranger(socket, b"GET / HTTP/1.1\r\n\r\n")),
         ("another version", &|| stranger(socket, &wire::preamble(wire::VERSION + 1, wire::VERSION + 1, 50))),
-        ("a damaged greeting", &|| {
-            let mut greeting = wire::greeting(7, 1 << 20);
-            greeting[16] ^= 1;
-            stranger(socket, &greeting);
+        ("a corrupt handshake", &|| {
+            let mut hello = wire::greeting(7, 1 << 20);
+            hello[16] ^= 1;
+            stranger(socket, &hello);
         }),
         // The third and the fourth failed connection, of which only the fourth is logged.
         ("no frame", &|| (0..2).for_each(|_| stranger(socket, &[wire::greeting(7, 1 << 20), vec![0; 100]].concat()))),

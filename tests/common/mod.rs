@@ -3,7 +3,7 @@
 // No suite uses all of them.
 #![allow(dead_code)]
 
-pub mod meddler;
+pub mod mitm;
 pub mod wire;
 
 use std::future::Future;

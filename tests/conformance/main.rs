@@ -14,9 +14,9 @@ macro_rules! suite {
         suite!(@ on_tcp_tls, "tcp", "tcp://127.0.0.1:0", |builder| builder.tls(crate::authority::everybodys()), [$($test),*]);
         suite!(@ on_shm, "shm", "shm://", |builder| builder, [$($test),*]);
         // Payloads are always copied by the kernel, out of the peer's memory.
-        suite!(@ on_shm_lent, "shm", "shm://", |builder| builder.shm_kernel_copy(true), [$($test),*]);
+        suite!(@ on_shm_kernel_copy, "shm", "shm://", |builder| builder.shm_kernel_copy(true), [$($test),*]);
         // As on systems that forbid processes to read each other's memory.
-        suite!(@ on_shm_alone, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
+        suite!(@ on_shm_no_kernel_copy, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
         #[cfg(feature = "verbs")]
         suite!(@ on_device, [$($test),*]);
     };

@@ -26,7 +26,7 @@ fn define_read(pair: &Pair) {
         .unwrap();
 }
 
-fn every_size_around_the_limit_arrives(net: &Net) {
+fn bulks_of_every_size_around_the_limit_arrive(net: &Net) {
     for limit in [0, 1, 1000, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         define_read(&pair);
@@ -60,7 +60,7 @@ fn slices_and_segments_of_small_bulks_arrive(net: &Net) {
     }
 }
 
-fn the_bytes_are_those_of_the_call(net: &Net) {
+fn eager_bytes_are_those_at_the_time_of_the_call(net: &Net) {
     // Each handler reads what the owner wrote before that call.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
@@ -76,7 +76,7 @@ fn the_bytes_are_those_of_the_call(net: &Net) {
     }
 }
 
-fn writable_ones_stay_at_home(net: &Net) {
+fn small_writable_bulk_is_pulled_and_pushed(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("increment", |request: &Request, bulk: Bulk| {
@@ -94,7 +94,7 @@ fn writable_ones_stay_at_home(net: &Net) {
     assert_eq!(exposed.reclaim(), [6; 10]);
 }
 
-fn read_only_stays_read_only(net: &Net) {
+fn push_into_an_eager_bulk_is_denied(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("write", |request: &Request, bulk: Bulk| {
@@ -121,18 +121,18 @@ fn assert_revoked(limit: usize, remote: &RemoteBulk) {
     });
 }
 
-fn small_ones_are_revoked_like_large_ones(net: &Net) {
+fn eager_bulk_is_revoked_when_its_exposure_is_dropped(net: &Net) {
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         pair.server
             .define("keep", move |request: &Request, bulk: Bulk| {
-                tell.send((request.endpoint().clone(), bulk)).unwrap();
+                sender.send((request.endpoint().clone(), bulk)).unwrap();
             })
             .unwrap();
         let exposed = pair.client.expose_read_only(String::from("a secret")).unwrap();
         pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
-        let (caller, bulk) = told.recv_timeout(BOUND).unwrap();
+        let (caller, bulk) = receiver.recv_timeout(BOUND).unwrap();
         let mut copy = [0u8; 8];
         assert_eq!(bulk.on(&caller).pull_into(&mut copy[..]).unwrap(), 8);
         assert_eq!(&copy, b"a secret");
@@ -141,7 +141,7 @@ fn small_ones_are_revoked_like_large_ones(net: &Net) {
     }
 }
 
-fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
+fn eager_bulk_dropped_before_its_handler_reads_is_at_most_readable(net: &Net) {
     // The exposure is dropped before the handler reads: it may still read bytes that were sent eagerly, but not write.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
@@ -173,7 +173,7 @@ fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
     }
 }
 
-fn many_small_bulks_in_one_call(net: &Net) {
+fn many_eager_bulks_in_one_call_arrive(net: &Net) {
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         pair.server
@@ -195,7 +195,7 @@ fn many_small_bulks_in_one_call(net: &Net) {
     }
 }
 
-fn small_bulks_in_results(net: &Net) {
+fn eager_bulk_in_a_result_arrives(net: &Net) {
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let exposed = pair.server.expose_read_only(String::from("from the server")).unwrap();
@@ -211,19 +211,19 @@ fn small_bulks_in_results(net: &Net) {
     }
 }
 
-fn what_the_owner_can_still_write_is_never_stale(net: &Net) {
+fn kept_bulk_of_writable_memory_returns_current_bytes(net: &Net) {
     // Read-only for peers, not for the owner: a pull from a kept bulk returns the current bytes.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         pair.server
             .define("keep", move |request: &Request, bulk: Bulk| {
-                tell.send((request.endpoint().clone(), bulk)).unwrap();
+                sender.send((request.endpoint().clone(), bulk)).unwrap();
             })
             .unwrap();
         let exposed = pair.client.expose(vec![0u8; 16], BulkMode::ReadOnly).unwrap();
         pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
-        let (caller, bulk) = told.recv_timeout(BOUND).unwrap();
+        let (caller, bulk) = receiver.recv_timeout(BOUND).unwrap();
         for round in 1..20u8 {
             exposed.write_at(0, &[round; 16]).unwrap();
             let mut copy = [0u8; 16];
@@ -240,14 +240,14 @@ fn what_the_owner_can_still_write_is_never_stale(net: &Net) {
 }
 
 suite![
-    what_the_owner_can_still_write_is_never_stale,
-    every_size_around_the_limit_arrives,
+    kept_bulk_of_writable_memory_returns_current_bytes,
+    bulks_of_every_size_around_the_limit_arrive,
     slices_and_segments_of_small_bulks_arrive,
-    the_bytes_are_those_of_the_call,
-    writable_ones_stay_at_home,
-    read_only_stays_read_only,
-    small_ones_are_revoked_like_large_ones,
-    small_ones_are_good_while_the_owner_holds_them,
-    many_small_bulks_in_one_call,
-    small_bulks_in_results,
+    eager_bytes_are_those_at_the_time_of_the_call,
+    small_writable_bulk_is_pulled_and_pushed,
+    push_into_an_eager_bulk_is_denied,
+    eager_bulk_is_revoked_when_its_exposure_is_dropped,
+    eager_bulk_dropped_before_its_handler_reads_is_at_most_readable,
+    many_eager_bulks_in_one_call_arrive,
+    eager_bulk_in_a_result_arrives,
 ];

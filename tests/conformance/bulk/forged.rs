@@ -40,7 +40,7 @@ fn assert_refused(bit: usize, error: &calomel::Error) {
     assert!(refused, "bit {bit}: {error:?}");
 }
 
-fn a_flipped_bit_reads_nothing_else(net: &Net) {
+fn pull_with_a_flipped_bit_reads_no_other_memory(net: &Net) {
     let pair = net.pair_with(|b| b.eager_bulk_limit(0));
     let [_before, inside, _after] = guarded(&pair.server, BulkMode::ReadOnly);
     let mut refused = 0;
@@ -65,7 +65,7 @@ fn a_flipped_bit_reads_nothing_else(net: &Net) {
     assert!(inside.reclaim().iter().all(|&b| b == INSIDE));
 }
 
-fn a_flipped_bit_writes_nothing_else(net: &Net) {
+fn push_with_a_flipped_bit_writes_no_other_memory(net: &Net) {
     let pair = net.pair();
     let [before, inside, after] = guarded(&pair.server, BulkMode::WriteOnly);
     for (bit, forged) in with_one_bit_flipped(&inside.bulk()) {
@@ -79,7 +79,7 @@ fn a_flipped_bit_writes_nothing_else(net: &Net) {
     assert!(after.reclaim().iter().all(|&b| b == 0x11));
 }
 
-fn a_mode_that_lies_changes_nothing(net: &Net) {
+fn forged_mode_grants_no_access(net: &Net) {
     // The owner checks the mode, not the initiator: flipping the bit that says "readable" does not grant access.
     let pair = net.pair();
     let [_before, secret, _after] = guarded(&pair.server, BulkMode::WriteOnly);
@@ -101,7 +101,7 @@ fn a_mode_that_lies_changes_nothing(net: &Net) {
     assert!(fixed.reclaim() == vec![INSIDE; LEN]);
 }
 
-fn random_bytes_are_refused_or_reach_nothing(net: &Net) {
+fn bulk_of_random_bytes_grants_no_access(net: &Net) {
     let pair = net.pair();
     let [before, inside, after] = guarded(&pair.server, BulkMode::ReadWrite);
     let template = postcard::to_stdvec(&inside.bulk()).unwrap();
@@ -125,7 +125,7 @@ fn random_bytes_are_refused_or_reach_nothing(net: &Net) {
     assert!(after.reclaim().iter().all(|&b| b == 0x11));
 }
 
-fn bulks_of_nothing_known_dont_crash_a_handler(net: &Net) {
+fn argument_that_is_no_bulk_is_a_decode_error(net: &Net) {
     // As an RPC argument: bytes that are no bulk are a decode error, and the server stays usable.
     let pair: Pair = net.pair();
     pair.server.define("length", |_: &calomel::Request, bulk: Bulk| bulk.len()).unwrap();
@@ -140,9 +140,9 @@ fn bulks_of_nothing_known_dont_crash_a_handler(net: &Net) {
 }
 
 suite![
-    a_flipped_bit_reads_nothing_else,
-    a_flipped_bit_writes_nothing_else,
-    a_mode_that_lies_changes_nothing,
-    random_bytes_are_refused_or_reach_nothing,
-    bulks_of_nothing_known_dont_crash_a_handler,
+    pull_with_a_flipped_bit_reads_no_other_memory,
+    push_with_a_flipped_bit_writes_no_other_memory,
+    forged_mode_grants_no_access,
+    bulk_of_random_bytes_grants_no_access,
+    argument_that_is_no_bulk_is_a_decode_error,
 ];

@@ -4,7 +4,7 @@ use calomel::{BulkMode, Exposed, Segments};
 
 use crate::support::{Net, Random, block_on, pattern};
 
-fn ten_mebibytes_onto_themselves(net: &Net) {
+fn overlapping_copy_of_ten_mebibytes_equals_memmove(net: &Net) {
     const LEN: usize = 10 << 20;
     const HALF: usize = LEN / 2;
     const QUARTER: usize = LEN / 4;
@@ -28,7 +28,7 @@ fn ten_mebibytes_onto_themselves(net: &Net) {
     }
 }
 
-fn segments_onto_themselves(net: &Net) {
+fn overlapping_copies_of_segments_equal_memmove(net: &Net) {
     let engine = net.client();
     let mut random = Random(41);
     for round in 0..12 {
@@ -68,7 +68,7 @@ fn segments_onto_themselves(net: &Net) {
     }
 }
 
-fn a_plain_slice_never_overlaps_what_is_exposed(net: &Net) {
+fn copy_through_a_plain_slice_equals_memmove(net: &Net) {
     // The borrow checker ensures it: an exposed buffer is owned by its exposure, or borrowed by its scope.
     let engine = net.client();
     let mut buffer = pattern(5, 1_000_000);
@@ -85,4 +85,8 @@ fn a_plain_slice_never_overlaps_what_is_exposed(net: &Net) {
     assert!(buffer == model);
 }
 
-suite![ten_mebibytes_onto_themselves, segments_onto_themselves, a_plain_slice_never_overlaps_what_is_exposed];
+suite![
+    overlapping_copy_of_ten_mebibytes_equals_memmove,
+    overlapping_copies_of_segments_equal_memmove,
+    copy_through_a_plain_slice_equals_memmove
+];

@@ -46,7 +46,7 @@ fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -
     })
 }
 
-fn reclaim_gives_quiet_memory_back(net: &Net) {
+fn reclaimed_memory_is_not_written_any_more(net: &Net) {
     let pair = net.pair();
     for mode in [BulkMode::WriteOnly, BulkMode::ReadWrite] {
         let theirs = pair.server.expose(vec![0u8; LEN], mode).unwrap();
@@ -56,12 +56,12 @@ fn reclaim_gives_quiet_memory_back(net: &Net) {
             let bytes = theirs.reclaim();
             assert!(begin.elapsed() < Duration::from_secs(3));
             let snapshot = bytes.clone();
-            stays("nobody writes", QUIET, || std::hint::black_box(&bytes) == &snapshot);
+            stays("the memory is not written", QUIET, || std::hint::black_box(&bytes) == &snapshot);
         });
     }
 }
 
-fn dropping_frees_memory_that_nobody_writes(net: &Net) {
+fn memory_of_a_dropped_exposure_is_not_written_any_more(net: &Net) {
     let pair = net.pair();
     for _ in 0..3 {
         let theirs = pair.server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
@@ -70,13 +70,13 @@ fn dropping_frees_memory_that_nobody_writes(net: &Net) {
             drop(theirs);
             // The allocator may return the same memory again; its new user must be the only writer.
             let fresh: Vec<Vec<u8>> = (0..3).map(|_| vec![0x5cu8; LEN]).collect();
-            stays("nobody writes", QUIET, || fresh.iter().all(|f| std::hint::black_box(f)[..] == fresh[0][..]));
+            stays("the memory is not written", QUIET, || fresh.iter().all(|f| std::hint::black_box(f)[..] == fresh[0][..]));
             assert!(fresh[0] == vec![0x5c; LEN]);
         });
     }
 }
 
-fn read_only_memory_is_reclaimed_under_readers(net: &Net) {
+fn read_only_memory_is_reclaimed_during_pulls(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose_read_only(pattern(1, LEN)).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -88,7 +88,7 @@ fn read_only_memory_is_reclaimed_under_readers(net: &Net) {
     });
 }
 
-fn a_reader_sees_whole_values_or_an_error(net: &Net) {
+fn pull_during_reclaim_returns_old_bytes_or_fails(net: &Net) {
     // After reclaim the memory is refilled: a transfer that saw the new bytes must not succeed.
     let pair = net.pair();
     for _ in 0..6 {
@@ -110,7 +110,7 @@ fn a_reader_sees_whole_values_or_an_error(net: &Net) {
     }
 }
 
-fn the_local_side_of_a_transfer_is_reclaimed(net: &Net) {
+fn reclaimed_target_of_a_pull_is_not_written_any_more(net: &Net) {
     // Here the reclaimed buffer is the local target of a transfer, not the owner's memory.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 48 << 20], BulkMode::ReadOnly).unwrap();
@@ -131,7 +131,7 @@ fn the_local_side_of_a_transfer_is_reclaimed(net: &Net) {
     assert_eq!(remote.pull_into(&mut [0u8; 10][..]).unwrap(), 10);
 }
 
-fn a_forgotten_exposure_stays_exposed(net: &Net) {
+fn leaked_exposure_stays_exposed(net: &Net) {
     let pair = net.pair();
     let exposed = pair.server.expose(vec![1u8; 10_000], BulkMode::ReadWrite).unwrap();
     let bulk = exposed.bulk();
@@ -142,7 +142,7 @@ fn a_forgotten_exposure_stays_exposed(net: &Net) {
     assert_eq!(copy[..6], [2, 2, 2, 2, 2, 1]);
 }
 
-fn an_exposure_is_reclaimed_where_it_was_sent(net: &Net) {
+fn exposure_is_reclaimed_on_another_thread(net: &Net) {
     fn movable<T: Send + Sync + 'static>(_: &T) {}
     let pair = net.pair();
     let exposed: Exposed<Vec<u8>> = pair.server.expose(vec![3u8; 100], BulkMode::ReadWrite).unwrap();
@@ -151,7 +151,7 @@ fn an_exposure_is_reclaimed_where_it_was_sent(net: &Net) {
     assert_eq!(bytes, [3; 100]);
 }
 
-fn exposing_and_taking_back_without_end(net: &Net) {
+fn thousands_of_exposures_are_independent(net: &Net) {
     // Thousands of exposures, half of them used, neither accumulate nor get mixed up.
     let pair = net.pair();
     thread::scope(|s| {
@@ -175,12 +175,12 @@ fn exposing_and_taking_back_without_end(net: &Net) {
 }
 
 suite![
-    reclaim_gives_quiet_memory_back,
-    dropping_frees_memory_that_nobody_writes,
-    read_only_memory_is_reclaimed_under_readers,
-    a_reader_sees_whole_values_or_an_error,
-    the_local_side_of_a_transfer_is_reclaimed,
-    a_forgotten_exposure_stays_exposed,
-    an_exposure_is_reclaimed_where_it_was_sent,
-    exposing_and_taking_back_without_end,
+    reclaimed_memory_is_not_written_any_more,
+    memory_of_a_dropped_exposure_is_not_written_any_more,
+    read_only_memory_is_reclaimed_during_pulls,
+    pull_during_reclaim_returns_old_bytes_or_fails,
+    reclaimed_target_of_a_pull_is_not_written_any_more,
+    leaked_exposure_stays_exposed,
+    exposure_is_reclaimed_on_another_thread,
+    thousands_of_exposures_are_independent,
 ];

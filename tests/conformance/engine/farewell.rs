@@ -75,19 +75,19 @@ fn all_arrive(net: &Net, takes: Duration, count: u64, size: usize) {
     server.finalize().unwrap();
 }
 
-fn one_way_calls_arrive_though_their_sender_ends(net: &Net) {
+fn one_way_calls_before_finalize_are_handled(net: &Net) {
     for _ in 0..ROUNDS / u64::from(patience()) {
         all_arrive(net, Duration::ZERO, 3000, 0);
         all_arrive(net, Duration::ZERO, 2, LARGE);
     }
 }
 
-fn slow_handlers_get_them_too(net: &Net) {
+fn one_way_calls_before_finalize_are_handled_by_slow_handlers(net: &Net) {
     all_arrive(net, Duration::from_millis(10), 40, 5000);
 }
 
 /// A handler that awaits something runs to its end although the caller of the one-way call is gone.
-fn a_handler_outlives_the_sender(net: &Net) {
+fn handler_of_a_one_way_call_outlives_its_caller(net: &Net) {
     let Pair { server, client, to_server } = net.pair();
     let waker = Arc::new(Mutex::new(None));
     let (gate, done) = (Gate::default(), Gate::default());
@@ -117,7 +117,7 @@ fn a_handler_outlives_the_sender(net: &Net) {
 }
 
 /// Answers arrive, although their caller goes on sending messages that the server does not read any more.
-fn an_answer_arrives_though_the_server_ends(net: &Net) {
+fn answer_before_finalize_arrives(net: &Net) {
     for round in 0..ROUNDS / u64::from(patience()) {
         for size in [10, LARGE] {
             let Pair { server, client, to_server } = net.pair();
@@ -144,7 +144,7 @@ fn an_answer_arrives_though_the_server_ends(net: &Net) {
 }
 
 /// Both engines have sent something, and both finalize at the same moment: neither waits for long.
-fn both_end_at_once(net: &Net) {
+fn engines_that_finalize_at_once_end_promptly(net: &Net) {
     for _ in 0..5 * ROUNDS / u64::from(patience()) {
         let Pair { server, client, to_server } = net.pair();
         server.define("note", |_: &Request, _: String| ()).unwrap();
@@ -165,9 +165,9 @@ fn both_end_at_once(net: &Net) {
 }
 
 suite!(
-    one_way_calls_arrive_though_their_sender_ends,
-    slow_handlers_get_them_too,
-    a_handler_outlives_the_sender,
-    an_answer_arrives_though_the_server_ends,
-    both_end_at_once,
+    one_way_calls_before_finalize_are_handled,
+    one_way_calls_before_finalize_are_handled_by_slow_handlers,
+    handler_of_a_one_way_call_outlives_its_caller,
+    answer_before_finalize_arrives,
+    engines_that_finalize_at_once_end_promptly,
 );

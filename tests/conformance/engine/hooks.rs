@@ -12,7 +12,7 @@ use crate::support::{BOUND, Net, eventually};
 /// Values that a hook drops.
 type Droppable = Mutex<Vec<Box<dyn std::any::Any + Send>>>;
 
-fn deciding_on_a_call_may_use_the_engine(net: &Net) {
+fn authorize_hook_that_uses_the_engine_does_not_deadlock(net: &Net) {
     static PENDING: &str = "pending";
     let (engine, asked) = (Arc::new(OnceLock::<calomel::WeakEngine>::new()), Arc::new(AtomicUsize::new(0)));
     let droppable: Arc<Droppable> = Arc::default();
@@ -85,4 +85,4 @@ fn deciding_on_a_call_may_use_the_engine(net: &Net) {
     eventually("the one-way call is asked about", || asked.load(Ordering::SeqCst) >= 141);
 }
 
-suite![deciding_on_a_call_may_use_the_engine];
+suite![authorize_hook_that_uses_the_engine_does_not_deadlock];

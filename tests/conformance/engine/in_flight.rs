@@ -24,7 +24,7 @@ fn assert_ended(result: calomel::Result<()>) {
     }
 }
 
-fn a_call_that_is_nearly_done_is_waited_for(net: &Net) {
+fn finalize_waits_for_a_call_in_progress(net: &Net) {
     // The default deadline leaves enough time for a handler that has begun.
     let pair = net.pair();
     let entered = Gate::default();
@@ -42,7 +42,7 @@ fn a_call_that_is_nearly_done_is_waited_for(net: &Net) {
     assert_eq!(pending.wait().unwrap(), 17);
 }
 
-fn the_clients_calls_end_with_the_client(net: &Net) {
+fn calls_of_a_finalized_client_end(net: &Net) {
     let pair = pair(net);
     let (hold, held) = mpsc::channel();
     pair.server.define_deferred("kept", move |reply: Responder<()>, ()| hold.send(reply).unwrap()).unwrap();
@@ -68,7 +68,7 @@ fn the_clients_calls_end_with_the_client(net: &Net) {
     other.client.procedure::<(), ()>("alive").on(&other.to_server).call(&()).unwrap();
 }
 
-fn the_clients_calls_end_with_the_server(net: &Net) {
+fn calls_to_a_finalized_server_end(net: &Net) {
     let pair = pair(net);
     let entered = Gate::default();
     let (door, cancelled) = (entered.clone(), Arc::new(AtomicBool::new(false)));
@@ -96,7 +96,7 @@ fn the_clients_calls_end_with_the_server(net: &Net) {
     eventually("the handler learns it", || cancelled.load(Ordering::SeqCst));
 }
 
-fn calls_in_flight_both_ways_end(net: &Net) {
+fn calls_in_both_directions_end_with_finalize(net: &Net) {
     for finalize_server in [true, false] {
         let pair = pair(net);
         let (hold, held) = mpsc::channel();
@@ -118,7 +118,7 @@ fn calls_in_flight_both_ways_end(net: &Net) {
     }
 }
 
-fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
+fn handler_that_blocks_for_ever_does_not_stop_finalize(net: &Net) {
     let pair = pair(net);
     let (entered, never) = (Gate::default(), Gate::default());
     let (e, n) = (entered.clone(), never.clone());
@@ -139,7 +139,7 @@ fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
     never.open();
 }
 
-fn transfers_in_flight_end_and_give_their_buffers_back(net: &Net) {
+fn transfers_in_flight_end_and_return_their_buffers(net: &Net) {
     const LEN: usize = 48 << 20;
     for finalize_owner in [true, false] {
         let pair = pair(net);
@@ -170,7 +170,7 @@ fn transfers_in_flight_end_and_give_their_buffers_back(net: &Net) {
     }
 }
 
-fn exposures_outlive_their_engine(net: &Net) {
+fn exposures_of_a_finalized_engine_are_reclaimed(net: &Net) {
     let pair = pair(net);
     let mut exposed = Vec::new();
     for i in 0..10u8 {
@@ -185,7 +185,7 @@ fn exposures_outlive_their_engine(net: &Net) {
     assert_eq!(name.reclaim(), "still here");
 }
 
-fn finalize_under_load(net: &Net) {
+fn finalize_under_load_ends_in_bounded_time(net: &Net) {
     for round in 0..6 {
         let pair = pair(net);
         pair.server.define("plus", |_: &Request, n: u64| n + 1).unwrap();
@@ -221,12 +221,12 @@ fn finalize_under_load(net: &Net) {
 }
 
 suite![
-    a_call_that_is_nearly_done_is_waited_for,
-    the_clients_calls_end_with_the_client,
-    the_clients_calls_end_with_the_server,
-    calls_in_flight_both_ways_end,
-    a_handler_that_blocks_for_ever_does_not_keep_the_engine,
-    transfers_in_flight_end_and_give_their_buffers_back,
-    exposures_outlive_their_engine,
-    finalize_under_load,
+    finalize_waits_for_a_call_in_progress,
+    calls_of_a_finalized_client_end,
+    calls_to_a_finalized_server_end,
+    calls_in_both_directions_end_with_finalize,
+    handler_that_blocks_for_ever_does_not_stop_finalize,
+    transfers_in_flight_end_and_return_their_buffers,
+    exposures_of_a_finalized_engine_are_reclaimed,
+    finalize_under_load_ends_in_bounded_time,
 ];

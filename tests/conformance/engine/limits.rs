@@ -196,7 +196,7 @@ const ENDS: [End; 6] = [End::Answered, End::Failed, End::Forgotten, End::Cancell
 
 #[track_caller]
 fn await_given_up(replies: &[Responder<()>]) {
-    eventually("it is known that nobody waits", || replies.iter().all(|reply| reply.request().is_cancelled()));
+    eventually("the responders know that their calls have ended", || replies.iter().all(|reply| reply.request().is_cancelled()));
 }
 
 impl End {
@@ -258,7 +258,7 @@ fn of_one_peer(net: &Net, size: usize, small_ones_pass: bool, limit: impl FnOnce
     }
 }
 
-fn requests_of_one_peer(net: &Net) {
+fn requests_beyond_one_peers_limit_are_refused(net: &Net) {
     of_one_peer(net, 10, false, |builder| builder.max_requests_per_peer(MOST));
     // Requests that arrive in chunks.
     of_one_peer(net, 100_000, false, |builder| builder.max_requests_per_peer(MOST));
@@ -269,7 +269,7 @@ fn bytes_of_most(size: usize) -> usize {
     (MOST + 1) * size - size / 30
 }
 
-fn bytes_of_one_peer(net: &Net) {
+fn bytes_beyond_one_peers_limit_are_refused(net: &Net) {
     for size in [3_000, 100_000] {
         let bytes = bytes_of_most(size);
         of_one_peer(net, size, true, |builder| builder.max_message_size(2 * size).max_bytes_in_flight_per_peer(bytes));
@@ -310,11 +310,11 @@ fn of_all_peers(net: &Net, size: usize, limit: impl FnOnce(EngineBuilder) -> Eng
     }
 }
 
-fn requests_of_all_peers(net: &Net) {
+fn requests_beyond_the_limit_of_all_peers_are_refused(net: &Net) {
     of_all_peers(net, 10, |builder| builder.max_requests(2 * MOST));
 }
 
-fn bytes_of_all_peers(net: &Net) {
+fn bytes_beyond_the_limit_of_all_peers_are_refused(net: &Net) {
     // Over verbs a frame of 10,000 bytes arrives in pieces, which are counted while they wait for the rest.
     let sizes: &[usize] = if net.scheme() == "verbs" { &[100_000] } else { &[10_000, 100_000] };
     for &size in sizes {
@@ -332,7 +332,7 @@ fn assert_turned_away<T>(result: calomel::Result<T>) {
 
 /// A connection above the limit is refused, repeatedly, without disturbing the others; each that ends makes room, whether
 /// finalized or dropped.
-fn connections(net: &Net) {
+fn connections_beyond_the_limit_are_refused(net: &Net) {
     let server = Server::new(net, |builder| builder.max_connections(MOST));
     let elsewhere = Server::new(net, |builder| builder);
     let mut inside: Vec<Caller> = (0..MOST).map(|_| Caller::new(net, &server.engine)).collect();
@@ -413,7 +413,7 @@ impl Stalling {
 const LONG: usize = 48 << 20;
 
 /// Answers wait for a caller that does not read them, up to the limit in bytes. Others become refusals.
-fn answers_that_wait(net: &Net) {
+fn answers_beyond_the_limit_become_refusals(net: &Net) {
     const ANSWER: usize = 1 << 20;
     const CALLS: usize = LONG / ANSWER;
     let server = Server::new(net, |builder| builder.max_message_size(2 * ANSWER).max_bytes_in_flight_per_peer(MOST * ANSWER));
@@ -451,17 +451,17 @@ fn answers_that_wait(net: &Net) {
 
 /// A peer that does not read may have only so many pulls in progress. Each of them is too long to be completed by the
 /// connection's buffers alone, even if the first fills them before the others arrive.
-fn transfers_of_one_peer(net: &Net) {
+fn pulls_beyond_one_peers_limit_are_refused(net: &Net) {
     const PART: usize = 12 << 20;
     let server = Server::new(net, |builder| builder.max_transfers_per_peer(MOST));
     let (slow, other) = (Stalling::new(net, &server.engine), Caller::new(net, &server.engine));
     // With a grant, so that no device accesses the memory directly.
-    let terms = Grant::new().quota(u64::MAX);
-    let exposed = server.engine.expose_read_only_with(pattern(1, LONG), &terms).unwrap();
+    let grant = Grant::new().quota(u64::MAX);
+    let exposed = server.engine.expose_read_only_with(pattern(1, LONG), &grant).unwrap();
     let bulk = travelled(&exposed.bulk());
     let (part_of_it, small) = (bulk.slice(0, PART).unwrap(), bulk.slice(0, 1000).unwrap());
     // Pushes that are given up write zeros there, too.
-    let pushed_to = server.engine.expose_with(vec![0u8; PART], BulkMode::WriteOnly, &terms).unwrap();
+    let pushed_to = server.engine.expose_with(vec![0u8; PART], BulkMode::WriteOnly, &grant).unwrap();
     let space = travelled(&pushed_to.bulk());
     let to = &slow.caller.to;
     // Over verbs, a client that does not read gets no credits back, and can't send requests for long.
@@ -518,12 +518,12 @@ fn transfers_of_one_peer(net: &Net) {
 }
 
 /// Pushes from several threads at once, of which one may be in progress.
-fn pushes_of_one_peer(net: &Net) {
+fn pushes_beyond_one_peers_limit_are_refused(net: &Net) {
     const LEN: usize = 4 << 20;
     let server = Server::new(net, |builder| builder.max_transfers_per_peer(1));
     let (one, other) = (Caller::new(net, &server.engine), Caller::new(net, &server.engine));
-    let terms = Grant::new().quota(u64::MAX);
-    let exposed = server.engine.expose_with(vec![0u8; LEN], BulkMode::WriteOnly, &terms).unwrap();
+    let grant = Grant::new().quota(u64::MAX);
+    let exposed = server.engine.expose_with(vec![0u8; LEN], BulkMode::WriteOnly, &grant).unwrap();
     let (bulk, bytes) = (travelled(&exposed.bulk()), pattern(2, LEN));
     for _ in 0..5 {
         eventually("one comes while another is in progress", || {
@@ -544,7 +544,7 @@ fn pushes_of_one_peer(net: &Net) {
 }
 
 /// Every kind of exposure counts until it is reclaimed or dropped, or its owner is.
-fn exposures(net: &Net) {
+fn exposures_beyond_the_limit_are_refused(net: &Net) {
     let server = Server::new(net, |builder| builder.max_exposures(MOST));
     let other = Caller::new(net, &server.engine);
     let elsewhere = Server::new(net, |builder| builder);
@@ -598,14 +598,14 @@ fn exposures(net: &Net) {
             _ => {
                 // An exposure whose bulk a peer had, and dropped.
                 drop(text);
-                let terms = Grant::new().for_one_call().expires_after(Duration::from_millis(1));
-                let lent = server.engine.expose_with(vec![1u8; 1000], BulkMode::ReadOnly, &terms).unwrap();
+                let grant = Grant::new().for_one_call().expires_after(Duration::from_millis(1));
+                let exposed = server.engine.expose_with(vec![1u8; 1000], BulkMode::ReadOnly, &grant).unwrap();
                 full();
                 let keep = server.engine.procedure::<Bulk, ()>("keep").on(&to_elsewhere);
-                drop(keep.call(&lent.bulk()));
+                drop(keep.call(&exposed.bulk()));
                 // Its grant has expired, but it still counts.
                 full();
-                drop((lent, first));
+                drop((exposed, first));
             }
         }
         server.engine.scope(|scope| scope.expose(&mut copy, BulkMode::ReadWrite).map(drop)).unwrap();
@@ -613,7 +613,7 @@ fn exposures(net: &Net) {
 }
 
 /// Limits of zero.
-fn nothing_is_admitted(net: &Net) {
+fn limits_of_zero_admit_nothing(net: &Net) {
     let refusing = |limit: fn(EngineBuilder) -> EngineBuilder| {
         let server = Server::new(net, limit);
         let caller = Caller::new(net, &server.engine);
@@ -646,14 +646,14 @@ fn nothing_is_admitted(net: &Net) {
 }
 
 suite!(
-    requests_of_one_peer,
-    requests_of_all_peers,
-    bytes_of_one_peer,
-    bytes_of_all_peers,
-    answers_that_wait,
-    connections,
-    transfers_of_one_peer,
-    pushes_of_one_peer,
-    exposures,
-    nothing_is_admitted,
+    requests_beyond_one_peers_limit_are_refused,
+    requests_beyond_the_limit_of_all_peers_are_refused,
+    bytes_beyond_one_peers_limit_are_refused,
+    bytes_beyond_the_limit_of_all_peers_are_refused,
+    answers_beyond_the_limit_become_refusals,
+    connections_beyond_the_limit_are_refused,
+    pulls_beyond_one_peers_limit_are_refused,
+    pushes_beyond_one_peers_limit_are_refused,
+    exposures_beyond_the_limit_are_refused,
+    limits_of_zero_admit_nothing,
 );

@@ -51,7 +51,7 @@ fn counting(net: &Net) -> (Engine, Arc<AtomicUsize>) {
     (server, calls)
 }
 
-fn calls_at_an_endpoint_of_another_engine(net: &Net) {
+fn call_at_an_endpoint_of_another_engine_fails(net: &Net) {
     let (first, first_calls) = counting(net);
     let (second, second_calls) = counting(net);
     let (one, other) = (net.client(), net.client());
@@ -94,7 +94,7 @@ fn fetcher(net: &Net) -> Fetcher {
     Fetcher { engine, kept }
 }
 
-fn a_bulk_in_a_call_of_another_engine_is_its_owners(net: &Net) {
+fn bulk_sent_by_another_engine_is_found_at_its_owner(net: &Net) {
     for len in LENGTHS {
         let Fetcher { engine: server, kept } = fetcher(net);
         let (owner, sender) = (net.server(), net.client());
@@ -118,16 +118,16 @@ fn a_bulk_in_a_call_of_another_engine_is_its_owners(net: &Net) {
     }
 }
 
-fn a_bulk_that_one_engine_got_is_forwarded_by_another(net: &Net) {
+fn bulk_received_by_one_engine_is_forwarded_by_another(net: &Net) {
     for len in LENGTHS {
         let Fetcher { engine: server, kept } = fetcher(net);
         let (owner, middle, sender) = (net.server(), net.server(), net.client());
-        let (tell, told) = mpsc::channel();
-        middle.define("take", move |_: &Request, bulk: Bulk| tell.send(bulk).unwrap()).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        middle.define("take", move |_: &Request, bulk: Bulk| sender.send(bulk).unwrap()).unwrap();
         let exposed = owner.expose_read_only(pattern(7, len)).unwrap();
         let released = exposed.released();
         owner.procedure::<Bulk, ()>("take").on(owner.lookup(middle.address()).unwrap()).call(&exposed.bulk()).unwrap();
-        let bulk = told.recv_timeout(BOUND).unwrap();
+        let bulk = receiver.recv_timeout(BOUND).unwrap();
         let to_server = sender.lookup(server.address()).unwrap();
         let fetch = sender.procedure::<(bool, Bulk), Moved>("fetch");
         let found = fetch.on(&to_server).call(&(false, bulk.clone())).unwrap();
@@ -147,7 +147,7 @@ fn a_bulk_that_one_engine_got_is_forwarded_by_another(net: &Net) {
     }
 }
 
-fn a_bulk_of_one_peer_is_not_anothers(net: &Net) {
+fn transfer_with_a_peer_that_is_not_the_owner_fails(net: &Net) {
     let (owner, client) = (net.server(), net.client());
     owner.define("hello", |_: &Request, ()| ()).unwrap();
     let to_owner = client.lookup(owner.address()).unwrap();
@@ -182,7 +182,7 @@ fn a_bulk_of_one_peer_is_not_anothers(net: &Net) {
     }
 }
 
-fn an_own_bulk_is_no_peers(net: &Net) {
+fn own_bulk_at_a_peers_endpoint_fails(net: &Net) {
     let pair = net.pair();
     pair.server.define("hello", |_: &Request, ()| ()).unwrap();
     for len in LENGTHS {
@@ -199,7 +199,7 @@ fn an_own_bulk_is_no_peers(net: &Net) {
     assert_eq!(exposed.bulk().origin(&pair.server).unwrap().pull_into(&mut [0u8; 100]).unwrap(), 100);
 }
 
-fn exposures_take_part_in_transfers_of_their_engine(net: &Net) {
+fn transfer_with_an_exposure_of_another_engine_fails(net: &Net) {
     let pair = net.pair();
     let other = net.client();
     for len in LENGTHS {
@@ -231,7 +231,7 @@ fn exposures_take_part_in_transfers_of_their_engine(net: &Net) {
     }
 }
 
-fn terms_name_an_endpoint_of_the_engine_that_exposes(net: &Net) {
+fn grant_for_an_endpoint_of_another_engine_fails(net: &Net) {
     let pair = net.pair();
     let other = net.client();
     let to_server = other.lookup(pair.server.address()).unwrap();
@@ -245,7 +245,7 @@ fn terms_name_an_endpoint_of_the_engine_that_exposes(net: &Net) {
     });
 }
 
-fn a_bulk_for_one_call_is_for_a_call_of_its_owner(net: &Net) {
+fn bulk_for_one_call_in_a_call_of_another_engine_fails(net: &Net) {
     for len in LENGTHS {
         let Fetcher { engine: server, .. } = fetcher(net);
         let (owner, other) = (net.server(), net.client());
@@ -261,7 +261,7 @@ fn a_bulk_for_one_call_is_for_a_call_of_its_owner(net: &Net) {
     }
 }
 
-fn what_belongs_to_no_engine_is_for_all(net: &Net) {
+fn pools_and_buffers_work_with_any_engine(net: &Net) {
     let pair = net.pair();
     let other = net.server();
     let pool = HandlerPool::new(2);
@@ -287,7 +287,7 @@ fn what_belongs_to_no_engine_is_for_all(net: &Net) {
     assert_eq!(buffers.available(), 1);
 }
 
-fn a_scopes_bulk_travels_with_another_engine(net: &Net) {
+fn bulk_of_a_scope_sent_by_another_engine_is_usable(net: &Net) {
     let Fetcher { engine: server, kept } = fetcher(net);
     let (owner, sender) = (net.server(), net.client());
     let to_server = sender.lookup(server.address()).unwrap();
@@ -305,14 +305,14 @@ fn a_scopes_bulk_travels_with_another_engine(net: &Net) {
 }
 
 suite![
-    calls_at_an_endpoint_of_another_engine,
-    a_bulk_in_a_call_of_another_engine_is_its_owners,
-    a_bulk_that_one_engine_got_is_forwarded_by_another,
-    a_bulk_of_one_peer_is_not_anothers,
-    an_own_bulk_is_no_peers,
-    exposures_take_part_in_transfers_of_their_engine,
-    terms_name_an_endpoint_of_the_engine_that_exposes,
-    a_bulk_for_one_call_is_for_a_call_of_its_owner,
-    what_belongs_to_no_engine_is_for_all,
-    a_scopes_bulk_travels_with_another_engine,
+    call_at_an_endpoint_of_another_engine_fails,
+    bulk_sent_by_another_engine_is_found_at_its_owner,
+    bulk_received_by_one_engine_is_forwarded_by_another,
+    transfer_with_a_peer_that_is_not_the_owner_fails,
+    own_bulk_at_a_peers_endpoint_fails,
+    transfer_with_an_exposure_of_another_engine_fails,
+    grant_for_an_endpoint_of_another_engine_fails,
+    bulk_for_one_call_in_a_call_of_another_engine_fails,
+    pools_and_buffers_work_with_any_engine,
+    bulk_of_a_scope_sent_by_another_engine_is_usable,
 ];

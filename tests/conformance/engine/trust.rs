@@ -28,7 +28,7 @@ fn hello(engine: &Engine, to: &Endpoint) -> calomel::Result<u8> {
     engine.procedure::<(), u8>("hello").on(to).call(&())
 }
 
-fn who_has_the_key_is_served(net: &Net) {
+fn client_with_the_key_is_served(net: &Net) {
     let pair = Pair::of(serving(net.server_with(keyed)), net.client_with(keyed));
     assert_eq!(hello(&pair.client, &pair.to_server).unwrap(), 7);
     let exposed = pair.server.expose(vec![9u8; 100_000], BulkMode::ReadOnly).unwrap();
@@ -38,7 +38,7 @@ fn who_has_the_key_is_served(net: &Net) {
 }
 
 /// In both directions. The client with the right key is not disturbed.
-fn who_has_another_key_is_refused(net: &Net) {
+fn client_with_another_key_is_refused(net: &Net) {
     let server = serving(net.server_with(keyed));
     let stranger = net.client_with(other);
     let good = net.client_with(keyed);
@@ -56,7 +56,7 @@ fn who_has_another_key_is_refused(net: &Net) {
     assert_eq!(hello(&good, &to_server).unwrap(), 7);
 }
 
-fn keys_that_can_be_guessed_are_refused(net: &Net) {
+fn keys_that_are_too_short_are_refused(net: &Net) {
     for key in ["", "fifteen bytes.."] {
         assert_error!(net.builder().pre_shared_key(key).build(), Error::Unsupported { what, .. } if !what.contains("fifteen"));
     }
@@ -64,7 +64,7 @@ fn keys_that_can_be_guessed_are_refused(net: &Net) {
     assert!(!debug.contains("sixteen") && !debug.contains("115"), "{debug}");
 }
 
-fn each_call_is_decided_on(net: &Net) {
+fn authorize_hook_decides_on_each_call(net: &Net) {
     let asked = Arc::new(AtomicU32::new(0));
     let server = net.server_with(|builder| {
         let asked = asked.clone();
@@ -99,7 +99,7 @@ fn each_call_is_decided_on(net: &Net) {
     assert_eq!((refusals.calls, refusals.total()), (5, 5));
 }
 
-fn callers_are_known(net: &Net) {
+fn authorize_hook_knows_the_caller(net: &Net) {
     let scheme = net.scheme();
     let server = net.server_with(|builder| {
         builder.authorize(move |caller| {
@@ -120,7 +120,7 @@ fn callers_are_known(net: &Net) {
 }
 
 /// If the `authorize` hook panics, the call is denied and the engine stays usable.
-fn a_panic_denies(net: &Net) {
+fn panicking_authorize_hook_denies_the_call(net: &Net) {
     let server = net.server_with(|builder| {
         builder.authorize(|caller| {
             assert!(caller.procedure() != "panic", "on purpose");
@@ -134,10 +134,10 @@ fn a_panic_denies(net: &Net) {
 }
 
 suite!(
-    who_has_the_key_is_served,
-    who_has_another_key_is_refused,
-    keys_that_can_be_guessed_are_refused,
-    each_call_is_decided_on,
-    callers_are_known,
-    a_panic_denies,
+    client_with_the_key_is_served,
+    client_with_another_key_is_refused,
+    keys_that_are_too_short_are_refused,
+    authorize_hook_decides_on_each_call,
+    authorize_hook_knows_the_caller,
+    panicking_authorize_hook_denies_the_call,
 );

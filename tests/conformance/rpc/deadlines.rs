@@ -25,7 +25,7 @@ fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
     ends
 }
 
-fn a_call_times_out_when_it_was_told_to(net: &Net) {
+fn call_beyond_its_timeout_fails_with_timeout(net: &Net) {
     let pair = net.pair();
     let ends = define_wait(&pair.server);
     let wait = pair.client.procedure::<(), ()>("wait");
@@ -49,7 +49,7 @@ fn a_call_times_out_when_it_was_told_to(net: &Net) {
     assert!(begun > 0, "no handler ever began");
 }
 
-fn a_started_call_times_out_too(net: &Net) {
+fn started_call_beyond_its_timeout_fails_with_timeout(net: &Net) {
     let pair = net.pair();
     define_wait(&pair.server);
     let wait = pair.client.procedure::<(), ()>("wait");
@@ -61,7 +61,7 @@ fn a_started_call_times_out_too(net: &Net) {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-fn no_time_at_all_is_a_timeout(net: &Net) {
+fn timeout_of_zero_fails_with_timeout(net: &Net) {
     let pair = net.pair();
     define_wait(&pair.server);
     let wait = pair.client.procedure::<(), ()>("wait");
@@ -77,7 +77,7 @@ fn a_long_timeout_does_not_overflow(net: &Net) {
     }
 }
 
-fn the_default_timeout_is_the_engines(net: &Net) {
+fn call_without_a_timeout_has_the_engines_default(net: &Net) {
     let (server, client) = (net.server(), net.client_with(|b| b.default_timeout(Duration::from_millis(80))));
     let pair = crate::support::Pair::of(server, client);
     define_wait(&pair.server);
@@ -88,7 +88,7 @@ fn the_default_timeout_is_the_engines(net: &Net) {
     assert!(took >= Duration::from_millis(80) && took < Duration::from_secs(3), "{took:?}");
 }
 
-fn the_server_knows_the_deadline(net: &Net) {
+fn request_knows_the_calls_deadline(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("remaining", |request: &Request, ()| {
@@ -108,27 +108,27 @@ fn the_server_knows_the_deadline(net: &Net) {
     assert!(first > Duration::ZERO && first <= Duration::from_secs(30));
 }
 
-fn the_deadline_is_over_when_the_call_is(net: &Net) {
+fn request_of_a_timed_out_call_has_no_time_left(net: &Net) {
     let pair = net.pair();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     pair.server
         .define("late", move |request: &Request, ()| {
             let begin = Instant::now();
             while !request.is_cancelled() && begin.elapsed() < BOUND {
                 thread::sleep(Duration::from_millis(1));
             }
-            tell.send((request.is_cancelled(), request.remaining())).unwrap();
+            sender.send((request.is_cancelled(), request.remaining())).unwrap();
             thread::sleep(Duration::from_millis(100));
         })
         .unwrap();
     let late = pair.client.procedure::<(), ()>("late");
     late.on(&pair.to_server).timeout(Duration::from_millis(400)).call(&()).unwrap_err();
-    let (cancelled, remaining) = told.recv_timeout(BOUND).unwrap();
+    let (cancelled, remaining) = receiver.recv_timeout(BOUND).unwrap();
     assert!(cancelled);
     assert!(remaining < Duration::from_millis(400), "{remaining:?}");
 }
 
-fn a_late_answer_is_nobodys(net: &Net) {
+fn late_answer_is_not_taken_for_the_next_calls(net: &Net) {
     // The answer to a call that timed out must not be taken for that of the next one.
     let pair = net.pair();
     let (hold, held) = mpsc::channel();
@@ -151,7 +151,7 @@ fn a_late_answer_is_nobodys(net: &Net) {
     }
 }
 
-fn nested_calls_run_out_of_time_by_themselves(net: &Net) {
+fn nested_call_times_out_before_the_outer_call(net: &Net) {
     // The inner call has a deadline of its own: a server whose inner server hangs still answers.
     let (inner, outer, client) = (net.server(), net.server(), net.client());
     define_wait(&inner);
@@ -166,7 +166,7 @@ fn nested_calls_run_out_of_time_by_themselves(net: &Net) {
     assert!(client.procedure::<(), bool>("outer").on(&to_outer).call(&()).unwrap());
 }
 
-fn a_handler_that_never_looks_keeps_nobody(net: &Net) {
+fn timed_out_call_returns_while_its_handler_blocks(net: &Net) {
     let pair = net.pair_with(|b| b.finalize_timeout(Duration::from_millis(500)));
     let gate = Gate::default();
     let door = gate.clone();
@@ -182,14 +182,14 @@ fn a_handler_that_never_looks_keeps_nobody(net: &Net) {
 }
 
 suite![
-    a_call_times_out_when_it_was_told_to,
-    a_started_call_times_out_too,
-    no_time_at_all_is_a_timeout,
+    call_beyond_its_timeout_fails_with_timeout,
+    started_call_beyond_its_timeout_fails_with_timeout,
+    timeout_of_zero_fails_with_timeout,
     a_long_timeout_does_not_overflow,
-    the_default_timeout_is_the_engines,
-    the_server_knows_the_deadline,
-    the_deadline_is_over_when_the_call_is,
-    a_late_answer_is_nobodys,
-    nested_calls_run_out_of_time_by_themselves,
-    a_handler_that_never_looks_keeps_nobody,
+    call_without_a_timeout_has_the_engines_default,
+    request_knows_the_calls_deadline,
+    request_of_a_timed_out_call_has_no_time_left,
+    late_answer_is_not_taken_for_the_next_calls,
+    nested_call_times_out_before_the_outer_call,
+    timed_out_call_returns_while_its_handler_blocks,
 ];

@@ -55,7 +55,7 @@ fn assert_alive(pair: &Pair) {
     assert_eq!(pair.client.procedure::<u8, u8>("fine").on(&pair.to_server).call(&9).unwrap(), 9);
 }
 
-fn a_handler_that_panics_answers_with_its_message(net: &Net) {
+fn handler_that_panics_fails_its_call_with_the_message(net: &Net) {
     let pair = pair(net);
     pair.server.define("literal", |_: &Request, ()| -> u8 { panic!("a literal message") }).unwrap();
     pair.server.define("formatted", |_: &Request, n: u32| -> u8 { panic!("message number {n}") }).unwrap();
@@ -78,7 +78,7 @@ fn a_handler_that_panics_answers_with_its_message(net: &Net) {
     }
 }
 
-fn panics_on_every_thread_use_up_none(net: &Net) {
+fn panics_do_not_use_up_handler_threads(net: &Net) {
     let pair = Pair::of(net.server_with(|b| b.handler_threads(2)), net.client());
     pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
     pair.server.define("panics", |_: &Request, n: u32| -> u32 { panic!("{n}") }).unwrap();
@@ -90,7 +90,7 @@ fn panics_on_every_thread_use_up_none(net: &Net) {
     assert_alive(&pair);
 }
 
-fn arguments_that_dont_decode(net: &Net) {
+fn arguments_that_cannot_be_decoded_fail_the_call(net: &Net) {
     let pair = pair(net);
     pair.server.define("picky", |_: &Request, picky: Picky| picky.0).unwrap();
     pair.server.define_async("picky2", |_: Request, picky: Picky| async move { picky.0 }).unwrap();
@@ -105,7 +105,7 @@ fn arguments_that_dont_decode(net: &Net) {
     }
 }
 
-fn results_that_dont_decode(net: &Net) {
+fn results_that_cannot_be_decoded_fail_the_call(net: &Net) {
     let pair = pair(net);
     pair.server.define("picky", |_: &Request, n: u32| Picky(n)).unwrap();
     let picky = pair.client.procedure::<u32, Picky>("picky");
@@ -114,7 +114,7 @@ fn results_that_dont_decode(net: &Net) {
     assert_alive(&pair);
 }
 
-fn values_that_dont_encode(net: &Net) {
+fn values_that_cannot_be_encoded_fail_the_call(net: &Net) {
     let pair = pair(net);
     pair.server.define("shy", |_: &Request, shy: Shy| Shy(shy.0 + 50)).unwrap();
     let shy = pair.client.procedure::<Shy, Shy>("shy");
@@ -150,7 +150,7 @@ struct Point {
     y: i32,
 }
 
-fn arguments_of_another_type(net: &Net) {
+fn arguments_of_another_type_fail_with_type_mismatch(net: &Net) {
     let pair = pair(net);
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
@@ -167,7 +167,7 @@ fn arguments_of_another_type(net: &Net) {
     assert_mismatch::<_, u8>(&pair, "now", Side::Arguments, 0u8);
 }
 
-fn results_of_another_type(net: &Net) {
+fn results_of_another_type_fail_with_type_mismatch(net: &Net) {
     let pair = pair(net);
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
@@ -179,7 +179,7 @@ fn results_of_another_type(net: &Net) {
     assert_mismatch::<_, u32>(&pair, "now", Side::Result, ());
 }
 
-fn structs_of_another_shape(net: &Net) {
+fn structs_of_another_shape_fail_with_type_mismatch(net: &Net) {
     mod newer {
         #[derive(serde::Serialize, serde::Deserialize, Debug)]
         pub struct Point {
@@ -195,7 +195,7 @@ fn structs_of_another_shape(net: &Net) {
     assert_mismatch::<_, i32>(&pair, "norm", Side::Arguments, newer::Point { x: 1, y: 2, z: 3 });
 }
 
-fn a_mismatched_notification_runs_nothing(net: &Net) {
+fn one_way_call_with_mismatched_types_runs_no_handler(net: &Net) {
     let pair = pair(net);
     let (heard, hears) = std::sync::mpsc::channel();
     pair.server.define("note", move |_: &Request, n: u32| heard.send(n).unwrap()).unwrap();
@@ -206,13 +206,13 @@ fn a_mismatched_notification_runs_nothing(net: &Net) {
 }
 
 suite![
-    a_handler_that_panics_answers_with_its_message,
-    panics_on_every_thread_use_up_none,
-    arguments_that_dont_decode,
-    results_that_dont_decode,
-    values_that_dont_encode,
-    arguments_of_another_type,
-    results_of_another_type,
-    structs_of_another_shape,
-    a_mismatched_notification_runs_nothing,
+    handler_that_panics_fails_its_call_with_the_message,
+    panics_do_not_use_up_handler_threads,
+    arguments_that_cannot_be_decoded_fail_the_call,
+    results_that_cannot_be_decoded_fail_the_call,
+    values_that_cannot_be_encoded_fail_the_call,
+    arguments_of_another_type_fail_with_type_mismatch,
+    results_of_another_type_fail_with_type_mismatch,
+    structs_of_another_shape_fail_with_type_mismatch,
+    one_way_call_with_mismatched_types_runs_no_handler,
 ];

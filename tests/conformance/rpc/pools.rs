@@ -78,7 +78,7 @@ fn a_pool_of_three_runs_three_at_a_time(net: &Net) {
     pendings.into_iter().for_each(|pending| pending.wait().unwrap());
 }
 
-fn a_blocked_pool_blocks_no_other(net: &Net) {
+fn blocked_pool_does_not_block_others(net: &Net) {
     let pair = net.pair();
     let (slow, fast) = (HandlerPool::new(1), HandlerPool::new(1));
     let gate = Gate::default();
@@ -139,7 +139,7 @@ fn every_number_of_handler_threads_serves(net: &Net) {
     }
 }
 
-fn every_way_of_progress_serves(net: &Net) {
+fn every_progress_mode_serves(net: &Net) {
     for progress in [calomel::Progress::Adaptive, calomel::Progress::Park, calomel::Progress::Spin] {
         let pair = net.pair_with(|b| b.progress(progress));
         pair.server.define("square", |_: &Request, n: u64| n * n).unwrap();
@@ -156,7 +156,7 @@ fn every_way_of_progress_serves(net: &Net) {
     }
 }
 
-fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
+fn blocked_handlers_do_not_stop_progress(net: &Net) {
     let pair = Pair::of(net.server_with(|b| b.handler_threads(2)), net.client());
     let (gate, entered) = (Gate::default(), Arc::new(AtomicU32::new(0)));
     let (door, count) = (gate.clone(), entered.clone());
@@ -196,7 +196,7 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     }
 }
 
-fn what_waited_in_a_pool_that_goes_is_answered(net: &Net) {
+fn calls_queued_in_a_dropped_pool_are_answered(net: &Net) {
     let pair = net.pair();
     let pool = HandlerPool::new(1);
     let (entered, gate) = (Gate::default(), Gate::default());
@@ -232,14 +232,14 @@ fn what_waited_in_a_pool_that_goes_is_answered(net: &Net) {
 }
 
 suite![
-    what_waited_in_a_pool_that_goes_is_answered,
+    calls_queued_in_a_dropped_pool_are_answered,
     a_pool_runs_its_handlers_on_its_own_threads,
     a_pool_of_one_runs_one_handler_at_a_time,
     a_pool_of_three_runs_three_at_a_time,
-    a_blocked_pool_blocks_no_other,
+    blocked_pool_does_not_block_others,
     a_pool_runs_async_and_deferred_handlers_too,
     one_pool_serves_several_engines,
     every_number_of_handler_threads_serves,
-    every_way_of_progress_serves,
-    more_blocked_handlers_than_threads_stop_no_progress,
+    every_progress_mode_serves,
+    blocked_handlers_do_not_stop_progress,
 ];

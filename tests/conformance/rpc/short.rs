@@ -31,7 +31,7 @@ fn define_held(server: &Engine) -> Arc<AtomicUsize> {
     count
 }
 
-fn started_calls_that_nobody_looks_at_are_sent(net: &Net) {
+fn started_calls_that_are_not_polled_are_sent(net: &Net) {
     let pair = net.pair();
     let count = define_held(&pair.server);
     let held = pair.client.procedure::<(), ()>("held").on(&pair.to_server);
@@ -52,7 +52,7 @@ fn started_calls_that_nobody_looks_at_are_sent(net: &Net) {
     }
 }
 
-fn calls_that_several_threads_start_are_sent(net: &Net) {
+fn calls_started_by_several_threads_are_sent(net: &Net) {
     const THREADS: usize = 3;
     const EACH: usize = 300;
     let pair = net.pair();
@@ -82,7 +82,7 @@ fn calls_that_several_threads_start_are_sent(net: &Net) {
     });
 }
 
-fn one_way_calls_that_nobody_looks_at_are_sent(net: &Net) {
+fn one_way_calls_without_later_calls_are_sent(net: &Net) {
     let pair = net.pair();
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
@@ -103,7 +103,7 @@ fn one_way_calls_that_nobody_looks_at_are_sent(net: &Net) {
     }
 }
 
-fn the_last_words_of_an_engine_are_sent(net: &Net) {
+fn one_way_calls_before_finalize_are_sent(net: &Net) {
     let server = net.server();
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
@@ -122,7 +122,7 @@ fn the_last_words_of_an_engine_are_sent(net: &Net) {
 }
 
 /// The engine's own calls proceed while one of its handlers blocks, whichever thread holds the driver lock, in every round.
-fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
+fn blocked_handler_does_not_delay_its_engines_callers(net: &Net) {
     let (one, other) = (net.server(), net.server());
     for engine in [&one, &other] {
         engine.define("empty", |_: &Request, (): ()| ()).unwrap();
@@ -158,7 +158,7 @@ fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
 }
 
 /// As above, after the handler has waited in a call of its own: the watcher may not have checked it since.
-fn a_handler_that_blocks_after_a_call_does_not_keep_others(net: &Net) {
+fn handler_that_blocks_after_a_call_does_not_delay_others(net: &Net) {
     let (one, other) = (net.server(), net.server());
     for engine in [&one, &other] {
         engine.define("empty", |_: &Request, (): ()| ()).unwrap();
@@ -201,7 +201,7 @@ fn busily<R>(pair: &crate::support::Pair, work: impl FnOnce() -> R) -> R {
     })
 }
 
-fn timers_and_deadlines_come_in_time_while_engines_are_busy(net: &Net) {
+fn timers_and_deadlines_of_busy_engines_are_on_time(net: &Net) {
     let pair = net.pair();
     define_held(&pair.server);
     busily(&pair, || {
@@ -223,7 +223,7 @@ fn timers_and_deadlines_come_in_time_while_engines_are_busy(net: &Net) {
     });
 }
 
-fn strangers_are_served_while_engines_are_busy(net: &Net) {
+fn new_peers_of_busy_engines_are_served(net: &Net) {
     let pair = net.pair();
     busily(&pair, || {
         for _ in 0..5 {
@@ -257,13 +257,13 @@ fn rare_calls_of_several_threads_are_answered(net: &Net) {
 }
 
 suite!(
-    started_calls_that_nobody_looks_at_are_sent,
-    calls_that_several_threads_start_are_sent,
-    one_way_calls_that_nobody_looks_at_are_sent,
-    the_last_words_of_an_engine_are_sent,
-    a_handler_that_blocks_does_not_keep_the_engines_own_callers,
-    a_handler_that_blocks_after_a_call_does_not_keep_others,
-    timers_and_deadlines_come_in_time_while_engines_are_busy,
-    strangers_are_served_while_engines_are_busy,
+    started_calls_that_are_not_polled_are_sent,
+    calls_started_by_several_threads_are_sent,
+    one_way_calls_without_later_calls_are_sent,
+    one_way_calls_before_finalize_are_sent,
+    blocked_handler_does_not_delay_its_engines_callers,
+    handler_that_blocks_after_a_call_does_not_delay_others,
+    timers_and_deadlines_of_busy_engines_are_on_time,
+    new_peers_of_busy_engines_are_served,
     rare_calls_of_several_threads_are_answered,
 );

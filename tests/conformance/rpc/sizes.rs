@@ -35,7 +35,7 @@ fn text(len: usize) -> String {
         .unwrap()
 }
 
-fn arguments_and_results_of_every_size(net: &Net) {
+fn arguments_and_results_of_every_size_arrive(net: &Net) {
     let pair = eager_pair(net);
     define_echo(&pair);
     let echo = pair.client.procedure::<String, String>("echo");
@@ -46,7 +46,7 @@ fn arguments_and_results_of_every_size(net: &Net) {
     }
 }
 
-fn large_arguments_with_small_results_and_the_reverse(net: &Net) {
+fn large_arguments_or_large_results_arrive(net: &Net) {
     let pair = eager_pair(net);
     define_echo(&pair);
     let length = pair.client.procedure::<String, usize>("length");
@@ -57,7 +57,7 @@ fn large_arguments_with_small_results_and_the_reverse(net: &Net) {
     }
 }
 
-fn notifications_of_every_size(net: &Net) {
+fn one_way_calls_of_every_size_arrive(net: &Net) {
     let pair = eager_pair(net);
     let (heard, hears) = mpsc::channel();
     pair.server.define("note", move |_: &Request, text: String| heard.send(text).unwrap()).unwrap();
@@ -73,7 +73,7 @@ fn notifications_of_every_size(net: &Net) {
     assert!(heard == sent);
 }
 
-fn byte_vectors_of_every_size(net: &Net) {
+fn byte_vectors_of_every_size_arrive(net: &Net) {
     let pair = eager_pair(net);
     pair.server
         .define("reverse", |_: &Request, mut bytes: Vec<u8>| {
@@ -90,7 +90,7 @@ fn byte_vectors_of_every_size(net: &Net) {
     }
 }
 
-fn large_messages_in_both_directions_at_once(net: &Net) {
+fn large_messages_in_both_directions_at_once_arrive(net: &Net) {
     let pair = eager_pair(net);
     define_echo(&pair);
     let echo = pair.client.procedure::<String, String>("echo");
@@ -101,7 +101,7 @@ fn large_messages_in_both_directions_at_once(net: &Net) {
     }
 }
 
-fn sixty_four_mebibytes_there_and_back(net: &Net) {
+fn sixty_four_mebibytes_are_sent_and_returned(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(80 << 20));
     define_echo(&pair);
     let sent = text(64 << 20);
@@ -128,7 +128,7 @@ fn assert_too_large<T>(result: calomel::Result<T>, len: usize, limit: usize) {
     assert!(!error.is_retryable() && !error.is_disconnected());
 }
 
-fn arguments_above_the_limit(net: &Net) {
+fn arguments_above_the_limit_are_refused(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(LIMIT));
     define_echo(&pair);
     let length = pair.client.procedure::<String, usize>("length");
@@ -140,7 +140,7 @@ fn arguments_above_the_limit(net: &Net) {
     assert_eq!(length.on(&pair.to_server).call(&text(LIMIT - 256)).unwrap(), LIMIT - 256);
 }
 
-fn messages_of_exactly_the_limit(net: &Net) {
+fn messages_of_exactly_the_limit_are_accepted(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(LIMIT));
     define_echo(&pair);
     let length = pair.client.procedure::<String, usize>("length");
@@ -156,7 +156,7 @@ fn messages_of_exactly_the_limit(net: &Net) {
     assert_too_large(make.on(&pair.to_server).call(&(most + 1)), most + 1, LIMIT);
 }
 
-fn results_above_the_limit(net: &Net) {
+fn results_above_the_limit_are_refused(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(LIMIT));
     define_echo(&pair);
     let make = pair.client.procedure::<usize, String>("make");
@@ -166,7 +166,7 @@ fn results_above_the_limit(net: &Net) {
     assert_eq!(make.on(&pair.to_server).call(&(LIMIT - 256)).unwrap().len(), LIMIT - 256);
 }
 
-fn the_receivers_limit_counts_too(net: &Net) {
+fn messages_above_the_receivers_limit_are_refused(net: &Net) {
     let server = net.server_with(|b| b.max_message_size(LIMIT / 4));
     let client = net.client_with(|b| b.max_message_size(64 * LIMIT));
     let pair = Pair::of(server, client);
@@ -187,7 +187,7 @@ fn the_receivers_limit_counts_too(net: &Net) {
     assert_eq!(make.on(&pair.to_server).call(&1000).unwrap().len(), 1000);
 }
 
-fn bulks_have_no_such_limit(net: &Net) {
+fn bulks_above_the_message_limit_are_transferred(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(65536).eager_limit(1024));
     let data = pattern(5, 3_000_001);
     let exposed = pair.server.expose_read_only(data.clone()).unwrap();
@@ -196,7 +196,7 @@ fn bulks_have_no_such_limit(net: &Net) {
     assert!(copy == data);
 }
 
-fn an_eager_limit_of_nothing_and_of_everything(net: &Net) {
+fn zero_and_large_eager_limits_are_accepted(net: &Net) {
     for eager in [0, 1, 1 << 20] {
         let pair = net.pair_with(|b| b.eager_limit(eager));
         define_echo(&pair);
@@ -208,7 +208,7 @@ fn an_eager_limit_of_nothing_and_of_everything(net: &Net) {
     }
 }
 
-fn a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable(net: &Net) {
+fn call_given_up_with_large_arguments_leaves_the_link_usable(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(80 << 20));
     define_echo(&pair);
     let echo = pair.client.procedure::<String, String>("echo");
@@ -225,18 +225,18 @@ fn a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable(net: &
 }
 
 suite![
-    arguments_and_results_of_every_size,
-    large_arguments_with_small_results_and_the_reverse,
-    notifications_of_every_size,
-    byte_vectors_of_every_size,
-    large_messages_in_both_directions_at_once,
-    sixty_four_mebibytes_there_and_back,
+    arguments_and_results_of_every_size_arrive,
+    large_arguments_or_large_results_arrive,
+    one_way_calls_of_every_size_arrive,
+    byte_vectors_of_every_size_arrive,
+    large_messages_in_both_directions_at_once_arrive,
+    sixty_four_mebibytes_are_sent_and_returned,
     the_default_limit_admits_large_messages,
-    arguments_above_the_limit,
-    messages_of_exactly_the_limit,
-    results_above_the_limit,
-    the_receivers_limit_counts_too,
-    bulks_have_no_such_limit,
-    an_eager_limit_of_nothing_and_of_everything,
-    a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable,
+    arguments_above_the_limit_are_refused,
+    messages_of_exactly_the_limit_are_accepted,
+    results_above_the_limit_are_refused,
+    messages_above_the_receivers_limit_are_refused,
+    bulks_above_the_message_limit_are_transferred,
+    zero_and_large_eager_limits_are_accepted,
+    call_given_up_with_large_arguments_leaves_the_link_usable,
 ];

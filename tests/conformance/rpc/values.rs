@@ -12,7 +12,7 @@ fn limited(builder: EngineBuilder) -> EngineBuilder {
 
 /// Lists of empty texts are refused with the numbers, as arguments and as results; lists of other texts are accepted up to the
 /// largest message, repeatedly.
-fn lists_of_texts(net: &Net) {
+fn lists_beyond_the_memory_limit_are_refused(net: &Net) {
     let pair = net.pair_with(limited);
     pair.server.define("count", |_: &Request, list: Vec<String>| list.len()).unwrap();
     pair.server.define("make", |_: &Request, (count, text): (usize, String)| vec![text; count]).unwrap();
@@ -39,4 +39,4 @@ fn lists_of_texts(net: &Net) {
     }
 }
 
-suite!(lists_of_texts);
+suite!(lists_beyond_the_memory_limit_are_refused);

@@ -52,7 +52,7 @@ fn assert_works(pair: &Pair) {
     assert!(begin.elapsed() < Duration::from_secs(3));
 }
 
-fn a_waker_that_panics_harms_nobody(net: &Net) {
+fn panicking_waker_leaves_the_engine_usable(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
     let exposed = pair.server.expose(vec![1u8; 1 << 20], BulkMode::ReadWrite).unwrap();
@@ -88,7 +88,7 @@ fn a_waker_that_panics_harms_nobody(net: &Net) {
     }
 }
 
-fn a_waker_that_panics_harms_no_owner(net: &Net) {
+fn panicking_waker_of_released_leaves_the_engine_usable(net: &Net) {
     // The waker of a `Released` is woken by a peer, too.
     let pair = net.pair();
     let _held = define_later(&pair.server);
@@ -105,25 +105,25 @@ fn a_waker_that_panics_harms_no_owner(net: &Net) {
     assert!(exposed.reclaim() == vec![1; 100_000]);
 }
 
-fn a_waker_may_start_calls_and_cancel_them(net: &Net) {
+fn waker_may_start_and_cancel_calls(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let mut pending = start(&pair);
     let (fine, to) = (pair.client.procedure::<u32, u32>("fine"), pair.to_server.clone());
     poll_with(&mut pending, move || {
         let (one, other) = (fine.on(&to).start(&1), fine.on(&to).start(&2));
         drop(other);
         fine.on(&to).notify(&3).unwrap();
-        tell.send(one).unwrap();
+        sender.send(one).unwrap();
     });
     held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
-    assert_eq!(told.recv_timeout(BOUND).unwrap().unwrap().wait().unwrap(), 1);
+    assert_eq!(receiver.recv_timeout(BOUND).unwrap().unwrap().wait().unwrap(), 1);
     assert_eq!(pending.wait().unwrap(), 5);
     assert_works(&pair);
 }
 
-fn a_waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
+fn waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
     let mut pending = start(&pair);
@@ -138,7 +138,7 @@ fn a_waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
     assert_eq!(pending.wait().unwrap(), 5);
 }
 
-fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
+fn waker_that_drops_the_last_engine_handle_does_not_deadlock(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
     let client = net.builder().build().unwrap();
@@ -154,7 +154,7 @@ fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
     assert_works(&pair);
 }
 
-fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
+fn wait_any_over_two_engines_returns_the_first_answer(net: &Net) {
     // One thread waits for calls of two engines: driving one must not miss the other.
     let pair = net.pair();
     let held = define_later(&pair.server);
@@ -177,7 +177,7 @@ fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
     }
 }
 
-fn a_gateway_calls_through_another_engine(net: &Net) {
+fn gateway_calls_through_a_second_engine_are_answered(net: &Net) {
     // Handlers of one engine start calls of a second one, while the first is busy with other calls.
     let (back, front) = (net.server(), net.server());
     back.define("plus", |_: &Request, n: u32| n + 1).unwrap();
@@ -205,11 +205,11 @@ fn a_gateway_calls_through_another_engine(net: &Net) {
 }
 
 suite![
-    a_waker_that_panics_harms_nobody,
-    a_waker_that_panics_harms_no_owner,
-    a_waker_may_start_calls_and_cancel_them,
-    a_waker_that_finalizes_does_not_wait_for_itself,
-    a_waker_that_drops_the_last_of_an_engine,
-    an_answer_wakes_a_thread_that_waits_for_another_engines,
-    a_gateway_calls_through_another_engine,
+    panicking_waker_leaves_the_engine_usable,
+    panicking_waker_of_released_leaves_the_engine_usable,
+    waker_may_start_and_cancel_calls,
+    waker_that_finalizes_does_not_wait_for_itself,
+    waker_that_drops_the_last_engine_handle_does_not_deadlock,
+    wait_any_over_two_engines_returns_the_first_answer,
+    gateway_calls_through_a_second_engine_are_answered,
 ];

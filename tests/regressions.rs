@@ -3,33 +3,33 @@
 //!
 //! | problem | tests |
 //! |---|---|
-//! | a transport error that can't be tied to a call; clients wait for ever | p `dying::a_server_that_goes_ends_the_calls_to_it`, p `foreign::a_server_that_never_answers_is_given_up`, c `engine::reach::nobody_there_is_unreachable_at_once` |
-//! | cancel completes twice, or never | c `rpc::pending::cancel_and_answer_race_to_exactly_one_end`, `a_cancelled_call_ends_at_once_and_reaches_the_server`, c `bulk::transfer::a_cancelled_transfer_ends_soon_and_is_over` |
-//! | a timed-out transfer writes into memory that has another owner | c `bulk::borrowed`, c `bulk::transfer::dropped_transfers_free_nothing_that_is_in_use`, c `bulk::reclaim`, p `transfers::a_frozen_peer_and_a_short_deadline` |
-//! | the timed-out client is gone, the server goes on for ever | c `rpc::deadlines::a_call_times_out_when_it_was_told_to`, c `rpc::asynchronous::a_future_that_never_ends_ends_with_its_call`, c `rpc::deferred::a_responder_learns_that_nobody_waits`, p `dying::a_client_that_goes_cancels_its_calls` |
-//! | a restarted peer gets old traffic, or hangs | p `restart`, c `engine::reach::a_restarted_server_is_called_as_before_and_old_bulks_are_gone` |
+//! | a transport error that can't be tied to a call; clients wait for ever | p `dying::a_server_that_goes_ends_the_calls_to_it`, p `foreign::a_server_that_never_answers_is_given_up`, c `engine::reach::call_to_an_address_without_a_listener_fails_at_once` |
+//! | cancel completes twice, or never | c `rpc::pending::cancel_and_answer_race_to_exactly_one_end`, `cancelled_call_ends_at_once_and_is_cancelled_at_the_server`, c `bulk::transfer::cancelled_pull_ends_soon_and_writes_no_more` |
+//! | a timed-out transfer writes into memory that has another owner | c `bulk::borrowed`, c `bulk::transfer::dropped_transfer_does_not_write_freed_memory`, c `bulk::reclaim`, p `transfers::a_frozen_peer_and_a_short_deadline` |
+//! | the timed-out client is gone, the server goes on for ever | c `rpc::deadlines::call_beyond_its_timeout_fails_with_timeout`, c `rpc::asynchronous::pending_future_is_dropped_when_its_call_times_out`, c `rpc::deferred::responder_knows_that_its_call_has_ended`, p `dying::a_client_that_goes_cancels_its_calls` |
+//! | a restarted peer gets old traffic, or hangs | p `restart`, c `engine::reach::restarted_server_serves_calls_and_rejects_old_bulks` |
 //! | a client killed in mid-transfer crashes the server | p `transfers::the_puller_goes`, `the_pusher_goes`, `the_owner_goes_while_it_is_pulled_from`, `the_owner_goes_while_it_is_pushed_to` |
-//! | "try again" reaches the user; depth limits hang | [`more_calls_than_fit_are_answered_or_told`], c `rpc::pending::many_calls_are_in_progress_at_once`, c `bulk::transfer::many_transfers_in_flight`, c `rpc::nested` |
-//! | sizes around the eager limit break; one-way with overflow frees too soon | c `rpc::sizes`, c `bulk::sizes`, [`a_gibibyte_moves`] |
-//! | registration caches keyed by address corrupt data | c `bulk::reclaim::exposing_and_taking_back_without_end`, `dropping_frees_memory_that_nobody_writes`, [`the_same_memory_exposed_anew_is_another`] |
+//! | "try again" reaches the user; depth limits hang | [`calls_beyond_the_limits_are_answered_or_refused`], c `rpc::pending::many_concurrent_calls_are_answered`, c `bulk::transfer::many_concurrent_transfers_succeed`, c `rpc::nested` |
+//! | sizes around the eager limit break; one-way with overflow frees too soon | c `rpc::sizes`, c `bulk::sizes`, [`a_gibibyte_is_pushed_and_pulled`] |
+//! | registration caches keyed by address corrupt data | c `bulk::reclaim::thousands_of_exposures_are_independent`, `memory_of_a_dropped_exposure_is_not_written_any_more`, [`memory_exposed_again_rejects_its_old_bulks`] |
 //! | finalize hangs, crashes, is not thread-safe | c `engine::finalize`, c `engine::in_flight`, c `engine::after`, p `dying::finalizing_beside_a_frozen_peer_is_bounded` |
 //! | fork breaks it | p `leftovers::a_forked_child_gets_an_error` |
 //! | busy polling is fast and not the default; a progress thread slows clients | p `leftovers::idle_engines_do_nothing`; the benchmarks measure the speed |
-//! | the server must dial back; NAT and containers fail | c `bulk::basics::the_server_moves_the_clients_memory`, c `rpc::request::the_caller_can_be_called_after_the_call`, c `bulk::forward::the_server_finds_its_caller_by_origin` |
-//! | `process_vm_readv` is forbidden | `tests/shm/limits.rs`: `one_side_may_not_read_the_other`, `neither_side_may_read_the_other`; the suite `on_shm_alone` of c |
-//! | "frame too large" looks like "disconnected" | c `rpc::sizes::arguments_above_the_limit`, `results_above_the_limit`, `the_receivers_limit_counts_too` |
+//! | the server must dial back; NAT and containers fail | c `bulk::basics::handler_pulls_and_pushes_its_callers_memory`, c `rpc::request::callers_endpoint_is_usable_after_the_call`, c `bulk::forward::origin_of_a_callers_bulk_reaches_the_caller` |
+//! | `process_vm_readv` is forbidden | `tests/shm/limits.rs`: `one_side_may_not_read_the_other`, `neither_side_may_read_the_other`; the suite `on_shm_no_kernel_copy` of c |
+//! | "frame too large" looks like "disconnected" | c `rpc::sizes::arguments_above_the_limit_are_refused`, `results_above_the_limit_are_refused`, `messages_above_the_receivers_limit_are_refused` |
 //! | a peer that vanishes without closing its connection hangs all streams | p `dying` and `transfers` with SIGSTOP, p `foreign::a_black_hole_is_given_up` |
-//! | a second `define` of a name silently wins; hashes of names collide | c `rpc::define::a_second_definition_of_a_name_is_an_error`, [`names_that_collide_under_common_hashes_are_told_apart`] |
+//! | a second `define` of a name silently wins; hashes of names collide | c `rpc::define::a_second_definition_of_a_name_is_an_error`, [`names_that_collide_under_common_hashes_are_distinct`] |
 //! | a decode error hangs the caller; an exception kills the server | c `rpc::faults` |
-//! | a bulk slice is unchecked | c `bulk::slices::what_lies_outside_is_out_of_range` |
+//! | a bulk slice is unchecked | c `bulk::slices::slice_beyond_the_end_is_out_of_range` |
+//! | chunks that don't divide evenly overrun | c `bulk::sizes`, c `bulk::model::random_transfers_agree_with_the_model` |
 //! | a forged descriptor reads the heap | c `bulk::forged`, p `foreign::garbage_of_every_kind_harms_nobody` |
-//! | a descriptor that lies reads the heap | c `bulk::forged`, p `foreign::garbage_of_every_kind_harms_nobody` |
-//! | keys 1, 2, 3; the mode checked by the initiator | c `bulk::denied::tokens_are_not_to_be_guessed`, c `bulk::forged::a_mode_that_lies_changes_nothing` |
+//! | keys 1, 2, 3; the mode checked by the initiator | c `bulk::denied::tokens_of_consecutive_exposures_are_random`, c `bulk::forged::forged_mode_grants_no_access` |
 //! | a dead address: lookup succeeds, the call hangs and burns a core | p `foreign::nobody_there_is_known_at_once`, `a_black_hole_is_given_up` |
-//! | a missing argument or a wrong type is garbage, or aborts the server | c `rpc::faults::arguments_of_another_type`, `results_of_another_type` |
-//! | a range longer than the region is silently clamped | c `bulk::slices::what_lies_outside_is_out_of_range` |
-//! | a bulk freed before the pull | c `bulk::denied::revoked_memory_is_out_of_reach`, c `bulk::eager::small_ones_are_revoked_like_large_ones` |
-//! | a handler that never answers hangs its caller | c `rpc::deferred::a_dropped_responder_is_no_response`, c `rpc::deadlines::the_default_timeout_is_the_engines` |
+//! | a missing argument or a wrong type is garbage, or aborts the server | c `rpc::faults::arguments_of_another_type_fail_with_type_mismatch`, `results_of_another_type_fail_with_type_mismatch` |
+//! | a range longer than the region is silently clamped | c `bulk::slices::slice_beyond_the_end_is_out_of_range` |
+//! | a bulk freed before the pull | c `bulk::denied::transfer_with_revoked_memory_fails_with_revoked`, c `bulk::eager::eager_bulk_is_revoked_when_its_exposure_is_dropped` |
+//! | a handler that never answers hangs its caller | c `rpc::deferred::dropped_responder_fails_its_call_with_no_response`, c `rpc::deadlines::call_without_a_timeout_has_the_engines_default` |
 //! | a killed process leaves things behind | p `restart::an_address_in_use_is_an_error_and_free_again_after_a_kill`, p `leftovers::no_threads_and_no_descriptors_are_left` |
 
 mod common;
@@ -42,7 +42,7 @@ use calomel::{BulkMode, Engine, Error, Pending, Request, Responder};
 
 use common::*;
 
-const LISTEN: [&str; 2] = ["loop://lessons-", "tcp://127.0.0.1:0"];
+const LISTEN: [&str; 2] = ["loop://regressions-", "tcp://127.0.0.1:0"];
 
 /// Runs the test with a server and a client on each transport.
 fn on_each_transport(name: &str, test: impl Fn(&Engine, &Engine, &calomel::Endpoint)) {
@@ -57,9 +57,9 @@ fn on_each_transport(name: &str, test: impl Fn(&Engine, &Engine, &calomel::Endpo
 }
 
 #[test]
-fn more_calls_than_fit_are_answered_or_told() {
+fn calls_beyond_the_limits_are_answered_or_refused() {
     const CALLS: usize = 40_000;
-    let _watchdog = Watchdog::start("more_calls_than_fit_are_answered_or_told");
+    let _watchdog = Watchdog::start("calls_beyond_the_limits_are_answered_or_refused");
     on_each_transport("calls", |server, client, to_server| {
         let (hold, held) = mpsc::channel();
         server.define_deferred("held", move |reply: Responder<u32>, n: u32| hold.send((reply, n)).unwrap()).unwrap();
@@ -106,8 +106,8 @@ fn more_calls_than_fit_are_answered_or_told() {
 }
 
 #[test]
-fn names_that_collide_under_common_hashes_are_told_apart() {
-    let _watchdog = Watchdog::start("names_that_collide_under_common_hashes_are_told_apart");
+fn names_that_collide_under_common_hashes_are_distinct() {
+    let _watchdog = Watchdog::start("names_that_collide_under_common_hashes_are_distinct");
     on_each_transport("names", |server, client, to_server| {
         // With 32 bits: djb2, djb2 with xor, FNV-1a, CRC-32.
         let pairs = [
@@ -124,7 +124,7 @@ fn names_that_collide_under_common_hashes_are_told_apart() {
         for name in pairs.iter().flat_map(|pair| [pair.0, pair.1]) {
             assert_eq!(client.procedure::<(), String>(name).on(to_server).call(&()).unwrap(), name);
         }
-        // And so many names that another hash of 32 bits would probably have collisions.
+        // And many more names, against other hashes.
         for n in 0..20_000u32 {
             server.define(&format!("procedure {n}"), move |_: &Request, ()| n).unwrap();
         }
@@ -142,8 +142,8 @@ fn names_that_collide_under_common_hashes_are_told_apart() {
 }
 
 #[test]
-fn the_same_memory_exposed_anew_is_another() {
-    let _watchdog = Watchdog::start("the_same_memory_exposed_anew_is_another");
+fn memory_exposed_again_rejects_its_old_bulks() {
+    let _watchdog = Watchdog::start("memory_exposed_again_rejects_its_old_bulks");
     on_each_transport("memory", |server, _, to_server| {
         // The vector keeps its address; the bulks of its earlier exposures must not give access.
         let mut buffer = vec![0u8; 100_000];
@@ -165,9 +165,9 @@ fn the_same_memory_exposed_anew_is_another() {
 
 #[test]
 #[ignore = "takes 3 GiB of memory"]
-fn a_gibibyte_moves() {
+fn a_gibibyte_is_pushed_and_pulled() {
     const LEN: usize = (1 << 30) + 7;
-    let _watchdog = Watchdog::start("a_gibibyte_moves");
+    let _watchdog = Watchdog::start("a_gibibyte_is_pushed_and_pulled");
     on_each_transport("gibibyte", |server, _, to_server| {
         let data = pattern(1, LEN);
         let theirs = server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
