@@ -253,7 +253,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// A pull so small that the latency of the calls around it dominates; the reference is an empty call plus the system call
+    /// A pull so small that the calls around it take as long; the reference is an empty call plus the system call
     /// that reads as much.
     fn small_pull(&self, report: &mut Report<'_>) -> Outcome {
         let count = self.plan.count(2000);

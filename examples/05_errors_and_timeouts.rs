@@ -37,7 +37,7 @@ fn main() -> calomel::Result<()> {
     assert!(matches!(error, Error::HandlerPanicked { .. }));
 
     let answer = divide.on(&peer).call(&(84, 2))?;
-    println!("the server lives on: 84 / 2 = {answer}");
+    println!("the server still works: 84 / 2 = {answer}");
     assert_eq!(answer, 42);
     Ok(())
 }

@@ -18,7 +18,7 @@ fn main() -> calomel::Result<()> {
         // An error that the caller should see is part of the answer's type.
         filled.map_err(|error| error.to_string())
     })?;
-    server.define("is_locked_out", move |request: &Request, (): ()| {
+    server.define("is_revoked", move |request: &Request, (): ()| {
         let again = kept.get().map(|bulk| bulk.on(request.endpoint()).push_from(&[9u8; 16][..]));
         matches!(again, Some(Err(Error::Revoked { .. })))
     })?;
@@ -26,7 +26,7 @@ fn main() -> calomel::Result<()> {
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
     let fill = client.procedure::<Bulk, Result<usize, String>>("fill");
-    let is_locked_out = client.procedure::<(), bool>("is_locked_out");
+    let is_revoked = client.procedure::<(), bool>("is_revoked");
 
     let mut buffer = [0u8; 16]; // on the stack, and it stays there
     let filled = client.scope(|scope| {
@@ -37,9 +37,9 @@ fn main() -> calomel::Result<()> {
     assert_eq!(filled, Ok(8));
     assert_eq!(buffer, [7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]);
 
-    let locked_out = is_locked_out.on(&peer).call(&())?;
-    println!("locked out: {locked_out}");
-    assert!(locked_out);
+    let revoked = is_revoked.on(&peer).call(&())?;
+    println!("revoked: {revoked}");
+    assert!(revoked);
     assert!(!buffer.contains(&9));
     Ok(())
 }

@@ -27,9 +27,9 @@ fn main() -> calomel::Result<()> {
     let Err(Error::AccessDenied { reason, .. }) = member.procedure::<u32, ()>("write").on(&peer).call(&7) else { panic!() };
     println!("with the key, write: {reason}");
 
-    let stranger = Engine::client("tcp")?;
-    let peer = stranger.lookup(server.address())?;
-    let Err(Error::AccessDenied { reason, .. }) = stranger.procedure::<(), u32>("read").on(&peer).call(&()) else { panic!() };
+    let other = Engine::client("tcp")?;
+    let peer = other.lookup(server.address())?;
+    let Err(Error::AccessDenied { reason, .. }) = other.procedure::<(), u32>("read").on(&peer).call(&()) else { panic!() };
     println!("without the key: {reason}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! RDMA between two processes: a client exposes memory and sends the bulk that names it; the server pulls from it.
+//! Bulk data between two processes: a client exposes memory and sends the bulk that names it; the server pulls from it.
 //!
 //! `cargo run --example do_rdma` starts both and prints their output. To start them by hand, on one machine or on two:
 //!

@@ -41,7 +41,7 @@ examples! {
         r#"visitors: {"client 1", "client 2", "client 3", "client 4"}"#,
     ];
     async_handlers: "04_async_handlers" prints ["3² + 4² = Ok(25)"];
-    errors_and_timeouts: "05_errors_and_timeouts" prints ["the server lives on: 84 / 2 = 42"];
+    errors_and_timeouts: "05_errors_and_timeouts" prints ["the server still works: 84 / 2 = 42"];
     one_way: "06_one_way" prints [
         r#"the server logged ["one", "three", "two"]"#,
         "the server summed up 100000 numbers to 5000050000",
@@ -52,7 +52,7 @@ examples! {
         "the server was given Ok([3, 10, 20])",
         "afterwards the message is [[1, 2, 6], [20, 40, 30, 40]]",
     ];
-    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]", "locked out: true"];
+    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]", "revoked: true"];
     started_transfers: "11_started_transfers" prints [
         "the first 12 bytes are the words [0, 1, 2]",
         "4 parts arrived, 1048576 words",

@@ -1,4 +1,4 @@
-//! A log subscriber may use the engine that logs: no lock is held while it runs.
+//! A log subscriber may use the engine that logs: over tcp, no lock of the engine is held while the subscriber runs.
 
 mod common;
 
@@ -45,7 +45,7 @@ impl Subscriber for UsesEngine {
 }
 
 /// Sends bytes to the engine's port, and waits until the engine closes the connection.
-fn stranger(address: SocketAddr, bytes: &[u8]) {
+fn send_and_await_close(address: SocketAddr, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(patience() * Duration::from_secs(10))).unwrap();
     stream.write_all(bytes).unwrap();
@@ -75,15 +75,15 @@ fn log_subscriber_that_uses_the_engine_does_not_deadlock() {
     let endpoint = client.lookup(address).unwrap();
     let one = client.procedure::<(), ()>("hold").on(&endpoint);
     let provoke: [(&str, &dyn Fn()); 6] = [
-        ("another protocol", &|| stranger(socket, b"GET / HTTP/1.1\r\n\r\n")),
-        ("another version", &|| stranger(socket, &wire::preamble(wire::VERSION + 1, wire::VERSION + 1, 50))),
+        ("another protocol", &|| send_and_await_close(socket, b"GET / HTTP/1.1\r\n\r\n")),
+        ("another version", &|| send_and_await_close(socket, &wire::preamble(wire::VERSION + 1, wire::VERSION + 1, 50))),
         ("a corrupt handshake", &|| {
             let mut hello = wire::greeting(7, 1 << 20);
             hello[16] ^= 1;
-            stranger(socket, &hello);
+            send_and_await_close(socket, &hello);
         }),
         // The third and the fourth failed connection, of which only the fourth is logged.
-        ("no frame", &|| (0..2).for_each(|_| stranger(socket, &[wire::greeting(7, 1 << 20), vec![0; 100]].concat()))),
+        ("no frame", &|| (0..2).for_each(|_| send_and_await_close(socket, &[wire::greeting(7, 1 << 20), vec![0; 100]].concat()))),
         ("a denied call", &|| {
             let denied = client.procedure::<(), ()>("denied").on(&endpoint).call(&());
             assert!(matches!(denied, Err(Error::AccessDenied { .. })), "{denied:?}");

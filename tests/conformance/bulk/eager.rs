@@ -142,7 +142,7 @@ fn eager_bulk_is_revoked_when_its_exposure_is_dropped(net: &Net) {
 }
 
 fn eager_bulk_dropped_before_its_handler_reads_is_at_most_readable(net: &Net) {
-    // The exposure is dropped before the handler reads: it may still read bytes that were sent eagerly, but not write.
+    // The exposure is dropped before the handler reads; the handler may read bytes that were sent eagerly, but not write.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let (entered, go) = (Gate::default(), Gate::default());

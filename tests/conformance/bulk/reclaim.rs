@@ -12,8 +12,9 @@ use crate::support::{BOUND, Net, eventually, pattern, stays};
 const LEN: usize = 4 << 20;
 const QUIET: Duration = Duration::from_millis(60);
 
-/// Two threads push to a bulk and two pull from it until it is revoked; runs `meanwhile` once they have started.
-fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -> T) -> T {
+/// Two threads push to a bulk and two pull from it, as far as its mode allows, until it is revoked; runs `meanwhile` once they
+/// have started.
+fn with_transfers_in_progress<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -> T) -> T {
     let moved = AtomicU32::new(0);
     let rounds = |transfer: &dyn Fn(u8) -> calomel::Result<usize>| {
         let begin = Instant::now();
@@ -51,7 +52,7 @@ fn reclaimed_memory_is_not_written_any_more(net: &Net) {
     for mode in [BulkMode::WriteOnly, BulkMode::ReadWrite] {
         let theirs = pair.server.expose(vec![0u8; LEN], mode).unwrap();
         let remote = theirs.bulk().on(&pair.to_server);
-        under_fire(&remote, mode, || {
+        with_transfers_in_progress(&remote, mode, || {
             let begin = Instant::now();
             let bytes = theirs.reclaim();
             assert!(begin.elapsed() < Duration::from_secs(3));
@@ -66,7 +67,7 @@ fn memory_of_a_dropped_exposure_is_not_written_any_more(net: &Net) {
     for _ in 0..3 {
         let theirs = pair.server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
         let remote = theirs.bulk().on(&pair.to_server);
-        under_fire(&remote, BulkMode::ReadWrite, || {
+        with_transfers_in_progress(&remote, BulkMode::ReadWrite, || {
             drop(theirs);
             // The allocator may return the same memory again; its new user must be the only writer.
             let fresh: Vec<Vec<u8>> = (0..3).map(|_| vec![0x5cu8; LEN]).collect();
@@ -80,7 +81,7 @@ fn read_only_memory_is_reclaimed_during_pulls(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose_read_only(pattern(1, LEN)).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
-    under_fire(&remote, BulkMode::ReadOnly, || {
+    with_transfers_in_progress(&remote, BulkMode::ReadOnly, || {
         let mut bytes = theirs.reclaim();
         assert!(bytes == pattern(1, LEN));
         // Only the owner writes it now.

@@ -26,7 +26,7 @@ fn authorize_hook_that_uses_the_engine_does_not_deadlock(net: &Net) {
         let _ = (caller.process(), endpoint.address(), format!("{caller:?}"));
         let engine = own.get().unwrap().upgrade().unwrap();
         let _ = (engine.refusals().total(), engine.addresses());
-        // Blocking calls to its caller and to another engine can't be served from here: they fail at once.
+        // A hook can't wait for a call to its caller or to another engine: such calls fail at once.
         let elsewhere = engine.lookup(&other_address).unwrap();
         for peer in [&endpoint, &elsewhere] {
             let begin = Instant::now();

@@ -201,7 +201,7 @@ fn await_given_up(replies: &[Responder<()>]) {
 
 impl End {
     /// What `caller` has given up is counted until its handler has ended; before that, `while_given_up` runs.
-    fn bring(self, net: &Net, server: &Server, caller: &mut Caller, held: Held, while_given_up: impl Fn(&Caller)) {
+    fn end_requests(self, net: &Net, server: &Server, caller: &mut Caller, held: Held, while_given_up: impl Fn(&Caller)) {
         let Held { calls, replies } = held;
         match self {
             End::Answered => {
@@ -238,7 +238,7 @@ impl End {
 }
 
 /// Each end twice: after itself, and after each other.
-fn ways() -> impl Iterator<Item = End> {
+fn ends() -> impl Iterator<Item = End> {
     ENDS.into_iter().chain(ENDS.into_iter().rev())
 }
 
@@ -246,14 +246,14 @@ fn ways() -> impl Iterator<Item = End> {
 fn of_one_peer(net: &Net, size: usize, small_ones_pass: bool, limit: impl FnOnce(EngineBuilder) -> EngineBuilder) {
     let server = Server::new(net, limit);
     let (mut one, other) = (Caller::new(net, &server.engine), Caller::new(net, &server.engine));
-    for how in ways() {
+    for how in ends() {
         let held = one.fill(&server, MOST, size);
         one.assert_refused(&server, size);
         if small_ones_pass {
             one.assert_served(1);
         }
         other.assert_served(size);
-        how.bring(net, &server, &mut one, held, |one| one.assert_refused(&server, size));
+        how.end_requests(net, &server, &mut one, held, |one| one.assert_refused(&server, size));
         one.churn(&server, size);
     }
 }
@@ -281,7 +281,7 @@ fn bytes_beyond_one_peers_limit_are_refused(net: &Net) {
 fn of_all_peers(net: &Net, size: usize, limit: impl FnOnce(EngineBuilder) -> EngineBuilder) {
     let server = Server::new(net, limit);
     let (mut greedy, mut other) = (Caller::new(net, &server.engine), Caller::new(net, &server.engine));
-    for (round, how) in ways().enumerate() {
+    for (round, how) in ends().enumerate() {
         // Both are connected, so that half of it is the share of each.
         greedy.churn(&server, size);
         other.churn(&server, size);
@@ -291,7 +291,7 @@ fn of_all_peers(net: &Net, size: usize, limit: impl FnOnce(EngineBuilder) -> Eng
         other.assert_refused(&server, size);
         greedy.assert_refused(&server, size);
         if round % 2 == 0 {
-            how.bring(net, &server, &mut greedy, held, |greedy| greedy.assert_refused(&server, size));
+            how.end_requests(net, &server, &mut greedy, held, |greedy| greedy.assert_refused(&server, size));
             greedy.assert_served(size);
             continue;
         }
@@ -306,7 +306,7 @@ fn of_all_peers(net: &Net, size: usize, limit: impl FnOnce(EngineBuilder) -> Eng
         greedy.assert_served(size);
         shared.calls.extend(more.calls);
         shared.replies.extend(more.replies);
-        how.bring(net, &server, &mut other, shared, |_| ());
+        how.end_requests(net, &server, &mut other, shared, |_| ());
     }
 }
 
@@ -324,7 +324,7 @@ fn bytes_beyond_the_limit_of_all_peers_are_refused(net: &Net) {
 }
 
 #[track_caller]
-fn assert_turned_away<T>(result: calomel::Result<T>) {
+fn assert_not_connected<T>(result: calomel::Result<T>) {
     let error = result.map(drop).unwrap_err();
     assert!(error.is_retryable() && error.is_disconnected(), "{error}");
     assert_error!(Err::<(), _>(error), Error::Unreachable { .. } | Error::Disconnected { .. });
@@ -340,7 +340,7 @@ fn connections_beyond_the_limit_are_refused(net: &Net) {
     let exposed = server.engine.expose_read_only(pattern(1, 1 << 20)).unwrap();
     for round in 0..24 {
         let outside = Caller::new(net, &server.engine);
-        (0..3).for_each(|_| assert_turned_away(outside.length(1)));
+        (0..3).for_each(|_| assert_not_connected(outside.length(1)));
         inside.iter().for_each(|caller| assert!(caller.to.is_connected()));
         inside.iter().for_each(|caller| caller.assert_served(1));
         // Connections that the server itself makes are not counted.
@@ -401,11 +401,11 @@ impl Stalling {
     }
 
     /// Waits until the server has handled everything that was sent so far.
-    fn await_heard(&self, server: &Server) {
+    fn await_handled(&self, server: &Server) {
         let before = server.notes.load(Ordering::SeqCst);
         let call = self.caller.start("note", 0);
         // Checking the call has it sent.
-        eventually("it has been heard", || !call.is_ready() && server.notes.load(Ordering::SeqCst) > before);
+        eventually("it has been handled", || !call.is_ready() && server.notes.load(Ordering::SeqCst) > before);
     }
 }
 
@@ -477,7 +477,7 @@ fn pulls_beyond_one_peers_limit_are_refused(net: &Net) {
         let mut beyond = Vec::new();
         for _ in 0..tries {
             beyond.extend([&bulk, &part_of_it, &small].map(start));
-            slow.await_heard(&server);
+            slow.await_handled(&server);
         }
         let mut part = vec![0u8; 1000];
         assert_eq!(small.on(&other.to).pull_into(&mut part[..]).unwrap(), 1000);
@@ -637,7 +637,7 @@ fn limits_of_zero_admit_nothing(net: &Net) {
     caller.assert_served(1);
     assert_eq!(exposed.reclaim(), [1; 10]);
     let (server, caller) = refusing(|builder| builder.max_connections(0));
-    (0..3).for_each(|_| assert_turned_away(caller.length(1)));
+    (0..3).for_each(|_| assert_not_connected(caller.length(1)));
     let (back, _) = refusing(|builder| builder);
     Caller::of(server.engine.clone(), &back.engine).assert_served(1);
     let (server, caller) = refusing(|builder| builder.max_exposures(0));

@@ -129,9 +129,9 @@ fn endpoint_of_another_engine_neither_hangs_nor_crashes(net: &Net) {
     // Endpoints are values; an engine that is given another's must not hang or crash.
     let pair = net.pair();
     pair.server.define("hello", |_: &Request, ()| 1u8).unwrap();
-    let stranger = net.client();
+    let other = net.client();
     let begin = Instant::now();
-    if let Ok(answer) = stranger.procedure::<(), u8>("hello").on(&pair.to_server).call(&()) {
+    if let Ok(answer) = other.procedure::<(), u8>("hello").on(&pair.to_server).call(&()) {
         assert_eq!(answer, 1);
     }
     assert!(begin.elapsed() < Duration::from_secs(5));

@@ -40,11 +40,11 @@ fn client_with_the_key_is_served(net: &Net) {
 /// In both directions. The client with the right key is not disturbed.
 fn client_with_another_key_is_refused(net: &Net) {
     let server = serving(net.server_with(keyed));
-    let stranger = net.client_with(other);
+    let rejected = net.client_with(other);
     let good = net.client_with(keyed);
     let to_server = good.lookup(server.address()).unwrap();
     for _ in 0..3 {
-        let error = hello(&stranger, &stranger.lookup(server.address()).unwrap()).unwrap_err();
+        let error = hello(&rejected, &rejected.lookup(server.address()).unwrap()).unwrap_err();
         assert!(!error.is_retryable());
         assert_error!(Err::<(), _>(error), Error::AccessDenied { reason, .. } if reason.contains("key"));
         assert_eq!(hello(&good, &to_server).unwrap(), 7);

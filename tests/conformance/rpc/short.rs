@@ -227,10 +227,10 @@ fn new_peers_of_busy_engines_are_served(net: &Net) {
     let pair = net.pair();
     busily(&pair, || {
         for _ in 0..5 {
-            let stranger = net.client();
-            let to_server = stranger.lookup(pair.server.address()).unwrap();
+            let new_peer = net.client();
+            let to_server = new_peer.lookup(pair.server.address()).unwrap();
             let started = Instant::now();
-            stranger.procedure::<(), ()>("busy").on(&to_server).call(&()).unwrap();
+            new_peer.procedure::<(), ()>("busy").on(&to_server).call(&()).unwrap();
             assert!(started.elapsed() < soon(), "{:?}", started.elapsed());
         }
     });

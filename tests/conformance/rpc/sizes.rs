@@ -11,7 +11,7 @@ use crate::support::{BOUND, Net, Pair, pattern};
 const EAGER: usize = 4096;
 const LIMIT: usize = 1 << 20;
 
-/// Sizes around 0, the limits of encoded integers, and powers of two; and all that with their headers are near the eager limit.
+/// Sizes around the limits of encoded lengths and powers of two, and all that are near the eager limit with their headers.
 fn sizes() -> impl Iterator<Item = usize> {
     let near = (EAGER - 128..=EAGER + 16).chain(2 * EAGER - 3..=2 * EAGER + 3);
     [0, 1, 2, 127, 128, 16383, 16384, 16385, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1].into_iter().chain(near)

@@ -80,7 +80,7 @@ fn panicking_waker_leaves_the_engine_usable(net: &Net) {
         assert!(local.reclaim().iter().all(|&b| b == 1));
         let mut pending = start(&pair);
         poll_with(&mut pending, || panic!("in a waker"));
-        // A call that is dropped before its handler has begun may never reach the server.
+        // A call that is dropped before its handler has begun may never reach its handler.
         let reply = held.recv_timeout(BOUND).unwrap();
         drop(pending);
         drop(reply);
