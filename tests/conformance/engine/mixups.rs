@@ -122,12 +122,12 @@ fn bulk_received_by_one_engine_is_forwarded_by_another(net: &Net) {
     for len in LENGTHS {
         let Fetcher { engine: server, kept } = fetcher(net);
         let (owner, middle, sender) = (net.server(), net.server(), net.client());
-        let (sender, receiver) = mpsc::channel();
-        middle.define("take", move |_: &Request, bulk: Bulk| sender.send(bulk).unwrap()).unwrap();
+        let (received_tx, received_rx) = mpsc::channel();
+        middle.define("take", move |_: &Request, bulk: Bulk| received_tx.send(bulk).unwrap()).unwrap();
         let exposed = owner.expose_read_only(pattern(7, len)).unwrap();
         let released = exposed.released();
         owner.procedure::<Bulk, ()>("take").on(owner.lookup(middle.address()).unwrap()).call(&exposed.bulk()).unwrap();
-        let bulk = receiver.recv_timeout(BOUND).unwrap();
+        let bulk = received_rx.recv_timeout(BOUND).unwrap();
         let to_server = sender.lookup(server.address()).unwrap();
         let fetch = sender.procedure::<(bool, Bulk), Moved>("fetch");
         let found = fetch.on(&to_server).call(&(false, bulk.clone())).unwrap();
