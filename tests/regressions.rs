@@ -3,34 +3,34 @@
 //!
 //! | problem | tests |
 //! |---|---|
-//! | a transport error that can't be tied to a call; clients wait for ever | p `dying::a_server_that_goes_ends_the_calls_to_it`, p `foreign::a_server_that_never_answers_is_given_up`, c `engine::reach::call_to_an_address_without_a_listener_fails_at_once` |
+//! | a transport error that can't be tied to a call; clients wait for ever | p `dying::server_killed_or_stopped_ends_calls_with_disconnected`, p `foreign::call_to_silent_server_is_unreachable_after_the_connect_timeout`, c `engine::reach::call_to_an_address_without_a_listener_fails_at_once` |
 //! | cancel completes twice, or never | c `rpc::pending::cancel_and_answer_race_to_exactly_one_end`, `cancelled_call_ends_at_once_and_is_cancelled_at_the_server`, c `bulk::transfer::cancelled_pull_ends_soon_and_writes_no_more` |
-//! | a timed-out transfer writes into memory that has another owner | c `bulk::borrowed`, c `bulk::transfer::dropped_transfer_does_not_write_freed_memory`, c `bulk::reclaim`, p `transfers::a_frozen_peer_and_a_short_deadline` |
-//! | the timed-out client is gone, the server goes on for ever | c `rpc::deadlines::call_beyond_its_timeout_fails_with_timeout`, c `rpc::asynchronous::pending_future_is_dropped_when_its_call_times_out`, c `rpc::deferred::responder_knows_that_its_call_has_ended`, p `dying::a_client_that_goes_cancels_its_calls` |
+//! | a timed-out transfer writes into memory that has another owner | c `bulk::borrowed`, c `bulk::transfer::dropped_transfer_does_not_write_freed_memory`, c `bulk::reclaim`, p `transfers::transfers_with_stopped_peer_time_out` |
+//! | the timed-out client is gone, the server goes on for ever | c `rpc::deadlines::call_beyond_its_timeout_fails_with_timeout`, c `rpc::asynchronous::pending_future_is_dropped_when_its_call_times_out`, c `rpc::deferred::responder_knows_that_its_call_has_ended`, p `dying::client_killed_or_stopped_cancels_its_calls` |
 //! | a restarted peer gets old traffic, or hangs | p `restart`, c `engine::reach::restarted_server_serves_calls_and_rejects_old_bulks` |
-//! | a client killed in mid-transfer crashes the server | p `transfers::the_puller_goes`, `the_pusher_goes`, `the_owner_goes_while_it_is_pulled_from`, `the_owner_goes_while_it_is_pushed_to` |
+//! | a client killed in mid-transfer crashes the server | p `transfers::puller_killed_or_stopped_releases_the_memory`, `pusher_killed_or_stopped_releases_the_memory`, `owner_killed_or_stopped_ends_the_pull`, `owner_killed_or_stopped_ends_the_push` |
 //! | "try again" reaches the user; depth limits hang | [`calls_beyond_the_limits_are_answered_or_refused`], c `rpc::pending::many_concurrent_calls_are_answered`, c `bulk::transfer::many_concurrent_transfers_succeed`, c `rpc::nested` |
 //! | sizes around the eager limit break; one-way with overflow frees too soon | c `rpc::sizes`, c `bulk::sizes`, [`a_gibibyte_is_pushed_and_pulled`] |
 //! | registration caches keyed by address corrupt data | c `bulk::reclaim::thousands_of_exposures_are_independent`, `memory_of_a_dropped_exposure_is_not_written_any_more`, [`memory_exposed_again_rejects_its_old_bulks`] |
-//! | finalize hangs, crashes, is not thread-safe | c `engine::finalize`, c `engine::in_flight`, c `engine::after`, p `dying::finalizing_beside_a_frozen_peer_is_bounded` |
-//! | fork breaks it | p `leftovers::a_forked_child_gets_an_error` |
-//! | busy polling is fast and not the default; a progress thread slows clients | p `leftovers::idle_engines_do_nothing`; the benchmarks measure the speed |
+//! | finalize hangs, crashes, is not thread-safe | c `engine::finalize`, c `engine::in_flight`, c `engine::after`, p `dying::finalize_with_stopped_peer_is_bounded` |
+//! | fork breaks it | p `leftovers::call_in_forked_child_fails` |
+//! | busy polling is fast and not the default; a progress thread slows clients | p `leftovers::idle_engines_use_no_cpu_time`; the benchmarks measure the speed |
 //! | the server must dial back; NAT and containers fail | c `bulk::basics::handler_pulls_and_pushes_its_callers_memory`, c `rpc::request::callers_endpoint_is_usable_after_the_call`, c `bulk::forward::origin_of_a_callers_bulk_reaches_the_caller` |
-//! | `process_vm_readv` is forbidden | `tests/shm/limits.rs`: `one_side_may_not_read_the_other`, `neither_side_may_read_the_other`; the suite `on_shm_no_kernel_copy` of c |
+//! | `process_vm_readv` is forbidden | `tests/shm/limits.rs`: `transfers_succeed_when_one_side_may_not_read_the_other`, `transfers_succeed_when_neither_side_may_read_the_other`; the suite `on_shm_no_kernel_copy` of c |
 //! | "frame too large" looks like "disconnected" | c `rpc::sizes::arguments_above_the_limit_are_refused`, `results_above_the_limit_are_refused`, `messages_above_the_receivers_limit_are_refused` |
-//! | a peer that vanishes without closing its connection hangs all streams | p `dying` and `transfers` with SIGSTOP, p `foreign::a_black_hole_is_given_up` |
+//! | a peer that vanishes without closing its connection hangs all streams | p `dying` and `transfers` with SIGSTOP, p `foreign::call_to_full_accept_queue_is_unreachable_after_the_connect_timeout` |
 //! | a second `define` of a name silently wins; hashes of names collide | c `rpc::define::a_second_definition_of_a_name_is_an_error`, [`names_that_collide_under_common_hashes_are_distinct`] |
 //! | a decode error hangs the caller; an exception kills the server | c `rpc::faults` |
 //! | a bulk slice is unchecked | c `bulk::slices::slice_beyond_the_end_is_out_of_range` |
 //! | chunks that don't divide evenly overrun | c `bulk::sizes`, c `bulk::model::random_transfers_agree_with_the_model` |
-//! | a forged descriptor reads the heap | c `bulk::forged`, p `foreign::garbage_of_every_kind_harms_nobody` |
+//! | a forged descriptor reads the heap | c `bulk::forged`, p `foreign::garbage_from_one_peer_leaves_others_connected` |
 //! | keys 1, 2, 3; the mode checked by the initiator | c `bulk::denied::tokens_of_consecutive_exposures_are_random`, c `bulk::forged::forged_mode_grants_no_access` |
-//! | a dead address: lookup succeeds, the call hangs and burns a core | p `foreign::nobody_there_is_known_at_once`, `a_black_hole_is_given_up` |
+//! | a dead address: lookup succeeds, the call hangs and burns a core | p `foreign::call_to_closed_port_is_unreachable_at_once`, `call_to_full_accept_queue_is_unreachable_after_the_connect_timeout` |
 //! | a missing argument or a wrong type is garbage, or aborts the server | c `rpc::faults::arguments_of_another_type_fail_with_type_mismatch`, `results_of_another_type_fail_with_type_mismatch` |
 //! | a range longer than the region is silently clamped | c `bulk::slices::slice_beyond_the_end_is_out_of_range` |
 //! | a bulk freed before the pull | c `bulk::denied::transfer_with_revoked_memory_fails_with_revoked`, c `bulk::eager::eager_bulk_is_revoked_when_its_exposure_is_dropped` |
 //! | a handler that never answers hangs its caller | c `rpc::deferred::dropped_responder_fails_its_call_with_no_response`, c `rpc::deadlines::call_without_a_timeout_has_the_engines_default` |
-//! | a killed process leaves things behind | p `restart::an_address_in_use_is_an_error_and_free_again_after_a_kill`, p `leftovers::no_threads_and_no_descriptors_are_left` |
+//! | a killed process leaves things behind | p `restart::address_in_use_is_an_error_until_its_engine_is_killed`, p `leftovers::ended_engines_leave_no_threads_and_no_descriptors` |
 
 mod common;
 

@@ -3,8 +3,8 @@
 mod address;
 mod after;
 mod dialling;
-mod farewell;
 mod finalize;
+mod goodbye;
 mod hooks;
 mod in_flight;
 mod knobs;
