@@ -28,7 +28,7 @@ fn main() -> calomel::Result<()> {
     assert!(matches!(error, Error::NoSuchProcedure { .. }));
 
     // The caller sets the deadline, and the server knows it too. There is a default; this call sets a shorter one.
-    let error = expect_error(ask.on(&peer).timeout(Duration::from_millis(50)).call("Anybody there?"));
+    let error = expect_error(ask.on(&peer).timeout(Duration::from_millis(50)).call("Is the server there?"));
     assert!(matches!(error, Error::Timeout { .. }));
     assert!(error.is_timeout());
 
