@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use calomel::{BulkMode, Endpoint, Engine, Error, Exposed, Request, Writable};
 
-use crate::common::meddler::{Fate, Tally, meddle};
+use crate::common::mitm::{Fate, Tally, meddle};
 use crate::support::*;
 
 /// Longer than a chunk.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, Exposed, Request, Writable};
 
 use crate::authority::Authority;
-use crate::common::meddler::{Fate, Tally, meddle};
+use crate::common::mitm::{Fate, Tally, meddle};
 use crate::common::*;
 
 const LEN: usize = 300_000;
