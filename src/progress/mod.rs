@@ -33,7 +33,7 @@ use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
 use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
-pub(crate) use crate::transport::{DeviceAccess, TransportKeys};
+pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
 pub(crate) use env::{EngineEnv, LeaseKeepAlive};
@@ -433,7 +433,7 @@ impl Core {
     }
 
     /// Lets peers reach the memory by themselves, by these keys, until its gate is closed. `None` where no device could do that.
-    pub(crate) fn keys(&self, region: &Region, access: DeviceAccess) -> Result<Option<TransportKeys>> {
+    pub(crate) fn keys(&self, region: &Region, access: DeviceAccess) -> Result<Option<RemoteKeys>> {
         for transport in &self.transports {
             let keys = transport.expose(region, access);
             if let Some(keys) = keys.map_err(|error| Error::io("can't make the memory known to a device", error))? {
@@ -444,7 +444,7 @@ impl Core {
     }
 
     /// As `keys`, for one peer, as far as there is a connection.
-    pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: DeviceAccess) -> Result<Option<TransportKeys>> {
+    pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: DeviceAccess) -> Result<Option<RemoteKeys>> {
         let link = self.with_proto(|proto| proto.connection(peer)).and_then(|link| self.transport_link(link));
         let keys = link.map_or(Ok(None), |link| link.expose(region, access));
         keys.map_err(|error| Error::io("can't make the memory known to a device", error))
