@@ -12,8 +12,8 @@ mod common;
 #[macro_use]
 mod support;
 
-mod crowds;
 mod floods;
+mod many_clients;
 mod memory;
 mod raw;
 mod server;

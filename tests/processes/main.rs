@@ -12,11 +12,11 @@ mod common;
 #[macro_use]
 mod support;
 
-mod damage;
+mod corruption;
 mod dying;
-mod farewell;
 mod foreign;
 mod forking;
+mod goodbye;
 mod leftovers;
 mod proxy;
 mod restart;

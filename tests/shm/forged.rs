@@ -233,19 +233,19 @@ impl Forged {
     }
 
     /// As `connect`, and past the greetings.
-    pub fn greeted(address: &str, reads: bool) -> Forged {
-        Forged::greeted_as(address, reads, Hello::honest())
+    pub fn after_handshake(address: &str, reads: bool) -> Forged {
+        Forged::after_handshake_as(address, reads, Hello::honest())
     }
 
-    pub fn greeted_as(address: &str, reads: bool, hello: Hello) -> Forged {
+    pub fn after_handshake_as(address: &str, reads: bool, hello: Hello) -> Forged {
         let mut this = Forged::connect_as(address, reads, hello);
-        this.greet();
+        this.shake_hands();
         let theirs = this.take(BYTES);
         assert!(theirs.starts_with(b"calomel\0"));
         this
     }
 
-    pub fn greet(&mut self) {
+    pub fn shake_hands(&mut self) {
         self.put(BYTES, &wire::greeting(self.incarnation, 64 << 20));
     }
 

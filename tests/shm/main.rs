@@ -12,13 +12,13 @@ mod common;
 #[path = "../processes/support.rs"]
 mod support;
 
-#[allow(dead_code, reason = "tests/hostile uses the rest")]
+#[allow(dead_code, reason = "tests/adversarial uses the rest")]
 mod forged;
-mod given;
 mod killed;
-mod lies;
 mod limits;
+mod malformed;
 mod memory;
+mod memory_descriptors;
 mod names;
 mod readers;
 mod revoking;

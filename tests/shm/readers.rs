@@ -28,7 +28,7 @@ fn scene() -> Scene {
 
 /// Pulls, and gets the first loan of what it asked for.
 fn pulling(scene: &Scene, bulk: &Bulk) -> (Forged, usize, u64) {
-    let mut peer = Forged::greeted(&scene.address, true);
+    let mut peer = Forged::after_handshake(&scene.address, true);
     peer.tell(&Message::Pull(Range::of(1, bulk)), &[]);
     let (slot, id, _) = peer.take_loan();
     assert_eq!(peer.get(Word::Granted(slot)), id);
@@ -70,7 +70,7 @@ fn one_that_says_so_of_all_its_loans_costs_no_more() {
     let _watchdog = Watchdog::start("readers::one_that_says_so_of_all_its_loans_costs_no_more");
     let scene = scene();
     let bulks = [scene.far.open(1, 8 << 20, false), scene.far.open(1, 8 << 20, true)];
-    let mut peer = Forged::greeted(&scene.address, true);
+    let mut peer = Forged::after_handshake(&scene.address, true);
     let mut loans = Vec::new();
     for (number, bulk) in bulks.iter().enumerate() {
         peer.tell(&Message::Pull(Range::of(number as u64 + 1, bulk)), &[]);
@@ -125,7 +125,7 @@ fn a_scope_of_many_exposures_waits_no_longer_than_for_one() {
             let mut peers = Vec::new();
             for buffer in &mut buffers {
                 let bulk = scope.expose(&mut buffer[..], BulkMode::ReadWrite)?;
-                let mut peer = Forged::greeted(&engine.address().to_string(), true);
+                let mut peer = Forged::after_handshake(&engine.address().to_string(), true);
                 peer.tell(&Message::Pull(Range::of(1, &bulk)), &[]);
                 let (slot, id, _) = peer.take_loan();
                 peer.set(Word::Reading(slot), id);
@@ -155,7 +155,7 @@ fn those_that_hang_up_while_they_read_leave_nothing() {
     // What they were lent is theirs for as long as a step may take. Who comes then, sees to it.
     let begin = Instant::now();
     loop {
-        drop(Forged::greeted(&scene.address, true));
+        drop(Forged::after_handshake(&scene.address, true));
         let now = holdings(pid);
         // The last one may not be gone yet.
         if now.0 <= before.0 + 3 && now.1 <= before.1 + 2 {
@@ -202,7 +202,7 @@ fn an_answer_of_one_that_is_gone_already_arrives() {
             s.spawn(|| {
                 let mut peer = Forged::accept(&listener);
                 peer.welcome(false);
-                peer.greet();
+                peer.shake_hands();
                 assert!(peer.take(BYTES).starts_with(b"calomel\0"));
                 let call = loop {
                     let frame = peer.take(BYTES);
@@ -229,7 +229,7 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
     const SIZE: usize = 4 << 20;
     let (mut caught, mut undisturbed, begin) = (0, 0, Instant::now());
     while (caught < 5 || undisturbed == 0) && begin.elapsed() < Duration::from_secs(20) {
-        let mut peer = Forged::greeted(&scene.address, true);
+        let mut peer = Forged::after_handshake(&scene.address, true);
         // Pages that are not there yet: to read them takes a while.
         let memory = vec![0u8; SIZE];
         type Wire = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);

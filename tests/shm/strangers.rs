@@ -55,7 +55,7 @@ pub fn run() {
             ["hoard", address, range, begin, end] => {
                 let bytes: Vec<u8> = range.as_bytes().chunks(2).map(|two| hex(std::str::from_utf8(two).unwrap())).collect();
                 let range: Range = postcard::from_bytes(&bytes).unwrap();
-                let mut hoarder = Hoarder::new(Forged::greeted(address, true));
+                let mut hoarder = Hoarder::new(Forged::after_handshake(address, true));
                 assert_eq!(hoarder.pull(range), Status::Ok);
                 let within = begin.parse::<u64>().unwrap()..end.parse().unwrap();
                 let hello = hoarder.peer.hello.unwrap();
@@ -72,14 +72,14 @@ pub fn run() {
                 let (nonce, lent) = (Fresh::new(), Fresh::new());
                 // A page that has never been touched reads as zeros.
                 let hello = Hello { nonce: 0, nonce_at: nonce.address(), ..Hello::honest() };
-                let mut peer = Forged::greeted_as(address, true, hello);
+                let mut peer = Forged::after_handshake_as(address, true, hello);
                 peer.announce(PAGE);
                 peer.lend(0, 1, &[[0, lent.address(), PAGE as u64]]);
                 peer.hung_up();
                 say(&format!("lent {} {}", nonce.is_touched(), lent.is_touched()));
             }
             ["share", address] => {
-                let mut peer = Forged::greeted(address, true);
+                let mut peer = Forged::after_handshake(address, true);
                 let fd = memory(PAGE as u64, true);
                 peer.send(&Packet::Block { id: 3, len: PAGE as u64 }, &[std::os::fd::AsFd::as_fd(&fd)]);
                 peer.announce(PAGE);
@@ -99,7 +99,7 @@ pub fn run() {
                 peer.send(&Packet::Hello(hello), &[peer.segment()]);
                 say("stalls");
                 if what == "loan" {
-                    let mut peer = Forged::greeted_as(address, true, hello);
+                    let mut peer = Forged::after_handshake_as(address, true, hello);
                     peer.announce(PAGE);
                     peer.lend(0, 1, &[[0, stalling.0, PAGE as u64]]);
                     peer.hung_up();

@@ -32,7 +32,7 @@ impl Scene {
         shared.on(&far.to).pull_into(&mut copy).unwrap();
         // What is made once and kept is no leftover.
         far.assert_serves();
-        Forged::greeted(&address, true);
+        Forged::after_handshake(&address, true);
         let scene = Scene { before: (0, 0, 0), child, address, far, canary };
         let mut before = holdings(scene.child.pid());
         // Until the first visitor is gone.
@@ -63,10 +63,10 @@ impl Scene {
 
 #[test]
 fn one_that_keeps_to_the_rules_is_served() {
-    let _watchdog = Watchdog::start("lies::one_that_keeps_to_the_rules_is_served");
+    let _watchdog = Watchdog::start("malformed::one_that_keeps_to_the_rules_is_served");
     let (_child, address) = over_shm(|| start(&[]));
     for reads in [true, false] {
-        let mut peer = Forged::greeted(&address, reads);
+        let mut peer = Forged::after_handshake(&address, reads);
         let arguments = [postcard::to_stdvec(&(100_000usize)).unwrap(), vec![1; 100_000]].concat();
         peer.call(1, "swallow", arguments.len(), &[]);
         let (here, through) = (60_000, arguments.len() - 60_000);
@@ -279,7 +279,7 @@ const HANDSHAKE: &[Lie] = &[
 
 #[test]
 fn in_the_handshake() {
-    let _watchdog = Watchdog::start("lies::in_the_handshake");
+    let _watchdog = Watchdog::start("malformed::in_the_handshake");
     let scene = over_shm(Scene::new);
     for (lie, tell, reason) in HANDSHAKE {
         let begin = Instant::now();
@@ -294,7 +294,7 @@ fn in_the_handshake() {
 
 /// Announces, and lends at once.
 fn lending(address: &str, announced: usize, slot: u64, id: u64, pieces: &[[u64; 3]]) -> Forged {
-    let mut peer = Forged::greeted(address, true);
+    let mut peer = Forged::after_handshake(address, true);
     peer.announce(announced);
     peer.lend(slot, id, pieces);
     peer
@@ -308,7 +308,7 @@ fn here() -> u64 {
 
 /// Announces, and puts a record.
 fn putting(address: &str, announced: Option<usize>, kind: u64, len: usize) -> Forged {
-    let mut peer = Forged::greeted(address, true);
+    let mut peer = Forged::after_handshake(address, true);
     if let Some(announced) = announced {
         peer.announce(announced);
     }
@@ -318,14 +318,14 @@ fn putting(address: &str, announced: Option<usize>, kind: u64, len: usize) -> Fo
 
 /// A first record with this header.
 fn header(address: &str, header: u64) -> Forged {
-    let mut peer = Forged::greeted(address, true);
+    let mut peer = Forged::after_handshake(address, true);
     peer.put_header(header, &[]);
     peer
 }
 
 /// Asks for more than the ring holds, and says that it has taken this much of it.
 fn having_taken(address: &str, steps: &[u64]) -> Forged {
-    let mut peer = Forged::greeted(address, false);
+    let mut peer = Forged::after_handshake(address, false);
     peer.call(1, "big", 3, &postcard::to_stdvec(&1_000_000usize).unwrap());
     for step in steps {
         // It has sent what there is room for, and looks again when it is rung for.
@@ -373,7 +373,7 @@ const RECORDS: &[Lie] = &[
     (
         "more than a block has",
         |address| {
-            let mut peer = Forged::greeted(address, true);
+            let mut peer = Forged::after_handshake(address, true);
             peer.announce(4096);
             let fd = memory(4096, true);
             peer.send(&Packet::Block { id: 3, len: 4096 }, &[fd.as_fd()]);
@@ -385,7 +385,7 @@ const RECORDS: &[Lie] = &[
     (
         "a block that was forgotten",
         |address| {
-            let mut peer = Forged::greeted(address, true);
+            let mut peer = Forged::after_handshake(address, true);
             let fd = memory(4096, true);
             peer.send(&Packet::Block { id: 3, len: 4096 }, &[fd.as_fd()]);
             peer.announce(4096);
@@ -400,7 +400,7 @@ const RECORDS: &[Lie] = &[
     (
         "a block longer than it is",
         |address| {
-            let peer = Forged::greeted(address, true);
+            let peer = Forged::after_handshake(address, true);
             let fd = memory(4096, true);
             peer.send(&Packet::Block { id: 3, len: 1 << 40 }, &[fd.as_fd()]);
             peer
@@ -410,7 +410,7 @@ const RECORDS: &[Lie] = &[
     (
         "a block of nothing",
         |address| {
-            let peer = Forged::greeted(address, true);
+            let peer = Forged::after_handshake(address, true);
             peer.send(&Packet::Block { id: 3, len: 0 }, &[peer.segment()]);
             peer
         },
@@ -419,7 +419,7 @@ const RECORDS: &[Lie] = &[
     (
         "a block without a descriptor",
         |address| {
-            let peer = Forged::greeted(address, true);
+            let peer = Forged::after_handshake(address, true);
             peer.send(&Packet::Block { id: 3, len: 4096 }, &[]);
             peer
         },
@@ -428,7 +428,7 @@ const RECORDS: &[Lie] = &[
     (
         "a block that can be made shorter",
         |address| {
-            let peer = Forged::greeted(address, true);
+            let peer = Forged::after_handshake(address, true);
             let fd = memory(4096, false);
             peer.send(&Packet::Block { id: 3, len: 4096 }, &[fd.as_fd()]);
             peer
@@ -438,7 +438,7 @@ const RECORDS: &[Lie] = &[
     (
         "a block that would take up the addresses of others",
         |address| {
-            let peer = Forged::greeted(address, true);
+            let peer = Forged::after_handshake(address, true);
             let fd = memory(8 << 40, true);
             peer.send(&Packet::Block { id: 1, len: 8 << 40 }, &[fd.as_fd()]);
             peer
@@ -448,7 +448,7 @@ const RECORDS: &[Lie] = &[
     (
         "blocks without end",
         |address| {
-            let peer = Forged::greeted(address, true);
+            let peer = Forged::after_handshake(address, true);
             let fd = memory(4096, true);
             for id in 1..1000 {
                 peer.send(&Packet::Block { id, len: 4096 }, &[fd.as_fd()]);
@@ -460,7 +460,7 @@ const RECORDS: &[Lie] = &[
     (
         "one slot twice",
         |address| {
-            let mut peer = Forged::greeted(address, true);
+            let mut peer = Forged::after_handshake(address, true);
             peer.announce(1 << 20);
             for id in 1..1000 {
                 peer.lend(0, id, &[[0, here(), 1]]);
@@ -473,7 +473,7 @@ const RECORDS: &[Lie] = &[
     (
         "a loan that was not announced",
         |address| {
-            let mut peer = Forged::greeted(address, true);
+            let mut peer = Forged::after_handshake(address, true);
             peer.lend(0, 1, &[[0, here(), 4096]]);
             peer
         },
@@ -488,7 +488,7 @@ const RECORDS: &[Lie] = &[
     (
         "a payload and a frame in one record",
         |address| {
-            let mut peer = Forged::greeted(address, true);
+            let mut peer = Forged::after_handshake(address, true);
             peer.call(1, "swallow", 1 << 20, &[]);
             let frame = postcard::to_stdvec(&Message::Data { stream: Stream::Request, id: 1, offset: 0, len: 5 }).unwrap();
             let frame = wire::frame(&frame, &[]);
@@ -500,7 +500,7 @@ const RECORDS: &[Lie] = &[
     (
         "an announcement, and the end",
         |address| {
-            let mut peer = Forged::greeted(address, true);
+            let mut peer = Forged::after_handshake(address, true);
             peer.announce(1 << 20);
             rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write).unwrap();
             peer
@@ -512,7 +512,7 @@ const RECORDS: &[Lie] = &[
 
 #[test]
 fn in_the_ring() {
-    let _watchdog = Watchdog::start("lies::in_the_ring");
+    let _watchdog = Watchdog::start("malformed::in_the_ring");
     let scene = over_shm(Scene::new);
     for (lie, tell, _) in RECORDS {
         let begin = Instant::now();
@@ -526,10 +526,10 @@ fn in_the_ring() {
 #[test]
 fn a_piece_that_is_not_there_leaves_what_is_behind_it_alone() {
     // Half of a part can be read: what has arrived of it must not count.
-    let _watchdog = Watchdog::start("lies::a_piece_that_is_not_there_leaves_what_is_behind_it_alone");
+    let _watchdog = Watchdog::start("malformed::a_piece_that_is_not_there_leaves_what_is_behind_it_alone");
     let scene = over_shm(Scene::new);
     for pieces in [[[0, here(), 2048], [0, 4096, 2048]], [[0, 4096, 2048], [0, here(), 2048]]] {
-        let mut peer = Forged::greeted(&scene.address, true);
+        let mut peer = Forged::after_handshake(&scene.address, true);
         peer.announce(4096);
         peer.lend(0, 1, &pieces);
         peer.hung_up();
@@ -539,7 +539,7 @@ fn a_piece_that_is_not_there_leaves_what_is_behind_it_alone() {
 
 #[test]
 fn floods_stop_nobody_else() {
-    let _watchdog = Watchdog::start("lies::floods_stop_nobody_else");
+    let _watchdog = Watchdog::start("malformed::floods_stop_nobody_else");
     let scene = over_shm(Scene::new);
     let floods: [fn(&Forged); 2] = [
         |peer| peer.ring(),
@@ -549,7 +549,7 @@ fn floods_stop_nobody_else() {
         },
     ];
     for flood in floods {
-        let (peer, begin, time) = (Forged::greeted(&scene.address, true), Instant::now(), Duration::from_millis(1500));
+        let (peer, begin, time) = (Forged::after_handshake(&scene.address, true), Instant::now(), Duration::from_millis(1500));
         std::thread::scope(|s| {
             for _ in 0..2 {
                 s.spawn(|| {
@@ -571,9 +571,9 @@ fn floods_stop_nobody_else() {
 
 #[test]
 fn one_that_is_hung_up_on_and_talks_on_is_not_listened_to() {
-    let _watchdog = Watchdog::start("lies::one_that_is_hung_up_on_and_talks_on_is_not_listened_to");
+    let _watchdog = Watchdog::start("malformed::one_that_is_hung_up_on_and_talks_on_is_not_listened_to");
     let scene = over_shm(Scene::new);
-    let mut peer = Forged::greeted(&scene.address, true);
+    let mut peer = Forged::after_handshake(&scene.address, true);
     rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both).unwrap();
     // Pings: always something in the ring, as fast as it is taken.
     let ping = postcard::to_stdvec(&9u32).unwrap();
@@ -599,7 +599,7 @@ fn one_that_is_hung_up_on_and_talks_on_is_not_listened_to() {
 #[test]
 fn what_was_lent_for_a_cancelled_call_is_not_the_next_ones() {
     const LEN: usize = 100_000;
-    let _watchdog = Watchdog::start("lies::what_was_lent_for_a_cancelled_call_is_not_the_next_ones");
+    let _watchdog = Watchdog::start("malformed::what_was_lent_for_a_cancelled_call_is_not_the_next_ones");
     let engine = |builder: calomel::EngineBuilder| builder.listen("shm://").build().unwrap();
     let (server, client) = (engine(calomel::Engine::builder()), engine(calomel::Engine::builder()));
     server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
@@ -611,7 +611,7 @@ fn what_was_lent_for_a_cancelled_call_is_not_the_next_ones() {
         // What messages arrive in is used again.
         let calls: Vec<_> = (0..4).map(|_| echo.start(&secret).unwrap()).collect();
         assert!(calls.into_iter().all(|call| call.wait().unwrap() == secret));
-        let mut liar = Forged::greeted(&server.address().to_string(), false);
+        let mut liar = Forged::after_handshake(&server.address().to_string(), false);
         liar.call(7, "echo", LEN, &[]);
         liar.tell(&Message::Data { stream: Stream::Request, id: 7, offset: 0, len: LEN as u32 }, &[]);
         liar.set(Word::Granted(0), 1);
@@ -631,10 +631,10 @@ fn what_was_lent_for_a_cancelled_call_is_not_the_next_ones() {
 #[test]
 fn what_is_read_may_change_meanwhile() {
     // A frame that another thread of the peer writes while it is taken: one or the other, or garbage, and no harm.
-    let _watchdog = Watchdog::start("lies::what_is_read_may_change_meanwhile");
+    let _watchdog = Watchdog::start("malformed::what_is_read_may_change_meanwhile");
     let scene = over_shm(Scene::new);
     for round in 0..30u64 {
-        let mut peer = Forged::greeted(&scene.address, true);
+        let mut peer = Forged::after_handshake(&scene.address, true);
         peer.announce(1 << 20);
         let mut random = Random(round);
         let begin = Instant::now();
@@ -660,7 +660,7 @@ fn what_is_read_may_change_meanwhile() {
 
 #[test]
 fn servers_that_are_none() {
-    let _watchdog = Watchdog::start("lies::servers_that_are_none");
+    let _watchdog = Watchdog::start("malformed::servers_that_are_none");
     over(Carrier::Shm, || ());
     // The last of them says nothing: that is waited for. The others answer at once, where the machine lets them.
     let engine = configured().connect_timeout(Duration::from_secs(4)).build().unwrap();

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{ANYTHING, Message, Range, Status, Stream};
-use crate::liar::Liar;
 use crate::over_both;
 use crate::scene::{Scene, report};
 use crate::support::*;
@@ -73,14 +73,14 @@ fn unread(floods: &[Flood]) {
     let scene = Scene::new();
     for (name, frame) in floods {
         let (begin, served) = (Instant::now(), scene.served());
-        let mut liar = Liar::engaged(&scene.address);
+        let mut adversary = Adversary::engaged(&scene.address);
         let (mut most, mut taken) = (0, 0);
         let block = |begin: u64| -> Vec<u8> { (begin..begin + BLOCK).flat_map(|n| frame(n, &scene)).collect() };
         let first = block(0);
         for at in (0..MANY).step_by(BLOCK as usize) {
             let fresh = if at > 0 && (name.starts_with("names") || name.starts_with("calls")) { Some(block(at)) } else { None };
             // A victim that has had enough reads no more, or hangs up.
-            if !liar.way.put(fresh.as_ref().unwrap_or(&first), Duration::from_secs(2)) {
+            if !adversary.channel.put(fresh.as_ref().unwrap_or(&first), Duration::from_secs(2)) {
                 break;
             }
             (most, taken) = (most.max(scene.grown()), taken + BLOCK);
@@ -89,9 +89,9 @@ fn unread(floods: &[Flood]) {
         most = most.max(scene.grown());
         assert!(most < FLOODED, "{name}: {most} KiB");
         assert!(scene.served() >= served + 2, "{name}: {} rounds of others", scene.served() - served);
-        let heard = std::mem::take(&mut liar.heard);
-        drop(liar);
-        scene.assert_unharmed(&heard);
+        let received = std::mem::take(&mut adversary.received);
+        drop(adversary);
+        scene.assert_unharmed(&received);
         report(&format!("{taken} {name}"), &format!("{most} KiB held at most"), begin);
     }
 }
@@ -109,17 +109,17 @@ fn unwanted_data() {
     let _watchdog = Watchdog::start("floods::unwanted_data");
     let scene = Scene::new();
     let (begin, served) = (Instant::now(), scene.served());
-    let mut liar = Liar::engaged(&scene.address);
+    let mut adversary = Adversary::engaged(&scene.address);
     let part = vec![0x66; 1 << 20];
     for n in 0..40 {
-        liar.data([Stream::Pull, Stream::Push, Stream::Request, Stream::Response][n % 4], n as u64, 0, &part);
+        adversary.data([Stream::Pull, Stream::Push, Stream::Request, Stream::Response][n % 4], n as u64, 0, &part);
     }
-    liar.assert_listens();
+    adversary.assert_listens();
     let most = scene.grown();
     assert!(most < FLOODED, "{most} KiB");
     scene.assert_serves();
     assert!(scene.served() >= served + 2);
-    drop(liar);
+    drop(adversary);
     scene.assert_unharmed(&[]);
     report("40 MiB of data for nobody", &format!("{most} KiB held"), begin);
 }
@@ -129,7 +129,7 @@ fn calls_left_behind() {
     let _watchdog = Watchdog::start("floods::calls_left_behind");
     let scene = Scene::new();
     let begin = Instant::now();
-    let mut liar = Liar::engaged(&scene.address);
+    let mut adversary = Adversary::engaged(&scene.address);
     let call = |n: u64| {
         let mut message = Message::call(n, "slow", 1);
         if let Message::Request { procedure, declaration, .. } = &mut message {
@@ -139,14 +139,14 @@ fn calls_left_behind() {
         message.frame(&[2])
     };
     let frames: Vec<u8> = (0..12_000).flat_map(call).collect();
-    liar.way.put(&frames, BOUND);
+    adversary.channel.put(&frames, BOUND);
     scene.assert_serves();
-    liar.bytes(&[0xff; 100]);
-    liar.assert_hung_up();
+    adversary.bytes(&[0xff; 100]);
+    adversary.assert_hung_up();
     scene.assert_serves();
-    let heard = std::mem::take(&mut liar.heard);
-    drop(liar);
-    scene.assert_unharmed(&heard);
+    let received = std::mem::take(&mut adversary.received);
+    drop(adversary);
+    scene.assert_unharmed(&received);
     report("12,000 calls that nobody waits for", "the victim hangs up", begin);
 }
 
@@ -156,9 +156,9 @@ fn comings_and_goings() {
     let scene = Scene::new();
     let begin = Instant::now();
     for n in 0..300 {
-        let mut liar = if n % 3 == 0 { Liar::greeted(&scene.address) } else { Liar::dial(&scene.address) };
+        let mut adversary = if n % 3 == 0 { Adversary::after_handshake(&scene.address) } else { Adversary::dial(&scene.address) };
         if n % 2 == 0 {
-            liar.way.break_off();
+            adversary.channel.break_off();
         }
     }
     scene.assert_unharmed(&[]);

@@ -83,7 +83,7 @@ impl Service {
 
 #[test]
 fn bits_that_flip_are_never_taken_for_data() {
-    let _watchdog = Watchdog::start("damage::bits_that_flip_are_never_taken_for_data");
+    let _watchdog = Watchdog::start("corruption::bits_that_flip_are_never_taken_for_data");
     // Only one of the two asks for checksums, once this and once that. Where bits flip often, heads are hit too.
     for (server_asks, flip_every, seed) in [(true, 300_000, 1), (false, 300_000, 1 << 40), (true, 5_000, 1 << 41)] {
         let service = service(server_asks);
@@ -123,7 +123,7 @@ type Halves = ([u8; 32], [u8; 32]);
 /// Without them payloads are what they are, and heads are still checked: a call gets its own answer or an error.
 #[test]
 fn heads_are_checked_without_being_asked() {
-    let _watchdog = Watchdog::start("damage::heads_are_checked_without_being_asked");
+    let _watchdog = Watchdog::start("corruption::heads_are_checked_without_being_asked");
     let service = service(false);
     let seeds = AtomicU64::new(77);
     let tally = Arc::new(Tally::default());

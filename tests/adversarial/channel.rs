@@ -17,7 +17,7 @@ pub enum Piece {
 }
 
 /// A connection that carries any bytes.
-pub trait Way: Send {
+pub trait Channel: Send {
     /// False: nobody takes them any more. Gives up when they are not taken within `patience`.
     fn put(&mut self, bytes: &[u8], patience: Duration) -> bool;
     /// What stands behind a `Data`: bytes, and whether they are what the sender's memory held.
@@ -35,7 +35,7 @@ pub trait Way: Send {
 }
 
 /// A new connection to an engine, with nothing said on it yet.
-pub fn dial(address: &str) -> Box<dyn Way> {
+pub fn dial(address: &str) -> Box<dyn Channel> {
     match address.strip_prefix("tcp://") {
         Some(socket) => Box::new(Tcp::new(TcpStream::connect(socket).unwrap())),
         None => Box::new(Forged::connect(address, false)),
@@ -43,26 +43,26 @@ pub fn dial(address: &str) -> Box<dyn Way> {
 }
 
 /// Where a liar is dialled.
-pub struct Door {
+pub struct Listener {
     pub address: String,
     tcp: Option<TcpListener>,
     shm: Option<OwnedFd>,
 }
 
-impl Door {
+impl Listener {
     /// By the means of this test.
-    pub fn open() -> Door {
+    pub fn open() -> Listener {
         if anywhere().starts_with("tcp") {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = format!("tcp://{}", listener.local_addr().unwrap());
-            return Door { address, tcp: Some(listener), shm: None };
+            return Listener { address, tcp: Some(listener), shm: None };
         }
         let address = format!("shm://liar-{:016x}", rand::random::<u64>());
-        Door { shm: Some(listen(&address)), address, tcp: None }
+        Listener { shm: Some(listen(&address)), address, tcp: None }
     }
 
     /// Whoever dials; with nothing said of what engines say.
-    pub fn accept(&self) -> Box<dyn Way> {
+    pub fn accept(&self) -> Box<dyn Channel> {
         match (&self.tcp, &self.shm) {
             (Some(listener), _) => Box::new(Tcp::new(listener.accept().unwrap().0)),
             (None, Some(listener)) => {
@@ -100,7 +100,7 @@ fn within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-impl Way for Tcp {
+impl Channel for Tcp {
     fn put(&mut self, bytes: &[u8], patience: Duration) -> bool {
         let (mut rest, mut broken) = (bytes, false);
         while !rest.is_empty() && !broken {
@@ -173,7 +173,7 @@ impl Forged {
     }
 }
 
-impl Way for Forged {
+impl Channel for Forged {
     fn put(&mut self, bytes: &[u8], patience: Duration) -> bool {
         self.put_all(BYTES, bytes, patience)
     }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{self, CHALLENGE, HELLO, MAGIC, Message, PIECE_LEN, PROOF, REFUSAL, VERSION, piece, preamble};
-use crate::liar::Liar;
 use crate::over_both;
-use crate::scene::{Begun, Lie, Scene, Then, call_of_add, lie, report, table};
+use crate::scene::{Begun, Case, Scene, Then, call_of_add, case, report, table};
 use crate::support::*;
 use crate::victim::Kind;
 
@@ -68,27 +68,27 @@ fn call_of_add_at_once() -> Vec<u8> {
 
 /// Said on a connection of its own each: the victim hangs up at once, however little of it has come.
 fn refused() {
-    let _watchdog = Watchdog::start("greetings::refused");
+    let _watchdog = Watchdog::start("handshakes::refused");
     let scene = Scene::new();
     for (name, say, why) in REFUSED {
         let begin = Instant::now();
-        let mut liar = Liar::dial(&scene.address);
-        liar.bytes(&say());
-        let took = liar.assert_hung_up();
+        let mut adversary = Adversary::dial(&scene.address);
+        adversary.bytes(&say());
+        let took = adversary.assert_hung_up();
         assert!(took < patience() * Duration::from_secs(2), "{name}: {took:?}");
         // Nothing but a greeting was said: a hello never, and the reason where there is one.
-        let said = liar.heard.clone();
-        let reason = said.starts_with(MAGIC).then(|| (said[PIECE_LEN - 1], said[PIECE_LEN]));
-        assert_eq!(reason, why.map(|why| (REFUSAL, why)), "{name}: {said:?}");
-        drop(liar);
-        scene.assert_unharmed(&said);
+        let reply = adversary.received.clone();
+        let reason = reply.starts_with(MAGIC).then(|| (reply[PIECE_LEN - 1], reply[PIECE_LEN]));
+        assert_eq!(reason, why.map(|why| (REFUSAL, why)), "{name}: {reply:?}");
+        drop(adversary);
+        scene.assert_unharmed(&reply);
         report(&format!("greetings: {name}"), "the victim hangs up", begin);
     }
 }
 
 /// Odd, and no lie: there are such engines, or might be.
 fn taken() {
-    let _watchdog = Watchdog::start("greetings::taken");
+    let _watchdog = Watchdog::start("handshakes::taken");
     let scene = Scene::new();
     let sixteen: Vec<String> = (0..16).map(|port| format!("tcp://127.0.0.1:{}", port + 1)).collect();
     let sixteen: Vec<&str> = sixteen.iter().map(String::as_str).collect();
@@ -103,51 +103,51 @@ fn taken() {
     ];
     for (name, bytes) in all {
         let begin = Instant::now();
-        let mut liar = Liar::dial(&scene.address);
-        liar.bytes(&bytes);
-        liar.await_greeting();
-        liar.request("engage", &liar.own(0));
-        liar.assert_listens();
-        let heard = std::mem::take(&mut liar.heard);
-        drop(liar);
-        scene.assert_unharmed(&heard);
+        let mut adversary = Adversary::dial(&scene.address);
+        adversary.bytes(&bytes);
+        adversary.await_handshake();
+        adversary.request("engage", &adversary.claimed_memory(0));
+        adversary.assert_listens();
+        let received = std::mem::take(&mut adversary.received);
+        drop(adversary);
+        scene.assert_unharmed(&received);
         report(&format!("greetings: {name}"), "served as any other", begin);
     }
 }
 
-const LATER: &[Lie] = &[
-    lie("a second hello", Then::HangsUp, |liar, _| {
-        let hello = wire::greeting(liar.incarnation, 1 << 20);
-        liar.bytes(&hello);
+const LATER: &[Case] = &[
+    case("a second hello", Then::HangsUp, |adversary, _| {
+        let hello = wire::greeting(adversary.incarnation, 1 << 20);
+        adversary.bytes(&hello);
     }),
-    lie("a hello of somebody else, later", Then::HangsUp, |liar, scene| {
-        liar.bytes(&hello(scene.honest_incarnation(), 1 << 20, &[], None, false));
+    case("a hello of somebody else, later", Then::HangsUp, |adversary, scene| {
+        adversary.bytes(&hello(scene.honest_incarnation(), 1 << 20, &[], None, false));
     }),
-    lie("a challenge, later", Then::HangsUp, |liar, _| {
-        liar.bytes(&piece(CHALLENGE, &[1; 32]));
+    case("a challenge, later", Then::HangsUp, |adversary, _| {
+        adversary.bytes(&piece(CHALLENGE, &[1; 32]));
     }),
-    lie("a proof, later", Then::HangsUp, |liar, _| {
-        liar.bytes(&piece(PROOF, &[1; 64]));
+    case("a proof, later", Then::HangsUp, |adversary, _| {
+        adversary.bytes(&piece(PROOF, &[1; 64]));
     }),
-    lie("a refusal, later", Then::HangsUp, |liar, _| {
-        liar.bytes(&piece(REFUSAL, &[5]));
+    case("a refusal, later", Then::HangsUp, |adversary, _| {
+        adversary.bytes(&piece(REFUSAL, &[5]));
     }),
 ];
 
 fn later() {
-    table("greetings", Begun::ByLiar, LATER);
+    table("greetings", Begun::ByAdversary, LATER);
 }
 
 const SECRET_KEY: &str = "a key of more than sixteen bytes";
 
 /// Where a key is wanted, nothing is said to those who have none, and nothing is done for them.
 fn without_the_key() {
-    let _watchdog = Watchdog::start("greetings::without_the_key");
+    let _watchdog = Watchdog::start("handshakes::without_the_key");
     let scene = Scene::with(Some(SECRET_KEY));
     let challenge = |byte| piece(CHALLENGE, &[byte; 32]);
     let proof = || piece(PROOF, &[9; 64]);
     let greeting = || wire::greeting(5, 1 << 20);
-    let lies: [(&str, Vec<Vec<u8>>); 10] = [
+    let cases: [(&str, Vec<Vec<u8>>); 10] = [
         ("a hello at once", vec![greeting()]),
         ("a hello and calls at once", vec![greeting(), call_of_add(1), Message::Pull(scene.range(1, Kind::ReadOnly)).frame(&[])]),
         ("a proof at once", vec![proof()]),
@@ -159,32 +159,32 @@ fn without_the_key() {
         ("a challenge and calls", vec![challenge(1), call_of_add(1)]),
         ("a challenge and half a proof", vec![challenge(1), proof()[..50].to_vec()]),
     ];
-    for (name, pieces) in lies {
+    for (name, pieces) in cases {
         let begin = Instant::now();
-        let mut liar = Liar::dial(&scene.address);
-        liar.bytes(&pieces.concat());
-        let took = liar.assert_hung_up();
+        let mut adversary = Adversary::dial(&scene.address);
+        adversary.bytes(&pieces.concat());
+        let took = adversary.assert_hung_up();
         assert!(took < patience() * Duration::from_secs(5), "{name}: {took:?}");
-        assert_no_hello(&liar.heard);
-        let heard = std::mem::take(&mut liar.heard);
-        drop(liar);
-        scene.assert_unharmed(&heard);
+        assert_no_hello(&adversary.received);
+        let received = std::mem::take(&mut adversary.received);
+        drop(adversary);
+        scene.assert_unharmed(&received);
         report(&format!("without the key: {name}"), "the victim hangs up", begin);
     }
     // What one connection has said is of no use on another: the victim's own challenge, as if it were the liar's.
     let begin = Instant::now();
-    let mut first = Liar::dial(&scene.address);
+    let mut first = Adversary::dial(&scene.address);
     first.bytes(&challenge(1));
-    first.until("a challenge", |liar| liar.heard.len() >= challenge(0).len());
-    let mut second = Liar::dial(&scene.address);
-    second.bytes(&first.heard);
-    second.until("a challenge", |liar| liar.heard.len() >= challenge(0).len());
-    assert_ne!(first.heard, second.heard, "one challenge twice");
-    first.bytes(&second.heard);
+    first.until("a challenge", |adversary| adversary.received.len() >= challenge(0).len());
+    let mut second = Adversary::dial(&scene.address);
+    second.bytes(&first.received);
+    second.until("a challenge", |adversary| adversary.received.len() >= challenge(0).len());
+    assert_ne!(first.received, second.received, "one challenge twice");
+    first.bytes(&second.received);
     first.assert_hung_up();
     second.assert_hung_up();
-    assert_no_hello(&first.heard);
-    assert_no_hello(&second.heard);
+    assert_no_hello(&first.received);
+    assert_no_hello(&second.received);
     drop((first, second));
     scene.assert_unharmed(&[]);
     report("without the key: the victim's own challenge", "the victim hangs up", begin);
@@ -192,12 +192,12 @@ fn without_the_key() {
 
 /// A challenge and a refusal, and nothing else.
 #[track_caller]
-pub fn assert_no_hello(mut heard: &[u8]) {
-    while !heard.is_empty() {
-        assert!(heard.starts_with(MAGIC), "{heard:?}");
-        assert!([CHALLENGE, REFUSAL].contains(&heard[PIECE_LEN - 1]), "{heard:?}");
-        let len = u32::from_le_bytes(heard[12..16].try_into().unwrap()) as usize;
-        heard = &heard[16 + len..];
+pub fn assert_no_hello(mut received: &[u8]) {
+    while !received.is_empty() {
+        assert!(received.starts_with(MAGIC), "{received:?}");
+        assert!([CHALLENGE, REFUSAL].contains(&received[PIECE_LEN - 1]), "{received:?}");
+        let len = u32::from_le_bytes(received[12..16].try_into().unwrap()) as usize;
+        received = &received[16 + len..];
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, Endpoint, Engine, Request};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{Message, Range, Status};
-use crate::liar::Liar;
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, GONE, HONEST, KEY, Kind, LEN, PATIENT, SECRET, WRITE_ONLY, full_of};
 
@@ -21,21 +21,21 @@ pub enum Then {
     /// The victim closes the connection.
     HangsUp,
     /// The victim goes on with the connection.
-    GoesOn,
+    Continues,
     /// So many things that were asked for are refused, all with this status; the victim goes on with the connection.
-    Says(&'static str, usize),
+    Refuses(&'static str, usize),
     /// It is the liar who leaves.
     Leaves,
 }
 
-pub struct Lie {
+pub struct Case {
     pub name: &'static str,
-    pub tell: fn(&mut Liar, &Scene),
+    pub tell: fn(&mut Adversary, &Scene),
     pub then: Then,
 }
 
-pub const fn lie(name: &'static str, then: Then, tell: fn(&mut Liar, &Scene)) -> Lie {
-    Lie { name, tell, then }
+pub const fn case(name: &'static str, then: Then, tell: fn(&mut Adversary, &Scene)) -> Case {
+    Case { name, tell, then }
 }
 
 pub struct Scene {
@@ -154,13 +154,13 @@ impl Scene {
         // What is made once and kept is no leftover.
         if key.is_none() {
             for _ in 0..3 {
-                Liar::engaged(&scene.address);
+                Adversary::engaged(&scene.address);
             }
         }
         // It is made to dial others, itself too.
         scene.dial(&scene.address, 0);
         eventually("everything that was begun has ended", || {
-            let seen = scene.look();
+            let seen = scene.state();
             seen.begun == seen.ended && seen.rounds > 2
         });
         let mut before = holdings(pid);
@@ -185,11 +185,11 @@ impl Scene {
     }
 
     #[track_caller]
-    fn look(&self) -> Seen {
+    fn state(&self) -> Seen {
         let mut child = self.child.borrow_mut();
-        child.tell("look");
-        let said = child.hear("sees");
-        let mut words = said.splitn(5, ' ');
+        child.tell("report");
+        let reply = child.hear("state");
+        let mut words = reply.splitn(5, ' ');
         let mut number = || words.next().unwrap().parse::<u64>().unwrap();
         let seen = Seen { begun: number(), ended: number(), rounds: number(), notes: number() };
         let wrong = words.next().unwrap();
@@ -204,15 +204,15 @@ impl Scene {
 
     /// How many one-way calls have been handled.
     pub fn notes(&self) -> u64 {
-        self.look().notes
+        self.state().notes
     }
 
     /// How many bytes the victim has allocated, and the most since this was last asked.
     pub fn allocated(&self) -> (usize, usize) {
         let mut child = self.child.borrow_mut();
         child.tell("allocated");
-        let said = child.hear("has");
-        let (now, peak) = said.split_once(' ').unwrap();
+        let reply = child.hear("has");
+        let (now, peak) = reply.split_once(' ').unwrap();
         (now.parse().unwrap(), peak.parse().unwrap())
     }
 
@@ -241,23 +241,23 @@ impl Scene {
 
     /// What was heard is nothing that the liar may not read.
     #[track_caller]
-    pub fn assert_kept_to_itself(&self, heard: &[u8]) {
+    pub fn assert_kept_to_itself(&self, received: &[u8]) {
         for (what, mark) in
             [("secret", SECRET), ("write-only", WRITE_ONLY), ("bound", BOUND_TO_ONE), ("gone", GONE), ("another's", HONEST)]
         {
-            assert!(!contains(heard, &mark), "the liar has read {what} memory");
+            assert!(!contains(received, &mark), "the liar has read {what} memory");
         }
         let secret = self.range(0, Kind::Secret).token;
-        assert!(!contains(heard, &secret), "the liar has been told the token of the secret memory");
+        assert!(!contains(received, &secret), "the liar has been told the token of the secret memory");
     }
 
     /// The liar is gone: the victim is as it was before.
     #[track_caller]
-    pub fn assert_unharmed(&self, heard: &[u8]) {
-        self.assert_kept_to_itself(heard);
+    pub fn assert_unharmed(&self, received: &[u8]) {
+        self.assert_kept_to_itself(received);
         let begin = Instant::now();
         loop {
-            let (seen, now) = (self.look(), holdings(self.pid));
+            let (seen, now) = (self.state(), holdings(self.pid));
             let done = seen.begun == seen.ended;
             let back = now.0 <= self.before.0 && now.1 <= self.before.1 && now.2 <= self.before.2 + 3;
             if done && back && self.grown() <= KEPT {
@@ -282,8 +282,8 @@ impl Scene {
 }
 
 /// Prints a line: what came to nothing, and how.
-pub fn report(lie: &str, outcome: &str, begin: Instant) {
-    println!("{lie}: {outcome} ({} ms)", begin.elapsed().as_millis());
+pub fn report(case: &str, outcome: &str, begin: Instant) {
+    println!("{case}: {outcome} ({} ms)", begin.elapsed().as_millis());
 }
 
 fn name_of(status: &Status) -> String {
@@ -294,41 +294,44 @@ fn name_of(status: &Status) -> String {
 /// Who has begun the connection on which a lie is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    ByLiar,
+    ByAdversary,
     ByVictim,
 }
 
 /// Tells each lie on a connection of its own, with operations of the victim under way there.
-pub fn table(group: &'static str, begun: Begun, lies: &[Lie]) {
+pub fn table(group: &'static str, begun: Begun, cases: &[Case]) {
     let _watchdog = Watchdog::start(group);
     let (mut scene, mut failed) = (Scene::new(), Vec::new());
-    for Lie { name, tell, then } in lies {
+    for Case { name, tell, then } in cases {
         let (begin, served) = (Instant::now(), scene.served());
         let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let mut liar = match begun {
-                Begun::ByLiar => Liar::engaged(&scene.address),
-                Begun::ByVictim => Liar::dialled(|address, incarnation| scene.dial(address, incarnation)),
+            let mut adversary = match begun {
+                Begun::ByAdversary => Adversary::engaged(&scene.address),
+                Begun::ByVictim => Adversary::dialled(|address, incarnation| scene.dial(address, incarnation)),
             };
-            tell(&mut liar, &scene);
+            tell(&mut adversary, &scene);
             let outcome = match then {
                 Then::HangsUp => {
-                    liar.assert_hung_up();
+                    adversary.assert_hung_up();
                     "the victim hangs up".to_owned()
                 }
-                Then::GoesOn => {
-                    liar.assert_listens();
+                Then::Continues => {
+                    adversary.assert_listens();
                     "no heed is paid".to_owned()
                 }
-                Then::Says(expected, count) => {
-                    let said: Vec<String> = liar.statuses(*count).iter().map(name_of).collect();
-                    assert!(said.len() == *count && said.iter().all(|status| status == expected), "{count} {expected}: {said:?}");
+                Then::Refuses(expected, count) => {
+                    let reply: Vec<String> = adversary.statuses(*count).iter().map(name_of).collect();
+                    assert!(
+                        reply.len() == *count && reply.iter().all(|status| status == expected),
+                        "{count} {expected}: {reply:?}"
+                    );
                     format!("{count} times {expected}")
                 }
                 Then::Leaves => "the liar leaves".to_owned(),
             };
-            let heard = std::mem::take(&mut liar.heard);
-            drop(liar);
-            scene.assert_unharmed(&heard);
+            let received = std::mem::take(&mut adversary.received);
+            drop(adversary);
+            scene.assert_unharmed(&received);
             assert!(scene.served() > served);
             outcome
         }));

@@ -10,40 +10,40 @@ use std::time::Instant;
 
 use calomel::{Bulk, Engine};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{Message, Range, Status};
-use crate::greetings::hello;
-use crate::liar::Liar;
+use crate::handshakes::hello;
 use crate::over_both;
 use crate::scene::{Scene, report};
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, HONEST, LEN, full_of};
 
 /// Dials as somebody else; and has the victim ask for things.
-pub fn claiming(scene: &Scene, incarnation: u64, addresses: &[&str], ticket: Option<u128>) -> Liar {
-    let mut liar = Liar::dial(&scene.address);
-    liar.incarnation = incarnation;
-    liar.bytes(&hello(incarnation, 64 << 20, addresses, ticket, false));
-    liar.until("a ticket", |liar| liar.said.iter().any(|(m, _)| matches!(m, Message::Ticket { .. })));
-    liar
+pub fn claiming(scene: &Scene, incarnation: u64, addresses: &[&str], ticket: Option<u128>) -> Adversary {
+    let mut adversary = Adversary::dial(&scene.address);
+    adversary.incarnation = incarnation;
+    adversary.bytes(&hello(incarnation, 64 << 20, addresses, ticket, false));
+    adversary.until("a ticket", |adversary| adversary.messages.iter().any(|(m, _)| matches!(m, Message::Ticket { .. })));
+    adversary
 }
 
-fn ticket_of(liar: &Liar) -> u128 {
-    liar.said.iter().find_map(|(m, _)| if let Message::Ticket { ticket } = m { Some(*ticket) } else { None }).unwrap()
+fn ticket_of(adversary: &Adversary) -> u128 {
+    adversary.messages.iter().find_map(|(m, _)| if let Message::Ticket { ticket } = m { Some(*ticket) } else { None }).unwrap()
 }
 
 /// It is served as what it is, and reaches nothing that is for the one that it claims to be.
 #[track_caller]
-pub fn assert_nobody_else(liar: &mut Liar, scene: &Scene, bound: &Bulk) {
+pub fn assert_no_other_peer(adversary: &mut Adversary, scene: &Scene, bound: &Bulk) {
     let range = Range { offset: 0, len: 16, ..Range::of(900, bound) };
-    assert!(matches!(liar.pull(range), Err(Status::AccessDenied(_))), "it was taken for another");
-    liar.tell(&Message::Push(Range { transfer: 901, ..range }), &[]);
-    liar.expect("a refusal", |m| matches!(m, Message::Done { transfer: 901, status: Status::AccessDenied(_) }));
-    let number = liar.request("swallow", &vec![1u8; 10]);
-    assert_eq!(liar.answer(number), Ok(vec![10]));
+    assert!(matches!(adversary.pull(range), Err(Status::AccessDenied(_))), "it was taken for another");
+    adversary.tell(&Message::Push(Range { transfer: 901, ..range }), &[]);
+    adversary.expect("a refusal", |m| matches!(m, Message::Done { transfer: 901, status: Status::AccessDenied(_) }));
+    let number = adversary.request("swallow", &vec![1u8; 10]);
+    assert_eq!(adversary.answer(number), Ok(vec![10]));
     // What the victim asks it for is not asked of another, and the other way round. What is the victim's own, by its incarnation,
     // it asks no peer for.
-    if liar.incarnation != scene.incarnation() {
-        liar.engage();
+    if adversary.incarnation != scene.incarnation() {
+        adversary.engage();
     }
     assert_serves(&scene.honest, &scene.to);
     scene.assert_bound_is_reached();
@@ -54,7 +54,7 @@ fn claims() {
     let scene = Scene::new();
     let (victim, honest) = (scene.incarnation(), scene.honest_incarnation());
     let (here, there) = (scene.address.clone(), scene.honest.address().to_string());
-    let lies: [(&str, u64, Vec<&str>, Option<u128>); 10] = [
+    let cases: [(&str, u64, Vec<&str>, Option<u128>); 10] = [
         ("another's incarnation", honest, vec![], None),
         ("another's address", rand::random(), vec![&there], None),
         ("another's incarnation and address", honest, vec![&there], None),
@@ -66,13 +66,13 @@ fn claims() {
         ("everybody's address", rand::random(), vec![&here, &there], None),
         ("no incarnation, and another's address", 0, vec![&there], Some(0)),
     ];
-    for (name, incarnation, addresses, ticket) in &lies {
+    for (name, incarnation, addresses, ticket) in &cases {
         let begin = Instant::now();
-        let mut liar = claiming(&scene, *incarnation, addresses, *ticket);
-        assert_nobody_else(&mut liar, &scene, &scene.bound);
-        let heard = std::mem::take(&mut liar.heard);
-        drop(liar);
-        scene.assert_unharmed(&heard);
+        let mut adversary = claiming(&scene, *incarnation, addresses, *ticket);
+        assert_no_other_peer(&mut adversary, &scene, &scene.bound);
+        let received = std::mem::take(&mut adversary.received);
+        drop(adversary);
+        scene.assert_unharmed(&received);
         report(&format!("identity: {name}"), "somebody new", begin);
     }
     // The ticket that it was given itself, once as itself and once as another.
@@ -82,7 +82,7 @@ fn claims() {
         let ticket = ticket_of(&first);
         for still_there in [true, false] {
             let mut second = claiming(&scene, honest, &[&there], Some(ticket));
-            assert_nobody_else(&mut second, &scene, &scene.bound);
+            assert_no_other_peer(&mut second, &scene, &scene.bound);
             if still_there {
                 assert_serves(&scene.honest, &scene.to);
             }
@@ -97,12 +97,12 @@ fn claims() {
         let mut two = [0, 1].map(|_| claiming(&scene, incarnation, &[&there], None));
         let tickets = [ticket_of(&two[0]), ticket_of(&two[1])];
         assert_ne!(tickets[0], tickets[1]);
-        for liar in &mut two {
-            assert_nobody_else(liar, &scene, &scene.bound);
+        for adversary in &mut two {
+            assert_no_other_peer(adversary, &scene, &scene.bound);
         }
         // Each other's ticket: it is that one's, and that one is thought to have lost its connection. Nobody else is.
         let mut third = claiming(&scene, incarnation, &[], Some(tickets[1]));
-        assert_nobody_else(&mut third, &scene, &scene.bound);
+        assert_no_other_peer(&mut third, &scene, &scene.bound);
         drop((two, third));
         scene.assert_unharmed(&[]);
     }
@@ -162,20 +162,23 @@ fn away(scene: &Scene, listens: bool) {
     let incarnation = Range::of(0, &theirs.bulk()).owner;
     let own = engine.addresses().first().map(ToString::to_string);
     let addresses: Vec<&str> = own.iter().map(String::as_str).collect();
-    let mut liars: Vec<Liar> = Vec::new();
+    let mut adversaries: Vec<Adversary> = Vec::new();
     for claimed in [&[][..], &addresses] {
-        let mut liar = claiming(scene, incarnation, claimed, None);
-        assert_nobody_else(&mut liar, scene, &bound);
-        liar.said.clear();
-        liars.push(liar);
+        let mut adversary = claiming(scene, incarnation, claimed, None);
+        assert_no_other_peer(&mut adversary, scene, &bound);
+        adversary.messages.clear();
+        adversaries.push(adversary);
         // The victim wants what the other exposes: it gets that, or nothing; and the liar is not even told what it wants.
         match take_kept(&scene.honest, &scene.to) {
             Ok(bytes) => assert!(listens && bytes == full_of(HONEST)),
             Err(text) => assert!(!listens, "{text}"),
         }
-        for liar in &mut liars {
-            liar.assert_listens();
-            assert!(!liar.said.iter().any(|(m, _)| matches!(m, Message::Pull(_))), "the liar was asked for another's memory");
+        for adversary in &mut adversaries {
+            adversary.assert_listens();
+            assert!(
+                !adversary.messages.iter().any(|(m, _)| matches!(m, Message::Pull(_))),
+                "the liar was asked for another's memory"
+            );
         }
     }
     // Back again, it is who it was.
@@ -183,7 +186,7 @@ fn away(scene: &Scene, listens: bool) {
     assert_eq!(bound.on(&to).pull_into(&mut bytes).unwrap(), LEN);
     assert!(bytes == full_of(BOUND_TO_ONE));
     assert_eq!(take_kept(&scene.honest, &scene.to), Ok(full_of(HONEST)));
-    drop(liars);
+    drop(adversaries);
     engine.finalize().unwrap();
     scene.assert_unharmed(&[]);
     report(

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{self, Message, Stream};
-use crate::liar::Liar;
 use crate::over_both;
 use crate::scene::{Scene, call_of_add, report};
 use crate::support::*;
@@ -13,21 +13,21 @@ use crate::support::*;
 const GIVEN_UP: Duration = Duration::from_secs(8);
 
 /// 200 connections with half a greeting on each: they are given up, together, in the time that connecting may take.
-fn half_greetings() {
+fn half_handshakes() {
     let _watchdog = Watchdog::start("slow::half_greetings");
     let scene = Scene::new();
     let (begin, served) = (Instant::now(), scene.served());
     let greeting = wire::greeting(1, 1 << 20);
-    let mut held: Vec<Liar> = (0..200)
+    let mut held: Vec<Adversary> = (0..200)
         .map(|n| {
-            let mut liar = Liar::dial(&scene.address);
-            liar.bytes(&greeting[..n % greeting.len()]);
-            liar
+            let mut adversary = Adversary::dial(&scene.address);
+            adversary.bytes(&greeting[..n % greeting.len()]);
+            adversary
         })
         .collect();
     scene.assert_serves();
-    for liar in &mut held {
-        liar.assert_hung_up();
+    for adversary in &mut held {
+        adversary.assert_hung_up();
     }
     assert!(begin.elapsed() < patience() * GIVEN_UP, "{:?}", begin.elapsed());
     drop(held);
@@ -42,19 +42,19 @@ fn byte_by_byte() {
     let scene = Scene::new();
     let begin = Instant::now();
     let greeting = wire::greeting(1, 1 << 20);
-    let mut liar = Liar::dial(&scene.address);
+    let mut adversary = Adversary::dial(&scene.address);
     for byte in &greeting[..greeting.len() - 1] {
-        liar.bytes(&[*byte]);
+        adversary.bytes(&[*byte]);
         scene.assert_serves();
         thread::sleep(Duration::from_millis(300));
-        while liar.listen() {}
-        if liar.way.has_ended() {
+        while adversary.listen() {}
+        if adversary.channel.has_ended() {
             break;
         }
         assert!(begin.elapsed() < patience() * GIVEN_UP, "{:?}", begin.elapsed());
     }
-    liar.assert_hung_up();
-    drop(liar);
+    adversary.assert_hung_up();
+    drop(adversary);
     scene.assert_unharmed(&[]);
     report("a greeting, byte by byte", "the victim hangs up", begin);
 }
@@ -65,34 +65,34 @@ fn half_said() {
     let scene = Scene::new();
     let begin = Instant::now();
     let frame = call_of_add(1);
-    let mut held: Vec<Liar> = (0..60)
+    let mut held: Vec<Adversary> = (0..60)
         .map(|n| {
-            let mut liar = Liar::greeted(&scene.address);
+            let mut adversary = Adversary::after_handshake(&scene.address);
             match n % 3 {
-                0 => drop(liar.bytes(&frame[..1 + n % (frame.len() - 1)])),
-                1 => drop(liar.tell(&Message::call(1, "swallow", 1 << 20), &[])),
+                0 => drop(adversary.bytes(&frame[..1 + n % (frame.len() - 1)])),
+                1 => drop(adversary.tell(&Message::call(1, "swallow", 1 << 20), &[])),
                 _ => {
-                    liar.tell(&Message::call(1, "swallow", 1 << 20), &[]);
-                    liar.announce(Stream::Request, 1, 0, 1 << 19);
+                    adversary.tell(&Message::call(1, "swallow", 1 << 20), &[]);
+                    adversary.announce(Stream::Request, 1, 0, 1 << 19);
                 }
             }
-            liar
+            adversary
         })
         .collect();
     // A frame that comes in drops is one all the same.
-    let mut patient = Liar::greeted(&scene.address);
+    let mut patient = Adversary::after_handshake(&scene.address);
     for byte in &frame {
         patient.bytes(&[*byte]);
         thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(patient.answer(1), Ok(vec![3]));
     scene.assert_serves();
-    for liar in &mut held {
-        while liar.listen() {}
+    for adversary in &mut held {
+        while adversary.listen() {}
     }
     drop((held, patient));
     scene.assert_unharmed(&[]);
     report("60 halves of frames, calls and payloads, held open", "the liars leave", begin);
 }
 
-over_both!(half_greetings, byte_by_byte, half_said);
+over_both!(half_handshakes, byte_by_byte, half_said);

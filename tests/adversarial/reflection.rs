@@ -7,38 +7,38 @@ use std::time::{Duration, Instant};
 
 use calomel::{Endpoint, Engine};
 
+use crate::channel::{Channel, Listener, Piece, dial};
 use crate::common::wire::{CHALLENGE, HELLO, PIECE_LEN, PROOF, REFUSAL, piece};
 use crate::over_both;
 use crate::scene::{Scene, report};
 use crate::support::*;
-use crate::way::{Door, Piece, Way, dial};
 
 const KEY: &str = "a key of more than sixteen bytes";
 
 /// One of the victim's connections, and what the victim has said there.
 struct End {
-    way: Box<dyn Way>,
-    heard: Vec<u8>,
+    channel: Box<dyn Channel>,
+    received: Vec<u8>,
     passed: usize,
 }
 
 impl End {
-    fn new(way: Box<dyn Way>) -> End {
-        End { way, heard: Vec::new(), passed: 0 }
+    fn new(channel: Box<dyn Channel>) -> End {
+        End { channel, received: Vec::new(), passed: 0 }
     }
 
     /// True if there was something.
     fn listen(&mut self) -> bool {
-        let before = self.heard.len();
-        while let Some(Piece::Bytes(bytes) | Piece::Payload(bytes)) = self.way.take() {
-            self.heard.extend(bytes);
+        let before = self.received.len();
+        while let Some(Piece::Bytes(bytes) | Piece::Payload(bytes)) = self.channel.take() {
+            self.received.extend(bytes);
         }
-        self.heard.len() > before
+        self.received.len() > before
     }
 
     /// The kinds of the pieces, and whether anything but pieces follows.
     fn kinds(&self) -> (Vec<u8>, bool) {
-        let (mut rest, mut kinds) = (&self.heard[..], Vec::new());
+        let (mut rest, mut kinds) = (&self.received[..], Vec::new());
         while rest.len() >= PIECE_LEN && rest.starts_with(crate::common::wire::MAGIC) {
             kinds.push(rest[PIECE_LEN - 1]);
             let len = 16 + u32::from_le_bytes(rest[12..16].try_into().unwrap()) as usize;
@@ -56,15 +56,15 @@ fn relay(ends: &mut [End; 2]) {
         let mut any = false;
         for from in [0, 1] {
             any |= ends[from].listen();
-            let said = ends[from].heard[ends[from].passed..].to_vec();
-            if !said.is_empty() {
-                ends[from].passed += said.len();
-                ends[1 - from].way.put(&said, BOUND);
+            let reply = ends[from].received[ends[from].passed..].to_vec();
+            if !reply.is_empty() {
+                ends[from].passed += reply.len();
+                ends[1 - from].channel.put(&reply, BOUND);
             }
             let (kinds, more) = ends[from].kinds();
             assert!(!more, "a connection has opened: pieces {kinds:?} and more");
         }
-        if !any && ends.iter_mut().all(|end| end.way.has_ended()) {
+        if !any && ends.iter_mut().all(|end| end.channel.has_ended()) {
             return;
         }
         assert!(begin.elapsed() < patience() * BOUND, "the victim does not hang up: {:?}", ends.each_ref().map(End::kinds));
@@ -91,9 +91,9 @@ fn hear(end: &mut End, count: usize) {
 }
 
 /// Has the victim dial the stranger.
-fn dialled(scene: &Scene, door: &Door) -> End {
-    scene.dial(&door.address, 0);
-    End::new(door.accept())
+fn dialled(scene: &Scene, listener: &Listener) -> End {
+    scene.dial(&listener.address, 0);
+    End::new(listener.accept())
 }
 
 fn of_one_engine() {
@@ -101,42 +101,42 @@ fn of_one_engine() {
     let scene = Scene::with(Some(KEY));
     let begin = Instant::now();
     for closes in [false, true] {
-        let door = Door::open();
-        let mut ends = [dialled(&scene, &door), End::new(dial(&scene.address))];
+        let listener = Listener::open();
+        let mut ends = [dialled(&scene, &listener), End::new(dial(&scene.address))];
         if closes {
             // As far as a proof gets; and it is shown when the connection that it was made on is gone.
             hear(&mut ends[0], 1);
-            let challenge = ends[0].heard.clone();
-            ends[1].way.put(&challenge, BOUND);
+            let challenge = ends[0].received.clone();
+            ends[1].channel.put(&challenge, BOUND);
             hear(&mut ends[1], 1);
-            let theirs = ends[1].heard.clone();
-            ends[0].way.put(&theirs, BOUND);
-            eventually("a proof, or no more", || ends[0].listen() || ends[0].way.has_ended());
-            ends[0].way.break_off();
-            let proof = ends[0].heard[challenge.len()..].to_vec();
-            ends[1].way.put(&proof, BOUND);
-            eventually("the victim hangs up", || !ends[1].listen() && ends[1].way.has_ended());
+            let theirs = ends[1].received.clone();
+            ends[0].channel.put(&theirs, BOUND);
+            eventually("a proof, or no more", || ends[0].listen() || ends[0].channel.has_ended());
+            ends[0].channel.break_off();
+            let proof = ends[0].received[challenge.len()..].to_vec();
+            ends[1].channel.put(&proof, BOUND);
+            eventually("the victim hangs up", || !ends[1].listen() && ends[1].channel.has_ended());
         } else {
             relay(&mut ends);
         }
         assert_no_proof(&ends[1]);
-        let heard = [&ends[0].heard[..], &ends[1].heard].concat();
-        drop((ends, door));
-        scene.assert_unharmed(&heard);
+        let received = [&ends[0].received[..], &ends[1].received].concat();
+        drop((ends, listener));
+        scene.assert_unharmed(&received);
     }
     report("reflection: a proof for a stranger, at the own door", "the victim hangs up", begin);
     let begin = Instant::now();
     let mut ends = [(); 2].map(|()| End::new(dial(&scene.address)));
-    ends[0].way.put(&piece(CHALLENGE, &[7; 32]), BOUND);
+    ends[0].channel.put(&piece(CHALLENGE, &[7; 32]), BOUND);
     relay(&mut ends);
     ends.iter().for_each(assert_no_proof);
     drop(ends);
-    let doors = [(); 2].map(|()| Door::open());
-    let mut ends = doors.each_ref().map(|door| dialled(&scene, door));
+    let doors = [(); 2].map(|()| Listener::open());
+    let mut ends = doors.each_ref().map(|listener| dialled(&scene, listener));
     relay(&mut ends);
-    let heard = [&ends[0].heard[..], &ends[1].heard].concat();
+    let received = [&ends[0].received[..], &ends[1].received].concat();
     drop((ends, doors));
-    scene.assert_unharmed(&heard);
+    scene.assert_unharmed(&received);
     report("reflection: between two that the victim has dialled, and two that have dialled it", "the victim hangs up", begin);
 }
 
@@ -153,40 +153,40 @@ fn of_two_engines_of_a_process() {
     let engines = [keyed(&anywhere()), keyed(&anywhere())];
     for roles in [[0, 1], [1, 0]] {
         let [first, second] = roles.map(|role| &engines[role]);
-        let calls = |engine: &Engine, door: &Door| {
-            let to = engine.lookup(&door.address).unwrap();
+        let calls = |engine: &Engine, listener: &Listener| {
+            let to = engine.lookup(&listener.address).unwrap();
             let pending = engine.procedure::<(u32, u32), u32>("add").on(&to).start(&(1, 2)).unwrap();
-            (End::new(door.accept()), pending)
+            (End::new(listener.accept()), pending)
         };
         // Each dials the stranger, which passes what one says to the other.
-        let doors = [(); 2].map(|()| Door::open());
+        let doors = [(); 2].map(|()| Listener::open());
         let [(one, first_call), (two, second_call)] = [calls(first, &doors[0]), calls(second, &doors[1])];
         relay(&mut [one, two]);
         first_call.wait().unwrap_err();
         second_call.wait().unwrap_err();
         // The stranger dials each.
         let mut ends = roles.map(|role| End::new(dial(&engines[role].address().to_string())));
-        ends[0].way.put(&piece(CHALLENGE, &[7; 32]), BOUND);
+        ends[0].channel.put(&piece(CHALLENGE, &[7; 32]), BOUND);
         relay(&mut ends);
         ends.iter().for_each(assert_no_proof);
         // A proof that the first has made for a conversation with the second, in another conversation with either.
-        let door = Door::open();
-        let (mut out, call) = calls(first, &door);
+        let listener = Listener::open();
+        let (mut out, call) = calls(first, &listener);
         let mut far = End::new(dial(&second.address().to_string()));
         hear(&mut out, 1);
-        let challenge = out.heard.clone();
-        far.way.put(&challenge, BOUND);
+        let challenge = out.received.clone();
+        far.channel.put(&challenge, BOUND);
         hear(&mut far, 1);
-        out.way.put(&far.heard, BOUND);
+        out.channel.put(&far.received, BOUND);
         hear(&mut out, 3);
         assert_eq!(out.kinds(), (vec![CHALLENGE, PROOF, HELLO], false));
         for engine in [first, second] {
             let mut other = End::new(dial(&engine.address().to_string()));
-            other.way.put(&out.heard, BOUND);
-            eventually("the victim hangs up", || !other.listen() && other.way.has_ended());
+            other.channel.put(&out.received, BOUND);
+            eventually("the victim hangs up", || !other.listen() && other.channel.has_ended());
             assert_no_proof(&other);
         }
-        drop((out, far, door));
+        drop((out, far, listener));
         call.wait().unwrap_err();
     }
     for (engine, other) in engines.iter().zip(engines.iter().rev()) {

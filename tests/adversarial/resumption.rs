@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use calomel::{Bulk, Endpoint, Engine};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{CHALLENGE, HELLO, Message, PIECE_LEN, PREFIX_LEN, PROOF, Range, Status, piece};
-use crate::greetings::{assert_no_hello, hello};
-use crate::identity::{assert_nobody_else, claiming};
-use crate::liar::Liar;
+use crate::handshakes::{assert_no_hello, hello};
+use crate::identity::{assert_no_other_peer, claiming};
 use crate::scene::{Scene, call_of_add, report};
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, GONE, HONEST, LEN, SECRET, WRITE_ONLY, full_of};
@@ -24,7 +24,7 @@ struct Tap {
     address: String,
     streams: Arc<Mutex<Vec<TcpStream>>>,
     /// What who dials says on the first connection, and what it is told.
-    said: [Arc<Mutex<Vec<u8>>>; 2],
+    recorded: [Arc<Mutex<Vec<u8>>>; 2],
 }
 
 impl Tap {
@@ -36,13 +36,13 @@ impl Tap {
         thread::spawn(move || {
             for (number, near) in listener.incoming().flatten().enumerate() {
                 let far = TcpStream::connect(&target).unwrap();
-                for ((from, to), said) in [(&near, &far), (&far, &near)].into_iter().zip(&here.said) {
-                    let (mut from, mut to, said) = (from.try_clone().unwrap(), to.try_clone().unwrap(), said.clone());
+                for ((from, to), recorded) in [(&near, &far), (&far, &near)].into_iter().zip(&here.recorded) {
+                    let (mut from, mut to, recorded) = (from.try_clone().unwrap(), to.try_clone().unwrap(), recorded.clone());
                     thread::spawn(move || {
                         let mut buffer = vec![0; 64 << 10];
                         while let Ok(n @ 1..) = from.read(&mut buffer) {
                             if number == 0 {
-                                said.lock().unwrap().extend_from_slice(&buffer[..n]);
+                                recorded.lock().unwrap().extend_from_slice(&buffer[..n]);
                             }
                             if to.write_all(&buffer[..n]).is_err() {
                                 break;
@@ -65,7 +65,7 @@ impl Tap {
 
     /// The pieces of the greeting of one side, and what follows.
     fn greeting(&self, side: usize) -> (Vec<Vec<u8>>, Vec<u8>) {
-        let (mut rest, mut pieces) = (self.said[side].lock().unwrap().clone(), Vec::new());
+        let (mut rest, mut pieces) = (self.recorded[side].lock().unwrap().clone(), Vec::new());
         loop {
             let tail = rest.split_off(16 + u32::from_le_bytes(rest[12..16].try_into().unwrap()) as usize);
             let kind = rest[PIECE_LEN - 1];
@@ -127,7 +127,7 @@ impl Robbed {
 #[test]
 fn a_stolen_ticket_is_worth_nothing_without_the_key() {
     const KEY: &str = "a third key of more than sixteen bytes";
-    let _watchdog = Watchdog::start("stolen::a_stolen_ticket_is_worth_nothing_without_the_key");
+    let _watchdog = Watchdog::start("resumption::a_stolen_ticket_is_worth_nothing_without_the_key");
     over(Carrier::Tcp, || {
         let scene = Scene::with(Some(KEY));
         let robbed = Robbed::new(&scene, configured().pre_shared_key(KEY).build().unwrap());
@@ -138,7 +138,7 @@ fn a_stolen_ticket_is_worth_nothing_without_the_key() {
         let proof = || recorded.iter().find(|piece| piece[PIECE_LEN - 1] == PROOF).unwrap().clone();
         let pull = || Message::Pull(Range { offset: 0, len: 16, ..Range::of(1, &robbed.bound) }).frame(&[]);
         let note = || Message::call(1, "note", 1).frame(&[1]);
-        let lies: [(&str, Vec<Vec<u8>>); 6] = [
+        let cases: [(&str, Vec<Vec<u8>>); 6] = [
             ("at once", vec![hello(), pull(), note(), call_of_add(2)]),
             ("after a challenge", vec![piece(CHALLENGE, &[1; 32]), hello(), pull(), note()]),
             ("after its owner's challenge", vec![challenge(), hello(), pull(), note()]),
@@ -151,12 +151,12 @@ fn a_stolen_ticket_is_worth_nothing_without_the_key() {
                 robbed.tap.cut();
                 eventually("the connection is lost", || !robbed.to.is_connected());
             }
-            for (name, pieces) in &lies {
+            for (name, pieces) in &cases {
                 let begin = Instant::now();
-                let mut thief = Liar::dial(&scene.address);
+                let mut thief = Adversary::dial(&scene.address);
                 thief.bytes(&pieces.concat());
                 thief.assert_hung_up();
-                assert_no_hello(&thief.heard);
+                assert_no_hello(&thief.received);
                 assert_eq!(robbed.to.is_connected(), !away, "{name}");
                 report(&format!("a stolen ticket, without the key: {name}"), "the victim hangs up", begin);
             }
@@ -172,7 +172,7 @@ fn a_stolen_ticket_is_worth_nothing_without_the_key() {
 /// that engine has; its connection ends. It reaches nothing else, and is pushed aside when the engine comes back.
 #[test]
 fn where_there_is_no_key_a_stolen_ticket_lets_one_in_as_its_owner_until_that_comes_back() {
-    let _watchdog = Watchdog::start("stolen::where_there_is_no_key");
+    let _watchdog = Watchdog::start("resumption::where_there_is_no_key");
     over(Carrier::Tcp, || {
         let scene = Scene::new();
         let robbed = Robbed::new(&scene, client());
@@ -188,8 +188,8 @@ fn where_there_is_no_key_a_stolen_ticket_lets_one_in_as_its_owner_until_that_com
                 [(incarnation, ticket ^ 1), (rand::random(), ticket), (scene.honest_incarnation(), ticket)]
             {
                 let mut other = claiming(&scene, incarnation, &[], Some(ticket));
-                assert_nobody_else(&mut other, &scene, &robbed.bound);
-                scene.assert_kept_to_itself(&other.heard);
+                assert_no_other_peer(&mut other, &scene, &robbed.bound);
+                scene.assert_kept_to_itself(&other.received);
                 assert_eq!(robbed.to.is_connected(), !away);
             }
             let mut thief = claiming(&scene, incarnation, &[], Some(ticket));
@@ -211,7 +211,7 @@ fn where_there_is_no_key_a_stolen_ticket_lets_one_in_as_its_owner_until_that_com
             let others = Range { offset: 0, len: 16, ..Range::of(902, &scene.bound) };
             assert!(matches!(thief.pull(others), Err(Status::AccessDenied(_))));
             for mark in [SECRET, WRITE_ONLY, GONE, HONEST] {
-                assert!(!thief.heard.windows(mark.len()).any(|bytes| bytes == mark), "the thief has read more than that");
+                assert!(!thief.received.windows(mark.len()).any(|bytes| bytes == mark), "the thief has read more than that");
             }
             scene.assert_serves();
             scene.assert_bound_is_reached();

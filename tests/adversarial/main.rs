@@ -6,7 +6,7 @@
 //! comes from an engine. What lies about shared memory itself there are is in `tests/shm`.
 //!
 //! The engine that is lied to, the victim, is another process: this program again, in the test [`child`]. Each lie that has come
-//! to nothing prints a line (`cargo test --test hostile -- --nocapture`).
+//! to nothing prints a line (`cargo test --test adversarial -- --nocapture`).
 
 // Sockets, shared memory and the state of processes are the system's.
 #![allow(unsafe_code)]
@@ -19,22 +19,22 @@ mod forged;
 #[path = "../processes/support.rs"]
 mod support;
 
+mod adversary;
 mod bulks;
+mod channel;
 mod floods;
 mod frames;
-mod greetings;
+mod handshakes;
 mod identity;
-mod liar;
 mod numbers;
 mod ranges;
 mod reflection;
 mod replay;
+mod resumption;
 mod scene;
 mod servers;
 mod slow;
-mod stolen;
 mod victim;
-mod way;
 mod work;
 
 /// The victim tells how much it has allocated.

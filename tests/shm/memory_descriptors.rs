@@ -25,7 +25,7 @@ pub struct Hoarder {
 
 impl Hoarder {
     fn of(engine: &Engine) -> Hoarder {
-        Hoarder::new(Forged::greeted(&engine.address().to_string(), false))
+        Hoarder::new(Forged::after_handshake(&engine.address().to_string(), false))
     }
 
     pub fn new(peer: Forged) -> Hoarder {
@@ -112,7 +112,7 @@ fn filled(engine: &Engine, byte: u8) -> EngineBuffer {
 
 #[test]
 fn one_that_may_read_all_of_a_block_maps_it() {
-    let _watchdog = Watchdog::start("given::one_that_may_read_all_of_a_block_maps_it");
+    let _watchdog = Watchdog::start("memory_descriptors::one_that_may_read_all_of_a_block_maps_it");
     let engine = engine();
     let mut peer = Hoarder::of(&engine);
     let constant = engine.expose_read_only(filled(&engine, 1)).unwrap();
@@ -126,7 +126,7 @@ fn one_that_may_read_all_of_a_block_maps_it() {
 
 #[test]
 fn memory_under_restrictions_is_mapped_by_no_peer() {
-    let _watchdog = Watchdog::start("given::memory_under_restrictions_is_mapped_by_no_peer");
+    let _watchdog = Watchdog::start("memory_descriptors::memory_under_restrictions_is_mapped_by_no_peer");
     let engine = engine();
     let long = Duration::from_secs(3600);
     let grants = [
@@ -154,7 +154,7 @@ fn memory_under_restrictions_is_mapped_by_no_peer() {
 
 #[test]
 fn memory_for_one_peer_or_one_call_is_mapped_by_no_peer() {
-    let _watchdog = Watchdog::start("given::memory_for_one_peer_or_one_call_is_mapped_by_no_peer");
+    let _watchdog = Watchdog::start("memory_descriptors::memory_for_one_peer_or_one_call_is_mapped_by_no_peer");
     let engine = engine();
     let address = format!("shm://given-{}", std::process::id());
     let listener = listen(&address);
@@ -163,7 +163,7 @@ fn memory_for_one_peer_or_one_call_is_mapped_by_no_peer() {
             let peer = s.spawn(|| {
                 let mut peer = Forged::accept(&listener);
                 peer.welcome(false);
-                peer.greet();
+                peer.shake_hands();
                 assert!(peer.take(BYTES).starts_with(b"calomel\0"));
                 peer
             });
@@ -185,7 +185,7 @@ fn memory_for_one_peer_or_one_call_is_mapped_by_no_peer() {
 
 #[test]
 fn a_part_of_a_block_is_mapped_by_no_peer() {
-    let _watchdog = Watchdog::start("given::a_part_of_a_block_is_mapped_by_no_peer");
+    let _watchdog = Watchdog::start("memory_descriptors::a_part_of_a_block_is_mapped_by_no_peer");
     let engine = engine();
     let mut buffer = filled(&engine, 5);
     engine
@@ -215,7 +215,7 @@ fn a_part_of_a_block_is_mapped_by_no_peer() {
 /// A peer that is pushed to gets what is pushed, and nothing of the memory that it comes from.
 #[test]
 fn what_is_pushed_out_of_a_block_shows_nothing_else_of_it() {
-    let _watchdog = Watchdog::start("given::what_is_pushed_out_of_a_block_shows_nothing_else_of_it");
+    let _watchdog = Watchdog::start("memory_descriptors::what_is_pushed_out_of_a_block_shows_nothing_else_of_it");
     let engine = engine();
     let mut memory = filled(&engine, 6);
     memory[..LEN / 2].fill(9);
@@ -262,7 +262,7 @@ fn what_is_pushed_out_of_a_block_shows_nothing_else_of_it() {
 /// What one that had a descriptor sees, after each way to put other data into the memory.
 #[test]
 fn an_old_mapping_does_not_show_what_is_written_after_the_reclaim() {
-    let _watchdog = Watchdog::start("given::an_old_mapping_does_not_show_what_is_written_after_the_reclaim");
+    let _watchdog = Watchdog::start("memory_descriptors::an_old_mapping_does_not_show_what_is_written_after_the_reclaim");
     let engine = engine();
     type Refill = fn(&Engine, Exposed<EngineBuffer>) -> Box<dyn std::any::Any>;
     let refills: [(&str, Refill); 5] = [
@@ -311,7 +311,7 @@ fn an_old_mapping_does_not_show_what_is_written_after_the_reclaim() {
 
 #[test]
 fn buffers_of_a_pool_are_not_seen_by_the_peers_of_their_last_user() {
-    let _watchdog = Watchdog::start("given::buffers_of_a_pool_are_not_seen_by_the_peers_of_their_last_user");
+    let _watchdog = Watchdog::start("memory_descriptors::buffers_of_a_pool_are_not_seen_by_the_peers_of_their_last_user");
     let engine = engine();
     let pool = engine.buffer_pool(LEN, 1);
     let mut peer = Hoarder::of(&engine);
