@@ -1,4 +1,4 @@
-//! A peer that keeps to the rules until it is told to do otherwise, and writes down all that it hears.
+//! A peer that obeys the protocol unless a case says otherwise, and records all that it receives.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -25,24 +25,24 @@ pub struct Described {
     pub keys: Option<Vec<u8>>,
 }
 
-/// Length of what the victim pulls from the liar and pushes there.
+/// Length of the victim's pulls from the adversary and pushes to it.
 pub const MOVED: usize = 50_000;
 
 pub struct Adversary {
     pub channel: Box<dyn Channel>,
     pub incarnation: u64,
-    /// Bytes of the victim that are not taken apart yet.
+    /// Bytes of the victim that are not parsed yet.
     buffer: Vec<u8>,
-    /// The payload that is arriving: how much is missing.
+    /// The payload that is arriving: how many bytes are missing.
     payload: Option<usize>,
-    /// All that was heard, payloads included.
+    /// All bytes received, payloads included.
     pub received: Vec<u8>,
     pub messages: VecDeque<(Message, Vec<u8>)>,
     /// Payload of the last streams.
     pub streamed: Vec<u8>,
     handshake_done: bool,
     next_call: u64,
-    /// The victim's own operations with the liar.
+    /// The victim's own operations with the adversary.
     pub call: u64,
     pub pull: u64,
     pub push: u64,
@@ -66,12 +66,12 @@ impl Adversary {
         }
     }
 
-    /// Dials, and says nothing yet.
+    /// Dials, and sends nothing yet.
     pub fn dial(address: &str) -> Adversary {
         Adversary::new(dial(address))
     }
 
-    /// Dials, and says hello.
+    /// Dials, and completes the handshake.
     pub fn after_handshake(address: &str) -> Adversary {
         let mut adversary = Adversary::dial(address);
         adversary.bytes(&wire::greeting(adversary.incarnation, 64 << 20));
@@ -81,10 +81,10 @@ impl Adversary {
 
     #[track_caller]
     pub fn await_handshake(&mut self) {
-        self.expect("a ticket", |message| matches!(message, Message::Ticket { .. }));
+        self.expect("a resumption token", |message| matches!(message, Message::Ticket { .. }));
     }
 
-    /// As `greeted`, and with a call, a pull and a push of the victim under way.
+    /// As `after_handshake`, and with a call, a pull and a push of the victim in progress.
     pub fn engaged(address: &str) -> Adversary {
         let mut adversary = Adversary::after_handshake(address);
         adversary.engage();
@@ -101,13 +101,13 @@ impl Adversary {
             unreachable!()
         };
         (self.call, self.pull, self.push) = (call, pull.transfer, push.transfer);
-        self.until("what is pushed", |adversary| adversary.streamed.len() >= MOVED);
+        self.until("the payload of the push", |adversary| adversary.streamed.len() >= MOVED);
         self.answer(number).unwrap();
         self.messages.clear();
         self.streamed.clear();
     }
 
-    /// Is dialled, says hello, and has a call, a one-way call, a pull and a push of the victim under way.
+    /// Is dialled, completes the handshake, and has a call, a one-way call, a pull and a push of the victim in progress.
     #[track_caller]
     pub fn dialled(dial: impl FnOnce(&str, u64)) -> Adversary {
         let listener = Listener::open();
@@ -120,7 +120,7 @@ impl Adversary {
         let (call, _) = adversary.expect("a call", |message| matches!(message, Message::Request { one_way: false, .. }));
         let (pull, _) = adversary.expect("a pull", |message| matches!(message, Message::Pull(_)));
         let (push, _) = adversary.expect("a push", |message| matches!(message, Message::Push(_)));
-        adversary.until("what is pushed", |adversary| adversary.streamed.len() >= MOVED);
+        adversary.until("the payload of the push", |adversary| adversary.streamed.len() >= MOVED);
         let (Message::Request { call, .. }, Message::Pull(pull), Message::Push(push)) = (call, pull, push) else {
             unreachable!()
         };
@@ -130,7 +130,7 @@ impl Adversary {
         adversary
     }
 
-    /// Memory that the liar says it has.
+    /// Memory that the adversary claims to have.
     pub fn claimed_memory(&self, len: usize) -> Described {
         Described {
             token: [7; 16],
@@ -165,7 +165,7 @@ impl Adversary {
         self.channel.put_payload(payload, true, BOUND);
     }
 
-    /// Calls a procedure of the victim; the number of the call.
+    /// Calls a procedure of the victim; returns the number of the call.
     pub fn request(&mut self, name: &str, arguments: &impl Serialize) -> u64 {
         let body = postcard::to_stdvec(arguments).unwrap();
         self.next_call += 1;
@@ -173,7 +173,7 @@ impl Adversary {
         self.next_call
     }
 
-    /// The answer to a call: its bytes, or why there are none.
+    /// The response to a call: its bytes, or the status that refused it.
     #[track_caller]
     pub fn answer(&mut self, number: u64) -> Result<Vec<u8>, Status> {
         let is_it = |message: &Message| match message {
@@ -191,7 +191,7 @@ impl Adversary {
         }
     }
 
-    /// Pulls; the bytes, or the owner's word.
+    /// Pulls; returns the bytes, or the status that refused it.
     #[track_caller]
     pub fn pull(&mut self, range: Range) -> Result<Vec<u8>, Status> {
         self.streamed.clear();
@@ -212,7 +212,7 @@ impl Adversary {
         }
     }
 
-    /// Takes in what has come. False when nothing has.
+    /// Receives what has arrived; false if nothing has.
     pub fn listen(&mut self) -> bool {
         let Some(piece) = self.channel.take() else { return false };
         match piece {
@@ -231,11 +231,11 @@ impl Adversary {
         true
     }
 
-    /// Takes the first frame, or greeting, or part of a payload out of the buffer.
+    /// Parses the first frame, handshake message or part of a payload in the buffer.
     fn take_apart(&mut self) -> bool {
         let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
         if let Some(missing) = self.payload.filter(|_| self.channel.in_line()) {
-            // The byte behind a payload counts.
+            // Includes the status byte behind the payload.
             let n = missing.min(self.buffer.len());
             let rest = self.buffer.split_off(n);
             let mut part = std::mem::replace(&mut self.buffer, rest);
@@ -270,20 +270,20 @@ impl Adversary {
         true
     }
 
-    /// Listens until something is true.
+    /// Receives until the condition is true.
     #[track_caller]
     pub fn until(&mut self, what: &str, condition: impl Fn(&Adversary) -> bool) {
         let begin = Instant::now();
         while !condition(self) {
             if !self.listen() {
                 assert!(!self.channel.has_ended() || self.listen(), "the victim has hung up; waiting for {what}");
-                assert!(begin.elapsed() < patience() * BOUND, "not within {BOUND:?}: {what}; said: {:?}", self.messages);
+                assert!(begin.elapsed() < patience() * BOUND, "not within {BOUND:?}: {what}; received: {:?}", self.messages);
                 thread::sleep(Duration::from_micros(100));
             }
         }
     }
 
-    /// The first message of this sort that has come or comes, and its body; what came before stays.
+    /// Waits for the first message for which `is_it` is true; returns it with its body. Earlier messages stay.
     #[track_caller]
     pub fn expect(&mut self, what: &str, is_it: impl Fn(&Message) -> bool) -> (Message, Vec<u8>) {
         self.until(what, |adversary| adversary.messages.iter().any(|(message, _)| is_it(message)));
@@ -291,7 +291,7 @@ impl Adversary {
         self.messages.remove(at).unwrap()
     }
 
-    /// How the victim ended this number of things that the liar asked for.
+    /// Waits until the victim has ended this many requests; returns their statuses.
     #[track_caller]
     pub fn statuses(&mut self, count: usize) -> Vec<Status> {
         fn status(message: &Message) -> Option<&Status> {
@@ -301,12 +301,12 @@ impl Adversary {
             }
         }
         self.until("an end of each", |adversary| adversary.messages.iter().filter_map(|(m, _)| status(m)).count() >= count);
-        // Not one more, either.
+        // And not one more.
         self.assert_listens();
         self.messages.iter().filter_map(|(message, _)| status(message)).cloned().collect()
     }
 
-    /// The victim goes on with the connection.
+    /// Asserts that the victim still serves the connection.
     #[track_caller]
     pub fn assert_listens(&mut self) {
         self.messages.retain(|(message, _)| *message != Message::Pong);
@@ -314,7 +314,7 @@ impl Adversary {
         self.expect("a pong", |message| *message == Message::Pong);
     }
 
-    /// Waits for the victim to hang up; how long that took.
+    /// Waits for the victim to hang up; returns how long that took.
     #[track_caller]
     pub fn assert_hung_up(&mut self) -> Duration {
         let begin = Instant::now();
@@ -323,7 +323,7 @@ impl Adversary {
                 if self.channel.has_ended() && !self.listen() {
                     return begin.elapsed();
                 }
-                assert!(begin.elapsed() < patience() * BOUND, "the victim does not hang up; it said {:?}", self.messages);
+                assert!(begin.elapsed() < patience() * BOUND, "the victim does not hang up; received: {:?}", self.messages);
                 thread::sleep(Duration::from_micros(100));
             }
         }

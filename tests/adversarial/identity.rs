@@ -1,7 +1,7 @@
-//! Who somebody says to be: another engine, the victim itself, two at once.
+//! Identity spoofing: peers that claim to be another engine, the victim itself, or two at once.
 //!
-//! All the time the victim deals with the honest peer, by its endpoint and by the origin of its memory: where a liar is taken for
-//! it, that fails.
+//! All the time the victim exchanges with the honest peer, by its endpoint and by the origin of its memory: if an adversary is
+//! taken for it, that fails.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -18,30 +18,31 @@ use crate::scene::{Scene, report};
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, HONEST, LEN, full_of};
 
-/// Dials as somebody else; and has the victim ask for things.
+/// Dials with this identity, and has the victim start operations.
 pub fn claiming(scene: &Scene, incarnation: u64, addresses: &[&str], ticket: Option<u128>) -> Adversary {
     let mut adversary = Adversary::dial(&scene.address);
     adversary.incarnation = incarnation;
     adversary.bytes(&hello(incarnation, 64 << 20, addresses, ticket, false));
-    adversary.until("a ticket", |adversary| adversary.messages.iter().any(|(m, _)| matches!(m, Message::Ticket { .. })));
+    adversary
+        .until("a resumption token", |adversary| adversary.messages.iter().any(|(m, _)| matches!(m, Message::Ticket { .. })));
     adversary
 }
 
-fn ticket_of(adversary: &Adversary) -> u128 {
+fn resumption_token_of(adversary: &Adversary) -> u128 {
     adversary.messages.iter().find_map(|(m, _)| if let Message::Ticket { ticket } = m { Some(*ticket) } else { None }).unwrap()
 }
 
-/// It is served as what it is, and reaches nothing that is for the one that it claims to be.
+/// It is served as itself, and can't access what belongs to the peer that it claims to be.
 #[track_caller]
 pub fn assert_no_other_peer(adversary: &mut Adversary, scene: &Scene, bound: &Bulk) {
     let range = Range { offset: 0, len: 16, ..Range::of(900, bound) };
-    assert!(matches!(adversary.pull(range), Err(Status::AccessDenied(_))), "it was taken for another");
+    assert!(matches!(adversary.pull(range), Err(Status::AccessDenied(_))), "it was taken for another peer");
     adversary.tell(&Message::Push(Range { transfer: 901, ..range }), &[]);
     adversary.expect("a refusal", |m| matches!(m, Message::Done { transfer: 901, status: Status::AccessDenied(_) }));
     let number = adversary.request("swallow", &vec![1u8; 10]);
     assert_eq!(adversary.answer(number), Ok(vec![10]));
-    // What the victim asks it for is not asked of another, and the other way round. What is the victim's own, by its incarnation,
-    // it asks no peer for.
+    // The victim's operations with it go to no other peer, and the other way round. For memory with the victim's own
+    // incarnation, the victim asks no peer.
     if adversary.incarnation != scene.incarnation() {
         adversary.engage();
     }
@@ -49,22 +50,22 @@ pub fn assert_no_other_peer(adversary: &mut Adversary, scene: &Scene, bound: &Bu
     scene.assert_bound_is_reached();
 }
 
-fn claims() {
-    let _watchdog = Watchdog::start("identity::claims");
+fn claimed_identities_grant_nothing() {
+    let _watchdog = Watchdog::start("identity::claimed_identities_grant_nothing");
     let scene = Scene::new();
     let (victim, honest) = (scene.incarnation(), scene.honest_incarnation());
     let (here, there) = (scene.address.clone(), scene.honest.address().to_string());
     let cases: [(&str, u64, Vec<&str>, Option<u128>); 10] = [
-        ("another's incarnation", honest, vec![], None),
-        ("another's address", rand::random(), vec![&there], None),
-        ("another's incarnation and address", honest, vec![&there], None),
-        ("another's incarnation, with the ticket 0", honest, vec![], Some(0)),
-        ("another's incarnation, with the last ticket", honest, vec![&there], Some(u128::MAX)),
+        ("another peer's incarnation", honest, vec![], None),
+        ("another peer's address", rand::random(), vec![&there], None),
+        ("another peer's incarnation and address", honest, vec![&there], None),
+        ("another peer's incarnation, with resumption token 0", honest, vec![], Some(0)),
+        ("another peer's incarnation, with the last resumption token", honest, vec![&there], Some(u128::MAX)),
         ("the victim's own incarnation", victim, vec![], None),
         ("the victim's own address", rand::random(), vec![&here], None),
         ("the victim's own incarnation and address", victim, vec![&here], None),
-        ("everybody's address", rand::random(), vec![&here, &there], None),
-        ("no incarnation, and another's address", 0, vec![&there], Some(0)),
+        ("all addresses", rand::random(), vec![&here, &there], None),
+        ("no incarnation, and another peer's address", 0, vec![&there], Some(0)),
     ];
     for (name, incarnation, addresses, ticket) in &cases {
         let begin = Instant::now();
@@ -73,13 +74,13 @@ fn claims() {
         let received = std::mem::take(&mut adversary.received);
         drop(adversary);
         scene.assert_unharmed(&received);
-        report(&format!("identity: {name}"), "somebody new", begin);
+        report(&format!("identity: {name}"), "a new peer", begin);
     }
-    // The ticket that it was given itself, once as itself and once as another.
+    // Its own resumption token, once as itself and once as another peer.
     let begin = Instant::now();
     for claim in [None, Some(honest)] {
         let first = claiming(&scene, claim.unwrap_or_else(rand::random), &[], None);
-        let ticket = ticket_of(&first);
+        let ticket = resumption_token_of(&first);
         for still_there in [true, false] {
             let mut second = claiming(&scene, honest, &[&there], Some(ticket));
             assert_no_other_peer(&mut second, &scene, &scene.bound);
@@ -90,18 +91,19 @@ fn claims() {
         drop(first);
         scene.assert_unharmed(&[]);
     }
-    report("identity: tickets of its own, with another's incarnation", "somebody new", begin);
-    // Two at once, who are the same, and each other.
+    report("identity: its own resumption tokens, with another peer's incarnation", "a new peer", begin);
+    // Two connections at once with the same identity, then with each other's tokens.
     let begin = Instant::now();
     for incarnation in [honest, victim, 77] {
         let mut two = [0, 1].map(|_| claiming(&scene, incarnation, &[&there], None));
-        let tickets = [ticket_of(&two[0]), ticket_of(&two[1])];
-        assert_ne!(tickets[0], tickets[1]);
+        let resumption_tokens = [resumption_token_of(&two[0]), resumption_token_of(&two[1])];
+        assert_ne!(resumption_tokens[0], resumption_tokens[1]);
         for adversary in &mut two {
             assert_no_other_peer(adversary, &scene, &scene.bound);
         }
-        // Each other's ticket: it is that one's, and that one is thought to have lost its connection. Nobody else is.
-        let mut third = claiming(&scene, incarnation, &[], Some(tickets[1]));
+        // With the other's resumption token it is taken for that one, whose connection counts as lost. No other peer is
+        // affected.
+        let mut third = claiming(&scene, incarnation, &[], Some(resumption_tokens[1]));
         assert_no_other_peer(&mut third, &scene, &scene.bound);
         drop((two, third));
         scene.assert_unharmed(&[]);
@@ -109,7 +111,7 @@ fn claims() {
     report("identity: two at once of the same incarnation", "two peers", begin);
 }
 
-/// A tcp connection through here can be cut, and nobody else's is.
+/// A tcp proxy whose connections can be cut, without affecting others.
 struct Cut {
     address: String,
     streams: Arc<Mutex<Vec<TcpStream>>>,
@@ -144,7 +146,7 @@ impl Cut {
     }
 }
 
-/// An engine that is away for a moment: meanwhile somebody claims to be it.
+/// An engine is disconnected for a moment; meanwhile the adversary claims to be it.
 fn away(scene: &Scene, listens: bool) {
     let begin = Instant::now();
     let cut = Cut::to(&scene.address);
@@ -156,7 +158,7 @@ fn away(scene: &Scene, listens: bool) {
     let take_kept =
         |engine: &Engine, to| engine.procedure::<usize, Result<Vec<u8>, String>>("take kept").on(to).call(&index).unwrap();
     assert_eq!(take_kept(&scene.honest, &scene.to), Ok(full_of(HONEST)));
-    // It is gone, as far as the victim knows.
+    // The victim has noticed the disconnect.
     cut.now();
     eventually("the connection is lost", || !to.is_connected());
     let incarnation = Range::of(0, &theirs.bulk()).owner;
@@ -168,7 +170,7 @@ fn away(scene: &Scene, listens: bool) {
         assert_no_other_peer(&mut adversary, scene, &bound);
         adversary.messages.clear();
         adversaries.push(adversary);
-        // The victim wants what the other exposes: it gets that, or nothing; and the liar is not even told what it wants.
+        // The victim pulls what the other engine exposes: it gets that, or nothing; the adversary does not see the request.
         match take_kept(&scene.honest, &scene.to) {
             Ok(bytes) => assert!(listens && bytes == full_of(HONEST)),
             Err(text) => assert!(!listens, "{text}"),
@@ -177,11 +179,11 @@ fn away(scene: &Scene, listens: bool) {
             adversary.assert_listens();
             assert!(
                 !adversary.messages.iter().any(|(m, _)| matches!(m, Message::Pull(_))),
-                "the liar was asked for another's memory"
+                "the adversary was asked for another peer's memory"
             );
         }
     }
-    // Back again, it is who it was.
+    // After reconnecting, it is the same peer as before.
     let mut bytes = vec![0u8; LEN];
     assert_eq!(bound.on(&to).pull_into(&mut bytes).unwrap(), LEN);
     assert!(bytes == full_of(BOUND_TO_ONE));
@@ -190,16 +192,16 @@ fn away(scene: &Scene, listens: bool) {
     engine.finalize().unwrap();
     scene.assert_unharmed(&[]);
     report(
-        &format!("identity: one who {} is away for a moment", if listens { "listens" } else { "does not listen" }),
-        "nobody takes its place",
+        &format!("identity: a peer that {} is disconnected for a moment", if listens { "listens" } else { "does not listen" }),
+        "no peer takes its place",
         begin,
     );
 }
 
 #[test]
-fn nobody_takes_the_place_of_one_who_is_away() {
-    let _watchdog = Watchdog::start("identity::nobody_takes_the_place_of_one_who_is_away");
-    // Only a tcp connection is cut without either engine's doing.
+fn disconnected_peer_can_not_be_impersonated() {
+    let _watchdog = Watchdog::start("identity::disconnected_peer_can_not_be_impersonated");
+    // Only a tcp connection can be cut from outside the engines.
     over(Carrier::Tcp, || {
         let scene = Scene::new();
         away(&scene, true);
@@ -207,4 +209,4 @@ fn nobody_takes_the_place_of_one_who_is_away() {
     });
 }
 
-over_both!(claims);
+over_both!(claimed_identities_grant_nothing);

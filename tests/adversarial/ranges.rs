@@ -1,4 +1,4 @@
-//! Memory that is asked for where it is not, by those who may not, or by guessing.
+//! Accesses to memory outside its range, without permission, or with guessed tokens.
 
 use crate::adversary::Adversary;
 use crate::common::wire::{Message, Range, Status, Stream};
@@ -21,7 +21,7 @@ const OUTSIDE: [(u64, u64); 10] = [
     (LEN as u64 - 10, u64::MAX - 5),
 ];
 
-/// Pulls and pushes, one of each for each range, with what a push brings along.
+/// A pull and a push for each range, with the payload of the push.
 fn each(adversary: &mut Adversary, ranges: impl IntoIterator<Item = Range>) {
     for (number, range) in ranges.into_iter().enumerate() {
         let number = 2 * number as u64;
@@ -43,18 +43,18 @@ fn flipped(range: Range, bit: usize) -> Range {
     Range { token, ..range }
 }
 
-/// Pushes what is there already, so that nothing changes.
+/// Pushes the bytes that are already there, so that nothing changes.
 fn push(adversary: &mut Adversary, range: Range) {
     adversary.tell(&Message::Push(range), &[]);
     adversary.data(Stream::Push, range.transfer, 0, &pattern(2, LEN)[range.offset as usize..][..range.len as usize]);
 }
 
 const RANGES: &[Case] = &[
-    case("ranges that are not inside", Then::Refuses("OutOfRange", 20), |adversary, scene| {
+    case("ranges outside the memory", Then::EndsWith("OutOfRange", 20), |adversary, scene| {
         let all = scene.range(0, Kind::ReadWrite);
         each(adversary, OUTSIDE.map(|(offset, len)| Range { offset, len, ..all }));
     }),
-    case("nothing, anywhere inside", Then::Refuses("Ok", 6), |adversary, scene| {
+    case("empty ranges inside the memory", Then::EndsWith("Ok", 6), |adversary, scene| {
         let all = scene.range(0, Kind::ReadWrite);
         for (number, offset) in [0, 1, LEN as u64].into_iter().enumerate() {
             let range = Range { transfer: number as u64, offset, len: 0, ..all };
@@ -62,15 +62,15 @@ const RANGES: &[Case] = &[
             adversary.tell(&Message::Push(Range { transfer: 100 + range.transfer, ..range }), &[]);
         }
     }),
-    case("a push into what may only be read", Then::Refuses("AccessDenied", 1), |adversary, scene| {
+    case("a push into read-only memory", Then::EndsWith("AccessDenied", 1), |adversary, scene| {
         let range = scene.range(1, Kind::ReadOnly);
         adversary.tell(&Message::Push(range), &[]);
         adversary.data(Stream::Push, 1, 0, &[0x66; 1000]);
     }),
-    case("a pull of what may only be written", Then::Refuses("AccessDenied", 1), |adversary, scene| {
+    case("a pull of write-only memory", Then::EndsWith("AccessDenied", 1), |adversary, scene| {
         adversary.tell(&Message::Pull(scene.range(1, Kind::WriteOnly)), &[]);
     }),
-    case("what may be done is done", Then::Continues, |adversary, scene| {
+    case("permitted transfers", Then::Continues, |adversary, scene| {
         assert!(adversary.pull(scene.range(1, Kind::ReadOnly)).unwrap() == pattern(1, LEN));
         push(adversary, scene.range(2, Kind::ReadWrite));
         adversary.expect("the end of a push", |m| *m == Message::Done { transfer: 2, status: Status::Ok });
@@ -82,45 +82,45 @@ const RANGES: &[Case] = &[
         push(adversary, Range { transfer: 5, ..some });
         adversary.expect("the end of a push", |m| *m == Message::Done { transfer: 5, status: Status::Ok });
     }),
-    case("a push of more than was said", Then::HangsUp, |adversary, scene| {
+    case("a push of more than announced", Then::HangsUp, |adversary, scene| {
         adversary.tell(&Message::Push(Range { len: 100, ..scene.range(1, Kind::ReadWrite) }), &[]);
         adversary.announce(Stream::Push, 1, 0, 101);
     }),
-    case("a push that does not begin at its beginning", Then::HangsUp, |adversary, scene| {
+    case("a push that does not begin at its start", Then::HangsUp, |adversary, scene| {
         adversary.tell(&Message::Push(Range { len: 100, ..scene.range(1, Kind::ReadWrite) }), &[]);
         adversary.announce(Stream::Push, 1, 50, 50);
     }),
-    case("a push that begins before its beginning", Then::HangsUp, |adversary, scene| {
+    case("a push that begins before its start", Then::HangsUp, |adversary, scene| {
         adversary.tell(&Message::Push(Range { offset: 100, len: 100, ..scene.range(1, Kind::ReadWrite) }), &[]);
         adversary.announce(Stream::Push, 1, u64::MAX - 99, 100);
     }),
-    case("a push that is begun twice", Then::HangsUp, |adversary, scene| {
+    case("a push that is started twice", Then::HangsUp, |adversary, scene| {
         let range = Range { len: 100, ..scene.range(1, Kind::ReadWrite) };
         adversary.tell(&Message::Push(range), &[]);
         adversary.tell(&Message::Push(range), &[]);
     }),
-    case("a push that is given up, and goes on", Then::Continues, |adversary, scene| {
+    case("a push that is aborted, and continues", Then::Continues, |adversary, scene| {
         let range = Range { len: 100, ..scene.range(1, Kind::ReadWrite) };
         adversary.tell(&Message::Push(range), &[]);
         adversary.tell(&Message::Abort { transfer: 1, push: true }, &[]);
         adversary.data(Stream::Push, 1, 0, &[0x66; 100]);
         adversary.data(Stream::Push, 1, 100, &[0x66; 100]);
     }),
-    case("a push whose memory was gone", Then::Refuses("Revoked", 1), |adversary, scene| {
+    case("a push whose memory was revoked", Then::EndsWith("Revoked", 1), |adversary, scene| {
         adversary.tell(&Message::Push(Range { len: 100, ..scene.range(1, Kind::ReadWrite) }), &[]);
         adversary.announce(Stream::Push, 1, 0, 100);
         adversary.channel.put_payload(&pattern(2, 100), false, BOUND);
     }),
-    case("a push of nothing but its announcement", Then::Leaves, |adversary, scene| {
+    case("an announced push without data", Then::Leaves, |adversary, scene| {
         adversary.tell(&Message::Push(scene.range(1, Kind::ReadWrite)), &[]);
         adversary.assert_listens();
     }),
-    // It is hung up on if it is seen to: one may be over before the next is asked for.
+    // The victim hangs up if the pulls overlap; one may have ended before the next is requested.
     case("one number for a hundred pulls", Then::Leaves, |adversary, scene| {
         let range = Range { len: 1000, ..scene.range(1, Kind::ReadOnly) };
         (0..100).all(|_| adversary.tell(&Message::Pull(range), &[]));
     }),
-    case("pulls that are given up at once", Then::Continues, |adversary, scene| {
+    case("pulls that are aborted at once", Then::Continues, |adversary, scene| {
         for transfer in 0..100 {
             adversary.tell(&Message::Pull(scene.range(transfer, Kind::ReadOnly)), &[]);
             adversary.tell(&Message::Abort { transfer, push: false }, &[]);
@@ -128,21 +128,21 @@ const RANGES: &[Case] = &[
     }),
 ];
 
-fn ranges() {
+fn accesses_outside_exposed_ranges_are_refused() {
     table("ranges", Begun::ByAdversary, RANGES);
 }
 
 const TOKENS: &[Case] = &[
-    case("2000 tokens at random", Then::Refuses("AccessDenied", 2000), |adversary, scene| {
+    case("2000 random tokens", Then::EndsWith("AccessDenied", 2000), |adversary, scene| {
         let owner = scene.incarnation();
         let random = || Range { transfer: 0, owner, token: rand::random(), offset: 0, len: 16 };
         each(adversary, std::iter::repeat_with(random).take(1000));
     }),
-    case("the secret's token but for one bit", Then::Refuses("AccessDenied", 256), |adversary, scene| {
+    case("the secret token with one bit flipped", Then::EndsWith("AccessDenied", 256), |adversary, scene| {
         let secret = scene.range(0, Kind::Secret);
         each(adversary, (0..128).map(|bit| flipped(secret, bit)));
     }),
-    case("tokens made of known ones", Then::Refuses("AccessDenied", 14), |adversary, scene| {
+    case("tokens made of known ones", Then::EndsWith("AccessDenied", 14), |adversary, scene| {
         let [read, write] = [Kind::ReadOnly, Kind::ReadWrite].map(|kind| scene.range(0, kind));
         let halves: Vec<u8> = read.token[..8].iter().chain(&write.token[8..]).copied().collect();
         let mut backwards = read.token;
@@ -152,33 +152,33 @@ const TOKENS: &[Case] = &[
         let tokens = [[0; 16], [0xff; 16], halves.try_into().unwrap(), backwards, xor, next, [7; 16]];
         each(adversary, tokens.map(|token| Range { token, ..read }));
     }),
-    case("a token of another's", Then::Refuses("AccessDenied", 2), |adversary, scene| {
+    case("another peer's token", Then::EndsWith("AccessDenied", 2), |adversary, scene| {
         let there = Range::of(0, &scene.bound);
         each(adversary, [Range { offset: 0, len: 16, ..there }]);
     }),
-    case("memory for one peer, asked for in each way", Then::Refuses("AccessDenied", 20), |adversary, scene| {
+    case("memory for one peer, accessed in each way", Then::EndsWith("AccessDenied", 20), |adversary, scene| {
         let there = Range::of(0, &scene.bound);
-        // Who it is for is looked at before what it is.
+        // The permission is checked before the range.
         each(adversary, OUTSIDE.map(|(offset, len)| Range { offset, len, ..there }));
     }),
-    case("owners that the memory has not", Then::Refuses("Restarted", 10), |adversary, scene| {
+    case("wrong owners of the memory", Then::EndsWith("Restarted", 10), |adversary, scene| {
         let range = scene.range(0, Kind::ReadWrite);
         let owners = [0, u64::MAX, range.owner ^ 1, range.owner.swap_bytes(), adversary.incarnation];
         each(adversary, owners.map(|owner| Range { owner, ..range }));
     }),
-    case("memory that was taken back", Then::Refuses("Revoked", 4), |adversary, scene| {
+    case("memory that was reclaimed", Then::EndsWith("Revoked", 4), |adversary, scene| {
         let range = scene.range(0, Kind::Gone);
         each(adversary, [range, Range { offset: u64::MAX, len: u64::MAX, ..range }]);
     }),
-    case("a thousand guesses, and then what is right", Then::Refuses("AccessDenied", 1000), |adversary, scene| {
+    case("a thousand guesses, then the right token", Then::EndsWith("AccessDenied", 1000), |adversary, scene| {
         let range = scene.range(0, Kind::ReadOnly);
         pulls(adversary, (0..1000).map(|i| Range { token: [i as u8; 16], ..range }));
         assert!(adversary.pull(Range { transfer: 5000, ..range }).unwrap() == pattern(1, LEN));
     }),
 ];
 
-fn tokens() {
+fn guessed_tokens_are_refused() {
     table("tokens", Begun::ByAdversary, TOKENS);
 }
 
-over_both!(ranges, tokens);
+over_both!(accesses_outside_exposed_ranges_are_refused, guessed_tokens_are_refused);

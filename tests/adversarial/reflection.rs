@@ -1,5 +1,5 @@
-//! Strangers that have no key, and pass what an engine says on one of its connections to another of its connections: as it is,
-//! piece by piece, between any two of them. An engine that dials itself is no such stranger.
+//! Reflection: peers without the key relay what an engine sends on one connection to another of its connections, unchanged and
+//! message by message, in every combination. An engine that dials itself is a legitimate case.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::thread;
@@ -15,7 +15,7 @@ use crate::support::*;
 
 const KEY: &str = "a key of more than sixteen bytes";
 
-/// One of the victim's connections, and what the victim has said there.
+/// One of the victim's connections, and what the victim has sent on it.
 struct End {
     channel: Box<dyn Channel>,
     received: Vec<u8>,
@@ -27,7 +27,7 @@ impl End {
         End { channel, received: Vec::new(), passed: 0 }
     }
 
-    /// True if there was something.
+    /// True if something had arrived.
     fn listen(&mut self) -> bool {
         let before = self.received.len();
         while let Some(Piece::Bytes(bytes) | Piece::Payload(bytes)) = self.channel.take() {
@@ -36,7 +36,7 @@ impl End {
         self.received.len() > before
     }
 
-    /// The kinds of the pieces, and whether anything but pieces follows.
+    /// The kinds of the handshake messages, and whether anything follows them.
     fn kinds(&self) -> (Vec<u8>, bool) {
         let (mut rest, mut kinds) = (&self.received[..], Vec::new());
         while rest.len() >= PIECE_LEN && rest.starts_with(crate::common::wire::MAGIC) {
@@ -48,7 +48,7 @@ impl End {
     }
 }
 
-/// Passes on what is said at either end to the other, until the victim has hung up at both.
+/// Relays what is sent at either end to the other, until the victim has hung up at both.
 #[track_caller]
 fn relay(ends: &mut [End; 2]) {
     let begin = Instant::now();
@@ -62,7 +62,7 @@ fn relay(ends: &mut [End; 2]) {
                 ends[1 - from].channel.put(&reply, BOUND);
             }
             let (kinds, more) = ends[from].kinds();
-            assert!(!more, "a connection has opened: pieces {kinds:?} and more");
+            assert!(!more, "a connection has opened: messages {kinds:?} and more");
         }
         if !any && ends.iter_mut().all(|end| end.channel.has_ended()) {
             return;
@@ -74,37 +74,37 @@ fn relay(ends: &mut [End; 2]) {
     }
 }
 
-/// Neither a proof nor a hello has been said to somebody who has dialled.
+/// Neither a proof nor a hello was sent to the side that dialled.
 #[track_caller]
 fn assert_no_proof(end: &End) {
     let (kinds, _) = end.kinds();
-    assert!(kinds.iter().all(|kind| [CHALLENGE, REFUSAL].contains(kind)), "pieces {kinds:?}");
+    assert!(kinds.iter().all(|kind| [CHALLENGE, REFUSAL].contains(kind)), "messages {kinds:?}");
 }
 
-/// Waits for so many pieces.
+/// Waits for this many handshake messages.
 #[track_caller]
 fn hear(end: &mut End, count: usize) {
-    eventually("the victim says its piece", || {
+    eventually("the victim sends its message", || {
         end.listen();
         end.kinds().0.len() >= count
     });
 }
 
-/// Has the victim dial the stranger.
+/// Has the victim dial the adversary.
 fn dialled(scene: &Scene, listener: &Listener) -> End {
     scene.dial(&listener.address, 0);
     End::new(listener.accept())
 }
 
-fn of_one_engine() {
-    let _watchdog = Watchdog::start("reflection::of_one_engine");
+fn relayed_handshake_of_one_engine_is_refused() {
+    let _watchdog = Watchdog::start("reflection::relayed_handshake_of_one_engine_is_refused");
     let scene = Scene::with(Some(KEY));
     let begin = Instant::now();
     for closes in [false, true] {
         let listener = Listener::open();
         let mut ends = [dialled(&scene, &listener), End::new(dial(&scene.address))];
         if closes {
-            // As far as a proof gets; and it is shown when the connection that it was made on is gone.
+            // Up to the proof, which is shown after the connection that it was made for has ended.
             hear(&mut ends[0], 1);
             let challenge = ends[0].received.clone();
             ends[1].channel.put(&challenge, BOUND);
@@ -124,7 +124,7 @@ fn of_one_engine() {
         drop((ends, listener));
         scene.assert_unharmed(&received);
     }
-    report("reflection: a proof for a stranger, at the own door", "the victim hangs up", begin);
+    report("reflection: a proof made for another connection", "the victim hangs up", begin);
     let begin = Instant::now();
     let mut ends = [(); 2].map(|()| End::new(dial(&scene.address)));
     ends[0].channel.put(&piece(CHALLENGE, &[7; 32]), BOUND);
@@ -137,7 +137,7 @@ fn of_one_engine() {
     let received = [&ends[0].received[..], &ends[1].received].concat();
     drop((ends, doors));
     scene.assert_unharmed(&received);
-    report("reflection: between two that the victim has dialled, and two that have dialled it", "the victim hangs up", begin);
+    report("reflection: between two outgoing and two incoming connections", "the victim hangs up", begin);
 }
 
 fn keyed(address: &str) -> Engine {
@@ -146,9 +146,9 @@ fn keyed(address: &str) -> Engine {
     engine
 }
 
-/// What is said to one engine, in the process of another that has the same key.
-fn of_two_engines_of_a_process() {
-    let _watchdog = Watchdog::start("reflection::of_two_engines_of_a_process");
+/// Relays between two engines of one process that have the same key.
+fn relayed_handshake_between_two_engines_is_refused() {
+    let _watchdog = Watchdog::start("reflection::relayed_handshake_between_two_engines_is_refused");
     let begin = Instant::now();
     let engines = [keyed(&anywhere()), keyed(&anywhere())];
     for roles in [[0, 1], [1, 0]] {
@@ -158,18 +158,18 @@ fn of_two_engines_of_a_process() {
             let pending = engine.procedure::<(u32, u32), u32>("add").on(&to).start(&(1, 2)).unwrap();
             (End::new(listener.accept()), pending)
         };
-        // Each dials the stranger, which passes what one says to the other.
+        // Each dials the adversary, which relays between them.
         let doors = [(); 2].map(|()| Listener::open());
         let [(one, first_call), (two, second_call)] = [calls(first, &doors[0]), calls(second, &doors[1])];
         relay(&mut [one, two]);
         first_call.wait().unwrap_err();
         second_call.wait().unwrap_err();
-        // The stranger dials each.
+        // The adversary dials each.
         let mut ends = roles.map(|role| End::new(dial(&engines[role].address().to_string())));
         ends[0].channel.put(&piece(CHALLENGE, &[7; 32]), BOUND);
         relay(&mut ends);
         ends.iter().for_each(assert_no_proof);
-        // A proof that the first has made for a conversation with the second, in another conversation with either.
+        // A proof that the first engine made for one connection, on another connection to either engine.
         let listener = Listener::open();
         let (mut out, call) = calls(first, &listener);
         let mut far = End::new(dial(&second.address().to_string()));
@@ -203,8 +203,8 @@ fn assert_reaches_itself(engine: &Engine, address: &str) {
 }
 
 /// With a key and without: by its address, and, where it listens on every interface, by each of its addresses.
-fn an_engine_calls_itself() {
-    let _watchdog = Watchdog::start("reflection::an_engine_calls_itself");
+fn engine_that_calls_itself_is_served() {
+    let _watchdog = Watchdog::start("reflection::engine_that_calls_itself_is_served");
     let begin = Instant::now();
     let engine = keyed(&anywhere());
     assert_reaches_itself(&engine, &engine.address().to_string());
@@ -214,7 +214,7 @@ fn an_engine_calls_itself() {
     assert_reaches_itself(&engine, &engine.address().to_string());
     assert_reaches_itself(&engine, &format!("tcp://127.0.0.1:{port}"));
     assert_reaches_itself(&engine, &format!("tcp://127.0.0.2:{port}"));
-    // The address of an interface, where there is one besides: nothing is sent to find it.
+    // The address of another interface, if there is one; nothing is sent to find it.
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     if let Ok(SocketAddr::V4(own)) = socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr()) {
         assert_reaches_itself(&engine, &format!("tcp://{}:{port}", own.ip()));
@@ -223,4 +223,8 @@ fn an_engine_calls_itself() {
     report("reflection: an engine with a key that calls itself", "it is served", begin);
 }
 
-over_both!(of_one_engine, of_two_engines_of_a_process, an_engine_calls_itself);
+over_both!(
+    relayed_handshake_of_one_engine_is_refused,
+    relayed_handshake_between_two_engines_is_refused,
+    engine_that_calls_itself_is_served
+);

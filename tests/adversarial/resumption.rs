@@ -1,6 +1,6 @@
-//! Tickets that somebody in the network has read: an engine shows one to be known again, and without TLS it is sent in the clear.
-//! With a pre-shared key it is worth nothing to those who have not the key. Without one it is what SECURITY.md says: whoever
-//! shows it is taken for the engine that it was given to, and for no other.
+//! Stolen resumption tokens: an engine sends its token when it reconnects, and without TLS a network observer can read it. With
+//! a pre-shared key, the token is useless without the key. Without a key, its sender is taken for the engine that it was given
+//! to, and for no other, as SECURITY.md documents.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -18,12 +18,12 @@ use crate::scene::{Scene, call_of_add, report};
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, GONE, HONEST, LEN, SECRET, WRITE_ONLY, full_of};
 
-/// Passes tcp connections on, and reads what is said there; can cut them.
+/// A tcp proxy that records its connections, and can cut them.
 #[derive(Clone, Default)]
 struct Tap {
     address: String,
     streams: Arc<Mutex<Vec<TcpStream>>>,
-    /// What who dials says on the first connection, and what it is told.
+    /// The bytes of either side on the first connection, the dialling side's first.
     recorded: [Arc<Mutex<Vec<u8>>>; 2],
 }
 
@@ -63,8 +63,8 @@ impl Tap {
         }
     }
 
-    /// The pieces of the greeting of one side, and what follows.
-    fn greeting(&self, side: usize) -> (Vec<Vec<u8>>, Vec<u8>) {
+    /// The handshake messages of one side, and the bytes that follow.
+    fn handshake(&self, side: usize) -> (Vec<Vec<u8>>, Vec<u8>) {
         let (mut rest, mut pieces) = (self.recorded[side].lock().unwrap().clone(), Vec::new());
         loop {
             let tail = rest.split_off(16 + u32::from_le_bytes(rest[12..16].try_into().unwrap()) as usize);
@@ -76,9 +76,9 @@ impl Tap {
         }
     }
 
-    /// The ticket that who dials has been given: the first message.
-    fn ticket(&self) -> u128 {
-        let (_, frames) = self.greeting(1);
+    /// The resumption token that the dialling side got, in the first message.
+    fn resumption_token(&self) -> u128 {
+        let (_, frames) = self.handshake(1);
         let head = u32::from_le_bytes(frames[8..12].try_into().unwrap()) as usize & 0x7fff_ffff;
         match postcard::from_bytes(&frames[PREFIX_LEN..PREFIX_LEN + head]) {
             Ok(Message::Ticket { ticket }) => ticket,
@@ -87,34 +87,34 @@ impl Tap {
     }
 }
 
-/// An engine that the victim has memory for, whose words somebody reads.
-struct Robbed {
+/// An engine that exchanges memory with the victim, over a recorded connection.
+struct Owner {
     tap: Tap,
     engine: Engine,
     to: Endpoint,
     theirs: calomel::Exposed<Vec<u8>, calomel::ReadOnly>,
-    /// Under which number the victim keeps a bulk of that.
+    /// The victim's number for a bulk of that memory.
     index: usize,
     bound: Bulk,
 }
 
-impl Robbed {
-    fn new(scene: &Scene, engine: Engine) -> Robbed {
+impl Owner {
+    fn new(scene: &Scene, engine: Engine) -> Owner {
         let tap = Tap::to(&scene.address);
         let to = engine.lookup(&tap.address).unwrap();
         let theirs = engine.expose_read_only(full_of(HONEST)).unwrap();
         let keep = engine.procedure::<Bulk, (usize, Bulk)>("keep");
         let (index, bound) = keep.on(&to).call(&theirs.bulk()).unwrap();
-        let robbed = Robbed { tap, engine, to, theirs, index, bound };
-        robbed.assert_served();
-        robbed
+        let owner = Owner { tap, engine, to, theirs, index, bound };
+        owner.assert_served();
+        owner
     }
 
     fn incarnation(&self) -> u64 {
         Range::of(0, &self.theirs.bulk()).owner
     }
 
-    /// It reaches what is for it.
+    /// It can access what belongs to it.
     #[track_caller]
     fn assert_served(&self) {
         let mut bytes = vec![0u8; LEN];
@@ -123,105 +123,108 @@ impl Robbed {
     }
 }
 
-/// Whoever has read the ticket, and has not the key, gets no hello and nothing else, whether the engine is there or away.
+/// A peer with the token and without the key gets no hello and nothing else, whether the engine is connected or not.
 #[test]
-fn a_stolen_ticket_is_worth_nothing_without_the_key() {
+fn stolen_resumption_token_without_the_key_is_refused() {
     const KEY: &str = "a third key of more than sixteen bytes";
-    let _watchdog = Watchdog::start("resumption::a_stolen_ticket_is_worth_nothing_without_the_key");
+    let _watchdog = Watchdog::start("resumption::stolen_resumption_token_without_the_key_is_refused");
     over(Carrier::Tcp, || {
         let scene = Scene::with(Some(KEY));
-        let robbed = Robbed::new(&scene, configured().pre_shared_key(KEY).build().unwrap());
-        let (ticket, notes) = (robbed.tap.ticket(), scene.notes());
-        let hello = || hello(robbed.incarnation(), 64 << 20, &[], Some(ticket), false);
-        let (recorded, _) = robbed.tap.greeting(0);
+        let owner = Owner::new(&scene, configured().pre_shared_key(KEY).build().unwrap());
+        let (ticket, notes) = (owner.tap.resumption_token(), scene.notes());
+        let hello = || hello(owner.incarnation(), 64 << 20, &[], Some(ticket), false);
+        let (recorded, _) = owner.tap.handshake(0);
         let challenge = || recorded.iter().find(|piece| piece[PIECE_LEN - 1] == CHALLENGE).unwrap().clone();
         let proof = || recorded.iter().find(|piece| piece[PIECE_LEN - 1] == PROOF).unwrap().clone();
-        let pull = || Message::Pull(Range { offset: 0, len: 16, ..Range::of(1, &robbed.bound) }).frame(&[]);
+        let pull = || Message::Pull(Range { offset: 0, len: 16, ..Range::of(1, &owner.bound) }).frame(&[]);
         let note = || Message::call(1, "note", 1).frame(&[1]);
         let cases: [(&str, Vec<Vec<u8>>); 6] = [
             ("at once", vec![hello(), pull(), note(), call_of_add(2)]),
             ("after a challenge", vec![piece(CHALLENGE, &[1; 32]), hello(), pull(), note()]),
-            ("after its owner's challenge", vec![challenge(), hello(), pull(), note()]),
-            ("after its owner's proof", vec![challenge(), proof(), hello(), pull(), note()]),
-            ("after a proof of nothing", vec![challenge(), piece(PROOF, &[9; 64]), hello(), pull(), note()]),
-            ("in its owner's own words", recorded.clone()),
+            ("after the owner's challenge", vec![challenge(), hello(), pull(), note()]),
+            ("after the owner's proof", vec![challenge(), proof(), hello(), pull(), note()]),
+            ("after an invalid proof", vec![challenge(), piece(PROOF, &[9; 64]), hello(), pull(), note()]),
+            ("the owner's recorded bytes", recorded.clone()),
         ];
         for away in [false, true] {
             if away {
-                robbed.tap.cut();
-                eventually("the connection is lost", || !robbed.to.is_connected());
+                owner.tap.cut();
+                eventually("the connection is lost", || !owner.to.is_connected());
             }
             for (name, pieces) in &cases {
                 let begin = Instant::now();
-                let mut thief = Adversary::dial(&scene.address);
-                thief.bytes(&pieces.concat());
-                thief.assert_hung_up();
-                assert_no_hello(&thief.received);
-                assert_eq!(robbed.to.is_connected(), !away, "{name}");
-                report(&format!("a stolen ticket, without the key: {name}"), "the victim hangs up", begin);
+                let mut impostor = Adversary::dial(&scene.address);
+                impostor.bytes(&pieces.concat());
+                impostor.assert_hung_up();
+                assert_no_hello(&impostor.received);
+                assert_eq!(owner.to.is_connected(), !away, "{name}");
+                report(&format!("a stolen resumption token, without the key: {name}"), "the victim hangs up", begin);
             }
         }
         assert_eq!(scene.notes(), notes);
-        robbed.assert_served();
-        robbed.engine.finalize().unwrap();
+        owner.assert_served();
+        owner.engine.finalize().unwrap();
         scene.assert_unharmed(&[]);
     });
 }
 
-/// Without a key, whoever has read an engine's ticket takes its place: it reaches what is for that engine, and is asked for what
-/// that engine has; its connection ends. It reaches nothing else, and is pushed aside when the engine comes back.
+/// Without a key, a peer with an engine's resumption token takes that engine's place: it can access that engine's memory, gets
+/// the requests for it, and ends its connection. It gets nothing else, and is disconnected when the engine reconnects.
 #[test]
-fn where_there_is_no_key_a_stolen_ticket_lets_one_in_as_its_owner_until_that_comes_back() {
+fn stolen_resumption_token_without_any_key_impersonates_until_reconnect() {
     let _watchdog = Watchdog::start("resumption::where_there_is_no_key");
     over(Carrier::Tcp, || {
         let scene = Scene::new();
-        let robbed = Robbed::new(&scene, client());
-        let (ticket, incarnation) = (robbed.tap.ticket(), robbed.incarnation());
+        let owner = Owner::new(&scene, client());
+        let (ticket, incarnation) = (owner.tap.resumption_token(), owner.incarnation());
         for away in [false, true] {
             let begin = Instant::now();
             if away {
-                robbed.tap.cut();
-                eventually("the connection is lost", || !robbed.to.is_connected());
+                owner.tap.cut();
+                eventually("the connection is lost", || !owner.to.is_connected());
             }
-            // The ticket is the incarnation's: with another one, or as another, it is nothing.
+            // The token is bound to the incarnation: with another incarnation, it is worthless.
             for (incarnation, ticket) in
                 [(incarnation, ticket ^ 1), (rand::random(), ticket), (scene.honest_incarnation(), ticket)]
             {
                 let mut other = claiming(&scene, incarnation, &[], Some(ticket));
-                assert_no_other_peer(&mut other, &scene, &robbed.bound);
+                assert_no_other_peer(&mut other, &scene, &owner.bound);
                 scene.assert_kept_to_itself(&other.received);
-                assert_eq!(robbed.to.is_connected(), !away);
+                assert_eq!(owner.to.is_connected(), !away);
             }
-            let mut thief = claiming(&scene, incarnation, &[], Some(ticket));
-            eventually("its owner has lost its connection", || !robbed.to.is_connected());
-            // What is for its owner, to read and to write.
-            let range = Range { offset: 0, len: 16, ..Range::of(900, &robbed.bound) };
-            assert_eq!(thief.pull(range), Ok(BOUND_TO_ONE.to_vec()));
-            thief.tell(&Message::Push(Range { transfer: 901, len: 0, ..range }), &[]);
-            thief.expect("the end of a push", |m| matches!(m, Message::Done { transfer: 901, status: Status::Ok }));
-            // What its owner exposes: it is asked for that.
+            let mut impostor = claiming(&scene, incarnation, &[], Some(ticket));
+            eventually("the owner has lost its connection", || !owner.to.is_connected());
+            // What the owner may read and write.
+            let range = Range { offset: 0, len: 16, ..Range::of(900, &owner.bound) };
+            assert_eq!(impostor.pull(range), Ok(BOUND_TO_ONE.to_vec()));
+            impostor.tell(&Message::Push(Range { transfer: 901, len: 0, ..range }), &[]);
+            impostor.expect("the end of a push", |m| matches!(m, Message::Done { transfer: 901, status: Status::Ok }));
+            // Requests for the owner's memory go to the impostor.
             let take = scene.honest.procedure::<usize, Result<Vec<u8>, String>>("take kept").on(&scene.to);
-            let taken = take.start(&robbed.index).unwrap();
-            let (asked, _) = thief.expect("a pull", |m| matches!(m, Message::Pull(_)));
+            let taken = take.start(&owner.index).unwrap();
+            let (asked, _) = impostor.expect("a pull", |m| matches!(m, Message::Pull(_)));
             let Message::Pull(asked) = asked else { unreachable!() };
-            assert_eq!(asked.token, Range::of(0, &robbed.theirs.bulk()).token);
-            thief.tell(&Message::Done { transfer: asked.transfer, status: Status::Revoked }, &[]);
+            assert_eq!(asked.token, Range::of(0, &owner.theirs.bulk()).token);
+            impostor.tell(&Message::Done { transfer: asked.transfer, status: Status::Revoked }, &[]);
             assert!(taken.wait().unwrap().is_err());
-            // What is for others, it does not get.
+            // What belongs to other peers, it does not get.
             let others = Range { offset: 0, len: 16, ..Range::of(902, &scene.bound) };
-            assert!(matches!(thief.pull(others), Err(Status::AccessDenied(_))));
+            assert!(matches!(impostor.pull(others), Err(Status::AccessDenied(_))));
             for mark in [SECRET, WRITE_ONLY, GONE, HONEST] {
-                assert!(!thief.received.windows(mark.len()).any(|bytes| bytes == mark), "the thief has read more than that");
+                assert!(
+                    !impostor.received.windows(mark.len()).any(|bytes| bytes == mark),
+                    "the impostor has read more than that"
+                );
             }
             scene.assert_serves();
             scene.assert_bound_is_reached();
-            // Its owner comes back, is who it was, and the thief is out.
-            robbed.assert_served();
-            thief.assert_hung_up();
-            assert_eq!(take.call(&robbed.index).unwrap(), Ok(full_of(HONEST)));
-            report("a stolen ticket, without any key", "its owner's place, until that comes back", begin);
+            // The owner reconnects as the same peer, and the impostor is disconnected.
+            owner.assert_served();
+            impostor.assert_hung_up();
+            assert_eq!(take.call(&owner.index).unwrap(), Ok(full_of(HONEST)));
+            report("a stolen resumption token, without any key", "the owner's place, until the owner reconnects", begin);
         }
-        robbed.engine.finalize().unwrap();
+        owner.engine.finalize().unwrap();
         scene.assert_unharmed(&[]);
     });
 }

@@ -1,4 +1,4 @@
-//! A victim, peers of it that mean well, and what has to be true of them after each lie.
+//! A victim, honest peers of it, and the state that must hold after each case.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,33 +13,33 @@ use crate::common::wire::{Message, Range, Status};
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, GONE, HONEST, KEY, Kind, LEN, PATIENT, SECRET, WRITE_ONLY, full_of};
 
-/// What is left in the victim's allocator of what a liar has made it hold, in KiB, may be this.
+/// What the victim's allocator may keep of the memory that an adversary made it allocate, in KiB.
 const KEPT: u64 = 96 << 10;
 
-/// What must become of a lie.
+/// The expected outcome of a case.
 pub enum Then {
     /// The victim closes the connection.
     HangsUp,
-    /// The victim goes on with the connection.
+    /// The victim continues the connection.
     Continues,
-    /// So many things that were asked for are refused, all with this status; the victim goes on with the connection.
-    Refuses(&'static str, usize),
-    /// It is the liar who leaves.
+    /// This many requests end, all with this status; the victim continues the connection.
+    EndsWith(&'static str, usize),
+    /// The adversary ends the connection.
     Leaves,
 }
 
 pub struct Case {
     pub name: &'static str,
-    pub tell: fn(&mut Adversary, &Scene),
+    pub run: fn(&mut Adversary, &Scene),
     pub then: Then,
 }
 
-pub const fn case(name: &'static str, then: Then, tell: fn(&mut Adversary, &Scene)) -> Case {
-    Case { name, tell, then }
+pub const fn case(name: &'static str, then: Then, run: fn(&mut Adversary, &Scene)) -> Case {
+    Case { name, run, then }
 }
 
 pub struct Scene {
-    /// Ends first.
+    /// Dropped first.
     crowd: Crowd,
     child: RefCell<Child>,
     pub pid: i32,
@@ -47,10 +47,10 @@ pub struct Scene {
     bulks: Vec<Bulk>,
     /// Exposed to the honest peer alone.
     pub bound: Bulk,
-    /// It listens, and the victim has operations under way with it all the time.
+    /// It listens, and the victim always has operations in progress with it.
     pub honest: Engine,
     pub to: Endpoint,
-    /// What it exposes for everybody to read.
+    /// What it exposes for every peer to read.
     pub theirs: calomel::Exposed<Vec<u8>, calomel::ReadOnly>,
     before: (usize, usize, usize),
     rss_before: u64,
@@ -92,7 +92,7 @@ impl Drop for Crowd {
     }
 }
 
-/// What the victim reports.
+/// The victim's report.
 struct Seen {
     begun: u64,
     ended: u64,
@@ -104,7 +104,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-/// Whether these bytes are somewhere in those.
+/// Whether `all` contains `part`.
 fn contains(all: &[u8], part: &[u8]) -> bool {
     // SAFETY: both are valid for their lengths, and only read.
     !unsafe { libc::memmem(all.as_ptr().cast(), all.len(), part.as_ptr().cast(), part.len()) }.is_null()
@@ -132,7 +132,7 @@ impl Scene {
         };
         let honest = builder().listen(anywhere()).build().unwrap();
         define_add(&honest);
-        honest.define("who", |_: &Request, ()| HONEST.to_vec()).unwrap();
+        honest.define("identify", |_: &Request, ()| HONEST.to_vec()).unwrap();
         let exposed = honest.expose_read_only(full_of(HONEST)).unwrap();
         let to = honest.lookup(&address).unwrap();
         let bound = honest.procedure::<Bulk, Bulk>("meet").on(&to).call(&exposed.bulk()).unwrap();
@@ -151,13 +151,13 @@ impl Scene {
             before: (0, 0, 0),
             rss_before: 0,
         };
-        // What is made once and kept is no leftover.
+        // What is made once and kept does not count.
         if key.is_none() {
             for _ in 0..3 {
                 Adversary::engaged(&scene.address);
             }
         }
-        // It is made to dial others, itself too.
+        // It dials other engines, including itself.
         scene.dial(&scene.address, 0);
         eventually("everything that was begun has ended", || {
             let seen = scene.state();
@@ -174,12 +174,12 @@ impl Scene {
         scene
     }
 
-    /// All of a piece of the victim's memory.
+    /// The whole of one of the victim's exposures.
     pub fn range(&self, transfer: u64, kind: Kind) -> Range {
         Range::of(transfer, &self.bulks[kind as usize])
     }
 
-    /// What the victim is, and not only where.
+    /// The victim's incarnation, beside its address.
     pub fn incarnation(&self) -> u64 {
         self.range(0, Kind::ReadOnly).owner
     }
@@ -197,7 +197,7 @@ impl Scene {
         seen
     }
 
-    /// Which engine the honest peer is.
+    /// The incarnation of the honest peer.
     pub fn honest_incarnation(&self) -> u64 {
         Range::of(0, &self.theirs.bulk()).owner
     }
@@ -207,7 +207,7 @@ impl Scene {
         self.state().notes
     }
 
-    /// How many bytes the victim has allocated, and the most since this was last asked.
+    /// How many bytes the victim has allocated, and the peak since the last report.
     pub fn allocated(&self) -> (usize, usize) {
         let mut child = self.child.borrow_mut();
         child.tell("allocated");
@@ -216,17 +216,17 @@ impl Scene {
         (now.parse().unwrap(), peak.parse().unwrap())
     }
 
-    /// Has the victim dial somebody, and ask for a call, a one-way call, a pull and a push.
+    /// Has the victim dial an address, and start a call, a one-way call, a pull and a push.
     pub fn dial(&self, address: &str, incarnation: u64) {
         self.child.borrow_mut().tell(&format!("dial {incarnation} {address}"));
     }
 
-    /// How often honest peers have been served.
+    /// How many rounds of honest peers have been served.
     pub fn served(&self) -> u64 {
         self.crowd.rounds.load(Ordering::SeqCst)
     }
 
-    /// What the victim has resident, in KiB, beyond what it had before.
+    /// Resident memory of the victim, in KiB, above its level at the start.
     pub fn grown(&self) -> u64 {
         resident(self.pid).saturating_sub(self.rss_before)
     }
@@ -239,19 +239,19 @@ impl Scene {
         eventually("honest peers are served", || self.served() > before + 1);
     }
 
-    /// What was heard is nothing that the liar may not read.
+    /// Nothing received was secret from the adversary.
     #[track_caller]
     pub fn assert_kept_to_itself(&self, received: &[u8]) {
         for (what, mark) in
             [("secret", SECRET), ("write-only", WRITE_ONLY), ("bound", BOUND_TO_ONE), ("gone", GONE), ("another's", HONEST)]
         {
-            assert!(!contains(received, &mark), "the liar has read {what} memory");
+            assert!(!contains(received, &mark), "the adversary has read {what} memory");
         }
         let secret = self.range(0, Kind::Secret).token;
-        assert!(!contains(received, &secret), "the liar has been told the token of the secret memory");
+        assert!(!contains(received, &secret), "the adversary has received the token of the secret memory");
     }
 
-    /// The liar is gone: the victim is as it was before.
+    /// The adversary is gone: the victim is in the same state as before.
     #[track_caller]
     pub fn assert_unharmed(&self, received: &[u8]) {
         self.assert_kept_to_itself(received);
@@ -272,7 +272,7 @@ impl Scene {
         assert!(self.to.is_connected(), "the honest peer's connection has ended");
     }
 
-    /// The honest peer reaches the memory that is for it.
+    /// The honest peer can access the memory that is exposed to it alone.
     #[track_caller]
     pub fn assert_bound_is_reached(&self) {
         let mut bytes = vec![0u8; LEN];
@@ -281,7 +281,7 @@ impl Scene {
     }
 }
 
-/// Prints a line: what came to nothing, and how.
+/// Prints the outcome of a case.
 pub fn report(case: &str, outcome: &str, begin: Instant) {
     println!("{case}: {outcome} ({} ms)", begin.elapsed().as_millis());
 }
@@ -291,25 +291,25 @@ fn name_of(status: &Status) -> String {
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap().to_owned()
 }
 
-/// Who has begun the connection on which a lie is told.
+/// The side that dialled the connection of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
     ByAdversary,
     ByVictim,
 }
 
-/// Tells each lie on a connection of its own, with operations of the victim under way there.
+/// Runs each case on a connection of its own, with operations of the victim in progress on it.
 pub fn table(group: &'static str, begun: Begun, cases: &[Case]) {
     let _watchdog = Watchdog::start(group);
     let (mut scene, mut failed) = (Scene::new(), Vec::new());
-    for Case { name, tell, then } in cases {
+    for Case { name, run, then } in cases {
         let (begin, served) = (Instant::now(), scene.served());
-        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut adversary = match begun {
                 Begun::ByAdversary => Adversary::engaged(&scene.address),
                 Begun::ByVictim => Adversary::dialled(|address, incarnation| scene.dial(address, incarnation)),
             };
-            tell(&mut adversary, &scene);
+            run(&mut adversary, &scene);
             let outcome = match then {
                 Then::HangsUp => {
                     adversary.assert_hung_up();
@@ -317,9 +317,9 @@ pub fn table(group: &'static str, begun: Begun, cases: &[Case]) {
                 }
                 Then::Continues => {
                     adversary.assert_listens();
-                    "no heed is paid".to_owned()
+                    "ignored".to_owned()
                 }
-                Then::Refuses(expected, count) => {
+                Then::EndsWith(expected, count) => {
                     let reply: Vec<String> = adversary.statuses(*count).iter().map(name_of).collect();
                     assert!(
                         reply.len() == *count && reply.iter().all(|status| status == expected),
@@ -327,7 +327,7 @@ pub fn table(group: &'static str, begun: Begun, cases: &[Case]) {
                     );
                     format!("{count} times {expected}")
                 }
-                Then::Leaves => "the liar leaves".to_owned(),
+                Then::Leaves => "the adversary disconnects".to_owned(),
             };
             let received = std::mem::take(&mut adversary.received);
             drop(adversary);
@@ -335,12 +335,12 @@ pub fn table(group: &'static str, begun: Begun, cases: &[Case]) {
             assert!(scene.served() > served);
             outcome
         }));
-        match told {
+        match outcome {
             Ok(outcome) => report(&format!("{group}: {name}"), &outcome, begin),
             Err(_) => {
                 println!("{group}: {name}: FAILED");
                 failed.push(name);
-                // The others are told to a victim that nothing has happened to.
+                // The other cases get a new victim.
                 let harmed = std::mem::replace(&mut scene, Scene::new());
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(harmed)));
             }

@@ -1,4 +1,4 @@
-//! Liars that the victim dials.
+//! Adversaries that the victim dials.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use crate::over_both;
 use crate::scene::{Begun, Case, Scene, Then, case, report, table};
 use crate::support::*;
 
-/// Everything that can be said of the victim's operations by one who dialled, said by one who was dialled.
-fn of_its_own() {
+/// All violations about the victim's operations, by a peer that was dialled.
+fn misused_numbers_from_dialled_peer_are_ignored_or_disconnect() {
     table("dialled, own numbers", Begun::ByVictim, crate::numbers::OWN);
 }
 
 const ANSWERS: &[Case] = &[
-    case("no answer, ever", Then::Continues, |adversary, scene| {
+    case("no response, ever", Then::Continues, |adversary, scene| {
         // Until the victim's own deadlines.
         adversary.expect("the end of the call", |m| matches!(m, Message::Cancel { .. }));
         adversary.expect("the end of the pull", |m| matches!(m, Message::Abort { push: false, .. }));
@@ -25,7 +25,7 @@ const ANSWERS: &[Case] = &[
         scene.assert_serves();
     }),
     case("the end of the connection", Then::Leaves, |_, _| ()),
-    case("the end of the connection, in the middle of an answer", Then::Leaves, |adversary, _| {
+    case("the end of the connection, in the middle of a response", Then::Leaves, |adversary, _| {
         adversary.tell(&Message::answer(adversary.call, 1000), &[]);
         adversary.announce(Stream::Response, adversary.call, 0, 1000);
         adversary.channel.break_off();
@@ -35,10 +35,10 @@ const ANSWERS: &[Case] = &[
         adversary.announce(Stream::Pull, adversary.pull, MOVED as u64 / 2, 1000);
         adversary.channel.shut_half();
     }),
-    case("the end of the engine", Then::HangsUp, |adversary, _| {
+    case("a goodbye", Then::HangsUp, |adversary, _| {
         adversary.tell(&Message::Goodbye, &[]);
     }),
-    case("what was right", Then::Continues, |adversary, _| {
+    case("correct responses", Then::Continues, |adversary, _| {
         adversary.tell(&Message::answer(adversary.call, 4), &[3, 1, 2, 3]);
         adversary.data(Stream::Pull, adversary.pull, 0, &vec![1; MOVED]);
         adversary.tell(&Message::Done { transfer: adversary.push, status: Status::Ok }, &[]);
@@ -48,16 +48,16 @@ const ANSWERS: &[Case] = &[
         assert_eq!(adversary.answer(number), Ok(vec![3]));
         adversary.engage();
     }),
-    case("frames that are none", Then::HangsUp, |adversary, _| {
+    case("malformed frames", Then::HangsUp, |adversary, _| {
         adversary.bytes(&[0xff; 100]);
     }),
 ];
 
-fn answers() {
+fn malformed_responses_from_dialled_peer_end_the_operations() {
     table("dialled", Begun::ByVictim, ANSWERS);
 }
 
-/// What is said instead of a greeting. `None`: the liar hangs up.
+/// Sent instead of a handshake. `None`: the adversary hangs up.
 type First = (&'static str, fn() -> Option<Vec<u8>>);
 
 const HANDSHAKES: &[First] = &[
@@ -65,24 +65,24 @@ const HANDSHAKES: &[First] = &[
     ("another protocol", || Some(b"SSH-2.0-OpenSSH_9.2p1\r\n".to_vec())),
     ("noise", || Some(pattern(4, 5000))),
     ("half a hello, and the end", || None),
-    ("a hello longer than any", || Some(preamble(VERSION, VERSION, u32::MAX))),
+    ("a hello longer than the limit", || Some(preamble(VERSION, VERSION, u32::MAX))),
     ("a hello of another version", || Some(preamble(VERSION + 1, VERSION + 1, 100))),
     ("a challenge", || Some(piece(CHALLENGE, &[1; 32]))),
     ("a proof", || Some(piece(PROOF, &[1; 64]))),
     ("a refusal", || Some(piece(REFUSAL, &[2]))),
     ("a refusal of a version that both speak", || Some(piece(REFUSAL, &[1]))),
-    ("a refusal for no reason", || Some(piece(REFUSAL, &[99]))),
-    ("a hello that is none", || Some(piece(HELLO, &[0xff; 30]))),
+    ("a refusal with an unknown reason", || Some(piece(REFUSAL, &[99]))),
+    ("a malformed hello", || Some(piece(HELLO, &[0xff; 30]))),
     ("10,000 addresses", || Some(hello(7, 1 << 20, &["a"; 10_000], None, false))),
     ("17 addresses", || Some(hello(7, 1 << 20, &["tcp://127.0.0.1:1"; 17], None, false))),
     ("frames and no hello", || Some(Message::answer(1 << 32 | 1, 1).frame(&[1]))),
     ("a hello, and a second one", || Some([wire::greeting(8, 1 << 20), wire::greeting(9, 1 << 20)].concat())),
-    ("a hello, and noise", || Some([wire::greeting(8, 1 << 20), pattern(4, 5000)].concat())),
+    ("a hello, and garbage", || Some([wire::greeting(8, 1 << 20), pattern(4, 5000)].concat())),
 ];
 
-/// The victim hangs up by itself, and each of its operations fails and says with whom.
-fn handshakes() {
-    let _watchdog = Watchdog::start("servers::greetings");
+/// The victim hangs up, and each of its operations fails with an error that names the peer.
+fn malformed_handshakes_of_dialled_peer_fail_the_operations() {
+    let _watchdog = Watchdog::start("servers::malformed_handshakes_of_dialled_peer_fail_the_operations");
     let scene = Scene::new();
     for (name, say) in HANDSHAKES {
         let (begin, listener) = (Instant::now(), Listener::open());
@@ -98,12 +98,12 @@ fn handshakes() {
         }
         let received = std::mem::take(&mut adversary.received);
         drop(adversary);
-        // Operations that found the connection gone dial again: to be hung up on.
+        // Operations that found the connection gone dial again, and are disconnected.
         drop(listener);
         scene.assert_unharmed(&received);
         report(&format!("dialled: {name}"), "the operations fail", begin);
     }
-    // Silence is waited for as long as connecting may take.
+    // A silent peer is waited for until the connect timeout.
     let (begin, listener) = (Instant::now(), Listener::open());
     scene.dial(&listener.address, 0);
     let mut adversary = Adversary::new(listener.accept());
@@ -112,7 +112,7 @@ fn handshakes() {
     drop((adversary, listener));
     scene.assert_unharmed(&[]);
     report("dialled: nothing", "the operations fail", begin);
-    // Somebody else, or the victim itself, is at the end of the line: so it says. It is who was dialled, and nobody else.
+    // The peer claims to be another engine, or the victim itself. It is treated as the peer that was dialled.
     for (name, incarnation) in [("another", scene.honest_incarnation()), ("the victim", scene.incarnation())] {
         let begin = Instant::now();
         let address = scene.honest.address().to_string();
@@ -127,8 +127,12 @@ fn handshakes() {
         let received = std::mem::take(&mut adversary.received);
         drop((adversary, listener));
         scene.assert_unharmed(&received);
-        report(&format!("dialled: it says that it is {name}"), "it is who was dialled", begin);
+        report(&format!("dialled: it claims to be {name}"), "it is the peer that was dialled", begin);
     }
 }
 
-over_both!(of_its_own, answers, handshakes);
+over_both!(
+    misused_numbers_from_dialled_peer_are_ignored_or_disconnect,
+    malformed_responses_from_dialled_peer_end_the_operations,
+    malformed_handshakes_of_dialled_peer_fail_the_operations
+);

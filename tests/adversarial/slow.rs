@@ -1,4 +1,4 @@
-//! Those who take their time: connections held open with nothing on them, or half of something.
+//! Slow peers: connections held open with nothing sent, or with half a message.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,19 +9,19 @@ use crate::over_both;
 use crate::scene::{Scene, call_of_add, report};
 use crate::support::*;
 
-/// The victim's connect timeout of 2 s, and some.
+/// The victim's connect timeout of 2 s, and some slack.
 const GIVEN_UP: Duration = Duration::from_secs(8);
 
-/// 200 connections with half a greeting on each: they are given up, together, in the time that connecting may take.
-fn half_handshakes() {
+/// 200 connections with half a handshake each are all disconnected after the connect timeout.
+fn half_handshakes_are_disconnected_after_the_connect_timeout() {
     let _watchdog = Watchdog::start("slow::half_greetings");
     let scene = Scene::new();
     let (begin, served) = (Instant::now(), scene.served());
-    let greeting = wire::greeting(1, 1 << 20);
+    let hello_bytes = wire::greeting(1, 1 << 20);
     let mut held: Vec<Adversary> = (0..200)
         .map(|n| {
             let mut adversary = Adversary::dial(&scene.address);
-            adversary.bytes(&greeting[..n % greeting.len()]);
+            adversary.bytes(&hello_bytes[..n % hello_bytes.len()]);
             adversary
         })
         .collect();
@@ -33,17 +33,17 @@ fn half_handshakes() {
     drop(held);
     scene.assert_unharmed(&[]);
     assert!(scene.served() > served + 5);
-    report("200 half greetings, held open", "the victim hangs up", begin);
+    report("200 half handshakes, held open", "the victim hangs up", begin);
 }
 
-/// A byte now and then does not buy time.
-fn byte_by_byte() {
-    let _watchdog = Watchdog::start("slow::byte_by_byte");
+/// Sending a byte now and then does not extend the connect timeout.
+fn handshake_byte_by_byte_is_disconnected_after_the_connect_timeout() {
+    let _watchdog = Watchdog::start("slow::handshake_byte_by_byte_is_disconnected_after_the_connect_timeout");
     let scene = Scene::new();
     let begin = Instant::now();
-    let greeting = wire::greeting(1, 1 << 20);
+    let hello_bytes = wire::greeting(1, 1 << 20);
     let mut adversary = Adversary::dial(&scene.address);
-    for byte in &greeting[..greeting.len() - 1] {
+    for byte in &hello_bytes[..hello_bytes.len() - 1] {
         adversary.bytes(&[*byte]);
         scene.assert_serves();
         thread::sleep(Duration::from_millis(300));
@@ -56,12 +56,12 @@ fn byte_by_byte() {
     adversary.assert_hung_up();
     drop(adversary);
     scene.assert_unharmed(&[]);
-    report("a greeting, byte by byte", "the victim hangs up", begin);
+    report("a handshake, byte by byte", "the victim hangs up", begin);
 }
 
-/// Half a frame, half a payload, half a call: as long as they like, and at nobody's cost.
-fn half_said() {
-    let _watchdog = Watchdog::start("slow::half_said");
+/// Half a frame, half a payload, half a call: they may take as long as they like, and delay no other peer.
+fn half_sent_messages_delay_no_other_peer() {
+    let _watchdog = Watchdog::start("slow::half_sent_messages_delay_no_other_peer");
     let scene = Scene::new();
     let begin = Instant::now();
     let frame = call_of_add(1);
@@ -79,7 +79,7 @@ fn half_said() {
             adversary
         })
         .collect();
-    // A frame that comes in drops is one all the same.
+    // A frame that arrives byte by byte is served.
     let mut patient = Adversary::after_handshake(&scene.address);
     for byte in &frame {
         patient.bytes(&[*byte]);
@@ -92,7 +92,11 @@ fn half_said() {
     }
     drop((held, patient));
     scene.assert_unharmed(&[]);
-    report("60 halves of frames, calls and payloads, held open", "the liars leave", begin);
+    report("60 halves of frames, calls and payloads, held open", "the adversaries disconnect", begin);
 }
 
-over_both!(half_handshakes, byte_by_byte, half_said);
+over_both!(
+    half_handshakes_are_disconnected_after_the_connect_timeout,
+    handshake_byte_by_byte_is_disconnected_after_the_connect_timeout,
+    half_sent_messages_delay_no_other_peer
+);

@@ -1,5 +1,5 @@
-//! The engine that is lied to: it serves, has memory exposed in each way, has operations of its own under way with whoever
-//! asks for that, and reports when its parent asks.
+//! The victim: it serves, has memory exposed in each mode, has operations of its own in progress with peers that ask for that,
+//! and reports to its parent.
 
 use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,12 +15,12 @@ use crate::support::*;
 /// Set: the key that the victim shares with its peers.
 pub const KEY: &str = "CALOMEL_TEST_KEY";
 
-/// What the victim's memory is full of, so that a piece of it is known wherever it turns up.
+/// The content of the victim's memory, so that any piece of it can be recognized.
 pub const SECRET: [u8; 16] = *b"\x93never-exposed!\x93";
 pub const WRITE_ONLY: [u8; 16] = *b"\x94not-to-be-read\x94";
 pub const BOUND_TO_ONE: [u8; 16] = *b"\x95not-for-others\x95";
-pub const GONE: [u8; 16] = *b"\x96was-taken-back\x96";
-/// What only the honest peer knows.
+pub const GONE: [u8; 16] = *b"\x96was-reclaimed!\x96";
+/// Known to the honest peer only.
 pub const HONEST: [u8; 16] = *b"\x97of-honest-peer\x97";
 
 pub const LEN: usize = 100_000;
@@ -29,15 +29,15 @@ pub fn full_of(mark: [u8; 16]) -> Vec<u8> {
     mark.iter().copied().cycle().take(LEN).collect()
 }
 
-/// The memory that the victim's parent is told of, in this order.
+/// The memory whose bulks the victim prints for its parent, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Read and write, and nobody is told.
+    /// Read and write; its token is never sent to a peer.
     Secret,
     ReadOnly,
     WriteOnly,
     ReadWrite,
-    /// Taken back.
+    /// Reclaimed.
     Gone,
 }
 
@@ -47,11 +47,11 @@ struct Memory {
     write_only: Exposed<Vec<u8>>,
     read_write: Exposed<Vec<u8>>,
     bound: Option<Exposed<Vec<u8>>>,
-    /// Memory that is nobody's business, from between the other.
+    /// Unexposed memory, allocated between the exposures.
     canaries: Vec<Vec<u8>>,
 }
 
-/// Operations that the victim has begun with whoever lies.
+/// Operations that the victim has started with adversaries.
 #[derive(Default)]
 struct Operations {
     begun: AtomicU64,
@@ -64,7 +64,7 @@ struct Operations {
 }
 
 impl Operations {
-    /// Runs an operation on a thread of its own, and looks at how it ends.
+    /// Runs an operation on a thread of its own, and checks how it ends.
     fn begin(
         self: &Arc<Operations>,
         peer: &Endpoint,
@@ -75,7 +75,7 @@ impl Operations {
         self.begun.fetch_add(1, Ordering::SeqCst);
         thread::spawn(move || {
             match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
-                // Errors of size and range carry numbers only; every other says with whom.
+                // Errors of size and range contain numbers only; every other names the peer.
                 Ok(Ok(()) | Err(Error::OutOfRange { .. } | Error::MessageTooLarge { .. })) => {}
                 Ok(Err(error)) if error.to_string().contains(&name) => {}
                 Ok(Err(error)) => this.wrong.lock().unwrap().push(format!("{what} with {name}: {error}")),
@@ -90,11 +90,11 @@ impl Operations {
     }
 }
 
-/// Longer than anything is waited for: whoever is hung up on is not just thought to be silent.
+/// Longer than any wait in these tests: a disconnect is never due to the peer timeout.
 pub const PATIENT: Duration = Duration::from_secs(10);
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A pull into the middle of some memory: around it nothing changes.
+/// A pull into the middle of a buffer: the bytes around it must not change.
 fn pull(bulk: &Bulk, peer: &Endpoint, len: usize) -> Result<(), Error> {
     const AROUND: usize = 256;
     let mut memory = vec![0xc5u8; len + 2 * AROUND];
@@ -158,13 +158,13 @@ pub fn run() {
     std::process::exit(0);
 }
 
-/// Everything that an engine asks another for, whose incarnation it is told.
+/// One of each operation with a peer, which has this incarnation.
 fn start_operations(engine: &Engine, operations: &Arc<Operations>, to: &Endpoint, incarnation: u64) {
-    let call = engine.procedure::<u32, Vec<u8>>("lie").on(to).timeout(OPERATION_TIMEOUT);
+    let call = engine.procedure::<u32, Vec<u8>>("work").on(to).timeout(OPERATION_TIMEOUT);
     operations.begin(to, "a call", move || call.call(&1).map(drop));
-    let note = engine.procedure::<u32, ()>("lie").on(to).timeout(OPERATION_TIMEOUT);
+    let note = engine.procedure::<u32, ()>("work").on(to).timeout(OPERATION_TIMEOUT);
     operations.begin(to, "a one-way call", move || note.notify(&1));
-    // Memory that this engine has been told of, or thinks so.
+    // Memory that this engine has been given, as far as it knows.
     let bytes = postcard::to_stdvec(&described(incarnation, MOVED as u64)).unwrap();
     let bulk: Bulk = postcard::from_bytes(&bytes).unwrap();
     let (peer, theirs) = (to.clone(), bulk.clone());
@@ -195,7 +195,7 @@ fn define(
         counted.notes.fetch_add(1, Ordering::SeqCst);
     };
     engine.define("note", note).unwrap();
-    // The honest peer is the first; only to that one some memory is exposed.
+    // The honest peer is the first to call; some memory is exposed to it alone.
     let (here, kept) = (memory.clone(), honest.clone());
     let rounds = operations.clone();
     engine
@@ -214,7 +214,7 @@ fn define(
     engine
         .define("engage", move |request: &Request, theirs: Bulk| {
             let to = request.endpoint();
-            let call = request.engine().procedure::<u32, Vec<u8>>("lie").on(to).timeout(OPERATION_TIMEOUT);
+            let call = request.engine().procedure::<u32, Vec<u8>>("work").on(to).timeout(OPERATION_TIMEOUT);
             begun.begin(to, "a call", move || call.call(&1).map(drop));
             let (peer, bulk, len) = (to.clone(), theirs.clone(), theirs.len().min(LEN));
             begun.begin(to, "a pull", move || pull(&bulk, &peer, len));
@@ -226,13 +226,13 @@ fn define(
     engine
         .define("engage more", move |request: &Request, ()| {
             let to = request.endpoint();
-            let call = request.engine().procedure::<Vec<u8>, Vec<u8>>("lie").on(to).timeout(OPERATION_TIMEOUT);
+            let call = request.engine().procedure::<Vec<u8>, Vec<u8>>("work").on(to).timeout(OPERATION_TIMEOUT);
             begun.begin(to, "a large call", move || call.call(&vec![1; 4 << 20]).map(drop));
-            let note = request.engine().procedure::<u32, ()>("lie").on(to).timeout(OPERATION_TIMEOUT);
+            let note = request.engine().procedure::<u32, ()>("work").on(to).timeout(OPERATION_TIMEOUT);
             begun.begin(to, "a one-way call", move || note.notify(&1));
         })
         .unwrap();
-    // What a bulk leads to, for whoever sends one.
+    // What a bulk leads to.
     engine
         .define("take", |request: &Request, (bulk, origin): (Bulk, bool)| -> Result<Vec<u8>, String> {
             let remote =
@@ -257,7 +257,7 @@ fn define(
             part.on(request.endpoint()).timeout(Duration::from_secs(1)).pull_into(&mut bytes).map_err(|e| e.to_string())
         })
         .unwrap();
-    // A bulk that is kept, and taken by its origin when somebody says so; and memory for whoever sent it.
+    // Keeps a bulk, to pull from its origin later; and exposes memory to its sender.
     type Kept = Vec<(Bulk, Exposed<Vec<u8>>)>;
     let kept: Arc<Mutex<Kept>> = Arc::default();
     let keep = kept.clone();
@@ -280,17 +280,17 @@ fn define(
         })
         .unwrap();
     let here = memory.clone();
-    engine.define("lend", move |_: &Request, ()| here.lock().unwrap().read_only.bulk()).unwrap();
+    engine.define("export", move |_: &Request, ()| here.lock().unwrap().read_only.bulk()).unwrap();
     let here = memory.clone();
-    engine.define("is lent", move |_: &Request, ()| !here.lock().unwrap().read_only.released().is_released()).unwrap();
+    engine.define("is held", move |_: &Request, ()| !here.lock().unwrap().read_only.released().is_released()).unwrap();
 }
 
-/// Calls and pulls without end: always something under way that others may name.
+/// Calls and pulls in a loop, so that there is always an operation in progress that others may name.
 fn exchange_with_honest_peer(engine: &Engine, to: &Endpoint, bulk: &Bulk, operations: &Operations) {
-    let who = engine.procedure::<(), Vec<u8>>("who");
+    let identify = engine.procedure::<(), Vec<u8>>("identify");
     let mut bytes = vec![0u8; LEN];
     while !engine.is_finalized() {
-        match who.on(to).call(&()) {
+        match identify.on(to).call(&()) {
             Ok(answer) if answer == HONEST => {}
             other => return operations.note(format!("the honest peer answers {other:?}")),
         }
@@ -304,7 +304,7 @@ fn exchange_with_honest_peer(engine: &Engine, to: &Endpoint, bulk: &Bulk, operat
     }
 }
 
-/// All memory, compared; the state of what was begun; what went wrong.
+/// Compares all memory; returns the counters, and what went wrong.
 fn state(
     engine: &Engine,
     memory: &Mutex<Memory>,
@@ -312,7 +312,7 @@ fn state(
     honest: &Mutex<Option<(Endpoint, Bulk)>>,
     gone: &[u8],
 ) -> String {
-    // Whose memory it is: found by the owner's incarnation, too.
+    // The owner is found by its incarnation, too.
     if let Some((_, bulk)) = &*honest.lock().unwrap() {
         let mut start = [0u8; 16];
         let pulled = bulk.origin(engine).and_then(|remote| remote.timeout(Duration::from_secs(2)).pull_into(&mut start[..]));
@@ -339,10 +339,10 @@ fn state(
         changed.push("read-only".to_owned());
     }
     if gone != full_of(GONE) {
-        changed.push("what was taken back".to_owned());
+        changed.push("reclaimed".to_owned());
     }
     if memory.canaries.iter().flatten().any(|byte| *byte != 0xca) {
-        changed.push("what lies between".to_owned());
+        changed.push("unexposed".to_owned());
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     let wrong =

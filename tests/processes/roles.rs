@@ -23,7 +23,7 @@ pub fn run(role: &str) {
         "answer and end" => crate::goodbye::answer_and_end(),
         "siblings" => crate::siblings::run(),
         "talker" => crate::signals::talk(),
-        "start_signals" => crate::signals::run_under_signals(),
+        "under signals" => crate::signals::run_under_signals(),
         other => panic!("no role `{other}`"),
     }
 }

@@ -127,7 +127,7 @@ fn start_signals() {
 
 fn interrupted_system_calls_do_not_fail_operations() {
     let _watchdog = Watchdog::start("interrupted_system_calls_do_not_fail_operations");
-    let mut child = Child::start("start_signals", &[]);
+    let mut child = Child::start("under signals", &[]);
     child.hear("unmoved");
     assert!(child.wait(BOUND).success());
 }
