@@ -1,4 +1,4 @@
-//! `mio`, as far as calomel's driver uses it: a reactor that tells once of each thing that has happened.
+//! `mio`, as far as calomel's driver uses it: a reactor that reports each event once.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::sync::{Flag, Mutex};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token(pub usize);
 
-/// The driver's own token for being woken.
+/// The token of the driver's own waker.
 const WAKER: Token = Token(usize::MAX);
 
 pub(crate) mod event {

@@ -1,5 +1,5 @@
-//! Two ends of a shared-memory link, as two processes have them: what is said arrives, whoever sleeps is rung for, and what
-//! is lent is not read any more when it has been taken back.
+//! Models of the two ends of a shared-memory link, as two processes have them: records arrive, sleeping ends are woken by the
+//! doorbell, and exported memory is no longer read once it has been revoked.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::transport::Landed;
 use crate::transport::shm::{End, pair};
 use crate::watched::Watched;
 
-/// Loans are for more than 8 KiB.
+/// Only payloads above 8 KiB travel by loans.
 const LARGE: usize = 9 << 10;
 
 /// Records of two lines, more than fit: the sender waits for room, the receiver for records.
@@ -32,8 +32,8 @@ pub(crate) fn records_arrive_in_order() {
     });
 }
 
-/// Both ask and answer, and sleep in between.
-pub(crate) fn nobody_sleeps_through_an_answer() {
+/// Both send requests and responses, and sleep in between.
+pub(crate) fn response_wakes_the_sleeping_end() {
     model(3, || {
         let (mut near, mut far) = pair(None);
         let server = thread::spawn(move || {
@@ -57,7 +57,7 @@ struct Lent {
     reader: thread::JoinHandle<Option<Landed>>,
 }
 
-/// A frame with a payload that is lent, and a peer that reads it.
+/// A frame whose payload is on loan, and a peer that reads it.
 fn lend() -> Lent {
     let region = Region::from_vec(vec![0; LARGE]);
     lend_of(Slice::whole(&region))
@@ -78,7 +78,7 @@ fn lend_of(payload: Slice) -> Lent {
     Lent { memory, region, near, reader }
 }
 
-pub(crate) fn nothing_is_read_after_memory_is_taken_back() {
+pub(crate) fn no_read_after_reclaim() {
     model(4, || {
         let lent = lend();
         lent.region.close();
@@ -87,8 +87,8 @@ pub(crate) fn nothing_is_read_after_memory_is_taken_back() {
     });
 }
 
-/// The owner waits for the reader to be done.
-pub(crate) fn what_was_lent_comes_back() {
+/// The owner waits until the reader has finished.
+pub(crate) fn loan_ends_when_the_reader_has_finished() {
     model(4, || {
         let mut lent = lend();
         lent.near.until(|end| end.heard.returned == 1);
@@ -97,8 +97,8 @@ pub(crate) fn what_was_lent_comes_back() {
     });
 }
 
-/// Both at once: by one thread that drives, and by one that takes the memory back.
-pub(crate) fn what_comes_back_is_taken_back() {
+/// Both at once: by a thread that drives, and by one that reclaims the memory.
+pub(crate) fn end_of_a_loan_and_reclaim_can_coincide() {
     model(3, || {
         let mut lent = lend();
         let (region, memory) = (lent.region.clone(), lent.memory.clone());
@@ -112,8 +112,8 @@ pub(crate) fn what_comes_back_is_taken_back() {
     });
 }
 
-/// The link ends while what was lent is read, or before; then the memory is taken back.
-pub(crate) fn the_end_of_a_link_ends_what_it_lent() {
+/// The link ends while the loan is read, or before; then the memory is reclaimed.
+pub(crate) fn end_of_a_link_ends_its_loans() {
     model(3, || {
         let mut lent = lend();
         let (region, memory) = (lent.region.clone(), lent.memory.clone());
@@ -127,9 +127,9 @@ pub(crate) fn the_end_of_a_link_ends_what_it_lent() {
     });
 }
 
-/// The operation that it was lent for is over, and the owner goes on writing, without waiting for anybody: what the reader gets is
-/// what was there before, or it knows better.
-pub(crate) fn what_is_read_after_a_withdrawal_is_thrown_away() {
+/// The loan is withdrawn, and the owner writes again, without waiting for the reader: the reader gets the old content, or
+/// discards what it has read.
+pub(crate) fn read_after_withdrawal_is_discarded() {
     model(4, || {
         let payload = Slice::whole(&Region::from_vec(vec![0; LARGE])).for_one_operation();
         let lent = lend_of(payload.clone());

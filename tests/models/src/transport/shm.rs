@@ -25,7 +25,7 @@ use outbox::{Lending, Outbox, Traffic, Written};
 use process::Process;
 use segment::Segment;
 
-/// One end of a link, and the thread that drives there.
+/// One end of a link, with the thread that drives it.
 pub(crate) struct End {
     line: Arc<Line>,
     bell: Arc<Flag>,
@@ -34,7 +34,7 @@ pub(crate) struct End {
     pub heard: Heard,
 }
 
-/// What has come.
+/// What has arrived.
 #[derive(Default)]
 pub(crate) struct Heard {
     pub frames: Vec<u8>,
@@ -46,7 +46,7 @@ pub(crate) struct Heard {
 }
 
 impl Sink for Heard {
-    /// The first byte is the frame; where a target is, a payload follows.
+    /// The first byte is the frame; if there is a target, a payload follows.
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Taken> {
         self.frames.push(bytes[0]);
         let target = self.target.as_ref().map(Slice::whole);
@@ -60,7 +60,7 @@ impl Sink for Heard {
     fn heard(&mut self, _: LinkKey) {}
 }
 
-/// Two ends. What the first lends is the watched memory.
+/// Two ends. The first one exports the watched memory.
 pub(crate) fn pair(lent: Option<&Watched>) -> (End, End) {
     let segments = [Arc::new(Segment::new()), Arc::new(Segment::new())];
     let bells = [Arc::<Flag>::default(), Arc::default()];
@@ -86,7 +86,7 @@ pub(crate) fn pair(lent: Option<&Watched>) -> (End, End) {
 }
 
 impl End {
-    /// As a link sends; false when the rest has to wait.
+    /// Like a link's send; false when the rest has to wait.
     pub(crate) fn send(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> bool {
         let mut sending = self.outbox.begin(bytes, payload);
         let written = self.outbox.write(&self.line, &mut sending).unwrap();
@@ -101,7 +101,7 @@ impl End {
         all
     }
 
-    /// As a link goes on with what waited.
+    /// Like a link that continues with what waited.
     fn resume(&mut self) -> bool {
         let returned = self.outbox.loans.sweep(&self.line);
         self.heard.returned += returned;
@@ -131,7 +131,7 @@ impl End {
         }
     }
 
-    /// As a link falls asleep, and its driver in the reactor, until the bell.
+    /// Like a link that goes idle, and its driver in the reactor, until the doorbell.
     fn sleep(&mut self) {
         self.line.fall_asleep();
         let waits = self.outbox.is_waiting();
@@ -141,7 +141,7 @@ impl End {
         self.line.awake();
     }
 
-    /// Drives until something is so.
+    /// Drives until the condition is true.
     pub(crate) fn until(&mut self, done: impl Fn(&End) -> bool) {
         while !done(self) {
             if !self.turn() {
@@ -150,12 +150,12 @@ impl End {
         }
     }
 
-    /// Nothing is left to be sent.
+    /// Whether everything has been sent.
     pub(crate) fn is_flushed(&self) -> bool {
         self.outbox.pending.is_none()
     }
 
-    /// As a link closes.
+    /// Like a link's close.
     pub(crate) fn close(&mut self) {
         self.outbox.pending = None;
         self.outbox.loans.end(&self.line);
@@ -190,7 +190,7 @@ mod process {
         }
 
         pub(super) fn cut(&self) {
-            panic!("a reader was waited for in vain");
+            panic!("a reader did not finish");
         }
     }
 }
