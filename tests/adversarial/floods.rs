@@ -18,7 +18,7 @@ const BLOCK: u64 = 2000;
 type Flood = (&'static str, fn(u64, &Scene) -> Vec<u8>);
 
 /// Requests that are answered; the frame with this number.
-const QUESTIONS: &[Flood] = &[
+const REQUESTS: &[Flood] = &[
     ("pings", |_, _| Message::Ping.frame(&[])),
     ("calls of an unknown procedure", |n, _| {
         let mut message = Message::call(n, "no such procedure", 1);
@@ -37,7 +37,7 @@ const QUESTIONS: &[Flood] = &[
 ];
 
 /// Messages without a response.
-const WORDS: &[Flood] = &[
+const MESSAGES: &[Flood] = &[
     ("cancelled calls", |n, _| Message::Cancel { call: n }.frame(&[])),
     ("one-way calls of an unknown procedure", |n, _| {
         let mut message = Message::call(n, "no such procedure", 1);
@@ -68,8 +68,8 @@ const WORDS: &[Flood] = &[
 ];
 
 /// Other peers are served during the flood, its memory is bounded, and is freed afterwards.
-fn unread_floods_of_requests_hold_bounded_memory(floods: &[Flood]) {
-    let _watchdog = Watchdog::start("floods::unread_floods_of_requests_hold_bounded_memory");
+fn assert_flood_is_bounded(floods: &[Flood]) {
+    let _watchdog = Watchdog::start("floods::assert_flood_is_bounded");
     let scene = Scene::new();
     for (name, frame) in floods {
         let (begin, served) = (Instant::now(), scene.served());
@@ -97,11 +97,11 @@ fn unread_floods_of_requests_hold_bounded_memory(floods: &[Flood]) {
 }
 
 fn unread_responses_hold_bounded_memory() {
-    unread(QUESTIONS);
+    assert_flood_is_bounded(REQUESTS);
 }
 
 fn messages_without_response_hold_bounded_memory() {
-    unread(WORDS);
+    assert_flood_is_bounded(MESSAGES);
 }
 
 /// Parts of streams that do not exist.

@@ -146,14 +146,14 @@ fn peers_without_the_key_are_refused() {
     let scene = Scene::with(Some(SECRET_KEY));
     let challenge = |byte| piece(CHALLENGE, &[byte; 32]);
     let proof = || piece(PROOF, &[9; 64]);
-    let greeting = || wire::greeting(5, 1 << 20);
+    let hello = || wire::greeting(5, 1 << 20);
     let cases: [(&str, Vec<Vec<u8>>); 10] = [
-        ("a hello at once", vec![greeting()]),
-        ("a hello and calls at once", vec![greeting(), call_of_add(1), Message::Pull(scene.range(1, Kind::ReadOnly)).frame(&[])]),
+        ("a hello at once", vec![hello()]),
+        ("a hello and calls at once", vec![hello(), call_of_add(1), Message::Pull(scene.range(1, Kind::ReadOnly)).frame(&[])]),
         ("a proof at once", vec![proof()]),
-        ("a challenge and a hello", vec![challenge(1), greeting()]),
+        ("a challenge and a hello", vec![challenge(1), hello()]),
         ("two challenges", vec![challenge(1), challenge(1)]),
-        ("a challenge and an invalid proof", vec![challenge(1), proof(), greeting()]),
+        ("a challenge and an invalid proof", vec![challenge(1), proof(), hello()]),
         ("a challenge and two proofs", vec![challenge(1), proof(), proof()]),
         ("a challenge and a refusal", vec![challenge(1), piece(REFUSAL, &[4])]),
         ("a challenge and calls", vec![challenge(1), call_of_add(1)]),

@@ -83,7 +83,7 @@ fn assert_no_proof(end: &End) {
 
 /// Waits for this many handshake messages.
 #[track_caller]
-fn hear(end: &mut End, count: usize) {
+fn await_messages(end: &mut End, count: usize) {
     eventually("the victim sends its message", || {
         end.listen();
         end.kinds().0.len() >= count
@@ -105,10 +105,10 @@ fn relayed_handshake_of_one_engine_is_refused() {
         let mut ends = [dialled(&scene, &listener), End::new(dial(&scene.address))];
         if closes {
             // Up to the proof, which is shown after the connection that it was made for has ended.
-            hear(&mut ends[0], 1);
+            await_messages(&mut ends[0], 1);
             let challenge = ends[0].received.clone();
             ends[1].channel.put(&challenge, BOUND);
-            hear(&mut ends[1], 1);
+            await_messages(&mut ends[1], 1);
             let theirs = ends[1].received.clone();
             ends[0].channel.put(&theirs, BOUND);
             eventually("a proof, or no more", || ends[0].listen() || ends[0].channel.has_ended());
@@ -173,12 +173,12 @@ fn relayed_handshake_between_two_engines_is_refused() {
         let listener = Listener::open();
         let (mut out, call) = calls(first, &listener);
         let mut far = End::new(dial(&second.address().to_string()));
-        hear(&mut out, 1);
+        await_messages(&mut out, 1);
         let challenge = out.received.clone();
         far.channel.put(&challenge, BOUND);
-        hear(&mut far, 1);
+        await_messages(&mut far, 1);
         out.channel.put(&far.received, BOUND);
-        hear(&mut out, 3);
+        await_messages(&mut out, 3);
         assert_eq!(out.kinds(), (vec![CHALLENGE, PROOF, HELLO], false));
         for engine in [first, second] {
             let mut other = End::new(dial(&engine.address().to_string()));

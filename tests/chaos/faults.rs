@@ -134,9 +134,9 @@ pub fn plan(seed: u64, over: Over, nodes: usize, time: Duration) -> Vec<Event> {
 #[test]
 fn equal_seeds_give_equal_plans() {
     let time = Duration::from_secs(60);
-    let told = |seed| format!("{:?}", plan(seed, Over::Proxies, 4, time));
-    assert_eq!(told(1), told(1));
-    assert_ne!(told(1), told(2));
+    let planned = |seed| format!("{:?}", plan(seed, Over::Proxies, 4, time));
+    assert_eq!(planned(1), planned(1));
+    assert_ne!(planned(1), planned(2));
     let events = plan(1, Over::Proxies, 4, time);
     assert!(events.len() > 200, "{} events", events.len());
     for event in events.iter().filter(|event| event.begins) {

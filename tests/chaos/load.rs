@@ -37,7 +37,7 @@ const OPERATIONS: &[(usize, Operation)] = &[
     (6, Load::relay),
     (5, Load::call_many),
     (4, Load::call_async),
-    (8, Load::lend),
+    (8, Load::export_for_reading),
     (6, Load::export_for_writing),
     (6, Load::forward),
     (8, Load::reclaim_while_pulled),
@@ -270,7 +270,7 @@ impl Load {
     }
 
     /// The peer pulls from memory that is exposed here.
-    fn lend(&mut self, peer: usize, limit: Duration) {
+    fn export_for_reading(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len) = (self.id(), self.random.next(), self.bulk_len());
         let Ok(exposed) = self.node.engine.expose_read_only(content(seed, 0, len)) else { return };
         self.node.watch(exposed.released());

@@ -266,18 +266,18 @@ fn garbage_from_one_peer_leaves_others_connected() {
     let good = client();
     let endpoint = good.lookup(engine.address()).unwrap();
     assert_serves(&good, &endpoint);
-    let greeting = greeting(7, 127);
+    let hello = greeting(7, 127);
     let mut random = Random(0x6ea2);
     for round in 0..200 {
         let noise = pattern(random.next(), random.below(5000));
         let bytes = match round % 4 {
             0 => noise,
             // After the handshake: frames of any length, with any content.
-            1 => [greeting.clone(), noise].concat(),
-            2 => [greeting.clone(), frame(&noise, &[])].concat(),
+            1 => [hello.clone(), noise].concat(),
+            2 => [hello.clone(), frame(&noise, &[])].concat(),
             // Small numbers, as at the start of messages.
             _ => {
-                let mut bytes = greeting.clone();
+                let mut bytes = hello.clone();
                 for _ in 0..20 {
                     let message: Vec<u8> = (0..1 + random.below(60)).map(|_| random.next() as u8 % 20).collect();
                     bytes.extend(frame(&message, &[]));
@@ -297,7 +297,7 @@ fn garbage_from_one_peer_leaves_others_connected() {
     }
     // A frame longer than the limit.
     let begin = Instant::now();
-    send_raw(&engine.address(), &[greeting, vec![0xff; 12], vec![0; 100]].concat());
+    send_raw(&engine.address(), &[hello, vec![0xff; 12], vec![0; 100]].concat());
     assert!(begin.elapsed() < AT_ONCE);
     assert_lives(&engine);
     assert!(endpoint.is_connected(), "one peer's garbage ended another's connection");

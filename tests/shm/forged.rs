@@ -104,9 +104,9 @@ impl Mapped {
     /// A copy of the current content.
     pub fn bytes(&self) -> Vec<u8> {
         let byte = |at: usize| {
-            let place = self.address.wrapping_add(at);
+            let source = self.address.wrapping_add(at);
             // SAFETY: it lies in the mapping.
-            unsafe { place.read_volatile() }
+            unsafe { source.read_volatile() }
         };
         (0..self.len).map(byte).collect()
     }
@@ -121,17 +121,17 @@ impl Mapped {
     /// Into the ring; wraps at its end.
     fn write(&self, at: usize, bytes: &[u8]) {
         for (i, byte) in bytes.iter().enumerate() {
-            let at = self.address.wrapping_add(HEAD + (at + i) % RING);
+            let target = self.address.wrapping_add(HEAD + (at + i) % RING);
             // SAFETY: it lies in the mapping, which is writable; the other side must cope with any content.
-            unsafe { place.write_volatile(*byte) };
+            unsafe { target.write_volatile(*byte) };
         }
     }
 
     fn read(&self, at: usize, len: usize) -> Vec<u8> {
         let byte = |i: usize| {
-            let at = self.address.wrapping_add(HEAD + (at + i) % RING);
+            let source = self.address.wrapping_add(HEAD + (at + i) % RING);
             // SAFETY: it lies in the mapping.
-            unsafe { place.read_volatile() }
+            unsafe { source.read_volatile() }
         };
         (0..len).map(byte).collect()
     }

@@ -68,7 +68,7 @@ pub fn run() {
                 ));
                 kept.push(collector);
             }
-            ["lend", address] => {
+            ["loan", address] => {
                 let (nonce, memory) = (Fresh::new(), Fresh::new());
                 // A page that has never been touched reads as zeros.
                 let hello = Hello { nonce: 0, nonce_at: nonce.address(), ..Hello::valid() };
@@ -224,7 +224,7 @@ fn memory_of_member_of_another_user_is_never_touched() {
     let _watchdog = Watchdog::start("strangers::memory_of_member_of_another_user_is_never_touched");
     let Some(mut stranger) = stranger() else { return };
     let engine = engine();
-    stranger.tell(&format!("lend {}", engine.address()));
+    stranger.tell(&format!("loan {}", engine.address()));
     assert_eq!(stranger.hear("touched"), "false false", "the word that the hello names, and the loan");
     stranger.tell(&format!("share {}", engine.address()));
     stranger.hear("shared");

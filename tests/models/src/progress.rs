@@ -104,7 +104,7 @@ impl Core {
     /// An event arrives, as over `tcp://`.
     pub(crate) fn arrive_by_reactor(&self, event: Event) {
         self.transports[1].state.lock().hidden.push_back(event);
-        self.waker.tell(mio::Token(drive::first_token(1)));
+        self.waker.notify(mio::Token(drive::first_token(1)));
     }
 
     fn identity(&self) -> usize {

@@ -42,7 +42,7 @@ pub(crate) fn no_caller_queues_behind_a_sleeping_holder() {
         match asked.join().unwrap() {
             Sat::Borrowed => assert!(parked),
             Sat::Queued { soon } => assert!(soon && !parked && driver_lock.is_wanted() && !driver_lock.is_parked()),
-            Sat::Yes => panic!("the progress thread had the seat"),
+            Sat::Yes => panic!("the progress thread held the driver lock"),
         }
     });
 }

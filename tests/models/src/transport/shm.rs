@@ -28,24 +28,24 @@ use segment::Segment;
 /// One end of a link, with the thread that drives it.
 pub(crate) struct End {
     line: Arc<Line>,
-    bell: Arc<Flag>,
+    doorbell: Arc<Flag>,
     outbox: Outbox,
     inbox: Inbox,
-    pub heard: Heard,
+    pub received: Received,
 }
 
 /// What has arrived.
 #[derive(Default)]
-pub(crate) struct Heard {
+pub(crate) struct Received {
     pub frames: Vec<u8>,
-    pub landed: Vec<Landed>,
+    pub arrived: Vec<Landed>,
     pub returned: usize,
     pub lost: bool,
     /// Where payloads go.
     pub target: Option<Arc<Region>>,
 }
 
-impl Sink for Heard {
+impl Sink for Received {
     /// The first byte is the frame; if there is a target, a payload follows.
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Taken> {
         self.frames.push(bytes[0]);
@@ -53,33 +53,33 @@ impl Sink for Heard {
         Some(Taken { used: bytes.len(), place: target.map(|target| Place { len: target.len, target: Some(target) }) })
     }
 
-    fn placed(&mut self, _: LinkKey, landed: Landed) {
-        self.landed.push(landed);
+    fn placed(&mut self, _: LinkKey, status: Landed) {
+        self.arrived.push(status);
     }
 
     fn heard(&mut self, _: LinkKey) {}
 }
 
 /// Two ends. The first one exports the watched memory.
-pub(crate) fn pair(lent: Option<&Watched>) -> (End, End) {
+pub(crate) fn pair(exported: Option<&Watched>) -> (End, End) {
     let segments = [Arc::new(Segment::new()), Arc::new(Segment::new())];
-    let bells = [Arc::<Flag>::default(), Arc::default()];
+    let doorbells = [Arc::<Flag>::default(), Arc::default()];
     let end = |own: usize, far: usize| {
         let peer = Process {
             own_user: true,
             socket: (),
-            pid: lent.map_or(0, |lent| std::ptr::from_ref(lent).expose_provenance()),
+            pid: exported.map_or(0, |exported| std::ptr::from_ref(exported).expose_provenance()),
             nonce: (),
-            bell: bells[far].clone(),
+            bell: doorbells[far].clone(),
         };
         let line = Arc::new(Line::new(segments[own].clone(), segments[far].clone(), peer, true));
         line.lends.store(true, Ordering::Relaxed);
         End {
             outbox: Outbox::new(&line, Arc::new(Traffic::new(Lending::Always))),
             inbox: Inbox::new(&line),
-            bell: bells[own].clone(),
+            doorbell: doorbells[own].clone(),
             line,
-            heard: Heard::default(),
+            received: Received::default(),
         }
     };
     (end(0, 1), end(1, 0))
@@ -104,7 +104,7 @@ impl End {
     /// Like a link that continues with what waited.
     fn resume(&mut self) -> bool {
         let returned = self.outbox.loans.sweep(&self.line);
-        self.heard.returned += returned;
+        self.received.returned += returned;
         let mut any = returned > 0;
         if let Some(mut sending) = self.outbox.pending.take() {
             match self.outbox.write(&self.line, &mut sending).unwrap() {
@@ -120,12 +120,12 @@ impl End {
     fn turn(&mut self) -> bool {
         let any = self.outbox.is_waiting() && self.resume();
         let mut scratch = [0; ring::MAX_BODY];
-        let turn = self.inbox.turn(LinkKey, &self.line, &mut scratch, &mut self.heard, &mut |_| ());
+        let turn = self.inbox.turn(LinkKey, &self.line, &mut scratch, &mut self.received, &mut |_| ());
         match turn {
             Ok(turn) => any || turn != Turn::Nothing,
             Err(error) => {
                 assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted, "{error}");
-                self.heard.lost = true;
+                self.received.lost = true;
                 true
             }
         }
@@ -136,7 +136,7 @@ impl End {
         self.line.fall_asleep();
         let waits = self.outbox.is_waiting();
         if !self.inbox.has_work() && !(waits && self.outbox.could_go_on(&self.line)) {
-            self.bell.wait();
+            self.doorbell.wait();
         }
         self.line.awake();
     }
