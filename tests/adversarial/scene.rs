@@ -40,7 +40,7 @@ pub const fn case(name: &'static str, then: Then, run: fn(&mut Adversary, &Scene
 
 pub struct Scene {
     /// Dropped first.
-    crowd: Crowd,
+    honest_load: HonestLoad,
     child: RefCell<Child>,
     pub pid: i32,
     pub address: String,
@@ -57,14 +57,14 @@ pub struct Scene {
 }
 
 /// A client that calls and pulls all the time, and counts.
-struct Crowd {
+struct HonestLoad {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Crowd {
-    fn start(engine: Engine, address: &str, read_only: Bulk) -> Crowd {
+impl HonestLoad {
+    fn start(engine: Engine, address: &str, read_only: Bulk) -> HonestLoad {
         let (rounds, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (counter, stopped, address) = (rounds.clone(), stop.clone(), address.to_owned());
         let thread = thread::spawn(move || {
@@ -80,11 +80,11 @@ impl Crowd {
             }
             assert!(to.is_connected());
         });
-        Crowd { rounds, stop, thread: Some(thread) }
+        HonestLoad { rounds, stop, thread: Some(thread) }
     }
 }
 
-impl Drop for Crowd {
+impl Drop for HonestLoad {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         let ended = self.thread.take().map(thread::JoinHandle::join);
@@ -136,7 +136,7 @@ impl Scene {
         let exposed = honest.expose_read_only(full_of(HONEST)).unwrap();
         let to = honest.lookup(&address).unwrap();
         let bound = honest.procedure::<Bulk, Bulk>("meet").on(&to).call(&exposed.bulk()).unwrap();
-        let crowd = Crowd::start(builder().build().unwrap(), &address, bulks[Kind::ReadOnly as usize].clone());
+        let honest_load = HonestLoad::start(builder().build().unwrap(), &address, bulks[Kind::ReadOnly as usize].clone());
         let pid = child.pid();
         let mut scene = Scene {
             child: RefCell::new(child),
@@ -147,7 +147,7 @@ impl Scene {
             honest,
             to,
             theirs: exposed,
-            crowd,
+            honest_load,
             before: (0, 0, 0),
             rss_before: 0,
         };
@@ -223,7 +223,7 @@ impl Scene {
 
     /// How many rounds of honest peers have been served.
     pub fn served(&self) -> u64 {
-        self.crowd.rounds.load(Ordering::SeqCst)
+        self.honest_load.rounds.load(Ordering::SeqCst)
     }
 
     /// Resident memory of the victim, in KiB, above its level at the start.

@@ -118,7 +118,7 @@ pub fn plan(seed: u64, over: Over, nodes: usize, time: Duration) -> Vec<Event> {
         busy.retain(|(_, until)| *until > at);
         let processes = busy.iter().filter(|((from, to), _)| from == to && *from < 100).count();
         let is_process = matches!(fault, Fault::Kill(_) | Fault::Stop(_) | Fault::Leave(_));
-        // Half of the processes are never restarted.
+        // At any time, at least half of the processes run without a fault of their own.
         if busy.iter().any(|(place, _)| *place == fault.place()) || (is_process && processes >= nodes / 2) {
             continue;
         }

@@ -62,9 +62,9 @@ impl Load {
             let peer = (self.node.index + 1 + self.random.below(self.peers() - 1)) % self.peers();
             let limit = Duration::from_millis([20, 100, 300, 1000, 3000, 3000][self.random.below(6)]);
             let mut draw = self.random.below(OPERATIONS.iter().map(|(weight, _)| weight).sum());
-            for (weight, deed) in OPERATIONS {
+            for (weight, operation) in OPERATIONS {
                 if draw < *weight {
-                    deed(self, peer, limit);
+                    operation(self, peer, limit);
                     break;
                 }
                 draw -= weight;

@@ -19,7 +19,7 @@ fn engine() -> Engine {
 }
 
 /// Connects this many peers; each of them calls, then each reads its response.
-fn crowd(server: &Server, count: usize) -> Vec<Raw> {
+fn connect_and_call(server: &Server, count: usize) -> Vec<Raw> {
     memory::raise_file_limit();
     let begin = Instant::now();
     let mut raws: Vec<Raw> = (0..count).map(|_| Raw::enter(&server.address)).collect();
@@ -43,7 +43,7 @@ fn crowd(server: &Server, count: usize) -> Vec<Raw> {
 fn eight_hundred_clients_are_served() {
     let _watchdog = Watchdog::start("eight_hundred_clients_are_served");
     let server = Server::start("- - -");
-    let raws = crowd(&server, 800);
+    let raws = connect_and_call(&server, 800);
     let client = engine();
     assert_serves(&client, &client.lookup(&server.address).unwrap());
     assert!(server.grown() < 64 * MIB, "{} MiB", server.grown() / MIB);
@@ -56,7 +56,7 @@ fn eight_hundred_clients_are_served() {
 fn ten_thousand_clients_are_served() {
     let _watchdog = Watchdog::start("ten_thousand_clients_are_served");
     let server = Server::start("- - -");
-    let raws = crowd(&server, 10_000);
+    let raws = connect_and_call(&server, 10_000);
     let client = engine();
     assert_serves(&client, &client.lookup(&server.address).unwrap());
     assert!(server.grown() < 400 * MIB, "{} MiB", server.grown() / MIB);
@@ -70,7 +70,7 @@ fn ten_thousand_clients_are_served() {
 fn connection_above_the_limit_is_refused_with_a_retryable_error() {
     let _watchdog = Watchdog::start("connection_above_the_limit_is_refused_with_a_retryable_error");
     let server = Server::start("50 - -");
-    let mut raws = crowd(&server, 50);
+    let mut raws = connect_and_call(&server, 50);
     let client = engine();
     let endpoint = client.lookup(&server.address).unwrap();
     let add = client.procedure::<(u32, u32), u32>("add");

@@ -21,7 +21,7 @@ fn restarted_server_serves_and_refuses_old_bulks() {
         assert_eq!(old.on(&endpoint).pull_into(&mut copy).unwrap(), 100_000);
         child.signal(libc::SIGKILL);
         drop(child);
-        eventually("the death is noticed", || !endpoint.is_connected());
+        eventually("the disconnect is noticed", || !endpoint.is_connected());
         let error = old.on(&endpoint).pull_into(&mut copy).unwrap_err();
         assert_error!(Err::<(), _>(error), Error::Unreachable { .. });
 
@@ -48,7 +48,7 @@ fn pull_of_old_bulk_from_restarted_server_fails() {
     let open = engine.procedure::<(u8, usize), Bulk>("open");
     let old = open.on(&endpoint).call(&(1, 100_000)).unwrap();
     drop(child);
-    eventually("the death is noticed", || !endpoint.is_connected());
+    eventually("the disconnect is noticed", || !endpoint.is_connected());
     let (_child, _) = Child::server(&[(LISTEN, &address.to_string())]);
     assert_error!(old.on(&endpoint).pull_into(&mut [0u8; 10][..]), Error::PeerRestarted { .. });
     assert_serves(&engine, &endpoint);
@@ -90,7 +90,7 @@ fn restarted_client_is_a_new_peer() {
         assert_serves(&engine, &caller);
         callers.push(caller);
         drop(child);
-        eventually("the death is noticed", || callers.iter().all(|caller| !caller.is_connected()));
+        eventually("the disconnect is noticed", || callers.iter().all(|caller| !caller.is_connected()));
     }
     assert_ne!(callers[0], callers[1]);
     for caller in &callers {
@@ -111,7 +111,7 @@ fn address_in_use_is_an_error_until_its_engine_is_killed() {
     drop(child);
     let successor = configured().listen(&address).build().unwrap();
     define_add(&successor);
-    eventually("the death is noticed", || !engine.lookup(&address).unwrap().is_connected());
+    eventually("the disconnect is noticed", || !engine.lookup(&address).unwrap().is_connected());
     assert_serves(&engine, &engine.lookup(&address).unwrap());
 }
 

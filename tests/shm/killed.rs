@@ -71,6 +71,6 @@ fn killed_server_frees_its_name() {
     drop(server);
     assert!(!is_named(&address));
     assert_eq!(left_in_the_system(), files);
-    eventually("its end is noticed", || !far.to.is_connected());
+    eventually("the disconnect is noticed", || !far.to.is_connected());
     assert_lives(&far.engine);
 }

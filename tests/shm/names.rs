@@ -35,10 +35,10 @@ fn name_in_use_is_an_error_until_its_engine_is_killed() {
         drop(child);
         let successor = built(&name);
         define_add(&successor);
-        eventually("the death is noticed", || !client.lookup(&name).unwrap().is_connected());
+        eventually("the disconnect is noticed", || !client.lookup(&name).unwrap().is_connected());
         assert_eq!(add(&client, &name), "3 by Some(Shm)");
         successor.finalize().unwrap();
-        eventually("the end is noticed", || !client.lookup(&name).unwrap().is_connected());
+        eventually("the disconnect is noticed", || !client.lookup(&name).unwrap().is_connected());
         eventually("no engine listens", || add(&client, &name).contains("listens under this name"));
     }
 }

@@ -217,7 +217,7 @@ fn response_of_peer_that_has_hung_up_arrives() {
             let endpoint = engine.lookup(&address).unwrap();
             let answer = engine.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2));
             assert_eq!(answer.map_err(|e| e.to_string()), Ok(7), "round {round}");
-            eventually("its end is noticed", || !endpoint.is_connected());
+            eventually("the disconnect is noticed", || !endpoint.is_connected());
         });
     }
 }

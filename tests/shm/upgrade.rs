@@ -81,7 +81,7 @@ fn restarted_server_is_reached_again() {
         assert_eq!(add(&client, &address), wanted, "round {round}");
         child.signal(libc::SIGKILL);
         drop(child);
-        eventually("its end is noticed", || !client.lookup(&address).unwrap().is_connected());
+        eventually("the disconnect is noticed", || !client.lookup(&address).unwrap().is_connected());
         child = start(&settings[..if round % 2 == 0 { 2 } else { 1 }]).0;
     }
 }

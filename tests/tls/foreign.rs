@@ -29,7 +29,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// The certificate of one identity, with the key of another.
-fn shown(certificate: &Identity, key: &Identity) -> Arc<SingleCertAndKey> {
+fn certified_key(certificate: &Identity, key: &Identity) -> Arc<SingleCertAndKey> {
     let key = PrivateKeyDer::from_pem_slice(key.key.as_bytes()).unwrap();
     let key = provider().key_provider.load_private_key(key).unwrap();
     let chain = vec![CertificateDer::from(certificate.der.clone())];
@@ -43,11 +43,11 @@ fn roots(authority: &Authority) -> RootCertStore {
 }
 
 /// The configuration of a client with this certificate, with all features of the TLS library.
-fn client(authority: &Authority, shown: Option<Arc<SingleCertAndKey>>) -> ClientConfig {
+fn client(authority: &Authority, certified_key: Option<Arc<SingleCertAndKey>>) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
     let builder = builder.with_root_certificates(roots(authority));
-    let mut config = match shown {
-        Some(shown) => builder.with_client_cert_resolver(shown),
+    let mut config = match certified_key {
+        Some(certified_key) => builder.with_client_cert_resolver(certified_key),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![INSIDE.to_vec()];
@@ -55,9 +55,9 @@ fn client(authority: &Authority, shown: Option<Arc<SingleCertAndKey>>) -> Client
 }
 
 /// The same for a server, which accepts every client.
-fn server(shown: Arc<SingleCertAndKey>) -> ServerConfig {
+fn server(certified_key: Arc<SingleCertAndKey>) -> ServerConfig {
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
-    let mut config = builder.with_no_client_auth().with_cert_resolver(shown);
+    let mut config = builder.with_no_client_auth().with_cert_resolver(certified_key);
     config.alpn_protocols = vec![INSIDE.to_vec()];
     config
 }
@@ -106,7 +106,7 @@ impl Foreign {
     }
 
     /// Completes the handshake on this side; its last message is not sent yet.
-    fn shake(&mut self) -> io::Result<()> {
+    fn complete_handshake(&mut self) -> io::Result<()> {
         // After its hello it waits: bytes sent too early would wake the engine, and hide a missed event.
         while self.tls.wants_write() {
             self.tls.write_tls(&mut self.stream)?;
@@ -212,11 +212,11 @@ fn dialled<R: Send + 'static>(
             let mut stream = stream.unwrap();
             stream.set_read_timeout(Some(BOUND)).unwrap();
             let mut tls = ServerConnection::new(config.clone()).unwrap();
-            let mut shaken = Ok(());
-            while tls.is_handshaking() && shaken.is_ok() {
-                shaken = tls.complete_io(&mut stream).map(drop);
+            let mut handshake = Ok(());
+            while tls.is_handshaking() && handshake.is_ok() {
+                handshake = tls.complete_io(&mut stream).map(drop);
             }
-            let _ = sender.send(then(&mut tls, &mut stream, shaken));
+            let _ = sender.send(then(&mut tls, &mut stream, handshake));
         }
     });
     (address, receiver)
@@ -239,18 +239,18 @@ fn certificate_without_its_key_is_refused() {
     let authority = Authority::new();
     let engine = engine(&authority);
     let (good, other) = (authority.identity(&["127.0.0.1"]), authority.identity(&["127.0.0.1"]));
-    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(shown(&good, &other)))));
-    peer.shake().unwrap();
+    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(certified_key(&good, &other)))));
+    peer.complete_handshake().unwrap();
     peer.send(&[greeting(1, 1 << 20), call(1, 10)].concat());
     assert_eq!(peer.alert(), Some(AlertDescription::DecryptError));
     assert!(peer.received.is_empty(), "the engine has sent data");
     // With its own key it is accepted.
-    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(shown(&good, &good)))));
-    peer.shake().unwrap();
+    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(certified_key(&good, &good)))));
+    peer.complete_handshake().unwrap();
     peer.send(&[greeting(2, 1 << 20), call(1, 10)].concat());
     assert_eq!(peer.answer(1), 10);
     // And in the other direction.
-    let (address, _) = dialled(server(shown(&good, &other)), 1, |_, _, shaken| shaken.is_ok());
+    let (address, _) = dialled(server(certified_key(&good, &other)), 1, |_, _, handshake| handshake.is_ok());
     match dial(&authority, &address) {
         Err(Error::AccessDenied { reason, .. }) if reason.contains("its certificate is not accepted") => {}
         other => panic!("{other:?}"),
@@ -265,19 +265,19 @@ fn peer_without_the_engines_alpn_is_refused() {
     let engine = engine(&authority);
     let identity = authority.identity(&["127.0.0.1"]);
     for (inside, alert) in [(vec![], None), (vec![b"h2".to_vec()], Some(AlertDescription::NoApplicationProtocol))] {
-        let mut config = client(&authority, Some(shown(&identity, &identity)));
+        let mut config = client(&authority, Some(certified_key(&identity, &identity)));
         config.alpn_protocols = inside.clone();
         let mut peer = Foreign::dial(&engine, &Arc::new(config));
-        if peer.shake().is_ok() {
+        if peer.complete_handshake().is_ok() {
             peer.send(&[greeting(1, 1 << 20), call(1, 10)].concat());
         }
         let ended = peer.alert();
         assert!(alert.is_none() || ended.is_none() || ended == alert, "{ended:?}");
         assert!(peer.received.is_empty(), "{inside:?}: the engine has sent data");
-        let mut config = server(shown(&identity, &identity));
+        let mut config = server(certified_key(&identity, &identity));
         config.alpn_protocols = inside;
-        let (address, _) = dialled(config, 1, |tls, stream, shaken| {
-            let n = shaken.and_then(|()| rustls::Stream::new(tls, stream).read(&mut [0; 100])).unwrap_or(0);
+        let (address, _) = dialled(config, 1, |tls, stream, handshake| {
+            let n = handshake.and_then(|()| rustls::Stream::new(tls, stream).read(&mut [0; 100])).unwrap_or(0);
             assert_eq!(n, 0, "the engine has sent data");
         });
         let error = dial(&authority, &address).unwrap_err();
@@ -292,23 +292,23 @@ fn tls_sessions_are_not_resumed() {
     let authority = Authority::new();
     let engine = engine(&authority);
     let identity = authority.identity(&["127.0.0.1"]);
-    let mut config = client(&authority, Some(shown(&identity, &identity)));
+    let mut config = client(&authority, Some(certified_key(&identity, &identity)));
     config.enable_early_data = true;
     let config = Arc::new(config);
     for round in 1..4 {
         let mut peer = Foreign::dial(&engine, &config);
         assert!(peer.tls.early_data().is_none(), "early data is accepted");
-        peer.shake().unwrap();
+        peer.complete_handshake().unwrap();
         peer.send(&[greeting(round, 1 << 20), call(1, 10)].concat());
         assert_eq!(peer.answer(1), 10);
         assert_eq!(peer.tls.handshake_kind(), Some(HandshakeKind::Full));
         assert_eq!(peer.tls.tls13_tickets_received(), 0);
     }
     // Nor does an engine resume a session that a server offers.
-    let mut config = server(shown(&identity, &identity));
+    let mut config = server(certified_key(&identity, &identity));
     config.max_early_data_size = 1 << 14;
-    let (address, seen) = dialled(config, 3, |tls, stream, shaken| {
-        shaken.unwrap();
+    let (address, seen) = dialled(config, 3, |tls, stream, handshake| {
+        handshake.unwrap();
         let early = tls.early_data().is_some();
         // The engine's handshake: by then, all messages of the TLS handshake have been read.
         assert!(rustls::Stream::new(tls, stream).read(&mut [0; 100]).unwrap() > 0);
@@ -382,7 +382,7 @@ fn data_sent_with_the_end_of_the_handshake_is_read() {
     let config = Arc::new(client(&authority, None));
     for (round, len) in [0, 1, 1000, 3000, 5000, 16_384, 60_000, 300_000].into_iter().enumerate() {
         let mut peer = Foreign::dial(&engine, &config);
-        peer.shake().unwrap();
+        peer.complete_handshake().unwrap();
         peer.send(&[greeting(round as u64, 1 << 20), call(1, len)].concat());
         assert_eq!(peer.answer(1), len as u64);
         // And with a key update.
@@ -413,7 +413,7 @@ fn responses_longer_than_socket_buffers_arrive() {
     let config = Arc::new(client(&authority, None));
     for len in [60_000, 63_000, 100_000, 180_000] {
         let mut peer = Foreign::over(little(&engine), &engine, &config);
-        peer.shake().unwrap();
+        peer.complete_handshake().unwrap();
         let arguments = postcard::to_stdvec(&(len as u64)).unwrap();
         let call = Message::call(1, "bytes", arguments.len()).frame(&arguments);
         peer.send(&[greeting(len as u64, 1 << 20), call].concat());
@@ -442,12 +442,12 @@ fn handshakes_longer_than_socket_buffers_complete() {
     let engine = Engine::builder().heartbeat(10 * BOUND).tls(tls).listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
     for round in 0..5 {
-        let config = Arc::new(client(&authority, Some(shown(&identity, &identity))));
+        let config = Arc::new(client(&authority, Some(certified_key(&identity, &identity))));
         let mut peer = Foreign::over(little(&engine), &engine, &config);
         peer.tls.write_tls(&mut peer.stream).unwrap();
         // Until the buffers are full. If this is too short once, the test waits for less.
         thread::sleep(Duration::from_millis(50));
-        peer.shake().unwrap();
+        peer.complete_handshake().unwrap();
         peer.send(&[greeting(round, 1 << 20), call(1, 1000)].concat());
         assert_eq!(peer.answer(1), 1000);
     }
@@ -455,18 +455,18 @@ fn handshakes_longer_than_socket_buffers_complete() {
 
 /// Peers that keep an engine busy until this is dropped: then the engine does not check all connections all the time, but only
 /// those with events.
-struct Crowd {
+struct BusyPeers {
     over: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-impl Crowd {
-    fn around(engine: &Engine, config: &Arc<ClientConfig>) -> Crowd {
+impl BusyPeers {
+    fn around(engine: &Engine, config: &Arc<ClientConfig>) -> BusyPeers {
         let over = Arc::new(AtomicBool::new(false));
         let threads = (0..6).map(|i| {
             let (mut peer, over) = (Foreign::dial(engine, config), over.clone());
             thread::spawn(move || {
-                peer.shake().unwrap();
+                peer.complete_handshake().unwrap();
                 peer.send(&greeting(1000 + i, 1 << 20));
                 for number in 1.. {
                     peer.send(&call(number, 10));
@@ -477,11 +477,11 @@ impl Crowd {
                 }
             })
         });
-        Crowd { threads: threads.collect(), over }
+        BusyPeers { threads: threads.collect(), over }
     }
 }
 
-impl Drop for Crowd {
+impl Drop for BusyPeers {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
         let ended = self.threads.drain(..).all(|thread| thread.join().is_ok());
@@ -497,10 +497,10 @@ fn many_records_at_once_are_all_read() {
     let engine = engine(&authority);
     let config = Arc::new(client(&authority, None));
     for crowd in [false, true] {
-        let _crowd = crowd.then(|| Crowd::around(&engine, &config));
+        let _crowd = crowd.then(|| BusyPeers::around(&engine, &config));
         for round in 0..20 {
             let mut peer = Foreign::dial(&engine, &config);
-            peer.shake().unwrap();
+            peer.complete_handshake().unwrap();
             peer.send_byte_by_byte(&[greeting(round, 1 << 20), call(1, 100)].concat());
             assert_eq!(peer.answer(1), 100);
             peer.send_byte_by_byte(&call(2, 3000));
@@ -517,13 +517,13 @@ fn data_sent_with_the_end_is_read() {
     let _watchdog = Watchdog::start("foreign::data_sent_with_the_end_is_read");
     let authority = Authority::new();
     let engine = engine(&authority);
-    let _crowd = Crowd::around(&engine, &Arc::new(client(&authority, None)));
+    let _crowd = BusyPeers::around(&engine, &Arc::new(client(&authority, None)));
     let (sender, receiver) = mpsc::channel();
     engine.define("last", move |_: &Request, n: u32| sender.send(n).unwrap()).unwrap();
     let config = Arc::new(client(&authority, None));
     for round in 0..20 {
         let mut peer = Foreign::dial(&engine, &config);
-        peer.shake().unwrap();
+        peer.complete_handshake().unwrap();
         peer.send(&[greeting(round, 1 << 20), call(1, 10)].concat());
         assert_eq!(peer.answer(1), 10);
         let mut last = Message::call(2, "last", 1);
@@ -545,7 +545,7 @@ fn engine_that_ends_sends_close_notify() {
     let authority = Authority::new();
     let engine = engine(&authority);
     let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, None)));
-    peer.shake().unwrap();
+    peer.complete_handshake().unwrap();
     peer.send(&[greeting(1, 1 << 20), call(1, 10)].concat());
     assert_eq!(peer.answer(1), 10);
     let closing = thread::spawn(move || engine.finalize().unwrap());
@@ -564,7 +564,7 @@ fn tls_peer_without_engine_handshake_is_disconnected() {
     let begin = Instant::now();
     let mut peers: Vec<Foreign> = (0..10).map(|_| Foreign::dial(&engine, &config)).collect();
     for (i, peer) in peers.iter_mut().enumerate() {
-        peer.shake().unwrap();
+        peer.complete_handshake().unwrap();
         peer.send(&greeting(1, 1 << 20)[..i]);
     }
     let mut talks = peers.pop().unwrap();

@@ -25,7 +25,7 @@ fn socket(engine: &Engine) -> SocketAddr {
 
 /// A new client is served in good time.
 #[track_caller]
-fn assert_serves_newcomers(authority: &Authority, server: &Engine) {
+fn assert_serves_new_clients(authority: &Authority, server: &Engine) {
     let begin = Instant::now();
     let client = Engine::builder().tls(authority.tls()).build().unwrap();
     let to = client.lookup(server.address()).unwrap();
@@ -84,7 +84,7 @@ fn half_handshakes_above_the_limit_replace_the_oldest() {
     for i in 0..600 {
         streams.push(half_handshake(&server, &hello, i));
         if i % 100 == 99 {
-            assert_serves_newcomers(&authority, &server);
+            assert_serves_new_clients(&authority, &server);
         }
     }
     // The oldest made room for the youngest.
@@ -107,7 +107,7 @@ fn stalled_handshakes_time_out() {
     for _ in 0..3 {
         let mut streams: Vec<TcpStream> = (0..20).map(|i| half_handshake(&server, &hello, i)).collect();
         let begin = Instant::now();
-        assert_serves_newcomers(&authority, &server);
+        assert_serves_new_clients(&authority, &server);
         let (early, late) = streams.split_at_mut(10);
         early.iter_mut().for_each(|stream| assert_ended(stream, "a stalled handshake"));
         let after = begin.elapsed();
@@ -135,7 +135,7 @@ fn slow_handshakes_time_out() {
     }
     assert!(begin.elapsed() >= LIMIT, "{:?}", begin.elapsed());
     assert_ended(&mut stream, "a slow handshake");
-    assert_serves_newcomers(&authority, &server);
+    assert_serves_new_clients(&authority, &server);
 }
 
 #[test]
@@ -162,10 +162,10 @@ fn connections_without_tls_are_refused() {
         let _ = stream.shutdown(std::net::Shutdown::Write);
         assert_ended(&mut stream, "garbage");
         if round % 50 == 0 {
-            assert_serves_newcomers(&authority, &server);
+            assert_serves_new_clients(&authority, &server);
         }
     }
-    assert_serves_newcomers(&authority, &server);
+    assert_serves_new_clients(&authority, &server);
     server.finalize().unwrap();
 }
 
@@ -192,5 +192,5 @@ fn refused_peer_that_keeps_sending_is_disconnected() {
     assert_ended(&mut silent, "a refused peer");
     eventually("the connection is closed", || silent.write_all(b"x").is_err());
     assert!(begin.elapsed() < patience() * (LIMIT + Duration::from_secs(10)), "{:?}", begin.elapsed());
-    assert_serves_newcomers(&authority, &server);
+    assert_serves_new_clients(&authority, &server);
 }

@@ -1,4 +1,4 @@
-//! An attacker in the network, who cuts connections and changes bytes.
+//! An attacker in the network that cuts connections and changes bytes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -39,14 +39,13 @@ macro_rules! models {
 
 const MODELS: &[(&str, fn())] = models! {
     completions: waiting_thread_is_woken task_that_has_moved_is_woken one_of_two_takers_gets_the_outcome;
-    gates: no_access_after_close no_write_after_an_operation_ends
-        copies_in_both_directions_do_not_deadlock;
+    gates: no_access_after_close no_write_after_an_operation_ends copies_in_both_directions_do_not_deadlock;
     driver_lock: two_callers_get_their_outcomes handed_off_driver_lock_is_not_lost holder_is_not_in_the_queue
-        outcome_from_another_thread_wakes_the_driver progress_thread_releases_the_lock_and_returns reactor_event_is_not_lost
-        event_during_release_is_taken
-        progress_thread_is_stopped_wherever_it_sleeps new_deadline_wakes_the_driver;
-    alone: no_caller_queues_behind_a_sleeping_holder each_form_of_release_wakes_the_next_waiter released_driver_lock_is_acquired_by_the_waiter
-        borrowed_driver_lock_has_one_holder;
+        outcome_from_another_thread_wakes_the_driver progress_thread_releases_the_lock_and_returns
+        reactor_event_is_not_lost event_during_release_is_taken progress_thread_is_stopped_wherever_it_sleeps
+        new_deadline_wakes_the_driver;
+    alone: no_caller_queues_behind_a_sleeping_holder each_form_of_release_wakes_the_next_waiter
+        released_driver_lock_is_acquired_by_the_waiter borrowed_driver_lock_has_one_holder;
     rings: records_arrive_in_order response_wakes_the_sleeping_end no_read_after_reclaim
         loan_ends_when_the_reader_has_finished end_of_a_loan_and_reclaim_can_coincide end_of_a_link_ends_its_loans
         read_after_withdrawal_is_discarded;
