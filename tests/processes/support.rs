@@ -68,7 +68,7 @@ pub enum Carrier {
     Tcp,
     Shm,
     /// Shared memory, where the system forbids processes to read each other's.
-    ShmAlone,
+    ShmNoKernelCopy,
     /// The RDMA device that the environment names.
     Verbs,
 }
@@ -96,7 +96,7 @@ pub fn is_over_verbs() -> bool {
 
 /// In a child: runs a role over the carrier of its parent's test.
 pub fn over_parents_carrier(role: impl FnOnce()) {
-    let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmAlone, Carrier::Verbs];
+    let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmNoKernelCopy, Carrier::Verbs];
     let wanted = std::env::var(CARRIER).unwrap();
     CURRENT.set(carriers.into_iter().find(|carrier| format!("{carrier:?}") == wanted).unwrap());
     role();
@@ -106,7 +106,7 @@ pub fn over_parents_carrier(role: impl FnOnce()) {
 pub fn anywhere() -> String {
     match CURRENT.get() {
         Carrier::Tcp => "tcp://127.0.0.1:0".to_owned(),
-        Carrier::Shm | Carrier::ShmAlone => "shm://".to_owned(),
+        Carrier::Shm | Carrier::ShmNoKernelCopy => "shm://".to_owned(),
         Carrier::Verbs => verbs_address(0),
     }
 }
@@ -115,7 +115,7 @@ pub fn anywhere() -> String {
 pub fn nowhere() -> String {
     match CURRENT.get() {
         Carrier::Tcp => format!("tcp://{}", std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()),
-        Carrier::Shm | Carrier::ShmAlone => format!("shm://absent-{}", std::process::id()),
+        Carrier::Shm | Carrier::ShmNoKernelCopy => format!("shm://absent-{}", std::process::id()),
         Carrier::Verbs => verbs_address(1),
     }
 }
@@ -123,8 +123,8 @@ pub fn nowhere() -> String {
 /// An engine that uses only the test's carrier.
 pub fn builder() -> EngineBuilder {
     let carrier = CURRENT.get();
-    let upgrade = matches!(carrier, Carrier::Shm | Carrier::ShmAlone);
-    Engine::builder().same_host_upgrade(upgrade).shm_kernel_copy(carrier != Carrier::ShmAlone)
+    let upgrade = matches!(carrier, Carrier::Shm | Carrier::ShmNoKernelCopy);
+    Engine::builder().same_host_upgrade(upgrade).shm_kernel_copy(carrier != Carrier::ShmNoKernelCopy)
 }
 
 /// The settings of every engine here.

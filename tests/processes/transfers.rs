@@ -188,7 +188,7 @@ macro_rules! with_each_signal {
         mod tests {
             use super::with_each_signal::*;
             over_each!($($test),*);
-            over_each!(@ over_shm_alone, ShmAlone, $($test),*);
+            over_each!(@ over_shm_no_kernel_copy, ShmNoKernelCopy, $($test),*);
         }
     };
 }

@@ -63,13 +63,13 @@ fn engine_memory_works_in_every_role() {
 #[test]
 fn engine_memory_works_in_every_role_by_the_ring() {
     let _watchdog = Watchdog::start("memory::engine_memory_works_in_every_role_by_the_ring");
-    assert_every_role(Carrier::ShmAlone);
+    assert_every_role(Carrier::ShmNoKernelCopy);
 }
 
 #[test]
 fn more_buffers_than_a_peer_maps_are_all_transferred() {
     let _watchdog = Watchdog::start("memory::more_buffers_than_a_peer_maps_are_all_transferred");
-    for carrier in [Carrier::Shm, Carrier::ShmAlone] {
+    for carrier in [Carrier::Shm, Carrier::ShmNoKernelCopy] {
         over(carrier, || ());
         let (child, address) = start(&[]);
         let far = Far::new(&client(), &address);

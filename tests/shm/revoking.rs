@@ -114,7 +114,7 @@ fn pull_by_the_kernel_never_brings_writes_after_reclaim() {
 
 #[test]
 fn pull_by_the_ring_never_brings_writes_after_reclaim() {
-    assert_pulls_bring_no_later_writes(Carrier::ShmAlone);
+    assert_pulls_bring_no_later_writes(Carrier::ShmNoKernelCopy);
 }
 
 fn reclaim_while_reader_gets(signal: i32) {

@@ -134,7 +134,7 @@ fn transfers_between_different_layouts(carrier: Carrier) {
 macro_rules! both_paths {
     ($($test:ident),*) => {
         both_paths!(@ by_the_system, Shm, $($test),*);
-        both_paths!(@ by_the_ring, ShmAlone, $($test),*);
+        both_paths!(@ by_the_ring, ShmNoKernelCopy, $($test),*);
     };
     (@ $module:ident, $carrier:ident, $($test:ident),*) => {
         mod $module {
