@@ -746,6 +746,69 @@ fn elements_that_differ_fit_no_type_of_one_shape() {
     travels_as::<_, Vec<Vec<u8>>>(&vec![Bytes::List(vec![1]), Bytes::Blob(Blob(vec![1])), Bytes::List(vec![1])]);
 }
 
+/// What follows a tag that is written by hand is of the type that the tag says.
+#[test]
+fn a_list_of_what_is_tagged_by_hand() {
+    #[derive(Debug, PartialEq)]
+    enum Tagged {
+        Number(u32),
+        Text(String),
+    }
+    impl Serialize for Tagged {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            match self {
+                Tagged::Number(number) => (1u8, number).serialize(serializer),
+                Tagged::Text(text) => (0u8, text).serialize(serializer),
+            }
+        }
+    }
+    impl<'de> Deserialize<'de> for Tagged {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader;
+            impl<'de> Visitor<'de> for Reader {
+                type Value = Tagged;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a tag and its content")
+                }
+                fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Tagged, A::Error> {
+                    let short = || de::Error::custom("too short");
+                    Ok(match elements.next_element::<u8>()?.ok_or_else(short)? {
+                        1 => Tagged::Number(elements.next_element()?.ok_or_else(short)?),
+                        0 => Tagged::Text(elements.next_element()?.ok_or_else(short)?),
+                        _ => return Err(de::Error::custom("no such tag")),
+                    })
+                }
+            }
+            deserializer.deserialize_tuple(2, Reader)
+        }
+    }
+    travels(Tagged::Number(1));
+    travels(Tagged::Text("a".into()));
+    travels(Some(Tagged::Number(1)));
+    travels(Some(Tagged::Text("a".into())));
+    travels((1u16, vec![Tagged::Text("a".into())]));
+    travels(vec![Tagged::Number(1), Tagged::Text("a".into())]);
+    travels(BTreeMap::from([(1u8, Tagged::Number(1)), (2, Tagged::Text("a".into()))]));
+}
+
+/// A text that can't be made is an error, and no panic.
+#[test]
+fn a_display_that_fails() {
+    struct Fails;
+    impl std::fmt::Display for Fails {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            Err(std::fmt::Error)
+        }
+    }
+    impl Serialize for Fails {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_str(self)
+        }
+    }
+    postcard::to_stdvec(&Fails).unwrap_err();
+    assert!(encoder::encode_alone(&Fails, &mut Vec::new()).is_err());
+}
+
 /// A list whose first element is of another type than the others, written and read by hand.
 #[test]
 fn a_list_by_hand_may_hold_several_types() {
