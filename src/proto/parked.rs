@@ -19,8 +19,10 @@ use super::{Env, Incoming, LinkId, Output, Proto, RequestId, Stage};
 #[derive(Default)]
 pub(super) struct Parked {
     queues: HashMap<LinkId, Queue>,
-    /// The connections that have something there. They take turns.
+    /// The connections that have something there, or had. They take turns.
     turns: VecDeque<LinkId>,
+    /// Those of them that have got memory back: they need not wait for their turns.
+    freed: Vec<LinkId>,
     /// Bytes of all that waits.
     bytes: usize,
 }
@@ -29,12 +31,17 @@ pub(super) struct Parked {
 struct Queue {
     requests: VecDeque<RequestId>,
     bytes: usize,
+    /// It is in `freed`.
+    is_freed: bool,
 }
 
-/// Connections that are looked at in one step, and calls of each that are handed out. Those that are handed out bring a further
-/// step when they end, and connections that have requests are watched, which brings steps too.
+/// Connections that are looked at in one step, beside those that have got memory back, and calls of each that are handed out. Those
+/// that are handed out bring a further step when they end, and connections that have requests are watched, which brings steps
+/// too.
 const LINKS_AT_A_TIME: usize = 64;
 const CALLS_AT_A_TIME: usize = 16;
+/// Connections that are looked at in vain in one step: steps for other peers must not take long because of those that wait.
+const LINKS_IN_VAIN: usize = 4;
 /// One part in so many of the limit may be taken by what the peer itself lets go of: bulks and answers.
 const PART_TAKEN: usize = 32;
 
@@ -50,7 +57,24 @@ impl Parked {
     }
 
     pub(super) fn has(&self, link: LinkId) -> bool {
-        self.queues.contains_key(&link)
+        self.queues.get(&link).is_some_and(|queue| !queue.requests.is_empty())
+    }
+
+    /// Memory that was taken by a request of a connection is free: the next that waits there may have it.
+    #[inline]
+    pub(super) fn freed(&mut self, link: LinkId) {
+        if !self.is_empty() {
+            self.note_freed(link);
+        }
+    }
+
+    #[cold]
+    fn note_freed(&mut self, link: LinkId) {
+        if let Some(queue) = self.queues.get_mut(&link)
+            && !std::mem::replace(&mut queue.is_freed, true)
+        {
+            self.freed.push(link);
+        }
     }
 
     fn add(&mut self, link: LinkId, id: RequestId, bytes: usize, first: bool) {
@@ -116,30 +140,49 @@ impl<E: Env> Proto<E> {
         let _ = self.count_values(id, 0);
         let (link, cost) = (self.queue_of(link), self.requests[id].cost);
         self.parked.add(link, id, cost, again);
+        // There may be room meanwhile.
+        self.parked.freed(link);
     }
 
     /// Hands out what there is room for.
     pub(super) fn resume_parked(&mut self) {
-        for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
-            let Some(link) = self.parked.turns.pop_front() else { return };
-            for _ in 0..CALLS_AT_A_TIME {
-                let requests = &self.requests;
-                let Some(id) = self.parked.take(link, |id| requests[id].cost) else { break };
-                if !self.reserve(id) {
-                    let cost = self.requests[id].cost;
-                    self.parked.add(link, id, cost, true);
-                    break;
-                }
-                if let Some(incoming) = self.requests[id].parked.take() {
-                    self.outputs.push_back(Output::Request(*incoming));
-                }
-            }
-            if self.parked.queues.get(&link).is_some_and(|queue| queue.requests.is_empty()) {
-                self.parked.queues.remove(&link);
-            } else {
-                self.parked.turns.push_back(link);
+        for link in std::mem::take(&mut self.parked.freed) {
+            if let Some(queue) = self.parked.queues.get_mut(&link) {
+                queue.is_freed = false;
+                self.resume_of(link);
             }
         }
+        let mut in_vain = 0;
+        for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
+            let Some(link) = self.parked.turns.pop_front() else { return };
+            let any = self.resume_of(link);
+            if self.parked.has(link) {
+                self.parked.turns.push_back(link);
+            } else {
+                self.parked.queues.remove(&link);
+            }
+            in_vain += usize::from(!any);
+            if in_vain == LINKS_IN_VAIN {
+                return;
+            }
+        }
+    }
+
+    /// Hands out what there is room for of one connection. False if there was none.
+    fn resume_of(&mut self, link: LinkId) -> bool {
+        for count in 0..CALLS_AT_A_TIME {
+            let requests = &self.requests;
+            let Some(id) = self.parked.take(link, |id| requests[id].cost) else { return count > 0 };
+            if !self.reserve(id) {
+                let cost = self.requests[id].cost;
+                self.parked.add(link, id, cost, true);
+                return count > 0;
+            }
+            if let Some(incoming) = self.requests[id].parked.take() {
+                self.outputs.push_back(Output::Request(*incoming));
+            }
+        }
+        true
     }
 
     /// Sets memory aside for the values of a request, if there is as much as it wants, or as much as it could ever get.
