@@ -261,7 +261,7 @@ impl<E: Env> Proto<E> {
             link.account.requests = link.account.requests - before + values;
         }
         if values < before {
-            self.parked.freed(link);
+            self.parked.freed(link, true);
         }
         Ok(())
     }

@@ -23,6 +23,8 @@ pub(super) struct Parked {
     turns: VecDeque<LinkId>,
     /// Those of them that have got memory back: they need not wait for their turns.
     freed: Vec<LinkId>,
+    /// What has come free was taken by values: there may be room for any of them.
+    is_much_free: bool,
     /// Bytes of all that waits.
     bytes: usize,
 }
@@ -40,7 +42,8 @@ struct Queue {
 /// too.
 const LINKS_AT_A_TIME: usize = 64;
 const CALLS_AT_A_TIME: usize = 16;
-/// Connections that are looked at in vain in one step: steps for other peers must not take long because of those that wait.
+/// Connections that are looked at in vain in a step that has freed no memory of values: short calls of other peers must not take
+/// longer for each connection at which something waits.
 const LINKS_IN_VAIN: usize = 4;
 /// One part in so many of the limit may be taken by what the peer itself lets go of: bulks and answers.
 const PART_TAKEN: usize = 32;
@@ -60,16 +63,18 @@ impl Parked {
         self.queues.get(&link).is_some_and(|queue| !queue.requests.is_empty())
     }
 
-    /// Memory that was taken by a request of a connection is free: the next that waits there may have it.
+    /// Memory that was taken by a request of a connection is free: the next that waits there may have it. If it was taken by values,
+    /// it may be enough for those of other connections, too.
     #[inline]
-    pub(super) fn freed(&mut self, link: LinkId) {
+    pub(super) fn freed(&mut self, link: LinkId, values: bool) {
         if !self.is_empty() {
-            self.note_freed(link);
+            self.note_freed(link, values);
         }
     }
 
     #[cold]
-    fn note_freed(&mut self, link: LinkId) {
+    fn note_freed(&mut self, link: LinkId, values: bool) {
+        self.is_much_free |= values;
         if let Some(queue) = self.queues.get_mut(&link)
             && !std::mem::replace(&mut queue.is_freed, true)
         {
@@ -141,7 +146,7 @@ impl<E: Env> Proto<E> {
         let (link, cost) = (self.queue_of(link), self.requests[id].cost);
         self.parked.add(link, id, cost, again);
         // There may be room meanwhile.
-        self.parked.freed(link);
+        self.parked.freed(link, false);
     }
 
     /// Hands out what there is room for.
@@ -152,6 +157,7 @@ impl<E: Env> Proto<E> {
                 self.resume_of(link);
             }
         }
+        let most_in_vain = if std::mem::take(&mut self.parked.is_much_free) { LINKS_AT_A_TIME } else { LINKS_IN_VAIN };
         let mut in_vain = 0;
         for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
             let Some(link) = self.parked.turns.pop_front() else { return };
@@ -162,7 +168,7 @@ impl<E: Env> Proto<E> {
                 self.parked.queues.remove(&link);
             }
             in_vain += usize::from(!any);
-            if in_vain == LINKS_IN_VAIN {
+            if in_vain == most_in_vain {
                 return;
             }
         }

@@ -519,6 +519,28 @@ fn calls_that_wait_for_memory_are_handled_in_turn() {
     net.end();
 }
 
+/// One that waits for memory of other peers has it as soon as it is there, also where many wait for their own.
+#[test]
+fn a_call_that_waits_for_memory_of_others() {
+    let limits = Limits { peer_bytes: 1 << 20, bytes: 20_000_000, ..limits() };
+    let mut net = Net::with(vec![(Config { limits, ..config() }, true)]);
+    net.hosts[0].values = 7 << 19;
+    let raws: Vec<_> = (0..22).map(|number| net.raw_peer(0, 1000 + number)).collect();
+    net.say_bytes(raws[21], raw_notice(0, 10));
+    for raw in &raws[..20] {
+        (0..2).for_each(|call| net.say_bytes(*raw, raw_notice(call, 10)));
+    }
+    net.say_bytes(raws[20], raw_notice(0, 10));
+    let link = net.raw_link(raws[20]).unwrap().1;
+    let has_come = |net: &Net| net.hosts[0].inbox.iter().any(|arrived| arrived.link == link);
+    assert_eq!((net.hosts[0].inbox.len(), has_come(&net)), (21, false));
+    handle_one(&mut net);
+    assert!(has_come(&net));
+    (0..41).for_each(|_| handle_one(&mut net));
+    assert_eq!(net.hosts[0].proto.requests(), 0);
+    net.end();
+}
+
 /// Those of peers that have gone are handled, and count for no other peer.
 #[test]
 fn calls_that_wait_for_memory_outlive_their_connections() {
