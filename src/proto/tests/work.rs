@@ -434,7 +434,9 @@ fn short_calls_beside_calls_that_wait_for_memory() {
             let raw = victim.net.raw_peer(0, 1000 + number);
             // One that is handled, and one that waits.
             for call in 0..2 {
-                let Message::Request { call, declaration, provider, budget_us, leases, size, .. } = request(call, 3) else { unreachable!() };
+                let Message::Request { call, declaration, provider, budget_us, leases, size, .. } = request(call, 3) else {
+                    unreachable!()
+                };
                 let one_way = true;
                 let message = Message::Request { call, procedure: 0, declaration, provider, budget_us, one_way, leases, size };
                 victim.net.say(raw, &message, b"abc");
