@@ -5,6 +5,7 @@
 //! that stop reading each other would wait for ever, and cancels, answers and signs of life come the same way.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Instant;
 
 use super::link::{Account, PeerLink, broken};
@@ -80,6 +81,22 @@ pub(crate) const VALUES_COUNT: usize = 4;
 pub(super) const VALUES_AHEAD: usize = 4 << 10;
 pub(super) const VALUES_PART_AHEAD: usize = 4;
 
+/// Why no more bytes are held. In words where it is told: those that wait for memory ask for it again and again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Full {
+    bytes: usize,
+    limit: usize,
+    /// Of all peers; else of one.
+    of_all: bool,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Full { bytes, limit, of_all } = self;
+        write!(f, "{bytes} bytes are in flight for {}, and the limit is {limit}", if *of_all { "all peers" } else { "this peer" })
+    }
+}
+
 /// Counts, and has it logged at powers of two: whoever is refused can't flood the log. Not here: who takes logs is user code.
 fn tell<E: Env>(outputs: &mut VecDeque<Output<E>>, count: &mut u64, what: &'static str, reason: &str) {
     *count += 1;
@@ -130,28 +147,29 @@ impl<E: Env> Proto<E> {
         all > limit && (own > self.share(limit) || all > limit.saturating_mul(2))
     }
 
-    /// What is held for a peer, but for what is set `aside`, with so many bytes more. An error in words when that is more than one peer may have.
-    fn check_own_bytes(&self, id: LinkId, more: usize, aside: usize) -> Result<usize, String> {
+    /// What is held for a peer, but for what is set `aside`, with so many bytes more. An error when that is more than one peer
+    /// may have.
+    fn check_own_bytes(&self, id: LinkId, more: usize, aside: usize) -> Result<usize, Full> {
         let (link, limit) = (&self.links[id], self.config.limits.peer_bytes);
         let own = link.account.requests + link.accounted_bytes() - aside;
         let with_this = own.saturating_add(more);
         if with_this > limit {
-            return Err(format!("{own} bytes are in flight for this peer, and the limit is {limit}"));
+            return Err(Full { bytes: own, limit, of_all: false });
         }
         Ok(with_this)
     }
 
-    /// An error in words when no more bytes may be held for a peer.
-    fn check_bytes(&self, id: LinkId, more: usize) -> Result<(), String> {
+    /// An error when no more bytes may be held for a peer.
+    fn check_bytes(&self, id: LinkId, more: usize) -> Result<(), Full> {
         self.check_bytes_without(id, more, (0, 0))
     }
 
     /// As `check_bytes`, without what is set aside of the peer, and in all.
-    fn check_bytes_without(&self, id: LinkId, more: usize, (own, all): (usize, usize)) -> Result<(), String> {
+    fn check_bytes_without(&self, id: LinkId, more: usize, (own, all): (usize, usize)) -> Result<(), Full> {
         let with_this = self.check_own_bytes(id, more, own)?;
         let (all, limit) = (self.bytes - all, self.config.limits.bytes);
         if self.exceeds(all.saturating_add(more), with_this, limit) {
-            return Err(format!("{all} bytes are in flight for all peers, and the limit is {limit}"));
+            return Err(Full { bytes: all, limit, of_all: true });
         }
         Ok(())
     }
@@ -172,7 +190,7 @@ impl<E: Env> Proto<E> {
         } else if self.exceeds(all + 1, own + 1, limits.requests) {
             Err(format!("{all} requests are in progress, and the limit is {}", limits.requests))
         } else {
-            self.check_bytes(id, bytes)
+            self.check_bytes(id, bytes).map_err(|full| full.to_string())
         };
         admitted.map_err(|reason| {
             tell(&mut self.outputs, &mut self.limited.requests, "requests are refused", &reason);
@@ -196,7 +214,7 @@ impl<E: Env> Proto<E> {
         } else if self.count_values(id, ahead).is_ok() {
             Ok(ahead)
         } else {
-            self.count_values(id, memory).map(|()| memory)
+            self.count_values(id, memory).map(|()| memory).map_err(|full| full.to_string())
         };
         let reason = match granted {
             Ok(granted) => return Ok(granted),
@@ -220,8 +238,8 @@ impl<E: Env> Proto<E> {
         Err(Status::Decode(reason))
     }
 
-    /// The values in a request take so many bytes of memory, as long as it is handled. An error in words when that is too much.
-    pub(crate) fn count_values(&mut self, id: RequestId, memory: usize) -> Result<(), String> {
+    /// The values in a request take so many bytes of memory, as long as it is handled. An error when that is too much.
+    pub(crate) fn count_values(&mut self, id: RequestId, memory: usize) -> Result<(), Full> {
         let Some(request) = self.requests.get(id) else { return Ok(()) };
         let (link, before, values) = (request.link, request.values, memory / VALUES_COUNT);
         let more = values.saturating_sub(before);
@@ -230,8 +248,7 @@ impl<E: Env> Proto<E> {
         if more > 0 && self.links.contains_key(link) {
             self.check_bytes_without(link, more, aside)?;
         } else if more > 0 && (self.bytes - aside.1).saturating_add(more) > self.config.limits.bytes.saturating_mul(2) {
-            let limit = self.config.limits.bytes;
-            return Err(format!("{} bytes are in flight for all peers, and the limit is {limit}", self.bytes));
+            return Err(Full { bytes: self.bytes, limit: self.config.limits.bytes, of_all: true });
         }
         let request = &mut self.requests[id];
         request.values = values;
@@ -242,6 +259,9 @@ impl<E: Env> Proto<E> {
         self.bytes = self.bytes - before + values;
         if let Some(link) = self.links.get_mut(link) {
             link.account.requests = link.account.requests - before + values;
+        }
+        if values < before {
+            self.parked.freed(link, true);
         }
         Ok(())
     }
@@ -255,7 +275,8 @@ impl<E: Env> Proto<E> {
         // What takes no more than the request did, or than a refusal, is no more in all; and the handler has run.
         let checked =
             if bytes <= freed.max(REFUSAL) { self.check_own_bytes(id, bytes, 0).map(drop) } else { self.check_bytes(id, bytes) };
-        checked.map_err(|reason| {
+        checked.map_err(|full| {
+            let reason = full.to_string();
             tell(&mut self.outputs, &mut self.limited.answers, "answers give way to refusals, as nobody reads them", &reason);
             Status::Busy(reason)
         })
@@ -268,7 +289,7 @@ impl<E: Env> Proto<E> {
         let admitted = if own >= limit {
             Err(format!("{own} transfers of this peer are in progress, and the limit is {limit}"))
         } else {
-            self.check_bytes(id, TRANSFER_COST)
+            self.check_bytes(id, TRANSFER_COST).map_err(|full| full.to_string())
         };
         admitted.map_err(|reason| {
             tell(&mut self.outputs, &mut self.limited.transfers, "transfers are refused", &reason);

@@ -19,8 +19,12 @@ use super::{EngineStage, Env, Incoming, LinkId, Output, Proto, RequestId};
 #[derive(Default)]
 pub(super) struct Parked {
     queues: HashMap<LinkId, ParkedQueue>,
-    /// The connections that have something there. They take turns.
+    /// The connections that have something there, or had. They take turns.
     turns: VecDeque<LinkId>,
+    /// Those of them that have got memory back: they need not wait for their turns.
+    freed: Vec<LinkId>,
+    /// What has come free was taken by values: there may be room for any of them.
+    is_much_free: bool,
     /// Bytes of all that waits.
     bytes: usize,
 }
@@ -29,12 +33,18 @@ pub(super) struct Parked {
 struct ParkedQueue {
     requests: VecDeque<RequestId>,
     bytes: usize,
+    /// It is in `freed`.
+    is_freed: bool,
 }
 
-/// Connections that are looked at in one step, and calls of each that are handed out. Those that are handed out bring a further
-/// step when they end, and connections that have requests are watched, which brings steps too.
+/// Connections that are looked at in one step, beside those that have got memory back, and calls of each that are handed out. Those
+/// that are handed out bring a further step when they end, and connections that have requests are watched, which brings steps
+/// too.
 const LINKS_AT_A_TIME: usize = 64;
 const CALLS_AT_A_TIME: usize = 16;
+/// Connections that are looked at in vain in a step that has freed no memory of values: short calls of other peers must not take
+/// longer for each connection at which something waits.
+const LINKS_IN_VAIN: usize = 4;
 /// One part in so many of the limit may be taken by what the peer itself lets go of: bulks and answers.
 const PART_TAKEN: usize = 32;
 
@@ -50,7 +60,26 @@ impl Parked {
     }
 
     pub(super) fn has(&self, link: LinkId) -> bool {
-        self.queues.contains_key(&link)
+        self.queues.get(&link).is_some_and(|queue| !queue.requests.is_empty())
+    }
+
+    /// Memory that was taken by a request of a connection is free: the next that waits there may have it. If it was taken by values,
+    /// it may be enough for those of other connections, too.
+    #[inline]
+    pub(super) fn freed(&mut self, link: LinkId, values: bool) {
+        if !self.is_empty() {
+            self.note_freed(link, values);
+        }
+    }
+
+    #[cold]
+    fn note_freed(&mut self, link: LinkId, values: bool) {
+        self.is_much_free |= values;
+        if let Some(queue) = self.queues.get_mut(&link)
+            && !std::mem::replace(&mut queue.is_freed, true)
+        {
+            self.freed.push(link);
+        }
     }
 
     fn add(&mut self, link: LinkId, id: RequestId, bytes: usize, first: bool) {
@@ -116,30 +145,50 @@ impl<E: Env> Proto<E> {
         let _ = self.count_values(id, 0);
         let (link, cost) = (self.queue_of(link), self.requests[id].cost);
         self.parked.add(link, id, cost, again);
+        // There may be room meanwhile.
+        self.parked.freed(link, false);
     }
 
     /// Hands out what there is room for.
     pub(super) fn resume_parked(&mut self) {
-        for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
-            let Some(link) = self.parked.turns.pop_front() else { return };
-            for _ in 0..CALLS_AT_A_TIME {
-                let requests = &self.requests;
-                let Some(id) = self.parked.take(link, |id| requests[id].cost) else { break };
-                if !self.reserve(id) {
-                    let cost = self.requests[id].cost;
-                    self.parked.add(link, id, cost, true);
-                    break;
-                }
-                if let Some(incoming) = self.requests[id].parked.take() {
-                    self.outputs.push_back(Output::Request(*incoming));
-                }
-            }
-            if self.parked.queues.get(&link).is_some_and(|queue| queue.requests.is_empty()) {
-                self.parked.queues.remove(&link);
-            } else {
-                self.parked.turns.push_back(link);
+        for link in std::mem::take(&mut self.parked.freed) {
+            if let Some(queue) = self.parked.queues.get_mut(&link) {
+                queue.is_freed = false;
+                self.resume_of(link);
             }
         }
+        let most_in_vain = if std::mem::take(&mut self.parked.is_much_free) { LINKS_AT_A_TIME } else { LINKS_IN_VAIN };
+        let mut in_vain = 0;
+        for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
+            let Some(link) = self.parked.turns.pop_front() else { return };
+            let any = self.resume_of(link);
+            if self.parked.has(link) {
+                self.parked.turns.push_back(link);
+            } else {
+                self.parked.queues.remove(&link);
+            }
+            in_vain += usize::from(!any);
+            if in_vain == most_in_vain {
+                return;
+            }
+        }
+    }
+
+    /// Hands out what there is room for of one connection. False if there was none.
+    fn resume_of(&mut self, link: LinkId) -> bool {
+        for count in 0..CALLS_AT_A_TIME {
+            let requests = &self.requests;
+            let Some(id) = self.parked.take(link, |id| requests[id].cost) else { return count > 0 };
+            if !self.reserve(id) {
+                let cost = self.requests[id].cost;
+                self.parked.add(link, id, cost, true);
+                return count > 0;
+            }
+            if let Some(incoming) = self.requests[id].parked.take() {
+                self.outputs.push_back(Output::Request(*incoming));
+            }
+        }
+        true
     }
 
     /// Sets memory aside for the values of a request, if there is as much as it wants, or as much as it could ever get.

@@ -230,6 +230,7 @@ impl<E: Env> Proto<E> {
             link.account.requests -= request.cost;
             link.cancelled -= usize::from(request.cancelled);
         }
+        self.parked.freed(if request.is_orphan { LinkId::default() } else { request.link }, request.values > 0);
         Some(request)
     }
 

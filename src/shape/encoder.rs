@@ -7,7 +7,7 @@ mod parts;
 
 use std::any::type_name;
 use std::array;
-use std::fmt::{self, Display};
+use std::fmt::{self, Display, Write};
 
 use serde::ser::{self, Serialize, Serializer};
 
@@ -398,7 +398,10 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
     }
 
     fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), EncodeError> {
-        self.serialize_str(&value.to_string())
+        let mut text = String::new();
+        write!(text, "{value}")
+            .map_err(|_| <EncodeError as ser::Error>::custom("a `Display` that is sent as text has failed"))?;
+        self.serialize_str(&text)
     }
 
     #[inline]

@@ -746,6 +746,78 @@ fn elements_that_differ_fit_no_type_of_one_shape() {
     travels_as::<_, Vec<Vec<u8>>>(&vec![Bytes::List(vec![1]), Bytes::Blob(Blob(vec![1])), Bytes::List(vec![1])]);
 }
 
+/// What follows a tag that is written by hand is of the type that the tag says.
+#[test]
+fn a_list_of_what_is_tagged_by_hand() {
+    tagged_by_hand::<0, 1>();
+    tagged_by_hand::<1, 0>();
+    tagged_by_hand::<1, 2>();
+    tagged_by_hand::<2, 1>();
+}
+
+fn tagged_by_hand<const TEXT: u8, const NUMBER: u8>() {
+    #[derive(Debug, PartialEq)]
+    enum Tagged<const TEXT: u8, const NUMBER: u8> {
+        Number(u32),
+        Text(String),
+    }
+    impl<const TEXT: u8, const NUMBER: u8> Serialize for Tagged<TEXT, NUMBER> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            match self {
+                Tagged::Number(number) => (NUMBER, number).serialize(serializer),
+                Tagged::Text(text) => (TEXT, text).serialize(serializer),
+            }
+        }
+    }
+    impl<'de, const TEXT: u8, const NUMBER: u8> Deserialize<'de> for Tagged<TEXT, NUMBER> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Reader<const TEXT: u8, const NUMBER: u8>;
+            impl<'de, const TEXT: u8, const NUMBER: u8> Visitor<'de> for Reader<TEXT, NUMBER> {
+                type Value = Tagged<TEXT, NUMBER>;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("a tag and its content")
+                }
+                fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
+                    let short = || de::Error::custom("too short");
+                    Ok(match elements.next_element::<u8>()?.ok_or_else(short)? {
+                        tag if tag == NUMBER => Tagged::Number(elements.next_element()?.ok_or_else(short)?),
+                        tag if tag == TEXT => Tagged::Text(elements.next_element()?.ok_or_else(short)?),
+                        _ => return Err(de::Error::custom("no such tag")),
+                    })
+                }
+            }
+            deserializer.deserialize_tuple(2, Reader::<TEXT, NUMBER>)
+        }
+    }
+    let number = || Tagged::<TEXT, NUMBER>::Number(1);
+    let text = || Tagged::<TEXT, NUMBER>::Text("a".into());
+    travels(number());
+    travels(text());
+    travels(Some(number()));
+    travels(Some(text()));
+    travels((1u16, vec![text()]));
+    travels(vec![number(), text()]);
+    travels(BTreeMap::from([(1u8, number()), (2, text())]));
+}
+
+/// A text that can't be made is an error, and no panic.
+#[test]
+fn a_display_that_fails() {
+    struct Fails;
+    impl std::fmt::Display for Fails {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            Err(std::fmt::Error)
+        }
+    }
+    impl Serialize for Fails {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_str(self)
+        }
+    }
+    postcard::to_stdvec(&Fails).unwrap_err();
+    assert!(encoder::encode_alone(&Fails, &mut Vec::new()).is_err());
+}
+
 /// A list whose first element is of another type than the others, written and read by hand.
 #[test]
 fn a_list_by_hand_may_hold_several_types() {

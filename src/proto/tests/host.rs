@@ -36,6 +36,8 @@ pub struct Host {
     /// Links whose payloads are to have checksums.
     pub covered: Vec<LinkId>,
     pub exposed: HashMap<u128, Mem>,
+    /// Memory that the values in each request take; those of one-way calls that find none wait for it.
+    pub values: usize,
     /// Peers that the host holds on to.
     pub tags: HashMap<Address, Arc<PeerTag>>,
 }
@@ -131,6 +133,7 @@ impl Host {
             shutdowns: 0,
             covered: Vec::new(),
             exposed: HashMap::new(),
+            values: 0,
             tags: HashMap::new(),
         }
     }
@@ -154,6 +157,16 @@ impl Host {
 
     pub fn request(&mut self, incoming: Incoming<TestEnv>) {
         self.delivered.insert(incoming.request);
+        if self.values > 0 {
+            match self.proto.admit_values(incoming.request, self.values) {
+                Ok(_) => {}
+                Err(Status::Busy(_)) if incoming.one_way => return self.proto.park(incoming, self.values),
+                Err(status) => {
+                    self.proto.release(incoming.link, incoming.leases);
+                    return self.refuse(incoming.request, status);
+                }
+            }
+        }
         let (body, large) = body_of(&incoming.body);
         let arrived = ArrivedRequest {
             request: incoming.request,

@@ -478,3 +478,118 @@ fn what_is_lost_is_counted_and_noted() {
     assert_eq!(net.hosts[1].proto.refusals().one_way, 6);
     net.end();
 }
+
+/// A host at which handlers have nearly all the memory that the peers may take: of each call's values a quarter counts.
+fn full(peers: u64) -> (Net, Vec<super::raw::Raw>) {
+    let mut net = Net::with(vec![(Config { limits: PeerLimits { peer_bytes: 1 << 20, ..limits() }, ..config() }, true)]);
+    net.hosts[0].values = 3 << 20;
+    let raws: Vec<_> = (0..peers).map(|number| net.raw_peer(0, 1000 + number)).collect();
+    for raw in &raws {
+        (0..3).for_each(|call| net.say_bytes(*raw, raw_notice(call, 10)));
+    }
+    let host = &net.hosts[0];
+    assert_eq!((host.inbox.len() as u64, host.proto.requests() as u64), (peers, 3 * peers));
+    (net, raws)
+}
+
+fn handle_one(net: &mut Net) {
+    let arrived = net.hosts[0].take();
+    net.with_host(0, |host| {
+        let _ = host.answer(arrived.request, b"");
+    });
+    assert_eq!(net.hosts[0].proto.miscounted(), None);
+}
+
+/// Each connection has its calls handled as soon as it has memory again, however many others wait.
+#[test]
+fn calls_that_wait_for_memory_are_handled_in_turn() {
+    let (mut net, raws) = full(200);
+    // The last one first: its turn is far away.
+    let link = net.raw_link(raws[199]).unwrap().1;
+    for _ in 0..3 {
+        let at = net.hosts[0].inbox.iter().position(|arrived| arrived.link == link).expect("it does not wait");
+        let arrived = net.hosts[0].inbox.remove(at);
+        net.with_host(0, |host| host.answer(arrived.request, b"").unwrap());
+        assert_eq!(net.hosts[0].proto.miscounted(), None);
+    }
+    assert_eq!(net.hosts[0].inbox.len(), 199);
+    (0..3 * 199).for_each(|_| handle_one(&mut net));
+    assert_eq!(net.hosts[0].proto.requests(), 0);
+    assert_eq!(net.hosts[0].proto.refusals.one_way, 0);
+    net.end();
+}
+
+/// One that waits for memory of other peers has it as soon as it is there, also where many wait for their own.
+#[test]
+fn a_call_that_waits_for_memory_of_others() {
+    let limits = PeerLimits { peer_bytes: 1 << 20, bytes: 20_000_000, ..limits() };
+    let mut net = Net::with(vec![(Config { limits, ..config() }, true)]);
+    net.hosts[0].values = 7 << 19;
+    let raws: Vec<_> = (0..22).map(|number| net.raw_peer(0, 1000 + number)).collect();
+    net.say_bytes(raws[21], raw_notice(0, 10));
+    for raw in &raws[..20] {
+        (0..2).for_each(|call| net.say_bytes(*raw, raw_notice(call, 10)));
+    }
+    net.say_bytes(raws[20], raw_notice(0, 10));
+    let link = net.raw_link(raws[20]).unwrap().1;
+    let has_come = |net: &Net| net.hosts[0].inbox.iter().any(|arrived| arrived.link == link);
+    assert_eq!((net.hosts[0].inbox.len(), has_come(&net)), (21, false));
+    handle_one(&mut net);
+    assert!(has_come(&net));
+    (0..41).for_each(|_| handle_one(&mut net));
+    assert_eq!(net.hosts[0].proto.requests(), 0);
+    net.end();
+}
+
+/// Those of peers that have gone are handled, and count for no other peer.
+#[test]
+fn calls_that_wait_for_memory_outlive_their_connections() {
+    let (mut net, raws) = full(20);
+    for raw in &raws {
+        net.hang_up(*raw);
+        assert_eq!(net.hosts[0].proto.miscounted(), None);
+    }
+    while !net.hosts[0].inbox.is_empty() {
+        handle_one(&mut net);
+    }
+    assert_eq!(net.hosts[0].proto.requests(), 0);
+    assert_eq!(net.hosts[0].proto.refusals.one_way, 0);
+    net.end();
+}
+
+/// What its caller has taken back is handled all the same; and what waits at the end of an engine is counted as lost.
+#[test]
+fn calls_that_wait_for_memory_are_cancelled_or_lost() {
+    let (mut net, raws) = full(2);
+    net.say(raws[0], &Message::Cancel { call: 2 }, b"");
+    net.say(raws[0], &Message::Cancel { call: 2 }, b"");
+    assert_eq!(net.hosts[0].proto.miscounted(), None);
+    (0..2).for_each(|_| handle_one(&mut net));
+    net.with_host(0, |host| {
+        host.proto.begin_shutdown();
+        host.proto.finish_shutdown();
+    });
+    assert_eq!(net.hosts[0].proto.miscounted(), None);
+    assert_eq!(net.hosts[0].proto.refusals.one_way, 2);
+    while !net.hosts[0].inbox.is_empty() {
+        handle_one(&mut net);
+    }
+    net.end();
+}
+
+/// Values for which there is room when nothing else is there are not lost because something is.
+#[test]
+fn values_that_fit_alone_wait() {
+    for parts in [8, 14] {
+        let (limit, size) = (1 << 20, 10);
+        let mut net = Net::with(vec![(Config { limits: PeerLimits { peer_bytes: limit, ..limits() }, ..config() }, true)]);
+        let raw = net.raw_peer(0, 9);
+        net.hosts[0].values = 1 << 20;
+        net.say_bytes(raw, raw_notice(0, size));
+        net.hosts[0].values = limit / 16 * parts * 4;
+        net.say_bytes(raw, raw_notice(1, size));
+        assert_eq!(net.hosts[0].proto.refusals.one_way, 0, "{parts} of 16 parts");
+        (0..2).for_each(|_| handle_one(&mut net));
+        net.end();
+    }
+}

@@ -421,3 +421,34 @@ fn peers_that_go() {
         victim.spent
     });
 }
+
+/// Short calls of a peer, while one-way calls of many others wait for memory that handlers keep.
+#[test]
+fn short_calls_beside_calls_that_wait_for_memory() {
+    independent("short calls, and as many peers whose one-way calls wait", 4, |waiting| {
+        let mut victim = Victim::new(0);
+        let host = &mut victim.net.hosts[0];
+        host.proto.config.limits = PeerLimits { peer_bytes: 1 << 20, ..limits() };
+        for number in 0..waiting {
+            victim.net.hosts[0].values = 3 << 20;
+            let raw = victim.net.raw_peer(0, 1000 + number);
+            // One that is handled, and one that waits.
+            for call in 0..2 {
+                let Message::Request { call, declaration, provider, budget_us, leases, size, .. } = request(call, 3) else {
+                    unreachable!()
+                };
+                let one_way = true;
+                let message = Message::Request { call, procedure: 0, declaration, provider, budget_us, one_way, leases, size };
+                victim.net.say(raw, &message, b"abc");
+            }
+        }
+        assert_eq!(victim.net.hosts[0].inbox.len(), waiting as usize);
+        assert_eq!(victim.net.hosts[0].proto.requests(), 2 * waiting as usize);
+        let link = victim.peer(9);
+        victim.read = true;
+        for call in 0..1000 {
+            victim.hear(link, &frame(&request(call, 3), b"abc"));
+        }
+        victim.spent
+    });
+}

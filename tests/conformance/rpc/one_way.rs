@@ -385,6 +385,36 @@ fn values_at_the_end(net: &Net) {
     assert_eq!(pair.server.refusals().one_way, 0);
 }
 
+/// Many wait for room when their procedure is removed.
+fn values_of_a_procedure_that_is_removed(net: &Net) {
+    let (pair, gate) = (tight(net), Gate::default());
+    let handled = Arc::new(AtomicUsize::new(0));
+    let count = handled.clone();
+    let defined = pair.server.define("many", move |_: &Request, _: Texts| _ = count.fetch_add(1, Ordering::SeqCst)).unwrap();
+    let many = pair.client.procedure::<Texts, ()>("many").on(&pair.to_server);
+    // A caller has credit for many when many have been handled.
+    for _ in 0..20_000 {
+        many.notify(&Texts::new()).unwrap();
+    }
+    eventually("they are handled", || handled.load(Ordering::SeqCst) == 20_000);
+    let holding = hold(&pair, &gate);
+    let mut sent = 0;
+    while sent < 4_000 && many.clone().timeout(Duration::from_millis(200)).notify(&vec![String::new(); 200]).is_ok() {
+        sent += 1;
+    }
+    pair.client.procedure::<(), ()>("there").on(&pair.to_server).call(&()).unwrap_err();
+    assert!(defined.remove());
+    gate.open();
+    holding.into_iter().for_each(|holds| drop(holds.wait()));
+    let over = || handled.load(Ordering::SeqCst) - 20_000 + pair.server.refusals().one_way as usize;
+    let begin = Instant::now();
+    while over() < sent {
+        assert!(begin.elapsed() < BOUND, "{} of {sent} calls are over", over());
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(over(), sent);
+}
+
 /// What would never find room is refused, and counted.
 fn values_beyond_the_whole_limit(net: &Net) {
     let pair = tight(net);
@@ -430,6 +460,7 @@ suite!(
     values_beside_calls_that_take_the_room,
     values_of_a_caller_that_goes,
     values_at_the_end,
+    values_of_a_procedure_that_is_removed,
     values_beyond_the_whole_limit,
     bulks_beside_values_that_find_no_room,
 );
