@@ -1,4 +1,4 @@
-//! What transports report, passed on to the protocol.
+//! Passes the events of transports on to the protocol.
 
 use std::io;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::transport::{Link, LinkKey, OtherVersion, Sink, TransportConsumed, Tra
 
 pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
-    pub news: &'a mut PendingOutputs,
+    pub pending: &'a mut PendingOutputs,
 }
 
 impl CoreSink<'_> {
     fn step<R>(&mut self, step: impl FnOnce(&mut proto::Proto<super::EngineEnv>, Instant) -> R) -> R {
-        let outputs = &mut self.news.outputs;
+        let outputs = &mut self.pending.outputs;
         outputs.moved = 0;
         let result = {
             let mut proto = self.core.proto.lock();
@@ -25,7 +25,7 @@ impl CoreSink<'_> {
             collect(self.core, &mut proto, outputs);
             result
         };
-        self.core.execute_immediate(self.news);
+        self.core.execute_immediate(self.pending);
         result
     }
 }
@@ -101,11 +101,11 @@ impl Sink for CoreSink<'_> {
     }
 
     fn closed(&mut self, key: LinkKey, cause: io::Error) {
-        let detour = self.core.fallback_addresses.lock().remove(link_id(key));
-        if let Some(address) = detour {
+        let fallback = self.core.fallback_addresses.lock().remove(link_id(key));
+        if let Some(address) = fallback {
             if self.core.with_proto(|proto| proto.has_link(link_id(key))) {
-                self.core.connect_straight(link_id(key), &address, &mut self.news.outputs);
-                self.core.execute_immediate(self.news);
+                self.core.connect_straight(link_id(key), &address, &mut self.pending.outputs);
+                self.core.execute_immediate(self.pending);
             }
             return defer(move || {
                 tracing::debug!(target: "calomel::progress", %address, error = %cause, "same-host address unreachable, using its own transport");
