@@ -364,7 +364,7 @@ impl Core {
 
     /// Gives a job to its pool, or to the handler threads.
     pub(crate) fn hand_over(&self, job: Job) {
-        match &job.kind().pool {
+        match &job.class().pool {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline => self.threads.give(self, job),
             None => self.workers.push(job),
