@@ -1,4 +1,4 @@
-//! Regions, and what passes their gates.
+//! Tests of regions: copies, gates, operations, loans.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ fn region(parts: &mut [Vec<u8>]) -> Arc<Region> {
 }
 
 #[test]
-fn segments_of_unequal_shape_copy_as_one_address_space() {
+fn copy_between_differently_segmented_regions_preserves_byte_order() {
     let mut a = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8]];
     let mut b = [vec![0; 1], vec![0; 6], vec![0; 4]];
     let (ra, rb) = (region(&mut a), region(&mut b));
@@ -22,7 +22,7 @@ fn segments_of_unequal_shape_copy_as_one_address_space() {
 }
 
 #[test]
-fn a_region_copies_onto_itself() {
+fn overlapping_copy_within_a_region_preserves_the_source() {
     let region = Region::from_vec((0..10).collect());
     let whole = Slice::whole(&region);
     assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), CopyOutcome::All);
@@ -37,9 +37,9 @@ fn random(state: &mut u64) -> usize {
 }
 
 #[test]
-fn ranges_of_one_region_that_overlap_copy_as_in_a_vector() {
+fn random_overlapping_copies_within_a_region_equal_copy_within() {
     let mut state = 17;
-    // An interpreter has no time for the long ones.
+    // Miri is too slow for the long ones.
     let (rounds, sizes) = if cfg!(miri) { (6, 2) } else { (60, 4) };
     for round in 0..rounds {
         // Segments shorter than a chunk and longer, of sizes that don't divide each other, some of them empty.
@@ -51,8 +51,8 @@ fn ranges_of_one_region_that_overlap_copy_as_in_a_vector() {
         let region = region(&mut parts);
         for _ in 0..4 {
             let len = random(&mut state) % (model.len() + 1);
-            let mut place = || random(&mut state) % (model.len() - len + 1);
-            let (from, to) = (place(), place());
+            let mut position = || random(&mut state) % (model.len() - len + 1);
+            let (from, to) = (position(), position());
             let part = |at| Slice::whole(&region).part(at, len).unwrap();
             assert_eq!(copy(&part(from), &part(to)), CopyOutcome::All);
             model.copy_within(from..from + len, to);
@@ -63,7 +63,7 @@ fn ranges_of_one_region_that_overlap_copy_as_in_a_vector() {
 }
 
 #[test]
-fn a_closed_gate_lets_nobody_in() {
+fn access_through_a_closed_gate_is_refused() {
     let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4]));
     a.close();
     assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b)), CopyOutcome::SourceClosed);
@@ -74,7 +74,7 @@ fn a_closed_gate_lets_nobody_in() {
 }
 
 #[test]
-fn an_operation_that_is_over_reaches_nothing() {
+fn access_for_an_ended_operation_is_refused() {
     let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 8]));
     let (over, part) = (Slice::whole(&a).for_one_operation(), Slice::whole(&b).part(4, 4).unwrap().for_one_operation());
     let rest = Slice::whole(&b).part(0, 4).unwrap();
@@ -85,17 +85,17 @@ fn an_operation_that_is_over_reaches_nothing() {
     assert_eq!(copy(&rest, &over), CopyOutcome::TargetClosed);
     assert_eq!(copy(&part, &rest), CopyOutcome::SourceClosed);
     assert!(!over.read(&mut [0; 4]) && !over.write(&[0; 4]));
-    // Others go on with the same memory.
+    // Other operations on the same memory go on.
     assert!(Slice::whole(&a).read(&mut [0; 4]));
     assert_eq!(*b.take_message(), [2; 8]);
 }
 
-/// Counts how often it was withdrawn; nobody ever waits for it.
-struct Lent(Operation, Arc<std::sync::atomic::AtomicUsize>);
+/// A loan that counts its withdrawals; the tests never wait for it.
+struct CountingLoan(Operation, Arc<std::sync::atomic::AtomicUsize>);
 
-impl Loan for Lent {
+impl Loan for CountingLoan {
     fn wait(&self, _: Instant) {
-        unreachable!("nobody takes the memory back")
+        unreachable!("the memory is not reclaimed")
     }
     fn withdraw(&self) {
         self.1.fetch_add(1, Ordering::SeqCst);
@@ -106,12 +106,12 @@ impl Loan for Lent {
 }
 
 #[test]
-fn what_was_lent_for_an_operation_is_withdrawn_at_its_end() {
+fn withdraw_ends_only_the_loans_of_ended_operations() {
     let region = Region::from_vec(vec![1; 4]);
     let [ended, other] = [(); 2].map(|()| Slice::whole(&region).for_one_operation());
     let withdrawn = [(); 3].map(|()| Arc::<std::sync::atomic::AtomicUsize>::default());
     for (slice, count) in [&ended.part(1, 2).unwrap(), &other, &Slice::whole(&region)].into_iter().zip(&withdrawn) {
-        let loan = Lent(slice.operation(), count.clone());
+        let loan = CountingLoan(slice.operation(), count.clone());
         slice.read_access().unwrap().lend(Arc::new(loan));
     }
     let counts = || withdrawn.each_ref().map(|count| count.load(Ordering::SeqCst));
@@ -120,8 +120,8 @@ fn what_was_lent_for_an_operation_is_withdrawn_at_its_end() {
     ended.end();
     region.withdraw();
     assert_eq!(counts(), [1, 0, 0]);
-    // None of them is there any more when the gate closes.
-    region.outside.lock().lent.clear();
+    // Closing the gate would wait for the loans.
+    region.outside.lock().loans.clear();
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn close_waits_for_the_access_in_progress() {
 }
 
 #[test]
-fn parts_are_checked_against_overflow() {
+fn part_out_of_range_or_overflowing_is_none() {
     let whole = Slice::whole(&Region::from_vec(vec![0; 8]));
     assert!(whole.part(8, 0).is_some());
     assert!(whole.part(9, 0).is_none());
