@@ -139,8 +139,8 @@ impl Region {
     }
 
     /// Admits no further access, and returns when the last access in progress has ended. An access lasts for one copy of a
-    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (For processes that
-    /// are stopped while they read exported memory, it waits up to a bound in total, and then cuts them off.)
+    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (For processes that are stopped
+    /// while they read exported memory, it waits up to a bound in total, and then cuts them off.)
     pub(crate) fn close(&self) {
         self.shut().wait();
     }
@@ -165,7 +165,7 @@ impl Region {
         Withdrawn::new(self.loans_of_ended_operations()).wait();
     }
 
-    /// Withdraws the loans of operations that are over, and does not wait for them: for memory that is not returned to its owner.
+    /// Withdraws the loans of operations that are over, without waiting for them: for memory that is not returned to its owner.
     pub(crate) fn withdraw(&self) {
         // An access that began before the end of its operation may be about to add a loan.
         drop(self.gate.write());
@@ -306,7 +306,7 @@ impl Slice {
         self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
     }
 
-    /// Tells later whether the operation that this slice was made for is over, and keeps no memory.
+    /// The operation that this slice was made for, to check later whether it is over. Keeps no memory alive.
     pub(crate) fn operation(&self) -> Operation {
         Operation(self.over.clone())
     }

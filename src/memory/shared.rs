@@ -139,7 +139,7 @@ pub(crate) fn attach(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
 pub(crate) struct Block {
     pub mapping: Mapping,
     fd: OwnedFd,
-    /// Tells the blocks of a process apart; never 0, and never used again.
+    /// Unique among the blocks of the process; never 0, and never reused.
     pub id: u64,
     /// A peer may have it mapped: from then on, only content that these peers may read may be written into it.
     given: AtomicBool,

@@ -136,8 +136,8 @@ impl DriverLock {
         }
     }
 
-    /// Acquires the lock for the progress thread if it is free, no caller is queued, and no caller has acquired it since `seen`.
-    /// Else says how to try again.
+    /// Acquires the lock for the progress thread if it is free, no caller is queued, and no caller has acquired it since `seen`,
+    /// an epoch. Else returns how to try again.
     pub(super) fn acquire_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Contended> {
         let mut waiters = self.waiters.lock();
         let no_caller_waits = waiters.queue.is_empty();
@@ -256,7 +256,7 @@ impl DriverLock {
 
 /// Why the progress thread could not acquire the lock.
 pub(super) struct Contended {
-    /// The number of acquisitions: the next attempt succeeds only if it is still the same.
+    /// The number of acquisitions by callers: the next attempt succeeds only if it is still the same.
     pub epoch: u64,
     /// The holder blocks in the reactor, and wakes the progress thread at its release. Else try again after a moment.
     pub until_woken: bool,

@@ -1,9 +1,9 @@
 //! The engine's core, which connects the protocol and the transports: the one place that knows both.
 //!
-//! All steps of the protocol go through [`Core::exec`] or a variant: it locks the protocol for one step, takes the outputs,
-//! unlocks, and executes them. No system call and no user code runs under the lock. The thread that holds the driver lock
-//! ([`driver_lock`]) feeds the events of the transports into the protocol. Waiting threads drive by themselves
-//! ([`Core::wait`]), and a progress thread does when no thread waits ([`threads`]).
+//! [`Core::exec`] shows the pattern of every step: it locks the protocol for one step, takes the outputs, unlocks, and
+//! executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
+//! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and a progress
+//! thread does when no thread waits ([`threads`]).
 
 mod completion;
 mod drive;
@@ -432,7 +432,8 @@ impl Core {
         self.transports.iter().map(|transport| transport.devices()).sum()
     }
 
-    /// Registers the memory with a device, so that peers reach it by these keys until its gate is closed. `None` without a device.
+    /// Registers the memory with a device, so that peers reach it by these keys until its gate is closed. `None` without a
+    /// device.
     pub(crate) fn keys(&self, region: &Region, access: DeviceAccess) -> Result<Option<TransportKeys>> {
         for transport in &self.transports {
             let keys = transport.expose(region, access);

@@ -22,7 +22,7 @@ use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::{DriveEnd, DriveGoal};
 use super::workers::{HandlerClass, Job};
 
-/// How long progress may stop because a handler runs, or no thread drives: the watcher and the progress thread check that often.
+/// How long progress may stop because a handler runs, or no thread drives: so often the watcher and the progress thread check.
 const TICK: Duration = Duration::from_micros(500);
 /// How long `stop` waits for a progress thread: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
@@ -72,8 +72,8 @@ impl Threads {
         asleep
     }
 
-    /// Whether the thread still holds the driver lock. `None` when the watcher has replaced this thread meanwhile: then it is not
-    /// the progress thread any more.
+    /// True when the thread still holds the driver lock. `None` when the watcher has replaced this thread meanwhile: then it is
+    /// not the progress thread any more.
     fn end_handling(&self) -> Option<bool> {
         let Handling { number, holds_lock, .. } = HANDLING.take()?;
         let ended = self.handling.compare_exchange(number, number + 1, Ordering::SeqCst, Ordering::SeqCst);
@@ -174,8 +174,8 @@ thread_local! {
     static HANDLING: Cell<Option<Handling>> = const { Cell::new(None) };
 }
 
-/// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so the watcher need
-/// not replace it, and the jobs behind it go to the handler threads.
+/// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so the watcher
+/// need not replace it, and the jobs behind it go to the handler threads.
 pub(super) struct HandlerPaused<'a> {
     threads: Option<&'a Threads>,
 }
@@ -308,7 +308,8 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
     match core.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
         Ok(()) => true,
         Err(contended) => {
-            // After a sleep without timeout, the caller that drove gets a `TICK` to come back before this thread acquires the lock.
+            // After a sleep without timeout, the caller that drove gets a `TICK` to come back before this thread acquires the
+            // lock.
             *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
             sleeper.sleep((!contended.until_woken).then(|| Instant::now() + TICK));
             false
@@ -316,8 +317,8 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
     }
 }
 
-/// Runs the jobs that have arrived: short handlers here, sequentially, with their answers corked. A thread that holds the driver
-/// lock keeps it until a caller wants it.
+/// Runs the jobs that have arrived: short handlers here, sequentially, with their answers corked. A thread that holds the
+/// driver lock keeps it until a caller wants it.
 fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut lock: LockState) -> LockState {
     let threads = &core.threads;
     let mut ran = false;
