@@ -1,4 +1,4 @@
-//! A completion: one end, seen once, by a thread or a task that is always woken.
+//! Models of a completion: one end, seen once, by a thread or a task that is always woken.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -25,7 +25,7 @@ fn ends(completion: &Arc<Completion>) -> thread::JoinHandle<()> {
     thread::spawn(move || proto::end(&completion))
 }
 
-pub(crate) fn a_thread_is_woken() {
+pub(crate) fn waiting_thread_is_woken() {
     model(8, || {
         let completion = Completion::new();
         let end = ends(&completion);
@@ -42,11 +42,11 @@ pub(crate) fn a_thread_is_woken() {
     });
 }
 
-pub(crate) fn a_task_is_woken_also_when_it_has_moved() {
+pub(crate) fn task_that_has_moved_is_woken() {
     model(8, || {
         let completion = Completion::new();
         let end = ends(&completion);
-        // Polled twice, as a future is that another task goes on with.
+        // Polled twice, like a future that another task continues.
         let (earlier, task) = (Arc::<Task>::default(), Arc::<Task>::default());
         completion.wake_task(&Waker::from(earlier));
         while completion.wake_task(&Waker::from(task.clone())) {
@@ -57,7 +57,7 @@ pub(crate) fn a_task_is_woken_also_when_it_has_moved() {
     });
 }
 
-pub(crate) fn one_of_two_takers_gets_it() {
+pub(crate) fn one_of_two_takers_gets_the_outcome() {
     model(8, || {
         let completion = Completion::new();
         let end = ends(&completion);

@@ -1,4 +1,5 @@
-//! A region's gate: no access overlaps another that it must not, and none comes after `close`, or after an operation's end.
+//! Models of a region's gate: conflicting accesses never overlap, and none happens after `close`, or after the end of an
+//! operation.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ impl Tracked {
         Arc::new(Tracked { region: Region::from_vec(vec![0; 4]), memory: Watched::default() })
     }
 
-    /// A system call in the middle of which anything may happen.
+    /// A system call during which any other thread may run.
     fn read_through(&self, slice: &Slice) {
         if let Some(access) = slice.read_access() {
             self.memory.read();
@@ -35,7 +36,7 @@ impl Tracked {
     }
 }
 
-pub(crate) fn nothing_touches_memory_after_close() {
+pub(crate) fn no_access_after_close() {
     model(8, || {
         let tracked = Tracked::new();
         let (reading, writing) = (tracked.clone(), tracked.clone());
@@ -48,7 +49,7 @@ pub(crate) fn nothing_touches_memory_after_close() {
     });
 }
 
-pub(crate) fn nothing_is_written_after_an_operation_ends() {
+pub(crate) fn no_write_after_an_operation_ends() {
     model(8, || {
         let tracked = Tracked::new();
         let slice = Slice::whole(&tracked.region).for_one_operation();
@@ -64,7 +65,7 @@ pub(crate) fn nothing_is_written_after_an_operation_ends() {
     });
 }
 
-pub(crate) fn copies_in_both_directions_never_lock_each_other_out() {
+pub(crate) fn copies_in_both_directions_do_not_deadlock() {
     model(8, || {
         let mut regions = [Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4])];
         // Gates are passed in the order of addresses, which must be the same in each run of the model.

@@ -1,12 +1,12 @@
-//! The concurrent parts of calomel under [loom](loom), which runs them in every order of threads, and with every value that
-//! weak memory lets a load return. The code itself is calomel's; what it stands on is replaced: `crate::sync` by loom's
-//! primitives, `mio` by a reactor of one flag, shared memory by memory that loom watches, the protocol by a few lines.
-//! Nothing here has a clock: who must be woken and is not sleeps for ever, which loom reports as a deadlock.
+//! Models of the concurrent parts of calomel under [loom](loom), which runs them in every order of threads, and with every
+//! value that weak memory lets a load return. The code under test is calomel's; its dependencies are replaced: `crate::sync` by
+//! loom's primitives, `mio` by a reactor of one flag, shared memory by memory that loom watches, the protocol by a few lines.
+//! There is no clock: a thread that is not woken when it must be sleeps for ever, which loom reports as a deadlock.
 
-// Of what is taken from calomel, the models use a part.
+// The models use only a part of what is included from calomel.
 #![allow(dead_code, unused_macros)]
 
-/// Calomel's files say `mio::`.
+/// Calomel's files refer to `mio::`.
 extern crate self as mio;
 
 use std::process::ExitCode;
@@ -17,13 +17,13 @@ use std::time::Instant;
 mod completions;
 #[path = "../../../src/deferred_log.rs"]
 mod deferred_log;
+mod driver_lock;
 mod gates;
 mod memory;
 mod progress;
 mod proto;
 mod reactor;
 mod rings;
-mod seats;
 mod sync;
 mod transport;
 mod watched;
@@ -38,24 +38,23 @@ macro_rules! models {
 }
 
 const MODELS: &[(&str, fn())] = models! {
-    completions: a_thread_is_woken a_task_is_woken_also_when_it_has_moved one_of_two_takers_gets_it;
-    gates: nothing_touches_memory_after_close nothing_is_written_after_an_operation_ends
-        copies_in_both_directions_never_lock_each_other_out;
-    seats: two_callers_get_what_they_wait_for a_turn_is_passed_on nobody_sits_and_queues
-        an_end_from_elsewhere_is_not_slept_through the_progress_thread_gives_way_and_comes_back what_the_reactor_tells_is_not_lost
-        nothing_is_left_by_a_caller_that_gets_up
-        the_progress_thread_can_be_stopped_wherever_it_sleeps a_new_deadline_is_not_slept_through;
-    alone: nobody_queues_for_a_seat_that_sleeps each_way_to_get_up_wakes_the_next a_seat_that_is_vacated_is_taken
-        a_borrowed_seat_has_one_owner;
-    rings: records_arrive_in_order nobody_sleeps_through_an_answer nothing_is_read_after_memory_is_taken_back
-        what_was_lent_comes_back what_comes_back_is_taken_back the_end_of_a_link_ends_what_it_lent
-        what_is_read_after_a_withdrawal_is_thrown_away;
+    completions: waiting_thread_is_woken task_that_has_moved_is_woken one_of_two_takers_gets_the_outcome;
+    gates: no_access_after_close no_write_after_an_operation_ends copies_in_both_directions_do_not_deadlock;
+    driver_lock: two_callers_get_their_outcomes handed_off_driver_lock_is_not_lost holder_is_not_in_the_queue
+        outcome_from_another_thread_wakes_the_driver progress_thread_releases_the_lock_and_returns
+        reactor_event_is_not_lost event_during_release_is_taken progress_thread_is_stopped_wherever_it_sleeps
+        new_deadline_wakes_the_driver;
+    alone: no_caller_queues_behind_a_sleeping_holder each_form_of_release_wakes_the_next_waiter
+        released_driver_lock_is_acquired_by_the_waiter borrowed_driver_lock_has_one_holder;
+    rings: records_arrive_in_order response_wakes_the_sleeping_end no_read_after_reclaim
+        loan_ends_when_the_reader_has_finished end_of_a_loan_and_reclaim_can_coincide end_of_a_link_ends_its_loans
+        read_after_withdrawal_is_discarded;
 };
 
-/// How many orders the model that runs now has been run in.
+/// In how many orders the current model has run.
 static ORDERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Tries every order of events with at most so many preemptions: nearly all that goes wrong does so with two.
+/// Tries every order of events with at most this many preemptions: nearly all bugs need no more than two.
 fn model(preemptions: usize, story: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -67,7 +66,7 @@ fn model(preemptions: usize, story: impl Fn() + Send + Sync + 'static) {
     });
 }
 
-/// Runs the models whose names contain what is asked for.
+/// Runs the models whose names contain the argument.
 fn main() -> ExitCode {
     let asked = std::env::args().nth(1).unwrap_or_default();
     for (name, model) in MODELS.iter().filter(|(name, _)| name.contains(&asked)) {

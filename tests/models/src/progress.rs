@@ -1,4 +1,4 @@
-//! An engine's core around calomel's own seat, completions and driver.
+//! A model of an engine's core, around calomel's own driver lock, completions and driver.
 
 pub(crate) mod alone;
 #[path = "../../../src/progress/completion.rs"]
@@ -42,7 +42,7 @@ pub(crate) struct Core {
     timer_workers: Workers,
     spin: Option<Duration>,
     stopping: AtomicBool,
-    /// Where the progress thread sleeps out of the seat.
+    /// Where the progress thread sleeps without the driver lock.
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
 }
 
@@ -59,7 +59,7 @@ impl Workers {
 
 type Outputs = Vec<Arc<Completion>>;
 
-/// What waits for the transports to be done: nothing, since events happen at once here.
+/// The outputs that wait until the transports have returned: none, since events happen at once here.
 struct News;
 
 impl News {
@@ -104,7 +104,7 @@ impl Core {
     /// An event arrives, as over `tcp://`.
     pub(crate) fn arrive_by_reactor(&self, event: Event) {
         self.transports[1].state.lock().hidden.push_back(event);
-        self.waker.tell(mio::Token(drive::first_token(1)));
+        self.waker.notify(mio::Token(drive::first_token(1)));
     }
 
     fn identity(&self) -> usize {
@@ -115,8 +115,8 @@ impl Core {
 
     fn hand_over(&self, _: Job) {}
 
-    fn perform(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
-        outputs.iter().for_each(|completion| proto::end(completion));
+    fn perform(&self, outputs: &mut Outputs, _: Option<&mut Vec<Job>>) {
+        outputs.drain(..).for_each(|completion| proto::end(&completion));
     }
 
     fn pass_on(&self, _: &mut News, _: &mut [Job]) {}
@@ -141,7 +141,7 @@ impl Core {
         at.saturating_duration_since(self.start).as_micros() as u64 + 1
     }
 
-    /// As calomel's: one step of the protocol, and a sitter that would sleep too long is woken.
+    /// Like calomel's: one step of the protocol; wakes a driver that would sleep too long.
     pub(crate) fn exec(&self, step: impl FnOnce(&mut Proto)) {
         step(&mut self.proto.lock());
         self.check_alarm();
@@ -158,16 +158,16 @@ impl Core {
         }
     }
 
-    /// As calomel's progress thread.
+    /// Like calomel's progress thread.
     pub(crate) fn progress(&self) {
         with_sleeper(|sleeper| {
             *self.progress.lock() = Some(sleeper.waiter.clone());
             let mut seen = u64::MAX;
             let mut at_once = true;
             while !self.is_stopping() {
-                let sat = if at_once { self.seat.sit_back() } else { self.wait_for_seat(sleeper, &mut seen) };
+                let acquired = if at_once { self.seat.sit_back() } else { self.wait_for_driver_lock(sleeper, &mut seen) };
                 at_once = false;
-                if sat {
+                if acquired {
                     self.serve();
                     seen = u64::MAX;
                 }
@@ -189,7 +189,7 @@ impl Core {
         }
     }
 
-    fn wait_for_seat(&self, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
+    fn wait_for_driver_lock(&self, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
         match self.seat.sit_as_progress(*seen, &sleeper.waiter) {
             Ok(()) => true,
             Err(occupied) => {
@@ -200,7 +200,7 @@ impl Core {
         }
     }
 
-    /// As calomel's `stop`.
+    /// Like calomel's `stop`.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.ring();
@@ -212,7 +212,7 @@ impl Core {
 
 pub(crate) enum Event {
     Ends(Arc<Completion>),
-    /// Something that concerns nobody who waits.
+    /// An event that ends no thread's wait.
     Stop,
 }
 
@@ -225,7 +225,7 @@ impl Event {
     }
 }
 
-/// A transport, as `loop://` is one.
+/// A transport, like `loop://`.
 struct Inbox {
     state: Mutex<InboxState>,
     waker: Arc<mio::Waker>,
@@ -234,7 +234,7 @@ struct Inbox {
 #[derive(Default)]
 struct InboxState {
     items: VecDeque<Event>,
-    /// What only the reactor tells of.
+    /// Events that only the reactor reports.
     hidden: VecDeque<Event>,
     parked: bool,
 }

@@ -1,4 +1,4 @@
-//! The protocol: a deadline, and whom it ends.
+//! The protocol: a deadline, and the completion that it ends.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `mio`, as far as calomel's driver uses it: a reactor that tells once of each thing that has happened.
+//! `mio`, as far as calomel's driver uses it: a reactor that reports each event once.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::sync::{Flag, Mutex};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token(pub usize);
 
-/// The driver's own token for being woken.
+/// The token of the driver's own waker.
 const WAKER: Token = Token(usize::MAX);
 
 pub(crate) mod event {
@@ -45,7 +45,7 @@ pub(crate) struct Registry(Arc<Reactor>);
 #[derive(Default)]
 struct Reactor {
     flag: Flag,
-    news: Mutex<Vec<Token>>,
+    pending: Mutex<Vec<Token>>,
 }
 
 impl Registry {
@@ -62,12 +62,12 @@ impl Waker {
     }
 
     pub(crate) fn wake(&self) -> io::Result<()> {
-        self.tell(WAKER);
+        self.notify(WAKER);
         Ok(())
     }
 
-    pub(crate) fn tell(&self, token: Token) {
-        self.0.0.news.lock().push(token);
+    pub(crate) fn notify(&self, token: Token) {
+        self.0.0.pending.lock().push(token);
         self.0.0.flag.raise();
     }
 }
@@ -89,8 +89,8 @@ impl Poll {
         } else {
             self.0.0.flag.take();
         }
-        let news = std::mem::take(&mut *self.0.0.news.lock());
-        events.0 = news.into_iter().map(event::Event).collect();
+        let pending = std::mem::take(&mut *self.0.0.pending.lock());
+        events.0 = pending.into_iter().map(event::Event).collect();
         Ok(())
     }
 }

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// A clock on which a while has passed at each look, so that whoever drives does not poll again before it looks around and
-/// sleeps.
+/// A clock that advances at each reading, so that the driver does not poll again before it checks for work and sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Instant(Duration);
 
@@ -75,7 +74,7 @@ impl<T> RwLock<T> {
     }
 }
 
-/// A flag that one thread waits for and takes.
+/// A flag that one thread waits for and clears.
 #[derive(Default)]
 pub(crate) struct Flag {
     up: Mutex<bool>,
@@ -96,7 +95,7 @@ impl Flag {
         *up = false;
     }
 
-    /// Takes it if it is there.
+    /// Clears it if it is set.
     pub(crate) fn take(&self) -> bool {
         std::mem::take(&mut *self.up.lock())
     }
@@ -120,7 +119,7 @@ impl Parker {
         self.0.0.wait();
     }
 
-    /// The deadline comes at once, which is one of the times that it may come at.
+    /// The deadline passes at once, which is one of its possible times.
     pub(crate) fn park_deadline(&self, _: Instant) {
         if !self.0.0.take() {
             loom::thread::yield_now();
@@ -134,7 +133,7 @@ impl Unparker {
     }
 }
 
-/// What `std` offers on its keys, of what loom's keys can do.
+/// The methods of `std`'s thread-local keys that loom's keys lack.
 pub(crate) struct LocalKey<T: 'static>(pub &'static loom::thread::LocalKey<T>);
 
 impl<T> LocalKey<T> {
@@ -160,7 +159,7 @@ impl<T> LocalKey<std::cell::Cell<T>> {
     }
 }
 
-/// Threads of loom share the system's: each needs its own.
+/// Loom's threads share a thread of the system: each needs its own value.
 macro_rules! local_keys {
     ($($(#[$doc:meta])* $vis:vis static $name:ident: $type:ty = $init:expr;)*) => {$(
         $(#[$doc])*

@@ -1,4 +1,4 @@
-//! What transports report, and the shared-memory one: its ring, its bell, what is lent, and both ends of a link.
+//! What transports report, and the shared-memory one: its ring, its doorbell, its loans, and both ends of a link.
 
 use crate::memory::Slice;
 

@@ -1,4 +1,4 @@
-//! The seat by itself: what it promises to each thread, whatever the driver makes of it.
+//! Models of the driver lock by itself: its guarantees to each thread, with any driver.
 
 use std::sync::Arc;
 
@@ -8,96 +8,97 @@ use super::seat::{Sat, Seat};
 use super::with_sleeper;
 use crate::model;
 
-/// The progress thread has the seat, and sleeps there where `parked`.
-fn seat(parked: bool) -> Arc<Seat> {
-    let seat = Arc::new(Seat::default());
-    assert!(seat.sit_back());
-    assert!(!parked || seat.park());
-    seat
+/// The progress thread holds the driver lock, and sleeps in the reactor if `parked`.
+fn driver_lock(parked: bool) -> Arc<Seat> {
+    let driver_lock = Arc::new(Seat::default());
+    assert!(driver_lock.sit_back());
+    assert!(!parked || driver_lock.park());
+    driver_lock
 }
 
-/// A caller that waits for the seat for as long as it takes.
-fn waits_for(seat: &Arc<Seat>) -> thread::JoinHandle<()> {
-    let seat = seat.clone();
+/// A caller that waits for the driver lock as long as it takes.
+fn waits_for(driver_lock: &Arc<Seat>) -> thread::JoinHandle<()> {
+    let driver_lock = driver_lock.clone();
     thread::spawn(move || {
         with_sleeper(|sleeper| {
-            while let Sat::Queued { .. } = seat.sit_or_queue(&sleeper.waiter) {
+            while let Sat::Queued { .. } = driver_lock.sit_or_queue(&sleeper.waiter) {
                 sleeper.sleep(None);
             }
         });
-        seat.get_up();
+        driver_lock.get_up();
     })
 }
 
-/// The progress thread is about to sleep while a caller asks for the seat: it stays awake, or the caller has the seat.
-pub(crate) fn nobody_queues_for_a_seat_that_sleeps() {
+/// A caller asks for the driver lock while its holder, the progress thread, goes to sleep: the holder stays awake, or the
+/// caller borrows the lock.
+pub(crate) fn no_caller_queues_behind_a_sleeping_holder() {
     model(4, || {
-        let seat = seat(false);
+        let driver_lock = driver_lock(false);
         let asked = {
-            let seat = seat.clone();
-            thread::spawn(move || with_sleeper(|sleeper| seat.sit_or_queue(&sleeper.waiter)))
+            let driver_lock = driver_lock.clone();
+            thread::spawn(move || with_sleeper(|sleeper| driver_lock.sit_or_queue(&sleeper.waiter)))
         };
-        let parked = seat.park();
+        let parked = driver_lock.park();
         match asked.join().unwrap() {
             Sat::Borrowed => assert!(parked),
-            Sat::Queued { soon } => assert!(soon && !parked && seat.is_wanted() && !seat.is_parked()),
-            Sat::Yes => panic!("the progress thread had the seat"),
+            Sat::Queued { soon } => assert!(soon && !parked && driver_lock.is_wanted() && !driver_lock.is_parked()),
+            Sat::Yes => panic!("the progress thread held the driver lock"),
         }
     });
 }
 
-/// However a caller gets up, the next one has its turn.
-pub(crate) fn each_way_to_get_up_wakes_the_next() {
+/// However a caller releases the lock, the next waiter gets it.
+pub(crate) fn each_form_of_release_wakes_the_next_waiter() {
     for gives_back in [true, false] {
         model(4, move || {
-            let seat = seat(true);
-            assert_eq!(seat.sit(), Some(Sat::Borrowed));
-            let next = waits_for(&seat);
+            let driver_lock = driver_lock(true);
+            assert_eq!(driver_lock.sit(), Some(Sat::Borrowed));
+            let next = waits_for(&driver_lock);
             if gives_back {
-                assert!(seat.give_back());
+                assert!(driver_lock.give_back());
             } else {
-                assert!(seat.keep());
-                assert!(!seat.is_borrowed() && !seat.give_back(), "it is the caller's own now");
-                seat.get_up();
+                assert!(driver_lock.keep());
+                assert!(!driver_lock.is_borrowed() && !driver_lock.give_back(), "the caller now holds it");
+                driver_lock.get_up();
             }
             next.join().unwrap();
-            assert!(!seat.is_wanted());
+            assert!(!driver_lock.is_wanted());
         });
     }
 }
 
-/// The progress thread gets up for whoever wants the seat.
-pub(crate) fn a_seat_that_is_vacated_is_taken() {
+/// The progress thread releases the lock for a caller that wants it.
+pub(crate) fn released_driver_lock_is_acquired_by_the_waiter() {
     model(4, || {
-        let seat = seat(false);
-        let next = waits_for(&seat);
-        while !seat.is_wanted() {
+        let driver_lock = driver_lock(false);
+        let next = waits_for(&driver_lock);
+        while !driver_lock.is_wanted() {
             thread::yield_now();
         }
-        seat.vacate();
+        driver_lock.vacate();
         next.join().unwrap();
-        assert!(!seat.is_wanted() && seat.sit_back());
+        assert!(!driver_lock.is_wanted() && driver_lock.sit_back());
     });
 }
 
-/// The progress thread wakes while a caller has its seat: one of the two sits in the end, and both know which.
-pub(crate) fn a_borrowed_seat_has_one_owner() {
+/// The progress thread wakes while a caller borrows its lock: one of the two holds it in the end, and both know which.
+pub(crate) fn borrowed_driver_lock_has_one_holder() {
     model(6, || {
-        let seat = seat(true);
+        let driver_lock = driver_lock(true);
         let progress = {
-            let seat = seat.clone();
-            thread::spawn(move || seat.unpark_progress())
+            let driver_lock = driver_lock.clone();
+            thread::spawn(move || driver_lock.unpark_progress())
         };
-        let sat = seat.sit();
-        let given_back = sat.is_some() && seat.give_back();
-        let has_seat = progress.join().unwrap();
-        assert_eq!(has_seat, sat.is_none() || given_back);
-        assert!(!seat.is_borrowed() && !seat.is_parked() && !seat.is_free());
-        if has_seat {
-            seat.vacate()
+        let acquired = driver_lock.sit();
+        let given_back = acquired.is_some() && driver_lock.give_back();
+        let has_lock = progress.join().unwrap();
+        assert_eq!(has_lock, acquired.is_none() || given_back);
+        assert!(!driver_lock.is_borrowed() && !driver_lock.is_parked() && !driver_lock.is_free());
+        if has_lock {
+            driver_lock.vacate()
         } else {
-            seat.get_up()
+            driver_lock.get_up()
         }
-        assert!(seat.is_free() && seat.sit_back());
+        assert!(driver_lock.is_free() && driver_lock.sit_back());
     });
 }

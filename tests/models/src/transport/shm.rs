@@ -25,68 +25,68 @@ use outbox::{Lending, Outbox, Traffic, Written};
 use process::Process;
 use segment::Segment;
 
-/// One end of a link, and the thread that drives there.
+/// One end of a link, with the thread that drives it.
 pub(crate) struct End {
     line: Arc<Line>,
-    bell: Arc<Flag>,
+    doorbell: Arc<Flag>,
     outbox: Outbox,
     inbox: Inbox,
-    pub heard: Heard,
+    pub received: Received,
 }
 
-/// What has come.
+/// What has arrived.
 #[derive(Default)]
-pub(crate) struct Heard {
+pub(crate) struct Received {
     pub frames: Vec<u8>,
-    pub landed: Vec<Landed>,
+    pub arrived: Vec<Landed>,
     pub returned: usize,
     pub lost: bool,
     /// Where payloads go.
     pub target: Option<Arc<Region>>,
 }
 
-impl Sink for Heard {
-    /// The first byte is the frame; where a target is, a payload follows.
+impl Sink for Received {
+    /// The first byte is the frame; if there is a target, a payload follows.
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Taken> {
         self.frames.push(bytes[0]);
         let target = self.target.as_ref().map(Slice::whole);
         Some(Taken { used: bytes.len(), place: target.map(|target| Place { len: target.len, target: Some(target) }) })
     }
 
-    fn placed(&mut self, _: LinkKey, landed: Landed) {
-        self.landed.push(landed);
+    fn placed(&mut self, _: LinkKey, status: Landed) {
+        self.arrived.push(status);
     }
 
     fn heard(&mut self, _: LinkKey) {}
 }
 
-/// Two ends. What the first lends is the watched memory.
-pub(crate) fn pair(lent: Option<&Watched>) -> (End, End) {
+/// Two ends. The first one exports the watched memory.
+pub(crate) fn pair(exported: Option<&Watched>) -> (End, End) {
     let segments = [Arc::new(Segment::new()), Arc::new(Segment::new())];
-    let bells = [Arc::<Flag>::default(), Arc::default()];
+    let doorbells = [Arc::<Flag>::default(), Arc::default()];
     let end = |own: usize, far: usize| {
         let peer = Process {
             own_user: true,
             socket: (),
-            pid: lent.map_or(0, |lent| std::ptr::from_ref(lent).expose_provenance()),
+            pid: exported.map_or(0, |exported| std::ptr::from_ref(exported).expose_provenance()),
             nonce: (),
-            bell: bells[far].clone(),
+            bell: doorbells[far].clone(),
         };
         let line = Arc::new(Line::new(segments[own].clone(), segments[far].clone(), peer, true));
         line.lends.store(true, Ordering::Relaxed);
         End {
             outbox: Outbox::new(&line, Arc::new(Traffic::new(Lending::Always))),
             inbox: Inbox::new(&line),
-            bell: bells[own].clone(),
+            doorbell: doorbells[own].clone(),
             line,
-            heard: Heard::default(),
+            received: Received::default(),
         }
     };
     (end(0, 1), end(1, 0))
 }
 
 impl End {
-    /// As a link sends; false when the rest has to wait.
+    /// Like a link's send; false when the rest has to wait.
     pub(crate) fn send(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> bool {
         let mut sending = self.outbox.begin(bytes, payload);
         let written = self.outbox.write(&self.line, &mut sending).unwrap();
@@ -101,10 +101,10 @@ impl End {
         all
     }
 
-    /// As a link goes on with what waited.
+    /// Like a link that continues with what waited.
     fn resume(&mut self) -> bool {
         let returned = self.outbox.loans.sweep(&self.line);
-        self.heard.returned += returned;
+        self.received.returned += returned;
         let mut any = returned > 0;
         if let Some(mut sending) = self.outbox.pending.take() {
             match self.outbox.write(&self.line, &mut sending).unwrap() {
@@ -120,28 +120,28 @@ impl End {
     fn turn(&mut self) -> bool {
         let any = self.outbox.is_waiting() && self.resume();
         let mut scratch = [0; ring::MAX_BODY];
-        let turn = self.inbox.turn(LinkKey, &self.line, &mut scratch, &mut self.heard, &mut |_| ());
+        let turn = self.inbox.turn(LinkKey, &self.line, &mut scratch, &mut self.received, &mut |_| ());
         match turn {
             Ok(turn) => any || turn != Turn::Nothing,
             Err(error) => {
                 assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted, "{error}");
-                self.heard.lost = true;
+                self.received.lost = true;
                 true
             }
         }
     }
 
-    /// As a link falls asleep, and its driver in the reactor, until the bell.
+    /// Like a link that goes idle, and its driver in the reactor, until the doorbell.
     fn sleep(&mut self) {
         self.line.fall_asleep();
         let waits = self.outbox.is_waiting();
         if !self.inbox.has_work() && !(waits && self.outbox.could_go_on(&self.line)) {
-            self.bell.wait();
+            self.doorbell.wait();
         }
         self.line.awake();
     }
 
-    /// Drives until something is so.
+    /// Drives until the condition is true.
     pub(crate) fn until(&mut self, done: impl Fn(&End) -> bool) {
         while !done(self) {
             if !self.turn() {
@@ -150,12 +150,12 @@ impl End {
         }
     }
 
-    /// Nothing is left to be sent.
+    /// Whether everything has been sent.
     pub(crate) fn is_flushed(&self) -> bool {
         self.outbox.pending.is_none()
     }
 
-    /// As a link closes.
+    /// Like a link's close.
     pub(crate) fn close(&mut self) {
         self.outbox.pending = None;
         self.outbox.loans.end(&self.line);
@@ -190,7 +190,7 @@ mod process {
         }
 
         pub(super) fn cut(&self) {
-            panic!("a reader was waited for in vain");
+            panic!("a reader did not finish");
         }
     }
 }

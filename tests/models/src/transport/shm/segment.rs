@@ -1,5 +1,5 @@
-//! A segment of eight lines, each a header and what else is on it. What is on a line is written and read as plain memory, so
-//! loom fails when that overlaps, or is not ordered.
+//! A segment of eight lines, each with a header and other content. The content is written and read as plain memory, so loom
+//! fails when accesses overlap or are not ordered.
 
 use loom::cell::UnsafeCell;
 
@@ -22,7 +22,7 @@ pub(super) struct Words {
     pub taken: Single,
     pub asleep: Single,
     pub waiting: Single,
-    /// Of no consequence for the order of things.
+    /// Irrelevant for the order of events.
     pub processor: Plain,
     pub granted: [AtomicU64; SLOTS],
     pub reading: [AtomicU64; SLOTS],
@@ -37,10 +37,10 @@ pub(super) fn see(word: &AtomicU64) -> u64 {
 
 type Content = [u8; LINE as usize];
 
-/// The first word of a line: a header, or what the body of a record that began before it has there.
+/// The first word of a line: a header, or a part of the body of a record that began before.
 pub(super) struct Word {
     word: AtomicU64,
-    /// All of the line, as bodies have it.
+    /// The whole line, as bodies use it.
     content: UnsafeCell<Content>,
 }
 
@@ -50,7 +50,7 @@ impl Word {
     }
 
     pub(super) fn store(&self, header: u64, ordering: Ordering) {
-        // Of the bytes of a body that may still be read there, this overwrites eight.
+        // This overwrites the first eight bytes of a body, which may still be read there.
         self.content.with_mut(|_| ());
         self.word.store(header, ordering);
     }
@@ -61,7 +61,7 @@ pub(super) struct Segment {
     lines: [Word; LINES],
 }
 
-// SAFETY: loom watches who uses what when.
+// SAFETY: loom checks all accesses.
 unsafe impl Sync for Segment {}
 // SAFETY: as above.
 unsafe impl Send for Segment {}
@@ -85,7 +85,7 @@ impl Segment {
         &self.lines[(at % RING / LINE) as usize]
     }
 
-    /// The lines that the body of `len` bytes at `at` lies on, each with where it begins there, and how much of it that is.
+    /// The lines that the body of `len` bytes at `at` covers, each with the body's offset in it, and its length there.
     fn lines(&self, at: u64, len: usize) -> impl Iterator<Item = (usize, usize, &Word)> {
         let end = at + len as u64;
         let step = move |at: &u64| Some((at / LINE + 1) * LINE).filter(|next| *next < end);
@@ -99,10 +99,10 @@ impl Segment {
         let mut bytes = bytes;
         for (start, len, line) in self.lines(at, bytes.len()) {
             let (now, rest) = bytes.split_at(len);
-            // SAFETY: loom watches the cell.
+            // SAFETY: loom checks the cell.
             line.content.with_mut(|content| unsafe { (&mut *content)[start..start + len].copy_from_slice(now) });
             if start == 0 {
-                // What would be taken for a header, by who looks for one here.
+                // The word that a reader would take for a header here.
                 line.word.store(9 << 32, Ordering::Relaxed);
             }
             bytes = rest;
@@ -113,17 +113,17 @@ impl Segment {
         let mut out = out;
         for (start, len, line) in self.lines(at, out.len()) {
             let (now, rest) = std::mem::take(&mut out).split_at_mut(len);
-            // SAFETY: loom watches the cell.
+            // SAFETY: loom checks the cell.
             line.content.with(|content| now.copy_from_slice(unsafe { &(&*content)[start..start + len] }));
             out = rest;
         }
     }
 
     pub(super) fn write_memory(&self, _: u64, _: &ReadAccess<'_>, _: usize, _: usize) {
-        unreachable!("payloads are lent");
+        unreachable!("payloads travel by loans");
     }
 
     pub(super) fn read_memory(&self, _: u64, _: &WriteAccess<'_>, _: usize, _: usize) {
-        unreachable!("payloads are lent");
+        unreachable!("payloads travel by loans");
     }
 }

@@ -1,4 +1,4 @@
-//! The seat, the driver's sleep, and whoever waits: nobody is left waiting for what has happened.
+//! Models of the driver lock, the driver's sleep, and waiting threads: no thread waits for an event that has happened.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ fn progresses(core: &Arc<Core>) -> thread::JoinHandle<()> {
     thread::spawn(move || core.progress())
 }
 
-/// Who sits when it gets what it waits for wakes the next one, who then drives.
-pub(crate) fn two_callers_get_what_they_wait_for() {
+/// A holder that gets what it waits for wakes the next waiter, which then drives.
+pub(crate) fn two_callers_get_their_outcomes() {
     model(4, || {
         let core = Core::new();
         let completions = [Completion::new(), Completion::new()];
@@ -33,9 +33,9 @@ pub(crate) fn two_callers_get_what_they_wait_for() {
     });
 }
 
-/// One is ended by a thread that drives nothing, and has been woken before by what it did earlier: it may be at any point of
-/// waiting when its turn comes, and the turn must not be lost with it.
-pub(crate) fn a_turn_is_passed_on() {
+/// One caller's wait is ended by a thread that does not drive, and was woken before by an earlier operation: at any point of
+/// its wait it may be handed the driver lock, which must not be lost.
+pub(crate) fn handed_off_driver_lock_is_not_lost() {
     model(3, || {
         let core = Core::new();
         let completions = [Completion::new(), Completion::new(), Completion::new()];
@@ -48,8 +48,8 @@ pub(crate) fn a_turn_is_passed_on() {
     });
 }
 
-/// A thread that has been woken once too often sits down while it is still in the queue.
-pub(crate) fn nobody_sits_and_queues() {
+/// A thread with a spurious wake-up acquires the lock while it is still in the queue.
+pub(crate) fn holder_is_not_in_the_queue() {
     model(3, || {
         let core = Core::new();
         let completions = [Completion::new(), Completion::new(), Completion::new()];
@@ -70,8 +70,8 @@ pub(crate) fn nobody_sits_and_queues() {
     });
 }
 
-/// A call that ends while its caller drives and goes to sleep, by a thread that drives nothing: one that cancels it, say.
-pub(crate) fn an_end_from_elsewhere_is_not_slept_through() {
+/// A thread that does not drive (one that cancels, for example) ends a call whose caller drives and goes to sleep.
+pub(crate) fn outcome_from_another_thread_wakes_the_driver() {
     model(6, || {
         let core = Core::new();
         let completion = Completion::new();
@@ -81,8 +81,9 @@ pub(crate) fn an_end_from_elsewhere_is_not_slept_through() {
     });
 }
 
-/// The progress thread gets up for a caller; when the caller is gone, it drives again, and takes what concerns nobody else.
-pub(crate) fn the_progress_thread_gives_way_and_comes_back() {
+/// The progress thread releases the lock for a caller; when the caller is gone, it drives again, and takes events that end no
+/// thread's wait.
+pub(crate) fn progress_thread_releases_the_lock_and_returns() {
     model(4, || {
         let core = Core::new();
         let progress = progresses(&core);
@@ -95,8 +96,8 @@ pub(crate) fn the_progress_thread_gives_way_and_comes_back() {
     });
 }
 
-/// What comes while the caller gets up is taken by one or the other.
-pub(crate) fn nothing_is_left_by_a_caller_that_gets_up() {
+/// An event that arrives while the caller releases the lock is taken by one of the two.
+pub(crate) fn event_during_release_is_taken() {
     model(3, || {
         let core = Core::new();
         let progress = progresses(&core);
@@ -109,9 +110,9 @@ pub(crate) fn nothing_is_left_by_a_caller_that_gets_up() {
     });
 }
 
-/// The same, when what the caller waits for comes by the reactor, which tells once: it may tell a progress thread that has
-/// lost the seat.
-pub(crate) fn what_the_reactor_tells_is_not_lost() {
+/// The same, when the caller's event comes from the reactor, which reports it once, possibly to a progress thread that has lost
+/// the driver lock.
+pub(crate) fn reactor_event_is_not_lost() {
     model(3, || {
         let core = Core::new();
         let progress = progresses(&core);
@@ -125,7 +126,7 @@ pub(crate) fn what_the_reactor_tells_is_not_lost() {
 }
 
 /// The same, ended as an engine ends its threads.
-pub(crate) fn the_progress_thread_can_be_stopped_wherever_it_sleeps() {
+pub(crate) fn progress_thread_is_stopped_wherever_it_sleeps() {
     model(4, || {
         let core = Core::new();
         let progress = progresses(&core);
@@ -134,8 +135,8 @@ pub(crate) fn the_progress_thread_can_be_stopped_wherever_it_sleeps() {
     });
 }
 
-/// A deadline that comes up while somebody goes to sleep until a later one, or for ever.
-pub(crate) fn a_new_deadline_is_not_slept_through() {
+/// A deadline is set while a thread goes to sleep until a later one, or without one.
+pub(crate) fn new_deadline_wakes_the_driver() {
     model(4, || {
         let core = Core::new();
         let completion = Completion::new();
