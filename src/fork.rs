@@ -35,8 +35,8 @@ impl CreatorProcess {
         CreatorProcess(generation())
     }
 
-    /// True in a forked child of that process: there, locks may be held by threads that do not exist, and operations in progress
-    /// do not end.
+    /// True in a forked child of that process: there, locks may be held by threads that do not exist, and operations in
+    /// progress do not end.
     pub(crate) fn is_forked_child(self) -> bool {
         generation() != self.0
     }

@@ -17,8 +17,8 @@ const SHARED_FROM: usize = 64 << 10;
 ///
 /// From 64 KiB on it lies in memory that processes of the same user can map, so that they copy straight from it. Over `shm://`
 /// a peer maps it when it pulls from it while all of it is exposed for reading without the restrictions of a
-/// [`Grant`](crate::Grant), and not before. Such a peer can read the buffer until it is reclaimed. The first time that the buffer
-/// is written after that, its content moves to other memory, which no peer maps, so a peer never sees what is written later.
+/// [`Grant`](crate::Grant), and not before. Such a peer can read the buffer until it is reclaimed. The first time that the
+/// buffer is written after that, its content moves to other memory, which no peer maps, so a peer never sees what is written later.
 /// This costs one copy, and from then on peers get the content as they get that of other memory: for a buffer that is written
 /// again and again the mapping brings nothing, for one that many pull from it does.
 ///

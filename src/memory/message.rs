@@ -17,8 +17,8 @@ static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 /// Memory of a message.
 pub(super) enum MessageBuffer {
     Heap(Vec<u8>),
-    /// Fresh from the kernel, which zeroes each page when it is touched. The allocator might reuse memory that it has to zero at
-    /// once: peers that announce large messages and send nothing would cost this engine that time.
+    /// Fresh from the kernel, which zeroes each page when it is touched. The allocator might reuse memory that it has to zero
+    /// at once: peers that announce large messages and send nothing would cost this engine that time.
     Mapped(Mapping),
 }
 
@@ -78,8 +78,8 @@ impl Deref for ReceivedMessage {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Some(MessageBuffer::Heap(bytes)) => bytes,
-            // SAFETY: this value alone owns the mapping, whose memory is initialized and stays until it is dropped; it was taken
-            // out of its region after the gate had closed, so it is not written any more.
+            // SAFETY: this value alone owns the mapping, whose memory is initialized and stays until it is dropped; it was
+            // taken out of its region after the gate had closed, so it is not written any more.
             Some(MessageBuffer::Mapped(mapping)) => unsafe { std::slice::from_raw_parts(mapping.address(), mapping.len()) },
             None => &[],
         }

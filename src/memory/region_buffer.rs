@@ -128,7 +128,8 @@ impl<'a> BorrowedRegion<'a> {
     }
 
     pub(crate) fn writable(bytes: &'a mut [u8]) -> BorrowedRegion<'a> {
-        // SAFETY: the borrow lasts until after `drop` has closed the region, and is unique, so no other reference to the bytes exists.
+        // SAFETY: the borrow lasts until after `drop` has closed the region, and is unique, so no other reference to the bytes
+        // exists.
         let region = unsafe { Region::new([(bytes.as_mut_ptr(), bytes.len())]) };
         BorrowedRegion { region, _memory: PhantomData }
     }

@@ -181,8 +181,8 @@ impl Core {
             match self.driver_lock.acquire_or_queue(me) {
                 Acquired::Queued { soon } => {
                     queued = true;
-                    if !(soon && self.spin.is_some() && self.spin_until(HANDOVER_SPIN, &|| ready() || self.driver_lock.is_free()))
-                    {
+                    let done = || ready() || self.driver_lock.is_free();
+                    if !(soon && self.spin.is_some() && self.spin_until(HANDOVER_SPIN, &done)) {
                         sleeper.sleep(deadline);
                     }
                 }

@@ -136,13 +136,13 @@ impl DriverLock {
         }
     }
 
-    /// Acquires the lock for the progress thread if it is free, no caller is queued, and no caller has acquired it since `seen`,
-    /// an epoch. Else returns how to try again.
+    /// Acquires the lock for the progress thread if it is free, no caller is queued, and no caller has acquired it since epoch
+    /// `seen`. Else returns how to try again.
     pub(super) fn acquire_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Contended> {
         let mut waiters = self.waiters.lock();
-        let no_caller_waits = waiters.queue.is_empty();
+        let none_queued = waiters.queue.is_empty();
         let acquired =
-            self.change(|word| (no_caller_waits && word & HOLDER == 0 && word / ACQUISITION == seen).then_some(word + PROGRESS));
+            self.change(|word| (none_queued && word & HOLDER == 0 && word / ACQUISITION == seen).then_some(word + PROGRESS));
         let Err(word) = acquired else { return Ok(()) };
         // Once this flag is set, a parked holder locks the waiters before it releases the lock.
         let parked = self.change(|word| (word & HOLDER != 0 && word & PARKED != 0).then_some(word | HAS_WAITERS)).is_ok();
@@ -153,8 +153,8 @@ impl DriverLock {
     /// As [`DriverLock::acquire_as_progress`], also if a caller has held the lock a moment ago.
     pub(super) fn try_acquire_as_progress(&self) -> bool {
         let waiters = self.waiters.lock();
-        let no_caller_waits = waiters.queue.is_empty();
-        self.change(|word| (no_caller_waits && word & HOLDER == 0).then_some(word + PROGRESS)).is_ok()
+        let none_queued = waiters.queue.is_empty();
+        self.change(|word| (none_queued && word & HOLDER == 0).then_some(word + PROGRESS)).is_ok()
     }
 
     /// Releases the lock for a caller.

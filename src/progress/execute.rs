@@ -201,8 +201,7 @@ impl Core {
             let error = io::Error::new(io::ErrorKind::PermissionDenied, REFUSED_BY_FILTER);
             return self.follow_up(next, |proto| proto.handle_closed(link, error));
         }
-        for (transport, local_address) in self.local_addresses(address, true).filter(|(_, local_address)| allowed(local_address))
-        {
+        for (transport, local_address) in self.local_addresses(address, true).filter(|(_, local)| allowed(local)) {
             // Inserted before the transport can report on the link.
             self.fallback_addresses.lock().insert(link, address.clone());
             match transport.connect(key(link), &local_address, &attach) {

@@ -394,8 +394,8 @@ impl Core {
         completion::ring(&self.waker);
     }
 
-    /// Locks the reactor for the driver, which is going to sleep there. A progress thread that has lost the driver lock may stay
-    /// there a moment longer. `None`: it has not left before the deadline.
+    /// Locks the reactor for the driver, which is going to sleep there. A progress thread that has lost the driver lock may
+    /// stay there a moment longer. `None`: it has not left before the deadline.
     fn reactor(&self, deadline: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
         loop {
             if let Some(driver) = self.driver.try_lock_for(RING_AGAIN) {

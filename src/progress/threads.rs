@@ -428,7 +428,7 @@ impl Core {
     /// Ends the progress thread for good.
     pub(crate) fn retire_progress(&self) {
         self.threads.generation.fetch_add(1, Ordering::SeqCst);
-        let gone = || self.threads.handles.lock().iter().all(|(generation, handle)| generation.is_none() || handle.is_finished());
+        let gone = || self.threads.handles.lock().iter().all(|(number, handle)| number.is_none() || handle.is_finished());
         while !gone() {
             // It may sleep in the reactor, or wait for the driver lock.
             self.driver_lock.release_as_progress();

@@ -5,29 +5,29 @@ use crate::memory::Slice;
 #[derive(Clone, Copy)]
 pub(crate) struct LinkKey;
 
-pub(crate) struct Place {
+pub(crate) struct TransportTarget {
     pub target: Option<Slice>,
     pub len: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Landed {
+pub(crate) enum TransportStatus {
     Whole,
     SourceGone,
     TargetGone,
 }
 
-pub(crate) struct Taken {
+pub(crate) struct TransportConsumed {
     pub used: usize,
-    pub place: Option<Place>,
+    pub target: Option<TransportTarget>,
 }
 
 pub(crate) trait Sink {
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Taken>;
-    fn placed(&mut self, key: LinkKey, landed: Landed);
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed>;
+    fn payload_done(&mut self, key: LinkKey, status: TransportStatus);
     fn heard(&mut self, key: LinkKey);
 }
 
-#[path = "../../../src/transport/rest.rs"]
-mod rest;
+#[path = "../../../src/transport/partial_frame.rs"]
+mod partial_frame;
 pub(crate) mod shm;
