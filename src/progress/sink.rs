@@ -104,11 +104,12 @@ impl Sink for CoreSink<'_> {
         let fallback = self.core.fallback_addresses.lock().remove(link_id(key));
         if let Some(address) = fallback {
             if self.core.with_proto(|proto| proto.has_link(link_id(key))) {
-                self.core.connect_straight(link_id(key), &address, &mut self.pending.outputs);
+                self.core.connect_directly(link_id(key), &address, &mut self.pending.outputs);
                 self.core.execute_immediate(self.pending);
             }
             return defer(move || {
-                tracing::debug!(target: "calomel::progress", %address, error = %cause, "same-host address unreachable, using its own transport");
+                let message = "same-host address unreachable, using the transport of its own address";
+                tracing::debug!(target: "calomel::progress", %address, error = %cause, "{message}");
             });
         }
         let unauthorized = cause.get_ref().and_then(|source| source.downcast_ref::<Unauthorized>());
