@@ -1,8 +1,7 @@
-//! An RPC whose handler pulls the caller's memory into its own, or pushes its own into the caller's; and what it costs to
-//! expose memory.
+//! Benchmark of bulk transfers: an RPC whose handler pulls the caller's memory or pushes into it, and the cost of `expose`.
 //!
-//! Over tcp it stands beside a bare TCP stream of as many bytes between the same two processes, over shared memory beside
-//! the system call that does the same, or beside `memcpy`.
+//! Over tcp the reference is a bare TCP stream of as many bytes between the same two processes; over shared memory it is the
+//! system call that does the same, or `memcpy`.
 
 mod common;
 
@@ -25,19 +24,19 @@ use common::{
     timed,
 };
 
-/// Bytes of a transfer, and how many of them a round makes.
+/// Sizes of a transfer in bytes, and transfers in a round.
 const SIZES: [(usize, usize); 5] = [(4 << 10, 1000), (64 << 10, 500), (1 << 20, 100), (16 << 20, 8), (256 << 20, 1)];
 
-/// Fills what a transfer has to overwrite. Not zero: zeroed memory would not have been touched.
+/// Fills the memory that a transfer has to overwrite. Not zero: the pages of zeroed memory would not have been touched.
 const STALE: u8 = 7;
 
-/// From this size on the bandwidth is judged; below, the latency of the RPC decides.
+/// From this size on the bandwidth is judged; below it the latency of the RPC dominates.
 const JUDGED: usize = 1 << 20;
 
-/// Segments of a bulk of many, and the bytes of each.
+/// Segments of a bulk with many segments, and the bytes of each.
 const SEGMENTS: (usize, usize) = (1000, 4 << 10);
 
-/// What is exposed, over and over.
+/// The buffer size for measuring `expose`.
 const EXPOSED: [usize; 3] = [4 << 10, 1 << 20, 256 << 20];
 
 fn main() -> Outcome {
@@ -86,12 +85,12 @@ impl Direction {
         if self == Direction::Pull { "pull" } else { "push" }
     }
 
-    /// What the bytes are that travel.
+    /// The byte that fills the transferred memory.
     fn fill(self) -> u8 {
         if self == Direction::Pull { 1 } else { 2 }
     }
 
-    /// What the caller's memory holds before.
+    /// The byte that fills the caller's memory before the transfer.
     fn before(self) -> u8 {
         if self == Direction::Pull { self.fill() } else { STALE }
     }
@@ -101,7 +100,7 @@ impl Direction {
     }
 }
 
-/// Whose memory the caller exposes.
+/// How the caller allocates the memory that it exposes.
 #[derive(Clone, Copy)]
 enum Memory {
     Heap,
@@ -115,7 +114,7 @@ struct Bench<'a> {
     finish: Procedure<u8, bool>,
 }
 
-/// A caller's buffer, whatever it is.
+/// A buffer of the caller, of either type.
 trait Bytes: WritableBuffer + Send + DerefMut<Target = [u8]> + 'static {}
 impl<B: WritableBuffer + Send + Deref<Target = [u8]> + DerefMut + 'static> Bytes for B {}
 
@@ -141,7 +140,7 @@ impl<'a> Bench<'a> {
     ) -> Outcome {
         let size = buffer.len();
         let warm_up = count.div_ceil(10);
-        // Filled on both sides, so every page has been touched.
+        // Filled on both sides, so that every page has been touched.
         buffer.fill(direction.before());
         let exposed = self.site.client.expose(buffer, direction.mode())?;
         let (ours, (what, limit)) = self.serving(direction, size, |call| {
@@ -167,7 +166,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Has the server keep a buffer while `work` runs, which is given a way to have transfers of so many bytes made.
+    /// Lets the server keep a buffer while `work` runs; `work` gets a function that makes transfers of a given size.
     fn serving<R>(
         &self,
         direction: Direction,
@@ -190,7 +189,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// A round of the raw side, with a buffer of as many bytes.
+    /// A round of the raw side, with a buffer of the same size.
     fn limit(
         &self,
         direction: Direction,
@@ -229,7 +228,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Many segments beside one of as many bytes.
+    /// Many segments, compared with one buffer of the same total size.
     fn segments(&self, report: &mut Report<'_>, direction: Direction) -> Outcome {
         let (segments, len) = SEGMENTS;
         let size = segments * len;
@@ -254,12 +253,13 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// A pull so small that the calls around it count as much: beside an empty call and the system call that reads as much.
+    /// A pull so small that the calls around it take as long; the reference is an empty call plus the system call
+    /// that reads as much.
     fn small_pull(&self, report: &mut Report<'_>) -> Outcome {
         let count = self.plan.count(2000);
         let warm_up = count.div_ceil(10);
         let caller = Caller::new(self.site);
-        // What the server may write too does not travel inside the call.
+        // Memory that the server may also write is not sent inside the call.
         for (mode, what) in [(BulkMode::ReadOnly, "read-only"), (BulkMode::ReadWrite, "read-write")] {
             let exposed = self.site.client.expose(vec![Direction::Pull.fill(); PAGE], mode)?;
             let [ours, empty, read] = self.serving(Direction::Pull, PAGE, |call| {
@@ -283,11 +283,11 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// What exposing costs, with the allocation and the release of the memory left out.
+    /// The cost of `expose`, without allocating and freeing the memory.
     fn exposing(&self, report: &mut Report<'_>) -> Outcome {
         let count = self.plan.count(20_000);
         let engine = &self.site.client;
-        // So that the engine has a peer to lock out.
+        // So that the engine has a peer whose access it must revoke.
         Caller::new(self.site).call()?;
         for size in EXPOSED {
             let memory: Arc<[u8]> = vec![1u8; size].into();

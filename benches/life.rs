@@ -1,4 +1,4 @@
-//! What an engine costs besides its calls: its beginning and its end, its memory, and doing nothing.
+//! Benchmark of an engine's life cycle: start, end, memory, and idling.
 
 mod common;
 
@@ -18,11 +18,11 @@ use common::{
     stats::Series,
 };
 
-/// So long after the last call an engine has let its last timers run out: a connection on which something has just come is
-/// looked after once more, halfway to the 10 s after which a silent peer is given up.
+/// After this time without calls an engine has no timer pending: a link that received something is checked once more, at half
+/// of the 10 s peer timeout.
 const FORGOTTEN: Duration = Duration::from_secs(6);
 
-/// Between one client and the next; long enough for everything to be asleep.
+/// The pause between two clients; long enough for all threads to sleep.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Engines that a process makes after its first one.
@@ -45,7 +45,7 @@ fn measure(plan: &Plan) -> Outcome {
         let Some(site) = Site::open(plan, &mut report, transport, caller::define)? else { continue };
         beginning_and_end(plan, &mut report, &site)?;
         resident(plan, &mut report, &site)?;
-        // From here on it does nothing, with a connection.
+        // From here on it is idle, with an open connection.
         Caller::new(&site).call()?;
         sites.push(site);
     }
@@ -82,7 +82,7 @@ fn beginning_and_end(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> O
     Ok(())
 }
 
-/// Has a new process make engines and say what they took.
+/// Starts a new process that makes engines and prints the memory that they took.
 fn resident(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let rounds = plan.rounds(|| {
         let output = Command::new(env::current_exe()?).args(["engines", site.name(), &site.address]).output()?;
@@ -101,11 +101,11 @@ fn resident(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     Ok(())
 }
 
-/// The process that makes engines: clients, each of which has called the server once.
+/// The main function of the process that makes engines: clients, each of which has called the server once.
 fn engines(transport: &str, address: &str) -> Outcome {
-    let transport = Transport::parse(transport).ok_or("engines of what?")?;
+    let transport = Transport::parse(transport).ok_or("the argument `engines` needs a transport")?;
     let before = memory::resident(process::id())?;
-    // A server of another process can't be reached this way; there is one more engine then.
+    // This transport does not reach a server of another process; there is one more engine then.
     let local = if transport == Transport::Loop { Some(transport.server()?) } else { None };
     let mut address = address.to_owned();
     if let Some(server) = &local {
@@ -128,7 +128,7 @@ fn called(transport: Transport, address: &str) -> calomel::Result<Engine> {
     Ok(client)
 }
 
-/// Seconds in which nobody calls anything, with connections open.
+/// Seconds without calls, with connections open.
 fn idle(plan: &Plan, report: &mut Report<'_>, sites: &[Site<'_>]) -> Outcome {
     thread::sleep(FORGOTTEN);
     let clients: Vec<&str> = sites.iter().map(Site::name).collect();

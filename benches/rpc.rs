@@ -1,6 +1,6 @@
-//! How long an RPC takes: empty, rare, beside handlers that block, and with arguments of any size; how many go through a second.
+//! Benchmark of RPCs: latency of empty, rare and blocked calls and of calls with arguments, and calls per second.
 //!
-//! Each figure stands beside the same exchange over a bare TCP connection or over bare shared memory between the same two
+//! The reference of each figure is the same exchange over a bare TCP connection or bare shared memory between the same two
 //! processes.
 
 mod common;
@@ -18,16 +18,16 @@ use common::{
 };
 use serde::{Serialize, Serializer};
 
-/// Bytes of a raw message over tcp: about what an empty RPC's frame takes.
+/// Bytes of a raw message over tcp: about the frame of an empty RPC.
 const MESSAGE: usize = 64;
-/// The pause before a call of the parked kind; long enough for everything to be asleep.
+/// The pause before a call of a parked engine; long enough for all threads to sleep.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Calls in flight, and how many calls a round makes.
+/// Calls in flight, and calls in a round.
 const WINDOWS: [(usize, usize); 3] = [(1, 4_000), (8, 20_000), (64, 60_000)];
-/// How long a handler blocks, and how many callers there are at once.
+/// How long a handler blocks, and the number of concurrent callers.
 const BLOCKED: Duration = Duration::from_millis(1);
 const CALLERS: usize = 8;
-/// Bytes of arguments, and how many calls a round makes.
+/// Bytes of arguments, and calls in a round.
 const SIZES: [(usize, usize); 7] =
     [(64, 2000), (1 << 10, 2000), (4 << 10, 1000), (16 << 10, 600), (64 << 10, 300), (256 << 10, 150), (1 << 20, 60)];
 
@@ -65,7 +65,7 @@ fn empty(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
         |samples| caller.round_trips(warm_up, count, samples),
         |samples| match site.transport {
             Transport::Tcp => Ok(raw.ping_pong(MESSAGE, warm_up, count, samples)?),
-            // One takes no longer than the clock that would time it.
+            // A single one is shorter than reading the clock twice.
             _ => Ok(raw.lines(1, count * 10, &mut Pace::new(count, samples))?),
         },
     )?;
@@ -86,7 +86,7 @@ fn parked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller
         |samples| caller.rare_round_trips(PAUSE, count, samples),
         |samples| match site.transport {
             Transport::Tcp => Ok(raw.ping_pong_parked(MESSAGE, PAUSE, count, samples)?),
-            _ => Ok(raw.bells(PAUSE, count, samples)?),
+            _ => Ok(raw.doorbells(PAUSE, count, samples)?),
         },
     )?;
     let what = if site.transport == Transport::Tcp { "TCP + epoll" } else { "eventfd + epoll" };
@@ -95,7 +95,7 @@ fn parked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller
     Ok(())
 }
 
-/// Several callers at once of a handler that blocks, and empty calls beside them.
+/// Several concurrent callers of a handler that blocks, and empty calls beside them.
 fn blocked(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
     let count = plan.count(50);
     let block: Procedure<(), ()> = site.client.procedure("block");
@@ -161,7 +161,7 @@ fn in_flight(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Cal
     Ok(())
 }
 
-/// Bytes that serde passes on as one piece.
+/// Bytes that serde passes on as one slice.
 struct Octets(Vec<u8>);
 
 impl Serialize for Octets {

@@ -1,4 +1,4 @@
-//! What many connections, large transfers and too many calls do to small calls.
+//! Benchmark of small calls under load: many connections, large transfers, too many calls.
 
 mod common;
 
@@ -21,26 +21,26 @@ use common::{
     store, timed,
 };
 
-/// Connections to one server, and in how many steps they are made.
+/// Connections to one server, and the number of steps in which they are made.
 const CONNECTIONS: usize = 10_000;
 const STEPS: usize = 5;
-/// Files that the benchmark and its server have open besides.
+/// Other files that the benchmark and its server have open.
 const OTHER_FILES: u64 = 200;
 
-/// The transfer beside which small calls are made.
+/// The size of the transfer beside which small calls are made.
 const LARGE: usize = 1 << 30;
 const LARGE_QUICK: usize = 256 << 20;
 
 /// How long a handler of the overload takes; so many of them run at a time by default.
 const WORK: Duration = Duration::from_millis(2);
 const HANDLERS: usize = 64;
-/// How many times too many calls are made, and for how long.
+/// The overload factor of the calls, and its duration.
 const EXCESS: usize = 10;
 const BURST: Duration = Duration::from_millis(200);
 const BURST_QUICK: Duration = Duration::from_millis(100);
 /// Bytes of the arguments of such a call.
-const BURDEN: usize = 1 << 10;
-/// What the calls that a server keeps may take: 16 Ki calls a connection with their arguments, and what is around them.
+const ARGUMENTS: usize = 1 << 10;
+/// The memory allowed for the calls that a server keeps: 16 Ki calls per connection with their arguments, and overhead.
 const BOUND_MIB: f64 = 64.0;
 /// Calls in flight when the rate before and after is taken, and their number.
 const WINDOW: usize = 64;
@@ -53,9 +53,9 @@ fn main() -> Outcome {
 fn define(engine: &Engine) -> calomel::Result<()> {
     caller::define(engine)?;
     store::define(engine)?;
-    engine.define("work", |_: &Request, burden: Vec<u64>| {
+    engine.define("work", |_: &Request, arguments: Vec<u64>| {
         thread::sleep(WORK);
-        burden.len()
+        arguments.len()
     })?;
     Ok(())
 }
@@ -73,7 +73,7 @@ fn measure(plan: &Plan) -> Outcome {
     Ok(())
 }
 
-/// Two servers: one has one connection, the other very many.
+/// Two servers: one with one connection, the other with very many.
 fn connections(plan: &Plan, report: &mut Report<'_>) -> Outcome {
     let files = raise_file_limit()?;
     let count = CONNECTIONS.min(files.saturating_sub(OTHER_FILES) as usize);
@@ -96,7 +96,7 @@ fn connections(plan: &Plan, report: &mut Report<'_>) -> Outcome {
         for _ in 0..new {
             guests.push(Guest::enter(address)?);
         }
-        // Answered, so welcomed.
+        // An answer shows that the handshake is complete.
         guests.last_mut().ok_or("no connection")?.round_trip("empty")?;
         guests.iter_mut().try_for_each(Guest::tend)?;
         let grown = memory::resident(crowded.process.pid())?.saturating_sub(before);
@@ -110,7 +110,7 @@ fn connections(plan: &Plan, report: &mut Report<'_>) -> Outcome {
         plan,
         |samples| together.round_trips(warm_up, calls, samples),
         |samples| {
-            // After a while a server asks whether they are still there.
+            // Servers probe the liveness of idle connections.
             guests.iter_mut().try_for_each(Guest::tend)?;
             alone.round_trips(warm_up, calls, samples)
         },
@@ -118,7 +118,7 @@ fn connections(plan: &Plan, report: &mut Report<'_>) -> Outcome {
     let name = format!("tcp: empty RPC to a server with {count} connections");
     report.add(Figure::new(name, Unit::Time, &ours).raw("1 connection", &raw).goal(Goal::TimeAtMost(1.2)));
 
-    // Everybody calls, then everybody listens.
+    // All guests send first, and receive afterwards.
     let mut rounds = Vec::new();
     let mut times = Vec::new();
     for _ in 0..plan.rounds {
@@ -136,7 +136,7 @@ fn connections(plan: &Plan, report: &mut Report<'_>) -> Outcome {
     Ok(())
 }
 
-/// Small calls while one large transfer after the other goes over the same connection.
+/// Small calls while large transfers go sequentially over the same connection.
 fn beside_transfer(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, verb: &str) -> Outcome {
     let size = if plan.quick { LARGE_QUICK } else { LARGE };
     let caller = Caller::new(site);
@@ -171,15 +171,15 @@ fn beside_transfer(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, verb: 
     Ok(())
 }
 
-/// What became of the calls of a burst.
+/// The outcomes of the calls of a burst.
 #[derive(Default)]
-struct Fates {
+struct Outcomes {
     served: usize,
     refused: usize,
     lost: usize,
 }
 
-impl Fates {
+impl Outcomes {
     fn note(&mut self, outcome: calomel::Result<usize>) {
         match outcome {
             Ok(_) => self.served += 1,
@@ -194,28 +194,28 @@ impl Fates {
     }
 }
 
-/// Starts calls as fast as they are taken, and waits for them all.
-fn burst_of(calls: usize, work: &Procedure<Vec<u64>, usize>, site: &Site<'_>, burden: &Vec<u64>) -> Fates {
-    let mut fates = Fates::default();
+/// Starts calls without pause, and waits for them all.
+fn burst_of(calls: usize, work: &Procedure<Vec<u64>, usize>, site: &Site<'_>, arguments: &Vec<u64>) -> Outcomes {
+    let mut outcomes = Outcomes::default();
     let mut flight: VecDeque<Pending<usize>> = VecDeque::new();
     for _ in 0..calls {
-        match work.on(&site.peer).start(burden) {
+        match work.on(&site.peer).start(arguments) {
             Ok(pending) => flight.push_back(pending),
-            Err(error) => fates.note(Err(error)),
+            Err(error) => outcomes.note(Err(error)),
         }
         while let Some(pending) = flight.pop_front_if(|pending| pending.is_ready()) {
-            fates.note(pending.wait());
+            outcomes.note(pending.wait());
         }
     }
-    flight.into_iter().for_each(|pending| fates.note(pending.wait()));
-    fates
+    flight.into_iter().for_each(|pending| outcomes.note(pending.wait()));
+    outcomes
 }
 
-/// Many more calls than the handlers can serve, and what remains of that.
+/// Many more calls than the handlers can serve, and the throughput and memory afterwards.
 fn overload(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let caller = Caller::new(site);
     let work: Procedure<Vec<u64>, usize> = site.client.procedure("work");
-    let burden = vec![u64::MAX >> 8; BURDEN / 8];
+    let arguments = vec![u64::MAX >> 8; ARGUMENTS / 8];
     let burst = if plan.quick { BURST_QUICK } else { BURST };
     let calls = (burst.as_micros() / WORK.as_micros()) as usize * HANDLERS * EXCESS;
     let rated = plan.count(RATED);
@@ -225,11 +225,11 @@ fn overload(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
     let rounds = plan.rounds(|| {
         let alone = plan.take(&mut |samples| caller.sliding(WINDOW, rated, samples))?;
         let begun = Instant::now();
-        let fates = burst_of(calls, &work, site, &burden);
-        let served = begun.elapsed().as_nanos() as f64 / fates.served.max(1) as f64;
+        let outcomes = burst_of(calls, &work, site, &arguments);
+        let served = begun.elapsed().as_nanos() as f64 / outcomes.served.max(1) as f64;
         let grown = memory::peak(site.server_pid())?.saturating_sub(before) as f64 / f64::from(1 << 20);
         let after = plan.take(&mut |samples| caller.sliding(WINDOW, rated, samples))?;
-        Ok((alone, after, [fates.lost as f64, fates.refused as f64, served, grown]))
+        Ok((alone, after, [outcomes.lost as f64, outcomes.refused as f64, served, grown]))
     })?;
     let alone = Series::new(rounds.iter().map(|round| round.0.clone()).collect());
     let after = Series::new(rounds.iter().map(|round| round.1.clone()).collect());

@@ -1,7 +1,7 @@
-//! Calls and transfers over an RDMA device, each beside what the tools of perftest measure on the same device: an empty RPC
-//! beside two messages (`ib_send_lat`), pulls beside `ib_read_bw`, pushes beside `ib_write_bw`.
+//! Benchmark of calls and transfers over an RDMA device. The references are the perftest tools on the same device: an empty RPC
+//! against two messages (`ib_send_lat`), pulls against `ib_read_bw`, pushes against `ib_write_bw`.
 //!
-//! `CALOMEL_VERBS` is the device's address; `ci/verbs-bench` sets it, in a guest where need be.
+//! `CALOMEL_VERBS` is the device's address; `ci/verbs-bench` sets it, in a guest if necessary.
 
 mod common;
 
@@ -20,21 +20,21 @@ use common::{
     store::holds,
 };
 
-/// Bytes of a message, calomel's empty call and answer are a little shorter.
+/// Bytes of a message; calomel's empty call and answer are a little shorter.
 const MESSAGE: usize = 64;
-/// Calls of a round, and as many exchanges of perftest.
+/// Calls in a round, and as many exchanges of perftest.
 const CALLS: usize = 1000;
 
-/// Bytes of a transfer, how many of them a round makes, how many are under way at a time, and whether that is judged.
+/// Bytes of a transfer, transfers in a round, transfers in flight, and whether the figure is judged.
 const SIZES: [(usize, usize, usize, bool); 4] =
     [(4 << 10, 2000, 128, false), (64 << 10, 400, 64, true), (1 << 20, 40, 16, true), (16 << 20, 6, 4, false)];
 
-/// What the server's memory holds, and what the client pushes.
+/// The byte that fills the server's memory, and the one that the client pushes.
 const THERE: u8 = 1;
 const HERE: u8 = 2;
-/// Perftest makes no fewer exchanges.
+/// The minimum number of perftest's exchanges.
 const FEWEST: usize = 5;
-/// How long a tool of perftest may take to listen.
+/// The time limit for a tool of perftest to listen.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> Outcome {
@@ -49,16 +49,16 @@ fn main() -> Outcome {
     if env::args().nth(1).is_some_and(|first| first == "server") {
         return serve(&ip);
     }
-    // What the kernel does for a device in software is no disturbance, and can't be told from one.
+    // The kernel's CPU time for a software device would be counted as a disturbance.
     measure(&ip, &Plan { repeats: false, ..Plan::from_environment() })
 }
 
-/// On one host the two engines would move to shared memory, and are told to stay.
+/// Without the upgrade, two engines on one host would use shared memory.
 fn builder() -> EngineBuilder {
     Engine::builder().same_host_upgrade(false)
 }
 
-// ---- The other process --------------------------------------------------------------------------------------------------
+// ---- The server process --------------------------------------------------------------------------------------------------
 
 fn serve(ip: &str) -> Outcome {
     let engine = builder().listen(format!("verbs://{ip}:0")).build()?;
@@ -68,7 +68,7 @@ fn serve(ip: &str) -> Outcome {
     engine.define("memory", move |_: &Request, (): ()| bulk.clone())?;
     println!("{}", engine.address());
     io::stdout().flush()?;
-    // The end of the input is the end of the client, even of one that was killed.
+    // The input ends with the client, even with one that was killed.
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
@@ -77,7 +77,7 @@ fn largest() -> usize {
     SIZES.iter().map(|(size, ..)| *size).max().unwrap_or(0)
 }
 
-/// A child process, which does not outlive this value.
+/// A child process that is killed when this is dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -112,7 +112,7 @@ fn measure(ip: &str, plan: &Plan) -> Outcome {
     }
     let carrier = peer.transport().map(|transport| format!("{transport:?}"));
     if carrier.as_deref() != Some("Verbs") {
-        return Err(format!("that went over {carrier:?}").into());
+        return Err(format!("the transfer went over {carrier:?}").into());
     }
     report.finish()?;
     Ok(())
@@ -184,7 +184,7 @@ fn finish(transfer: Option<OneTransfer>, size: usize) -> Outcome {
     if moved == size { Ok(()) } else { Err(format!("{moved} of {size} bytes moved").into()) }
 }
 
-/// What was pulled is here, what was pushed is there; and the server's memory is as it was.
+/// Checks the pulled bytes here or the pushed bytes there, and restores the server's memory.
 fn check(pull: bool, remote: &calomel::RemoteBulk, local: Exposed<Vec<u8>>) -> Outcome {
     let mut there = local.reclaim();
     if pull {
@@ -202,7 +202,7 @@ fn check(pull: bool, remote: &calomel::RemoteBulk, local: Exposed<Vec<u8>>) -> O
 
 // ---- perftest -----------------------------------------------------------------------------------------------------------
 
-/// Its tools, both sides of which run on the device of an address.
+/// The perftest tools; both sides run on the device that has the address.
 struct Perftest {
     device: String,
     gid: String,
@@ -218,7 +218,7 @@ impl Perftest {
             let device = device?.path();
             for entry in fs::read_dir(device.join("ports/1/gids"))? {
                 let entry = entry?.path();
-                // Of an address there is one GID for each version of RoCE, and the last is of the newest.
+                // An address has one GID for each version of RoCE; the last is of the newest version.
                 if fs::read_to_string(&entry).is_ok_and(|text| text.trim() == gid) {
                     let name = |path: &std::path::Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
                     found = found.max(name(&entry).and_then(|gid| gid.parse::<u32>().ok()).zip(name(&device)));
@@ -226,12 +226,12 @@ impl Perftest {
             }
         }
         let (gid, device) = found.ok_or("no RDMA device has the address CALOMEL_VERBS")?;
-        // Any that is free.
+        // Any free port.
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         Ok(Perftest { device, gid: gid.to_string(), port })
     }
 
-    /// What the client of a tool prints.
+    /// The output of the tool's client.
     fn run(&self, tool: &str, size: usize, count: usize, more: &[&str]) -> Outcome<String> {
         let (size, count, port) = (size.to_string(), count.to_string(), self.port.to_string());
         let mut arguments = vec!["-F", "-d", &self.device, "-x", &self.gid, "-p", &port, "-s", &size, "-n", &count];
@@ -245,7 +245,7 @@ impl Perftest {
         if output.status.success() { Ok(text) } else { Err(format!("{tool} failed: {text}").into()) }
     }
 
-    /// A connection to see whether it listens would be taken for the client.
+    /// Reads the listening sockets from `/proc`: the tool would take a test connection for its client.
     fn wait_for_listener(&self, tool: &str) -> Outcome {
         let until = Instant::now() + PATIENCE;
         let local = format!(":{:04X}", self.port);
@@ -253,7 +253,7 @@ impl Perftest {
             let sockets = ["tcp", "tcp6"].map(|file| fs::read_to_string(format!("/proc/net/{file}")).unwrap_or_default());
             let is_it = |line: &str| {
                 let fields: Vec<&str> = line.split_whitespace().collect();
-                // The fourth is the state: 0A is that of listeners.
+                // The fourth column is the state: 0A is LISTEN.
                 fields.len() > 3 && fields[1].ends_with(&local) && fields[3] == "0A"
             };
             if sockets.iter().flat_map(|text| text.lines()).any(is_it) {
@@ -264,7 +264,7 @@ impl Perftest {
         Err(format!("{tool} does not listen").into())
     }
 
-    /// Times of one way, in nanoseconds.
+    /// One-way times, in nanoseconds.
     fn latencies(&self, count: usize) -> Outcome<Vec<f64>> {
         let text = self.run("ib_send_lat", MESSAGE, count, &["-U"])?;
         // Lines of a number and microseconds.
@@ -273,7 +273,7 @@ impl Perftest {
             _ => None,
         };
         let samples: Vec<f64> = text.lines().filter_map(sample).collect();
-        if samples.is_empty() { Err(format!("ib_send_lat tells no times: {text}").into()) } else { Ok(samples) }
+        if samples.is_empty() { Err(format!("ib_send_lat prints no times: {text}").into()) } else { Ok(samples) }
     }
 
     /// Nanoseconds for each transfer.
@@ -282,7 +282,7 @@ impl Perftest {
         // Size, count, peak, average in MiB/s, messages.
         let fields = |line: &str| line.split_whitespace().map(|field| field.parse::<f64>().ok()).collect::<Option<Vec<_>>>();
         let average = text.lines().filter_map(fields).find(|line| line.len() == 5 && line[0] == size as f64);
-        let average = average.ok_or_else(|| format!("{tool} tells no bandwidth: {text}"))?[3];
+        let average = average.ok_or_else(|| format!("{tool} prints no bandwidth: {text}"))?[3];
         Ok(size as f64 / (average * f64::from(1 << 20)) * 1e9)
     }
 }

@@ -1,4 +1,4 @@
-//! Arguments and results are any serde types: several arguments travel as a tuple, a type of your own as itself.
+//! Arguments and results are of any serde type: several arguments are passed as a tuple, a type of your own as it is.
 //!
 //! `cargo run --example 02_sum`
 
@@ -12,7 +12,7 @@ struct Statistics {
     mean: f64,
 }
 
-/// A plain function serves as well as a closure.
+/// A function can be a handler too.
 fn statistics(_: &Request, values: Vec<f64>) -> Statistics {
     let (count, sum) = (values.len(), values.iter().sum::<f64>());
     Statistics { count, sum, mean: sum / count as f64 }

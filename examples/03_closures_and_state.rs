@@ -1,5 +1,5 @@
-//! A handler is a closure, so it owns its state. Calls may be handled at the same time: what they share is an atomic, or
-//! sits behind a lock, and the compiler insists.
+//! A handler is a closure that owns its state. Calls may be handled concurrently, so shared state is atomic or behind a lock;
+//! the compiler checks that.
 //!
 //! `cargo run --example 03_closures_and_state`
 
@@ -20,7 +20,7 @@ fn main() -> calomel::Result<()> {
     let last_ticket = AtomicU64::new(0);
     server.define("next_ticket", move |_: &Request, (): ()| last_ticket.fetch_add(1, Ordering::Relaxed) + 1)?;
 
-    // State that others look at too is shared as anywhere else in Rust.
+    // State that is used elsewhere too is shared as usual in Rust.
     let visitors = Arc::new(Mutex::new(BTreeSet::new()));
     let book = Arc::clone(&visitors);
     server.define("sign", move |_: &Request, name: String| {
@@ -32,7 +32,7 @@ fn main() -> calomel::Result<()> {
     let next_ticket = client.procedure::<(), u64>("next_ticket");
     let sign = client.procedure::<str, ()>("sign");
 
-    // Engines, endpoints and procedures are shared between threads as they are.
+    // Engines, endpoints and procedures can be shared between threads.
     thread::scope(|threads| {
         let visit = |number| {
             sign.on(&peer).call(&format!("client {number}"))?;

@@ -1,5 +1,4 @@
-//! Every call ends, in its answer or in an error that says what happened: to match on, and to read. Whatever happens to
-//! a call, the server lives on.
+//! Every call ends with its answer or with an error that states the cause. No failed call stops the server.
 //!
 //! `cargo run --example 05_errors_and_timeouts`
 
@@ -12,10 +11,10 @@ fn main() -> calomel::Result<()> {
     let server = Engine::server("tcp://127.0.0.1:0")?;
     server.define("divide", |_: &Request, (x, y): (i32, i32)| x / y)?;
 
-    // A deferred handler may answer later, from any thread. This one puts the questions aside, and nobody looks at them.
+    // A deferred handler may answer later, from any thread. This one puts the questions into a channel that no thread reads.
     let (aside, _questions) = mpsc::channel::<Responder<String>>();
     server.define_deferred("ask", move |reply: Responder<String>, _question: String| {
-        // Should nobody hold the other end any more, then the responder is dropped, which the caller is told.
+        // If the receiver is gone, the responder is dropped, and the caller gets an error.
         aside.send(reply).ok();
     })?;
 
@@ -23,22 +22,22 @@ fn main() -> calomel::Result<()> {
     let peer = client.lookup(server.address())?;
     let divide = client.procedure::<(i32, i32), i32>("divide");
     let ask = client.procedure::<str, String>("ask");
-    let unheard_of = client.procedure::<(), ()>("unheard_of");
+    let unknown = client.procedure::<(), ()>("unknown");
 
-    let error = expect_error(unheard_of.on(&peer).call(&()));
+    let error = expect_error(unknown.on(&peer).call(&()));
     assert!(matches!(error, Error::NoSuchProcedure { .. }));
 
-    // The deadline is the caller's, and the server sees it too. There is one by default; this call is in a hurry.
-    let error = expect_error(ask.on(&peer).timeout(Duration::from_millis(50)).call("Anybody there?"));
+    // The caller sets the deadline, and the server knows it too. There is a default; this call sets a shorter one.
+    let error = expect_error(ask.on(&peer).timeout(Duration::from_millis(50)).call("Is the server there?"));
     assert!(matches!(error, Error::Timeout { .. }));
     assert!(error.is_timeout());
 
-    // A handler that panics takes down its own call and nothing else. (The report on stderr is Rust's own.)
+    // A handler that panics fails its own call and nothing else. (Rust prints the panic to stderr.)
     let error = expect_error(divide.on(&peer).call(&(1, 0)));
     assert!(matches!(error, Error::HandlerPanicked { .. }));
 
     let answer = divide.on(&peer).call(&(84, 2))?;
-    println!("the server lives on: 84 / 2 = {answer}");
+    println!("the server still works: 84 / 2 = {answer}");
     assert_eq!(answer, 42);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `notify` sends a call that nobody answers. Memory may be lent with it all the same: `released` tells when the server
-//! is done with it, which no answer does.
+//! `notify` sends a call without an answer. It may carry exposed memory all the same: `released` resolves when the server no
+//! longer holds the bulk.
 //!
 //! `cargo run --example 06_one_way`
 
@@ -23,7 +23,7 @@ fn main() -> calomel::Result<()> {
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
 
-    // `notify` returns once the message is on its way. What becomes of it, a missing procedure included, is not reported.
+    // `notify` returns once the message is queued. Its outcome, even an unknown procedure, is not reported.
     let log = client.procedure::<str, ()>("log");
     for line in ["one", "two", "three"] {
         log.on(&peer).notify(line)?;

@@ -11,7 +11,7 @@ fn main() -> calomel::Result<()> {
         provider.define("greet", move |_: &Request, name: String| format!("{greeting}, {name}!"))?;
     }
 
-    // An endpoint names a provider; the procedure and the connection are the same for all of them.
+    // An endpoint selects a provider; the procedure and the connection are the same for all of them.
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
     let greet = client.procedure::<str, String>("greet");
@@ -21,7 +21,7 @@ fn main() -> calomel::Result<()> {
     println!("{english} {french}");
     assert_eq!((english.as_str(), french.as_str()), ("Hello, Matthieu!", "Bonjour, Matthieu!"));
 
-    let error = greet.on(peer.provider(3)).call("Matthieu").expect_err("nobody is number 3");
+    let error = greet.on(peer.provider(3)).call("Matthieu").expect_err("there is no provider 3");
     println!("{error}");
     assert!(matches!(error, Error::NoSuchProvider { .. }));
     Ok(())

@@ -1,5 +1,5 @@
-//! Memory is exposed by value: peers reach it, within its mode, until `reclaim` gives it back. The [`Bulk`] that names it
-//! is an ordinary argument, and whoever gets one moves the bytes.
+//! Memory is exposed by value: peers can access it, within its mode, until `reclaim` returns it. The [`Bulk`] that names it is
+//! an ordinary argument, and its receiver starts the transfer.
 //!
 //! `cargo run --example 08_expose_vec_and_string`
 
@@ -8,7 +8,7 @@ use calomel::{Bulk, BulkMode, Engine, Error, Request};
 fn main() -> calomel::Result<()> {
     let server = Engine::server("tcp://127.0.0.1:0")?;
     server.define("shout", |request: &Request, (from, to): (Bulk, Bulk)| {
-        // An answer is a value, so a failure that the caller should see is a part of it.
+        // An error that the caller should see is part of the answer's type.
         shout(request, from, to).map_err(|error| error.to_string())
     })?;
 
@@ -16,7 +16,7 @@ fn main() -> calomel::Result<()> {
     let peer = client.lookup(server.address())?;
     let shout = client.procedure::<(Bulk, Bulk), Result<usize, String>>("shout");
 
-    // A mode says what peers may do. Read-only memory can still be looked at here: nobody changes it.
+    // The mode restricts what peers may do. The owner can still read read-only memory, since no peer changes it.
     let name = client.expose_read_only(String::from("Matthieu"))?;
     assert_eq!(name.view(), "Matthieu");
     // While peers may write to memory, it can't be borrowed.
@@ -25,7 +25,7 @@ fn main() -> calomel::Result<()> {
     let moved = shout.on(&peer).call(&(name.bulk(), room.bulk()))?;
     assert_eq!(moved, Ok(8));
 
-    // From here on the buffer is ours alone. Whatever a peer still tries with its bulk is an error there.
+    // From here on no peer can access the buffer. A later transfer with its bulk fails at the peer.
     let shouted: Vec<u8> = room.reclaim();
     println!("{}", String::from_utf8_lossy(&shouted));
     assert_eq!(shouted, b"MATTHIEU....");
@@ -35,7 +35,7 @@ fn main() -> calomel::Result<()> {
 fn shout(request: &Request, from: Bulk, to: Bulk) -> calomel::Result<usize> {
     let peer = request.endpoint();
 
-    // Plain memory will do on this side: the call borrows it. The smaller of the two lengths is moved.
+    // The local side can be plain memory, which the call borrows. The smaller of the two lengths is transferred.
     let mut text = [0u8; 64];
     let length = from.on(peer).pull_into(&mut text[..])?;
     text.make_ascii_uppercase();

@@ -1,5 +1,5 @@
-//! Several buffers make one bulk: its offsets, in bytes, run through all of them. A slice of a bulk is a bulk that names a
-//! part, and travels like one.
+//! Several buffers can form one bulk, whose offsets, in bytes, run through all of them. A slice of a bulk is a bulk too, and
+//! can be sent like one.
 //!
 //! `cargo run --example 09_slices_and_segments`
 
@@ -8,7 +8,7 @@ use calomel::{Bulk, BulkMode, Engine, Error, Request, Segments};
 fn main() -> calomel::Result<()> {
     let server = Engine::server("tcp://127.0.0.1:0")?;
     server.define("double", |request: &Request, words: Bulk| {
-        // An answer is a value, so a failure that the caller should see is a part of it.
+        // An error that the caller should see is part of the answer's type.
         double(request, words).map_err(|error| error.to_string())
     })?;
 
@@ -22,7 +22,7 @@ fn main() -> calomel::Result<()> {
     let bulk = message.bulk();
     assert_eq!((bulk.segment_count(), bulk.len()), (2, 28));
 
-    // 12 bytes from the 8th on: the last word of the header, the first two of the body.
+    // 12 bytes from offset 8 on: the last word of the header, the first two of the body.
     let answer = double.on(&peer).call(&bulk.slice(8, 12)?)?;
     println!("the server was given {answer:?}");
     assert_eq!(answer, Ok([3, 10, 20]));
@@ -37,7 +37,7 @@ fn main() -> calomel::Result<()> {
     Ok(())
 }
 
-/// Doubles three words in the caller's memory, and answers what they were. Their home is not this side's business.
+/// Doubles three words in the caller's memory, and returns the old ones. It need not know which buffers they are in.
 fn double(request: &Request, words: Bulk) -> calomel::Result<[u32; 3]> {
     let remote = words.on(request.endpoint());
     let mut found = [0u32; 3];

@@ -1,5 +1,5 @@
-//! `scope` exposes borrowed memory, as `std::thread::scope` lends it to threads: when it returns, no peer can reach it
-//! any more, whatever they kept.
+//! `scope` exposes borrowed memory, like `std::thread::scope` does for threads: when it returns, no peer can access the memory
+//! any more, even with a bulk that it kept.
 //!
 //! `cargo run --example 10_scoped_memory`
 
@@ -10,15 +10,15 @@ use calomel::{Bulk, BulkMode, Engine, Error, Request};
 fn main() -> calomel::Result<()> {
     let server = Engine::server("tcp://127.0.0.1:0")?;
 
-    // A server that keeps the bulk it was given, and tries it again when the call is long over.
+    // A server that keeps the bulk from its first call, and tries it again in a later call.
     let kept = Arc::new(OnceLock::new());
     let keep = Arc::clone(&kept);
     server.define("fill", move |request: &Request, bulk: Bulk| {
         let filled = keep.get_or_init(|| bulk).on(request.endpoint()).push_from(&[7u8; 16][..]);
-        // An answer is a value, so a failure that the caller should see is a part of it.
+        // An error that the caller should see is part of the answer's type.
         filled.map_err(|error| error.to_string())
     })?;
-    server.define("is_locked_out", move |request: &Request, (): ()| {
+    server.define("is_revoked", move |request: &Request, (): ()| {
         let again = kept.get().map(|bulk| bulk.on(request.endpoint()).push_from(&[9u8; 16][..]));
         matches!(again, Some(Err(Error::Revoked { .. })))
     })?;
@@ -26,7 +26,7 @@ fn main() -> calomel::Result<()> {
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
     let fill = client.procedure::<Bulk, Result<usize, String>>("fill");
-    let is_locked_out = client.procedure::<(), bool>("is_locked_out");
+    let is_revoked = client.procedure::<(), bool>("is_revoked");
 
     let mut buffer = [0u8; 16]; // on the stack, and it stays there
     let filled = client.scope(|scope| {
@@ -37,9 +37,9 @@ fn main() -> calomel::Result<()> {
     assert_eq!(filled, Ok(8));
     assert_eq!(buffer, [7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]);
 
-    let locked_out = is_locked_out.on(&peer).call(&())?;
-    println!("locked out: {locked_out}");
-    assert!(locked_out);
+    let revoked = is_revoked.on(&peer).call(&())?;
+    println!("revoked: {revoked}");
+    assert!(revoked);
     assert!(!buffer.contains(&9));
     Ok(())
 }

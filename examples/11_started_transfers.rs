@@ -1,5 +1,5 @@
-//! A started transfer owns its buffer and gives it back with the result. Several run at once; each is a future, to be
-//! awaited alone or raced against the others.
+//! A started transfer owns its buffer and returns it with the result. Several run concurrently; each is a future that can be
+//! awaited alone or raced against others.
 //!
 //! `cargo run --example 11_started_transfers`
 
@@ -16,7 +16,7 @@ const PART_WORDS: usize = 1 << 18;
 const PART_BYTES: usize = PART_WORDS * size_of::<u32>();
 
 fn main() -> calomel::Result<()> {
-    // The server's data set: word i is i. Whoever asks is given the bulk.
+    // The server's data set: word i is i. It returns the bulk to any caller.
     let server = Engine::server("tcp://127.0.0.1:0")?;
     let data = server.expose_read_only((0..(PARTS * PART_WORDS) as u32).collect::<Vec<_>>())?;
     let bulk = data.bulk();
@@ -26,12 +26,12 @@ fn main() -> calomel::Result<()> {
     let peer = client.lookup(server.address())?;
     let data = client.procedure::<(), Bulk>("data").on(&peer).call(&())?.on(&peer);
 
-    // One alone.
+    // A single transfer.
     let first_words = client.expose(vec![0u32; 3], BulkMode::WriteOnly)?;
     let (moved, first_words) = block_on(data.start_pull_into(first_words));
     println!("the first {} bytes are the words {:?}", moved?, first_words.reclaim());
 
-    // All parts at once, each into a buffer of its own, handled in the order in which they arrive.
+    // All parts at once, each into a buffer of its own, handled in order of arrival.
     let mut transfers = Vec::new();
     for part in 0..PARTS {
         let buffer = client.expose(vec![0u32; PART_WORDS], BulkMode::WriteOnly)?;
@@ -51,7 +51,7 @@ fn main() -> calomel::Result<()> {
     Ok(())
 }
 
-/// Takes the first future that is finished out of `futures`, and answers its key and its output.
+/// Removes the first completed future from `futures`, and returns its key and output.
 async fn first_finished<K: Copy, F: Future + Unpin>(futures: &mut Vec<(K, F)>) -> (K, F::Output) {
     let (index, output) = poll_fn(|context| {
         for (index, (_, future)) in futures.iter_mut().enumerate() {
@@ -65,7 +65,7 @@ async fn first_finished<K: Copy, F: Future + Unpin>(futures: &mut Vec<(K, F)>) -
     (futures.swap_remove(index).0, output)
 }
 
-/// Drives one future on this thread, which sleeps whenever there is nothing to do.
+/// Drives one future on this thread, which sleeps while the future is pending.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {

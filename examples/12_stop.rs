@@ -1,5 +1,5 @@
-//! A server that allows it can be stopped from afar. `wait_for_finalize` is where its main thread spends the time until
-//! then, and callbacks run on the way out.
+//! A server that allows it can be stopped remotely. Its main thread blocks in `wait_for_finalize` until then; callbacks run
+//! before and after the engine ends.
 //!
 //! `cargo run --example 12_stop`
 
@@ -13,11 +13,11 @@ fn main() -> calomel::Result<()> {
 
     let (events, happened) = mpsc::channel();
     let last_event = events.clone();
-    // Before anything is closed: other servers can still be told.
+    // Before any connection is closed: calls to other servers still work.
     server.on_prefinalize(move || {
         events.send("prefinalize").ok();
     });
-    // After the last call has ended: what the handlers needed can go.
+    // After the last call has ended: resources of the handlers can be freed.
     server.on_finalize(move || {
         last_event.send("finalize").ok();
     });
@@ -27,9 +27,9 @@ fn main() -> calomel::Result<()> {
     let sum = client.procedure::<(i32, i32), i32>("sum");
     assert_eq!(sum.on(&peer).call(&(1, 2))?, 3);
 
-    // Off unless enabled: an engine does not stop at the word of a stranger.
+    // Off by default: without it, an engine denies remote shutdown.
     let careful = Engine::server("tcp://127.0.0.1:0")?;
-    let error = client.lookup(careful.address())?.shutdown().expect_err("nobody enabled it");
+    let error = client.lookup(careful.address())?.shutdown().expect_err("remote shutdown is not enabled");
     println!("{error}");
     assert!(matches!(error, Error::AccessDenied { .. }));
 
@@ -39,7 +39,7 @@ fn main() -> calomel::Result<()> {
     println!("the server stopped: {events:?}");
     assert_eq!(events, ["prefinalize", "finalize"]);
 
-    let error = sum.on(&peer).call(&(1, 2)).expect_err("nobody is there any more");
+    let error = sum.on(&peer).call(&(1, 2)).expect_err("the server has stopped");
     println!("{error}");
     assert!(error.is_disconnected());
     Ok(())

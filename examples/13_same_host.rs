@@ -1,5 +1,5 @@
-//! Engines on one host talk through shared memory, also when they are given a tcp address; memory of `engine.alloc` is
-//! copied from directly.
+//! Engines on one host communicate through shared memory, even at a tcp address; memory of `engine.alloc` is read by peers
+//! without an extra copy.
 //!
 //! `cargo run --example 13_same_host`
 
@@ -25,7 +25,7 @@ fn main() -> calomel::Result<()> {
     for address in server.addresses() {
         let peer = client.lookup(&address)?;
         assert_eq!(sum.on(&peer).call(&exposed.bulk())?, Ok(3 * LEN as u64));
-        // Both ways lead through shared memory, where both engines are of one user and neither has turned that off.
+        // Both addresses lead to shared memory, if both engines run as the same user and neither has disabled that.
         println!("{:?} address, reached by {:?}", address.scheme(), peer.transport());
         assert_eq!(peer.transport(), Some(Scheme::Shm));
     }

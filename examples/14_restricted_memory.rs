@@ -1,5 +1,5 @@
-//! A `Grant` says on what terms memory is exposed: here for the callee of one call, for one transfer. The server keeps what
-//! it was given, and it is of no use to it.
+//! A `Grant` restricts access to exposed memory: here to the callee of one call, or to one transfer. The server keeps the
+//! bulks, and its later pulls are denied.
 //!
 //! `cargo run --example 14_restricted_memory`
 
@@ -27,7 +27,7 @@ fn main() -> calomel::Result<()> {
     let peer = client.lookup(server.address())?;
     let pull = client.procedure::<Bulk, Vec<String>>("pull");
 
-    // Others: `only(&peer)`, `quota(bytes)`. They all combine.
+    // Other restrictions: `only(&peer)`, `quota(bytes)`. All can be combined.
     let grant = Grant::new().for_one_call().once().expires_after(Duration::from_secs(60));
     for _ in 0..2 {
         let exposed = client.expose_with(vec![7u8; 4], BulkMode::ReadOnly, &grant)?;
@@ -37,7 +37,7 @@ fn main() -> calomel::Result<()> {
     }
 
     let refusals = client.refusals();
-    println!("used up: {}, taken back: {}", refusals.used_up, refusals.revoked);
+    println!("used up: {}, revoked: {}", refusals.used_up, refusals.revoked);
     assert_eq!((refusals.used_up, refusals.revoked, refusals.total()), (2, 2, 4));
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Engines that share a key, and a server that decides who may call what.
+//! Engines that share a key, and a server that decides for each call whether its caller may make it.
 //!
 //! `cargo run --example 15_trust`
 
 use calomel::{Engine, Error, Request};
 
-/// In earnest it comes from a file that only its owner can read: `head -c 32 /dev/urandom > key`.
+/// In production, read the key from a file that only its owner can read: `head -c 32 /dev/urandom > key`.
 const KEY: &[u8] = b"for this example only, not secret";
 
 fn main() -> calomel::Result<()> {
@@ -13,7 +13,7 @@ fn main() -> calomel::Result<()> {
         .pre_shared_key(KEY)
         .payload_checksums(true)
         .authorize(|caller| {
-            // Over shared memory the system vouches for the calling process.
+            // Over shared memory the kernel reports the calling process.
             let own = caller.process().is_some_and(|process| process.pid == std::process::id());
             caller.procedure() == "read" || own
         })
@@ -27,9 +27,9 @@ fn main() -> calomel::Result<()> {
     let Err(Error::AccessDenied { reason, .. }) = member.procedure::<u32, ()>("write").on(&peer).call(&7) else { panic!() };
     println!("with the key, write: {reason}");
 
-    let stranger = Engine::client("tcp")?;
-    let peer = stranger.lookup(server.address())?;
-    let Err(Error::AccessDenied { reason, .. }) = stranger.procedure::<(), u32>("read").on(&peer).call(&()) else { panic!() };
+    let other = Engine::client("tcp")?;
+    let peer = other.lookup(server.address())?;
+    let Err(Error::AccessDenied { reason, .. }) = other.procedure::<(), u32>("read").on(&peer).call(&()) else { panic!() };
     println!("without the key: {reason}");
     Ok(())
 }

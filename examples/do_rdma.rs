@@ -1,14 +1,13 @@
-//! Two processes, and bytes that one of them takes straight out of the memory of the other: a client exposes memory and
-//! sends the bulk that names it; the server pulls what it wants.
+//! Bulk data between two processes: a client exposes memory and sends the bulk that names it; the server pulls from it.
 //!
-//! `cargo run --example do_rdma` starts both and prints what each of them does. By hand, on one machine or on two:
+//! `cargo run --example do_rdma` starts both and prints their output. To start them by hand, on one machine or on two:
 //!
 //! ```text
-//! cargo run --example do_rdma server [ADDRESS]     # tcp://127.0.0.1:0 unless told; prints where it listens
+//! cargo run --example do_rdma server [ADDRESS]     # default tcp://127.0.0.1:0; prints its address
 //! cargo run --example do_rdma client ADDRESS
 //! ```
 //!
-//! ADDRESS may be of an RDMA card, `verbs://IP:PORT`, with `--features verbs`.
+//! ADDRESS can name an RDMA device, `verbs://IP:PORT`, with `--features verbs`.
 
 use std::env;
 use std::error::Error;
@@ -41,15 +40,15 @@ fn main() -> ExitCode {
     }
 }
 
-// ---- The client: memory, and calls that say where it is -----------------------------------------------------------------
+// ---- The client: exposes memory, and makes calls that carry its bulks ----------------------------------------------------
 
 fn client(address: &str) -> Outcome {
     refuse_loopback(address)?;
-    // So few bytes would ride inside the call that names them. Here they wait to be fetched: that is what is shown.
+    // By default, so few bytes are sent inside the call. A limit of 0 makes the server pull them.
     let engine = builder(address).eager_bulk_limit(0).build()?;
     let server = engine.lookup(address)?;
 
-    lend_a_name(&engine, &server)?;
+    expose_a_name(&engine, &server)?;
     sum_ten_numbers(&engine, &server)?;
     copy_a_slice(&engine, &server)?;
     if let Some(transport) = server.transport() {
@@ -61,9 +60,9 @@ fn client(address: &str) -> Outcome {
     Ok(())
 }
 
-fn lend_a_name(engine: &Engine, server: &Endpoint) -> Outcome {
+fn expose_a_name(engine: &Engine, server: &Endpoint) -> Outcome {
     let do_rdma = engine.procedure::<Bulk, Answer<usize>>("do_rdma");
-    // Peers may read these 9 bytes, and do nothing else with them.
+    // Peers may read these 9 bytes, and nothing else.
     let name = engine.expose_read_only(String::from("Matthieu\0"))?;
     let taken = do_rdma.on(server).call(&name.bulk())??;
     println!("the server took {taken} of {} bytes", name.len());
@@ -86,9 +85,9 @@ fn copy_a_slice(engine: &Engine, server: &Endpoint) -> Outcome {
     Ok(())
 }
 
-// ---- The server: it is told where the memory is, and fetches ------------------------------------------------------------
+// ---- The server: receives bulks, and pulls --------------------------------------------------------------------------------
 
-/// What the handlers below answer: a failure to fetch the bytes is the caller's business too, and travels as text.
+/// The result type of the handlers below: an error on the server is sent to the caller as text.
 type Answer<T> = Result<T, String>;
 
 fn server(address: &str) -> Outcome {
@@ -98,7 +97,7 @@ fn server(address: &str) -> Outcome {
     engine.define("sum", |request: &Request, numbers: Bulk| answer(pull_and_sum(request, numbers)))?;
     engine.define("copy_slice", |request: &Request, source: Bulk| answer(pull_a_slice(request, source)))?;
 
-    // Only now: whoever reads this line may call at once.
+    // Printed last: a client may call as soon as it has read this line.
     println!("{LISTENING}{}", engine.address());
     engine.wait_for_finalize();
     println!("stopped");
@@ -110,7 +109,7 @@ fn answer<T>(outcome: Outcome<T>) -> Answer<T> {
 }
 
 fn pull_the_name(request: &Request, name: Bulk) -> Outcome<usize> {
-    // A bulk says which memory, its endpoint whose. The smaller of the two sides wins: 6 of the 9 bytes.
+    // The bulk names the memory, the endpoint its owner. The smaller length is transferred: 6 of the 9 bytes.
     let local = request.engine().expose(vec![0u8; 6], BulkMode::WriteOnly)?;
     let pulled = name.on(request.endpoint()).pull_into(&local)?;
     let text = String::from_utf8(local.reclaim())?;
@@ -119,7 +118,7 @@ fn pull_the_name(request: &Request, name: Bulk) -> Outcome<usize> {
 }
 
 fn pull_and_sum(request: &Request, numbers: Bulk) -> Outcome<i32> {
-    // Plain memory will do as well: the call borrows it. Its size is ours to choose, not the caller's.
+    // The local side can be plain memory, which the call borrows. The server chooses its size, not the caller.
     let mut local = [0i32; 10];
     let pulled = numbers.on(request.endpoint()).pull_into(&mut local[..])?;
     let pulled = &local[..pulled / size_of::<i32>()];
@@ -140,19 +139,19 @@ fn pull_a_slice(request: &Request, source: Bulk) -> Outcome<usize> {
     Ok(copied)
 }
 
-/// The bytes that the client has to offer: each is its own offset, so that one in the wrong place shows.
+/// The client's bytes: each equals its offset, so that a misplaced byte shows.
 fn numbered_bytes() -> [u8; 64] {
     std::array::from_fn(|offset| offset as u8)
 }
 
 const UNTOUCHED: u8 = 0xff;
 
-/// Two engines on one host move to shared memory by themselves. Who names an RDMA card wants to see that at work.
+/// By default, two engines on one host use shared memory. With the address of an RDMA device, they stay on that device.
 fn builder(address: &str) -> EngineBuilder {
     Engine::builder().same_host_upgrade(!address.starts_with("verbs://"))
 }
 
-/// A `loop://` address names an engine in the same process, and these are two.
+/// A `loop://` address names an engine in the same process, but client and server are two processes.
 fn refuse_loopback(address: &str) -> Outcome {
     if address.starts_with("loop://") {
         return Err(format!("{address} can't be reached from another process: give a tcp:// address").into());
@@ -160,10 +159,10 @@ fn refuse_loopback(address: &str) -> Outcome {
     Ok(())
 }
 
-// ---- Both of them, as child processes of this one -----------------------------------------------------------------------
+// ---- Both as child processes of this one ----------------------------------------------------------------------------------
 
 const LISTENING: &str = "listening on ";
-/// Far more than the two of them need. Whatever goes wrong, nothing runs on after it.
+/// Far more than both need; after it both are killed.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 fn both_sides() -> Outcome {
@@ -175,11 +174,11 @@ fn both_sides() -> Outcome {
     server.finish(deadline)
 }
 
-/// A child process: this program again. What it prints is passed on; dropped early, it is killed.
+/// A child process: this program again. Its output is passed on. It is killed when this is dropped.
 struct Side {
     name: &'static str,
     process: Child,
-    /// The lines that it prints. Both its outputs end when it does, so this ends with it.
+    /// The lines of its output; the channel ends with the process.
     lines: Receiver<String>,
 }
 
@@ -233,7 +232,7 @@ impl Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // Both do nothing to a process that has been waited for.
+        // Neither has an effect on a process that has been waited for.
         self.process.kill().ok();
         self.process.wait().ok();
     }
@@ -245,7 +244,7 @@ fn relay(side: &'static str, output: Option<impl Read + Send + 'static>, printed
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             println!("[{side}] {line}");
-            // Nobody listens any more once the side has been given up.
+            // The receiver is gone once the side has been dropped.
             printed.send(line).ok();
         }
     });

@@ -165,6 +165,7 @@ pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
 mod memory;
+mod payload;
 mod progress;
 mod proto;
 mod random;

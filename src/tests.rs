@@ -345,7 +345,7 @@ fn weather(address: &str, kernel_copy: bool, plan: FaultPlan, seed: u64) -> Resu
     Ok((done, wrong))
 }
 
-fn weathers(address: &str, kernel_copy: bool, plan: FaultPlan) -> Result<()> {
+fn fault_matrix(address: &str, kernel_copy: bool, plan: FaultPlan) -> Result<()> {
     let (mut done, mut wrong) = (0, 0);
     for seed in 1..=SEEDS {
         let (well, not) = weather(address, kernel_copy, plan, seed)?;
@@ -364,35 +364,35 @@ const CUTS: FaultPlan = FaultPlan { refused: 200, cut: 850, silent: 0, held: 0 }
 const SILENCE: FaultPlan = FaultPlan { refused: 0, cut: 0, silent: 850, held: 0 };
 const EVERYTHING: FaultPlan = FaultPlan { refused: 100, cut: 600, silent: 100, held: 200 };
 
-macro_rules! weathers {
+macro_rules! fault_matrix {
     ($($name:ident: $plan:expr;)*) => {$(
         mod $name {
             use super::*;
 
             #[test]
             fn over_loop() -> Result<()> {
-                super::weathers("loop://", true, $plan)
+                super::fault_matrix("loop://", true, $plan)
             }
 
             #[test]
             fn over_tcp() -> Result<()> {
-                super::weathers("tcp://127.0.0.1:0", true, $plan)
+                super::fault_matrix("tcp://127.0.0.1:0", true, $plan)
             }
 
             #[test]
             fn over_shm() -> Result<()> {
-                super::weathers("shm://", true, $plan)
+                super::fault_matrix("shm://", true, $plan)
             }
 
             #[test]
             fn over_shm_alone() -> Result<()> {
-                super::weathers("shm://", false, $plan)
+                super::fault_matrix("shm://", false, $plan)
             }
         }
     )*};
 }
 
-weathers! {
+fault_matrix! {
     no_room: NO_ROOM;
     cuts: CUTS;
     silence: SILENCE;

@@ -1,9 +1,9 @@
-//! What must not compile, does not, and says why: each program of `ui` begins with the error that it gets, and stands
-//! beside the compiler's words.
+//! Misuse does not compile: each program in `ui` begins with the code of the expected error; the compiler's message is in the
+//! file beside it.
 //!
-//! `TRYBUILD=overwrite cargo test --test compile_fail` writes those anew; read the difference before keeping it.
+//! `TRYBUILD=overwrite cargo test --test compile_fail` rewrites the messages; read the difference before you commit it.
 
-/// What some of the messages have to say: what to do instead.
+/// Hints that some messages must contain: what to use instead.
 const ADVICE: [(&str, &str); 6] = [
     ("borrowed_writable_outside_a_scope", "engine.scope"),
     ("vector_of_vectors", "Segments"),
@@ -17,7 +17,7 @@ const ADVICE: [(&str, &str); 6] = [
 fn misuse_does_not_compile() {
     let programs = trybuild::TestCases::new();
     programs.compile_fail("tests/ui/*.rs");
-    // It compiles them, and compares, when it is dropped.
+    // It compiles the programs, and compares the messages, when it is dropped.
     drop(programs);
     let mut count = 0;
     for entry in std::fs::read_dir("tests/ui").unwrap() {
@@ -33,6 +33,6 @@ fn misuse_does_not_compile() {
     assert!(count >= 20, "programs are missing: {count}");
     for (name, advice) in ADVICE {
         let words = std::fs::read_to_string(format!("tests/ui/{name}.stderr")).unwrap();
-        assert!(words.contains(advice), "{name} does not speak of {advice}:\n{words}");
+        assert!(words.contains(advice), "the message for {name} lacks {advice}:\n{words}");
     }
 }

@@ -1,4 +1,4 @@
-//! Runs every example the way a user does, and reads what it prints.
+//! Runs every example as a user would, and checks its output.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -10,10 +10,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant, SystemTime};
 use std::{env, fs, thread};
 
-/// The examples take a moment; one that is still there after this has hung.
+/// The time limit of an example, which takes a moment: one that exceeds it has hung.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// One test an example: it ends well, and these lines are among what it prints.
+/// One test per example: it succeeds, and prints these lines among others.
 macro_rules! examples {
     ($($test:ident: $example:literal prints [$($line:literal),* $(,)?];)*) => {
         $(
@@ -41,7 +41,7 @@ examples! {
         r#"visitors: {"client 1", "client 2", "client 3", "client 4"}"#,
     ];
     async_handlers: "04_async_handlers" prints ["3² + 4² = Ok(25)"];
-    errors_and_timeouts: "05_errors_and_timeouts" prints ["the server lives on: 84 / 2 = 42"];
+    errors_and_timeouts: "05_errors_and_timeouts" prints ["the server still works: 84 / 2 = 42"];
     one_way: "06_one_way" prints [
         r#"the server logged ["one", "three", "two"]"#,
         "the server summed up 100000 numbers to 5000050000",
@@ -52,7 +52,7 @@ examples! {
         "the server was given Ok([3, 10, 20])",
         "afterwards the message is [[1, 2, 6], [20, 40, 30, 40]]",
     ];
-    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]", "locked out: true"];
+    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]", "revoked: true"];
     started_transfers: "11_started_transfers" prints [
         "the first 12 bytes are the words [0, 1, 2]",
         "4 parts arrived, 1048576 words",
@@ -62,7 +62,7 @@ examples! {
         "Tcp address, reached by Some(Shm)",
         "Shm address, reached by Some(Shm)"
     ];
-    restricted_memory: "14_restricted_memory" prints ["pulled 4 bytes", "used up: 2, taken back: 2"];
+    restricted_memory: "14_restricted_memory" prints ["pulled 4 bytes", "used up: 2, revoked: 2"];
     trust: "15_trust" prints [
         "with the key, read: 42",
         "with the key, write: this caller may not call it",
@@ -80,7 +80,7 @@ examples! {
 }
 
 #[test]
-fn do_rdma_by_hand() {
+fn do_rdma_started_by_hand_succeeds() {
     let mut server = Running::start("do_rdma", &["server"]);
     let address = server.read_after("listening on ");
 
@@ -97,7 +97,7 @@ fn do_rdma_by_hand() {
 }
 
 #[test]
-fn do_rdma_listens_where_it_is_told() {
+fn do_rdma_listens_at_the_given_address() {
     let mut server = Running::start("do_rdma", &["server", "tcp://localhost:0"]);
     let address = server.read_after("listening on ");
     Running::start("do_rdma", &["client", &address]).finish().assert_success();
@@ -105,9 +105,9 @@ fn do_rdma_listens_where_it_is_told() {
 }
 
 #[test]
-fn do_rdma_says_what_is_wrong() {
+fn do_rdma_reports_its_errors() {
     for (arguments, message) in [
-        (&["client", "tcp://127.0.0.1:1"][..], "127.0.0.1:1"), // nobody listens on port 1
+        (&["client", "tcp://127.0.0.1:1"][..], "127.0.0.1:1"), // port 1 has no listener
         (&["client", "nonsense"], "nonsense"),
         (&["client", "loop://here"], "loop://here can't be reached from another process"),
         (&["server", "loop://here"], "loop://here can't be reached from another process"),
@@ -115,23 +115,23 @@ fn do_rdma_says_what_is_wrong() {
     ] {
         let output = Running::start("do_rdma", arguments).finish();
         assert_eq!(output.code, Some(1), "{arguments:?}: {output:#?}");
-        let said = output.lines.iter().any(|line| line.starts_with("error: ") && line.contains(message));
-        assert!(said, "{arguments:?} should say {message:?}: {output:#?}");
+        let found = output.lines.iter().any(|line| line.starts_with("error: ") && line.contains(message));
+        assert!(found, "{arguments:?} should print {message:?}: {output:#?}");
     }
 }
 
-/// The examples there are: the files in their folder.
+/// The names of the files in the folder of examples.
 fn example_names() -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let files = fs::read_dir(folder).expect("the folder of the examples").map(|file| file.expect("its entries").path());
     files.map(|file| file.file_stem().expect("a file name").to_string_lossy().into_owned()).collect()
 }
 
-/// An example that runs, in a process group of its own: dropped early, it is killed with all that it started.
+/// An example that runs, in a process group of its own. Dropped early, it is killed with all processes that it started.
 struct Running {
     example: &'static str,
     process: Child,
-    /// What it prints, on both its outputs, line by line. They end when it does, and so does this.
+    /// The lines of both its outputs. The channel ends when the example does.
     printed: Receiver<String>,
     lines: Vec<String>,
     deadline: Instant,
@@ -164,7 +164,7 @@ impl Running {
         Running { example, process, printed, lines: Vec::new(), deadline, waited_for: false }
     }
 
-    /// Waits for the line with this prefix, and gives the rest of it.
+    /// Waits for the line with this prefix, and returns the rest of it.
     fn read_after(&mut self, prefix: &str) -> String {
         while let Some(line) = self.next_line() {
             if let Some(rest) = line.strip_prefix(prefix) {
@@ -200,7 +200,7 @@ impl Drop for Running {
         if self.waited_for {
             return;
         }
-        // Not waited for yet, so the number of its group is still its own. The standard library kills one process only.
+        // Not waited for yet, so the number of its group is not reused. The standard library kills one process only.
         let group = format!("kill -KILL -{}", self.process.id());
         Command::new("sh").args(["-c", &group]).status().ok();
         self.process.kill().ok();
@@ -229,8 +229,8 @@ fn collect(output: Option<impl Read + Send + 'static>, print: Sender<String>) {
     });
 }
 
-/// Where the example was built. A plain `cargo test` has done that by now; `cargo test --test examples` has not, and may
-/// have left one from before the last change.
+/// The path of the example's binary. A plain `cargo test` has built it; `cargo test --test examples` has not, and may find one
+/// that is out of date.
 fn binary(example: &str) -> PathBuf {
     let this = env::current_exe().expect("the path of this test");
     let profile = this.ancestors().nth(2).expect("TARGET/PROFILE/deps/THIS");
@@ -262,7 +262,7 @@ fn build_examples(profile_folder: &Path) {
     assert!(status.success(), "the examples do not build: {status}");
 }
 
-/// When the file, or any file below the folder, was last changed.
+/// The last change of the file, or of any file below the folder.
 fn newest(path: &Path) -> SystemTime {
     let Ok(about) = fs::metadata(path) else { return SystemTime::UNIX_EPOCH };
     if !about.is_dir() {

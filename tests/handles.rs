@@ -1,5 +1,5 @@
-//! What keeps an engine alive: handles of it outside of itself. Threads and descriptors are counted, so this is one test, alone
-//! in its process.
+//! Handles that handlers hold do not keep an engine alive. This test counts threads and descriptors, so it runs alone in its
+//! process.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -15,7 +15,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 const ENGINES: usize = 50;
 
-/// What closures defined on an engine hold of it.
+/// Defines handlers on an engine whose closures hold handles of that engine.
 type Capture = fn(&Engine);
 
 fn weak(engine: &Engine) {
@@ -25,7 +25,7 @@ fn weak(engine: &Engine) {
 
 fn request(engine: &Engine) {
     engine.define("use", |request: &Request, ()| request.engine().clone().addresses().len()).unwrap();
-    // A future of an engine that is dropped meanwhile, and an answer that is kept.
+    // A future of an engine that is dropped meanwhile, and a responder that is kept.
     engine
         .define_async("never", |request: Request, ()| async move {
             std::future::pending::<()>().await;
@@ -61,7 +61,7 @@ fn provider(engine: &Engine) {
 }
 
 fn later(engine: &Engine) {
-    // What runs when the engine ends, or would run long after.
+    // Callbacks that run when the engine ends, and a timer that would fire much later.
     let itself = engine.lookup(engine.address()).unwrap();
     let (before, after, timer) = (itself.clone(), itself.clone(), itself.clone());
     engine.on_prefinalize(move || assert!(before.transport().is_none() || before.is_connected()));
@@ -69,7 +69,7 @@ fn later(engine: &Engine) {
     engine.timer(Duration::from_secs(3600), move || drop(timer)).unwrap();
     let own = engine.downgrade();
     engine.on_finalize(move || {
-        // Too late to run, and dropped nevertheless.
+        // Registered too late to run, but dropped nevertheless.
         if let Some(own) = own.upgrade() {
             own.on_finalize(|| ());
         }
@@ -121,7 +121,7 @@ impl Subscriber for Counting {
 fn handlers_do_not_keep_their_engine_alive() {
     let _watchdog = Watchdog::start("handlers_do_not_keep_their_engine_alive");
     tracing::subscriber::set_global_default(Counting).unwrap();
-    a_handle_made_in_a_handler_may_be_the_last();
+    engine_ends_when_a_handler_drops_its_last_handle();
     let captures: [(&str, Capture); 6] = [
         ("weak", weak),
         ("request", request),
@@ -133,14 +133,14 @@ fn handlers_do_not_keep_their_engine_alive() {
     for transport in ["loop://", "tcp://127.0.0.1:0", "shm://"] {
         let client = Engine::builder().same_host_upgrade(false).build().unwrap();
         for (what, capture) in captures {
-            // Each is used and dropped: the count is that of one engine at most.
+            // Each engine is used and dropped: the count grows by that of one engine at most.
             let before = threads_and_descriptors();
             for round in 0..ENGINES {
                 let engine = server(transport);
                 capture(&engine);
                 let peer = client.lookup(engine.address()).unwrap();
                 let call = client.procedure::<(), usize>("use").on(&peer).timeout(patience() * Duration::from_secs(20));
-                // Most are dropped unused.
+                // Most engines are dropped without a call.
                 if round % 10 == 0 {
                     assert_eq!(call.call(&()).unwrap(), 1, "{what} over {transport}");
                     if what == "request" {
@@ -161,7 +161,7 @@ fn handlers_do_not_keep_their_engine_alive() {
         }
         assert_eq!(WARNED.load(Ordering::SeqCst), 0);
 
-        // A handle that a handler captures counts as every other: such an engine ends when it is told to, and says why.
+        // A captured `Engine` counts like any other: such an engine ends only when it is finalized, and logs a warning.
         let before = threads_and_descriptors();
         let engine = server(transport);
         let own = engine.clone();
@@ -181,7 +181,7 @@ fn handlers_do_not_keep_their_engine_alive() {
     }
 }
 
-fn a_handle_made_in_a_handler_may_be_the_last() {
+fn engine_ends_when_a_handler_drops_its_last_handle() {
     let engine = server("loop://");
     let (own, slot) = (engine.downgrade(), Arc::new(Mutex::new(None)));
     let outside = slot.clone();

@@ -1,4 +1,4 @@
-//! Whoever takes the log may use the engine that it is about: nothing is locked while a line is taken.
+//! A log subscriber may use the engine that logs: over tcp, no lock of the engine is held while the subscriber runs.
 
 mod common;
 
@@ -17,10 +17,10 @@ use common::{Watchdog, eventually, patience, wire};
 static ENGINE: OnceLock<Engine> = OnceLock::new();
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// Asks the engine for what takes its locks, at each line.
-struct Curious;
+/// Calls functions of the engine that take its locks, for each log line.
+struct UsesEngine;
 
-impl Subscriber for Curious {
+impl Subscriber for UsesEngine {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target().starts_with("calomel") && *metadata.level() <= Level::DEBUG
     }
@@ -44,19 +44,19 @@ impl Subscriber for Curious {
     fn exit(&self, _: &Id) {}
 }
 
-/// What somebody says to the engine's port, who is hung up on.
-fn stranger(address: SocketAddr, bytes: &[u8]) {
+/// Sends bytes to the engine's port, and waits until the engine closes the connection.
+fn send_and_await_close(address: SocketAddr, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(patience() * Duration::from_secs(10))).unwrap();
     stream.write_all(bytes).unwrap();
-    // What has been said before the end, and how it ends, is not the matter.
+    // Neither the error code nor the bytes received before the end matter.
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
 #[test]
-fn who_takes_the_log_may_use_the_engine() {
-    let _watchdog = Watchdog::start("who_takes_the_log_may_use_the_engine");
-    tracing::subscriber::set_global_default(Curious).unwrap();
+fn log_subscriber_that_uses_the_engine_does_not_deadlock() {
+    let _watchdog = Watchdog::start("log_subscriber_that_uses_the_engine_does_not_deadlock");
+    tracing::subscriber::set_global_default(UsesEngine).unwrap();
     let builder = Engine::builder().listen("tcp://127.0.0.1:0").same_host_upgrade(false).max_requests_per_peer(1);
     let engine = builder.authorize(|caller| caller.procedure() != "denied").build().unwrap();
     engine.define("double", |_: &Request, n: u32| 2 * n).unwrap();
@@ -75,15 +75,15 @@ fn who_takes_the_log_may_use_the_engine() {
     let endpoint = client.lookup(address).unwrap();
     let one = client.procedure::<(), ()>("hold").on(&endpoint);
     let provoke: [(&str, &dyn Fn()); 6] = [
-        ("another protocol", &|| stranger(socket, b"GET / HTTP/1.1\r\n\r\n")),
-        ("another version", &|| stranger(socket, &wire::preamble(wire::VERSION + 1, wire::VERSION + 1, 50))),
-        ("a damaged greeting", &|| {
-            let mut greeting = wire::greeting(7, 1 << 20);
-            greeting[16] ^= 1;
-            stranger(socket, &greeting);
+        ("another protocol", &|| send_and_await_close(socket, b"GET / HTTP/1.1\r\n\r\n")),
+        ("another version", &|| send_and_await_close(socket, &wire::preamble(wire::VERSION + 1, wire::VERSION + 1, 50))),
+        ("a corrupt handshake", &|| {
+            let mut hello = wire::greeting(7, 1 << 20);
+            hello[16] ^= 1;
+            send_and_await_close(socket, &hello);
         }),
-        // The third and the fourth, of which only the latter is worth a line.
-        ("no frame", &|| (0..2).for_each(|_| stranger(socket, &[wire::greeting(7, 1 << 20), vec![0; 100]].concat()))),
+        // The third and the fourth failed connection, of which only the fourth is logged.
+        ("no frame", &|| (0..2).for_each(|_| send_and_await_close(socket, &[wire::greeting(7, 1 << 20), vec![0; 100]].concat()))),
         ("a denied call", &|| {
             let denied = client.procedure::<(), ()>("denied").on(&endpoint).call(&());
             assert!(matches!(denied, Err(Error::AccessDenied { .. })), "{denied:?}");

@@ -1,4 +1,4 @@
-//! Calls of an empty procedure in several manners.
+//! Calls of an empty procedure: sequential, rare, and pipelined.
 
 use std::{collections::VecDeque, thread, time::Duration};
 
@@ -43,7 +43,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Keeps `window` calls on their way and waits for the oldest.
+    /// Keeps `window` calls in flight and waits for the oldest.
     pub fn sliding(&self, window: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
         let mut flight = VecDeque::with_capacity(window);
         rate(window, count, samples, |starts| {
@@ -54,7 +54,7 @@ impl Caller {
         })
     }
 
-    /// Keeps `window` calls on their way and waits for whichever is answered first.
+    /// Keeps `window` calls in flight and waits for the one that is answered first.
     pub fn any_of(&self, window: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
         let mut flight = Vec::with_capacity(window);
         rate(window, count, samples, |starts| {
@@ -66,7 +66,7 @@ impl Caller {
     }
 }
 
-/// Has `count` calls made; `step` starts as many as it is told and waits for one.
+/// Makes `count` calls; `step` starts the given number of calls and waits for one.
 fn rate(window: usize, count: usize, samples: &mut Vec<f64>, mut step: impl FnMut(usize) -> calomel::Result<()>) -> Outcome {
     let mut pace = Pace::new(count / 10, samples);
     let mut started = 0;

@@ -1,4 +1,4 @@
-//! CPU time and wake-ups, read from `/proc`: what an idle process costs, and what others used while we measured.
+//! CPU time and wake-ups from `/proc`: the cost of an idle process, and the CPU time that other processes used meanwhile.
 
 use std::{
     fs, io,
@@ -7,20 +7,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Linux shows processor time to user space in ticks of 10 ms.
+/// Linux reports CPU time to user space in ticks of 10 ms.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The first of the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`, counted behind the name.
 const UTIME: usize = 11;
 
-/// What the threads of a process have used up to now.
+/// CPU time and wake-ups of the threads of a process so far.
 #[derive(Clone, Copy, Default)]
 pub struct Usage {
     /// User and system time in clock ticks, as the scheduler accounts it.
     pub ticks: u64,
-    /// Time on a CPU in nanoseconds; fine enough to see a single wake-up.
+    /// Time on a CPU in nanoseconds; fine enough to show a single wake-up.
     pub cpu_ns: u64,
-    /// Voluntary context switches: how often a thread went to sleep, so how often it had been woken.
+    /// Voluntary context switches: how often a thread went to sleep, and so how often it was woken.
     pub wake_ups: u64,
 }
 
@@ -35,7 +35,7 @@ pub fn second(pids: &[u32]) -> io::Result<Vec<Usage>> {
     Ok(before.iter().zip(after).map(|(before, after)| after.since(before)).collect())
 }
 
-/// Watches whether other processes take processor time. Figures taken beside a busy neighbour say nothing.
+/// Detects other processes that use CPU time: measurements beside a busy process are not comparable.
 pub struct Others {
     servers: Vec<u32>,
     since: Instant,
@@ -48,7 +48,7 @@ impl Others {
         Ok(Others { servers: servers.to_vec(), since: Instant::now(), busy: busy_elsewhere(servers)? })
     }
 
-    /// True when others have used more than 5 % of a core since; two ticks more are within the accuracy of the accounts.
+    /// True if other processes have used more than 5 % of a core since then; two ticks more are within the accounting error.
     pub fn disturbed(&self) -> io::Result<bool> {
         let used = busy_elsewhere(&self.servers)? - self.busy;
         let elapsed = self.since.elapsed().as_secs_f64() * TICKS_PER_SECOND;
@@ -56,7 +56,7 @@ impl Others {
     }
 }
 
-/// Ticks in which a processor worked for anybody but this process, its past children, and its servers.
+/// Ticks that the CPUs spent on anything but this process, its past children, and its servers.
 fn busy_elsewhere(servers: &[u32]) -> io::Result<i64> {
     let stat = fs::read_to_string("/proc/stat")?;
     // user, nice, system, (idle, iowait,) irq, softirq
@@ -96,7 +96,7 @@ fn read(pid: u32) -> io::Result<Usage> {
     Ok(sum)
 }
 
-/// The sum of `count` fields of a `stat` file, counted behind the name in parentheses, which may hold blanks.
+/// The sum of `count` fields of a `stat` file, counted behind the name in parentheses, which may contain blanks.
 fn stat_numbers(file: &Path, first: usize, count: usize) -> io::Result<u64> {
     let stat = fs::read_to_string(file)?;
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);

@@ -1,4 +1,4 @@
-//! A connection that speaks calomel's protocol by hand: thousands of engines would be thousands of threads.
+//! A client that speaks calomel's protocol over a plain socket: thousands of engines would need thousands of threads.
 
 use std::{
     io::{self, Read, Write},
@@ -8,31 +8,31 @@ use std::{
 
 use super::wire::{ANYTHING, MAGIC, Message, PREFIX_LEN, greeting};
 
-/// A server that says nothing for so long does not answer.
+/// A server that sends nothing for this long does not answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A client that is nothing but a socket.
+/// A client that is only a socket.
 pub struct Guest {
     stream: TcpStream,
     calls: u64,
-    /// What has come and was not looked at yet.
+    /// Bytes received and not parsed yet.
     incoming: Vec<u8>,
 }
 
 impl Guest {
-    /// Connects, and exchanges greetings.
+    /// Connects and completes the handshake.
     pub fn enter(address: SocketAddr) -> io::Result<Guest> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        // Incarnations are random; two guests of one would be taken for the same engine.
+        // Incarnations are random; two guests with the same one would be taken for the same engine.
         let incarnation = u64::from(stream.local_addr()?.port()) << 32 | u64::from(std::process::id());
         stream.write_all(&greeting(incarnation, 1 << 20))?;
 
         let mut preamble = [0; 16];
         stream.read_exact(&mut preamble)?;
         if !preamble.starts_with(MAGIC) {
-            return Err(io::Error::other("the server greets in another protocol"));
+            return Err(io::Error::other("the server speaks another protocol"));
         }
         let len = u32::from_le_bytes(preamble[12..].try_into().expect("four bytes"));
         stream.read_exact(&mut vec![0; len as usize])?;
@@ -44,7 +44,7 @@ impl Guest {
         let message = Message::Request {
             call: self.calls,
             procedure: 1,
-            // The first call ties the number to the name.
+            // The first call declares which name the number stands for.
             declaration: (self.calls == 0).then(|| (procedure.to_owned(), vec![ANYTHING])),
             provider: 0,
             budget_us: PATIENCE.as_micros() as u64,
@@ -63,7 +63,7 @@ impl Guest {
                 match message {
                     Message::Response { call, .. } if call + 1 == self.calls => return Ok(()),
                     Message::Refuse { status, .. } => return Err(io::Error::other(format!("refused: {status:?}"))),
-                    // What else a server says to an engine.
+                    // Other messages that a server sends to an engine.
                     _ => {}
                 }
             }
@@ -73,7 +73,7 @@ impl Guest {
         }
     }
 
-    /// Lets the server know that this side is alive, if it has asked.
+    /// Answers liveness probes of the server.
     pub fn tend(&mut self) -> io::Result<()> {
         self.stream.set_nonblocking(true)?;
         let received = self.receive();
@@ -96,12 +96,12 @@ impl Guest {
         Ok(len)
     }
 
-    /// The next message that has come. A ping is answered.
+    /// The next message received. A ping is answered here.
     fn message(&mut self) -> io::Result<Option<Message>> {
         let Some((prefix, rest)) = self.incoming.split_first_chunk::<PREFIX_LEN>() else { return Ok(None) };
         let len = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;
         let Some(bytes) = rest.get(..len) else { return Ok(None) };
-        // A body is behind the message.
+        // The message's body follows it.
         let (message, _) = postcard::take_from_bytes(bytes).map_err(io::Error::other)?;
         self.incoming.drain(..PREFIX_LEN + len);
         if message == Message::Ping {

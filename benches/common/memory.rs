@@ -2,17 +2,17 @@
 
 use std::{fs, io};
 
-/// Bytes that are resident now, to the page.
+/// Resident bytes, to the page.
 pub fn resident(pid: u32) -> io::Result<u64> {
     kibibytes(&format!("/proc/{pid}/smaps_rollup"), "Rss:")
 }
 
-/// Lets [`peak`] begin anew.
+/// Resets [`peak`].
 pub fn forget_peak(pid: u32) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/clear_refs"), "5")
 }
 
-/// The most that was resident since then, in bytes.
+/// The largest resident size since the reset, in bytes.
 pub fn peak(pid: u32) -> io::Result<u64> {
     kibibytes(&format!("/proc/{pid}/status"), "VmHWM:")
 }

@@ -1,4 +1,4 @@
-//! What the benchmarks share: two processes, interleaved rounds, statistics, the report and its plots.
+//! Infrastructure of the benchmarks: two processes, interleaved rounds, statistics, the report and its plots.
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
 pub mod caller;
@@ -28,7 +28,7 @@ pub use transport::Transport;
 
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// The body of each benchmark's `main`. Started with the argument `server` it is the other process.
+/// The body of each benchmark's `main`. Started with the argument `server`, the process is the server.
 pub fn main(define: fn(&Engine) -> calomel::Result<()>, measure: fn(&Plan) -> Outcome) -> Outcome {
     if cfg!(debug_assertions) {
         println!("built without optimisation, nothing measured: use `cargo bench`");
@@ -41,7 +41,7 @@ pub fn main(define: fn(&Engine) -> calomel::Result<()>, measure: fn(&Plan) -> Ou
     measure(&Plan::from_environment())
 }
 
-/// Calls `warm_up` times untimed, then `count` times, with a sample in nanoseconds for each.
+/// Calls `warm_up` times without timing, then `count` times with one sample in nanoseconds each.
 pub fn timed<E>(warm_up: usize, count: usize, samples: &mut Vec<f64>, mut call: impl FnMut() -> Result<(), E>) -> Result<(), E> {
     for _ in 0..warm_up {
         call()?;
@@ -55,7 +55,7 @@ pub fn timed<E>(warm_up: usize, count: usize, samples: &mut Vec<f64>, mut call: 
     Ok(())
 }
 
-/// A size in bytes as people say it.
+/// A size in bytes, with a binary unit.
 pub fn readable(size: usize) -> String {
     match size {
         size if size >= 1 << 30 => format!("{} GiB", size >> 30),

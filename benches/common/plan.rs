@@ -1,4 +1,4 @@
-//! How much is measured, and the rounds.
+//! The measurement plan: how many rounds and iterations, and when a round is repeated.
 
 use std::{
     cell::{Cell, RefCell},
@@ -8,27 +8,27 @@ use std::{
 
 use super::{Outcome, cpu, stats::Series};
 
-/// Between two rounds: time enough for either side to stop spinning and to park.
+/// The pause between two rounds: long enough for both sides to stop spinning and to park.
 const SETTLE: Duration = Duration::from_millis(20);
 const SETTLE_QUICK: Duration = Duration::from_millis(5);
 
-/// How many rounds may be taken again in a whole run, lest it takes for ever on a busy machine.
+/// How many rounds may be repeated in a whole run, which bounds its duration on a busy machine.
 const RETRIES: usize = 40;
 
-/// How long to let others work before a round is taken again.
+/// The pause before a round is repeated.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How much is measured, and how well that went.
+/// The number of rounds and iterations, and how many rounds were disturbed.
 pub struct Plan {
     pub quick: bool,
     pub rounds: usize,
-    /// Rounds that other processes disturb are taken again.
+    /// Rounds that other processes disturb are repeated.
     pub repeats: bool,
     /// The benchmark's other processes, while they run.
     pub servers: RefCell<Vec<u32>>,
-    /// Rounds that other processes disturbed, and that were taken again.
+    /// Rounds that were disturbed by other processes and repeated.
     pub repeated: Cell<usize>,
-    /// Disturbed rounds that count nevertheless, as the machine would not become quiet.
+    /// Disturbed rounds that count nevertheless, since the limit of repetitions was reached.
     pub disturbed: Cell<usize>,
 }
 
@@ -47,12 +47,12 @@ impl Plan {
         }
     }
 
-    /// Iterations a round.
+    /// Iterations in a round.
     pub fn count(&self, full: usize) -> usize {
         if self.quick { full.div_ceil(5) } else { full }
     }
 
-    /// Has `round` taken as often as the plan says, and again where others disturbed it.
+    /// Runs `round` as often as the plan requires, and repeats it when other processes disturbed it.
     pub fn rounds<R>(&self, mut round: impl FnMut() -> Outcome<R>) -> Outcome<Vec<R>> {
         let mut taken = Vec::new();
         while taken.len() < self.rounds {
@@ -86,7 +86,7 @@ impl Plan {
 /// Takes the samples of one round.
 type Round<'a> = &'a mut dyn FnMut(&mut Vec<f64>) -> Outcome;
 
-/// Takes rounds in turn: ours, raw, ours, raw, and so on.
+/// Runs rounds alternately: ours, raw, ours, raw, and so on.
 pub fn interleave(
     plan: &Plan,
     mut ours: impl FnMut(&mut Vec<f64>) -> Outcome,
@@ -102,7 +102,7 @@ pub fn interleave_all<const N: usize>(plan: &Plan, mut sides: [Round<'_>; N]) ->
     Ok(std::array::from_fn(|side| Series::new(rounds.iter().map(|round| round[side].clone()).collect())))
 }
 
-/// Rounds of a figure that has no raw limit.
+/// Rounds of a figure without a raw reference.
 pub fn alone(plan: &Plan, mut ours: impl FnMut(&mut Vec<f64>) -> Outcome) -> Outcome<Series> {
     let [series] = interleave_all(plan, [&mut ours])?;
     Ok(series)

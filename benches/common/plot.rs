@@ -1,8 +1,8 @@
-//! Plots over size, as SVG: one panel a transport, logarithmic axes, calomel in full lines and raw in dashed ones.
+//! Plots over size, as SVG: one panel per transport, logarithmic axes, solid lines for calomel and dashed lines for raw.
 
 use std::fmt::Write as _;
 
-/// What stands on the vertical axis: nanoseconds, or bytes a nanosecond.
+/// The quantity on the vertical axis: nanoseconds, or bytes per nanosecond.
 #[derive(Clone, Copy)]
 pub enum Quantity {
     Latency,
@@ -21,7 +21,7 @@ pub struct Line {
 }
 
 impl Panel {
-    /// Puts a point to the line of this name.
+    /// Adds a point to the line with this name.
     pub fn add(&mut self, name: String, raw: bool, point: (f64, f64)) {
         match self.lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
@@ -35,7 +35,7 @@ const HEIGHT: f64 = 330.0;
 /// Left, right, top and bottom of the axes within a panel.
 const MARGIN: [f64; 4] = [70.0, 24.0, 30.0, 46.0];
 const COLUMNS: usize = 2;
-/// A line and its raw limit have the same colour.
+/// A line and its raw reference have the same colour.
 const COLOURS: [&str; 4] = ["#0b6fb8", "#d1495b", "#2e8b57", "#8a5fbf"];
 
 pub fn svg(quantity: Quantity, panels: &[Panel]) -> String {
@@ -78,7 +78,7 @@ impl Axis {
             low = low.min(value.log(base));
             high = high.max(value.log(base));
         }
-        // Rounded, lest a power of the base comes out a little off.
+        // Rounded, so that the inexact logarithm of a power of the base is its exponent.
         let whole = |value: f64| (value * 1e6).round() / 1e6;
         let (low, high) = (whole(low).floor(), whole(high).ceil());
         Axis { low, high: high.max(low + 1.0), base }
@@ -121,7 +121,7 @@ fn draw(out: &mut String, quantity: Quantity, panel: &Panel, x: &Axis, y: &Axis)
     let _ = writeln!(out, "<rect x=\"{left}\" y=\"{top}\" width=\"{across}\" height=\"{down}\" fill=\"none\" stroke=\"#666\"/>");
     let _ = writeln!(out, "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">size</text>", left + across / 2.0, low + 32.0);
 
-    // Names stand where the lines do not: times begin low at the left, bandwidths end high at the right.
+    // Labels are placed where no lines are: times start low at the left, bandwidths end high at the right.
     let (from, first) = match quantity {
         Quantity::Latency => (left + 10.0, top + 16.0),
         Quantity::Bandwidth => (end - 125.0, low + 8.0 - 15.0 * panel.lines.len() as f64),

@@ -1,4 +1,4 @@
-//! The other process: an engine that serves, and the raw side.
+//! The server process: an engine that serves, and the raw side.
 
 use std::{
     env,
@@ -14,22 +14,22 @@ use super::{
     raw::{self, shared::Shared},
 };
 
-/// Bytes of the server's memory that the client reads by itself.
+/// Bytes of the server's memory that the client reads directly.
 pub const PAGE: usize = 4 << 10;
 
-/// The other process. Dropped, also by a panic, it is killed.
+/// The server process. It is killed when this is dropped, also by a panic.
 pub struct Process<'a> {
     plan: &'a Plan,
     child: Child,
-    /// Where its engine listens, if it has one.
+    /// The address of its engine, if it has one.
     pub address: String,
     raw: SocketAddr,
-    /// Where [`PAGE`] bytes of its memory lie.
+    /// The address of [`PAGE`] bytes of its memory.
     pub page: u64,
 }
 
 impl Process<'_> {
-    /// `engine`: what the engine in it listens with; `None` for the raw side only.
+    /// `engine`: the transport of its engine; `None` for the raw side only.
     pub fn start(plan: &Plan, engine: Option<Transport>) -> Outcome<(Process<'_>, raw::Connection)> {
         let shared = Shared::create()?;
         let mut command = Command::new(env::current_exe()?);
@@ -65,9 +65,9 @@ impl Drop for Process<'_> {
     }
 }
 
-/// What the other process does.
+/// The main function of the server process.
 pub fn serve(define: fn(&Engine) -> calomel::Result<()>, arguments: &[String]) -> Outcome {
-    let (transport, numbers) = arguments.split_first().ok_or("server of what?")?;
+    let (transport, numbers) = arguments.split_first().ok_or("the argument `server` needs a transport")?;
     let engine = Transport::parse(transport).map(Transport::server).transpose()?;
     let mut address = "-".to_owned();
     if let Some(engine) = &engine {
@@ -78,7 +78,7 @@ pub fn serve(define: fn(&Engine) -> calomel::Result<()>, arguments: &[String]) -
     let page: &'static [u8] = vec![1; PAGE].leak();
     println!("{address} {raw} {}", page.as_ptr().addr());
     io::stdout().flush()?;
-    // The end of the input is the end of the client, even of one that was killed.
+    // The input ends with the client, even with one that was killed.
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }

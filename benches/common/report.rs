@@ -1,4 +1,4 @@
-//! The report: a table for people on stdout, JSON and plots in `target/calomel-bench`.
+//! The report: a table on stdout, JSON and plots in `target/calomel-bench`.
 
 use std::{
     fmt::Write as _,
@@ -12,39 +12,39 @@ use super::{
     stats::{Series, Summary},
 };
 
-/// What one sample stands for, and so how it reads best.
+/// What one sample measures, which decides how it is printed.
 #[derive(Clone, Copy)]
 pub enum Unit {
     /// The time of an operation; less is better.
     Time,
-    /// The time of one call among many; shown as a rate too.
+    /// The time of one call among many; also shown as a rate.
     Rate,
-    /// The time in which so many bytes moved; shown as a bandwidth too.
+    /// The time of a transfer of so many bytes; also shown as a bandwidth.
     Bytes(usize),
-    /// How many of what the word says; less is better.
+    /// A count of the named things; less is better.
     Count(&'static str),
 }
 
-/// What a figure has to reach for now.
+/// The goal that a figure should reach.
 #[derive(Clone, Copy)]
 pub enum Goal {
-    /// Not judged.
+    /// No goal.
     None,
-    /// So many times the raw time at most.
+    /// At most so many times the raw time.
     TimeAtMost(f64),
-    /// So many times the 99th percentile of the raw times, at most, for the 99th percentile.
+    /// The 99th percentile, at most so many times that of the raw times.
     TailAtMost(f64),
-    /// So many times the raw speed at least.
+    /// At least so many times the raw speed.
     SpeedAtLeast(f64),
-    /// At most so many nanoseconds, or so many of what is counted, whatever is raw.
+    /// At most so many nanoseconds, or so many of what is counted, independent of the raw side.
     AtMost(f64),
-    /// At least so many calls a second, whatever is raw.
+    /// At least so many calls per second, independent of the raw side.
     PerSecond(f64),
-    /// Nothing, in every sample.
+    /// Zero in every sample.
     Zero,
 }
 
-/// One line of the table.
+/// One row of the table.
 pub struct Figure {
     name: String,
     unit: Unit,
@@ -60,7 +60,7 @@ impl Figure {
         Figure { name: name.into(), unit, ours: ours.summary(), raw: None, goal: Goal::None, place: None }
     }
 
-    /// What it stands beside, and what that is.
+    /// The reference, and its name.
     pub fn raw(mut self, what: impl Into<String>, raw: &Series) -> Figure {
         self.raw = Some((what.into(), raw.summary()));
         self
@@ -71,7 +71,7 @@ impl Figure {
         self
     }
 
-    /// Where it stands in the plot.
+    /// The place of the figure in the plot.
     pub fn plotted(mut self, panel: impl Into<String>, line: impl Into<String>, size: usize) -> Figure {
         self.place = Some((panel.into(), line.into(), size));
         self
@@ -81,7 +81,7 @@ impl Figure {
 pub struct Report<'a> {
     name: &'static str,
     plan: &'a Plan,
-    /// What the figures stand beside, in a word.
+    /// A short name of the references.
     beside: &'static str,
     figures: Vec<Figure>,
     /// What could not be measured, and why.
@@ -113,7 +113,7 @@ impl<'a> Report<'a> {
         self.skipped.push(line);
     }
 
-    /// Prints the table, writes the JSON and, where figures have a place in one, the plot.
+    /// Prints the table, writes the JSON and, if figures are to be plotted, the plot.
     pub fn finish(&self) -> io::Result<()> {
         println!("{}", self.table());
         for line in &self.skipped {
@@ -121,7 +121,7 @@ impl<'a> Report<'a> {
         }
         let (repeated, disturbed) = (self.plan.repeated.get(), self.plan.disturbed.get());
         println!("rounds disturbed by other processes: {repeated} taken again, {disturbed} counted nevertheless");
-        // Cargo makes this folder, inside of its target folder, wherever that is.
+        // Cargo makes this folder inside of its target folder.
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map_or_else(PathBuf::new, Path::to_owned);
         let folder = target.join("calomel-bench");
         fs::create_dir_all(&folder)?;
@@ -209,7 +209,7 @@ impl<'a> Report<'a> {
 }
 
 impl Figure {
-    /// Of times for a time, of speeds for a rate or a bandwidth; of 99th percentiles where those are judged.
+    /// The ratio of times for a time, of speeds for a rate or a bandwidth; of 99th percentiles where those are judged.
     fn ratio(&self) -> Option<f64> {
         let (_, raw) = self.raw.as_ref()?;
         Some(match (self.goal, self.unit) {
@@ -294,7 +294,7 @@ fn summary_json(summary: &Summary) -> String {
     )
 }
 
-/// What to divide a value by, and what it is called then.
+/// The divisor for a value, and its unit.
 fn scale(value: f64, unit: Unit) -> (f64, &'static str) {
     match unit {
         Unit::Count(word) => (1.0, word),
@@ -331,7 +331,7 @@ fn or_null(value: Option<impl ToString>) -> String {
     value.map_or("null".into(), |value| value.to_string())
 }
 
-/// Names hold nothing that would need an escape beyond these two.
+/// Names contain no characters that need an escape but these two.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

@@ -1,4 +1,4 @@
-//! A client and a server over one transport, and the raw limits beside them.
+//! A client and a server over one transport, and the raw references.
 
 use std::cell::RefCell;
 
@@ -6,21 +6,21 @@ use calomel::{Endpoint, Engine, Error};
 
 use super::{Outcome, Plan, Transport, process::Process, raw::Connection, report::Report};
 
-/// Where the figures of one transport are taken.
+/// The client and the server of one transport.
 pub struct Site<'a> {
     pub transport: Transport,
     pub client: Engine,
-    /// The server, as the client knows it.
+    /// The server's endpoint at the client.
     pub peer: Endpoint,
     pub address: String,
     pub process: Process<'a>,
     pub raw: RefCell<Connection>,
-    /// The server in this process, of a transport that reaches no other.
+    /// The server in this process, for a transport that does not reach another one.
     pub local: Option<Engine>,
 }
 
 impl<'a> Site<'a> {
-    /// `None`, and a line in the report, for a transport that is not there.
+    /// `None`, and a line in the report, if the transport is unavailable.
     pub fn open(
         plan: &'a Plan,
         report: &mut Report<'_>,
@@ -49,7 +49,7 @@ impl<'a> Site<'a> {
         self.transport.name()
     }
 
-    /// The process that the server's engine is in.
+    /// The process of the server's engine.
     pub fn server_pid(&self) -> u32 {
         if self.local.is_some() { std::process::id() } else { self.process.pid() }
     }

@@ -1,8 +1,8 @@
-//! Samples in rounds, and what is said about them.
+//! Samples in rounds, and their statistics.
 
 use std::time::Instant;
 
-/// The samples of one figure, kept by round so that they can be compared pair by pair with what ran beside them.
+/// The samples of one figure, kept by round so that they can be compared in pairs with the neighbouring raw rounds.
 pub struct Series {
     rounds: Vec<Vec<f64>>,
 }
@@ -21,7 +21,7 @@ impl Series {
         Series::new(self.rounds.iter().zip(&other.rounds).map(sums).collect())
     }
 
-    /// Whichever has the lower median.
+    /// The one with the lower median.
     pub fn faster(a: (&'static str, Series), b: (&'static str, Series)) -> (&'static str, Series) {
         if a.1.summary().median <= b.1.summary().median { a } else { b }
     }
@@ -55,22 +55,22 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The median of the ratios of neighbouring rounds. A machine that changes its pace halfway changes it for both
-    /// sides of a pair; the quotient of two overall medians would mix paces.
+    /// The median of the ratios of neighbouring rounds. When the machine changes its speed during a run, both sides of a pair
+    /// change; the quotient of two overall medians would mix the speeds.
     pub fn ratio_to(&self, raw: &Summary) -> f64 {
         paired(&self.rounds, &raw.rounds)
     }
 
-    /// The same of the 99th percentiles.
+    /// The same for the 99th percentiles.
     pub fn tail_ratio_to(&self, raw: &Summary) -> f64 {
         paired(&self.tails, &raw.tails)
     }
 }
 
-/// Turns the progress of a round into samples of a rate: the average time of an operation, over [`Pace::BATCH`] of them.
+/// Turns the progress of a round into rate samples: the average time of an operation over [`Pace::BATCH`] of them.
 pub struct Pace<'a> {
     samples: &'a mut Vec<f64>,
-    /// Where the sample under way began: operations done, and when. Nothing yet during the warm-up.
+    /// The start of the current sample: operations done, and the time. `None` during the warm-up.
     begun: Option<(usize, Instant)>,
     next: usize,
 }
@@ -83,7 +83,7 @@ impl<'a> Pace<'a> {
         Pace { samples, begun: None, next: warm_up }
     }
 
-    /// So many operations of the round are done by now; often enough called, a sample covers little more than a batch.
+    /// Records that `done` operations of the round are complete. If called often, a sample covers little more than a batch.
     pub fn reached(&mut self, done: usize) {
         if done < self.next {
             return;

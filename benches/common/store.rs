@@ -1,10 +1,10 @@
-//! A server that pulls from its callers' memory into a buffer of its own, and pushes that into theirs.
+//! A server that pulls from its callers' memory into a buffer of its own, or pushes from it.
 
 use std::sync::{Arc, Mutex};
 
 use calomel::{Bulk, BulkMode, Engine, Exposed, Request};
 
-/// The server keeps one exposed buffer at a time, as long as the client says.
+/// The server keeps one exposed buffer at a time, until the client releases it.
 pub fn define(engine: &Engine) -> calomel::Result<()> {
     let kept: Arc<Mutex<Option<Exposed<Vec<u8>>>>> = Arc::default();
 
@@ -26,7 +26,7 @@ pub fn define(engine: &Engine) -> calomel::Result<()> {
         bulk.on(request.endpoint()).push_from(kept.as_ref().expect("prepared")).expect("the memory is pushed")
     })?;
 
-    // Gives the buffer up and says whether every byte of it is `fill`.
+    // Reclaims the buffer and returns whether every byte of it is `fill`.
     engine.define("finish", move |_: &Request, fill: u8| {
         let exposed = kept.lock().expect("no handler panicked").take();
         holds(&exposed.expect("prepared").reclaim(), fill)

@@ -1,4 +1,4 @@
-//! The transports that are measured, and the engines of each.
+//! The measured transports, and the engines of each.
 
 use std::{
     process,
@@ -34,7 +34,7 @@ impl Transport {
         self.builder().transport(self.name()).build()
     }
 
-    /// An engine that listens where there is room.
+    /// An engine that listens at a free address.
     pub fn server(self) -> calomel::Result<Engine> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let address = match self {
@@ -53,7 +53,7 @@ impl Transport {
     }
 }
 
-/// What every tcp engine of the benchmarks is made of: on one host two of them would move to shared memory.
+/// The builder of every tcp engine of the benchmarks: without the upgrade to shared memory on one host.
 fn tcp() -> EngineBuilder {
     Engine::builder().same_host_upgrade(false)
 }

@@ -1,4 +1,4 @@
-//! Cap'n Proto's compiler makes code of the schema, where it is installed.
+//! Compiles the schema with Cap'n Proto's compiler, where it is installed.
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(capnp)");

@@ -13,7 +13,7 @@ use super::exposure_state::ExposureState;
 use super::lease::LeaseGuard;
 use super::remote::RemoteBulk;
 use crate::memory::{Region, Slice};
-use crate::progress::{self, Core, LeaseKeepAlive, REFUSED_BY_FILTER, TransportKeys};
+use crate::progress::{self, Core, LeaseKeepAlive, REFUSED_BY_FILTER, RemoteKeys};
 use crate::proto::{Mode, PeerTag};
 use crate::rpc::{DecodeContext, EncodeContext};
 use crate::{Address, Endpoint, Engine, Error, Result};
@@ -113,12 +113,12 @@ type Stale = Arc<AtomicBool>;
 /// What devices reach the memory by, as its owner has told.
 #[derive(Clone)]
 struct PeerKeys {
-    keys: TransportKeys,
+    keys: RemoteKeys,
     stale: Stale,
 }
 
 impl PeerKeys {
-    fn good(&self) -> Option<&TransportKeys> {
+    fn good(&self) -> Option<&RemoteKeys> {
         (!self.stale.load(Ordering::Acquire)).then_some(&self.keys)
     }
 }
@@ -324,7 +324,7 @@ impl Bulk {
     }
 
     /// What devices of others reach the memory by.
-    pub(super) fn keys(&self) -> Option<TransportKeys> {
+    pub(super) fn keys(&self) -> Option<RemoteKeys> {
         match &self.hold {
             LeaseSource::Own(own) => own.keys(&*self.origin.core.upgrade()?, self.token),
             _ => self.keys.as_ref()?.good().cloned(),
@@ -367,7 +367,7 @@ fn seal(token: u128, keys: &[u8]) -> [u8; 8] {
     token.to_le_bytes().iter().chain(keys).fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes()
 }
 
-fn unseal(token: u128, sealed: &[u8]) -> Option<TransportKeys> {
+fn unseal(token: u128, sealed: &[u8]) -> Option<RemoteKeys> {
     let (sum, keys) = sealed.split_first_chunk::<8>()?;
     (keys.len() <= MAX_KEYS && *sum == seal(token, keys)).then(|| keys.into())
 }

@@ -8,7 +8,7 @@ use super::descriptor::ExposeMode;
 use super::lease::LeaseCount;
 use crate::Result;
 use crate::memory::Region;
-use crate::progress::{Core, TransportKeys};
+use crate::progress::{Core, RemoteKeys};
 use crate::proto::PeerId;
 
 /// Keeps neither the memory nor the engine: bulks may outlive both.
@@ -37,7 +37,7 @@ pub(super) enum Visibility {
 /// By which devices reach the memory.
 #[derive(Clone)]
 struct DeviceKeys {
-    keys: Option<TransportKeys>,
+    keys: Option<RemoteKeys>,
     /// How often the devices had changed by then.
     devices: u32,
 }
@@ -76,7 +76,7 @@ impl ExposureState {
 
     /// By which devices reach the memory that `core` exposes under the token. They are made anew when a device has come into
     /// use since.
-    pub(super) fn keys(&self, core: &Core, token: u128) -> Option<TransportKeys> {
+    pub(super) fn keys(&self, core: &Core, token: u128) -> Option<RemoteKeys> {
         let made = self.keys.lock().clone();
         let devices = core.devices();
         if devices == made.devices || self.reach != Visibility::Everybody || core.is_forked() {

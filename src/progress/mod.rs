@@ -33,7 +33,7 @@ use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
 use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
-pub(crate) use crate::transport::{DeviceAccess, TransportKeys};
+pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
 pub(crate) use env::{EngineEnv, LeaseKeepAlive};
@@ -434,7 +434,7 @@ impl Core {
 
     /// Registers the memory with a device, so that peers reach it by these keys until its gate is closed. `None` without a
     /// device.
-    pub(crate) fn keys(&self, region: &Region, access: DeviceAccess) -> Result<Option<TransportKeys>> {
+    pub(crate) fn keys(&self, region: &Region, access: DeviceAccess) -> Result<Option<RemoteKeys>> {
         for transport in &self.transports {
             let keys = transport.expose(region, access);
             if let Some(keys) = keys.map_err(|error| Error::io("can't register the memory with a device", error))? {
@@ -445,7 +445,7 @@ impl Core {
     }
 
     /// As `keys`, for one peer; `None` without a connection to it.
-    pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: DeviceAccess) -> Result<Option<TransportKeys>> {
+    pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: DeviceAccess) -> Result<Option<RemoteKeys>> {
         let link = self.with_proto(|proto| proto.connection(peer)).and_then(|link| self.transport_link(link));
         let keys = link.map_or(Ok(None), |link| link.expose(region, access));
         keys.map_err(|error| Error::io("can't register the memory with a device", error))

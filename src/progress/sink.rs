@@ -7,8 +7,9 @@ use std::time::Instant;
 use super::{Core, PendingOutputs, collect, key, link_id};
 use crate::Address;
 use crate::deferred_log::defer;
+use crate::memory::Slice;
 use crate::proto;
-use crate::transport::{Link, LinkKey, OtherVersion, Sink, TransportConsumed, TransportStatus, TransportTarget, Unauthorized};
+use crate::transport::{Consumed, Link, LinkKey, OtherVersion, PayloadStatus, Sink, Unauthorized};
 
 pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
@@ -55,13 +56,10 @@ impl Sink for CoreSink<'_> {
         });
     }
 
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         let link = link_id(key);
         self.step(|proto, now| match proto.consume(link, bytes, now) {
-            Ok(consumed) => {
-                let place = consumed.target.map(|place| TransportTarget { target: place.target, len: place.len });
-                proto.has_link(link).then_some(TransportConsumed { used: consumed.used, target: place })
-            }
+            Ok(consumed) => proto.has_link(link).then_some(consumed),
             Err(failure) => {
                 proto.hang_up(link, failure);
                 None
@@ -69,22 +67,16 @@ impl Sink for CoreSink<'_> {
         })
     }
 
-    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
-        let landed = match landed {
-            TransportStatus::Whole => proto::PayloadStatus::Whole,
-            TransportStatus::SourceGone => proto::PayloadStatus::SourceGone,
-            TransportStatus::TargetGone => proto::PayloadStatus::TargetGone,
-            TransportStatus::Damaged => proto::PayloadStatus::Damaged,
-        };
-        self.step(|proto, now| proto.handle_payload_done(link_id(key), landed, now));
+    fn payload_done(&mut self, key: LinkKey, status: PayloadStatus) {
+        self.step(|proto, now| proto.handle_payload_done(link_id(key), status, now));
     }
 
     fn heard(&mut self, key: LinkKey) {
         self.step(|proto, now| proto.handle_heard(link_id(key), now));
     }
 
-    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool) {
-        self.step(|proto, _| proto.handle_sent(link_id(key), buffer, lent));
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, exported: bool) {
+        self.step(|proto, _| proto.handle_sent(link_id(key), buffer, exported));
     }
 
     fn returned(&mut self, key: LinkKey) {

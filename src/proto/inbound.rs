@@ -6,7 +6,7 @@ use slotmap::KeyData;
 
 use super::link::{PeerLink, broken};
 use super::wire::Stream;
-use super::{CallId, Env, Failure, LinkId, Memory, Proto};
+use super::{CallId, Env, Failure, LinkId, Memory, PayloadStatus, Proto, ReceiveTarget};
 
 /// Longest payload of one `Data` that is taken.
 pub(super) const MAX_CHUNK: usize = 4 << 20;
@@ -21,24 +21,6 @@ pub(super) struct InboundPayload {
     /// There is an operation that wanted it. Of two in turn that a peer gives one number, the second has not got what the
     /// first was sent.
     pub wanted: bool,
-}
-
-pub(crate) struct ReceiveTarget<M> {
-    /// `None`: nobody wants them any more.
-    pub target: Option<M>,
-    pub len: usize,
-}
-
-/// How a payload arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PayloadStatus {
-    Whole,
-    /// The sender had lost the memory meanwhile: the bytes mean nothing.
-    SourceGone,
-    /// The memory they were for is gone.
-    TargetGone,
-    /// They are not what was sent.
-    Damaged,
 }
 
 impl<E: Env> PeerLink<E> {
@@ -103,7 +85,7 @@ impl<E: Env> Proto<E> {
             None => None,
         };
         self.links[id].inbound.push_back(InboundPayload { kind, id: number, len, wanted: target.is_some() });
-        Ok(ReceiveTarget { target, len })
+        Ok(ReceiveTarget { memory: target, len })
     }
 
     /// The first of the payloads that `consume` asked for has arrived.

@@ -6,13 +6,13 @@ use std::time::Instant;
 use super::declarations::{OwnDeclarations, PeerDeclarations};
 use super::handshake::AuthState;
 use super::hash::NumberMap;
-use super::inbound::{InboundPayload, MAX_CHUNK, ReceiveTarget};
+use super::inbound::{InboundPayload, MAX_CHUNK};
 use super::one_way::{ReceiveWindow, SendCredit};
 pub(super) use super::streams::OutStream;
 use super::streams::{Chunk, Streams};
 use super::transfers::IncomingPush;
 use super::wire::{self, Frame, FrameError, Message};
-use super::{CallId, EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
+use super::{CallId, Consumed, EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
 use crate::Address;
 
 /// Longest payload of one `Data` where the transport does not say. A small message waits for no more than this in front of it
@@ -129,14 +129,6 @@ pub(super) struct Account {
     pub declared: usize,
     /// How much of all that, but for the requests, is counted in all.
     pub counted: usize,
-}
-
-/// What was made of the bytes that a transport brought.
-pub(crate) struct Consumed<M> {
-    /// That many bytes are done with; the rest begins a frame that is not complete.
-    pub used: usize,
-    /// The bytes behind those are payload: bring them here, and report `handle_placed`.
-    pub target: Option<ReceiveTarget<M>>,
 }
 
 impl<E: Env> PeerLink<E> {

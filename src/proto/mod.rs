@@ -46,10 +46,10 @@ use rand::{Rng as _, SeedableRng as _};
 use slotmap::SlotMap;
 
 use crate::Address;
+pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
 pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Rejected};
 pub(crate) use declarations::Declaration;
 pub(crate) use exposures::Mode;
-pub(crate) use inbound::PayloadStatus;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use limits::{PeerLimits, VALUES_COUNT};
 pub(crate) use log::Log;
@@ -74,9 +74,6 @@ slotmap::new_key_type! {
     /// A transfer that this engine began.
     pub(crate) struct TransferId;
 }
-
-/// What a device reaches a peer's memory by: the transport's own, and passed on unread.
-pub(crate) type RemoteKeys = Arc<[u8]>;
 
 /// A key as it travels.
 fn wire_id(key: impl slotmap::Key) -> u64 {

@@ -18,7 +18,7 @@ use super::{EngineStage, Env, Incoming, LinkId, Output, Proto, RequestId};
 /// What waits, in the order in which it came: by connection, and under no connection what peers that are gone have left.
 #[derive(Default)]
 pub(super) struct Parked {
-    queues: HashMap<LinkId, Queue>,
+    queues: HashMap<LinkId, ParkedQueue>,
     /// The connections that have something there. They take turns.
     turns: VecDeque<LinkId>,
     /// Bytes of all that waits.
@@ -26,7 +26,7 @@ pub(super) struct Parked {
 }
 
 #[derive(Default)]
-struct Queue {
+struct ParkedQueue {
     requests: VecDeque<RequestId>,
     bytes: usize,
 }
@@ -56,7 +56,7 @@ impl Parked {
     fn add(&mut self, link: LinkId, id: RequestId, bytes: usize, first: bool) {
         let queue = self.queues.entry(link).or_insert_with(|| {
             self.turns.push_back(link);
-            Queue::default()
+            ParkedQueue::default()
         });
         if first {
             queue.requests.push_front(id);
@@ -83,7 +83,7 @@ impl Parked {
         self.turns.retain(|turn| *turn != link);
         let orphans = self.queues.entry(LinkId::default()).or_insert_with(|| {
             self.turns.push_back(LinkId::default());
-            Queue::default()
+            ParkedQueue::default()
         });
         orphans.requests.append(&mut gone.requests);
         orphans.bytes += gone.bytes;

@@ -11,11 +11,10 @@ use std::time::Instant;
 use slotmap::{KeyData, SlotMap};
 
 use super::chain::{self, Chained, Neighbours};
-use super::inbound::PayloadStatus;
 use super::link::{OutStream, PeerLink, broken};
 use super::timers::TimerKind;
 use super::wire::{Message, Range, Status, Stream};
-use super::{Env, Failure, LinkId, Log, Memory, Output, PeerId, Proto, RemoteKeys, TransferId, wire_id};
+use super::{Env, Failure, LinkId, Log, Memory, Output, PayloadStatus, PeerId, Proto, RemoteKeys, TransferId, wire_id};
 
 /// ```text
 ///   moving, by a device ──────────────────────────────────▶ done

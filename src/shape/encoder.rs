@@ -149,9 +149,11 @@ impl<'a> LookAhead<'a> {
             (KnownKind::Cut | KnownKind::Mixed, _) => {}
             // One layout.
             (KnownKind::Leaf(Leaf::Bytes), KnownKind::Seq) | (KnownKind::Seq, KnownKind::Leaf(Leaf::Bytes)) => {
-                drop(self.contradict(at, false))
+                self.contradict(at, false);
             }
-            _ => drop(self.contradict(at, true)),
+            _ => {
+                self.contradict(at, true);
+            }
         }
         None
     }

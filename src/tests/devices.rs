@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::memory::{DeviceRegistration, Loan, Region, Slice};
-use crate::transport::{
-    Capabilities, DeviceAccess, Link, LinkKey, Sent, Sink, Transport, TransportConsumed, TransportKeys, TransportStatus,
-};
+use crate::transport::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, Transport};
 use crate::{Address, Bulk, BulkMode, Endpoint, Engine, Error, Request, Result, Scheme};
 
 /// What the device makes of what it is asked.
@@ -33,7 +31,7 @@ enum Mood {
 struct RmaRequest {
     pull: bool,
     len: usize,
-    keys: TransportKeys,
+    keys: RemoteKeys,
     offset: u64,
 }
 
@@ -136,7 +134,7 @@ impl Link for NearLink {
     fn acknowledged(&self) -> u64 {
         self.inner.acknowledged()
     }
-    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &TransportKeys, offset: u64) -> bool {
+    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &RemoteKeys, offset: u64) -> bool {
         let mood = {
             let mut state = self.device.0.lock();
             state.asked.push(RmaRequest { pull, len: local.len, keys: keys.clone(), offset });
@@ -194,7 +192,7 @@ impl Transport for Near {
     fn devices(&self) -> u32 {
         self.device.0.lock().devices
     }
-    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         let (full, keys, number) = {
             let state = self.device.0.lock();
             (state.full, state.keys, state.exposed.len())
@@ -251,10 +249,10 @@ impl Sink for NearSink<'_> {
     fn chunk(&mut self, key: LinkKey, len: usize) {
         self.sink.chunk(key, len);
     }
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.sink.bytes(key, bytes)
     }
-    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
+    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus) {
         self.sink.payload_done(key, landed);
     }
     fn heard(&mut self, key: LinkKey) {
@@ -304,7 +302,7 @@ fn the_device_carries_transfers_out() -> Result<()> {
         Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk())
     };
     let (server, client, peer, bulk) = lent(&device, expose)?;
-    let keys: TransportKeys = vec![1; 24].into();
+    let keys: RemoteKeys = vec![1; 24].into();
     let mut near = vec![0u8; LEN];
     assert_eq!(bulk.on(&peer).pull_into(&mut near)?, LEN);
     assert!(near.iter().all(|byte| *byte == MADE_UP));

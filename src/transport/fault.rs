@@ -11,9 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{
-    Capabilities, DeviceAccess, Link, LinkKey, Sent, Sink, Transport, TransportConsumed, TransportKeys, TransportStatus,
-};
+use super::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, Transport};
 use crate::memory::{Region, Slice};
 use crate::{Address, Result, Scheme};
 
@@ -301,7 +299,7 @@ impl Link for FaultyLink {
         self.inner.is_local()
     }
 
-    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &TransportKeys, offset: u64) -> bool {
+    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &RemoteKeys, offset: u64) -> bool {
         let refused = self.state.happens(self.state.plan.refused);
         !refused && self.inner.begin_rma(operation, pull, local, keys, offset)
     }
@@ -371,7 +369,7 @@ impl Transport for Faulty {
         self.inner.devices()
     }
 
-    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         self.inner.expose(region, access)
     }
 
@@ -450,18 +448,18 @@ impl Sink for FaultySink<'_> {
         self.report(key, |sink| sink.connected(key));
     }
 
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         match self.state.next(key) {
             FaultDecision::Goes => self.outer.bytes(key, bytes),
             FaultDecision::Cut => {
                 self.outer.closed(key, cut());
                 None
             }
-            FaultDecision::Lost => Some(TransportConsumed { used: bytes.len(), target: None }),
+            FaultDecision::Lost => Some(Consumed { used: bytes.len(), target: None }),
         }
     }
 
-    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
+    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus) {
         self.report(key, |sink| sink.payload_done(key, landed));
     }
 

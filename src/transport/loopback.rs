@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::{Capabilities, Credentials, Link, LinkKey, Reactor, Sent, Sink, Transport, TransportConsumed, TransportStatus};
+use super::{Capabilities, Consumed, Credentials, Link, LinkKey, PayloadStatus, Reactor, Sent, Sink, Transport};
 use crate::deferred_log::defer;
 use crate::memory::{self, CopyOutcome, Slice};
 use crate::{Address, Error, Result, Scheme};
@@ -214,18 +214,18 @@ impl Loopback {
             rest.extend_from_slice(&bytes);
             &rest
         };
-        let Some(TransportConsumed { used, target: place }) = sink.bytes(key, data) else { return };
+        let Some(Consumed { used, target: place }) = sink.bytes(key, data) else { return };
         if used < data.len() {
             let left = data[used..].to_vec();
             to.state.lock().rest = left;
         }
         if let (Some(place), Some(source)) = (place, payload) {
-            let landed = match place.target {
-                None => TransportStatus::Whole,
+            let landed = match place.memory {
+                None => PayloadStatus::Whole,
                 Some(target) => match memory::copy(&source, &target) {
-                    CopyOutcome::All => TransportStatus::Whole,
-                    CopyOutcome::SourceClosed => TransportStatus::SourceGone,
-                    CopyOutcome::TargetClosed => TransportStatus::TargetGone,
+                    CopyOutcome::All => PayloadStatus::Whole,
+                    CopyOutcome::SourceClosed => PayloadStatus::SourceGone,
+                    CopyOutcome::TargetClosed => PayloadStatus::TargetGone,
                 },
             };
             sink.payload_done(key, landed);

@@ -22,6 +22,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::sync::Arc;
 
 use crate::memory::{Region, Slice};
+pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use loopback::Loopback;
 #[cfg(any(test, fuzzing))]
@@ -92,14 +93,14 @@ pub(crate) trait Link: Send + Sync {
     /// doing: [`Sink::moved`] follows, unless the link is closed before. False when it can't be done so. The memory is in use
     /// until that report, or until the region is fenced. The operation may be over by then: whoever has lent the memory looks at
     /// [`Slice::is_over`] before anything moves.
-    fn begin_rma(&self, _operation: u64, _pull: bool, _local: &Slice, _keys: &TransportKeys, _offset: u64) -> bool {
+    fn begin_rma(&self, _operation: u64, _pull: bool, _local: &Slice, _keys: &RemoteKeys, _offset: u64) -> bool {
         false
     }
     /// The operation is given up: what of it has not begun does not begin. There may be no report any more.
     fn end_rma(&self, _operation: u64) {}
     /// Lets the peer at the other end, and nobody else, reach the memory by these keys, until its gate is closed. `None` where
     /// no device could see to that.
-    fn expose(&self, _region: &Region, _access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    fn expose(&self, _region: &Region, _access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         Ok(None)
     }
     /// The certificate that the peer has shown, and proved to be its own: the encoded bytes (DER). From when it is connected.
@@ -110,9 +111,6 @@ pub(crate) trait Link: Send + Sync {
     /// Ends the connection; nothing is reported of it any more.
     fn close(&self);
 }
-
-/// What lets peers reach memory by themselves, as the transport that made it writes it down.
-pub(crate) type TransportKeys = Arc<[u8]>;
 
 /// What peers may do with memory by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +141,7 @@ pub(crate) trait Transport: Send + Sync {
         0
     }
     /// Lets peers that get the keys reach the memory, until its gate is closed. `None` where no device could do that.
-    fn expose(&self, _region: &Region, _access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    fn expose(&self, _region: &Region, _access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         Ok(None)
     }
     /// Takes no new links from now on.
@@ -167,33 +165,6 @@ pub(crate) trait Transport: Send + Sync {
     }
 }
 
-/// Where a payload goes.
-pub(crate) struct TransportTarget {
-    /// `None`: nowhere.
-    pub target: Option<Slice>,
-    pub len: usize,
-}
-
-/// How a payload arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TransportStatus {
-    Whole,
-    /// The sender's memory was gone, and the bytes mean nothing.
-    SourceGone,
-    /// The target's memory was gone.
-    TargetGone,
-    /// The bytes are not those that were sent: their checksum does not match.
-    Damaged,
-}
-
-/// What was made of bytes that arrived.
-pub(crate) struct TransportConsumed {
-    /// So many are done with; keep the rest, and offer it again with more.
-    pub used: usize,
-    /// What follows them is a payload.
-    pub target: Option<TransportTarget>,
-}
-
 /// Who is told what happens on links.
 pub(crate) trait Sink {
     /// Somebody has dialled: names the link.
@@ -204,9 +175,9 @@ pub(crate) trait Sink {
     /// How long payloads on this link should be at most.
     fn chunk(&mut self, key: LinkKey, len: usize);
     /// Bytes have arrived. `None`: the link was closed because of them.
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed>;
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>>;
     /// The first of the payloads that were asked for, and not reported yet, is in its place.
-    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus);
+    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus);
     /// Part of a payload has arrived.
     fn heard(&mut self, key: LinkKey);
     /// The send that was left for later is done, up to the payload where that is `lent`.

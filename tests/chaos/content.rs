@@ -1,11 +1,11 @@
-//! Bytes that follow from a seed and their place, so that a wrong, missing or misplaced one is seen.
+//! Bytes determined by a seed and their position, so that wrong, missing and misplaced ones are detected.
 
 use crate::support::{Random, pattern};
 
 /// As in [`pattern`]: no power of two, so that a mistake by one does not hit the same bytes.
 const BLOCK: usize = 4099;
 
-/// The bytes from `offset` on. Each block begins with what follows from its number, so no two of them are the same.
+/// The bytes from `offset` on. Each block begins with bytes derived from its number, so no two blocks are the same.
 pub fn content(seed: u64, offset: usize, len: usize) -> Vec<u8> {
     let block = pattern(seed, BLOCK);
     let mut bytes = Vec::with_capacity(len + 2 * BLOCK);
@@ -23,14 +23,14 @@ pub fn content(seed: u64, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Text of so many bytes.
+/// Text of this length.
 pub fn text(seed: u64, len: usize) -> String {
     let mut bytes = content(seed, 0, len);
     bytes.iter_mut().for_each(|byte| *byte &= 0x7f);
     String::from_utf8(bytes).unwrap()
 }
 
-/// What is wrong with bytes that should be those from `offset` on.
+/// Describes the first mismatch in bytes that should be those from `offset` on.
 pub fn mistake(bytes: &[u8], seed: u64, offset: usize) -> Option<String> {
     let right = content(seed, offset, bytes.len());
     if bytes == right {
@@ -48,7 +48,7 @@ pub fn mistake(bytes: &[u8], seed: u64, offset: usize) -> Option<String> {
 }
 
 #[test]
-fn any_part_is_the_same_as_in_the_whole() {
+fn any_part_matches_the_whole() {
     let whole = content(7, 0, 20_000);
     for (offset, len) in [(0, 0), (1, 1), (4098, 3), (4099, 4099), (5000, 15_000), (8198, 1)] {
         assert_eq!(content(7, offset, len), whole[offset..offset + len], "{offset}, {len}");

@@ -1,26 +1,26 @@
-//! What happens to the processes and to their network, and when: drawn from the seed beforehand.
+//! The faults of the processes and of their network, drawn from the seed beforehand.
 
 use std::time::Duration;
 
 use crate::row::Over;
 use crate::support::Random;
 
-/// Something that goes wrong, and comes right again after a while if it is not over at once. Numbers are those of processes.
+/// A fault, which either ends at once or after a while. Numbers are those of processes.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// Killed, and started again.
+    /// Killed and restarted.
     Kill(usize),
     Stop(usize),
-    /// Asked to finalize and to end, and started again.
+    /// Asked to finalize and exit, then restarted.
     Leave(usize),
     Network(usize, usize, Trouble),
-    /// What the whole network of one host suffers.
+    /// A fault of one host's whole network.
     Host(usize, HostTrouble),
-    /// The first sends to the second in vain.
+    /// Packets from the first to the second are lost.
     Block(usize, usize),
 }
 
-/// On the way by which one process dials another.
+/// A fault of the route by which one process dials another.
 #[derive(Clone, Copy, Debug)]
 pub enum Trouble {
     Delay,
@@ -41,7 +41,7 @@ pub enum HostTrouble {
 }
 
 impl Fault {
-    /// For the count.
+    /// The name under which it is counted.
     pub fn name(&self) -> String {
         match self {
             Fault::Kill(_) => "kill".to_owned(),
@@ -53,7 +53,7 @@ impl Fault {
         }
     }
 
-    /// What must be in order for it to begin, and is not while it lasts: a process, or a way.
+    /// The process or route that is affected: one fault at a time.
     fn place(&self) -> (usize, usize) {
         match *self {
             Fault::Kill(node) | Fault::Stop(node) | Fault::Leave(node) => (node, node),
@@ -63,7 +63,7 @@ impl Fault {
     }
 }
 
-/// Begins, or ends.
+/// When a fault begins or ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
     pub at: Duration,
@@ -71,7 +71,7 @@ pub struct Event {
     pub begins: bool,
 }
 
-/// So long that a peer which is silent meanwhile is given up, or too short for that.
+/// Either longer than the peer timeout or shorter.
 fn duration(random: &mut Random) -> Duration {
     Duration::from_millis(match random.below(4) {
         0 => random.below(50),
@@ -80,13 +80,13 @@ fn duration(random: &mut Random) -> Duration {
     } as u64)
 }
 
-/// All that happens in this time, in order.
+/// All faults of a run, in order.
 pub fn plan(seed: u64, over: Over, nodes: usize, time: Duration) -> Vec<Event> {
     let mut random = Random(seed ^ 0xfa17);
     let mut events = Vec::new();
     let mut busy: Vec<((usize, usize), Duration)> = Vec::new();
     let mut at = Duration::ZERO;
-    // Where devices are emulated, it takes seconds until a process is back.
+    // On emulated devices, a restart takes seconds.
     let pause = if over == Over::Verbs { 10 } else { 1 };
     loop {
         at += pause * Duration::from_millis(50 + random.below(400) as u64);
@@ -112,13 +112,13 @@ pub fn plan(seed: u64, over: Over, nodes: usize, time: Duration) -> Vec<Event> {
                     draw => Fault::Host(node, [Unplug, Unplug, Address, Narrow][draw - 1]),
                 }
             }
-            // There is nothing in between that could fail.
+            // No proxy or host network in between could fail.
             (Over::Shm | Over::Verbs, _) => [Fault::Kill(node), Fault::Stop(node)][draw % 2],
         };
         busy.retain(|(_, until)| *until > at);
         let processes = busy.iter().filter(|((from, to), _)| from == to && *from < 100).count();
         let is_process = matches!(fault, Fault::Kill(_) | Fault::Stop(_) | Fault::Leave(_));
-        // Half of the processes are always there.
+        // At any time, at least half of the processes run without a fault of their own.
         if busy.iter().any(|(place, _)| *place == fault.place()) || (is_process && processes >= nodes / 2) {
             continue;
         }
@@ -132,11 +132,11 @@ pub fn plan(seed: u64, over: Over, nodes: usize, time: Duration) -> Vec<Event> {
 }
 
 #[test]
-fn a_seed_says_what_happens() {
+fn equal_seeds_give_equal_plans() {
     let time = Duration::from_secs(60);
-    let told = |seed| format!("{:?}", plan(seed, Over::Proxies, 4, time));
-    assert_eq!(told(1), told(1));
-    assert_ne!(told(1), told(2));
+    let planned = |seed| format!("{:?}", plan(seed, Over::Proxies, 4, time));
+    assert_eq!(planned(1), planned(1));
+    assert_ne!(planned(1), planned(2));
     let events = plan(1, Over::Proxies, 4, time);
     assert!(events.len() > 200, "{} events", events.len());
     for event in events.iter().filter(|event| event.begins) {

@@ -1,4 +1,4 @@
-//! What a process has done: how each operation ended, and whether that was in time.
+//! Records how each operation of a process ended, and whether in time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -9,15 +9,15 @@ use calomel::Error;
 
 use crate::support::{patience, say};
 
-/// How often the journal looks at what is in progress.
+/// How often the journal checks what is in progress.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Beyond its own limit, no operation takes longer than this.
+/// No operation takes longer than its own limit and this.
 pub fn bound() -> Duration {
     patience() * Duration::from_secs(2)
 }
 
-/// One of something that is done once: who does it, and its number there.
+/// Identifies an operation that must be executed once: its caller, and a number.
 pub type Id = (u32, u32);
 
 #[derive(Default)]
@@ -25,10 +25,10 @@ pub struct Journal {
     counts: Mutex<BTreeMap<String, u64>>,
     running: Mutex<HashMap<u64, Running>>,
     next: AtomicU64,
-    /// Milliseconds that this process has been stopped for, or kept from running.
+    /// Milliseconds for which this process was stopped or not scheduled.
     stalled: AtomicU64,
     handled: Mutex<HashMap<u32, Vec<u64>>>,
-    /// Operations of this process may end with `Finalized` from now on.
+    /// Operations of this process may now end with `Finalized`.
     leaving: AtomicBool,
 }
 
@@ -37,7 +37,7 @@ struct Running {
     begin: Instant,
     limit: Duration,
     stalled: u64,
-    told: bool,
+    reported: bool,
 }
 
 impl Running {
@@ -47,7 +47,7 @@ impl Running {
     }
 }
 
-/// Tells the parent of something that must not be.
+/// Reports a violated guarantee to the parent.
 pub fn loss(text: &str) {
     say(&format!("loss {}", text.replace('\n', " ")));
 }
@@ -57,23 +57,23 @@ impl Journal {
         *self.counts.lock().unwrap().entry(key.into()).or_default() += by;
     }
 
-    /// Does something that ends within `limit` and the bound.
+    /// Runs an operation that must end within `limit` and the bound.
     pub fn timed<R>(&self, what: impl Fn() -> String, limit: Duration, work: impl FnOnce() -> R) -> R {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let stalled = self.stalled.load(Ordering::SeqCst);
-        let running = Running { what: what(), begin: Instant::now(), limit, stalled, told: false };
+        let running = Running { what: what(), begin: Instant::now(), limit, stalled, reported: false };
         self.running.lock().unwrap().insert(number, running);
         let result = work();
         let running = self.running.lock().unwrap().remove(&number).unwrap();
-        if running.told {
+        if running.reported {
             loss(&format!("hang: {} has ended now, after {:?}", running.what, running.begin.elapsed()));
         }
         result
     }
 
-    /// Watches what is in progress, and tells the parent what has been counted; for as long as the process lives.
+    /// Watches what is in progress, and reports the counts to the parent, as long as the process lives.
     pub fn watch(&self) {
-        let mut told = Instant::now();
+        let mut reported = Instant::now();
         let mut before = Instant::now();
         loop {
             std::thread::sleep(TICK);
@@ -83,9 +83,9 @@ impl Journal {
                 self.stalled.fetch_add((pause - TICK).as_millis() as u64, Ordering::SeqCst);
             }
             let stalled = self.stalled.load(Ordering::SeqCst);
-            for running in self.running.lock().unwrap().values_mut().filter(|running| !running.told) {
+            for running in self.running.lock().unwrap().values_mut().filter(|running| !running.reported) {
                 if running.took(stalled) > running.limit + bound() {
-                    running.told = true;
+                    running.reported = true;
                     loss(&format!(
                         "hang: {} has not ended after {:?}, and {:?} were allowed",
                         running.what,
@@ -94,8 +94,8 @@ impl Journal {
                     ));
                 }
             }
-            if told.elapsed() > 8 * TICK {
-                told = Instant::now();
+            if reported.elapsed() > 8 * TICK {
+                reported = Instant::now();
                 self.tell();
             }
         }
@@ -107,8 +107,8 @@ impl Journal {
         say(&format!("counts {}", text.join(";")));
     }
 
-    /// Notes the end of an operation of some class. `expected` are the kinds of errors that it may end with beside those that
-    /// faults bring.
+    /// Records the end of an operation of a class. `expected` are the kinds of errors that it may end with beside those that
+    /// faults cause.
     pub fn ended<T>(&self, class: &str, result: &Result<T, Error>, expected: &[&str]) {
         let kind = result.as_ref().map_or_else(kind, |_| "ok");
         self.count(format!("{class} {kind}"), 1);
@@ -127,16 +127,16 @@ impl Journal {
         self.leaving.store(true, Ordering::SeqCst);
     }
 
-    /// Notes that something is handled here.
-    pub fn handles(&self, what: &str, (who, number): Id) {
+    /// Records that something is handled here.
+    pub fn handles(&self, what: &str, (caller, number): Id) {
         let mut handled = self.handled.lock().unwrap();
-        let words = handled.entry(who).or_default();
+        let words = handled.entry(caller).or_default();
         let (word, bit) = (number as usize / 64, 1 << (number % 64));
         if words.len() <= word {
             words.resize(word + 1, 0);
         }
         if words[word] & bit != 0 {
-            loss(&format!("{what} {number} of {who:x} is handled twice"));
+            loss(&format!("{what} {number} of {caller:x} is handled twice"));
         }
         words[word] |= bit;
     }

@@ -1,4 +1,4 @@
-//! What each process does all the time, and the check of each result.
+//! The load of each process, with a check of each result.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,21 +15,21 @@ use crate::support::{Random, block_on};
 /// Threads of each process that call and transfer.
 pub const THREADS: u32 = 3;
 
-/// What nobody but the process itself writes into its memory.
+/// The content that only the process itself writes into its memory.
 const OWN: u8 = 0xee;
 
 /// One thread of a process.
 pub struct Load {
     pub node: Arc<Node>,
-    who: u32,
+    caller: u32,
     number: u32,
-    /// Drawn anew for each operation, so that what is done next does not depend on what came of it.
+    /// Reseeded for each operation, so that the sequence does not depend on earlier results.
     random: Random,
 }
 
-type Deed = fn(&mut Load, usize, Duration);
-/// What is done, and how often.
-const DEEDS: &[(usize, Deed)] = &[
+type Operation = fn(&mut Load, usize, Duration);
+/// The operations and their weights.
+const OPERATIONS: &[(usize, Operation)] = &[
     (20, Load::call),
     (8, Load::tell),
     (6, Load::call_later),
@@ -37,11 +37,11 @@ const DEEDS: &[(usize, Deed)] = &[
     (6, Load::relay),
     (5, Load::call_many),
     (4, Load::call_async),
-    (8, Load::lend),
-    (6, Load::be_filled),
+    (8, Load::export_for_reading),
+    (6, Load::export_for_writing),
     (6, Load::forward),
-    (8, Load::take_back),
-    (5, Load::take_back_while_filled),
+    (8, Load::reclaim_while_pulled),
+    (5, Load::reclaim_while_pushed),
     (12, Load::visit),
     (4, Load::scope),
     (4, Load::pull_briefly),
@@ -49,11 +49,11 @@ const DEEDS: &[(usize, Deed)] = &[
 
 impl Load {
     pub fn new(node: &Arc<Node>, thread: u32) -> Load {
-        Load { node: node.clone(), who: node.who(thread), number: 0, random: Random(0) }
+        Load { node: node.clone(), caller: node.caller_id(thread), number: 0, random: Random(0) }
     }
 
     pub fn run(&mut self, stop: &AtomicBool) {
-        let seed = self.node.seed ^ Random(u64::from(self.who)).next();
+        let seed = self.node.seed ^ Random(u64::from(self.caller)).next();
         for turn in 0.. {
             if stop.load(Ordering::SeqCst) {
                 return;
@@ -61,16 +61,16 @@ impl Load {
             self.random = Random(seed ^ Random(turn).next());
             let peer = (self.node.index + 1 + self.random.below(self.peers() - 1)) % self.peers();
             let limit = Duration::from_millis([20, 100, 300, 1000, 3000, 3000][self.random.below(6)]);
-            let mut draw = self.random.below(DEEDS.iter().map(|(weight, _)| weight).sum());
-            for (weight, deed) in DEEDS {
+            let mut draw = self.random.below(OPERATIONS.iter().map(|(weight, _)| weight).sum());
+            for (weight, operation) in OPERATIONS {
                 if draw < *weight {
-                    deed(self, peer, limit);
+                    operation(self, peer, limit);
                     break;
                 }
                 draw -= weight;
             }
             self.node.reap(false);
-            // Where everything fails at once, that must not be all that is done.
+            // While everything fails at once, slow down.
             thread::sleep(Duration::from_micros(self.random.below(2000) as u64));
         }
     }
@@ -81,7 +81,7 @@ impl Load {
 
     fn id(&mut self) -> Id {
         self.number += 1;
-        (self.who, self.number)
+        (self.caller, self.number)
     }
 
     /// Mostly small, often around the eager limit, sometimes large.
@@ -106,7 +106,7 @@ impl Load {
 
     fn other(&mut self, than: usize) -> usize {
         let other = (than + 1 + self.random.below(self.peers() - 1)) % self.peers();
-        // A relay to this process itself is as good as any.
+        // A relay to this process itself is allowed.
         if other == than { self.node.index } else { other }
     }
 
@@ -121,7 +121,7 @@ impl Load {
         node.journal.timed(|| format!("{what} at {peer} with {limit:?}"), limit, || work(node.endpoint(peer)?))
     }
 
-    /// A transfer of this thread has ended.
+    /// Records the end of a transfer of this thread.
     fn moved(&self, result: &Result<usize, Error>, expected: &[&str]) {
         self.node.journal.ended("transfer", result, expected);
         if let Ok(len) = result {
@@ -138,12 +138,12 @@ impl Load {
 
     fn expect(&self, found: u64, expected: u64, what: &str) {
         if found != expected {
-            loss(&format!("the answer of `{what}` is wrong: {found:x} and not {expected:x}"));
+            loss(&format!("the response of `{what}` is wrong: {found:x} instead of {expected:x}"));
         }
     }
 
-    /// Memory that was taken back is nobody else's any more.
-    fn stays_own(&mut self, mut bytes: Vec<u8>, what: &str) {
+    /// Checks that reclaimed memory is no longer written by others.
+    fn assert_unwritten(&mut self, mut bytes: Vec<u8>, what: &str) {
         bytes.fill(OWN);
         thread::sleep(Duration::from_millis(self.random.below(20) as u64));
         if std::hint::black_box(&bytes[..]) != vec![OWN; bytes.len()] {
@@ -153,14 +153,14 @@ impl Load {
 
     fn call(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len, back) = (self.id(), self.random.next(), self.len(), self.len());
-        let said = text(seed, len);
+        let sent = text(seed, len);
         let answer = self.timed("call", peer, limit, |to| {
             let echo = self.node.engine.procedure::<(Id, u64, usize, String), String>("echo");
-            echo.on(to).timeout(limit).call(&(id, seed, back, said))
+            echo.on(to).timeout(limit).call(&(id, seed, back, sent))
         });
         self.node.journal.ended("call", &answer, &[]);
         if answer.is_ok_and(|answer| answer != text(seed ^ BACK, back)) {
-            loss(&format!("the answer of {back} bytes to call {id:x?} is wrong"));
+            loss(&format!("the response of {back} bytes to call {id:x?} is wrong"));
         }
     }
 
@@ -186,7 +186,7 @@ impl Load {
         if let Ok(answer) = answer {
             self.expect(answer, seed ^ BACK, "later");
             if how != 0 {
-                loss("an answer came from a responder that was not to give one");
+                loss("a response came from a responder that must not respond");
             }
         }
     }
@@ -225,7 +225,7 @@ impl Load {
         }
     }
 
-    /// Several at a time, at several peers; fetched as they end.
+    /// Several at a time, to several peers; results are taken as they arrive.
     fn call_many(&mut self, first: usize, limit: Duration) {
         let mut pendings = Vec::new();
         let mut seeds = Vec::new();
@@ -258,35 +258,35 @@ impl Load {
 
     fn call_async(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len) = (self.id(), self.random.next(), self.len());
-        let said = text(seed, len);
+        let sent = text(seed, len);
         let answer = self.timed("awaited call", peer, limit, |to| {
             let echo = self.node.engine.procedure::<(Id, u64, usize, String), String>("echo");
-            block_on(echo.on(to).timeout(limit).start(&(id, seed, 100, said))?)
+            block_on(echo.on(to).timeout(limit).start(&(id, seed, 100, sent))?)
         });
         self.node.journal.ended("awaited call", &answer, &[]);
         if answer.is_ok_and(|answer| answer != text(seed ^ BACK, 100)) {
-            loss(&format!("the answer to awaited call {id:x?} is wrong"));
+            loss(&format!("the response to awaited call {id:x?} is wrong"));
         }
     }
 
-    /// The peer pulls what is exposed here.
-    fn lend(&mut self, peer: usize, limit: Duration) {
+    /// The peer pulls from memory that is exposed here.
+    fn export_for_reading(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len) = (self.id(), self.random.next(), self.bulk_len());
         let Ok(exposed) = self.node.engine.expose_read_only(content(seed, 0, len)) else { return };
         self.node.watch(exposed.released());
-        let result = self.timed("lending call", peer, limit, |to| {
+        let result = self.timed("exporting call", peer, limit, |to| {
             let fetch = self.node.engine.procedure::<(Id, Bulk, u64), Result<u64, String>>("fetch");
             fetch.on(to).timeout(limit).call(&(id, exposed.bulk(), seed))
         });
-        self.node.journal.ended("lending call", &result, &[]);
+        self.node.journal.ended("exporting call", &result, &[]);
         if let Ok(Ok(moved)) = result {
             self.expect(moved, len as u64, "fetch");
         }
         self.verify(exposed.view(), seed, 0, "exposed read-only");
     }
 
-    /// The peer pushes into what is exposed here.
-    fn be_filled(&mut self, peer: usize, limit: Duration) {
+    /// The peer pushes into memory that is exposed here.
+    fn export_for_writing(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len) = (self.id(), self.random.next(), self.bulk_len());
         let Ok(exposed) = self.node.engine.expose(vec![0u8; len], BulkMode::WriteOnly) else { return };
         self.node.watch(exposed.released());
@@ -300,7 +300,7 @@ impl Load {
             self.expect(moved, len as u64, "fill");
             self.verify(&bytes, seed, 0, "pushed by a peer");
         }
-        self.stays_own(bytes, "it was taken back from who pushed");
+        self.assert_unwritten(bytes, "it was reclaimed from a pusher");
     }
 
     /// A third process pulls it, from here.
@@ -318,44 +318,44 @@ impl Load {
         }
     }
 
-    /// What the peer pulls is taken back meanwhile: it gets all of it, or an error.
-    fn take_back(&mut self, peer: usize, limit: Duration) {
+    /// The memory is reclaimed while the peer pulls: the peer gets all of it, or an error.
+    fn reclaim_while_pulled(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len, pause) = (self.id(), self.random.next(), self.bulk_len(), self.random.below(4000));
         let Ok(exposed) = self.node.engine.expose(content(seed, 0, len), BulkMode::ReadOnly) else { return };
         self.node.watch(exposed.released());
-        let result = self.timed("call whose memory is taken back", peer, limit, |to| {
+        let result = self.timed("call whose memory is reclaimed", peer, limit, |to| {
             let fetch = self.node.engine.procedure::<(Id, Bulk, u64), Result<u64, String>>("fetch");
             let pending = fetch.on(to).timeout(limit).start(&(id, exposed.bulk(), seed))?;
             thread::sleep(Duration::from_micros(pause as u64));
-            self.node.journal.timed(|| "taking back".to_owned(), Duration::ZERO, || exposed.reclaim()).fill(OWN);
-            self.node.journal.count("exposures taken back", 1);
+            self.node.journal.timed(|| "reclaiming".to_owned(), Duration::ZERO, || exposed.reclaim()).fill(OWN);
+            self.node.journal.count("exposures reclaimed", 1);
             pending.wait()
         });
-        self.node.journal.ended("lending call", &result, &[]);
+        self.node.journal.ended("exporting call", &result, &[]);
     }
 
-    /// As `take_back`, of what the peer pushes into.
-    fn take_back_while_filled(&mut self, peer: usize, limit: Duration) {
+    /// As `reclaim_while_pulled`, while the peer pushes.
+    fn reclaim_while_pushed(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len, pause) = (self.id(), self.random.next(), self.bulk_len(), self.random.below(4000));
         let Ok(exposed) = self.node.engine.expose(vec![0u8; len], BulkMode::ReadWrite) else { return };
         self.node.watch(exposed.released());
         let mut bytes = Vec::new();
-        let result = self.timed("filling call whose memory is taken back", peer, limit, |to| {
+        let result = self.timed("filling call whose memory is reclaimed", peer, limit, |to| {
             let fill = self.node.engine.procedure::<(Id, Bulk, u64), Result<u64, String>>("fill");
             let pending = fill.on(to).timeout(limit).start(&(id, exposed.bulk(), seed))?;
             thread::sleep(Duration::from_micros(pause as u64));
-            bytes = self.node.journal.timed(|| "taking back".to_owned(), Duration::ZERO, || exposed.reclaim());
-            self.node.journal.count("exposures taken back", 1);
+            bytes = self.node.journal.timed(|| "reclaiming".to_owned(), Duration::ZERO, || exposed.reclaim());
+            self.node.journal.count("exposures reclaimed", 1);
             bytes.fill(OWN);
             pending.wait()
         });
         self.node.journal.ended("filling call", &result, &[]);
         if std::hint::black_box(&bytes[..]) != vec![OWN; bytes.len()] {
-            loss("memory was written after it was taken back");
+            loss("memory was written after it was reclaimed");
         }
     }
 
-    /// Opens memory at the peer, pulls it, pushes into it, and looks at it.
+    /// Opens memory at the peer, pulls it, pushes into it, and checks it.
     pub fn visit(&mut self, peer: usize, limit: Duration) {
         let len = self.bulk_len();
         let _ = self.visit_with(peer, limit, len);
@@ -373,13 +373,13 @@ impl Load {
         let Ok((number, bulk)) = opened? else { return Ok(()) };
         let to = self.node.endpoint(peer)?;
         let remote = bulk.on(&to).timeout(limit);
-        // What is taken back as too old.
+        // The peer reclaims what has been open for too long.
         let late = ["revoked"];
         let mut bytes = vec![0u8; len];
         let result = self.timed("pull", peer, limit, |_| remote.pull_into(&mut bytes[..]));
         self.moved(&result, &late);
         if result.is_err() {
-            self.stays_own(bytes, "a pull had failed");
+            self.assert_unwritten(bytes, "a pull had failed");
             return result.map(drop);
         }
         self.verify(&bytes, seed, 0, "pulled");
@@ -419,7 +419,7 @@ impl Load {
         closed
     }
 
-    /// Memory that is borrowed, for as long as a call takes.
+    /// Memory that is borrowed for the time of a call.
     fn scope(&mut self, peer: usize, limit: Duration) {
         let (id, seed, len) = (self.id(), self.random.next(), self.bulk_len());
         let mut bytes = vec![0u8; len];
@@ -434,10 +434,10 @@ impl Load {
         if let Ok(Ok(_)) = result {
             self.verify(&bytes, seed, 0, "pushed into a scope");
         }
-        self.stays_own(bytes, "a scope");
+        self.assert_unwritten(bytes, "a scope");
     }
 
-    /// A pull that hardly ever ends in time.
+    /// A pull with a deadline that it seldom meets.
     fn pull_briefly(&mut self, peer: usize, _: Duration) {
         let (id, seed, len) = (self.id(), self.random.next(), (1 << 20) + self.bulk_len());
         let limit = Duration::from_micros(100 + self.random.below(20_000) as u64);
@@ -451,8 +451,8 @@ impl Load {
         let result = self.timed("brief pull", peer, limit, |to| bulk.on(to).timeout(limit).pull_into(&mut bytes[..]));
         self.moved(&result, &["revoked"]);
         if result.is_ok() {
-            self.verify(&bytes, seed, 0, "pulled in a hurry");
+            self.verify(&bytes, seed, 0, "pulled with a short deadline");
         }
-        self.stays_own(bytes, "a brief pull");
+        self.assert_unwritten(bytes, "a brief pull");
     }
 }

@@ -1,9 +1,9 @@
-//! Several processes call each other and move memory, while they are killed, stopped and restarted, and while what connects
-//! them is delayed, stalled and cut. Everything is drawn from a seed, which is printed: `CALOMEL_CHAOS_SEED` repeats its faults
-//! and what is called in which order (not what the machine makes of it). `CALOMEL_CHAOS_SECONDS` says how long.
+//! Several processes call each other and transfer memory, while they are killed, stopped and restarted, and while their
+//! connections are delayed, stalled and cut. All of it is drawn from a seed, which is printed: `CALOMEL_CHAOS_SEED` repeats the
+//! faults and the order of calls, but not the timing. `CALOMEL_CHAOS_SECONDS` is the duration.
 //!
-//! What is asserted: each call and transfer ends once, in time; what succeeds is right, to the byte; nothing is handled twice;
-//! afterwards everybody reaches everybody again; and nothing is left over.
+//! Asserted: each call and transfer ends once, in time; each result is correct, to the byte; no call is handled twice;
+//! afterwards each process reaches every other again; and nothing is left over.
 //!
 //! As in `tests/processes`, the other processes are this program again, in the test [`child`].
 
@@ -63,7 +63,7 @@ mod short {
     }
 }
 
-/// As long as it is told: `ci/chaos`.
+/// As long as configured: `ci/chaos`.
 mod long {
     use super::*;
 

@@ -1,11 +1,11 @@
-//! Processes that are on hosts of their own, as far as the system's network goes: a network namespace each, and one with a
-//! switch that connects them. All of it goes away with the processes that hold it.
+//! Processes on hosts of their own, as far as the network goes: a network namespace for each, and one for the bridge that
+//! connects them. They go away with the processes that hold them.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 pub struct Hosts {
-    /// Each keeps a namespace; the last one that of the switch.
+    /// Each holds a namespace; the last one that of the bridge.
     holders: Vec<Child>,
 }
 
@@ -13,7 +13,7 @@ fn must(error: i32) -> std::io::Result<()> {
     if error == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// A process that does nothing, in a namespace of its own.
+/// An idle process in a network namespace of its own.
 fn holder() -> std::io::Result<Child> {
     let mut command = Command::new("sleep");
     command.arg("100000").stdin(Stdio::null()).stdout(Stdio::null());
@@ -28,13 +28,13 @@ fn holder() -> std::io::Result<Child> {
     command.spawn()
 }
 
-/// One of the hosts' address.
+/// The address of a host.
 pub fn ip(host: usize) -> String {
     format!("10.77.0.{}", host + 1)
 }
 
 impl Hosts {
-    /// Where that is not permitted, why not.
+    /// The error where namespaces are not permitted.
     pub fn new(count: usize) -> Result<Hosts, String> {
         let holders: std::io::Result<Vec<Child>> = (0..=count).map(|_| holder()).collect();
         let hosts = Hosts { holders: holders.map_err(|error| format!("no network namespaces: {error}"))? };
@@ -74,7 +74,7 @@ impl Hosts {
         self.run(host, "ip", arguments)
     }
 
-    /// Has a process start on a host.
+    /// Starts a process on a host.
     pub fn enter(&self, host: usize, command: &mut Command) {
         let network = std::ffi::CString::new(self.network(host)).unwrap();
         let enter = move || {
@@ -90,22 +90,22 @@ impl Hosts {
         unsafe { command.pre_exec(enter) };
     }
 
-    /// The cable is out; or in again.
+    /// Takes the link of a host down or up.
     pub fn plug(&self, host: usize, plugged: bool) -> Result<(), String> {
         self.ip(self.switch(), &format!("link set far{host} {}", if plugged { "up" } else { "down" }))
     }
 
-    /// What one host sends to another goes nowhere; the other way it is as ever.
+    /// Packets from one host to another are lost; the other direction is not affected.
     pub fn block(&self, host: usize, other: usize, blocked: bool) -> Result<(), String> {
         self.ip(host, &format!("route {} blackhole {}/32", if blocked { "add" } else { "del" }, ip(other)))
     }
 
-    /// The host has lost its address; or has it again.
+    /// Removes or restores the address of a host.
     pub fn address(&self, host: usize, there: bool) -> Result<(), String> {
         self.ip(host, &format!("address {} {}/24 dev near", if there { "add" } else { "del" }, ip(host)))
     }
 
-    /// A narrow line, which loses what does not fit.
+    /// Limits the bandwidth of a host; excess packets are lost.
     pub fn narrow(&self, host: usize, narrow: bool) -> Result<(), String> {
         let (verb, how) = if narrow { ("add", " tbf rate 8mbit burst 8kb latency 30ms") } else { ("del", "") };
         self.run(host, "tc", &format!("qdisc {verb} dev near root{how}"))

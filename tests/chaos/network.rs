@@ -1,4 +1,4 @@
-//! A network between two processes which does what networks do: it delays, stalls, narrows, cuts, swallows.
+//! A network between two processes: a proxy that delays, stalls, throttles, cuts and loses data.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,14 +11,14 @@ use socket2::SockRef;
 
 use crate::support::keep_little;
 
-/// What the connections of a route suffer now.
+/// How the connections of a route are treated now.
 #[derive(Default)]
 struct Weather {
-    /// Waited before each piece, in milliseconds.
+    /// Delay before each piece, in milliseconds.
     delay: AtomicU64,
-    /// Nothing is forwarded; it is kept.
+    /// Nothing is forwarded; bytes are kept.
     stalled: AtomicBool,
-    /// What comes is thrown away, and nobody is told. Connections that see this never recover.
+    /// Bytes are discarded silently. Connections that lose bytes never recover.
     swallows: AtomicBool,
     /// New connections are closed at once.
     refuses: AtomicBool,
@@ -27,20 +27,20 @@ struct Weather {
     ends: AtomicBool,
 }
 
-/// The way from one process to another. It listens where the one dials, and leads to where the other listens.
+/// The route by which one process dials another. It listens where the one dials, and forwards to where the other listens.
 pub struct Route {
     pub address: String,
     weather: Arc<Weather>,
-    lines: Arc<Mutex<Vec<Arc<Line>>>>,
+    connections: Arc<Mutex<Vec<Arc<Connection>>>>,
     listener: SocketAddr,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A connection.
-struct Line {
+struct Connection {
     near: TcpStream,
     far: TcpStream,
-    /// One direction is shut.
+    /// One direction is shut down.
     half_closed: AtomicBool,
     ended: AtomicBool,
 }
@@ -50,10 +50,10 @@ impl Route {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         keep_little(&listener);
         let at = listener.local_addr().unwrap();
-        let (weather, lines) = (Arc::<Weather>::default(), Arc::<Mutex<Vec<Arc<Line>>>>::default());
-        let (w, l) = (weather.clone(), lines.clone());
+        let (weather, connections) = (Arc::<Weather>::default(), Arc::<Mutex<Vec<Arc<Connection>>>>::default());
+        let (w, l) = (weather.clone(), connections.clone());
         let thread = thread::spawn(move || accept(&listener, target, &w, &l));
-        Route { address: format!("tcp://{at}"), weather, lines, listener: at, thread: Some(thread) }
+        Route { address: format!("tcp://{at}"), weather, connections, listener: at, thread: Some(thread) }
     }
 
     pub fn delay(&self, millis: u64) {
@@ -84,29 +84,29 @@ impl Route {
         }
     }
 
-    fn each(&self, what: impl Fn(&Line)) {
-        self.lines.lock().unwrap().iter().for_each(|line| what(line));
+    fn each(&self, what: impl Fn(&Connection)) {
+        self.connections.lock().unwrap().iter().for_each(|connection| what(connection));
     }
 
-    /// Ends the connections there are; `reset`: without the courtesy of an end.
+    /// Ends the current connections; `reset`: with a TCP reset instead of an orderly close.
     pub fn cut(&self, reset: bool) {
-        self.each(|line| {
+        self.each(|connection| {
             if reset {
-                for stream in [&line.near, &line.far] {
+                for stream in [&connection.near, &connection.far] {
                     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
                     let _ = stream.shutdown(Shutdown::Read);
                 }
             } else {
-                line.end();
+                connection.end();
             }
         });
     }
 
-    /// Shuts one direction of the connections there are.
+    /// Shuts down one direction of the current connections.
     pub fn half_close(&self, towards_near: bool) {
-        self.each(|line| {
-            line.half_closed.store(true, Ordering::SeqCst);
-            let _ = if towards_near { &line.near } else { &line.far }.shutdown(Shutdown::Write);
+        self.each(|connection| {
+            connection.half_closed.store(true, Ordering::SeqCst);
+            let _ = if towards_near { &connection.near } else { &connection.far }.shutdown(Shutdown::Write);
         });
     }
 }
@@ -121,7 +121,7 @@ impl Drop for Route {
     }
 }
 
-impl Line {
+impl Connection {
     fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         for stream in [&self.near, &self.far] {
@@ -130,7 +130,7 @@ impl Line {
     }
 }
 
-fn accept(listener: &TcpListener, target: SocketAddr, weather: &Arc<Weather>, lines: &Arc<Mutex<Vec<Arc<Line>>>>) {
+fn accept(listener: &TcpListener, target: SocketAddr, weather: &Arc<Weather>, connections: &Arc<Mutex<Vec<Arc<Connection>>>>) {
     let mut pumps: Vec<JoinHandle<()>> = Vec::new();
     for near in listener.incoming().flatten() {
         if weather.ends.load(Ordering::SeqCst) {
@@ -144,24 +144,24 @@ fn accept(listener: &TcpListener, target: SocketAddr, weather: &Arc<Weather>, li
             keep_little(stream);
             let _ = stream.set_nodelay(true);
         }
-        let line = Arc::new(Line { near, far, half_closed: AtomicBool::new(false), ended: AtomicBool::new(false) });
-        lines.lock().unwrap().push(line.clone());
+        let connection = Arc::new(Connection { near, far, half_closed: AtomicBool::new(false), ended: AtomicBool::new(false) });
+        connections.lock().unwrap().push(connection.clone());
         // Only these and the list keep a connection's descriptors.
         for towards_near in [true, false] {
-            let (line, weather, lines) = (line.clone(), weather.clone(), lines.clone());
+            let (connection, weather, connections) = (connection.clone(), weather.clone(), connections.clone());
             pumps.push(thread::spawn(move || {
-                pump(&line, towards_near, &weather);
-                lines.lock().unwrap().retain(|other| !Arc::ptr_eq(other, &line));
+                pump(&connection, towards_near, &weather);
+                connections.lock().unwrap().retain(|other| !Arc::ptr_eq(other, &connection));
             }));
         }
         pumps.retain(|pump| !pump.is_finished());
     }
-    lines.lock().unwrap().iter().for_each(|line| line.end());
+    connections.lock().unwrap().iter().for_each(|connection| connection.end());
     pumps.into_iter().for_each(|pump| drop(pump.join()));
 }
 
-fn pump(line: &Line, towards_near: bool, weather: &Weather) {
-    let (mut from, mut to) = if towards_near { (&line.far, &line.near) } else { (&line.near, &line.far) };
+fn pump(connection: &Connection, towards_near: bool, weather: &Weather) {
+    let (mut from, mut to) = if towards_near { (&connection.far, &connection.near) } else { (&connection.near, &connection.far) };
     let mut buffer = vec![0u8; 32 << 10];
     // A connection that has lost bytes must not go on.
     let mut lost = false;
@@ -172,24 +172,24 @@ fn pump(line: &Line, towards_near: bool, weather: &Weather) {
         if delay > 0 {
             thread::sleep(Duration::from_millis(delay));
         }
-        let over = || line.ended.load(Ordering::SeqCst) || weather.ends.load(Ordering::SeqCst);
+        let over = || connection.ended.load(Ordering::SeqCst) || weather.ends.load(Ordering::SeqCst);
         while weather.stalled.load(Ordering::SeqCst) && !over() {
             thread::sleep(Duration::from_millis(1));
         }
         lost |= weather.swallows.load(Ordering::SeqCst);
         if !lost && to.write_all(&buffer[..n]).is_err() {
-            if !line.half_closed.load(Ordering::SeqCst) {
+            if !connection.half_closed.load(Ordering::SeqCst) {
                 break;
             }
             // The other direction goes on.
             lost = true;
         }
     }
-    if SockRef::from(&line.near).linger().is_ok_and(|linger| linger.is_some()) {
+    if SockRef::from(&connection.near).linger().is_ok_and(|linger| linger.is_some()) {
         // The last one to drop the connection resets it.
         let _ = from.shutdown(Shutdown::Read);
         let _ = to.shutdown(Shutdown::Read);
         return;
     }
-    line.end();
+    connection.end();
 }

@@ -1,4 +1,4 @@
-//! One of the processes: an engine that serves and calls, and follows orders.
+//! The role of a process: an engine that serves and calls, and follows orders.
 
 use std::fmt::Write as _;
 use std::io::BufRead;
@@ -15,11 +15,11 @@ use crate::load::{Load, THREADS};
 use crate::serve::Node;
 use crate::support::*;
 
-/// Which one it is: index, generation, seed, and whether it goes by shared memory where it can.
+/// Index, generation and seed of the process, and whether it uses shared memory where it can.
 pub const NODE: &str = "CALOMEL_CHAOS_NODE";
 
-/// By then everybody reaches everybody again, once all is healed: a peer that was given up is dialled anew, and the system may
-/// take a while to ask again for what the network has lost.
+/// The time by which each process reaches every other again after the last fault: a disconnected peer is dialled anew, and the
+/// kernel may take a while to retransmit.
 fn healed() -> Duration {
     patience() * Duration::from_secs(10)
 }
@@ -27,15 +27,15 @@ fn healed() -> Duration {
 pub fn run() {
     // SAFETY: this changes nothing but which signal the kernel sends when the parent ends.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    let told = std::env::var(NODE).unwrap();
-    let told: Vec<u64> = told.split(' ').map(|number| number.parse().unwrap()).collect();
-    let (index, generation, seed, upgrade) = (told[0] as usize, told[1] as u32, told[2], told[3] == 1);
+    let settings = std::env::var(NODE).unwrap();
+    let settings: Vec<u64> = settings.split(' ').map(|number| number.parse().unwrap()).collect();
+    let (index, generation, seed, upgrade) = (settings[0] as usize, settings[1] as u32, settings[2], settings[3] == 1);
     let journal = Arc::new(Journal::default());
     let watched = journal.clone();
     thread::spawn(move || watched.watch());
-    // What is made once and kept, by whatever this process does first, is no leftover.
+    // What is made once and kept by the first use does not count.
     Engine::client("loop").unwrap().finalize().unwrap();
-    // This thread, the harness', and the journal's: one that was joined may stay in the list for a moment.
+    // This thread, the harness', and the journal's: a joined thread may stay in the list for a moment.
     eventually("the first engine's threads have ended", || threads() == 3);
     let before = (threads(), descriptors());
     let engine = listen(index, upgrade);
@@ -70,13 +70,13 @@ pub fn run() {
                 journal.leave();
                 stop.store(true, Ordering::SeqCst);
                 journal.timed(|| "finalizing".to_owned(), Duration::from_secs(3), || engine.finalize()).unwrap_or_else(|error| {
-                    // A handler may dawdle for as long as the one who called it is patient.
+                    // A handler may run as long as its caller waits.
                     assert!(error.is_timeout(), "{error}");
                 });
                 load.drain(..).for_each(|thread| thread.join().unwrap_or_else(|_| loss("a thread panicked")));
                 node.reap(true);
                 drop((node, engine));
-                nothing_is_left(before);
+                check_leftovers(before);
                 journal.tell();
                 say("left");
                 process::exit(0);
@@ -90,15 +90,15 @@ pub fn run() {
 fn listen(index: usize, upgrade: bool) -> Engine {
     let begin = Instant::now();
     loop {
-        // With checksums of all that is moved, and without; and the three ways to move payloads over shared memory.
+        // With payload checksums and without; and the three paths for payloads over shared memory.
         let builder = configured().same_host_upgrade(upgrade).payload_checksums(index.is_multiple_of(2));
         let builder = match index % 3 {
             0 => builder,
-            way => builder.shm_kernel_copy(way == 1),
+            path => builder.shm_kernel_copy(path == 1),
         };
         match builder.listen(std::env::var(LISTEN).unwrap()).build() {
             Ok(engine) => return engine,
-            // The predecessor may not be all gone.
+            // The predecessor may not be entirely gone.
             Err(Error::AddressInUse { .. } | Error::Io { .. }) if begin.elapsed() < BOUND => {
                 thread::sleep(Duration::from_millis(10))
             }
@@ -107,7 +107,7 @@ fn listen(index: usize, upgrade: bool) -> Engine {
     }
 }
 
-/// Calls each of the others, and moves memory there and back, until that has worked; how long it took.
+/// Calls each of the others, and transfers memory there and back, until that succeeds; returns how long it took.
 fn meet(node: &Arc<Node>, round: u32) -> Duration {
     let begin = Instant::now();
     let mut load = Load::new(node, 0x80 + round);
@@ -116,11 +116,7 @@ fn meet(node: &Arc<Node>, round: u32) -> Duration {
             match load.visit_with(peer, Duration::from_secs(2), 300_000) {
                 Ok(()) => break,
                 Err(error) if begin.elapsed() > healed() => {
-                    loss(&format!(
-                        "no way from {} to {peer} for {:?} after all was healed: {error}",
-                        node.index,
-                        begin.elapsed()
-                    ));
+                    loss(&format!("{} can't reach {peer} for {:?} after the last fault: {error}", node.index, begin.elapsed()));
                     break;
                 }
                 Err(_) => thread::sleep(Duration::from_millis(20)),
@@ -130,7 +126,7 @@ fn meet(node: &Arc<Node>, round: u32) -> Duration {
     begin.elapsed()
 }
 
-/// Nothing is in progress any more, and nobody holds what was exposed here.
+/// Waits until nothing is in progress any more, and no peer holds a bulk of this process.
 fn settle(node: &Arc<Node>) {
     let begin = Instant::now();
     node.reap(true);
@@ -166,9 +162,9 @@ fn descriptors() -> usize {
     entries("/proc/self/fd").len()
 }
 
-/// What this process has: threads, but for those that wait a while for more to do; descriptors; KiB of memory.
+/// What this process holds: threads, except idle handler and timer threads; descriptors; KiB of memory.
 fn holdings() -> String {
-    // SAFETY: takes a number, and gives memory back that nobody uses.
+    // SAFETY: takes a number, and returns free memory to the system.
     unsafe { libc::malloc_trim(0) };
     let idle = |task: &String| task.contains("calomel-handler") || task.contains("calomel-timer");
     let threads = entries("/proc/self/task").iter().filter(|task| !idle(task)).count();
@@ -180,12 +176,12 @@ fn holdings() -> String {
     text
 }
 
-fn nothing_is_left(before: (usize, usize)) {
+fn check_leftovers(before: (usize, usize)) {
     let begin = Instant::now();
-    // The system's library keeps the devices that it has opened: `tests/verbs` sees to what else there is.
+    // The verbs library keeps the devices that it has opened; `tests/verbs` checks everything else there.
     let as_before = || threads() == before.0 && (descriptors() == before.1 || is_over_verbs());
     while !as_before() {
-        // A handler that was given up by finalizing may take as long as its caller is patient; its thread ends with it.
+        // A handler that finalizing abandoned may run as long as its caller waits; its thread ends with it.
         if begin.elapsed() > patience() * Duration::from_secs(5) {
             let (tasks, files) = (entries("/proc/self/task"), entries("/proc/self/fd"));
             return loss(&format!("left over: {before:?} before, now {tasks:?} and {files:?}"));

@@ -1,4 +1,4 @@
-//! One run: the processes, what they are connected by, what happens to them, and what has become of it.
+//! One run: the processes, their connections, the faults, and the results.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use crate::node::NODE;
 use crate::support::*;
 
 const NODES: usize = 4;
-/// What a process may have beyond what it had when it began, in KiB.
+/// Memory that a process may hold beyond its level at the start, in KiB.
 const GROWTH: i64 = 96 << 10;
-/// Descriptors of a connection, at most, and how many there may be more with each peer than at the beginning: where two dial
-/// each other at the same moment there are two.
+/// Descriptors of a connection, at most. Per peer there may be one connection more than at the beginning: simultaneous connects
+/// can leave two.
 const DESCRIPTORS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// tcp, each way of each pair through a proxy.
+    /// tcp, each route of each pair through a proxy.
     Proxies,
     /// tcp, each process with a network of its own.
     Namespaces,
@@ -33,14 +33,14 @@ pub enum Over {
     Verbs,
 }
 
-/// One at a time: the machine is to be busy, and not so busy that nobody keeps any limit.
+/// One run at a time: the machine should be busy, but not so busy that operations miss their limits.
 static ALONE: Mutex<()> = Mutex::new(());
 
 pub fn run(over: Over, seconds: u64) {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let told = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let seconds = told("CALOMEL_CHAOS_SECONDS").unwrap_or(seconds);
-    let seed = told("CALOMEL_CHAOS_SEED").unwrap_or_else(|| rand::random::<u32>().into());
+    let variable = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let seconds = variable("CALOMEL_CHAOS_SECONDS").unwrap_or(seconds);
+    let seed = variable("CALOMEL_CHAOS_SEED").unwrap_or_else(|| rand::random::<u32>().into());
     let hosts = if over == Over::Namespaces {
         match Hosts::new(NODES) {
             Ok(hosts) => Some(hosts),
@@ -58,7 +58,7 @@ pub fn run(over: Over, seconds: u64) {
     over_with(carrier, || Row::new(over, seed, seconds, hosts).run());
 }
 
-/// What a process has, as it says itself.
+/// What a process holds, as it reports.
 #[derive(Clone, Copy, Debug)]
 struct Holdings {
     threads: usize,
@@ -73,7 +73,7 @@ impl Holdings {
     }
 }
 
-/// Where the processes put files, if they make any: gone in the end, whatever that is.
+/// The folder where the processes put files, if they make any; removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -94,15 +94,15 @@ struct Row {
     over: Over,
     seed: u64,
     seconds: u64,
-    /// `None`: not there now.
+    /// `None`: not running now.
     nodes: Vec<Option<Child>>,
     generations: Vec<u32>,
     addresses: Vec<String>,
-    /// From one to another, where there is a proxy.
+    /// By source and target, where there is a proxy.
     routes: BTreeMap<(usize, usize), Route>,
     hosts: Option<Hosts>,
     folder: Folder,
-    /// What each process has counted, by its number and generation.
+    /// The counts of each process, by its number and generation.
     counts: BTreeMap<(usize, u32), BTreeMap<String, u64>>,
     faults: BTreeMap<String, u64>,
     losses: Vec<String>,
@@ -127,7 +127,7 @@ impl Row {
         for node in 0..NODES {
             let anywhere = match over {
                 Over::Namespaces => format!("tcp://{}:0", namespaces::ip(node)),
-                // Not where anything else on this host finds a free port: the address must be free for the successor.
+                // Not where other programs on this host get free ports: the address must be free for the successor.
                 Over::Proxies | Over::Both => format!("tcp://127.77.{}.{}:0", std::process::id() % 250, node + 1),
                 Over::Shm | Over::Verbs => anywhere(),
             };
@@ -148,12 +148,12 @@ impl Row {
 
     fn start(&self, node: usize, address: &str) -> Child {
         let upgrade = matches!(self.over, Over::Shm | Over::Both);
-        let told = format!("{node} {} {} {}", self.generations[node], self.seed, u8::from(upgrade));
+        let settings = format!("{node} {} {} {}", self.generations[node], self.seed, u8::from(upgrade));
         let settings = [
             (LISTEN, address),
-            (NODE, &told),
+            (NODE, &settings),
             ("TMPDIR", self.folder.0.to_str().unwrap()),
-            // What is large is given back to the system when it is freed, so that growth can be told.
+            // Large blocks are returned to the system when freed, so that growth is visible.
             ("MALLOC_MMAP_THRESHOLD_", "65536"),
         ];
         Child::start_as("node", &settings, |command: &mut Command| {
@@ -163,7 +163,7 @@ impl Row {
         })
     }
 
-    /// Tells a process where it finds the others.
+    /// Sends a process the addresses of the others.
     fn introduce(&mut self, node: usize) {
         let route = |to: usize| self.routes.get(&(node, to)).map_or(&self.addresses[to], |route| &route.address).as_str();
         let peers: Vec<&str> = (0..NODES).map(route).collect();
@@ -182,7 +182,7 @@ impl Row {
         self.losses.push(loss);
     }
 
-    /// What the processes have said meanwhile.
+    /// Collects the output of the processes.
     fn listen(&mut self) {
         for node in 0..NODES {
             self.listen_to(node);
@@ -191,8 +191,8 @@ impl Row {
 
     fn listen_to(&mut self, node: usize) {
         let Some(child) = &mut self.nodes[node] else { return };
-        let (pid, said) = (child.pid(), child.said_of(&["loss", "counts"]));
-        for line in said {
+        let (pid, output) = (child.pid(), child.said_of(&["loss", "counts"]));
+        for line in output {
             match line.split_once(' ').unwrap_or((&line, "")) {
                 ("loss", text) => self.lose(format!("{node}.{} ({pid}): {text}", self.generations[node])),
                 (_, text) => {
@@ -204,19 +204,19 @@ impl Row {
         }
     }
 
-    /// All that a process says until it says this; or that it is gone.
+    /// Waits for this word from a process, or for its end; collects other output meanwhile.
     fn hear(&mut self, node: usize, word: &str) -> String {
         let child = self.nodes[node].as_mut().unwrap();
-        let said = child.hear(word);
+        let output = child.hear(word);
         self.listen_to(node);
-        said
+        output
     }
 
     fn run(mut self) {
-        let everybody = 0..NODES;
-        everybody.clone().for_each(|node| self.tell(node, "meet 0"));
-        let before: Vec<Holdings> = everybody.clone().map(|node| self.met(node).1).collect();
-        everybody.clone().for_each(|node| self.tell(node, "load"));
+        let nodes = 0..NODES;
+        nodes.clone().for_each(|node| self.tell(node, "meet 0"));
+        let before: Vec<Holdings> = nodes.clone().map(|node| self.met(node).1).collect();
+        nodes.clone().for_each(|node| self.tell(node, "load"));
         let begin = Instant::now();
         for event in plan(self.seed, self.over, NODES, Duration::from_secs(self.seconds)) {
             while begin.elapsed() < event.at {
@@ -225,21 +225,21 @@ impl Row {
             }
             self.happen(event);
         }
-        // All is healed: what goes on comes to its end, and no more begins.
+        // After the last fault: operations in progress end, and no new ones begin.
         thread::sleep(HEARTBEAT);
-        everybody.clone().for_each(|node| self.tell(node, "rest"));
-        for node in everybody.clone() {
+        nodes.clone().for_each(|node| self.tell(node, "rest"));
+        for node in nodes.clone() {
             self.hear(node, "rests");
         }
-        everybody.clone().for_each(|node| self.tell(node, "meet 1"));
-        let met: Vec<u64> = everybody.clone().map(|node| self.met(node).0).collect();
-        everybody.clone().for_each(|node| self.tell(node, "settle"));
+        nodes.clone().for_each(|node| self.tell(node, "meet 1"));
+        let met: Vec<u64> = nodes.clone().map(|node| self.met(node).0).collect();
+        nodes.clone().for_each(|node| self.tell(node, "settle"));
         for (node, before) in before.into_iter().enumerate() {
             let after = Holdings::parse(&self.hear(node, "settled"));
             self.compare(node, before, after);
         }
-        everybody.clone().for_each(|node| self.tell(node, "leave"));
-        for node in everybody {
+        nodes.clone().for_each(|node| self.tell(node, "leave"));
+        for node in nodes {
             self.hear(node, "left");
             let status = self.nodes[node].as_mut().unwrap().wait(BOUND);
             self.listen_to(node);
@@ -251,14 +251,14 @@ impl Row {
     }
 
     fn met(&mut self, node: usize) -> (u64, Holdings) {
-        let said = self.hear(node, "met");
-        let (took, holdings) = said.split_once(' ').unwrap();
+        let output = self.hear(node, "met");
+        let (took, holdings) = output.split_once(' ').unwrap();
         (took.parse().unwrap(), Holdings::parse(holdings))
     }
 
     fn compare(&mut self, node: usize, before: Holdings, after: Holdings) {
         let more_descriptors = after.descriptors.saturating_sub(before.descriptors);
-        println!("process {node}: {before:?} at first, {after:?} at the end");
+        println!("process {node}: {before:?} at the start, {after:?} at the end");
         if after.threads > before.threads || more_descriptors > DESCRIPTORS * (NODES - 1) || after.memory - before.memory > GROWTH
         {
             self.lose(format!("process {node} had {before:?} and has {after:?}"));
@@ -366,16 +366,16 @@ impl Row {
             println!("    {class}: {}", line(ends));
         }
         let sum = |key: &str| sums.get(key).copied().unwrap_or(0);
-        println!("  bytes: {} moved, {} verified", sum("bytes"), sum("verified"));
+        println!("  bytes: {} transferred, {} verified", sum("bytes"), sum("verified"));
         println!(
-            "  one-way calls handled: {}, exposures taken back: {}",
+            "  one-way calls handled: {}, exposures reclaimed: {}",
             sum("one-way calls handled"),
-            sum("exposures taken back")
+            sum("exposures reclaimed")
         );
         println!("  processes: {} in all", self.generations.iter().sum::<u32>() + NODES as u32);
         let faults: Vec<_> = self.faults.iter().map(|(fault, count)| (fault.as_str(), *count)).collect();
         println!("  faults: {}: {}", faults.iter().map(|(_, count)| count).sum::<u64>(), line(&faults));
-        println!("  everybody met again in {:?} ms", met);
+        println!("  all processes reached each other again in {:?} ms", met);
         println!("  losses: {}", self.losses.len());
         assert!(self.losses.is_empty(), "CALOMEL_CHAOS_SEED={}: {:#?}", self.seed, self.losses);
         let calls: u64 = sums.iter().filter(|(key, _)| key.ends_with("call ok")).map(|(_, count)| count).sum();

@@ -1,4 +1,4 @@
-//! What each process serves to the others. Whatever has a number is counted, and must not come twice.
+//! The procedures that each process serves. Each numbered operation is counted, and must be handled only once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,11 +11,11 @@ use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuffer, Error, Exposed, Re
 use crate::content::{content, mistake, text};
 use crate::journal::{Id, Journal, kind, loss};
 
-/// The answer to a call is made from another seed than its arguments.
+/// The response to a call is made from another seed than its arguments.
 pub const BACK: u64 = 0x5eed;
-/// What peers have opened and not closed is taken back after this time, transfers or not.
+/// Memory that peers have opened and not closed is reclaimed after this time, even during transfers.
 const KEPT: Duration = Duration::from_secs(3);
-/// Longest that a handler waits for others.
+/// Longest time that a handler waits for others.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// An error's kind, as it travels.
@@ -27,12 +27,12 @@ pub struct Node {
     pub index: usize,
     pub generation: u32,
     pub seed: u64,
-    /// Where the others are, as this process reaches them. Requests may come before that is known.
+    /// The addresses of the others, as this process reaches them. Requests may arrive before they are known.
     pub peers: OnceLock<Vec<String>>,
     opened: Mutex<HashMap<u64, (Instant, Opened)>>,
     next_opened: AtomicU64,
     next_nested: AtomicU32,
-    /// What was exposed, and a peer may still hold a bulk of.
+    /// Exposures whose bulks a peer may still hold.
     held: Mutex<Vec<Released>>,
 }
 
@@ -61,21 +61,21 @@ impl Node {
         node
     }
 
-    /// Counts what this process does in one of its threads.
-    pub fn who(&self, thread: u32) -> u32 {
+    /// Identifies a thread of this process.
+    pub fn caller_id(&self, thread: u32) -> u32 {
         (self.index as u32) << 24 | self.generation << 8 | thread
     }
 
-    /// For what a handler calls.
+    /// An id for a call by a handler.
     pub fn nested_id(&self) -> Id {
-        (self.who(0xff), self.next_nested.fetch_add(1, Ordering::Relaxed))
+        (self.caller_id(0xff), self.next_nested.fetch_add(1, Ordering::Relaxed))
     }
 
     pub fn endpoint(&self, peer: usize) -> Result<Endpoint, Error> {
         self.engine.lookup(&self.peers.wait()[peer][..])
     }
 
-    /// Peers may hold a bulk of this memory, and give it back.
+    /// Remembers memory whose bulks peers may hold.
     pub fn watch(&self, released: Released) {
         let mut held = self.held.lock().unwrap();
         held.retain(|released| !released.is_released());
@@ -88,7 +88,7 @@ impl Node {
         held.len()
     }
 
-    /// Takes back what has been open for long, or all of it.
+    /// Reclaims what has been open for long, or all of it.
     pub fn reap(&self, all: bool) {
         let mut opened = self.opened.lock().unwrap();
         let old: Vec<u64> =
@@ -106,9 +106,9 @@ impl Node {
         request.remaining().min(PATIENCE)
     }
 
-    /// A transfer that a handler made has ended: its bytes, or the error.
+    /// Records the end of a handler's transfer: its bytes, or the error.
     fn moved(&self, result: Result<usize, Error>) -> Outcome {
-        // The caller takes its memory back when it gives up, and when it feels like it.
+        // The caller reclaims its memory when it gives up, or at random.
         self.journal.ended("handlers' transfer", &result, &["revoked", "cancelled"]);
         let len = result.map_err(|error| kind(&error).to_owned())? as u64;
         self.journal.count("bytes", len);
@@ -152,7 +152,7 @@ impl Node {
         Ok((number, bulk))
     }
 
-    /// What is wrong with memory that was opened; nothing about what has been taken back.
+    /// The first mismatch in memory that was opened; none if it has been reclaimed.
     fn check(&self, number: u64, seed: u64, offset: usize, len: usize) -> Option<String> {
         let mut bytes = vec![0u8; len];
         match &self.opened.lock().unwrap().get(&number)?.1 {
@@ -178,9 +178,9 @@ fn define_calls(node: &Arc<Node>) {
     let engine = &node.engine;
     let at = node.clone();
     engine
-        .define("echo", move |_: &Request, (id, seed, back, said): (Id, u64, usize, String)| -> String {
+        .define("echo", move |_: &Request, (id, seed, back, sent): (Id, u64, usize, String)| -> String {
             at.journal.handles("echo", id);
-            if said != text(seed, said.len()) {
+            if sent != text(seed, sent.len()) {
                 loss(&format!("the arguments of call {id:x?} are wrong"));
             }
             text(seed ^ BACK, back)
@@ -188,10 +188,10 @@ fn define_calls(node: &Arc<Node>) {
         .unwrap();
     let at = node.clone();
     engine
-        .define("tell", move |_: &Request, (id, seed, said): (Id, u64, String)| {
+        .define("tell", move |_: &Request, (id, seed, sent): (Id, u64, String)| {
             at.journal.handles("tell", id);
             at.journal.count("one-way calls handled", 1);
-            if said != text(seed, said.len()) {
+            if sent != text(seed, sent.len()) {
                 loss(&format!("the arguments of one-way call {id:x?} are wrong"));
             }
         })
@@ -201,12 +201,12 @@ fn define_calls(node: &Arc<Node>) {
         .define_deferred("later", move |reply: Responder<u64>, (id, seed, after, how): (Id, u64, u64, u8)| {
             at.journal.handles("later", id);
             let answer = move || match how {
-                // Nobody takes the answer any more, or the engine ends.
+                // The caller no longer waits for the response, or the engine ends.
                 0 => drop(reply.respond(&(seed ^ BACK))),
-                1 => reply.fail("as it was asked to"),
+                1 => reply.fail("requested by the caller"),
                 _ => drop(reply),
             };
-            // An engine that ends drops what waits, and with it the responder.
+            // An engine that ends drops the queued closure, and with it the responder.
             let _ = at.engine.timer(Duration::from_millis(after), answer);
         })
         .unwrap();
@@ -237,7 +237,7 @@ fn define_calls(node: &Arc<Node>) {
             at.journal.ended("nested call", &answer, &[]);
             let answer = answer.map_err(|error| kind(&error).to_owned())?;
             if answer != text(seed ^ BACK, len) {
-                loss("the answer of a nested call is wrong");
+                loss("the response of a nested call is wrong");
             }
             Ok(len as u64)
         })

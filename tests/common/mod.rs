@@ -1,9 +1,9 @@
-//! What the tests of several suites stand on: a watchdog, conditions with a bound, and bytes to move.
+//! Helpers that several test suites share: a watchdog, conditions with a time limit, and test data.
 
-// Each suite uses what it needs.
+// No suite uses all of them.
 #![allow(dead_code)]
 
-pub mod meddler;
+pub mod mitm;
 pub mod wire;
 
 use std::future::Future;
@@ -17,12 +17,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// A test that runs longer than this hangs; where the machine is emulated, `CALOMEL_TEST_PATIENCE` times as long.
+/// The time limit of a test; on an emulated machine, `CALOMEL_TEST_PATIENCE` times as long.
 const WATCHDOG: Duration = Duration::from_secs(60);
-/// What must happen, happens within this time.
+/// The time limit for conditions that must become true.
 pub const BOUND: Duration = Duration::from_secs(20);
 
-/// Where tests listen on an RDMA device: at its address, which the environment names.
+/// An address to listen at on an RDMA device, whose IP address is in `CALOMEL_VERBS`.
 #[track_caller]
 pub fn verbs_address(port: u16) -> String {
     let ip = std::env::var("CALOMEL_VERBS").expect("CALOMEL_VERBS names the IP address of an RDMA device; ci/softroce has one");
@@ -30,7 +30,7 @@ pub fn verbs_address(port: u16) -> String {
     format!("verbs://{}", SocketAddr::new(ip, port))
 }
 
-/// How many times as long as usual things may take: more than once where the machine is emulated.
+/// The factor for time limits: more than one on an emulated machine.
 pub fn patience() -> u32 {
     std::env::var("CALOMEL_TEST_PATIENCE").map_or(1, |times| times.parse().unwrap())
 }
@@ -40,7 +40,7 @@ pub fn rounds(count: usize) -> usize {
     (count / patience() as usize).max(1)
 }
 
-/// Ends the process when it is not dropped in time: a hang is a failure with a name.
+/// Aborts the process when it is not dropped in time, so that a test that hangs is reported with its name.
 pub struct Watchdog {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -52,7 +52,7 @@ impl Watchdog {
         let limit = patience() * WATCHDOG;
         let thread = thread::spawn(move || {
             if stopped.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                // Not `eprintln!`: the harness would keep that to itself, and it is about to die.
+                // Not `eprintln!`: the harness would capture that, and the process is about to abort.
                 let _ = writeln!(std::io::stderr(), "\nwatchdog: {name} hangs, after {limit:?}");
                 process::abort();
             }
@@ -70,7 +70,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Waits until `condition` holds, and fails when it does not within [`BOUND`].
+/// Waits until `condition` holds, and fails if it does not within [`BOUND`].
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -80,7 +80,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Fails when `condition` stops to hold within `time`. Good for what must never happen: it can miss it, not invent it.
+/// Fails if `condition` is false at a check within `time`. It can miss a violation, but never reports a false one.
 #[track_caller]
 pub fn stays(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -90,7 +90,7 @@ pub fn stays(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A door that is opened once, and waited for with a bound, so that no handler outlives a failed test for long.
+/// A gate that is opened once. Waiting for it has a time limit, so that no handler outlives a failed test for long.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
@@ -104,7 +104,7 @@ impl Gate {
     pub fn wait(&self) {
         let (lock, opened) = &*self.0;
         let (open, _) = opened.wait_timeout_while(lock.lock().unwrap(), BOUND, |open| !*open).unwrap();
-        assert!(*open, "nobody opened the gate within {BOUND:?}");
+        assert!(*open, "the gate was not opened within {BOUND:?}");
     }
 
     pub fn is_open(&self) -> bool {
@@ -112,7 +112,7 @@ impl Gate {
     }
 }
 
-/// The plainest executor: polls on this thread, and parks in between.
+/// A minimal executor: polls on this thread, and parks between polls.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread, AtomicBool);
     impl Wake for Unpark {
@@ -131,14 +131,14 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         let begin = Instant::now();
         while !unpark.1.swap(false, Ordering::SeqCst) {
             thread::park_timeout(BOUND);
-            assert!(begin.elapsed() < 2 * BOUND, "nobody woke the future");
+            assert!(begin.elapsed() < 2 * BOUND, "the future was not woken");
         }
     }
 }
 
-/// `len` bytes that differ with `seed` and with their place, made quickly also without optimization.
+/// `len` bytes that depend on `seed` and on their position, computed fast even without optimization.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    // A prime: a mistake by a power of two does not hit the same byte.
+    // A prime period: a chunk displaced by a power of two does not match.
     let mut random = Random(seed);
     let block: Vec<u8> = (0..4099.min(len)).map(|_| random.next() as u8).collect();
     let mut bytes = Vec::with_capacity(len);
@@ -149,7 +149,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// splitmix64: small, seeded, and the same everywhere.
+/// splitmix64: small, seeded, and the same on every platform.
 pub struct Random(pub u64);
 
 impl Random {
@@ -166,7 +166,7 @@ impl Random {
     }
 }
 
-/// Asserts that a result is the error of this shape, and shows what it is if not.
+/// Asserts that a result is an error of this shape, and prints it if it is not.
 #[macro_export]
 macro_rules! assert_error {
     ($result:expr, $pattern:pat $(if $guard:expr)?) => {

@@ -1,35 +1,35 @@
-//! What engines say to each other, made by hand: for peers that are none.
+//! calomel's messages, encoded by hand: for tests in which a peer is not an engine.
 
 use serde::{Deserialize, Serialize};
 
 pub const MAGIC: &[u8; 8] = b"calomel\0";
-/// The version of the protocol that engines speak.
+/// The version of the protocol.
 pub const VERSION: u16 = 3;
-/// The shape of what nothing is known of.
+/// The encoded shape of a type about which nothing is known.
 pub const ANYTHING: u8 = 32;
-/// Kinds of pieces of a greeting.
+/// Kinds of handshake messages.
 pub const HELLO: u8 = 0;
 pub const CHALLENGE: u8 = 1;
 pub const PROOF: u8 = 2;
 pub const REFUSAL: u8 = 3;
-/// What stands before a frame: checksum, length of the frame, length of the message.
+/// Length of a frame's prefix: checksum, length of the frame, length of the message.
 pub const PREFIX_LEN: usize = 12;
-/// What stands before what a piece of a greeting says: magic, versions, length, checksum, kind.
+/// Length of the prefix of a handshake message: magic, versions, length, checksum, kind.
 pub const PIECE_LEN: usize = 21;
 
-/// The fixed part of a greeting: magic, lowest and highest version, length of what follows.
+/// The fixed part of a handshake message: magic, lowest and highest version, length of the rest.
 pub fn preamble(low: u16, high: u16, len: u32) -> Vec<u8> {
     [&MAGIC[..], &low.to_le_bytes(), &high.to_le_bytes(), &len.to_le_bytes()].concat()
 }
 
-/// A piece of a greeting.
+/// A handshake message.
 pub fn piece(kind: u8, rest: &[u8]) -> Vec<u8> {
     let preamble = preamble(VERSION, VERSION, 5 + rest.len() as u32);
     let sum = crc32c::crc32c(&[&preamble[..], &[kind], rest].concat());
     [&preamble[..], &sum.to_le_bytes(), &[kind], rest].concat()
 }
 
-/// The greeting of an engine that takes messages up to this size, listens nowhere, and has no ticket.
+/// The hello of an engine that accepts messages up to this size, does not listen, and has no resumption token.
 pub fn greeting(incarnation: u64, max_message: u64) -> Vec<u8> {
     let hello = (incarnation, max_message, Vec::<String>::new(), None::<u128>, false);
     piece(HELLO, &postcard::to_stdvec(&hello).unwrap())
@@ -42,7 +42,7 @@ pub fn frame(message: &[u8], body: &[u8]) -> Vec<u8> {
     [&sum.to_le_bytes()[..], &lengths, message, body].concat()
 }
 
-/// What engines say to each other. A body stands behind it in the frame.
+/// A message of an open link. Its body follows it in the frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     Request {
@@ -109,7 +109,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// A call whose arguments are `size` bytes, behind it or following, and of a type that nothing is said of.
+    /// A call whose arguments take `size` bytes, in the same frame or in chunks, with an unknown type.
     pub fn call(call: u64, name: &str, size: usize) -> Message {
         Message::Request {
             call,
@@ -123,7 +123,7 @@ impl Message {
         }
     }
 
-    /// An answer of `size` bytes.
+    /// An answer whose result takes `size` bytes.
     pub fn answer(call: u64, size: usize) -> Message {
         Message::Response { call, result: 0, shape: vec![ANYTHING], leases: (0, 0), size: size as u64 }
     }
@@ -132,7 +132,7 @@ impl Message {
         postcard::to_stdvec(self).unwrap()
     }
 
-    /// A frame of its own.
+    /// A frame with this message.
     pub fn frame(&self, body: &[u8]) -> Vec<u8> {
         frame(&self.bytes(), body)
     }
@@ -157,7 +157,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// All of a bulk, by what it looks like when it travels.
+    /// The whole range of a bulk, taken from the bulk's encoding.
     pub fn of(transfer: u64, bulk: &calomel::Bulk) -> Range {
         let bytes = postcard::to_stdvec(bulk).unwrap();
         type Begin = ([u8; 16], u64, u64, calomel::BulkMode, u32, u64);

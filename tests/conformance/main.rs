@@ -1,22 +1,22 @@
-//! One suite for every transport: what the public API promises holds on all of them.
+//! The conformance suite: each test of the public API runs over every transport.
 //!
 //! A test is a function that takes a [`Net`](support::Net), which makes engines on the transport under test; `suite!`
-//! turns a list of such functions into one `#[test]` a transport.
+//! turns a list of such functions into one `#[test]` per transport.
 
-/// Runs the tests of a module over every transport. A new transport is a new line here.
+/// Runs the tests of a module over every transport. A new transport needs one line here.
 macro_rules! suite {
     ($($test:ident),* $(,)?) => {
         suite!(@ on_loop, "loop", "loop://", |builder| builder, [$($test),*]);
         suite!(@ on_tcp, "tcp", "tcp://127.0.0.1:0", |builder| builder.same_host_upgrade(false), [$($test),*]);
-        // Among engines that share a key, with checksums of everything.
+        // Engines that share a key, with checksums of all payloads.
         suite!(@ on_tcp_guarded, "tcp", "tcp://127.0.0.1:0", crate::support::guarded, [$($test),*]);
         #[cfg(feature = "tls")]
         suite!(@ on_tcp_tls, "tcp", "tcp://127.0.0.1:0", |builder| builder.tls(crate::authority::everybodys()), [$($test),*]);
         suite!(@ on_shm, "shm", "shm://", |builder| builder, [$($test),*]);
-        // Out of the peer's memory, by the system, always.
-        suite!(@ on_shm_lent, "shm", "shm://", |builder| builder.shm_kernel_copy(true), [$($test),*]);
-        // Where the system forbids processes to read each other's memory.
-        suite!(@ on_shm_alone, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
+        // Payloads are always copied by the kernel, out of the peer's memory.
+        suite!(@ on_shm_kernel_copy, "shm", "shm://", |builder| builder.shm_kernel_copy(true), [$($test),*]);
+        // As on systems that forbid processes to read each other's memory.
+        suite!(@ on_shm_no_kernel_copy, "shm", "shm://", |builder| builder.shm_kernel_copy(false), [$($test),*]);
         #[cfg(feature = "verbs")]
         suite!(@ on_device, [$($test),*]);
     };
@@ -31,7 +31,7 @@ macro_rules! suite {
             )*
         }
     };
-    // Needs what few machines have, so that it is run where somebody asks for it, and named where not.
+    // Few machines have an RDMA device, so these tests run only on request.
     (@ on_device, [$($test:ident),*]) => {
         mod on_verbs {
             $(

@@ -1,4 +1,4 @@
-//! What every test stands on: engines on the transport under test, finalized at the end.
+//! Infrastructure of the conformance tests: engines on the transport under test, which are finalized at the end.
 
 use std::process;
 use std::sync::Mutex;
@@ -9,10 +9,10 @@ use calomel::{Bulk, Endpoint, Engine, EngineBuilder, Error};
 
 pub use crate::common::*;
 
-/// Finalizing an engine with nothing in progress takes milliseconds; the rest is for a busy machine.
+/// Finalizing an engine with nothing in progress takes milliseconds; the rest is a margin for a busy machine.
 const FINALIZE_BOUND: Duration = Duration::from_secs(3);
 
-/// Runs one test over one transport: with a watchdog, and with every engine finalized in bounded time at its end.
+/// Runs one test over one transport, with a watchdog, and finalizes every engine in bounded time at the end.
 pub fn run(name: &'static str, scheme: &'static str, listen: &str, knobs: Knobs, test: fn(&Net)) {
     let _watchdog = Watchdog::start(name);
     let net = Net { scheme, listen: listen.to_owned(), knobs, engines: Mutex::new(Vec::new()) };
@@ -20,7 +20,7 @@ pub fn run(name: &'static str, scheme: &'static str, listen: &str, knobs: Knobs,
     for engine in net.engines.lock().unwrap().drain(..).rev() {
         let (begin, ended) = (Instant::now(), engine.is_finalized());
         let result = engine.finalize();
-        // A test may have ended it by force: that stays the result.
+        // A test may have ended the engine with an error, which stays the result.
         assert!(ended || result.is_ok(), "{result:?}");
         let took = begin.elapsed();
         assert!(took < FINALIZE_BOUND, "finalize took {took:?}");
@@ -28,14 +28,14 @@ pub fn run(name: &'static str, scheme: &'static str, listen: &str, knobs: Knobs,
     }
 }
 
-/// What engines are told so that they use the transport under test.
+/// Configures an engine for the transport under test.
 pub type Knobs = fn(EngineBuilder) -> EngineBuilder;
 
 pub fn guarded(builder: EngineBuilder) -> EngineBuilder {
     builder.same_host_upgrade(false).pre_shared_key("for conformance only").payload_checksums(true)
 }
 
-/// The transport under test, and the engines made on it.
+/// The transport under test, and the engines of the test.
 pub struct Net {
     scheme: &'static str,
     listen: String,
@@ -43,7 +43,7 @@ pub struct Net {
     engines: Mutex<Vec<Engine>>,
 }
 
-/// Two engines, and the first as the second sees it.
+/// Two engines, and the client's endpoint of the server.
 pub struct Pair {
     pub server: Engine,
     pub client: Engine,
@@ -55,12 +55,12 @@ impl Net {
         self.scheme
     }
 
-    /// What engines on this transport are told, for those that are made elsewhere.
+    /// Configures engines that are made elsewhere for this transport.
     pub fn knobs(&self) -> Knobs {
         self.knobs
     }
 
-    /// What engines on this transport are made with.
+    /// A builder configured for this transport.
     pub fn builder(&self) -> EngineBuilder {
         (self.knobs)(Engine::builder())
     }
@@ -76,7 +76,7 @@ impl Net {
         }
     }
 
-    /// An address of this transport where nobody listens.
+    /// An address of this transport at which no engine listens.
     pub fn dead_address(&self) -> String {
         let engine = self.builder().listen(self.fresh_address()).build().unwrap();
         let address = engine.address().to_string();
@@ -123,7 +123,7 @@ impl Pair {
     }
 }
 
-/// Finalizes an engine whose work in progress may outlast the deadline for it: that is an error, and an end nevertheless.
+/// Finalizes an engine whose work in progress may outlast the deadline: that is reported as an error, but the engine ends.
 #[track_caller]
 pub fn end(engine: &Engine) {
     match engine.finalize() {
@@ -132,7 +132,7 @@ pub fn end(engine: &Engine) {
     }
 }
 
-/// The bulk as another process gets it.
+/// The bulk as another process decodes it.
 pub fn travelled(bulk: &Bulk) -> Bulk {
     postcard::from_bytes(&postcard::to_stdvec(bulk).unwrap()).unwrap()
 }

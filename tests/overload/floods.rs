@@ -15,12 +15,12 @@ const MIB: usize = 1 << 20;
 /// What the server of most tests may hold for one peer, and for all.
 const PEER: usize = 16 * MIB;
 const ALL: usize = 64 * MIB;
-/// Up to twice that much is held, so that nobody is locked out. Beyond what is counted there is what 64 handlers make before it
-/// is an answer, buffers that are longer than what is in them, tables, the allocator's own.
+/// Up to twice that much is held, so that no peer is locked out. Not accounted: the memory of 64 handlers before their results
+/// are responses, unused capacity of buffers, tables, and the allocator's own.
 const MOST: usize = 2 * ALL + 96 * MIB;
-/// Without optimization, a read's worth of small frames takes some 20 ms.
+/// Without optimization, one read of small frames takes some 20 ms.
 const MEANWHILE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1000 } else { 100 });
-/// By then all is as before: 64 threads have done what was left to do.
+/// By then, the 64 handler threads have finished the remaining requests.
 const RECOVERED: Duration = Duration::from_secs(10);
 const FLOOD: Duration = Duration::from_millis(1500);
 
@@ -28,7 +28,7 @@ fn server() -> Server {
     Server::start(&format!("- {PEER} {ALL}"))
 }
 
-/// An engine that calls the server as it should be called.
+/// An honest client of the server.
 struct Honest {
     engine: Engine,
     endpoint: Endpoint,
@@ -50,7 +50,7 @@ impl Honest {
         begin.elapsed()
     }
 
-    /// The median of what calls take.
+    /// The median latency of calls.
     fn latency(&self, time: Duration) -> Duration {
         let begin = Instant::now();
         let mut took = Vec::new();
@@ -61,7 +61,7 @@ impl Honest {
         took[took.len() / 2]
     }
 
-    /// Calls a second.
+    /// Calls per second.
     fn rate(&self, time: Duration) -> f64 {
         let begin = Instant::now();
         let mut calls = 0;
@@ -72,14 +72,14 @@ impl Honest {
         f64::from(calls) / begin.elapsed().as_secs_f64()
     }
 
-    /// The best of a few: others use the machine, too.
+    /// The best of a few measurements: the machine is shared.
     fn best_rate(&self) -> f64 {
         (0..5).map(|_| self.rate(Duration::from_millis(100))).fold(0.0, f64::max)
     }
 }
 
-/// Has several peers flood the server, while somebody else calls: memory is bounded, calls are answered, and afterwards all is
-/// as before.
+/// Has several peers flood the server, while an honest client calls: memory is bounded, calls are answered, and afterwards the
+/// rate of calls recovers.
 fn flooded(name: &str, floods: Vec<Box<dyn FnMut() -> Option<Vec<u8>> + Send>>) {
     let server = server();
     let honest = Honest::new(&server);
@@ -105,7 +105,7 @@ fn flooded(name: &str, floods: Vec<Box<dyn FnMut() -> Option<Vec<u8>> + Send>>) 
             sent += bytes;
             hung_up += usize::from(ended);
         }
-        println!("{name}: {peers} peers sent {} KiB, and {hung_up} were hung up on", sent >> 10);
+        println!("{name}: {peers} peers sent {} KiB, {hung_up} of them were disconnected", sent >> 10);
         during
     });
     let begin = Instant::now();
@@ -114,14 +114,14 @@ fn flooded(name: &str, floods: Vec<Box<dyn FnMut() -> Option<Vec<u8>> + Send>>) 
         after = honest.rate(Duration::from_millis(100));
     }
     println!(
-        "{name}: memory grew by {} MiB; a call took {before:?}, {during:?} meanwhile; {rate:.0} calls a second, {after:.0} within {:?}",
+        "{name}: memory grew by {} MiB; a call took {before:?}, {during:?} meanwhile; {rate:.0} calls per second, {after:.0} within {:?}",
         server.grown() / MIB,
         begin.elapsed()
     );
     assert!(server.grown() < MOST, "{} MiB", server.grown() / MIB);
     assert!(during < patience() * MEANWHILE, "{during:?} instead of {before:?}");
-    // Others use the machine, too.
-    assert!(after > 0.4 * rate, "{after:.0} calls a second instead of {rate:.0}");
+    // The machine is shared.
+    assert!(after > 0.4 * rate, "{after:.0} calls per second instead of {rate:.0}");
 }
 
 fn each<F: FnMut() -> Option<Vec<u8>> + Send + 'static>(
@@ -131,7 +131,7 @@ fn each<F: FnMut() -> Option<Vec<u8>> + Send + 'static>(
     (0..peers).map(|_| Box::new(flood()) as Box<dyn FnMut() -> Option<Vec<u8>> + Send>).collect()
 }
 
-/// Calls of one procedure, one after the other, a few at a time.
+/// Calls of one procedure, made sequentially, a few in each write.
 fn calls(name: &'static str, one_way: bool, body: Vec<u8>) -> impl FnMut() -> Option<Vec<u8>> + Send + 'static {
     let mut number = 0;
     move || {
@@ -149,41 +149,41 @@ fn encoded<T: serde::Serialize>(value: &T) -> Vec<u8> {
 }
 
 #[test]
-fn answers_that_nobody_reads() {
-    let _watchdog = Watchdog::start("answers_that_nobody_reads");
-    // A few bytes ask for many; or for a few kibibytes, which are sent with the answer.
+fn unread_responses_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("unread_responses_hold_bounded_memory");
+    // A few bytes of request ask for a large response; or a few kibibytes, which come back with the response.
     let mut floods = each(4, || calls("answer", false, encoded(&(200usize << 10))));
     floods.extend(each(4, || calls("answer", false, encoded(&(8usize << 10)))));
     flooded("answers", floods);
 }
 
 #[test]
-fn large_requests_in_one_piece() {
-    let _watchdog = Watchdog::start("large_requests_in_one_piece");
+fn large_requests_in_one_frame_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("large_requests_in_one_frame_hold_bounded_memory");
     flooded("requests of 900 KiB", each(8, || calls("length", false, encoded(&vec![7u8; 900 << 10]))));
 }
 
 #[test]
-fn requests_for_a_slow_handler() {
-    let _watchdog = Watchdog::start("requests_for_a_slow_handler");
-    flooded("requests that wait", each(8, || calls("slow", false, encoded(&"x".repeat(8 << 10)))));
+fn requests_for_slow_handler_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("requests_for_slow_handler_hold_bounded_memory");
+    flooded("queued requests", each(8, || calls("slow", false, encoded(&"x".repeat(8 << 10)))));
 }
 
 #[test]
-fn one_way_calls_for_a_slow_handler() {
-    let _watchdog = Watchdog::start("one_way_calls_for_a_slow_handler");
+fn one_way_calls_for_slow_handler_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("one_way_calls_for_slow_handler_hold_bounded_memory");
     flooded("one-way calls", each(8, || calls("slow", true, encoded(&"x".repeat(8 << 10)))));
 }
 
 #[test]
-fn calls_of_nothing() {
-    let _watchdog = Watchdog::start("calls_of_nothing");
-    flooded("calls of nothing", each(4, || calls("no such procedure", false, Vec::new())));
+fn calls_of_unknown_procedures_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("calls_of_unknown_procedures_hold_bounded_memory");
+    flooded("calls of unknown procedures", each(4, || calls("no such procedure", false, Vec::new())));
 }
 
 #[test]
-fn names() {
-    let _watchdog = Watchdog::start("names");
+fn new_procedure_names_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("new_procedure_names_hold_bounded_memory");
     let flood = || {
         let mut number = 0u32;
         move || {
@@ -195,8 +195,8 @@ fn names() {
 }
 
 #[test]
-fn announcements() {
-    let _watchdog = Watchdog::start("announcements");
+fn announced_arguments_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("announced_arguments_hold_bounded_memory");
     let flood = || {
         let mut number = 0;
         move || {
@@ -207,10 +207,10 @@ fn announcements() {
     flooded("announcements", each(8, flood));
 }
 
-/// What is announced and taken back costs nothing but the frames: nobody has memory zeroed for bytes that never come.
+/// Announcements that are cancelled cost no more than their frames: no memory is zeroed for bytes that never arrive.
 #[test]
-fn announcements_that_are_taken_back() {
-    let _watchdog = Watchdog::start("announcements_that_are_taken_back");
+fn cancelled_announcements_zero_no_memory() {
+    let _watchdog = Watchdog::start("cancelled_announcements_zero_no_memory");
     let flood = || {
         let mut number = 0;
         move || {
@@ -223,13 +223,13 @@ fn announcements_that_are_taken_back() {
             Some(pairs.flat_map(pair).collect())
         }
     };
-    flooded("announcements that are taken back", each(4, flood));
+    flooded("cancelled announcements", each(4, flood));
 }
 
 #[test]
-fn small_frames_of_every_kind() {
-    let _watchdog = Watchdog::start("small_frames_of_every_kind");
-    // A pull names owner, token, offset and length.
+fn small_frames_of_every_kind_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("small_frames_of_every_kind_hold_bounded_memory");
+    // A pull contains owner, token, offset and length.
     let pull = |number: u64| message(PULL, &(number, 1u64, [7u8; 16], 0u64, 1u64));
     let kinds: [fn(u64) -> Vec<u8>; 4] = [
         |_| message(PING, &()),
@@ -254,10 +254,10 @@ fn small_frames_of_every_kind() {
     flooded("small frames", floods);
 }
 
-/// Whoever shows that it lives, and reads nothing, is given up by the system after the silence limit.
+/// A peer that shows signs of life, but reads nothing, is disconnected after the peer timeout.
 #[test]
-fn a_peer_that_reads_nothing_is_given_up() {
-    let _watchdog = Watchdog::start("a_peer_that_reads_nothing_is_given_up");
+fn peer_that_reads_nothing_is_disconnected() {
+    let _watchdog = Watchdog::start("peer_that_reads_nothing_is_disconnected");
     let engine = Engine::builder().listen("tcp://127.0.0.1:0").heartbeat(Duration::from_secs(1)).build().unwrap();
     engine.define("answer", |_: &Request, len: usize| "x".repeat(len)).unwrap();
     let mut raw = Raw::enter(&engine.address());
@@ -268,14 +268,14 @@ fn a_peer_that_reads_nothing_is_given_up() {
         thread::sleep(Duration::from_millis(20));
         hung_up = raw.stream.write_all(&message(PONG, &())).is_err();
     }
-    println!("hung up on: {hung_up}, after {:?}", begin.elapsed());
+    println!("disconnected: {hung_up}, after {:?}", begin.elapsed());
     assert!(hung_up && begin.elapsed() > Duration::from_millis(500));
 }
 
-/// A peer that comes, leaves slow work, and goes, again and again.
+/// Peers that connect, leave slow requests, and disconnect, again and again.
 #[test]
-fn peers_that_leave_work_behind() {
-    let _watchdog = Watchdog::start("peers_that_leave_work_behind");
+fn requests_of_disconnected_peers_hold_bounded_memory() {
+    let _watchdog = Watchdog::start("requests_of_disconnected_peers_hold_bounded_memory");
     let server = server();
     let honest = Honest::new(&server);
     memory::forget_peak(server.pid());
@@ -289,9 +289,9 @@ fn peers_that_leave_work_behind() {
         honest.add();
     }
     println!("{peers} peers left {} MiB, and memory grew by {} MiB", sent / MIB, server.grown() / MIB);
-    // What nobody waits for counts too, up to as much again.
+    // Requests of disconnected peers are accounted, too, up to as much again.
     assert!(server.grown() < MOST, "{} MiB", server.grown() / MIB);
-    eventually("calls are taken again", || {
+    eventually("calls are accepted again", || {
         let sum = honest.engine.procedure::<(u32, u32), u32>("add").on(&honest.endpoint).call(&(40, 2));
         sum.is_ok()
     });

@@ -1,7 +1,7 @@
-//! Too much of everything, from peers that do not play by the rules and from very many that do: the server's memory stays
-//! within bounds, others are served meanwhile, and all is as before afterwards.
+//! Overload, by misbehaving peers and by very many honest ones: the server's memory stays bounded, other peers are served
+//! meanwhile, and afterwards the server recovers.
 //!
-//! A test starts this very program again, as the server: with `CALOMEL_TEST_ROLE` set, the test [`child`] is that.
+//! A test starts this program again, as the server: with `CALOMEL_TEST_ROLE` set, the test [`child`] plays that role.
 
 // Limits and signals are the system's.
 #![allow(unsafe_code)]
@@ -12,8 +12,8 @@ mod common;
 #[macro_use]
 mod support;
 
-mod crowds;
 mod floods;
+mod many_clients;
 mod memory;
 mod raw;
 mod server;

@@ -1,4 +1,4 @@
-//! What a process has of the system, read from `/proc`.
+//! The resources that a process holds, read from `/proc`.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ pub fn resident(pid: u32) -> usize {
     status(pid, "VmRSS:") << 10
 }
 
-/// The most that was resident since [`forget_peak`], in bytes.
+/// The peak of resident memory since [`forget_peak`], in bytes.
 pub fn peak(pid: u32) -> usize {
     status(pid, "VmHWM:") << 10
 }
@@ -30,7 +30,7 @@ pub fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// Lets this process have as many files open as the system allows; how many that is.
+/// Raises the limit of open files as far as the system allows; returns it.
 pub fn raise_file_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes one `rlimit`, which outlives the call.

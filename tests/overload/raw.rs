@@ -1,4 +1,4 @@
-//! A peer that is nothing but a socket.
+//! A peer that is only a socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +20,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Connects, and says nothing yet.
+    /// Connects, and sends nothing yet.
     pub fn dial(address: &Address) -> Raw {
         let stream = TcpStream::connect(socket(address)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -28,7 +28,7 @@ impl Raw {
         Raw { stream }
     }
 
-    /// Connects, and greets as an engine would that takes messages of any length.
+    /// Connects, and completes the handshake as an engine would that accepts messages of any length.
     pub fn enter(address: &Address) -> Raw {
         let mut raw = Raw::dial(address);
         let incarnation = (u64::from(std::process::id()) << 32) + NEXT.fetch_add(1, Ordering::Relaxed);
@@ -36,8 +36,8 @@ impl Raw {
         raw
     }
 
-    /// Sends the bytes that `next` makes, until it has none or the time is over, and reads nothing. How many were sent, and
-    /// whether the server has hung up.
+    /// Sends the bytes that `next` makes, until it has none or the time is over, and reads nothing. Returns how many bytes were
+    /// sent, and whether the server has hung up.
     pub fn flood(&mut self, time: Duration, mut next: impl FnMut() -> Option<Vec<u8>>) -> (usize, bool) {
         self.stream.set_nonblocking(true).unwrap();
         let (begin, mut sent, mut bytes, mut at) = (Instant::now(), 0, Vec::new(), 0);
@@ -58,7 +58,7 @@ impl Raw {
         (sent, false)
     }
 
-    /// Waits until so many bytes have come in all.
+    /// Waits until this many bytes have arrived in all.
     pub fn read(&mut self, bytes: usize) {
         self.stream.set_nonblocking(false).unwrap();
         let mut buffer = vec![0; 64 << 10];
@@ -70,7 +70,7 @@ impl Raw {
         }
     }
 
-    /// Whether the server has hung up; what it has said is thrown away.
+    /// Whether the server has hung up; discards what it has sent.
     pub fn is_hung_up_on(&mut self) -> bool {
         self.stream.set_nonblocking(true).unwrap();
         let mut buffer = vec![0; 64 << 10];
@@ -85,17 +85,17 @@ impl Raw {
     }
 }
 
-/// The shape of what nothing is known of.
+/// The shape of an unknown type.
 const ANYTHING: u8 = 32;
 
-/// A call as it is on the wire. The first of a procedure's number gives its name.
+/// A call as it is on the wire. The first call with a procedure number declares its name.
 pub fn request(call: u64, procedure: u32, name: Option<&str>, one_way: bool, body: &[u8]) -> Vec<u8> {
     let (provider, budget_us, declaration) = (0u16, 60_000_000u64, name.map(|name| (name, &[ANYTHING][..])));
     let head = (0u8, call, procedure + 1, declaration, provider, budget_us, one_way, (0u64, 0u32), body.len() as u64);
     frame(&postcard::to_stdvec(&head).unwrap(), body)
 }
 
-/// A call whose body follows, or does not.
+/// A call whose body is announced, and may follow.
 pub fn announcement(call: u64, procedure: u32, name: Option<&str>, size: u64) -> Vec<u8> {
     let (provider, budget_us, declaration) = (0u16, 60_000_000u64, name.map(|name| (name, &[ANYTHING][..])));
     let head = (0u8, call, procedure + 1, declaration, provider, budget_us, false, (0u64, 0u32), size);

@@ -9,13 +9,13 @@ use calomel::{Address, Engine, Request};
 use crate::memory;
 use crate::support::{Child, define_add, say};
 
-/// The limits that the server is to have, in this order: connections, bytes for one peer, bytes in all; `-` for the default.
+/// The limits of the server, in this order: connections, bytes for one peer, bytes in all; `-` for the default.
 const LIMITS: &str = "CALOMEL_TEST_LIMITS";
 
 pub struct Server {
     child: Child,
     pub address: Address,
-    /// Resident memory when it was idle.
+    /// Resident memory when idle.
     pub idle: usize,
 }
 
@@ -31,7 +31,7 @@ impl Server {
         self.child.pid() as u32
     }
 
-    /// How much more than when idle was resident at most, since the peak was forgotten.
+    /// The peak of resident memory above its idle level, since the peak was reset.
     pub fn grown(&self) -> usize {
         memory::peak(self.pid()).saturating_sub(self.idle)
     }

@@ -1,5 +1,5 @@
-//! A mixed load for as long as `CALOMEL_SOAK_SECONDS` says: what the processes have of memory, descriptors and threads is
-//! printed every other second, and does not grow.
+//! A mixed load for `CALOMEL_SOAK_SECONDS`: the processes' memory, descriptors and threads are printed every other second, and
+//! must not grow.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ use crate::raw::{Raw, request};
 use crate::support::*;
 
 const MIB: usize = 1 << 20;
-/// What a process may have more at the end than in the first third: caches of the allocator, for each thread.
+/// Allowed growth from the first to the last third: the allocator caches memory for each thread.
 const GROWTH: usize = 32 * MIB;
 const WORKERS: u64 = 6;
-/// How often is looked.
-const LOOK: Duration = Duration::from_secs(2);
+/// Interval of the samples.
+const INTERVAL: Duration = Duration::from_secs(2);
 
-/// The server, which tells over a procedure how many regions it has exposed.
+/// The server, with a procedure that returns the number of its exposed regions.
 pub fn run() {
     let engine = Engine::builder().listen("tcp://127.0.0.1:0").build().unwrap();
     define_add(&engine);
@@ -70,7 +70,7 @@ struct Worker {
 
 impl Worker {
     fn new(address: &Address, seed: u64) -> Worker {
-        // One in two by shared memory.
+        // Every second client uses shared memory.
         let engine = Engine::builder().same_host_upgrade(seed.is_multiple_of(2)).build().unwrap();
         let to = engine.lookup(address).unwrap();
         Worker { engine, to, random: Random(seed) }
@@ -133,7 +133,7 @@ impl Worker {
                 }
             }
             _ => {
-                // Somebody new, who comes, calls and goes; in good order or not.
+                // A new client, which connects, calls and ends; with `finalize` or without.
                 let new = Engine::builder().same_host_upgrade(random.below(2) == 0).build().unwrap();
                 assert_serves(&new, &new.lookup(to.address()).unwrap());
                 let mut raw = Raw::enter(&to.address());
@@ -147,17 +147,17 @@ impl Worker {
     }
 }
 
-/// What the processes had when they were looked at.
+/// What the processes hold at one time.
 #[derive(Clone, Copy)]
-struct Looked {
+struct Sample {
     memory: [usize; 2],
     descriptors: [usize; 2],
     threads: [usize; 2],
 }
 
-impl Looked {
-    fn new(pids: [u32; 2]) -> Looked {
-        Looked {
+impl Sample {
+    fn new(pids: [u32; 2]) -> Sample {
+        Sample {
             memory: pids.map(memory::resident),
             descriptors: pids.map(memory::descriptors),
             threads: pids.map(memory::threads),
@@ -165,16 +165,16 @@ impl Looked {
     }
 }
 
-/// The middle one.
-fn median(looks: &[Looked], of: impl Fn(&Looked) -> usize) -> usize {
-    let mut all: Vec<usize> = looks.iter().map(of).collect();
+/// The median.
+fn median(samples: &[Sample], of: impl Fn(&Sample) -> usize) -> usize {
+    let mut all: Vec<usize> = samples.iter().map(of).collect();
     all.sort_unstable();
     all[all.len() / 2]
 }
 
 #[test]
 #[ignore = "takes as long as CALOMEL_SOAK_SECONDS says"]
-fn a_mixed_load() {
+fn mixed_load_does_not_grow_memory_descriptors_or_threads() {
     let seconds = std::env::var("CALOMEL_SOAK_SECONDS").map_or(20, |seconds| seconds.parse().unwrap());
     let mut server = Child::start("soak", &[]);
     let address: Address = server.hear("address").parse().unwrap();
@@ -182,7 +182,7 @@ fn a_mixed_load() {
     let watcher = Engine::builder().build().unwrap();
     let to_server = watcher.lookup(&address).unwrap();
     let (begin, stop, steps) = (Instant::now(), AtomicBool::new(false), AtomicUsize::new(0));
-    let mut looks = Vec::new();
+    let mut samples = Vec::new();
     println!("seconds     steps  memory of server and clients  descriptors    threads  exposed");
     thread::scope(|scope| {
         for number in 0..WORKERS {
@@ -190,7 +190,7 @@ fn a_mixed_load() {
             scope.spawn(move || {
                 let mut worker = Worker::new(address, number);
                 while !stop.load(Ordering::Relaxed) {
-                    // Who panics is seen by the others.
+                    // A panic of one worker stops the others.
                     let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.step()));
                     if let Err(panic) = failed {
                         stop.store(true, Ordering::Relaxed);
@@ -201,39 +201,39 @@ fn a_mixed_load() {
             });
         }
         while begin.elapsed() < Duration::from_secs(seconds) && !stop.load(Ordering::Relaxed) {
-            thread::sleep(LOOK);
-            let look = Looked::new(pids);
+            thread::sleep(INTERVAL);
+            let sample = Sample::new(pids);
             let live = watcher.procedure::<(), usize>("live").on(&to_server).call(&()).unwrap();
             println!(
                 "{:7} {:9} {:14.1} {:8.1} MiB {:8} {:5} {:6} {:5} {:6} {:3}",
                 begin.elapsed().as_secs(),
                 steps.load(Ordering::Relaxed),
-                look.memory[0] as f64 / MIB as f64,
-                look.memory[1] as f64 / MIB as f64,
-                look.descriptors[0],
-                look.descriptors[1],
-                look.threads[0],
-                look.threads[1],
+                sample.memory[0] as f64 / MIB as f64,
+                sample.memory[1] as f64 / MIB as f64,
+                sample.descriptors[0],
+                sample.descriptors[1],
+                sample.threads[0],
+                sample.threads[1],
                 live,
                 LIVE.load(Ordering::Relaxed)
             );
-            looks.push(look);
+            samples.push(sample);
         }
         stop.store(true, Ordering::Relaxed);
     });
-    let third = looks.len().div_ceil(3);
-    let (early, late) = (&looks[..third], &looks[looks.len() - third..]);
+    let third = samples.len().div_ceil(3);
+    let (early, late) = (&samples[..third], &samples[samples.len() - third..]);
     for (side, name) in ["server", "clients"].iter().enumerate() {
-        let [before, after] = [early, late].map(|looks| median(looks, |look| look.memory[side]));
+        let [before, after] = [early, late].map(|samples| median(samples, |sample| sample.memory[side]));
         println!(
             "{name}: {:.1} MiB in the first third, {:.1} in the last",
             before as f64 / MIB as f64,
             after as f64 / MIB as f64
         );
         assert!(after < before + GROWTH, "the memory of the {name} grows");
-        let [before, after] = [early, late].map(|looks| median(looks, |look| look.descriptors[side]));
+        let [before, after] = [early, late].map(|samples| median(samples, |sample| sample.descriptors[side]));
         assert!(after < before + 100, "the descriptors of the {name} grow from {before} to {after}");
-        let [before, after] = [early, late].map(|looks| median(looks, |look| look.threads[side]));
+        let [before, after] = [early, late].map(|samples| median(samples, |sample| sample.threads[side]));
         assert!(after < before + 50, "the threads of the {name} grow from {before} to {after}");
     }
     eventually("nothing is exposed any more", || watcher.procedure::<(), usize>("live").on(&to_server).call(&()).unwrap() == 0);

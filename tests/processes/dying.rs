@@ -1,4 +1,4 @@
-//! Either side of a call dies or freezes in the middle of it.
+//! Calls during which the caller's or the server's process dies or freezes.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use crate::support::*;
 
 const SIGNALS: [i32; 2] = [libc::SIGKILL, libc::SIGSTOP];
 
-fn a_server_that_goes_ends_the_calls_to_it() {
-    let _watchdog = Watchdog::start("a_server_that_goes_ends_the_calls_to_it");
+fn server_killed_or_stopped_ends_calls_with_disconnected() {
+    let _watchdog = Watchdog::start("server_killed_or_stopped_ends_calls_with_disconnected");
     for signal in SIGNALS {
         let (mut child, address) = Child::server(&[]);
         let engine = server();
@@ -31,7 +31,7 @@ fn a_server_that_goes_ends_the_calls_to_it() {
         assert_lives(&engine);
         if signal == libc::SIGSTOP {
             child.signal(libc::SIGCONT);
-            // It learns that its callers have gone, and serves again, over a new connection.
+            // When it continues, it cancels the calls of the lost connection, and serves again over a new one.
             (0..3).for_each(|_| _ = child.hear("cancelled"));
             assert_serves(&engine, &endpoint);
         }
@@ -39,22 +39,22 @@ fn a_server_that_goes_ends_the_calls_to_it() {
     }
 }
 
-fn a_stopped_server_is_noticed_by_new_calls_too() {
-    let _watchdog = Watchdog::start("a_stopped_server_is_noticed_by_new_calls_too");
+fn calls_to_stopped_server_fail_within_the_peer_timeout() {
+    let _watchdog = Watchdog::start("calls_to_stopped_server_fail_within_the_peer_timeout");
     let (child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
     assert_serves(&engine, &endpoint);
     child.signal(libc::SIGSTOP);
-    // Over the connection that exists, which was idle: its silence counts from now on.
+    // Over the existing connection, which was idle: its peer timeout starts with this call.
     let begin = Instant::now();
     assert_disconnected(engine.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2)), begin);
-    // And by a new one, which the system makes, and nobody answers.
+    // And over a new one: the kernel accepts the connection, but no handshake follows.
     let begin = Instant::now();
     let error = engine.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2)).unwrap_err();
     assert_error!(Err::<(), _>(error), Error::Unreachable { .. });
     assert!(begin.elapsed() < Duration::from_secs(4));
-    // A deadline that is shorter than all of that is kept.
+    // A call's own deadline applies when it is shorter.
     let begin = Instant::now();
     let add = engine.procedure::<(u32, u32), u32>("add");
     assert_error!(add.on(&endpoint).timeout(Duration::from_millis(50)).call(&(1, 2)), Error::Timeout { .. });
@@ -63,34 +63,34 @@ fn a_stopped_server_is_noticed_by_new_calls_too() {
     assert_serves(&engine, &endpoint);
 }
 
-/// A server in this process, whose `hang` tells when it has begun and how it ended.
+/// A server in this process, whose `hang` reports when it begins and how it ends.
 fn hanging_server() -> (Engine, std::sync::mpsc::Receiver<&'static str>) {
     let engine = server();
     define_add(&engine);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (report, reports) = std::sync::mpsc::channel();
     engine
         .define("hang", move |request: &Request, ()| {
-            tell.send("entered").unwrap();
+            report.send("entered").unwrap();
             let begin = Instant::now();
             while !request.is_cancelled() && begin.elapsed() < BOUND {
                 thread::sleep(Duration::from_millis(1));
             }
-            let _ = tell.send(if request.is_cancelled() { "cancelled" } else { "not cancelled" });
+            let _ = report.send(if request.is_cancelled() { "cancelled" } else { "not cancelled" });
         })
         .unwrap();
-    (engine, told)
+    (engine, reports)
 }
 
-fn a_client_that_goes_cancels_its_calls() {
-    let _watchdog = Watchdog::start("a_client_that_goes_cancels_its_calls");
+fn client_killed_or_stopped_cancels_its_calls() {
+    let _watchdog = Watchdog::start("client_killed_or_stopped_cancels_its_calls");
     for signal in SIGNALS {
-        let (engine, told) = hanging_server();
+        let (engine, reports) = hanging_server();
         let mut child = Child::client();
         child.tell(&format!("call hang {}", engine.address()));
-        assert_eq!(told.recv_timeout(BOUND), Ok("entered"));
+        assert_eq!(reports.recv_timeout(BOUND), Ok("entered"));
         let begin = Instant::now();
         child.signal(signal);
-        assert_eq!(told.recv_timeout(BOUND), Ok("cancelled"));
+        assert_eq!(reports.recv_timeout(BOUND), Ok("cancelled"));
         assert!(begin.elapsed() < NOTICED, "{:?}", begin.elapsed());
         assert_lives(&engine);
         if signal == libc::SIGSTOP {
@@ -104,16 +104,16 @@ fn a_client_that_goes_cancels_its_calls() {
     }
 }
 
-fn a_client_that_goes_ends_calls_to_it() {
-    // The server calls back its client, which has no address, and goes.
-    let _watchdog = Watchdog::start("a_client_that_goes_ends_calls_to_it");
+fn callbacks_to_killed_or_stopped_client_end_with_disconnected() {
+    // The server calls back its client, which has no address; then the client goes.
+    let _watchdog = Watchdog::start("callbacks_to_killed_or_stopped_client_end_with_disconnected");
     for signal in SIGNALS {
         let engine = server();
-        let (tell, told) = std::sync::mpsc::channel();
-        engine.define("hello", move |r: &Request, ()| tell.send(r.endpoint().clone()).unwrap()).unwrap();
+        let (report, reports) = std::sync::mpsc::channel();
+        engine.define("hello", move |r: &Request, ()| report.send(r.endpoint().clone()).unwrap()).unwrap();
         let mut child = Child::client();
         child.tell(&format!("call hello {}", engine.address()));
-        let caller = told.recv_timeout(BOUND).unwrap();
+        let caller = reports.recv_timeout(BOUND).unwrap();
         child.hear("result");
         let pending = engine.procedure::<(), ()>("hang").on(&caller).start(&()).unwrap();
         child.hear("entered");
@@ -129,9 +129,9 @@ fn a_client_that_goes_ends_calls_to_it() {
     }
 }
 
-fn processes_that_exit_without_finalizing_are_noticed() {
-    let _watchdog = Watchdog::start("processes_that_exit_without_finalizing_are_noticed");
-    // By itself, with a call in progress; and from the handler that serves it.
+fn exit_without_finalize_ends_calls_with_disconnected() {
+    let _watchdog = Watchdog::start("exit_without_finalize_ends_calls_with_disconnected");
+    // It exits by itself with a call in progress, or from the handler of that call.
     for how in ["order", "exit", "abort"] {
         let (mut child, address) = Child::server(&[]);
         let engine = client();
@@ -149,8 +149,8 @@ fn processes_that_exit_without_finalizing_are_noticed() {
     }
 }
 
-fn a_process_that_finalizes_is_noticed_and_ends() {
-    let _watchdog = Watchdog::start("a_process_that_finalizes_is_noticed_and_ends");
+fn finalized_server_disconnects_and_its_process_exits() {
+    let _watchdog = Watchdog::start("finalized_server_disconnects_and_its_process_exits");
     let (mut child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
@@ -163,8 +163,8 @@ fn a_process_that_finalizes_is_noticed_and_ends() {
     assert_lives(&engine);
 }
 
-fn finalizing_beside_a_frozen_peer_is_bounded() {
-    let _watchdog = Watchdog::start("finalizing_beside_a_frozen_peer_is_bounded");
+fn finalize_with_stopped_peer_is_bounded() {
+    let _watchdog = Watchdog::start("finalize_with_stopped_peer_is_bounded");
     let (mut child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
@@ -177,18 +177,18 @@ fn finalizing_beside_a_frozen_peer_is_bounded() {
     pending.wait().unwrap_err();
 }
 
-fn many_clients_killed_at_random_leave_a_server_that_serves() {
-    let _watchdog = Watchdog::start("many_clients_killed_at_random_leave_a_server_that_serves");
-    let (engine, told) = hanging_server();
+fn server_serves_after_many_clients_are_killed() {
+    let _watchdog = Watchdog::start("server_serves_after_many_clients_are_killed");
+    let (engine, reports) = hanging_server();
     let mut children: Vec<Child> = (0..6).map(|_| Child::client()).collect();
     for child in &mut children {
         child.tell(&format!("call hang {}", engine.address()));
     }
     let mut cancelled = 0;
-    (0..6).for_each(|_| assert_eq!(told.recv_timeout(BOUND), Ok("entered")));
+    (0..6).for_each(|_| assert_eq!(reports.recv_timeout(BOUND), Ok("entered")));
     while let Some(child) = children.pop() {
         drop(child);
-        assert_eq!(told.recv_timeout(BOUND), Ok("cancelled"));
+        assert_eq!(reports.recv_timeout(BOUND), Ok("cancelled"));
         cancelled += 1;
         assert_lives(&engine);
     }
@@ -197,12 +197,12 @@ fn many_clients_killed_at_random_leave_a_server_that_serves() {
 }
 
 over_each!(
-    a_server_that_goes_ends_the_calls_to_it,
-    a_stopped_server_is_noticed_by_new_calls_too,
-    a_client_that_goes_cancels_its_calls,
-    a_client_that_goes_ends_calls_to_it,
-    processes_that_exit_without_finalizing_are_noticed,
-    a_process_that_finalizes_is_noticed_and_ends,
-    finalizing_beside_a_frozen_peer_is_bounded,
-    many_clients_killed_at_random_leave_a_server_that_serves
+    server_killed_or_stopped_ends_calls_with_disconnected,
+    calls_to_stopped_server_fail_within_the_peer_timeout,
+    client_killed_or_stopped_cancels_its_calls,
+    callbacks_to_killed_or_stopped_client_end_with_disconnected,
+    exit_without_finalize_ends_calls_with_disconnected,
+    finalized_server_disconnects_and_its_process_exits,
+    finalize_with_stopped_peer_is_bounded,
+    server_serves_after_many_clients_are_killed
 );

@@ -1,4 +1,5 @@
-//! Peers that are no engines, or no engines of today: they get no answer, or a clear one; nobody waits for them for ever.
+//! Peers that speak another protocol, or another version of this one: they get no answer or a clear one, and no call waits for
+//! them longer than its timeout.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +13,7 @@ use crate::assert_error;
 use crate::common::wire::{MAGIC, VERSION, frame, greeting, preamble};
 use crate::support::*;
 
-/// Something that listens, and does `serve` with each connection; ends when the test does.
+/// Listens, and runs `serve` with each connection; ends with the test.
 fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", socket.local_addr().unwrap());
@@ -20,7 +21,7 @@ fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
     address
 }
 
-/// Calls an address where no engine is; the error, and how long it took.
+/// Calls an address without an engine; returns the error, and how long it took.
 fn call(engine: &Engine, address: &str) -> (Error, Duration) {
     let endpoint = engine.lookup(address).unwrap();
     let begin = Instant::now();
@@ -38,12 +39,12 @@ fn assert_unreachable(engine: &Engine, address: &str, bound: Duration) {
 }
 
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// The engines' connect timeout of 2 s, and some.
+/// The engines' connect timeout of 2 s, and some slack.
 const CONNECTING: Duration = Duration::from_secs(4);
 
 #[test]
-fn an_http_server_is_no_engine() {
-    let _watchdog = Watchdog::start("an_http_server_is_no_engine");
+fn call_to_http_server_is_unreachable() {
+    let _watchdog = Watchdog::start("call_to_http_server_is_unreachable");
     let engine = client();
     let address = listener(|mut stream| {
         let mut request = [0u8; 16];
@@ -59,8 +60,8 @@ fn an_http_server_is_no_engine() {
 }
 
 #[test]
-fn servers_that_hang_up_or_talk_nonsense_are_no_engines() {
-    let _watchdog = Watchdog::start("servers_that_hang_up_or_talk_nonsense_are_no_engines");
+fn call_to_server_that_hangs_up_or_sends_garbage_is_unreachable() {
+    let _watchdog = Watchdog::start("call_to_server_that_hangs_up_or_sends_garbage_is_unreachable");
     let engine = client();
     assert_unreachable(&engine, &listener(drop), AT_ONCE);
     for seed in 0..20 {
@@ -69,7 +70,7 @@ fn servers_that_hang_up_or_talk_nonsense_are_no_engines() {
         });
         assert_unreachable(&engine, &address, AT_ONCE);
     }
-    // The right word, and nonsense then; half a greeting, and the end.
+    // The right magic followed by garbage; half a handshake, then the end.
     let address = listener(|mut stream| {
         let _ = stream.write_all(&preamble(VERSION, VERSION, 50));
         let _ = stream.write_all(&[0xff; 50]);
@@ -90,8 +91,8 @@ fn servers_that_hang_up_or_talk_nonsense_are_no_engines() {
 }
 
 #[test]
-fn a_server_that_never_answers_is_given_up() {
-    let _watchdog = Watchdog::start("a_server_that_never_answers_is_given_up");
+fn call_to_silent_server_is_unreachable_after_the_connect_timeout() {
+    let _watchdog = Watchdog::start("call_to_silent_server_is_unreachable_after_the_connect_timeout");
     let engine = client();
     let silent = listener(|stream| {
         thread::sleep(Duration::from_secs(30));
@@ -103,7 +104,7 @@ fn a_server_that_never_answers_is_given_up() {
         thread::sleep(Duration::from_secs(30));
     });
     assert_unreachable(&engine, &half, CONNECTING);
-    // A call's own deadline comes first, if it is shorter.
+    // The call's own deadline applies when it is shorter.
     let endpoint = engine.lookup(&silent).unwrap();
     let begin = Instant::now();
     let add = engine.procedure::<(u32, u32), u32>("add");
@@ -112,9 +113,9 @@ fn a_server_that_never_answers_is_given_up() {
     assert_lives(&engine);
 }
 
-/// A socket whose queue of connections is full, so that the system answers no more; and what fills it.
+/// A socket whose accept queue is full, so that the kernel no longer answers; and the connections that fill it.
 fn black_hole() -> (SocketAddr, Vec<TcpStream>, TcpListener) {
-    // SAFETY: makes a new descriptor, which nobody else has.
+    // SAFETY: makes a new descriptor, which has no other owner.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     assert!(socket >= 0);
     // SAFETY: the descriptor was made above, and the listener is its only owner.
@@ -140,8 +141,8 @@ fn black_hole() -> (SocketAddr, Vec<TcpStream>, TcpListener) {
 }
 
 #[test]
-fn a_black_hole_is_given_up() {
-    let _watchdog = Watchdog::start("a_black_hole_is_given_up");
+fn call_to_full_accept_queue_is_unreachable_after_the_connect_timeout() {
+    let _watchdog = Watchdog::start("call_to_full_accept_queue_is_unreachable_after_the_connect_timeout");
     let engine = client();
     let (address, _waiting, _listener) = black_hole();
     assert_unreachable(&engine, &format!("tcp://{address}"), CONNECTING);
@@ -150,7 +151,7 @@ fn a_black_hole_is_given_up() {
     let add = engine.procedure::<(u32, u32), u32>("add");
     assert_error!(add.on(&endpoint).timeout(Duration::from_millis(50)).call(&(1, 2)), Error::Timeout { .. });
     assert!(begin.elapsed() < AT_ONCE);
-    // And finalizing does not wait for it either.
+    // Nor does finalizing wait for it.
     let pending = add.on(&endpoint).start(&(1, 2)).unwrap();
     let begin = Instant::now();
     engine.finalize().unwrap();
@@ -159,14 +160,14 @@ fn a_black_hole_is_given_up() {
 }
 
 #[test]
-fn nobody_there_is_known_at_once() {
-    let _watchdog = Watchdog::start("nobody_there_is_known_at_once");
+fn call_to_closed_port_is_unreachable_at_once() {
+    let _watchdog = Watchdog::start("call_to_closed_port_is_unreachable_at_once");
     let engine = client();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", socket.local_addr().unwrap());
     drop(socket);
     assert_unreachable(&engine, &address, AT_ONCE);
-    // A name that means nothing is found out by the lookup, or by the call.
+    // A name that doesn't resolve fails in the lookup or in the call.
     let add = engine.procedure::<(u32, u32), u32>("add");
     let result = engine.lookup("tcp://no-such-host.invalid:1").and_then(|endpoint| add.on(&endpoint).call(&(1, 2)));
     assert_error!(result, Error::Unreachable { peer, .. } if peer.to_string() == "tcp://no-such-host.invalid:1");
@@ -174,8 +175,8 @@ fn nobody_there_is_known_at_once() {
 }
 
 #[test]
-fn an_engine_of_another_version_is_told_apart() {
-    let _watchdog = Watchdog::start("an_engine_of_another_version_is_told_apart");
+fn call_to_another_version_reports_both_versions() {
+    let _watchdog = Watchdog::start("call_to_another_version_reports_both_versions");
     let engine = client();
     for (low, high) in [(900, 901), (0, 0)] {
         let address = listener(move |mut stream| {
@@ -191,12 +192,12 @@ fn an_engine_of_another_version_is_told_apart() {
     assert_lives(&engine);
 }
 
-/// Connects as somebody who is no engine, sends `bytes`, and gives what comes back until the server hangs up.
-fn intrude(address: &Address, bytes: &[u8]) -> Vec<u8> {
+/// Connects without being an engine, sends `bytes`, and returns what comes back until the server hangs up.
+fn send_raw(address: &Address, bytes: &[u8]) -> Vec<u8> {
     let text = address.to_string();
     let mut stream = TcpStream::connect(text.strip_prefix("tcp://").unwrap()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
-    // The server may hang up while this is being sent.
+    // The server may hang up during this.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
@@ -208,14 +209,14 @@ fn intrude(address: &Address, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_server_hangs_up_on_http() {
-    let _watchdog = Watchdog::start("a_server_hangs_up_on_http");
+fn server_hangs_up_on_http_requests() {
+    let _watchdog = Watchdog::start("server_hangs_up_on_http_requests");
     let engine = server();
     for request in ["GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "c", "\0", "calomeX\0 and more"] {
         let begin = Instant::now();
-        let answer = intrude(&engine.address(), request.as_bytes());
+        let answer = send_raw(&engine.address(), request.as_bytes());
         assert!(answer.is_empty() || answer.starts_with(MAGIC));
-        // What may still become a greeting is waited for until the connect timeout, and no longer.
+        // Bytes that may still become a handshake are waited for until the connect timeout, not longer.
         let bound = if "calomel\0".starts_with(request) { CONNECTING } else { AT_ONCE };
         assert!(begin.elapsed() < bound, "{request:?}: {:?}", begin.elapsed());
     }
@@ -223,8 +224,8 @@ fn a_server_hangs_up_on_http() {
 }
 
 #[test]
-fn a_server_hangs_up_on_half_a_greeting() {
-    let _watchdog = Watchdog::start("a_server_hangs_up_on_half_a_greeting");
+fn server_hangs_up_on_half_a_handshake() {
+    let _watchdog = Watchdog::start("server_hangs_up_on_half_a_handshake");
     let engine = server();
     let address = engine.address();
     thread::scope(|s| {
@@ -233,23 +234,23 @@ fn a_server_hangs_up_on_half_a_greeting() {
             s.spawn(move || {
                 let begin = Instant::now();
                 let whole = [preamble(VERSION, VERSION, 100), vec![0; 100]].concat();
-                intrude(address, &whole[..part]);
+                send_raw(address, &whole[..part]);
                 let took = begin.elapsed();
                 assert!(took > Duration::from_millis(500) && took < CONNECTING, "{took:?}");
             });
         }
-        // Others are served meanwhile.
+        // Other clients are served meanwhile.
         assert_lives(&engine);
     });
     assert_lives(&engine);
 }
 
 #[test]
-fn a_server_tells_its_versions_to_engines_of_others() {
-    let _watchdog = Watchdog::start("a_server_tells_its_versions_to_engines_of_others");
+fn server_sends_its_versions_to_another_version() {
+    let _watchdog = Watchdog::start("server_sends_its_versions_to_another_version");
     let engine = server();
     let begin = Instant::now();
-    let answer = intrude(&engine.address(), &preamble(900, 901, 0));
+    let answer = send_raw(&engine.address(), &preamble(900, 901, 0));
     assert!(begin.elapsed() < AT_ONCE);
     assert!(answer.len() >= 16 && answer.starts_with(MAGIC), "{answer:?}");
     let number = |at: usize| u16::from_le_bytes([answer[at], answer[at + 1]]);
@@ -258,25 +259,25 @@ fn a_server_tells_its_versions_to_engines_of_others() {
 }
 
 #[test]
-fn garbage_of_every_kind_harms_nobody() {
-    let _watchdog = Watchdog::start("garbage_of_every_kind_harms_nobody");
+fn garbage_from_one_peer_leaves_others_connected() {
+    let _watchdog = Watchdog::start("garbage_from_one_peer_leaves_others_connected");
     let engine = server();
     define_add(&engine);
     let good = client();
     let endpoint = good.lookup(engine.address()).unwrap();
     assert_serves(&good, &endpoint);
-    let greeting = greeting(7, 127);
+    let hello = greeting(7, 127);
     let mut random = Random(0x6ea2);
     for round in 0..200 {
         let noise = pattern(random.next(), random.below(5000));
         let bytes = match round % 4 {
             0 => noise,
-            // Past the greeting: frames of any length, with any content.
-            1 => [greeting.clone(), noise].concat(),
-            2 => [greeting.clone(), frame(&noise, &[])].concat(),
-            // Small numbers, which are what messages begin with.
+            // After the handshake: frames of any length, with any content.
+            1 => [hello.clone(), noise].concat(),
+            2 => [hello.clone(), frame(&noise, &[])].concat(),
+            // Small numbers, as at the start of messages.
             _ => {
-                let mut bytes = greeting.clone();
+                let mut bytes = hello.clone();
                 for _ in 0..20 {
                     let message: Vec<u8> = (0..1 + random.below(60)).map(|_| random.next() as u8 % 20).collect();
                     bytes.extend(frame(&message, &[]));
@@ -294,9 +295,9 @@ fn garbage_of_every_kind_harms_nobody() {
         drop(stream);
         assert_serves(&good, &endpoint);
     }
-    // A frame that claims to be larger than any may be.
+    // A frame longer than the limit.
     let begin = Instant::now();
-    intrude(&engine.address(), &[greeting, vec![0xff; 12], vec![0; 100]].concat());
+    send_raw(&engine.address(), &[hello, vec![0xff; 12], vec![0; 100]].concat());
     assert!(begin.elapsed() < AT_ONCE);
     assert_lives(&engine);
     assert!(endpoint.is_connected(), "one peer's garbage ended another's connection");

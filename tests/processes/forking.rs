@@ -1,7 +1,8 @@
-//! Processes that fork: the child gets an error from whatever it does with its parent's engines, at once, and may drop them,
-//! exit, run another program, or make engines of its own. The parent goes on as if nothing had been.
+//! Processes that fork. In the child, each operation on the parent's engines fails at once; the child may drop them, exit, run
+//! another program, or make its own engines. The parent is not affected.
 //!
-//! The fork comes while other threads call and transfer, so that in the child locks are held by threads that are not there.
+//! The fork happens while other threads call and transfer, so that in the child locks are held by threads that do not exist
+//! there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,18 +22,18 @@ const LEN: usize = 1 << 20;
 /// Too small to be shared with peers.
 const SMALL: usize = 1000;
 
-fn a_forked_child_can_do_nothing_and_drop_everything() {
-    let _watchdog = Watchdog::start("a_forked_child_can_do_nothing_and_drop_everything");
+fn forked_child_gets_errors_and_can_drop_everything() {
+    let _watchdog = Watchdog::start("forked_child_gets_errors_and_can_drop_everything");
     let mut child = Child::start("forks", &[]);
     child.hear("forked well");
     assert!(child.wait(BOUND).success());
 }
 
-/// Something of each kind that a process may have when it forks.
+/// One of each kind of value that a process may have when it forks.
 struct Belongings {
     engine: Engine,
     to_self: Endpoint,
-    /// Calls that are never answered.
+    /// Calls without a response.
     pendings: Vec<Pending<()>>,
     pulls: Vec<Transfer<Vec<u8>>>,
     writable: Exposed<Vec<u8>>,
@@ -62,7 +63,7 @@ impl Belongings {
         let keep = caller.procedure::<(), ()>("keep");
         let mut responders = Vec::new();
         for _ in 0..3 {
-            // Its caller gives up at once, and is no matter.
+            // Its caller gives up at once, which does not matter.
             keep.on(&to_here).notify(&()).unwrap();
             responders.push(kept.recv_timeout(BOUND).unwrap());
         }
@@ -104,7 +105,7 @@ impl Belongings {
         }
     }
 
-    /// In the child: the number of the first step that does not do what it should; 0 for none.
+    /// In the child: the number of the first step with a wrong result; 0 if there is none.
     fn are_of_no_use(mut self, to: &Endpoint) -> i32 {
         let mut step = 0;
         macro_rules! must {
@@ -120,7 +121,7 @@ impl Belongings {
                 must!($result.is_err_and(|error: Error| error.to_string().contains("fork")));
             };
         }
-        /// Panics, and says why.
+        /// The call panics, with the reason in its message.
         macro_rules! says_so {
             ($what:expr) => {
                 let panic = catch_unwind(AssertUnwindSafe(|| _ = std::hint::black_box($what)))
@@ -128,7 +129,7 @@ impl Belongings {
                 must!(panic.is_err_and(|text| text.is_ok_and(|text| text.contains("in a forked child"))));
             };
         }
-        // What takes locks that a thread may hold which is not there.
+        // Takes locks that a thread of the parent may have held at the fork.
         std::panic::set_hook(Box::new(|_| ()));
         let engine = &self.engine;
         // 1: calls.
@@ -137,7 +138,7 @@ impl Belongings {
         fails!(add.start(&(1, 2)));
         fails!(add.notify(&(1, 2)));
         fails!(engine.procedure::<(), ()>("never known before").on(&self.to_self).call(&()));
-        // 5: what the engine offers.
+        // 5: the engine's own operations.
         fails!(engine.lookup(to.address()));
         fails!(engine.define("of the child", |_: &Request, ()| ()));
         fails!(engine.define_async("of the child", |_: Request, ()| async {}));
@@ -154,7 +155,7 @@ impl Belongings {
         // 15: the peer.
         fails!(to.shutdown());
         must!(!to.is_connected() && to.transport().is_none());
-        // 17: calls that were under way.
+        // 17: calls in progress.
         let mut pendings = std::mem::take(&mut self.pendings);
         must!(pendings.iter().all(Pending::is_ready));
         pendings[0].cancel();
@@ -188,7 +189,7 @@ impl Belongings {
         block_on(self.released.clone());
         must!(self.writable.reclaim() == pattern(1, LEN));
         drop(self.constant);
-        // 34: engine memory, which is the parent's.
+        // 34: engine memory, which belongs to the parent.
         let part = self.seen.bulk().slice(10, 100).unwrap();
         fails!(engine.procedure::<Bulk, ()>("takes").on(to).call(&part));
         says_so!(self.seen.view()[0]);
@@ -226,7 +227,7 @@ impl Belongings {
     }
 }
 
-/// What the child does in the end.
+/// The last thing that the child does.
 fn end(how: usize) -> i32 {
     match how % 4 {
         0 => 0,
@@ -238,7 +239,7 @@ fn end(how: usize) -> i32 {
             101
         }
         _ => {
-            // A device that the parent uses can't be used by the child.
+            // The child can't use a device that the parent uses.
             let address = if is_over_verbs() { "tcp://127.0.0.1:0".to_owned() } else { anywhere() };
             let (server, client) = (configured().listen(address).build().unwrap(), client());
             define_add(&server);
@@ -257,8 +258,8 @@ fn end(how: usize) -> i32 {
 
 /// Forks, and waits for the child; its status.
 fn fork(child: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child does what a user's child would do, and ends without returning from here. What it must not meet are
-    // locks of this program that other threads hold; they are the library's to see to.
+    // SAFETY: the child does what a user's child would do, and ends without returning from here. Locks of this program that
+    // other threads hold are the library's to handle.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         // SAFETY: takes a number. A child that hangs is ended by this signal.
@@ -274,9 +275,9 @@ fn fork(child: impl FnOnce() -> i32) -> i32 {
     status
 }
 
-/// The role behind [`a_forked_child_can_do_nothing_and_drop_everything`].
+/// The role behind [`forked_child_gets_errors_and_can_drop_everything`].
 pub fn run() {
-    // Nobody is given up here because the machine is busy.
+    // A long heartbeat: no peer is disconnected because the machine is busy.
     let patient = || builder().listen(anywhere()).default_timeout(2 * BOUND).build().unwrap();
     let (peer, engine) = (patient(), patient());
     define_add(&peer);
@@ -312,23 +313,23 @@ pub fn run() {
         for round in 0..24 {
             let belongings = Belongings::new(&engine, &to, &peer);
             let before = done.load(Ordering::SeqCst);
-            // Its copy of them: the parent's are the parent's.
+            // A copy of them: the parent's stay with the parent.
             let mut belongings = std::mem::ManuallyDrop::new(belongings);
             let status = fork(|| {
-                // SAFETY: in this process nobody else takes them.
+                // SAFETY: no other code in this process takes them.
                 let belongings = unsafe { std::mem::ManuallyDrop::take(&mut belongings) };
                 match belongings.are_of_no_use(&to) {
                     0 => end(round),
                     step => step,
                 }
             });
-            // SAFETY: the child's taking was another process'.
+            // SAFETY: the child took its copies, in another process.
             let belongings = unsafe { std::mem::ManuallyDrop::take(&mut belongings) };
             if status != 0 {
                 stop.store(true, Ordering::SeqCst);
                 panic!("round {round}: status {status:x}: a step, 64 for a panic, or the signal of a hang, e");
             }
-            // What the parent has is as it was.
+            // The parent's values are unchanged.
             for pull in belongings.pulls {
                 let (result, local) = pull.wait();
                 assert_eq!(result.unwrap(), LEN);
@@ -356,4 +357,4 @@ pub fn run() {
     say("forked well");
 }
 
-over_each!(a_forked_child_can_do_nothing_and_drop_everything);
+over_each!(forked_child_gets_errors_and_can_drop_everything);

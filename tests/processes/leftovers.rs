@@ -1,4 +1,5 @@
-//! Nothing is left behind, and an idle engine does nothing. Each of these has a process for itself, to count in.
+//! Engines leave no threads or descriptors behind, and an idle engine does nothing. Each test runs in its own process, to count
+//! there.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,22 +10,22 @@ use crate::assert_error;
 use crate::roles::say;
 use crate::support::*;
 
-fn no_threads_and_no_descriptors_are_left() {
-    let _watchdog = Watchdog::start("no_threads_and_no_descriptors_are_left");
+fn ended_engines_leave_no_threads_and_no_descriptors() {
+    let _watchdog = Watchdog::start("ended_engines_leave_no_threads_and_no_descriptors");
     let mut child = Child::start("leftovers", &[]);
     child.hear("nothing left");
     assert!(child.wait(BOUND).success());
 }
 
-fn idle_engines_do_nothing() {
-    let _watchdog = Watchdog::start("idle_engines_do_nothing");
+fn idle_engines_use_no_cpu_time() {
+    let _watchdog = Watchdog::start("idle_engines_use_no_cpu_time");
     let mut child = Child::start("idle", &[]);
     child.hear("nothing done");
     assert!(child.wait(BOUND).success());
 }
 
-fn a_forked_child_gets_an_error() {
-    let _watchdog = Watchdog::start("a_forked_child_gets_an_error");
+fn call_in_forked_child_fails() {
+    let _watchdog = Watchdog::start("call_in_forked_child_fails");
     let mut child = Child::start("fork", &[]);
     child.hear("forked well");
     assert!(child.wait(BOUND).success());
@@ -51,7 +52,7 @@ fn descriptors() -> usize {
     entries("/proc/self/fd").len()
 }
 
-/// Does some of everything that takes threads and descriptors, and ends it in one way of several.
+/// Uses most of what takes threads and descriptors, and ends it in one of several ways.
 fn busy_life(round: usize) {
     let pool = HandlerPool::new(2);
     let own = if round.is_multiple_of(2) { anywhere() } else { format!("loop://leftovers-{round}") };
@@ -78,12 +79,12 @@ fn busy_life(round: usize) {
         let exposed = client.expose(vec![1u8; 300_000], BulkMode::ReadWrite).unwrap();
         let fetch = client.procedure::<Bulk, usize>("fetch");
         assert_eq!(fetch.on(&endpoint).call(&exposed.bulk()).unwrap(), 300_000);
-        // In progress when the end comes.
+        // In progress at the end.
         let _pending = client.procedure::<(), ()>("kept").on(&endpoint).start(&()).unwrap();
         let _reply = held.recv_timeout(BOUND).unwrap();
         let _timer = client.timer(Duration::from_secs(3600), || {}).unwrap();
-        let nobody = client.lookup(nowhere()).unwrap();
-        assert_error!(client.procedure::<(), ()>("x").on(&nobody).call(&()), Error::Unreachable { .. });
+        let absent = client.lookup(nowhere()).unwrap();
+        assert_error!(client.procedure::<(), ()>("x").on(&absent).call(&()), Error::Unreachable { .. });
     }
     match round % 3 {
         0 => {
@@ -91,43 +92,43 @@ fn busy_life(round: usize) {
             server.finalize().unwrap();
         }
         1 => server.finalize().unwrap(),
-        // By being dropped, all of them.
+        // All of them are dropped.
         _ => {}
     }
 }
 
-/// The role behind [`no_threads_and_no_descriptors_are_left`].
+/// The role behind [`ended_engines_leave_no_threads_and_no_descriptors`].
 pub fn run() {
-    // Once beforehand: what is made once and kept is no leftover.
+    // One run beforehand: what is made once and kept does not count.
     (0..6).for_each(busy_life);
     let before = (threads(), descriptors());
     (6..30).for_each(busy_life);
     let begin = Instant::now();
     while threads() > before.0 || descriptors() > before.1 {
-        // A thread that was joined may stay in the list for a moment.
+        // A joined thread may stay in the list for a moment.
         if begin.elapsed() > Duration::from_secs(5) {
             panic!("{before:?} before; now {:?} and {:?}", entries("/proc/self/task"), entries("/proc/self/fd"));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    // The thread of this test, the harness', and the one that the harness' may be waiting with.
+    // The thread of this test, the harness', and one more that the harness may wait with.
     assert!(before.0 <= 3, "{} threads without any engine", before.0);
     say("nothing left");
 }
 
-/// What each other thread of this process has done so far: ticks of processor time, and how often it went to sleep.
+/// The activity of each other thread of this process so far: ticks of processor time, and how often it went to sleep.
 fn activity() -> BTreeMap<String, (u64, u64, String)> {
     // SAFETY: asks for a number.
     let own = unsafe { libc::gettid() }.to_string();
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap()).filter(|id| *id != own);
-    // One that ends meanwhile is not there any more.
+    // A thread that ends meanwhile is no longer there.
     ids.filter_map(|id| {
         let read = |file: &str| std::fs::read_to_string(format!("/proc/self/task/{id}/{file}")).ok();
         let stat = read("stat")?;
         let (name, rest) = stat.rsplit_once(')').unwrap();
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // Counted from the state, which is the third field of the file: user and system time are 14 and 15.
+        // Counted from the state, which is the third field of the file: user and system time are fields 14 and 15.
         let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
         let status = read("status")?;
         let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
@@ -137,7 +138,7 @@ fn activity() -> BTreeMap<String, (u64, u64, String)> {
     .collect()
 }
 
-/// The role behind [`idle_engines_do_nothing`].
+/// The role behind [`idle_engines_use_no_cpu_time`].
 pub fn idle() {
     let server = builder().listen(anywhere()).build().unwrap();
     define_add(&server);
@@ -154,7 +155,7 @@ pub fn idle() {
         let _timer = client.timer(Duration::from_secs(3600), || {}).unwrap();
         endpoints.push(endpoint);
     }
-    // A bulk that went there and back, and is kept by both ends when its memory is taken back: each has been told.
+    // A bulk that went there and back; both ends hold it when its memory is revoked, and each is notified.
     let kept = std::sync::Mutex::new(Vec::new());
     server
         .define("keep", move |_: &Request, bulk: Bulk| {
@@ -162,11 +163,11 @@ pub fn idle() {
             bulk
         })
         .unwrap();
-    let lent = clients[0].expose(vec![1u8; 100_000], BulkMode::ReadOnly).unwrap();
+    let large = clients[0].expose(vec![1u8; 100_000], BulkMode::ReadOnly).unwrap();
     let small = clients[0].expose_read_only(vec![1u8; 100]).unwrap();
     let keep = clients[0].procedure::<Bulk, Bulk>("keep");
-    let _back = [&lent.bulk(), &small.bulk()].map(|bulk| keep.on(&endpoints[0]).call(bulk).unwrap());
-    drop((lent, small));
+    let _back = [&large.bulk(), &small.bulk()].map(|bulk| keep.on(&endpoints[0]).call(bulk).unwrap());
+    drop((large, small));
     // After activity a thread may spin, and idle threads may end, for a bounded time.
     let begin = Instant::now();
     let mut before = activity();
@@ -179,7 +180,7 @@ pub fn idle() {
         assert!(begin.elapsed() < Duration::from_secs(15), "never idle: {before:?}, {now:?}");
         before = now;
     }
-    // Whatever an engine does comes back. In an emulated guest all threads are seen to be woken once in a while, by nobody.
+    // An engine's activity recurs. In an emulated guest, threads wake spuriously once in a while.
     for window in 1.. {
         std::thread::sleep(Duration::from_secs(2));
         let after = activity();
@@ -196,7 +197,7 @@ pub fn idle() {
     say("nothing done");
 }
 
-/// The role behind [`a_forked_child_gets_an_error`].
+/// The role behind [`call_in_forked_child_fails`].
 pub fn fork() {
     let engine = server();
     define_add(&engine);
@@ -205,8 +206,8 @@ pub fn fork() {
     assert_serves(&client, &endpoint);
     let exposed = engine.expose(vec![1u8; 100_000], BulkMode::ReadWrite).unwrap();
     let bulk = exposed.bulk();
-    // SAFETY: the child calls what a user's child would call, and ends by `_exit`; no other thread holds a lock of this
-    // program's own at this moment.
+    // SAFETY: the child calls what a user's child would call, and ends by `_exit`; no other thread holds a lock of this program
+    // at this moment.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let begin = Instant::now();
@@ -244,9 +245,9 @@ pub fn fork() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(status, 0, "1: no clear error; 2: not at once; else: a signal");
-    // The parent has taken no harm.
+    // The parent is not affected.
     assert_serves(&client, &endpoint);
     say("forked well");
 }
 
-over_each!(no_threads_and_no_descriptors_are_left, idle_engines_do_nothing, a_forked_child_gets_an_error);
+over_each!(ended_engines_leave_no_threads_and_no_descriptors, idle_engines_use_no_cpu_time, call_in_forked_child_fails);

@@ -1,8 +1,8 @@
-//! Two processes, one of which dies, freezes, restarts, or never was an engine; over tcp, over shared memory, and over an RDMA
-//! device where that is not about sockets.
+//! Two processes, one of which dies, freezes, restarts, or is no engine; over tcp, over shared memory, and, unless the test is
+//! about sockets, over an RDMA device.
 //!
-//! A test starts this very program again, as the process at the other end: with `CALOMEL_TEST_ROLE` set, the test
-//! [`child`] does what that role does, and prints what its parent waits for.
+//! A test starts this program again as the process at the other end: with `CALOMEL_TEST_ROLE` set, the test [`child`] plays
+//! that role, and prints the lines that its parent waits for.
 
 // Signals, limits and process state are the system's.
 #![allow(unsafe_code)]
@@ -12,11 +12,11 @@ mod common;
 #[macro_use]
 mod support;
 
-mod damage;
+mod corruption;
 mod dying;
-mod farewell;
 mod foreign;
 mod forking;
+mod goodbye;
 mod leftovers;
 mod proxy;
 mod restart;

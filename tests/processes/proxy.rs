@@ -1,4 +1,4 @@
-//! A network that chops, delays, throttles, cuts and swallows: a proxy between two engines.
+//! A network that fragments, delays, throttles, cuts and drops: a proxy between two engines.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,16 +11,16 @@ use calomel::{Bulk, BulkMode, Endpoint, Engine, Request};
 
 use crate::support::*;
 
-/// What a connection through the proxy suffers, in each direction.
+/// How the proxy treats a connection, in each direction.
 #[derive(Clone)]
 struct Weather {
     /// Largest piece forwarded at a time.
     piece: usize,
-    /// Waited before each piece.
+    /// Delay before each piece.
     delay: Duration,
     /// Bytes after which the connection is cut, both directions counted together.
     cut_after: usize,
-    /// While set, nothing is forwarded, and nobody is told.
+    /// While set, nothing is forwarded, and neither side is notified.
     swallow: Arc<AtomicBool>,
 }
 
@@ -30,7 +30,7 @@ impl Default for Weather {
     }
 }
 
-/// Listens, and forwards each connection to `target` in the weather of that moment.
+/// Listens, and forwards each connection to `target`, with the `weather` at that moment.
 fn proxy(target: SocketAddr, weather: impl Fn() -> Weather + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     keep_little(&listener);
@@ -99,7 +99,7 @@ impl Service {
         self.engine.address().to_string().strip_prefix("tcp://").unwrap().parse().unwrap()
     }
 
-    /// One of each thing that engines do with each other, whatever `len`; the first error ends it.
+    /// One operation of each kind, with payloads of `len` bytes; returns the first error.
     fn round(&self, client: &Engine, to: &Endpoint, len: usize) -> calomel::Result<()> {
         assert_eq!(client.procedure::<(u32, u32), u32>("add").on(to).call(&(len as u32, 1))?, len as u32 + 1);
         let text = "x".repeat(len);
@@ -119,15 +119,15 @@ impl Service {
 }
 
 #[test]
-fn bytes_that_come_one_by_one() {
-    let _watchdog = Watchdog::start("proxy::bytes_that_come_one_by_one");
+fn operations_succeed_when_bytes_arrive_one_by_one() {
+    let _watchdog = Watchdog::start("proxy::operations_succeed_when_bytes_arrive_one_by_one");
     let service = Service::new();
     for piece in [1, 2, 3, 5, 7, 15, 17, 1000, 1460] {
         let address = proxy(service.socket(), move || Weather { piece, ..Weather::default() });
         let client = client();
         let to = client.lookup(&address).unwrap();
         for len in [0, 1, 100, 4096, 20_000] {
-            // What is sent byte by byte is kept short.
+            // Byte by byte, so the payloads are short.
             service.round(&client, &to, len.min(piece * 2000)).unwrap();
         }
         client.finalize().unwrap();
@@ -136,25 +136,25 @@ fn bytes_that_come_one_by_one() {
 }
 
 #[test]
-fn a_slow_network_is_not_a_dead_peer() {
-    let _watchdog = Watchdog::start("proxy::a_slow_network_is_not_a_dead_peer");
+fn high_latency_does_not_disconnect() {
+    let _watchdog = Watchdog::start("proxy::high_latency_does_not_disconnect");
     let service = Service::new();
-    // 50 ms each way, which is a third of the heartbeat there and back.
+    // 50 ms each way: a round trip takes a tenth of the heartbeat.
     let address = proxy(service.socket(), || Weather { delay: Duration::from_millis(50), ..Weather::default() });
     let client = client();
     let to = client.lookup(&address).unwrap();
     for _ in 0..3 {
         service.round(&client, &to, 10_000).unwrap();
     }
-    // A call that takes longer than the heartbeat, on a connection with nothing else to say.
+    // A call that takes longer than the heartbeat, on an otherwise idle connection.
     service.engine.define("long", |_: &Request, ()| thread::sleep(Duration::from_millis(2500))).unwrap();
     client.procedure::<(), ()>("long").on(&to).call(&()).unwrap();
 }
 
 #[test]
-fn a_narrow_network_is_not_a_dead_peer() {
-    // The bytes of one transfer take several times the heartbeat, and whatever asks for a sign of life queues behind them.
-    let _watchdog = Watchdog::start("proxy::a_narrow_network_is_not_a_dead_peer");
+fn low_bandwidth_does_not_disconnect() {
+    // The bytes of one transfer take several times the heartbeat, and liveness probes queue behind them.
+    let _watchdog = Watchdog::start("proxy::low_bandwidth_does_not_disconnect");
     let service = Service::new();
     let weather = || Weather { piece: 64 << 10, delay: Duration::from_millis(50), ..Weather::default() };
     let address = proxy(service.socket(), weather);
@@ -165,16 +165,16 @@ fn a_narrow_network_is_not_a_dead_peer() {
     let theirs = service.engine.expose(vec![0u8; bytes.len()], BulkMode::ReadWrite).unwrap();
     let begin = Instant::now();
     assert_eq!(theirs.bulk().on(&to).push_from(&bytes).unwrap(), bytes.len());
-    assert!(begin.elapsed() > 2 * HEARTBEAT, "the network was not narrow: this test tests nothing");
+    assert!(begin.elapsed() > 2 * HEARTBEAT, "the network was not slow: this test tests nothing");
     bytes.fill(0);
     assert_eq!(theirs.bulk().on(&to).pull_into(&mut bytes).unwrap(), bytes.len());
     assert!(bytes == pattern(3, 6 << 20));
 }
 
-/// One chunk takes longer than a peer is waited for that takes nothing.
+/// One chunk takes longer than the time after which a peer that reads nothing is disconnected.
 #[test]
-fn what_was_said_before_the_end_crosses_a_narrow_network() {
-    let _watchdog = Watchdog::start("proxy::what_was_said_before_the_end_crosses_a_narrow_network");
+fn frames_before_finalize_arrive_over_low_bandwidth() {
+    let _watchdog = Watchdog::start("proxy::frames_before_finalize_arrive_over_low_bandwidth");
     let service = Service::new();
     let (arrived, noted) = mpsc::channel();
     service.engine.define("note", move |_: &Request, text: String| _ = arrived.send(text.len())).unwrap();
@@ -185,14 +185,14 @@ fn what_was_said_before_the_end_crosses_a_narrow_network() {
     client.procedure::<String, ()>("note").on(&to).notify(&"x".repeat(1 << 20)).unwrap();
     let begin = Instant::now();
     client.finalize().unwrap();
-    assert!(begin.elapsed() > Duration::from_secs(2), "the network was not narrow: this test tests nothing");
+    assert!(begin.elapsed() > Duration::from_secs(2), "the network was not slow: this test tests nothing");
     assert_eq!(noted.recv_timeout(BOUND), Ok(1 << 20));
 }
 
 #[test]
-fn a_pull_that_timed_out_writes_no_more() {
-    // The bytes are on their way when the deadline comes, and arrive long after it.
-    let _watchdog = Watchdog::start("proxy::a_pull_that_timed_out_writes_no_more");
+fn pull_after_its_deadline_writes_nothing() {
+    // The bytes are in transit at the deadline, and arrive long after it.
+    let _watchdog = Watchdog::start("proxy::pull_after_its_deadline_writes_nothing");
     let service = Service::new();
     let weather = || Weather { piece: 4 << 10, delay: Duration::from_millis(10), ..Weather::default() };
     let address = proxy(service.socket(), weather);
@@ -201,11 +201,11 @@ fn a_pull_that_timed_out_writes_no_more() {
     let theirs = service.engine.expose(vec![1u8; 400_000], BulkMode::ReadOnly).unwrap();
     let remote = theirs.bulk().on(&to);
     assert_eq!(remote.pull_into(&mut [0u8; 10][..]).unwrap(), 10);
-    // Of what is exposed here: by a call that borrows it, by its slice, by a transfer that gives it back.
+    // Into a borrowed slice, a slice of exposed memory, and a started transfer that returns its buffer.
     let mut local = client.expose(vec![0u8; 400_000], BulkMode::ReadWrite).unwrap();
-    for way in 0..3 {
+    for form in 0..3 {
         let remote = remote.clone().timeout(Duration::from_millis(105));
-        let result = match way {
+        let result = match form {
             0 => remote.pull_into(&local),
             1 => remote.pull_into(local.slice(0, 400_000).unwrap()),
             _ => {
@@ -217,7 +217,7 @@ fn a_pull_that_timed_out_writes_no_more() {
         assert!(result.unwrap_err().is_timeout());
         local.write_at(0, &vec![9u8; 400_000]).unwrap();
         let mut copy = vec![0u8; 400_000];
-        stays("nobody writes", Duration::from_millis(1200), || {
+        stays("nothing is written", Duration::from_millis(1200), || {
             local.read_at(0, &mut copy).unwrap();
             copy.iter().all(|&b| b == 9)
         });
@@ -226,8 +226,8 @@ fn a_pull_that_timed_out_writes_no_more() {
 }
 
 #[test]
-fn a_network_that_swallows_everything_is_noticed() {
-    let _watchdog = Watchdog::start("proxy::a_network_that_swallows_everything_is_noticed");
+fn silent_packet_loss_ends_operations_with_disconnected() {
+    let _watchdog = Watchdog::start("proxy::silent_packet_loss_ends_operations_with_disconnected");
     let service = Service::new();
     let (entered, cancelled) = (Gate::default(), Gate::default());
     let (e, c) = (entered.clone(), cancelled.clone());
@@ -257,7 +257,7 @@ fn a_network_that_swallows_everything_is_noticed() {
     let mut ours = vec![0u8; LEN];
     assert_disconnected(service.source.bulk().on(&to).pull_into(&mut ours), begin);
     assert_disconnected(pending.wait(), begin);
-    // The server, too, notices: nobody told it anything.
+    // The server notices as well, though nothing notified it.
     cancelled.wait();
     assert!(begin.elapsed() < NOTICED + Duration::from_secs(1), "{:?}", begin.elapsed());
     ours.fill(9);
@@ -267,8 +267,8 @@ fn a_network_that_swallows_everything_is_noticed() {
 }
 
 #[test]
-fn a_connection_cut_anywhere_ends_what_was_on_it_and_nothing_else() {
-    let _watchdog = Watchdog::start("proxy::a_connection_cut_anywhere_ends_what_was_on_it_and_nothing_else");
+fn connection_cut_at_any_byte_ends_its_operations_only() {
+    let _watchdog = Watchdog::start("proxy::connection_cut_at_any_byte_ends_its_operations_only");
     let service = Service::new();
     let cut = Arc::new(AtomicUsize::new(0));
     let here = cut.clone();
@@ -276,7 +276,7 @@ fn a_connection_cut_anywhere_ends_what_was_on_it_and_nothing_else() {
     let mut random = Random(0xc07);
     let mut cuts = 0;
     for round in 0..250 {
-        // Byte by byte through the greetings and the first call, then anywhere in a round, which is some 600 kB.
+        // Byte by byte through the handshake and the first call, then anywhere in a round, which is some 600 kB.
         let at = if round < 150 { 2 * round } else { random.below(600_000) };
         cut.store(at, Ordering::SeqCst);
         let client = client();
@@ -287,7 +287,7 @@ fn a_connection_cut_anywhere_ends_what_was_on_it_and_nothing_else() {
             cuts += 1;
         }
         assert!(begin.elapsed() < NOTICED, "cut after {at}: {:?}", begin.elapsed());
-        // Healed: the next connection is a good one.
+        // Healed: the next connection is not cut.
         cut.store(usize::MAX, Ordering::SeqCst);
         eventually("calls work again", || service.round(&client, &to, 100).is_ok());
         client.finalize().unwrap();

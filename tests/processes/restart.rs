@@ -1,4 +1,4 @@
-//! A server that is started again at the address that it had.
+//! A server that is restarted at the same address.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use calomel::{Bulk, Error, Request};
 use crate::assert_error;
 use crate::support::*;
 
-fn a_restarted_server_serves_and_knows_no_old_bulks() {
-    let _watchdog = Watchdog::start("a_restarted_server_serves_and_knows_no_old_bulks");
+fn restarted_server_serves_and_refuses_old_bulks() {
+    let _watchdog = Watchdog::start("restarted_server_serves_and_refuses_old_bulks");
     let (mut child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
@@ -21,7 +21,7 @@ fn a_restarted_server_serves_and_knows_no_old_bulks() {
         assert_eq!(old.on(&endpoint).pull_into(&mut copy).unwrap(), 100_000);
         child.signal(libc::SIGKILL);
         drop(child);
-        eventually("the death is noticed", || !endpoint.is_connected());
+        eventually("the disconnect is noticed", || !endpoint.is_connected());
         let error = old.on(&endpoint).pull_into(&mut copy).unwrap_err();
         assert_error!(Err::<(), _>(error), Error::Unreachable { .. });
 
@@ -39,24 +39,24 @@ fn a_restarted_server_serves_and_knows_no_old_bulks() {
     }
 }
 
-fn an_old_bulk_alone_finds_the_new_server_out() {
-    // The first thing after the restart is the transfer: no call has met the new process before.
-    let _watchdog = Watchdog::start("an_old_bulk_alone_finds_the_new_server_out");
+fn pull_of_old_bulk_from_restarted_server_fails() {
+    // The transfer is the first operation after the restart: no call has met the new process before.
+    let _watchdog = Watchdog::start("pull_of_old_bulk_from_restarted_server_fails");
     let (child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
     let open = engine.procedure::<(u8, usize), Bulk>("open");
     let old = open.on(&endpoint).call(&(1, 100_000)).unwrap();
     drop(child);
-    eventually("the death is noticed", || !endpoint.is_connected());
+    eventually("the disconnect is noticed", || !endpoint.is_connected());
     let (_child, _) = Child::server(&[(LISTEN, &address.to_string())]);
     assert_error!(old.on(&endpoint).pull_into(&mut [0u8; 10][..]), Error::PeerRestarted { .. });
     assert_serves(&engine, &endpoint);
 }
 
-fn a_restart_that_nobody_noticed() {
-    // Calls right after the kill, without waiting for the news: each ends soon, and soon one succeeds.
-    let _watchdog = Watchdog::start("a_restart_that_nobody_noticed");
+fn calls_right_after_a_restart_soon_succeed() {
+    // Calls right after the kill, before the disconnect is known: each ends soon, and soon one succeeds.
+    let _watchdog = Watchdog::start("calls_right_after_a_restart_soon_succeed");
     let (child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
@@ -75,22 +75,22 @@ fn a_restart_that_nobody_noticed() {
     assert!(begin.elapsed() < NOTICED);
 }
 
-fn a_client_that_comes_back_is_a_new_one() {
-    // Same program, same host; what the old one exposed is gone, and its endpoint does not become the new one's.
-    let _watchdog = Watchdog::start("a_client_that_comes_back_is_a_new_one");
+fn restarted_client_is_a_new_peer() {
+    // Same program, same host: the old client's exposed memory is gone, and its endpoint does not lead to the new client.
+    let _watchdog = Watchdog::start("restarted_client_is_a_new_peer");
     let engine = server();
-    let (tell, told) = std::sync::mpsc::channel();
-    engine.define("hello", move |r: &Request, ()| tell.send(r.endpoint().clone()).unwrap()).unwrap();
+    let (report, reports) = std::sync::mpsc::channel();
+    engine.define("hello", move |r: &Request, ()| report.send(r.endpoint().clone()).unwrap()).unwrap();
     let mut callers = Vec::new();
     for _ in 0..2 {
         let mut child = Child::client();
         child.tell(&format!("call hello {}", engine.address()));
-        let caller = told.recv_timeout(BOUND).unwrap();
+        let caller = reports.recv_timeout(BOUND).unwrap();
         child.hear("result");
         assert_serves(&engine, &caller);
         callers.push(caller);
         drop(child);
-        eventually("the death is noticed", || callers.iter().all(|caller| !caller.is_connected()));
+        eventually("the disconnect is noticed", || callers.iter().all(|caller| !caller.is_connected()));
     }
     assert_ne!(callers[0], callers[1]);
     for caller in &callers {
@@ -101,31 +101,31 @@ fn a_client_that_comes_back_is_a_new_one() {
     assert_lives(&engine);
 }
 
-fn an_address_in_use_is_an_error_and_free_again_after_a_kill() {
-    let _watchdog = Watchdog::start("an_address_in_use_is_an_error_and_free_again_after_a_kill");
+fn address_in_use_is_an_error_until_its_engine_is_killed() {
+    let _watchdog = Watchdog::start("address_in_use_is_an_error_until_its_engine_is_killed");
     let (child, address) = Child::server(&[]);
-    // With a connection, so that a port lingers in the system's tables.
+    // With a connection, so that the kernel keeps the port for a while.
     let engine = client();
     assert_serves(&engine, &engine.lookup(&address).unwrap());
     assert_error!(configured().listen(&address).build(), Error::AddressInUse { address: named, .. } if named == address);
     drop(child);
     let successor = configured().listen(&address).build().unwrap();
     define_add(&successor);
-    eventually("the death is noticed", || !engine.lookup(&address).unwrap().is_connected());
+    eventually("the disconnect is noticed", || !engine.lookup(&address).unwrap().is_connected());
     assert_serves(&engine, &engine.lookup(&address).unwrap());
 }
 
 #[test]
-fn a_port_in_use_by_somebody_else_is_an_error() {
+fn port_in_use_by_another_socket_is_an_error() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("tcp://{}", socket.local_addr().unwrap());
     assert_error!(configured().listen(&taken).build(), Error::AddressInUse { .. });
 }
 
 over_each!(
-    a_restarted_server_serves_and_knows_no_old_bulks,
-    an_old_bulk_alone_finds_the_new_server_out,
-    a_restart_that_nobody_noticed,
-    a_client_that_comes_back_is_a_new_one,
-    an_address_in_use_is_an_error_and_free_again_after_a_kill
+    restarted_server_serves_and_refuses_old_bulks,
+    pull_of_old_bulk_from_restarted_server_fails,
+    calls_right_after_a_restart_soon_succeed,
+    restarted_client_is_a_new_peer,
+    address_in_use_is_an_error_until_its_engine_is_killed
 );

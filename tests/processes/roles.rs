@@ -1,4 +1,4 @@
-//! What the other process does.
+//! What the other process does, by role.
 
 use std::io::BufRead;
 use std::sync::{Arc, Mutex};
@@ -19,35 +19,35 @@ pub fn run(role: &str) {
         "idle" => crate::leftovers::idle(),
         "fork" => crate::leftovers::fork(),
         "forks" => crate::forking::run(),
-        "notify and end" => crate::farewell::notify_and_end(),
-        "answer and end" => crate::farewell::answer_and_end(),
+        "notify and end" => crate::goodbye::notify_and_end(),
+        "answer and end" => crate::goodbye::answer_and_end(),
         "siblings" => crate::siblings::run(),
         "talker" => crate::signals::talk(),
-        "storm" => crate::signals::weather_a_storm(),
+        "under signals" => crate::signals::run_under_signals(),
         other => panic!("no role `{other}`"),
     }
 }
 
-/// Sends this process the signal that it was told to.
-fn strike() {
+/// Sends this process the signal that its parent chose.
+fn signal_self() {
     let signal = std::env::var(STRIKE).unwrap().parse().unwrap();
-    // SAFETY: a signal to this process, which is meant to stop or die of it.
+    // SAFETY: a signal to this process, which is meant to stop it or end it.
     unsafe { libc::kill(std::process::id() as i32, signal) };
 }
 
-/// Strikes as soon as a byte of the memory is no longer zero: in the middle of the transfer that fills it.
-fn strike_when_touched(memory: Arc<Exposed<Vec<u8>>>) -> thread::JoinHandle<()> {
+/// Sends the signal as soon as a byte of the memory is no longer zero: in the middle of the transfer that fills it.
+fn signal_when_touched(memory: Arc<Exposed<Vec<u8>>>) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let begin = Instant::now();
         let mut byte = [0u8];
         while byte[0] == 0 && begin.elapsed() < Duration::from_secs(20) {
             memory.read_at(0, &mut byte).unwrap();
         }
-        strike();
+        signal_self();
     })
 }
 
-/// An engine with procedures to be caught in, which follows orders from its standard input.
+/// An engine whose procedures can be interrupted; it follows orders from its standard input.
 fn peer() {
     let builder = configured();
     let engine = match std::env::var(LISTEN).as_deref() {
@@ -118,7 +118,7 @@ fn define_calls(engine: &Engine) {
 }
 
 fn define_transfers(engine: &Engine) {
-    // What was exposed stays so.
+    // Memory once exposed stays so.
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keep = kept.clone();
     engine
@@ -131,18 +131,18 @@ fn define_transfers(engine: &Engine) {
         .unwrap();
     let keep = kept.clone();
     engine
-        .define("open, struck when touched", move |request: &Request, len: usize| {
+        .define("open, signalled when touched", move |request: &Request, len: usize| {
             let exposed = Arc::new(request.engine().expose(vec![0u8; len], BulkMode::ReadWrite).unwrap());
             let bulk = exposed.bulk();
-            strike_when_touched(exposed.clone());
+            signal_when_touched(exposed.clone());
             keep.lock().unwrap().push(exposed);
             bulk
         })
         .unwrap();
     engine
-        .define("pull, struck when touched", |request: &Request, bulk: Bulk| {
+        .define("pull, signalled when touched", |request: &Request, bulk: Bulk| {
             let local = Arc::new(request.engine().expose(vec![0u8; bulk.len()], BulkMode::ReadWrite).unwrap());
-            let watch = strike_when_touched(local.clone());
+            let watch = signal_when_touched(local.clone());
             let whole = local.slice(0, local.len()).unwrap();
             let (result, _) = bulk.on(request.endpoint()).start_pull_into(whole).wait();
             let _ = watch.join();

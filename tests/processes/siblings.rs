@@ -1,5 +1,5 @@
-//! Workers that one process forks: each makes its own engine, and nothing that is secret, or that tells one engine from another, is
-//! the same in two of them. Looked at from outside, on the wire, as an attacker would.
+//! Workers that one process forks: each makes its own engine, and no secret or identifier is the same in two of them. Checked
+//! on the wire, as an attacker would.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -25,9 +25,9 @@ fn forked_workers_share_no_secrets() {
     assert!(child.wait(BOUND).success());
 }
 
-/// The role behind it.
+/// The role behind [`forked_workers_share_no_secrets`].
 pub fn run() {
-    // Workers of a process that has no engine, and of one that has made some; what the process itself uses differs as well.
+    // Workers of a process that has no engine, and of one that has made some; the process's own engines differ as well.
     let mut seen = Seen::default();
     let before = workers();
     let own = [keyed(), server()];
@@ -38,12 +38,15 @@ pub fn run() {
     own.iter().for_each(serve);
     seen.look_at(&own.each_ref().map(|engine| engine.address().to_string()));
     assert_eq!(seen.all.len(), seen.count, "something is the same in two engines: {:?}", seen.twice);
-    // The first conversation that is held with an engine, which makes every number for the first time.
+    // The first connection to each engine, on which it draws every number for the first time.
     let [first, others @ ..] = &workers()[..] else { unreachable!("there are some") };
     let recorded = recorded(&first.addresses[0]);
     for other in others {
         let kinds: Vec<u8> = replay(&other.addresses[0], &recorded).iter().map(|piece| piece[PIECE_LEN - 1]).collect();
-        assert!(kinds == [CHALLENGE] || kinds == [CHALLENGE, REFUSAL], "a proof for another opened: pieces {kinds:?}");
+        assert!(
+            kinds == [CHALLENGE] || kinds == [CHALLENGE, REFUSAL],
+            "the proof for another engine was accepted: pieces {kinds:?}"
+        );
     }
     own.iter().for_each(|engine| engine.finalize().unwrap());
     say("nothing is shared");
@@ -59,7 +62,7 @@ fn serve(engine: &Engine) {
     engine.define("memory", move |_: &Request, ()| memory.iter().map(|each| each.bulk()).collect::<Vec<_>>()).unwrap();
 }
 
-/// A forked process with two engines, of which the first wants a key. It ends when this does.
+/// A forked process with two engines, of which the first requires a key. It ends with this value.
 struct Worker {
     addresses: [String; 2],
     pid: libc::pid_t,
@@ -80,37 +83,37 @@ fn pipe() -> [OwnedFd; 2] {
     let mut ends = [0; 2];
     // SAFETY: the pointer is to an array of two.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-    // SAFETY: they have just been made, and belong to nothing else.
+    // SAFETY: they have just been made, and have no other owner.
     ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) })
 }
 
-/// Forked one after the other, before any of them is waited for.
+/// Forked sequentially, before any of them is waited for.
 fn workers() -> Vec<Worker> {
     let started: Vec<_> = (0..WORKERS).map(|_| start()).collect();
-    let begin = |(pid, told, _stay): (libc::pid_t, OwnedFd, OwnedFd)| {
+    let begin = |(pid, reader, _stay): (libc::pid_t, OwnedFd, OwnedFd)| {
         let mut text = String::new();
-        std::fs::File::from(told).read_to_string(&mut text).unwrap();
+        std::fs::File::from(reader).read_to_string(&mut text).unwrap();
         let addresses: Vec<String> = text.lines().map(str::to_owned).collect();
-        Worker { addresses: addresses.try_into().unwrap_or_else(|_| panic!("a worker said {text:?}")), pid, _stay }
+        Worker { addresses: addresses.try_into().unwrap_or_else(|_| panic!("a worker printed {text:?}")), pid, _stay }
     };
     started.into_iter().map(begin).collect()
 }
 
 fn start() -> (libc::pid_t, OwnedFd, OwnedFd) {
-    let [[told, tell], [stay, held]] = [pipe(), pipe()];
+    let [[reader, writer], [stay, held]] = [pipe(), pipe()];
     // SAFETY: the child does what a user's worker would do, and ends without returning from here.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid > 0 {
-        return (pid, told, held);
+        return (pid, reader, held);
     }
-    drop((told, held));
+    drop((reader, held));
     let work = std::panic::AssertUnwindSafe(move || {
         let engines = [keyed(), server()];
         engines.iter().for_each(serve);
-        let mut tell = std::fs::File::from(tell);
-        engines.iter().for_each(|engine| writeln!(tell, "{}", engine.address()).unwrap());
-        drop(tell);
+        let mut writer = std::fs::File::from(writer);
+        engines.iter().for_each(|engine| writeln!(writer, "{}", engine.address()).unwrap());
+        drop(writer);
         let mut gone = [libc::pollfd { fd: stay.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
         // SAFETY: the pointer is to as many as it says.
         unsafe { libc::poll(gone.as_mut_ptr(), 1, 60_000) };
@@ -120,7 +123,7 @@ fn start() -> (libc::pid_t, OwnedFd, OwnedFd) {
     unsafe { libc::_exit(code) }
 }
 
-/// What engines have shown that must be unlike everything else.
+/// Values that engines have sent, each of which must be unique.
 #[derive(Default)]
 struct Seen {
     all: HashSet<Vec<u8>>,
@@ -151,7 +154,7 @@ impl Seen {
         loop {
             let (message, body) = take_frame(&mut stream);
             match message {
-                Message::Ticket { ticket } => self.note("a ticket", &ticket.to_le_bytes()),
+                Message::Ticket { ticket } => self.note("a resumption token", &ticket.to_le_bytes()),
                 Message::Response { .. } => {
                     let bulks: Vec<calomel::Bulk> = postcard::from_bytes(&body).unwrap();
                     assert_eq!(bulks.len(), EXPOSURES);
@@ -192,7 +195,7 @@ fn take_frame(stream: &mut TcpStream) -> (Message, Vec<u8>) {
     (postcard::from_bytes(message).unwrap(), body.to_vec())
 }
 
-/// The pieces of a greeting that are all there.
+/// The complete messages of a handshake.
 fn pieces(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut pieces = Vec::new();
     while bytes.len() >= PIECE_LEN && bytes.starts_with(crate::common::wire::MAGIC) {
@@ -203,7 +206,7 @@ fn pieces(mut bytes: &[u8]) -> Vec<&[u8]> {
     pieces
 }
 
-/// What a client that has the key says to the engine that is there.
+/// The bytes that a client with the key sends to the engine at `address`.
 fn recorded(address: &str) -> Vec<u8> {
     let target = address.to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -215,16 +218,16 @@ fn recorded(address: &str) -> Vec<u8> {
             let _ = std::io::copy(&mut answers, &mut back);
             let _ = back.shutdown(Shutdown::Both);
         });
-        let (mut near, mut far, mut said, mut buffer) = (near, far, Vec::new(), [0; 4096]);
+        let (mut near, mut far, mut recorded_bytes, mut buffer) = (near, far, Vec::new(), [0; 4096]);
         while let Ok(n @ 1..) = near.read(&mut buffer) {
-            said.extend_from_slice(&buffer[..n]);
+            recorded_bytes.extend_from_slice(&buffer[..n]);
             if far.write_all(&buffer[..n]).is_err() {
                 break;
             }
         }
         let _ = far.shutdown(Shutdown::Both);
         answering.join().unwrap();
-        said
+        recorded_bytes
     });
     let client = configured().pre_shared_key(KEY).build().unwrap();
     let to = client.lookup(&proxy).unwrap();
@@ -233,17 +236,17 @@ fn recorded(address: &str) -> Vec<u8> {
     recorder.join().unwrap()
 }
 
-/// Says the pieces of that greeting to another engine; the pieces that it answers.
-fn replay(address: &str, said: &[u8]) -> Vec<Vec<u8>> {
-    let [challenge, proof, hello] = pieces(said)[..] else { panic!("a client that has the key says three pieces") };
+/// Sends the messages of that handshake to another engine; returns those that it sends.
+fn replay(address: &str, recorded_bytes: &[u8]) -> Vec<Vec<u8>> {
+    let [challenge, proof, hello] = pieces(recorded_bytes)[..] else { panic!("a client with the key sends three messages") };
     let mut stream = dial(address);
     stream.write_all(challenge).unwrap();
     let theirs = take_piece(&mut stream);
     stream.write_all(&[proof, hello].concat()).unwrap();
-    // It is not over yet for an engine that was convinced.
+    // An engine that accepted the proof has not ended the connection.
     let _ = stream.shutdown(Shutdown::Write);
-    let mut heard = Vec::new();
-    // An engine that was not may close with bytes unread, and what it said last is lost.
-    let _ = stream.read_to_end(&mut heard);
-    std::iter::once(theirs).chain(pieces(&heard).into_iter().map(<[u8]>::to_vec)).collect()
+    let mut received = Vec::new();
+    // One that refused it may close with bytes unread, and its last bytes are lost.
+    let _ = stream.read_to_end(&mut received);
+    std::iter::once(theirs).chain(pieces(&received).into_iter().map(<[u8]>::to_vec)).collect()
 }

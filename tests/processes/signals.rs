@@ -1,5 +1,5 @@
-//! What signals do to a process that talks: nothing. Peers that die write no `SIGPIPE`, timers interrupt no call for good, and
-//! who was stopped past a deadline learns that at once.
+//! Signals don't disturb a process with open links: peers that die cause no `SIGPIPE`, interrupted system calls are repeated,
+//! and after SIGCONT a call past its deadline ends at once.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,31 +14,31 @@ use crate::support::*;
 
 const LEN: usize = 8 << 20;
 
-fn a_broken_pipe_kills_nobody() {
-    let _watchdog = Watchdog::start("a_broken_pipe_kills_nobody");
-    let mut talker = Child::start("talker", &[]);
-    talker.hear("ready");
+fn peer_that_dies_causes_no_sigpipe() {
+    let _watchdog = Watchdog::start("peer_that_dies_causes_no_sigpipe");
+    let mut child = Child::start("talker", &[]);
+    child.hear("ready");
     let mut random = Random(0x919e);
     for round in 0..15 {
         let (mut peer, address) = Child::server(&[]);
-        talker.tell(&format!("talk {address}"));
-        talker.hear("talks");
+        child.tell(&format!("talk {address}"));
+        child.hear("talks");
         thread::sleep(Duration::from_micros(random.below(30_000) as u64));
         match round % 3 {
             0 => peer.signal(libc::SIGKILL),
             1 => peer.tell("exit"),
             _ => peer.tell("finalize"),
         }
-        talker.hear("done");
+        child.hear("done");
     }
-    talker.tell("end");
-    // A signal would stand here.
-    assert!(talker.wait(BOUND).success());
+    child.tell("end");
+    // `wait` would report a signal here.
+    assert!(child.wait(BOUND).success());
 }
 
-/// The role behind [`a_broken_pipe_kills_nobody`]: dies of `SIGPIPE`, as programs do that are not written in Rust.
+/// The role behind [`peer_that_dies_causes_no_sigpipe`]: `SIGPIPE` ends it, as it does programs that are not written in Rust.
 pub fn talk() {
-    // SAFETY: restores what a signal does when nobody has said otherwise.
+    // SAFETY: restores the default action of a signal.
     assert!(unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) } != libc::SIG_ERR);
     let engine = client();
     say("ready");
@@ -62,7 +62,7 @@ pub fn talk() {
                 again(&|| bulk.on(&endpoint).push_from(&bytes).is_ok());
             });
             scope.spawn(|| {
-                let swallow = engine.procedure::<Vec<u8>, usize>("nobody defines this");
+                let swallow = engine.procedure::<Vec<u8>, usize>("not defined");
                 let bytes = vec![0u8; 100_000];
                 again(&|| matches!(swallow.on(&endpoint).call(&bytes), Err(Error::NoSuchProcedure { .. })));
             });
@@ -78,7 +78,7 @@ pub fn talk() {
     std::process::exit(0);
 }
 
-/// The same with a peer in this process, which goes while it is spoken with.
+/// The same with a peer in this process, which is dropped during calls to it.
 fn within_this_process() {
     let peer = configured().listen("loop://pipe").build().unwrap();
     define_add(&peer);
@@ -94,15 +94,15 @@ fn within_this_process() {
     });
 }
 
-/// Counts what has interrupted somebody.
+/// Counts the interruptions.
 static INTERRUPTIONS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn interrupt(_: libc::c_int) {
     INTERRUPTIONS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Has each thread of this process interrupted a thousand times a second, and system calls not restarted.
-fn storm() {
+/// Has each thread of this process interrupted a thousand times a second, without restarts of system calls.
+fn start_signals() {
     // SAFETY: an all-zero `sigaction` is a valid one: no flags, and no signals blocked meanwhile.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = interrupt as extern "C" fn(libc::c_int) as usize;
@@ -112,7 +112,7 @@ fn storm() {
     let timer = libc::itimerval { it_interval: millisecond, it_value: millisecond };
     // SAFETY: the timer is valid for as long as the call lasts.
     assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) }, 0);
-    // The timer's signal goes to the first thread that takes it; the others get theirs here.
+    // The timer's signal goes to one thread; the others get theirs here.
     thread::spawn(|| {
         loop {
             for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
@@ -125,19 +125,20 @@ fn storm() {
     });
 }
 
-fn a_storm_of_signals_changes_nothing() {
-    let _watchdog = Watchdog::start("a_storm_of_signals_changes_nothing");
-    let mut child = Child::start("storm", &[]);
+fn interrupted_system_calls_do_not_fail_operations() {
+    let _watchdog = Watchdog::start("interrupted_system_calls_do_not_fail_operations");
+    let mut child = Child::start("under signals", &[]);
     child.hear("unmoved");
     assert!(child.wait(BOUND).success());
 }
 
-/// The role behind [`a_storm_of_signals_changes_nothing`].
-pub fn weather_a_storm() {
-    storm();
+/// The role behind [`interrupted_system_calls_do_not_fail_operations`].
+pub fn run_under_signals() {
+    start_signals();
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(3) {
-        // Connections, too, are made in the storm. Nobody is given up since the machine is busy.
+        // Connections are made under signals, too. A long heartbeat, so that no peer is disconnected because the machine is
+        // busy.
         let (engine, own) = (builder().build().unwrap(), builder().listen(anywhere()).build().unwrap());
         define_add(&own);
         own.define("echo", |_: &Request, text: String| text).unwrap();
@@ -162,29 +163,29 @@ pub fn weather_a_storm() {
         assert!(asked.elapsed() >= Duration::from_millis(50));
         assert!(asked.elapsed() < patience() * Duration::from_secs(3), "{:?}", asked.elapsed());
         let (rang, asked) = (Gate::default(), Instant::now());
-        let ring = rang.clone();
-        let _timer = engine.timer(Duration::from_millis(20), move || ring.open()).unwrap();
+        let on_time = rang.clone();
+        let _timer = engine.timer(Duration::from_millis(20), move || on_time.open()).unwrap();
         rang.wait();
         assert!(asked.elapsed() >= Duration::from_millis(20));
         engine.finalize().unwrap();
         own.finalize().unwrap();
     }
-    assert!(INTERRUPTIONS.load(Ordering::Relaxed) > 1000, "hardly anybody was interrupted: this test tests nothing");
+    assert!(INTERRUPTIONS.load(Ordering::Relaxed) > 1000, "hardly any thread was interrupted: this test tests nothing");
     say("unmoved");
     std::process::exit(0);
 }
 
-fn who_was_stopped_past_a_deadline_learns_that_at_once() {
-    let _watchdog = Watchdog::start("who_was_stopped_past_a_deadline_learns_that_at_once");
+fn call_stopped_past_its_deadline_times_out_on_sigcont() {
+    let _watchdog = Watchdog::start("call_stopped_past_its_deadline_times_out_on_sigcont");
     let engine = server();
     let kept = Arc::new(Mutex::new(Vec::new()));
     let keep = kept.clone();
-    // Never answered: an answer that lies there already would be taken.
+    // There is no response: one that had already arrived would be returned.
     engine.define_deferred("hang", move |reply: Responder<()>, ()| keep.lock().unwrap().push(reply)).unwrap();
     let mut child = Child::client();
     for attempt in 1.. {
         kept.lock().unwrap().clear();
-        // Called; and started, and waited for.
+        // Once `call`, and once `start` and `wait`.
         child.tell(&format!("briefly {}", engine.address()));
         let mut early = Vec::new();
         while kept.lock().unwrap().len() < 2 && early.len() < 2 {
@@ -194,12 +195,12 @@ fn who_was_stopped_past_a_deadline_learns_that_at_once() {
         if early.is_empty() {
             break;
         }
-        // On a busy machine their time may be over before they are under way.
+        // On a busy machine their deadlines may pass before they are in progress.
         (early.len()..2).for_each(|_| drop(child.hear("brief")));
-        assert!(attempt < 50, "two calls are never under way within their time: {early:?}");
+        assert!(attempt < 50, "two calls are never in progress before their deadlines: {early:?}");
     }
     child.signal(libc::SIGSTOP);
-    // Longer than the deadline of 200 ms, and shorter than it takes to give the process up.
+    // Longer than the deadline of 200 ms, and shorter than the peer timeout.
     thread::sleep(Duration::from_millis(400));
     child.signal(libc::SIGCONT);
     let begin = Instant::now();
@@ -216,7 +217,7 @@ fn who_was_stopped_past_a_deadline_learns_that_at_once() {
     engine.finalize().unwrap();
 }
 
-/// Sets the real time; false where that is not permitted.
+/// Sets the real-time clock; false where that is not permitted.
 fn set_clock(to: libc::timespec) -> bool {
     // SAFETY: the value is valid for as long as the call lasts.
     unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &raw const to) == 0 }
@@ -229,7 +230,7 @@ fn clock(which: libc::clockid_t) -> libc::timespec {
     now
 }
 
-/// Sets the clock right again, by the one that does not jump.
+/// Restores the clock, by the monotonic one.
 struct Restored {
     real: libc::timespec,
     monotonic: libc::timespec,
@@ -248,7 +249,7 @@ fn a_clock_that_jumps_breaks_no_deadline() {
     let _watchdog = Watchdog::start("a_clock_that_jumps_breaks_no_deadline");
     assert!(
         std::env::var("CALOMEL_MAY_SET_CLOCK").is_ok(),
-        "CALOMEL_MAY_SET_CLOCK says that nobody else needs this system's clock"
+        "CALOMEL_MAY_SET_CLOCK says that no other process needs this system's clock"
     );
     let restored = Restored { real: clock(libc::CLOCK_REALTIME), monotonic: clock(libc::CLOCK_MONOTONIC) };
     assert!(set_clock(restored.real), "only root may set the clock");
@@ -283,15 +284,15 @@ fn a_clock_that_jumps_breaks_no_deadline() {
                 assert!(begin.elapsed() >= limit && begin.elapsed() < patience() * 10 * limit, "{:?}", begin.elapsed());
                 let begin = Instant::now();
                 let rang = Gate::default();
-                let ring = rang.clone();
-                let _timer = engine.timer(limit, move || ring.open()).unwrap();
+                let on_time = rang.clone();
+                let _timer = engine.timer(limit, move || on_time.open()).unwrap();
                 rang.wait();
                 assert!(begin.elapsed() >= limit && begin.elapsed() < patience() * 10 * limit, "{:?}", begin.elapsed());
                 let mut bytes = vec![0u8; 1 << 20];
                 exposed.bulk().on(&endpoint).pull_into(&mut bytes).unwrap();
                 assert!(bytes == exposed.view());
             }
-            // Idle for longer than a peer may be silent, beside a call: it is not given up.
+            // Idle for longer than the peer timeout, beside a call: it is not disconnected.
             let limit = 2 * HEARTBEAT;
             assert_error!(never.on(&endpoint).timeout(limit).call(&()), Error::Timeout { .. });
             assert!(endpoint.is_connected());
@@ -302,4 +303,8 @@ fn a_clock_that_jumps_breaks_no_deadline() {
     });
 }
 
-over_each!(a_broken_pipe_kills_nobody, a_storm_of_signals_changes_nothing, who_was_stopped_past_a_deadline_learns_that_at_once);
+over_each!(
+    peer_that_dies_causes_no_sigpipe,
+    interrupted_system_calls_do_not_fail_operations,
+    call_stopped_past_its_deadline_times_out_on_sigcont
+);

@@ -1,4 +1,4 @@
-//! Processes that are started, spoken with, stopped, and never left behind.
+//! Child processes: started, given orders, stopped, and never left behind.
 
 // Each suite uses what it needs.
 #![allow(dead_code)]
@@ -24,7 +24,7 @@ macro_rules! over_each {
         #[cfg(feature = "verbs")]
         over_each!(@ on_device, $($test),*);
     };
-    // Needs what few machines have, so that it is run where somebody asks for it, and named where not.
+    // Few machines have a device, so these tests are ignored, with the reason.
     (@ on_device, $($test:ident),*) => {
         mod over_verbs {
             $(
@@ -51,54 +51,54 @@ macro_rules! over_each {
 pub const ROLE: &str = "CALOMEL_TEST_ROLE";
 /// The address that a child listens at; unset: any; `none`: it does not listen.
 pub const LISTEN: &str = "CALOMEL_TEST_LISTEN";
-/// By which [`Carrier`] a child's engines talk.
+/// The [`Carrier`] of a child's engines.
 const CARRIER: &str = "CALOMEL_TEST_CARRIER";
 /// The signal that a child sends itself in the middle of a transfer.
 pub const STRIKE: &str = "CALOMEL_TEST_STRIKE";
-/// Stands before what a child says to its parent, among what the harness prints.
+/// Marks the lines that a child prints for its parent, among those of the harness.
 pub const MARK: &str = "@@ ";
 
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
-/// By then, the end of a peer is known.
+/// The end of a peer is known by then.
 pub const NOTICED: Duration = Duration::from_secs(3);
 
-/// By what means the engines of a test talk to each other.
+/// The transport between the engines of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     Tcp,
     Shm,
     /// Shared memory, where the system forbids processes to read each other's.
-    ShmAlone,
+    ShmNoKernelCopy,
     /// The RDMA device that the environment names.
     Verbs,
 }
 
 thread_local! {
-    /// That of the test which runs on this thread.
+    /// The carrier of the test that runs on this thread.
     static CURRENT: Cell<Carrier> = const { Cell::new(Carrier::Tcp) };
 }
 
-/// Runs a test by this means, with its children.
+/// Runs a test over this carrier, with its children.
 pub fn over(carrier: Carrier, test: fn()) {
     over_with(carrier, test);
 }
 
-/// As `over`, for a test that has been told more.
+/// As `over`, for a test that is a closure.
 pub fn over_with(carrier: Carrier, test: impl FnOnce()) {
     CURRENT.set(carrier);
     test();
 }
 
-/// Whether a device moves the bytes.
+/// Whether an RDMA device transfers the bytes.
 pub fn is_over_verbs() -> bool {
     CURRENT.get() == Carrier::Verbs
 }
 
-/// In a child: by the means that its parent's test runs by.
+/// In a child: runs a role over the carrier of its parent's test.
 pub fn over_parents_carrier(role: impl FnOnce()) {
-    let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmAlone, Carrier::Verbs];
-    let told = std::env::var(CARRIER).unwrap();
-    CURRENT.set(carriers.into_iter().find(|carrier| format!("{carrier:?}") == told).unwrap());
+    let carriers = [Carrier::Tcp, Carrier::Shm, Carrier::ShmNoKernelCopy, Carrier::Verbs];
+    let wanted = std::env::var(CARRIER).unwrap();
+    CURRENT.set(carriers.into_iter().find(|carrier| format!("{carrier:?}") == wanted).unwrap());
     role();
 }
 
@@ -106,25 +106,25 @@ pub fn over_parents_carrier(role: impl FnOnce()) {
 pub fn anywhere() -> String {
     match CURRENT.get() {
         Carrier::Tcp => "tcp://127.0.0.1:0".to_owned(),
-        Carrier::Shm | Carrier::ShmAlone => "shm://".to_owned(),
+        Carrier::Shm | Carrier::ShmNoKernelCopy => "shm://".to_owned(),
         Carrier::Verbs => verbs_address(0),
     }
 }
 
-/// An address where nobody listens.
+/// An address where no engine listens.
 pub fn nowhere() -> String {
     match CURRENT.get() {
         Carrier::Tcp => format!("tcp://{}", std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()),
-        Carrier::Shm | Carrier::ShmAlone => format!("shm://nobody-{}", std::process::id()),
+        Carrier::Shm | Carrier::ShmNoKernelCopy => format!("shm://absent-{}", std::process::id()),
         Carrier::Verbs => verbs_address(1),
     }
 }
 
-/// An engine that uses the test's carrier and no other.
+/// An engine that uses only the test's carrier.
 pub fn builder() -> EngineBuilder {
     let carrier = CURRENT.get();
-    let upgrade = matches!(carrier, Carrier::Shm | Carrier::ShmAlone);
-    Engine::builder().same_host_upgrade(upgrade).shm_kernel_copy(carrier != Carrier::ShmAlone)
+    let upgrade = matches!(carrier, Carrier::Shm | Carrier::ShmNoKernelCopy);
+    Engine::builder().same_host_upgrade(upgrade).shm_kernel_copy(carrier != Carrier::ShmNoKernelCopy)
 }
 
 /// The settings of every engine here.
@@ -140,14 +140,14 @@ pub fn client() -> Engine {
     configured().build().unwrap()
 }
 
-/// In a child: tells the parent; at once, whatever the harness does with the output.
+/// In a child: prints a line for the parent, at once, whatever the harness does with the output.
 pub fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{MARK}{text}").unwrap();
     out.flush().unwrap();
 }
 
-/// `add`, which shows that an engine serves.
+/// `add`, to check that an engine serves.
 pub fn define_add(engine: &Engine) {
     engine.define("add", |_: &Request, (x, y): (u32, u32)| x + y).unwrap();
 }
@@ -158,7 +158,7 @@ pub fn assert_serves(engine: &Engine, endpoint: &Endpoint) {
     assert_eq!(sum.unwrap(), 3);
 }
 
-/// The engine can still call others, be called by others, and move bulks, whatever happened to one peer.
+/// The engine can still call others, be called by others, and transfer bulks, whatever happened to one peer.
 #[track_caller]
 pub fn assert_lives(engine: &Engine) {
     let other = server();
@@ -176,7 +176,7 @@ pub fn assert_lives(engine: &Engine) {
     }
 }
 
-/// The error of an operation whose peer is gone, in time.
+/// The error of an operation whose peer is gone, within the time limit.
 #[track_caller]
 pub fn assert_disconnected<T>(result: calomel::Result<T>, since: Instant) {
     let took = since.elapsed();
@@ -187,7 +187,7 @@ pub fn assert_disconnected<T>(result: calomel::Result<T>, since: Instant) {
     assert!(took < NOTICED, "took {took:?}");
 }
 
-/// A proxy's system acknowledges what it has only put into its buffers, as no network does: so these are small.
+/// The kernel at a proxy acknowledges bytes that are only in its buffers, as no network does, so these are small.
 pub fn keep_little(socket: &impl AsRawFd) {
     for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
         let size: libc::c_int = 32 << 10;
@@ -201,17 +201,17 @@ pub fn keep_little(socket: &impl AsRawFd) {
 /// Another process of this program.
 pub struct Child {
     process: std::process::Child,
-    said: mpsc::Receiver<String>,
-    heard: Vec<String>,
+    lines: mpsc::Receiver<String>,
+    unread: Vec<String>,
 }
 
 impl Child {
-    /// Starts a role, with more settings for it.
+    /// Starts a role, with further environment variables.
     pub fn start(role: &str, settings: &[(&str, &str)]) -> Child {
         Child::start_as(role, settings, |_| ())
     }
 
-    /// As `start`, with more said about the process.
+    /// As `start`; `configure` changes the command.
     pub fn start_as(role: &str, settings: &[(&str, &str)], configure: impl FnOnce(&mut Command)) -> Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -223,17 +223,17 @@ impl Child {
             .stdout(Stdio::piped());
         configure(&mut command);
         let mut process = command.spawn().unwrap();
-        let (say, said) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         let output = process.stdout.take().unwrap();
         thread::spawn(move || {
             for line in BufReader::new(output).lines() {
                 let Ok(line) = line else { break };
-                if let Some((_, said)) = line.split_once(MARK) {
-                    let _ = say.send(said.to_owned());
+                if let Some((_, text)) = line.split_once(MARK) {
+                    let _ = sender.send(text.to_owned());
                 }
             }
         });
-        Child { process, said, heard: Vec::new() }
+        Child { process, lines, unread: Vec::new() }
     }
 
     /// An engine that listens, and its address.
@@ -250,7 +250,7 @@ impl Child {
         child
     }
 
-    /// What the child says after `word`; waits for it.
+    /// Waits for a line of the child that begins with `word`; returns the rest of it.
     #[track_caller]
     pub fn hear(&mut self, word: &str) -> String {
         let begin = Instant::now();
@@ -259,21 +259,21 @@ impl Child {
             (rest.is_empty() || rest.starts_with(' ')).then(|| rest.trim_start().to_owned())
         };
         loop {
-            if let Some(at) = self.heard.iter().position(|line| after(line).is_some()) {
-                return after(&self.heard.remove(at)).unwrap();
+            if let Some(at) = self.unread.iter().position(|line| after(line).is_some()) {
+                return after(&self.unread.remove(at)).unwrap();
             }
-            match self.said.recv_timeout((patience() * BOUND).saturating_sub(begin.elapsed())) {
-                Ok(line) => self.heard.push(line),
-                Err(error) => panic!("waiting for `{word}`: {error}; heard {:?}", self.heard),
+            match self.lines.recv_timeout((patience() * BOUND).saturating_sub(begin.elapsed())) {
+                Ok(line) => self.unread.push(line),
+                Err(error) => panic!("waiting for `{word}`: {error}; received {:?}", self.unread),
             }
         }
     }
 
-    /// What the child has said by now that begins with one of these words.
+    /// The lines of the child so far that begin with one of these words.
     pub fn said_of(&mut self, words: &[&str]) -> Vec<String> {
-        self.heard.extend(self.said.try_iter());
+        self.unread.extend(self.lines.try_iter());
         let of_these = |line: &mut String| words.contains(&line.split(' ').next().unwrap_or_default());
-        self.heard.extract_if(.., of_these).collect()
+        self.unread.extract_if(.., of_these).collect()
     }
 
     /// Gives the child an order.
@@ -289,7 +289,7 @@ impl Child {
     /// Sends a signal, and waits until it has had its effect.
     #[track_caller]
     pub fn signal(&self, signal: i32) {
-        // SAFETY: the child is not waited for before this value is done with, so the number is its own.
+        // SAFETY: the child is not waited for before this value is dropped, so the process id is still its own.
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
         match signal {
             libc::SIGCONT => eventually("the process goes on", || self.is_running()),
@@ -302,7 +302,7 @@ impl Child {
         is_running(self.pid())
     }
 
-    /// When the process stops or dies; watched from now on.
+    /// When the process stops or dies, watched from now on.
     pub fn struck(&self) -> thread::JoinHandle<Instant> {
         let pid = self.pid();
         thread::spawn(move || {
@@ -322,7 +322,7 @@ impl Child {
             if let Some(status) = self.process.try_wait().unwrap() {
                 return status;
             }
-            assert!(begin.elapsed() < bound, "the process runs on; it said {:?}", self.said.try_iter().collect::<Vec<_>>());
+            assert!(begin.elapsed() < bound, "the process runs on; it printed {:?}", self.lines.try_iter().collect::<Vec<_>>());
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -330,7 +330,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Works on stopped processes too. One that is dead already is no matter.
+        // Works on stopped processes, too; on a dead one it does nothing.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -338,13 +338,13 @@ impl Drop for Child {
 
 fn is_running(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name, in parentheses, may hold anything; the state stands behind it.
+    // The name, in parentheses, may contain anything; the state follows it.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     !matches!(state, None | Some('T' | 't' | 'Z' | 'X' | 'x'))
 }
 
-/// What a process has of what links are made of: descriptors, stretches of shared memory, and threads that are no handlers'. (There
-/// may be some more of those: a thread that makes progress is replaced while it is in a handler.)
+/// What a process holds for its links: descriptors, mappings of shared memory, and threads other than handlers'. (The number of
+/// handler threads may vary: a progress thread is replaced while it runs a handler.)
 pub fn holdings(pid: i32) -> (usize, usize, usize) {
     let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Either side of a transfer dies or freezes in the middle of it, once its bytes have begun to move.
+//! Transfers during which the process of either side dies or freezes, once their bytes have begun to arrive.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ struct Setup {
     signal: i32,
 }
 
-/// A child that may strike itself, and an engine here that has called it once.
+/// A child that may signal itself, and an engine here that has called it once.
 fn setup(signal: i32) -> Setup {
     let (child, address) = Child::server(&[(STRIKE, &signal.to_string())]);
     let engine = server();
@@ -26,7 +26,7 @@ fn setup(signal: i32) -> Setup {
 }
 
 impl Setup {
-    /// Asserts that this side has taken no harm, and that a frozen peer is a peer again afterwards.
+    /// Asserts that this side is not affected, and that a frozen peer works again once it continues.
     fn finish(self) {
         assert_lives(&self.engine);
         if self.signal == libc::SIGSTOP {
@@ -48,18 +48,18 @@ fn wait_until_touched(memory: &Exposed<Vec<u8>>) {
     let mut byte = [0u8];
     while byte[0] == 0 {
         memory.read_at(0, &mut byte).unwrap();
-        assert!(begin.elapsed() < BOUND, "no byte moved");
+        assert!(begin.elapsed() < BOUND, "no byte arrived");
     }
 }
 
-/// The memory is this process' own: nobody writes it.
+/// The memory is this process' own again: nothing writes to it.
 #[track_caller]
 fn assert_quiet(bytes: &[u8], time: Duration) {
     let snapshot = bytes.to_vec();
-    stays("nobody writes", time, || std::hint::black_box(bytes) == snapshot);
+    stays("nothing is written", time, || std::hint::black_box(bytes) == snapshot);
 }
 
-fn the_owner_goes_while_it_is_pulled_from(signal: i32) {
+fn owner_killed_or_stopped_ends_the_pull(signal: i32) {
     let setup = setup(signal);
     let open = setup.engine.procedure::<(u8, usize), Bulk>("open");
     let bulk = open.on(&setup.endpoint).call(&(1, LEN)).unwrap();
@@ -77,47 +77,47 @@ fn the_owner_goes_while_it_is_pulled_from(signal: i32) {
     assert!(bytes.iter().all(|&b| b == 9));
 }
 
-fn the_owner_goes_while_it_is_pushed_to(signal: i32) {
+fn owner_killed_or_stopped_ends_the_push(signal: i32) {
     let setup = setup(signal);
-    let open = setup.engine.procedure::<usize, Bulk>("open, struck when touched");
+    let open = setup.engine.procedure::<usize, Bulk>("open, signalled when touched");
     let bulk = open.on(&setup.endpoint).call(&LEN).unwrap();
-    let struck = setup.child.struck();
+    let signalled = setup.child.struck();
     let local = setup.engine.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
     let (result, local) = bulk.on(&setup.endpoint).start_push_from(local).wait();
     let end = Instant::now();
     assert_disconnected(result, end);
-    let took = end.saturating_duration_since(struck.join().unwrap());
+    let took = end.saturating_duration_since(signalled.join().unwrap());
     assert!(took < NOTICED, "{took:?}");
     assert!(local.reclaim().iter().all(|&b| b == 1));
     setup.finish();
 }
 
-fn the_owner_goes_under_a_borrowed_slice(signal: i32) {
+fn owner_killed_or_stopped_ends_the_push_of_a_borrowed_slice(signal: i32) {
     let setup = setup(signal);
-    let open = setup.engine.procedure::<usize, Bulk>("open, struck when touched");
+    let open = setup.engine.procedure::<usize, Bulk>("open, signalled when touched");
     let bulk = open.on(&setup.endpoint).call(&LEN).unwrap();
-    let struck = setup.child.struck();
+    let signalled = setup.child.struck();
     let mut bytes = vec![1u8; LEN];
     let result = bulk.on(&setup.endpoint).push_from(&bytes);
     let end = Instant::now();
     assert_disconnected(result, end);
-    assert!(end.saturating_duration_since(struck.join().unwrap()) < NOTICED);
+    assert!(end.saturating_duration_since(signalled.join().unwrap()) < NOTICED);
     bytes.fill(2);
     setup.finish();
 }
 
-fn the_puller_goes(signal: i32) {
+fn puller_killed_or_stopped_releases_the_memory(signal: i32) {
     let setup = setup(signal);
     let exposed = setup.engine.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
-    let pull = setup.engine.procedure::<Bulk, Result<usize, String>>("pull, struck when touched");
+    let pull = setup.engine.procedure::<Bulk, Result<usize, String>>("pull, signalled when touched");
     let pending = pull.on(&setup.endpoint).start(&exposed.bulk()).unwrap();
-    let struck = setup.child.struck();
+    let signalled = setup.child.struck();
     let result = pending.wait();
     let end = Instant::now();
     assert_disconnected(result, end);
-    assert!(end.saturating_duration_since(struck.join().unwrap()) < NOTICED);
-    // Nobody reads it any more: it is ours at once, and ours to write. Over shared memory one that was stopped in the middle of a
-    // read is waited for, for a second.
+    assert!(end.saturating_duration_since(signalled.join().unwrap()) < NOTICED);
+    // No peer reads it any more: it is returned at once, and may be written. Over shared memory, a reader that was stopped in
+    // the middle of a read is waited for, up to a second.
     let begin = Instant::now();
     let mut bytes = exposed.reclaim();
     assert!(begin.elapsed() < patience() * Duration::from_millis(1500), "{:?}", begin.elapsed());
@@ -126,7 +126,7 @@ fn the_puller_goes(signal: i32) {
     setup.finish();
 }
 
-fn the_pusher_goes(signal: i32) {
+fn pusher_killed_or_stopped_releases_the_memory(signal: i32) {
     let setup = setup(signal);
     let exposed = setup.engine.expose(vec![0u8; LEN], BulkMode::WriteOnly).unwrap();
     let push = setup.engine.procedure::<(u8, Bulk), Result<usize, String>>("push");
@@ -134,7 +134,7 @@ fn the_pusher_goes(signal: i32) {
     wait_until_touched(&exposed);
     setup.child.signal(signal);
     let begin = Instant::now();
-    // Taken back while the pusher is gone, and nobody has noticed yet.
+    // Reclaimed while the pusher is gone, and before the disconnect is known.
     let bytes = exposed.reclaim();
     assert!(begin.elapsed() < patience() * Duration::from_secs(1));
     assert!(bytes[LEN - 1] == 0, "the transfer was over before the signal: this test tests nothing");
@@ -147,14 +147,14 @@ fn the_pusher_goes(signal: i32) {
     assert!(bytes == snapshot);
 }
 
-fn a_frozen_peer_and_a_short_deadline() {
-    let _watchdog = Watchdog::start("transfers::a_frozen_peer_and_a_short_deadline");
+fn transfers_with_stopped_peer_time_out() {
+    let _watchdog = Watchdog::start("transfers::transfers_with_stopped_peer_time_out");
     let setup = setup(libc::SIGSTOP);
     let open = setup.engine.procedure::<(u8, usize), Bulk>("open");
     let bulk = open.on(&setup.endpoint).call(&(1, LEN)).unwrap();
     setup.child.signal(libc::SIGSTOP);
     let begin = Instant::now();
-    // A device answers for a peer that is frozen, and has to be told of the memory first: the time for that goes by, too.
+    // A device serves RMA for a frozen peer, and the memory must be registered first, which counts towards the deadline.
     let mut bytes = vec![0u8; if is_over_verbs() { LEN / 8 } else { LEN }];
     let result = bulk.on(&setup.endpoint).timeout(Duration::from_millis(100)).pull_into(&mut bytes);
     assert!(result.as_ref().is_err_and(calomel::Error::is_timeout), "{result:?}");
@@ -162,7 +162,7 @@ fn a_frozen_peer_and_a_short_deadline() {
     bytes.fill(3);
     let result = bulk.on(&setup.endpoint).timeout(Duration::from_millis(100)).push_from(&bytes);
     assert!(result.as_ref().is_err_and(calomel::Error::is_timeout), "{result:?}");
-    // The peer wakes up, and sends what it was asked for long ago: to nobody.
+    // The peer continues, and sends what was requested long ago: it is discarded.
     setup.child.signal(libc::SIGCONT);
     assert_serves(&setup.engine, &setup.endpoint);
     assert!(bytes.iter().all(|&b| b == 3));
@@ -171,10 +171,10 @@ fn a_frozen_peer_and_a_short_deadline() {
     setup.engine.finalize().unwrap();
 }
 
-macro_rules! struck {
+macro_rules! with_each_signal {
     ($($test:ident),*) => {
         /// With each of the signals.
-        mod struck {
+        mod with_each_signal {
             use super::*;
             $(
                 pub fn $test() {
@@ -186,19 +186,19 @@ macro_rules! struck {
             )*
         }
         mod tests {
-            use super::struck::*;
+            use super::with_each_signal::*;
             over_each!($($test),*);
-            over_each!(@ over_shm_alone, ShmAlone, $($test),*);
+            over_each!(@ over_shm_no_kernel_copy, ShmNoKernelCopy, $($test),*);
         }
     };
 }
 
-struck!(
-    the_owner_goes_while_it_is_pulled_from,
-    the_owner_goes_while_it_is_pushed_to,
-    the_owner_goes_under_a_borrowed_slice,
-    the_puller_goes,
-    the_pusher_goes
+with_each_signal!(
+    owner_killed_or_stopped_ends_the_pull,
+    owner_killed_or_stopped_ends_the_push,
+    owner_killed_or_stopped_ends_the_push_of_a_borrowed_slice,
+    puller_killed_or_stopped_releases_the_memory,
+    pusher_killed_or_stopped_releases_the_memory
 );
 
-over_each!(a_frozen_peer_and_a_short_deadline);
+over_each!(transfers_with_stopped_peer_time_out);

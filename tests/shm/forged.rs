@@ -1,4 +1,4 @@
-//! A peer made by hand: it speaks the transport's language down to the words in shared memory, and says what it likes.
+//! A peer made by hand: it speaks the transport's protocol down to the words in shared memory, and may break it anywhere.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -29,18 +29,18 @@ pub struct Hello {
     pub nonce_at: u64,
 }
 
-/// Where a process finds the word by which it can tell that it can read this one's memory.
+/// Where another process finds the word by which it checks that it can read this one's memory.
 static NONCE: u64 = 0x0123_4567_89ab_cdef;
 
 impl Hello {
-    pub fn honest() -> Hello {
+    pub fn valid() -> Hello {
         Hello { magic: *b"calm-shm", version: VERSION, nonce: NONCE, nonce_at: (&raw const NONCE) as u64 }
     }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Packet {
-    Bell,
+    Doorbell,
     Hello(Hello),
     Welcome { hello: Hello, reads: bool },
     Ready { reads: bool },
@@ -54,7 +54,7 @@ pub const PAYLOAD: u64 = 3;
 pub const GONE: u64 = 4;
 pub const FORGET: u64 = 5;
 
-/// Which word of a segment.
+/// A word of a segment.
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
     Taken,
@@ -96,17 +96,17 @@ impl Mapped {
         Mapped { address: address.cast(), len }
     }
 
-    /// Another's segment.
+    /// Another engine's segment.
     pub fn of(fd: &OwnedFd) -> Mapped {
         Mapped::new(fd.as_fd(), LEN, false)
     }
 
-    /// A copy of what is there now.
+    /// A copy of the current content.
     pub fn bytes(&self) -> Vec<u8> {
         let byte = |at: usize| {
-            let place = self.address.wrapping_add(at);
+            let source = self.address.wrapping_add(at);
             // SAFETY: it lies in the mapping.
-            unsafe { place.read_volatile() }
+            unsafe { source.read_volatile() }
         };
         (0..self.len).map(byte).collect()
     }
@@ -118,20 +118,20 @@ impl Mapped {
         unsafe { &*word }
     }
 
-    /// Of the ring: goes over its end.
+    /// Into the ring; wraps at its end.
     fn write(&self, at: usize, bytes: &[u8]) {
         for (i, byte) in bytes.iter().enumerate() {
-            let place = self.address.wrapping_add(HEAD + (at + i) % RING);
-            // SAFETY: it lies in the mapping, which is writable; the other side takes whatever it finds.
-            unsafe { place.write_volatile(*byte) };
+            let target = self.address.wrapping_add(HEAD + (at + i) % RING);
+            // SAFETY: it lies in the mapping, which is writable; the other side must cope with any content.
+            unsafe { target.write_volatile(*byte) };
         }
     }
 
     fn read(&self, at: usize, len: usize) -> Vec<u8> {
         let byte = |i: usize| {
-            let place = self.address.wrapping_add(HEAD + (at + i) % RING);
+            let source = self.address.wrapping_add(HEAD + (at + i) % RING);
             // SAFETY: it lies in the mapping.
-            unsafe { place.read_volatile() }
+            unsafe { source.read_volatile() }
         };
         (0..len).map(byte).collect()
     }
@@ -139,17 +139,17 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and nobody uses it any more.
+        // SAFETY: the range was mapped by `new`, and is no longer used.
         assert_eq!(unsafe { libc::munmap(self.address.cast(), self.len) }, 0);
     }
 }
 
-/// Memory with no name, of a length, sealed or not.
+/// An anonymous file of this length, sealed or not.
 pub fn memory(len: u64, sealed: bool) -> OwnedFd {
     // SAFETY: the name is a text that ends with 0; makes a descriptor.
     let fd = unsafe { libc::memfd_create(c"forged".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     assert!(fd >= 0);
-    // SAFETY: the descriptor was made above, and nobody else has it.
+    // SAFETY: the descriptor was made above, and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::fs::ftruncate(&fd, len).unwrap();
     if sealed {
@@ -184,7 +184,7 @@ pub struct Forged {
     pub at: usize,
     pub theirs_at: usize,
     pub incarnation: u64,
-    /// What the other side has said of itself.
+    /// The other side's hello.
     pub hello: Option<Hello>,
 }
 
@@ -205,16 +205,16 @@ impl Forged {
         Forged::new(rustix::net::accept(listener).unwrap())
     }
 
-    /// Dials, and does all that is right up to the first record: `reads` is what it claims it can.
+    /// Dials, and completes the connection up to the first record; `reads` is whether it claims to read the peer's memory.
     pub fn connect(address: &str, reads: bool) -> Forged {
-        Forged::connect_as(address, reads, Hello::honest())
+        Forged::connect_as(address, reads, Hello::valid())
     }
 
     pub fn connect_as(address: &str, reads: bool, hello: Hello) -> Forged {
         let mut this = Forged::dial(address);
         let fd = this.fd.try_clone().unwrap();
         this.send(&Packet::Hello(hello), &[fd.as_fd()]);
-        let (packet, fds) = this.receive().expect("a welcome");
+        let (packet, fds) = this.receive().expect("a welcome packet");
         let Packet::Welcome { hello, .. } = packet else { panic!("{packet:?}") };
         this.hello = Some(hello);
         this.theirs = Some(Mapped::new(fds[0].as_fd(), LEN, false));
@@ -222,30 +222,30 @@ impl Forged {
         this
     }
 
-    /// The other end of `connect`, for one that was dialled.
+    /// The other end of `connect`, for a peer that was dialled.
     pub fn welcome(&mut self, reads: bool) {
-        let (packet, fds) = self.receive().expect("a hello");
+        let (packet, fds) = self.receive().expect("a hello packet");
         let Packet::Hello(hello) = packet else { panic!("{packet:?}") };
         self.hello = Some(hello);
         self.theirs = Some(Mapped::of(&fds[0]));
         let fd = self.fd.try_clone().unwrap();
-        self.send(&Packet::Welcome { hello: Hello::honest(), reads }, &[fd.as_fd()]);
+        self.send(&Packet::Welcome { hello: Hello::valid(), reads }, &[fd.as_fd()]);
     }
 
-    /// As `connect`, and past the greetings.
-    pub fn greeted(address: &str, reads: bool) -> Forged {
-        Forged::greeted_as(address, reads, Hello::honest())
+    /// As `connect`, and completes the handshake.
+    pub fn after_handshake(address: &str, reads: bool) -> Forged {
+        Forged::after_handshake_as(address, reads, Hello::valid())
     }
 
-    pub fn greeted_as(address: &str, reads: bool, hello: Hello) -> Forged {
+    pub fn after_handshake_as(address: &str, reads: bool, hello: Hello) -> Forged {
         let mut this = Forged::connect_as(address, reads, hello);
-        this.greet();
+        this.shake_hands();
         let theirs = this.take(BYTES);
         assert!(theirs.starts_with(b"calomel\0"));
         this
     }
 
-    pub fn greet(&mut self) {
+    pub fn shake_hands(&mut self) {
         self.put(BYTES, &wire::greeting(self.incarnation, 64 << 20));
     }
 
@@ -257,7 +257,7 @@ impl Forged {
         self.send_raw(&postcard::to_stdvec(packet).unwrap(), fds);
     }
 
-    /// Whatever becomes of it: the other side may have hung up.
+    /// Ignores errors: the other side may have hung up.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -267,29 +267,29 @@ impl Forged {
         let _ = rustix::net::sendmsg(&self.socket, &[io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
     }
 
-    /// False: nothing within the time.
+    /// False if nothing arrives in time.
     fn wait(&self, time: Duration) -> bool {
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
         rustix::event::poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&time)).unwrap() > 0
     }
 
-    /// The next packet that is no bell; `None`: the other side has hung up.
+    /// The next packet other than a doorbell; `None`: the other side has hung up.
     #[track_caller]
     pub fn receive(&self) -> Option<(Packet, Vec<OwnedFd>)> {
         loop {
-            assert!(self.wait(Duration::from_secs(5)), "it says nothing, and does not hang up");
+            assert!(self.wait(Duration::from_secs(5)), "the peer neither sends nor hangs up");
             match self.receive_one()? {
-                (Packet::Bell, _) => {}
+                (Packet::Doorbell, _) => {}
                 packet => return Some(packet),
             }
         }
     }
 
-    /// The next packet that is no bell, if it is there.
+    /// The next packet other than a doorbell, if it has arrived.
     pub fn receive_now(&self) -> Option<(Packet, Vec<OwnedFd>)> {
         while self.wait(Duration::ZERO) {
             match self.receive_one()? {
-                (Packet::Bell, _) => {}
+                (Packet::Doorbell, _) => {}
                 packet => return Some(packet),
             }
         }
@@ -319,26 +319,26 @@ impl Forged {
         Some((postcard::from_bytes(&bytes[..n]).unwrap(), fds))
     }
 
-    /// Waits for the other side to hang up; what it said as the reason, if anything.
+    /// Waits for the other side to hang up; returns the reason that it sent, if any.
     #[track_caller]
     pub fn hung_up(&self) -> Option<String> {
-        let (mut said, begin) = (None, Instant::now());
+        let (mut reason_given, begin) = (None, Instant::now());
         while let Some((packet, _)) = self.receive() {
             if let Packet::Refused { reason } = packet {
-                said = Some(reason);
+                reason_given = Some(reason);
             }
-            assert!(begin.elapsed() < Duration::from_secs(5), "it does not hang up");
+            assert!(begin.elapsed() < Duration::from_secs(5), "the peer does not hang up");
         }
-        said
+        reason_given
     }
 
     pub fn set(&self, word: Word, value: u64) {
         self.mine.word(word.offset()).store(value, Ordering::SeqCst);
-        self.ring();
+        self.ring_doorbell();
     }
 
     /// Writes a word of the ring.
-    pub fn scribble(&self, at: usize, value: u64) {
+    pub fn overwrite_word(&self, at: usize, value: u64) {
         self.mine.word(HEAD + at % RING).store(value, Ordering::SeqCst);
     }
 
@@ -346,17 +346,17 @@ impl Forged {
         self.theirs.as_ref().unwrap().word(word.offset()).load(Ordering::SeqCst)
     }
 
-    pub fn ring(&self) {
+    pub fn ring_doorbell(&self) {
         let _ = rustix::net::send(&self.socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Whether a record of so many bytes would overwrite nothing that the other side has not taken.
+    /// Whether a record of this length would overwrite nothing that the other side has not read.
     pub fn has_room(&self, len: usize) -> bool {
         let next = self.at + (8 + len).next_multiple_of(64) + 64;
         next as u64 <= self.get(Word::Taken) + RING as u64
     }
 
-    /// True when the other side has closed its socket. Bells and packets are passed over.
+    /// True when the other side has closed its socket. Doorbells and packets are discarded.
     pub fn has_hung_up(&self) -> bool {
         loop {
             if !self.wait(Duration::ZERO) {
@@ -381,10 +381,10 @@ impl Forged {
         self.mine.word(HEAD + next % RING).store(0, Ordering::SeqCst);
         self.mine.word(HEAD + self.at % RING).store(header, Ordering::SeqCst);
         self.at = next;
-        self.ring();
+        self.ring_doorbell();
     }
 
-    /// Says two records, of which the first can be seen when both are there.
+    /// Writes two records so that the first becomes visible together with the second.
     pub fn put_two(&mut self, first: (u64, &[u8]), second: (u64, &[u8])) {
         let after = |at: usize, body: &[u8]| at + (8 + body.len()).next_multiple_of(64);
         let (at, behind) = (self.at, after(self.at, first.1));
@@ -395,28 +395,28 @@ impl Forged {
         self.mine.word(HEAD + behind % RING).store(second.0 << 32 | second.1.len() as u64, Ordering::SeqCst);
         self.mine.word(HEAD + at % RING).store(first.0 << 32 | first.1.len() as u64, Ordering::SeqCst);
         self.at = next;
-        self.ring();
+        self.ring_doorbell();
     }
 
-    /// A frame of its own.
-    pub fn tell(&mut self, message: &Message, body: &[u8]) {
+    /// Sends a message as a frame of its own.
+    pub fn send_message(&mut self, message: &Message, body: &[u8]) {
         self.put(BYTES, &message.frame(body));
     }
 
-    /// A call of `name`, whose arguments of `size` bytes follow if they are not all in `body`.
+    /// Calls `name`; the rest of its `size` bytes of arguments follows if `body` is shorter.
     pub fn call(&mut self, call: u64, name: &str, size: usize, body: &[u8]) {
         let message = Message::call(call, name, size);
-        self.tell(&message, body);
+        self.send_message(&message, body);
     }
 
     /// Announces `len` bytes of the arguments of call 1.
     pub fn announce(&mut self, len: usize) {
         self.call(1, "swallow", 1 << 20, &[]);
-        self.tell(&Message::Data { stream: Stream::Request, id: 1, offset: 0, len: len as u32 }, &[]);
+        self.send_message(&Message::Data { stream: Stream::Request, id: 1, offset: 0, len: len as u32 }, &[]);
     }
 
-    /// A loan of pieces of block, address and length.
-    pub fn lend(&mut self, slot: u64, id: u64, pieces: &[[u64; 3]]) {
+    /// Sends a loan of pieces: block, address and length.
+    pub fn send_loan(&mut self, slot: u64, id: u64, pieces: &[[u64; 3]]) {
         if slot < 16 {
             self.set(Word::Granted(slot as usize), id);
         }
@@ -425,7 +425,7 @@ impl Forged {
         self.put(LOAN, &body);
     }
 
-    /// The next record, if it is there: kind and body.
+    /// The next record, if it has arrived: kind and body.
     pub fn try_next(&mut self) -> Option<(u64, Vec<u8>)> {
         let theirs = self.theirs.as_ref()?;
         let header = theirs.word(HEAD + self.theirs_at % RING).load(Ordering::SeqCst);
@@ -439,7 +439,7 @@ impl Forged {
         Some((kind, body))
     }
 
-    /// The next record, when it comes: kind and body.
+    /// Waits for the next record: kind and body.
     #[track_caller]
     pub fn next(&mut self) -> (u64, Vec<u8>) {
         let begin = Instant::now();
@@ -452,7 +452,7 @@ impl Forged {
         }
     }
 
-    /// The next record of a kind; others are passed over.
+    /// The next record of this kind; others are discarded.
     #[track_caller]
     pub fn take(&mut self, kind: u64) -> Vec<u8> {
         loop {
@@ -463,7 +463,7 @@ impl Forged {
         }
     }
 
-    /// The next loan of theirs: slot, number and pieces.
+    /// The next loan of the other side: slot, number and pieces.
     #[track_caller]
     pub fn take_loan(&mut self) -> (usize, u64, Vec<u64>) {
         let body = self.take(LOAN);

@@ -1,11 +1,11 @@
-//! What a killed process leaves: nothing, neither in the system nor in those that it was connected with.
+//! A killed process leaves nothing behind, neither in the system nor in the processes that it was connected to.
 
 use std::time::{Duration, Instant};
 
 use crate::roles::{Far, start};
 use crate::support::*;
 
-/// Names that have to do with this library, in places where processes leave things.
+/// Names related to this library, in places where processes leave things.
 fn left_in_the_system() -> Vec<String> {
     let listed = |folder: &str| -> Vec<String> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -14,15 +14,15 @@ fn left_in_the_system() -> Vec<String> {
     [listed("/dev/shm"), listed("/tmp"), listed("/run"), listed("/dev/mqueue")].concat()
 }
 
-/// Whether any local socket has this name.
+/// Whether a local socket has this name.
 fn is_named(address: &str) -> bool {
     let name = format!("@calomel/{}", address.strip_prefix("shm://").unwrap());
     std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(|line| line.ends_with(&name))
 }
 
 #[test]
-fn clients_in_the_middle_of_a_transfer() {
-    let _watchdog = Watchdog::start("killed::clients_in_the_middle_of_a_transfer");
+fn clients_killed_during_a_transfer_leave_nothing() {
+    let _watchdog = Watchdog::start("killed::clients_killed_during_a_transfer_leave_nothing");
     over(Carrier::Shm, || ());
     let files = left_in_the_system();
     let (owner, address) = start(&[]);
@@ -30,7 +30,7 @@ fn clients_in_the_middle_of_a_transfer() {
     far.assert_serves();
     let mut before = None;
     let mut random = Random(0x51);
-    // The first few show what is made once and kept.
+    // The first few create what is made once and kept.
     for round in 0..11 {
         let mut clients: Vec<Child> = (0..5).map(|_| start(&[(LISTEN, "none")]).0).collect();
         for (number, client) in clients.iter_mut().enumerate() {
@@ -59,8 +59,8 @@ fn clients_in_the_middle_of_a_transfer() {
 }
 
 #[test]
-fn a_server_and_its_name() {
-    let _watchdog = Watchdog::start("killed::a_server_and_its_name");
+fn killed_server_frees_its_name() {
+    let _watchdog = Watchdog::start("killed::killed_server_frees_its_name");
     over(Carrier::Shm, || ());
     let files = left_in_the_system();
     let (server, address) = start(&[]);
@@ -71,6 +71,6 @@ fn a_server_and_its_name() {
     drop(server);
     assert!(!is_named(&address));
     assert_eq!(left_in_the_system(), files);
-    eventually("its end is noticed", || !far.to.is_connected());
+    eventually("the disconnect is noticed", || !far.to.is_connected());
     assert_lives(&far.engine);
 }

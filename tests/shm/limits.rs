@@ -1,4 +1,4 @@
-//! Limits that the system sets: memory of other processes that may not be read, and descriptors that run out.
+//! Limits that the system sets: other processes' memory that may not be read, and descriptors that run out.
 
 use std::fs::File;
 use std::io::BufRead;
@@ -7,15 +7,15 @@ use calomel::BulkMode;
 
 use crate::roles::{FORBID, Far, add, define, start, uniform};
 use crate::support::*;
-use crate::users::bulks_both_ways;
+use crate::users::assert_bulks_in_both_directions;
 
-/// From now on, this thread and those that it starts may not read memory of processes.
+/// From now on, this thread and those that it starts may not read memory of other processes.
 pub fn forbid_reading_processes() {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    // The number of the call is the first word; this one is refused, the others are not.
+    // The system call's number is the first word; this call fails, the others do not.
     let mut program = [
         step(LOAD, 0, 0, 0),
         step(EQUAL, 0, 1, libc::SYS_process_vm_readv as u32),
@@ -37,34 +37,34 @@ pub fn forbid_reading_processes() {
 }
 
 #[test]
-fn one_side_may_not_read_the_other() {
-    let _watchdog = Watchdog::start("limits::one_side_may_not_read_the_other");
+fn transfers_succeed_when_one_side_may_not_read_the_other() {
+    let _watchdog = Watchdog::start("limits::transfers_succeed_when_one_side_may_not_read_the_other");
     over(Carrier::Shm, || ());
     let (_child, address) = start(&[(FORBID, "1")]);
     let far = Far::new(&server(), &address);
     far.assert_serves();
-    bulks_both_ways(&far);
+    assert_bulks_in_both_directions(&far);
     assert_eq!(far.to.transport(), Some(calomel::Scheme::Shm));
 }
 
 #[test]
-fn neither_side_may_read_the_other() {
-    let _watchdog = Watchdog::start("limits::neither_side_may_read_the_other");
+fn transfers_succeed_when_neither_side_may_read_the_other() {
+    let _watchdog = Watchdog::start("limits::transfers_succeed_when_neither_side_may_read_the_other");
     over(Carrier::Shm, || ());
     let (_child, address) = start(&[(FORBID, "1")]);
-    // The filter is for threads that are started under it: the engine's, here.
+    // The filter applies to threads that are started under it, so to the engine's.
     std::thread::spawn(move || {
         over(Carrier::Shm, || ());
         forbid_reading_processes();
         let far = Far::new(&server(), &address);
         far.assert_serves();
-        bulks_both_ways(&far);
+        assert_bulks_in_both_directions(&far);
     })
     .join()
     .unwrap();
 }
 
-/// Opens files until there is no descriptor left.
+/// Opens files until no descriptor is left.
 fn use_up_descriptors() -> Vec<File> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
     let limit = libc::rlimit { rlim_cur: open + 20, rlim_max: open + 20 };
@@ -73,7 +73,7 @@ fn use_up_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-/// The role behind the tests below: an engine that has no descriptors left, or some again.
+/// The role behind the tests below: an engine without descriptors, or with few.
 pub fn few_descriptors() {
     let engine = server();
     define(&engine);
@@ -116,8 +116,8 @@ pub fn few_descriptors() {
 }
 
 #[test]
-fn a_client_without_descriptors() {
-    let _watchdog = Watchdog::start("limits::a_client_without_descriptors");
+fn client_without_descriptors_gets_clear_errors() {
+    let _watchdog = Watchdog::start("limits::client_without_descriptors_gets_clear_errors");
     over(Carrier::Shm, || ());
     let (_server, address) = start(&[]);
     let mut child = Child::start("few descriptors", &[]);
@@ -126,7 +126,7 @@ fn a_client_without_descriptors() {
     child.hear("used");
     child.tell("alloc one");
     assert_eq!(child.hear("allocated"), "Ok(8)");
-    // One after the other is enough for a step more; at some point all is well.
+    // Each descriptor that is freed allows one step more; in the end the call succeeds.
     let mut last = String::new();
     for _ in 0..12 {
         child.tell(&format!("add {address}"));
@@ -140,7 +140,7 @@ fn a_client_without_descriptors() {
         child.hear("freed");
     }
     assert_eq!(last, "3 by Some(Shm)");
-    // Memory that can only be mapped by a descriptor.
+    // Memory that can be mapped only by a descriptor.
     child.tell("use all");
     child.hear("used");
     child.tell(&format!("pull {address}"));
@@ -155,8 +155,8 @@ fn a_client_without_descriptors() {
 }
 
 #[test]
-fn a_server_without_descriptors() {
-    let _watchdog = Watchdog::start("limits::a_server_without_descriptors");
+fn server_without_descriptors_serves_its_connected_clients() {
+    let _watchdog = Watchdog::start("limits::server_without_descriptors_serves_its_connected_clients");
     over(Carrier::Shm, || ());
     let mut child = Child::start("few descriptors", &[]);
     let address = child.hear("address");
@@ -172,7 +172,7 @@ fn a_server_without_descriptors() {
             break;
         }
         assert!(last.contains("can't be reached"), "{free}: {last}");
-        // Whoever was there before is served.
+        // Clients that were connected before are served.
         assert_eq!(add(&known, &address), "3 by Some(Shm)");
         child.tell("free 1");
         child.hear("freed");

@@ -1,5 +1,5 @@
-//! What shared memory alone has to hold: names, killed processes, other users, limits of the system, memory that is taken
-//! back while it is read, and peers that lie.
+//! Shared memory alone: names, killed processes, other users, limits of the system, memory that is reclaimed while it is read,
+//! and malformed input from peers.
 //!
 //! As in `tests/processes`, the process at the other end is this program again, in the test [`child`].
 
@@ -12,13 +12,13 @@ mod common;
 #[path = "../processes/support.rs"]
 mod support;
 
-#[allow(dead_code, reason = "tests/hostile uses the rest")]
+#[allow(dead_code, reason = "tests/adversarial uses the rest")]
 mod forged;
-mod given;
 mod killed;
-mod lies;
 mod limits;
+mod malformed;
 mod memory;
+mod memory_descriptors;
 mod names;
 mod readers;
 mod revoking;

@@ -1,4 +1,4 @@
-//! Memory of the library's own, which peers on the same host map: in every role, in any number, and given back.
+//! Engine memory, which peers on the same host map: in every role, in any number, and freed.
 
 use calomel::{BulkMode, EngineBuffer, Segments};
 
@@ -13,7 +13,7 @@ fn filled(engine: &calomel::Engine, bytes: &[u8]) -> EngineBuffer {
     buffer
 }
 
-fn every_role(carrier: Carrier) {
+fn assert_every_role(carrier: Carrier) {
     over(carrier, || ());
     let (server, client) = (server(), client());
     let to = client.lookup(server.address()).unwrap();
@@ -36,12 +36,12 @@ fn every_role(carrier: Carrier) {
             let now = flat(target.reclaim());
             assert!(now[11..11 + moved] == whole[offset..offset + moved], "{first} {second} {offset} {len}");
             assert!(now[..11].iter().chain(&now[11 + moved..]).all(|b| *b == 0), "{first} {second} {offset} {len}: too much");
-            let news = pattern(offset as u64, len);
-            let source = client.expose(filled(&client, &news), BulkMode::ReadOnly).unwrap();
+            let fresh = pattern(offset as u64, len);
+            let source = client.expose(filled(&client, &fresh), BulkMode::ReadOnly).unwrap();
             assert_eq!(part.on(&to).start_push_from(source).wait().0.unwrap(), len);
             let mut now = vec![0; whole.len()];
             exposed.read_at(0, &mut now).unwrap();
-            assert!(now[offset..offset + len] == news, "{first} {second} {offset} {len}");
+            assert!(now[offset..offset + len] == fresh, "{first} {second} {offset} {len}");
             assert!(now[..offset] == whole[..offset] && now[offset + len..] == whole[offset + len..]);
             exposed.write_at(0, &whole).unwrap();
         }
@@ -55,27 +55,27 @@ fn every_role(carrier: Carrier) {
 }
 
 #[test]
-fn in_every_role() {
-    let _watchdog = Watchdog::start("memory::in_every_role");
-    every_role(Carrier::Shm);
+fn engine_memory_works_in_every_role() {
+    let _watchdog = Watchdog::start("memory::engine_memory_works_in_every_role");
+    assert_every_role(Carrier::Shm);
 }
 
 #[test]
-fn in_every_role_by_the_ring() {
-    let _watchdog = Watchdog::start("memory::in_every_role_by_the_ring");
-    every_role(Carrier::ShmAlone);
+fn engine_memory_works_in_every_role_by_the_ring() {
+    let _watchdog = Watchdog::start("memory::engine_memory_works_in_every_role_by_the_ring");
+    assert_every_role(Carrier::ShmNoKernelCopy);
 }
 
 #[test]
-fn more_buffers_than_a_peer_maps_at_a_time() {
-    let _watchdog = Watchdog::start("memory::more_buffers_than_a_peer_maps_at_a_time");
-    for carrier in [Carrier::Shm, Carrier::ShmAlone] {
+fn more_buffers_than_a_peer_maps_are_all_transferred() {
+    let _watchdog = Watchdog::start("memory::more_buffers_than_a_peer_maps_are_all_transferred");
+    for carrier in [Carrier::Shm, Carrier::ShmNoKernelCopy] {
         over(carrier, || ());
         let (child, address) = start(&[]);
         let far = Far::new(&client(), &address);
         let fetch = far.engine.procedure::<(calomel::Bulk, bool), Result<u8, String>>("fetch");
         let len = 64 << 10;
-        // The second time in the places where the first were.
+        // The second round uses the places of the first.
         for round in 0..2u8 {
             let exposed: Vec<_> = (0..300u32)
                 .map(|n| {
@@ -92,7 +92,7 @@ fn more_buffers_than_a_peer_maps_at_a_time() {
             let maps = crate::support::holdings(child.pid()).1;
             assert!(maps <= 300, "{maps}");
         }
-        // One by one: each is freed before the next is there, mostly in the same place.
+        // One at a time: each is freed before the next is allocated, mostly in the same place.
         for n in 0..600u32 {
             let mut buffer = far.engine.alloc(len);
             buffer.fill(n as u8);
@@ -104,8 +104,8 @@ fn more_buffers_than_a_peer_maps_at_a_time() {
 }
 
 #[test]
-fn pools() {
-    let _watchdog = Watchdog::start("memory::pools");
+fn pooled_buffers_are_transferred_and_reused() {
+    let _watchdog = Watchdog::start("memory::pooled_buffers_are_transferred_and_reused");
     over(Carrier::Shm, || ());
     let (_child, address) = start(&[]);
     let far = Far::new(&client(), &address);
@@ -125,15 +125,15 @@ fn pools() {
 }
 
 #[test]
-fn pages_of_what_is_dropped_are_given_back() {
-    let _watchdog = Watchdog::start("memory::pages_of_what_is_dropped_are_given_back");
+fn dropped_engine_memory_is_freed_though_peers_map_it() {
+    let _watchdog = Watchdog::start("memory::dropped_engine_memory_is_freed_though_peers_map_it");
     over(Carrier::Shm, || ());
     let mut child = Child::start("freed", &[]);
     child.hear("freed");
     assert!(child.wait(BOUND).success());
 }
 
-/// The role behind [`pages_of_what_is_dropped_are_given_back`].
+/// The role behind [`dropped_engine_memory_is_freed_though_peers_map_it`].
 pub fn freed() {
     let mib = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -149,21 +149,21 @@ pub fn freed() {
     // Both have it mapped.
     assert!(mib() >= before + 128, "{} MiB, {before} before", mib());
     drop(exposed.reclaim());
-    // The client keeps the mapping until it hears of another buffer; the pages are gone.
+    // The client keeps the mapping until another buffer is announced; the pages are gone.
     assert!(mib() < before + 16, "{} MiB, {before} before", mib());
     say("freed");
 }
 
 #[test]
-fn a_forked_child_that_drops_a_buffer_takes_nothing_from_its_parent() {
-    let _watchdog = Watchdog::start("memory::a_forked_child_that_drops_a_buffer_takes_nothing_from_its_parent");
+fn buffer_dropped_in_forked_child_stays_in_the_parent() {
+    let _watchdog = Watchdog::start("memory::buffer_dropped_in_forked_child_stays_in_the_parent");
     over(Carrier::Shm, || ());
     let mut child = Child::start("fork", &[]);
     child.hear("forked well");
     assert!(child.wait(BOUND).success());
 }
 
-/// The role behind [`a_forked_child_that_drops_a_buffer_takes_nothing_from_its_parent`].
+/// The role behind [`buffer_dropped_in_forked_child_stays_in_the_parent`].
 pub fn fork() {
     let engine = server();
     let buffer = filled(&engine, &[5; 1 << 20]);

@@ -6,8 +6,8 @@ use crate::assert_error;
 use crate::roles::{add, start};
 use crate::support::*;
 
-/// Another test may start a process at this moment: until that is another program, it has all descriptors of this one, and so
-/// the names.
+/// Another test may start a process at this moment: until it executes another program, it has all descriptors of this one, and
+/// so the names.
 fn built(name: &str) -> Engine {
     let mut built = None;
     eventually("the name is free", || match configured().listen(name).build() {
@@ -22,8 +22,8 @@ fn built(name: &str) -> Engine {
 }
 
 #[test]
-fn a_name_in_use_is_an_error_and_free_at_once_after_a_kill() {
-    let _watchdog = Watchdog::start("names::a_name_in_use_is_an_error_and_free_at_once_after_a_kill");
+fn name_in_use_is_an_error_until_its_engine_is_killed() {
+    let _watchdog = Watchdog::start("names::name_in_use_is_an_error_until_its_engine_is_killed");
     over(Carrier::Shm, || ());
     let name = format!("shm://names-{}", std::process::id());
     let client = client();
@@ -35,17 +35,17 @@ fn a_name_in_use_is_an_error_and_free_at_once_after_a_kill() {
         drop(child);
         let successor = built(&name);
         define_add(&successor);
-        eventually("the death is noticed", || !client.lookup(&name).unwrap().is_connected());
+        eventually("the disconnect is noticed", || !client.lookup(&name).unwrap().is_connected());
         assert_eq!(add(&client, &name), "3 by Some(Shm)");
         successor.finalize().unwrap();
-        eventually("the end is noticed", || !client.lookup(&name).unwrap().is_connected());
-        eventually("nobody is there", || add(&client, &name).contains("nobody listens under this name"));
+        eventually("the disconnect is noticed", || !client.lookup(&name).unwrap().is_connected());
+        eventually("no engine listens", || add(&client, &name).contains("listens under this name"));
     }
 }
 
 #[test]
-fn names_are_as_long_as_the_system_allows() {
-    let _watchdog = Watchdog::start("names::names_are_as_long_as_the_system_allows");
+fn names_longer_than_the_system_allows_are_errors() {
+    let _watchdog = Watchdog::start("names::names_longer_than_the_system_allows_are_errors");
     over(Carrier::Shm, || ());
     let client = client();
     // 107 bytes, less those of `calomel/`.
@@ -64,20 +64,20 @@ fn names_are_as_long_as_the_system_allows() {
             }
         }
     }
-    // To listen at, one is chosen; to dial, it means nothing.
+    // Listening picks a name; dialling needs one.
     let (a, b) = (server(), server());
     assert_ne!(a.address(), b.address());
     assert_error!(client.lookup("shm://"), Error::InvalidAddress { .. });
 }
 
 #[test]
-fn a_finalized_engine_gives_its_names_up() {
-    let _watchdog = Watchdog::start("names::a_finalized_engine_gives_its_names_up");
+fn finalized_engine_frees_its_names() {
+    let _watchdog = Watchdog::start("names::finalized_engine_frees_its_names");
     over(Carrier::Shm, || ());
     let name = format!("shm://given-up-{}", std::process::id());
     for _ in 0..50 {
         built(&name).finalize().unwrap();
-        // By being dropped, too.
+        // Dropping it has the same effect.
         drop(built(&name));
     }
 }

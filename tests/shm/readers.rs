@@ -1,4 +1,4 @@
-//! Peers that read what they are lent, and never say that they are done, or say so for ever.
+//! Peers that read exported memory, and never report that they have finished, or keep reporting that they still read.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::forged::*;
 use crate::roles::{Far, start};
 use crate::support::*;
 
-/// The time that a reader has for one step, and some for a busy machine.
+/// The time that a reader has for one step, and slack for a busy machine.
 const BOUND_MS: u64 = 1800;
 
 struct Scene {
@@ -26,23 +26,23 @@ fn scene() -> Scene {
     Scene { child, address, far }
 }
 
-/// Pulls, and gets the first loan of what it asked for.
-fn pulling(scene: &Scene, bulk: &Bulk) -> (Forged, usize, u64) {
-    let mut peer = Forged::greeted(&scene.address, true);
-    peer.tell(&Message::Pull(Range::of(1, bulk)), &[]);
+/// Pulls, and receives the first loan of the payload.
+fn pull_first_loan(scene: &Scene, bulk: &Bulk) -> (Forged, usize, u64) {
+    let mut peer = Forged::after_handshake(&scene.address, true);
+    peer.send_message(&Message::Pull(Range::of(1, bulk)), &[]);
     let (slot, id, _) = peer.take_loan();
     assert_eq!(peer.get(Word::Granted(slot)), id);
     (peer, slot, id)
 }
 
 #[test]
-fn one_that_is_never_done_loses_the_memory_at_once() {
-    let _watchdog = Watchdog::start("readers::one_that_is_never_done_loses_the_memory_at_once");
+fn reclaim_does_not_wait_for_loan_that_is_not_being_read() {
+    let _watchdog = Watchdog::start("readers::reclaim_does_not_wait_for_loan_that_is_not_being_read");
     let scene = scene();
-    // What `assert_serves` opened is number 0.
+    // `assert_serves` opened number 0.
     for (index, shared) in [(1, false), (2, true)] {
         let bulk = scene.far.open(1, 3 << 20, shared);
-        let (peer, slot, _) = pulling(&scene, &bulk);
+        let (peer, slot, _) = pull_first_loan(&scene, &bulk);
         let took = scene.far.reclaim(index, 2);
         assert!(took < 500, "{took} ms");
         assert_eq!(peer.get(Word::Granted(slot)), 0);
@@ -51,12 +51,12 @@ fn one_that_is_never_done_loses_the_memory_at_once() {
 }
 
 #[test]
-fn one_that_says_that_it_reads_for_ever_is_cut_off() {
-    let _watchdog = Watchdog::start("readers::one_that_says_that_it_reads_for_ever_is_cut_off");
+fn peer_that_never_ends_a_read_is_disconnected_by_reclaim() {
+    let _watchdog = Watchdog::start("readers::peer_that_never_ends_a_read_is_disconnected_by_reclaim");
     let scene = scene();
     for (index, shared) in [(1, false), (2, true)] {
         let bulk = scene.far.open(1, 3 << 20, shared);
-        let (peer, slot, id) = pulling(&scene, &bulk);
+        let (peer, slot, id) = pull_first_loan(&scene, &bulk);
         peer.set(Word::Reading(slot), id);
         let took = scene.far.reclaim(index, 2);
         assert!((900..BOUND_MS).contains(&took), "{took} ms");
@@ -66,14 +66,14 @@ fn one_that_says_that_it_reads_for_ever_is_cut_off() {
 }
 
 #[test]
-fn one_that_says_so_of_all_its_loans_costs_no_more() {
-    let _watchdog = Watchdog::start("readers::one_that_says_so_of_all_its_loans_costs_no_more");
+fn peer_that_never_ends_several_reads_delays_reclaims_once() {
+    let _watchdog = Watchdog::start("readers::peer_that_never_ends_several_reads_delays_reclaims_once");
     let scene = scene();
     let bulks = [scene.far.open(1, 8 << 20, false), scene.far.open(1, 8 << 20, true)];
-    let mut peer = Forged::greeted(&scene.address, true);
+    let mut peer = Forged::after_handshake(&scene.address, true);
     let mut loans = Vec::new();
     for (number, bulk) in bulks.iter().enumerate() {
-        peer.tell(&Message::Pull(Range::of(number as u64 + 1, bulk)), &[]);
+        peer.send_message(&Message::Pull(Range::of(number as u64 + 1, bulk)), &[]);
     }
     while loans.len() < 4 {
         let (slot, id, _) = peer.take_loan();
@@ -87,8 +87,8 @@ fn one_that_says_so_of_all_its_loans_costs_no_more() {
 }
 
 #[test]
-fn many_that_say_so_cost_no_more_than_one() {
-    let _watchdog = Watchdog::start("readers::many_that_say_so_cost_no_more_than_one");
+fn many_peers_that_never_end_reads_delay_reclaim_once() {
+    let _watchdog = Watchdog::start("readers::many_peers_that_never_end_reads_delay_reclaim_once");
     let scene = scene();
     let honest = Far::new(&client(), &scene.address);
     honest.assert_serves();
@@ -97,7 +97,7 @@ fn many_that_say_so_cost_no_more_than_one() {
         let bulk = scene.far.open(1, 3 << 20, shared);
         let peers: Vec<Forged> = (0..count)
             .map(|_| {
-                let (peer, slot, id) = pulling(&scene, &bulk);
+                let (peer, slot, id) = pull_first_loan(&scene, &bulk);
                 peer.set(Word::Reading(slot), id);
                 peer
             })
@@ -113,8 +113,8 @@ fn many_that_say_so_cost_no_more_than_one() {
 }
 
 #[test]
-fn a_scope_of_many_exposures_waits_no_longer_than_for_one() {
-    let _watchdog = Watchdog::start("readers::a_scope_of_many_exposures_waits_no_longer_than_for_one");
+fn scope_with_many_endless_reads_ends_after_one_delay() {
+    let _watchdog = Watchdog::start("readers::scope_with_many_endless_reads_ends_after_one_delay");
     over(Carrier::Shm, || ());
     let engine = configured().listen("shm://").build().unwrap();
     define_add(&engine);
@@ -125,8 +125,8 @@ fn a_scope_of_many_exposures_waits_no_longer_than_for_one() {
             let mut peers = Vec::new();
             for buffer in &mut buffers {
                 let bulk = scope.expose(&mut buffer[..], BulkMode::ReadWrite)?;
-                let mut peer = Forged::greeted(&engine.address().to_string(), true);
-                peer.tell(&Message::Pull(Range::of(1, &bulk)), &[]);
+                let mut peer = Forged::after_handshake(&engine.address().to_string(), true);
+                peer.send_message(&Message::Pull(Range::of(1, &bulk)), &[]);
                 let (slot, id, _) = peer.take_loan();
                 peer.set(Word::Reading(slot), id);
                 peers.push(peer);
@@ -141,21 +141,21 @@ fn a_scope_of_many_exposures_waits_no_longer_than_for_one() {
 }
 
 #[test]
-fn those_that_hang_up_while_they_read_leave_nothing() {
-    let _watchdog = Watchdog::start("readers::those_that_hang_up_while_they_read_leave_nothing");
+fn peers_that_hang_up_during_reads_leave_nothing() {
+    let _watchdog = Watchdog::start("readers::peers_that_hang_up_during_reads_leave_nothing");
     let scene = scene();
     let bulks = [scene.far.open(1, 3 << 20, false), scene.far.open(1, 3 << 20, true)];
     let pid = scene.child.pid();
     let before = holdings(pid);
     for round in 0..20 {
-        let (peer, slot, id) = pulling(&scene, &bulks[round % 2]);
+        let (peer, slot, id) = pull_first_loan(&scene, &bulks[round % 2]);
         peer.set(Word::Reading(slot), id);
         drop(peer);
     }
-    // What they were lent is theirs for as long as a step may take. Who comes then, sees to it.
+    // Their loans stay valid for the time of one step. The next connection ends them.
     let begin = Instant::now();
     loop {
-        drop(Forged::greeted(&scene.address, true));
+        drop(Forged::after_handshake(&scene.address, true));
         let now = holdings(pid);
         // The last one may not be gone yet.
         if now.0 <= before.0 + 3 && now.1 <= before.1 + 2 {
@@ -171,11 +171,11 @@ fn those_that_hang_up_while_they_read_leave_nothing() {
 }
 
 #[test]
-fn words_that_make_no_sense_hurt_nobody() {
-    let _watchdog = Watchdog::start("readers::words_that_make_no_sense_hurt_nobody");
+fn invalid_loan_words_are_ignored() {
+    let _watchdog = Watchdog::start("readers::invalid_loan_words_are_ignored");
     let scene = scene();
     let bulk = scene.far.open(1, 8 << 20, false);
-    let (peer, slot, id) = pulling(&scene, &bulk);
+    let (peer, slot, id) = pull_first_loan(&scene, &bulk);
     // Loans of the past, of the future, and of other slots.
     for value in [0, 1, id + 1, id + 1000, u64::MAX] {
         for other in (0..16).filter(|other| *other != slot) {
@@ -191,8 +191,8 @@ fn words_that_make_no_sense_hurt_nobody() {
 }
 
 #[test]
-fn an_answer_of_one_that_is_gone_already_arrives() {
-    let _watchdog = Watchdog::start("readers::an_answer_of_one_that_is_gone_already_arrives");
+fn response_of_peer_that_has_hung_up_arrives() {
+    let _watchdog = Watchdog::start("readers::response_of_peer_that_has_hung_up_arrives");
     over(Carrier::Shm, || ());
     let engine = client();
     let address = format!("shm://gone-{}", std::process::id());
@@ -202,7 +202,7 @@ fn an_answer_of_one_that_is_gone_already_arrives() {
             s.spawn(|| {
                 let mut peer = Forged::accept(&listener);
                 peer.welcome(false);
-                peer.greet();
+                peer.shake_hands();
                 assert!(peer.take(BYTES).starts_with(b"calomel\0"));
                 let call = loop {
                     let frame = peer.take(BYTES);
@@ -211,26 +211,26 @@ fn an_answer_of_one_that_is_gone_already_arrives() {
                     }
                 };
                 let body = postcard::to_stdvec(&7u32).unwrap();
-                peer.tell(&Message::answer(call, body.len()), &body);
-                // With packets that were never looked at.
+                peer.send_message(&Message::answer(call, body.len()), &body);
+                // Hangs up with packets unread.
             });
             let endpoint = engine.lookup(&address).unwrap();
             let answer = engine.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2));
             assert_eq!(answer.map_err(|e| e.to_string()), Ok(7), "round {round}");
-            eventually("its end is noticed", || !endpoint.is_connected());
+            eventually("the disconnect is noticed", || !endpoint.is_connected());
         });
     }
 }
 
 #[test]
-fn what_is_taken_back_while_it_is_read_does_not_count() {
-    let _watchdog = Watchdog::start("readers::what_is_taken_back_while_it_is_read_does_not_count");
+fn loan_withdrawn_during_its_read_fails_the_pull() {
+    let _watchdog = Watchdog::start("readers::loan_withdrawn_during_its_read_fails_the_pull");
     let scene = scene();
     const SIZE: usize = 4 << 20;
     let (mut caught, mut undisturbed, begin) = (0, 0, Instant::now());
     while (caught < 5 || undisturbed == 0) && begin.elapsed() < Duration::from_secs(20) {
-        let mut peer = Forged::greeted(&scene.address, true);
-        // Pages that are not there yet: to read them takes a while.
+        let mut peer = Forged::after_handshake(&scene.address, true);
+        // Pages that are not populated yet, so that reading them takes time.
         let memory = vec![0u8; SIZE];
         type Wire = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);
         let bulk: Wire = ([7; 16], 0, SIZE as u64, BulkMode::ReadOnly, 1, peer.incarnation, Vec::new(), None, None, None);
@@ -242,9 +242,9 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
                 break range.transfer;
             }
         };
-        peer.tell(&Message::Data { stream: Stream::Pull, id: transfer, offset: 0, len: SIZE as u32 }, &[]);
-        peer.lend(0, 1, &[[0, memory.as_ptr() as u64, SIZE as u64 - 16]]);
-        // What comes through the ring waits for all that was lent before: that is read in one go.
+        peer.send_message(&Message::Data { stream: Stream::Pull, id: transfer, offset: 0, len: SIZE as u32 }, &[]);
+        peer.send_loan(0, 1, &[[0, memory.as_ptr() as u64, SIZE as u64 - 16]]);
+        // A payload through the ring waits for all loans before it, which are read in one step.
         peer.put(PAYLOAD, &[0; 16]);
         let disturbs = undisturbed > 0;
         let mut read = false;
@@ -256,7 +256,7 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
             peer.set(Word::Granted(0), 0);
             read = peer.get(Word::Reading(0)) == 1;
         }
-        peer.tell(&Message::Done { transfer, status: Status::Ok }, &[]);
+        peer.send_message(&Message::Done { transfer, status: Status::Ok }, &[]);
         let fetched = loop {
             let frame = peer.take(BYTES);
             if let Ok((Message::Response { .. }, body)) = postcard::take_from_bytes(&frame[wire::PREFIX_LEN..]) {
@@ -264,13 +264,13 @@ fn what_is_taken_back_while_it_is_read_does_not_count() {
             }
         };
         match disturbs {
-            true if read => assert!(fetched.is_err(), "bytes that were taken back were believed"),
+            true if read => assert!(fetched.is_err(), "revoked bytes were accepted"),
             true => {}
             false => assert_eq!(fetched, Ok(0)),
         }
         (caught, undisturbed) = (caught + u32::from(read), undisturbed + u32::from(!disturbs));
         drop(memory);
     }
-    assert!(caught >= 5, "it was seen to read {caught} times");
+    assert!(caught >= 5, "the read was observed {caught} times");
     assert_serves(&scene.far.engine, &scene.far.to);
 }

@@ -1,4 +1,4 @@
-//! Memory that is taken back, and overwritten at once, while another process reads it.
+//! Memory that is reclaimed, and overwritten at once, while another process reads it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use calomel::{Bulk, BulkMode, Engine, EngineBuffer, Exposed};
 use crate::roles::{Far, start};
 use crate::support::*;
 
-/// Several chunks; a few steps; and one, in which all of it is read.
+/// Several chunks; a few steps; and a single step, which reads all of it.
 const LENS: [usize; 3] = [4 << 20, 500_000, 128 << 10];
-/// A reader that is stopped is waited for this long, and some.
+/// Longest reclaim beside a stopped reader, with slack.
 const RECLAIMED: Duration = Duration::from_millis(1800);
 
 enum Memory {
@@ -36,7 +36,7 @@ impl Memory {
         }
     }
 
-    /// Takes it back, fills it with twos at once, from its end, and tells how long the first took.
+    /// Reclaims it, fills it with twos at once, from its end; returns how long the reclaim took.
     fn overwrite(self) -> Duration {
         let begin = Instant::now();
         let overwrite = |bytes: &mut [u8]| {
@@ -57,7 +57,7 @@ fn fetch(far: &Far, bulk: &Bulk, into_shared: bool) -> calomel::Pending<Result<u
     far.engine.procedure::<(Bulk, bool), Result<u8, String>>("fetch").on(&far.to).start(&(bulk.clone(), into_shared)).unwrap()
 }
 
-/// True when it succeeded, with what was there before; false when it failed for the right reason.
+/// True if the pull succeeded with the original content; false if it failed for the right reason.
 #[track_caller]
 fn is_good(fetched: Fetched) -> bool {
     match fetched {
@@ -68,13 +68,13 @@ fn is_good(fetched: Fetched) -> bool {
     }
 }
 
-fn a_pull_never_brings_what_was_written_after_the_reclaim(carrier: Carrier) {
-    let _watchdog = Watchdog::start("revoking::a_pull_never_brings_what_was_written_after_the_reclaim");
+fn assert_pulls_bring_no_later_writes(carrier: Carrier) {
+    let _watchdog = Watchdog::start("revoking::assert_pulls_bring_no_later_writes");
     over(carrier, || ());
     let (_child, address) = start(&[]);
     let far = Far::new(&client(), &address);
     let mut random = Random(0xf00d);
-    // How long one takes that nobody disturbs.
+    // How long an undisturbed pull takes.
     let begin = Instant::now();
     far.assert_serves();
     let usual = LENS.map(|len| {
@@ -108,16 +108,16 @@ fn a_pull_never_brings_what_was_written_after_the_reclaim(carrier: Carrier) {
 }
 
 #[test]
-fn a_pull_never_brings_what_was_written_after_the_reclaim_by_the_system() {
-    a_pull_never_brings_what_was_written_after_the_reclaim(Carrier::Shm);
+fn pull_by_the_kernel_never_brings_writes_after_reclaim() {
+    assert_pulls_bring_no_later_writes(Carrier::Shm);
 }
 
 #[test]
-fn a_pull_never_brings_what_was_written_after_the_reclaim_by_the_ring() {
-    a_pull_never_brings_what_was_written_after_the_reclaim(Carrier::ShmAlone);
+fn pull_by_the_ring_never_brings_writes_after_reclaim() {
+    assert_pulls_bring_no_later_writes(Carrier::ShmNoKernelCopy);
 }
 
-fn the_reader_goes(signal: i32) {
+fn reclaim_while_reader_gets(signal: i32) {
     over(Carrier::Shm, || ());
     let (other, address) = start(&[]);
     let bystander = Far::new(&client(), &address);
@@ -146,20 +146,20 @@ fn the_reader_goes(signal: i32) {
 }
 
 #[test]
-fn the_reader_is_killed() {
-    let _watchdog = Watchdog::start("revoking::the_reader_is_killed");
-    the_reader_goes(libc::SIGKILL);
+fn reader_killed_during_reclaim_delays_it_briefly() {
+    let _watchdog = Watchdog::start("revoking::reader_killed_during_reclaim_delays_it_briefly");
+    reclaim_while_reader_gets(libc::SIGKILL);
 }
 
 #[test]
-fn the_reader_is_stopped() {
-    let _watchdog = Watchdog::start("revoking::the_reader_is_stopped");
-    the_reader_goes(libc::SIGSTOP);
+fn reader_stopped_during_reclaim_delays_it_briefly() {
+    let _watchdog = Watchdog::start("revoking::reader_stopped_during_reclaim_delays_it_briefly");
+    reclaim_while_reader_gets(libc::SIGSTOP);
 }
 
 #[test]
-fn many_read_and_it_is_taken_back_once() {
-    let _watchdog = Watchdog::start("revoking::many_read_and_it_is_taken_back_once");
+fn reclaim_with_many_readers_reveals_no_later_writes() {
+    let _watchdog = Watchdog::start("revoking::reclaim_with_many_readers_reveals_no_later_writes");
     over(Carrier::Shm, || ());
     let children: Vec<_> = (0..4).map(|_| start(&[])).collect();
     let engine = client();

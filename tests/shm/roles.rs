@@ -1,4 +1,4 @@
-//! What the other process does: one engine, with something for each test, which follows orders and answers calls.
+//! The role of the other process: one engine with procedures for every test, which follows orders.
 
 use std::fmt::Write as _;
 use std::io::BufRead;
@@ -11,7 +11,7 @@ use crate::support::*;
 
 /// A group whose members may connect.
 pub const GROUP: &str = "CALOMEL_TEST_GROUP";
-/// Set: the engine is not reached through shared memory at a tcp address.
+/// Set: the engine is not reached through shared memory at its tcp address.
 pub const NO_UPGRADE: &str = "CALOMEL_TEST_NO_UPGRADE";
 /// Set: the system forbids this process to read another's memory.
 pub const FORBID: &str = "CALOMEL_TEST_FORBID";
@@ -29,7 +29,7 @@ pub fn run(role: &str) {
     }
 }
 
-/// Starts [`engine`], which listens; and its address.
+/// Starts [`engine`], which listens; returns its address, too.
 pub fn start(settings: &[(&str, &str)]) -> (Child, String) {
     start_as(settings, |_| ())
 }
@@ -75,7 +75,7 @@ fn engine() {
             ("hello", address) => {
                 let endpoint = engine.lookup(address).unwrap();
                 let result = engine.procedure::<(), ()>("hello").on(&endpoint).call(&());
-                say(&format!("greeted {result:?}"));
+                say(&format!("hello {result:?}"));
             }
             // Until it is killed.
             ("pulls", rest) => {
@@ -95,7 +95,7 @@ fn engine() {
     std::process::exit(0);
 }
 
-/// Calls `add`: the sum and by which means, or the error.
+/// Calls `add`: the sum and its transport, or the error.
 pub fn add(engine: &Engine, address: &str) -> String {
     let endpoint = engine.lookup(address).unwrap();
     match engine.procedure::<(u32, u32), u32>("add").on(&endpoint).call(&(1, 2)) {
@@ -104,7 +104,7 @@ pub fn add(engine: &Engine, address: &str) -> String {
     }
 }
 
-/// Looks at bytes that should all be the same: which they are.
+/// The value of bytes that should all be the same.
 pub fn uniform(bytes: &[u8]) -> Result<u8, String> {
     let first = bytes[0];
     match bytes.iter().position(|b| *b != first) {
@@ -141,7 +141,7 @@ pub fn define(engine: &Engine) {
         })
         .unwrap();
     let keep = kept.clone();
-    // Takes back what was opened, overwrites it at once, and tells how long that took, in milliseconds.
+    // Reclaims and overwrites opened memory; returns how long that took, in milliseconds.
     engine
         .define("reclaim", move |_: &Request, (index, byte): (usize, u8)| -> u64 {
             let memory = keep.lock().unwrap()[index].take().unwrap();
@@ -153,7 +153,7 @@ pub fn define(engine: &Engine) {
             begin.elapsed().as_millis() as u64
         })
         .unwrap();
-    // Memory that is there for good.
+    // Memory that stays exposed.
     let shown = [false, true].map(|shared| {
         let mut buffer = if shared { engine.alloc(32 << 20) } else { engine.alloc(0) };
         buffer.fill(3);
@@ -214,7 +214,7 @@ impl Far {
         self.engine.procedure::<(u8, usize, bool), Bulk>("open").on(&self.to).call(&(byte, len, shared)).unwrap()
     }
 
-    /// Milliseconds.
+    /// In milliseconds.
     #[track_caller]
     pub fn reclaim(&self, index: usize, byte: u8) -> u64 {
         self.engine.procedure::<(usize, u8), u64>("reclaim").on(&self.to).call(&(index, byte)).unwrap()

@@ -1,10 +1,10 @@
-//! Lengths around every limit inside, in each role.
+//! Lengths around every internal limit, in each role.
 
 use calomel::{Bulk, BulkMode, Engine, Request, Segments};
 
 use crate::support::*;
 
-/// Where something inside changes: what is small, goes in one piece, one record, one step, one chunk; the ring; one message.
+/// Lengths where the implementation changes: eager, one piece, one record, one step, one chunk; the ring; one message.
 const LIMITS: [usize; 12] = [
     4 << 10,
     8 << 10,
@@ -20,11 +20,11 @@ const LIMITS: [usize; 12] = [
     2 << 20,
 ];
 
-/// The limits, one more and one less, and a few near them: headers are of some bytes.
+/// The limits, one more and one less, and a few near them, since headers take some bytes.
 fn lens() -> Vec<usize> {
     let mut lens: Vec<usize> = LIMITS.iter().flat_map(|limit| [limit - 8, limit - 1, *limit, limit + 1, limit + 56]).collect();
     lens.extend([0, 1, 63, 64, 65]);
-    // What a message of so many bytes makes with what stands in front of it.
+    // The body length that, with the header, gives a message of this length.
     lens.extend((1..40).map(|less| (32 << 10) - 64 - less));
     lens
 }
@@ -42,12 +42,12 @@ fn pair(carrier: Carrier) -> Pair {
     Pair { server, client }
 }
 
-/// Knows bytes in other places.
+/// Depends on the position of each byte.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(7, |sum: u64, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)))
 }
 
-fn messages(carrier: Carrier) {
+fn calls_with_messages_around_every_limit(carrier: Carrier) {
     let Pair { server, client } = pair(carrier);
     let to = client.lookup(server.address()).unwrap();
     let swallow = client.procedure::<Vec<u8>, (usize, u64)>("swallow");
@@ -60,7 +60,7 @@ fn messages(carrier: Carrier) {
     assert_eq!(to.transport(), Some(calomel::Scheme::Shm));
 }
 
-fn bulks(carrier: Carrier) {
+fn transfers_around_every_limit(carrier: Carrier) {
     let Pair { server, client } = pair(carrier);
     let to = client.lookup(server.address()).unwrap();
     let room = 3 << 20;
@@ -70,19 +70,19 @@ fn bulks(carrier: Carrier) {
     let shared = server.expose(shared, BulkMode::ReadWrite).unwrap();
     let whole = pattern(1, room);
     for len in lens() {
-        // At no round place.
+        // At an unaligned offset.
         let part = 13..13 + len;
-        let news = pattern(len as u64, len);
+        let fresh = pattern(len as u64, len);
         let check = |bulk: Bulk, take: &dyn Fn(&mut [u8])| {
             let bulk = bulk.slice(part.start, len).unwrap();
             let mut copy = vec![0u8; len];
             assert_eq!(bulk.on(&to).pull_into(&mut copy).unwrap(), len);
             assert!(copy == whole[part.clone()], "pulled {len}");
-            assert_eq!(bulk.on(&to).push_from(&news).unwrap(), len);
+            assert_eq!(bulk.on(&to).push_from(&fresh).unwrap(), len);
             let mut now = vec![0u8; room];
             take(&mut now);
             assert!(now[..part.start] == whole[..part.start] && now[part.end..] == whole[part.end..], "pushed {len}: too much");
-            assert!(now[part.clone()] == news, "pushed {len}");
+            assert!(now[part.clone()] == fresh, "pushed {len}");
         };
         check(source.bulk(), &|now| {
             source.read_at(0, now).unwrap();
@@ -95,12 +95,12 @@ fn bulks(carrier: Carrier) {
     }
 }
 
-fn shapes(carrier: Carrier) {
+fn transfers_between_different_layouts(carrier: Carrier) {
     let Pair { server, client } = pair(carrier);
     let to = client.lookup(server.address()).unwrap();
     let mut random = Random(0x5ae);
     for round in 0..60 {
-        // Many of a few bytes, few of many, and nothing now and then; the other side is of another shape.
+        // Many short pieces, few long ones, and an empty one now and then; the other side has another layout.
         let most = [3, 100, 600, 5000, 70_000, 400_000][round % 6];
         let mut shape = |total: usize| {
             let (mut lens, mut left) = (Vec::new(), total);
@@ -134,7 +134,7 @@ fn shapes(carrier: Carrier) {
 macro_rules! both_paths {
     ($($test:ident),*) => {
         both_paths!(@ by_the_system, Shm, $($test),*);
-        both_paths!(@ by_the_ring, ShmAlone, $($test),*);
+        both_paths!(@ by_the_ring, ShmNoKernelCopy, $($test),*);
     };
     (@ $module:ident, $carrier:ident, $($test:ident),*) => {
         mod $module {
@@ -150,4 +150,4 @@ macro_rules! both_paths {
     };
 }
 
-both_paths!(messages, bulks, shapes);
+both_paths!(calls_with_messages_around_every_limit, transfers_around_every_limit, transfers_between_different_layouts);

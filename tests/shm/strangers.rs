@@ -1,5 +1,5 @@
-//! Peers of another user that are let in by `shm_group`, and are hostile: memory of this user is neither mapped nor read by
-//! them, they are not told where it lies, and this side never touches theirs, since a read of it lasts as long as they like.
+//! Peers of another user that `shm_group` admits, and that are hostile. They neither map nor read memory of this user, and get
+//! none of its addresses; this side never touches their memory, since they decide how long a read of it lasts.
 //!
 //! These tests need to be root, to start a process of another user.
 
@@ -10,16 +10,16 @@ use calomel::{BulkMode, Engine};
 
 use crate::common::wire::{Range, Status};
 use crate::forged::*;
-use crate::given::Hoarder;
+use crate::memory_descriptors::Collector;
 use crate::roles::add;
 use crate::support::*;
 
-const NOBODY: u32 = 65534;
+const OTHER_USER: u32 = 65534;
 const LEN: usize = 256 << 10;
 const PAGE: usize = 4096;
 
-/// The other process, which runs as another user, in the group of this one; `None`, with the reason on standard error, where
-/// there can be none.
+/// The other process, which runs as another user in this one's group; `None`, with the reason on standard error, where that is
+/// impossible.
 fn stranger() -> Option<Child> {
     over(Carrier::Shm, || ());
     if !rustix::process::geteuid().is_root() {
@@ -43,8 +43,8 @@ pub fn run() {
     // SAFETY: takes numbers and no list; the process has one thread that matters.
     let left = unsafe { libc::setgroups(0, std::ptr::null()) } == 0 && unsafe { libc::setgid(0) } == 0;
     // SAFETY: takes a number.
-    assert!(left && unsafe { libc::setuid(NOBODY) } == 0);
-    // SAFETY: takes numbers. The change of the user has undone it.
+    assert!(left && unsafe { libc::setuid(OTHER_USER) } == 0);
+    // SAFETY: takes numbers. Changing the user has cleared this.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     say("is another user");
     let mut kept = Vec::new();
@@ -52,38 +52,38 @@ pub fn run() {
         let order = order.unwrap();
         let words: Vec<&str> = order.split(' ').collect();
         match words[..] {
-            ["hoard", address, range, begin, end] => {
+            ["collect", address, range, begin, end] => {
                 let bytes: Vec<u8> = range.as_bytes().chunks(2).map(|two| hex(std::str::from_utf8(two).unwrap())).collect();
                 let range: Range = postcard::from_bytes(&bytes).unwrap();
-                let mut hoarder = Hoarder::new(Forged::greeted(address, true));
-                assert_eq!(hoarder.pull(range), Status::Ok);
+                let mut collector = Collector::new(Forged::after_handshake(address, true));
+                assert_eq!(collector.pull(range), Status::Ok);
                 let within = begin.parse::<u64>().unwrap()..end.parse().unwrap();
-                let hello = hoarder.peer.hello.unwrap();
-                let words = hoarder.loans.iter().flat_map(|body| body.windows(8));
-                let told = words.filter(|word| within.contains(&u64::from_le_bytes((*word).try_into().unwrap()))).count();
-                let (loans, descriptors) = (hoarder.loans.len(), hoarder.kept.len());
+                let hello = collector.peer.hello.unwrap();
+                let words = collector.loans.iter().flat_map(|body| body.windows(8));
+                let addresses = words.filter(|word| within.contains(&u64::from_le_bytes((*word).try_into().unwrap()))).count();
+                let (loans, descriptors) = (collector.loans.len(), collector.kept.len());
                 say(&format!(
-                    "got {descriptors} descriptors, {loans} loans, {told} addresses, hello {:x} {:x}",
+                    "got {descriptors} descriptors, {loans} loans, {addresses} addresses, hello {:x} {:x}",
                     hello.nonce, hello.nonce_at
                 ));
-                kept.push(hoarder);
+                kept.push(collector);
             }
-            ["lend", address] => {
-                let (nonce, lent) = (Fresh::new(), Fresh::new());
+            ["loan", address] => {
+                let (nonce, memory) = (Fresh::new(), Fresh::new());
                 // A page that has never been touched reads as zeros.
-                let hello = Hello { nonce: 0, nonce_at: nonce.address(), ..Hello::honest() };
-                let mut peer = Forged::greeted_as(address, true, hello);
+                let hello = Hello { nonce: 0, nonce_at: nonce.address(), ..Hello::valid() };
+                let mut peer = Forged::after_handshake_as(address, true, hello);
                 peer.announce(PAGE);
-                peer.lend(0, 1, &[[0, lent.address(), PAGE as u64]]);
+                peer.send_loan(0, 1, &[[0, memory.address(), PAGE as u64]]);
                 peer.hung_up();
-                say(&format!("lent {} {}", nonce.is_touched(), lent.is_touched()));
+                say(&format!("touched {} {}", nonce.is_touched(), memory.is_touched()));
             }
             ["share", address] => {
-                let mut peer = Forged::greeted(address, true);
+                let mut peer = Forged::after_handshake(address, true);
                 let fd = memory(PAGE as u64, true);
                 peer.send(&Packet::Block { id: 3, len: PAGE as u64 }, &[std::os::fd::AsFd::as_fd(&fd)]);
                 peer.announce(PAGE);
-                peer.lend(0, 1, &[[3, 0, PAGE as u64]]);
+                peer.send_loan(0, 1, &[[3, 0, PAGE as u64]]);
                 peer.hung_up();
                 say("shared");
             }
@@ -92,28 +92,28 @@ pub fn run() {
                     say("stalls never");
                     continue;
                 };
-                let honest = Hello::honest();
+                let honest = Hello::valid();
                 let at = |wanted: &str, other: u64| if what == wanted { stalling.0 } else { other };
                 let hello = Hello { nonce_at: at("nonce", honest.nonce_at), ..honest };
                 let peer = Forged::dial(address);
                 peer.send(&Packet::Hello(hello), &[peer.segment()]);
                 say("stalls");
                 if what == "loan" {
-                    let mut peer = Forged::greeted_as(address, true, hello);
+                    let mut peer = Forged::after_handshake_as(address, true, hello);
                     peer.announce(PAGE);
-                    peer.lend(0, 1, &[[0, stalling.0, PAGE as u64]]);
+                    peer.send_loan(0, 1, &[[0, stalling.0, PAGE as u64]]);
                     peer.hung_up();
                 }
                 drop(peer);
             }
-            // Answers in the place of another.
+            // Listens at the name that belongs to another engine's address.
             ["answer", address] => {
                 let listener = listen(address);
                 say("listens");
                 let peer = Forged::accept(&listener);
                 let mut bytes = [0; 1000];
                 let n = rustix::net::recv(&peer.socket, &mut bytes, rustix::net::RecvFlags::empty()).map_or(0, |(n, _)| n);
-                say(&format!("heard {n} bytes"));
+                say(&format!("received {n} bytes"));
             }
             ["welcome", address] => {
                 let listener = listen(address);
@@ -133,7 +133,7 @@ fn hex(text: &str) -> u8 {
     u8::from_str_radix(text, 16).unwrap()
 }
 
-/// A page that nothing has touched.
+/// A page that has never been touched.
 struct Fresh(*mut libc::c_void);
 
 impl Fresh {
@@ -151,7 +151,7 @@ impl Fresh {
         self.0.addr() as u64
     }
 
-    /// True when something has read it or written it, of this process or of another.
+    /// True when any process has read or written it.
     fn is_touched(&self) -> bool {
         let mut resident = 0u8;
         // SAFETY: the range is the page, and there is room for the answer for one.
@@ -160,11 +160,11 @@ impl Fresh {
     }
 }
 
-/// The address of a page that can't be read: whatever tries, waits until this process ends.
+/// The address of a page that can't be read: an access blocks until this process ends.
 struct Stalling(u64);
 
 impl Stalling {
-    /// `None` where the system has no such thing.
+    /// `None` where the system lacks userfaultfd.
     fn new() -> Option<Stalling> {
         const API: libc::c_ulong = 0xc018_aa3f;
         const REGISTER: libc::c_ulong = 0xc020_aa00;
@@ -173,7 +173,7 @@ impl Stalling {
         let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
         let mut api = [0xaau64, 0, 0];
         let page = Fresh::new();
-        // Faults of pages that are not there.
+        // Faults of pages that are missing.
         let mut register = [page.address(), PAGE as u64, 1, 0];
         // SAFETY: the request takes three words, and there are three.
         let known = unsafe { libc::ioctl(fd, API, api.as_mut_ptr()) } == 0;
@@ -183,15 +183,15 @@ impl Stalling {
 }
 
 #[test]
-fn one_of_another_user_maps_no_memory_and_is_told_no_addresses() {
-    let _watchdog = Watchdog::start("strangers::one_of_another_user_maps_no_memory_and_is_told_no_addresses");
+fn member_of_another_user_gets_no_descriptors_and_no_addresses() {
+    let _watchdog = Watchdog::start("strangers::member_of_another_user_gets_no_descriptors_and_no_addresses");
     let Some(mut stranger) = stranger() else { return };
     let engine = engine();
     let shared = engine.alloc(LEN);
     let own = vec![5u8; LEN];
     let mut order = |bulk: &calomel::Bulk, begin: usize| {
         let range: String = postcard::to_stdvec(&Range::of(1, bulk)).unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
-        stranger.tell(&format!("hoard {} {range} {begin} {}", engine.address(), begin + LEN));
+        stranger.tell(&format!("collect {} {range} {begin} {}", engine.address(), begin + LEN));
         assert_eq!(stranger.hear("got"), "0 descriptors, 0 loans, 0 addresses, hello 0 0");
     };
     let begins = [shared.as_ptr().addr(), own.as_ptr().addr()];
@@ -199,7 +199,7 @@ fn one_of_another_user_maps_no_memory_and_is_told_no_addresses() {
     order(&shared.bulk(), begins[0]);
     let own = engine.expose(own, BulkMode::ReadWrite).unwrap();
     order(&own.bulk(), begins[1]);
-    // Several at a time: then, among processes of one user, payloads are lent.
+    // Several at a time: between processes of one user, these payloads would travel by loans.
     for _ in 0..4 {
         order(&own.bulk(), begins[1]);
     }
@@ -207,8 +207,8 @@ fn one_of_another_user_maps_no_memory_and_is_told_no_addresses() {
 }
 
 #[test]
-fn one_of_another_user_that_is_dialled_is_told_no_address() {
-    let _watchdog = Watchdog::start("strangers::one_of_another_user_that_is_dialled_is_told_no_address");
+fn dialled_member_of_another_user_gets_no_address() {
+    let _watchdog = Watchdog::start("strangers::dialled_member_of_another_user_gets_no_address");
     let Some(mut stranger) = stranger() else { return };
     let engine = engine();
     let address = format!("shm://stranger-{}", std::process::id());
@@ -220,20 +220,20 @@ fn one_of_another_user_that_is_dialled_is_told_no_address() {
 }
 
 #[test]
-fn memory_of_another_user_is_neither_read_nor_mapped() {
-    let _watchdog = Watchdog::start("strangers::memory_of_another_user_is_neither_read_nor_mapped");
+fn memory_of_member_of_another_user_is_never_touched() {
+    let _watchdog = Watchdog::start("strangers::memory_of_member_of_another_user_is_never_touched");
     let Some(mut stranger) = stranger() else { return };
     let engine = engine();
-    stranger.tell(&format!("lend {}", engine.address()));
-    assert_eq!(stranger.hear("lent"), "false false", "what lies at the word of the greeting, and what was lent");
+    stranger.tell(&format!("loan {}", engine.address()));
+    assert_eq!(stranger.hear("touched"), "false false", "the word that the hello names, and the loan");
     stranger.tell(&format!("share {}", engine.address()));
     stranger.hear("shared");
     assert_lives(&engine);
 }
 
 #[test]
-fn memory_of_another_user_that_can_not_be_read_stops_nothing() {
-    let _watchdog = Watchdog::start("strangers::memory_of_another_user_that_can_not_be_read_stops_nothing");
+fn unreadable_memory_of_member_delays_no_other_peer() {
+    let _watchdog = Watchdog::start("strangers::unreadable_memory_of_member_delays_no_other_peer");
     for what in ["nonce", "loan"] {
         let Some(mut stranger) = stranger() else { return };
         let (engine, client) = (engine(), client());
@@ -253,16 +253,16 @@ fn memory_of_another_user_that_can_not_be_read_stops_nothing() {
 }
 
 #[test]
-fn one_of_another_user_does_not_answer_for_a_tcp_address() {
-    let _watchdog = Watchdog::start("strangers::one_of_another_user_does_not_answer_for_a_tcp_address");
+fn name_held_by_another_user_is_bypassed_by_tcp() {
+    let _watchdog = Watchdog::start("strangers::name_held_by_another_user_is_bypassed_by_tcp");
     let Some(mut stranger) = stranger() else { return };
     let server = configured().same_host_upgrade(false).listen("tcp://127.0.0.1:0").build().unwrap();
     define_add(&server);
     let address = server.address().to_string();
-    // It has the name that the address leads to, and is of the group that this engine lets in.
+    // It listens at the name that belongs to the server's address, and is in the group that this engine admits.
     stranger.tell(&format!("answer shm://tcp:{}", address.strip_prefix("tcp://").unwrap()));
     stranger.hear("listens");
     let client = configured().shm_group(0).build().unwrap();
     assert_eq!(add(&client, &address), "3 by Some(Tcp)");
-    assert_eq!(stranger.hear("heard"), "0 bytes");
+    assert_eq!(stranger.hear("received"), "0 bytes");
 }

@@ -1,4 +1,4 @@
-//! Engines with tcp addresses that find each other through shared memory, because they are on one host; or do not.
+//! Engines with tcp addresses on one host, which use shared memory where both allow it.
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::process::CommandExt;
@@ -13,20 +13,20 @@ use crate::support::*;
 const BY_SHM: &str = "3 by Some(Shm)";
 const BY_TCP: &str = "3 by Some(Tcp)";
 
-/// As users have it: nothing said about the upgrade.
+/// The default configuration, without a choice about the upgrade.
 fn plain() -> calomel::EngineBuilder {
     over(Carrier::Shm, || ());
     configured()
 }
 
-/// Of a tcp address.
+/// The port of a tcp address.
 fn port(address: &str) -> u16 {
     address.rsplit_once(':').unwrap().1.parse().unwrap()
 }
 
-/// An address of this machine that others could use, if it has one.
+/// An address of this machine that other machines could use, if it has one.
 fn outer_address() -> Option<IpAddr> {
-    // Sends nothing: only the way is looked up.
+    // Sends nothing: this only looks up the route.
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("203.0.113.1:9").ok()?;
     let ip = socket.local_addr().ok()?.ip();
@@ -34,8 +34,8 @@ fn outer_address() -> Option<IpAddr> {
 }
 
 #[test]
-fn by_each_address_of_this_host() {
-    let _watchdog = Watchdog::start("upgrade::by_each_address_of_this_host");
+fn each_address_of_this_host_leads_to_shm() {
+    let _watchdog = Watchdog::start("upgrade::each_address_of_this_host_leads_to_shm");
     let client = plain().build().unwrap();
     let (_child, loopback) = start(&[(LISTEN, "tcp://127.0.0.1:0")]);
     assert_eq!(add(&client, &loopback), BY_SHM);
@@ -53,13 +53,13 @@ fn by_each_address_of_this_host() {
     assert_eq!(add(&client, &format!("tcp://{outer}:{everywhere}")), BY_SHM);
     let (_child, own) = start(&[(LISTEN, &format!("tcp://{outer}:0"))]);
     assert_eq!(add(&client, &own), BY_SHM);
-    // Everything works over it, both ways.
-    crate::users::bulks_both_ways(&Far::new(&client, &own));
+    // Everything works over it, in both directions.
+    crate::users::assert_bulks_in_both_directions(&Far::new(&client, &own));
 }
 
 #[test]
-fn not_where_either_side_does_not_want_it() {
-    let _watchdog = Watchdog::start("upgrade::not_where_either_side_does_not_want_it");
+fn upgrade_disabled_on_either_side_uses_tcp() {
+    let _watchdog = Watchdog::start("upgrade::upgrade_disabled_on_either_side_uses_tcp");
     let (willing, unwilling) = (plain().build().unwrap(), plain().same_host_upgrade(false).build().unwrap());
     let (_child, address) = start(&[(LISTEN, "tcp://127.0.0.1:0")]);
     assert_eq!(add(&unwilling, &address), BY_TCP);
@@ -70,25 +70,25 @@ fn not_where_either_side_does_not_want_it() {
 }
 
 #[test]
-fn a_restarted_server_is_found_again() {
-    let _watchdog = Watchdog::start("upgrade::a_restarted_server_is_found_again");
+fn restarted_server_is_reached_again() {
+    let _watchdog = Watchdog::start("upgrade::restarted_server_is_reached_again");
     let client = plain().build().unwrap();
     let (mut child, address) = start(&[(LISTEN, "tcp://127.0.0.1:0")]);
     for round in 0..6 {
-        // Now with the upgrade, now without.
+        // Alternately with and without the upgrade.
         let settings = [(LISTEN, &*address), (NO_UPGRADE, "1")];
         let wanted = if round % 2 == 0 { BY_SHM } else { BY_TCP };
         assert_eq!(add(&client, &address), wanted, "round {round}");
         child.signal(libc::SIGKILL);
         drop(child);
-        eventually("its end is noticed", || !client.lookup(&address).unwrap().is_connected());
+        eventually("the disconnect is noticed", || !client.lookup(&address).unwrap().is_connected());
         child = start(&settings[..if round % 2 == 0 { 2 } else { 1 }]).0;
     }
 }
 
 #[test]
-fn a_client_can_be_called_back() {
-    let _watchdog = Watchdog::start("upgrade::a_client_can_be_called_back");
+fn upgraded_client_can_be_called_back() {
+    let _watchdog = Watchdog::start("upgrade::upgraded_client_can_be_called_back");
     let clients = [plain().build().unwrap(), plain().listen("tcp://127.0.0.1:0").build().unwrap()];
     let (_child, address) = start(&[(LISTEN, "tcp://127.0.0.1:0")]);
     for client in clients {
@@ -100,22 +100,22 @@ fn a_client_can_be_called_back() {
     }
 }
 
-/// An engine that says who it is.
+/// An engine that returns its name.
 fn named(name: &'static str, builder: calomel::EngineBuilder) -> Option<Engine> {
     let engine = builder.build().ok()?;
-    engine.define("who", move |_: &Request, ()| name.to_owned()).unwrap();
+    engine.define("name", move |_: &Request, ()| name.to_owned()).unwrap();
     Some(engine)
 }
 
 #[test]
-fn another_engine_at_the_same_port_is_not_mistaken_for_the_one_that_is_meant() {
-    let _watchdog = Watchdog::start("upgrade::another_engine_at_the_same_port_is_not_mistaken_for_the_one_that_is_meant");
+fn engine_at_same_port_of_another_family_is_told_apart() {
+    let _watchdog = Watchdog::start("upgrade::engine_at_same_port_of_another_family_is_told_apart");
     let client = plain().build().unwrap();
-    let who = client.procedure::<(), String>("who");
-    let ask = |address: String| who.on(client.lookup(&address).unwrap()).call(&()).unwrap();
+    let name = client.procedure::<(), String>("name");
+    let ask = |address: String| name.on(client.lookup(&address).unwrap()).call(&()).unwrap();
     let everywhere = named("all of IPv4", plain().listen("tcp://0.0.0.0:0")).unwrap();
     let port = port(&everywhere.address().to_string());
-    // It has the same port of the other family, and no shortcut.
+    // It has the same port of the other family, and no same-host address.
     let other = plain().listen(format!("tcp://[::1]:{port}")).same_host_upgrade(false);
     let Some(_other) = named("one of IPv6", other) else { return eprintln!("skipped: no IPv6 here, or the port is taken") };
     assert_eq!(ask(format!("tcp://127.0.0.1:{port}")), "all of IPv4");
@@ -123,8 +123,8 @@ fn another_engine_at_the_same_port_is_not_mistaken_for_the_one_that_is_meant() {
 }
 
 #[test]
-fn a_server_of_another_user_is_reached_by_tcp() {
-    let _watchdog = Watchdog::start("upgrade::a_server_of_another_user_is_reached_by_tcp");
+fn server_of_another_user_is_reached_by_tcp() {
+    let _watchdog = Watchdog::start("upgrade::server_of_another_user_is_reached_by_tcp");
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: it takes root to start a process of another user");
     }
@@ -135,8 +135,8 @@ fn a_server_of_another_user_is_reached_by_tcp() {
         });
         let address = format!("tcp://127.0.0.1:{}", port(&address));
         assert_eq!(add(&client, &address), BY_TCP);
-        crate::users::bulks_both_ways(&Far::new(&client, &address));
-        // Also where both sides admit each other: a member of the group could answer for any address of this host.
+        crate::users::assert_bulks_in_both_directions(&Far::new(&client, &address));
+        // Also where both sides admit each other's group: any member could listen at the name of any address of this host.
         let (_child, address) = start_as(&[(LISTEN, at), (GROUP, "0")], |command| {
             command.uid(65534).gid(0);
         });
@@ -151,8 +151,8 @@ fn succeeds(program: &str, arguments: &str) -> bool {
 }
 
 #[test]
-fn another_network_namespace_is_another_host() {
-    let _watchdog = Watchdog::start("upgrade::another_network_namespace_is_another_host");
+fn server_in_another_network_namespace_is_reached_by_tcp() {
+    let _watchdog = Watchdog::start("upgrade::server_in_another_network_namespace_is_reached_by_tcp");
     if !rustix::process::geteuid().is_root() || !succeeds("ip", "link show lo") || !succeeds("unshare", "-n true") {
         return eprintln!("skipped: it takes root, and the programs ip and unshare, to make a network namespace");
     }
@@ -162,10 +162,10 @@ fn another_network_namespace_is_another_host() {
             // SAFETY: takes a number only; between fork and exec this is a system call and nothing else.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };
-        // SAFETY: it makes a system call only.
+        // SAFETY: the closure makes a system call only.
         unsafe { command.pre_exec(leave) };
     });
-    // A cable between the two; it goes away with the process.
+    // A veth pair between the two; it goes away with the process.
     let (pid, near) = (child.pid(), format!("cal{}", child.pid()));
     let made = succeeds("ip", &format!("link add {near} type veth peer name far netns {pid}"))
         && succeeds("ip", &format!("addr add 198.51.100.1/30 dev {near}"))
@@ -173,24 +173,24 @@ fn another_network_namespace_is_another_host() {
         && succeeds("nsenter", &format!("-t {pid} -n ip addr add 198.51.100.2/30 dev far"))
         && succeeds("nsenter", &format!("-t {pid} -n ip link set far up"));
     if !made {
-        return eprintln!("skipped: no cable between network namespaces can be made");
+        return eprintln!("skipped: no veth pair between network namespaces can be made");
     }
-    // An engine here at the same port, which has a shortcut, must not be taken for it.
+    // An engine here at the same port, with a same-host address, must not be taken for it.
     let here = plain().listen(format!("tcp://0.0.0.0:{}", port(&address))).build().unwrap();
     define_add(&here);
     assert_eq!(add(&client, &format!("tcp://198.51.100.2:{}", port(&address))), BY_TCP);
     assert_eq!(add(&client, &format!("tcp://198.51.100.1:{}", port(&address))), BY_SHM);
-    crate::users::bulks_both_ways(&Far::new(&client, &format!("tcp://198.51.100.2:{}", port(&address))));
+    crate::users::assert_bulks_in_both_directions(&Far::new(&client, &format!("tcp://198.51.100.2:{}", port(&address))));
 }
 
 #[test]
-fn an_address_that_one_could_only_listen_at_is_another_hosts() {
-    let _watchdog = Watchdog::start("upgrade::an_address_that_one_could_only_listen_at_is_another_hosts");
+fn nonlocal_bind_does_not_make_an_address_local() {
+    let _watchdog = Watchdog::start("upgrade::nonlocal_bind_does_not_make_an_address_local");
     const KNOB: &str = "/proc/sys/net/ipv4/ip_nonlocal_bind";
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: it takes root to make a network namespace");
     }
-    // This thread, and the engines that it makes, live in a network namespace of their own.
+    // This thread, and the engines that it makes, have a network namespace of their own.
     std::thread::spawn(|| {
         // SAFETY: takes a number only.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 || !succeeds("ip", "link set lo up") {
@@ -202,7 +202,7 @@ fn an_address_that_one_could_only_listen_at_is_another_hosts() {
         let port = port(&server.address().to_string());
         let ours_too = succeeds("ip", "addr add 198.51.100.9/32 dev lo");
         for knob in ["0", "1"] {
-            // The files are those of the namespace of whoever opens them.
+            // The files belong to the namespace of the process that opens them.
             if std::fs::write(KNOB, knob).is_err() {
                 return eprintln!("skipped: {KNOB} can't be set");
             }
@@ -216,10 +216,10 @@ fn an_address_that_one_could_only_listen_at_is_another_hosts() {
     .unwrap();
 }
 
-/// Whoever has the name that a tcp address leads to may still not be somebody to talk to: then it is tcp.
+/// A process at the name that a tcp address leads to may refuse or hang up: then tcp is used.
 #[test]
-fn a_shortcut_that_leads_nowhere_is_left() {
-    let _watchdog = Watchdog::start("upgrade::a_shortcut_that_leads_nowhere_is_left");
+fn same_host_address_that_refuses_falls_back_to_tcp() {
+    let _watchdog = Watchdog::start("upgrade::same_host_address_that_refuses_falls_back_to_tcp");
     let refuse: fn(Forged) = |peer| peer.send(&Packet::Refused { reason: "it rains".to_owned() }, &[]);
     for serve in [refuse, drop] {
         let client = plain().build().unwrap();

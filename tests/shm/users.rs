@@ -1,4 +1,4 @@
-//! Processes of another user. These tests need to be root, to become somebody else.
+//! Processes of another user. These tests need to be root, to start them.
 
 use std::os::unix::process::CommandExt;
 
@@ -7,9 +7,9 @@ use calomel::{Bulk, BulkMode};
 use crate::roles::{Far, GROUP, add, start_as, uniform};
 use crate::support::*;
 
-const NOBODY: u32 = 65534;
+const OTHER_USER: u32 = 65534;
 
-/// True when it was said why a test can't run.
+/// True, with the reason on standard error, when a test can't run.
 fn skipped() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -22,19 +22,19 @@ fn skipped() -> bool {
 /// A child that runs as another user; in the group of root, if `grouped`.
 fn other(grouped: bool, settings: &[(&str, &str)]) -> (Child, String) {
     start_as(settings, |command| {
-        command.uid(NOBODY).gid(if grouped { 0 } else { NOBODY });
+        command.uid(OTHER_USER).gid(if grouped { 0 } else { OTHER_USER });
     })
 }
 
 #[test]
-fn a_client_of_another_user_is_refused() {
-    let _watchdog = Watchdog::start("users::a_client_of_another_user_is_refused");
+fn client_of_another_user_is_refused() {
+    let _watchdog = Watchdog::start("users::client_of_another_user_is_refused");
     if skipped() {
         return;
     }
     let server = server();
     define_add(&server);
-    // It does not believe the server; and if it does, the server does not believe it.
+    // It refuses the server; and if it accepts it, the server refuses it.
     for (settings, reason) in [
         (&[(LISTEN, "none")][..], "it runs as user 0, and this engine as user 65534"),
         (&[(LISTEN, "none"), (GROUP, "0")][..], "it refused the connection: it runs as user 65534"),
@@ -50,8 +50,8 @@ fn a_client_of_another_user_is_refused() {
 }
 
 #[test]
-fn a_server_of_another_user_is_not_believed() {
-    let _watchdog = Watchdog::start("users::a_server_of_another_user_is_not_believed");
+fn server_of_another_user_is_refused() {
+    let _watchdog = Watchdog::start("users::server_of_another_user_is_refused");
     if skipped() {
         return;
     }
@@ -59,7 +59,7 @@ fn a_server_of_another_user_is_not_believed() {
     let client = client();
     let error = add(&client, &address);
     assert!(error.contains("it runs as user 65534, and this engine as user 0"), "{error}");
-    // Not even if it is in a group, unless it is the one that was named.
+    // Nor if it is in a group, unless it is the group that was named.
     let picky = configured().shm_group(4242).build().unwrap();
     let error = add(&picky, &address);
     assert!(error.contains("nor in group 4242"), "{error}");
@@ -67,28 +67,28 @@ fn a_server_of_another_user_is_not_believed() {
 }
 
 #[test]
-fn those_of_a_group_meet_and_move_bulks() {
-    let _watchdog = Watchdog::start("users::those_of_a_group_meet_and_move_bulks");
+fn members_of_the_group_call_and_transfer() {
+    let _watchdog = Watchdog::start("users::members_of_the_group_call_and_transfer");
     if skipped() {
         return;
     }
-    // The child may not read memory of root; root may read anybody's.
+    // The child may not read memory of root; root may read any process's.
     let (mut child, address) = other(true, &[(GROUP, "0")]);
     let engine = configured().shm_group(0).listen("shm://").build().unwrap();
     define_add(&engine);
     assert_eq!(add(&engine, &address), "3 by Some(Shm)");
-    bulks_both_ways(&Far::new(&engine, &address));
+    assert_bulks_in_both_directions(&Far::new(&engine, &address));
     child.tell(&format!("add {}", engine.address()));
     assert_eq!(child.hear("sum"), "3 by Some(Shm)");
-    // A member only by way of the other groups that a process is in.
+    // A member only through its supplementary groups.
     let (mut member, _) = start_as(&[(GROUP, "0"), (LISTEN, "none")], |command| {
         let join = || {
             // SAFETY: the list is valid for its length; between fork and exec this is a system call and nothing else.
-            let done = unsafe { libc::setgroups(1, [0].as_ptr()) } == 0 && unsafe { libc::setgid(NOBODY) } == 0;
+            let done = unsafe { libc::setgroups(1, [0].as_ptr()) } == 0 && unsafe { libc::setgid(OTHER_USER) } == 0;
             // SAFETY: as above.
-            if done && unsafe { libc::setuid(NOBODY) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+            if done && unsafe { libc::setuid(OTHER_USER) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };
-        // SAFETY: it makes system calls only.
+        // SAFETY: the closure makes system calls only.
         unsafe { command.pre_exec(join) };
     });
     member.tell(&format!("add {}", engine.address()));
@@ -96,7 +96,7 @@ fn those_of_a_group_meet_and_move_bulks() {
 }
 
 /// Bulks of each kind, pulled and pushed by each side.
-pub fn bulks_both_ways(far: &Far) {
+pub fn assert_bulks_in_both_directions(far: &Far) {
     const LEN: usize = 3_000_001;
     for shared in [false, true] {
         let theirs = far.open(11, LEN, shared);

@@ -12,7 +12,7 @@ use rustls::SignatureScheme;
 use rustls::crypto::ring::sign::any_eddsa_type;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 
-/// Somebody who signs certificates, and whom engines trust or don't.
+/// A certificate authority, which engines may trust.
 pub struct Authority(CertifiedIssuer<'static, Key>);
 
 /// A certificate and the key that belongs to it, as PEM text.
@@ -23,8 +23,8 @@ pub struct Identity {
     pub der: Vec<u8>,
 }
 
-/// An Ed25519 key that keeps nothing secret: the next number of this process is its seed. The library's own cryptography signs
-/// with it, so that without the feature `tls` nothing is built for these tests that needs a C compiler.
+/// An Ed25519 key that keeps nothing secret: the next number of this process is its seed. It signs with this crate's
+/// dependencies, so that without the feature `tls` these tests build nothing that needs a C compiler.
 struct Key {
     pkcs8: Vec<u8>,
     public: Vec<u8>,
@@ -84,7 +84,7 @@ fn params(name: &str, valid_for: &[&str]) -> CertificateParams {
     params
 }
 
-/// Of somebody who signs certificates.
+/// The certificate parameters of an authority.
 fn signing(name: &str) -> CertificateParams {
     let mut params = params(name, &[]);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -101,7 +101,7 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(signing(name), Key::next()).unwrap())
     }
 
-    /// One whose own certificate is signed by this one.
+    /// An intermediate authority, signed by this one.
     pub fn deputy(&self) -> Authority {
         Authority(CertifiedIssuer::signed_by(signing(&format!("deputy {}", next())), Key::next(), &self.0).unwrap())
     }
@@ -115,7 +115,7 @@ impl Authority {
         self.sign(params("an engine", valid_for))
     }
 
-    /// One whose time is over.
+    /// An expired certificate.
     pub fn expired(&self, valid_for: &[&str]) -> Identity {
         let mut params = params("an engine", valid_for);
         params.not_after = date_time_ymd(2021, 1, 1);
@@ -128,25 +128,25 @@ impl Authority {
         Identity { certificate: certificate.pem(), key: key.pem(), der: certificate.der().to_vec() }
     }
 
-    /// What an engine is told that trusts this authority and shows nothing of itself.
+    /// The configuration of an engine that trusts this authority and shows no certificate.
     pub fn trusted(&self) -> Tls {
         Tls::trusting(self.pem().as_bytes()).unwrap()
     }
 
-    /// One that shows a certificate of this authority, valid for this host.
+    /// The configuration of an engine with a certificate of this authority, valid for this host.
     pub fn tls(&self) -> Tls {
         self.identity(&["127.0.0.1", "::1"]).of(self.trusted())
     }
 }
 
-/// What all engines of a process are told that trust each other.
+/// The configuration of all engines of a process that trust each other.
 pub fn everybodys() -> Tls {
     static TLS: OnceLock<Tls> = OnceLock::new();
     TLS.get_or_init(|| Authority::new().tls()).clone()
 }
 
 impl Identity {
-    /// With this to show.
+    /// Adds this certificate to a configuration.
     pub fn of(&self, tls: Tls) -> Tls {
         tls.identity(self.certificate.as_bytes(), self.key.as_bytes()).unwrap()
     }

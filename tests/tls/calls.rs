@@ -1,4 +1,4 @@
-//! Calls and bulk data, between engines that trust each other.
+//! Calls and bulk data between engines that trust each other.
 
 use calomel::{Bulk, BulkMode, Engine, EngineBuilder, Request, Scheme};
 
@@ -11,8 +11,8 @@ fn engine(authority: &Authority) -> EngineBuilder {
 }
 
 #[test]
-fn calls_of_every_size_both_ways() {
-    let _watchdog = Watchdog::start("calls::calls_of_every_size_both_ways");
+fn calls_of_every_size_succeed_in_both_directions() {
+    let _watchdog = Watchdog::start("calls::calls_of_every_size_succeed_in_both_directions");
     let authority = Authority::new();
     let server = engine(&authority).listen("tcp://127.0.0.1:0").build().unwrap();
     let client = engine(&authority).build().unwrap();
@@ -33,15 +33,15 @@ fn calls_of_every_size_both_ways() {
         let same = client.procedure::<usize, Result<bool, String>>("back").on(&to).call(&len).unwrap();
         assert_eq!(same, Ok(true), "{len}");
     }
-    // And not around the certificates.
+    // Shared memory would bypass the certificates.
     assert_eq!(to.transport(), Some(Scheme::Tcp));
     client.finalize().unwrap();
     server.finalize().unwrap();
 }
 
 #[test]
-fn bulk_data_of_every_size_both_ways() {
-    let _watchdog = Watchdog::start("calls::bulk_data_of_every_size_both_ways");
+fn transfers_of_every_size_succeed_in_both_directions() {
+    let _watchdog = Watchdog::start("calls::transfers_of_every_size_succeed_in_both_directions");
     let authority = Authority::new();
     let server = engine(&authority).listen("tcp://127.0.0.1:0").build().unwrap();
     let client = engine(&authority).build().unwrap();
@@ -55,7 +55,7 @@ fn bulk_data_of_every_size_both_ways() {
         assert_eq!(theirs.bulk().on(&to).push_from(&bytes).unwrap(), len);
         assert!(theirs.reclaim() == bytes, "{len}");
     }
-    // Of the client's memory, asked for by the server.
+    // Of the client's memory, requested by the server.
     server
         .define("turn", |request: &Request, bulk: Bulk| -> Result<(), String> {
             let mut bytes = vec![0u8; bulk.len()];

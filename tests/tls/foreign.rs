@@ -1,4 +1,4 @@
-//! Peers that speak TLS and are no engines: they say what an engine never would, or when it never would.
+//! Peers that speak TLS and are not engines: they send what an engine never would, or at another time.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,17 +19,17 @@ use crate::authority::{Authority, Identity};
 use crate::common::wire::{Message, PIECE_LEN, PREFIX_LEN, greeting};
 use crate::common::*;
 
-/// How long a handshake may take here, and who has connected to greet.
+/// How long the TLS handshake may take here, and then the engine's handshake.
 const LIMIT: Duration = Duration::from_millis(1500);
-/// What engines say that they speak inside of TLS.
+/// The protocol (ALPN) that engines negotiate inside TLS.
 const INSIDE: &[u8] = b"calomel";
 
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// The certificate of one, and the key of one.
-fn shown(certificate: &Identity, key: &Identity) -> Arc<SingleCertAndKey> {
+/// The certificate of one identity, with the key of another.
+fn certified_key(certificate: &Identity, key: &Identity) -> Arc<SingleCertAndKey> {
     let key = PrivateKeyDer::from_pem_slice(key.key.as_bytes()).unwrap();
     let key = provider().key_provider.load_private_key(key).unwrap();
     let chain = vec![CertificateDer::from(certificate.der.clone())];
@@ -42,30 +42,30 @@ fn roots(authority: &Authority) -> RootCertStore {
     roots
 }
 
-/// What a client of these engines is told that shows this of itself; TLS with all that the library would do.
-fn client(authority: &Authority, shown: Option<Arc<SingleCertAndKey>>) -> ClientConfig {
+/// The configuration of a client with this certificate, with all features of the TLS library.
+fn client(authority: &Authority, certified_key: Option<Arc<SingleCertAndKey>>) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
     let builder = builder.with_root_certificates(roots(authority));
-    let mut config = match shown {
-        Some(shown) => builder.with_client_cert_resolver(shown),
+    let mut config = match certified_key {
+        Some(certified_key) => builder.with_client_cert_resolver(certified_key),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![INSIDE.to_vec()];
     config
 }
 
-/// The same for a server, that lets everybody in.
-fn server(shown: Arc<SingleCertAndKey>) -> ServerConfig {
+/// The same for a server, which accepts every client.
+fn server(certified_key: Arc<SingleCertAndKey>) -> ServerConfig {
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
-    let mut config = builder.with_no_client_auth().with_cert_resolver(shown);
+    let mut config = builder.with_no_client_auth().with_cert_resolver(certified_key);
     config.alpn_protocols = vec![INSIDE.to_vec()];
     config
 }
 
-/// An engine that lets everybody in whom TLS lets in, certificate or not.
+/// An engine that accepts every peer that TLS accepts, with a certificate or without.
 fn engine(authority: &Authority) -> Engine {
     let tls = authority.tls().anonymous_clients(true);
-    // Nothing that is forgotten comes up again with a sign of life.
+    // No liveness probe hides a forgotten event.
     let builder = Engine::builder().connect_timeout(LIMIT).heartbeat(10 * BOUND).tls(tls);
     let engine = builder.listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
@@ -76,19 +76,19 @@ fn socket(engine: &Engine) -> SocketAddr {
     engine.address().to_string().strip_prefix("tcp://").unwrap().parse().unwrap()
 }
 
-/// A call of `length` with so many bytes.
+/// A call of `length` with this many bytes.
 fn call(number: u64, len: usize) -> Vec<u8> {
     let arguments = postcard::to_stdvec(&pattern(number, len)).unwrap();
     Message::call(number, "length", arguments.len()).frame(&arguments)
 }
 
-/// One that dials engines.
+/// A peer that dials engines.
 struct Foreign {
     tls: ClientConnection,
     stream: TcpStream,
-    /// What it was told and has not looked at.
-    heard: Vec<u8>,
-    greeted: bool,
+    /// Bytes received and not parsed yet.
+    received: Vec<u8>,
+    handshake_done: bool,
 }
 
 impl Foreign {
@@ -102,12 +102,12 @@ impl Foreign {
         let name = socket(engine).ip().into();
         let mut tls = ClientConnection::new(config.clone(), name).unwrap();
         tls.set_buffer_limit(None);
-        Foreign { tls, stream, heard: Vec::new(), greeted: false }
+        Foreign { tls, stream, received: Vec::new(), handshake_done: false }
     }
 
-    /// To the end of the handshake as this side sees it; the last thing that it has to say about that is not sent yet.
-    fn shake(&mut self) -> io::Result<()> {
-        // Behind its hello it is quiet: what it might say before its turn would wake whom it must not.
+    /// Completes the handshake on this side; its last message is not sent yet.
+    fn complete_handshake(&mut self) -> io::Result<()> {
+        // After its hello it waits: bytes sent too early would wake the engine, and hide a missed event.
         while self.tls.wants_write() {
             self.tls.write_tls(&mut self.stream)?;
         }
@@ -120,8 +120,8 @@ impl Foreign {
         Ok(())
     }
 
-    /// Sends this with all that was not sent yet, in one piece.
-    fn say(&mut self, bytes: &[u8]) {
+    /// Sends these bytes and all that was not sent yet, in one write.
+    fn send(&mut self, bytes: &[u8]) {
         self.tls.writer().write_all(bytes).unwrap();
         let mut all = Vec::new();
         while self.tls.wants_write() {
@@ -130,36 +130,36 @@ impl Foreign {
         self.stream.write_all(&all).unwrap();
     }
 
-    /// The same, but each byte is a record.
-    fn say_byte_by_byte(&mut self, bytes: &[u8]) {
+    /// The same, with each byte in a record of its own.
+    fn send_byte_by_byte(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.tls.writer().write_all(&[*byte]).unwrap());
-        self.say(&[]);
+        self.send(&[]);
     }
 
-    /// False at the end, where TLS says that it is one.
+    /// False at the end of the stream, if TLS announced it.
     fn listen(&mut self) -> io::Result<bool> {
         let mut bytes = [0; 16 << 10];
         let n = rustls::Stream::new(&mut self.tls, &mut self.stream).read(&mut bytes)?;
-        self.heard.extend_from_slice(&bytes[..n]);
+        self.received.extend_from_slice(&bytes[..n]);
         Ok(n > 0)
     }
 
-    /// What is answered to a call; nothing else is expected.
+    /// Waits for the response to a call; no other message is expected.
     #[track_caller]
     fn answer(&mut self, number: u64) -> u64 {
         loop {
-            let word = |at: usize| u32::from_le_bytes(self.heard[at..at + 4].try_into().unwrap()) as usize;
-            let whole = match self.greeted {
-                false if self.heard.len() >= PIECE_LEN => 16 + word(12),
-                true if self.heard.len() >= PREFIX_LEN => PREFIX_LEN + word(4),
+            let word = |at: usize| u32::from_le_bytes(self.received[at..at + 4].try_into().unwrap()) as usize;
+            let whole = match self.handshake_done {
+                false if self.received.len() >= PIECE_LEN => 16 + word(12),
+                true if self.received.len() >= PREFIX_LEN => PREFIX_LEN + word(4),
                 _ => usize::MAX,
             };
-            if self.heard.len() < whole {
+            if self.received.len() < whole {
                 assert!(self.listen().unwrap(), "the engine has hung up");
                 continue;
             }
-            let frame: Vec<u8> = self.heard.drain(..whole).collect();
-            if std::mem::replace(&mut self.greeted, true)
+            let frame: Vec<u8> = self.received.drain(..whole).collect();
+            if std::mem::replace(&mut self.handshake_done, true)
                 && let (Message::Response { call, .. }, body) = postcard::take_from_bytes(&frame[PREFIX_LEN..]).unwrap()
                 && call == number
             {
@@ -168,7 +168,7 @@ impl Foreign {
         }
     }
 
-    /// That nothing more is said, not even a greeting, and the connection ends.
+    /// Asserts that nothing more is received, not even a handshake, and the connection ends.
     #[track_caller]
     fn assert_ended(&mut self, what: &str) {
         let begin = Instant::now();
@@ -179,10 +179,10 @@ impl Foreign {
             }
         };
         let late = matches!(&ended, Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
-        assert!(!late && begin.elapsed() < BOUND, "{what}: it lives on");
+        assert!(!late && begin.elapsed() < BOUND, "{what}: the connection stays open");
     }
 
-    /// The alert that ends it.
+    /// The alert that ends the connection.
     fn alert(&mut self) -> Option<AlertDescription> {
         let error = loop {
             match self.listen() {
@@ -198,7 +198,7 @@ impl Foreign {
     }
 }
 
-/// One that is dialled: each connection has its handshake, and then this. Ends with what it returns.
+/// A peer that is dialled: runs the handshake and `then` on each connection; returns its result.
 fn dialled<R: Send + 'static>(
     config: ServerConfig,
     connections: usize,
@@ -212,17 +212,17 @@ fn dialled<R: Send + 'static>(
             let mut stream = stream.unwrap();
             stream.set_read_timeout(Some(BOUND)).unwrap();
             let mut tls = ServerConnection::new(config.clone()).unwrap();
-            let mut shaken = Ok(());
-            while tls.is_handshaking() && shaken.is_ok() {
-                shaken = tls.complete_io(&mut stream).map(drop);
+            let mut handshake = Ok(());
+            while tls.is_handshaking() && handshake.is_ok() {
+                handshake = tls.complete_io(&mut stream).map(drop);
             }
-            let _ = sender.send(then(&mut tls, &mut stream, shaken));
+            let _ = sender.send(then(&mut tls, &mut stream, handshake));
         }
     });
     (address, receiver)
 }
 
-/// A client engine's call there.
+/// Calls the peer from a client engine.
 fn dial(authority: &Authority, address: &str) -> calomel::Result<u64> {
     let client = Engine::builder().connect_timeout(LIMIT).tls(authority.tls()).build().unwrap();
     let to = client.lookup(address).unwrap();
@@ -234,83 +234,83 @@ fn dial(authority: &Authority, address: &str) -> calomel::Result<u64> {
 }
 
 #[test]
-fn a_certificate_without_its_key() {
-    let _watchdog = Watchdog::start("foreign::a_certificate_without_its_key");
+fn certificate_without_its_key_is_refused() {
+    let _watchdog = Watchdog::start("foreign::certificate_without_its_key_is_refused");
     let authority = Authority::new();
     let engine = engine(&authority);
     let (good, other) = (authority.identity(&["127.0.0.1"]), authority.identity(&["127.0.0.1"]));
-    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(shown(&good, &other)))));
-    peer.shake().unwrap();
-    peer.say(&[greeting(1, 1 << 20), call(1, 10)].concat());
+    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(certified_key(&good, &other)))));
+    peer.complete_handshake().unwrap();
+    peer.send(&[greeting(1, 1 << 20), call(1, 10)].concat());
     assert_eq!(peer.alert(), Some(AlertDescription::DecryptError));
-    assert!(peer.heard.is_empty(), "it is spoken with");
-    // With its own it is let in.
-    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(shown(&good, &good)))));
-    peer.shake().unwrap();
-    peer.say(&[greeting(2, 1 << 20), call(1, 10)].concat());
+    assert!(peer.received.is_empty(), "the engine has sent data");
+    // With its own key it is accepted.
+    let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, Some(certified_key(&good, &good)))));
+    peer.complete_handshake().unwrap();
+    peer.send(&[greeting(2, 1 << 20), call(1, 10)].concat());
     assert_eq!(peer.answer(1), 10);
-    // And the other way around.
-    let (address, _) = dialled(server(shown(&good, &other)), 1, |_, _, shaken| shaken.is_ok());
+    // And in the other direction.
+    let (address, _) = dialled(server(certified_key(&good, &other)), 1, |_, _, handshake| handshake.is_ok());
     match dial(&authority, &address) {
         Err(Error::AccessDenied { reason, .. }) if reason.contains("its certificate is not accepted") => {}
         other => panic!("{other:?}"),
     }
 }
 
-/// A certificate that is good for something else does not make an engine.
+/// A valid certificate for another protocol does not make a peer an engine.
 #[test]
-fn one_that_speaks_something_else_inside() {
-    let _watchdog = Watchdog::start("foreign::one_that_speaks_something_else_inside");
+fn peer_without_the_engines_alpn_is_refused() {
+    let _watchdog = Watchdog::start("foreign::peer_without_the_engines_alpn_is_refused");
     let authority = Authority::new();
     let engine = engine(&authority);
     let identity = authority.identity(&["127.0.0.1"]);
     for (inside, alert) in [(vec![], None), (vec![b"h2".to_vec()], Some(AlertDescription::NoApplicationProtocol))] {
-        let mut config = client(&authority, Some(shown(&identity, &identity)));
+        let mut config = client(&authority, Some(certified_key(&identity, &identity)));
         config.alpn_protocols = inside.clone();
         let mut peer = Foreign::dial(&engine, &Arc::new(config));
-        if peer.shake().is_ok() {
-            peer.say(&[greeting(1, 1 << 20), call(1, 10)].concat());
+        if peer.complete_handshake().is_ok() {
+            peer.send(&[greeting(1, 1 << 20), call(1, 10)].concat());
         }
         let ended = peer.alert();
         assert!(alert.is_none() || ended.is_none() || ended == alert, "{ended:?}");
-        assert!(peer.heard.is_empty(), "{inside:?}: it is spoken with");
-        let mut config = server(shown(&identity, &identity));
+        assert!(peer.received.is_empty(), "{inside:?}: the engine has sent data");
+        let mut config = server(certified_key(&identity, &identity));
         config.alpn_protocols = inside;
-        let (address, _) = dialled(config, 1, |tls, stream, shaken| {
-            let n = shaken.and_then(|()| rustls::Stream::new(tls, stream).read(&mut [0; 100])).unwrap_or(0);
-            assert_eq!(n, 0, "it is greeted");
+        let (address, _) = dialled(config, 1, |tls, stream, handshake| {
+            let n = handshake.and_then(|()| rustls::Stream::new(tls, stream).read(&mut [0; 100])).unwrap_or(0);
+            assert_eq!(n, 0, "the engine has sent data");
         });
         let error = dial(&authority, &address).unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     }
 }
 
-/// Whoever has been let in once shows its certificate again, and nothing is said before that.
+/// There is no session resumption: a peer shows its certificate on each connection, and no early data is accepted.
 #[test]
-fn nobody_resumes() {
-    let _watchdog = Watchdog::start("foreign::nobody_resumes");
+fn tls_sessions_are_not_resumed() {
+    let _watchdog = Watchdog::start("foreign::tls_sessions_are_not_resumed");
     let authority = Authority::new();
     let engine = engine(&authority);
     let identity = authority.identity(&["127.0.0.1"]);
-    let mut config = client(&authority, Some(shown(&identity, &identity)));
+    let mut config = client(&authority, Some(certified_key(&identity, &identity)));
     config.enable_early_data = true;
     let config = Arc::new(config);
     for round in 1..4 {
         let mut peer = Foreign::dial(&engine, &config);
-        assert!(peer.tls.early_data().is_none(), "early data is taken");
-        peer.shake().unwrap();
-        peer.say(&[greeting(round, 1 << 20), call(1, 10)].concat());
+        assert!(peer.tls.early_data().is_none(), "early data is accepted");
+        peer.complete_handshake().unwrap();
+        peer.send(&[greeting(round, 1 << 20), call(1, 10)].concat());
         assert_eq!(peer.answer(1), 10);
         assert_eq!(peer.tls.handshake_kind(), Some(HandshakeKind::Full));
         assert_eq!(peer.tls.tls13_tickets_received(), 0);
     }
-    // A server that would have it does not get it.
-    let mut config = server(shown(&identity, &identity));
+    // Nor does an engine resume a session that a server offers.
+    let mut config = server(certified_key(&identity, &identity));
     config.max_early_data_size = 1 << 14;
-    let (address, seen) = dialled(config, 3, |tls, stream, shaken| {
-        shaken.unwrap();
+    let (address, seen) = dialled(config, 3, |tls, stream, handshake| {
+        handshake.unwrap();
         let early = tls.early_data().is_some();
-        // The greeting: what the handshake ends with has been read by then.
+        // The engine's handshake: by then, all messages of the TLS handshake have been read.
         assert!(rustls::Stream::new(tls, stream).read(&mut [0; 100]).unwrap() > 0);
         tls.send_close_notify();
         let _ = tls.complete_io(stream);
@@ -325,7 +325,7 @@ fn nobody_resumes() {
     }
 }
 
-/// A hello of TLS 1.2, such as clients sent that knew nothing newer.
+/// A TLS 1.2 hello of a client that supports nothing newer.
 fn older_hello() -> Vec<u8> {
     let extensions = [
         // Groups: x25519. Points: uncompressed. Signatures: Ed25519, ECDSA and RSA. Extended master secret.
@@ -346,18 +346,18 @@ fn older_hello() -> Vec<u8> {
 }
 
 #[test]
-fn older_versions_are_refused() {
-    let _watchdog = Watchdog::start("foreign::older_versions_are_refused");
+fn tls_1_2_is_refused() {
+    let _watchdog = Watchdog::start("foreign::tls_1_2_is_refused");
     let authority = Authority::new();
     let engine = engine(&authority);
     let mut stream = TcpStream::connect(socket(&engine)).unwrap();
     stream.set_read_timeout(Some(BOUND)).unwrap();
     stream.write_all(&older_hello()).unwrap();
-    let mut said = Vec::new();
-    stream.read_to_end(&mut said).unwrap();
+    let mut alert = Vec::new();
+    stream.read_to_end(&mut alert).unwrap();
     // An alert: fatal, protocol version.
-    assert_eq!((said.first(), &said[said.len() - 2..]), (Some(&0x15), &[2, 70][..]), "{said:?}");
-    // Nor is one offered to servers.
+    assert_eq!((alert.first(), &alert[alert.len() - 2..]), (Some(&0x15), &[2, 70][..]), "{alert:?}");
+    // Nor do engines offer it to servers.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = Engine::builder().connect_timeout(LIMIT).tls(authority.tls()).build().unwrap();
     let to = client.lookup(format!("tcp://{}", listener.local_addr().unwrap())).unwrap();
@@ -373,28 +373,28 @@ fn older_versions_are_refused() {
     pending.wait().unwrap_err();
 }
 
-/// What is said in one breath with the end of the handshake is heard without anything that follows.
+/// Data in the same write as the end of the handshake is read, without anything that follows.
 #[test]
-fn what_comes_with_the_end_of_the_handshake() {
-    let _watchdog = Watchdog::start("foreign::what_comes_with_the_end_of_the_handshake");
+fn data_sent_with_the_end_of_the_handshake_is_read() {
+    let _watchdog = Watchdog::start("foreign::data_sent_with_the_end_of_the_handshake_is_read");
     let authority = Authority::new();
     let engine = engine(&authority);
     let config = Arc::new(client(&authority, None));
     for (round, len) in [0, 1, 1000, 3000, 5000, 16_384, 60_000, 300_000].into_iter().enumerate() {
         let mut peer = Foreign::dial(&engine, &config);
-        peer.shake().unwrap();
-        peer.say(&[greeting(round as u64, 1 << 20), call(1, len)].concat());
+        peer.complete_handshake().unwrap();
+        peer.send(&[greeting(round as u64, 1 << 20), call(1, len)].concat());
         assert_eq!(peer.answer(1), len as u64);
-        // And with a renewal of keys.
+        // And with a key update.
         for number in 2..5 {
             peer.tls.refresh_traffic_keys().unwrap();
-            peer.say(&call(number, len));
+            peer.send(&call(number, len));
             assert_eq!(peer.answer(number), len as u64);
         }
     }
 }
 
-/// A connection that takes little at a time: with short segments, the engine's system keeps little as well.
+/// A connection with small buffers: short segments keep those of the engine's kernel small as well.
 fn little(engine: &Engine) -> TcpStream {
     let little = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     little.set_recv_buffer_size(2048).unwrap();
@@ -403,36 +403,36 @@ fn little(engine: &Engine) -> TcpStream {
     little.into()
 }
 
-/// What does not fit into what the sockets take goes out when there is room, also when nothing is said after it.
+/// Data that exceeds the socket buffers is sent when there is room, even if nothing is received afterwards.
 #[test]
-fn answers_are_as_long_as_they_are() {
-    let _watchdog = Watchdog::start("foreign::answers_are_as_long_as_they_are");
+fn responses_longer_than_socket_buffers_arrive() {
+    let _watchdog = Watchdog::start("foreign::responses_longer_than_socket_buffers_arrive");
     let authority = Authority::new();
     let engine = engine(&authority);
     engine.define("bytes", |_: &Request, len: u64| pattern(1, len as usize)).unwrap();
     let config = Arc::new(client(&authority, None));
     for len in [60_000, 63_000, 100_000, 180_000] {
         let mut peer = Foreign::over(little(&engine), &engine, &config);
-        peer.shake().unwrap();
+        peer.complete_handshake().unwrap();
         let arguments = postcard::to_stdvec(&(len as u64)).unwrap();
         let call = Message::call(1, "bytes", arguments.len()).frame(&arguments);
-        peer.say(&[greeting(len as u64, 1 << 20), call].concat());
-        // Until no more fits. If this is too short once, less is waited for.
+        peer.send(&[greeting(len as u64, 1 << 20), call].concat());
+        // Until the buffers are full. If this is too short once, the test waits for less.
         thread::sleep(Duration::from_millis(100));
         let bytes = pattern(1, len);
-        // Whatever else it is told behind that.
+        // Until the response to a later call.
         let end = &bytes[len - 100..];
-        while !peer.heard[peer.heard.len().saturating_sub(1000)..].windows(end.len()).any(|window| window == end) {
+        while !peer.received[peer.received.len().saturating_sub(1000)..].windows(end.len()).any(|window| window == end) {
             let more = peer.listen();
-            assert!(matches!(more, Ok(true)), "{more:?} after {} bytes of {len}", peer.heard.len());
+            assert!(matches!(more, Ok(true)), "{more:?} after {} bytes of {len}", peer.received.len());
         }
     }
 }
 
-/// A handshake that does not fit into what the sockets take goes on when there is room.
+/// A handshake that exceeds the socket buffers continues when there is room.
 #[test]
-fn certificates_are_as_long_as_they_are() {
-    let _watchdog = Watchdog::start("foreign::certificates_are_as_long_as_they_are");
+fn handshakes_longer_than_socket_buffers_complete() {
+    let _watchdog = Watchdog::start("foreign::handshakes_longer_than_socket_buffers_complete");
     let authority = Authority::new();
     let names: Vec<String> = (0..1880).map(|i| format!("this-is-the-engine-{i}.example")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).chain(["127.0.0.1"]).collect();
@@ -442,34 +442,34 @@ fn certificates_are_as_long_as_they_are() {
     let engine = Engine::builder().heartbeat(10 * BOUND).tls(tls).listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
     for round in 0..5 {
-        let config = Arc::new(client(&authority, Some(shown(&identity, &identity))));
+        let config = Arc::new(client(&authority, Some(certified_key(&identity, &identity))));
         let mut peer = Foreign::over(little(&engine), &engine, &config);
         peer.tls.write_tls(&mut peer.stream).unwrap();
-        // Until no more fits. If this is too short once, less is waited for.
+        // Until the buffers are full. If this is too short once, the test waits for less.
         thread::sleep(Duration::from_millis(50));
-        peer.shake().unwrap();
-        peer.say(&[greeting(round, 1 << 20), call(1, 1000)].concat());
+        peer.complete_handshake().unwrap();
+        peer.send(&[greeting(round, 1 << 20), call(1, 1000)].concat());
         assert_eq!(peer.answer(1), 1000);
     }
 }
 
-/// Those who keep an engine busy, until this is dropped: so that it does not look after everybody all the time, but after who
-/// has news.
-struct Crowd {
+/// Peers that keep an engine busy until this is dropped: then the engine does not check all connections all the time, but only
+/// those with events.
+struct BusyPeers {
     over: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-impl Crowd {
-    fn around(engine: &Engine, config: &Arc<ClientConfig>) -> Crowd {
+impl BusyPeers {
+    fn around(engine: &Engine, config: &Arc<ClientConfig>) -> BusyPeers {
         let over = Arc::new(AtomicBool::new(false));
         let threads = (0..6).map(|i| {
             let (mut peer, over) = (Foreign::dial(engine, config), over.clone());
             thread::spawn(move || {
-                peer.shake().unwrap();
-                peer.say(&greeting(1000 + i, 1 << 20));
+                peer.complete_handshake().unwrap();
+                peer.send(&greeting(1000 + i, 1 << 20));
                 for number in 1.. {
-                    peer.say(&call(number, 10));
+                    peer.send(&call(number, 10));
                     assert_eq!(peer.answer(number), 10);
                     if over.load(Ordering::SeqCst) {
                         return;
@@ -477,54 +477,54 @@ impl Crowd {
                 }
             })
         });
-        Crowd { threads: threads.collect(), over }
+        BusyPeers { threads: threads.collect(), over }
     }
 }
 
-impl Drop for Crowd {
+impl Drop for BusyPeers {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
         let ended = self.threads.drain(..).all(|thread| thread.join().is_ok());
-        assert!(ended || thread::panicking(), "one of the crowd is not served");
+        assert!(ended || thread::panicking(), "one of the busy peers is not served");
     }
 }
 
-/// However much comes at once, and in however many records, all of it is looked at without anything that follows.
+/// Whatever arrives at once, in however many records, is processed without anything that follows.
 #[test]
-fn what_comes_at_once() {
-    let _watchdog = Watchdog::start("foreign::what_comes_at_once");
+fn many_records_at_once_are_all_read() {
+    let _watchdog = Watchdog::start("foreign::many_records_at_once_are_all_read");
     let authority = Authority::new();
     let engine = engine(&authority);
     let config = Arc::new(client(&authority, None));
     for crowd in [false, true] {
-        let _crowd = crowd.then(|| Crowd::around(&engine, &config));
+        let _crowd = crowd.then(|| BusyPeers::around(&engine, &config));
         for round in 0..20 {
             let mut peer = Foreign::dial(&engine, &config);
-            peer.shake().unwrap();
-            peer.say_byte_by_byte(&[greeting(round, 1 << 20), call(1, 100)].concat());
+            peer.complete_handshake().unwrap();
+            peer.send_byte_by_byte(&[greeting(round, 1 << 20), call(1, 100)].concat());
             assert_eq!(peer.answer(1), 100);
-            peer.say_byte_by_byte(&call(2, 3000));
+            peer.send_byte_by_byte(&call(2, 3000));
             assert_eq!(peer.answer(2), 3000);
-            peer.say(&call(3, 500_000));
+            peer.send(&call(3, 500_000));
             assert_eq!(peer.answer(3), 500_000);
         }
     }
 }
 
-/// What is said in one breath with the end is heard before that.
+/// Data in the same write as the end of the stream is processed before the end.
 #[test]
-fn what_comes_with_the_end() {
-    let _watchdog = Watchdog::start("foreign::what_comes_with_the_end");
+fn data_sent_with_the_end_is_read() {
+    let _watchdog = Watchdog::start("foreign::data_sent_with_the_end_is_read");
     let authority = Authority::new();
     let engine = engine(&authority);
-    let _crowd = Crowd::around(&engine, &Arc::new(client(&authority, None)));
+    let _crowd = BusyPeers::around(&engine, &Arc::new(client(&authority, None)));
     let (sender, receiver) = mpsc::channel();
     engine.define("last", move |_: &Request, n: u32| sender.send(n).unwrap()).unwrap();
     let config = Arc::new(client(&authority, None));
     for round in 0..20 {
         let mut peer = Foreign::dial(&engine, &config);
-        peer.shake().unwrap();
-        peer.say(&[greeting(round, 1 << 20), call(1, 10)].concat());
+        peer.complete_handshake().unwrap();
+        peer.send(&[greeting(round, 1 << 20), call(1, 10)].concat());
         assert_eq!(peer.answer(1), 10);
         let mut last = Message::call(2, "last", 1);
         if let Message::Request { one_way, .. } = &mut last {
@@ -532,39 +532,40 @@ fn what_comes_with_the_end() {
         }
         peer.tls.writer().write_all(&last.frame(&[round as u8])).unwrap();
         peer.tls.send_close_notify();
-        peer.say(&[]);
+        peer.send(&[]);
         assert_eq!(receiver.recv_timeout(BOUND), Ok(round as u32));
-        peer.assert_ended("one that has closed");
+        peer.assert_ended("a closed connection");
     }
 }
 
-/// An engine that ends a connection says so as TLS demands.
+/// An engine that ends a connection sends the close_notify that TLS requires.
 #[test]
-fn an_engine_that_ends_says_so() {
-    let _watchdog = Watchdog::start("foreign::an_engine_that_ends_says_so");
+fn engine_that_ends_sends_close_notify() {
+    let _watchdog = Watchdog::start("foreign::engine_that_ends_sends_close_notify");
     let authority = Authority::new();
     let engine = engine(&authority);
     let mut peer = Foreign::dial(&engine, &Arc::new(client(&authority, None)));
-    peer.shake().unwrap();
-    peer.say(&[greeting(1, 1 << 20), call(1, 10)].concat());
+    peer.complete_handshake().unwrap();
+    peer.send(&[greeting(1, 1 << 20), call(1, 10)].concat());
     assert_eq!(peer.answer(1), 10);
     let closing = thread::spawn(move || engine.finalize().unwrap());
     while peer.listen().unwrap() {}
     closing.join().unwrap();
 }
 
-/// Who was let in and does not greet has no more time than another, whatever it says of TLS meanwhile.
+/// A peer that completes the TLS handshake, but not the engine's, is disconnected after the connect timeout, despite other TLS
+/// messages.
 #[test]
-fn who_never_greets() {
-    let _watchdog = Watchdog::start("foreign::who_never_greets");
+fn tls_peer_without_engine_handshake_is_disconnected() {
+    let _watchdog = Watchdog::start("foreign::tls_peer_without_engine_handshake_is_disconnected");
     let authority = Authority::new();
     let engine = engine(&authority);
     let config = Arc::new(client(&authority, None));
     let begin = Instant::now();
     let mut peers: Vec<Foreign> = (0..10).map(|_| Foreign::dial(&engine, &config)).collect();
     for (i, peer) in peers.iter_mut().enumerate() {
-        peer.shake().unwrap();
-        peer.say(&greeting(1, 1 << 20)[..i]);
+        peer.complete_handshake().unwrap();
+        peer.send(&greeting(1, 1 << 20)[..i]);
     }
     let mut talks = peers.pop().unwrap();
     let talks = thread::spawn(move || {
@@ -576,35 +577,35 @@ fn who_never_greets() {
             if talks.stream.write_all(&all).is_err() {
                 return;
             }
-            assert!(begin.elapsed() < BOUND, "renewals of keys go for a greeting");
+            assert!(begin.elapsed() < BOUND, "key updates extend the time for the handshake");
             thread::sleep(Duration::from_millis(30));
         }
     });
-    peers.iter_mut().for_each(|peer| peer.assert_ended("one that does not greet"));
+    peers.iter_mut().for_each(|peer| peer.assert_ended("a peer without a handshake"));
     let after = begin.elapsed();
     assert!(after > LIMIT / 2 && after < patience() * (LIMIT + Duration::from_secs(5)), "{after:?}");
     talks.join().unwrap();
 }
 
-/// Who is dialled and goes on with its handshake no further than this is given up in time.
+/// A server that stops in the middle of the TLS handshake is disconnected after the connect timeout.
 #[test]
-fn a_server_that_does_not_finish() {
-    let _watchdog = Watchdog::start("foreign::a_server_that_does_not_finish");
+fn server_that_stops_in_the_handshake_is_disconnected() {
+    let _watchdog = Watchdog::start("foreign::server_that_stops_in_the_handshake_is_disconnected");
     let authority = Authority::new();
     let client = Engine::builder().connect_timeout(LIMIT).tls(authority.tls()).build().unwrap();
-    // Nothing; the beginning of a record; the beginning of a handshake's message; and the first byte of a record for ever.
-    for said in [&[][..], &[0x16], &[0x16, 3, 3, 0, 5, 2, 0, 0x40, 0, 3]] {
+    // Nothing; the beginning of a record; the beginning of a handshake message; and a repeated first byte of a record.
+    for beginning in [&[][..], &[0x16], &[0x16, 3, 3, 0, 5, 2, 0, 0x40, 0, 3]] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = client.lookup(format!("tcp://{}", listener.local_addr().unwrap())).unwrap();
         let begin = Instant::now();
         let pending = client.procedure::<Vec<u8>, u64>("length").on(&to).start(&vec![1]).unwrap();
         let (mut stream, _) = listener.accept().unwrap();
-        stream.write_all(said).unwrap();
+        stream.write_all(beginning).unwrap();
         let error = pending.wait().unwrap_err();
         let after = begin.elapsed();
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
         assert!(after > LIMIT / 2 && after < patience() * (LIMIT + Duration::from_secs(5)), "{after:?}");
-        // It has hung up, and has said nothing but its hello.
+        // The engine has hung up, and has sent only its hello.
         stream.set_read_timeout(Some(BOUND)).unwrap();
         let mut hello = Vec::new();
         stream.read_to_end(&mut hello).unwrap();

@@ -1,4 +1,4 @@
-//! Peers that do not mean to finish their handshakes, and those that do not speak TLS at all.
+//! Peers that do not finish their TLS handshakes, and peers that do not speak TLS at all.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use calomel::{Engine, Request};
 use crate::authority::Authority;
 use crate::common::*;
 
-/// How long a handshake may take here.
+/// How long a TLS handshake may take here.
 const LIMIT: Duration = Duration::from_millis(1500);
 
 fn server(authority: &Authority, limit: Duration) -> Engine {
@@ -23,9 +23,9 @@ fn socket(engine: &Engine) -> SocketAddr {
     engine.address().to_string().strip_prefix("tcp://").unwrap().parse().unwrap()
 }
 
-/// Somebody new is served, in good time.
+/// A new client is served in good time.
 #[track_caller]
-fn assert_serves_newcomers(authority: &Authority, server: &Engine) {
+fn assert_serves_new_clients(authority: &Authority, server: &Engine) {
     let begin = Instant::now();
     let client = Engine::builder().tls(authority.tls()).build().unwrap();
     let to = client.lookup(server.address()).unwrap();
@@ -34,7 +34,7 @@ fn assert_serves_newcomers(authority: &Authority, server: &Engine) {
     assert!(begin.elapsed() < patience() * Duration::from_secs(3), "{:?}", begin.elapsed());
 }
 
-/// Waits until the other side has ended the connection; what it says before is thrown away.
+/// Waits until the other side has ended the connection; discards what it sends before.
 #[track_caller]
 fn assert_ended(stream: &mut TcpStream, what: &str) {
     stream.set_read_timeout(Some(BOUND)).unwrap();
@@ -65,7 +65,7 @@ fn client_hello(authority: &Authority) -> Vec<u8> {
     hello
 }
 
-/// A stream for each of several points of the handshake, where it does not go on.
+/// A stream that stops at one of several points of the handshake.
 fn half_handshake(server: &Engine, hello: &[u8], i: usize) -> TcpStream {
     let mut stream = TcpStream::connect(socket(server)).unwrap();
     let part = [0, 1, 5, hello.len() / 2, hello.len()][i % 5];
@@ -74,22 +74,22 @@ fn half_handshake(server: &Engine, hello: &[u8], i: usize) -> TcpStream {
 }
 
 #[test]
-fn there_are_so_many_half_handshakes_and_no_more() {
-    let _watchdog = Watchdog::start("hostile::there_are_so_many_half_handshakes_and_no_more");
+fn half_handshakes_above_the_limit_replace_the_oldest() {
+    let _watchdog = Watchdog::start("hostile::half_handshakes_above_the_limit_replace_the_oldest");
     let authority = Authority::new();
-    // They have more time than this test.
+    // Their time limit is longer than this test.
     let server = server(&authority, 10 * BOUND);
     let hello = client_hello(&authority);
     let mut streams: Vec<TcpStream> = Vec::new();
     for i in 0..600 {
         streams.push(half_handshake(&server, &hello, i));
         if i % 100 == 99 {
-            assert_serves_newcomers(&authority, &server);
+            assert_serves_new_clients(&authority, &server);
         }
     }
-    // The oldest went for the youngest.
+    // The oldest made room for the youngest.
     for stream in &mut streams[..300] {
-        assert_ended(stream, "one of too many");
+        assert_ended(stream, "a handshake above the limit");
     }
     server.finalize().unwrap();
     for stream in &mut streams {
@@ -98,8 +98,8 @@ fn there_are_so_many_half_handshakes_and_no_more() {
 }
 
 #[test]
-fn half_handshakes_are_given_up() {
-    let _watchdog = Watchdog::start("hostile::half_handshakes_are_given_up");
+fn stalled_handshakes_time_out() {
+    let _watchdog = Watchdog::start("hostile::stalled_handshakes_time_out");
     let authority = Authority::new();
     let server = server(&authority, LIMIT);
     let hello = client_hello(&authority);
@@ -107,20 +107,20 @@ fn half_handshakes_are_given_up() {
     for _ in 0..3 {
         let mut streams: Vec<TcpStream> = (0..20).map(|i| half_handshake(&server, &hello, i)).collect();
         let begin = Instant::now();
-        assert_serves_newcomers(&authority, &server);
+        assert_serves_new_clients(&authority, &server);
         let (early, late) = streams.split_at_mut(10);
-        early.iter_mut().for_each(|stream| assert_ended(stream, "a handshake that does not go on"));
+        early.iter_mut().for_each(|stream| assert_ended(stream, "a stalled handshake"));
         let after = begin.elapsed();
         assert!(after > LIMIT / 2 && after < patience() * (LIMIT + Duration::from_secs(5)), "{after:?}");
-        late.iter_mut().for_each(|stream| assert_ended(stream, "a handshake that does not go on"));
+        late.iter_mut().for_each(|stream| assert_ended(stream, "a stalled handshake"));
     }
     server.finalize().unwrap();
 }
 
-/// A byte now and then does not keep a handshake alive.
+/// Sending a byte now and then does not extend the time of a handshake.
 #[test]
-fn slow_handshakes_are_given_up() {
-    let _watchdog = Watchdog::start("hostile::slow_handshakes_are_given_up");
+fn slow_handshakes_time_out() {
+    let _watchdog = Watchdog::start("hostile::slow_handshakes_time_out");
     let authority = Authority::new();
     let server = server(&authority, LIMIT);
     let hello = client_hello(&authority);
@@ -131,16 +131,16 @@ fn slow_handshakes_are_given_up() {
             break;
         }
         std::thread::sleep(Duration::from_millis(30));
-        assert!(begin.elapsed() < patience() * (LIMIT + Duration::from_secs(3)), "the handshake may take for ever");
+        assert!(begin.elapsed() < patience() * (LIMIT + Duration::from_secs(3)), "the handshake has no time limit");
     }
     assert!(begin.elapsed() >= LIMIT, "{:?}", begin.elapsed());
     assert_ended(&mut stream, "a slow handshake");
-    assert_serves_newcomers(&authority, &server);
+    assert_serves_new_clients(&authority, &server);
 }
 
 #[test]
-fn garbage_is_refused() {
-    let _watchdog = Watchdog::start("hostile::garbage_is_refused");
+fn connections_without_tls_are_refused() {
+    let _watchdog = Watchdog::start("hostile::connections_without_tls_are_refused");
     let authority = Authority::new();
     let server = server(&authority, LIMIT);
     let hello = client_hello(&authority);
@@ -150,7 +150,7 @@ fn garbage_is_refused() {
         let mut bytes = match round % 4 {
             0 => b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
             1 => (0..random.below(5000)).map(|_| random.next() as u8).collect(),
-            // A record of a handshake that says it is long, and another.
+            // A record that claims to be long, and another.
             2 => [&[0x16, 3, 1, 0x40, 0][..], &[1, 0xff, 0xff, 0xff], &vec![0; 0x4000 - 4]].concat().repeat(6),
             _ => hello.clone(),
         };
@@ -162,17 +162,17 @@ fn garbage_is_refused() {
         let _ = stream.shutdown(std::net::Shutdown::Write);
         assert_ended(&mut stream, "garbage");
         if round % 50 == 0 {
-            assert_serves_newcomers(&authority, &server);
+            assert_serves_new_clients(&authority, &server);
         }
     }
-    assert_serves_newcomers(&authority, &server);
+    assert_serves_new_clients(&authority, &server);
     server.finalize().unwrap();
 }
 
-/// Who was refused, and goes on talking, is not listened to for ever.
+/// A peer that was refused and keeps sending is read only for a bounded time.
 #[test]
-fn who_was_refused_is_let_go() {
-    let _watchdog = Watchdog::start("hostile::who_was_refused_is_let_go");
+fn refused_peer_that_keeps_sending_is_disconnected() {
+    let _watchdog = Watchdog::start("hostile::refused_peer_that_keeps_sending_is_disconnected");
     let authority = Authority::new();
     let server = server(&authority, LIMIT);
     let mut stream = TcpStream::connect(socket(&server)).unwrap();
@@ -181,16 +181,16 @@ fn who_was_refused_is_let_go() {
     let mut sent = 0;
     while stream.write_all(&[b'x'; 4096]).is_ok() {
         sent += 4096;
-        assert!(begin.elapsed() < BOUND && sent < 100 << 20, "{sent} bytes were taken");
+        assert!(begin.elapsed() < BOUND && sent < 100 << 20, "{sent} bytes were read");
     }
-    // The same for one that says nothing more.
+    // The same for a peer that sends nothing more.
     let mut silent = TcpStream::connect(socket(&server)).unwrap();
     silent.write_all(&[b'x'; 100]).unwrap();
     let mut alert = [0; 7];
     silent.read_exact(&mut alert).unwrap();
     assert_eq!(alert[0], 0x15, "{alert:?}");
-    assert_ended(&mut silent, "one that was refused");
-    eventually("it is let go", || silent.write_all(b"x").is_err());
+    assert_ended(&mut silent, "a refused peer");
+    eventually("the connection is closed", || silent.write_all(b"x").is_err());
     assert!(begin.elapsed() < patience() * (LIMIT + Duration::from_secs(10)), "{:?}", begin.elapsed());
-    assert_serves_newcomers(&authority, &server);
+    assert_serves_new_clients(&authority, &server);
 }

@@ -1,4 +1,4 @@
-//! Whose certificate it is that decides.
+//! Access control by the identity in a certificate.
 
 use calomel::{Caller, Endpoint, Engine, EngineBuilder, Request, Tls};
 
@@ -11,7 +11,7 @@ fn builder(tls: Tls) -> EngineBuilder {
     Engine::builder().tls(tls)
 }
 
-/// A server that serves who shows this certificate, and nobody else.
+/// A server that serves only peers with this certificate.
 fn serving(authority: &Authority, known: &Identity) -> Engine {
     let der = known.der.clone();
     let decide = move |caller: &Caller<'_>| caller.certificate().is_some_and(|shown| *shown == *der);
@@ -24,10 +24,10 @@ fn double(engine: &Engine, to: &Endpoint) -> calomel::Result<u32> {
     engine.procedure::<u32, u32>("double").on(to).call(&21)
 }
 
-/// Those between the engine's certificate and the trusted one are shown as well, and are nobody's own.
+/// Intermediate certificates are sent as well, and identify no peer.
 #[test]
-fn a_chain_is_as_good_as_its_end() {
-    let _watchdog = Watchdog::start("identities::a_chain_is_as_good_as_its_end");
+fn chain_with_an_intermediate_certificate_identifies_the_engine() {
+    let _watchdog = Watchdog::start("identities::chain_with_an_intermediate_certificate_identifies_the_engine");
     let authority = Authority::new();
     let deputy = authority.deputy();
     let of_deputy = || {
@@ -46,17 +46,17 @@ fn a_chain_is_as_good_as_its_end() {
     server.define("double", |_: &Request, n: u32| 2 * n).unwrap();
     let client = builder(known.of(authority.trusted())).build().unwrap();
     assert_eq!(double(&client, &client.lookup(server.address()).unwrap()).unwrap(), 42);
-    // Where one is missing, it leads nowhere.
+    // Without the intermediate certificate, the chain can't be verified.
     let alone = Identity { certificate: alone, ..known };
     let client = builder(alone.of(authority.trusted())).build().unwrap();
     let denied = double(&client, &client.lookup(server.address()).unwrap());
     assert!(matches!(&denied, Err(error) if error.to_string().contains("does not accept")), "{denied:?}");
 }
 
-/// What an engine was that listened at an address says nothing about the next one there.
+/// The identity of an engine at an address does not carry over to the next engine there.
 #[test]
-fn an_address_is_nobodys_identity() {
-    let _watchdog = Watchdog::start("identities::an_address_is_nobodys_identity");
+fn certificate_decides_and_not_the_address() {
+    let _watchdog = Watchdog::start("identities::certificate_decides_and_not_the_address");
     let authority = Authority::new();
     let (known, other) = (authority.identity(&["127.0.0.1"]), authority.identity(&["127.0.0.1"]));
     let server = serving(&authority, &known);
@@ -64,21 +64,21 @@ fn an_address_is_nobodys_identity() {
     let address = first.address().clone();
     assert_eq!(double(&first, &first.lookup(server.address()).unwrap()).unwrap(), 42);
     first.finalize().unwrap();
-    // Where somebody else was given the port meanwhile, this has nothing to test.
+    // Where another process got the port meanwhile, there is nothing to test.
     let second = builder(other.of(authority.trusted())).listen(&address).build();
     let Ok(second) = second else { return };
     let denied = double(&second, &second.lookup(server.address()).unwrap());
     assert!(matches!(denied, Err(calomel::Error::AccessDenied { .. })), "{denied:?}");
-    // And back, the server still there.
+    // The same in reverse, with the server still running.
     second.finalize().unwrap();
     let Ok(third) = builder(known.of(authority.trusted())).listen(&address).build() else { return };
     assert_eq!(double(&third, &third.lookup(server.address()).unwrap()).unwrap(), 42);
 }
 
-/// Calls that come back over a connection are of whoever was dialled.
+/// Calls that come back over a dialled connection have the identity of the dialled engine.
 #[test]
-fn who_was_dialled_has_a_certificate_too() {
-    let _watchdog = Watchdog::start("identities::who_was_dialled_has_a_certificate_too");
+fn callback_from_dialled_engine_has_its_certificate() {
+    let _watchdog = Watchdog::start("identities::callback_from_dialled_engine_has_its_certificate");
     let authority = Authority::new();
     for allowed in [true, false] {
         let (known, other) = (authority.identity(&["127.0.0.1"]), authority.identity(&["127.0.0.1"]));

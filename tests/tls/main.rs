@@ -1,5 +1,5 @@
-//! What TLS on tcp alone has to hold: who is let in, what is said to who is not, and that nothing on the way can change,
-//! cut or hold up more than the connection that it is on.
+//! TLS on tcp alone: access control, errors of refused peers, and a network that changes, cuts or delays bytes, which affects
+//! no other connection.
 //!
 //! As in `tests/processes`, the process at the other end is this program again, in the test [`child`].
 

@@ -1,4 +1,4 @@
-//! Memory that is taken back, and processes that die, in the middle of a transfer.
+//! Memory that is reclaimed, and processes that are killed, in the middle of a transfer.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,11 @@ pub fn configured(tls: Tls) -> EngineBuilder {
     Engine::builder().tls(tls)
 }
 
-/// Taking memory back does not wait for the peer, nor for the bytes that are on their way; what is read from it afterwards is
-/// no success, and the connection lives on.
+/// `reclaim` waits neither for the peer nor for bytes in transit; a pull that reads from the memory afterwards fails, and the
+/// connection stays open.
 #[test]
-fn memory_is_taken_back_in_the_middle_of_a_pull() {
-    let _watchdog = Watchdog::start("memory::memory_is_taken_back_in_the_middle_of_a_pull");
+fn reclaim_during_a_pull_sends_no_later_writes() {
+    let _watchdog = Watchdog::start("memory::reclaim_during_a_pull_sends_no_later_writes");
     let authority = Authority::new();
     let server = configured(authority.tls()).listen("tcp://127.0.0.1:0").build().unwrap();
     define_add(&server);
@@ -34,7 +34,7 @@ fn memory_is_taken_back_in_the_middle_of_a_pull() {
         let begin = Instant::now();
         let mut back = theirs.reclaim();
         longest = longest.max(begin.elapsed());
-        // It is ours alone: nobody reads what is written now.
+        // The owner has it exclusively: no later write is sent.
         back.fill(0xee);
         let (result, mine) = pull.wait();
         let bytes = mine.reclaim();
@@ -54,8 +54,8 @@ fn memory_is_taken_back_in_the_middle_of_a_pull() {
 }
 
 #[test]
-fn memory_is_taken_back_in_the_middle_of_a_push() {
-    let _watchdog = Watchdog::start("memory::memory_is_taken_back_in_the_middle_of_a_push");
+fn reclaim_during_a_push_allows_no_later_writes() {
+    let _watchdog = Watchdog::start("memory::reclaim_during_a_push_allows_no_later_writes");
     let authority = Authority::new();
     let server = configured(authority.tls()).listen("tcp://127.0.0.1:0").build().unwrap();
     define_add(&server);
@@ -88,9 +88,9 @@ const KEY: &str = "CALOMEL_TEST_KEY";
 
 /// In a child: an engine that exposes memory, and serves until it is killed.
 pub fn role() {
-    let told = |name: &str| std::env::var(name).unwrap();
-    let identity = Identity { certificate: told(CERTIFICATE), key: told(KEY), der: Vec::new() };
-    let tls = identity.of(Tls::trusting(told(CA).as_bytes()).unwrap());
+    let variable = |name: &str| std::env::var(name).unwrap();
+    let identity = Identity { certificate: variable(CERTIFICATE), key: variable(KEY), der: Vec::new() };
+    let tls = identity.of(Tls::trusting(variable(CA).as_bytes()).unwrap());
     let engine = configured(tls).listen("tcp://127.0.0.1:0").build().unwrap();
     let exposed = engine.expose(pattern(1, LEN), BulkMode::ReadWrite).unwrap();
     let bulk = exposed.bulk();
@@ -100,8 +100,8 @@ pub fn role() {
 }
 
 #[test]
-fn a_peer_is_killed_in_the_middle_of_transfers() {
-    let _watchdog = Watchdog::start("memory::a_peer_is_killed_in_the_middle_of_transfers");
+fn killed_peer_ends_transfers_with_an_error() {
+    let _watchdog = Watchdog::start("memory::killed_peer_ends_transfers_with_an_error");
     let authority = Authority::new();
     let client = configured(authority.tls()).build().unwrap();
     for round in 0..6 {
@@ -125,7 +125,7 @@ fn a_peer_is_killed_in_the_middle_of_transfers() {
             child.signal(libc::SIGKILL);
             transfers.join().unwrap()
         });
-        // Lost in the middle of one, or not there any more for the next.
+        // Lost in the middle of a transfer, or unreachable for the next.
         assert!(killed.is_disconnected(), "{killed:?}");
         assert!(begin.elapsed() < patience() * 2 * NOTICED, "{:?}", begin.elapsed());
     }

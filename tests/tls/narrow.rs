@@ -1,4 +1,4 @@
-//! A way that takes little at a time, and for a while nothing at all.
+//! A slow network, which also stalls for a while.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,40 +12,40 @@ use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, Request};
 use crate::authority::Authority;
 use crate::support::*;
 
-/// What of a connection is passed on, either way.
+/// A proxy that forwards little at a time, in both directions.
 #[derive(Clone)]
-struct Way {
+struct SlowLink {
     /// Largest piece at a time.
     piece: usize,
-    /// Waited before each piece.
+    /// Delay before each piece.
     delay: Duration,
-    /// While set, nothing is.
+    /// While set, nothing is forwarded.
     held: Arc<AtomicBool>,
-    /// Bytes that were.
+    /// Bytes forwarded.
     passed: Arc<AtomicUsize>,
 }
 
-impl Way {
-    fn new(piece: usize) -> Way {
-        Way { piece, delay: Duration::ZERO, held: Arc::default(), passed: Arc::default() }
+impl SlowLink {
+    fn new(piece: usize) -> SlowLink {
+        SlowLink { piece, delay: Duration::ZERO, held: Arc::default(), passed: Arc::default() }
     }
 
-    /// Leads there, from the address that it returns.
+    /// Listens, and forwards to the engine; returns its address.
     fn to(&self, engine: &Engine) -> String {
         let target: SocketAddr = engine.address().to_string().strip_prefix("tcp://").unwrap().parse().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         keep_little(&listener);
         let address = format!("tcp://{}", listener.local_addr().unwrap());
-        let way = self.clone();
+        let link = self.clone();
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let Ok(far) = TcpStream::connect(target) else { continue };
                 keep_little(&near);
                 keep_little(&far);
                 for (from, to) in [(&near, &far), (&far, &near)] {
-                    let (from, to, way) = (from.try_clone().unwrap(), to.try_clone().unwrap(), way.clone());
+                    let (from, to, link) = (from.try_clone().unwrap(), to.try_clone().unwrap(), link.clone());
                     to.set_nodelay(true).unwrap();
-                    thread::spawn(move || way.pass_on(from, to));
+                    thread::spawn(move || link.pass_on(from, to));
                 }
             }
         });
@@ -73,7 +73,7 @@ fn configured(authority: &Authority) -> EngineBuilder {
     Engine::builder().heartbeat(HEARTBEAT).tls(authority.tls())
 }
 
-/// Nobody is given up for being slow.
+/// A long heartbeat: no slow peer is disconnected.
 fn patient(authority: &Authority) -> EngineBuilder {
     configured(authority).heartbeat(3 * BOUND).default_timeout(2 * BOUND)
 }
@@ -90,19 +90,19 @@ fn echo(client: &Engine, to: &Endpoint, len: usize) {
     assert!(back == bytes, "{len}");
 }
 
-/// Records come in parts, and payloads begin and end in any of them.
+/// Records arrive in parts, and payloads begin and end in any of them.
 #[test]
-fn records_that_come_piece_by_piece() {
-    let _watchdog = Watchdog::start("narrow::records_that_come_piece_by_piece");
+fn records_in_small_pieces_arrive() {
+    let _watchdog = Watchdog::start("narrow::records_in_small_pieces_arrive");
     let authority = Authority::new();
     for checksums in [false, true] {
         let server = patient(&authority).payload_checksums(checksums).listen("tcp://127.0.0.1:0").build().unwrap();
         server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
         for piece in [1, 2, 7, 1000, 16_000, 17_000, 50_000] {
             let client = patient(&authority).payload_checksums(checksums).build().unwrap();
-            let to = client.lookup(Way::new(piece).to(&server)).unwrap();
+            let to = client.lookup(SlowLink::new(piece).to(&server)).unwrap();
             for len in [0, 1, 100, 16_384, 40_000, 300_000] {
-                // What goes byte by byte is kept short.
+                // Byte by byte, so the payloads are short.
                 let len = len.min(piece * 3000);
                 echo(&client, &to, len);
                 let theirs = server.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
@@ -119,60 +119,60 @@ fn records_that_come_piece_by_piece() {
     }
 }
 
-/// The bytes of one transfer take more than twice the heartbeat, and whatever asks for a sign of life queues behind them.
+/// The bytes of one transfer take more than twice the heartbeat, and liveness probes queue behind them.
 #[test]
-fn a_narrow_network_is_not_a_dead_peer() {
-    let _watchdog = Watchdog::start("narrow::a_narrow_network_is_not_a_dead_peer");
+fn low_bandwidth_does_not_disconnect() {
+    let _watchdog = Watchdog::start("narrow::low_bandwidth_does_not_disconnect");
     let authority = Authority::new();
     let server = server(&authority);
     let client = configured(&authority).build().unwrap();
-    let way = Way { delay: Duration::from_millis(50), ..Way::new(64 << 10) };
-    let to = client.lookup(way.to(&server)).unwrap();
+    let link = SlowLink { delay: Duration::from_millis(50), ..SlowLink::new(64 << 10) };
+    let to = client.lookup(link.to(&server)).unwrap();
     // At 64 KiB in 50 ms, 3 MiB take 2.4 s.
     let mut bytes = pattern(3, 3 << 20);
     let theirs = server.expose(vec![0u8; bytes.len()], BulkMode::ReadWrite).unwrap();
     let begin = Instant::now();
     assert_eq!(theirs.bulk().on(&to).push_from(&bytes).unwrap(), bytes.len());
-    assert!(begin.elapsed() > 2 * HEARTBEAT, "the network was not narrow: this test tests nothing");
+    assert!(begin.elapsed() > 2 * HEARTBEAT, "the network was not slow: this test tests nothing");
     bytes.fill(0);
     assert_eq!(theirs.bulk().on(&to).pull_into(&mut bytes).unwrap(), bytes.len());
     assert!(bytes == pattern(3, 3 << 20));
 }
 
-/// Of memory that somebody wants and does not take, no more is read than is encrypted at a time: all that has not gone out by
-/// then is still its owner's.
+/// Of memory that a peer pulls and does not read, the sender reads no more than is encrypted at a time: the rest still belongs
+/// to its owner.
 #[test]
-fn what_nobody_takes_is_not_read() {
-    let _watchdog = Watchdog::start("narrow::what_nobody_takes_is_not_read");
+fn reclaimed_memory_of_a_stalled_pull_is_not_read() {
+    let _watchdog = Watchdog::start("narrow::reclaimed_memory_of_a_stalled_pull_is_not_read");
     const LEN: usize = 24 << 20;
     const UNTOUCHED: u8 = 0xcc;
     let authority = Authority::new();
     let server = patient(&authority).listen("tcp://127.0.0.1:0").build().unwrap();
     server.define("echo", |_: &Request, bytes: Vec<u8>| bytes).unwrap();
     let client = patient(&authority).build().unwrap();
-    let way = Way::new(64 << 10);
-    let to = client.lookup(way.to(&server)).unwrap();
+    let link = SlowLink::new(64 << 10);
+    let to = client.lookup(link.to(&server)).unwrap();
     echo(&client, &to, 10);
     let mut cut_inside = 0;
-    // That it was taken back right between two chunks would tell nothing.
+    // A reclaim right between two chunks would prove nothing.
     for _ in 0..4 {
         let theirs = server.expose(vec![1u8; LEN], BulkMode::ReadWrite).unwrap();
-        let before = way.passed.load(Ordering::SeqCst);
+        let before = link.passed.load(Ordering::SeqCst);
         let pull = theirs.bulk().on(&to).start_pull_into(client.expose(vec![UNTOUCHED; LEN], BulkMode::WriteOnly).unwrap());
-        eventually("bytes are on their way", || way.passed.load(Ordering::SeqCst) > before + (1 << 20));
-        way.held.store(true, Ordering::SeqCst);
-        // Until the sender's system takes no more, as far as one can tell; if it comes too early, less is read yet.
+        eventually("bytes are in transit", || link.passed.load(Ordering::SeqCst) > before + (1 << 20));
+        link.held.store(true, Ordering::SeqCst);
+        // Until the sender's kernel accepts no more, as far as can be observed; if this is too early, less has been read yet.
         thread::sleep(Duration::from_millis(100));
         let mut back = theirs.reclaim();
         back.fill(2);
-        way.held.store(false, Ordering::SeqCst);
+        link.held.store(false, Ordering::SeqCst);
         let (result, mine) = pull.wait();
         assert!(matches!(result, Err(Error::Revoked { .. })), "all of it was read before: {result:?}");
         let bytes = mine.reclaim();
         let count = |wanted: u8| bytes.iter().filter(|byte| **byte == wanted).count();
         let (read, zeroed) = (count(1), count(0));
         assert_eq!(read + zeroed + count(UNTOUCHED), LEN, "bytes that were written after `reclaim`");
-        // What systems keep for two sockets, and a chunk.
+        // The buffers of two sockets, and a chunk.
         assert!(read < LEN / 2, "{read} bytes were read");
         cut_inside += usize::from(zeroed > 0);
         echo(&client, &to, 100_000);

@@ -1,4 +1,4 @@
-//! Somebody on the way, who cuts off and changes what is said.
+//! An attacker in the network that cuts connections and changes bytes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, Exposed, Request, Writable};
 
 use crate::authority::Authority;
-use crate::common::meddler::{Fate, Tally, meddle};
+use crate::common::mitm::{Fate, Tally, meddle};
 use crate::common::*;
 
 const LEN: usize = 300_000;
@@ -36,31 +36,31 @@ impl Service {
         self.engine.address().to_string().strip_prefix("tcp://").unwrap().parse().unwrap()
     }
 
-    /// One of each thing that engines do with each other. Whatever succeeds has moved what was there.
+    /// One operation of each kind. An operation that succeeds has delivered the right bytes.
     fn round(&self, client: &Engine, to: &Endpoint, seed: u64) -> calomel::Result<()> {
         for len in [100, 60_000] {
             let sent = pattern(seed, len);
             let back = client.procedure::<Vec<u8>, Vec<u8>>("echo").on(to).call(&sent)?;
-            assert!(back == sent, "a call got what was not sent");
+            assert!(back == sent, "a call returned bytes that were not sent");
         }
         let mut bytes = vec![0u8; LEN];
         self.source.bulk().on(to).pull_into(&mut bytes)?;
-        assert!(bytes == pattern(1, LEN), "a pull got what was not there");
+        assert!(bytes == pattern(1, LEN), "a pull returned bytes that were not there");
         let mine = pattern(seed, LEN);
         self.target.bulk().on(to).push_from(&mine)?;
         self.target.read_at(0, &mut bytes).unwrap();
-        assert!(bytes == mine, "a push wrote what was not sent");
+        assert!(bytes == mine, "a push wrote bytes that were not sent");
         Ok(())
     }
 }
 
-/// What a round may end with that was cut off or changed. In the handshake, that can look like a peer who is not who it says.
+/// Errors of a round whose bytes were cut or changed. In the handshake, that can look like an invalid certificate.
 #[track_caller]
 fn assert_explained(error: &Error, when: &str) {
     assert!(error.is_disconnected() || matches!(error, Error::AccessDenied { .. }), "{when}: {error:?}");
 }
 
-/// The bytes of one round there and back, handshake included.
+/// The bytes of one round in both directions, handshake included.
 fn measure(service: &Service, authority: &Authority) -> usize {
     let tally = Arc::new(Tally::default());
     let address = meddle(service.socket(), &tally, || [Fate::default(), Fate::default()]);
@@ -71,8 +71,8 @@ fn measure(service: &Service, authority: &Authority) -> usize {
 }
 
 #[test]
-fn a_connection_cut_anywhere_is_lost_and_nothing_else() {
-    let _watchdog = Watchdog::start("network::a_connection_cut_anywhere_is_lost_and_nothing_else");
+fn connection_cut_at_any_byte_ends_its_operations_only() {
+    let _watchdog = Watchdog::start("network::connection_cut_at_any_byte_ends_its_operations_only");
     let authority = Authority::new();
     let service = Service::new(&authority);
     let total = measure(&service, &authority);
@@ -88,7 +88,7 @@ fn a_connection_cut_anywhere_is_lost_and_nothing_else() {
     let mut random = Random(0xc07);
     let mut cuts = 0;
     for round in 0..120 {
-        // Through the handshake and the greeting, then anywhere.
+        // Through both handshakes, then anywhere.
         let end = if round < 80 { 2 * 50 * (round / 2) + round % 2 } else { random.below(total) };
         ends.store(end, Ordering::SeqCst);
         let client = configured(&authority).build().unwrap();
@@ -110,15 +110,15 @@ fn a_connection_cut_anywhere_is_lost_and_nothing_else() {
     service.round(&client, &client.lookup(&address).unwrap(), 5).unwrap();
 }
 
-/// A stream that ends at a moment of somebody else's choosing is not one that its sender has ended.
+/// The end of a stream that an attacker cut is told apart from one that its sender announced.
 #[test]
-fn a_stream_that_was_cut_short_is_said_to_be() {
-    let _watchdog = Watchdog::start("network::a_stream_that_was_cut_short_is_said_to_be");
+fn truncated_stream_is_reported_as_truncated() {
+    let _watchdog = Watchdog::start("network::truncated_stream_is_reported_as_truncated");
     let authority = Authority::new();
     let service = Service::new(&authority);
     let tally = Arc::new(Tally::default());
     let address = meddle(service.socket(), &tally, || {
-        // Behind the handshake, in the middle of the answer.
+        // After the handshake, in the middle of the response.
         [Fate::default(), Fate { end_after: 100_000, ..Fate::default() }]
     });
     let client = configured(&authority).build().unwrap();
@@ -128,7 +128,7 @@ fn a_stream_that_was_cut_short_is_said_to_be() {
         Err(Error::Disconnected { reason, .. }) if reason.contains("without the end that TLS demands") => {}
         other => panic!("{other:?}"),
     }
-    // An engine that ends says so, and that is told apart.
+    // An engine that ends announces the end, which gives another error.
     let server = configured(&authority).listen("tcp://127.0.0.1:0").build().unwrap();
     let gate = Gate::default();
     let entered = gate.clone();
@@ -144,7 +144,7 @@ fn a_stream_that_was_cut_short_is_said_to_be() {
     let to = client.lookup(server.address()).unwrap();
     let pending = client.procedure::<(), ()>("wait").on(&to).start(&()).unwrap();
     gate.wait();
-    // Nothing follows: this is how it finds the end of the stream.
+    // Sends nothing else: this is how it finds the end of the stream.
     server.finalize().unwrap();
     let _ = pending.wait();
     let error = client.procedure::<(), ()>("wait").on(&to).call(&()).unwrap_err();
@@ -152,8 +152,8 @@ fn a_stream_that_was_cut_short_is_said_to_be() {
 }
 
 #[test]
-fn bits_that_flip_are_noticed_whichever_they_are() {
-    let _watchdog = Watchdog::start("network::bits_that_flip_are_noticed_whichever_they_are");
+fn flipped_bits_end_the_connection() {
+    let _watchdog = Watchdog::start("network::flipped_bits_end_the_connection");
     let authority = Authority::new();
     let service = Service::new(&authority);
     let total = measure(&service, &authority);
@@ -175,7 +175,7 @@ fn bits_that_flip_are_noticed_whichever_they_are() {
         let result = service.round(&client, &to, round);
         let flipped = tally.flips.load(Ordering::SeqCst) > before;
         match result {
-            // A bit that TLS does not look at, the version of a record in the clear, changes nothing that is said.
+            // A bit that TLS does not check, such as the version of a plaintext record, changes no data.
             Ok(()) => {}
             Err(error) => {
                 assert!(flipped, "nothing was flipped: {error}");

@@ -1,4 +1,4 @@
-//! Who is let in, and what is said to who is not.
+//! Access control by certificates, and the errors of refused peers.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn call(client: &Engine, to: &Endpoint) -> calomel::Result<u32> {
     client.procedure::<u32, u32>("double").on(to).call(&21)
 }
 
-/// What a call from one to the other ends with; neither waits for long, and the server serves on.
+/// The result of a call from one to the other, which comes soon; the server still serves afterwards.
 #[track_caller]
 fn outcome(server_tls: Option<Tls>, client_tls: Option<Tls>) -> calomel::Result<u32> {
     let (server, client) = (server(server_tls.clone()), client(client_tls));
@@ -56,44 +56,44 @@ fn assert_unreachable(result: calomel::Result<u32>, words: &str) {
 }
 
 #[test]
-fn both_sides_show_who_they_are() {
-    let _watchdog = Watchdog::start("refused::both_sides_show_who_they_are");
+fn both_sides_show_their_certificates() {
+    let _watchdog = Watchdog::start("refused::both_sides_show_their_certificates");
     let authority = Authority::new();
     assert_eq!(outcome(Some(authority.tls()), Some(authority.tls())).unwrap(), 42);
 }
 
 #[test]
-fn a_client_that_shows_nothing() {
-    let _watchdog = Watchdog::start("refused::a_client_that_shows_nothing");
+fn client_without_a_certificate_is_refused_where_one_is_required() {
+    let _watchdog = Watchdog::start("refused::client_without_a_certificate_is_refused_where_one_is_required");
     let authority = Authority::new();
     let denied = outcome(Some(authority.tls()), Some(authority.trusted()));
     assert_denied(denied, "wants to see a certificate");
     let open = authority.tls().anonymous_clients(true);
     assert_eq!(outcome(Some(open.clone()), Some(authority.trusted())).unwrap(), 42);
-    // What is shown must be good all the same.
+    // A certificate that is shown must be valid all the same.
     let foreign = Authority::new().identity(&["127.0.0.1"]).of(authority.trusted());
     assert_denied(outcome(Some(open), Some(foreign)), "does not accept this engine's certificate");
 }
 
 #[test]
-fn a_server_that_somebody_else_has_signed() {
-    let _watchdog = Watchdog::start("refused::a_server_that_somebody_else_has_signed");
+fn server_of_another_authority_is_refused() {
+    let _watchdog = Watchdog::start("refused::server_of_another_authority_is_refused");
     let (authority, other) = (Authority::new(), Authority::new());
     let server = other.identity(&["127.0.0.1"]).of(authority.trusted());
     assert_denied(outcome(Some(server), Some(authority.tls())), "UnknownIssuer");
 }
 
 #[test]
-fn a_client_that_somebody_else_has_signed() {
-    let _watchdog = Watchdog::start("refused::a_client_that_somebody_else_has_signed");
+fn client_of_another_authority_is_refused() {
+    let _watchdog = Watchdog::start("refused::client_of_another_authority_is_refused");
     let (authority, other) = (Authority::new(), Authority::new());
     let client = other.identity(&["127.0.0.1"]).of(authority.trusted());
     assert_denied(outcome(Some(authority.tls()), Some(client)), "does not accept this engine's certificate: UnknownCA");
 }
 
 #[test]
-fn an_authority_that_only_has_the_name_of_the_trusted_one() {
-    let _watchdog = Watchdog::start("refused::an_authority_that_only_has_the_name_of_the_trusted_one");
+fn authority_with_the_trusted_name_and_another_key_is_refused() {
+    let _watchdog = Watchdog::start("refused::authority_with_the_trusted_name_and_another_key_is_refused");
     let (authority, other) = (Authority::called("the same"), Authority::called("the same"));
     let forged = || other.identity(&["127.0.0.1"]).of(authority.trusted());
     assert_denied(outcome(Some(forged()), Some(authority.tls())), "its certificate is not accepted: BadSignature");
@@ -101,8 +101,8 @@ fn an_authority_that_only_has_the_name_of_the_trusted_one() {
 }
 
 #[test]
-fn certificates_whose_time_is_over() {
-    let _watchdog = Watchdog::start("refused::certificates_whose_time_is_over");
+fn expired_certificates_are_refused() {
+    let _watchdog = Watchdog::start("refused::expired_certificates_are_refused");
     let authority = Authority::new();
     let over = || authority.expired(&["127.0.0.1"]).of(authority.trusted());
     assert_denied(outcome(Some(over()), Some(authority.tls())), "expired");
@@ -110,11 +110,11 @@ fn certificates_whose_time_is_over() {
 }
 
 #[test]
-fn a_server_of_another_name() {
-    let _watchdog = Watchdog::start("refused::a_server_of_another_name");
+fn server_with_another_name_is_refused() {
+    let _watchdog = Watchdog::start("refused::server_with_another_name_is_refused");
     let authority = Authority::new();
     let named = |name: &str| authority.identity(&[name]).of(authority.trusted());
-    // By default it is the address that counts.
+    // By default, the certificate must be valid for the address that is dialled.
     assert_denied(outcome(Some(named("calomel.example")), Some(authority.tls())), "not valid for name");
     assert_denied(outcome(Some(named("127.0.0.2")), Some(authority.tls())), "not valid for name");
     let expecting = |name: &str| authority.tls().server_name(name).unwrap();
@@ -124,23 +124,23 @@ fn a_server_of_another_name() {
 }
 
 #[test]
-fn a_plain_client() {
-    let _watchdog = Watchdog::start("refused::a_plain_client");
+fn client_without_tls_is_refused() {
+    let _watchdog = Watchdog::start("refused::client_without_tls_is_refused");
     let authority = Authority::new();
     assert_unreachable(outcome(Some(authority.tls().anonymous_clients(true)), None), "TLS");
 }
 
 #[test]
-fn a_plain_server() {
-    let _watchdog = Watchdog::start("refused::a_plain_server");
+fn server_without_tls_is_refused() {
+    let _watchdog = Watchdog::start("refused::server_without_tls_is_refused");
     let authority = Authority::new();
     assert_unreachable(outcome(None, Some(authority.tls())), "does not speak TLS");
 }
 
-/// Who is refused leaves nothing behind, and those that are not are served meanwhile and after.
+/// A refused peer leaves nothing behind, and others are served during and after the refusal.
 #[test]
-fn who_is_refused_is_in_nobodys_way() {
-    let _watchdog = Watchdog::start("refused::who_is_refused_is_in_nobodys_way");
+fn refused_peers_delay_no_other_peer() {
+    let _watchdog = Watchdog::start("refused::refused_peers_delay_no_other_peer");
     let authority = Authority::new();
     let server = server(Some(authority.tls()));
     let good = client(Some(authority.tls()));
@@ -155,10 +155,10 @@ fn who_is_refused_is_in_nobodys_way() {
     }
 }
 
-/// A shortcut would lead around the certificates: there is none, whichever side speaks TLS.
+/// The upgrade to shared memory would bypass the certificates, so there is none, whichever side has TLS.
 #[test]
-fn nobody_gets_around_it() {
-    let _watchdog = Watchdog::start("refused::nobody_gets_around_it");
+fn tls_is_not_bypassed_by_shared_memory() {
+    let _watchdog = Watchdog::start("refused::tls_is_not_bypassed_by_shared_memory");
     let authority = Authority::new();
     let secure = Engine::builder().same_host_upgrade(true).tls(authority.tls()).listen(ANYWHERE).build().unwrap();
     secure.define("double", |_: &Request, n: u32| 2 * n).unwrap();
@@ -169,12 +169,12 @@ fn nobody_gets_around_it() {
 }
 
 #[test]
-fn what_can_not_work_is_said_when_it_is_built() {
-    let _watchdog = Watchdog::start("refused::what_can_not_work_is_said_when_it_is_built");
+fn invalid_tls_configuration_is_an_error_at_build() {
+    let _watchdog = Watchdog::start("refused::invalid_tls_configuration_is_an_error_at_build");
     let authority = Authority::new();
     let built = Engine::builder().tls(authority.trusted()).listen(ANYWHERE).build();
     assert_error!(built, Error::Unsupported { reason, .. } if reason.contains("certificate"));
-    // Elsewhere it needs none.
+    // Other transports need no certificate.
     Engine::builder().tls(authority.trusted()).listen("loop://").build().unwrap();
     let identity = authority.identity(&["127.0.0.1"]);
     let other = authority.identity(&["127.0.0.1"]);
@@ -192,7 +192,7 @@ fn what_can_not_work_is_said_when_it_is_built() {
 }
 
 #[test]
-fn the_key_is_not_shown() {
+fn debug_output_hides_the_private_key() {
     let authority = Authority::new();
     let identity = authority.identity(&["127.0.0.1"]);
     let shown = format!("{:?}", identity.of(authority.trusted()));
@@ -201,8 +201,8 @@ fn the_key_is_not_shown() {
 }
 
 #[test]
-fn ipv6_addresses_are_names_too() {
-    let _watchdog = Watchdog::start("refused::ipv6_addresses_are_names_too");
+fn certificate_for_ipv6_address_is_accepted() {
+    let _watchdog = Watchdog::start("refused::certificate_for_ipv6_address_is_accepted");
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         return;
     }
@@ -216,10 +216,10 @@ fn ipv6_addresses_are_names_too() {
     assert_denied(call(&client, &client.lookup(server.address()).unwrap()), "UnknownIssuer");
 }
 
-/// Who decides on a call knows by which certificate the caller was let in.
+/// The authorize hook sees the certificate of the caller.
 #[test]
-fn the_hook_sees_the_certificate() {
-    let _watchdog = Watchdog::start("refused::the_hook_sees_the_certificate");
+fn authorize_hook_sees_the_certificate() {
+    let _watchdog = Watchdog::start("refused::authorize_hook_sees_the_certificate");
     let authority = Authority::new();
     let (known, other) = (authority.identity(&["127.0.0.1"]), authority.identity(&["127.0.0.1"]));
     let der = known.der.clone();

@@ -1,4 +1,4 @@
-// E0597. What is exposed outside of a scope must live as long as it likes; `engine.scope` lends.
+// E0597. Memory exposed outside of a scope must be owned or `'static`; `engine.scope` exposes borrowed memory.
 use calomel::Engine;
 
 fn main() -> calomel::Result<()> {

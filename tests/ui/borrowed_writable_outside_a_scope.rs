@@ -1,4 +1,4 @@
-// E0277. A mutable borrow would end, and the exposure could be leaked.
+// E0277. A mutable borrow could end while the exposure is leaked.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0277. A plain slice is checked like an exposed one.
+// E0277. A plain slice must meet the same conditions as an exposed one.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0277. What is exposed read-only can be looked at, so nobody writes it: this engine's own transfers neither.
+// E0277. Read-only memory can be viewed, so no transfer may write it: not even one of this engine.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

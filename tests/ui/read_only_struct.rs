@@ -1,4 +1,4 @@
-// E0277. Reading needs plain data too: padding is no data, and a pointer means nothing elsewhere.
+// E0277. Reading needs plain data too: padding is uninitialized, and a pointer is meaningless to a peer.
 use calomel::Engine;
 
 struct Padded {

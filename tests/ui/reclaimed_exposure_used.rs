@@ -1,4 +1,4 @@
-// E0382. The buffer is the caller's again; the exposure is no more.
+// E0382. The buffer has been returned to the caller; the exposure has ended.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0502. While peers may write the buffer, nobody may read it: also after the bulk's last use, until the scope's end.
+// E0502. While peers may write the buffer, it can't be read: also after the bulk's last use, until the scope's end.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

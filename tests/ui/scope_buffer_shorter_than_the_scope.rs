@@ -1,4 +1,4 @@
-// E0597. A buffer of the closure's own is gone before the scope has locked peers out.
+// E0597. A buffer in the closure would be freed before the scope has revoked the access of peers.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

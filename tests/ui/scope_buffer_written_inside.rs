@@ -1,4 +1,4 @@
-// E0499. While peers may write the buffer, nobody else may.
+// E0499. While peers may write the buffer, its owner may not.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0521. The scope itself can't be kept for later.
+// E0521. The scope can't outlive its closure.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0271. The same for a transfer that runs beside.
+// E0271. The same for a started transfer.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

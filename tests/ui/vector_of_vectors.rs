@@ -1,4 +1,4 @@
-// E0277. `Segments(vec![..])` is meant.
+// E0277. `Segments(vec![..])` is needed.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0599. Peers may be writing what one would look at.
+// E0599. Peers may be writing the memory that would be viewed.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0505. What is seen belongs to the exposure, which is taken back.
+// E0505. The view borrows from the exposure, which is reclaimed.
 use calomel::Engine;
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0277. Others may be reading it at the same time.
+// E0277. Other holders may be reading it at the same time.
 use std::sync::Arc;
 
 use calomel::{BulkMode, Engine};

@@ -1,4 +1,4 @@
-// E0277. Peers could write bytes into it that are no text.
+// E0277. Peers could write bytes into it that are not UTF-8.
 use calomel::{BulkMode, Engine};
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-// E0277. A struct is plain data only if it says so.
+// E0277. A struct is plain data only if it implements `bytemuck::Pod`.
 use calomel::{BulkMode, Engine};
 
 struct Particle {

@@ -1,4 +1,4 @@
-// E0599. Others may hold what `view` gave them.
+// E0599. A reference from `view` may still be in use.
 use calomel::Engine;
 
 fn main() -> calomel::Result<()> {

@@ -1,4 +1,4 @@
-//! The client's end: it announces a round, drives it and takes its times.
+//! The client of the raw side: it announces a round, drives it and records the times.
 
 use std::{
     hint::black_box,
@@ -28,7 +28,7 @@ impl Connection {
         Ok(Connection { stream, shared })
     }
 
-    /// One message out and back, again and again, both sides spinning.
+    /// Round trips of one message; both sides spin.
     pub fn ping_pong(&mut self, size: usize, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.round(Kind::Echo, size, warm_up + count, |stream| {
             let mut message = vec![1; size];
@@ -55,7 +55,7 @@ impl Connection {
         })
     }
 
-    /// Keeps `window` messages on their way, and tells `pace` how many came back.
+    /// Keeps `window` messages in flight, and reports to `pace` how many came back.
     pub fn pipelined(&mut self, size: usize, window: usize, count: usize, pace: &mut Pace) -> io::Result<()> {
         self.round(Kind::Echo, size, count, |stream| {
             let (mut sent, mut received) = (0, 0);
@@ -72,7 +72,7 @@ impl Connection {
         })
     }
 
-    /// A stream to the server, its byte of acknowledgement back.
+    /// A stream to the server, then one byte of acknowledgement back.
     pub fn stream_in(&mut self, source: &[u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.round(Kind::StreamIn, source.len(), warm_up + count, |stream| {
             timed(warm_up, count, samples, || {
@@ -82,7 +82,7 @@ impl Connection {
         })
     }
 
-    /// A byte of request to the server, its stream back.
+    /// One byte of request to the server, then its stream back.
     pub fn stream_out(&mut self, target: &mut [u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.round(Kind::StreamOut, target.len(), warm_up + count, |stream| {
             timed(warm_up, count, samples, || {
@@ -94,17 +94,17 @@ impl Connection {
         })
     }
 
-    /// A cache line out and one back, both sides spinning.
+    /// Round trips of a cache line; both sides spin.
     pub fn lines(&mut self, window: usize, count: usize, pace: &mut Pace) -> io::Result<()> {
         assert!(window <= lines::LINES);
         self.shared_round(Kind::Lines, 0, count, 0, |shared| {
             let (mut sent, mut received) = (0, 0);
             while received < count {
                 while sent < (received + window).min(count) {
-                    lines::tell(lines::out(shared, sent), sent);
+                    lines::signal(lines::out(shared, sent), sent);
                     sent += 1;
                 }
-                lines::hear(lines::back(shared, received), received);
+                lines::wait_for(lines::back(shared, received), received);
                 received += 1;
                 pace.reached(received);
             }
@@ -112,59 +112,59 @@ impl Connection {
         })
     }
 
-    /// An eventfd rung on each side, both waiting in `epoll`, with a pause before each.
-    pub fn bells(&mut self, pause: Duration, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
-        self.shared_round(Kind::Bells, 0, count, 0, |shared| {
+    /// An eventfd signalled on each side; both wait in `epoll`, with a pause before each.
+    pub fn doorbells(&mut self, pause: Duration, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
+        self.shared_round(Kind::Doorbells, 0, count, 0, |shared| {
             for _ in 0..count {
                 thread::sleep(pause);
                 timed(0, 1, samples, || {
-                    shared.client_bell().ring()?;
-                    shared.server_bell().sleep()
+                    shared.client_doorbell().ring()?;
+                    shared.server_doorbell().sleep()
                 })?;
             }
             Ok(())
         })
     }
 
-    /// Copies to the server through a ring in shared memory, its cache line of acknowledgement back.
+    /// Copies to the server through a ring in shared memory; the acknowledgement is a cache line.
     pub fn ring_in(&mut self, source: &[u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.shared_round(Kind::RingIn, source.len(), warm_up + count, 0, |shared| {
             let mut number = 0;
             timed(warm_up, count, samples, || {
                 lines::send(shared, number * source.len(), source);
-                lines::hear(lines::back(shared, number), number);
+                lines::wait_for(lines::back(shared, number), number);
                 number += 1;
                 Ok(())
             })
         })
     }
 
-    /// Has the server read this memory by `process_vm_readv`, cache lines to and fro.
+    /// The server reads this memory with `process_vm_readv`; cache lines signal request and completion.
     pub fn vm_in(&mut self, source: &[u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.asked(Kind::VmIn, source.len(), source.as_ptr().addr() as u64, warm_up, count, samples)?;
         black_box(source);
         Ok(())
     }
 
-    /// Has the server write this memory by `process_vm_writev`.
+    /// The server writes this memory with `process_vm_writev`.
     pub fn vm_out(&mut self, target: &mut [u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.asked(Kind::VmOut, target.len(), target.as_mut_ptr().expose_provenance() as u64, warm_up, count, samples)?;
         black_box(target);
         Ok(())
     }
 
-    /// Has the server copy as many bytes from memory that both have mapped.
+    /// The server copies as many bytes from memory that both processes have mapped.
     pub fn copy_in(&mut self, source: &[u8], warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.shared.write(0, source);
         self.asked(Kind::CopyIn, source.len(), 0, warm_up, count, samples)
     }
 
-    /// Has the server copy as many bytes to memory that both have mapped.
+    /// The server copies as many bytes to memory that both processes have mapped.
     pub fn copy_out(&mut self, len: usize, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> io::Result<()> {
         self.asked(Kind::CopyOut, len, 0, warm_up, count, samples)
     }
 
-    /// Reads the server's memory from here.
+    /// Reads the server's memory from this process.
     pub fn vm_read(
         &self,
         pid: u32,
@@ -182,7 +182,7 @@ impl Connection {
         })
     }
 
-    /// A round in which the server does something whenever a cache line says so.
+    /// A round in which the server acts each time a cache line signals it.
     fn asked(
         &mut self,
         kind: Kind,
@@ -195,15 +195,15 @@ impl Connection {
         self.shared_round(kind, size, warm_up + count, address, |shared| {
             let mut number = 0;
             timed(warm_up, count, samples, || {
-                lines::tell(lines::out(shared, number), number);
-                lines::hear(lines::back(shared, number), number);
+                lines::signal(lines::out(shared, number), number);
+                lines::wait_for(lines::back(shared, number), number);
                 number += 1;
                 Ok(())
             })
         })
     }
 
-    /// Ends with a byte from the server: that it found nothing wrong.
+    /// Ends with a byte from the server which confirms that no system call failed.
     fn shared_round(
         &mut self,
         kind: Kind,

@@ -1,4 +1,4 @@
-//! What both ends say to each other over shared memory: words that count up, and a ring of bytes.
+//! Signals between both ends in shared memory: words that count up, one in each cache line, and a ring of bytes.
 
 use std::{
     hint::spin_loop,
@@ -8,52 +8,52 @@ use std::{
 
 use super::shared::Shared;
 
-/// Cache lines each way, so messages that can be on their way at a time.
+/// Cache lines in each direction, and so the largest number of messages in flight.
 pub const LINES: usize = 64;
-/// Where the client's lines, the server's and the ring's two begin.
+/// The first of the client's lines, of the server's lines, and of the ring's two.
 const OUT: usize = 0;
 const BACK: usize = OUT + LINES;
 const HEAD: usize = BACK + LINES;
 const TAIL: usize = HEAD + 1;
 
-/// Bytes of the ring, few enough to stay in a cache.
+/// Bytes of the ring, small enough to stay in a cache.
 const RING: usize = 256 << 10;
-/// What is copied before the other side is told, so that both copy at a time.
+/// Bytes copied before the other side is signalled, so that both sides copy at the same time.
 const CHUNK: usize = 16 << 10;
 
-/// Before a round: nothing has been said.
+/// Resets all words before a round.
 pub fn reset(shared: &Shared) {
     for number in 0..=TAIL {
         shared.line(number).store(0, Ordering::Release);
     }
 }
 
-/// The client's line for its message of this number.
+/// The client's cache line for its message with this number.
 pub fn out(shared: &Shared, message: usize) -> &AtomicU64 {
     shared.line(OUT + message % LINES)
 }
 
-/// The server's line for its answer of this number.
+/// The server's cache line for its answer with this number.
 pub fn back(shared: &Shared, message: usize) -> &AtomicU64 {
     shared.line(BACK + message % LINES)
 }
 
-/// Says that message `message` is there.
-pub fn tell(line: &AtomicU64, message: usize) {
+/// Signals that message `message` is there.
+pub fn signal(line: &AtomicU64, message: usize) {
     line.store(message as u64 + 1, Ordering::Release);
 }
 
-pub fn told(line: &AtomicU64, message: usize) -> bool {
+pub fn is_signalled(line: &AtomicU64, message: usize) -> bool {
     line.load(Ordering::Acquire) > message as u64
 }
 
 /// Spins until message `message` is there.
-pub fn hear(line: &AtomicU64, message: usize) {
-    spin_until(|| told(line, message));
+pub fn wait_for(line: &AtomicU64, message: usize) {
+    spin_until(|| is_signalled(line, message));
 }
 
-/// Spins so often, which takes longer than an exchange, before it lets others have the core: where they want it, two
-/// sides that spin would see each other only once in a time slice.
+/// Spins in vain before the thread yields the core. The limit takes longer than an exchange; without it, two sides that spin on
+/// one core would see each other only once in a time slice.
 const SPINS: u32 = 1 << 10;
 
 fn spin_until(ready: impl Fn() -> bool) {
@@ -64,7 +64,7 @@ fn spin_until(ready: impl Fn() -> bool) {
     }
 }
 
-/// Copies `bytes` into the ring, behind the `position` bytes that went before.
+/// Copies `bytes` into the ring, behind the `position` bytes copied before.
 pub fn send(shared: &Shared, position: usize, bytes: &[u8]) {
     let (head, tail) = (shared.line(HEAD), shared.line(TAIL));
     let mut at = position;
@@ -90,7 +90,7 @@ pub fn receive(shared: &Shared, position: usize, bytes: &mut [u8]) {
     }
 }
 
-/// The lengths in which `len` bytes behind `position` go through the ring: no longer than a chunk, none around the end.
+/// The lengths in which `len` bytes behind `position` go through the ring: at most a chunk, and none wraps around.
 fn chunks(position: usize, len: usize) -> impl Iterator<Item = usize> {
     let mut at = position;
     let end = position + len;

@@ -1,7 +1,7 @@
-//! The raw limits: the same exchanges over a bare TCP connection, or over bare shared memory, between the same two processes.
+//! The raw references: the same exchanges over a bare TCP connection or bare shared memory between the same two processes.
 //!
-//! The server's thread sleeps in `read` until a [`Command`] announces a round; only for that round does it spin (or wait in
-//! `epoll`), and it goes back to sleep after the announced number of exchanges. So it disturbs nothing measured beside it.
+//! The server's thread sleeps in `read` until a [`Command`] announces a round. It spins (or waits in `epoll`) only for the
+//! announced number of exchanges, and then sleeps again, so it does not disturb other measurements.
 
 mod client;
 mod lines;
@@ -17,30 +17,30 @@ use std::{
 pub use client::Connection;
 pub use server::start as start_server;
 
-/// What a round of the raw side consists of.
+/// The kind of exchange in a round of the raw side.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Messages come back as they are; both sides spin.
+    /// Messages are echoed; both sides spin.
     Echo,
-    /// The same, both sides waiting in `epoll`.
+    /// Messages are echoed; both sides wait in `epoll`.
     EchoParked,
     /// The server receives a stream and answers with a byte.
     StreamIn,
     /// The server receives a byte and answers with a stream.
     StreamOut,
-    /// Cache lines come back; both sides spin.
+    /// Cache lines are echoed; both sides spin.
     Lines,
-    /// Eventfds are rung, both sides waiting in `epoll`.
-    Bells,
-    /// The client's bytes come through the ring; the answer is a cache line.
+    /// Eventfds are signalled; both sides wait in `epoll`.
+    Doorbells,
+    /// The client's bytes go through the ring; the answer is a cache line.
     RingIn,
-    /// At a cache line's word the server reads the client's memory, by a system call.
+    /// For each signal in a cache line the server reads the client's memory with a system call.
     VmIn,
-    /// The same, writing.
+    /// The same, but the server writes.
     VmOut,
-    /// The same, copying from memory that both have mapped.
+    /// The same, but the server copies from memory that both have mapped.
     CopyIn,
-    /// The same, copying into it.
+    /// The same, but the server copies into it.
     CopyOut,
 }
 
@@ -51,7 +51,7 @@ impl Kind {
         Kind::StreamIn,
         Kind::StreamOut,
         Kind::Lines,
-        Kind::Bells,
+        Kind::Doorbells,
         Kind::RingIn,
         Kind::VmIn,
         Kind::VmOut,
@@ -65,7 +65,7 @@ struct Command {
     /// Bytes of a message or of a stream.
     size: usize,
     count: usize,
-    /// Of the client's memory.
+    /// Address in the client's memory.
     address: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The server's end: a thread that spins only while a round runs.
+//! The server of the raw side: a thread that spins only while a round runs.
 
 use std::{
     hint::black_box,
@@ -14,13 +14,13 @@ use super::{
     socket::{Parked, spin_read, spin_read_some, spin_write},
 };
 
-/// Serves one connection after the other on a thread of its own.
+/// Serves connections sequentially, on a thread of its own.
 pub fn start(shared: Shared) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
         for stream in listener.incoming() {
-            // The end of a connection ends its service; the benchmark reports what went wrong on its own side.
+            // A failing connection ends its service; the benchmark reports the error on the client's side.
             let _ = stream.and_then(|stream| serve(stream, &shared));
         }
     });
@@ -76,7 +76,7 @@ fn over_tcp(stream: &mut TcpStream, &Command { kind, size, count, .. }: &Command
     Ok(())
 }
 
-/// False when the system refused something: every message is answered all the same.
+/// False if a system call was refused; every message is answered all the same.
 fn over_memory(shared: &Shared, command: &Command, buffer: &mut Vec<u8>) -> io::Result<bool> {
     let &Command { kind, size, count, address } = command;
     let client = parent_id();
@@ -84,13 +84,13 @@ fn over_memory(shared: &Shared, command: &Command, buffer: &mut Vec<u8>) -> io::
     let mut fine = true;
     for number in 0..count {
         match kind {
-            Kind::Bells => {
-                shared.client_bell().sleep()?;
-                shared.server_bell().ring()?;
+            Kind::Doorbells => {
+                shared.client_doorbell().sleep()?;
+                shared.server_doorbell().ring()?;
                 continue;
             }
             Kind::RingIn => lines::receive(shared, number * size, buffer),
-            _ => lines::hear(lines::out(shared, number), number),
+            _ => lines::wait_for(lines::out(shared, number), number),
         }
         match kind {
             Kind::VmIn => fine &= vm_read(client, address, buffer).is_ok(),
@@ -100,12 +100,12 @@ fn over_memory(shared: &Shared, command: &Command, buffer: &mut Vec<u8>) -> io::
             _ => {}
         }
         black_box(&buffer);
-        lines::tell(lines::back(shared, number), number);
+        lines::signal(lines::back(shared, number), number);
     }
     Ok(fine)
 }
 
-/// Sends `total` bytes back, many messages a read where many have come.
+/// Echoes `total` bytes; one read may take several messages.
 fn echo(stream: &mut TcpStream, total: usize) -> io::Result<()> {
     let mut buffer = [0; 64 << 10];
     let mut done = 0;
@@ -117,7 +117,7 @@ fn echo(stream: &mut TcpStream, total: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes `buffer` `size` bytes long, every page of it touched.
+/// Makes `buffer` `size` bytes long, and touches every page of it.
 fn fit(buffer: &mut Vec<u8>, size: usize) {
     if buffer.len() != size {
         *buffer = Vec::new();

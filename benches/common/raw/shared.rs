@@ -1,6 +1,6 @@
-//! Memory and eventfds that both processes have: the raw side of shared memory stands on them.
+//! Shared memory and eventfds of both processes, on which the raw side of shared memory is built.
 //!
-//! The parent makes them and the child inherits the descriptors. Everything that needs `unsafe` is here.
+//! The parent creates them and the child inherits the descriptors. All `unsafe` code of the benchmarks is here.
 #![allow(unsafe_code, reason = "system calls and memory that two processes share")]
 
 use std::{
@@ -11,19 +11,19 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
-/// Room for cache lines that signal; the data lies behind.
+/// Room for the cache lines that signal; the data follows.
 const HEADER: usize = 64 << 10;
-/// Longest data.
+/// The largest data size.
 pub const ROOM: usize = 256 << 20;
 
-/// A mapping of the shared file. Only the words are for both sides at a time; who may touch the data follows from them.
+/// A mapping of the shared file. Both sides may access the words at any time; the words decide which side may access the data.
 struct Area {
     base: NonNull<u8>,
 }
 
 // SAFETY: the mapping lives as long as the value, at the same address for every thread.
 unsafe impl Send for Area {}
-// SAFETY: the header is accessed by atomic words only, the data by copies whose order the protocol of the rounds lays down.
+// SAFETY: the header is accessed by atomic words only; the protocol of the rounds orders the copies of the data.
 unsafe impl Sync for Area {}
 
 impl Area {
@@ -48,19 +48,19 @@ impl Drop for Area {
 pub struct Shared {
     area: Area,
     file: OwnedFd,
-    /// What the client rings, and what the server rings.
-    bells: [Bell; 2],
+    /// Signalled by the client, and signalled by the server.
+    doorbells: [Doorbell; 2],
 }
 
 impl Shared {
-    /// Its descriptors are inherited by processes started until [`Shared::keep`].
+    /// Child processes inherit its descriptors until [`Shared::keep`].
     pub fn create() -> io::Result<Shared> {
         // SAFETY: the name is a C string.
         let file = owned(unsafe { libc::memfd_create(c"calomel-bench".as_ptr(), 0) })?;
         File::from(file.try_clone()?).set_len((HEADER + ROOM) as u64)?;
         // SAFETY: takes numbers only.
-        let bell = || owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) });
-        Ok(Shared { area: Area::map(&file)?, bells: [Bell::new(bell()?)?, Bell::new(bell()?)?], file })
+        let doorbell = || owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK) });
+        Ok(Shared { area: Area::map(&file)?, doorbells: [Doorbell::new(doorbell()?)?, Doorbell::new(doorbell()?)?], file })
     }
 
     /// In the child: from the numbers that the parent gave on the command line.
@@ -73,16 +73,17 @@ impl Shared {
         }
         let files: [OwnedFd; 3] = files.try_into().map_err(|_| io::Error::other("three descriptors are inherited"))?;
         let [file, out, back] = files;
-        Ok(Shared { area: Area::map(&file)?, bells: [Bell::new(out)?, Bell::new(back)?], file })
+        Ok(Shared { area: Area::map(&file)?, doorbells: [Doorbell::new(out)?, Doorbell::new(back)?], file })
     }
 
     pub fn numbers(&self) -> [String; 3] {
-        [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()].map(|number| number.to_string())
+        [self.file.as_raw_fd(), self.doorbells[0].file.as_raw_fd(), self.doorbells[1].file.as_raw_fd()]
+            .map(|number| number.to_string())
     }
 
-    /// From now on no new process inherits them.
+    /// From now on child processes do not inherit them.
     pub fn keep(&self) -> io::Result<()> {
-        for file in [self.file.as_raw_fd(), self.bells[0].file.as_raw_fd(), self.bells[1].file.as_raw_fd()] {
+        for file in [self.file.as_raw_fd(), self.doorbells[0].file.as_raw_fd(), self.doorbells[1].file.as_raw_fd()] {
             // SAFETY: takes numbers only, of a descriptor that is open.
             checked(unsafe { libc::fcntl(file, libc::F_SETFD, libc::FD_CLOEXEC) } as isize)?;
         }
@@ -100,13 +101,13 @@ impl Shared {
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let target = self.data(offset, bytes.len());
-        // SAFETY: the target is that long and in no Rust allocation; the reader waits until it is told.
+        // SAFETY: the target is that long and in no Rust allocation; the reader waits for the signal.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
     }
 
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let source = self.data(offset, bytes.len());
-        // SAFETY: the source is that long and in no Rust allocation; the writer waits until it is told.
+        // SAFETY: the source is that long and in no Rust allocation; the writer waits for the signal.
         unsafe { ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
     }
 
@@ -116,29 +117,29 @@ impl Shared {
         unsafe { self.area.base.as_ptr().add(HEADER + offset) }
     }
 
-    pub fn client_bell(&self) -> &Bell {
-        &self.bells[0]
+    pub fn client_doorbell(&self) -> &Doorbell {
+        &self.doorbells[0]
     }
 
-    pub fn server_bell(&self) -> &Bell {
-        &self.bells[1]
+    pub fn server_doorbell(&self) -> &Doorbell {
+        &self.doorbells[1]
     }
 }
 
-/// An eventfd, and an epoll to sleep in until it is rung.
-pub struct Bell {
+/// An eventfd, and an epoll instance to sleep in until it is signalled.
+pub struct Doorbell {
     file: File,
     poll: OwnedFd,
 }
 
-impl Bell {
-    fn new(file: OwnedFd) -> io::Result<Bell> {
+impl Doorbell {
+    fn new(file: OwnedFd) -> io::Result<Doorbell> {
         // SAFETY: takes numbers only.
         let poll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: both descriptors are open, and the event is read during the call only.
         checked(unsafe { libc::epoll_ctl(poll.as_raw_fd(), libc::EPOLL_CTL_ADD, file.as_raw_fd(), &raw mut event) } as isize)?;
-        Ok(Bell { file: file.into(), poll })
+        Ok(Doorbell { file: file.into(), poll })
     }
 
     pub fn ring(&self) -> io::Result<()> {
@@ -176,12 +177,13 @@ pub fn vm_write(pid: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
         let rest = &bytes[done..];
         let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
         let remote = libc::iovec { iov_base: ptr::without_provenance_mut(address as usize + done), iov_len: rest.len() };
-        // SAFETY: the local range is borrowed and only read; the benchmark lends the remote range, which nobody else touches.
+        // SAFETY: the local range is borrowed and only read; the benchmark's client keeps the remote range for this write
+        // alone.
         unsafe { libc::process_vm_writev(pid as libc::pid_t, &raw const local, 1, &raw const remote, 1, 0) }
     })
 }
 
-/// Calls `step` until `len` bytes are done.
+/// Calls `step` until `len` bytes are transferred.
 fn whole(len: usize, mut step: impl FnMut(usize) -> isize) -> io::Result<()> {
     let mut done = 0;
     while done < len {
@@ -190,7 +192,7 @@ fn whole(len: usize, mut step: impl FnMut(usize) -> isize) -> io::Result<()> {
     Ok(())
 }
 
-/// As many open files as the system lets this process have; how many these are.
+/// Raises this process' limit of open files to the hard limit, and returns it.
 pub fn raise_file_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is written during the call only.
@@ -203,7 +205,7 @@ pub fn raise_file_limit() -> io::Result<u64> {
 
 fn owned(number: RawFd) -> io::Result<OwnedFd> {
     checked(number as isize)?;
-    // SAFETY: a descriptor that the system has just made, and that nobody else has.
+    // SAFETY: a descriptor that the system has just made, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

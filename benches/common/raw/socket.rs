@@ -1,4 +1,4 @@
-//! Reading and writing without sleep, and sleeping in `epoll`.
+//! Non-blocking reads and writes that spin, and reads that sleep in `epoll`.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -27,8 +27,8 @@ pub fn spin_read_some(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<u
     }
 }
 
-/// How often in vain before others may have the core. Where they want it, two sides that spin would see each other only
-/// once in a time slice; where nobody does, an exchange is over long before.
+/// Attempts in vain before the thread yields the core. Without the limit, two sides that spin on one core would see each other
+/// only once in a time slice; on an idle machine an exchange ends long before it.
 const TRIES: u32 = 128;
 
 #[derive(Default)]
@@ -70,8 +70,8 @@ impl Parked {
         Ok(Parked { stream, poll, events: Events::with_capacity(1) })
     }
 
-    /// Events are edge-triggered: sleeping is right only after a read that found the socket empty, or after an exchange
-    /// whose every byte was read, which is how both sides use it.
+    /// Events are edge-triggered: sleeping is correct only after a read that found the socket empty, or after an exchange whose
+    /// every byte was read. Both sides use it that way.
     pub fn read_exact(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
         while !buffer.is_empty() {
             self.poll.poll(&mut self.events, None)?;

@@ -1,4 +1,4 @@
-//! Other libraries beside calomel: an empty call, and calls with 64 KiB and 1 MiB of arguments, over TCP to another process.
+//! Benchmark of other RPC libraries: an empty call, and calls with 64 KiB and 1 MiB of arguments, over TCP to another process.
 //! The tools of UCX and libfabric are run where they are installed.
 
 #[path = "../../common/mod.rs"]
@@ -24,7 +24,7 @@ use common::{
 };
 use serde::{Serialize, Serializer};
 
-/// Bytes of arguments, and how many calls a round makes.
+/// Bytes of arguments, and calls in a round.
 const SIZES: [(usize, usize); 3] = [(0, 1000), (64 << 10, 300), (1 << 20, 60)];
 
 fn main() -> Outcome {
@@ -32,7 +32,7 @@ fn main() -> Outcome {
     if let [role, name] = &arguments[..]
         && role == "peer"
     {
-        let peer = PEERS.iter().find(|peer| peer.name == name).ok_or("a peer of that name")?;
+        let peer = PEERS.iter().find(|peer| peer.name == name).ok_or("no peer has that name")?;
         return (peer.serve)();
     }
     common::main(define, measure)
@@ -62,7 +62,7 @@ fn measure(plan: &Plan) -> Outcome {
     Ok(())
 }
 
-/// Bytes that serde passes on as one piece.
+/// Bytes that serde passes on as one slice.
 struct Octets(Vec<u8>);
 
 impl Serialize for Octets {
@@ -97,7 +97,7 @@ fn beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, peer: &Peer) ->
     Ok(())
 }
 
-/// The process in which a peer serves. Dropped, it is killed.
+/// The process in which a peer serves. It is killed when this is dropped.
 struct Server<'a> {
     plan: &'a Plan,
     child: Child,

@@ -1,4 +1,4 @@
-//! capnp-rpc over TCP, on a runtime of one thread a side, as the library asks for.
+//! capnp-rpc over TCP, on a single-threaded runtime per side, as the library requires.
 
 use std::{net::SocketAddr, rc::Rc};
 

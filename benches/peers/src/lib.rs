@@ -1,6 +1,6 @@
-//! The same two calls in other RPC libraries: an empty one, and one that takes bytes and answers with their number.
+//! The same two calls in other RPC libraries: an empty one, and one that takes bytes and returns their number.
 //!
-//! Each is used the way that its own examples show, over TCP, with nothing tuned.
+//! Each library is used as its own examples show, over TCP, without tuning.
 
 #[cfg(capnp)]
 mod capnp_rpc;
@@ -17,18 +17,17 @@ use std::{
 
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// A library, and how to have it serve and call.
+/// A library, and functions that serve and call with it.
 pub struct Peer {
     pub name: &'static str,
-    /// Serves until the process ends; [`announce`] says where.
+    /// Serves until the process ends; [`announce`] prints the address.
     pub serve: fn() -> Outcome,
     pub connect: fn(SocketAddr) -> Outcome<Box<dyn Client>>,
 }
 
 /// A connection to the other process.
 pub trait Client {
-    /// Makes calls one after the other, with a sample in nanoseconds for each but the first ones. A size of zero is the empty
-    /// call.
+    /// Makes calls sequentially, with one sample in nanoseconds for each after the warm-up. Size zero means the empty call.
     fn round(&mut self, size: usize, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> Outcome;
 }
 
@@ -39,18 +38,18 @@ pub const PEERS: &[Peer] = &[
     capnp_rpc::PEER,
 ];
 
-/// Those that were left out when this was built, with the reason.
+/// The libraries that were left out of this build, with the reason.
 pub const LEFT_OUT: &[&str] = &[
     #[cfg(not(capnp))]
     "capnp-rpc: skipped: there was no `capnp` when this was built (Debian: apt-get install capnproto)",
 ];
 
-/// Tells the parent where the server listens, and ends the process when the parent ends.
+/// Prints the server's address for the parent, and ends the process when the parent ends.
 fn announce(address: SocketAddr) -> Outcome {
     println!("{address}");
     std::io::stdout().flush()?;
     thread::spawn(|| {
-        // The end of the input is the end of the client, even of one that was killed.
+        // The input ends with the client, even with one that was killed.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         process::exit(0);
     });

@@ -1,5 +1,5 @@
-//! tonic (gRPC), on tokio's default runtime. The codec passes bytes on as they are, so that no `protoc` is needed; what
-//! protobuf would add to a message of bytes is a tag and a length.
+//! tonic (gRPC), on tokio's default runtime. The codec passes bytes on unchanged, so that no `protoc` is needed; protobuf would
+//! add a tag and a length to a message of bytes.
 
 use std::{
     convert::Infallible,
@@ -62,7 +62,7 @@ impl Decoder for Plain {
     }
 }
 
-/// What `tonic-build` would make for a service with these two methods.
+/// Equivalent to what `tonic-build` generates for a service with these two methods.
 #[derive(Clone)]
 struct Echo;
 
@@ -128,7 +128,7 @@ fn serve() -> Outcome {
     Runtime::new()?.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         announce(listener.local_addr()?)?;
-        // `Server::serve`, which binds by itself, sets this too; it does not say which port it was given.
+        // `Server::serve`, which binds by itself, sets this too, but does not return the port.
         let incoming = futures::StreamExt::inspect(TcpListenerStream::new(listener), |stream| {
             let _ = stream.as_ref().map(|stream| stream.set_nodelay(true));
         });

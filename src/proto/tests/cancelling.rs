@@ -196,7 +196,7 @@ fn what_was_sent_for_one_operation_is_not_the_next_ones() {
         net.with_host(0, |host| {
             let begin = host.proto.consume(link, &[frame(&begun, b""), data(stream)].concat(), now).unwrap();
             let place = begin.target.unwrap();
-            assert!(place.target.is_some());
+            assert!(place.memory.is_some());
             let again = [frame(&ended, b""), frame(&begun, b"")].concat();
             assert!(host.proto.consume(link, &again, now).unwrap().target.is_none());
             host.proto.handle_payload_done(link, PayloadStatus::Whole, now);
@@ -206,7 +206,7 @@ fn what_was_sent_for_one_operation_is_not_the_next_ones() {
         assert!(pushes.eq((stream == Stream::Push).then_some(0)));
         // What is sent for the second one is its own.
         net.with_host(0, |host| {
-            let target = host.proto.consume(link, &data(stream), now).unwrap().target.unwrap().target.unwrap();
+            let target = host.proto.consume(link, &data(stream), now).unwrap().target.unwrap().memory.unwrap();
             target.write(0, &[9; LEN]);
             host.proto.handle_payload_done(link, PayloadStatus::Whole, now);
         });

@@ -233,7 +233,7 @@ impl Net {
                 Ok(consumed) => {
                     data = offered.split_off(consumed.used);
                     let receiving = &mut self.wires[wire].ends[side].receiving;
-                    receiving.payload = consumed.target.map(|place| WirePayload::new(place.target, place.len));
+                    receiving.payload = consumed.target.map(|place| WirePayload::new(place.memory, place.len));
                     if receiving.payload.is_none() {
                         receiving.partial = data;
                         return self.pump(host);

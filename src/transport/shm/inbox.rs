@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::super::partial_frame::keep_partial_frame;
-use super::super::{LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
+use super::super::{Consumed, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use super::blocks;
 use super::connection::Connection;
 use super::ring::{Consumer, MAX_BODY, ProtocolViolation, Record, RecordKind};
@@ -36,12 +36,12 @@ pub(super) struct ShmInbox {
 }
 
 struct ShmPayload {
-    place: TransportTarget,
+    place: ReceiveTarget<Slice>,
     /// How much of it the peer has told the whereabouts of, or sent.
     announced: usize,
     done: usize,
     parts: VecDeque<ExportedPart>,
-    landed: TransportStatus,
+    landed: PayloadStatus,
 }
 
 /// A part of a payload that is lent.
@@ -192,7 +192,7 @@ impl ShmInbox {
             RecordKind::Gone => {
                 let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
                 last.announced = last.place.len;
-                last.landed = TransportStatus::SourceGone;
+                last.landed = PayloadStatus::SourceGone;
             }
         }
         self.report(key, sink);
@@ -207,7 +207,7 @@ impl ShmInbox {
             self.partial.extend_from_slice(bytes);
             (sink.bytes(key, &self.partial), self.partial.len())
         };
-        let Some(TransportConsumed { used, target: place }) = taken else { return Ok(false) };
+        let Some(Consumed { used, target: place }) = taken else { return Ok(false) };
         if place.is_some() && used < len {
             // A payload has records of its own.
             return Err(ProtocolViolation.into());
@@ -223,7 +223,7 @@ impl ShmInbox {
                 announced: 0,
                 done: 0,
                 parts: VecDeque::new(),
-                landed: TransportStatus::Whole,
+                landed: PayloadStatus::Whole,
             });
             self.report(key, sink);
         }
@@ -249,8 +249,8 @@ impl ShmInbox {
     fn step(&mut self, line: &Connection, budget: usize) -> io::Result<()> {
         let Some(payload) = self.payloads.iter_mut().find(|payload| !payload.parts.is_empty()) else { return Ok(()) };
         let Some(part) = payload.parts.front_mut() else { return Ok(()) };
-        let finished = match &payload.place.target {
-            Some(target) if payload.landed == TransportStatus::Whole => {
+        let finished = match &payload.place.memory {
+            Some(target) if payload.landed == PayloadStatus::Whole => {
                 match part.copy(line, &self.blocks, target, payload.done, budget)? {
                     PartCopy::Bytes(n) => {
                         payload.done += n;
@@ -277,7 +277,7 @@ impl ShmInbox {
 /// What came of copying some of a part.
 enum PartCopy {
     Bytes(usize),
-    Not(TransportStatus),
+    Not(PayloadStatus),
 }
 
 impl ShmPayload {
@@ -287,10 +287,10 @@ impl ShmPayload {
 
     /// Writes what has come through the ring.
     fn write(&mut self, len: usize, copy: impl FnOnce(&WriteAccess<'_>, usize)) {
-        if let Some(target) = self.place.target.as_ref().filter(|_| self.landed == TransportStatus::Whole) {
+        if let Some(target) = self.place.memory.as_ref().filter(|_| self.landed == PayloadStatus::Whole) {
             match target.write_access() {
                 Some(access) => copy(&access, self.done),
-                None => self.landed = TransportStatus::TargetGone,
+                None => self.landed = PayloadStatus::TargetGone,
             }
         }
         self.done += len;
@@ -347,7 +347,7 @@ impl ExportedPart {
         skip: usize,
         budget: usize,
     ) -> io::Result<PartCopy> {
-        let Some(access) = target.write_access() else { return Ok(PartCopy::Not(TransportStatus::TargetGone)) };
+        let Some(access) = target.write_access() else { return Ok(PartCopy::Not(PayloadStatus::TargetGone)) };
         let (block, far) = self.next(budget.min(sys::reach(&access, skip)));
         let len = far.iter().map(|piece| piece.len as usize).sum();
         let reading = &line.mine.words().reading[self.slot];
@@ -369,7 +369,7 @@ impl ExportedPart {
         reading.store(0, Ordering::Release);
         match read {
             _ if now_granted == CLOSED => Err(super::link::closed_by_peer()),
-            _ if now_granted != self.id => Ok(PartCopy::Not(TransportStatus::SourceGone)),
+            _ if now_granted != self.id => Ok(PartCopy::Not(PayloadStatus::SourceGone)),
             Ok(true) => Ok(PartCopy::Bytes(len)),
             // The process is dead, or has lent what it does not have: either is the end of the link.
             _ if line.peer.is_gone() => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
 use super::super::partial_frame::keep_partial_frame;
-use super::super::{LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
+use super::super::{Consumed, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use super::sending::{COVERED, COVERED_GONE, GONE, WHOLE, sum_behind};
 use super::sys;
+use crate::memory::Slice;
 
 /// Besides payload, what a read takes in at most while one arrives: the next frames' beginning.
 pub(super) const BEHIND_PAYLOAD: usize = 4 << 10;
@@ -25,7 +26,7 @@ pub(super) struct TcpReceiver {
 
 /// A payload that is arriving.
 struct TcpPayload {
-    place: TransportTarget,
+    place: ReceiveTarget<Slice>,
     got: usize,
     /// The target was there whenever some of it arrived.
     valid: bool,
@@ -47,7 +48,7 @@ impl TcpReceiver {
     pub(super) fn read(&mut self, fd: RawFd, scratch: &mut [u8]) -> io::Result<Read> {
         if let Some(payload) = &mut self.payload {
             let left = payload.place.len - payload.got;
-            if let Some(target) = payload.place.target.as_ref().filter(|_| payload.valid && left > 0) {
+            if let Some(target) = payload.place.memory.as_ref().filter(|_| payload.valid && left > 0) {
                 let rest = &mut scratch[..BEHIND_PAYLOAD];
                 match sys::receive(fd, target, payload.got, rest, payload.sum.as_mut())? {
                     Some(arrived) => {
@@ -103,9 +104,9 @@ impl TcpReceiver {
 
     /// Offers frames to the sink; what is left of the data is behind a payload's place, or kept for later. `None`: the link
     /// was closed.
-    fn frames(&mut self, key: LinkKey, data: &mut &[u8], sink: &mut dyn Sink) -> Option<Option<TransportTarget>> {
+    fn frames(&mut self, key: LinkKey, data: &mut &[u8], sink: &mut dyn Sink) -> Option<Option<ReceiveTarget<Slice>>> {
         if self.partial.is_empty() {
-            let TransportConsumed { used, target: place } = sink.bytes(key, data)?;
+            let Consumed { used, target: place } = sink.bytes(key, data)?;
             *data = &data[used..];
             if place.is_none() {
                 self.partial.extend_from_slice(data);
@@ -115,7 +116,7 @@ impl TcpReceiver {
         }
         let before = self.partial.len();
         self.partial.extend_from_slice(data);
-        let TransportConsumed { used, target: place } = sink.bytes(key, &self.partial)?;
+        let Consumed { used, target: place } = sink.bytes(key, &self.partial)?;
         if place.is_none() {
             keep_partial_frame(&mut self.partial, used);
             *data = &[];
@@ -130,7 +131,7 @@ impl TcpReceiver {
 
 impl TcpPayload {
     fn take(&mut self, bytes: &[u8]) {
-        if let Some(target) = self.place.target.as_ref().filter(|_| self.valid && !bytes.is_empty()) {
+        if let Some(target) = self.place.memory.as_ref().filter(|_| self.valid && !bytes.is_empty()) {
             let part = target.part(self.got, bytes.len());
             self.valid = part.is_some_and(|part| part.write(bytes));
             if let Some(sum) = &mut self.sum {
@@ -142,7 +143,7 @@ impl TcpPayload {
 
     /// Takes what comes behind the payload out of the data; `None`: there is more of it to come. An error says that it is
     /// nothing that could be there.
-    fn end(&mut self, data: &mut &[u8], has_covered: &mut bool) -> io::Result<Option<TransportStatus>> {
+    fn end(&mut self, data: &mut &[u8], has_covered: &mut bool) -> io::Result<Option<PayloadStatus>> {
         loop {
             let whole = match self.trailer[..] {
                 [] => false,
@@ -161,17 +162,17 @@ impl TcpPayload {
         let (gone, right) = match (state, told) {
             (COVERED_GONE, Ok(told)) => (true, told == sum_behind(0, state)),
             // What nobody wants was not looked at, nor was what came when its place was gone.
-            (COVERED, Ok(told)) if self.place.target.is_some() && self.valid => {
+            (COVERED, Ok(told)) if self.place.memory.is_some() && self.valid => {
                 (false, self.sum.is_some_and(|sum| told == sum_behind(sum, state)))
             }
             (state, _) => (matches!(state, GONE | COVERED_GONE), true),
         };
         *has_covered |= matches!(state, COVERED | COVERED_GONE);
         Ok(Some(match (right, gone, self.valid) {
-            (false, _, _) => TransportStatus::Damaged,
-            (true, true, _) => TransportStatus::SourceGone,
-            (true, false, false) => TransportStatus::TargetGone,
-            (true, false, true) => TransportStatus::Whole,
+            (false, _, _) => PayloadStatus::Damaged,
+            (true, true, _) => PayloadStatus::SourceGone,
+            (true, false, false) => PayloadStatus::TargetGone,
+            (true, false, true) => PayloadStatus::Whole,
         }))
     }
 }
@@ -180,15 +181,15 @@ impl TcpPayload {
 mod tests {
     use super::*;
 
-    fn end_of_nothing(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<TransportStatus>> {
-        let place = TransportTarget { target: None, len: 0 };
+    fn end_of_nothing(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<PayloadStatus>> {
+        let place = ReceiveTarget { memory: None, len: 0 };
         let mut payload = TcpPayload { place, got: 0, valid: true, sum: None, trailer: SmallVec::new() };
         payload.end(&mut data, &mut has_covered)
     }
 
     #[test]
     fn a_checksum_that_is_left_out_is_refused_without_waiting_for_more() {
-        assert_eq!(end_of_nothing(&[WHOLE], false).unwrap(), Some(TransportStatus::Whole));
+        assert_eq!(end_of_nothing(&[WHOLE], false).unwrap(), Some(PayloadStatus::Whole));
         for byte in [WHOLE, GONE] {
             assert_eq!(end_of_nothing(&[byte], true).unwrap_err().kind(), io::ErrorKind::InvalidData);
         }

@@ -9,7 +9,8 @@ use std::io;
 use super::device::CREDITS;
 use super::memory::Slab;
 use super::wire::MessageContent;
-use crate::transport::{LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
+use crate::memory::Slice;
+use crate::transport::{Consumed, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 
 /// Something that is handled when everything before it has been.
 enum InboxItem {
@@ -30,7 +31,7 @@ pub(super) struct VerbsInbox {
     /// The start of an incomplete frame.
     partial_frame: Vec<u8>,
     /// Destination of the payload that comes next.
-    place: Option<TransportTarget>,
+    place: Option<ReceiveTarget<Slice>>,
     queue: VecDeque<InboxItem>,
 }
 
@@ -148,7 +149,7 @@ impl VerbsInbox {
             joined = rest;
             &joined
         };
-        let Some(TransportConsumed { used, target: place }) = sink.bytes(key, data) else { return Ok(ReceiveOutcome::Closed) };
+        let Some(Consumed { used, target: place }) = sink.bytes(key, data) else { return Ok(ReceiveOutcome::Closed) };
         if place.is_some() && used < data.len() {
             return Err(broken("bytes where it had announced a payload"));
         }
@@ -163,11 +164,11 @@ impl VerbsInbox {
         if bytes.is_some_and(|bytes| bytes.len() != place.len) {
             return Err(broken("a payload of another length than it had announced"));
         }
-        let landed = match (&place.target, bytes) {
-            (None, Some(_)) => TransportStatus::Whole,
-            (_, None) => TransportStatus::SourceGone,
-            (Some(target), Some(bytes)) if target.write(bytes) => TransportStatus::Whole,
-            (Some(_), Some(_)) => TransportStatus::TargetGone,
+        let landed = match (&place.memory, bytes) {
+            (None, Some(_)) => PayloadStatus::Whole,
+            (_, None) => PayloadStatus::SourceGone,
+            (Some(target), Some(bytes)) if target.write(bytes) => PayloadStatus::Whole,
+            (Some(_), Some(_)) => PayloadStatus::TargetGone,
         };
         sink.payload_done(key, landed);
         Ok(ReceiveOutcome::On)

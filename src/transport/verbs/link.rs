@@ -23,7 +23,7 @@ use super::wire::{self, CmHello, MessageContent};
 use crate::Scheme;
 use crate::deferred_log::defer;
 use crate::memory::{Loan, Region, Slice};
-use crate::transport::{self, Link, LinkKey, Sent, Sink, TransportKeys};
+use crate::transport::{self, Link, LinkKey, RemoteKeys, Sent, Sink};
 use ending::RmaLoan;
 
 /// Bytes that the device copies when a message is posted, where it supports that: enough for most calls and answers.
@@ -353,7 +353,7 @@ impl Link for VerbsLink {
         0
     }
 
-    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &TransportKeys, offset: u64) -> bool {
+    fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &RemoteKeys, offset: u64) -> bool {
         let Some(connection) = self.connection.get().filter(|_| !self.is_closed()) else { return false };
         let (Some(hello), Some(own)) = (connection.hello.get(), self.me.upgrade()) else { return false };
         let Some(remote) = wire::decode_keys(keys, hello.domain, offset, local.len as u64) else { return false };
@@ -399,7 +399,7 @@ impl Link for VerbsLink {
         self.deliver(connection.rma.lock());
     }
 
-    fn expose(&self, region: &Region, access: transport::DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    fn expose(&self, region: &Region, access: transport::DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         self.open_windows(region, access)
     }
 

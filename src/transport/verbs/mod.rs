@@ -27,7 +27,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use smallvec::SmallVec;
 
-use super::{Capabilities, DeviceAccess, Link, LinkKey, Reactor, Sink, Transport, TransportKeys};
+use super::{Capabilities, DeviceAccess, Link, LinkKey, Reactor, RemoteKeys, Sink, Transport};
 use crate::deferred_log::defer;
 use crate::memory::Region;
 use crate::{Address, Error, Result, Scheme};
@@ -323,7 +323,7 @@ impl Verbs {
         }
     }
 
-    fn keys(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    fn keys(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         let wanted = sys::AccessFlags {
             local_write: !access.constant,
             remote_read: access.read,
@@ -365,7 +365,7 @@ impl Transport for Verbs {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    fn expose(&self, region: &Region, access: DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         if region.len() == 0 { Ok(None) } else { self.keys(region, access) }
     }
 

@@ -1,4 +1,4 @@
-//! Pull and push, in every spelling, between every kind of ends.
+//! Pull and push with every API, between every kind of local and remote memory.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use calomel::{Bulk, BulkMode, Exposed, Request};
 
 use crate::support::{Net, pattern, travelled};
 
-fn pull_moves_the_peers_bytes_here(net: &Net) {
+fn pull_copies_the_peers_bytes_into_local_memory(net: &Net) {
     let pair = net.pair();
     let data = pattern(1, 10_000);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadOnly).unwrap();
@@ -17,7 +17,7 @@ fn pull_moves_the_peers_bytes_here(net: &Net) {
     assert!(theirs.reclaim() == data);
 }
 
-fn push_moves_our_bytes_there(net: &Net) {
+fn push_copies_local_bytes_to_the_peer(net: &Net) {
     let pair = net.pair();
     let data = pattern(2, 10_000);
     let theirs = pair.server.expose(vec![0u8; 10_000], BulkMode::WriteOnly).unwrap();
@@ -28,8 +28,8 @@ fn push_moves_our_bytes_there(net: &Net) {
     assert!(ours.reclaim() == data);
 }
 
-fn the_server_moves_the_clients_memory(net: &Net) {
-    // The usual way around: the caller exposes, and the handler transfers.
+fn handler_pulls_and_pushes_its_callers_memory(net: &Net) {
+    // The usual direction: the caller exposes, and the handler transfers.
     let pair = net.pair();
     pair.server
         .define("reverse", |request: &Request, (source, target): (Bulk, Bulk)| -> Result<usize, String> {
@@ -52,7 +52,7 @@ fn the_server_moves_the_clients_memory(net: &Net) {
     assert!(target.reclaim() == data);
 }
 
-fn operators_are_the_same(net: &Net) {
+fn operators_pull_and_push(net: &Net) {
     let pair = net.pair();
     let data = pattern(4, 5000);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -71,7 +71,7 @@ fn operators_are_the_same(net: &Net) {
     assert_eq!(&ours[1000..1007], b"changed");
 }
 
-fn plain_slices_are_borrowed_for_the_call(net: &Net) {
+fn plain_slices_are_pulled_into_and_pushed_from(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u32; 1000], BulkMode::ReadWrite).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -84,7 +84,7 @@ fn plain_slices_are_borrowed_for_the_call(net: &Net) {
     let mut array = [0u32; 10];
     assert_eq!(remote.pull_into(&mut array[2..6]).unwrap(), 16);
     assert_eq!(array, [0, 0, 500, 501, 502, 503, 0, 0, 0, 0]);
-    // Elements of any size, bytes being what counts.
+    // Elements of another size: only the bytes count.
     let mut wide = [0u64; 3];
     assert_eq!(remote.pull_into(&mut wide[..]).unwrap(), 24);
     assert_eq!(bytemuck::cast_slice::<u64, u32>(&wide), [500, 501, 502, 503, 504, 505]);
@@ -92,7 +92,7 @@ fn plain_slices_are_borrowed_for_the_call(net: &Net) {
     assert_eq!(bytemuck::cast_slice::<u32, u8>(&theirs.reclaim())[..12], *b"byte by byte");
 }
 
-fn the_smaller_length_wins(net: &Net) {
+fn transfer_of_unequal_lengths_copies_the_smaller(net: &Net) {
     let pair = net.pair();
     let data = pattern(5, 1000);
     for (there, here) in [(1000, 1000), (1000, 1), (1, 1000), (999, 1000), (0, 10), (10, 0), (0, 0)] {
@@ -113,7 +113,7 @@ fn the_smaller_length_wins(net: &Net) {
     }
 }
 
-fn bulks_tell_length_mode_and_segments(net: &Net) {
+fn bulk_knows_length_mode_and_segments(net: &Net) {
     let pair = net.pair();
     for mode in [BulkMode::ReadOnly, BulkMode::WriteOnly, BulkMode::ReadWrite] {
         let exposed = pair.server.expose((vec![1u16; 5], [0u32; 3], vec![0u8; 0]), mode).unwrap();
@@ -132,7 +132,7 @@ fn bulks_tell_length_mode_and_segments(net: &Net) {
     assert_eq!((text.mode(), text.bulk().mode(), text.len()), (BulkMode::ReadOnly, BulkMode::ReadOnly, 3));
 }
 
-fn the_owner_copies_in_and_out_while_exposed(net: &Net) {
+fn owner_reads_and_writes_exposed_memory(net: &Net) {
     let pair = net.pair();
     for mode in [BulkMode::ReadOnly, BulkMode::WriteOnly, BulkMode::ReadWrite] {
         let local = pair.server.expose((vec![0u8; 3], vec![0u8; 4]), mode).unwrap();
@@ -151,7 +151,7 @@ fn the_owner_copies_in_and_out_while_exposed(net: &Net) {
     assert_eq!(text.view(), "Matthieu");
 }
 
-fn what_the_owner_writes_is_what_peers_pull(net: &Net) {
+fn peer_pulls_what_the_owner_wrote_last(net: &Net) {
     let pair = net.pair();
     let local = pair.server.expose(vec![0u8; 64], BulkMode::ReadWrite).unwrap();
     let remote = local.bulk().on(&pair.to_server);
@@ -167,12 +167,12 @@ fn what_the_owner_writes_is_what_peers_pull(net: &Net) {
     }
 }
 
-fn an_engine_reaches_its_own_bulks(net: &Net) {
+fn engine_transfers_with_its_own_bulks(net: &Net) {
     let server = net.server();
     let data = pattern(6, 70_000);
     let source = server.expose_read_only(data.clone()).unwrap();
     let target = server.expose(vec![0u8; 70_000], BulkMode::ReadWrite).unwrap();
-    // Over its own address, and directly.
+    // Through its own address, and directly.
     let myself = server.lookup(server.address()).unwrap();
     assert_eq!(source.bulk().on(&myself).pull_into(&target).unwrap(), 70_000);
     let mut copy = vec![0u8; 70_000];
@@ -185,7 +185,7 @@ fn an_engine_reaches_its_own_bulks(net: &Net) {
     assert!(target[..60_000] == data[10_000..] && target[60_000..] == data[60_000..]);
 }
 
-fn a_timeout_that_is_long_enough_changes_nothing(net: &Net) {
+fn transfer_within_its_timeout_succeeds(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(pattern(1, 50_000), BulkMode::ReadWrite).unwrap();
     let remote = theirs.bulk().on(&pair.to_server).timeout(Duration::from_secs(30));
@@ -196,7 +196,7 @@ fn a_timeout_that_is_long_enough_changes_nothing(net: &Net) {
     assert_eq!(remote.pull_into(&mut copy).unwrap(), 50_000);
 }
 
-fn transfers_before_any_call_connect_by_themselves(net: &Net) {
+fn transfer_without_a_connection_connects(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(pattern(8, 1000), BulkMode::ReadOnly).unwrap();
     assert!(!pair.to_server.is_connected());
@@ -205,7 +205,7 @@ fn transfers_before_any_call_connect_by_themselves(net: &Net) {
     assert!(copy == pattern(8, 1000));
 }
 
-fn one_buffer_serves_many_peers_at_once(net: &Net) {
+fn one_buffer_is_pulled_by_many_peers_at_once(net: &Net) {
     let server = net.server();
     let data = pattern(9, 300_000);
     let shared = server.expose_read_only(data.clone()).unwrap();
@@ -226,17 +226,17 @@ fn one_buffer_serves_many_peers_at_once(net: &Net) {
 }
 
 suite![
-    pull_moves_the_peers_bytes_here,
-    push_moves_our_bytes_there,
-    the_server_moves_the_clients_memory,
-    operators_are_the_same,
-    plain_slices_are_borrowed_for_the_call,
-    the_smaller_length_wins,
-    bulks_tell_length_mode_and_segments,
-    the_owner_copies_in_and_out_while_exposed,
-    what_the_owner_writes_is_what_peers_pull,
-    an_engine_reaches_its_own_bulks,
-    a_timeout_that_is_long_enough_changes_nothing,
-    transfers_before_any_call_connect_by_themselves,
-    one_buffer_serves_many_peers_at_once,
+    pull_copies_the_peers_bytes_into_local_memory,
+    push_copies_local_bytes_to_the_peer,
+    handler_pulls_and_pushes_its_callers_memory,
+    operators_pull_and_push,
+    plain_slices_are_pulled_into_and_pushed_from,
+    transfer_of_unequal_lengths_copies_the_smaller,
+    bulk_knows_length_mode_and_segments,
+    owner_reads_and_writes_exposed_memory,
+    peer_pulls_what_the_owner_wrote_last,
+    engine_transfers_with_its_own_bulks,
+    transfer_within_its_timeout_succeeds,
+    transfer_without_a_connection_connects,
+    one_buffer_is_pulled_by_many_peers_at_once,
 ];

@@ -1,4 +1,4 @@
-//! Transfers into and out of borrowed slices: when the call returns, with whatever result, nobody touches them any more.
+//! Transfers with borrowed slices: once the call has returned, with any result, no transfer accesses the slice.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::support::{Net, pattern, stays};
 
 const LEN: usize = 64 << 20;
 
-fn a_pull_that_timed_out_writes_no_more(net: &Net) {
+fn pull_after_its_timeout_does_not_write(net: &Net) {
     let pair = net.pair();
     let data = pattern(1, LEN);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadOnly).unwrap();
@@ -29,15 +29,17 @@ fn a_pull_that_timed_out_writes_no_more(net: &Net) {
             }
         }
         ours.fill(0xee);
-        stays("nobody writes", Duration::from_millis(20), || std::hint::black_box(&ours).iter().step_by(997).all(|&b| b == 0xee));
+        stays("the memory is not written", Duration::from_millis(20), || {
+            std::hint::black_box(&ours).iter().step_by(997).all(|&b| b == 0xee)
+        });
         assert!(ours == vec![0xee; LEN]);
     }
-    assert!(timeouts > 0, "not even no time at all was too short");
+    assert!(timeouts > 0, "even a timeout of zero was long enough");
     assert_eq!(remote.pull_into(&mut ours).unwrap(), LEN);
     assert!(ours == data);
 }
 
-fn a_push_that_timed_out_reads_no_more(net: &Net) {
+fn push_after_its_timeout_does_not_read(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u8; LEN], BulkMode::WriteOnly).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -47,7 +49,7 @@ fn a_push_that_timed_out_reads_no_more(net: &Net) {
         if let Err(error) = result {
             assert_error!(Err::<(), _>(error), Error::Timeout { .. });
         }
-        // Bytes written after the call must not be seen by the peer.
+        // The peer must not see bytes that are written after the call.
         ours.fill(0xee);
         thread::sleep(Duration::from_millis(5));
         ours.fill(1);
@@ -55,7 +57,7 @@ fn a_push_that_timed_out_reads_no_more(net: &Net) {
     assert!(theirs.reclaim().iter().all(|&b| b <= 1));
 }
 
-fn a_revoked_peer_leaves_what_it_has_written_and_no_more(net: &Net) {
+fn pull_of_revoked_memory_does_not_write_after_its_error(net: &Net) {
     let pair = net.pair();
     let data = pattern(2, LEN / 4);
     for round in 0..5u64 {
@@ -77,7 +79,7 @@ fn a_revoked_peer_leaves_what_it_has_written_and_no_more(net: &Net) {
     }
 }
 
-fn the_peers_end_returns_the_slice(net: &Net) {
+fn pull_from_a_finalized_peer_does_not_write_after_its_error(net: &Net) {
     for round in 0..3u64 {
         let pair = net.pair_with(|b| b.finalize_timeout(Duration::from_millis(1)));
         let theirs = pair.server.expose(vec![1u8; LEN / 2], BulkMode::ReadWrite).unwrap();
@@ -101,7 +103,7 @@ fn the_peers_end_returns_the_slice(net: &Net) {
     }
 }
 
-fn our_own_end_returns_the_slice(net: &Net) {
+fn pull_of_a_finalized_engine_does_not_write_after_it_returned(net: &Net) {
     for round in 0..3u64 {
         let pair = net.pair_with(|b| b.finalize_timeout(Duration::from_millis(1)));
         let theirs = pair.server.expose(vec![1u8; LEN / 2], BulkMode::ReadWrite).unwrap();
@@ -120,7 +122,7 @@ fn our_own_end_returns_the_slice(net: &Net) {
     }
 }
 
-fn many_threads_borrow_parts_of_one_buffer(net: &Net) {
+fn many_threads_pull_into_parts_of_one_buffer(net: &Net) {
     let pair = net.pair();
     let data = pattern(3, 16 * 100_000);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -139,10 +141,10 @@ fn many_threads_borrow_parts_of_one_buffer(net: &Net) {
 }
 
 suite![
-    a_pull_that_timed_out_writes_no_more,
-    a_push_that_timed_out_reads_no_more,
-    a_revoked_peer_leaves_what_it_has_written_and_no_more,
-    the_peers_end_returns_the_slice,
-    our_own_end_returns_the_slice,
-    many_threads_borrow_parts_of_one_buffer,
+    pull_after_its_timeout_does_not_write,
+    push_after_its_timeout_does_not_read,
+    pull_of_revoked_memory_does_not_write_after_its_error,
+    pull_from_a_finalized_peer_does_not_write_after_its_error,
+    pull_of_a_finalized_engine_does_not_write_after_it_returned,
+    many_threads_pull_into_parts_of_one_buffer,
 ];

@@ -1,6 +1,6 @@
-//! Every kind of buffer can be exposed, moved, and comes back as itself.
+//! Every buffer type can be exposed and transferred, and is returned by `reclaim`.
 
-// `bytemuck` derives these where its feature is on; without it one promises by hand.
+// `bytemuck` derives these if its feature is enabled; without it they are implemented by hand.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -18,12 +18,12 @@ struct Particle {
     id: u32,
 }
 
-// SAFETY: numbers, of which zero is one.
+// SAFETY: numbers, for which zero is a valid value.
 unsafe impl Zeroable for Particle {}
-// SAFETY: numbers, in C's order, with no padding: three of 8 bytes, two of 4.
+// SAFETY: numbers in C layout without padding: three of 8 bytes, two of 4.
 unsafe impl Pod for Particle {}
 
-/// Not any bytes are one of these, so peers may read them only.
+/// Not all bit patterns are valid, so peers may only read it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(u8)]
 enum Colour {
@@ -46,7 +46,7 @@ fn push(pair: &Pair, bulk: Bulk, bytes: &[u8]) {
     assert_eq!(bulk.on(&pair.to_server).push_from(bytes).unwrap(), bytes.len());
 }
 
-fn vectors_boxes_and_arrays(net: &Net) {
+fn vectors_boxes_and_arrays_are_exposed(net: &Net) {
     let pair = net.pair();
     let bytes = pattern(1, 24);
 
@@ -66,7 +66,7 @@ fn vectors_boxes_and_arrays(net: &Net) {
     assert_eq!(bytemuck::bytes_of(&array.reclaim()), bytes);
 }
 
-fn an_array_stays_put_while_its_exposure_moves(net: &Net) {
+fn moved_exposure_of_an_array_stays_valid(net: &Net) {
     let pair = net.pair();
     let exposed = pair.server.expose([1u8; 4096], BulkMode::ReadWrite).unwrap();
     let bulk = exposed.bulk();
@@ -78,7 +78,7 @@ fn an_array_stays_put_while_its_exposure_moves(net: &Net) {
     assert_eq!(exposed.reclaim()[..101], [[2u8; 100].as_slice(), &[1]].concat());
 }
 
-fn structs_of_plain_data(net: &Net) {
+fn structs_of_plain_data_are_exposed(net: &Net) {
     let pair = net.pair();
     let particles: Vec<Particle> = (0..100).map(|i| Particle { position: [f64::from(i); 3], charge: -i, id: i as u32 }).collect();
     let theirs = pair.server.expose(vec![Particle::zeroed(); 100], BulkMode::ReadWrite).unwrap();
@@ -90,7 +90,7 @@ fn structs_of_plain_data(net: &Net) {
     assert_eq!(theirs.reclaim(), particles);
 }
 
-fn what_is_only_readable_is_exposed_read_only(net: &Net) {
+fn buffers_of_readable_types_are_exposed_read_only(net: &Net) {
     let pair = net.pair();
     let colours = pair.server.expose_read_only(vec![Colour::Red, Colour::Green]).unwrap();
     assert_eq!(pulled(&pair, colours.bulk()), [1, 2]);
@@ -101,13 +101,13 @@ fn what_is_only_readable_is_exposed_read_only(net: &Net) {
     let letters = pair.server.expose_read_only(vec!['a', 'ß'].into_boxed_slice()).unwrap();
     assert_eq!(letters.bulk().len(), 8);
     assert_eq!(*letters.view(), ['a', 'ß']);
-    // A plain slice to push from may be any of these too.
+    // Any of these can also be the plain slice of a push.
     let target = pair.server.expose(vec![0u8; 2], BulkMode::WriteOnly).unwrap();
     target.bulk().on(&pair.to_server).push_from(&[true, true][..]).unwrap();
     assert_eq!(target.reclaim(), [1, 1]);
 }
 
-fn texts_are_seen_while_exposed(net: &Net) {
+fn exposed_texts_are_viewed(net: &Net) {
     let pair = net.pair();
     let name: Exposed<String> = pair.server.expose_read_only(String::from("Matthieu")).unwrap();
     assert_eq!(name.view(), "Matthieu");
@@ -122,7 +122,7 @@ fn texts_are_seen_while_exposed(net: &Net) {
     assert_eq!(pulled(&pair, fixed.bulk()), b"static");
 }
 
-fn shared_and_static_slices(net: &Net) {
+fn shared_and_static_slices_are_exposed(net: &Net) {
     static PRIMES: [u32; 4] = [2, 3, 5, 7];
     let pair = net.pair();
     let shared: Arc<[u16]> = (0..10_000).collect();
@@ -136,7 +136,7 @@ fn shared_and_static_slices(net: &Net) {
     assert_eq!(primes.reclaim(), PRIMES);
 }
 
-fn engine_memory(net: &Net) {
+fn engine_memory_is_exposed(net: &Net) {
     let pair = net.pair();
     let mut buffer: EngineBuffer = pair.server.alloc(100_000);
     assert!(buffer.len() == 100_000 && buffer.iter().all(|&b| b == 0));
@@ -151,7 +151,7 @@ fn engine_memory(net: &Net) {
     assert!(read_only.view() == pattern(1, 100_000));
 }
 
-fn pooled_buffers_go_home(net: &Net) {
+fn pooled_buffers_return_to_their_pool(net: &Net) {
     let pair = net.pair();
     let pool: BufferPool = pair.server.buffer_pool(4096, 2);
     assert_eq!(pool.available(), 2);
@@ -174,7 +174,7 @@ fn pooled_buffers_go_home(net: &Net) {
     drop(buffer);
 }
 
-fn tuples_are_one_address_space(net: &Net) {
+fn tuples_form_one_address_space(net: &Net) {
     let pair = net.pair();
     let two = pair.server.expose((vec![1u8, 2], [3u16, 4]), BulkMode::ReadWrite).unwrap();
     assert_eq!(two.bulk().segment_count(), 2);
@@ -194,7 +194,7 @@ fn tuples_are_one_address_space(net: &Net) {
     assert_eq!(four.reclaim().0, "ab");
 }
 
-fn segments_are_one_address_space(net: &Net) {
+fn segments_form_one_address_space(net: &Net) {
     let pair = net.pair();
     let (header, body) = (vec![1u32, 2], vec![3u32, 4, 5]);
     let many: Exposed<Segments<Vec<u32>>> =
@@ -218,7 +218,7 @@ fn segments_are_one_address_space(net: &Net) {
     assert_eq!(pulled(&pair, texts.bulk()), b"one two");
 }
 
-fn odd_addresses_and_alignments(net: &Net) {
+fn transfers_at_every_alignment_copy_the_bytes(net: &Net) {
     // Bytes pushed from and pulled into every alignment.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u64; 16], BulkMode::ReadWrite).unwrap();
@@ -234,15 +234,15 @@ fn odd_addresses_and_alignments(net: &Net) {
 }
 
 suite![
-    vectors_boxes_and_arrays,
-    an_array_stays_put_while_its_exposure_moves,
-    structs_of_plain_data,
-    what_is_only_readable_is_exposed_read_only,
-    texts_are_seen_while_exposed,
-    shared_and_static_slices,
-    engine_memory,
-    pooled_buffers_go_home,
-    tuples_are_one_address_space,
-    segments_are_one_address_space,
-    odd_addresses_and_alignments,
+    vectors_boxes_and_arrays_are_exposed,
+    moved_exposure_of_an_array_stays_valid,
+    structs_of_plain_data_are_exposed,
+    buffers_of_readable_types_are_exposed_read_only,
+    exposed_texts_are_viewed,
+    shared_and_static_slices_are_exposed,
+    engine_memory_is_exposed,
+    pooled_buffers_return_to_their_pool,
+    tuples_form_one_address_space,
+    segments_form_one_address_space,
+    transfers_at_every_alignment_copy_the_bytes,
 ];

@@ -1,4 +1,4 @@
-//! What peers may not do, the owner refuses.
+//! The owner denies transfers that the access policy of its memory does not allow.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use calomel::{BulkMode, Error, Request};
 use crate::assert_error;
 use crate::support::{Net, pattern, travelled};
 
-fn nobody_writes_what_is_read_only(net: &Net) {
+fn push_into_read_only_is_denied(net: &Net) {
     let pair = net.pair();
     let ours = pair.client.expose(vec![9u8; 100_000], BulkMode::ReadWrite).unwrap();
     for len in [0, 1, 100, 100_000] {
@@ -27,7 +27,7 @@ fn nobody_writes_what_is_read_only(net: &Net) {
     assert_eq!(text.view(), "text");
 }
 
-fn nobody_reads_what_is_write_only(net: &Net) {
+fn pull_from_write_only_is_denied(net: &Net) {
     let pair = net.pair();
     let ours = pair.client.expose(vec![9u8; 100_000], BulkMode::ReadWrite).unwrap();
     for len in [0, 1, 100, 100_000] {
@@ -46,8 +46,9 @@ fn nobody_reads_what_is_write_only(net: &Net) {
     assert!(ours.reclaim().iter().all(|&b| b == 9));
 }
 
-fn the_mode_of_our_own_memory_is_for_peers_only(net: &Net) {
-    // A write-only exposure can be pushed from here, and a read-only one (made by `expose`) pulled into.
+fn mode_does_not_restrict_the_owners_transfers(net: &Net) {
+    // A write-only exposure is a valid source of its owner's pushes; a read-only one (of `expose`) is a valid target of its
+    // pulls.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 1000], BulkMode::ReadWrite).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -58,7 +59,7 @@ fn the_mode_of_our_own_memory_is_for_peers_only(net: &Net) {
     assert!(ours.reclaim() == [2; 1000]);
 }
 
-fn a_denial_names_the_peer(net: &Net) {
+fn denied_transfer_names_the_peer(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 10_000], BulkMode::ReadOnly).unwrap();
     let error = theirs.bulk().on(&pair.to_server).push_from(&[1u8; 4][..]).unwrap_err();
@@ -66,7 +67,7 @@ fn a_denial_names_the_peer(net: &Net) {
     assert!(!error.is_retryable() && !error.is_disconnected());
 }
 
-fn a_bulk_is_good_for_its_owner_only(net: &Net) {
+fn transfer_with_an_engine_that_is_not_the_owner_fails(net: &Net) {
     // Sent to an engine that never exposed it.
     let (a, b, client) = (net.server(), net.server(), net.client());
     let to_b = client.lookup(b.address()).unwrap();
@@ -84,7 +85,7 @@ fn a_bulk_is_good_for_its_owner_only(net: &Net) {
     }
 }
 
-fn revoked_memory_is_out_of_reach(net: &Net) {
+fn transfer_with_revoked_memory_fails_with_revoked(net: &Net) {
     let pair = net.pair();
     for len in [1, 100, 100_000] {
         for dropped in [true, false] {
@@ -109,7 +110,7 @@ fn revoked_memory_is_out_of_reach(net: &Net) {
     }
 }
 
-fn a_revoked_token_is_never_handed_out_again(net: &Net) {
+fn new_exposure_does_not_reuse_a_revoked_token(net: &Net) {
     let pair = net.pair();
     let mut old = Vec::new();
     for round in 0..200u8 {
@@ -124,13 +125,13 @@ fn a_revoked_token_is_never_handed_out_again(net: &Net) {
     assert_eq!(current.reclaim(), [1; 50]);
 }
 
-fn tokens_are_not_to_be_guessed(net: &Net) {
-    // Two exposures one after the other have nothing in common but what is public.
+fn tokens_of_consecutive_exposures_are_random(net: &Net) {
+    // Two consecutive exposures share only their public fields.
     let server = net.server();
     let bytes = |_| postcard::to_stdvec(&server.expose(vec![0u8; 100_000], BulkMode::ReadOnly).unwrap().bulk()).unwrap();
     let all: Vec<Vec<u8>> = (0..64).map(bytes).collect();
     let len = all[0].len();
-    // Places whose bits all take both values, over 64 exposures: 128 random bits are at least 16 of them.
+    // Byte positions at which each bit takes both values over 64 exposures: 128 random bits fill at least 16 of them.
     let random = (0..len)
         .filter(|&at| {
             let (or, and) = all.iter().filter_map(|b| b.get(at)).fold((0, 0xff), |(or, and), b| (or | b, and & b));
@@ -140,7 +141,7 @@ fn tokens_are_not_to_be_guessed(net: &Net) {
     assert!(random >= 16, "only {random} of {len} bytes differ at random");
 }
 
-fn memory_for_one_peer_is_for_nobody_else(net: &Net) {
+fn memory_exposed_to_one_peer_is_denied_to_others(net: &Net) {
     let pair = net.pair();
     let other = net.client();
     let to_server = other.lookup(pair.server.address()).unwrap();
@@ -165,23 +166,24 @@ fn memory_for_one_peer_is_for_nobody_else(net: &Net) {
         assert!(theirs.reclaim() == pattern(1, len));
         assert_error!(bulk.on(&pair.to_server).pull_into(&mut vec![0u8; len]), Error::Revoked { .. });
     }
-    // Who was looked up and not met: the first engine that is found there, which is not one that comes by.
+    // An endpoint that was looked up but never connected: the grant is for the engine found at that address, which none of the
+    // connected peers is.
     let absent = pair.server.lookup(net.dead_address()).unwrap();
     let theirs = pair.server.expose_to(&absent, vec![1u8; 100], BulkMode::ReadWrite).unwrap();
     assert_error!(theirs.bulk().on(&pair.to_server).pull_into(&mut vec![0u8; 100]), Error::AccessDenied { .. });
-    // An endpoint of another engine says nothing to this one.
+    // An endpoint of another engine is refused.
     let refused = pair.server.expose_to(&pair.to_server, vec![1u8; 100], BulkMode::ReadWrite);
     assert_error!(refused, Error::OtherEngine { .. });
 }
 
 suite![
-    memory_for_one_peer_is_for_nobody_else,
-    nobody_writes_what_is_read_only,
-    nobody_reads_what_is_write_only,
-    the_mode_of_our_own_memory_is_for_peers_only,
-    a_denial_names_the_peer,
-    a_bulk_is_good_for_its_owner_only,
-    revoked_memory_is_out_of_reach,
-    a_revoked_token_is_never_handed_out_again,
-    tokens_are_not_to_be_guessed,
+    memory_exposed_to_one_peer_is_denied_to_others,
+    push_into_read_only_is_denied,
+    pull_from_write_only_is_denied,
+    mode_does_not_restrict_the_owners_transfers,
+    denied_transfer_names_the_peer,
+    transfer_with_an_engine_that_is_not_the_owner_fails,
+    transfer_with_revoked_memory_fails_with_revoked,
+    new_exposure_does_not_reuse_a_revoked_token,
+    tokens_of_consecutive_exposures_are_random,
 ];

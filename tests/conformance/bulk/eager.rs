@@ -1,4 +1,4 @@
-//! Small read-only bulks ride inside the RPC; nobody can tell, but by the clock.
+//! Small read-only bulks are sent eagerly inside the RPC; except for speed, the result is the same.
 
 use std::sync::mpsc;
 
@@ -9,7 +9,7 @@ use crate::support::{BOUND, Gate, Net, Pair, eventually, pattern};
 
 type Answer = Result<Vec<u8>, String>;
 
-/// `read`: the bulk's bytes, pulled in two parts.
+/// `read`: returns the bulk's bytes, pulled in two parts.
 fn define_read(pair: &Pair) {
     pair.server
         .define("read", |request: &Request, bulk: Bulk| -> Answer {
@@ -26,7 +26,7 @@ fn define_read(pair: &Pair) {
         .unwrap();
 }
 
-fn every_size_around_the_limit_arrives(net: &Net) {
+fn bulks_of_every_size_around_the_limit_arrive(net: &Net) {
     for limit in [0, 1, 1000, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         define_read(&pair);
@@ -53,15 +53,15 @@ fn slices_and_segments_of_small_bulks_arrive(net: &Net) {
             let answer = read.on(&pair.to_server).call(&part).unwrap();
             assert_eq!(answer.unwrap(), data[offset..offset + len]);
         }
-        // A small part of a large one, too.
+        // A small slice of a large bulk, too.
         let large = pair.client.expose_read_only(pattern(2, 100_000)).unwrap();
         let answer = read.on(&pair.to_server).call(&large.bulk().slice(77_000, 10).unwrap()).unwrap();
         assert_eq!(answer.unwrap(), pattern(2, 100_000)[77_000..77_010]);
     }
 }
 
-fn the_bytes_are_those_of_the_call(net: &Net) {
-    // What the owner writes before the call is what the handler reads, each time.
+fn eager_bytes_are_those_at_the_time_of_the_call(net: &Net) {
+    // Each handler reads what the owner wrote before that call.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         define_read(&pair);
@@ -76,7 +76,7 @@ fn the_bytes_are_those_of_the_call(net: &Net) {
     }
 }
 
-fn writable_ones_stay_at_home(net: &Net) {
+fn small_writable_bulk_is_pulled_and_pushed(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("increment", |request: &Request, bulk: Bulk| {
@@ -94,7 +94,7 @@ fn writable_ones_stay_at_home(net: &Net) {
     assert_eq!(exposed.reclaim(), [6; 10]);
 }
 
-fn read_only_stays_read_only(net: &Net) {
+fn push_into_an_eager_bulk_is_denied(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("write", |request: &Request, bulk: Bulk| {
@@ -107,7 +107,7 @@ fn read_only_stays_read_only(net: &Net) {
     assert_eq!(exposed.view(), [1; 4]);
 }
 
-/// Revoked at once where the bytes stayed at home; where they rode along, as soon as word of it has come.
+/// Memory that was not sent eagerly is revoked at once; eagerly sent bytes once the peer has received the revocation.
 #[track_caller]
 fn assert_revoked(limit: usize, remote: &RemoteBulk) {
     let mut copy = vec![0u8; remote.len()];
@@ -121,18 +121,18 @@ fn assert_revoked(limit: usize, remote: &RemoteBulk) {
     });
 }
 
-fn small_ones_are_revoked_like_large_ones(net: &Net) {
+fn eager_bulk_is_revoked_when_its_exposure_is_dropped(net: &Net) {
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         pair.server
             .define("keep", move |request: &Request, bulk: Bulk| {
-                tell.send((request.endpoint().clone(), bulk)).unwrap();
+                sender.send((request.endpoint().clone(), bulk)).unwrap();
             })
             .unwrap();
         let exposed = pair.client.expose_read_only(String::from("a secret")).unwrap();
         pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
-        let (caller, bulk) = told.recv_timeout(BOUND).unwrap();
+        let (caller, bulk) = receiver.recv_timeout(BOUND).unwrap();
         let mut copy = [0u8; 8];
         assert_eq!(bulk.on(&caller).pull_into(&mut copy[..]).unwrap(), 8);
         assert_eq!(&copy, b"a secret");
@@ -141,8 +141,8 @@ fn small_ones_are_revoked_like_large_ones(net: &Net) {
     }
 }
 
-fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
-    // In the handler, whatever the order: sent, revoked before the handler looks.
+fn eager_bulk_dropped_before_its_handler_reads_is_at_most_readable(net: &Net) {
+    // The exposure is dropped before the handler reads; the handler may read bytes that were sent eagerly, but not write.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let (entered, go) = (Gate::default(), Gate::default());
@@ -156,7 +156,7 @@ fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
                     Ok(_) => assert_eq!(&copy, b"secret"),
                     Err(error) => assert_error!(Err::<(), _>(error), Error::Revoked { .. }),
                 }
-                // Whether the bytes rode along or not, the exposure as such is over.
+                // Eagerly sent or not, the exposure as such has ended.
                 matches!(
                     bulk.on(request.endpoint()).push_from(&copy[..]),
                     Err(Error::Revoked { .. } | Error::AccessDenied { .. })
@@ -173,7 +173,7 @@ fn small_ones_are_good_while_the_owner_holds_them(net: &Net) {
     }
 }
 
-fn many_small_bulks_in_one_call(net: &Net) {
+fn many_eager_bulks_in_one_call_arrive(net: &Net) {
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         pair.server
@@ -195,7 +195,7 @@ fn many_small_bulks_in_one_call(net: &Net) {
     }
 }
 
-fn small_bulks_in_results(net: &Net) {
+fn eager_bulk_in_a_result_arrives(net: &Net) {
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let exposed = pair.server.expose_read_only(String::from("from the server")).unwrap();
@@ -211,26 +211,26 @@ fn small_bulks_in_results(net: &Net) {
     }
 }
 
-fn what_the_owner_can_still_write_is_never_stale(net: &Net) {
-    // Read-only for peers, not for the owner: a bulk kept by a peer gives what is there now.
+fn kept_bulk_of_writable_memory_returns_current_bytes(net: &Net) {
+    // Read-only for peers, not for the owner: a pull from a kept bulk returns the current bytes.
     for limit in [0, 4096] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         pair.server
             .define("keep", move |request: &Request, bulk: Bulk| {
-                tell.send((request.endpoint().clone(), bulk)).unwrap();
+                sender.send((request.endpoint().clone(), bulk)).unwrap();
             })
             .unwrap();
         let exposed = pair.client.expose(vec![0u8; 16], BulkMode::ReadOnly).unwrap();
         pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
-        let (caller, bulk) = told.recv_timeout(BOUND).unwrap();
+        let (caller, bulk) = receiver.recv_timeout(BOUND).unwrap();
         for round in 1..20u8 {
             exposed.write_at(0, &[round; 16]).unwrap();
             let mut copy = [0u8; 16];
             assert_eq!(bulk.on(&caller).pull_into(&mut copy[..]).unwrap(), 16);
             assert_eq!(copy, [round; 16], "limit {limit}");
         }
-        // Written by a transfer of its own, too.
+        // Also after the owner's own transfer wrote it.
         let source = pair.server.expose_read_only(vec![99u8; 16]).unwrap();
         source.bulk().on(&pair.to_server).pull_into(&exposed).unwrap();
         let mut copy = [0u8; 16];
@@ -240,14 +240,14 @@ fn what_the_owner_can_still_write_is_never_stale(net: &Net) {
 }
 
 suite![
-    what_the_owner_can_still_write_is_never_stale,
-    every_size_around_the_limit_arrives,
+    kept_bulk_of_writable_memory_returns_current_bytes,
+    bulks_of_every_size_around_the_limit_arrive,
     slices_and_segments_of_small_bulks_arrive,
-    the_bytes_are_those_of_the_call,
-    writable_ones_stay_at_home,
-    read_only_stays_read_only,
-    small_ones_are_revoked_like_large_ones,
-    small_ones_are_good_while_the_owner_holds_them,
-    many_small_bulks_in_one_call,
-    small_bulks_in_results,
+    eager_bytes_are_those_at_the_time_of_the_call,
+    small_writable_bulk_is_pulled_and_pushed,
+    push_into_an_eager_bulk_is_denied,
+    eager_bulk_is_revoked_when_its_exposure_is_dropped,
+    eager_bulk_dropped_before_its_handler_reads_is_at_most_readable,
+    many_eager_bulks_in_one_call_arrive,
+    eager_bulk_in_a_result_arrives,
 ];

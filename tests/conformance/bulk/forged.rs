@@ -1,4 +1,4 @@
-//! Handles that were tampered with reach nothing that they should not.
+//! Forged handles give no access to other memory.
 
 use calomel::{Bulk, BulkMode, Engine};
 
@@ -7,7 +7,7 @@ use crate::support::{Net, Pair, Random};
 const INSIDE: u8 = 0xaa;
 const LEN: usize = 20_000;
 
-/// Every version of the serialized bulk with one bit flipped, as far as it still is a bulk.
+/// The serialized bulk with each single bit flipped, if it still decodes as a bulk.
 fn with_one_bit_flipped(bulk: &Bulk) -> Vec<(usize, Bulk)> {
     let bytes = postcard::to_stdvec(bulk).unwrap();
     let mut forged = Vec::new();
@@ -21,7 +21,7 @@ fn with_one_bit_flipped(bulk: &Bulk) -> Vec<(usize, Bulk)> {
     forged
 }
 
-/// The server's memory between two others, so that a stray byte shows.
+/// The server's memory between two other exposures, so that a misplaced byte shows.
 fn guarded(server: &Engine, mode: BulkMode) -> [calomel::Exposed<Vec<u8>>; 3] {
     let other = || server.expose(vec![0x11u8; LEN], BulkMode::ReadWrite).unwrap();
     let inside = server.expose(vec![INSIDE; LEN], mode).unwrap();
@@ -31,7 +31,7 @@ fn guarded(server: &Engine, mode: BulkMode) -> [calomel::Exposed<Vec<u8>>; 3] {
 #[track_caller]
 fn assert_refused(bit: usize, error: &calomel::Error) {
     use calomel::Error::{AccessDenied, Decode, Disconnected, OutOfRange, PeerRestarted, Revoked, Timeout, Unreachable};
-    // A wrong owner may be looked for elsewhere, and not be found; never is it waited for.
+    // A wrong owner may be looked up elsewhere and not be found, but that must not end in a timeout.
     assert!(!matches!(error, Timeout { .. } | Disconnected { .. }), "bit {bit}: {error}");
     let refused = matches!(
         error,
@@ -40,7 +40,7 @@ fn assert_refused(bit: usize, error: &calomel::Error) {
     assert!(refused, "bit {bit}: {error:?}");
 }
 
-fn a_flipped_bit_reads_nothing_else(net: &Net) {
+fn pull_with_a_flipped_bit_reads_no_other_memory(net: &Net) {
     let pair = net.pair_with(|b| b.eager_bulk_limit(0));
     let [_before, inside, _after] = guarded(&pair.server, BulkMode::ReadOnly);
     let mut refused = 0;
@@ -48,7 +48,7 @@ fn a_flipped_bit_reads_nothing_else(net: &Net) {
         for (bit, forged) in with_one_bit_flipped(&bulk) {
             let mut copy = vec![0u8; 2 * LEN];
             match forged.on(&pair.to_server).pull_into(&mut copy) {
-                // Another length or offset within the memory is the holder's right.
+                // The holder may choose another length or offset within the memory.
                 Ok(moved) => {
                     assert!(moved <= LEN, "bit {bit}");
                     assert!(copy[..moved].iter().all(|&b| b == INSIDE), "bit {bit}");
@@ -65,7 +65,7 @@ fn a_flipped_bit_reads_nothing_else(net: &Net) {
     assert!(inside.reclaim().iter().all(|&b| b == INSIDE));
 }
 
-fn a_flipped_bit_writes_nothing_else(net: &Net) {
+fn push_with_a_flipped_bit_writes_no_other_memory(net: &Net) {
     let pair = net.pair();
     let [before, inside, after] = guarded(&pair.server, BulkMode::WriteOnly);
     for (bit, forged) in with_one_bit_flipped(&inside.bulk()) {
@@ -79,8 +79,8 @@ fn a_flipped_bit_writes_nothing_else(net: &Net) {
     assert!(after.reclaim().iter().all(|&b| b == 0x11));
 }
 
-fn a_mode_that_lies_changes_nothing(net: &Net) {
-    // The owner checks, not the one who asks: whatever bit says "readable", flipping it does not make it so.
+fn forged_mode_grants_no_access(net: &Net) {
+    // The owner checks the mode, not the initiator: flipping the bit that says "readable" does not grant access.
     let pair = net.pair();
     let [_before, secret, _after] = guarded(&pair.server, BulkMode::WriteOnly);
     let [_, fixed, _] = guarded(&pair.server, BulkMode::ReadOnly);
@@ -101,7 +101,7 @@ fn a_mode_that_lies_changes_nothing(net: &Net) {
     assert!(fixed.reclaim() == vec![INSIDE; LEN]);
 }
 
-fn random_bytes_are_refused_or_reach_nothing(net: &Net) {
+fn bulk_of_random_bytes_grants_no_access(net: &Net) {
     let pair = net.pair();
     let [before, inside, after] = guarded(&pair.server, BulkMode::ReadWrite);
     let template = postcard::to_stdvec(&inside.bulk()).unwrap();
@@ -125,8 +125,8 @@ fn random_bytes_are_refused_or_reach_nothing(net: &Net) {
     assert!(after.reclaim().iter().all(|&b| b == 0x11));
 }
 
-fn bulks_of_nothing_known_dont_crash_a_handler(net: &Net) {
-    // As an argument of an RPC: what is no bulk is a decode error, and the server lives on.
+fn argument_that_is_no_bulk_is_a_decode_error(net: &Net) {
+    // As an RPC argument: bytes that are no bulk are a decode error, and the server stays usable.
     let pair: Pair = net.pair();
     pair.server.define("length", |_: &calomel::Request, bulk: Bulk| bulk.len()).unwrap();
     let exposed = pair.client.expose(vec![0u8; 5000], BulkMode::ReadOnly).unwrap();
@@ -140,9 +140,9 @@ fn bulks_of_nothing_known_dont_crash_a_handler(net: &Net) {
 }
 
 suite![
-    a_flipped_bit_reads_nothing_else,
-    a_flipped_bit_writes_nothing_else,
-    a_mode_that_lies_changes_nothing,
-    random_bytes_are_refused_or_reach_nothing,
-    bulks_of_nothing_known_dont_crash_a_handler,
+    pull_with_a_flipped_bit_reads_no_other_memory,
+    push_with_a_flipped_bit_writes_no_other_memory,
+    forged_mode_grants_no_access,
+    bulk_of_random_bytes_grants_no_access,
+    argument_that_is_no_bulk_is_a_decode_error,
 ];

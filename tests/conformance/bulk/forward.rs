@@ -1,4 +1,4 @@
-//! Bulks that travel through others to whoever reaches their owner.
+//! Bulks that are forwarded through other engines, and used by the last one.
 
 use std::sync::mpsc;
 
@@ -13,8 +13,8 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(7, |sum: u64, &b| sum.wrapping_mul(31).wrapping_add(b.into()))
 }
 
-fn a_third_engine_reaches_the_owner(net: &Net) {
-    // owner -> middle -> worker, and the worker pulls from the owner, whom it has never heard of.
+fn third_engine_pulls_from_the_owner(net: &Net) {
+    // owner -> middle -> worker, and the worker pulls from the owner, to which it has never connected.
     for len in [100, 200_000] {
         let (owner, middle, worker) = (net.server(), net.server(), net.server());
         worker
@@ -37,13 +37,13 @@ fn a_third_engine_reaches_the_owner(net: &Net) {
         let to_middle = owner.lookup(middle.address()).unwrap();
         let forward = owner.procedure::<Bulk, Answer>("forward");
         assert_eq!(forward.on(&to_middle).call(&exposed.bulk()).unwrap(), Ok(checksum(&data)));
-        // And a part of it.
+        // And from a slice of it.
         let part = exposed.bulk().slice(10, 50).unwrap();
         assert_eq!(forward.on(&to_middle).call(&part).unwrap(), Ok(checksum(&data[10..60])));
     }
 }
 
-fn a_third_engine_writes_to_the_owner(net: &Net) {
+fn third_engine_pushes_to_the_owner(net: &Net) {
     let (owner, client) = (net.server(), net.client());
     let target = owner.expose(vec![0u8; 100_000], BulkMode::WriteOnly).unwrap();
     let bulk = travelled(&target.bulk());
@@ -55,8 +55,8 @@ fn a_third_engine_writes_to_the_owner(net: &Net) {
     assert!(target[6000..].iter().all(|&b| b == 0));
 }
 
-fn the_server_finds_its_caller_by_origin(net: &Net) {
-    // Also a caller that does not listen: the connection exists.
+fn origin_of_a_callers_bulk_reaches_the_caller(net: &Net) {
+    // Also for a caller that does not listen: the connection exists.
     let pair = net.pair();
     pair.server
         .define("fetch", |request: &Request, bulk: Bulk| -> Answer {
@@ -74,7 +74,7 @@ fn the_server_finds_its_caller_by_origin(net: &Net) {
     }
 }
 
-fn an_owner_that_nobody_can_dial_is_an_error_for_strangers(net: &Net) {
+fn origin_that_does_not_listen_is_an_error(net: &Net) {
     let (a, b) = (net.client(), net.client());
     let exposed = a.expose(vec![1u8; 100_000], BulkMode::ReadOnly).unwrap();
     let bulk = travelled(&exposed.bulk());
@@ -84,7 +84,7 @@ fn an_owner_that_nobody_can_dial_is_an_error_for_strangers(net: &Net) {
     assert!(begin.elapsed() < std::time::Duration::from_secs(6));
 }
 
-fn an_owner_that_is_gone_is_unreachable(net: &Net) {
+fn origin_that_is_finalized_is_disconnected(net: &Net) {
     let (owner, client) = (net.server(), net.client());
     let exposed = owner.expose(vec![1u8; 100_000], BulkMode::ReadOnly).unwrap();
     let bulk = travelled(&exposed.bulk());
@@ -93,7 +93,7 @@ fn an_owner_that_is_gone_is_unreachable(net: &Net) {
     assert!(error.is_disconnected(), "{error}");
 }
 
-fn ones_own_bulk_comes_home(net: &Net) {
+fn own_bulk_returned_by_a_server_is_usable(net: &Net) {
     // Sent out and returned by a server, it is still the engine's own memory.
     let pair = net.pair();
     pair.server.define("return", |_: &Request, bulk: Bulk| bulk).unwrap();
@@ -110,26 +110,26 @@ fn ones_own_bulk_comes_home(net: &Net) {
     }
 }
 
-fn a_bulk_is_used_after_its_call_from_elsewhere(net: &Net) {
-    // Kept by the handler, used by another thread later, with the caller's endpoint.
+fn kept_bulk_is_usable_after_its_call(net: &Net) {
+    // Kept by the handler, used later by another thread, with the caller's endpoint.
     let pair = net.pair();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     pair.server
         .define("keep", move |request: &Request, bulk: Bulk| {
-            tell.send((request.endpoint().clone(), bulk)).unwrap();
+            sender.send((request.endpoint().clone(), bulk)).unwrap();
         })
         .unwrap();
     for len in [100, 100_000] {
         let exposed = pair.client.expose(pattern(3, len), BulkMode::ReadOnly).unwrap();
         pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).call(&exposed.bulk()).unwrap();
-        let (caller, bulk) = told.recv_timeout(BOUND).unwrap();
+        let (caller, bulk) = receiver.recv_timeout(BOUND).unwrap();
         let mut copy = vec![0u8; len];
         assert_eq!(bulk.on(&caller).pull_into(&mut copy).unwrap(), len);
         assert!(copy == pattern(3, len));
     }
 }
 
-fn a_result_carries_a_bulk(net: &Net) {
+fn bulk_in_a_result_is_usable(net: &Net) {
     let pair = net.pair();
     let kept = std::sync::Mutex::new(Vec::new());
     pair.server
@@ -150,8 +150,8 @@ fn a_result_carries_a_bulk(net: &Net) {
     }
 }
 
-fn bulks_cross_from_one_transport_to_another(net: &Net) {
-    // The owner is met over one transport, and reached by a third engine over the other.
+fn bulk_received_over_one_transport_is_usable_over_another(net: &Net) {
+    // The bulk is received over one transport; a third engine reaches the owner over the other.
     let owner = net.keep(net.builder().listen(net.fresh_address()).listen("tcp://127.0.0.1:0").build().unwrap());
     let worker = net.keep(net.builder().listen("tcp://127.0.0.1:0").build().unwrap());
     let middle = net.server();
@@ -172,13 +172,13 @@ fn bulks_cross_from_one_transport_to_another(net: &Net) {
 }
 
 suite![
-    bulks_cross_from_one_transport_to_another,
-    a_third_engine_reaches_the_owner,
-    a_third_engine_writes_to_the_owner,
-    the_server_finds_its_caller_by_origin,
-    an_owner_that_nobody_can_dial_is_an_error_for_strangers,
-    an_owner_that_is_gone_is_unreachable,
-    ones_own_bulk_comes_home,
-    a_bulk_is_used_after_its_call_from_elsewhere,
-    a_result_carries_a_bulk,
+    bulk_received_over_one_transport_is_usable_over_another,
+    third_engine_pulls_from_the_owner,
+    third_engine_pushes_to_the_owner,
+    origin_of_a_callers_bulk_reaches_the_caller,
+    origin_that_does_not_listen_is_an_error,
+    origin_that_is_finalized_is_disconnected,
+    own_bulk_returned_by_a_server_is_usable,
+    kept_bulk_is_usable_after_its_call,
+    bulk_in_a_result_is_usable,
 ];

@@ -1,4 +1,4 @@
-//! Memory that is exposed on terms: the owner keeps to them on every transport.
+//! Memory exposed with a `Grant`: the owner enforces its restrictions on every transport.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ fn assert_denied<T: std::fmt::Debug>(result: calomel::Result<T>, why: &str) {
     }
 }
 
-/// The client, as the server knows it.
+/// The server's endpoint of the client.
 fn meet(pair: &Pair) -> Endpoint {
     let met = Arc::new(Mutex::new(None));
     let seen = met.clone();
@@ -32,7 +32,7 @@ fn meet(pair: &Pair) -> Endpoint {
     met.lock().unwrap().take().unwrap()
 }
 
-fn without_terms_it_is_as_ever(net: &Net) {
+fn empty_grant_restricts_nothing(net: &Net) {
     let pair = net.pair();
     for len in LENGTHS {
         let theirs = pair.server.expose_with(pattern(1, len), BulkMode::ReadWrite, &Grant::new()).unwrap();
@@ -45,7 +45,7 @@ fn without_terms_it_is_as_ever(net: &Net) {
     }
 }
 
-fn one_transfer(net: &Net) {
+fn second_transfer_of_a_once_grant_is_denied(net: &Net) {
     let pair = net.pair();
     for len in LENGTHS {
         let theirs = pair.server.expose_with(pattern(1, len), BulkMode::ReadWrite, &Grant::new().once()).unwrap();
@@ -65,7 +65,7 @@ fn one_transfer(net: &Net) {
     assert_eq!(pair.server.refusals().total(), pair.server.refusals().used_up);
 }
 
-fn of_many_at_once_one_gets_it(net: &Net) {
+fn concurrent_transfers_of_a_once_grant_succeed_once(net: &Net) {
     let pair = net.pair();
     for round in 0..20 {
         let theirs = pair.server.expose_with(pattern(round, 100_000), BulkMode::ReadOnly, &Grant::new().once()).unwrap();
@@ -89,7 +89,7 @@ fn of_many_at_once_one_gets_it(net: &Net) {
     }
 }
 
-fn a_quota(net: &Net) {
+fn transfers_beyond_the_quota_are_denied(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose_with(pattern(1, 100_000), BulkMode::ReadWrite, &Grant::new().quota(250_000)).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -106,7 +106,7 @@ fn a_quota(net: &Net) {
     assert_eq!(most.bulk().on(&pair.to_server).pull_into(&mut copy[..10]).unwrap(), 10);
 }
 
-fn a_time(net: &Net) {
+fn transfers_after_expiry_are_denied(net: &Net) {
     let pair = net.pair();
     for len in [1, 3000, 300_000] {
         let time = Duration::from_millis(50);
@@ -114,7 +114,7 @@ fn a_time(net: &Net) {
         let theirs = pair.server.expose_with(pattern(1, len), BulkMode::ReadWrite, &Grant::new().expires_after(time)).unwrap();
         let remote = theirs.bulk().on(&pair.to_server);
         let mut copy = vec![0u8; len];
-        // Transfers succeed until they don't.
+        // Transfers succeed until the grant expires.
         let error = loop {
             match remote.pull_into(&mut copy) {
                 Ok(moved) => assert_eq!(moved, len),
@@ -128,7 +128,7 @@ fn a_time(net: &Net) {
             assert_denied(remote.pull_into(&mut copy), "expired");
             assert_denied(remote.push_from(&vec![9u8; len]), "expired");
         }
-        // The owner still has it.
+        // The owner can still access it.
         let mut ours = vec![0u8; len];
         theirs.read_at(0, &mut ours).unwrap();
         theirs.write_at(0, &vec![4u8; len]).unwrap();
@@ -142,9 +142,9 @@ fn a_time(net: &Net) {
     assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut [0u8; 10][..]).unwrap(), 10);
 }
 
-/// Peers push and pull all the time, large memory and small; from some moment on nobody touches it, and they know why. It is the
-/// library's own, too, which peers on this host have mapped.
-fn it_expires_in_the_middle(net: &Net) {
+/// Peers push and pull all the time, large memory and small; once the grant has expired, no peer accesses it, and peers get the
+/// reason. The memory is from `engine.alloc`, which peers on this host have mapped.
+fn expiry_ends_transfers_in_progress(net: &Net) {
     let pair = net.pair();
     for push in [true, false] {
         for len in [10_000, 8 << 20] {
@@ -175,7 +175,7 @@ fn it_expires_in_the_middle(net: &Net) {
     }
 }
 
-/// Serves "use": pulls from a bulk, and pushes what it has pulled, for as long as it is told; keeps the bulk.
+/// Defines `use`: pulls from a bulk, pushes the same bytes back, and keeps the bulk.
 fn define_use(engine: &Engine) -> Arc<Mutex<Option<(Bulk, Endpoint)>>> {
     let kept = Arc::new(Mutex::new(None));
     let keep = kept.clone();
@@ -191,18 +191,18 @@ fn define_use(engine: &Engine) -> Arc<Mutex<Option<(Bulk, Endpoint)>>> {
     kept
 }
 
-fn one_call(net: &Net) {
+fn transfers_after_the_one_call_are_denied(net: &Net) {
     let pair = net.pair();
     let kept = define_use(&pair.server);
     let use_it = pair.client.procedure::<Bulk, Result<usize, String>>("use");
     for len in LENGTHS {
         let ours = pair.client.expose_with(pattern(1, len), BulkMode::ReadWrite, &Grant::new().for_one_call()).unwrap();
-        // With the answer the right ends.
+        // The answer ends the permission.
         assert_eq!(use_it.on(&pair.to_server).call(&ours.bulk()).unwrap(), Ok(2 * len));
         let (bulk, owner) = kept.lock().unwrap().take().unwrap();
         assert_denied(bulk.on(&owner).pull_into(&mut vec![0u8; len]), "has ended");
         assert_denied(bulk.on(&owner).push_from(&vec![9u8; len]), "has ended");
-        // In another call it is of no use either.
+        // Another call does not renew it.
         let again = use_it.on(&pair.to_server).call(&ours.bulk()).unwrap();
         assert!(again.is_err_and(|error| error.contains("has ended")));
         assert!(ours.reclaim() == pattern(1, len));
@@ -210,8 +210,8 @@ fn one_call(net: &Net) {
     assert_eq!(pair.client.refusals().other_call, 3 * LENGTHS.len() as u64);
 }
 
-fn nobody_else_during_the_call(net: &Net) {
-    // client -> server -> third: the server may, the third must not.
+fn third_engine_is_denied_during_the_one_call(net: &Net) {
+    // client -> server -> third: the server has access, the third engine has not.
     let pair = net.pair();
     let third = net.server();
     let to_third = pair.server.lookup(third.address()).unwrap();
@@ -229,7 +229,7 @@ fn nobody_else_during_the_call(net: &Net) {
             Ok(theirs)
         })
         .unwrap();
-    // The owner listens, so that the third finds it.
+    // The owner listens, so that the third engine can reach it.
     let owner = net.server();
     let to_server = owner.lookup(pair.server.address()).unwrap();
     let forward = owner.procedure::<Bulk, Result<Result<usize, String>, String>>("forward");
@@ -241,9 +241,9 @@ fn nobody_else_during_the_call(net: &Net) {
     assert_eq!(owner.refusals().other_call, 2);
 }
 
-fn a_call_that_is_given_up_ends_its_transfers(net: &Net) {
+fn cancelled_or_timed_out_call_ends_its_transfers(net: &Net) {
     let pair = net.pair();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (began, begun) = mpsc::channel();
     pair.server
         .define("push on", move |request: &Request, bulk: Bulk| {
@@ -252,7 +252,7 @@ fn a_call_that_is_given_up_ends_its_transfers(net: &Net) {
             let bytes = vec![2u8; bulk.len()];
             while begin.elapsed() < BOUND {
                 if let Err(error) = remote.push_from(&bytes) {
-                    let _ = tell.send(error);
+                    let _ = sender.send(error);
                     return;
                 }
                 let _ = began.send(());
@@ -271,8 +271,8 @@ fn a_call_that_is_given_up_ends_its_transfers(net: &Net) {
             }
             assert_error!(pending.wait(), Error::Cancelled { .. } | Error::Timeout { .. });
             ours.write_at(0, &vec![3u8; len]).unwrap();
-            // It stays ours, though it is exposed.
-            let error = told.recv_timeout(BOUND).unwrap();
+            // The memory is still exposed, but only the owner accesses it.
+            let error = receiver.recv_timeout(BOUND).unwrap();
             assert_error!(Err::<(), _>(error), Error::AccessDenied { .. } | Error::Revoked { .. });
             assert!(ours.reclaim() == vec![3; len]);
             while begun.try_recv().is_ok() {}
@@ -281,17 +281,17 @@ fn a_call_that_is_given_up_ends_its_transfers(net: &Net) {
     end(&pair.server);
 }
 
-fn a_one_way_call(net: &Net) {
+fn transfers_after_the_one_way_call_are_denied(net: &Net) {
     let pair = net.pair();
     let kept = define_use(&pair.server);
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     pair.server
         .define("keep", move |request: &Request, bulk: Bulk| {
-            let _ = tell.send((bulk, request.endpoint().clone()));
+            let _ = sender.send((bulk, request.endpoint().clone()));
         })
         .unwrap();
     let one_call = Grant::new().for_one_call();
-    // The receiver has dropped it: nobody can use it any more.
+    // The receiver has dropped the bulk: the permission ends.
     let ours = pair.client.expose_with(pattern(1, 100_000), BulkMode::ReadWrite, &one_call).unwrap();
     pair.client.procedure::<Bulk, Result<usize, String>>("use").on(&pair.to_server).notify(&ours.bulk()).unwrap();
     eventually("it was used", || kept.lock().unwrap().is_some());
@@ -301,12 +301,12 @@ fn a_one_way_call(net: &Net) {
     drop(bulk);
     ours.released().wait_timeout(BOUND).unwrap();
     assert_denied(outside.on(&owner).pull_into(&mut [0u8; 10][..]), "has ended");
-    // It keeps it: until the time is over, it may use it.
+    // The receiver keeps the bulk: the permission ends with the call's timeout.
     let ours = pair.client.expose_with(vec![1u8; 100], BulkMode::ReadWrite, &one_call).unwrap();
     let time = Duration::from_millis(300);
     let begin = Instant::now();
     pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server).timeout(time).notify(&ours.bulk()).unwrap();
-    let (bulk, owner) = told.recv_timeout(BOUND).unwrap();
+    let (bulk, owner) = receiver.recv_timeout(BOUND).unwrap();
     let error = loop {
         match bulk.on(&owner).pull_into(&mut [0u8; 100][..]) {
             Ok(moved) => assert_eq!(moved, 100),
@@ -319,8 +319,8 @@ fn a_one_way_call(net: &Net) {
     assert_denied(bulk.on(&owner).pull_into(&mut [0u8; 100][..]), "has ended");
 }
 
-fn small_memory_does_not_ride_along(net: &Net) {
-    // Nobody has a copy of its content: each pull asks the owner, and is counted.
+fn restricted_memory_is_not_sent_eagerly(net: &Net) {
+    // The peer has no copy of its content: each pull asks the owner, and is counted.
     let pair = net.pair();
     let kept = Arc::new(Mutex::new(None));
     let keep = kept.clone();
@@ -353,7 +353,7 @@ fn small_memory_does_not_ride_along(net: &Net) {
     }
 }
 
-fn one_peer_and_other_terms(net: &Net) {
+fn grant_for_one_peer_is_denied_to_others_and_not_used_up(net: &Net) {
     let pair = net.pair();
     let other = net.client();
     let to_server = other.lookup(pair.server.address()).unwrap();
@@ -362,14 +362,14 @@ fn one_peer_and_other_terms(net: &Net) {
     for len in LENGTHS {
         let theirs = pair.server.expose_with(pattern(1, len), BulkMode::ReadOnly, &grant).unwrap();
         let mut copy = vec![0u8; len];
-        // Strangers don't use it up.
+        // Denied transfers of other peers do not use it up.
         assert_denied(theirs.bulk().on(&to_server).pull_into(&mut copy), "another peer");
         assert!(copy.iter().all(|&b| b == 0));
         assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap(), len);
         assert!(copy == pattern(1, len));
         assert_denied(theirs.bulk().on(&pair.to_server).pull_into(&mut copy), "used up");
     }
-    // An endpoint of another engine says nothing to this one.
+    // An endpoint of another engine is refused.
     let foreign = Grant::new().only(&pair.to_server);
     assert_error!(pair.server.expose_with(vec![1u8; 10], BulkMode::ReadOnly, &foreign), Error::OtherEngine { .. });
     assert_error!(pair.server.expose_read_only_with(vec![1u8; 10], &foreign), Error::OtherEngine { .. });
@@ -378,7 +378,7 @@ fn one_peer_and_other_terms(net: &Net) {
     assert_error!(result, Error::OtherEngine { .. });
 }
 
-fn an_engines_own_bulks_obey(net: &Net) {
+fn grants_restrict_the_owners_own_transfers(net: &Net) {
     let engine = net.server();
     let to_itself = engine.lookup(engine.address()).unwrap();
     let mut copy = vec![0u8; 1000];
@@ -394,17 +394,17 @@ fn an_engines_own_bulks_obey(net: &Net) {
     assert_denied(theirs.bulk().on(&to_itself).pull_into(&mut copy), "another peer");
     let ours = engine.expose_to(&to_itself, vec![1u8; 1000], BulkMode::ReadOnly).unwrap();
     assert_eq!(ours.bulk().on(&to_itself).pull_into(&mut copy).unwrap(), 1000);
-    // A call to itself is a call.
+    // A call to itself counts as a call.
     define_use(&engine);
     let call = engine.expose_with(vec![1u8; 1000], BulkMode::ReadWrite, &Grant::new().for_one_call()).unwrap();
     assert_denied(call.bulk().on(&to_itself).pull_into(&mut copy), "has not been made");
     let use_it = engine.procedure::<Bulk, Result<usize, String>>("use");
     assert_eq!(use_it.on(&to_itself).call(&call.bulk()).unwrap(), Ok(2000));
     assert_denied(call.bulk().on(&to_itself).pull_into(&mut copy), "has ended");
-    assert_eq!(engine.refusals().total(), 0, "those of peers are counted");
+    assert_eq!(engine.refusals().total(), 0, "only refusals to peers are counted");
 }
 
-fn in_a_scope(net: &Net) {
+fn grants_restrict_memory_of_a_scope(net: &Net) {
     let pair = net.pair();
     let kept = define_use(&pair.server);
     let use_it = pair.client.procedure::<Bulk, Result<usize, String>>("use");
@@ -429,18 +429,18 @@ fn in_a_scope(net: &Net) {
 }
 
 suite![
-    without_terms_it_is_as_ever,
-    one_transfer,
-    of_many_at_once_one_gets_it,
-    a_quota,
-    a_time,
-    it_expires_in_the_middle,
-    one_call,
-    nobody_else_during_the_call,
-    a_call_that_is_given_up_ends_its_transfers,
-    a_one_way_call,
-    small_memory_does_not_ride_along,
-    one_peer_and_other_terms,
-    an_engines_own_bulks_obey,
-    in_a_scope,
+    empty_grant_restricts_nothing,
+    second_transfer_of_a_once_grant_is_denied,
+    concurrent_transfers_of_a_once_grant_succeed_once,
+    transfers_beyond_the_quota_are_denied,
+    transfers_after_expiry_are_denied,
+    expiry_ends_transfers_in_progress,
+    transfers_after_the_one_call_are_denied,
+    third_engine_is_denied_during_the_one_call,
+    cancelled_or_timed_out_call_ends_its_transfers,
+    transfers_after_the_one_way_call_are_denied,
+    restricted_memory_is_not_sent_eagerly,
+    grant_for_one_peer_is_denied_to_others_and_not_used_up,
+    grants_restrict_the_owners_own_transfers,
+    grants_restrict_memory_of_a_scope,
 ];

@@ -1,4 +1,4 @@
-//! Bulk data: exposing memory, moving it, and taking it back.
+//! Tests of bulk data: exposing memory, transfers, and reclaiming it.
 
 mod basics;
 mod borrowed;

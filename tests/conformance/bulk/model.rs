@@ -1,4 +1,4 @@
-//! Random transfers between segments of unequal shape, against the plainest model: one vector of bytes a side.
+//! Random transfers between segments of different lengths, checked against a simple model: one vector of bytes per side.
 
 use calomel::{BulkMode, Exposed, RemoteBulk, Segments};
 
@@ -7,7 +7,7 @@ use crate::support::{Net, Pair, Random, block_on, pattern};
 const REGIONS: usize = 12;
 const ROUNDS: usize = 40;
 
-/// Exposed segments, and what they hold.
+/// Exposed segments, and their expected bytes.
 struct Side {
     exposed: Option<Exposed<Segments<Vec<u8>>>>,
     model: Vec<u8>,
@@ -15,7 +15,7 @@ struct Side {
 
 impl Side {
     fn new(engine: &calomel::Engine, random: &mut Random) -> Side {
-        // Mostly a few short segments, empty ones among them; sometimes long ones, of many chunks.
+        // Mostly a few short segments, including empty ones; sometimes long ones of many chunks.
         let segments: Vec<Vec<u8>> = (0..1 + random.below(9))
             .map(|_| {
                 let most = [1, 5, 100, 5000, 70_000, 600_000][random.below(6)];
@@ -32,7 +32,7 @@ impl Side {
         self.exposed.as_ref().unwrap()
     }
 
-    /// Any part of it, the whole and the empty ones at its ends included.
+    /// A random range of it, which may be the whole, or empty at either end.
     fn range(&self, random: &mut Random) -> (usize, usize) {
         if random.below(5) == 0 {
             return (0, self.model.len());
@@ -42,7 +42,7 @@ impl Side {
     }
 }
 
-/// One transfer, by one of the ways there are; what it moved.
+/// One transfer with a random API; returns the bytes transferred.
 fn transfer(random: &mut Random, remote: &RemoteBulk, side: &mut Side, (offset, len): (usize, usize), pull: bool) -> usize {
     let whole = (offset, len) == (0, side.model.len());
     let slice = side.exposed().slice(offset, len).unwrap();
@@ -65,7 +65,7 @@ fn transfer(random: &mut Random, remote: &RemoteBulk, side: &mut Side, (offset, 
         (1, false) => (remote << &slice).unwrap(),
         (2, true) => block_on(remote.start_pull_into(slice)).0.unwrap(),
         (2, false) => remote.start_push_from(slice).wait().0.unwrap(),
-        // Through plain memory of our own.
+        // Through plain memory.
         (_, true) => {
             let mut plain = vec![0u8; len];
             let moved = remote.pull_into(&mut plain).unwrap();
@@ -93,7 +93,7 @@ fn random_transfers_agree_with_the_model(net: &Net) {
         let mut ours = Side::new(&pair.client, &mut random);
         for round in 0..ROUNDS {
             let (there, here) = (theirs.range(&mut random), ours.range(&mut random));
-            // A part of the bulk in one step or in two.
+            // A slice of the bulk, made in one step or in two.
             let bulk = theirs.exposed().bulk();
             let bulk = if random.below(2) == 0 {
                 bulk.slice(there.0, there.1).unwrap()
@@ -112,7 +112,7 @@ fn random_transfers_agree_with_the_model(net: &Net) {
             } else {
                 far.copy_from_slice(near);
             }
-            // Something new to move, now and then.
+            // New bytes, now and then.
             if random.below(4) == 0 {
                 let (len, seed) = (random.below(theirs.model.len() + 1).min(1000), random.next());
                 let offset = random.below(theirs.model.len() - len + 1);
@@ -120,7 +120,7 @@ fn random_transfers_agree_with_the_model(net: &Net) {
                 theirs.exposed().write_at(offset, &fresh).unwrap();
                 theirs.model[offset..offset + len].copy_from_slice(&fresh);
             }
-            // And a look at any part of either side.
+            // Checks a random range of either side.
             let side = if random.below(2) == 0 { &theirs } else { &ours };
             let (offset, len) = side.range(&mut random);
             let mut part = vec![0u8; len];

@@ -1,10 +1,10 @@
-//! Copies within one exposure that overlap themselves, against `copy_within` of a vector.
+//! Overlapping copies within one exposure, compared with `copy_within` of a vector.
 
 use calomel::{BulkMode, Exposed, Segments};
 
 use crate::support::{Net, Random, block_on, pattern};
 
-fn ten_mebibytes_onto_themselves(net: &Net) {
+fn overlapping_copy_of_ten_mebibytes_equals_memmove(net: &Net) {
     const LEN: usize = 10 << 20;
     const HALF: usize = LEN / 2;
     const QUARTER: usize = LEN / 4;
@@ -28,11 +28,11 @@ fn ten_mebibytes_onto_themselves(net: &Net) {
     }
 }
 
-fn segments_onto_themselves(net: &Net) {
+fn overlapping_copies_of_segments_equal_memmove(net: &Net) {
     let engine = net.client();
     let mut random = Random(41);
     for round in 0..12 {
-        // Sizes that do not divide each other, nor a chunk; empty ones among them.
+        // Sizes that divide neither each other nor a chunk, including empty segments.
         let segments: Vec<Vec<u8>> = (0..1 + random.below(7))
             .map(|_| {
                 let most = [1, 7, 4099, 100_003, 700_001][random.below(5)];
@@ -59,7 +59,7 @@ fn segments_onto_themselves(net: &Net) {
             exposed.read_at(0, &mut found).unwrap();
             assert!(found == model, "round {round}, step {step}: {len} bytes from {from} to {to}");
         }
-        // The whole of it, onto itself, in the transfer's own hands.
+        // The whole of it, onto itself, with the exposure moved into the transfer.
         let whole = exposed.bulk().origin(&engine).unwrap();
         let (moved, back) = whole.start_pull_into(exposed).wait();
         assert_eq!(moved.unwrap(), model.len());
@@ -68,8 +68,8 @@ fn segments_onto_themselves(net: &Net) {
     }
 }
 
-fn a_plain_slice_never_overlaps_what_is_exposed(net: &Net) {
-    // The borrow checker sees to that: an exposed buffer is owned by its exposure, or borrowed by its scope.
+fn copy_through_a_plain_slice_equals_memmove(net: &Net) {
+    // The borrow checker ensures it: an exposed buffer is owned by its exposure, or borrowed by its scope.
     let engine = net.client();
     let mut buffer = pattern(5, 1_000_000);
     let mut model = buffer.clone();
@@ -85,4 +85,8 @@ fn a_plain_slice_never_overlaps_what_is_exposed(net: &Net) {
     assert!(buffer == model);
 }
 
-suite![ten_mebibytes_onto_themselves, segments_onto_themselves, a_plain_slice_never_overlaps_what_is_exposed];
+suite![
+    overlapping_copy_of_ten_mebibytes_equals_memmove,
+    overlapping_copies_of_segments_equal_memmove,
+    copy_through_a_plain_slice_equals_memmove
+];

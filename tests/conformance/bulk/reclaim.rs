@@ -1,4 +1,4 @@
-//! Taking memory back while peers use it: they are locked out first, and what they began has ended.
+//! Reclaiming memory while peers use it: first their access is revoked, then accesses in progress are fenced.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -12,8 +12,9 @@ use crate::support::{BOUND, Net, eventually, pattern, stays};
 const LEN: usize = 4 << 20;
 const QUIET: Duration = Duration::from_millis(60);
 
-/// Peers that transfer to and from a bulk without end, until that fails; runs `meanwhile` once they do.
-fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -> T) -> T {
+/// Two threads push to a bulk and two pull from it, as far as its mode allows, until it is revoked; runs `meanwhile` once they
+/// have started.
+fn with_transfers_in_progress<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -> T) -> T {
     let moved = AtomicU32::new(0);
     let rounds = |transfer: &dyn Fn(u8) -> calomel::Result<usize>| {
         let begin = Instant::now();
@@ -23,7 +24,7 @@ fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -
                 return;
             }
             moved.fetch_add(1, Ordering::SeqCst);
-            assert!(begin.elapsed() < BOUND, "the memory was never taken back");
+            assert!(begin.elapsed() < BOUND, "the memory was never revoked");
         }
     };
     thread::scope(|s| {
@@ -46,50 +47,50 @@ fn under_fire<T>(remote: &RemoteBulk, mode: BulkMode, meanwhile: impl FnOnce() -
     })
 }
 
-fn reclaim_gives_quiet_memory_back(net: &Net) {
+fn reclaimed_memory_is_not_written_any_more(net: &Net) {
     let pair = net.pair();
     for mode in [BulkMode::WriteOnly, BulkMode::ReadWrite] {
         let theirs = pair.server.expose(vec![0u8; LEN], mode).unwrap();
         let remote = theirs.bulk().on(&pair.to_server);
-        under_fire(&remote, mode, || {
+        with_transfers_in_progress(&remote, mode, || {
             let begin = Instant::now();
             let bytes = theirs.reclaim();
             assert!(begin.elapsed() < Duration::from_secs(3));
             let snapshot = bytes.clone();
-            stays("nobody writes", QUIET, || std::hint::black_box(&bytes) == &snapshot);
+            stays("the memory is not written", QUIET, || std::hint::black_box(&bytes) == &snapshot);
         });
     }
 }
 
-fn dropping_frees_memory_that_nobody_writes(net: &Net) {
+fn memory_of_a_dropped_exposure_is_not_written_any_more(net: &Net) {
     let pair = net.pair();
     for _ in 0..3 {
         let theirs = pair.server.expose(vec![0u8; LEN], BulkMode::ReadWrite).unwrap();
         let remote = theirs.bulk().on(&pair.to_server);
-        under_fire(&remote, BulkMode::ReadWrite, || {
+        with_transfers_in_progress(&remote, BulkMode::ReadWrite, || {
             drop(theirs);
-            // The allocator gives the same memory out again: whoever has it now is alone with it.
+            // The allocator may return the same memory again; its new user must be the only writer.
             let fresh: Vec<Vec<u8>> = (0..3).map(|_| vec![0x5cu8; LEN]).collect();
-            stays("nobody writes", QUIET, || fresh.iter().all(|f| std::hint::black_box(f)[..] == fresh[0][..]));
+            stays("the memory is not written", QUIET, || fresh.iter().all(|f| std::hint::black_box(f)[..] == fresh[0][..]));
             assert!(fresh[0] == vec![0x5c; LEN]);
         });
     }
 }
 
-fn read_only_memory_is_reclaimed_under_readers(net: &Net) {
+fn read_only_memory_is_reclaimed_during_pulls(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose_read_only(pattern(1, LEN)).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
-    under_fire(&remote, BulkMode::ReadOnly, || {
+    with_transfers_in_progress(&remote, BulkMode::ReadOnly, || {
         let mut bytes = theirs.reclaim();
         assert!(bytes == pattern(1, LEN));
-        // Ours to write.
+        // Only the owner writes it now.
         bytes.fill(0);
     });
 }
 
-fn a_reader_sees_whole_values_or_an_error(net: &Net) {
-    // After reclaim the memory is refilled: a reader must never be told that its transfer went well and have seen that.
+fn pull_during_reclaim_returns_old_bytes_or_fails(net: &Net) {
+    // After reclaim the memory is refilled: a transfer that saw the new bytes must not succeed.
     let pair = net.pair();
     for _ in 0..6 {
         let theirs = pair.server.expose(vec![1u8; LEN], BulkMode::ReadOnly).unwrap();
@@ -110,8 +111,8 @@ fn a_reader_sees_whole_values_or_an_error(net: &Net) {
     }
 }
 
-fn the_local_side_of_a_transfer_is_reclaimed(net: &Net) {
-    // Not the owner's memory this time, but the buffer that a transfer of our own fills.
+fn reclaimed_target_of_a_pull_is_not_written_any_more(net: &Net) {
+    // Here the reclaimed buffer is the local target of a transfer, not the owner's memory.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 48 << 20], BulkMode::ReadOnly).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -131,7 +132,7 @@ fn the_local_side_of_a_transfer_is_reclaimed(net: &Net) {
     assert_eq!(remote.pull_into(&mut [0u8; 10][..]).unwrap(), 10);
 }
 
-fn a_forgotten_exposure_stays_exposed(net: &Net) {
+fn leaked_exposure_stays_exposed(net: &Net) {
     let pair = net.pair();
     let exposed = pair.server.expose(vec![1u8; 10_000], BulkMode::ReadWrite).unwrap();
     let bulk = exposed.bulk();
@@ -142,7 +143,7 @@ fn a_forgotten_exposure_stays_exposed(net: &Net) {
     assert_eq!(copy[..6], [2, 2, 2, 2, 2, 1]);
 }
 
-fn an_exposure_is_reclaimed_where_it_was_sent(net: &Net) {
+fn exposure_is_reclaimed_on_another_thread(net: &Net) {
     fn movable<T: Send + Sync + 'static>(_: &T) {}
     let pair = net.pair();
     let exposed: Exposed<Vec<u8>> = pair.server.expose(vec![3u8; 100], BulkMode::ReadWrite).unwrap();
@@ -151,8 +152,8 @@ fn an_exposure_is_reclaimed_where_it_was_sent(net: &Net) {
     assert_eq!(bytes, [3; 100]);
 }
 
-fn exposing_and_taking_back_without_end(net: &Net) {
-    // Thousands of exposures, half of them used: nothing piles up, nothing is mixed up.
+fn thousands_of_exposures_are_independent(net: &Net) {
+    // Thousands of exposures, half of them used, neither accumulate nor get mixed up.
     let pair = net.pair();
     thread::scope(|s| {
         for t in 0..4u8 {
@@ -175,12 +176,12 @@ fn exposing_and_taking_back_without_end(net: &Net) {
 }
 
 suite![
-    reclaim_gives_quiet_memory_back,
-    dropping_frees_memory_that_nobody_writes,
-    read_only_memory_is_reclaimed_under_readers,
-    a_reader_sees_whole_values_or_an_error,
-    the_local_side_of_a_transfer_is_reclaimed,
-    a_forgotten_exposure_stays_exposed,
-    an_exposure_is_reclaimed_where_it_was_sent,
-    exposing_and_taking_back_without_end,
+    reclaimed_memory_is_not_written_any_more,
+    memory_of_a_dropped_exposure_is_not_written_any_more,
+    read_only_memory_is_reclaimed_during_pulls,
+    pull_during_reclaim_returns_old_bytes_or_fails,
+    reclaimed_target_of_a_pull_is_not_written_any_more,
+    leaked_exposure_stays_exposed,
+    exposure_is_reclaimed_on_another_thread,
+    thousands_of_exposures_are_independent,
 ];

@@ -1,4 +1,4 @@
-//! The owner learns when nobody can use its memory any more.
+//! `released` resolves when no peer holds the memory's bulk any more.
 
 use std::pin::Pin;
 use std::sync::{Arc, mpsc};
@@ -12,14 +12,14 @@ use crate::support::{BOUND, Net, Pair, block_on, eventually};
 
 const SHORT: Duration = Duration::from_millis(50);
 
-/// `keep` hands what it gets to the test.
+/// `keep` passes each bulk that it receives to the test.
 fn define_keep(engine: &Engine) -> mpsc::Receiver<Bulk> {
-    let (tell, told) = mpsc::channel();
-    engine.define("keep", move |_: &Request, bulk: Bulk| tell.send(bulk).unwrap()).unwrap();
-    told
+    let (sender, receiver) = mpsc::channel();
+    engine.define("keep", move |_: &Request, bulk: Bulk| sender.send(bulk).unwrap()).unwrap();
+    receiver
 }
 
-fn what_was_never_sent_is_released(net: &Net) {
+fn bulk_that_was_never_sent_is_released(net: &Net) {
     let engine = net.client();
     let exposed = engine.expose(vec![0u8; 100_000], BulkMode::ReadWrite).unwrap();
     exposed.released().wait_timeout(BOUND).unwrap();
@@ -27,8 +27,8 @@ fn what_was_never_sent_is_released(net: &Net) {
     block_on(exposed.released());
 }
 
-fn a_notification_releases_when_its_receiver_is_done(net: &Net) {
-    // The gap in one-way RPCs: who sent one has no answer to wait for.
+fn bulk_of_a_one_way_call_is_released_when_its_receiver_drops_it(net: &Net) {
+    // A one-way call has no answer that its caller could wait for.
     for (len, limit) in [(10, 0), (10, 4096), (100_000, 4096)] {
         let pair = net.pair_with(|b| b.eager_bulk_limit(limit));
         let kept = define_keep(&pair.server);
@@ -45,7 +45,7 @@ fn a_notification_releases_when_its_receiver_is_done(net: &Net) {
     }
 }
 
-fn every_holder_counts(net: &Net) {
+fn bulk_is_released_when_all_holders_have_dropped_it(net: &Net) {
     let pair = net.pair();
     let other = net.server();
     let (kept, kept2) = (define_keep(&pair.server), define_keep(&other));
@@ -69,7 +69,7 @@ fn every_holder_counts(net: &Net) {
     exposed.released().wait_timeout(BOUND).unwrap();
 }
 
-fn a_call_that_returned_has_released(net: &Net) {
+fn bulk_is_released_when_its_call_returns(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("look", |request: &Request, bulk: Bulk| bulk.on(request.endpoint()).pull_into(&mut [0u8; 10][..]).unwrap())
@@ -82,7 +82,7 @@ fn a_call_that_returned_has_released(net: &Net) {
     }
 }
 
-fn a_holder_that_goes_away_holds_no_more(net: &Net) {
+fn bulk_is_released_when_its_holder_is_finalized(net: &Net) {
     let pair = net.pair();
     let kept = define_keep(&pair.server);
     let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
@@ -94,7 +94,7 @@ fn a_holder_that_goes_away_holds_no_more(net: &Net) {
     drop(bulk);
 }
 
-fn released_is_a_future_that_wakes(net: &Net) {
+fn awaited_released_is_woken(net: &Net) {
     let pair = net.pair();
     let kept = define_keep(&pair.server);
     let exposed = pair.client.expose(vec![5u8; 100_000], BulkMode::ReadWrite).unwrap();
@@ -108,7 +108,7 @@ fn released_is_a_future_that_wakes(net: &Net) {
     waiter.join().unwrap();
 }
 
-fn one_waker_is_kept_for_each_future(net: &Net) {
+fn released_keeps_only_the_last_waker_of_a_future(net: &Net) {
     struct Nothing;
     impl std::task::Wake for Nothing {
         fn wake(self: Arc<Self>) {}
@@ -129,18 +129,18 @@ fn one_waker_is_kept_for_each_future(net: &Net) {
     for task in &tasks {
         assert!(!polled(&mut released, task) && !polled(&mut released, task));
     }
-    // Of each task one count is the list's own.
+    // The list itself holds one count of each task.
     let wakers: usize = tasks.iter().map(|task| Arc::strong_count(task) - 1).sum();
-    assert_eq!(wakers, 1, "wakers are kept of tasks that have moved on");
+    assert_eq!(wakers, 1, "wakers of earlier tasks are kept");
     assert_eq!(Arc::strong_count(&first), 2);
     drop(released);
-    assert!(tasks.iter().all(|task| Arc::strong_count(task) == 1), "a waker is kept of a future that is gone");
+    assert!(tasks.iter().all(|task| Arc::strong_count(task) == 1), "the waker of a dropped future is kept");
     drop(bulk);
-    eventually("the other one is told", || polled(&mut other, &first));
+    eventually("the other future is woken", || polled(&mut other, &first));
 }
 
-fn a_request_that_never_decoded_holds_nothing(net: &Net) {
-    // Panics, mismatches and missing procedures on the way leave no holder behind.
+fn bulk_of_a_failed_call_is_released(net: &Net) {
+    // Panics, dropped responders and unknown procedures leave no lease behind.
     let pair = net.pair();
     pair.server.define("panics", |_: &Request, _: Bulk| -> u8 { panic!("with a bulk in hand") }).unwrap();
     pair.server.define_deferred("forgets", |_: Responder<u8>, _: Bulk| {}).unwrap();
@@ -157,7 +157,7 @@ fn a_request_that_never_decoded_holds_nothing(net: &Net) {
     exposed.released().wait_timeout(BOUND).unwrap();
 }
 
-fn forwarding_keeps_it_held(net: &Net) {
+fn forwarded_bulk_is_not_released(net: &Net) {
     let (owner, middle, last) = (net.server(), net.server(), net.server());
     let kept = define_keep(&last);
     let to_last = middle.lookup(last.address()).unwrap();
@@ -170,20 +170,20 @@ fn forwarding_keeps_it_held(net: &Net) {
     let pair = Pair::of(middle, owner);
     pair.client.procedure::<Bulk, ()>("forward").on(&pair.to_server).call(&exposed.bulk()).unwrap();
     let bulk = kept.recv_timeout(BOUND).unwrap();
-    // The last one can still reach the owner, so that the owner must not think itself alone.
+    // The last engine can still reach the owner, so the lease must not have ended.
     assert_error!(exposed.released().wait_timeout(SHORT), Error::Timeout { .. });
     assert_eq!(bulk.origin(&last).unwrap().pull_into(&mut [0u8; 10][..]).unwrap(), 10);
     drop(bulk);
     exposed.released().wait_timeout(BOUND).unwrap();
 }
 
-fn handlers_that_wait_for_a_release_don_t_count(net: &Net) {
-    // As many handlers as there are threads wait for what only another handler brings about.
+fn handlers_that_wait_for_a_release_do_not_use_up_threads(net: &Net) {
+    // All handler threads wait for a release that only another handler can bring about.
     let pair = net.pair_with(|b| b.handler_threads(1));
     pair.client.define("back", |_: &Request, ()| ()).unwrap();
     pair.client
         .define("hold", |request: &Request, bulk: Bulk| {
-            // Calls back before it lets the bulk go, after the call that brought it has been answered.
+            // Calls back before it drops the bulk, after the call that carried it has been answered.
             let (engine, caller) = (request.engine().clone(), request.endpoint().clone());
             thread::spawn(move || {
                 thread::sleep(SHORT);
@@ -194,29 +194,29 @@ fn handlers_that_wait_for_a_release_don_t_count(net: &Net) {
         .unwrap();
     pair.server.define("poke", |_: &Request, ()| ()).unwrap();
     pair.server
-        .define("lend", |request: &Request, ()| {
+        .define("expose", |request: &Request, ()| {
             let exposed = request.engine().expose(vec![1u8; 100_000], BulkMode::ReadWrite).unwrap();
             let hold = request.engine().procedure::<Bulk, ()>("hold");
             hold.on(request.endpoint()).call(&exposed.bulk()).unwrap();
             exposed.released().wait_timeout(BOUND / 2).is_ok()
         })
         .unwrap();
-    let lend = pair.client.procedure::<(), bool>("lend");
-    let pendings: Vec<_> = (0..3).map(|_| lend.on(&pair.to_server).start(&()).unwrap()).collect();
+    let expose = pair.client.procedure::<(), bool>("expose");
+    let pendings: Vec<_> = (0..3).map(|_| expose.on(&pair.to_server).start(&()).unwrap()).collect();
     for pending in pendings {
         assert!(pending.wait().unwrap());
     }
 }
 
 suite![
-    one_waker_is_kept_for_each_future,
-    handlers_that_wait_for_a_release_don_t_count,
-    what_was_never_sent_is_released,
-    a_notification_releases_when_its_receiver_is_done,
-    every_holder_counts,
-    a_call_that_returned_has_released,
-    a_holder_that_goes_away_holds_no_more,
-    released_is_a_future_that_wakes,
-    a_request_that_never_decoded_holds_nothing,
-    forwarding_keeps_it_held,
+    released_keeps_only_the_last_waker_of_a_future,
+    handlers_that_wait_for_a_release_do_not_use_up_threads,
+    bulk_that_was_never_sent_is_released,
+    bulk_of_a_one_way_call_is_released_when_its_receiver_drops_it,
+    bulk_is_released_when_all_holders_have_dropped_it,
+    bulk_is_released_when_its_call_returns,
+    bulk_is_released_when_its_holder_is_finalized,
+    awaited_released_is_woken,
+    bulk_of_a_failed_call_is_released,
+    forwarded_bulk_is_not_released,
 ];

@@ -12,7 +12,7 @@ use crate::support::{BOUND, Net, eventually, pattern};
 
 const LEN: usize = 4 << 20;
 
-fn a_handler_works_on_borrowed_memory(net: &Net) {
+fn handler_transfers_with_borrowed_memory(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("double", |request: &Request, bulk: Bulk| {
@@ -37,7 +37,7 @@ fn a_handler_works_on_borrowed_memory(net: &Net) {
     assert!((10..50_000).all(|i| numbers[i] == 2 * i as u32));
 }
 
-fn several_buffers_in_one_scope(net: &Net) {
+fn several_buffers_of_one_scope_are_usable(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("copy", |request: &Request, (from, text, to): (Bulk, Bulk, Bulk)| {
@@ -54,7 +54,7 @@ fn several_buffers_in_one_scope(net: &Net) {
         let from = s.expose_read_only(head)?;
         let text = s.expose_read_only(text.as_str())?;
         let to = s.expose(&mut target[..], BulkMode::WriteOnly)?;
-        // What is borrowed to be read can be read here, too.
+        // Memory borrowed for reading can still be read by the owner.
         assert_eq!(from.len(), head.len());
         copy.on(&pair.to_server).call(&(from, text, to))
     });
@@ -63,7 +63,7 @@ fn several_buffers_in_one_scope(net: &Net) {
     assert!(tail == &source[5000..]);
 }
 
-fn the_scopes_result_is_passed_on(net: &Net) {
+fn scope_returns_its_closures_result(net: &Net) {
     let engine = net.client();
     assert_eq!(engine.scope(|_| Ok(String::from("fine"))).unwrap(), "fine");
     let nothing = engine.lookup(net.dead_address()).unwrap();
@@ -74,7 +74,7 @@ fn the_scopes_result_is_passed_on(net: &Net) {
     assert_error!(result, Error::Unreachable { .. });
 }
 
-fn scopes_nest(net: &Net) {
+fn nested_scopes_are_usable(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("first", |request: &Request, bulk: Bulk| {
@@ -98,7 +98,7 @@ fn scopes_nest(net: &Net) {
     assert_eq!(b[0], 5);
 }
 
-fn a_bulk_that_escapes_is_revoked(net: &Net) {
+fn bulk_that_outlives_its_scope_is_revoked(net: &Net) {
     let pair = net.pair();
     for len in [1, 100, 100_000] {
         let mut buffer = vec![1u8; len];
@@ -116,7 +116,7 @@ fn a_bulk_that_escapes_is_revoked(net: &Net) {
     }
 }
 
-/// A peer that pushes into a bulk without end, until that fails.
+/// A peer that pushes into a bulk until a push fails.
 struct Pusher {
     pushes: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
@@ -126,7 +126,7 @@ struct Pusher {
 impl Pusher {
     fn define(engine: &Engine) -> Pusher {
         let (pushes, stop) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
-        let (tell, ended) = mpsc::channel();
+        let (sender, ended) = mpsc::channel();
         let (count, stopped) = (pushes.clone(), stop.clone());
         engine
             .define("push on", move |request: &Request, bulk: Bulk| {
@@ -135,7 +135,7 @@ impl Pusher {
                 for round in (0..=u8::MAX).cycle() {
                     let bytes = vec![round; bulk.len()];
                     if let Err(error) = remote.push_from(&bytes) {
-                        let _ = tell.send(error);
+                        let _ = sender.send(error);
                         return;
                     }
                     count.fetch_add(1, Ordering::SeqCst);
@@ -148,13 +148,13 @@ impl Pusher {
         Pusher { pushes, stop, ended }
     }
 
-    /// Returns in the middle of it.
+    /// Returns while pushes are in progress.
     fn wait_until_pushing(&self) {
         let before = self.pushes.load(Ordering::SeqCst);
         eventually("the peer pushes", || self.pushes.load(Ordering::SeqCst) >= before + 3);
     }
 
-    /// The push that the end of the exposure cut off.
+    /// Asserts that the last push failed because the exposure had ended.
     fn assert_revoked(&self) {
         let error = self.ended.recv_timeout(BOUND).unwrap();
         assert_error!(Err::<(), _>(error), Error::Revoked { .. });
@@ -167,14 +167,14 @@ impl Drop for Pusher {
     }
 }
 
-/// The memory is ours again: nobody writes it.
+/// Asserts that no peer writes the memory any more.
 #[track_caller]
 fn assert_quiet(buffer: &[u8]) {
     let snapshot = buffer.to_vec();
-    crate::support::stays("nobody writes", Duration::from_millis(60), || std::hint::black_box(buffer) == snapshot);
+    crate::support::stays("the memory is not written", Duration::from_millis(60), || std::hint::black_box(buffer) == snapshot);
 }
 
-fn the_scopes_end_fences_a_peer_that_writes(net: &Net) {
+fn end_of_the_scope_fences_pushes(net: &Net) {
     let pair = net.pair();
     let pusher = Pusher::define(&pair.server);
     let push = pair.client.procedure::<Bulk, ()>("push on");
@@ -193,7 +193,7 @@ fn the_scopes_end_fences_a_peer_that_writes(net: &Net) {
     }
 }
 
-fn an_error_in_the_scope_fences_too(net: &Net) {
+fn error_in_the_scope_fences_pushes(net: &Net) {
     let pair = net.pair();
     let pusher = Pusher::define(&pair.server);
     let push = pair.client.procedure::<Bulk, ()>("push on");
@@ -210,7 +210,7 @@ fn an_error_in_the_scope_fences_too(net: &Net) {
     pusher.assert_revoked();
 }
 
-fn a_panic_in_the_scope_fences_too(net: &Net) {
+fn panic_in_the_scope_fences_pushes(net: &Net) {
     let pair = net.pair();
     let pusher = Pusher::define(&pair.server);
     let push = pair.client.procedure::<Bulk, ()>("push on");
@@ -228,12 +228,12 @@ fn a_panic_in_the_scope_fences_too(net: &Net) {
         assert_quiet(&buffer);
         pusher.assert_revoked();
     }
-    // The engine has taken no harm.
+    // The engine is still usable.
     pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
     assert_eq!(pair.client.procedure::<u8, u8>("fine").on(&pair.to_server).call(&1).unwrap(), 1);
 }
 
-fn a_forgotten_bulk_in_a_scope_holds_nothing_open(net: &Net) {
+fn leaked_bulk_does_not_prolong_its_scope(net: &Net) {
     let pair = net.pair();
     let pusher = Pusher::define(&pair.server);
     let push = pair.client.procedure::<Bulk, ()>("push on");
@@ -252,13 +252,13 @@ fn a_forgotten_bulk_in_a_scope_holds_nothing_open(net: &Net) {
 }
 
 suite![
-    a_handler_works_on_borrowed_memory,
-    several_buffers_in_one_scope,
-    the_scopes_result_is_passed_on,
-    scopes_nest,
-    a_bulk_that_escapes_is_revoked,
-    the_scopes_end_fences_a_peer_that_writes,
-    an_error_in_the_scope_fences_too,
-    a_panic_in_the_scope_fences_too,
-    a_forgotten_bulk_in_a_scope_holds_nothing_open,
+    handler_transfers_with_borrowed_memory,
+    several_buffers_of_one_scope_are_usable,
+    scope_returns_its_closures_result,
+    nested_scopes_are_usable,
+    bulk_that_outlives_its_scope_is_revoked,
+    end_of_the_scope_fences_pushes,
+    error_in_the_scope_fences_pushes,
+    panic_in_the_scope_fences_pushes,
+    leaked_bulk_does_not_prolong_its_scope,
 ];

@@ -1,4 +1,4 @@
-//! Every size of bulk, around every limit, and chunks that don't divide evenly.
+//! Bulks of every size around every limit, and chunks that do not divide evenly.
 
 use calomel::{Bulk, BulkMode, Request, Segments};
 
@@ -12,7 +12,7 @@ fn sizes() -> impl Iterator<Item = usize> {
     [0, 1, 2, 3, 7, 63, 64, 65, 1000, 123_457, 999_983].into_iter().chain(near)
 }
 
-fn every_size_is_pulled_and_pushed(net: &Net) {
+fn bulks_of_every_size_are_pulled_and_pushed(net: &Net) {
     let pair = net.pair_with(|b| b.eager_limit(EAGER).eager_bulk_limit(EAGER));
     for len in sizes() {
         let data = pattern(len as u64, len);
@@ -26,7 +26,7 @@ fn every_size_is_pulled_and_pushed(net: &Net) {
     }
 }
 
-fn every_size_travels_through_a_handler(net: &Net) {
+fn bulks_of_every_size_are_transferred_by_a_handler(net: &Net) {
     let pair = net.pair_with(|b| b.eager_limit(EAGER).eager_bulk_limit(EAGER));
     pair.server
         .define("copy", |request: &Request, (from, to): (Bulk, Bulk)| {
@@ -45,7 +45,7 @@ fn every_size_travels_through_a_handler(net: &Net) {
     }
 }
 
-fn sixty_four_mebibytes(net: &Net) {
+fn sixty_four_mebibytes_are_transferred(net: &Net) {
     const LEN: usize = (64 << 20) + 13;
     let pair = net.pair();
     let data = pattern(1, LEN);
@@ -58,7 +58,7 @@ fn sixty_four_mebibytes(net: &Net) {
     assert!(theirs.reclaim() == data);
 }
 
-fn sixty_four_mebibytes_in_a_thousand_segments(net: &Net) {
+fn sixty_four_mebibytes_in_a_thousand_segments_are_transferred(net: &Net) {
     let pair = net.pair();
     let lens = || (0..1000).map(|i| (67 << 10) + 37 * i);
     let len: usize = lens().sum();
@@ -75,7 +75,7 @@ fn sixty_four_mebibytes_in_a_thousand_segments(net: &Net) {
     assert!(theirs.reclaim().0.concat() == data);
 }
 
-fn ten_thousand_tiny_segments(net: &Net) {
+fn ten_thousand_tiny_segments_are_transferred(net: &Net) {
     // More than any system call takes at once.
     let pair = net.pair();
     let data = pattern(3, 30_000);
@@ -92,7 +92,7 @@ fn ten_thousand_tiny_segments(net: &Net) {
     assert!(theirs.reclaim().0.concat() == reversed);
 }
 
-fn one_byte_at_a_time(net: &Net) {
+fn bytes_are_transferred_one_by_one(net: &Net) {
     let pair = net.pair();
     let data = pattern(4, 300);
     let theirs = pair.server.expose(vec![0u8; 300], BulkMode::ReadWrite).unwrap();
@@ -109,10 +109,10 @@ fn one_byte_at_a_time(net: &Net) {
 }
 
 suite![
-    every_size_is_pulled_and_pushed,
-    every_size_travels_through_a_handler,
-    sixty_four_mebibytes,
-    sixty_four_mebibytes_in_a_thousand_segments,
-    ten_thousand_tiny_segments,
-    one_byte_at_a_time,
+    bulks_of_every_size_are_pulled_and_pushed,
+    bulks_of_every_size_are_transferred_by_a_handler,
+    sixty_four_mebibytes_are_transferred,
+    sixty_four_mebibytes_in_a_thousand_segments_are_transferred,
+    ten_thousand_tiny_segments_are_transferred,
+    bytes_are_transferred_one_by_one,
 ];

@@ -1,11 +1,11 @@
-//! Parts of exposed memory, and parts of parts.
+//! Slices of exposed memory, and slices of slices.
 
 use calomel::{Bulk, BulkMode, Error, ExposedSlice};
 
 use crate::assert_error;
 use crate::support::{Net, pattern, travelled};
 
-fn a_slice_is_a_part(net: &Net) {
+fn slice_transfers_only_its_range(net: &Net) {
     let pair = net.pair();
     let data = pattern(1, 1000);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -19,7 +19,7 @@ fn a_slice_is_a_part(net: &Net) {
     assert!(after[..3] == data[..3] && after[3..48] == [1; 45] && after[48..] == data[48..]);
 }
 
-fn slices_of_slices_add_up(net: &Net) {
+fn offsets_of_nested_slices_add_up(net: &Net) {
     let pair = net.pair();
     let data = pattern(2, 1000);
     let theirs = pair.server.expose((data[..300].to_vec(), data[300..].to_vec()), BulkMode::ReadOnly).unwrap();
@@ -28,13 +28,13 @@ fn slices_of_slices_add_up(net: &Net) {
     let mut copy = vec![0u8; 200];
     assert_eq!(part.on(&pair.to_server).pull_into(&mut copy).unwrap(), 200);
     assert!(copy == data[250..450]);
-    // The same by slicing the remote side.
+    // The same by slicing the remote bulk.
     let remote = theirs.bulk().on(&pair.to_server).slice(200, 300).unwrap().slice(50, 200).unwrap();
     assert_eq!(remote.len(), 200);
     copy.fill(0);
     assert_eq!(remote.pull_into(&mut copy).unwrap(), 200);
     assert!(copy == data[250..450]);
-    // And down to nothing, at either end.
+    // And empty slices at either end.
     for (offset, len) in [(0, 0), (200, 0), (199, 1), (0, 1)] {
         let tiny = part.slice(offset, len).unwrap();
         assert_eq!((tiny.len(), tiny.is_empty()), (len, len == 0));
@@ -44,7 +44,7 @@ fn slices_of_slices_add_up(net: &Net) {
     }
 }
 
-fn what_lies_outside_is_out_of_range(net: &Net) {
+fn slice_beyond_the_end_is_out_of_range(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u8; 100], BulkMode::ReadWrite).unwrap();
     let (bulk, remote) = (theirs.bulk(), theirs.bulk().on(&pair.to_server));
@@ -78,7 +78,7 @@ fn what_lies_outside_is_out_of_range(net: &Net) {
     assert_error!(theirs.write_at(usize::MAX, &[1, 2]), Error::OutOfRange { .. });
 }
 
-fn parts_of_our_own_memory(net: &Net) {
+fn slice_of_local_memory_is_pulled_into_and_pushed_from(net: &Net) {
     let pair = net.pair();
     let data = pattern(3, 1000);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -95,7 +95,7 @@ fn parts_of_our_own_memory(net: &Net) {
     assert!(theirs.reclaim()[500..645] == data[..145]);
 }
 
-fn read_only_memory_is_sliced_to_push_from(net: &Net) {
+fn slice_of_read_only_memory_is_pushed_from(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u8; 5], BulkMode::WriteOnly).unwrap();
     let text = pair.client.expose_read_only(String::from("hello world")).unwrap();
@@ -105,7 +105,7 @@ fn read_only_memory_is_sliced_to_push_from(net: &Net) {
     assert_eq!(text.view(), "hello world");
 }
 
-fn a_slice_outlives_what_it_was_cut_from_as_an_error(net: &Net) {
+fn slice_of_reclaimed_memory_fails_with_revoked(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 10_000], BulkMode::ReadWrite).unwrap();
     let ours = pair.client.expose(vec![0u8; 100], BulkMode::ReadWrite).unwrap();
@@ -119,13 +119,13 @@ fn a_slice_outlives_what_it_was_cut_from_as_an_error(net: &Net) {
     assert!(theirs.reclaim() == [1; 10_000]);
 }
 
-fn disjoint_slices_transfer_side_by_side(net: &Net) {
+fn disjoint_slices_are_transferred_concurrently(net: &Net) {
     const PARTS: usize = 16;
     let pair = net.pair();
     let data = pattern(4, PARTS * 100_000);
     let theirs = pair.server.expose_read_only(data.clone()).unwrap();
     let ours = pair.client.expose(vec![0u8; data.len()], BulkMode::WriteOnly).unwrap();
-    // Part i comes from the other end.
+    // Part i is pulled from the opposite end.
     let transfers: Vec<_> = (0..PARTS)
         .map(|i| {
             let from = theirs.bulk().slice((PARTS - 1 - i) * 100_000, 100_000).unwrap();
@@ -143,11 +143,11 @@ fn disjoint_slices_transfer_side_by_side(net: &Net) {
 }
 
 suite![
-    a_slice_is_a_part,
-    slices_of_slices_add_up,
-    what_lies_outside_is_out_of_range,
-    parts_of_our_own_memory,
-    read_only_memory_is_sliced_to_push_from,
-    a_slice_outlives_what_it_was_cut_from_as_an_error,
-    disjoint_slices_transfer_side_by_side,
+    slice_transfers_only_its_range,
+    offsets_of_nested_slices_add_up,
+    slice_beyond_the_end_is_out_of_range,
+    slice_of_local_memory_is_pulled_into_and_pushed_from,
+    slice_of_read_only_memory_is_pushed_from,
+    slice_of_reclaimed_memory_fails_with_revoked,
+    disjoint_slices_are_transferred_concurrently,
 ];

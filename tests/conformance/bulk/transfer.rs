@@ -1,4 +1,4 @@
-//! Transfers in progress: started, awaited, timed, cancelled, dropped, forgotten.
+//! Transfers in progress: started, awaited, timed out, cancelled, dropped, leaked.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use crate::assert_error;
 use crate::support::{BOUND, Net, Pair, block_on, eventually, pattern, rounds};
 
 const LEN: usize = 3_000_000;
-/// Takes tens of milliseconds to move.
+/// A transfer of this length takes tens of milliseconds.
 const LONG: usize = 48 << 20;
 
-fn a_started_transfer_gives_result_and_buffer(net: &Net) {
+fn started_transfer_returns_result_and_buffer(net: &Net) {
     let pair = net.pair();
     let data = pattern(1, LEN);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -21,7 +21,7 @@ fn a_started_transfer_gives_result_and_buffer(net: &Net) {
     eventually("the transfer is done", || transfer.is_ready());
     let (result, ours): (_, Exposed<Vec<u8>>) = transfer.wait();
     assert_eq!(result.unwrap(), LEN);
-    // The buffer is as good as before: the same exposure.
+    // The exposure in the returned buffer is still valid.
     ours.write_at(0, &[1, 2, 3]).unwrap();
     let (result, ours) = theirs.bulk().on(&pair.to_server).start_push_from(ours).wait();
     assert_eq!(result.unwrap(), LEN);
@@ -29,7 +29,7 @@ fn a_started_transfer_gives_result_and_buffer(net: &Net) {
     assert!(theirs == ours && theirs[..3] == [1, 2, 3] && theirs[3..] == data[3..]);
 }
 
-fn a_transfer_is_a_future(net: &Net) {
+fn awaited_transfer_returns_result_and_buffer(net: &Net) {
     let pair = net.pair();
     let data = pattern(2, LEN);
     let theirs = pair.server.expose_read_only(data.clone()).unwrap();
@@ -43,7 +43,7 @@ fn a_transfer_is_a_future(net: &Net) {
     }
 }
 
-fn many_transfers_in_flight(net: &Net) {
+fn many_concurrent_transfers_succeed(net: &Net) {
     let pair = net.pair();
     let data = pattern(3, 64 * 50_000);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -69,7 +69,7 @@ fn many_transfers_in_flight(net: &Net) {
     }
 }
 
-fn failures_give_the_buffer_back(net: &Net) {
+fn failed_transfer_returns_the_buffer(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![1u8; 100], BulkMode::WriteOnly).unwrap();
     let ours = pair.client.expose(pattern(1, 100), BulkMode::ReadWrite).unwrap();
@@ -79,13 +79,13 @@ fn failures_give_the_buffer_back(net: &Net) {
     drop(theirs);
     let (result, ours) = gone.on(&pair.to_server).start_push_from(ours).wait();
     assert_error!(result, Error::Revoked { .. });
-    let nobody = pair.client.lookup(net.dead_address()).unwrap();
-    let (result, ours) = block_on(gone.on(&nobody).start_push_from(ours));
+    let absent = pair.client.lookup(net.dead_address()).unwrap();
+    let (result, ours) = block_on(gone.on(&absent).start_push_from(ours));
     assert!(result.unwrap_err().is_disconnected());
     assert!(ours.reclaim() == pattern(1, 100));
 }
 
-fn a_transfer_times_out(net: &Net) {
+fn transfer_beyond_its_timeout_fails_with_timeout(net: &Net) {
     let pair = net.pair();
     let data = pattern(4, LONG);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -106,14 +106,14 @@ fn a_transfer_times_out(net: &Net) {
         }
         ours = back;
     }
-    assert!(timeouts > 0, "not even no time at all was too short");
-    // Both sides are as good as before.
+    assert!(timeouts > 0, "even a timeout of zero was long enough");
+    // Both sides are still usable.
     let (result, ours) = remote.start_pull_into(ours).wait();
     assert_eq!(result.unwrap(), LONG);
     assert!(ours.reclaim() == data);
 }
 
-fn a_cancelled_transfer_ends_soon_and_is_over(net: &Net) {
+fn cancelled_pull_ends_soon_and_writes_no_more(net: &Net) {
     let pair = net.pair();
     let data = pattern(5, LONG);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -131,7 +131,7 @@ fn a_cancelled_transfer_ends_soon_and_is_over(net: &Net) {
             Ok(moved) => assert!(moved == LONG && ours == data),
             Err(error) => assert_error!(Err::<(), _>(error), Error::Cancelled { .. }),
         }
-        // It is ours now: what is written here stays.
+        // The transfer is over: what is written here stays.
         ours.fill(0x5c);
         thread::sleep(Duration::from_millis(5));
         assert!(ours == vec![0x5c; LONG]);
@@ -141,7 +141,7 @@ fn a_cancelled_transfer_ends_soon_and_is_over(net: &Net) {
     assert!(copy == data[..1000]);
 }
 
-fn a_cancelled_push_ends_soon_too(net: &Net) {
+fn cancelled_push_ends_soon(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u8; LONG], BulkMode::ReadWrite).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -163,7 +163,7 @@ fn a_cancelled_push_ends_soon_too(net: &Net) {
     assert!(theirs.iter().all(|&b| b <= 2));
 }
 
-fn cancelling_what_is_done_keeps_the_result(net: &Net) {
+fn cancel_of_a_completed_transfer_keeps_the_result(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![3u8; 1000], BulkMode::ReadWrite).unwrap();
     let ours = pair.client.expose(vec![0u8; 1000], BulkMode::ReadWrite).unwrap();
@@ -175,7 +175,7 @@ fn cancelling_what_is_done_keeps_the_result(net: &Net) {
     assert!(ours.reclaim() == [3; 1000]);
 }
 
-/// Sees that calls and transfers between the two still work.
+/// Asserts that calls and transfers between the two still work.
 fn assert_usable(pair: &Pair, theirs: &Exposed<Vec<u8>>) {
     let mut copy = vec![0u8; 1000];
     assert_eq!(theirs.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap(), 1000);
@@ -184,7 +184,7 @@ fn assert_usable(pair: &Pair, theirs: &Exposed<Vec<u8>>) {
     assert_error!(missing, Error::NoSuchProcedure { .. });
 }
 
-fn dropped_transfers_free_nothing_that_is_in_use(net: &Net) {
+fn dropped_transfer_does_not_write_freed_memory(net: &Net) {
     let pair = net.pair();
     let data = pattern(6, LONG);
     let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
@@ -194,7 +194,7 @@ fn dropped_transfers_free_nothing_that_is_in_use(net: &Net) {
         let transfer = remote.start_pull_into(ours);
         thread::sleep(Duration::from_micros(300 * round));
         drop(transfer);
-        // Whoever gets that memory now must have it alone.
+        // The new owner of that memory must be its only writer.
         let fresh = vec![0x77u8; LONG];
         thread::sleep(Duration::from_millis(2));
         assert!(fresh.iter().all(|&b| b == 0x77));
@@ -206,7 +206,7 @@ fn dropped_transfers_free_nothing_that_is_in_use(net: &Net) {
     assert!(theirs[LONG / 8..] == data[LONG / 8..]);
 }
 
-fn a_future_dropped_after_a_poll_frees_nothing_either(net: &Net) {
+fn transfer_dropped_after_a_poll_leaves_the_link_usable(net: &Net) {
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Waker};
@@ -221,7 +221,7 @@ fn a_future_dropped_after_a_poll_frees_nothing_either(net: &Net) {
     assert_usable(&pair, &theirs);
 }
 
-fn a_forgotten_transfer_is_a_leak_and_nothing_worse(net: &Net) {
+fn leaked_transfer_leaves_the_link_usable(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(pattern(7, LEN), BulkMode::ReadWrite).unwrap();
     let remote = theirs.bulk().on(&pair.to_server);
@@ -235,7 +235,7 @@ fn a_forgotten_transfer_is_a_leak_and_nothing_worse(net: &Net) {
     assert_eq!(theirs.reclaim().len(), LEN);
 }
 
-fn waiting_on_one_thread_and_starting_on_another(net: &Net) {
+fn transfer_started_on_another_thread_is_waited_for(net: &Net) {
     let pair = net.pair();
     let data = pattern(8, LEN);
     let theirs = pair.server.expose_read_only(data.clone()).unwrap();
@@ -246,8 +246,8 @@ fn waiting_on_one_thread_and_starting_on_another(net: &Net) {
     assert!(ours.reclaim() == data);
 }
 
-fn bytes_arrive_before_the_transfer_ends(net: &Net) {
-    // Not only at the end, out of a hidden copy: progress can be watched.
+fn pulled_bytes_are_visible_before_the_transfer_ends(net: &Net) {
+    // Bytes are written directly, not copied at the end: progress can be observed.
     let pair = net.pair();
     let theirs = pair.server.expose(vec![9u8; LONG], BulkMode::ReadOnly).unwrap();
     let ours = pair.client.expose(vec![0u8; LONG], BulkMode::WriteOnly).unwrap();
@@ -265,17 +265,17 @@ fn bytes_arrive_before_the_transfer_ends(net: &Net) {
 }
 
 suite![
-    a_started_transfer_gives_result_and_buffer,
-    a_transfer_is_a_future,
-    many_transfers_in_flight,
-    failures_give_the_buffer_back,
-    a_transfer_times_out,
-    a_cancelled_transfer_ends_soon_and_is_over,
-    a_cancelled_push_ends_soon_too,
-    cancelling_what_is_done_keeps_the_result,
-    dropped_transfers_free_nothing_that_is_in_use,
-    a_future_dropped_after_a_poll_frees_nothing_either,
-    a_forgotten_transfer_is_a_leak_and_nothing_worse,
-    waiting_on_one_thread_and_starting_on_another,
-    bytes_arrive_before_the_transfer_ends,
+    started_transfer_returns_result_and_buffer,
+    awaited_transfer_returns_result_and_buffer,
+    many_concurrent_transfers_succeed,
+    failed_transfer_returns_the_buffer,
+    transfer_beyond_its_timeout_fails_with_timeout,
+    cancelled_pull_ends_soon_and_writes_no_more,
+    cancelled_push_ends_soon,
+    cancel_of_a_completed_transfer_keeps_the_result,
+    dropped_transfer_does_not_write_freed_memory,
+    transfer_dropped_after_a_poll_leaves_the_link_usable,
+    leaked_transfer_leaves_the_link_usable,
+    transfer_started_on_another_thread_is_waited_for,
+    pulled_bytes_are_visible_before_the_transfer_ends,
 ];

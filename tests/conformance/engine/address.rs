@@ -1,4 +1,4 @@
-//! Addresses, and the endpoints that stand for peers.
+//! Addresses, and endpoints made from them.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,7 +8,7 @@ use calomel::{Address, Endpoint, Engine, Error, Request};
 use crate::assert_error;
 use crate::support::Net;
 
-fn a_server_knows_where_it_listens(net: &Net) {
+fn server_returns_its_address(net: &Net) {
     let server = net.server();
     let address = server.address();
     assert_eq!(server.addresses(), std::slice::from_ref(&address));
@@ -19,19 +19,19 @@ fn a_server_knows_where_it_listens(net: &Net) {
     assert!(format!("{address:?}").contains(&text));
 }
 
-fn a_client_listens_nowhere(net: &Net) {
+fn client_has_no_address(net: &Net) {
     let client = net.client();
     assert!(client.addresses().is_empty());
     assert_eq!(client.address().to_string(), "tcp://0.0.0.0:0");
 }
 
-fn servers_get_addresses_of_their_own(net: &Net) {
+fn servers_get_distinct_addresses(net: &Net) {
     let servers: Vec<Engine> = (0..5).map(|_| net.server()).collect();
     let addresses: HashSet<Address> = servers.iter().map(|server| server.address()).collect();
     assert_eq!(addresses.len(), 5);
 }
 
-fn an_engine_listens_at_several_addresses(net: &Net) {
+fn engine_with_several_addresses_serves_each(net: &Net) {
     let own = (net.fresh_address(), net.fresh_address());
     let other =
         if net.scheme() == "tcp" { format!("loop://several-{}", std::process::id()) } else { "tcp://127.0.0.1:0".to_owned() };
@@ -42,14 +42,14 @@ fn an_engine_listens_at_several_addresses(net: &Net) {
     assert_eq!(server.address(), addresses[0]);
     assert!(addresses[2].to_string().starts_with(&other[..4]));
     for address in addresses {
-        // One client for each, and one for all.
+        // A new client for each address.
         let client = net.client();
         let endpoint = client.lookup(&address).unwrap();
         assert_eq!(client.procedure::<(), u8>("hello").on(&endpoint).call(&()).unwrap(), 1);
     }
 }
 
-fn lookup_takes_text_and_addresses(net: &Net) {
+fn lookup_accepts_text_and_addresses(net: &Net) {
     let pair = net.pair();
     let address: Address = pair.server.address();
     let text: String = address.to_string();
@@ -66,7 +66,7 @@ fn lookup_takes_text_and_addresses(net: &Net) {
     }
 }
 
-fn addresses_print_parse_and_travel(net: &Net) {
+fn addresses_survive_printing_and_encoding(net: &Net) {
     let mut texts = vec!["tcp://10.0.0.1:7000", "tcp://[::1]:1", "shm://name", "shm://", "verbs://10.9.0.1:7471", "loop://x"];
     let own = net.server().address().to_string();
     texts.push(&own);
@@ -81,7 +81,7 @@ fn addresses_print_parse_and_travel(net: &Net) {
     assert_eq!(seen[&own.parse::<Address>().unwrap()], texts.len() - 1);
 }
 
-fn what_is_no_address_is_refused(net: &Net) {
+fn invalid_address_is_refused(net: &Net) {
     let client = net.client();
     for text in [
         "",
@@ -112,12 +112,12 @@ fn what_is_no_address_is_refused(net: &Net) {
     assert_error!(Engine::client("http"), Error::InvalidAddress { .. } | Error::Unsupported { .. });
 }
 
-fn an_address_in_use_is_an_error_that_names_it(net: &Net) {
+fn listening_at_an_address_in_use_fails_with_the_address(net: &Net) {
     let server = net.server();
     let address = server.address();
     let second = net.builder().listen(&address).build();
     assert_error!(second, Error::AddressInUse { address: named, .. } if named == address);
-    // Once its engine is finalized, the address is free.
+    // Once its engine is finalized, the address can be used again.
     server.finalize().unwrap();
     let again = net.keep(net.builder().listen(&address).build().unwrap());
     assert_eq!(again.address(), address);
@@ -145,20 +145,20 @@ fn endpoints_are_compared_by_peer_and_provider(net: &Net) {
     assert_eq!(to_a.provider(7).address(), to_a.address());
     let shown = format!("{to_a:?}");
     assert!(shown.contains(&a.address().to_string()), "{shown}");
-    // What an endpoint is compared by does not change.
+    // The hash of an endpoint does not change.
     #[allow(clippy::mutable_key_type)]
     let set: HashSet<Endpoint> = [to_a.clone(), again, to_b, to_a.provider(7)].into();
     assert_eq!(set.len(), 3);
 }
 
 suite![
-    a_server_knows_where_it_listens,
-    a_client_listens_nowhere,
-    servers_get_addresses_of_their_own,
-    an_engine_listens_at_several_addresses,
-    lookup_takes_text_and_addresses,
-    addresses_print_parse_and_travel,
-    what_is_no_address_is_refused,
-    an_address_in_use_is_an_error_that_names_it,
+    server_returns_its_address,
+    client_has_no_address,
+    servers_get_distinct_addresses,
+    engine_with_several_addresses_serves_each,
+    lookup_accepts_text_and_addresses,
+    addresses_survive_printing_and_encoding,
+    invalid_address_is_refused,
+    listening_at_an_address_in_use_fails_with_the_address,
     endpoints_are_compared_by_peer_and_provider,
 ];

@@ -1,4 +1,4 @@
-//! After finalize, every call of the API says so.
+//! After finalize, every call of the API fails with `Finalized`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use calomel::{BulkMode, Error, HandlerPool, Request, Responder};
 use crate::assert_error;
 use crate::support::{Net, travelled};
 
-fn every_call_gives_finalized(net: &Net) {
+fn call_to_finalized_engine_fails_with_finalized(net: &Net) {
     let pair = net.pair();
     let (engine, endpoint) = (&pair.client, &pair.to_server);
     pair.server.define("hello", |_: &Request, n: u8| n).unwrap();
@@ -59,12 +59,12 @@ fn every_call_gives_finalized(net: &Net) {
     let mut buffer = [0u8; 4];
     let scoped = engine.scope(|s| s.expose(&mut buffer[..], BulkMode::ReadWrite).map(|_| ()));
     assert_error!(scoped, Error::Finalized { .. });
-    // What needs no engine still works.
+    // Functions that need no engine still work.
     assert_eq!(bulk.slice(0, 5).unwrap().len(), 5);
     assert!(theirs.reclaim() == vec![0; 100_000]);
 }
 
-fn bulks_of_a_finalized_owner_are_out_of_reach(net: &Net) {
+fn transfer_with_a_finalized_owner_fails(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u8; 100_000], BulkMode::ReadWrite).unwrap();
     let bulk = theirs.bulk();
@@ -78,7 +78,7 @@ fn bulks_of_a_finalized_owner_are_out_of_reach(net: &Net) {
     }
 }
 
-fn a_finalized_engine_names_what_was_asked(net: &Net) {
+fn finalized_error_names_the_procedure(net: &Net) {
     let pair = net.pair();
     pair.client.finalize().unwrap();
     let error = pair.client.procedure::<(), ()>("some-name").on(&pair.to_server).call(&()).unwrap_err();
@@ -86,4 +86,4 @@ fn a_finalized_engine_names_what_was_asked(net: &Net) {
     assert!(!error.is_retryable() && !error.is_disconnected() && !error.is_timeout());
 }
 
-suite![every_call_gives_finalized, bulks_of_a_finalized_owner_are_out_of_reach, a_finalized_engine_names_what_was_asked,];
+suite![call_to_finalized_engine_fails_with_finalized, transfer_with_a_finalized_owner_fails, finalized_error_names_the_procedure,];

@@ -1,4 +1,4 @@
-//! Which addresses an engine dials because a peer has named them.
+//! The dial filter decides which addresses named by peers an engine connects to.
 
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -6,7 +6,7 @@ use calomel::{Address, BulkMode, Endpoint, EngineBuilder, Error, Request};
 
 use crate::support::{BOUND, Net, eventually, pattern, travelled};
 
-/// A filter that notes what it was asked about, and says the same to all of it.
+/// A filter that records the addresses that it is asked about, and always returns `answer`.
 fn filtered(builder: EngineBuilder, asked: &Arc<Mutex<Vec<Address>>>, answer: bool) -> EngineBuilder {
     let asked = asked.clone();
     builder.dial_filter(move |address| {
@@ -27,7 +27,7 @@ fn refused<T>(result: calomel::Result<T>, at: &Address) {
     }
 }
 
-fn the_owner_of_a_bulk_is_dialled_where_the_filter_allows(net: &Net) {
+fn owner_of_a_bulk_is_dialled_only_if_the_filter_allows(net: &Net) {
     for len in [100, 100_000] {
         let owner = net.server();
         let exposed = owner.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
@@ -38,7 +38,7 @@ fn the_owner_of_a_bulk_is_dialled_where_the_filter_allows(net: &Net) {
         refused(bulk.origin(&wary).and_then(|remote| remote.pull_into(&mut copy)), &owner.address());
         assert_eq!(*asked.lock().unwrap(), [owner.address()]);
         assert!(copy.iter().all(|byte| *byte == 0));
-        // What the program itself has looked up is its own affair.
+        // Addresses that the program itself has looked up bypass the filter.
         let to_owner = wary.lookup(owner.address()).unwrap();
         assert_eq!(bulk.origin(&wary).unwrap().pull_into(&mut copy).unwrap(), len);
         assert!(copy == pattern(1, len) && to_owner.is_connected());
@@ -51,16 +51,16 @@ fn the_owner_of_a_bulk_is_dialled_where_the_filter_allows(net: &Net) {
     }
 }
 
-fn a_claimed_address_is_dialled_where_the_filter_allows(net: &Net) {
+fn claimed_address_is_dialled_only_if_the_filter_allows(net: &Net) {
     for answer in [false, true] {
         let asked = Arc::default();
         let server = net.server_with(|builder| filtered(builder, &asked, answer));
-        let (tell, told) = mpsc::channel::<Endpoint>();
-        server.define("hello", move |request: &Request, ()| tell.send(request.endpoint().clone()).unwrap()).unwrap();
+        let (sender, receiver) = mpsc::channel::<Endpoint>();
+        server.define("hello", move |request: &Request, ()| sender.send(request.endpoint().clone()).unwrap()).unwrap();
         let peer = net.server();
         let claimed = peer.address();
         peer.procedure::<(), ()>("hello").on(peer.lookup(server.address()).unwrap()).call(&()).unwrap();
-        let caller = told.recv_timeout(BOUND).unwrap();
+        let caller = receiver.recv_timeout(BOUND).unwrap();
         assert_eq!(caller.address(), claimed);
         peer.finalize().unwrap();
         eventually("the connection is gone", || !caller.is_connected());
@@ -75,7 +75,7 @@ fn a_claimed_address_is_dialled_where_the_filter_allows(net: &Net) {
     }
 }
 
-fn a_filter_that_panics_refuses(net: &Net) {
+fn panicking_dial_filter_refuses(net: &Net) {
     let owner = net.server();
     let exposed = owner.expose(pattern(1, 1000), BulkMode::ReadWrite).unwrap();
     let wary = net.client_with(|builder| builder.dial_filter(|_| panic!("for the test")));
@@ -83,7 +83,7 @@ fn a_filter_that_panics_refuses(net: &Net) {
 }
 
 suite![
-    the_owner_of_a_bulk_is_dialled_where_the_filter_allows,
-    a_claimed_address_is_dialled_where_the_filter_allows,
-    a_filter_that_panics_refuses,
+    owner_of_a_bulk_is_dialled_only_if_the_filter_allows,
+    claimed_address_is_dialled_only_if_the_filter_allows,
+    panicking_dial_filter_refuses,
 ];

@@ -1,4 +1,4 @@
-//! Finalizing: from anywhere, any number of times, in bounded time.
+//! Finalizing: from any thread or callback, any number of times, in bounded time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -9,7 +9,7 @@ use calomel::{Engine, Request};
 
 use crate::support::{BOUND, Gate, Net, Pair, eventually};
 
-/// Runs `action`, and asserts that it did not take long.
+/// Runs `action`, and asserts that it returned soon.
 #[track_caller]
 fn soon<T>(action: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
@@ -32,7 +32,7 @@ fn finalize_is_idempotent(net: &Net) {
     }
 }
 
-fn clones_are_the_same_engine(net: &Net) {
+fn finalizing_a_clone_finalizes_the_engine(net: &Net) {
     let server = net.server();
     let clone = server.clone();
     clone.define("hello", |_: &Request, ()| 1u8).unwrap();
@@ -46,7 +46,7 @@ fn clones_are_the_same_engine(net: &Net) {
     assert!(server.is_finalized());
 }
 
-fn eight_threads_finalize_at_once(net: &Net) {
+fn finalize_on_eight_threads_returns_when_finalized(net: &Net) {
     for _ in 0..5 {
         let pair = net.pair();
         pair.server.define("hello", |_: &Request, ()| ()).unwrap();
@@ -58,7 +58,7 @@ fn eight_threads_finalize_at_once(net: &Net) {
                     s.spawn(|| {
                         start.wait();
                         soon(|| engine.finalize()).unwrap();
-                        // Each of them returns when it is done, not only the first.
+                        // Each call returns when the engine is finalized, not only the first.
                         assert!(engine.is_finalized());
                     });
                 }
@@ -67,7 +67,7 @@ fn eight_threads_finalize_at_once(net: &Net) {
     }
 }
 
-fn both_ends_finalize_at_once(net: &Net) {
+fn both_ends_finalizing_at_once_succeed(net: &Net) {
     for _ in 0..10 {
         let pair = net.pair();
         pair.server.define("hello", |_: &Request, ()| ()).unwrap();
@@ -85,7 +85,7 @@ fn both_ends_finalize_at_once(net: &Net) {
     }
 }
 
-fn wait_for_finalize_returns_to_everybody(net: &Net) {
+fn wait_for_finalize_returns_to_all_threads(net: &Net) {
     let server = net.server();
     let (done, all) = mpsc::channel();
     for _ in 0..4 {
@@ -102,7 +102,7 @@ fn wait_for_finalize_returns_to_everybody(net: &Net) {
     (0..4).for_each(|_| all.recv_timeout(BOUND).unwrap());
 }
 
-fn a_handler_finalizes_its_own_engine(net: &Net) {
+fn finalize_in_a_handler_ends_its_engine(net: &Net) {
     for threads in [0, 1, 4] {
         let server = net.server_with(|b| b.handler_threads(threads));
         let client = net.client();
@@ -113,7 +113,7 @@ fn a_handler_finalizes_its_own_engine(net: &Net) {
                 true
             })
             .unwrap();
-        // The answer may still get out, or not; but the call ends, and so does the server.
+        // The answer may be lost, but the call and the server end.
         let result = soon(|| client.procedure::<(), bool>("quit").on(&endpoint).call(&()));
         if let Err(error) = result {
             assert!(error.is_disconnected(), "{error}");
@@ -123,7 +123,7 @@ fn a_handler_finalizes_its_own_engine(net: &Net) {
     }
 }
 
-fn every_kind_of_handler_finalizes(net: &Net) {
+fn finalize_in_every_kind_of_handler_ends_its_engine(net: &Net) {
     for kind in ["async", "deferred", "notified", "pooled"] {
         let pool = calomel::HandlerPool::new(1);
         let (server, client) = (net.server(), net.client());
@@ -151,7 +151,7 @@ fn every_kind_of_handler_finalizes(net: &Net) {
     }
 }
 
-fn a_timer_finalizes_its_own_engine(net: &Net) {
+fn finalize_in_a_timer_ends_its_engine(net: &Net) {
     let engine = net.client();
     let own = engine.clone();
     let _timer = engine.timer(Duration::from_millis(10), move || own.finalize().unwrap()).unwrap();
@@ -159,7 +159,7 @@ fn a_timer_finalizes_its_own_engine(net: &Net) {
     assert!(engine.is_finalized());
 }
 
-fn callbacks_run_once_and_in_order(net: &Net) {
+fn finalize_callbacks_run_once_and_in_order(net: &Net) {
     let pair = net.pair();
     pair.server.define("bye", |_: &Request, ()| 1u8).unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -167,7 +167,7 @@ fn callbacks_run_once_and_in_order(net: &Net) {
     let (engine, endpoint) = (pair.client.clone(), pair.to_server.clone());
     pair.client.on_finalize(move || b.lock().unwrap().push("finalized"));
     pair.client.on_prefinalize(move || {
-        // Before: the engine still works, so that others can be told.
+        // The engine still works in this callback, so that it can call others.
         let answer = engine.procedure::<(), u8>("bye").on(&endpoint).call(&());
         a.lock().unwrap().push(if answer.is_ok() { "said bye" } else { "could not say bye" });
     });
@@ -180,13 +180,13 @@ fn callbacks_run_once_and_in_order(net: &Net) {
     assert_eq!(order, ["said bye", "second"]);
 }
 
-fn callbacks_finalize_and_panic(net: &Net) {
+fn finalize_callbacks_may_finalize_and_panic(net: &Net) {
     let engine = net.server();
     let count = Arc::new(AtomicU32::new(0));
     for late in [false, true] {
         let (own, count) = (engine.clone(), count.clone());
         let callback = move || {
-            // Inside finalize: it must not wait for itself.
+            // Inside finalize: this call must not wait for itself.
             let _ = own.finalize();
             count.fetch_add(1, Ordering::SeqCst);
         };
@@ -196,21 +196,21 @@ fn callbacks_finalize_and_panic(net: &Net) {
     assert_eq!(count.load(Ordering::SeqCst), 2);
     let engine = net.server();
     engine.on_prefinalize(|| panic!("in a callback"));
-    let (tell, told) = mpsc::channel();
-    engine.on_finalize(move || tell.send(()).unwrap());
+    let (sender, receiver) = mpsc::channel();
+    engine.on_finalize(move || sender.send(()).unwrap());
     let own = engine.clone();
     let _ = soon(|| thread::spawn(move || own.finalize()).join());
     soon(|| engine.finalize()).unwrap();
-    told.recv_timeout(BOUND).unwrap();
+    receiver.recv_timeout(BOUND).unwrap();
     assert!(engine.is_finalized());
 }
 
-fn the_last_clone_dropped_finalizes(net: &Net) {
+fn dropping_the_last_clone_finalizes(net: &Net) {
     let server = net.builder().listen(net.fresh_address()).build().unwrap();
     let address = server.address();
     server.define("hello", |_: &Request, ()| ()).unwrap();
-    let (tell, told) = mpsc::channel();
-    server.on_finalize(move || tell.send(()).unwrap());
+    let (sender, receiver) = mpsc::channel();
+    server.on_finalize(move || sender.send(()).unwrap());
     let client = net.client();
     let endpoint = client.lookup(&address).unwrap();
     client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap();
@@ -218,12 +218,12 @@ fn the_last_clone_dropped_finalizes(net: &Net) {
     drop(server);
     client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap();
     soon(|| drop(clone));
-    told.recv_timeout(BOUND).unwrap();
+    receiver.recv_timeout(BOUND).unwrap();
     assert!(client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap_err().is_disconnected());
     net.keep(net.builder().listen(&address).build().unwrap());
 }
 
-fn an_engine_dropped_in_its_own_handler_ends(net: &Net) {
+fn engine_dropped_in_its_own_handler_ends(net: &Net) {
     let server = net.builder().listen(net.fresh_address()).build().unwrap();
     let address = server.address();
     let slot = Arc::new(Mutex::new(None));
@@ -241,29 +241,29 @@ fn an_engine_dropped_in_its_own_handler_ends(net: &Net) {
     eventually("the address is free", || net.builder().listen(&address).build().map(|engine| net.keep(engine)).is_ok());
 }
 
-fn an_engine_in_a_thread_local_ends_with_its_thread(net: &Net) {
+fn engine_in_a_thread_local_ends_with_its_thread(net: &Net) {
     thread_local! {
         static ENGINE: std::cell::RefCell<Option<Engine>> = const { std::cell::RefCell::new(None) };
     }
     let server = net.server();
     server.define("hello", |_: &Request, ()| ()).unwrap();
     let (knobs, address) = (net.knobs(), server.address());
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let user = thread::spawn(move || {
-        // The library's own thread-locals come to be after this one, so that they are gone before it.
+        // The library's own thread-locals are initialized after this one, so they are destroyed before it.
         ENGINE.with_borrow_mut(|_| ());
         let client = knobs(Engine::builder()).build().unwrap();
-        client.on_finalize(move || tell.send(()).unwrap());
+        client.on_finalize(move || sender.send(()).unwrap());
         let endpoint = client.lookup(address).unwrap();
         client.procedure::<(), ()>("hello").on(&endpoint).call(&()).unwrap();
         ENGINE.set(Some(client));
     });
     soon(|| user.join()).unwrap();
-    told.recv_timeout(BOUND).unwrap();
+    receiver.recv_timeout(BOUND).unwrap();
 }
 
-/// Of what is being decided on when finalizing begins, the end is noticed: also of what is denied, and of calls of nothing.
-fn what_is_refused_is_not_waited_for(net: &Net) {
+/// A call on which `authorize` decides when finalize begins is seen to end, also if it is denied or its procedure is unknown.
+fn call_refused_during_finalize_is_not_waited_for(net: &Net) {
     for allowed in [false, true] {
         let (asked, decide) = (Gate::default(), Gate::default());
         let (tell, wait) = (asked.clone(), decide.clone());
@@ -280,7 +280,7 @@ fn what_is_refused_is_not_waited_for(net: &Net) {
         let begin = Instant::now();
         thread::scope(|scope| {
             let finalizing = scope.spawn(|| pair.server.finalize());
-            // It waits for what is in progress.
+            // It waits for work in progress.
             thread::sleep(Duration::from_millis(100));
             decide.open();
             finalizing.join().unwrap().unwrap();
@@ -290,18 +290,18 @@ fn what_is_refused_is_not_waited_for(net: &Net) {
 }
 
 suite![
-    what_is_refused_is_not_waited_for,
-    an_engine_in_a_thread_local_ends_with_its_thread,
+    call_refused_during_finalize_is_not_waited_for,
+    engine_in_a_thread_local_ends_with_its_thread,
     finalize_is_idempotent,
-    clones_are_the_same_engine,
-    eight_threads_finalize_at_once,
-    both_ends_finalize_at_once,
-    wait_for_finalize_returns_to_everybody,
-    a_handler_finalizes_its_own_engine,
-    every_kind_of_handler_finalizes,
-    a_timer_finalizes_its_own_engine,
-    callbacks_run_once_and_in_order,
-    callbacks_finalize_and_panic,
-    the_last_clone_dropped_finalizes,
-    an_engine_dropped_in_its_own_handler_ends,
+    finalizing_a_clone_finalizes_the_engine,
+    finalize_on_eight_threads_returns_when_finalized,
+    both_ends_finalizing_at_once_succeed,
+    wait_for_finalize_returns_to_all_threads,
+    finalize_in_a_handler_ends_its_engine,
+    finalize_in_every_kind_of_handler_ends_its_engine,
+    finalize_in_a_timer_ends_its_engine,
+    finalize_callbacks_run_once_and_in_order,
+    finalize_callbacks_may_finalize_and_panic,
+    dropping_the_last_clone_finalizes,
+    engine_dropped_in_its_own_handler_ends,
 ];

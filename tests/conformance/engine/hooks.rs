@@ -1,4 +1,4 @@
-//! User code that runs where messages are received: it may use the engine, whose locks are not held.
+//! User code that runs where messages are received may use the engine: no lock of it is held.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -9,10 +9,10 @@ use calomel::{BulkMode, Engine, Error, Exposed, Pending, Request};
 use crate::assert_error;
 use crate::support::{BOUND, Net, eventually};
 
-/// What a hook finds to drop.
+/// Values that a hook drops.
 type Droppable = Mutex<Vec<Box<dyn std::any::Any + Send>>>;
 
-fn deciding_on_a_call_may_use_the_engine(net: &Net) {
+fn authorize_hook_that_uses_the_engine_does_not_deadlock(net: &Net) {
     static PENDING: &str = "pending";
     let (engine, asked) = (Arc::new(OnceLock::<calomel::WeakEngine>::new()), Arc::new(AtomicUsize::new(0)));
     let droppable: Arc<Droppable> = Arc::default();
@@ -26,7 +26,7 @@ fn deciding_on_a_call_may_use_the_engine(net: &Net) {
         let _ = (caller.process(), endpoint.address(), format!("{caller:?}"));
         let engine = own.get().unwrap().upgrade().unwrap();
         let _ = (engine.refusals().total(), engine.addresses());
-        // To its caller, and to another engine: neither can be waited for here, and that is an error, at once.
+        // A hook can't wait for a call to its caller or to another engine: such calls fail at once.
         let elsewhere = engine.lookup(&other_address).unwrap();
         for peer in [&endpoint, &elsewhere] {
             let begin = Instant::now();
@@ -35,7 +35,7 @@ fn deciding_on_a_call_may_use_the_engine(net: &Net) {
             assert!(begin.elapsed() < Duration::from_secs(5), "the call took {:?}", begin.elapsed());
             let started: Pending<u8> = call.start(&()).unwrap();
             drop(started);
-            // A message goes out, where there is a connection.
+            // A message is sent if there is a connection.
             let _ = call.notify(&());
         }
         let mut exposed: Exposed<Vec<u8>> = engine.expose(vec![0u8; 100_000], BulkMode::ReadWrite).unwrap();
@@ -59,7 +59,7 @@ fn deciding_on_a_call_may_use_the_engine(net: &Net) {
     let twice = client.procedure::<u32, u32>("twice");
     let to_client = OnceLock::new();
     for n in 0..20 {
-        // Something of each kind, whose drop says something to a peer, ends in the hook.
+        // One value of each type whose drop sends something to a peer, dropped in the hook.
         let memory = server.expose(vec![1u8; 1000], BulkMode::ReadWrite).unwrap();
         let spare: Engine = net.builder().build().unwrap();
         let pending = spare.procedure::<u32, u32>(PENDING).on(spare.lookup(server.address()).unwrap());
@@ -76,7 +76,7 @@ fn deciding_on_a_call_may_use_the_engine(net: &Net) {
         assert_eq!(twice.on(&peer).timeout(BOUND).call(&n).unwrap(), 2 * n);
         assert_error!(client.procedure::<(), ()>("denied").on(&peer).timeout(BOUND).call(&()), Error::AccessDenied { .. });
     }
-    // Many at a time, and such as arrive one behind the other.
+    // Many at a time, some of which arrive in one read.
     let many: Vec<Pending<u32>> = (0..100).map(|n| twice.on(&peer).timeout(BOUND).start(&n).unwrap()).collect();
     for (n, answer) in Pending::wait_all(many).into_iter().enumerate() {
         assert_eq!(answer.unwrap(), 2 * n as u32);
@@ -85,4 +85,4 @@ fn deciding_on_a_call_may_use_the_engine(net: &Net) {
     eventually("the one-way call is asked about", || asked.load(Ordering::SeqCst) >= 141);
 }
 
-suite![deciding_on_a_call_may_use_the_engine];
+suite![authorize_hook_that_uses_the_engine_does_not_deadlock];

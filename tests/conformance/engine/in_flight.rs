@@ -1,4 +1,4 @@
-//! Finalizing with calls and transfers in progress: each of them ends, in bounded time, exactly once.
+//! Finalizing with calls and transfers in progress: each of them ends exactly once, in bounded time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -24,8 +24,8 @@ fn assert_ended(result: calomel::Result<()>) {
     }
 }
 
-fn a_call_that_is_nearly_done_is_waited_for(net: &Net) {
-    // The default deadline leaves time for a handler that has begun.
+fn finalize_waits_for_a_call_in_progress(net: &Net) {
+    // The default deadline leaves enough time for a handler that has begun.
     let pair = net.pair();
     let entered = Gate::default();
     let door = entered.clone();
@@ -42,7 +42,7 @@ fn a_call_that_is_nearly_done_is_waited_for(net: &Net) {
     assert_eq!(pending.wait().unwrap(), 17);
 }
 
-fn the_clients_calls_end_with_the_client(net: &Net) {
+fn calls_of_a_finalized_client_end(net: &Net) {
     let pair = pair(net);
     let (hold, held) = mpsc::channel();
     pair.server.define_deferred("kept", move |reply: Responder<()>, ()| hold.send(reply).unwrap()).unwrap();
@@ -51,7 +51,7 @@ fn the_clients_calls_end_with_the_client(net: &Net) {
     let responders: Vec<_> = (0..10).map(|_| held.recv_timeout(BOUND).unwrap()).collect();
     let begin = Instant::now();
     thread::scope(|s| {
-        // Also one that blocks meanwhile, on another thread.
+        // Also a call that blocks another thread meanwhile.
         s.spawn(|| assert_ended(kept.on(&pair.to_server).call(&())));
         let _eleventh = held.recv_timeout(BOUND).unwrap();
         end(&pair.client);
@@ -68,7 +68,7 @@ fn the_clients_calls_end_with_the_client(net: &Net) {
     other.client.procedure::<(), ()>("alive").on(&other.to_server).call(&()).unwrap();
 }
 
-fn the_clients_calls_end_with_the_server(net: &Net) {
+fn calls_to_a_finalized_server_end(net: &Net) {
     let pair = pair(net);
     let entered = Gate::default();
     let (door, cancelled) = (entered.clone(), Arc::new(AtomicBool::new(false)));
@@ -87,7 +87,7 @@ fn the_clients_calls_end_with_the_server(net: &Net) {
     entered.wait();
     let begin = Instant::now();
     end(&pair.server);
-    // A handler that looks at its request ends with the engine: by itself, or cancelled by the end of the engine.
+    // A handler that checks its request ends with the engine: by itself, or cancelled by finalize.
     let result = pending.wait();
     assert!(begin.elapsed() < DEADLINE + Duration::from_secs(3));
     if result.is_err() {
@@ -96,7 +96,7 @@ fn the_clients_calls_end_with_the_server(net: &Net) {
     eventually("the handler learns it", || cancelled.load(Ordering::SeqCst));
 }
 
-fn calls_in_flight_both_ways_end(net: &Net) {
+fn calls_in_both_directions_end_with_finalize(net: &Net) {
     for finalize_server in [true, false] {
         let pair = pair(net);
         let (hold, held) = mpsc::channel();
@@ -118,7 +118,7 @@ fn calls_in_flight_both_ways_end(net: &Net) {
     }
 }
 
-fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
+fn handler_that_blocks_for_ever_does_not_stop_finalize(net: &Net) {
     let pair = pair(net);
     let (entered, never) = (Gate::default(), Gate::default());
     let (e, n) = (entered.clone(), never.clone());
@@ -130,7 +130,7 @@ fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
         .unwrap();
     let pending = pair.client.procedure::<(), ()>("stuck").on(&pair.to_server).start(&()).unwrap();
     entered.wait();
-    // Long enough to have been noticed as one that blocks.
+    // Long enough to be detected as a handler that blocks.
     thread::sleep(Duration::from_millis(200));
     let begin = Instant::now();
     end(&pair.server);
@@ -139,7 +139,7 @@ fn a_handler_that_blocks_for_ever_does_not_keep_the_engine(net: &Net) {
     never.open();
 }
 
-fn transfers_in_flight_end_and_give_their_buffers_back(net: &Net) {
+fn transfers_in_flight_end_and_return_their_buffers(net: &Net) {
     const LEN: usize = 48 << 20;
     for finalize_owner in [true, false] {
         let pair = pair(net);
@@ -170,7 +170,7 @@ fn transfers_in_flight_end_and_give_their_buffers_back(net: &Net) {
     }
 }
 
-fn exposures_outlive_their_engine(net: &Net) {
+fn exposures_of_a_finalized_engine_are_reclaimed(net: &Net) {
     let pair = pair(net);
     let mut exposed = Vec::new();
     for i in 0..10u8 {
@@ -185,7 +185,7 @@ fn exposures_outlive_their_engine(net: &Net) {
     assert_eq!(name.reclaim(), "still here");
 }
 
-fn finalize_under_load(net: &Net) {
+fn finalize_under_load_ends_in_bounded_time(net: &Net) {
     for round in 0..6 {
         let pair = pair(net);
         pair.server.define("plus", |_: &Request, n: u64| n + 1).unwrap();
@@ -221,12 +221,12 @@ fn finalize_under_load(net: &Net) {
 }
 
 suite![
-    a_call_that_is_nearly_done_is_waited_for,
-    the_clients_calls_end_with_the_client,
-    the_clients_calls_end_with_the_server,
-    calls_in_flight_both_ways_end,
-    a_handler_that_blocks_for_ever_does_not_keep_the_engine,
-    transfers_in_flight_end_and_give_their_buffers_back,
-    exposures_outlive_their_engine,
-    finalize_under_load,
+    finalize_waits_for_a_call_in_progress,
+    calls_of_a_finalized_client_end,
+    calls_to_a_finalized_server_end,
+    calls_in_both_directions_end_with_finalize,
+    handler_that_blocks_for_ever_does_not_stop_finalize,
+    transfers_in_flight_end_and_return_their_buffers,
+    exposures_of_a_finalized_engine_are_reclaimed,
+    finalize_under_load_ends_in_bounded_time,
 ];

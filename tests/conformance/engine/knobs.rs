@@ -1,4 +1,4 @@
-//! Every setting, at its ends.
+//! Every setting, at the ends of its range.
 
 use std::sync::mpsc;
 use std::thread;
@@ -8,7 +8,7 @@ use calomel::{EngineBuilder, Request};
 
 use crate::support::{BOUND, Gate, Net, Pair, block_on, pattern};
 
-/// Calls, transfers, sets a timer, asks for a shutdown, and finalizes.
+/// Makes calls and transfers, sets a timer, requests a shutdown, and finalizes.
 fn exercise(pair: &Pair) {
     pair.server.define("length", |_: &Request, text: String| text.len()).unwrap();
     let length = pair.client.procedure::<String, usize>("length");
@@ -29,7 +29,7 @@ fn exercise(pair: &Pair) {
     assert!(begin.elapsed() < Duration::from_secs(3));
 }
 
-fn every_duration_may_be_endless(net: &Net) {
+fn maximal_durations_are_accepted(net: &Net) {
     let settings: [fn(EngineBuilder, Duration) -> EngineBuilder; 4] = [
         EngineBuilder::default_timeout,
         EngineBuilder::connect_timeout,
@@ -44,7 +44,7 @@ fn every_duration_may_be_endless(net: &Net) {
     }
 }
 
-fn endless_timers_and_waits(net: &Net) {
+fn maximal_timers_do_not_fire(net: &Net) {
     let engine = net.client();
     let timer = engine.timer(Duration::MAX, || panic!("the end of time has come")).unwrap();
     timer.cancel();
@@ -54,20 +54,20 @@ fn endless_timers_and_waits(net: &Net) {
     engine.finalize().unwrap();
 }
 
-fn every_size_may_be_nothing_or_endless(net: &Net) {
+fn zero_and_maximal_sizes_are_accepted(net: &Net) {
     for size in [0, 1, 1000, usize::MAX] {
         exercise(&net.pair_with(|b| b.eager_limit(size)));
         exercise(&net.pair_with(|b| b.eager_bulk_limit(size)));
     }
     exercise(&net.pair_with(|b| b.max_message_size(usize::MAX)));
     exercise(&net.pair_with(|b| b.handler_threads(1000)));
-    // With no room for any message, calls without arguments and results may still be made.
+    // With a limit of zero bytes, calls without arguments and results are still possible.
     let pair = net.pair_with(|b| b.max_message_size(0));
     pair.server.define("nothing", |_: &Request, ()| ()).unwrap();
     pair.client.procedure::<(), ()>("nothing").on(&pair.to_server).call(&()).unwrap();
 }
 
-fn a_short_heartbeat_disturbs_nobody(net: &Net) {
+fn short_heartbeat_does_not_end_long_calls(net: &Net) {
     let pair = net.pair_with(|b| b.heartbeat(Duration::from_secs(1)));
     pair.server.define("long", |_: &Request, ()| thread::sleep(Duration::from_millis(2500))).unwrap();
     let long = pair.client.procedure::<(), ()>("long");
@@ -76,9 +76,9 @@ fn a_short_heartbeat_disturbs_nobody(net: &Net) {
     exercise(&pair);
 }
 
-fn no_handler_threads_are_enough_for_timers_and_futures(net: &Net) {
+fn timers_and_futures_run_without_handler_threads(net: &Net) {
     let pair = net.pair_with(|b| b.handler_threads(0));
-    // Idle engines: nobody drives them but themselves.
+    // Idle engines: only their own progress threads drive them.
     thread::sleep(Duration::from_millis(20));
     for engine in [&pair.server, &pair.client] {
         let (fire, fired) = mpsc::channel();
@@ -115,9 +115,9 @@ fn no_handler_threads_are_enough_for_timers_and_futures(net: &Net) {
 }
 
 suite![
-    every_duration_may_be_endless,
-    endless_timers_and_waits,
-    every_size_may_be_nothing_or_endless,
-    a_short_heartbeat_disturbs_nobody,
-    no_handler_threads_are_enough_for_timers_and_futures,
+    maximal_durations_are_accepted,
+    maximal_timers_do_not_fire,
+    zero_and_maximal_sizes_are_accepted,
+    short_heartbeat_does_not_end_long_calls,
+    timers_and_futures_run_without_handler_threads,
 ];

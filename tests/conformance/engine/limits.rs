@@ -1,5 +1,5 @@
-//! What an engine holds for its peers at most: each limit is reached, what lies beyond it is refused, others are served
-//! meanwhile, and what ends makes room, however it ends. Where each round held as much as the last, nothing has been kept.
+//! Limits of what an engine holds for its peers: each limit is reached, excess is refused, other peers are still served, and
+//! everything that ends, in any way, makes room. Each test fills the limits many times, so a leak would show.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Error, Grant, Pen
 use crate::assert_error;
 use crate::support::{Gate, Net, eventually, patience, pattern, rounds, travelled};
 
-/// So much is admitted by the limits that are tested, for one peer; and in all twice that.
+/// The limits under test admit so much for one peer, and twice that in total.
 const MOST: usize = 4;
 
 fn is_busy<T>(result: &calomel::Result<T>) -> bool {
@@ -27,7 +27,7 @@ async fn panics(_: Request, _: String) {
     panic!("on purpose")
 }
 
-/// A server that has requests wait until they are let go.
+/// A server that holds requests until the test releases them.
 struct Server {
     engine: Engine,
     held: Arc<Mutex<Vec<Numbered>>>,
@@ -37,7 +37,7 @@ struct Server {
 /// A request that is held, and its number.
 type Numbered = (u64, Responder<()>);
 
-/// The number of a request that nobody waits for.
+/// The number of requests that the test does not wait for.
 const STRAY: u64 = 0;
 
 impl Server {
@@ -64,7 +64,7 @@ impl Server {
         self.held.lock().unwrap().iter().any(|(held, _)| *held == number)
     }
 
-    /// What is held under this number is the caller's to end.
+    /// Removes the requests with this number.
     fn take(&self, number: u64) -> Vec<Responder<()>> {
         let (taken, rest) = self.held.lock().unwrap().drain(..).partition::<Vec<_>, _>(|(held, _)| *held == number);
         self.held.lock().unwrap().extend(rest);
@@ -72,20 +72,20 @@ impl Server {
     }
 }
 
-/// A client, and the server as it sees it.
+/// A client, and its endpoint of the server.
 struct Caller {
     engine: Engine,
     to: Endpoint,
 }
 
-/// Requests that are held, from both sides.
+/// Requests that are held: the calls, and their responders.
 struct Held {
     calls: Vec<Pending<()>>,
     replies: Vec<Responder<()>>,
 }
 
 impl Caller {
-    /// Ends when it is dropped, and not with the test.
+    /// An engine that ends when it is dropped, not with the test.
     fn new(net: &Net, server: &Engine) -> Caller {
         Caller::of(net.builder().build().unwrap(), server)
     }
@@ -117,7 +117,7 @@ impl Caller {
         assert_eq!(self.length(size).unwrap(), size);
     }
 
-    /// So many requests are held, as soon as what has ended is not counted any more.
+    /// Holds so many requests, once ended ones are no longer counted.
     #[track_caller]
     fn fill(&self, server: &Server, count: usize, size: usize) -> Held {
         static NEXT: AtomicU64 = AtomicU64::new(STRAY + 1);
@@ -138,7 +138,7 @@ impl Caller {
         Held { calls: calls.into_iter().map(|(_, call)| call).collect(), replies }
     }
 
-    /// Nothing of this size is taken, which calls learn, and large one-way calls. Small ones have credit, and are handled.
+    /// Calls of this size and large one-way calls are refused. Small one-way calls have credit, and are handled.
     #[track_caller]
     fn assert_refused(&self, server: &Server, size: usize) {
         let notes = server.notes.load(Ordering::SeqCst);
@@ -155,7 +155,7 @@ impl Caller {
         assert_eq!(server.notes.load(Ordering::SeqCst), expected);
     }
 
-    /// Requests that end in other ways than by an answer, many at once, too.
+    /// Requests that end in other ways than by an answer, also many at once.
     fn churn(&self, server: &Server, size: usize) {
         for name in ["panics", "panics deferred", "panics later", "denied", "of another type", "nothing"] {
             assert!(self.start(name, size).wait().is_err());
@@ -168,7 +168,7 @@ impl Caller {
             let result = hold.clone().timeout(Duration::from_millis(wait)).call(&(STRAY, "x".repeat(size)));
             assert!(is_busy(&result) || matches!(result, Err(Error::Timeout { .. })), "{result:?}");
         }
-        // Given up, at whatever stage they are.
+        // Dropped at every stage.
         for begun in 0..5 {
             let calls: Vec<_> = (0..MOST).map(|_| self.hold(STRAY, size)).collect();
             thread::sleep(Duration::from_micros(100 * begun));
@@ -181,7 +181,7 @@ impl Caller {
     }
 }
 
-/// How requests end that are held.
+/// How held requests end.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Answered,
@@ -196,12 +196,12 @@ const ENDS: [End; 6] = [End::Answered, End::Failed, End::Forgotten, End::Cancell
 
 #[track_caller]
 fn await_given_up(replies: &[Responder<()>]) {
-    eventually("it is known that nobody waits", || replies.iter().all(|reply| reply.request().is_cancelled()));
+    eventually("the responders know that their calls have ended", || replies.iter().all(|reply| reply.request().is_cancelled()));
 }
 
 impl End {
-    /// What `caller` has given up counts until its handler is done with it: then `while_given_up` is looked at.
-    fn bring(self, net: &Net, server: &Server, caller: &mut Caller, held: Held, while_given_up: impl Fn(&Caller)) {
+    /// What `caller` has given up is counted until its handler has ended; before that, `while_given_up` runs.
+    fn end_requests(self, net: &Net, server: &Server, caller: &mut Caller, held: Held, while_given_up: impl Fn(&Caller)) {
         let Held { calls, replies } = held;
         match self {
             End::Answered => {
@@ -237,51 +237,51 @@ impl End {
     }
 }
 
-/// Each way twice: after itself, and after each other; once where the machine is emulated.
-fn ways() -> impl Iterator<Item = End> {
+/// Each end twice: after itself, and after each other; once where the machine is emulated.
+fn ends() -> impl Iterator<Item = End> {
     ENDS.into_iter().chain(ENDS.into_iter().rev()).take(if patience() > 1 { ENDS.len() } else { 2 * ENDS.len() })
 }
 
-/// One peer has what it may have: it gets no more, and others do.
+/// One peer has reached its limit: it gets no more, but other peers do.
 fn of_one_peer(net: &Net, size: usize, small_ones_pass: bool, limit: impl FnOnce(EngineBuilder) -> EngineBuilder) {
     let server = Server::new(net, limit);
     let (mut one, other) = (Caller::new(net, &server.engine), Caller::new(net, &server.engine));
-    for how in ways() {
+    for how in ends() {
         let held = one.fill(&server, MOST, size);
         one.assert_refused(&server, size);
         if small_ones_pass {
             one.assert_served(1);
         }
         other.assert_served(size);
-        how.bring(net, &server, &mut one, held, |one| one.assert_refused(&server, size));
+        how.end_requests(net, &server, &mut one, held, |one| one.assert_refused(&server, size));
         one.churn(&server, size);
     }
 }
 
-fn requests_of_one_peer(net: &Net) {
+fn requests_beyond_one_peers_limit_are_refused(net: &Net) {
     of_one_peer(net, 10, false, |builder| builder.max_requests_per_peer(MOST));
-    // Those that come in chunks.
+    // Requests that arrive in chunks.
     of_one_peer(net, 100_000, false, |builder| builder.max_requests_per_peer(MOST));
 }
 
-/// What `MOST` requests of a size come to, with what their peer has declared to make them: not one more.
+/// The accounted bytes of `MOST` requests of a size, with their type declarations: not enough for one more.
 fn bytes_of_most(size: usize) -> usize {
     (MOST + 1) * size - size / 30
 }
 
-fn bytes_of_one_peer(net: &Net) {
+fn bytes_beyond_one_peers_limit_are_refused(net: &Net) {
     for size in [3_000, 100_000] {
         let bytes = bytes_of_most(size);
         of_one_peer(net, size, true, |builder| builder.max_message_size(2 * size).max_bytes_in_flight_per_peer(bytes));
     }
 }
 
-/// A greedy peer takes all that there is for all: others get their share. Only what is left behind by those who have gone keeps
-/// everybody out, until its handlers are done with it.
+/// A greedy peer takes all that is available: other peers still get their share. Only what disconnected peers left behind
+/// blocks all others, until its handlers have ended.
 fn of_all_peers(net: &Net, size: usize, limit: impl FnOnce(EngineBuilder) -> EngineBuilder) {
     let server = Server::new(net, limit);
     let (mut greedy, mut other) = (Caller::new(net, &server.engine), Caller::new(net, &server.engine));
-    for (round, how) in ways().enumerate() {
+    for (round, how) in ends().enumerate() {
         // Both are connected, so that half of it is the share of each.
         greedy.churn(&server, size);
         other.churn(&server, size);
@@ -291,14 +291,14 @@ fn of_all_peers(net: &Net, size: usize, limit: impl FnOnce(EngineBuilder) -> Eng
         other.assert_refused(&server, size);
         greedy.assert_refused(&server, size);
         if round % 2 == 0 {
-            how.bring(net, &server, &mut greedy, held, |greedy| greedy.assert_refused(&server, size));
+            how.end_requests(net, &server, &mut greedy, held, |greedy| greedy.assert_refused(&server, size));
             greedy.assert_served(size);
             continue;
         }
         let next = Caller::new(net, &server.engine);
         std::mem::replace(&mut greedy, next).engine.finalize().unwrap();
         await_given_up(&held.replies);
-        // Whoever is alone may have as much again.
+        // The only peer left may have as much again.
         let more = other.fill(&server, MOST, size);
         other.assert_refused(&server, size);
         greedy.assert_refused(&server, size);
@@ -306,15 +306,15 @@ fn of_all_peers(net: &Net, size: usize, limit: impl FnOnce(EngineBuilder) -> Eng
         greedy.assert_served(size);
         shared.calls.extend(more.calls);
         shared.replies.extend(more.replies);
-        how.bring(net, &server, &mut other, shared, |_| ());
+        how.end_requests(net, &server, &mut other, shared, |_| ());
     }
 }
 
-fn requests_of_all_peers(net: &Net) {
+fn requests_beyond_the_limit_of_all_peers_are_refused(net: &Net) {
     of_all_peers(net, 10, |builder| builder.max_requests(2 * MOST));
 }
 
-fn bytes_of_all_peers(net: &Net) {
+fn bytes_beyond_the_limit_of_all_peers_are_refused(net: &Net) {
     for size in [10_000, 100_000] {
         let bytes = 2 * MOST * size + size / 2;
         of_all_peers(net, size, |builder| builder.max_message_size(2 * size).max_bytes_in_flight(bytes));
@@ -322,14 +322,15 @@ fn bytes_of_all_peers(net: &Net) {
 }
 
 #[track_caller]
-fn assert_turned_away<T>(result: calomel::Result<T>) {
+fn assert_not_connected<T>(result: calomel::Result<T>) {
     let error = result.map(drop).unwrap_err();
     assert!(error.is_retryable() && error.is_disconnected(), "{error}");
     assert_error!(Err::<(), _>(error), Error::Unreachable { .. } | Error::Disconnected { .. });
 }
 
-/// One too many is turned away, again and again, and does the others no harm; whoever goes makes room, in good order or not.
-fn connections(net: &Net) {
+/// A connection above the limit is refused, repeatedly, without disturbing the others; each that ends makes room, whether
+/// finalized or dropped.
+fn connections_beyond_the_limit_are_refused(net: &Net) {
     let server = Server::new(net, |builder| builder.max_connections(MOST));
     let elsewhere = Server::new(net, |builder| builder);
     let mut inside: Vec<Caller> = (0..MOST).map(|_| Caller::new(net, &server.engine)).collect();
@@ -337,10 +338,10 @@ fn connections(net: &Net) {
     let exposed = server.engine.expose_read_only(pattern(1, 1 << 20)).unwrap();
     for round in 0..rounds(24) {
         let outside = Caller::new(net, &server.engine);
-        (0..3).for_each(|_| assert_turned_away(outside.length(1)));
+        (0..3).for_each(|_| assert_not_connected(outside.length(1)));
         inside.iter().for_each(|caller| assert!(caller.to.is_connected()));
         inside.iter().for_each(|caller| caller.assert_served(1));
-        // Whom the server itself connects to is none of those.
+        // Connections that the server itself makes are not counted.
         Caller::of(server.engine.clone(), &elsewhere.engine).assert_served(1);
         let leaver = inside.remove(round / 4 % MOST);
         match round % 4 {
@@ -362,7 +363,7 @@ fn connections(net: &Net) {
     }
 }
 
-/// A client that stops reading for a while: its hook, which decides on calls, waits.
+/// A client that stops reading for a while: its `authorize` hook blocks.
 struct Stalling {
     caller: Caller,
     gates: Arc<Mutex<(Gate, Gate)>>,
@@ -388,7 +389,7 @@ impl Stalling {
         Stalling { caller: Caller::of(engine, server), gates }
     }
 
-    /// From now on it reads nothing, until the gate is opened. It can begin things, and send.
+    /// From now on it reads nothing, until the gate is opened. It can still start calls, and send.
     fn stall(&self) -> Gate {
         let gates = <(Gate, Gate)>::default();
         *self.gates.lock().unwrap() = gates.clone();
@@ -397,20 +398,20 @@ impl Stalling {
         gates.1
     }
 
-    /// What was said so far has been dealt with by the server.
-    fn await_heard(&self, server: &Server) {
+    /// Waits until the server has handled everything that was sent so far.
+    fn await_handled(&self, server: &Server) {
         let before = server.notes.load(Ordering::SeqCst);
         let call = self.caller.start("note", 0);
-        // Whoever looks has it sent.
-        eventually("it has been heard", || !call.is_ready() && server.notes.load(Ordering::SeqCst) > before);
+        // Checking the call has it sent.
+        eventually("it has been handled", || !call.is_ready() && server.notes.load(Ordering::SeqCst) > before);
     }
 }
 
-/// More than a connection takes that nobody reads from.
+/// More than the buffers of a connection hold while the peer does not read.
 const LONG: usize = 48 << 20;
 
-/// Answers wait for a caller that does not read them: no more than so many bytes. Others become refusals.
-fn answers_that_wait(net: &Net) {
+/// Answers wait for a caller that does not read them, up to the limit in bytes. Others become refusals.
+fn answers_beyond_the_limit_become_refusals(net: &Net) {
     const ANSWER: usize = 1 << 20;
     const CALLS: usize = LONG / ANSWER;
     let server = Server::new(net, |builder| builder.max_message_size(2 * ANSWER).max_bytes_in_flight_per_peer(MOST * ANSWER));
@@ -434,7 +435,7 @@ fn answers_that_wait(net: &Net) {
         assert_eq!(results.iter().filter(|result| result.is_ok()).count(), CALLS - refused);
         other.assert_served(ANSWER);
         if round % 3 == 2 {
-            // Nobody wants them any more.
+            // No caller waits for the answers any more.
             drop(calls);
             go_on.open();
             continue;
@@ -446,35 +447,35 @@ fn answers_that_wait(net: &Net) {
     }
 }
 
-/// A peer that does not read has pulls in progress: no more than it may have. Each of them is too long to be over by itself,
-/// also when the connection has taken all it can of the first before the others have come.
-fn transfers_of_one_peer(net: &Net) {
+/// A peer that does not read may have only so many pulls in progress. Each of them is too long to be completed by the
+/// connection's buffers alone, even if the first fills them before the others arrive.
+fn pulls_beyond_one_peers_limit_are_refused(net: &Net) {
     const PART: usize = 12 << 20;
     let server = Server::new(net, |builder| builder.max_transfers_per_peer(MOST));
     let (slow, other) = (Stalling::new(net, &server.engine), Caller::new(net, &server.engine));
-    // On terms, so that no device moves it by itself.
-    let terms = Grant::new().quota(u64::MAX);
-    let exposed = server.engine.expose_read_only_with(pattern(1, LONG), &terms).unwrap();
+    // With a grant, so that no device accesses the memory directly.
+    let grant = Grant::new().quota(u64::MAX);
+    let exposed = server.engine.expose_read_only_with(pattern(1, LONG), &grant).unwrap();
     let bulk = travelled(&exposed.bulk());
     let (part_of_it, small) = (bulk.slice(0, PART).unwrap(), bulk.slice(0, 1000).unwrap());
-    // Pushes that are given up leave zeros there, too.
-    let pushed_to = server.engine.expose_with(vec![0u8; PART], BulkMode::WriteOnly, &terms).unwrap();
+    // Pushes that are given up write zeros there, too.
+    let pushed_to = server.engine.expose_with(vec![0u8; PART], BulkMode::WriteOnly, &grant).unwrap();
     let space = travelled(&pushed_to.bulk());
     let to = &slow.caller.to;
-    // Over verbs, who stalls has no credits back either, and can't ask for ever.
+    // Over verbs, a client that does not read gets no credits back, and can't send requests for long.
     let tries = if net.scheme() == "verbs" { 2 } else { 20 };
     let local = |len: usize| slow.caller.engine.expose(pattern(1, len), BulkMode::ReadWrite).unwrap();
     for round in 0..rounds(6).max(2) {
-        // All pull into one memory: what comes is the same.
+        // All pull into the same memory: the bytes are the same.
         let target = slow.caller.engine.expose(vec![0u8; LONG], BulkMode::WriteOnly).unwrap();
         let start = |bulk: &Bulk| bulk.on(to).start_pull_into(target.slice(0, bulk.len()).unwrap());
         let go_on = slow.stall();
         let pulls: Vec<_> = (0..MOST).map(|_| start(&bulk)).collect();
-        // While the connection takes what it can, and when it takes no more.
+        // While the connection's buffers fill, and when they are full.
         let mut beyond = Vec::new();
         for _ in 0..tries {
             beyond.extend([&bulk, &part_of_it, &small].map(start));
-            slow.await_heard(&server);
+            slow.await_handled(&server);
         }
         let mut part = vec![0u8; 1000];
         assert_eq!(small.on(&other.to).pull_into(&mut part[..]).unwrap(), 1000);
@@ -495,7 +496,7 @@ fn transfers_of_one_peer(net: &Net) {
             }
         }
         assert!(round % 2 == 0 || target.reclaim() == exposed.view());
-        // Begun, and given up at once or a little later.
+        // Started, and given up at once or a little later.
         for micros in [0, 50, 500, 2000] {
             let [pull, push] = [&part_of_it, &space].map(|bulk| bulk.on(to).timeout(Duration::from_micros(micros)));
             for result in [pull.start_pull_into(local(PART)).wait().0, push.start_push_from(local(PART)).wait().0] {
@@ -503,7 +504,7 @@ fn transfers_of_one_peer(net: &Net) {
             }
             eventually("there is room", || small.on(to).pull_into(&mut part[..]).is_ok());
         }
-        // What was given up on the way out may still be there for a moment; what is waited for is gone by now.
+        // Requests that were given up may still be in transit; those that were waited for have ended.
         let mut pieces: Vec<Vec<u8>> = vec![vec![0; 1000]; MOST];
         eventually("there is room for all", || {
             let pulls: Vec<_> = pieces.iter().map(|piece| small.on(to).start_pull_into(local(piece.len()))).collect();
@@ -515,12 +516,12 @@ fn transfers_of_one_peer(net: &Net) {
 }
 
 /// Pushes from several threads at once, of which one may be in progress.
-fn pushes_of_one_peer(net: &Net) {
+fn pushes_beyond_one_peers_limit_are_refused(net: &Net) {
     const LEN: usize = 4 << 20;
     let server = Server::new(net, |builder| builder.max_transfers_per_peer(1));
     let (one, other) = (Caller::new(net, &server.engine), Caller::new(net, &server.engine));
-    let terms = Grant::new().quota(u64::MAX);
-    let exposed = server.engine.expose_with(vec![0u8; LEN], BulkMode::WriteOnly, &terms).unwrap();
+    let grant = Grant::new().quota(u64::MAX);
+    let exposed = server.engine.expose_with(vec![0u8; LEN], BulkMode::WriteOnly, &grant).unwrap();
     let (bulk, bytes) = (travelled(&exposed.bulk()), pattern(2, LEN));
     for _ in 0..rounds(5) {
         eventually("one comes while another is in progress", || {
@@ -540,8 +541,8 @@ fn pushes_of_one_peer(net: &Net) {
     assert!(exposed.reclaim() == bytes);
 }
 
-/// What is exposed, of whatever kind, counts until it is taken back, dropped, or freed by what had it.
-fn exposures(net: &Net) {
+/// Every kind of exposure counts until it is reclaimed or dropped, or its owner is.
+fn exposures_beyond_the_limit_are_refused(net: &Net) {
     let server = Server::new(net, |builder| builder.max_exposures(MOST));
     let other = Caller::new(net, &server.engine);
     let elsewhere = Server::new(net, |builder| builder);
@@ -561,7 +562,7 @@ fn exposures(net: &Net) {
         first.extend((1..MOST).map(|_| writable().unwrap()));
         let text = server.engine.expose_read_only("a text".repeat(1000)).unwrap();
         full();
-        // Peers reach what is there, and this engine reaches what others have.
+        // Peers can use the existing exposures, and this engine can use those of others.
         let mut copy = vec![0u8; 100_000];
         let bulk = travelled(&first[0].bulk());
         assert_eq!(bulk.on(&other.to).pull_into(&mut copy[..]).unwrap(), 100_000);
@@ -576,14 +577,14 @@ fn exposures(net: &Net) {
             }
             1 => drop((first, text)),
             2 => {
-                // In the middle of something, which ends.
+                // During a transfer, which ends.
                 let pull =
                     bulk.on(&other.to).start_pull_into(other.engine.expose(vec![0u8; 100_000], BulkMode::WriteOnly).unwrap());
                 drop((first, text));
                 assert!(matches!(pull.wait().0, Ok(100_000) | Err(Error::Revoked { .. })));
             }
             3 => {
-                // A transfer of its own has one, and is waited for, cancelled, or dropped.
+                // A transfer owns the exposure, and is waited for, cancelled, or dropped.
                 let start = |local| travelled(&there.bulk()).on(&to_elsewhere).start_pull_into(local);
                 let mut transfers: Vec<_> = first.into_iter().map(start).collect();
                 full();
@@ -593,24 +594,24 @@ fn exposures(net: &Net) {
                 drop(text);
             }
             _ => {
-                // One that was given away, and came back.
+                // An exposure whose bulk a peer had, and dropped.
                 drop(text);
-                let terms = Grant::new().for_one_call().expires_after(Duration::from_millis(1));
-                let lent = server.engine.expose_with(vec![1u8; 1000], BulkMode::ReadOnly, &terms).unwrap();
+                let grant = Grant::new().for_one_call().expires_after(Duration::from_millis(1));
+                let exposed = server.engine.expose_with(vec![1u8; 1000], BulkMode::ReadOnly, &grant).unwrap();
                 full();
                 let keep = server.engine.procedure::<Bulk, ()>("keep").on(&to_elsewhere);
-                drop(keep.call(&lent.bulk()));
-                // Its time is over, and it is still there.
+                drop(keep.call(&exposed.bulk()));
+                // Its grant has expired, but it still counts.
                 full();
-                drop((lent, first));
+                drop((exposed, first));
             }
         }
         server.engine.scope(|scope| scope.expose(&mut copy, BulkMode::ReadWrite).map(drop)).unwrap();
     }
 }
 
-/// No room at all.
-fn nothing_is_admitted(net: &Net) {
+/// Limits of zero.
+fn limits_of_zero_admit_nothing(net: &Net) {
     let refusing = |limit: fn(EngineBuilder) -> EngineBuilder| {
         let server = Server::new(net, limit);
         let caller = Caller::new(net, &server.engine);
@@ -619,7 +620,7 @@ fn nothing_is_admitted(net: &Net) {
     for limit in [|builder: EngineBuilder| builder.max_requests(0), |builder: EngineBuilder| builder.max_requests_per_peer(0)] {
         let (server, caller) = refusing(limit);
         caller.assert_refused(&server, 1);
-        // It can call, all the same.
+        // It can still call others.
         let back = Server::new(net, |builder| builder);
         Caller::of(server.engine.clone(), &back.engine).assert_served(1);
     }
@@ -634,7 +635,7 @@ fn nothing_is_admitted(net: &Net) {
     caller.assert_served(1);
     assert_eq!(exposed.reclaim(), [1; 10]);
     let (server, caller) = refusing(|builder| builder.max_connections(0));
-    (0..3).for_each(|_| assert_turned_away(caller.length(1)));
+    (0..3).for_each(|_| assert_not_connected(caller.length(1)));
     let (back, _) = refusing(|builder| builder);
     Caller::of(server.engine.clone(), &back.engine).assert_served(1);
     let (server, caller) = refusing(|builder| builder.max_exposures(0));
@@ -643,14 +644,14 @@ fn nothing_is_admitted(net: &Net) {
 }
 
 suite!(
-    requests_of_one_peer,
-    requests_of_all_peers,
-    bytes_of_one_peer,
-    bytes_of_all_peers,
-    answers_that_wait,
-    connections,
-    transfers_of_one_peer,
-    pushes_of_one_peer,
-    exposures,
-    nothing_is_admitted,
+    requests_beyond_one_peers_limit_are_refused,
+    requests_beyond_the_limit_of_all_peers_are_refused,
+    bytes_beyond_one_peers_limit_are_refused,
+    bytes_beyond_the_limit_of_all_peers_are_refused,
+    answers_beyond_the_limit_become_refusals,
+    connections_beyond_the_limit_are_refused,
+    pulls_beyond_one_peers_limit_are_refused,
+    pushes_beyond_one_peers_limit_are_refused,
+    exposures_beyond_the_limit_are_refused,
+    limits_of_zero_admit_nothing,
 );

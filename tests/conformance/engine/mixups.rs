@@ -1,20 +1,20 @@
-//! What belongs to one engine, used with another: an error at once, and never a call to another peer than the one meant.
+//! Objects of one engine used with another: an error at once, and never a call to another peer than the intended one.
 //!
 //! | call | objects of two engines | what it does |
 //! |---|---|---|
 //! | `Procedure::on(endpoint)`, then `call`, `start`, `notify` | procedure, endpoint | `OtherEngine`, nothing is sent |
 //! | `Grant::only(endpoint)`, then `expose_with`; `expose_to(endpoint)` | engine, endpoint | `OtherEngine`, nothing is exposed |
-//! | `pull_into`, `push_from`, `start_…`, `>>`, `<<` with an `Exposed` or an `ExposedSlice` | remote bulk, exposure | `OtherEngine`, no byte moves |
+//! | `pull_into`, `push_from`, `start_…`, `>>`, `<<` with an `Exposed` or an `ExposedSlice` | remote bulk, exposure | `OtherEngine`, no byte is transferred |
 //! | `Bulk::on(endpoint)` of a peer that is not the owner, also of an own bulk | bulk, peer | `OtherEngine`, whatever the length |
 //! | a bulk for one call, in a call of another engine | bulk, call | `OtherEngine`: no call of its owner would begin |
 //! | any other bulk, in a call or an answer of another engine | bulk, call | travels: it names its owner, and the sender holds the lease |
-//! | `Bulk::on(endpoint)` of the owner, `Bulk::origin(engine)` | bulk, engine | works: a bulk is good for every engine that has it |
+//! | `Bulk::on(endpoint)` of the owner, `Bulk::origin(engine)` | bulk, engine | works: any engine may use a bulk that it has |
 //! | `Engine::pool`, `Provider::pool` with a shared `HandlerPool` | engine, pool | works: a pool belongs to no engine |
 //! | buffers of `Engine::alloc` and of a `BufferPool` | engine, buffer | works: they belong to no engine |
 //! | `Pending::wait_any` and `wait_all` | calls of several engines | works |
 //!
-//! `Request`, `Responder`, `Registration`, `Timer`, `Transfer`, `Released` and `Scope` carry their engine with them, so that no
-//! second one takes part.
+//! `Request`, `Responder`, `Registration`, `Timer`, `Transfer`, `Released` and `Scope` contain their engine, so they can't be
+//! used with another one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -25,12 +25,12 @@ use calomel::{Bulk, BulkMode, Engine, Error, Exposed, Grant, HandlerPool, Pendin
 use crate::assert_error;
 use crate::support::{BOUND, Net, eventually, pattern, travelled};
 
-/// One that goes along inside a call, and one that does not.
+/// A bulk that is sent eagerly inside a call, and one that is not.
 const LENGTHS: [usize; 2] = [100, 100_000];
 
 type Moved = Result<usize, String>;
 
-/// An error that says so, at once.
+/// Asserts that `work` fails at once with `OtherEngine`.
 #[track_caller]
 fn mixed_up<T>(what: &str, work: impl FnOnce() -> calomel::Result<T>) {
     let begin = Instant::now();
@@ -42,7 +42,7 @@ fn mixed_up<T>(what: &str, work: impl FnOnce() -> calomel::Result<T>) {
     assert!(begin.elapsed() < Duration::from_secs(5), "{what} took {:?}", begin.elapsed());
 }
 
-/// A server that counts the calls that it gets.
+/// A server that counts its calls.
 fn counting(net: &Net) -> (Engine, Arc<AtomicUsize>) {
     let server = net.server();
     let calls = Arc::new(AtomicUsize::new(0));
@@ -51,7 +51,7 @@ fn counting(net: &Net) -> (Engine, Arc<AtomicUsize>) {
     (server, calls)
 }
 
-fn calls_at_an_endpoint_of_another_engine(net: &Net) {
+fn call_at_an_endpoint_of_another_engine_fails(net: &Net) {
     let (first, first_calls) = counting(net);
     let (second, second_calls) = counting(net);
     let (one, other) = (net.client(), net.client());
@@ -64,15 +64,15 @@ fn calls_at_an_endpoint_of_another_engine(net: &Net) {
         mixed_up("call of a provider", || count.on(to_first.provider(3)).call(&()));
         mixed_up("start", || count.on(&to_first).start(&()));
         mixed_up("notify", || count.on(&to_first).timeout(Duration::from_secs(1)).notify(&()));
-        // Once connected, and once not.
+        // The first round runs before the connection exists, the second with it.
         count.on(&to_second).call(&()).unwrap();
     }
     assert_eq!((first_calls.load(Ordering::SeqCst), second_calls.load(Ordering::SeqCst)), (0, 2));
-    // A copy of the address is what there is to share.
+    // The address can be shared.
     assert_eq!(count.on(other.lookup(to_first.address()).unwrap()).call(&()).unwrap(), 0);
 }
 
-/// A server that pulls from the bulks it is given, by its caller's endpoint or from their owner, and keeps them.
+/// A server that pulls from bulks, through its caller's endpoint or from their owner, and keeps them.
 struct Fetcher {
     engine: Engine,
     kept: Arc<Mutex<Vec<Bulk>>>,
@@ -94,7 +94,7 @@ fn fetcher(net: &Net) -> Fetcher {
     Fetcher { engine, kept }
 }
 
-fn a_bulk_in_a_call_of_another_engine_is_its_owners(net: &Net) {
+fn bulk_sent_by_another_engine_is_found_at_its_owner(net: &Net) {
     for len in LENGTHS {
         let Fetcher { engine: server, kept } = fetcher(net);
         let (owner, sender) = (net.server(), net.client());
@@ -102,14 +102,14 @@ fn a_bulk_in_a_call_of_another_engine_is_its_owners(net: &Net) {
         let fetch = sender.procedure::<(bool, Bulk), Moved>("fetch");
         let exposed = owner.expose_read_only(pattern(7, len)).unwrap();
         let released = exposed.released();
-        // It is no memory of the engine that sent it, and that is said, whatever its length.
+        // The sending engine does not own the memory, which is an error at any length.
         let found = fetch.on(&to_server).call(&(false, exposed.bulk())).unwrap();
         assert!(found.as_ref().is_err_and(|error| error.starts_with("OtherEngine")), "{len} bytes: {found:?}");
-        // It is found where it is.
+        // The pull from its owner succeeds.
         assert_eq!(fetch.on(&to_server).call(&(true, exposed.bulk())).unwrap(), Ok(len));
         assert_eq!(kept.lock().unwrap().len(), 1);
         assert!(!released.is_released(), "the server holds it");
-        // Taken back, it is out of reach, though another engine has sent it.
+        // Once revoked, it can't be accessed, although another engine has sent it.
         assert!(exposed.reclaim() == pattern(7, len));
         let bulk = kept.lock().unwrap().pop().unwrap();
         assert_error!(bulk.origin(&server).unwrap().pull_into(&mut vec![0u8; len]), Error::Revoked { .. });
@@ -118,22 +118,22 @@ fn a_bulk_in_a_call_of_another_engine_is_its_owners(net: &Net) {
     }
 }
 
-fn a_bulk_that_one_engine_got_is_forwarded_by_another(net: &Net) {
+fn bulk_received_by_one_engine_is_forwarded_by_another(net: &Net) {
     for len in LENGTHS {
         let Fetcher { engine: server, kept } = fetcher(net);
         let (owner, middle, sender) = (net.server(), net.server(), net.client());
-        let (tell, told) = mpsc::channel();
-        middle.define("take", move |_: &Request, bulk: Bulk| tell.send(bulk).unwrap()).unwrap();
+        let (received_tx, received_rx) = mpsc::channel();
+        middle.define("take", move |_: &Request, bulk: Bulk| received_tx.send(bulk).unwrap()).unwrap();
         let exposed = owner.expose_read_only(pattern(7, len)).unwrap();
         let released = exposed.released();
         owner.procedure::<Bulk, ()>("take").on(owner.lookup(middle.address()).unwrap()).call(&exposed.bulk()).unwrap();
-        let bulk = told.recv_timeout(BOUND).unwrap();
+        let bulk = received_rx.recv_timeout(BOUND).unwrap();
         let to_server = sender.lookup(server.address()).unwrap();
         let fetch = sender.procedure::<(bool, Bulk), Moved>("fetch");
         let found = fetch.on(&to_server).call(&(false, bulk.clone())).unwrap();
         assert!(found.as_ref().is_err_and(|error| error.starts_with("OtherEngine")), "{len} bytes: {found:?}");
         assert_eq!(fetch.on(&to_server).call(&(true, bulk.clone())).unwrap(), Ok(len));
-        // The engine that is to forward it may use it as well.
+        // The engine that forwards the bulk may use it as well.
         let mut bytes = vec![0u8; len];
         assert_eq!(bulk.on(sender.lookup(owner.address()).unwrap()).pull_into(&mut bytes).unwrap(), len);
         assert!(bytes == pattern(7, len));
@@ -147,7 +147,7 @@ fn a_bulk_that_one_engine_got_is_forwarded_by_another(net: &Net) {
     }
 }
 
-fn a_bulk_of_one_peer_is_not_anothers(net: &Net) {
+fn transfer_with_a_peer_that_is_not_the_owner_fails(net: &Net) {
     let (owner, client) = (net.server(), net.client());
     owner.define("hello", |_: &Request, ()| ()).unwrap();
     let to_owner = client.lookup(owner.address()).unwrap();
@@ -182,7 +182,7 @@ fn a_bulk_of_one_peer_is_not_anothers(net: &Net) {
     }
 }
 
-fn an_own_bulk_is_no_peers(net: &Net) {
+fn own_bulk_at_a_peers_endpoint_fails(net: &Net) {
     let pair = net.pair();
     pair.server.define("hello", |_: &Request, ()| ()).unwrap();
     for len in LENGTHS {
@@ -192,14 +192,14 @@ fn an_own_bulk_is_no_peers(net: &Net) {
         pair.client.procedure::<(), ()>("hello").on(&pair.to_server).call(&()).unwrap();
         assert!(exposed.reclaim() == pattern(7, len));
     }
-    // Where an engine means itself, it is found.
+    // An engine's endpoint of itself works.
     let exposed = pair.server.expose(pattern(7, 100), BulkMode::ReadWrite).unwrap();
     let to_itself = pair.server.lookup(pair.server.address()).unwrap();
     assert_eq!(exposed.bulk().on(&to_itself).pull_into(&mut [0u8; 100]).unwrap(), 100);
     assert_eq!(exposed.bulk().origin(&pair.server).unwrap().pull_into(&mut [0u8; 100]).unwrap(), 100);
 }
 
-fn exposures_take_part_in_transfers_of_their_engine(net: &Net) {
+fn transfer_with_an_exposure_of_another_engine_fails(net: &Net) {
     let pair = net.pair();
     let other = net.client();
     for len in LENGTHS {
@@ -231,7 +231,7 @@ fn exposures_take_part_in_transfers_of_their_engine(net: &Net) {
     }
 }
 
-fn terms_name_an_endpoint_of_the_engine_that_exposes(net: &Net) {
+fn grant_for_an_endpoint_of_another_engine_fails(net: &Net) {
     let pair = net.pair();
     let other = net.client();
     let to_server = other.lookup(pair.server.address()).unwrap();
@@ -245,7 +245,7 @@ fn terms_name_an_endpoint_of_the_engine_that_exposes(net: &Net) {
     });
 }
 
-fn a_bulk_for_one_call_is_for_a_call_of_its_owner(net: &Net) {
+fn bulk_for_one_call_in_a_call_of_another_engine_fails(net: &Net) {
     for len in LENGTHS {
         let Fetcher { engine: server, .. } = fetcher(net);
         let (owner, other) = (net.server(), net.client());
@@ -261,7 +261,7 @@ fn a_bulk_for_one_call_is_for_a_call_of_its_owner(net: &Net) {
     }
 }
 
-fn what_belongs_to_no_engine_is_for_all(net: &Net) {
+fn pools_and_buffers_work_with_any_engine(net: &Net) {
     let pair = net.pair();
     let other = net.server();
     let pool = HandlerPool::new(2);
@@ -287,7 +287,7 @@ fn what_belongs_to_no_engine_is_for_all(net: &Net) {
     assert_eq!(buffers.available(), 1);
 }
 
-fn a_scopes_bulk_travels_with_another_engine(net: &Net) {
+fn bulk_of_a_scope_sent_by_another_engine_is_usable(net: &Net) {
     let Fetcher { engine: server, kept } = fetcher(net);
     let (owner, sender) = (net.server(), net.client());
     let to_server = sender.lookup(server.address()).unwrap();
@@ -305,14 +305,14 @@ fn a_scopes_bulk_travels_with_another_engine(net: &Net) {
 }
 
 suite![
-    calls_at_an_endpoint_of_another_engine,
-    a_bulk_in_a_call_of_another_engine_is_its_owners,
-    a_bulk_that_one_engine_got_is_forwarded_by_another,
-    a_bulk_of_one_peer_is_not_anothers,
-    an_own_bulk_is_no_peers,
-    exposures_take_part_in_transfers_of_their_engine,
-    terms_name_an_endpoint_of_the_engine_that_exposes,
-    a_bulk_for_one_call_is_for_a_call_of_its_owner,
-    what_belongs_to_no_engine_is_for_all,
-    a_scopes_bulk_travels_with_another_engine,
+    call_at_an_endpoint_of_another_engine_fails,
+    bulk_sent_by_another_engine_is_found_at_its_owner,
+    bulk_received_by_one_engine_is_forwarded_by_another,
+    transfer_with_a_peer_that_is_not_the_owner_fails,
+    own_bulk_at_a_peers_endpoint_fails,
+    transfer_with_an_exposure_of_another_engine_fails,
+    grant_for_an_endpoint_of_another_engine_fails,
+    bulk_for_one_call_in_a_call_of_another_engine_fails,
+    pools_and_buffers_work_with_any_engine,
+    bulk_of_a_scope_sent_by_another_engine_is_usable,
 ];

@@ -1,10 +1,10 @@
-//! Engines: where they listen, whom they reach, and how they end.
+//! Tests of engines: addresses, connections, limits, access control, timers, and finalize.
 
 mod address;
 mod after;
 mod dialling;
-mod farewell;
 mod finalize;
+mod goodbye;
 mod hooks;
 mod in_flight;
 mod knobs;

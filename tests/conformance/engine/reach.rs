@@ -1,4 +1,4 @@
-//! Connecting, and losing connections.
+//! Connecting, reconnecting, and noticing lost connections.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
@@ -10,7 +10,7 @@ use calomel::{Engine, Error, Request};
 use crate::assert_error;
 use crate::support::{Net, Pair, eventually};
 
-fn an_endpoint_is_connected_by_its_first_call(net: &Net) {
+fn first_call_connects_the_endpoint(net: &Net) {
     let pair = net.pair();
     pair.server.define("hello", |_: &Request, ()| ()).unwrap();
     assert!(!pair.to_server.is_connected());
@@ -21,7 +21,7 @@ fn an_endpoint_is_connected_by_its_first_call(net: &Net) {
     eventually("the end of the server is noticed", || !pair.to_server.is_connected());
 }
 
-fn nobody_there_is_unreachable_at_once(net: &Net) {
+fn call_to_an_address_without_a_listener_fails_at_once(net: &Net) {
     let client = net.client();
     let address = net.dead_address();
     let endpoint = client.lookup(&address).unwrap();
@@ -36,7 +36,7 @@ fn nobody_there_is_unreachable_at_once(net: &Net) {
     assert!(!endpoint.is_connected());
 }
 
-fn a_server_that_comes_later_is_reached(net: &Net) {
+fn call_succeeds_once_the_server_listens(net: &Net) {
     let client = net.client();
     let address = net.dead_address();
     let endpoint = client.lookup(&address).unwrap();
@@ -47,7 +47,7 @@ fn a_server_that_comes_later_is_reached(net: &Net) {
     assert_eq!(hello.on(&endpoint).call(&()).unwrap(), 1);
 }
 
-fn a_finalized_server_is_gone_for_its_clients(net: &Net) {
+fn call_to_a_finalized_server_fails_as_disconnected(net: &Net) {
     let pair = net.pair();
     pair.server.define("hello", |_: &Request, ()| ()).unwrap();
     let hello = pair.client.procedure::<(), ()>("hello");
@@ -61,7 +61,7 @@ fn a_finalized_server_is_gone_for_its_clients(net: &Net) {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-fn a_restarted_server_is_called_as_before_and_old_bulks_are_gone(net: &Net) {
+fn restarted_server_serves_calls_and_rejects_old_bulks(net: &Net) {
     let client = net.client();
     let first = net.server();
     let address = first.address();
@@ -83,14 +83,14 @@ fn a_restarted_server_is_called_as_before_and_old_bulks_are_gone(net: &Net) {
     assert_error!(Err::<(), _>(error), Error::PeerRestarted { peer, .. } if peer == address);
     let error = old.on(&endpoint).push_from(&[0u8; 10][..]).unwrap_err();
     assert_error!(Err::<(), _>(error), Error::PeerRestarted { .. } | Error::AccessDenied { .. });
-    // And by its origin, which is an address too.
+    // Also through its origin, which is an address too.
     let result = old.origin(&client).and_then(|remote| remote.pull_into(&mut [0u8; 10][..]));
     assert_error!(result, Error::PeerRestarted { .. });
     assert_eq!(number.on(&endpoint).call(&()).unwrap(), 2);
 }
 
-fn unsupported_transports_say_so(net: &Net) {
-    // With this feature there is none.
+fn transport_that_is_not_built_in_is_unsupported(net: &Net) {
+    // With this feature the transport is supported.
     if cfg!(feature = "verbs") {
         return;
     }
@@ -101,7 +101,7 @@ fn unsupported_transports_say_so(net: &Net) {
     assert_error!(Engine::server(text), Error::Unsupported { .. });
 }
 
-fn many_clients_come_and_go(net: &Net) {
+fn calls_of_many_short_lived_clients_succeed(net: &Net) {
     let server = net.server();
     server.define("hello", |_: &Request, n: u32| n).unwrap();
     for n in 0..50 {
@@ -111,7 +111,7 @@ fn many_clients_come_and_go(net: &Net) {
     }
 }
 
-fn one_client_reaches_many_servers(net: &Net) {
+fn calls_of_one_client_reach_the_right_server(net: &Net) {
     let client = net.client();
     let servers: Vec<Engine> = (0..20).map(|_| net.server()).collect();
     for (n, server) in servers.iter().enumerate() {
@@ -125,21 +125,21 @@ fn one_client_reaches_many_servers(net: &Net) {
     }
 }
 
-fn an_endpoint_of_one_engine_is_refused_or_served_by_another(net: &Net) {
-    // Endpoints are values; whichever engine is asked must not hang or crash.
+fn endpoint_of_another_engine_neither_hangs_nor_crashes(net: &Net) {
+    // Endpoints are values; an engine that is given another's must not hang or crash.
     let pair = net.pair();
     pair.server.define("hello", |_: &Request, ()| 1u8).unwrap();
-    let stranger = net.client();
+    let other = net.client();
     let begin = Instant::now();
-    if let Ok(answer) = stranger.procedure::<(), u8>("hello").on(&pair.to_server).call(&()) {
+    if let Ok(answer) = other.procedure::<(), u8>("hello").on(&pair.to_server).call(&()) {
         assert_eq!(answer, 1);
     }
     assert!(begin.elapsed() < Duration::from_secs(5));
     assert_eq!(pair.client.procedure::<(), u8>("hello").on(&pair.to_server).call(&()).unwrap(), 1);
 }
 
-fn both_dial_at_once(net: &Net) {
-    // Each may end up with two connections for a moment; no call is lost with either, and each is carried out once.
+fn simultaneous_connects_lose_no_call(net: &Net) {
+    // Each pair may briefly have two connections; no call is lost on either, and each is executed once.
     for _ in 0..40 {
         let engines = [net.server(), net.server(), net.server()];
         let counts: Vec<_> = engines
@@ -170,7 +170,7 @@ fn both_dial_at_once(net: &Net) {
     }
 }
 
-fn the_end_of_a_quiet_peer_is_noticed_beside_busy_ones(net: &Net) {
+fn end_of_a_quiet_peer_is_noticed_beside_busy_peers(net: &Net) {
     let client = net.client();
     let servers: Vec<Engine> = (0..6).map(|_| net.server()).collect();
     let stop = AtomicU32::new(0);
@@ -190,7 +190,7 @@ fn the_end_of_a_quiet_peer_is_noticed_beside_busy_ones(net: &Net) {
             quiet.define("slow", |_: &Request, ()| thread::sleep(Duration::from_millis(3))).unwrap();
             let endpoint = client.lookup(quiet.address()).unwrap();
             client.procedure::<(), ()>("slow").on(&endpoint).call(&()).unwrap();
-            // The answer and the end come in one go, as far as the system can do that.
+            // The answer and the end of the connection arrive together, as far as the system allows.
             let pending = client.procedure::<(), ()>("slow").on(&endpoint).start(&()).unwrap();
             quiet.finalize().unwrap();
             let begin = Instant::now();
@@ -203,15 +203,15 @@ fn the_end_of_a_quiet_peer_is_noticed_beside_busy_ones(net: &Net) {
 }
 
 suite![
-    the_end_of_a_quiet_peer_is_noticed_beside_busy_ones,
-    both_dial_at_once,
-    an_endpoint_is_connected_by_its_first_call,
-    nobody_there_is_unreachable_at_once,
-    a_server_that_comes_later_is_reached,
-    a_finalized_server_is_gone_for_its_clients,
-    a_restarted_server_is_called_as_before_and_old_bulks_are_gone,
-    unsupported_transports_say_so,
-    many_clients_come_and_go,
-    one_client_reaches_many_servers,
-    an_endpoint_of_one_engine_is_refused_or_served_by_another,
+    end_of_a_quiet_peer_is_noticed_beside_busy_peers,
+    simultaneous_connects_lose_no_call,
+    first_call_connects_the_endpoint,
+    call_to_an_address_without_a_listener_fails_at_once,
+    call_succeeds_once_the_server_listens,
+    call_to_a_finalized_server_fails_as_disconnected,
+    restarted_server_serves_calls_and_rejects_old_bulks,
+    transport_that_is_not_built_in_is_unsupported,
+    calls_of_many_short_lived_clients_succeed,
+    calls_of_one_client_reach_the_right_server,
+    endpoint_of_another_engine_neither_hangs_nor_crashes,
 ];

@@ -8,7 +8,7 @@ use calomel::{Error, Request};
 use crate::assert_error;
 use crate::support::{Net, Pair, eventually};
 
-fn a_server_that_allows_it_is_shut_down_from_afar(net: &Net) {
+fn remote_shutdown_finalizes_a_server_that_allows_it(net: &Net) {
     let pair = Pair::of(net.server_with(|b| b.remote_shutdown(true)), net.client());
     pair.server.define("hello", |_: &Request, ()| ()).unwrap();
     pair.client.procedure::<(), ()>("hello").on(&pair.to_server).call(&()).unwrap();
@@ -24,13 +24,13 @@ fn a_server_that_allows_it_is_shut_down_from_afar(net: &Net) {
     assert!(error.is_disconnected(), "{error}");
 }
 
-fn it_works_without_a_call_before(net: &Net) {
+fn remote_shutdown_without_a_connection_connects(net: &Net) {
     let pair = Pair::of(net.server_with(|b| b.remote_shutdown(true)), net.client());
     pair.to_server.shutdown().unwrap();
     pair.server.wait_for_finalize();
 }
 
-fn it_is_denied_by_default(net: &Net) {
+fn remote_shutdown_is_denied_by_default(net: &Net) {
     for server in [net.server(), net.server_with(|b| b.remote_shutdown(false))] {
         let pair = Pair::of(server, net.client());
         pair.server.define("hello", |_: &Request, ()| ()).unwrap();
@@ -40,23 +40,23 @@ fn it_is_denied_by_default(net: &Net) {
     }
 }
 
-fn a_client_is_not_shut_down_by_its_server(net: &Net) {
+fn remote_shutdown_of_a_client_is_denied(net: &Net) {
     let pair = net.pair();
     pair.server.define("betray", |request: &Request, ()| request.endpoint().shutdown().is_ok()).unwrap();
     assert!(!pair.client.procedure::<(), bool>("betray").on(&pair.to_server).call(&()).unwrap());
     assert!(!pair.client.is_finalized());
 }
 
-fn a_dead_server_cant_be_shut_down(net: &Net) {
+fn remote_shutdown_of_an_unreachable_server_fails(net: &Net) {
     let client = net.client();
     let endpoint = client.lookup(net.dead_address()).unwrap();
     assert_error!(endpoint.shutdown(), Error::Unreachable { .. });
 }
 
 suite![
-    a_server_that_allows_it_is_shut_down_from_afar,
-    it_works_without_a_call_before,
-    it_is_denied_by_default,
-    a_client_is_not_shut_down_by_its_server,
-    a_dead_server_cant_be_shut_down,
+    remote_shutdown_finalizes_a_server_that_allows_it,
+    remote_shutdown_without_a_connection_connects,
+    remote_shutdown_is_denied_by_default,
+    remote_shutdown_of_a_client_is_denied,
+    remote_shutdown_of_an_unreachable_server_fails,
 ];

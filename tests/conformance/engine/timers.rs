@@ -1,4 +1,4 @@
-//! Timers.
+//! Timers: firing, cancelling, and their order.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
@@ -63,7 +63,7 @@ fn timers_fire_in_the_order_of_their_times(net: &Net) {
 }
 
 fn a_shorter_timer_overtakes_a_longer_one_set_before(net: &Net) {
-    // The engine sleeps until the first timer: a nearer one must wake it.
+    // The engine sleeps until the first timer: an earlier one must wake it.
     let engine = net.client();
     let (fire, fired) = mpsc::channel();
     let long = engine.timer(Duration::from_secs(3600), || {}).unwrap();
@@ -75,7 +75,7 @@ fn a_shorter_timer_overtakes_a_longer_one_set_before(net: &Net) {
     assert!(long.cancel());
 }
 
-fn thousands_of_timers(net: &Net) {
+fn thousands_of_timers_fire_or_are_cancelled_once(net: &Net) {
     let engine = net.client();
     let count = Arc::new(AtomicU32::new(0));
     let mut random = crate::support::Random(5);
@@ -95,22 +95,22 @@ fn thousands_of_timers(net: &Net) {
     stays("none did both", Duration::from_millis(50), || count.load(Ordering::SeqCst) + cancelled == 2000);
 }
 
-fn a_timer_calls_and_sets_timers(net: &Net) {
+fn timer_may_make_calls_and_set_timers(net: &Net) {
     let pair = net.pair();
     pair.server.define("tick", |_: &Request, n: u32| n + 1).unwrap();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (engine, endpoint) = (pair.client.clone(), pair.to_server.clone());
     let _first = pair
         .client
         .timer(Duration::from_millis(5), move || {
             let answer = engine.procedure::<u32, u32>("tick").on(&endpoint).call(&1).unwrap();
-            let _second = engine.timer(Duration::from_millis(5), move || tell.send(answer).unwrap()).unwrap();
+            let _second = engine.timer(Duration::from_millis(5), move || sender.send(answer).unwrap()).unwrap();
         })
         .unwrap();
-    assert_eq!(told.recv_timeout(BOUND).unwrap(), 2);
+    assert_eq!(receiver.recv_timeout(BOUND).unwrap(), 2);
 }
 
-fn a_timer_that_blocks_or_panics_stops_nothing(net: &Net) {
+fn timer_that_blocks_or_panics_does_not_stop_others(net: &Net) {
     let pair = net.pair();
     pair.server.define("fine", |_: &Request, n: u32| n).unwrap();
     let gate = crate::support::Gate::default();
@@ -127,7 +127,7 @@ fn a_timer_that_blocks_or_panics_stops_nothing(net: &Net) {
     gate.open();
 }
 
-fn finalize_ends_timers_unfired(net: &Net) {
+fn finalize_drops_timers_that_have_not_fired(net: &Net) {
     let engine = net.client();
     let owned = Arc::new(());
     let moved = owned.clone();
@@ -153,8 +153,8 @@ suite![
     a_dropped_timer_fires,
     timers_fire_in_the_order_of_their_times,
     a_shorter_timer_overtakes_a_longer_one_set_before,
-    thousands_of_timers,
-    a_timer_calls_and_sets_timers,
-    a_timer_that_blocks_or_panics_stops_nothing,
-    finalize_ends_timers_unfired,
+    thousands_of_timers_fire_or_are_cancelled_once,
+    timer_may_make_calls_and_set_timers,
+    timer_that_blocks_or_panics_does_not_stop_others,
+    finalize_drops_timers_that_have_not_fired,
 ];

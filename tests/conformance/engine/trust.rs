@@ -1,4 +1,4 @@
-//! Who is let in, and who may call what.
+//! Access control: which peers may connect, and which calls they may make.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +28,7 @@ fn hello(engine: &Engine, to: &Endpoint) -> calomel::Result<u8> {
     engine.procedure::<(), u8>("hello").on(to).call(&())
 }
 
-fn who_has_the_key_is_served(net: &Net) {
+fn client_with_the_key_is_served(net: &Net) {
     let pair = Pair::of(serving(net.server_with(keyed)), net.client_with(keyed));
     assert_eq!(hello(&pair.client, &pair.to_server).unwrap(), 7);
     let exposed = pair.server.expose(vec![9u8; 100_000], BulkMode::ReadOnly).unwrap();
@@ -37,26 +37,26 @@ fn who_has_the_key_is_served(net: &Net) {
     assert!(copy.iter().all(|byte| *byte == 9));
 }
 
-/// Each way round. The one that has the key goes on as if nothing had happened.
-fn who_has_another_key_is_refused(net: &Net) {
+/// In both directions. The client with the right key is not disturbed.
+fn client_with_another_key_is_refused(net: &Net) {
     let server = serving(net.server_with(keyed));
-    let stranger = net.client_with(other);
+    let rejected = net.client_with(other);
     let good = net.client_with(keyed);
     let to_server = good.lookup(server.address()).unwrap();
     for _ in 0..3 {
-        let error = hello(&stranger, &stranger.lookup(server.address()).unwrap()).unwrap_err();
+        let error = hello(&rejected, &rejected.lookup(server.address()).unwrap()).unwrap_err();
         assert!(!error.is_retryable());
         assert_error!(Err::<(), _>(error), Error::AccessDenied { reason, .. } if reason.contains("key"));
         assert_eq!(hello(&good, &to_server).unwrap(), 7);
     }
     assert_eq!(server.refusals().connections, 3);
-    // Here it is the server that the client does not want.
+    // Here the client refuses the server.
     let strange = serving(net.server_with(other));
     assert_error!(hello(&good, &good.lookup(strange.address()).unwrap()), Error::AccessDenied { .. });
     assert_eq!(hello(&good, &to_server).unwrap(), 7);
 }
 
-fn keys_that_can_be_guessed_are_refused(net: &Net) {
+fn keys_that_are_too_short_are_refused(net: &Net) {
     for key in ["", "fifteen bytes.."] {
         assert_error!(net.builder().pre_shared_key(key).build(), Error::Unsupported { what, .. } if !what.contains("fifteen"));
     }
@@ -64,7 +64,7 @@ fn keys_that_can_be_guessed_are_refused(net: &Net) {
     assert!(!debug.contains("sixteen") && !debug.contains("115"), "{debug}");
 }
 
-fn each_call_is_decided_on(net: &Net) {
+fn authorize_hook_decides_on_each_call(net: &Net) {
     let asked = Arc::new(AtomicU32::new(0));
     let server = net.server_with(|builder| {
         let asked = asked.clone();
@@ -86,10 +86,10 @@ fn each_call_is_decided_on(net: &Net) {
     assert_eq!(call("open", &pair.to_server).unwrap(), 0);
     assert_error!(call("secret", &pair.to_server), Error::AccessDenied { .. });
     assert_error!(call("open", &pair.to_server.provider(3)), Error::AccessDenied { .. });
-    // What is not there looks no different.
+    // Unknown procedures are denied in the same way.
     assert_error!(call("nothing", &pair.to_server.provider(3)), Error::AccessDenied { .. });
     assert_error!(call("nothing", &pair.to_server), Error::NoSuchProcedure { .. });
-    // Large arguments, and none to be told: nothing runs.
+    // Denied calls with large arguments, and denied one-way calls, run no handler.
     let large = pair.client.procedure::<Vec<u8>, u32>("secret");
     assert_error!(large.on(&pair.to_server).call(&vec![1; 1 << 20]), Error::AccessDenied { .. });
     pair.client.procedure::<(), u32>("secret").on(&pair.to_server).notify(&()).unwrap();
@@ -99,7 +99,7 @@ fn each_call_is_decided_on(net: &Net) {
     assert_eq!((refusals.calls, refusals.total()), (5, 5));
 }
 
-fn callers_are_known(net: &Net) {
+fn authorize_hook_knows_the_caller(net: &Net) {
     let scheme = net.scheme();
     let server = net.server_with(|builder| {
         builder.authorize(move |caller| {
@@ -119,8 +119,8 @@ fn callers_are_known(net: &Net) {
     assert_eq!(hello(&pair.client, &pair.to_server).unwrap(), 7);
 }
 
-/// Whoever is to decide and can't: the call is denied, and the engine goes on.
-fn a_panic_denies(net: &Net) {
+/// If the `authorize` hook panics, the call is denied and the engine stays usable.
+fn panicking_authorize_hook_denies_the_call(net: &Net) {
     let server = net.server_with(|builder| {
         builder.authorize(|caller| {
             assert!(caller.procedure() != "panic", "on purpose");
@@ -134,10 +134,10 @@ fn a_panic_denies(net: &Net) {
 }
 
 suite!(
-    who_has_the_key_is_served,
-    who_has_another_key_is_refused,
-    keys_that_can_be_guessed_are_refused,
-    each_call_is_decided_on,
-    callers_are_known,
-    a_panic_denies,
+    client_with_the_key_is_served,
+    client_with_another_key_is_refused,
+    keys_that_are_too_short_are_refused,
+    authorize_hook_decides_on_each_call,
+    authorize_hook_knows_the_caller,
+    panicking_authorize_hook_denies_the_call,
 );

@@ -12,7 +12,7 @@ use calomel::{BulkMode, Error, Request};
 use crate::assert_error;
 use crate::support::{Net, pattern};
 
-fn an_async_handler_answers(net: &Net) {
+fn async_handler_answers(net: &Net) {
     let pair = net.pair();
     pair.server.define_async("sum2", |_req: Request, (x, y): (i32, i32)| async move { x + y }).unwrap();
     let sum = pair.client.procedure::<(i32, i32), i32>("sum2");
@@ -21,7 +21,7 @@ fn an_async_handler_answers(net: &Net) {
     }
 }
 
-/// Ready once somebody has fired it, from any thread.
+/// A future that becomes ready once `fire` is called, from any thread.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(bool, Vec<Waker>)>>);
 
@@ -108,7 +108,7 @@ fn an_async_handler_awaits_transfers(net: &Net) {
     assert!(answer == data);
 }
 
-fn a_future_may_be_woken_from_anywhere_and_too_often(net: &Net) {
+fn future_woken_too_often_by_any_thread_completes(net: &Net) {
     /// Needs `left` polls, and is woken several times for each.
     struct Restless {
         left: u32,
@@ -136,7 +136,7 @@ fn a_future_may_be_woken_from_anywhere_and_too_often(net: &Net) {
     }
 }
 
-fn a_future_that_never_ends_ends_with_its_call(net: &Net) {
+fn pending_future_is_dropped_when_its_call_times_out(net: &Net) {
     let pair = net.pair();
     let owned = Arc::new(());
     let keep = owned.clone();
@@ -156,11 +156,11 @@ fn a_future_that_never_ends_ends_with_its_call(net: &Net) {
         assert_error!(result, Error::Timeout { .. });
         assert!(begin.elapsed() < Duration::from_secs(3));
     }
-    // The server's resources for a call end with it: the futures are gone, and what they owned.
+    // The server frees a call's resources when it ends: the futures are dropped, with the values that they own.
     crate::support::eventually("the futures were dropped", || Arc::strong_count(&owned) <= 2);
 }
 
-fn an_async_handler_that_panics_answers(net: &Net) {
+fn async_handler_that_panics_fails_its_call(net: &Net) {
     let pair = net.pair();
     pair.server
         .define_async("panics", |_: Request, early: bool| {
@@ -183,11 +183,11 @@ fn an_async_handler_that_panics_answers(net: &Net) {
 }
 
 suite![
-    an_async_handler_answers,
+    async_handler_answers,
     a_thousand_waiting_handlers_need_no_threads,
     an_async_handler_awaits_calls_to_its_caller,
     an_async_handler_awaits_transfers,
-    a_future_may_be_woken_from_anywhere_and_too_often,
-    a_future_that_never_ends_ends_with_its_call,
-    an_async_handler_that_panics_answers,
+    future_woken_too_often_by_any_thread_completes,
+    pending_future_is_dropped_when_its_call_times_out,
+    async_handler_that_panics_fails_its_call,
 ];

@@ -1,4 +1,4 @@
-//! Calling: blocking, one-way, with borrowed arguments.
+//! Blocking calls, one-way calls, and calls with borrowed arguments.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
@@ -10,7 +10,7 @@ use calomel::{Error, Procedure, Request};
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net, eventually, rounds};
 
-fn a_call_returns_the_answer(net: &Net) {
+fn call_returns_the_answer(net: &Net) {
     let pair = net.pair();
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     let sum = pair.client.procedure::<(i32, i32), i32>("sum");
@@ -47,7 +47,7 @@ fn a_procedure_is_shared_between_threads_and_used_with_any_endpoint(net: &Net) {
     });
 }
 
-fn a_function_is_defined_like_a_closure(net: &Net) {
+fn function_serves_as_a_handler(net: &Net) {
     fn half(_: &Request, n: u64) -> Option<u64> {
         n.is_multiple_of(2).then_some(n / 2)
     }
@@ -62,13 +62,13 @@ fn both_ends_of_a_connection_serve(net: &Net) {
     let pair = net.pair();
     pair.client.define("name", |_: &Request, ()| String::from("the client")).unwrap();
     pair.server
-        .define("who calls?", |request: &Request, ()| {
+        .define("name of the caller", |request: &Request, ()| {
             let name = request.engine().procedure::<(), String>("name");
             name.on(request.endpoint()).call(&()).map_err(|e| e.to_string())
         })
         .unwrap();
-    let who = pair.client.procedure::<(), Result<String, String>>("who calls?");
-    assert_eq!(who.on(&pair.to_server).call(&()).unwrap().unwrap(), "the client");
+    let name = pair.client.procedure::<(), Result<String, String>>("name of the caller");
+    assert_eq!(name.on(&pair.to_server).call(&()).unwrap().unwrap(), "the client");
 }
 
 fn two_servers_call_each_other(net: &Net) {
@@ -82,7 +82,7 @@ fn two_servers_call_each_other(net: &Net) {
     }
 }
 
-fn a_notification_arrives_and_is_not_answered(net: &Net) {
+fn one_way_call_arrives_and_is_not_answered(net: &Net) {
     let pair = net.pair();
     let (heard, hears) = mpsc::channel();
     pair.server.define("note", move |_: &Request, text: String| heard.send(text).unwrap()).unwrap();
@@ -97,7 +97,7 @@ fn a_notification_arrives_and_is_not_answered(net: &Net) {
     }
 }
 
-fn a_notification_reaches_every_kind_of_handler(net: &Net) {
+fn one_way_call_reaches_every_kind_of_handler(net: &Net) {
     let pair = net.pair();
     let count = Arc::new(AtomicU32::new(0));
     let (a, b, c) = (count.clone(), count.clone(), count.clone());
@@ -111,7 +111,7 @@ fn a_notification_reaches_every_kind_of_handler(net: &Net) {
     pair.server
         .define_deferred("deferred", move |responder: calomel::Responder<u32>, n: u32| {
             c.fetch_add(n, Ordering::SeqCst);
-            // Nobody waits for this answer, so it goes nowhere, and that is no error.
+            // The caller does not wait for this answer, so it is discarded without an error.
             responder.respond(&n).unwrap();
         })
         .unwrap();
@@ -121,7 +121,7 @@ fn a_notification_reaches_every_kind_of_handler(net: &Net) {
     eventually("three notifications arrived", || count.load(Ordering::SeqCst) == 111);
 }
 
-fn a_notification_to_nobody_in_particular_harms_nobody(net: &Net) {
+fn failing_one_way_call_leaves_the_server_usable(net: &Net) {
     let pair = net.pair();
     pair.server.define("there", |_: &Request, ()| 1u8).unwrap();
     pair.server.define("panics", |_: &Request, ()| -> u8 { panic!("on purpose") }).unwrap();
@@ -132,7 +132,7 @@ fn a_notification_to_nobody_in_particular_harms_nobody(net: &Net) {
     assert_eq!(pair.client.procedure::<(), u8>("there").on(&pair.to_server).call(&()).unwrap(), 1);
 }
 
-fn borrowed_arguments_are_read_where_they_arrived(net: &Net) {
+fn handler_with_borrowed_arguments_answers(net: &Net) {
     let pair = net.pair();
     pair.server.define_borrowed::<str, _, _>("letters", |_: &Request, s: &str| s.chars().count()).unwrap();
     pair.server
@@ -148,19 +148,19 @@ fn borrowed_arguments_are_read_where_they_arrived(net: &Net) {
     }
 }
 
-fn a_name_nobody_defined_is_an_error_that_names_it(net: &Net) {
+fn call_of_an_unknown_procedure_fails_with_its_name(net: &Net) {
     let pair = net.pair();
     let nothing = pair.client.procedure::<u32, u32>("nothing-like-it");
     let error = nothing.on(&pair.to_server).call(&1).unwrap_err();
     assert!(error.to_string().contains("nothing-like-it"), "{error}");
     assert!(!error.is_timeout() && !error.is_disconnected());
     assert_error!(Err::<(), _>(error), Error::NoSuchProcedure { name, .. } if name == "nothing-like-it");
-    // It may come into being later.
+    // The procedure may be defined later.
     pair.server.define("nothing-like-it", |_: &Request, n: u32| n + 1).unwrap();
     assert_eq!(nothing.on(&pair.to_server).call(&1).unwrap(), 2);
 }
 
-fn names_of_any_kind_are_told_apart(net: &Net) {
+fn procedure_names_of_any_characters_are_distinct(net: &Net) {
     let pair = net.pair();
     let names = ["a", "b", "ab", "a b", "ä", "sum::<T>", "", &"long".repeat(50)];
     for (i, name) in names.iter().enumerate() {
@@ -171,8 +171,8 @@ fn names_of_any_kind_are_told_apart(net: &Net) {
     }
 }
 
-fn notifications_sent_before_the_end_arrive(net: &Net) {
-    // Nobody answers a notification, so a program that ends after it has nothing to wait for but `finalize`.
+fn one_way_calls_before_finalize_arrive(net: &Net) {
+    // A one-way call has no answer, so a program can wait for it only with `finalize`.
     for len in [0, 100, 20_000, 3_000_000] {
         let pair = net.pair();
         let (heard, hears) = mpsc::channel();
@@ -188,7 +188,7 @@ fn notifications_sent_before_the_end_arrive(net: &Net) {
     }
 }
 
-fn a_flood_of_notifications_loses_none(net: &Net) {
+fn overload_of_one_way_calls_loses_none(net: &Net) {
     let count = rounds(40_000);
     let pair = net.pair();
     let (sum, gate) = (Arc::new(AtomicU32::new(0)), Gate::default());
@@ -202,7 +202,7 @@ fn a_flood_of_notifications_loses_none(net: &Net) {
     let drop = pair.client.procedure::<u32, u32>("drop");
     let sent = thread::scope(|s| {
         let sender = s.spawn(|| {
-            // More than are taken while none is handled: whoever sends waits, or is told.
+            // More calls than are accepted while none is handled: `notify` blocks, or fails with `Busy`.
             let results = (0..count).map(|_| drop.on(&pair.to_server).notify(&1));
             results.filter(|result| !matches!(result, Err(Error::Busy { .. }))).map(Result::unwrap).count() as u32
         });
@@ -214,17 +214,17 @@ fn a_flood_of_notifications_loses_none(net: &Net) {
 }
 
 suite![
-    notifications_sent_before_the_end_arrive,
-    a_flood_of_notifications_loses_none,
-    a_call_returns_the_answer,
+    one_way_calls_before_finalize_arrive,
+    overload_of_one_way_calls_loses_none,
+    call_returns_the_answer,
     a_procedure_is_shared_between_threads_and_used_with_any_endpoint,
-    a_function_is_defined_like_a_closure,
+    function_serves_as_a_handler,
     both_ends_of_a_connection_serve,
     two_servers_call_each_other,
-    a_notification_arrives_and_is_not_answered,
-    a_notification_reaches_every_kind_of_handler,
-    a_notification_to_nobody_in_particular_harms_nobody,
-    borrowed_arguments_are_read_where_they_arrived,
-    a_name_nobody_defined_is_an_error_that_names_it,
-    names_of_any_kind_are_told_apart,
+    one_way_call_arrives_and_is_not_answered,
+    one_way_call_reaches_every_kind_of_handler,
+    failing_one_way_call_leaves_the_server_usable,
+    handler_with_borrowed_arguments_answers,
+    call_of_an_unknown_procedure_fails_with_its_name,
+    procedure_names_of_any_characters_are_distinct,
 ];

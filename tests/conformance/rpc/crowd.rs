@@ -1,4 +1,4 @@
-//! Many threads, one engine.
+//! Many threads share one engine, many engines one server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -73,7 +73,7 @@ fn sixty_four_threads_share_one_engine(net: &Net) {
     });
 }
 
-fn many_threads_start_many_calls(net: &Net) {
+fn calls_started_by_many_threads_are_answered(net: &Net) {
     let pair = net.pair();
     serve(&pair);
     thread::scope(|s| {
@@ -90,7 +90,7 @@ fn many_threads_start_many_calls(net: &Net) {
     });
 }
 
-fn many_engines_call_one_server(net: &Net) {
+fn calls_of_many_engines_are_answered_by_one_server(net: &Net) {
     let server = net.server();
     server.define("square", |_: &Request, n: u64| n * n).unwrap();
     let clients: Vec<_> = (0..16).map(|_| net.client()).collect();
@@ -109,8 +109,8 @@ fn many_engines_call_one_server(net: &Net) {
     });
 }
 
-fn the_first_calls_of_many_threads_share_a_connection(net: &Net) {
-    // All threads find no connection, and must not each open one, nor lose a call.
+fn first_calls_of_many_threads_share_a_connection(net: &Net) {
+    // All threads find no connection: they must share a single new one, and no call may be lost.
     for _ in 0..10 {
         let pair = net.pair();
         let count = Arc::new(AtomicU64::new(0));
@@ -153,14 +153,14 @@ fn small_calls_pass_large_transfers(net: &Net) {
         mover.join().unwrap();
         calls
     });
-    // 192 MiB in chunks leave gaps for many more calls than this, however busy the machine.
+    // The gaps between 192 MiB of chunks suffice for many more calls than this, even on a busy machine.
     assert!(calls >= 10, "only {calls} calls");
     assert!(target.reclaim() == pattern(1, 32 << 20));
 }
 
-fn threads_that_wait_hand_on_to_each_other(net: &Net) {
-    // Few threads, each of which now drives, now waits for another to: nobody may be forgotten. A call that is would be
-    // answered by nobody, so the timeout is short against the test's own.
+fn waiting_threads_pass_on_the_driver_lock(net: &Net) {
+    // Few threads, which alternate between driving and waiting for the driver: each waiter must be woken. The timeout is short
+    // compared with the test's own, so a lost wake-up fails the call.
     let pair = net.pair();
     serve(&pair);
     let begin = std::time::Instant::now();
@@ -190,10 +190,10 @@ fn threads_that_wait_hand_on_to_each_other(net: &Net) {
 }
 
 suite![
-    threads_that_wait_hand_on_to_each_other,
+    waiting_threads_pass_on_the_driver_lock,
     sixty_four_threads_share_one_engine,
-    many_threads_start_many_calls,
-    many_engines_call_one_server,
-    the_first_calls_of_many_threads_share_a_connection,
+    calls_started_by_many_threads_are_answered,
+    calls_of_many_engines_are_answered_by_one_server,
+    first_calls_of_many_threads_share_a_connection,
     small_calls_pass_large_transfers,
 ];

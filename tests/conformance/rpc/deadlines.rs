@@ -1,4 +1,4 @@
-//! Deadlines: on by default, kept, and known to the server.
+//! Deadlines: set by default, enforced, and known to the server.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,7 +9,7 @@ use calomel::{Engine, Error, Request, Responder};
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net};
 
-/// Defines `wait`, which waits until its call is cancelled or timed out, tells when that was, and answers long after.
+/// Defines `wait`, which waits until its call is cancelled or timed out, sends the time that this took, and answers long after.
 fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
     let (ended, ends) = mpsc::channel();
     server
@@ -25,7 +25,7 @@ fn define_wait(server: &Engine) -> mpsc::Receiver<Duration> {
     ends
 }
 
-fn a_call_times_out_when_it_was_told_to(net: &Net) {
+fn call_beyond_its_timeout_fails_with_timeout(net: &Net) {
     let pair = net.pair();
     let ends = define_wait(&pair.server);
     let wait = pair.client.procedure::<(), ()>("wait");
@@ -40,7 +40,7 @@ fn a_call_times_out_when_it_was_told_to(net: &Net) {
         let text = error.to_string();
         assert!(text.contains("wait") && text.contains(&pair.server.address().to_string()), "{text}");
         assert_error!(Err::<(), _>(error), Error::Timeout { after, .. } if after == timeout);
-        // The server's handler ends with the call, long before its own bound; if it had begun before the call was over.
+        // A handler that began before the call ended is cancelled with it, long before the handler's own time limit.
         if let Ok(took) = ends.recv_timeout(Duration::from_secs(1)) {
             assert!(took < BOUND / 2);
             begun += 1;
@@ -49,7 +49,7 @@ fn a_call_times_out_when_it_was_told_to(net: &Net) {
     assert!(begun > 0, "no handler ever began");
 }
 
-fn a_started_call_times_out_too(net: &Net) {
+fn started_call_beyond_its_timeout_fails_with_timeout(net: &Net) {
     let pair = net.pair();
     define_wait(&pair.server);
     let wait = pair.client.procedure::<(), ()>("wait");
@@ -61,7 +61,7 @@ fn a_started_call_times_out_too(net: &Net) {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-fn no_time_at_all_is_a_timeout(net: &Net) {
+fn timeout_of_zero_fails_with_timeout(net: &Net) {
     let pair = net.pair();
     define_wait(&pair.server);
     let wait = pair.client.procedure::<(), ()>("wait");
@@ -77,7 +77,7 @@ fn a_long_timeout_does_not_overflow(net: &Net) {
     }
 }
 
-fn the_default_timeout_is_the_engines(net: &Net) {
+fn call_without_a_timeout_has_the_engines_default(net: &Net) {
     let (server, client) = (net.server(), net.client_with(|b| b.default_timeout(Duration::from_millis(80))));
     let pair = crate::support::Pair::of(server, client);
     define_wait(&pair.server);
@@ -88,7 +88,7 @@ fn the_default_timeout_is_the_engines(net: &Net) {
     assert!(took >= Duration::from_millis(80) && took < Duration::from_secs(3), "{took:?}");
 }
 
-fn the_server_knows_the_deadline(net: &Net) {
+fn request_knows_the_calls_deadline(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("remaining", |request: &Request, ()| {
@@ -103,32 +103,32 @@ fn the_server_knows_the_deadline(net: &Net) {
     let (ahead, first, second) = remaining.on(&pair.to_server).timeout(timeout).call(&()).unwrap();
     assert!(ahead && first <= timeout && first > timeout / 2, "{first:?}");
     assert!(second <= first - Duration::from_millis(20), "{first:?} {second:?}");
-    // Without a timeout of its own, a call has the default one.
+    // A call without a timeout of its own has the default one.
     let (_, first, _) = remaining.on(&pair.to_server).call(&()).unwrap();
     assert!(first > Duration::ZERO && first <= Duration::from_secs(30));
 }
 
-fn the_deadline_is_over_when_the_call_is(net: &Net) {
+fn request_of_a_timed_out_call_has_no_time_left(net: &Net) {
     let pair = net.pair();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     pair.server
         .define("late", move |request: &Request, ()| {
             let begin = Instant::now();
             while !request.is_cancelled() && begin.elapsed() < BOUND {
                 thread::sleep(Duration::from_millis(1));
             }
-            tell.send((request.is_cancelled(), request.remaining())).unwrap();
+            sender.send((request.is_cancelled(), request.remaining())).unwrap();
             thread::sleep(Duration::from_millis(100));
         })
         .unwrap();
     let late = pair.client.procedure::<(), ()>("late");
     late.on(&pair.to_server).timeout(Duration::from_millis(400)).call(&()).unwrap_err();
-    let (cancelled, remaining) = told.recv_timeout(BOUND).unwrap();
+    let (cancelled, remaining) = receiver.recv_timeout(BOUND).unwrap();
     assert!(cancelled);
     assert!(remaining < Duration::from_millis(400), "{remaining:?}");
 }
 
-fn a_late_answer_is_nobodys(net: &Net) {
+fn late_answer_is_not_taken_for_the_next_calls(net: &Net) {
     // The answer to a call that timed out must not be taken for that of the next one.
     let pair = net.pair();
     let (hold, held) = mpsc::channel();
@@ -138,10 +138,10 @@ fn a_late_answer_is_nobodys(net: &Net) {
         let timed = slow.on(&pair.to_server).timeout(Duration::from_millis(5)).call(&round);
         assert_error!(timed, Error::Timeout { .. });
         let next = slow.on(&pair.to_server).start(&(100 + round)).unwrap();
-        // A call that timed out may have been dropped on its way; the next one may not.
+        // A call that timed out may have been dropped before it was sent; the next one may not.
         loop {
             let (responder, n) = held.recv_timeout(BOUND).unwrap();
-            // What it says to an answer that nobody waits for is its own affair, as long as it says it.
+            // A response to a call that has ended may succeed or fail, but must return.
             let _ = responder.respond(&n);
             if n == 100 + round {
                 break;
@@ -151,8 +151,8 @@ fn a_late_answer_is_nobodys(net: &Net) {
     }
 }
 
-fn nested_calls_run_out_of_time_by_themselves(net: &Net) {
-    // The inner call has a deadline of its own: a server whose inner server hangs answers with an error.
+fn nested_call_times_out_before_the_outer_call(net: &Net) {
+    // The inner call has a deadline of its own: a server whose inner server hangs still answers.
     let (inner, outer, client) = (net.server(), net.server(), net.client());
     define_wait(&inner);
     let to_inner = outer.lookup(inner.address()).unwrap();
@@ -166,7 +166,7 @@ fn nested_calls_run_out_of_time_by_themselves(net: &Net) {
     assert!(client.procedure::<(), bool>("outer").on(&to_outer).call(&()).unwrap());
 }
 
-fn a_handler_that_never_looks_keeps_nobody(net: &Net) {
+fn timed_out_call_returns_while_its_handler_blocks(net: &Net) {
     let pair = net.pair_with(|b| b.finalize_timeout(Duration::from_millis(500)));
     let gate = Gate::default();
     let door = gate.clone();
@@ -182,14 +182,14 @@ fn a_handler_that_never_looks_keeps_nobody(net: &Net) {
 }
 
 suite![
-    a_call_times_out_when_it_was_told_to,
-    a_started_call_times_out_too,
-    no_time_at_all_is_a_timeout,
+    call_beyond_its_timeout_fails_with_timeout,
+    started_call_beyond_its_timeout_fails_with_timeout,
+    timeout_of_zero_fails_with_timeout,
     a_long_timeout_does_not_overflow,
-    the_default_timeout_is_the_engines,
-    the_server_knows_the_deadline,
-    the_deadline_is_over_when_the_call_is,
-    a_late_answer_is_nobodys,
-    nested_calls_run_out_of_time_by_themselves,
-    a_handler_that_never_looks_keeps_nobody,
+    call_without_a_timeout_has_the_engines_default,
+    request_knows_the_calls_deadline,
+    request_of_a_timed_out_call_has_no_time_left,
+    late_answer_is_not_taken_for_the_next_calls,
+    nested_call_times_out_before_the_outer_call,
+    timed_out_call_returns_while_its_handler_blocks,
 ];

@@ -1,4 +1,4 @@
-//! Answers that come later, from elsewhere, or not at all.
+//! Answers that are sent later, by another thread, or not at all.
 
 use std::sync::{Mutex, mpsc};
 use std::thread;
@@ -9,7 +9,7 @@ use calomel::{Error, Request, Responder};
 use crate::assert_error;
 use crate::support::{BOUND, Net, end, eventually};
 
-fn an_answer_comes_from_another_thread(net: &Net) {
+fn answer_from_another_thread_arrives(net: &Net) {
     let pair = net.pair();
     pair.server
         .define_deferred("later", |reply: Responder<String>, name: String| {
@@ -23,7 +23,7 @@ fn an_answer_comes_from_another_thread(net: &Net) {
     assert_eq!(later.on(&pair.to_server).call(&"you".into()).unwrap(), "hello you");
 }
 
-fn an_answer_comes_at_once(net: &Net) {
+fn answer_inside_the_handler_arrives(net: &Net) {
     let pair = net.pair();
     pair.server.define_deferred("now", |reply: Responder<u8>, n: u8| reply.respond(&(n + 1)).unwrap()).unwrap();
     let now = pair.client.procedure::<u8, u8>("now");
@@ -32,7 +32,7 @@ fn an_answer_comes_at_once(net: &Net) {
     }
 }
 
-fn a_dropped_responder_is_no_response(net: &Net) {
+fn dropped_responder_fails_its_call_with_no_response(net: &Net) {
     let pair = net.pair();
     pair.server.define_deferred("forgets", |_: Responder<u8>, ()| {}).unwrap();
     let (hold, held) = mpsc::channel();
@@ -47,7 +47,7 @@ fn a_dropped_responder_is_no_response(net: &Net) {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
-fn a_failed_call_says_why(net: &Net) {
+fn failed_call_returns_the_reason(net: &Net) {
     let pair = net.pair();
     pair.server
         .define_deferred("fails", |reply: Responder<u8>, why: String| {
@@ -60,26 +60,26 @@ fn a_failed_call_says_why(net: &Net) {
         assert!(error.to_string().contains(why));
         assert_error!(Err::<(), _>(error), Error::Failed { name, message, .. } if name == "fails" && message == why);
     }
-    // A message without end may be cut.
+    // Very long messages may be cut.
     let why = "ß".repeat(2_000_000);
     let result = fails.on(&pair.to_server).call(&why);
     assert_error!(result, Error::Failed { message, .. } if message.starts_with(&why[..1000]));
 }
 
-fn a_responder_knows_its_request(net: &Net) {
+fn responder_knows_its_request(net: &Net) {
     let pair = net.pair();
     pair.server
-        .define_deferred("who", |reply: Responder<(String, bool)>, ()| {
+        .define_deferred("describe", |reply: Responder<(String, bool)>, ()| {
             let request: &Request = reply.request();
             let answer = (request.procedure().to_string(), request.remaining() > Duration::ZERO);
             reply.respond(&answer).unwrap();
         })
         .unwrap();
-    let who = pair.client.procedure::<(), (String, bool)>("who");
-    assert_eq!(who.on(&pair.to_server).call(&()).unwrap(), ("who".into(), true));
+    let describe = pair.client.procedure::<(), (String, bool)>("describe");
+    assert_eq!(describe.on(&pair.to_server).call(&()).unwrap(), ("describe".into(), true));
 }
 
-fn a_responder_learns_that_nobody_waits(net: &Net) {
+fn responder_knows_that_its_call_has_ended(net: &Net) {
     let pair = net.pair();
     let (hold, held) = mpsc::channel();
     pair.server.define_deferred("kept", move |r: Responder<u8>, ()| hold.send(r).unwrap()).unwrap();
@@ -96,12 +96,12 @@ fn a_responder_learns_that_nobody_waits(net: &Net) {
     pending.cancel();
     eventually("the cancellation reached the server", || responder.request().is_cancelled());
     let _ = responder.respond(&1);
-    // by giving up the call,
+    // by dropping the call,
     let pending = kept.on(&pair.to_server).start(&()).unwrap();
     let responder = held.recv_timeout(BOUND).unwrap();
     drop(pending);
     eventually("giving up reached the server", || responder.request().is_cancelled());
-    // and by the caller's end.
+    // and by the end of the caller's engine.
     let _pending = kept.on(&pair.to_server).start(&()).unwrap();
     let responder = held.recv_timeout(BOUND).unwrap();
     pair.client.finalize().unwrap();
@@ -109,7 +109,7 @@ fn a_responder_learns_that_nobody_waits(net: &Net) {
     let _ = responder.respond(&1);
 }
 
-fn answers_come_in_any_order(net: &Net) {
+fn answers_in_any_order_reach_their_calls(net: &Net) {
     let pair = net.pair();
     let kept = std::sync::Arc::new(Mutex::new(Vec::new()));
     let keep = kept.clone();
@@ -128,7 +128,7 @@ fn answers_come_in_any_order(net: &Net) {
     }
 }
 
-fn responders_of_a_finalized_engine_do_no_harm(net: &Net) {
+fn responders_of_a_finalized_engine_are_harmless(net: &Net) {
     let pair = net.pair_with(|b| b.finalize_timeout(Duration::from_millis(200)));
     let (hold, held) = mpsc::channel();
     pair.server.define_deferred("kept", move |r: Responder<u8>, ()| hold.send(r).unwrap()).unwrap();
@@ -146,12 +146,12 @@ fn responders_of_a_finalized_engine_do_no_harm(net: &Net) {
 }
 
 suite![
-    an_answer_comes_from_another_thread,
-    an_answer_comes_at_once,
-    a_dropped_responder_is_no_response,
-    a_failed_call_says_why,
-    a_responder_knows_its_request,
-    a_responder_learns_that_nobody_waits,
-    answers_come_in_any_order,
-    responders_of_a_finalized_engine_do_no_harm,
+    answer_from_another_thread_arrives,
+    answer_inside_the_handler_arrives,
+    dropped_responder_fails_its_call_with_no_response,
+    failed_call_returns_the_reason,
+    responder_knows_its_request,
+    responder_knows_that_its_call_has_ended,
+    answers_in_any_order_reach_their_calls,
+    responders_of_a_finalized_engine_are_harmless,
 ];

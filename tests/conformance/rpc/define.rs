@@ -1,4 +1,4 @@
-//! Defining, removing, redefining; providers.
+//! Defining, removing and redefining procedures; providers.
 
 use calomel::{Error, Provider, Registration, Request};
 
@@ -17,13 +17,13 @@ fn a_second_definition_of_a_name_is_an_error(net: &Net) {
     assert_eq!(pair.client.procedure::<(), u8>("once").on(&pair.to_server).call(&()).unwrap(), 1);
 }
 
-fn a_dropped_registration_leaves_the_procedure_in_place(net: &Net) {
+fn dropped_registration_keeps_the_procedure(net: &Net) {
     let pair = net.pair();
     drop(pair.server.define("stays", |_: &Request, ()| 1u8).unwrap());
     assert_eq!(pair.client.procedure::<(), u8>("stays").on(&pair.to_server).call(&()).unwrap(), 1);
 }
 
-fn what_was_removed_can_be_defined_again(net: &Net) {
+fn removed_procedure_can_be_defined_again(net: &Net) {
     let pair = net.pair();
     let changing = pair.client.procedure::<(), u32>("changing");
     for round in 0..10 {
@@ -38,7 +38,7 @@ fn what_was_removed_can_be_defined_again(net: &Net) {
     assert_eq!(changing.on(&pair.to_server).call(&"four".into()).unwrap(), 4);
 }
 
-fn a_late_remove_spares_the_next_definition(net: &Net) {
+fn late_remove_keeps_the_next_definition(net: &Net) {
     let pair = net.pair();
     let first = pair.server.define("name", |_: &Request, ()| 1u8).unwrap();
     first.remove();
@@ -67,7 +67,7 @@ fn a_handler_in_progress_survives_its_removal(net: &Net) {
     assert_eq!(pending.wait().unwrap(), 5);
 }
 
-fn what_a_removed_handler_owns_is_freed(net: &Net) {
+fn values_of_a_removed_handler_are_dropped(net: &Net) {
     let pair = net.pair();
     let owned = std::sync::Arc::new(());
     let moved = owned.clone();
@@ -82,7 +82,7 @@ fn what_a_removed_handler_owns_is_freed(net: &Net) {
     crate::support::eventually("the closure was dropped", || std::sync::Arc::strong_count(&owned) == 1);
 }
 
-fn providers_serve_one_name_each_in_its_own_way(net: &Net) {
+fn providers_serve_one_name_with_different_handlers(net: &Net) {
     let pair = net.pair();
     for id in [0, 1, 7, u16::MAX] {
         let provider: Provider = pair.server.provider(id);
@@ -123,7 +123,7 @@ fn providers_define_in_all_three_ways(net: &Net) {
     }
 }
 
-fn a_missing_provider_and_a_missing_name_are_told_apart(net: &Net) {
+fn unknown_provider_and_unknown_procedure_are_different_errors(net: &Net) {
     let pair = net.pair();
     pair.server.provider(1).define("here", |_: &Request, ()| ()).unwrap();
     let here = pair.client.procedure::<(), ()>("here");
@@ -136,7 +136,7 @@ fn a_missing_provider_and_a_missing_name_are_told_apart(net: &Net) {
     assert_error!(gone.on(&pair.to_server).call(&()), Error::NoSuchProcedure { .. });
 }
 
-fn a_provider_whose_procedures_are_removed_is_gone(net: &Net) {
+fn provider_without_procedures_is_unknown(net: &Net) {
     let pair = net.pair();
     let registration = pair.server.provider(5).define("only", |_: &Request, ()| ()).unwrap();
     let only = pair.client.procedure::<(), ()>("only");
@@ -148,14 +148,14 @@ fn a_provider_whose_procedures_are_removed_is_gone(net: &Net) {
 
 suite![
     a_second_definition_of_a_name_is_an_error,
-    a_dropped_registration_leaves_the_procedure_in_place,
-    what_was_removed_can_be_defined_again,
-    a_late_remove_spares_the_next_definition,
+    dropped_registration_keeps_the_procedure,
+    removed_procedure_can_be_defined_again,
+    late_remove_keeps_the_next_definition,
     a_handler_in_progress_survives_its_removal,
-    what_a_removed_handler_owns_is_freed,
-    providers_serve_one_name_each_in_its_own_way,
+    values_of_a_removed_handler_are_dropped,
+    providers_serve_one_name_with_different_handlers,
     provider_zero_is_the_engine_itself,
     providers_define_in_all_three_ways,
-    a_missing_provider_and_a_missing_name_are_told_apart,
-    a_provider_whose_procedures_are_removed_is_gone,
+    unknown_provider_and_unknown_procedure_are_different_errors,
+    provider_without_procedures_is_unknown,
 ];

@@ -1,4 +1,5 @@
-//! Handlers that panic, types that don't match, values that can't be coded: the caller learns it, the server lives on.
+//! Handlers that panic, types that do not match, values that can't be encoded or decoded: the caller gets the error, and the
+//! server stays usable.
 
 use std::fmt::Debug;
 
@@ -10,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::assert_error;
 use crate::support::{Net, Pair};
 
-/// Can be sent whatever it holds, but received only when it holds less than 100.
+/// Can always be encoded, but is decoded only if it is less than 100.
 #[derive(Debug, PartialEq)]
 struct Picky(u32);
 
@@ -29,7 +30,7 @@ impl<'de> Deserialize<'de> for Picky {
     }
 }
 
-/// Can't be sent when it holds more than 100.
+/// Can't be encoded if it is more than 100.
 #[derive(Debug, PartialEq, Deserialize)]
 struct Shy(u32);
 
@@ -42,7 +43,7 @@ impl Serialize for Shy {
     }
 }
 
-/// A server with `fine`, to see that it lives.
+/// A server with the procedure `fine`, which shows that it is usable.
 fn pair(net: &Net) -> Pair {
     let pair = net.pair();
     pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
@@ -54,7 +55,7 @@ fn assert_alive(pair: &Pair) {
     assert_eq!(pair.client.procedure::<u8, u8>("fine").on(&pair.to_server).call(&9).unwrap(), 9);
 }
 
-fn a_handler_that_panics_answers_with_its_message(net: &Net) {
+fn handler_that_panics_fails_its_call_with_the_message(net: &Net) {
     let pair = pair(net);
     pair.server.define("literal", |_: &Request, ()| -> u8 { panic!("a literal message") }).unwrap();
     pair.server.define("formatted", |_: &Request, n: u32| -> u8 { panic!("message number {n}") }).unwrap();
@@ -77,7 +78,7 @@ fn a_handler_that_panics_answers_with_its_message(net: &Net) {
     }
 }
 
-fn panics_on_every_thread_use_up_none(net: &Net) {
+fn panics_do_not_use_up_handler_threads(net: &Net) {
     let pair = Pair::of(net.server_with(|b| b.handler_threads(2)), net.client());
     pair.server.define("fine", |_: &Request, n: u8| n).unwrap();
     pair.server.define("panics", |_: &Request, n: u32| -> u32 { panic!("{n}") }).unwrap();
@@ -89,7 +90,7 @@ fn panics_on_every_thread_use_up_none(net: &Net) {
     assert_alive(&pair);
 }
 
-fn arguments_that_dont_decode(net: &Net) {
+fn arguments_that_cannot_be_decoded_fail_the_call(net: &Net) {
     let pair = pair(net);
     pair.server.define("picky", |_: &Request, picky: Picky| picky.0).unwrap();
     pair.server.define_async("picky2", |_: Request, picky: Picky| async move { picky.0 }).unwrap();
@@ -104,7 +105,7 @@ fn arguments_that_dont_decode(net: &Net) {
     }
 }
 
-fn results_that_dont_decode(net: &Net) {
+fn results_that_cannot_be_decoded_fail_the_call(net: &Net) {
     let pair = pair(net);
     pair.server.define("picky", |_: &Request, n: u32| Picky(n)).unwrap();
     let picky = pair.client.procedure::<u32, Picky>("picky");
@@ -113,20 +114,20 @@ fn results_that_dont_decode(net: &Net) {
     assert_alive(&pair);
 }
 
-fn values_that_dont_encode(net: &Net) {
+fn values_that_cannot_be_encoded_fail_the_call(net: &Net) {
     let pair = pair(net);
     pair.server.define("shy", |_: &Request, shy: Shy| Shy(shy.0 + 50)).unwrap();
     let shy = pair.client.procedure::<Shy, Shy>("shy");
     assert_eq!(shy.on(&pair.to_server).call(&Shy(10)).unwrap(), Shy(60));
-    // Here,
+    // On the caller's side,
     assert_error!(shy.on(&pair.to_server).call(&Shy(200)), Error::Encode { side: Side::Arguments, .. });
     assert_error!(shy.on(&pair.to_server).notify(&Shy(200)), Error::Encode { reason, .. } if reason == "rather not");
-    // and there.
+    // and on the server's.
     assert_error!(shy.on(&pair.to_server).call(&Shy(70)), Error::Encode { side: Side::Result, reason, .. } if reason == "rather not");
     assert_alive(&pair);
 }
 
-/// Calls `name` with arguments and result types that its definition does not have.
+/// Calls `name` with argument and result types that its definition does not have.
 #[track_caller]
 fn assert_mismatch<A, R>(pair: &Pair, name: &str, side: Side, arguments: A)
 where
@@ -149,7 +150,7 @@ struct Point {
     y: i32,
 }
 
-fn arguments_of_another_type(net: &Net) {
+fn arguments_of_another_type_fail_with_type_mismatch(net: &Net) {
     let pair = pair(net);
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
@@ -166,7 +167,7 @@ fn arguments_of_another_type(net: &Net) {
     assert_mismatch::<_, u8>(&pair, "now", Side::Arguments, 0u8);
 }
 
-fn results_of_another_type(net: &Net) {
+fn results_of_another_type_fail_with_type_mismatch(net: &Net) {
     let pair = pair(net);
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
@@ -178,7 +179,7 @@ fn results_of_another_type(net: &Net) {
     assert_mismatch::<_, u32>(&pair, "now", Side::Result, ());
 }
 
-fn structs_of_another_shape(net: &Net) {
+fn structs_of_another_shape_fail_with_type_mismatch(net: &Net) {
     mod newer {
         #[derive(serde::Serialize, serde::Deserialize, Debug)]
         pub struct Point {
@@ -194,7 +195,7 @@ fn structs_of_another_shape(net: &Net) {
     assert_mismatch::<_, i32>(&pair, "norm", Side::Arguments, newer::Point { x: 1, y: 2, z: 3 });
 }
 
-fn a_mismatched_notification_runs_nothing(net: &Net) {
+fn one_way_call_with_mismatched_types_runs_no_handler(net: &Net) {
     let pair = pair(net);
     let (heard, hears) = std::sync::mpsc::channel();
     pair.server.define("note", move |_: &Request, n: u32| heard.send(n).unwrap()).unwrap();
@@ -205,13 +206,13 @@ fn a_mismatched_notification_runs_nothing(net: &Net) {
 }
 
 suite![
-    a_handler_that_panics_answers_with_its_message,
-    panics_on_every_thread_use_up_none,
-    arguments_that_dont_decode,
-    results_that_dont_decode,
-    values_that_dont_encode,
-    arguments_of_another_type,
-    results_of_another_type,
-    structs_of_another_shape,
-    a_mismatched_notification_runs_nothing,
+    handler_that_panics_fails_its_call_with_the_message,
+    panics_do_not_use_up_handler_threads,
+    arguments_that_cannot_be_decoded_fail_the_call,
+    results_that_cannot_be_decoded_fail_the_call,
+    values_that_cannot_be_encoded_fail_the_call,
+    arguments_of_another_type_fail_with_type_mismatch,
+    results_of_another_type_fail_with_type_mismatch,
+    structs_of_another_shape_fail_with_type_mismatch,
+    one_way_call_with_mismatched_types_runs_no_handler,
 ];

@@ -1,5 +1,6 @@
-//! Calls: how they are defined, made, answered and ended.
+//! Tests of calls: how procedures are defined, and how calls are made, answered and ended.
 
+mod adversarial;
 mod asynchronous;
 mod attributes;
 mod call;
@@ -9,7 +10,6 @@ mod deadlines;
 mod deferred;
 mod define;
 mod faults;
-mod lies;
 mod nested;
 mod one_way;
 mod pending;

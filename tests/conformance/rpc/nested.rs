@@ -1,4 +1,4 @@
-//! Handlers that call: back, on, in circles, and themselves.
+//! Handlers that make calls: to their caller, to other engines, in a ring, and to their own engine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use calomel::{Engine, Request};
 
 use crate::support::{Net, Pair, eventually};
 
-/// `depth`: calls whoever called, with one less, down to zero; answers how many handlers were involved.
+/// `depth`: calls its caller with one less, down to zero; returns how many handlers were involved.
 fn define_ping_pong(engine: &Engine) {
     engine
         .define("depth", |request: &Request, left: u32| {
@@ -20,7 +20,7 @@ fn define_ping_pong(engine: &Engine) {
         .unwrap();
 }
 
-fn calls_nest_eight_deep_between_two_engines(net: &Net) {
+fn eight_nested_calls_between_two_engines_are_answered(net: &Net) {
     for threads in [0, 1, 4] {
         let pair = net.pair_with(|b| b.handler_threads(threads));
         define_ping_pong(&pair.server);
@@ -32,7 +32,7 @@ fn calls_nest_eight_deep_between_two_engines(net: &Net) {
     }
 }
 
-fn several_nests_at_once(net: &Net) {
+fn concurrent_nested_calls_are_answered(net: &Net) {
     let pair = net.pair();
     define_ping_pong(&pair.server);
     define_ping_pong(&pair.client);
@@ -43,7 +43,7 @@ fn several_nests_at_once(net: &Net) {
     }
 }
 
-fn calls_go_around_a_ring(net: &Net) {
+fn calls_around_a_ring_of_engines_are_answered(net: &Net) {
     let ring: Vec<Engine> = (0..4).map(|_| net.server()).collect();
     for (i, engine) in ring.iter().enumerate() {
         let next = engine.lookup(ring[(i + 1) % ring.len()].address()).unwrap();
@@ -65,7 +65,7 @@ fn calls_go_around_a_ring(net: &Net) {
     assert_eq!(path, [0, 3, 2, 1, 0, 3, 2, 1, 0]);
 }
 
-fn a_handler_calls_its_own_engine_over_the_network(net: &Net) {
+fn handler_that_calls_its_own_engine_is_answered(net: &Net) {
     for threads in [0, 1, 4] {
         let pair = Pair::of(net.server_with(|b| b.handler_threads(threads)), net.client());
         let myself = pair.server.lookup(pair.server.address()).unwrap();
@@ -82,7 +82,7 @@ fn a_handler_calls_its_own_engine_over_the_network(net: &Net) {
     }
 }
 
-fn nested_calls_run_in_async_handlers(net: &Net) {
+fn nested_calls_of_async_handlers_are_answered(net: &Net) {
     let pair = net.pair();
     for engine in [&pair.server, &pair.client] {
         engine
@@ -99,7 +99,7 @@ fn nested_calls_run_in_async_handlers(net: &Net) {
     assert_eq!(depth.on(&pair.to_server).call(&64).unwrap(), 65);
 }
 
-fn a_handler_defines_and_removes_procedures(net: &Net) {
+fn handler_may_define_and_remove_procedures(net: &Net) {
     let pair = net.pair();
     pair.server
         .define("define", |request: &Request, name: String| {
@@ -113,7 +113,7 @@ fn a_handler_defines_and_removes_procedures(net: &Net) {
     assert_eq!(pair.client.procedure::<(), String>("fresh").on(&pair.to_server).call(&()).unwrap(), "fresh");
 }
 
-fn a_handler_builds_and_finalizes_engines(net: &Net) {
+fn handler_may_build_and_finalize_engines(net: &Net) {
     let pair = net.pair();
     let knobs = net.knobs();
     pair.server.define("plus", |_: &Request, n: u32| n + 1).unwrap();
@@ -124,7 +124,7 @@ fn a_handler_builds_and_finalizes_engines(net: &Net) {
             let endpoint = engine.lookup(&address).unwrap();
             let answer = engine.procedure::<u32, u32>("plus").on(&endpoint).call(&n).unwrap();
             engine.finalize().unwrap();
-            // It is another engine than the handler's own: it can be waited for, and was.
+            // Not the handler's own engine, so the handler can wait for it.
             assert!(engine.is_finalized());
             answer
         })
@@ -135,7 +135,7 @@ fn a_handler_builds_and_finalizes_engines(net: &Net) {
     }
 }
 
-fn notifications_cascade(net: &Net) {
+fn one_way_calls_made_by_handlers_arrive(net: &Net) {
     let pair = net.pair();
     let count = Arc::new(AtomicU32::new(0));
     for engine in [&pair.server, &pair.client] {
@@ -155,9 +155,9 @@ fn notifications_cascade(net: &Net) {
     eventually("all notifications arrived", || count.load(Ordering::SeqCst) == (1 << 9) - 1);
 }
 
-fn a_closure_waits_for_a_call_that_its_own_engine_serves(net: &Net) {
-    // The client waits in a call whose handler can only answer after calling the client, which must serve while it waits,
-    // with no handler thread of its own.
+fn waiting_caller_without_handler_threads_serves_calls(net: &Net) {
+    // The client waits in a call whose handler calls the client before it answers. The client, which has no handler threads,
+    // must serve that call while it waits.
     let server = net.server();
     let client = net.client_with(|b| b.handler_threads(0));
     let pair = Pair::of(server, client);
@@ -174,13 +174,13 @@ fn a_closure_waits_for_a_call_that_its_own_engine_serves(net: &Net) {
 }
 
 suite![
-    calls_nest_eight_deep_between_two_engines,
-    several_nests_at_once,
-    calls_go_around_a_ring,
-    a_handler_calls_its_own_engine_over_the_network,
-    nested_calls_run_in_async_handlers,
-    a_handler_defines_and_removes_procedures,
-    a_handler_builds_and_finalizes_engines,
-    notifications_cascade,
-    a_closure_waits_for_a_call_that_its_own_engine_serves,
+    eight_nested_calls_between_two_engines_are_answered,
+    concurrent_nested_calls_are_answered,
+    calls_around_a_ring_of_engines_are_answered,
+    handler_that_calls_its_own_engine_is_answered,
+    nested_calls_of_async_handlers_are_answered,
+    handler_may_define_and_remove_procedures,
+    handler_may_build_and_finalize_engines,
+    one_way_calls_made_by_handlers_arrive,
+    waiting_caller_without_handler_threads_serves_calls,
 ];

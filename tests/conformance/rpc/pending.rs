@@ -13,7 +13,7 @@ use calomel::{Engine, Error, Pending, Procedure, Request, Responder};
 use crate::assert_error;
 use crate::support::{BOUND, Gate, Net, block_on, eventually};
 
-/// Calls that the test answers, in the order that it likes.
+/// Calls that the test answers in an order of its choice.
 #[derive(Clone, Default)]
 struct Held(Arc<Mutex<HashMap<u32, Responder<u32>>>>);
 
@@ -33,7 +33,7 @@ impl Held {
         self.0.lock().unwrap().len()
     }
 
-    /// Answers call `key` with `key + 1000`, once it has come.
+    /// Answers call `key` with `key + 1000`, once it has arrived.
     fn answer(&self, key: u32) {
         eventually("the call arrived", || self.0.lock().unwrap().contains_key(&key));
         let responder = self.0.lock().unwrap().remove(&key).unwrap();
@@ -45,7 +45,7 @@ fn procedure(client: &Engine) -> Procedure<u32, u32> {
     client.procedure("held")
 }
 
-fn a_started_call_is_ready_when_the_answer_is_there(net: &Net) {
+fn started_call_is_ready_once_answered(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let pending: Pending<u32> = procedure(&pair.client).on(&pair.to_server).start(&1).unwrap();
@@ -56,7 +56,7 @@ fn a_started_call_is_ready_when_the_answer_is_there(net: &Net) {
     assert_eq!(pending.wait().unwrap(), 1001);
 }
 
-fn many_calls_are_in_progress_at_once(net: &Net) {
+fn many_concurrent_calls_are_answered(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let pendings: Vec<_> = (0..500).map(|i| procedure(&pair.client).on(&pair.to_server).start(&i).unwrap()).collect();
@@ -69,7 +69,7 @@ fn many_calls_are_in_progress_at_once(net: &Net) {
     }
 }
 
-fn wait_any_gives_the_first_that_is_answered(net: &Net) {
+fn wait_any_returns_the_first_answered_call(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let mut pendings: Vec<_> = (0..5).map(|i| procedure(&pair.client).on(&pair.to_server).start(&i).unwrap()).collect();
@@ -83,7 +83,7 @@ fn wait_any_gives_the_first_that_is_answered(net: &Net) {
     }
 }
 
-fn wait_any_waits(net: &Net) {
+fn wait_any_waits_for_an_answer(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let mut pendings: Vec<_> = (0..3).map(|i| procedure(&pair.client).on(&pair.to_server).start(&i).unwrap()).collect();
@@ -100,7 +100,7 @@ fn wait_any_waits(net: &Net) {
     held.answer(2);
 }
 
-fn wait_any_gives_errors_too(net: &Net) {
+fn wait_any_returns_errors(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let call = procedure(&pair.client);
@@ -116,7 +116,7 @@ fn wait_any_gives_errors_too(net: &Net) {
     assert!(pendings.is_empty());
 }
 
-fn wait_any_spans_several_servers(net: &Net) {
+fn wait_any_waits_for_several_servers(net: &Net) {
     let client = net.client();
     let servers: Vec<_> = (0..4).map(|_| net.server()).collect();
     let held: Vec<_> = servers.iter().map(Held::define).collect();
@@ -134,7 +134,7 @@ fn wait_any_spans_several_servers(net: &Net) {
     }
 }
 
-fn wait_all_gives_the_answers_in_order(net: &Net) {
+fn wait_all_returns_the_answers_in_order(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let pendings: Vec<_> = (0..20).map(|i| procedure(&pair.client).on(&pair.to_server).start(&i).unwrap()).collect();
@@ -146,7 +146,7 @@ fn wait_all_gives_the_answers_in_order(net: &Net) {
     assert!(Pending::<u32>::wait_all(Vec::new()).is_empty());
 }
 
-fn a_pending_is_a_future(net: &Net) {
+fn awaited_pending_returns_the_answer(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let pending = procedure(&pair.client).on(&pair.to_server).start(&7).unwrap();
@@ -159,7 +159,7 @@ fn a_pending_is_a_future(net: &Net) {
     thread.join().unwrap();
 }
 
-fn futures_are_awaited_side_by_side(net: &Net) {
+fn concurrently_awaited_calls_are_answered(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let (call, to) = (procedure(&pair.client), &pair.to_server);
@@ -173,7 +173,7 @@ fn futures_are_awaited_side_by_side(net: &Net) {
     thread.join().unwrap();
 }
 
-fn a_future_that_was_polled_and_given_up_harms_nobody(net: &Net) {
+fn call_dropped_after_a_poll_leaves_the_link_usable(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let mut pending = procedure(&pair.client).on(&pair.to_server).start(&1).unwrap();
@@ -185,8 +185,8 @@ fn a_future_that_was_polled_and_given_up_harms_nobody(net: &Net) {
     assert_eq!(next.wait().unwrap(), 1002);
 }
 
-fn a_future_moves_between_tasks(net: &Net) {
-    // Polled with one waker, then awaited with another: the second one counts.
+fn future_polled_by_a_second_task_wakes_that_task(net: &Net) {
+    // Polled with one waker, then awaited with another: the second one is woken.
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let mut pending = procedure(&pair.client).on(&pair.to_server).start(&1).unwrap();
@@ -198,7 +198,7 @@ fn a_future_moves_between_tasks(net: &Net) {
     assert_eq!(thread.join().unwrap().unwrap(), 1001);
 }
 
-fn a_cancelled_call_ends_at_once_and_reaches_the_server(net: &Net) {
+fn cancelled_call_ends_at_once_and_is_cancelled_at_the_server(net: &Net) {
     let pair = net.pair();
     let (entered, seen) = (Gate::default(), Gate::default());
     let (e, s) = (entered.clone(), seen.clone());
@@ -226,7 +226,7 @@ fn a_cancelled_call_ends_at_once_and_reaches_the_server(net: &Net) {
     seen.wait();
 }
 
-fn cancelling_an_answered_call_keeps_the_answer(net: &Net) {
+fn cancel_of_an_answered_call_keeps_the_answer(net: &Net) {
     let pair = net.pair();
     let held = Held::define(&pair.server);
     let pending = procedure(&pair.client).on(&pair.to_server).start(&1).unwrap();
@@ -266,19 +266,19 @@ fn dropped_calls_leave_room_for_others(net: &Net) {
 }
 
 suite![
-    a_started_call_is_ready_when_the_answer_is_there,
-    many_calls_are_in_progress_at_once,
-    wait_any_gives_the_first_that_is_answered,
-    wait_any_waits,
-    wait_any_gives_errors_too,
-    wait_any_spans_several_servers,
-    wait_all_gives_the_answers_in_order,
-    a_pending_is_a_future,
-    futures_are_awaited_side_by_side,
-    a_future_that_was_polled_and_given_up_harms_nobody,
-    a_future_moves_between_tasks,
-    a_cancelled_call_ends_at_once_and_reaches_the_server,
-    cancelling_an_answered_call_keeps_the_answer,
+    started_call_is_ready_once_answered,
+    many_concurrent_calls_are_answered,
+    wait_any_returns_the_first_answered_call,
+    wait_any_waits_for_an_answer,
+    wait_any_returns_errors,
+    wait_any_waits_for_several_servers,
+    wait_all_returns_the_answers_in_order,
+    awaited_pending_returns_the_answer,
+    concurrently_awaited_calls_are_answered,
+    call_dropped_after_a_poll_leaves_the_link_usable,
+    future_polled_by_a_second_task_wakes_that_task,
+    cancelled_call_ends_at_once_and_is_cancelled_at_the_server,
+    cancel_of_an_answered_call_keeps_the_answer,
     cancel_and_answer_race_to_exactly_one_end,
     dropped_calls_leave_room_for_others,
 ];

@@ -1,4 +1,4 @@
-//! Which threads run which handler.
+//! Handler pools: which threads run which handler.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -78,7 +78,7 @@ fn a_pool_of_three_runs_three_at_a_time(net: &Net) {
     pendings.into_iter().for_each(|pending| pending.wait().unwrap());
 }
 
-fn a_blocked_pool_blocks_no_other(net: &Net) {
+fn blocked_pool_does_not_block_others(net: &Net) {
     let pair = net.pair();
     let (slow, fast) = (HandlerPool::new(1), HandlerPool::new(1));
     let gate = Gate::default();
@@ -139,7 +139,7 @@ fn every_number_of_handler_threads_serves(net: &Net) {
     }
 }
 
-fn every_way_of_progress_serves(net: &Net) {
+fn every_progress_mode_serves(net: &Net) {
     for progress in [calomel::Progress::Adaptive, calomel::Progress::Park, calomel::Progress::Spin] {
         let pair = net.pair_with(|b| b.progress(progress));
         pair.server.define("square", |_: &Request, n: u64| n * n).unwrap();
@@ -156,7 +156,7 @@ fn every_way_of_progress_serves(net: &Net) {
     }
 }
 
-fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
+fn blocked_handlers_do_not_stop_progress(net: &Net) {
     let pair = Pair::of(net.server_with(|b| b.handler_threads(2)), net.client());
     let (gate, entered) = (Gate::default(), Arc::new(AtomicU32::new(0)));
     let (door, count) = (gate.clone(), entered.clone());
@@ -171,7 +171,7 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     let blocks = pair.client.procedure::<u32, u32>("blocks");
     let pendings: Vec<_> = (0..20).map(|n| blocks.on(&pair.to_server).start(&n).unwrap()).collect();
     eventually("the threads are all blocked", || entered.load(Ordering::SeqCst) >= 2);
-    // Bulks need no handler,
+    // Transfers need no handler thread,
     let exposed = pair.server.expose_read_only(pattern(2, 1_000_000)).unwrap();
     let mut copy = vec![0u8; 1_000_000];
     exposed.bulk().on(&pair.to_server).pull_into(&mut copy).unwrap();
@@ -187,7 +187,7 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     let (fire, fired) = std::sync::mpsc::channel();
     let _timer = pair.server.timer(std::time::Duration::from_millis(5), move || fire.send(()).unwrap()).unwrap();
     fired.recv_timeout(crate::support::BOUND / 2).unwrap();
-    // and timeouts are kept.
+    // and timeouts are enforced.
     let result = blocks.on(&pair.to_server).timeout(std::time::Duration::from_millis(30)).call(&1);
     assert!(result.unwrap_err().is_timeout());
     gate.open();
@@ -196,7 +196,7 @@ fn more_blocked_handlers_than_threads_stop_no_progress(net: &Net) {
     }
 }
 
-fn what_waited_in_a_pool_that_goes_is_answered(net: &Net) {
+fn calls_queued_in_a_dropped_pool_are_answered(net: &Net) {
     let pair = net.pair();
     let pool = HandlerPool::new(1);
     let (entered, gate) = (Gate::default(), Gate::default());
@@ -214,7 +214,7 @@ fn what_waited_in_a_pool_that_goes_is_answered(net: &Net) {
     let first = queued.on(&pair.to_server).start(&1).unwrap();
     entered.wait();
     let rest: Vec<_> = (2..20).map(|n| queued.on(&pair.to_server).start(&n).unwrap()).collect();
-    // They are in the pool's queue when a call after them has been answered.
+    // When a later call has been answered, these are in the pool's queue.
     pair.server.define("fine", |_: &Request, ()| ()).unwrap();
     pair.client.procedure::<(), ()>("fine").on(&pair.to_server).call(&()).unwrap();
     registration.remove();
@@ -232,14 +232,14 @@ fn what_waited_in_a_pool_that_goes_is_answered(net: &Net) {
 }
 
 suite![
-    what_waited_in_a_pool_that_goes_is_answered,
+    calls_queued_in_a_dropped_pool_are_answered,
     a_pool_runs_its_handlers_on_its_own_threads,
     a_pool_of_one_runs_one_handler_at_a_time,
     a_pool_of_three_runs_three_at_a_time,
-    a_blocked_pool_blocks_no_other,
+    blocked_pool_does_not_block_others,
     a_pool_runs_async_and_deferred_handlers_too,
     one_pool_serves_several_engines,
     every_number_of_handler_threads_serves,
-    every_way_of_progress_serves,
-    more_blocked_handlers_than_threads_stop_no_progress,
+    every_progress_mode_serves,
+    blocked_handlers_do_not_stop_progress,
 ];

@@ -1,4 +1,4 @@
-//! What a handler learns about the call that it serves.
+//! What a `Request` tells the handler about its call.
 
 use std::sync::mpsc;
 
@@ -6,7 +6,7 @@ use calomel::{Request, Responder};
 
 use crate::support::{BOUND, Net, block_on};
 
-/// Everything that a request says, as text.
+/// All properties of a request, as text.
 fn described(request: &Request) -> (String, String, u16, String, bool) {
     (
         request.engine().address().to_string(),
@@ -19,7 +19,7 @@ fn described(request: &Request) -> (String, String, u16, String, bool) {
 
 type Described = (String, String, u16, String, bool);
 
-fn a_request_tells_engine_procedure_provider_and_caller(net: &Net) {
+fn request_knows_engine_procedure_provider_and_caller(net: &Net) {
     let (server, caller) = (net.server(), net.server());
     let to_server = caller.lookup(server.address()).unwrap();
     server.define("plain", |request: &Request, ()| described(request)).unwrap();
@@ -42,7 +42,7 @@ fn a_request_tells_engine_procedure_provider_and_caller(net: &Net) {
     }
 }
 
-fn the_same_caller_is_the_same_endpoint(net: &Net) {
+fn endpoints_of_the_same_caller_are_equal(net: &Net) {
     let (server, a, b) = (net.server(), net.client(), net.client());
     let (seen, sees) = mpsc::channel();
     server.define("hello", move |request: &Request, ()| seen.send(request.endpoint().clone()).unwrap()).unwrap();
@@ -57,8 +57,8 @@ fn the_same_caller_is_the_same_endpoint(net: &Net) {
     assert!(first.is_connected() && other.is_connected());
 }
 
-fn the_caller_can_be_called_after_the_call(net: &Net) {
-    // The endpoint outlives its request: a server may call back a client, also one that does not listen, at any time.
+fn callers_endpoint_is_usable_after_the_call(net: &Net) {
+    // The endpoint outlives its request: a server may call a client at any time, also one that does not listen.
     let pair = net.pair();
     let (seen, sees) = mpsc::channel();
     pair.server.define("subscribe", move |r: &Request, ()| seen.send(r.endpoint().clone()).unwrap()).unwrap();
@@ -71,7 +71,7 @@ fn the_caller_can_be_called_after_the_call(net: &Net) {
     }
 }
 
-fn the_callers_providers_are_reached_by_its_endpoint(net: &Net) {
+fn callers_endpoint_reaches_its_providers(net: &Net) {
     let pair = net.pair();
     pair.client.provider(4).define("mine", |request: &Request, ()| request.provider_id()).unwrap();
     pair.server
@@ -83,7 +83,7 @@ fn the_callers_providers_are_reached_by_its_endpoint(net: &Net) {
     assert_eq!(pair.client.procedure::<(), u16>("ask").on(&pair.to_server).call(&()).unwrap(), 4);
 }
 
-fn a_request_moves_into_futures_and_threads(net: &Net) {
+fn request_can_move_into_futures_and_threads(net: &Net) {
     fn movable<T: Send + 'static>(_: &T) {}
     let pair = net.pair();
     pair.server
@@ -97,9 +97,9 @@ fn a_request_moves_into_futures_and_threads(net: &Net) {
 }
 
 suite![
-    a_request_tells_engine_procedure_provider_and_caller,
-    the_same_caller_is_the_same_endpoint,
-    the_caller_can_be_called_after_the_call,
-    the_callers_providers_are_reached_by_its_endpoint,
-    a_request_moves_into_futures_and_threads,
+    request_knows_engine_procedure_provider_and_caller,
+    endpoints_of_the_same_caller_are_equal,
+    callers_endpoint_is_usable_after_the_call,
+    callers_endpoint_reaches_its_providers,
+    request_can_move_into_futures_and_threads,
 ];

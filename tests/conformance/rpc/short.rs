@@ -1,5 +1,5 @@
-//! What the short path must not forget: calls that were left to be sent with others, threads that wait behind a handler that
-//! blocks, timers and strangers while everybody is busy.
+//! Rules that the fast path must keep: calls queued to be sent with others are sent, threads do not wait for a handler that
+//! blocks, and busy engines still serve timers and new peers.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -12,12 +12,12 @@ use calomel::{Engine, Error, Pending, Request, Responder};
 use crate::assert_error;
 use crate::support::{BOUND, Net, eventually, patience};
 
-/// What a thread that is woken may take on a busy machine.
+/// The time limit for waking a thread on a busy machine.
 fn soon() -> Duration {
     patience() * Duration::from_millis(300)
 }
 
-/// Defines calls that nobody answers, and counts them.
+/// Defines `held`, whose calls are not answered, and counts them.
 fn define_held(server: &Engine) -> Arc<AtomicUsize> {
     let held = Mutex::new(Vec::new());
     let count = Arc::new(AtomicUsize::new(0));
@@ -31,12 +31,12 @@ fn define_held(server: &Engine) -> Arc<AtomicUsize> {
     count
 }
 
-fn started_calls_that_nobody_looks_at_are_sent(net: &Net) {
+fn started_calls_that_are_not_polled_are_sent(net: &Net) {
     let pair = net.pair();
     let count = define_held(&pair.server);
     let held = pair.client.procedure::<(), ()>("held").on(&pair.to_server);
     let mut pendings: Vec<Pending<()>> = Vec::new();
-    // One more at a time, with many under way: each would be sent with the next one, and there is none.
+    // One more at a time, with many in flight: each waits to be sent with the next one, and there is none.
     for round in 0..100u64 {
         let calls = if round == 0 { 20 } else { 1 + round as usize % 3 };
         pendings.extend((0..calls).map(|_| held.start(&()).unwrap()));
@@ -52,7 +52,7 @@ fn started_calls_that_nobody_looks_at_are_sent(net: &Net) {
     }
 }
 
-fn calls_that_several_threads_start_are_sent(net: &Net) {
+fn calls_started_by_several_threads_are_sent(net: &Net) {
     const THREADS: usize = 3;
     const EACH: usize = 300;
     let pair = net.pair();
@@ -68,7 +68,7 @@ fn calls_that_several_threads_start_are_sent(net: &Net) {
                 for n in 0..EACH {
                     pendings.push(held.start(&()).unwrap());
                     match (n + number) % 50 {
-                        // Others drive for a while, and stop.
+                        // Other threads drive for a while, and stop.
                         0 => empty.call(&()).unwrap(),
                         10 => thread::sleep(Duration::from_micros(400)),
                         20 => thread::sleep(Duration::from_micros(900)),
@@ -82,7 +82,7 @@ fn calls_that_several_threads_start_are_sent(net: &Net) {
     });
 }
 
-fn one_way_calls_that_nobody_looks_at_are_sent(net: &Net) {
+fn one_way_calls_without_later_calls_are_sent(net: &Net) {
     let pair = net.pair();
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
@@ -103,7 +103,7 @@ fn one_way_calls_that_nobody_looks_at_are_sent(net: &Net) {
     }
 }
 
-fn the_last_words_of_an_engine_are_sent(net: &Net) {
+fn one_way_calls_before_finalize_are_sent(net: &Net) {
     let server = net.server();
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
@@ -121,8 +121,8 @@ fn the_last_words_of_an_engine_are_sent(net: &Net) {
     eventually("the calls arrived", || count.load(Ordering::SeqCst) == 100);
 }
 
-/// The engine's own calls go on while one of its handlers blocks, whoever has the seat, and each time anew.
-fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
+/// The engine's own calls proceed while one of its handlers blocks, whichever thread holds the driver lock, in every round.
+fn blocked_handler_does_not_delay_its_engines_callers(net: &Net) {
     let (one, other) = (net.server(), net.server());
     for engine in [&one, &other] {
         engine.define("empty", |_: &Request, (): ()| ()).unwrap();
@@ -133,7 +133,7 @@ fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
     for round in 0..5 {
         let (open, opened) = mpsc::channel::<()>();
         let (begin, begun) = mpsc::channel::<()>();
-        // Each is of a kind that nothing is known of.
+        // A new procedure each time, which has not been classified yet.
         let name = format!("block {round}");
         let opened = Mutex::new(opened);
         one.define(&name, move |_: &Request, (): ()| {
@@ -148,7 +148,7 @@ fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
             empty.call(&()).unwrap();
             assert!(started.elapsed() < soon(), "round {round}: {:?}", started.elapsed());
         }
-        // What comes from outside is served as well.
+        // Calls of other engines are served as well.
         let started = Instant::now();
         other.procedure::<(), ()>("empty").on(&to_one).call(&()).unwrap();
         assert!(started.elapsed() < soon(), "round {round}: {:?}", started.elapsed());
@@ -157,8 +157,8 @@ fn a_handler_that_blocks_does_not_keep_the_engines_own_callers(net: &Net) {
     }
 }
 
-/// As above, when the handler has waited in a call of its own before: nobody may have looked after it since.
-fn a_handler_that_blocks_after_a_call_does_not_keep_others(net: &Net) {
+/// As above, after the handler has waited in a call of its own: the watcher may not have checked it since.
+fn handler_that_blocks_after_a_call_does_not_delay_others(net: &Net) {
     let (one, other) = (net.server(), net.server());
     for engine in [&one, &other] {
         engine.define("empty", |_: &Request, (): ()| ()).unwrap();
@@ -183,7 +183,7 @@ fn a_handler_that_blocks_after_a_call_does_not_keep_others(net: &Net) {
     blocked.wait().unwrap();
 }
 
-/// Makes calls as fast as it can, until told to stop.
+/// Makes calls without pause until `work` is done.
 fn busily<R>(pair: &crate::support::Pair, work: impl FnOnce() -> R) -> R {
     pair.server.define("busy", |_: &Request, (): ()| ()).unwrap();
     let stop = AtomicBool::new(false);
@@ -194,14 +194,14 @@ fn busily<R>(pair: &crate::support::Pair, work: impl FnOnce() -> R) -> R {
                 busy.call(&()).unwrap();
             }
         });
-        // The busy one must end whatever comes.
+        // The other thread must end even if this one panics.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         stop.store(true, Ordering::SeqCst);
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
-fn timers_and_deadlines_come_in_time_while_engines_are_busy(net: &Net) {
+fn timers_and_deadlines_of_busy_engines_are_on_time(net: &Net) {
     let pair = net.pair();
     define_held(&pair.server);
     busily(&pair, || {
@@ -223,20 +223,20 @@ fn timers_and_deadlines_come_in_time_while_engines_are_busy(net: &Net) {
     });
 }
 
-fn strangers_are_served_while_engines_are_busy(net: &Net) {
+fn new_peers_of_busy_engines_are_served(net: &Net) {
     let pair = net.pair();
     busily(&pair, || {
         for _ in 0..5 {
-            let stranger = net.client();
-            let to_server = stranger.lookup(pair.server.address()).unwrap();
+            let new_peer = net.client();
+            let to_server = new_peer.lookup(pair.server.address()).unwrap();
             let started = Instant::now();
-            stranger.procedure::<(), ()>("busy").on(&to_server).call(&()).unwrap();
+            new_peer.procedure::<(), ()>("busy").on(&to_server).call(&()).unwrap();
             assert!(started.elapsed() < soon(), "{:?}", started.elapsed());
         }
     });
 }
 
-/// Calls from several threads, each now and then: everybody sleeps in between, and nobody is forgotten.
+/// Calls from several threads with pauses: all threads sleep in between, and each must be woken.
 fn rare_calls_of_several_threads_are_answered(net: &Net) {
     let pair = net.pair();
     pair.server.define("empty", |_: &Request, (): ()| ()).unwrap();
@@ -257,13 +257,13 @@ fn rare_calls_of_several_threads_are_answered(net: &Net) {
 }
 
 suite!(
-    started_calls_that_nobody_looks_at_are_sent,
-    calls_that_several_threads_start_are_sent,
-    one_way_calls_that_nobody_looks_at_are_sent,
-    the_last_words_of_an_engine_are_sent,
-    a_handler_that_blocks_does_not_keep_the_engines_own_callers,
-    a_handler_that_blocks_after_a_call_does_not_keep_others,
-    timers_and_deadlines_come_in_time_while_engines_are_busy,
-    strangers_are_served_while_engines_are_busy,
+    started_calls_that_are_not_polled_are_sent,
+    calls_started_by_several_threads_are_sent,
+    one_way_calls_without_later_calls_are_sent,
+    one_way_calls_before_finalize_are_sent,
+    blocked_handler_does_not_delay_its_engines_callers,
+    handler_that_blocks_after_a_call_does_not_delay_others,
+    timers_and_deadlines_of_busy_engines_are_on_time,
+    new_peers_of_busy_engines_are_served,
     rare_calls_of_several_threads_are_answered,
 );

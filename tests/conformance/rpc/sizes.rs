@@ -1,4 +1,4 @@
-//! Every size, around every limit: arguments, results, notifications.
+//! Arguments, results and one-way calls of every size around every limit.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::{BOUND, Net, Pair, pattern};
 const EAGER: usize = 4096;
 const LIMIT: usize = 1 << 20;
 
-/// Every size within a frame's worth of headers of the eager limit, and the usual suspects.
+/// Sizes around the limits of encoded lengths and powers of two, and all that are near the eager limit with their headers.
 fn sizes() -> impl Iterator<Item = usize> {
     let near = (EAGER - 128..=EAGER + 16).chain(2 * EAGER - 3..=2 * EAGER + 3);
     [0, 1, 2, 127, 128, 16383, 16384, 16385, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1].into_iter().chain(near)
@@ -27,7 +27,7 @@ fn define_echo(pair: &Pair) {
     pair.server.define("make", |_: &Request, len: usize| text(len)).unwrap();
 }
 
-/// ASCII that differs from place to place.
+/// ASCII that depends on the position.
 fn text(len: usize) -> String {
     String::from_utf8(pattern(len as u64, len.min(4099)).iter().map(|b| b'a' + b % 26).collect::<Vec<u8>>())
         .map(|block| block.repeat(len.div_ceil(4099).max(1)))
@@ -35,7 +35,7 @@ fn text(len: usize) -> String {
         .unwrap()
 }
 
-fn arguments_and_results_of_every_size(net: &Net) {
+fn arguments_and_results_of_every_size_arrive(net: &Net) {
     let pair = eager_pair(net);
     define_echo(&pair);
     let echo = pair.client.procedure::<String, String>("echo");
@@ -46,7 +46,7 @@ fn arguments_and_results_of_every_size(net: &Net) {
     }
 }
 
-fn large_arguments_with_small_results_and_the_reverse(net: &Net) {
+fn large_arguments_or_large_results_arrive(net: &Net) {
     let pair = eager_pair(net);
     define_echo(&pair);
     let length = pair.client.procedure::<String, usize>("length");
@@ -57,12 +57,12 @@ fn large_arguments_with_small_results_and_the_reverse(net: &Net) {
     }
 }
 
-fn notifications_of_every_size(net: &Net) {
+fn one_way_calls_of_every_size_arrive(net: &Net) {
     let pair = eager_pair(net);
     let (heard, hears) = mpsc::channel();
     pair.server.define("note", move |_: &Request, text: String| heard.send(text).unwrap()).unwrap();
     let note = pair.client.procedure::<String, ()>("note");
-    // The sender's buffer is gone before the notification arrives: it must not matter.
+    // The sender's buffer is freed before the call arrives, which must not matter.
     for len in sizes() {
         note.on(&pair.to_server).notify(&text(len)).unwrap();
     }
@@ -73,7 +73,7 @@ fn notifications_of_every_size(net: &Net) {
     assert!(heard == sent);
 }
 
-fn byte_vectors_of_every_size(net: &Net) {
+fn byte_vectors_of_every_size_arrive(net: &Net) {
     let pair = eager_pair(net);
     pair.server
         .define("reverse", |_: &Request, mut bytes: Vec<u8>| {
@@ -90,7 +90,7 @@ fn byte_vectors_of_every_size(net: &Net) {
     }
 }
 
-fn large_messages_in_both_directions_at_once(net: &Net) {
+fn large_messages_in_both_directions_at_once_arrive(net: &Net) {
     let pair = eager_pair(net);
     define_echo(&pair);
     let echo = pair.client.procedure::<String, String>("echo");
@@ -101,7 +101,7 @@ fn large_messages_in_both_directions_at_once(net: &Net) {
     }
 }
 
-fn sixty_four_mebibytes_there_and_back(net: &Net) {
+fn sixty_four_mebibytes_are_sent_and_returned(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(80 << 20));
     define_echo(&pair);
     let sent = text(64 << 20);
@@ -116,7 +116,7 @@ fn the_default_limit_admits_large_messages(net: &Net) {
     assert!(pair.client.procedure::<String, String>("echo").on(&pair.to_server).call(&sent).unwrap() == sent);
 }
 
-/// Asserts that the error names a size of about `len` bytes and this limit, in its fields and in its words.
+/// Asserts that the error has a size of about `len` bytes and this limit, in its fields and in its text.
 #[track_caller]
 fn assert_too_large<T>(result: calomel::Result<T>, len: usize, limit: usize) {
     let error = result.map(|_| ()).unwrap_err();
@@ -128,7 +128,7 @@ fn assert_too_large<T>(result: calomel::Result<T>, len: usize, limit: usize) {
     assert!(!error.is_retryable() && !error.is_disconnected());
 }
 
-fn arguments_above_the_limit(net: &Net) {
+fn arguments_above_the_limit_are_refused(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(LIMIT));
     define_echo(&pair);
     let length = pair.client.procedure::<String, usize>("length");
@@ -140,12 +140,12 @@ fn arguments_above_the_limit(net: &Net) {
     assert_eq!(length.on(&pair.to_server).call(&text(LIMIT - 256)).unwrap(), LIMIT - 256);
 }
 
-fn messages_of_exactly_the_limit(net: &Net) {
+fn messages_of_exactly_the_limit_are_accepted(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(LIMIT));
     define_echo(&pair);
     let length = pair.client.procedure::<String, usize>("length");
     let make = pair.client.procedure::<usize, String>("make");
-    // What an error says of the size tells how much a message has besides its text.
+    // The size in the error shows the overhead of a message beyond its text.
     let Err(Error::MessageTooLarge { size, .. }) = length.on(&pair.to_server).call(&text(LIMIT + 1)) else { panic!() };
     let most = LIMIT - (size - (LIMIT + 1));
     assert_eq!(length.on(&pair.to_server).call(&text(most)).unwrap(), most);
@@ -156,7 +156,7 @@ fn messages_of_exactly_the_limit(net: &Net) {
     assert_too_large(make.on(&pair.to_server).call(&(most + 1)), most + 1, LIMIT);
 }
 
-fn results_above_the_limit(net: &Net) {
+fn results_above_the_limit_are_refused(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(LIMIT));
     define_echo(&pair);
     let make = pair.client.procedure::<usize, String>("make");
@@ -166,12 +166,12 @@ fn results_above_the_limit(net: &Net) {
     assert_eq!(make.on(&pair.to_server).call(&(LIMIT - 256)).unwrap().len(), LIMIT - 256);
 }
 
-fn the_receivers_limit_counts_too(net: &Net) {
+fn messages_above_the_receivers_limit_are_refused(net: &Net) {
     let server = net.server_with(|b| b.max_message_size(LIMIT / 4));
     let client = net.client_with(|b| b.max_message_size(64 * LIMIT));
     let pair = Pair::of(server, client);
     define_echo(&pair);
-    // An answer is bounded by what the caller takes and by what the server sends, whichever is less.
+    // An answer is bounded by the smaller of the caller's and the server's limit.
     let length = pair.client.procedure::<String, usize>("length");
     assert_too_large(length.on(&pair.to_server).call(&text(LIMIT)), LIMIT, LIMIT / 4);
     assert_eq!(length.on(&pair.to_server).call(&text(LIMIT / 8)).unwrap(), LIMIT / 8);
@@ -187,7 +187,7 @@ fn the_receivers_limit_counts_too(net: &Net) {
     assert_eq!(make.on(&pair.to_server).call(&1000).unwrap().len(), 1000);
 }
 
-fn bulks_have_no_such_limit(net: &Net) {
+fn bulks_above_the_message_limit_are_transferred(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(65536).eager_limit(1024));
     let data = pattern(5, 3_000_001);
     let exposed = pair.server.expose_read_only(data.clone()).unwrap();
@@ -196,7 +196,7 @@ fn bulks_have_no_such_limit(net: &Net) {
     assert!(copy == data);
 }
 
-fn an_eager_limit_of_nothing_and_of_everything(net: &Net) {
+fn zero_and_large_eager_limits_are_accepted(net: &Net) {
     for eager in [0, 1, 1 << 20] {
         let pair = net.pair_with(|b| b.eager_limit(eager));
         define_echo(&pair);
@@ -208,7 +208,7 @@ fn an_eager_limit_of_nothing_and_of_everything(net: &Net) {
     }
 }
 
-fn a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable(net: &Net) {
+fn call_given_up_with_large_arguments_leaves_the_link_usable(net: &Net) {
     let pair = net.pair_with(|b| b.max_message_size(80 << 20));
     define_echo(&pair);
     let echo = pair.client.procedure::<String, String>("echo");
@@ -225,18 +225,18 @@ fn a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable(net: &
 }
 
 suite![
-    arguments_and_results_of_every_size,
-    large_arguments_with_small_results_and_the_reverse,
-    notifications_of_every_size,
-    byte_vectors_of_every_size,
-    large_messages_in_both_directions_at_once,
-    sixty_four_mebibytes_there_and_back,
+    arguments_and_results_of_every_size_arrive,
+    large_arguments_or_large_results_arrive,
+    one_way_calls_of_every_size_arrive,
+    byte_vectors_of_every_size_arrive,
+    large_messages_in_both_directions_at_once_arrive,
+    sixty_four_mebibytes_are_sent_and_returned,
     the_default_limit_admits_large_messages,
-    arguments_above_the_limit,
-    messages_of_exactly_the_limit,
-    results_above_the_limit,
-    the_receivers_limit_counts_too,
-    bulks_have_no_such_limit,
-    an_eager_limit_of_nothing_and_of_everything,
-    a_call_whose_large_arguments_are_given_up_leaves_the_connection_usable,
+    arguments_above_the_limit_are_refused,
+    messages_of_exactly_the_limit_are_accepted,
+    results_above_the_limit_are_refused,
+    messages_above_the_receivers_limit_are_refused,
+    bulks_above_the_message_limit_are_transferred,
+    zero_and_large_eager_limits_are_accepted,
+    call_given_up_with_large_arguments_leaves_the_link_usable,
 ];

@@ -1,4 +1,4 @@
-//! Any serde type travels, as argument and as result.
+//! Any serde type can be an argument and a result.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, LinkedList, VecDeque};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::support::{Net, Pair};
 
-/// Sends each value there and back, as the argument and the result of an RPC that returns what it gets.
+/// Calls a procedure that returns its argument, with each value.
 fn echo<T>(pair: &Pair, values: impl IntoIterator<Item = T>)
 where
     T: Serialize + DeserializeOwned + PartialEq + Debug + Send + 'static,
@@ -99,7 +99,7 @@ mod millis {
     }
 }
 
-fn numbers(net: &Net) {
+fn numbers_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     echo(&pair, [0, 1, u8::MAX]);
     echo(&pair, [i8::MIN, -1, i8::MAX]);
@@ -124,7 +124,7 @@ fn numbers(net: &Net) {
     assert!(pair.client.procedure::<f64, f64>("nan").on(&pair.to_server).call(&f64::NAN).unwrap().is_nan());
 }
 
-fn texts(net: &Net) {
+fn texts_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     echo(&pair, ["", "text", "Grüße, 世界 \u{10ffff}\0"].map(String::from));
     echo(&pair, [Box::<str>::from("boxed")]);
@@ -133,7 +133,7 @@ fn texts(net: &Net) {
     echo(&pair, [PathBuf::from("/some/where")]);
 }
 
-fn units_and_tuples(net: &Net) {
+fn units_and_tuples_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     echo(&pair, [()]);
     echo(&pair, [Unit]);
@@ -146,7 +146,7 @@ fn units_and_tuples(net: &Net) {
     echo::<[u64; 0]>(&pair, [[]]);
 }
 
-fn options_and_results(net: &Net) {
+fn options_and_results_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     echo(&pair, [None, Some(1u32)]);
     echo(&pair, [None, Some(None), Some(Some(()))]);
@@ -155,7 +155,7 @@ fn options_and_results(net: &Net) {
     echo::<Option<Result<Vec<u8>, Option<Named>>>>(&pair, [None, Some(Ok(vec![1])), Some(Err(Some(Named::default())))]);
 }
 
-fn collections(net: &Net) {
+fn collections_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     echo::<Vec<u64>>(&pair, [vec![], vec![1], (0..1000).collect()]);
     echo::<Vec<()>>(&pair, [vec![(); 100]]);
@@ -172,7 +172,7 @@ fn collections(net: &Net) {
     assert_eq!(heap.on(&pair.to_server).call(&[3, 1, 2].into()).unwrap(), [1, 2, 3]);
 }
 
-fn structs(net: &Net) {
+fn structs_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     let inner = Named { id: 1, name: "inner".into(), tags: vec!["t".into(); 3], inner: None };
     let outer = Named { id: 2, inner: Some(Box::new(inner.clone())), ..Named::default() };
@@ -185,7 +185,7 @@ fn structs(net: &Net) {
     echo(&pair, [attributes]);
 }
 
-fn enums(net: &Net) {
+fn enums_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     let group = Shape::Group(vec![Shape::Nothing, Shape::Group(vec![Shape::Circle(0.5)]), Shape::Line(-1, 1)]);
     echo(
@@ -195,7 +195,7 @@ fn enums(net: &Net) {
     echo::<Vec<Shape>>(&pair, [vec![Shape::Nothing, Shape::Line(1, 2)]]);
 }
 
-fn recursive_types(net: &Net) {
+fn recursive_types_are_returned_unchanged(net: &Net) {
     fn tree(depth: i64) -> Tree {
         Tree { value: depth, children: (0..2.min(depth)).map(|_| tree(depth - 1)).collect() }
     }
@@ -203,7 +203,7 @@ fn recursive_types(net: &Net) {
     echo(&pair, [tree(0), tree(1), tree(8)]);
 }
 
-fn times_addresses_and_ranges(net: &Net) {
+fn times_addresses_and_ranges_are_returned_unchanged(net: &Net) {
     let pair = net.pair();
     echo(&pair, [Duration::ZERO, Duration::MAX, Duration::from_nanos(1)]);
     echo::<SystemTime>(&pair, [UNIX_EPOCH + Duration::from_secs(1)]);
@@ -214,16 +214,16 @@ fn times_addresses_and_ranges(net: &Net) {
     echo::<Address>(&pair, [pair.server.address(), "shm://x".parse().unwrap()]);
 }
 
-fn borrowed_and_shared_pointers(net: &Net) {
+fn borrowed_and_shared_pointers_are_accepted(net: &Net) {
     let pair = net.pair();
     echo(&pair, [Arc::new(Named::default())]);
     echo(&pair, [Box::new(Newtype(1))]);
-    // What is not `Send` can still be an argument: it is made where it is used.
+    // A type that is not `Send` can still be an argument: it is used on the thread that decodes it.
     pair.server.define("rc", |_: &Request, n: Rc<u32>| *n + 1).unwrap();
     assert_eq!(pair.client.procedure::<Rc<u32>, u32>("rc").on(&pair.to_server).call(&Rc::new(1)).unwrap(), 2);
 }
 
-fn bulks_and_answers_inside_other_types(net: &Net) {
+fn bulks_inside_other_types_are_usable(net: &Net) {
     #[derive(Serialize, Deserialize)]
     struct Work {
         name: String,
@@ -256,15 +256,15 @@ fn bulks_and_answers_inside_other_types(net: &Net) {
 }
 
 suite![
-    numbers,
-    texts,
-    units_and_tuples,
-    options_and_results,
-    collections,
-    structs,
-    enums,
-    recursive_types,
-    times_addresses_and_ranges,
-    borrowed_and_shared_pointers,
-    bulks_and_answers_inside_other_types,
+    numbers_are_returned_unchanged,
+    texts_are_returned_unchanged,
+    units_and_tuples_are_returned_unchanged,
+    options_and_results_are_returned_unchanged,
+    collections_are_returned_unchanged,
+    structs_are_returned_unchanged,
+    enums_are_returned_unchanged,
+    recursive_types_are_returned_unchanged,
+    times_addresses_and_ranges_are_returned_unchanged,
+    borrowed_and_shared_pointers_are_accepted,
+    bulks_inside_other_types_are_usable,
 ];

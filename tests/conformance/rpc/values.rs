@@ -1,4 +1,4 @@
-//! Values that take far more memory than they took in the message.
+//! Values that take far more memory than their encoding.
 
 use calomel::{EngineBuilder, Error, Request, Side};
 
@@ -10,9 +10,9 @@ fn limited(builder: EngineBuilder) -> EngineBuilder {
     builder.max_message_size(1 << 20).max_bytes_in_flight_per_peer(LIMIT)
 }
 
-/// Lists of nothing but empty texts are refused with the numbers, as arguments and as results; texts that say something are not,
-/// up to the largest message, one after the other.
-fn lists_of_texts(net: &Net) {
+/// Lists of empty texts are refused with the numbers, as arguments and as results; lists of other texts are accepted up to the
+/// largest message, repeatedly.
+fn lists_beyond_the_memory_limit_are_refused(net: &Net) {
     let pair = net.pair_with(limited);
     pair.server.define("count", |_: &Request, list: Vec<String>| list.len()).unwrap();
     pair.server.define("make", |_: &Request, (count, text): (usize, String)| vec![text; count]).unwrap();
@@ -22,7 +22,7 @@ fn lists_of_texts(net: &Net) {
     for _ in 0..5 {
         assert_eq!(count.call(&texts).unwrap(), 80_000);
         assert_eq!(make.call(&(80_000, texts[0].clone())).unwrap(), texts);
-        // As many that say nothing are fine: it is the memory that counts.
+        // More texts are accepted if they are empty: only the memory counts.
         assert_eq!(count.call(&vec![String::new(); 300_000]).unwrap(), 300_000);
         match count.call(&vec![String::new(); 900_000]) {
             Err(Error::Decode { side: Side::Arguments, reason, .. }) => {
@@ -39,4 +39,4 @@ fn lists_of_texts(net: &Net) {
     }
 }
 
-suite!(lists_of_texts);
+suite!(lists_beyond_the_memory_limit_are_refused);

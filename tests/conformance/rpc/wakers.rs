@@ -1,4 +1,4 @@
-//! Wakers are user code that runs wherever the answer arrives.
+//! Wakers are user code that runs on the thread that receives the answer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use calomel::{BulkMode, Engine, Pending, Procedure, Request, Responder};
 
 use crate::support::{BOUND, Net, Pair, eventually};
 
-/// A waker that does this.
+/// A waker that runs the closure.
 struct Act<F>(F);
 
 impl<F: Fn() + Send + Sync + 'static> Wake for Act<F> {
@@ -24,13 +24,13 @@ fn waker(act: impl Fn() + Send + Sync + 'static) -> Waker {
     Waker::from(Arc::new(Act(act)))
 }
 
-/// Polls once, with a waker that does `act` when the answer comes.
+/// Polls once, with a waker that runs `act` when the answer arrives.
 fn poll_with<F: Future + Unpin>(future: &mut F, act: impl Fn() + Send + Sync + 'static) {
     let waker = waker(act);
     assert!(Pin::new(future).poll(&mut Context::from_waker(&waker)).is_pending());
 }
 
-/// `later` answers when the test says so.
+/// Defines `later`, whose calls the test answers.
 fn define_later(server: &Engine) -> mpsc::Receiver<Responder<u32>> {
     let (hold, held) = mpsc::channel();
     server.define_deferred("later", move |reply: Responder<u32>, ()| hold.send(reply).unwrap()).unwrap();
@@ -52,7 +52,7 @@ fn assert_works(pair: &Pair) {
     assert!(begin.elapsed() < Duration::from_secs(3));
 }
 
-fn a_waker_that_panics_harms_nobody(net: &Net) {
+fn panicking_waker_leaves_the_engine_usable(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
     let exposed = pair.server.expose(vec![1u8; 1 << 20], BulkMode::ReadWrite).unwrap();
@@ -65,7 +65,7 @@ fn a_waker_that_panics_harms_nobody(net: &Net) {
         eventually("the answer is there", || pending.is_ready());
         assert_eq!(pending.wait().unwrap(), 1);
         assert_works(&pair);
-        // A transfer's, and one that is dropped while its call goes on.
+        // The waker of a transfer, and one that is dropped while its call is in progress.
         let local = pair.client.expose(vec![0u8; 1 << 20], BulkMode::ReadWrite).unwrap();
         let mut transfer = exposed.bulk().on(&pair.to_server).start_pull_into(local);
         let panicking = waker(|| panic!("in a waker"));
@@ -80,7 +80,7 @@ fn a_waker_that_panics_harms_nobody(net: &Net) {
         assert!(local.reclaim().iter().all(|&b| b == 1));
         let mut pending = start(&pair);
         poll_with(&mut pending, || panic!("in a waker"));
-        // A call that is given up before its handler has begun may never reach it.
+        // A call that is dropped before its handler has begun may never reach its handler.
         let reply = held.recv_timeout(BOUND).unwrap();
         drop(pending);
         drop(reply);
@@ -88,8 +88,8 @@ fn a_waker_that_panics_harms_nobody(net: &Net) {
     }
 }
 
-fn a_waker_that_panics_harms_no_owner(net: &Net) {
-    // Whoever waits for the release of memory is woken from far away, too.
+fn panicking_waker_of_released_leaves_the_engine_usable(net: &Net) {
+    // The waker of a `Released` is woken by a peer, too.
     let pair = net.pair();
     let _held = define_later(&pair.server);
     let (keep, kept) = mpsc::channel();
@@ -105,25 +105,25 @@ fn a_waker_that_panics_harms_no_owner(net: &Net) {
     assert!(exposed.reclaim() == vec![1; 100_000]);
 }
 
-fn a_waker_may_start_calls_and_cancel_them(net: &Net) {
+fn waker_may_start_and_cancel_calls(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let mut pending = start(&pair);
     let (fine, to) = (pair.client.procedure::<u32, u32>("fine"), pair.to_server.clone());
     poll_with(&mut pending, move || {
         let (one, other) = (fine.on(&to).start(&1), fine.on(&to).start(&2));
         drop(other);
         fine.on(&to).notify(&3).unwrap();
-        tell.send(one).unwrap();
+        sender.send(one).unwrap();
     });
     held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
-    assert_eq!(told.recv_timeout(BOUND).unwrap().unwrap().wait().unwrap(), 1);
+    assert_eq!(receiver.recv_timeout(BOUND).unwrap().unwrap().wait().unwrap(), 1);
     assert_eq!(pending.wait().unwrap(), 5);
     assert_works(&pair);
 }
 
-fn a_waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
+fn waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
     let mut pending = start(&pair);
@@ -138,7 +138,7 @@ fn a_waker_that_finalizes_does_not_wait_for_itself(net: &Net) {
     assert_eq!(pending.wait().unwrap(), 5);
 }
 
-fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
+fn waker_that_drops_the_last_engine_handle_does_not_deadlock(net: &Net) {
     let pair = net.pair();
     let held = define_later(&pair.server);
     let client = net.builder().build().unwrap();
@@ -148,14 +148,14 @@ fn a_waker_that_drops_the_last_of_an_engine(net: &Net) {
     let last = std::sync::Mutex::new(Some(client));
     poll_with(&mut pending, move || drop(last.lock().unwrap().take()));
     held.recv_timeout(BOUND).unwrap().respond(&5).unwrap();
-    // Waiting at once might take the waker's place, and so drop it, and with it the engine, before there is an answer.
+    // Waiting at once could replace the waker and so drop it, and with it the engine, before there is an answer.
     eventually("the answer is here", || pending.is_ready());
     assert_eq!(pending.wait().unwrap(), 5);
     assert_works(&pair);
 }
 
-fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
-    // One thread waits for calls of two engines: it can't sit in the one and miss the other.
+fn wait_any_over_two_engines_returns_the_first_answer(net: &Net) {
+    // One thread waits for calls of two engines: driving one must not miss the other.
     let pair = net.pair();
     let held = define_later(&pair.server);
     let other = Pair::of(pair.server.clone(), net.client());
@@ -177,8 +177,8 @@ fn an_answer_wakes_a_thread_that_waits_for_another_engines(net: &Net) {
     }
 }
 
-fn a_gateway_calls_through_another_engine(net: &Net) {
-    // Handlers of one engine start calls of a second one, while the first is busy with a burst of others.
+fn gateway_calls_through_a_second_engine_are_answered(net: &Net) {
+    // Handlers of one engine start calls of a second one, while the first is busy with other calls.
     let (back, front) = (net.server(), net.server());
     back.define("plus", |_: &Request, n: u32| n + 1).unwrap();
     let middle = net.client();
@@ -205,11 +205,11 @@ fn a_gateway_calls_through_another_engine(net: &Net) {
 }
 
 suite![
-    a_waker_that_panics_harms_nobody,
-    a_waker_that_panics_harms_no_owner,
-    a_waker_may_start_calls_and_cancel_them,
-    a_waker_that_finalizes_does_not_wait_for_itself,
-    a_waker_that_drops_the_last_of_an_engine,
-    an_answer_wakes_a_thread_that_waits_for_another_engines,
-    a_gateway_calls_through_another_engine,
+    panicking_waker_leaves_the_engine_usable,
+    panicking_waker_of_released_leaves_the_engine_usable,
+    waker_may_start_and_cancel_calls,
+    waker_that_finalizes_does_not_wait_for_itself,
+    waker_that_drops_the_last_engine_handle_does_not_deadlock,
+    wait_any_over_two_engines_returns_the_first_answer,
+    gateway_calls_through_a_second_engine_are_answered,
 ];

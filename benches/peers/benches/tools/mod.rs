@@ -1,4 +1,4 @@
-//! The tools that UCX and libfabric bring to measure themselves: two processes of theirs send 64 bytes to and fro.
+//! The benchmark tools of UCX and libfabric: two of their processes exchange messages of 64 bytes.
 
 use std::{
     io,
@@ -14,12 +14,12 @@ use crate::common::{
     report::{Figure, Report, Unit},
 };
 
-/// Bytes of a message, and how many go to and fro in a round.
+/// Bytes of a message, and round trips in a round.
 const MESSAGE: &str = "64";
 const COUNT: usize = 20_000;
-/// Where the tools meet.
+/// The port of the tools' server.
 const PORT: &str = "13339";
-/// How often the client is started before the server is said not to have come up, and how long to wait between.
+/// How often the client is started before the server counts as not started, and the pause between two attempts.
 const ATTEMPTS: usize = 30;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -31,11 +31,11 @@ struct Tool {
     shm: Way,
     server: &'static [&'static str],
     client: &'static [&'static str],
-    /// The column of the last line of its output that has the time of one way, in microseconds.
+    /// The column, in the last line of its output, of the one-way time in microseconds.
     column: usize,
 }
 
-/// How both sides are told to go a way.
+/// The arguments that select a transport on both sides.
 struct Way {
     environment: &'static [(&'static str, &'static str)],
     arguments: &'static [&'static str],
@@ -93,7 +93,7 @@ pub fn beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome 
 }
 
 impl Tool {
-    /// Twice the time of one way, in nanoseconds.
+    /// Twice the one-way time, in nanoseconds.
     fn round_trip(&self, transport: Transport, count: usize) -> Outcome<f64> {
         let count = count.to_string();
         let _server = Ended(self.start(transport, self.server, &count)?);
@@ -108,7 +108,7 @@ impl Tool {
                 return Ok(2e3 * time);
             }
         }
-        Err(format!("{} says nothing that can be read: {last}", self.program).into())
+        Err(format!("{} prints no time in the expected column: {last}", self.program).into())
     }
 
     fn start(&self, transport: Transport, arguments: &[&str], count: &str) -> io::Result<Child> {

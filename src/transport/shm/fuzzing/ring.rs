@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::super::{Link, LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
+use super::super::super::{Consumed, Link, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use super::super::connection::Connection;
 use super::super::inbox::{ShmInbox, Turn, loan};
 use super::super::outbox::{KernelCopyPolicy, ShmOutbox, ShmSend, Traffic, Written};
@@ -230,7 +230,7 @@ impl Sink for RingSink<'_> {
     fn connected(&mut self, _: LinkKey) {}
     fn chunk(&mut self, _: LinkKey, _: usize) {}
     /// 0: a payload, whose length and target two and one more bytes say. 1: more is needed. 2: the end. Else one is taken.
-    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.liar.interfere();
         let mut used = 0;
         while let Some(what) = bytes.get(used) {
@@ -240,19 +240,19 @@ impl Sink for RingSink<'_> {
                     let len = (usize::from(u16::from_le_bytes([*low, *high])) * (1 + usize::from(how % 5))).min(LONGEST);
                     let piece = [usize::MAX, 1 << 12, 1000, 33][usize::from(how >> 4) % 4].max(len / 200);
                     let target = (how & 8 == 0).then(|| RingTarget::new(len, piece));
-                    let place = TransportTarget { target: target.as_ref().and_then(RingTarget::slice), len };
+                    let place = ReceiveTarget { memory: target.as_ref().and_then(RingTarget::slice), len };
                     self.regions.extend(target);
                     self.asked += 1;
-                    return Some(TransportConsumed { used: used + 4, target: Some(place) });
+                    return Some(Consumed { used: used + 4, target: Some(place) });
                 }
                 1 if bytes.len() < 100_000 => break,
                 1 | 2 => return None,
                 _ => used += 1,
             }
         }
-        Some(TransportConsumed { used, target: None })
+        Some(Consumed { used, target: None })
     }
-    fn payload_done(&mut self, _: LinkKey, _: TransportStatus) {
+    fn payload_done(&mut self, _: LinkKey, _: PayloadStatus) {
         self.liar.interfere();
         self.placed += 1;
         assert!(self.placed <= self.asked, "a payload has landed that nobody asked for");

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::super::{Link, LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
+use super::super::{Consumed, Link, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use super::SCRATCH;
 use super::receiving::{BEHIND_PAYLOAD, TcpReceiver};
 use crate::Address;
@@ -78,7 +78,7 @@ impl Sink for StreamSink {
     fn attach(&mut self, _: LinkKey, _: Arc<dyn Link>) {}
     fn connected(&mut self, _: LinkKey) {}
     fn chunk(&mut self, _: LinkKey, _: usize) {}
-    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
+    fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         assert!(key == KEY && !bytes.is_empty());
         let mut used = 0;
         while let Some(len) = frame(&bytes[used..]) {
@@ -92,14 +92,14 @@ impl Sink for StreamSink {
             if let Some(announced) = announced(said) {
                 let target = (!announced.nowhere).then(|| StreamTarget::new(&announced));
                 target.iter().filter(|_| announced.over).for_each(StreamTarget::withdraw);
-                let place = TransportTarget { target: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
+                let place = ReceiveTarget { memory: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
                 self.targets.push(target);
-                return Some(TransportConsumed { used, target: Some(place) });
+                return Some(Consumed { used, target: Some(place) });
             }
         }
-        Some(TransportConsumed { used, target: None })
+        Some(Consumed { used, target: None })
     }
-    fn payload_done(&mut self, key: LinkKey, landed: TransportStatus) {
+    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus) {
         assert_eq!(key, KEY);
         self.happened.push(Happening::Placed(landed));
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::super::TransportStatus;
+use super::super::super::PayloadStatus;
 use super::super::sending::{COVERED, COVERED_GONE, GONE, WHOLE};
 
 /// Longest payload.
@@ -45,7 +45,7 @@ pub(super) fn announced(frame: &[u8]) -> Option<Announced> {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Happening {
     Frame(Vec<u8>),
-    Placed(TransportStatus),
+    Placed(PayloadStatus),
     /// What arrived can't be.
     Refused,
     Closed,
@@ -95,11 +95,11 @@ impl StreamPlan {
             let gone = !nowhere && withdrawn < end;
             let Some(&state) = stream.get(end) else { break };
             let landed = match state {
-                GONE if !has_covered => TransportStatus::SourceGone,
-                WHOLE | COVERED if gone => TransportStatus::TargetGone,
-                WHOLE | COVERED => TransportStatus::Whole,
-                COVERED_GONE => TransportStatus::SourceGone,
-                _ => TransportStatus::Damaged,
+                GONE if !has_covered => PayloadStatus::SourceGone,
+                WHOLE | COVERED if gone => PayloadStatus::TargetGone,
+                WHOLE | COVERED => PayloadStatus::Whole,
+                COVERED_GONE => PayloadStatus::SourceGone,
+                _ => PayloadStatus::Damaged,
             };
             at = match state {
                 WHOLE | GONE if !has_covered => end + 1,
@@ -117,7 +117,7 @@ impl StreamPlan {
                 _ => false,
             };
             has_covered |= !told.is_empty();
-            let landed = if damaged { TransportStatus::Damaged } else { landed };
+            let landed = if damaged { PayloadStatus::Damaged } else { landed };
             plan.happenings.push((at, Happening::Placed(landed)));
             plan.payloads.last_mut().expect("it was added above").behind = at;
         }

@@ -8,7 +8,7 @@ use super::super::sys::AccessFlags;
 use super::super::wire;
 use super::VerbsLink;
 use crate::memory::Region;
-use crate::transport::{self, TransportKeys};
+use crate::transport::{self, RemoteKeys};
 
 /// Windows of one exposure. Memory with more segments is moved by its owner on request.
 const MOST: usize = 16;
@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_millis(100);
 
 impl VerbsLink {
     /// Keys that are valid on this link's RMA queue pair only.
-    pub(super) fn open_windows(&self, region: &Region, access: transport::DeviceAccess) -> io::Result<Option<TransportKeys>> {
+    pub(super) fn open_windows(&self, region: &Region, access: transport::DeviceAccess) -> io::Result<Option<RemoteKeys>> {
         let Some(connection) = self.connection.get().filter(|_| !self.is_closed()) else { return Ok(None) };
         if !connection.device.limits.windows || region.len() == 0 || region.segment_count() > MOST {
             return Ok(None);

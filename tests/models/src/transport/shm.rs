@@ -14,7 +14,7 @@ mod segment;
 
 use std::sync::Arc;
 
-use super::{LinkKey, Sink, TransportConsumed, TransportStatus, TransportTarget};
+use super::{Consumed, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use crate::memory::{Region, Slice};
 use crate::sync::Flag;
 use crate::sync::atomic::Ordering;
@@ -38,7 +38,7 @@ pub(crate) struct End {
 #[derive(Default)]
 pub(crate) struct Received {
     pub frames: Vec<u8>,
-    pub arrived: Vec<TransportStatus>,
+    pub arrived: Vec<PayloadStatus>,
     pub returned: usize,
     pub lost: bool,
     /// Where payloads go.
@@ -47,16 +47,13 @@ pub(crate) struct Received {
 
 impl Sink for Received {
     /// The first byte is the frame; if there is a target, a payload follows.
-    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<TransportConsumed> {
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.frames.push(bytes[0]);
         let target = self.target.as_ref().map(Slice::whole);
-        Some(TransportConsumed {
-            used: bytes.len(),
-            target: target.map(|target| TransportTarget { len: target.len, target: Some(target) }),
-        })
+        Some(Consumed { used: bytes.len(), target: target.map(|target| ReceiveTarget { len: target.len, memory: Some(target) }) })
     }
 
-    fn payload_done(&mut self, _: LinkKey, status: TransportStatus) {
+    fn payload_done(&mut self, _: LinkKey, status: PayloadStatus) {
         self.arrived.push(status);
     }
 

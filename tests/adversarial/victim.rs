@@ -1,5 +1,5 @@
-//! The engine that is lied to: it serves, has memory exposed in each way, has operations of its own under way with whoever
-//! asks for that, and reports when its parent asks.
+//! The victim: it serves, has memory exposed in each mode, has operations of its own in progress with peers that ask for that,
+//! and reports to its parent.
 
 use std::io::BufRead;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use calomel::{Bulk, BulkMode, Endpoint, Engine, Error, Exposed, ReadOnly, Request};
 
-use crate::liar::MOVED;
+use crate::adversary::MOVED;
 use crate::support::*;
 
 /// Set: the key that the victim shares with its peers.
 pub const KEY: &str = "CALOMEL_TEST_KEY";
 
-/// What the victim's memory is full of, so that a piece of it is known wherever it turns up.
+/// The content of the victim's memory, so that any piece of it can be recognized.
 pub const SECRET: [u8; 16] = *b"\x93never-exposed!\x93";
 pub const WRITE_ONLY: [u8; 16] = *b"\x94not-to-be-read\x94";
 pub const BOUND_TO_ONE: [u8; 16] = *b"\x95not-for-others\x95";
-pub const GONE: [u8; 16] = *b"\x96was-taken-back\x96";
-/// What only the honest peer knows.
+pub const GONE: [u8; 16] = *b"\x96was-reclaimed!\x96";
+/// Known to the honest peer only.
 pub const HONEST: [u8; 16] = *b"\x97of-honest-peer\x97";
 
 pub const LEN: usize = 100_000;
@@ -29,15 +29,15 @@ pub fn full_of(mark: [u8; 16]) -> Vec<u8> {
     mark.iter().copied().cycle().take(LEN).collect()
 }
 
-/// The memory that the victim's parent is told of, in this order.
+/// The memory whose bulks the victim prints for its parent, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Read and write, and nobody is told.
+    /// Read and write; its token is never sent to a peer.
     Secret,
     ReadOnly,
     WriteOnly,
     ReadWrite,
-    /// Taken back.
+    /// Reclaimed.
     Gone,
 }
 
@@ -47,13 +47,13 @@ struct Memory {
     write_only: Exposed<Vec<u8>>,
     read_write: Exposed<Vec<u8>>,
     bound: Option<Exposed<Vec<u8>>>,
-    /// Memory that is nobody's business, from between the other.
+    /// Unexposed memory, allocated between the exposures.
     canaries: Vec<Vec<u8>>,
 }
 
-/// Operations that the victim has begun with whoever lies.
+/// Operations that the victim has started with adversaries.
 #[derive(Default)]
-struct Own {
+struct Operations {
     begun: AtomicU64,
     ended: AtomicU64,
     /// One-way calls that it has handled.
@@ -63,14 +63,19 @@ struct Own {
     rounds: AtomicU64,
 }
 
-impl Own {
-    /// Runs an operation on a thread of its own, and looks at how it ends.
-    fn begin(self: &Arc<Own>, peer: &Endpoint, what: &'static str, run: impl FnOnce() -> Result<(), Error> + Send + 'static) {
+impl Operations {
+    /// Runs an operation on a thread of its own, and checks how it ends.
+    fn begin(
+        self: &Arc<Operations>,
+        peer: &Endpoint,
+        what: &'static str,
+        run: impl FnOnce() -> Result<(), Error> + Send + 'static,
+    ) {
         let (this, name) = (self.clone(), peer.address().to_string());
         self.begun.fetch_add(1, Ordering::SeqCst);
         thread::spawn(move || {
             match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
-                // Errors of size and range carry numbers only; every other says with whom.
+                // Errors of size and range contain numbers only; every other names the peer.
                 Ok(Ok(()) | Err(Error::OutOfRange { .. } | Error::MessageTooLarge { .. })) => {}
                 Ok(Err(error)) if error.to_string().contains(&name) => {}
                 Ok(Err(error)) => this.wrong.lock().unwrap().push(format!("{what} with {name}: {error}")),
@@ -85,15 +90,15 @@ impl Own {
     }
 }
 
-/// Longer than anything is waited for: whoever is hung up on is not just thought to be silent.
+/// Longer than any wait in these tests: a disconnect is never due to the peer timeout.
 pub const PATIENT: Duration = Duration::from_secs(10);
-const OWN_TIMEOUT: Duration = Duration::from_secs(2);
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A pull into the middle of some memory: around it nothing changes.
+/// A pull into the middle of a buffer: the bytes around it must not change.
 fn pull(bulk: &Bulk, peer: &Endpoint, len: usize) -> Result<(), Error> {
     const AROUND: usize = 256;
     let mut memory = vec![0xc5u8; len + 2 * AROUND];
-    let pulled = bulk.on(peer).timeout(OWN_TIMEOUT).pull_into(&mut memory[AROUND..AROUND + len]);
+    let pulled = bulk.on(peer).timeout(OPERATION_TIMEOUT).pull_into(&mut memory[AROUND..AROUND + len]);
     let (before, rest) = memory.split_at(AROUND);
     assert!(before.iter().chain(&rest[len..]).all(|byte| *byte == 0xc5), "it wrote beside the target");
     assert!(pulled.as_ref().is_ok_and(|n| *n <= len) || pulled.is_err());
@@ -127,9 +132,9 @@ pub fn run() {
     let gone = gone.reclaim();
     let bulks = [memory.secret.bulk(), memory.read_only.bulk(), memory.write_only.bulk(), memory.read_write.bulk(), gone_bulk];
     let memory = Arc::new(Mutex::new(memory));
-    let own = Arc::new(Own::default());
+    let operations = Arc::new(Operations::default());
     let honest: Arc<Mutex<Option<(Endpoint, Bulk)>>> = Arc::default();
-    define(&engine, &memory, &own, &honest);
+    define(&engine, &memory, &operations, &honest);
     say(&format!("address {}", engine.address()));
     for bulk in bulks {
         say(&format!("bulk {}", hex(&postcard::to_stdvec(&bulk).unwrap())));
@@ -137,7 +142,7 @@ pub fn run() {
     for order in std::io::stdin().lock().lines() {
         let order = order.unwrap();
         match order.split_once(' ').unwrap_or((&order, "")) {
-            ("look", _) => say(&format!("sees {}", look(&engine, &memory, &own, &honest, &gone))),
+            ("report", _) => say(&format!("state {}", state(&engine, &memory, &operations, &honest, &gone))),
             ("allocated", _) => {
                 let (now, peak) = crate::work::allocated();
                 say(&format!("has {now} {peak}"));
@@ -145,7 +150,7 @@ pub fn run() {
             ("dial", address) => {
                 let (incarnation, address) = address.split_once(' ').unwrap();
                 let to = engine.lookup(address).unwrap();
-                dealings(&engine, &own, &to, incarnation.parse().unwrap());
+                start_operations(&engine, &operations, &to, incarnation.parse().unwrap());
             }
             _ => panic!("no order `{order}`"),
         }
@@ -153,19 +158,19 @@ pub fn run() {
     std::process::exit(0);
 }
 
-/// Everything that an engine asks another for, whose incarnation it is told.
-fn dealings(engine: &Engine, own: &Arc<Own>, to: &Endpoint, incarnation: u64) {
-    let call = engine.procedure::<u32, Vec<u8>>("lie").on(to).timeout(OWN_TIMEOUT);
-    own.begin(to, "a call", move || call.call(&1).map(drop));
-    let note = engine.procedure::<u32, ()>("lie").on(to).timeout(OWN_TIMEOUT);
-    own.begin(to, "a one-way call", move || note.notify(&1));
-    // Memory that this engine has been told of, or thinks so.
+/// One of each operation with a peer, which has this incarnation.
+fn start_operations(engine: &Engine, operations: &Arc<Operations>, to: &Endpoint, incarnation: u64) {
+    let call = engine.procedure::<u32, Vec<u8>>("work").on(to).timeout(OPERATION_TIMEOUT);
+    operations.begin(to, "a call", move || call.call(&1).map(drop));
+    let note = engine.procedure::<u32, ()>("work").on(to).timeout(OPERATION_TIMEOUT);
+    operations.begin(to, "a one-way call", move || note.notify(&1));
+    // Memory that this engine has been given, as far as it knows.
     let bytes = postcard::to_stdvec(&described(incarnation, MOVED as u64)).unwrap();
     let bulk: Bulk = postcard::from_bytes(&bytes).unwrap();
     let (peer, theirs) = (to.clone(), bulk.clone());
-    own.begin(to, "a pull", move || pull(&theirs, &peer, MOVED));
+    operations.begin(to, "a pull", move || pull(&theirs, &peer, MOVED));
     let peer = to.clone();
-    own.begin(to, "a push", move || bulk.on(&peer).timeout(OWN_TIMEOUT).push_from(&pattern(5, MOVED)).map(drop));
+    operations.begin(to, "a push", move || bulk.on(&peer).timeout(OPERATION_TIMEOUT).push_from(&pattern(5, MOVED)).map(drop));
 }
 
 type Description = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);
@@ -174,20 +179,25 @@ fn described(owner: u64, len: u64) -> Description {
     ([7; 16], 0, len, BulkMode::ReadWrite, 1, owner, Vec::new(), None, None, None)
 }
 
-fn define(engine: &Engine, memory: &Arc<Mutex<Memory>>, own: &Arc<Own>, honest: &Arc<Mutex<Option<(Endpoint, Bulk)>>>) {
+fn define(
+    engine: &Engine,
+    memory: &Arc<Mutex<Memory>>,
+    operations: &Arc<Operations>,
+    honest: &Arc<Mutex<Option<(Endpoint, Bulk)>>>,
+) {
     define_add(engine);
     crate::work::define(engine);
     engine.define("swallow", |_: &Request, bytes: Vec<u8>| bytes.len()).unwrap();
     engine.define("big", |_: &Request, len: usize| pattern(9, len.min(4 << 20))).unwrap();
     engine.define("slow", |_: &Request, ms: u64| thread::sleep(Duration::from_millis(ms.min(2000)))).unwrap();
-    let counted = own.clone();
+    let counted = operations.clone();
     let note = move |_: &Request, _: u32| {
         counted.notes.fetch_add(1, Ordering::SeqCst);
     };
     engine.define("note", note).unwrap();
-    // The honest peer is the first; only to that one some memory is exposed.
+    // The honest peer is the first to call; some memory is exposed to it alone.
     let (here, kept) = (memory.clone(), honest.clone());
-    let rounds = own.clone();
+    let rounds = operations.clone();
     engine
         .define("meet", move |request: &Request, theirs: Bulk| -> Bulk {
             let to = request.endpoint().clone();
@@ -195,34 +205,34 @@ fn define(engine: &Engine, memory: &Arc<Mutex<Memory>>, own: &Arc<Own>, honest: 
             let bulk = exposed.bulk();
             here.lock().unwrap().bound = Some(exposed);
             *kept.lock().unwrap() = Some((to.clone(), theirs.clone()));
-            let (engine, own) = (request.engine().clone(), rounds.clone());
-            thread::spawn(move || deal_honestly(&engine, &to, &theirs, &own));
+            let (engine, operations) = (request.engine().clone(), rounds.clone());
+            thread::spawn(move || exchange_with_honest_peer(&engine, &to, &theirs, &operations));
             bulk
         })
         .unwrap();
-    let begun = own.clone();
+    let begun = operations.clone();
     engine
         .define("engage", move |request: &Request, theirs: Bulk| {
             let to = request.endpoint();
-            let call = request.engine().procedure::<u32, Vec<u8>>("lie").on(to).timeout(OWN_TIMEOUT);
+            let call = request.engine().procedure::<u32, Vec<u8>>("work").on(to).timeout(OPERATION_TIMEOUT);
             begun.begin(to, "a call", move || call.call(&1).map(drop));
             let (peer, bulk, len) = (to.clone(), theirs.clone(), theirs.len().min(LEN));
             begun.begin(to, "a pull", move || pull(&bulk, &peer, len));
             let peer = to.clone();
-            begun.begin(to, "a push", move || theirs.on(&peer).timeout(OWN_TIMEOUT).push_from(&pattern(5, len)).map(drop));
+            begun.begin(to, "a push", move || theirs.on(&peer).timeout(OPERATION_TIMEOUT).push_from(&pattern(5, len)).map(drop));
         })
         .unwrap();
-    let begun = own.clone();
+    let begun = operations.clone();
     engine
         .define("engage more", move |request: &Request, ()| {
             let to = request.endpoint();
-            let call = request.engine().procedure::<Vec<u8>, Vec<u8>>("lie").on(to).timeout(OWN_TIMEOUT);
+            let call = request.engine().procedure::<Vec<u8>, Vec<u8>>("work").on(to).timeout(OPERATION_TIMEOUT);
             begun.begin(to, "a large call", move || call.call(&vec![1; 4 << 20]).map(drop));
-            let note = request.engine().procedure::<u32, ()>("lie").on(to).timeout(OWN_TIMEOUT);
+            let note = request.engine().procedure::<u32, ()>("work").on(to).timeout(OPERATION_TIMEOUT);
             begun.begin(to, "a one-way call", move || note.notify(&1));
         })
         .unwrap();
-    // What a bulk leads to, for whoever sends one.
+    // What a bulk leads to.
     engine
         .define("take", |request: &Request, (bulk, origin): (Bulk, bool)| -> Result<Vec<u8>, String> {
             let remote =
@@ -247,7 +257,7 @@ fn define(engine: &Engine, memory: &Arc<Mutex<Memory>>, own: &Arc<Own>, honest: 
             part.on(request.endpoint()).timeout(Duration::from_secs(1)).pull_into(&mut bytes).map_err(|e| e.to_string())
         })
         .unwrap();
-    // A bulk that is kept, and taken by its origin when somebody says so; and memory for whoever sent it.
+    // Keeps a bulk, to pull from its origin later; and exposes memory to its sender.
     type Kept = Vec<(Bulk, Exposed<Vec<u8>>)>;
     let kept: Arc<Mutex<Kept>> = Arc::default();
     let keep = kept.clone();
@@ -270,38 +280,44 @@ fn define(engine: &Engine, memory: &Arc<Mutex<Memory>>, own: &Arc<Own>, honest: 
         })
         .unwrap();
     let here = memory.clone();
-    engine.define("lend", move |_: &Request, ()| here.lock().unwrap().read_only.bulk()).unwrap();
+    engine.define("export", move |_: &Request, ()| here.lock().unwrap().read_only.bulk()).unwrap();
     let here = memory.clone();
-    engine.define("is lent", move |_: &Request, ()| !here.lock().unwrap().read_only.released().is_released()).unwrap();
+    engine.define("is held", move |_: &Request, ()| !here.lock().unwrap().read_only.released().is_released()).unwrap();
 }
 
-/// Calls and pulls without end: always something under way that others may name.
-fn deal_honestly(engine: &Engine, to: &Endpoint, bulk: &Bulk, own: &Own) {
-    let who = engine.procedure::<(), Vec<u8>>("who");
+/// Calls and pulls in a loop, so that there is always an operation in progress that others may name.
+fn exchange_with_honest_peer(engine: &Engine, to: &Endpoint, bulk: &Bulk, operations: &Operations) {
+    let identify = engine.procedure::<(), Vec<u8>>("identify");
     let mut bytes = vec![0u8; LEN];
     while !engine.is_finalized() {
-        match who.on(to).call(&()) {
+        match identify.on(to).call(&()) {
             Ok(answer) if answer == HONEST => {}
-            other => return own.note(format!("the honest peer answers {other:?}")),
+            other => return operations.note(format!("the honest peer answers {other:?}")),
         }
         bytes.fill(0);
         match bulk.on(to).pull_into(&mut bytes) {
             Ok(LEN) if bytes == full_of(HONEST) => {}
-            other => return own.note(format!("a pull from the honest peer: {other:?}")),
+            other => return operations.note(format!("a pull from the honest peer: {other:?}")),
         }
-        own.rounds.fetch_add(1, Ordering::SeqCst);
+        operations.rounds.fetch_add(1, Ordering::SeqCst);
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// All memory, compared; the state of what was begun; what went wrong.
-fn look(engine: &Engine, memory: &Mutex<Memory>, own: &Own, honest: &Mutex<Option<(Endpoint, Bulk)>>, gone: &[u8]) -> String {
-    // Whose memory it is: found by the owner's incarnation, too.
+/// Compares all memory; returns the counters, and what went wrong.
+fn state(
+    engine: &Engine,
+    memory: &Mutex<Memory>,
+    operations: &Operations,
+    honest: &Mutex<Option<(Endpoint, Bulk)>>,
+    gone: &[u8],
+) -> String {
+    // The owner is found by its incarnation, too.
     if let Some((_, bulk)) = &*honest.lock().unwrap() {
         let mut start = [0u8; 16];
         let pulled = bulk.origin(engine).and_then(|remote| remote.timeout(Duration::from_secs(2)).pull_into(&mut start[..]));
         if !matches!(pulled, Ok(16)) || start != HONEST {
-            own.note(format!("what the honest peer exposes, found by its origin: {pulled:?}"));
+            operations.note(format!("what the honest peer exposes, found by its origin: {pulled:?}"));
         }
     }
     let memory = memory.lock().unwrap();
@@ -323,15 +339,17 @@ fn look(engine: &Engine, memory: &Mutex<Memory>, own: &Own, honest: &Mutex<Optio
         changed.push("read-only".to_owned());
     }
     if gone != full_of(GONE) {
-        changed.push("what was taken back".to_owned());
+        changed.push("reclaimed".to_owned());
     }
     if memory.canaries.iter().flatten().any(|byte| *byte != 0xca) {
-        changed.push("what lies between".to_owned());
+        changed.push("unexposed".to_owned());
     }
     let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     let wrong =
-        [changed.iter().map(|what| format!("{what} memory has changed")).collect(), own.wrong.lock().unwrap().clone()].concat();
-    let (begun, ended, rounds, notes) = (count(&own.begun), count(&own.ended), count(&own.rounds), count(&own.notes));
+        [changed.iter().map(|what| format!("{what} memory has changed")).collect(), operations.wrong.lock().unwrap().clone()]
+            .concat();
+    let (begun, ended, rounds, notes) =
+        (count(&operations.begun), count(&operations.ended), count(&operations.rounds), count(&operations.notes));
     format!("{begun} {ended} {rounds} {notes} {}", wrong.join("; "))
 }
 

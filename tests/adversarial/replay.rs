@@ -1,4 +1,4 @@
-//! What an honest client has said, word for word, said again by somebody else.
+//! Replay: an adversary sends the recorded bytes of an honest connection again.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, Engine};
 
+use crate::adversary::MOVED;
 use crate::common::wire::{CHALLENGE, MAGIC, PIECE_LEN, REFUSAL};
-use crate::liar::MOVED;
 use crate::scene::{Scene, report};
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, HONEST, LEN, full_of};
 
-/// What was said in one conversation, by either side.
+/// The bytes sent on one connection, by either side.
 struct Recorded {
     by_client: Vec<u8>,
     by_server: Vec<u8>,
 }
 
-/// Listens for one connection, forwards it, and writes down what is said.
+/// Listens for one connection, forwards it, and records it.
 fn recorder(target: &str) -> (String, thread::JoinHandle<Recorded>) {
     let target = target.strip_prefix("tcp://").unwrap().to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -30,15 +30,15 @@ fn recorder(target: &str) -> (String, thread::JoinHandle<Recorded>) {
         let listen = |from: &TcpStream, to: &TcpStream| {
             let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
             thread::spawn(move || {
-                let (mut said, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+                let (mut sent, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
                 while let Ok(n @ 1..) = from.read(&mut buffer) {
-                    said.extend_from_slice(&buffer[..n]);
+                    sent.extend_from_slice(&buffer[..n]);
                     if to.write_all(&buffer[..n]).is_err() {
                         break;
                     }
                 }
                 let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
-                said
+                sent
             })
         };
         let (by_client, by_server) = (listen(&near, &far), listen(&far, &near));
@@ -47,7 +47,7 @@ fn recorder(target: &str) -> (String, thread::JoinHandle<Recorded>) {
     (address, recorder)
 }
 
-/// Everything that a client does, on one connection: so that its words contain whatever can be of use to others.
+/// Everything that a client does on one connection, so that the recording contains whatever could be useful to others.
 fn converse(scene: &Scene, client: &Engine) -> Recorded {
     let (address, recorder) = recorder(&scene.address);
     let to = client.lookup(&address).unwrap();
@@ -67,17 +67,17 @@ fn converse(scene: &Scene, client: &Engine) -> Recorded {
     recorder.join().unwrap()
 }
 
-/// Says it all to whoever listens there, and hears what there is to hear. What does not end with a goodbye is cut off.
-fn replay(address: &str, said: &[u8], ends: bool) -> Vec<u8> {
+/// Sends it all to the address, and returns what comes back. A recording that does not end with a goodbye is cut off.
+fn replay(address: &str, sent: &[u8], ends: bool) -> Vec<u8> {
     let mut stream = TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
     let mut listening = stream.try_clone().unwrap();
     listening.set_read_timeout(Some(BOUND)).unwrap();
     let listener = thread::spawn(move || {
-        let mut heard = Vec::new();
-        let _ = listening.read_to_end(&mut heard);
-        heard
+        let mut received = Vec::new();
+        let _ = listening.read_to_end(&mut received);
+        received
     });
-    let _ = stream.write_all(said);
+    let _ = stream.write_all(sent);
     if !ends {
         let _ = stream.shutdown(Shutdown::Write);
     }
@@ -85,56 +85,56 @@ fn replay(address: &str, said: &[u8], ends: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_conversation() {
-    let _watchdog = Watchdog::start("replay::a_conversation");
+fn replayed_connection_is_served_as_a_new_peer() {
+    let _watchdog = Watchdog::start("replay::replayed_connection_is_served_as_a_new_peer");
     over(Carrier::Tcp, || {
         let scene = Scene::new();
         let begin = Instant::now();
         let recorded = converse(&scene, &client());
         for _ in 0..3 {
-            let heard = replay(&scene.address, &recorded.by_client, true);
-            // Whoever says it is served as itself: what was for the one who said it first is not for it.
-            assert!(heard.starts_with(MAGIC));
-            scene.assert_unharmed(&heard);
+            let received = replay(&scene.address, &recorded.by_client, true);
+            // The sender is served as a new peer: it can't access what belonged to the recorded one.
+            assert!(received.starts_with(MAGIC));
+            scene.assert_unharmed(&received);
         }
-        // What the victim has said, said to the victim.
-        let heard = replay(&scene.address, &recorded.by_server, false);
-        scene.assert_unharmed(&heard);
-        report("replay: a conversation, said again", "somebody new is served", begin);
+        // What the victim has sent, sent to the victim.
+        let received = replay(&scene.address, &recorded.by_server, false);
+        scene.assert_unharmed(&received);
+        report("replay: a recorded connection", "served as a new peer", begin);
     });
 }
 
 const KEY: &str = "another key of more than sixteen bytes";
 
 #[test]
-fn a_conversation_with_a_key() {
-    let _watchdog = Watchdog::start("replay::a_conversation_with_a_key");
+fn replayed_connection_with_a_key_is_refused() {
+    let _watchdog = Watchdog::start("replay::replayed_connection_with_a_key_is_refused");
     over(Carrier::Tcp, || {
         let scene = Scene::with(Some(KEY));
         let begin = Instant::now();
         let client = configured().pre_shared_key(KEY).build().unwrap();
         let recorded = converse(&scene, &client);
         let notes = scene.notes();
-        for said in [&recorded.by_client, &recorded.by_server] {
-            let heard = replay(&scene.address, said, true);
+        for sent in [&recorded.by_client, &recorded.by_server] {
+            let received = replay(&scene.address, sent, true);
             // A challenge and a refusal, if anything: no hello, no frame.
-            let mut rest = &heard[..];
+            let mut rest = &received[..];
             while !rest.is_empty() {
-                assert!(rest.starts_with(MAGIC) && [CHALLENGE, REFUSAL].contains(&rest[PIECE_LEN - 1]), "{heard:?}");
+                assert!(rest.starts_with(MAGIC) && [CHALLENGE, REFUSAL].contains(&rest[PIECE_LEN - 1]), "{received:?}");
                 rest = &rest[16 + u32::from_le_bytes(rest[12..16].try_into().unwrap()) as usize..];
             }
-            scene.assert_unharmed(&heard);
+            scene.assert_unharmed(&received);
         }
         assert_eq!(scene.notes(), notes);
-        report("replay: a conversation with a key, said again", "the victim hangs up", begin);
-        // The same by one who is dialled: the victim talks to nobody who has no proof for it.
+        report("replay: a recorded connection with a key", "the victim hangs up", begin);
+        // The same by a peer that is dialled: the victim sends no frame to a peer without a fresh proof.
         let begin = Instant::now();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         scene.dial(&format!("tcp://{}", listener.local_addr().unwrap()), 0);
-        // It may dial more than once: each of its operations may find the connection gone.
-        let said = recorded.by_server;
+        // The victim may dial more than once: each of its operations may find the connection gone.
+        let sent = recorded.by_server;
         listener.set_nonblocking(true).unwrap();
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         while begin.elapsed() < Duration::from_secs(3) {
             let Ok((mut stream, _)) = listener.accept() else {
                 thread::sleep(Duration::from_millis(5));
@@ -142,11 +142,11 @@ fn a_conversation_with_a_key() {
             };
             stream.set_nonblocking(false).unwrap();
             stream.set_read_timeout(Some(BOUND)).unwrap();
-            let _ = stream.write_all(&said);
-            let _ = stream.read_to_end(&mut heard);
+            let _ = stream.write_all(&sent);
+            let _ = stream.read_to_end(&mut received);
         }
-        assert!(heard.starts_with(MAGIC));
-        scene.assert_unharmed(&heard);
-        report("replay: the answers of a conversation with a key", "the victim hangs up", begin);
+        assert!(received.starts_with(MAGIC));
+        scene.assert_unharmed(&received);
+        report("replay: the responses of a recorded connection with a key", "the victim hangs up", begin);
     });
 }

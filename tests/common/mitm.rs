@@ -1,4 +1,4 @@
-//! Somebody on the way between two engines, who changes what they say, or cuts it off.
+//! A man in the middle for tests over tcp: a proxy that flips bits of a connection or cuts it off.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,14 +8,14 @@ use std::thread;
 
 use super::Random;
 
-/// What becomes of one direction of a connection.
+/// The faults in one direction of a connection.
 #[derive(Clone, Debug)]
 pub struct Fate {
-    /// One bit is flipped after about so many bytes, again and again; 0 for never.
+    /// The average distance in bytes between two bits that are flipped; 0 for no flips.
     pub flip_every: usize,
     /// One bit of this byte is flipped.
     pub flip_at: Option<usize>,
-    /// After so many bytes nothing more is passed on, and both sides find their streams ended.
+    /// After so many bytes nothing more is forwarded, and both sides see the end of the stream.
     pub end_after: usize,
     pub seed: u64,
 }
@@ -26,15 +26,15 @@ impl Default for Fate {
     }
 }
 
-/// What has happened on all connections.
+/// Counts over all connections.
 #[derive(Default)]
 pub struct Tally {
     pub flips: AtomicUsize,
     pub bytes: AtomicUsize,
 }
 
-/// Listens, and passes each connection on to `target`. The fates are that of what the dialling side says, and that of what it
-/// is told.
+/// Listens, and forwards each connection to `target`. The first fate is for the bytes of the dialling side, the second for
+/// those that it receives.
 pub fn meddle(target: SocketAddr, tally: &Arc<Tally>, fates: impl Fn() -> [Fate; 2] + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", listener.local_addr().unwrap());

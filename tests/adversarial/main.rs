@@ -1,12 +1,12 @@
-//! Peers that lie: programs that speak the protocol by hand and say what no engine says. Whatever it is, the engine that they
-//! say it to hangs up, refuses, or pays no heed; its memory stays as it is and unread; its other peers notice nothing; what it
-//! had under way with the liar ends; and when the liar is gone, nothing of it is left.
+//! Adversarial peers: programs that speak the protocol by hand and violate it. For each violation, the victim hangs up,
+//! refuses, or ignores it; its memory is neither changed nor read; its other peers are not affected; its own operations with
+//! the adversary end; and when the adversary is gone, nothing of it is left.
 //!
-//! The lies are told over tcp and over shared memory alike. `loop://` has no bytes that a liar could make: what goes through it
-//! comes from an engine. What lies about shared memory itself there are is in `tests/shm`.
+//! The cases run over tcp and over shared memory. `loop://` carries no bytes that an adversary could make: everything on it
+//! comes from an engine. Violations of the shared-memory transport itself are in `tests/shm`.
 //!
-//! The engine that is lied to, the victim, is another process: this program again, in the test [`child`]. Each lie that has come
-//! to nothing prints a line (`cargo test --test hostile -- --nocapture`).
+//! The victim is another process: this program again, in the test [`child`]. Each case prints a line with its outcome (`cargo
+//! test --test adversarial -- --nocapture`).
 
 // Sockets, shared memory and the state of processes are the system's.
 #![allow(unsafe_code)]
@@ -19,25 +19,25 @@ mod forged;
 #[path = "../processes/support.rs"]
 mod support;
 
+mod adversary;
 mod bulks;
+mod channel;
 mod floods;
 mod frames;
-mod greetings;
+mod handshakes;
 mod identity;
-mod liar;
 mod numbers;
 mod ranges;
 mod reflection;
 mod replay;
+mod resumption;
 mod scene;
 mod servers;
 mod slow;
-mod stolen;
 mod victim;
-mod way;
 mod work;
 
-/// The victim tells how much it has allocated.
+/// The victim reports how much it has allocated.
 #[global_allocator]
 static ALLOCATOR: work::Counting = work::Counting;
 

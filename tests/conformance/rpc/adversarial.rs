@@ -1,4 +1,4 @@
-//! Values whose bytes are not what their type would write: the server refuses them, and lives on.
+//! Arguments whose bytes do not match their declared type: the server refuses them, and stays usable.
 
 use std::collections::HashMap;
 use std::thread;
@@ -23,19 +23,19 @@ impl Chain {
     }
 }
 
-/// A `T`, until it lies: then it writes bytes that no `T` has. The receiver has accepted the type by then; a lie is seen by its
-/// other shape, or when it is decoded.
+/// Serializes as a valid `T`, or as bytes that are no valid `T`. The receiver has accepted the type before the invalid bytes
+/// arrive; it detects them by their other shape, or when it decodes them.
 #[derive(Debug)]
-enum Said<T> {
-    Truth(T),
+enum Forged<T> {
+    Valid(T),
     Bytes(Vec<u8>),
 }
 
-impl<T: Serialize> Serialize for Said<T> {
+impl<T: Serialize> Serialize for Forged<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Said::Truth(value) => value.serialize(serializer),
-            Said::Bytes(bytes) => {
+            Forged::Valid(value) => value.serialize(serializer),
+            Forged::Bytes(bytes) => {
                 let mut tuple = serializer.serialize_tuple(bytes.len())?;
                 bytes.iter().try_for_each(|byte| tuple.serialize_element(byte))?;
                 tuple.end()
@@ -44,24 +44,24 @@ impl<T: Serialize> Serialize for Said<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Said<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Forged<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        T::deserialize(deserializer).map(Said::Truth)
+        T::deserialize(deserializer).map(Forged::Valid)
     }
 }
 
-/// Calls `name` with a truth or two, and then with `bytes`; asserts that these are refused, and do no harm.
+/// Calls `name` with valid values, and then with `bytes`; asserts that these are refused without harm.
 #[track_caller]
-fn assert_refused<T>(pair: &Pair, name: &str, truths: Vec<T>, bytes: Vec<u8>)
+fn assert_refused<T>(pair: &Pair, name: &str, valid: Vec<T>, bytes: Vec<u8>)
 where
     T: Serialize + for<'de> Deserialize<'de> + 'static,
 {
-    let procedure = pair.client.procedure::<Said<T>, usize>(name);
-    for truth in truths {
-        procedure.on(&pair.to_server).call(&Said::Truth(truth)).unwrap();
+    let procedure = pair.client.procedure::<Forged<T>, usize>(name);
+    for value in valid {
+        procedure.on(&pair.to_server).call(&Forged::Valid(value)).unwrap();
     }
     let begin = Instant::now();
-    let error = procedure.on(&pair.to_server).call(&Said::Bytes(bytes)).unwrap_err();
+    let error = procedure.on(&pair.to_server).call(&Forged::Bytes(bytes)).unwrap_err();
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     assert_error!(
         Err::<(), _>(error),
@@ -86,13 +86,13 @@ fn pair(net: &Net) -> Pair {
     pair
 }
 
-fn values_without_end_overflow_no_stack(net: &Net) {
+fn endlessly_nested_values_are_refused(net: &Net) {
     let pair = pair(net);
     for links in [0, 1, 20] {
         let chain = pair.client.procedure::<Chain, usize>("chain");
         assert_eq!(chain.on(&pair.to_server).call(&Chain::of(links)).unwrap(), links);
     }
-    // An honest value, too deep for the stacks that handlers have; whoever makes it needs a larger one.
+    // A valid value that is too deep for the stacks of handlers; building it takes a larger stack.
     let deep = thread::Builder::new().stack_size(1 << 30);
     let caller = pair.client.procedure::<Chain, usize>("chain");
     let to = pair.to_server.clone();
@@ -102,7 +102,7 @@ fn values_without_end_overflow_no_stack(net: &Net) {
     assert_eq!(chain.on(&pair.to_server).call(&Chain::of(2)).unwrap(), 2);
 }
 
-fn sequences_that_claim_any_length_allocate_nothing(net: &Net) {
+fn sequences_with_forged_lengths_are_refused(net: &Net) {
     let pair = pair(net);
     pair.server.define("numbers", |_: &Request, numbers: Vec<u64>| numbers.len()).unwrap();
     pair.server.define("texts", |_: &Request, texts: Vec<String>| texts.len()).unwrap();
@@ -119,7 +119,7 @@ fn sequences_that_claim_any_length_allocate_nothing(net: &Net) {
     assert_eq!(units.on(&pair.to_server).call(&vec![(); 1000]).unwrap(), 1000);
 }
 
-fn bytes_too_many_or_too_few_are_refused(net: &Net) {
+fn too_many_or_too_few_bytes_are_refused(net: &Net) {
     let pair = pair(net);
     pair.server.define("number", |_: &Request, n: u32| n as usize).unwrap();
     pair.server.define("text", |_: &Request, text: String| text.len()).unwrap();
@@ -130,8 +130,4 @@ fn bytes_too_many_or_too_few_are_refused(net: &Net) {
     assert_refused(&pair, "text", vec!["text".to_owned()], vec![2, 0xff, 0xfe]);
 }
 
-suite![
-    values_without_end_overflow_no_stack,
-    sequences_that_claim_any_length_allocate_nothing,
-    bytes_too_many_or_too_few_are_refused,
-];
+suite![endlessly_nested_values_are_refused, sequences_with_forged_lengths_are_refused, too_many_or_too_few_bytes_are_refused,];

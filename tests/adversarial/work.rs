@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use calomel::{Bulk, BulkMode, Engine, Request, Responder};
 use serde::{Deserialize, Serialize};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{self, Message, Range, Status, Stream};
-use crate::liar::Liar;
 use crate::over_both;
 use crate::scene::{Scene, report};
 use crate::support::*;
@@ -107,7 +107,7 @@ const WORST: usize = 8 * LIMIT;
 const MIB: usize = 1 << 20;
 
 /// Calls with arguments of any length; the number of the call.
-fn call(liar: &mut Liar, number: u64, name: &str, arguments: &[u8], leases: u32) -> u64 {
+fn call(liar: &mut Adversary, number: u64, name: &str, arguments: &[u8], leases: u32) -> u64 {
     let mut message = Message::call(number, name, arguments.len());
     if let Message::Request { leases: given, .. } = &mut message {
         *given = (number << 20, leases);
@@ -140,7 +140,7 @@ fn memory_after_decoding() {
         ("sparse", list(15 * MIB, &[0])),
     ];
     for (name, arguments) in lists {
-        let (begin, mut liar) = (Instant::now(), Liar::greeted(&scene.address));
+        let (begin, mut liar) = (Instant::now(), Adversary::after_handshake(&scene.address));
         scene.allocated();
         number += 1;
         call(&mut liar, number, name, &arguments, 0);
@@ -156,7 +156,7 @@ fn memory_after_decoding() {
         scene.assert_serves();
     }
     // Many of them, which stay: they count as long as their handler has them.
-    let (begin, mut liar) = (Instant::now(), Liar::greeted(&scene.address));
+    let (begin, mut liar) = (Instant::now(), Adversary::after_handshake(&scene.address));
     scene.allocated();
     let empty = list(MIB - 10, &[0]);
     for _ in 0..40 {
@@ -165,14 +165,14 @@ fn memory_after_decoding() {
     }
     let is_busy = |(message, _): &&(Message, Vec<u8>)| matches!(message, Message::Refuse { status: Status::Busy(_), .. });
     // It has all that it may have itself: another asks.
-    let mut other = Liar::greeted(&scene.address);
+    let mut other = Adversary::after_handshake(&scene.address);
     let begun = Instant::now();
     let kept = loop {
         number += 1;
         call(&mut other, number, "texts kept", &[], 0);
         let kept: usize = postcard::from_bytes(&other.answer(number).unwrap()).unwrap();
         while liar.listen() {}
-        if kept + liar.said.iter().filter(is_busy).count() == 40 {
+        if kept + liar.messages.iter().filter(is_busy).count() == 40 {
             break kept;
         }
         assert!(begun.elapsed() < patience() * BOUND, "{kept} lists are kept, and the others are not refused");
@@ -198,10 +198,10 @@ fn memory_after_decoding() {
 }
 
 /// What an attack sends: how many bytes, when the victim has dealt with all of them.
-type Attack = (&'static str, fn(&mut Liar, &Scene) -> usize);
+type Attack = (&'static str, fn(&mut Adversary, &Scene) -> usize);
 
-fn say(liar: &mut Liar, bytes: &[u8]) -> usize {
-    assert!(liar.way.put(bytes, BOUND));
+fn say(liar: &mut Adversary, bytes: &[u8]) -> usize {
+    assert!(liar.channel.put(bytes, BOUND));
     bytes.len()
 }
 
@@ -219,7 +219,7 @@ fn bulks(count: u64, token: impl Fn(u64) -> u128, lease: impl Fn(u64) -> Option<
     postcard::to_stdvec(&(0..count).map(bulk).collect::<Vec<_>>()).unwrap()
 }
 
-fn answered(liar: &mut Liar, name: &str, arguments: &[u8], leases: u32) -> usize {
+fn answered(liar: &mut Adversary, name: &str, arguments: &[u8], leases: u32) -> usize {
     let number = u64::from(rand::random::<u32>());
     call(liar, number, name, arguments, leases);
     liar.answer(number).unwrap();
@@ -318,7 +318,7 @@ fn work_per_byte() {
     let _watchdog = Watchdog::start("work::work_per_byte");
     let scene = Scene::new();
     for (name, attack) in ATTACKS {
-        let mut liar = Liar::greeted(&scene.address);
+        let mut liar = Adversary::after_handshake(&scene.address);
         let stopwatch = Stopwatch::start(&scene);
         let begin = Instant::now();
         let bytes = attack(&mut liar, &scene);
@@ -342,10 +342,10 @@ fn made_up_tickets() {
     let begin = Instant::now();
     let stopwatch = Stopwatch::start(&scene);
     for n in 0..200u64 {
-        let mut liar = Liar::dial(&scene.address);
+        let mut liar = Adversary::dial(&scene.address);
         let hello = (scene.honest_incarnation(), 1u64 << 20, Vec::<String>::new(), Some(u128::from(n)), false);
         liar.bytes(&wire::piece(wire::HELLO, &postcard::to_stdvec(&hello).unwrap()));
-        liar.await_greeting();
+        liar.await_handshake();
     }
     let (median, worst) = stopwatch.stop();
     assert!(median < patience() * Duration::from_millis(200), "honest calls took {median:?}, {worst:?} at worst");

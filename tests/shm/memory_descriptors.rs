@@ -1,5 +1,5 @@
-//! Descriptors of memory that a peer gets: only of blocks that it may read all of, without restrictions, and that hold
-//! nothing else afterwards. The peer is made by hand, and keeps every descriptor that it ever got.
+//! Descriptors of memory that peers get: only of blocks exposed as a whole for reading, without restrictions, and that hold
+//! nothing else afterwards. The peer is made by hand, and keeps every descriptor that it gets.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -14,38 +14,38 @@ const LEN: usize = 256 << 10;
 /// Longest time that a peer needs for a pull, on a busy machine.
 const PATIENCE: Duration = BOUND;
 
-/// A peer that reads what it is lent and sent, and keeps what it is given.
-pub struct Hoarder {
+/// A peer that reads the loans and payloads that it gets, and keeps all descriptors.
+pub struct Collector {
     pub peer: Forged,
     pub kept: Vec<OwnedFd>,
-    /// The bodies of the loans that came.
+    /// The bodies of the loans that it got.
     pub loans: Vec<Vec<u8>>,
     transfers: u64,
 }
 
-impl Hoarder {
-    fn of(engine: &Engine) -> Hoarder {
-        Hoarder::new(Forged::greeted(&engine.address().to_string(), false))
+impl Collector {
+    fn of(engine: &Engine) -> Collector {
+        Collector::new(Forged::after_handshake(&engine.address().to_string(), false))
     }
 
-    pub fn new(peer: Forged) -> Hoarder {
-        Hoarder { peer, kept: Vec::new(), loans: Vec::new(), transfers: 0 }
+    pub fn new(peer: Forged) -> Collector {
+        Collector { peer, kept: Vec::new(), loans: Vec::new(), transfers: 0 }
     }
 
-    /// Pulls a range, by loans and through the ring. What its owner says in the end: `Ok` when all has come.
+    /// Pulls a range, by loans and through the ring; returns the owner's final status: `Ok` when all has arrived.
     pub fn pull(&mut self, range: Range) -> Status {
         self.transfers += 1;
-        self.peer.tell(&Message::Pull(Range { transfer: self.transfers, ..range }), &[]);
+        self.peer.send_message(&Message::Pull(Range { transfer: self.transfers, ..range }), &[]);
         self.receive(range.len as usize)
     }
 
-    /// Takes payloads of so many bytes, or a refusal.
+    /// Receives payloads of this many bytes, or a refusal.
     fn receive(&mut self, len: usize) -> Status {
         let (begin, mut came) = (Instant::now(), 0);
         while came < len {
             assert!(begin.elapsed() < PATIENCE, "{came} bytes of {len} came");
             let Some((kind, body)) = self.peer.try_next() else {
-                self.peer.ring();
+                self.peer.ring_doorbell();
                 std::thread::yield_now();
                 continue;
             };
@@ -81,13 +81,13 @@ impl Hoarder {
         }
     }
 
-    /// True when a byte can be seen through any of the descriptors.
+    /// True when this byte is visible through any of the descriptors.
     fn sees(&self, byte: u8) -> bool {
         self.kept.iter().any(|fd| Mapped::new(fd.as_fd(), LEN, false).bytes().contains(&byte))
     }
 }
 
-/// The messages of a record of frames, as far as they are known here.
+/// The messages of a record of frames, as far as they are defined here.
 fn frames(mut bytes: &[u8]) -> Vec<Message> {
     let mut messages = Vec::new();
     while bytes.len() >= wire::PREFIX_LEN {
@@ -111,22 +111,22 @@ fn filled(engine: &Engine, byte: u8) -> EngineBuffer {
 }
 
 #[test]
-fn one_that_may_read_all_of_a_block_maps_it() {
-    let _watchdog = Watchdog::start("given::one_that_may_read_all_of_a_block_maps_it");
+fn block_exposed_as_a_whole_is_mapped_by_the_peer() {
+    let _watchdog = Watchdog::start("memory_descriptors::block_exposed_as_a_whole_is_mapped_by_the_peer");
     let engine = engine();
-    let mut peer = Hoarder::of(&engine);
+    let mut peer = Collector::of(&engine);
     let constant = engine.expose_read_only(filled(&engine, 1)).unwrap();
     let writable = engine.expose(filled(&engine, 2), BulkMode::ReadWrite).unwrap();
     for (number, bulk) in [constant.bulk(), writable.bulk(), constant.bulk()].iter().enumerate() {
         assert_eq!(peer.pull(Range::of(0, bulk)), Status::Ok);
-        assert_eq!(peer.kept.len(), 2.min(number + 1), "one descriptor a block");
+        assert_eq!(peer.kept.len(), 2.min(number + 1), "expected one descriptor per block");
     }
     assert!(peer.sees(1) && peer.sees(2));
 }
 
 #[test]
-fn memory_under_restrictions_is_mapped_by_no_peer() {
-    let _watchdog = Watchdog::start("given::memory_under_restrictions_is_mapped_by_no_peer");
+fn memory_with_restrictions_is_mapped_by_no_peer() {
+    let _watchdog = Watchdog::start("memory_descriptors::memory_with_restrictions_is_mapped_by_no_peer");
     let engine = engine();
     let long = Duration::from_secs(3600);
     let grants = [
@@ -134,11 +134,11 @@ fn memory_under_restrictions_is_mapped_by_no_peer() {
         ("quota", Grant::new().quota(LEN as u64)),
         ("a large quota", Grant::new().quota(u64::MAX)),
         ("expires", Grant::new().expires_after(long)),
-        ("all of them", Grant::new().once().quota(LEN as u64).expires_after(long)),
+        ("all restrictions", Grant::new().once().quota(LEN as u64).expires_after(long)),
     ];
     for (name, grant) in grants {
         for constant in [false, true] {
-            let mut peer = Hoarder::of(&engine);
+            let mut peer = Collector::of(&engine);
             let (bulk, _exposed): (Bulk, Box<dyn std::any::Any>) = if constant {
                 let exposed = engine.expose_read_only_with(filled(&engine, 3), &grant).unwrap();
                 (exposed.bulk(), Box::new(exposed))
@@ -147,14 +147,14 @@ fn memory_under_restrictions_is_mapped_by_no_peer() {
                 (exposed.bulk(), Box::new(exposed))
             };
             assert_eq!(peer.pull(Range::of(0, &bulk)), Status::Ok, "{name}");
-            assert_eq!(peer.kept.len(), 0, "{name}: a descriptor came");
+            assert_eq!(peer.kept.len(), 0, "{name}: a descriptor arrived");
         }
     }
 }
 
 #[test]
 fn memory_for_one_peer_or_one_call_is_mapped_by_no_peer() {
-    let _watchdog = Watchdog::start("given::memory_for_one_peer_or_one_call_is_mapped_by_no_peer");
+    let _watchdog = Watchdog::start("memory_descriptors::memory_for_one_peer_or_one_call_is_mapped_by_no_peer");
     let engine = engine();
     let address = format!("shm://given-{}", std::process::id());
     let listener = listen(&address);
@@ -163,7 +163,7 @@ fn memory_for_one_peer_or_one_call_is_mapped_by_no_peer() {
             let peer = s.spawn(|| {
                 let mut peer = Forged::accept(&listener);
                 peer.welcome(false);
-                peer.greet();
+                peer.shake_hands();
                 assert!(peer.take(BYTES).starts_with(b"calomel\0"));
                 peer
             });
@@ -172,11 +172,11 @@ fn memory_for_one_peer_or_one_call_is_mapped_by_no_peer() {
             let grant = if name == "one peer" { Grant::new().only(&endpoint) } else { Grant::new().for_one_call() };
             let exposed = engine.expose_with(filled(&engine, 4), BulkMode::ReadWrite, &grant).unwrap();
             let pending = call.on(&endpoint).start(&exposed.bulk()).unwrap();
-            let mut peer = Hoarder::new(peer.join().unwrap());
-            // The call has come, with its bulk.
+            let mut peer = Collector::new(peer.join().unwrap());
+            // The call has arrived, with its bulk.
             while !frames(&peer.peer.take(BYTES)).iter().any(|message| matches!(message, Message::Request { .. })) {}
             assert_eq!(peer.pull(Range::of(0, &exposed.bulk())), Status::Ok, "{name}");
-            assert_eq!(peer.kept.len(), 0, "{name}: a descriptor came");
+            assert_eq!(peer.kept.len(), 0, "{name}: a descriptor arrived");
             drop(peer);
             pending.wait().unwrap_err();
         });
@@ -184,38 +184,38 @@ fn memory_for_one_peer_or_one_call_is_mapped_by_no_peer() {
 }
 
 #[test]
-fn a_part_of_a_block_is_mapped_by_no_peer() {
-    let _watchdog = Watchdog::start("given::a_part_of_a_block_is_mapped_by_no_peer");
+fn part_of_a_block_is_mapped_by_no_peer() {
+    let _watchdog = Watchdog::start("memory_descriptors::part_of_a_block_is_mapped_by_no_peer");
     let engine = engine();
     let mut buffer = filled(&engine, 5);
     engine
         .scope(|scope| {
-            let mut peer = Hoarder::of(&engine);
+            let mut peer = Collector::of(&engine);
             let (some, rest) = buffer.split_at_mut(LEN / 2);
             let bulk = scope.expose(some, BulkMode::ReadWrite)?;
             assert_eq!(peer.pull(Range::of(0, &bulk)), Status::Ok);
             let bulk = scope.expose_read_only(&*rest)?;
             assert_eq!(peer.pull(Range::of(0, &bulk)), Status::Ok);
-            assert_eq!(peer.kept.len(), 0, "a descriptor of all came for a part");
+            assert_eq!(peer.kept.len(), 0, "a descriptor of the whole block arrived for a part of it");
             Ok(())
         })
         .unwrap();
-    // All of it, but no longer than a scope.
+    // All of it, but only for the time of a scope.
     engine
         .scope(|scope| {
-            let mut peer = Hoarder::of(&engine);
+            let mut peer = Collector::of(&engine);
             let bulk = scope.expose(&mut buffer[..], BulkMode::ReadWrite)?;
             assert_eq!(peer.pull(Range::of(0, &bulk)), Status::Ok);
-            assert_eq!(peer.kept.len(), 0, "a descriptor came for a borrow");
+            assert_eq!(peer.kept.len(), 0, "a descriptor arrived for borrowed memory");
             Ok(())
         })
         .unwrap();
 }
 
-/// A peer that is pushed to gets what is pushed, and nothing of the memory that it comes from.
+/// The target of a push gets the bytes pushed, and access to nothing else of the memory that they come from.
 #[test]
-fn what_is_pushed_out_of_a_block_shows_nothing_else_of_it() {
-    let _watchdog = Watchdog::start("given::what_is_pushed_out_of_a_block_shows_nothing_else_of_it");
+fn push_from_a_block_reveals_nothing_else_of_it() {
+    let _watchdog = Watchdog::start("memory_descriptors::push_from_a_block_reveals_nothing_else_of_it");
     let engine = engine();
     let mut memory = filled(&engine, 6);
     memory[..LEN / 2].fill(9);
@@ -247,7 +247,7 @@ fn what_is_pushed_out_of_a_block_shows_nothing_else_of_it() {
         })
         .unwrap();
     for how in 0..4u8 {
-        let mut peer = Hoarder::of(&engine);
+        let mut peer = Collector::of(&engine);
         let len = if how == 0 { LEN / 2 } else { LEN };
         type Wire = ([u8; 16], u64, u64, BulkMode, u32, u64, Vec<String>, Option<u32>, Option<Vec<u8>>, Option<Vec<u8>>);
         let owner = peer.peer.incarnation;
@@ -255,14 +255,14 @@ fn what_is_pushed_out_of_a_block_shows_nothing_else_of_it() {
         let arguments = postcard::to_stdvec(&(bulk, how)).unwrap();
         peer.peer.call(1, "push", arguments.len(), &arguments);
         assert_eq!(peer.receive(len), Status::Ok);
-        assert!(!peer.sees(9) && peer.kept.is_empty(), "push {how}: a descriptor came");
+        assert!(!peer.sees(9) && peer.kept.is_empty(), "push {how}: a descriptor arrived");
     }
 }
 
-/// What one that had a descriptor sees, after each way to put other data into the memory.
+/// What a peer with an old descriptor sees, after each way to put other data into the memory.
 #[test]
-fn an_old_mapping_does_not_show_what_is_written_after_the_reclaim() {
-    let _watchdog = Watchdog::start("given::an_old_mapping_does_not_show_what_is_written_after_the_reclaim");
+fn old_mapping_does_not_show_writes_after_reclaim() {
+    let _watchdog = Watchdog::start("memory_descriptors::old_mapping_does_not_show_writes_after_reclaim");
     let engine = engine();
     type Refill = fn(&Engine, Exposed<EngineBuffer>) -> Box<dyn std::any::Any>;
     let refills: [(&str, Refill); 5] = [
@@ -279,7 +279,7 @@ fn an_old_mapping_does_not_show_what_is_written_after_the_reclaim() {
             assert!(buffer[..LEN - 1].iter().all(|byte| *byte == 1) && buffer[LEN - 1] == 7);
             Box::new(buffer)
         }),
-        ("reclaim, expose on terms, and others write", |engine, exposed| {
+        ("reclaim, expose with restrictions, and the owner writes", |engine, exposed| {
             let exposed = engine.expose_with(exposed.reclaim(), BulkMode::ReadWrite, &Grant::new().once()).unwrap();
             exposed.write_at(0, &[7; LEN]).unwrap();
             Box::new(exposed)
@@ -297,11 +297,11 @@ fn an_old_mapping_does_not_show_what_is_written_after_the_reclaim() {
         }),
     ];
     for (name, refill) in refills {
-        let mut peer = Hoarder::of(&engine);
+        let mut peer = Collector::of(&engine);
         let exposed = engine.expose(filled(&engine, 1), BulkMode::ReadWrite).unwrap();
         assert_eq!(peer.pull(Range::of(0, &exposed.bulk())), Status::Ok);
         assert_eq!(peer.kept.len(), 1, "{name}");
-        // Mapped before, and after.
+        // Mapped before, and again after.
         let mapped = Mapped::new(peer.kept[0].as_fd(), LEN, false);
         assert!(mapped.bytes().contains(&1));
         let _now = refill(&engine, exposed);
@@ -310,11 +310,11 @@ fn an_old_mapping_does_not_show_what_is_written_after_the_reclaim() {
 }
 
 #[test]
-fn buffers_of_a_pool_are_not_seen_by_the_peers_of_their_last_user() {
-    let _watchdog = Watchdog::start("given::buffers_of_a_pool_are_not_seen_by_the_peers_of_their_last_user");
+fn pooled_buffer_is_invisible_to_peers_of_its_last_user() {
+    let _watchdog = Watchdog::start("memory_descriptors::pooled_buffer_is_invisible_to_peers_of_its_last_user");
     let engine = engine();
     let pool = engine.buffer_pool(LEN, 1);
-    let mut peer = Hoarder::of(&engine);
+    let mut peer = Collector::of(&engine);
     for round in 0..10 {
         let mut buffer = pool.take().unwrap();
         buffer.fill(10 + round);

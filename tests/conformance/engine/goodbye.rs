@@ -1,4 +1,4 @@
-//! What an engine has said before its end arrives.
+//! Messages that an engine has queued before finalize arrive.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -12,10 +12,10 @@ use calomel::{Engine, Request, Responder};
 use crate::support::{BOUND, Gate, Net, Pair, eventually, patience, pattern};
 
 const LARGE: usize = 3 << 20;
-/// A fault of one moment shows in some of these runs.
+/// Some of these runs hit a fault that depends on timing.
 const ROUNDS: u64 = 10;
 
-/// Text that differs with `seed` and with its place. (Without optimization, bytes are encoded one by one; text is not.)
+/// Text that depends on `seed` and on the position. (Without optimization, bytes are encoded one by one; text is not.)
 fn text(seed: u64, len: usize) -> String {
     let block: String = pattern(seed, 4099).into_iter().map(|byte| char::from(byte & 0x7f)).collect();
     let mut text = block.repeat(len.div_ceil(block.len()));
@@ -23,13 +23,13 @@ fn text(seed: u64, len: usize) -> String {
     text
 }
 
-/// Finalizing takes far less where the peers take part: the rest is for a busy machine. A peer that does not is given up after a
-/// second.
+/// Finalizing takes far less if the peers respond: the rest is a margin for a busy machine. Finalize waits one second for a
+/// peer that does not.
 const PROMPT: Duration = Duration::from_millis(900);
 
 type Handled = Arc<Mutex<HashMap<u64, u32>>>;
 
-/// Defines `note`, which takes some time, and counts how often each call has been handled.
+/// Defines `note`, which takes the given time, and counts how often each call has been handled.
 fn define_note(engine: &Engine, takes: Duration) -> Handled {
     let handled = Handled::default();
     let by_index = handled.clone();
@@ -62,7 +62,7 @@ fn end_promptly(engine: &Engine) {
     assert!(took < PROMPT * patience(), "finalizing took {took:?}");
 }
 
-/// A client makes one-way calls and ends at once: all of them are handled.
+/// A client makes one-way calls and finalizes at once: all of them are handled.
 fn all_arrive(net: &Net, takes: Duration, count: u64, size: usize) {
     let Pair { server, client, to_server } = net.pair();
     let handled = define_note(&server, takes);
@@ -75,19 +75,19 @@ fn all_arrive(net: &Net, takes: Duration, count: u64, size: usize) {
     server.finalize().unwrap();
 }
 
-fn one_way_calls_arrive_though_their_sender_ends(net: &Net) {
+fn one_way_calls_before_finalize_are_handled(net: &Net) {
     for _ in 0..ROUNDS / u64::from(patience()) {
         all_arrive(net, Duration::ZERO, 3000, 0);
         all_arrive(net, Duration::ZERO, 2, LARGE);
     }
 }
 
-fn slow_handlers_get_them_too(net: &Net) {
+fn one_way_calls_before_finalize_are_handled_by_slow_handlers(net: &Net) {
     all_arrive(net, Duration::from_millis(10), 40, 5000);
 }
 
-/// A handler that awaits something goes on to its end when the sender of the one-way call is gone.
-fn a_handler_outlives_the_sender(net: &Net) {
+/// A handler that awaits something runs to its end although the caller of the one-way call is gone.
+fn handler_of_a_one_way_call_outlives_its_caller(net: &Net) {
     let Pair { server, client, to_server } = net.pair();
     let waker = Arc::new(Mutex::new(None));
     let (gate, done) = (Gate::default(), Gate::default());
@@ -116,8 +116,8 @@ fn a_handler_outlives_the_sender(net: &Net) {
     eventually("the handler has come to its end", || done.is_open());
 }
 
-/// Answers, whose caller goes on sending what the server does not take any more.
-fn an_answer_arrives_though_the_server_ends(net: &Net) {
+/// Answers arrive, although their caller goes on sending messages that the server does not read any more.
+fn answer_before_finalize_arrives(net: &Net) {
     for round in 0..ROUNDS / u64::from(patience()) {
         for size in [10, LARGE] {
             let Pair { server, client, to_server } = net.pair();
@@ -143,8 +143,8 @@ fn an_answer_arrives_though_the_server_ends(net: &Net) {
     }
 }
 
-/// Each of two has said something, and both end at the same moment: nobody waits for long.
-fn both_end_at_once(net: &Net) {
+/// Both engines have sent something, and both finalize at the same moment: neither waits for long.
+fn engines_that_finalize_at_once_end_promptly(net: &Net) {
     for _ in 0..5 * ROUNDS / u64::from(patience()) {
         let Pair { server, client, to_server } = net.pair();
         server.define("note", |_: &Request, _: String| ()).unwrap();
@@ -165,9 +165,9 @@ fn both_end_at_once(net: &Net) {
 }
 
 suite!(
-    one_way_calls_arrive_though_their_sender_ends,
-    slow_handlers_get_them_too,
-    a_handler_outlives_the_sender,
-    an_answer_arrives_though_the_server_ends,
-    both_end_at_once,
+    one_way_calls_before_finalize_are_handled,
+    one_way_calls_before_finalize_are_handled_by_slow_handlers,
+    handler_of_a_one_way_call_outlives_its_caller,
+    answer_before_finalize_arrives,
+    engines_that_finalize_at_once_end_promptly,
 );

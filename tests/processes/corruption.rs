@@ -1,4 +1,4 @@
-//! Somebody on the way flips bits. With checksums on payloads, nothing that was changed is taken for what was sent.
+//! Corruption in transit, by a proxy that flips bits. With payload checksums, no corrupted payload is accepted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use calomel::{BulkMode, Endpoint, Engine, Error, Exposed, Request, Writable};
 
-use crate::common::meddler::{Fate, Tally, meddle};
+use crate::common::mitm::{Fate, Tally, meddle};
 use crate::support::*;
 
 /// Longer than a chunk.
 const LEN: usize = 700_000;
-/// What must be survived by each of the three, if the machine is not very slow.
+/// Bits to flip in each of the three configurations, unless the machine is very slow.
 const FLIPS: usize = 1500;
 
 struct Service {
@@ -33,7 +33,7 @@ fn socket(engine: &Engine) -> SocketAddr {
     engine.address().to_string().strip_prefix("tcp://").unwrap().parse().unwrap()
 }
 
-/// What a round has seen.
+/// Outcomes of the operations of one run.
 #[derive(Default)]
 struct Seen {
     ok: usize,
@@ -42,7 +42,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// True when the operation succeeded.
+    /// The value, if the operation succeeded.
     #[track_caller]
     fn note<T>(&mut self, result: calomel::Result<T>) -> Option<T> {
         match result {
@@ -59,32 +59,33 @@ impl Seen {
 }
 
 impl Service {
-    /// One of each thing that moves payloads: whatever succeeds has moved what was there.
+    /// One operation of each kind that carries payloads. An operation that succeeds has delivered the right bytes.
     fn round(&self, client: &Engine, to: &Endpoint, seed: u64, seen: &mut Seen) {
         let mut bytes = vec![0u8; LEN];
         if let Some(len) = seen.note(self.source.bulk().on(to).pull_into(&mut bytes)) {
-            assert!(len == LEN && bytes == pattern(1, LEN), "a pull of damaged bytes succeeded");
+            assert!(len == LEN && bytes == pattern(1, LEN), "a pull of corrupted bytes succeeded");
         }
         let mine = pattern(seed, LEN);
         if seen.note(self.target.bulk().on(to).push_from(&mine)).is_some() {
             let mut there = vec![0u8; LEN];
             self.target.read_at(0, &mut there).unwrap();
-            assert!(there == mine, "a push of damaged bytes succeeded");
+            assert!(there == mine, "a push of corrupted bytes succeeded");
         }
         for len in [100, 10_000, 200_000] {
             let sent = pattern(seed ^ 7, len);
             let echo = client.procedure::<Vec<u8>, Vec<u8>>("echo").on(to).call(&sent);
             if let Some(back) = seen.note(echo) {
-                assert!(back == sent, "damaged bytes of a call were taken");
+                assert!(back == sent, "corrupted bytes of a call were accepted");
             }
         }
     }
 }
 
 #[test]
-fn bits_that_flip_are_never_taken_for_data() {
-    let _watchdog = Watchdog::start("damage::bits_that_flip_are_never_taken_for_data");
-    // Only one of the two asks for checksums, once this and once that. Where bits flip often, heads are hit too.
+fn flipped_bits_are_reported_as_checksum_errors_or_disconnects() {
+    let _watchdog = Watchdog::start("corruption::flipped_bits_are_reported_as_checksum_errors_or_disconnects");
+    // Checksums apply when either side asks for them: first the server does, then the client. Frequent flips hit frame heads,
+    // too.
     for (server_asks, flip_every, seed) in [(true, 300_000, 1), (false, 300_000, 1 << 40), (true, 5_000, 1 << 41)] {
         let service = service(server_asks);
         let seeds = AtomicU64::new(seed);
@@ -102,11 +103,11 @@ fn bits_that_flip_are_never_taken_for_data() {
             rounds += 1;
             service.round(&client, &to, rounds, &mut seen);
         }
-        // Most of what flips is payload, and that is found without the loss of a connection.
+        // Most flips hit payloads; a checksum error for a payload does not cost the connection.
         assert!(seen.checksums > seen.disconnected, "{} {}", seen.checksums, seen.disconnected);
-        assert!(tally.flips.load(Ordering::SeqCst) > 100, "a slow machine");
+        assert!(tally.flips.load(Ordering::SeqCst) > 100, "fewer than 100 flips in 15 s");
         eprintln!(
-            "{rounds} rounds, {} flips: {} went well, {} checksums, {} connections lost",
+            "{rounds} rounds, {} flips: {} succeeded, {} checksums, {} connections lost",
             tally.flips.load(Ordering::SeqCst),
             seen.ok,
             seen.checksums,
@@ -120,16 +121,16 @@ fn bits_that_flip_are_never_taken_for_data() {
 
 type Halves = ([u8; 32], [u8; 32]);
 
-/// Without them payloads are what they are, and heads are still checked: a call gets its own answer or an error.
+/// Without payload checksums, frame heads still have one: a call gets the response to itself, or an error.
 #[test]
-fn heads_are_checked_without_being_asked() {
-    let _watchdog = Watchdog::start("damage::heads_are_checked_without_being_asked");
+fn flipped_bits_without_payload_checksums_never_swap_responses() {
+    let _watchdog = Watchdog::start("corruption::flipped_bits_without_payload_checksums_never_swap_responses");
     let service = service(false);
     let seeds = AtomicU64::new(77);
     let tally = Arc::new(Tally::default());
     let address = meddle(socket(&service.engine), &tally, move || {
         let seed = seeds.fetch_add(2, Ordering::SeqCst);
-        // Early in the life of each connection: greetings and heads.
+        // Early in each connection, so in the handshake and in frame heads.
         [seed, seed + 1].map(|seed| Fate { flip_at: Some(Random(seed).below(2500)), seed, ..Fate::default() })
     });
     service.engine.define("halves", |_: &Request, halves: Halves| halves).unwrap();
@@ -143,7 +144,7 @@ fn heads_are_checked_without_being_asked() {
             let Ok(back) = back else { break };
             let bits = |(a, b): (&[u8; 32], &[u8; 32])| a.iter().zip(b).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
             let differing = bits((&sent.0, &back.0)) + bits((&sent.1, &back.1));
-            // One on the way there, and one on the way back; another call's answer differs in half of all.
+            // One flip in the request and one in the response; the response to another call differs in half of all bits.
             assert!(differing <= 2, "{differing} bits differ");
             changed += usize::from(differing > 0);
         }

@@ -1,4 +1,4 @@
-//! A victim, peers of it that mean well, and what has to be true of them after each lie.
+//! A victim, honest peers of it, and the state that must hold after each case.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -8,63 +8,63 @@ use std::time::{Duration, Instant};
 
 use calomel::{Bulk, Endpoint, Engine, Request};
 
+use crate::adversary::Adversary;
 use crate::common::wire::{Message, Range, Status};
-use crate::liar::Liar;
 use crate::support::*;
 use crate::victim::{BOUND_TO_ONE, GONE, HONEST, KEY, Kind, LEN, PATIENT, SECRET, WRITE_ONLY, full_of};
 
-/// What is left in the victim's allocator of what a liar has made it hold, in KiB, may be this.
+/// What the victim's allocator may keep of the memory that an adversary made it allocate, in KiB.
 const KEPT: u64 = 96 << 10;
 
-/// What must become of a lie.
+/// The expected outcome of a case.
 pub enum Then {
     /// The victim closes the connection.
     HangsUp,
-    /// The victim goes on with the connection.
-    GoesOn,
-    /// So many things that were asked for are refused, all with this status; the victim goes on with the connection.
-    Says(&'static str, usize),
-    /// It is the liar who leaves.
+    /// The victim continues the connection.
+    Continues,
+    /// This many requests end, all with this status; the victim continues the connection.
+    EndsWith(&'static str, usize),
+    /// The adversary ends the connection.
     Leaves,
 }
 
-pub struct Lie {
+pub struct Case {
     pub name: &'static str,
-    pub tell: fn(&mut Liar, &Scene),
+    pub run: fn(&mut Adversary, &Scene),
     pub then: Then,
 }
 
-pub const fn lie(name: &'static str, then: Then, tell: fn(&mut Liar, &Scene)) -> Lie {
-    Lie { name, tell, then }
+pub const fn case(name: &'static str, then: Then, run: fn(&mut Adversary, &Scene)) -> Case {
+    Case { name, run, then }
 }
 
 pub struct Scene {
-    /// Ends first.
-    crowd: Crowd,
+    /// Dropped first.
+    honest_load: HonestLoad,
     child: RefCell<Child>,
     pub pid: i32,
     pub address: String,
     bulks: Vec<Bulk>,
     /// Exposed to the honest peer alone.
     pub bound: Bulk,
-    /// It listens, and the victim has operations under way with it all the time.
+    /// It listens, and the victim always has operations in progress with it.
     pub honest: Engine,
     pub to: Endpoint,
-    /// What it exposes for everybody to read.
+    /// What it exposes for every peer to read.
     pub theirs: calomel::Exposed<Vec<u8>, calomel::ReadOnly>,
     before: (usize, usize, usize),
     rss_before: u64,
 }
 
 /// A client that calls and pulls all the time, and counts.
-struct Crowd {
+struct HonestLoad {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Crowd {
-    fn start(engine: Engine, address: &str, read_only: Bulk) -> Crowd {
+impl HonestLoad {
+    fn start(engine: Engine, address: &str, read_only: Bulk) -> HonestLoad {
         let (rounds, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (counter, stopped, address) = (rounds.clone(), stop.clone(), address.to_owned());
         let thread = thread::spawn(move || {
@@ -80,11 +80,11 @@ impl Crowd {
             }
             assert!(to.is_connected());
         });
-        Crowd { rounds, stop, thread: Some(thread) }
+        HonestLoad { rounds, stop, thread: Some(thread) }
     }
 }
 
-impl Drop for Crowd {
+impl Drop for HonestLoad {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         let ended = self.thread.take().map(thread::JoinHandle::join);
@@ -92,7 +92,7 @@ impl Drop for Crowd {
     }
 }
 
-/// What the victim reports.
+/// The victim's report.
 struct Seen {
     begun: u64,
     ended: u64,
@@ -104,7 +104,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-/// Whether these bytes are somewhere in those.
+/// Whether `all` contains `part`.
 fn contains(all: &[u8], part: &[u8]) -> bool {
     // SAFETY: both are valid for their lengths, and only read.
     !unsafe { libc::memmem(all.as_ptr().cast(), all.len(), part.as_ptr().cast(), part.len()) }.is_null()
@@ -132,11 +132,11 @@ impl Scene {
         };
         let honest = builder().listen(anywhere()).build().unwrap();
         define_add(&honest);
-        honest.define("who", |_: &Request, ()| HONEST.to_vec()).unwrap();
+        honest.define("identify", |_: &Request, ()| HONEST.to_vec()).unwrap();
         let exposed = honest.expose_read_only(full_of(HONEST)).unwrap();
         let to = honest.lookup(&address).unwrap();
         let bound = honest.procedure::<Bulk, Bulk>("meet").on(&to).call(&exposed.bulk()).unwrap();
-        let crowd = Crowd::start(builder().build().unwrap(), &address, bulks[Kind::ReadOnly as usize].clone());
+        let honest_load = HonestLoad::start(builder().build().unwrap(), &address, bulks[Kind::ReadOnly as usize].clone());
         let pid = child.pid();
         let mut scene = Scene {
             child: RefCell::new(child),
@@ -147,20 +147,20 @@ impl Scene {
             honest,
             to,
             theirs: exposed,
-            crowd,
+            honest_load,
             before: (0, 0, 0),
             rss_before: 0,
         };
-        // What is made once and kept is no leftover.
+        // What is made once and kept does not count.
         if key.is_none() {
             for _ in 0..3 {
-                Liar::engaged(&scene.address);
+                Adversary::engaged(&scene.address);
             }
         }
-        // It is made to dial others, itself too.
+        // It dials other engines, including itself.
         scene.dial(&scene.address, 0);
         eventually("everything that was begun has ended", || {
-            let seen = scene.look();
+            let seen = scene.state();
             seen.begun == seen.ended && seen.rounds > 2
         });
         let mut before = holdings(pid);
@@ -174,22 +174,22 @@ impl Scene {
         scene
     }
 
-    /// All of a piece of the victim's memory.
+    /// The whole of one of the victim's exposures.
     pub fn range(&self, transfer: u64, kind: Kind) -> Range {
         Range::of(transfer, &self.bulks[kind as usize])
     }
 
-    /// What the victim is, and not only where.
+    /// The victim's incarnation, beside its address.
     pub fn incarnation(&self) -> u64 {
         self.range(0, Kind::ReadOnly).owner
     }
 
     #[track_caller]
-    fn look(&self) -> Seen {
+    fn state(&self) -> Seen {
         let mut child = self.child.borrow_mut();
-        child.tell("look");
-        let said = child.hear("sees");
-        let mut words = said.splitn(5, ' ');
+        child.tell("report");
+        let reply = child.hear("state");
+        let mut words = reply.splitn(5, ' ');
         let mut number = || words.next().unwrap().parse::<u64>().unwrap();
         let seen = Seen { begun: number(), ended: number(), rounds: number(), notes: number() };
         let wrong = words.next().unwrap();
@@ -197,36 +197,36 @@ impl Scene {
         seen
     }
 
-    /// Which engine the honest peer is.
+    /// The incarnation of the honest peer.
     pub fn honest_incarnation(&self) -> u64 {
         Range::of(0, &self.theirs.bulk()).owner
     }
 
     /// How many one-way calls have been handled.
     pub fn notes(&self) -> u64 {
-        self.look().notes
+        self.state().notes
     }
 
-    /// How many bytes the victim has allocated, and the most since this was last asked.
+    /// How many bytes the victim has allocated, and the peak since the last report.
     pub fn allocated(&self) -> (usize, usize) {
         let mut child = self.child.borrow_mut();
         child.tell("allocated");
-        let said = child.hear("has");
-        let (now, peak) = said.split_once(' ').unwrap();
+        let reply = child.hear("has");
+        let (now, peak) = reply.split_once(' ').unwrap();
         (now.parse().unwrap(), peak.parse().unwrap())
     }
 
-    /// Has the victim dial somebody, and ask for a call, a one-way call, a pull and a push.
+    /// Has the victim dial an address, and start a call, a one-way call, a pull and a push.
     pub fn dial(&self, address: &str, incarnation: u64) {
         self.child.borrow_mut().tell(&format!("dial {incarnation} {address}"));
     }
 
-    /// How often honest peers have been served.
+    /// How many rounds of honest peers have been served.
     pub fn served(&self) -> u64 {
-        self.crowd.rounds.load(Ordering::SeqCst)
+        self.honest_load.rounds.load(Ordering::SeqCst)
     }
 
-    /// What the victim has resident, in KiB, beyond what it had before.
+    /// Resident memory of the victim, in KiB, above its level at the start.
     pub fn grown(&self) -> u64 {
         resident(self.pid).saturating_sub(self.rss_before)
     }
@@ -239,25 +239,25 @@ impl Scene {
         eventually("honest peers are served", || self.served() > before + 1);
     }
 
-    /// What was heard is nothing that the liar may not read.
+    /// Nothing received was secret from the adversary.
     #[track_caller]
-    pub fn assert_kept_to_itself(&self, heard: &[u8]) {
+    pub fn assert_kept_to_itself(&self, received: &[u8]) {
         for (what, mark) in
             [("secret", SECRET), ("write-only", WRITE_ONLY), ("bound", BOUND_TO_ONE), ("gone", GONE), ("another's", HONEST)]
         {
-            assert!(!contains(heard, &mark), "the liar has read {what} memory");
+            assert!(!contains(received, &mark), "the adversary has read {what} memory");
         }
         let secret = self.range(0, Kind::Secret).token;
-        assert!(!contains(heard, &secret), "the liar has been told the token of the secret memory");
+        assert!(!contains(received, &secret), "the adversary has received the token of the secret memory");
     }
 
-    /// The liar is gone: the victim is as it was before.
+    /// The adversary is gone: the victim is in the same state as before.
     #[track_caller]
-    pub fn assert_unharmed(&self, heard: &[u8]) {
-        self.assert_kept_to_itself(heard);
+    pub fn assert_unharmed(&self, received: &[u8]) {
+        self.assert_kept_to_itself(received);
         let begin = Instant::now();
         loop {
-            let (seen, now) = (self.look(), holdings(self.pid));
+            let (seen, now) = (self.state(), holdings(self.pid));
             let done = seen.begun == seen.ended;
             let back = now.0 <= self.before.0 && now.1 <= self.before.1 && now.2 <= self.before.2 + 3;
             if done && back && self.grown() <= KEPT {
@@ -272,7 +272,7 @@ impl Scene {
         assert!(self.to.is_connected(), "the honest peer's connection has ended");
     }
 
-    /// The honest peer reaches the memory that is for it.
+    /// The honest peer can access the memory that is exposed to it alone.
     #[track_caller]
     pub fn assert_bound_is_reached(&self) {
         let mut bytes = vec![0u8; LEN];
@@ -281,9 +281,9 @@ impl Scene {
     }
 }
 
-/// Prints a line: what came to nothing, and how.
-pub fn report(lie: &str, outcome: &str, begin: Instant) {
-    println!("{lie}: {outcome} ({} ms)", begin.elapsed().as_millis());
+/// Prints the outcome of a case.
+pub fn report(case: &str, outcome: &str, begin: Instant) {
+    println!("{case}: {outcome} ({} ms)", begin.elapsed().as_millis());
 }
 
 fn name_of(status: &Status) -> String {
@@ -291,53 +291,56 @@ fn name_of(status: &Status) -> String {
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap().to_owned()
 }
 
-/// Who has begun the connection on which a lie is told.
+/// The side that dialled the connection of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    ByLiar,
+    ByAdversary,
     ByVictim,
 }
 
-/// Tells each lie on a connection of its own, with operations of the victim under way there.
-pub fn table(group: &'static str, begun: Begun, lies: &[Lie]) {
+/// Runs each case on a connection of its own, with operations of the victim in progress on it.
+pub fn table(group: &'static str, begun: Begun, cases: &[Case]) {
     let _watchdog = Watchdog::start(group);
     let (mut scene, mut failed) = (Scene::new(), Vec::new());
-    for Lie { name, tell, then } in lies {
+    for Case { name, run, then } in cases {
         let (begin, served) = (Instant::now(), scene.served());
-        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let mut liar = match begun {
-                Begun::ByLiar => Liar::engaged(&scene.address),
-                Begun::ByVictim => Liar::dialled(|address, incarnation| scene.dial(address, incarnation)),
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut adversary = match begun {
+                Begun::ByAdversary => Adversary::engaged(&scene.address),
+                Begun::ByVictim => Adversary::dialled(|address, incarnation| scene.dial(address, incarnation)),
             };
-            tell(&mut liar, &scene);
+            run(&mut adversary, &scene);
             let outcome = match then {
                 Then::HangsUp => {
-                    liar.assert_hung_up();
+                    adversary.assert_hung_up();
                     "the victim hangs up".to_owned()
                 }
-                Then::GoesOn => {
-                    liar.assert_listens();
-                    "no heed is paid".to_owned()
+                Then::Continues => {
+                    adversary.assert_listens();
+                    "ignored".to_owned()
                 }
-                Then::Says(expected, count) => {
-                    let said: Vec<String> = liar.statuses(*count).iter().map(name_of).collect();
-                    assert!(said.len() == *count && said.iter().all(|status| status == expected), "{count} {expected}: {said:?}");
+                Then::EndsWith(expected, count) => {
+                    let reply: Vec<String> = adversary.statuses(*count).iter().map(name_of).collect();
+                    assert!(
+                        reply.len() == *count && reply.iter().all(|status| status == expected),
+                        "{count} {expected}: {reply:?}"
+                    );
                     format!("{count} times {expected}")
                 }
-                Then::Leaves => "the liar leaves".to_owned(),
+                Then::Leaves => "the adversary disconnects".to_owned(),
             };
-            let heard = std::mem::take(&mut liar.heard);
-            drop(liar);
-            scene.assert_unharmed(&heard);
+            let received = std::mem::take(&mut adversary.received);
+            drop(adversary);
+            scene.assert_unharmed(&received);
             assert!(scene.served() > served);
             outcome
         }));
-        match told {
+        match outcome {
             Ok(outcome) => report(&format!("{group}: {name}"), &outcome, begin),
             Err(_) => {
                 println!("{group}: {name}: FAILED");
                 failed.push(name);
-                // The others are told to a victim that nothing has happened to.
+                // The other cases get a new victim.
                 let harmed = std::mem::replace(&mut scene, Scene::new());
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(harmed)));
             }

@@ -18,8 +18,8 @@ fn engine() -> Engine {
     Engine::builder().same_host_upgrade(false).build().unwrap()
 }
 
-/// Connects so many peers; all of them call, and then all of them listen.
-fn crowd(server: &Server, count: usize) -> Vec<Raw> {
+/// Connects this many peers; each of them calls, then each reads its response.
+fn connect_and_call(server: &Server, count: usize) -> Vec<Raw> {
     memory::raise_file_limit();
     let begin = Instant::now();
     let mut raws: Vec<Raw> = (0..count).map(|_| Raw::enter(&server.address)).collect();
@@ -27,7 +27,7 @@ fn crowd(server: &Server, count: usize) -> Vec<Raw> {
     for raw in &mut raws {
         raw.stream.write_all(&request(1, 0, Some("add"), false, &body)).unwrap();
     }
-    // The server's greeting, and the answer.
+    // The server's handshake, and the response.
     raws.iter_mut().for_each(|raw| raw.read(40));
     println!(
         "{count} connections, each with a call, in {:?}: {} MiB more, {} descriptors, {} threads",
@@ -40,10 +40,10 @@ fn crowd(server: &Server, count: usize) -> Vec<Raw> {
 }
 
 #[test]
-fn a_crowd_is_served() {
-    let _watchdog = Watchdog::start("a_crowd_is_served");
+fn eight_hundred_clients_are_served() {
+    let _watchdog = Watchdog::start("eight_hundred_clients_are_served");
     let server = Server::start("- - -");
-    let raws = crowd(&server, 800);
+    let raws = connect_and_call(&server, 800);
     let client = engine();
     assert_serves(&client, &client.lookup(&server.address).unwrap());
     assert!(server.grown() < 64 * MIB, "{} MiB", server.grown() / MIB);
@@ -53,10 +53,10 @@ fn a_crowd_is_served() {
 
 #[test]
 #[ignore = "takes 10,000 descriptors in each of two processes: run where there are as many"]
-fn ten_thousand_connections() {
-    let _watchdog = Watchdog::start("ten_thousand_connections");
+fn ten_thousand_clients_are_served() {
+    let _watchdog = Watchdog::start("ten_thousand_clients_are_served");
     let server = Server::start("- - -");
-    let raws = crowd(&server, 10_000);
+    let raws = connect_and_call(&server, 10_000);
     let client = engine();
     assert_serves(&client, &client.lookup(&server.address).unwrap());
     assert!(server.grown() < 400 * MIB, "{} MiB", server.grown() / MIB);
@@ -65,12 +65,12 @@ fn ten_thousand_connections() {
     assert_serves(&client, &client.lookup(&server.address).unwrap());
 }
 
-/// Who comes when there are enough is told, and may come again.
+/// A client above the limit of connections gets an error, and may retry.
 #[test]
-fn one_connection_too_many() {
-    let _watchdog = Watchdog::start("one_connection_too_many");
+fn connection_above_the_limit_is_refused_with_a_retryable_error() {
+    let _watchdog = Watchdog::start("connection_above_the_limit_is_refused_with_a_retryable_error");
     let server = Server::start("50 - -");
-    let mut raws = crowd(&server, 50);
+    let mut raws = connect_and_call(&server, 50);
     let client = engine();
     let endpoint = client.lookup(&server.address).unwrap();
     let add = client.procedure::<(u32, u32), u32>("add");
@@ -85,14 +85,14 @@ fn one_connection_too_many() {
     assert!(raws.iter_mut().all(|raw| !raw.is_hung_up_on()));
 }
 
-/// Peers that begin to say something, and do not go on: others connect and are served as if they were not there.
+/// Peers that send half a message and stop; others connect and are served meanwhile.
 #[test]
-fn slow_loris() {
-    let _watchdog = Watchdog::start("slow_loris");
+fn half_messages_delay_no_other_client() {
+    let _watchdog = Watchdog::start("half_messages_delay_no_other_client");
     memory::raise_file_limit();
     let server = Server::start(&format!("- {} {}", 16 * MIB, 64 * MIB));
     memory::forget_peak(server.pid());
-    // Half frames of 512 KiB, three times as much as may be held of all peers.
+    // Half frames of 512 KiB, three times as many as may be held of all peers.
     let whole = [7; 800 << 10];
     let frame = request(1, 0, Some("length"), false, &whole);
     let mut raws: Vec<Raw> = (0..400).map(|_| Raw::enter(&server.address)).collect();
@@ -103,7 +103,7 @@ fn slow_loris() {
             move || once.take()
         });
     }
-    // And half greetings: 2,000 at a time, made anew when they are dropped.
+    // And half handshakes: 2,000 at a time, replaced when they are disconnected.
     let half = &greeting(7, 1 << 20)[..20];
     let slow = || {
         let mut raw = Raw::dial(&server.address);
@@ -120,7 +120,7 @@ fn slow_loris() {
                 dropped += 1;
             }
         }
-        // Somebody new each time.
+        // A new client each time.
         let client = engine();
         let call = Instant::now();
         assert_serves(&client, &client.lookup(&server.address).unwrap());
@@ -128,17 +128,17 @@ fn slow_loris() {
         served += 1;
     }
     println!(
-        "{served} honest callers were served, the slowest after {slowest:?}; {dropped} silent ones were dropped; memory grew by {} MiB",
+        "{served} honest clients were served, the slowest after {slowest:?}; {dropped} silent ones were disconnected; memory grew by {} MiB",
         server.grown() / MIB
     );
     assert!(dropped > 0 && server.grown() < 180 * MIB, "{} MiB", server.grown() / MIB);
     assert!(slowest < patience() * Duration::from_secs(3), "{slowest:?}");
 }
 
-/// Who once said something long, and has said a byte of what comes next, holds a byte, and not what the long one took.
+/// A peer that once sent a long frame, and now one byte of the next, costs one byte, not the long frame's buffer.
 #[test]
-fn one_byte_behind_a_long_frame() {
-    let _watchdog = Watchdog::start("one_byte_behind_a_long_frame");
+fn byte_after_a_long_frame_holds_no_long_buffer() {
+    let _watchdog = Watchdog::start("byte_after_a_long_frame_holds_no_long_buffer");
     memory::raise_file_limit();
     let server = Server::start(&format!("- {} {}", 16 * MIB, 64 * MIB));
     let before = memory::resident(server.pid());

@@ -1,4 +1,4 @@
-//! What a process has said before it ends its engine arrives: one-way calls, and answers.
+//! One-way calls and responses that a process sends right before it ends its engine arrive.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, mpsc};
@@ -14,7 +14,7 @@ use crate::support::{Child, client, say, server};
 const SMALL: usize = 3000;
 /// Length of a message that travels in many chunks.
 const LARGE: usize = 3 << 20;
-/// A fault of one moment shows in some of these runs.
+/// Some faults show only in some of these runs.
 const ROUNDS: usize = 10;
 
 /// Fewer where the machine is emulated.
@@ -22,13 +22,13 @@ fn rounds() -> usize {
     ROUNDS / patience() as usize
 }
 
-/// Finalizing takes far less where the peers take part: the rest is for a busy machine. A peer that does not is given up after a
-/// second.
+/// Finalizing takes far less time when the peer takes part; the rest is for a busy machine. A peer that does not read is
+/// disconnected after a second.
 const PROMPT: u128 = 900;
-/// What a child is to do: its numbers and an address.
+/// What a child has to do: numbers and an address.
 const ORDER: &str = "CALOMEL_TEST_ORDER";
 
-/// Text that differs with `seed` and with its place. (Without optimization, bytes are encoded one by one; text is not.)
+/// Text that differs with `seed` and position. (Without optimization, bytes are encoded one by one; text is not.)
 fn text(seed: u64, len: usize) -> String {
     let block: String = pattern(seed, 4099).into_iter().map(|byte| char::from(byte & 0x7f)).collect();
     let mut text = block.repeat(len.div_ceil(block.len()));
@@ -53,19 +53,19 @@ pub fn notify_and_end() {
     say(&format!("ended {}", begin.elapsed().as_millis()));
 }
 
-/// In the child: an engine that ends as soon as it has answered one call.
+/// In the child: an engine that ends as soon as it has sent one response.
 pub fn answer_and_end() {
     let size: usize = std::env::var(ORDER).unwrap().parse().unwrap();
     let engine = server();
-    let (tell, told) = mpsc::channel();
+    let (report, reports) = mpsc::channel();
     engine
         .define("once", move |_: &Request, seed: u64| {
-            tell.send(()).unwrap();
+            report.send(()).unwrap();
             text(seed, size)
         })
         .unwrap();
     say(&format!("address {}", engine.address()));
-    told.recv_timeout(BOUND).unwrap();
+    reports.recv_timeout(BOUND).unwrap();
     let begin = Instant::now();
     engine.finalize().unwrap();
     say(&format!("ended {}", begin.elapsed().as_millis()));
@@ -89,9 +89,9 @@ fn listener(takes: Duration) -> (Engine, Handled) {
     (engine, handled)
 }
 
-/// A child makes so many one-way calls and ends: each is handled, once.
+/// A child makes this number of one-way calls and ends: each is handled once.
 #[track_caller]
-fn all_arrive(takes: Duration, count: usize, size: usize) {
+fn assert_all_arrive(takes: Duration, count: usize, size: usize) {
     let (engine, handled) = listener(takes);
     let order = format!("{count} {size} {}", engine.address());
     let mut child = Child::start("notify and end", &[(ORDER, &order)]);
@@ -109,29 +109,29 @@ fn all_arrive(takes: Duration, count: usize, size: usize) {
     engine.finalize().unwrap();
 }
 
-fn small_one_way_calls_arrive_though_their_sender_ends() {
-    let _watchdog = Watchdog::start("small_one_way_calls_arrive_though_their_sender_ends");
-    (0..rounds()).for_each(|_| all_arrive(Duration::ZERO, SMALL, 0));
+fn small_one_way_calls_before_exit_arrive() {
+    let _watchdog = Watchdog::start("small_one_way_calls_before_exit_arrive");
+    (0..rounds()).for_each(|_| assert_all_arrive(Duration::ZERO, SMALL, 0));
 }
 
-fn a_large_one_way_call_arrives_though_its_sender_ends() {
-    let _watchdog = Watchdog::start("a_large_one_way_call_arrives_though_its_sender_ends");
-    (0..rounds()).for_each(|_| all_arrive(Duration::ZERO, 2, LARGE));
+fn large_one_way_call_before_exit_arrives() {
+    let _watchdog = Watchdog::start("large_one_way_call_before_exit_arrives");
+    (0..rounds()).for_each(|_| assert_all_arrive(Duration::ZERO, 2, LARGE));
 }
 
-fn one_way_calls_to_a_slow_handler_arrive_though_their_sender_ends() {
-    let _watchdog = Watchdog::start("one_way_calls_to_a_slow_handler_arrive_though_their_sender_ends");
-    (0..2).for_each(|_| all_arrive(Duration::from_millis(10), 40, 5000));
+fn one_way_calls_to_slow_handler_before_exit_arrive() {
+    let _watchdog = Watchdog::start("one_way_calls_to_slow_handler_before_exit_arrive");
+    (0..2).for_each(|_| assert_all_arrive(Duration::from_millis(10), 40, 5000));
 }
 
-fn an_answer_arrives_though_the_server_ends() {
-    let _watchdog = Watchdog::start("an_answer_arrives_though_the_server_ends");
+fn response_before_server_exit_arrives() {
+    let _watchdog = Watchdog::start("response_before_server_exit_arrives");
     for round in 0..rounds() as u64 {
         for size in [10, LARGE] {
             let mut child = Child::start("answer and end", &[(ORDER, &size.to_string())]);
             let engine = client();
             let endpoint = engine.lookup(child.hear("address")).unwrap();
-            // One-way calls that the server does not read any more, or refuses, are on their way at the same time.
+            // One-way calls that the server no longer reads, or refuses, are sent at the same time.
             let note = engine.procedure::<u64, ()>("nothing");
             let pending = engine.procedure::<u64, String>("once").on(&endpoint).start(&round).unwrap();
             while !pending.is_ready() {
@@ -146,9 +146,9 @@ fn an_answer_arrives_though_the_server_ends() {
     }
 }
 
-/// The limit on flushing is kept, and afterwards the peer gets what the system had taken.
-fn a_peer_that_never_reads_delays_the_end_by_a_second() {
-    let _watchdog = Watchdog::start("a_peer_that_never_reads_delays_the_end_by_a_second");
+/// The limit on flushing applies, and afterwards the peer receives what the kernel had accepted.
+fn finalize_with_peer_that_never_reads_takes_a_second() {
+    let _watchdog = Watchdog::start("finalize_with_peer_that_never_reads_takes_a_second");
     let (child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
@@ -162,9 +162,9 @@ fn a_peer_that_never_reads_delays_the_end_by_a_second() {
     assert!(took < Duration::from_millis(1500) * patience(), "{took:?}");
 }
 
-/// The peer is killed while the engine waits for it: the end of the connection is the end of the wait.
-fn a_peer_that_is_killed_ends_the_wait() {
-    let _watchdog = Watchdog::start("a_peer_that_is_killed_ends_the_wait");
+/// The peer is killed while the engine waits for it: the end of the connection ends the wait.
+fn killed_peer_ends_the_wait_of_finalize() {
+    let _watchdog = Watchdog::start("killed_peer_ends_the_wait_of_finalize");
     let (child, address) = Child::server(&[]);
     let engine = client();
     let endpoint = engine.lookup(&address).unwrap();
@@ -186,10 +186,10 @@ fn a_peer_that_is_killed_ends_the_wait() {
 }
 
 over_each!(
-    small_one_way_calls_arrive_though_their_sender_ends,
-    a_large_one_way_call_arrives_though_its_sender_ends,
-    one_way_calls_to_a_slow_handler_arrive_though_their_sender_ends,
-    an_answer_arrives_though_the_server_ends,
-    a_peer_that_never_reads_delays_the_end_by_a_second,
-    a_peer_that_is_killed_ends_the_wait,
+    small_one_way_calls_before_exit_arrive,
+    large_one_way_call_before_exit_arrives,
+    one_way_calls_to_slow_handler_before_exit_arrive,
+    response_before_server_exit_arrives,
+    finalize_with_peer_that_never_reads_takes_a_second,
+    killed_peer_ends_the_wait_of_finalize,
 );

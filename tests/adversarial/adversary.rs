@@ -1,4 +1,4 @@
-//! A peer that keeps to the rules until it is told to do otherwise, and writes down all that it hears.
+//! A peer that obeys the protocol unless a case says otherwise, and records all that it receives.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::channel::{Channel, Listener, Piece, dial};
 use crate::common::wire::{self, Message, Range, Status, Stream};
 use crate::support::*;
-use crate::way::{Door, Piece, Way, dial};
 
 /// A bulk as it travels.
 #[derive(Clone, Debug, Serialize)]
@@ -25,40 +25,40 @@ pub struct Described {
     pub keys: Option<Vec<u8>>,
 }
 
-/// Length of what the victim pulls from the liar and pushes there.
+/// Length of the victim's pulls from the adversary and pushes to it.
 pub const MOVED: usize = 50_000;
 
-pub struct Liar {
-    pub way: Box<dyn Way>,
+pub struct Adversary {
+    pub channel: Box<dyn Channel>,
     pub incarnation: u64,
-    /// Bytes of the victim that are not taken apart yet.
+    /// Bytes of the victim that are not parsed yet.
     buffer: Vec<u8>,
-    /// The payload that is arriving: how much is missing.
+    /// The payload that is arriving: how many bytes are missing.
     payload: Option<usize>,
-    /// All that was heard, payloads included.
-    pub heard: Vec<u8>,
-    pub said: VecDeque<(Message, Vec<u8>)>,
+    /// All bytes received, payloads included.
+    pub received: Vec<u8>,
+    pub messages: VecDeque<(Message, Vec<u8>)>,
     /// Payload of the last streams.
     pub streamed: Vec<u8>,
-    greeted: bool,
+    handshake_done: bool,
     next_call: u64,
-    /// The victim's own operations with the liar.
+    /// The victim's own operations with the adversary.
     pub call: u64,
     pub pull: u64,
     pub push: u64,
 }
 
-impl Liar {
-    pub fn new(way: Box<dyn Way>) -> Liar {
-        Liar {
-            way,
+impl Adversary {
+    pub fn new(channel: Box<dyn Channel>) -> Adversary {
+        Adversary {
+            channel,
             incarnation: rand::random(),
             buffer: Vec::new(),
             payload: None,
-            heard: Vec::new(),
-            said: VecDeque::new(),
+            received: Vec::new(),
+            messages: VecDeque::new(),
             streamed: Vec::new(),
-            greeted: false,
+            handshake_done: false,
             next_call: (1 << 40) + 1_000_000,
             call: 0,
             pull: 0,
@@ -66,34 +66,34 @@ impl Liar {
         }
     }
 
-    /// Dials, and says nothing yet.
-    pub fn dial(address: &str) -> Liar {
-        Liar::new(dial(address))
+    /// Dials, and sends nothing yet.
+    pub fn dial(address: &str) -> Adversary {
+        Adversary::new(dial(address))
     }
 
-    /// Dials, and says hello.
-    pub fn greeted(address: &str) -> Liar {
-        let mut liar = Liar::dial(address);
-        liar.bytes(&wire::greeting(liar.incarnation, 64 << 20));
-        liar.await_greeting();
-        liar
+    /// Dials, and completes the handshake.
+    pub fn after_handshake(address: &str) -> Adversary {
+        let mut adversary = Adversary::dial(address);
+        adversary.bytes(&wire::greeting(adversary.incarnation, 64 << 20));
+        adversary.await_handshake();
+        adversary
     }
 
     #[track_caller]
-    pub fn await_greeting(&mut self) {
-        self.expect("a ticket", |message| matches!(message, Message::Ticket { .. }));
+    pub fn await_handshake(&mut self) {
+        self.expect("a resumption token", |message| matches!(message, Message::Ticket { .. }));
     }
 
-    /// As `greeted`, and with a call, a pull and a push of the victim under way.
-    pub fn engaged(address: &str) -> Liar {
-        let mut liar = Liar::greeted(address);
-        liar.engage();
-        liar
+    /// As `after_handshake`, and with a call, a pull and a push of the victim in progress.
+    pub fn engaged(address: &str) -> Adversary {
+        let mut adversary = Adversary::after_handshake(address);
+        adversary.engage();
+        adversary
     }
 
     #[track_caller]
     pub fn engage(&mut self) {
-        let number = self.request("engage", &self.own(MOVED));
+        let number = self.request("engage", &self.claimed_memory(MOVED));
         let (call, _) = self.expect("a call", |message| matches!(message, Message::Request { .. }));
         let (pull, _) = self.expect("a pull", |message| matches!(message, Message::Pull(_)));
         let (push, _) = self.expect("a push", |message| matches!(message, Message::Push(_)));
@@ -101,37 +101,37 @@ impl Liar {
             unreachable!()
         };
         (self.call, self.pull, self.push) = (call, pull.transfer, push.transfer);
-        self.until("what is pushed", |liar| liar.streamed.len() >= MOVED);
+        self.until("the payload of the push", |adversary| adversary.streamed.len() >= MOVED);
         self.answer(number).unwrap();
-        self.said.clear();
+        self.messages.clear();
         self.streamed.clear();
     }
 
-    /// Is dialled, says hello, and has a call, a one-way call, a pull and a push of the victim under way.
+    /// Is dialled, completes the handshake, and has a call, a one-way call, a pull and a push of the victim in progress.
     #[track_caller]
-    pub fn dialled(dial: impl FnOnce(&str, u64)) -> Liar {
-        let door = Door::open();
+    pub fn dialled(dial: impl FnOnce(&str, u64)) -> Adversary {
+        let listener = Listener::open();
         let incarnation = rand::random();
-        dial(&door.address, incarnation);
-        let mut liar = Liar::new(door.accept());
-        liar.incarnation = incarnation;
-        liar.bytes(&wire::greeting(liar.incarnation, 64 << 20));
-        liar.await_greeting();
-        let (call, _) = liar.expect("a call", |message| matches!(message, Message::Request { one_way: false, .. }));
-        let (pull, _) = liar.expect("a pull", |message| matches!(message, Message::Pull(_)));
-        let (push, _) = liar.expect("a push", |message| matches!(message, Message::Push(_)));
-        liar.until("what is pushed", |liar| liar.streamed.len() >= MOVED);
+        dial(&listener.address, incarnation);
+        let mut adversary = Adversary::new(listener.accept());
+        adversary.incarnation = incarnation;
+        adversary.bytes(&wire::greeting(adversary.incarnation, 64 << 20));
+        adversary.await_handshake();
+        let (call, _) = adversary.expect("a call", |message| matches!(message, Message::Request { one_way: false, .. }));
+        let (pull, _) = adversary.expect("a pull", |message| matches!(message, Message::Pull(_)));
+        let (push, _) = adversary.expect("a push", |message| matches!(message, Message::Push(_)));
+        adversary.until("the payload of the push", |adversary| adversary.streamed.len() >= MOVED);
         let (Message::Request { call, .. }, Message::Pull(pull), Message::Push(push)) = (call, pull, push) else {
             unreachable!()
         };
-        (liar.call, liar.pull, liar.push) = (call, pull.transfer, push.transfer);
-        liar.said.clear();
-        liar.streamed.clear();
-        liar
+        (adversary.call, adversary.pull, adversary.push) = (call, pull.transfer, push.transfer);
+        adversary.messages.clear();
+        adversary.streamed.clear();
+        adversary
     }
 
-    /// Memory that the liar says it has.
-    pub fn own(&self, len: usize) -> Described {
+    /// Memory that the adversary claims to have.
+    pub fn claimed_memory(&self, len: usize) -> Described {
         Described {
             token: [7; 16],
             offset: 0,
@@ -147,7 +147,7 @@ impl Liar {
     }
 
     pub fn bytes(&mut self, bytes: &[u8]) -> bool {
-        self.way.put(bytes, BOUND)
+        self.channel.put(bytes, BOUND)
     }
 
     pub fn tell(&mut self, message: &Message, body: &[u8]) -> bool {
@@ -162,10 +162,10 @@ impl Liar {
     /// A part of a stream.
     pub fn data(&mut self, stream: Stream, id: u64, offset: u64, payload: &[u8]) {
         self.announce(stream, id, offset, payload.len() as u32);
-        self.way.put_payload(payload, true, BOUND);
+        self.channel.put_payload(payload, true, BOUND);
     }
 
-    /// Calls a procedure of the victim; the number of the call.
+    /// Calls a procedure of the victim; returns the number of the call.
     pub fn request(&mut self, name: &str, arguments: &impl Serialize) -> u64 {
         let body = postcard::to_stdvec(arguments).unwrap();
         self.next_call += 1;
@@ -173,7 +173,7 @@ impl Liar {
         self.next_call
     }
 
-    /// The answer to a call: its bytes, or why there are none.
+    /// The response to a call: its bytes, or the status that refused it.
     #[track_caller]
     pub fn answer(&mut self, number: u64) -> Result<Vec<u8>, Status> {
         let is_it = |message: &Message| match message {
@@ -184,41 +184,44 @@ impl Liar {
             (Message::Refuse { status, .. }, _) => Err(status),
             (Message::Response { size, .. }, body) if body.len() as u64 == size => Ok(body),
             (Message::Response { size, .. }, _) => {
-                self.until("the rest of an answer", |liar| liar.streamed.len() as u64 >= size);
+                self.until("the rest of an answer", |adversary| adversary.streamed.len() as u64 >= size);
                 Ok(std::mem::take(&mut self.streamed))
             }
             _ => unreachable!(),
         }
     }
 
-    /// Pulls; the bytes, or the owner's word.
+    /// Pulls; returns the bytes, or the status that refused it.
     #[track_caller]
     pub fn pull(&mut self, range: Range) -> Result<Vec<u8>, Status> {
         self.streamed.clear();
         self.tell(&Message::Pull(range), &[]);
-        let done = |liar: &Liar| {
-            let refused =
-                liar.said.iter().any(|(m, _)| matches!(m, Message::Done { transfer, .. } if *transfer == range.transfer));
-            refused || (range.len > 0 && liar.streamed.len() as u64 >= range.len)
+        let done = |adversary: &Adversary| {
+            let refused = adversary
+                .messages
+                .iter()
+                .any(|(m, _)| matches!(m, Message::Done { transfer, .. } if *transfer == range.transfer));
+            refused || (range.len > 0 && adversary.streamed.len() as u64 >= range.len)
         };
         self.until("the end of a pull", done);
-        let at = self.said.iter().position(|(m, _)| matches!(m, Message::Done { transfer, .. } if *transfer == range.transfer));
-        match at.and_then(|at| self.said.remove(at)) {
+        let at =
+            self.messages.iter().position(|(m, _)| matches!(m, Message::Done { transfer, .. } if *transfer == range.transfer));
+        match at.and_then(|at| self.messages.remove(at)) {
             Some((Message::Done { status, .. }, _)) if status != Status::Ok => Err(status),
             _ => Ok(std::mem::take(&mut self.streamed)),
         }
     }
 
-    /// Takes in what has come. False when nothing has.
+    /// Receives what has arrived; false if nothing has.
     pub fn listen(&mut self) -> bool {
-        let Some(piece) = self.way.take() else { return false };
+        let Some(piece) = self.channel.take() else { return false };
         match piece {
             Piece::Bytes(bytes) => {
-                self.heard.extend_from_slice(&bytes);
+                self.received.extend_from_slice(&bytes);
                 self.buffer.extend_from_slice(&bytes);
             }
             Piece::Payload(bytes) => {
-                self.heard.extend_from_slice(&bytes);
+                self.received.extend_from_slice(&bytes);
                 self.streamed.extend_from_slice(&bytes);
                 let missing = self.payload.expect("a payload that was announced");
                 self.payload = Some(missing.checked_sub(bytes.len()).expect("a payload as long as announced")).filter(|n| *n > 0);
@@ -228,11 +231,11 @@ impl Liar {
         true
     }
 
-    /// Takes the first frame, or greeting, or part of a payload out of the buffer.
+    /// Parses the first frame, handshake message or part of a payload in the buffer.
     fn take_apart(&mut self) -> bool {
         let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
-        if let Some(missing) = self.payload.filter(|_| self.way.in_line()) {
-            // The byte behind a payload counts.
+        if let Some(missing) = self.payload.filter(|_| self.channel.in_line()) {
+            // Includes the status byte behind the payload.
             let n = missing.min(self.buffer.len());
             let rest = self.buffer.split_off(n);
             let mut part = std::mem::replace(&mut self.buffer, rest);
@@ -243,11 +246,11 @@ impl Liar {
             self.streamed.extend_from_slice(&part);
             return n > 0;
         }
-        if !self.greeted && self.buffer.starts_with(wire::MAGIC) {
+        if !self.handshake_done && self.buffer.starts_with(wire::MAGIC) {
             if self.buffer.len() < wire::PIECE_LEN || self.buffer.len() < 16 + word(&self.buffer, 12) {
                 return false;
             }
-            self.greeted = self.buffer[wire::PIECE_LEN - 1] == wire::HELLO;
+            self.handshake_done = self.buffer[wire::PIECE_LEN - 1] == wire::HELLO;
             self.buffer.drain(..16 + word(&self.buffer, 12));
             return true;
         }
@@ -261,34 +264,34 @@ impl Liar {
         let frame: Vec<u8> = self.buffer.drain(..wire::PREFIX_LEN + len).skip(wire::PREFIX_LEN).collect();
         let message: Message = postcard::from_bytes(&frame[..head]).expect("a message");
         if let Message::Data { len, .. } = message {
-            self.payload = Some(len as usize + usize::from(self.way.in_line())).filter(|n| *n > 0);
+            self.payload = Some(len as usize + usize::from(self.channel.in_line())).filter(|n| *n > 0);
         }
-        self.said.push_back((message, frame[head..].to_vec()));
+        self.messages.push_back((message, frame[head..].to_vec()));
         true
     }
 
-    /// Listens until something is true.
+    /// Receives until the condition is true.
     #[track_caller]
-    pub fn until(&mut self, what: &str, condition: impl Fn(&Liar) -> bool) {
+    pub fn until(&mut self, what: &str, condition: impl Fn(&Adversary) -> bool) {
         let begin = Instant::now();
         while !condition(self) {
             if !self.listen() {
-                assert!(!self.way.has_ended() || self.listen(), "the victim has hung up; waiting for {what}");
-                assert!(begin.elapsed() < patience() * BOUND, "not within {BOUND:?}: {what}; said: {:?}", self.said);
+                assert!(!self.channel.has_ended() || self.listen(), "the victim has hung up; waiting for {what}");
+                assert!(begin.elapsed() < patience() * BOUND, "not within {BOUND:?}: {what}; received: {:?}", self.messages);
                 thread::sleep(Duration::from_micros(100));
             }
         }
     }
 
-    /// The first message of this sort that has come or comes, and its body; what came before stays.
+    /// Waits for the first message for which `is_it` is true; returns it with its body. Earlier messages stay.
     #[track_caller]
     pub fn expect(&mut self, what: &str, is_it: impl Fn(&Message) -> bool) -> (Message, Vec<u8>) {
-        self.until(what, |liar| liar.said.iter().any(|(message, _)| is_it(message)));
-        let at = self.said.iter().position(|(message, _)| is_it(message)).unwrap();
-        self.said.remove(at).unwrap()
+        self.until(what, |adversary| adversary.messages.iter().any(|(message, _)| is_it(message)));
+        let at = self.messages.iter().position(|(message, _)| is_it(message)).unwrap();
+        self.messages.remove(at).unwrap()
     }
 
-    /// How the victim ended this number of things that the liar asked for.
+    /// Waits until the victim has ended this many requests; returns their statuses.
     #[track_caller]
     pub fn statuses(&mut self, count: usize) -> Vec<Status> {
         fn status(message: &Message) -> Option<&Status> {
@@ -297,30 +300,30 @@ impl Liar {
                 _ => None,
             }
         }
-        self.until("an end of each", |liar| liar.said.iter().filter_map(|(m, _)| status(m)).count() >= count);
-        // Not one more, either.
+        self.until("an end of each", |adversary| adversary.messages.iter().filter_map(|(m, _)| status(m)).count() >= count);
+        // And not one more.
         self.assert_listens();
-        self.said.iter().filter_map(|(message, _)| status(message)).cloned().collect()
+        self.messages.iter().filter_map(|(message, _)| status(message)).cloned().collect()
     }
 
-    /// The victim goes on with the connection.
+    /// Asserts that the victim still serves the connection.
     #[track_caller]
     pub fn assert_listens(&mut self) {
-        self.said.retain(|(message, _)| *message != Message::Pong);
+        self.messages.retain(|(message, _)| *message != Message::Pong);
         self.tell(&Message::Ping, &[]);
         self.expect("a pong", |message| *message == Message::Pong);
     }
 
-    /// Waits for the victim to hang up; how long that took.
+    /// Waits for the victim to hang up; returns how long that took.
     #[track_caller]
     pub fn assert_hung_up(&mut self) -> Duration {
         let begin = Instant::now();
         loop {
             if !self.listen() {
-                if self.way.has_ended() && !self.listen() {
+                if self.channel.has_ended() && !self.listen() {
                     return begin.elapsed();
                 }
-                assert!(begin.elapsed() < patience() * BOUND, "the victim does not hang up; it said {:?}", self.said);
+                assert!(begin.elapsed() < patience() * BOUND, "the victim does not hang up; received: {:?}", self.messages);
                 thread::sleep(Duration::from_micros(100));
             }
         }

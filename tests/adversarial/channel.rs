@@ -1,4 +1,4 @@
-//! Ways by which a liar's bytes get to its victim.
+//! Channels that carry an adversary's bytes to its victim.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,60 +9,60 @@ use std::time::{Duration, Instant};
 use crate::forged::{BYTES, Forged, GONE, MAX_BODY, PAYLOAD, listen};
 use crate::support::anywhere;
 
-/// What has come from the victim.
+/// What has arrived from the victim.
 pub enum Piece {
-    /// Greetings and frames; and payloads, where the transport puts these among them.
+    /// Handshake messages and frames; and payloads, where the transport sends these in line.
     Bytes(Vec<u8>),
     Payload(Vec<u8>),
 }
 
-/// A connection that carries any bytes.
-pub trait Way: Send {
-    /// False: nobody takes them any more. Gives up when they are not taken within `patience`.
+/// A connection that carries arbitrary bytes.
+pub trait Channel: Send {
+    /// Sends bytes. False: the victim no longer reads, or has not read them within `patience`.
     fn put(&mut self, bytes: &[u8], patience: Duration) -> bool;
-    /// What stands behind a `Data`: bytes, and whether they are what the sender's memory held.
+    /// Sends the payload behind a `Data`, and whether the sender's memory was exposed to its end.
     fn put_payload(&mut self, bytes: &[u8], whole: bool, patience: Duration) -> bool;
-    /// What there is now; `None` when there is nothing.
+    /// What has arrived; `None` if nothing has.
     fn take(&mut self) -> Option<Piece>;
-    /// The victim has hung up, and all that it said has been taken.
+    /// The victim has hung up, and all that it sent has been received.
     fn has_ended(&mut self) -> bool;
-    /// Says no more, and listens on.
+    /// Closes the sending half.
     fn shut_half(&mut self);
-    /// Ends it at once, with what is under way lost.
+    /// Ends the connection at once; bytes in transit are lost.
     fn break_off(&mut self);
-    /// Payloads are in line with the frames, each with a byte behind it.
+    /// Payloads are in line with the frames, each followed by a status byte.
     fn in_line(&self) -> bool;
 }
 
-/// A new connection to an engine, with nothing said on it yet.
-pub fn dial(address: &str) -> Box<dyn Way> {
+/// A new connection to an engine, on which nothing has been sent.
+pub fn dial(address: &str) -> Box<dyn Channel> {
     match address.strip_prefix("tcp://") {
         Some(socket) => Box::new(Tcp::new(TcpStream::connect(socket).unwrap())),
         None => Box::new(Forged::connect(address, false)),
     }
 }
 
-/// Where a liar is dialled.
-pub struct Door {
+/// Where an adversary is dialled.
+pub struct Listener {
     pub address: String,
     tcp: Option<TcpListener>,
     shm: Option<OwnedFd>,
 }
 
-impl Door {
-    /// By the means of this test.
-    pub fn open() -> Door {
+impl Listener {
+    /// On the transport of this test.
+    pub fn open() -> Listener {
         if anywhere().starts_with("tcp") {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let address = format!("tcp://{}", listener.local_addr().unwrap());
-            return Door { address, tcp: Some(listener), shm: None };
+            return Listener { address, tcp: Some(listener), shm: None };
         }
-        let address = format!("shm://liar-{:016x}", rand::random::<u64>());
-        Door { shm: Some(listen(&address)), address, tcp: None }
+        let address = format!("shm://adversary-{:016x}", rand::random::<u64>());
+        Listener { shm: Some(listen(&address)), address, tcp: None }
     }
 
-    /// Whoever dials; with nothing said of what engines say.
-    pub fn accept(&self) -> Box<dyn Way> {
+    /// Accepts a connection, on which nothing of the protocol has been sent.
+    pub fn accept(&self) -> Box<dyn Channel> {
         match (&self.tcp, &self.shm) {
             (Some(listener), _) => Box::new(Tcp::new(listener.accept().unwrap().0)),
             (None, Some(listener)) => {
@@ -70,7 +70,7 @@ impl Door {
                 peer.welcome(false);
                 Box::new(peer)
             }
-            (None, None) => unreachable!("it is one of them"),
+            (None, None) => unreachable!("one of them is set"),
         }
     }
 }
@@ -88,7 +88,7 @@ impl Tcp {
     }
 }
 
-/// Tries until it is done. False: that takes too long.
+/// Retries until it is done; false if that takes too long.
 fn within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     while !done() {
@@ -100,7 +100,7 @@ fn within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-impl Way for Tcp {
+impl Channel for Tcp {
     fn put(&mut self, bytes: &[u8], patience: Duration) -> bool {
         let (mut rest, mut broken) = (bytes, false);
         while !rest.is_empty() && !broken {
@@ -160,7 +160,7 @@ impl Way for Tcp {
 }
 
 impl Forged {
-    /// Puts bytes into the ring where the victim has made room for them.
+    /// Writes bytes to the ring as the victim makes room for them.
     fn put_all(&mut self, kind: u64, bytes: &[u8], patience: Duration) -> bool {
         bytes.chunks(MAX_BODY).all(|piece| {
             let room = within(patience, || self.has_room(piece.len()) || self.has_hung_up());
@@ -173,7 +173,7 @@ impl Forged {
     }
 }
 
-impl Way for Forged {
+impl Channel for Forged {
     fn put(&mut self, bytes: &[u8], patience: Duration) -> bool {
         self.put_all(BYTES, bytes, patience)
     }
@@ -182,7 +182,7 @@ impl Way for Forged {
         if whole {
             return self.put_all(PAYLOAD, bytes, patience);
         }
-        // It is said instead of the rest.
+        // Sent instead of the rest.
         let put = self.put_all(PAYLOAD, &bytes[..bytes.len() - 1], patience);
         self.put(GONE, &[]);
         put
