@@ -181,8 +181,8 @@ impl Core {
             match self.driver_lock.acquire_or_queue(me) {
                 Acquired::Queued { soon } => {
                     queued = true;
-                    let done = || ready() || self.driver_lock.is_free();
-                    if !(soon && self.spin.is_some() && self.spin_until(HANDOVER_SPIN, &done)) {
+                    let ready_or_free = || ready() || self.driver_lock.is_free();
+                    if !(soon && self.spin.is_some() && self.spin_until(HANDOVER_SPIN, &ready_or_free)) {
                         sleeper.sleep(deadline);
                     }
                 }
@@ -405,7 +405,7 @@ impl Core {
         self.asleep_until.store(next.map_or(u64::MAX, |next| self.micros(next)), Ordering::SeqCst);
         let mut any = true;
         let mut has_lock = true;
-        // From here on, callers can take the lock from a progress thread without waking it.
+        // Once the lock is parked, callers borrow it from a progress thread without waking that.
         if announced && all_idle && self.driver_lock.park() {
             if !(goal.stop)() && !self.is_stopping() && self.pending_flags.load(Ordering::SeqCst) == 0 {
                 let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
