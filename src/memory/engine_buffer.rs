@@ -18,9 +18,9 @@ const SHARED_FROM: usize = 64 << 10;
 /// From 64 KiB on it lies in memory that processes of the same user can map, so that they copy straight from it. Over `shm://`
 /// a peer maps it when it pulls from it while all of it is exposed for reading without the restrictions of a
 /// [`Grant`](crate::Grant), and not before. Such a peer can read the buffer until it is reclaimed. The first time that the
-/// buffer is written after that, its content moves to other memory, which no peer maps, so a peer never sees what is written later.
-/// This costs one copy, and from then on peers get the content as they get that of other memory: for a buffer that is written
-/// again and again the mapping brings nothing, for one that many pull from it does.
+/// buffer is written after that, its content moves to other memory, which no peer maps, so peers do not see what is written
+/// later. This costs one copy, and from then on peers get the content as they get that of other memory. So the mapping pays
+/// off for a buffer that many peers pull from, and not for one that is written again and again.
 ///
 /// Each buffer that can be mapped takes a file descriptor; beyond 1024 of them, or a quarter of what the process may have,
 /// buffers are ordinary memory.
@@ -108,9 +108,9 @@ impl fmt::Debug for EngineBuffer {
 
 /// A fixed number of equal buffers, allocated once. Clones are the same pool.
 ///
-/// A service that moves bulk data takes a buffer, exposes it, transfers, and drops it: no allocation on the way. (But for the
-/// one that an [`EngineBuffer`] makes when it is written the first time after a peer has mapped it.) In a forked child a pool of
-/// the parent's has no buffers.
+/// A service that transfers bulk data takes a buffer, exposes it, transfers, and drops it, without an allocation (except for
+/// the one that an [`EngineBuffer`] makes when it is first written after a peer has mapped it). In a forked child, a pool of
+/// the parent has no buffers.
 #[derive(Clone)]
 pub struct BufferPool {
     shared: Arc<Pool>,
