@@ -1,7 +1,7 @@
-//! Lines for the log from where something is locked.
+//! Deferred log lines, for code that holds a lock.
 //!
 //! A subscriber is user code: it may use the engine that logs. So a line waits on its thread until the thread holds no lock of
-//! this library any more, which is when it has carried out what the protocol asked for, or has left the transports.
+//! this library: until it has executed the outputs of the protocol, or has left the transports.
 
 use std::cell::{Cell, RefCell};
 
@@ -12,7 +12,7 @@ thread_local! {
     static LINES: RefCell<Vec<LogLine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps a line until [`flush`] on this thread. On a thread that is ending, it is dropped.
+/// Keeps a line until [`flush`] on this thread. On a thread that is ending, the line is dropped.
 pub(crate) fn defer(line: impl FnOnce() + 'static) {
     let kept = LINES.try_with(|lines| lines.borrow_mut().push(Box::new(line)));
     if kept.is_ok() {
@@ -20,12 +20,12 @@ pub(crate) fn defer(line: impl FnOnce() + 'static) {
     }
 }
 
-/// True when lines wait.
+/// True when lines wait on this thread.
 pub(crate) fn any() -> bool {
     ANY.get()
 }
 
-/// Writes what waits. Nothing may be locked.
+/// Writes the lines that wait on this thread. The thread must hold no lock of this library.
 pub(crate) fn flush() {
     if ANY.get() {
         write();
@@ -35,7 +35,7 @@ pub(crate) fn flush() {
 #[cold]
 fn write() {
     ANY.set(false);
-    // A line that is written may bring others about.
+    // Writing a line may defer others.
     let lines = LINES.try_with(RefCell::take).unwrap_or_default();
     lines.into_iter().for_each(|line| line());
 }
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_wait_until_they_are_flushed() {
+    fn deferred_line_is_written_by_the_next_flush() {
         flush();
         defer(|| {
             WRITTEN.set(WRITTEN.get() + 1);

@@ -1,4 +1,4 @@
-//! Noticing that the process has been forked: a child has its parent's memory and sockets, but none of its threads.
+//! Detects forks: a forked child has its parent's memory and sockets, but none of its threads.
 
 #![allow(unsafe_code)]
 
@@ -6,27 +6,27 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many forks lie between the process that first asked and this one.
+/// The number of forks between the process that first called [`generation`] and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// Differs between a process and its children.
+/// A number that differs between a process and its children.
 fn generation() -> u32 {
-    // Miri has neither the call nor forks. See `ci/miri`.
+    // Miri supports neither `pthread_atfork` nor forks. See `ci/miri`.
     #[cfg(not(miri))]
     static WATCH: Once = Once::new();
     #[cfg(not(miri))]
     WATCH.call_once(|| {
-        // SAFETY: the handler is a plain function that lives as long as the program, and does what a child of a program with
-        // threads may do: it touches one atomic.
+        // SAFETY: the handler is a plain function that lives as long as the program, and is async-signal-safe, as a child of a
+        // program with threads requires: it changes one atomic.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if failed != 0 {
-            tracing::warn!(target: "calomel::engine", "forks can't be noticed");
+            tracing::warn!(target: "calomel::engine", "forks can't be detected: pthread_atfork failed");
         }
     });
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The process that something was made in.
+/// The process that a value was made in.
 #[derive(Clone, Copy)]
 pub(crate) struct CreatorProcess(u32);
 
@@ -35,7 +35,8 @@ impl CreatorProcess {
         CreatorProcess(generation())
     }
 
-    /// True in a child of that process: locks may be held there by threads that are not there, and what was begun never ends.
+    /// True in a forked child of that process: there, locks may be held by threads that do not exist, and operations in
+    /// progress do not end.
     pub(crate) fn is_forked_child(self) -> bool {
         generation() != self.0
     }

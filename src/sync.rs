@@ -1,5 +1,5 @@
-//! What threads meet at. The code that has to be right in every order of events takes it from here, and `tests/models` puts
-//! something else in its place that tries them all.
+//! Synchronization primitives. Code that `tests/models` checks takes them from here, and the models replace them by loom's,
+//! which explore the orders of events.
 
 pub(crate) use std::sync::atomic;
 pub(crate) use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What can be exposed.
+//! The buffers that can be exposed.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::shared::Block;
 #[derive(Clone, Copy, Debug)]
 pub enum Writable {}
 
-/// Nobody writes what is exposed, so it can be looked at meanwhile.
+/// Neither peers nor transfers write what is exposed, so it can be viewed meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub enum ReadOnly {}
 
@@ -43,22 +43,22 @@ impl<T: NoUninit> ReadElement for T {}
 /// Memory that can be exposed for reading: `Vec<T>`, `Box<[T]>`, `[T; N]`, `String`, `Arc<[T]>`, `&'static [T]`, engine
 /// memory, tuples of them, and [`Segments`]; `T` is [`bytemuck::NoUninit`].
 ///
-/// The library moves the buffer into a box of its own when it is exposed, asks for the segments once, and keeps their addresses.
-/// From then on, until the buffer is given back or dropped, it is neither moved nor mutated, and there is no reference to it but
+/// When a buffer is exposed, the library moves it into a box of its own, asks for the segments once, and keeps their addresses.
+/// From then on, until the buffer is returned or dropped, it is neither moved nor mutated, and no reference to it exists except
 /// those that [`View::view`] is called with.
 ///
 /// # Safety
-/// - **Place.** What `read_segments` has named stays where it is, and as long as it is, as long as the buffer is neither
-///   moved, nor mutated through `&mut`, nor dropped. That holds on whatever thread, also when other methods are called
+/// - **Stable addresses.** The segments that `read_segments` has named keep their addresses and lengths as long as the buffer is
+///   neither moved, nor mutated through `&mut`, nor dropped. That holds on any thread, also when other methods are called
 ///   through a shared reference meanwhile, `View::view` and `Debug` among them.
-/// - **Leaks.** An exposure that is leaked, as by [`std::mem::forget`], is never given back: peers go on reading, and writing where
-///   they may, for as long as the process lives. So the memory may not end by itself: not at the end of a borrow (the type has to
-///   be `'static` to be exposed; borrowed memory goes through [`Engine::scope`](crate::Engine::scope)), not with a thread, not
-///   when somebody else frees or reuses it. Only the buffer's own `Drop` may free it.
-/// - **Content.** Every byte of a segment is initialized, and readable for as long as the segment lasts. Nobody writes it
+/// - **Leaks.** An exposure that is leaked, as by [`std::mem::forget`], is never returned: peers go on reading, and writing
+///   where they may, for as long as the process lives. So the memory must not end by itself: not at the end of a borrow (the
+///   type has to be `'static` to be exposed; borrowed memory goes through [`Engine::scope`](crate::Engine::scope)), not with a
+///   thread, not when other code frees or reuses it. Only the buffer's own `Drop` may free it.
+/// - **Content.** Every byte of a segment is initialized, and readable for as long as the segment lasts. It is not written
 ///   behind a shared reference: no cells, no memory that another process or a device writes, no second owner that can.
-/// - **Drop.** The library drops the buffer, or gives it back, when no peer, device or transfer reaches its memory any more;
-///   `Drop` may free it, keep it for others, or write it. It may run on any thread where the buffer is `Send`, and must not
+/// - **Drop.** The library drops or returns the buffer when no peer, device or transfer accesses its memory any more; `Drop`
+///   may free it, keep it for others, or write it. It may run on any thread where the buffer is `Send`, and must not
 ///   wait for the engine.
 /// - `read_segments` names the same segments each time, and does nothing else: it is called with no lock held, and may panic,
 ///   in which case the buffer is leaked.
@@ -106,7 +106,7 @@ pub unsafe trait WritableBuffer: Buffer {
     fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8]));
 }
 
-/// Buffers that can be looked at while they are exposed read-only.
+/// Buffers that can be viewed while they are exposed read-only.
 pub trait View {
     /// What is seen: `str` of a `String`, `[T]` of the others.
     type Target: ?Sized;
@@ -148,7 +148,7 @@ slices!([] Vec<T>, [] Box<[T]>, [const N: usize] [T; N]);
 
 macro_rules! shared {
     ($($kind:ty),*) => {$(
-        // SAFETY: the elements lie behind a shared pointer, so nobody can write them; `NoUninit` elements have no bytes
+        // SAFETY: the elements lie behind a shared pointer, so they can't be written; `NoUninit` elements have no bytes
         // that can't be read, and none that change behind a shared reference.
         unsafe impl<T: ReadElement> Buffer for $kind {
             type Access = ReadOnly;

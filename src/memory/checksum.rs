@@ -1,14 +1,14 @@
-//! Checksums of memory that peers may reach.
+//! Checksums of exposed memory.
 
 use smallvec::SmallVec;
 
 use super::{IoVec, ReadAccess, WriteAccess};
 
-/// Copied out at a time, so that no reference to the memory is made. It stays in the first cache.
+/// Bytes copied out at a time, so that no reference to the memory is made. The copy fits into the L1 cache.
 const STEP: usize = 4 << 10;
 
 impl ReadAccess<'_> {
-    /// Goes on with the checksum of what is before them, for `len` bytes from `skip` on.
+    /// Continues the checksum `sum` with `len` bytes from `skip` on.
     pub(crate) fn checksum(&self, skip: usize, len: usize, sum: u32) -> u32 {
         let mut pieces = SmallVec::new();
         self.pieces(skip, usize::MAX, &mut pieces);
@@ -25,7 +25,7 @@ impl WriteAccess<'_> {
     }
 }
 
-/// CRC-32C of the first `len` bytes of the pieces, going on from `sum`. The pieces are those of an access that is held.
+/// CRC-32C of the first `len` bytes of the pieces, continued from `sum`. The pieces are those of an access that is held.
 fn of_pieces(pieces: &[IoVec], mut len: usize, mut sum: u32) -> u32 {
     let mut copy = [0u8; STEP];
     for piece in pieces {
@@ -34,8 +34,8 @@ fn of_pieces(pieces: &[IoVec], mut len: usize, mut sum: u32) -> u32 {
         while at < end {
             let step = STEP.min(end - at);
             let source = piece.iov_base.cast::<u8>().wrapping_add(at);
-            // SAFETY: `step` bytes from there on lie in the piece, in a segment that is valid for reads, and that nobody of this
-            // process writes while the access lasts; the copy is a local array of at least that length.
+            // SAFETY: `step` bytes from there on lie in the piece, in a segment that is valid for reads, and that no thread of
+            // this process writes while the access lasts; the copy is a local array of at least that length.
             unsafe { std::ptr::copy_nonoverlapping(source, copy.as_mut_ptr(), step) };
             sum = crc32c::crc32c_append(sum, &copy[..step]);
             at += step;
@@ -50,16 +50,16 @@ mod tests {
     use super::super::{Region, Slice};
 
     #[test]
-    fn segments_have_the_checksum_of_their_bytes_together() {
+    fn checksum_of_several_segments_is_that_of_their_concatenation() {
         let bytes: Vec<u8> = (0..20_000u32).map(|i| (i * 7) as u8).collect();
         let mut parts = [bytes[..5].to_vec(), Vec::new(), bytes[5..9000].to_vec(), bytes[9000..].to_vec()];
         // SAFETY: the test leaves the parts untouched while the region is used.
         let region = unsafe { Region::new(parts.iter_mut().map(|part| (part.as_mut_ptr(), part.len()))) };
         let slice = Slice::whole(&region).part(3, 19_000).unwrap();
         for (skip, len) in [(0, 0), (0, 19_000), (1, 4096), (2, 4097), (5000, 14_000), (19_000, 0)] {
-            let right = crc32c::crc32c_append(9, &bytes[3 + skip..3 + skip + len]);
-            assert_eq!(slice.read_access().unwrap().checksum(skip, len, 9), right);
-            assert_eq!(slice.write_access().unwrap().checksum(skip, len, 9), right);
+            let expected = crc32c::crc32c_append(9, &bytes[3 + skip..3 + skip + len]);
+            assert_eq!(slice.read_access().unwrap().checksum(skip, len, 9), expected);
+            assert_eq!(slice.write_access().unwrap().checksum(skip, len, 9), expected);
         }
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::shared::Block;
 use crate::fork::CreatorProcess;
 
-/// From this size on memory is worth a descriptor and a mapping of its own.
+/// From this size on, a buffer gets a descriptor and a mapping of its own.
 const SHARED_FROM: usize = 64 << 10;
 
 /// Bytes allocated by an engine with [`Engine::alloc`](crate::Engine::alloc), zeroed. Use it as a `[u8]`, and expose it as
@@ -17,10 +17,10 @@ const SHARED_FROM: usize = 64 << 10;
 ///
 /// From 64 KiB on it lies in memory that processes of the same user can map, so that they copy straight from it. Over `shm://`
 /// a peer maps it when it pulls from it while all of it is exposed for reading without the restrictions of a
-/// [`Grant`](crate::Grant), and not before. Such a peer can read the buffer until it is taken back. The first time that the buffer
-/// is written after that, its content moves to other memory, which no peer maps, so a peer never sees what is written later.
-/// This costs one copy, and from then on peers get the content as they get that of other memory: for a buffer that is written
-/// again and again the mapping brings nothing, for one that many pull from it does.
+/// [`Grant`](crate::Grant), and not before. Such a peer can read the buffer until it is reclaimed. The first time that the
+/// buffer is written after that, its content moves to other memory, which no peer maps, so peers do not see what is written
+/// later. This costs one copy, and from then on peers get the content as they get that of other memory. So the mapping pays
+/// off for a buffer that many peers pull from, and not for one that is written again and again.
 ///
 /// Each buffer that can be mapped takes a file descriptor; beyond 1024 of them, or a quarter of what the process may have,
 /// buffers are ordinary memory.
@@ -40,13 +40,15 @@ impl EngineBuffer {
         if len >= SHARED_FROM {
             match Block::new(len) {
                 Ok(block) => return EngineBuffer(BufferMemory::Shared(block)),
-                Err(error) => tracing::debug!(target: "calomel::memory", len, %error, "no shared memory for a buffer"),
+                Err(error) => {
+                    tracing::debug!(target: "calomel::memory", len, %error, "no shared memory for a buffer, using the heap")
+                }
             }
         }
         EngineBuffer(BufferMemory::Own(vec![0; len].into_boxed_slice()))
     }
 
-    /// The block that peers can map, where it lies in one.
+    /// The block that peers can map, if the buffer is one.
     pub(super) fn block(&self) -> Option<&Arc<Block>> {
         match &self.0 {
             BufferMemory::Own(_) => None,
@@ -54,7 +56,7 @@ impl EngineBuffer {
         }
     }
 
-    /// As `len`, also in a forked child.
+    /// The length, also in a forked child.
     fn size(&self) -> usize {
         match &self.0 {
             BufferMemory::Own(bytes) => bytes.len(),
@@ -63,7 +65,7 @@ impl EngineBuffer {
     }
 
     /// Moves the content out of memory that a peer may have mapped.
-    fn leave_given(&mut self) {
+    fn leave_mapped_block(&mut self) {
         if let BufferMemory::Shared(block) = &self.0
             && block.is_given()
         {
@@ -89,7 +91,7 @@ impl Deref for EngineBuffer {
 
 impl DerefMut for EngineBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.leave_given();
+        self.leave_mapped_block();
         match &mut self.0 {
             BufferMemory::Own(bytes) => bytes,
             // SAFETY: as above, and valid for writes: nothing else has the address, and no peer has it mapped.
@@ -106,16 +108,16 @@ impl fmt::Debug for EngineBuffer {
 
 /// A fixed number of equal buffers, allocated once. Clones are the same pool.
 ///
-/// A service that moves bulk data takes a buffer, exposes it, transfers, and drops it: no allocation on the way. (But for the
-/// one that an [`EngineBuffer`] makes when it is written the first time after a peer has mapped it.) In a forked child a pool of
-/// the parent's has no buffers.
+/// A service that transfers bulk data takes a buffer, exposes it, transfers, and drops it, without an allocation (except for
+/// the one that an [`EngineBuffer`] makes when it is first written after a peer has mapped it). In a forked child, a pool of
+/// the parent has no buffers.
 #[derive(Clone)]
 pub struct BufferPool {
     shared: Arc<Pool>,
 }
 
 struct Pool {
-    /// In its children a thread that is not there may hold the lock.
+    /// The process that made the pool: in its children, `free` may be locked by a thread that does not exist there.
     process: CreatorProcess,
     buffer_len: usize,
     count: usize,
@@ -134,7 +136,7 @@ impl BufferPool {
             return None;
         }
         let buffer = self.shared.free.lock().pop()?;
-        Some(PooledBuffer { buffer: Some(buffer), home: Arc::downgrade(&self.shared) })
+        Some(PooledBuffer { buffer: Some(buffer), pool: Arc::downgrade(&self.shared) })
     }
 
     /// How many buffers can be taken now.
@@ -163,7 +165,7 @@ impl fmt::Debug for BufferPool {
 pub struct PooledBuffer {
     /// Taken out by `drop` only.
     buffer: Option<EngineBuffer>,
-    home: Weak<Pool>,
+    pool: Weak<Pool>,
 }
 
 impl PooledBuffer {
@@ -187,7 +189,7 @@ impl DerefMut for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        if let (Some(buffer), Some(pool)) = (self.buffer.take(), self.home.upgrade())
+        if let (Some(buffer), Some(pool)) = (self.buffer.take(), self.pool.upgrade())
             && !pool.process.is_forked_child()
         {
             pool.free.lock().push(buffer);

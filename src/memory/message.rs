@@ -1,4 +1,4 @@
-//! The bytes of large messages, in buffers that are used again: fresh ones cost a page fault for every 4 KiB, or the zeroing.
+//! Reused buffers for large messages: fresh ones cost a page fault for every 4 KiB, or the zeroing.
 
 use std::ops::Deref;
 
@@ -6,19 +6,19 @@ use parking_lot::Mutex;
 
 use super::shared::Mapping;
 
-/// So many buffers wait to be used again, in the whole process.
+/// How many spare buffers the process keeps.
 const KEPT: usize = 2;
-/// Smaller ones are the allocator's business, and larger ones are not worth the memory.
+/// The lengths that are kept: the allocator reuses smaller buffers well, and larger ones would take too much memory.
 const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 20;
 
-/// Never waited for: in a forked child it may be held by a thread that is not there.
+/// Used with `try_lock` only: in a forked child, a thread that does not exist there may hold the lock.
 static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 /// Memory of a message.
 pub(super) enum MessageBuffer {
     Heap(Vec<u8>),
-    /// Fresh from the system, which zeroes each page when it is touched. The allocator may have memory of that size that it
-    /// would have to zero at once: a peer that announces much, and sends nothing, could make this engine do just that.
+    /// Fresh from the kernel, which zeroes each page when it is touched. The allocator might reuse memory that it has to zero
+    /// at once: peers that announce large messages and send nothing would cost this engine that time.
     Mapped(Mapping),
 }
 
@@ -38,7 +38,7 @@ impl MessageBuffer {
     }
 }
 
-/// A buffer of this length for what is to arrive; it holds zeros, or what an earlier message has left.
+/// A buffer of this length for a message to come; it holds zeros, or bytes of an earlier message.
 pub(super) fn buffer(len: usize) -> MessageBuffer {
     if len > *WORTH_KEEPING.end()
         && let Ok(mapping) = Mapping::anonymous(len)
@@ -70,7 +70,7 @@ pub(super) fn keep(buffer: MessageBuffer) {
     }
 }
 
-/// A message that has arrived, whole. `None`: an empty one.
+/// A complete message that has arrived. `None`: an empty one.
 pub(crate) struct ReceivedMessage(pub(super) Option<MessageBuffer>);
 
 impl Deref for ReceivedMessage {
@@ -78,8 +78,8 @@ impl Deref for ReceivedMessage {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Some(MessageBuffer::Heap(bytes)) => bytes,
-            // SAFETY: nobody else has the mapping, whose memory is initialized and there until it is dropped; it was taken out of
-            // its region when the gate had closed, so nobody writes it any more.
+            // SAFETY: this value alone owns the mapping, whose memory is initialized and stays until it is dropped; it was
+            // taken out of its region after the gate had closed, so it is not written any more.
             Some(MessageBuffer::Mapped(mapping)) => unsafe { std::slice::from_raw_parts(mapping.address(), mapping.len()) },
             None => &[],
         }
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_as_long_as_it_should_be() {
+    fn new_or_reused_buffer_has_the_length_asked_for() {
         for len in [0, 1, 32 << 10, 100_000, 50_000, 100_000, 1 << 20, (1 << 20) + 1] {
             let buffer = buffer(len);
             assert_eq!(buffer.len(), len);

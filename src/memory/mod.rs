@@ -1,10 +1,10 @@
-//! Memory that peers may reach: who holds it, who may touch it now, and how it comes back.
+//! Exposed memory: its ownership, the accesses to it, and its return to the owner.
 //!
-//! Most of the crate's `unsafe` stands here; `tests/layers.rs` lists the other places. The whole argument is in two
-//! sentences. A [`Region`] is a list of raw segments behind a gate, and each access of this process passes the gate for one
-//! copy or one system call; accesses from outside (peers that read lent memory, devices) are noted in the region. Closing the
-//! gate admits no further access, waits for those in progress, inside and outside, and then leaves the bytes to their owner.
-//! `README.md`, in this folder, tells the rest.
+//! Most of the crate's `unsafe` code is here; `tests/layers.rs` lists the other places. The argument for it is short. A
+//! [`Region`] is a list of raw segments behind a gate, and each access by this process passes the gate for one copy or one
+//! system call. Accesses from outside (devices, and peers that read exported memory) are recorded in the region. Closing the
+//! gate admits no further access, and waits for those in progress, inside and outside. From then on the bytes belong to their
+//! owner. `README.md` in this folder has the details.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Raw segments behind a gate.
+//! Regions: raw segments of memory behind a gate.
 
 use std::any::Any;
 use std::io;
@@ -13,7 +13,7 @@ use super::shared::Block;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// One stretch of contiguous memory of a region.
+/// One contiguous part of the memory of a region.
 #[derive(Clone, Copy)]
 struct Segment {
     /// Where it begins in the region's own address space, in bytes.
@@ -22,7 +22,7 @@ struct Segment {
     len: usize,
 }
 
-/// A piece of memory as the system calls take it: layout of `struct iovec`.
+/// A piece of memory as system calls take it: the layout of `struct iovec`.
 pub(crate) type IoVec = libc::iovec;
 
 /// Several segments, seen as one address space of `len` bytes, behind a gate.
@@ -35,7 +35,7 @@ pub(crate) struct Region {
     len: usize,
     /// True while open. Readers of the lock read the memory, its writer writes it: so two accesses never race.
     gate: RwLock<bool>,
-    /// Who knows the memory but this process's threads.
+    /// Accesses to the memory from outside of this process's threads.
     outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<MessageBuffer>>,
@@ -45,25 +45,26 @@ pub(crate) struct Region {
 
 #[derive(Default)]
 struct Outside {
-    /// Who was told where the memory lies, and may be at it.
-    lent: Vec<Arc<dyn Loan>>,
-    /// Devices that know the memory.
-    registered: Vec<Arc<dyn DeviceRegistration>>,
+    /// Peers and devices that may access the memory now.
+    loans: Vec<Arc<dyn Loan>>,
+    /// Devices that the memory is registered with.
+    registrations: Vec<Arc<dyn DeviceRegistration>>,
 }
 
-// SAFETY: the segments are reached through the gate only, which orders accesses between threads; who creates the region
+// SAFETY: the segments are reached through the gate only, which orders accesses between threads; the creator of the region
 // promises that the memory stays where it is until the gate is closed, on whichever thread that happens.
 unsafe impl Send for Region {}
 // SAFETY: as above: shared use is what the gate is for.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region over memory that somebody else owns.
+    /// A region over memory that it does not own.
     ///
     /// # Safety
     /// Until [`Region::close`] has returned, or the region is dropped, each segment must be valid for reads of its length,
-    /// and nobody may write it but through the region. If anybody asks the region for write access (see
-    /// [`Slice::write_access`]), each segment must be valid for writes too, and nobody may read it or hold a reference to it.
+    /// and must not be written except through the region. If the region is asked for write access (see
+    /// [`Slice::write_access`]), each segment must be valid for writes too, and must not be read except through the region, and
+    /// no reference to it may exist.
     pub(crate) unsafe fn new(parts: impl IntoIterator<Item = (*mut u8, usize)>) -> Arc<Region> {
         // SAFETY: as the caller promises.
         unsafe { Region::with_blocks(parts, Vec::new()) }
@@ -137,58 +138,57 @@ impl Region {
         self.segments.len()
     }
 
-    /// Lets nobody in any more, and returns when the last access in progress has ended. An access lasts for one copy of a
-    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (Processes that are stopped
-    /// in the middle of reading what was lent to them are waited for, together, up to a bound, and cut off then.)
+    /// Admits no further access, and returns when the last access in progress has ended. An access lasts for one copy of a
+    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (For processes that are
+    /// stopped while they read exported memory, it waits up to a bound in total, and then cuts them off.)
     pub(crate) fn close(&self) {
         self.shut().wait();
     }
 
-    /// Lets nobody in any more; when what this returns has been waited for, the last access in progress has ended. Where several
-    /// regions are closed, the waits of all begin with this.
+    /// Admits no further access; after [`ClosedRegion::wait`], the last access in progress has ended. To close several regions,
+    /// shut all of them first, so that their waits overlap.
     pub(crate) fn shut(&self) -> ClosedRegion {
         *self.gate.write() = false;
-        // Nothing is lent or registered any more: that takes an open gate.
-        let Outside { lent, registered } = std::mem::take(&mut *self.outside.lock());
-        ClosedRegion::new(lent, registered)
+        // No loan or registration can be added any more: that takes an open gate.
+        let Outside { loans, registrations } = std::mem::take(&mut *self.outside.lock());
+        ClosedRegion::new(loans, registrations)
     }
 
-    /// What was lent has been read, or given up.
+    /// Removes a loan that has ended.
     pub(crate) fn unlend(&self, loan: &Arc<dyn Loan>) {
-        self.outside.lock().lent.retain(|other| !Arc::ptr_eq(other, loan));
+        self.outside.lock().loans.retain(|other| !Arc::ptr_eq(other, loan));
     }
 
-    /// Waits for the accesses in progress: those of this process, and those of operations that are over.
+    /// Waits for the accesses in progress: those of this process, and the loans of operations that are over.
     pub(crate) fn fence(&self) {
         drop(self.gate.write());
-        Withdrawn::new(self.lent_for_what_is_over()).wait();
+        Withdrawn::new(self.loans_of_ended_operations()).wait();
     }
 
-    /// Ends what was lent for operations that are over, and waits for nobody outside of this process: for memory that is not
-    /// given back to anybody.
+    /// Withdraws the loans of operations that are over, without waiting for them: for memory that is not returned to its owner.
     pub(crate) fn withdraw(&self) {
-        // An access that began before the end of its operation may be about to lend.
+        // An access that began before the end of its operation may be about to add a loan.
         drop(self.gate.write());
-        Withdrawn::new(self.lent_for_what_is_over());
+        Withdrawn::new(self.loans_of_ended_operations());
     }
 
-    fn lent_for_what_is_over(&self) -> Vec<Arc<dyn Loan>> {
-        // They are asked while nothing is locked: whether one is over may depend on the gate.
-        let mut lent = self.outside.lock().lent.clone();
-        lent.retain(|loan| loan.is_over());
-        lent
+    fn loans_of_ended_operations(&self) -> Vec<Arc<dyn Loan>> {
+        // They are asked with nothing locked: whether one is over may depend on the gate.
+        let mut loans = self.outside.lock().loans.clone();
+        loans.retain(|loan| loan.is_over());
+        loans
     }
 
-    /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.
+    /// The registration of type `R` that `which` selects.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn registration<R: DeviceRegistration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
         let outside = self.outside.lock();
-        let found = outside.registered.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
+        let found = outside.registrations.iter().map(|registration| registration.clone() as Arc<dyn Any + Send + Sync>);
         found.filter_map(|any| any.downcast::<R>().ok()).find(|registration| which(registration))
     }
 
-    /// Makes the memory known to a device: `register` is told address and length of each segment. `None` when the gate is
-    /// closed. The gate stays where it is meanwhile, so that what is being registered can't be taken back.
+    /// Registers the memory with a device: `register` gets address and length of each segment. `None` when the gate is closed.
+    /// The gate can't be closed meanwhile, so memory is not reclaimed while it is being registered.
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn register<R: DeviceRegistration>(
         &self,
@@ -200,11 +200,11 @@ impl Region {
         }
         let pieces: SmallVec<[IoVec; 1]> =
             self.segments.iter().map(|segment| IoVec { iov_base: segment.address.cast(), iov_len: segment.len }).collect();
-        let made = register(&pieces).map(Arc::new);
-        if let Ok(registration) = &made {
-            self.outside.lock().registered.push(registration.clone());
+        let registered = register(&pieces).map(Arc::new);
+        if let Ok(registration) = &registered {
+            self.outside.lock().registrations.push(registration.clone());
         }
-        Some(made)
+        Some(registered)
     }
 
     /// The raw pieces that make up `len` bytes from `offset`, at most `max` of them.
@@ -229,14 +229,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.outside.get_mut().registered.drain(..).for_each(|registration| registration.end());
+        self.outside.get_mut().registrations.drain(..).for_each(|registration| registration.end());
         if let Some(buffer) = self.owned.get_mut().take() {
             message::keep(buffer);
         }
     }
 }
 
-/// A range of a region: what transports and the protocol hand around.
+/// A range of a region, as transports and the protocol use it.
 ///
 /// It is `pub` for the sake of sealed traits, and not reachable from outside.
 #[derive(Clone)]
@@ -244,13 +244,13 @@ pub struct Slice {
     pub(crate) region: Arc<Region>,
     pub(crate) offset: usize,
     pub(crate) len: usize,
-    /// Set when the operation that this slice was made for is over: then it grants no access any more.
+    /// True when the operation that this slice was made for is over: then it grants no access any more.
     over: Option<Arc<AtomicBool>>,
     /// A peer that reads it may read all of the region, as often as it likes, until the gate is closed.
     pub(crate) unrestricted: bool,
 }
 
-/// What a slice was made for, if it was for one operation.
+/// The operation that a slice was made for, if any.
 pub(crate) struct Operation(Option<Arc<AtomicBool>>);
 
 impl Operation {
@@ -259,13 +259,13 @@ impl Operation {
     }
 }
 
-/// Permission to read a region's memory, now. Keep it for one copy or one non-blocking system call.
+/// Permission to read a region's memory, now. Keep it for one copy or one non-blocking system call only.
 pub(crate) struct ReadAccess<'a> {
     slice: &'a Slice,
     _gate: RwLockReadGuard<'a, bool>,
 }
 
-/// Permission to write a region's memory, now; nobody else reads or writes it meanwhile.
+/// Permission to write a region's memory, now; no other thread reads or writes it meanwhile.
 pub(crate) struct WriteAccess<'a> {
     slice: &'a Slice,
     _gate: RwLockWriteGuard<'a, bool>,
@@ -306,7 +306,7 @@ impl Slice {
         self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
     }
 
-    /// Tells later whether the operation that this slice was made for is over, and keeps no memory.
+    /// The operation that this slice was made for, to check later whether it is over. Keeps no memory alive.
     pub(crate) fn operation(&self) -> Operation {
         Operation(self.over.clone())
     }
@@ -322,7 +322,7 @@ impl Slice {
         Slice { over: Some(Arc::default()), ..self.clone() }
     }
 
-    /// The operation is over: it gets no access any more. One in progress is ended by [`Region::fence`].
+    /// Ends the operation: it gets no further access. [`Region::fence`] waits for one in progress.
     pub(crate) fn end(&self) {
         if let Some(over) = &self.over {
             over.store(true, Ordering::Release);
@@ -341,7 +341,7 @@ impl Slice {
         let mut at = 0;
         for piece in &pieces {
             let target = out[at..at + piece.iov_len].as_mut_ptr();
-            // SAFETY: the piece lies in a segment valid for reads, which nobody writes while the access lasts; the target is
+            // SAFETY: the piece lies in a segment valid for reads, which no thread writes while the access lasts; the target is
             // a slice of exactly this length, and can't overlap with memory behind a gate.
             unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), target, piece.iov_len) };
             at += piece.iov_len;
@@ -361,7 +361,7 @@ impl Slice {
         let mut at = 0;
         for piece in &pieces {
             let source = bytes[at..at + piece.iov_len].as_ptr();
-            // SAFETY: the piece lies in a segment valid for writes, which nobody else touches while the access lasts; the
+            // SAFETY: the piece lies in a segment valid for writes, which no other thread accesses while the access lasts; the
             // source is a slice of exactly this length, and can't overlap with memory behind a gate.
             unsafe { std::ptr::copy_nonoverlapping(source, piece.iov_base.cast::<u8>(), piece.iov_len) };
             at += piece.iov_len;
@@ -376,9 +376,9 @@ impl ReadAccess<'_> {
         self.slice.region.pieces(self.slice.offset + skip, self.slice.len - skip, max, out)
     }
 
-    /// Notes that somebody outside may read the memory, also when this access is over. Closing the gate ends that.
+    /// Adds a loan, which outlasts this access. Closing the gate ends it.
     pub(crate) fn lend(&self, loan: Arc<dyn Loan>) {
-        self.slice.region.outside.lock().lent.push(loan);
+        self.slice.region.outside.lock().loans.push(loan);
     }
 }
 
@@ -397,15 +397,15 @@ pub(crate) enum CopyOutcome {
     TargetClosed,
 }
 
-/// Longest copy under one access, in bytes: closing a gate waits for no more than this (some 20 µs).
+/// Longest copy under one access, in bytes: closing a gate waits for one such copy (some 20 µs).
 const COPY_CHUNK: usize = 256 << 10;
 
-/// Copies between two slices of equal length, of different shapes, or of the same memory: if they overlap, the target ends up
-/// with what the source held, as with `memmove`.
+/// Copies between two slices of equal length, also of different segments, or of the same memory: if they overlap, the target
+/// ends up with what the source held, as with `memmove`.
 pub(crate) fn copy(source: &Slice, target: &Slice) -> CopyOutcome {
     debug_assert_eq!(source.len, target.len);
     let len = source.len.min(target.len);
-    // What is ahead in the same memory has to be read before it is written, in whichever order chunks and pieces come.
+    // Overlapping bytes have to be read before they are written, whatever the order of chunks and pieces.
     let backwards = Arc::ptr_eq(&source.region, &target.region) && source.offset < target.offset;
     let mut done = 0;
     while done < len {
@@ -452,7 +452,7 @@ fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
         let n = read.iov_len.min(written.iov_len);
         let (read, written) = (take(read, n, backwards), take(written, n, backwards));
         // SAFETY: both pieces had at least `n` bytes left, in segments valid for reads and for writes, which the two
-        // accesses (or the one, exclusive, when both are the same region) keep anybody else from; `copy` allows overlap.
+        // accesses (or the one, exclusive, when both are the same region) keep all other threads from; `copy` allows overlap.
         unsafe { std::ptr::copy(read, written, n) };
         for list in [&mut from, &mut to] {
             if list.last().is_some_and(|piece| piece.iov_len == 0) {
@@ -475,5 +475,159 @@ fn take(piece: &mut IoVec, n: usize, at_end: bool) -> *mut u8 {
 }
 
 #[cfg(test)]
-#[path = "region_tests.rs"]
-mod tests;
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn region(parts: &mut [Vec<u8>]) -> Arc<Region> {
+        // SAFETY: the tests keep the parts untouched while the region is used.
+        unsafe { Region::new(parts.iter_mut().map(|p| (p.as_mut_ptr(), p.len()))) }
+    }
+
+    #[test]
+    fn copy_between_differently_segmented_regions_preserves_byte_order() {
+        let mut a = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8]];
+        let mut b = [vec![0; 1], vec![0; 6], vec![0; 4]];
+        let (ra, rb) = (region(&mut a), region(&mut b));
+        let source = Slice::whole(&ra).part(1, 6).unwrap();
+        let target = Slice::whole(&rb).part(2, 6).unwrap();
+        assert_eq!(copy(&source, &target), CopyOutcome::All);
+        rb.close();
+        assert_eq!(b.concat(), [0, 0, 2, 3, 4, 5, 6, 7, 0, 0, 0]);
+    }
+
+    #[test]
+    fn overlapping_copy_within_a_region_preserves_the_source() {
+        let region = Region::from_vec((0..10).collect());
+        let whole = Slice::whole(&region);
+        assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), CopyOutcome::All);
+        assert_eq!(*region.take_message(), [0, 1, 0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    /// splitmix64.
+    fn random(state: &mut u64) -> usize {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (z ^ (z >> 27)) as usize
+    }
+
+    #[test]
+    fn random_overlapping_copies_within_a_region_equal_copy_within() {
+        let mut state = 17;
+        // Miri is too slow for the long ones.
+        let (rounds, sizes) = if cfg!(miri) { (6, 2) } else { (60, 4) };
+        for round in 0..rounds {
+            // Segments shorter than a chunk and longer, of sizes that don't divide each other, some of them empty.
+            let most = [5, 1009, COPY_CHUNK + 7, 2 * COPY_CHUNK + 1001][round % sizes];
+            let mut parts: Vec<Vec<u8>> = (0..1 + random(&mut state) % 5)
+                .map(|_| (0..random(&mut state) % most).map(|i| (i * 7 + i / 251 + round) as u8).collect())
+                .collect();
+            let mut model = parts.concat();
+            let region = region(&mut parts);
+            for _ in 0..4 {
+                let len = random(&mut state) % (model.len() + 1);
+                let mut position = || random(&mut state) % (model.len() - len + 1);
+                let (from, to) = (position(), position());
+                let part = |at| Slice::whole(&region).part(at, len).unwrap();
+                assert_eq!(copy(&part(from), &part(to)), CopyOutcome::All);
+                model.copy_within(from..from + len, to);
+            }
+            region.close();
+            assert!(parts.concat() == model, "round {round}");
+        }
+    }
+
+    #[test]
+    fn access_through_a_closed_gate_is_refused() {
+        let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4]));
+        a.close();
+        assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b)), CopyOutcome::SourceClosed);
+        assert_eq!(copy(&Slice::whole(&b), &Slice::whole(&a)), CopyOutcome::TargetClosed);
+        assert!(!Slice::whole(&a).read(&mut [0; 4]));
+        assert!(!Slice::whole(&a).write(&[0; 4]));
+        assert_eq!(*b.take_message(), [2; 4]);
+    }
+
+    #[test]
+    fn access_for_an_ended_operation_is_refused() {
+        let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 8]));
+        let (over, part) = (Slice::whole(&a).for_one_operation(), Slice::whole(&b).part(4, 4).unwrap().for_one_operation());
+        let rest = Slice::whole(&b).part(0, 4).unwrap();
+        over.end();
+        part.end();
+        assert_eq!(copy(&over, &Slice::whole(&a)), CopyOutcome::SourceClosed);
+        assert_eq!(copy(&over, &rest), CopyOutcome::SourceClosed);
+        assert_eq!(copy(&rest, &over), CopyOutcome::TargetClosed);
+        assert_eq!(copy(&part, &rest), CopyOutcome::SourceClosed);
+        assert!(!over.read(&mut [0; 4]) && !over.write(&[0; 4]));
+        // Other operations on the same memory go on.
+        assert!(Slice::whole(&a).read(&mut [0; 4]));
+        assert_eq!(*b.take_message(), [2; 8]);
+    }
+
+    /// A loan that counts its withdrawals; the tests never wait for it.
+    struct CountingLoan(Operation, Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Loan for CountingLoan {
+        fn wait(&self, _: Instant) {
+            unreachable!("the memory is not reclaimed")
+        }
+        fn withdraw(&self) {
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+        fn is_over(&self) -> bool {
+            self.0.has_ended()
+        }
+    }
+
+    #[test]
+    fn withdraw_ends_only_the_loans_of_ended_operations() {
+        let region = Region::from_vec(vec![1; 4]);
+        let [ended, other] = [(); 2].map(|()| Slice::whole(&region).for_one_operation());
+        let withdrawn = [(); 3].map(|()| Arc::<std::sync::atomic::AtomicUsize>::default());
+        for (slice, count) in [&ended.part(1, 2).unwrap(), &other, &Slice::whole(&region)].into_iter().zip(&withdrawn) {
+            let loan = CountingLoan(slice.operation(), count.clone());
+            slice.read_access().unwrap().lend(Arc::new(loan));
+        }
+        let counts = || withdrawn.each_ref().map(|count| count.load(Ordering::SeqCst));
+        region.withdraw();
+        assert_eq!(counts(), [0, 0, 0]);
+        ended.end();
+        region.withdraw();
+        assert_eq!(counts(), [1, 0, 0]);
+        // Closing the gate would wait for the loans.
+        region.outside.lock().loans.clear();
+    }
+
+    #[test]
+    fn close_waits_for_the_access_in_progress() {
+        let region = Region::from_vec(vec![0; 4]);
+        let slice = Slice::whole(&region);
+        let access = slice.write_access().unwrap();
+        let closed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|s| {
+            let (region, flag) = (&region, closed.clone());
+            let closer = s.spawn(move || {
+                region.close();
+                flag.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            assert!(!closed.load(std::sync::atomic::Ordering::SeqCst));
+            drop(access);
+            closer.join().unwrap();
+        });
+        assert!(closed.load(std::sync::atomic::Ordering::SeqCst));
+    }
+
+    #[test]
+    fn part_out_of_range_or_overflowing_is_none() {
+        let whole = Slice::whole(&Region::from_vec(vec![0; 8]));
+        assert!(whole.part(8, 0).is_some());
+        assert!(whole.part(9, 0).is_none());
+        assert!(whole.part(usize::MAX, 2).is_none());
+        assert!(whole.part(4, usize::MAX).is_none());
+    }
+}

@@ -1,4 +1,4 @@
-//! Buffers while they are exposed: nobody refers to them, and their bytes stay where they are.
+//! Buffers while they are exposed: no reference to them exists, and their bytes do not move.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -13,8 +13,8 @@ use super::shared::Block;
 /// Address and length of each segment.
 type SegmentParts = SmallVec<[(*mut u8, usize); 4]>;
 
-/// A buffer and the region over its bytes. The buffer sits in a box of its own that nobody refers to, so that neither
-/// moving `Held` nor leaking it moves a byte or ends a promise.
+/// A buffer and the region over its bytes. The buffer lies in a box of its own to which no reference exists, so moving or
+/// leaking a `RegionBuffer` neither moves a byte nor invalidates the region.
 pub(crate) struct RegionBuffer<B> {
     region: Arc<Region>,
     buffer: NonNull<B>,
@@ -23,7 +23,7 @@ pub(crate) struct RegionBuffer<B> {
 
 // SAFETY: the pointer is to a box that this value owns.
 unsafe impl<B: Send> Send for RegionBuffer<B> {}
-// SAFETY: a shared `Held` gives shared references to the buffer, and only where nobody writes it.
+// SAFETY: a shared `RegionBuffer` gives shared references to the buffer, and only where it is not written.
 unsafe impl<B: Sync> Sync for RegionBuffer<B> {}
 
 /// The blocks that peers can map, of those that the buffer consists of.
@@ -38,11 +38,11 @@ impl<B: Buffer> RegionBuffer<B> {
     pub(crate) fn read_only(buffer: B) -> RegionBuffer<B> {
         let buffer = NonNull::from(Box::leak(Box::new(buffer)));
         let mut parts = SegmentParts::new();
-        // SAFETY: the box was made above, and nobody else knows of it.
+        // SAFETY: the box was made above, and no other reference to it exists.
         let shared = unsafe { buffer.as_ref() };
         shared.read_segments(&mut |bytes: &[u8]| parts.push((bytes.as_ptr().cast_mut(), bytes.len())));
         // SAFETY: the bytes belong to the boxed buffer, whose segments stay put until it is dropped or taken, and both
-        // close the region first. Nobody writes them: only shared references to the buffer are given out, and a read-only
+        // close the region first. They are not written: only shared references to the buffer are given out, and a read-only
         // exposure is never asked for write access.
         let region = unsafe { Region::with_blocks(parts, blocks(shared)) };
         RegionBuffer { region, buffer, _owns: PhantomData }
@@ -55,10 +55,10 @@ impl<B: Buffer> RegionBuffer<B> {
     {
         let mut buffer = NonNull::from(Box::leak(Box::new(buffer)));
         let mut parts = SegmentParts::new();
-        // SAFETY: the box was made above, and nobody else knows of it.
+        // SAFETY: the box was made above, and no other reference to it exists.
         let unique = unsafe { buffer.as_mut() };
         unique.write_segments(&mut |bytes: &mut [u8]| parts.push((bytes.as_mut_ptr(), bytes.len())));
-        // Only now: what peers have mapped already was left for other memory.
+        // Only after `write_segments`, which moves an engine buffer out of a block that a peer has mapped.
         let blocks = blocks(unique);
         // SAFETY: the bytes belong to the boxed buffer, whose segments stay put until it is dropped or taken, and both
         // close the region first. No reference to the buffer is made in between: `view` is for read-only exposures.
@@ -76,10 +76,10 @@ impl<B: Buffer> RegionBuffer<B> {
         self.take_open()
     }
 
-    /// Gives the buffer back, with the gate as it is: in a forked child, where who holds the gate may not be there.
+    /// Gives the buffer back without closing the gate: for a forked child, where the thread that holds the gate may not exist.
     ///
     /// # Safety
-    /// Nobody may use the region any more.
+    /// The region must not be used any more.
     pub(crate) unsafe fn take_unfenced(self) -> B {
         self.take_open()
     }
@@ -94,12 +94,12 @@ impl<B: Buffer> RegionBuffer<B> {
     }
 
     /// # Safety
-    /// The buffer must be held by [`Held::read_only`].
+    /// The buffer must be held by [`RegionBuffer::read_only`].
     pub(crate) unsafe fn view(&self) -> &B::Target
     where
         B: View,
     {
-        // SAFETY: nobody writes a buffer that is held read-only.
+        // SAFETY: a buffer that is held read-only is not written.
         unsafe { self.buffer.as_ref() }.view()
     }
 }
@@ -107,7 +107,7 @@ impl<B: Buffer> RegionBuffer<B> {
 impl<B> Drop for RegionBuffer<B> {
     fn drop(&mut self) {
         self.region.close();
-        // SAFETY: the pointer came from a box that only this value owns; the gate is closed, so nobody uses its bytes.
+        // SAFETY: the pointer came from a box that only this value owns; the gate is closed, so its bytes are not accessed.
         drop(unsafe { Box::from_raw(self.buffer.as_ptr()) });
     }
 }
@@ -122,13 +122,14 @@ pub(crate) struct BorrowedRegion<'a> {
 
 impl<'a> BorrowedRegion<'a> {
     pub(crate) fn read_only(bytes: &'a [u8]) -> BorrowedRegion<'a> {
-        // SAFETY: the borrow lasts until after `drop` has closed the region, and is shared: nobody writes the bytes.
+        // SAFETY: the borrow lasts until after `drop` has closed the region, and is shared, so the bytes are not written.
         let region = unsafe { Region::new([(bytes.as_ptr().cast_mut(), bytes.len())]) };
         BorrowedRegion { region, _memory: PhantomData }
     }
 
     pub(crate) fn writable(bytes: &'a mut [u8]) -> BorrowedRegion<'a> {
-        // SAFETY: the borrow lasts until after `drop` has closed the region, and is unique: nobody else refers to the bytes.
+        // SAFETY: the borrow lasts until after `drop` has closed the region, and is unique, so no other reference to the bytes
+        // exists.
         let region = unsafe { Region::new([(bytes.as_mut_ptr(), bytes.len())]) };
         BorrowedRegion { region, _memory: PhantomData }
     }

@@ -1,4 +1,4 @@
-//! How whoever waits for a call or a transfer learns that it has ended, exactly once.
+//! Completions: the thread or task that waits for a call or a transfer learns exactly once that it has ended.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -30,7 +30,7 @@ struct CompletionState {
     wake: Wake,
 }
 
-/// Whom to wake.
+/// The waiter to wake.
 #[derive(Default)]
 enum Wake {
     #[default]
@@ -48,7 +48,7 @@ impl Completion {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// The operation has ended.
+    /// Stores the outcome, and wakes the waiter. Called once.
     pub(crate) fn set(&self, outcome: OperationOutcome) {
         let wake = {
             let mut state = self.state.lock();
@@ -64,7 +64,7 @@ impl Completion {
         }
     }
 
-    /// Waits, driving if nobody else does; false when the deadline came first.
+    /// Waits, driving if no other thread does; false when the deadline came first.
     pub(crate) fn wait(&self, core: &Core, deadline: Option<Instant>) -> bool {
         core.wait(&|| self.is_ready(), &|thread| self.wake_thread(thread), deadline)
     }
@@ -73,7 +73,7 @@ impl Completion {
         self.state.lock().outcome.take()
     }
 
-    /// Has the thread woken at the end; false when the end has come already.
+    /// Registers the thread to be woken by `set`; false when the outcome is there already.
     pub(crate) fn wake_thread(&self, thread: &Arc<ThreadWaiter>) -> bool {
         let mut state = self.state.lock();
         if self.is_ready() {
@@ -81,12 +81,12 @@ impl Completion {
         }
         let earlier = std::mem::replace(&mut state.wake, Wake::Thread(thread.clone()));
         drop(state);
-        // A waker is user code, its drop too.
+        // Unlocked first: dropping a waker runs user code.
         drop(earlier);
         true
     }
 
-    /// Has the task woken at the end; false when the end has come already.
+    /// Registers the task to be woken by `set`; false when the outcome is there already.
     pub(crate) fn wake_task(&self, waker: &Waker) -> bool {
         let state = self.state.lock();
         if self.is_ready() {
@@ -96,7 +96,7 @@ impl Completion {
             return true;
         }
         drop(state);
-        // Cloned, and the earlier one dropped, where no lock is held: both are user code.
+        // Cloning a waker and dropping the earlier one run user code, so no lock is held.
         let waker = waker.clone();
         let mut state = self.state.lock();
         if self.is_ready() {
@@ -109,29 +109,29 @@ impl Completion {
     }
 }
 
-/// Wakes a task. Wakers are user code: one that panics must not take the thread with it that brought the news.
+/// Wakes a task. Wakers are user code: one that panics must not end the thread that delivers the event.
 pub(crate) fn wake_quietly(waker: Waker) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake())).is_err() {
         tracing::error!(target: "calomel::progress", "a waker panicked");
     }
 }
 
-/// A thread that waits, as others see it.
+/// A waiting thread, as other threads see it.
 pub(crate) struct ThreadWaiter {
     unparker: Unparker,
-    /// The reactor that the thread blocks in, or is about to.
+    /// The reactor that the thread blocks in, or is about to block in.
     blocks_in: Mutex<Option<Arc<mio::Waker>>>,
 }
 
-/// Has a thread return that blocks in the reactor.
+/// Wakes the thread that blocks in the reactor.
 pub(super) fn ring(reactor: &mio::Waker) {
     if let Err(error) = reactor.wake() {
-        // Some ring with a lock held.
-        defer(move || tracing::error!(target: "calomel::progress", %error, "can't wake the engine"));
+        // Deferred, since some callers hold a lock.
+        defer(move || tracing::error!(target: "calomel::progress", %error, "can't wake the reactor"));
     }
 }
 
-/// The waiting thread's own side.
+/// A waiting thread, as it sees itself.
 pub(crate) struct ThreadSleeper {
     parker: Parker,
     pub(crate) waiter: Arc<ThreadWaiter>,
@@ -145,7 +145,7 @@ impl ThreadWaiter {
         }
     }
 
-    /// What the thread waits for must be looked for after this, and before it blocks.
+    /// Between this and blocking, the thread must check for what it waits for.
     pub(super) fn set_blocks_in(&self, reactor: Option<Arc<mio::Waker>>) {
         *self.blocks_in.lock() = reactor;
     }
@@ -158,7 +158,7 @@ impl ThreadSleeper {
         ThreadSleeper { parker, waiter: Arc::new(ThreadWaiter { unparker, blocks_in: Mutex::default() }) }
     }
 
-    /// Sleeps until woken, or until the deadline; wakes early now and then.
+    /// Sleeps until woken, or until the deadline; spurious wake-ups happen.
     pub(crate) fn sleep(&self, deadline: Option<Instant>) {
         match deadline {
             Some(deadline) => self.parker.park_deadline(deadline),
@@ -171,13 +171,13 @@ thread_local! {
     static SLEEPER: ThreadSleeper = ThreadSleeper::new();
 }
 
-/// The current thread's own sleeper, made once a thread.
+/// Calls `f` with the current thread's sleeper, which is made once.
 pub(crate) fn with_sleeper<R>(f: impl FnOnce(&ThreadSleeper) -> R) -> R {
     let mut f = Some(f);
     let done = SLEEPER.try_with(|sleeper| f.take().map(|f| f(sleeper)));
     match (done, f) {
         (Ok(Some(result)), _) => result,
-        // The thread is ending: what it drops now waits with a sleeper of its own.
+        // The thread is ending, and a destructor waits: it gets a sleeper of its own.
         (_, Some(f)) => f(&ThreadSleeper::new()),
         (_, None) => unreachable!("the function is called once"),
     }

@@ -1,4 +1,4 @@
-//! The event loop, as whoever has the seat runs it.
+//! The event loop, run by the thread that holds the driver lock.
 
 use std::cell::Cell;
 use std::io;
@@ -16,30 +16,30 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Instant, thread_local};
 
 const WAKER: mio::Token = mio::Token(usize::MAX);
-/// Transports are told apart by the upper bits of their tokens.
+/// The upper bits of a token are the index of its transport.
 const TOKEN_SHIFT: u32 = usize::BITS - 8;
-/// So often the reactor and the timers are looked at, when whoever drives is awake: transports that are busy are polled
-/// directly, and the others can wait so long.
-const LOOK: Duration = Duration::from_micros(40);
-/// Asking for the time takes as long as polling an idle transport, or longer. So many polls are made in between at most, and
-/// so few that they take about this many nanoseconds.
+/// How often an awake driver polls the reactor and the timers. It polls busy transports directly, and the others can wait
+/// this long.
+const CHECK_INTERVAL: Duration = Duration::from_micros(40);
+/// Reading the clock takes as long as polling an idle transport, or longer. At most this many polls are made between two
+/// readings, and fewer if they take longer than about `CLOCK_INTERVAL_NS`.
 const MAX_POLLS: u32 = 64;
-const BETWEEN_LOOKS_AT_CLOCK: u64 = 3_000;
-/// A poll that finds something takes longer than one that does not.
+const CLOCK_INTERVAL_NS: u64 = 3_000;
+/// What a poll that finds something counts as, in polls that find nothing: it takes longer.
 const BUSY_POLL: u32 = 8;
-/// Whoever has spun for this long for nothing lets others run on its processor: the one that it waits for, perhaps.
+/// A driver that has spun for this long without an event yields its processor: perhaps to the thread that it waits for.
 const YIELD_AFTER: Duration = Duration::from_micros(10);
-/// Where that has brought what was waited for, it is done without delay so many times: two threads that share a processor
-/// would else spin in vain in turn.
-const YIELD_AT_ONCE: u32 = 16;
-/// A caller that wants the seat from a progress thread which is awake gets it within this, or sleeps.
-const SOON: Duration = Duration::from_micros(20);
+/// After a yield that brought an event, the next so many yields happen without spinning first: two threads that share a
+/// processor would else spin in vain in turn.
+const IMMEDIATE_YIELDS: u32 = 16;
+/// How long a caller spins for the lock of a progress thread that is awake, before it sleeps.
+const HANDOVER_SPIN: Duration = Duration::from_micros(20);
 
 pub(super) fn first_token(transport: usize) -> usize {
     transport << TOKEN_SHIFT
 }
 
-/// The reactor's side that blocks.
+/// The reactor, which the driver polls and blocks in.
 pub(super) struct Driver {
     poll: mio::Poll,
     events: mio::Events,
@@ -58,8 +58,8 @@ impl Driver {
         self.poll.registry().try_clone()
     }
 
-    /// Asks the reactor; false when nothing came, but to wake whoever sleeps. The timeout is rounded up to what the system can do.
-    fn ask(&mut self, timeout: Option<Duration>) -> bool {
+    /// Polls the reactor; false when it has no event but wake-ups. The timeout is rounded up to what the system can do.
+    fn poll_events(&mut self, timeout: Option<Duration>) -> bool {
         match self.poll.poll(&mut self.events, timeout) {
             Ok(()) => self.events.iter().any(|event| event.token() != WAKER),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -80,7 +80,7 @@ thread_local! {
     static DRIVING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// While it lives, the thread drives.
+/// Marks the thread as driving while it lives.
 struct Driving {
     outer: usize,
 }
@@ -97,7 +97,7 @@ impl Drop for Driving {
     }
 }
 
-/// While it lives, a caller sits.
+/// A caller holds the driver lock; dropping this releases it.
 struct DriverGuard<'a>(&'a Core);
 
 impl Drop for DriverGuard<'_> {
@@ -109,20 +109,20 @@ impl Drop for DriverGuard<'_> {
 /// Why a drive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DriveEnd {
-    /// What was waited for is there, or the sitter is to get up.
-    Asked,
+    /// `DriveGoal::stop` returned true.
+    Stopped,
     Deadline,
-    /// There are jobs to do.
+    /// There are jobs to run.
     Jobs,
-    /// A caller has taken the seat while the progress thread slept.
+    /// A caller has taken the driver lock while the progress thread slept.
     LockTaken,
 }
 
-/// What whoever drives does it for.
+/// What a thread drives for.
 pub(super) struct DriveGoal<'a> {
-    /// It is there, or the sitter is to get up.
+    /// True when the thread has what it waits for, or has to release the driver lock.
     pub stop: &'a dyn Fn() -> bool,
-    /// Sees to it that this thread is woken when it is there; false when it is already.
+    /// Registers the thread to be woken when `stop` turns true; false when it is true already.
     pub announce: &'a dyn Fn(&Arc<ThreadWaiter>) -> bool,
     pub deadline: Option<Instant>,
     /// The progress thread drives, not a caller.
@@ -131,14 +131,14 @@ pub(super) struct DriveGoal<'a> {
 
 /// How a sleep ended.
 enum WakeCause {
-    BySomething,
-    ByNothing,
-    SeatTaken,
+    Event,
+    NoEvent,
+    LockTaken,
 }
 
 impl Core {
-    /// Waits until `ready`, driving if nobody else does. Before the thread sleeps, `announce` has to see to it that it is
-    /// woken when `ready` turns true; it says false when that is so already. False when the deadline came first.
+    /// Waits until `ready`, driving if no other thread does. Before the thread sleeps, `announce` has to register it to be
+    /// woken when `ready` turns true; it returns false when that is so already. False when the deadline came first.
     pub(crate) fn wait(
         &self,
         ready: &dyn Fn() -> bool,
@@ -149,27 +149,27 @@ impl Core {
             return true;
         }
         if self.is_driving() {
-            // A waker, or what a lease keeps, waits on the thread that is to bring the news: that would be for ever.
-            tracing::error!(target: "calomel::progress", "a waker must not wait");
+            // A waker, or the drop of what a lease keeps, waits on the thread that must deliver the event: a deadlock.
+            tracing::error!(target: "calomel::progress", "user code that runs on the driver must not wait for the engine");
             return false;
         }
-        // What this thread has said must be out, and others may do what it does not while it waits.
+        // The peer must get what this thread has queued, and other threads may run jobs in place of this one while it waits.
         self.uncork();
         let _blocking = workers::Blocking::enter();
-        let _resting = HandlerPaused::enter(self);
-        let purpose = DriveGoal { stop: ready, announce, deadline, progress: false };
+        let _paused = HandlerPaused::enter(self);
+        let goal = DriveGoal { stop: ready, announce, deadline, progress: false };
         match self.driver_lock.try_acquire() {
-            Some(sat) => self.drive_as_caller(sat, &purpose),
+            Some(acquired) => self.drive_as_caller(acquired, &goal),
             None => with_sleeper(|sleeper| {
                 announce(&sleeper.waiter);
-                self.wait_in_queue(sleeper, &purpose)
+                self.wait_in_queue(sleeper, &goal)
             }),
         }
     }
 
-    fn wait_in_queue(&self, sleeper: &super::completion::ThreadSleeper, purpose: &DriveGoal<'_>) -> bool {
+    fn wait_in_queue(&self, sleeper: &super::completion::ThreadSleeper, goal: &DriveGoal<'_>) -> bool {
         let me = &sleeper.waiter;
-        let DriveGoal { stop: ready, deadline, .. } = *purpose;
+        let DriveGoal { stop: ready, deadline, .. } = *goal;
         let mut queued = false;
         let done = loop {
             if ready() {
@@ -181,11 +181,12 @@ impl Core {
             match self.driver_lock.acquire_or_queue(me) {
                 Acquired::Queued { soon } => {
                     queued = true;
-                    if !(soon && self.spin.is_some() && self.spin_until(SOON, &|| ready() || self.driver_lock.is_free())) {
+                    let ready_or_free = || ready() || self.driver_lock.is_free();
+                    if !(soon && self.spin.is_some() && self.spin_until(HANDOVER_SPIN, &ready_or_free)) {
                         sleeper.sleep(deadline);
                     }
                 }
-                sat => return self.drive_as_caller(sat, purpose),
+                acquired => return self.drive_as_caller(acquired, goal),
             }
         };
         if queued {
@@ -194,7 +195,7 @@ impl Core {
         done
     }
 
-    /// Spins until `done`, for a moment at most; whether it was.
+    /// Spins until `done`, for `moment` at most; whether it was.
     fn spin_until(&self, moment: Duration, done: &dyn Fn() -> bool) -> bool {
         let end = Instant::now() + moment;
         loop {
@@ -210,41 +211,41 @@ impl Core {
         }
     }
 
-    /// True on the thread that drives this engine, while it does: in wakers, that is.
+    /// True on the thread that drives this engine, while it does: user code on it is a waker or a hook.
     pub(crate) fn is_driving(&self) -> bool {
         DRIVING.try_with(|driving| driving.get() == self.identity()).unwrap_or(true)
     }
 
-    fn drive_as_caller(&self, sat: Acquired, purpose: &DriveGoal<'_>) -> bool {
-        let _sitting = DriverGuard(self);
-        if sat == Acquired::Borrowed {
-            // Who sleeps in the reactor had them ring when something comes: now somebody looks.
+    fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
+        let _guard = DriverGuard(self);
+        if acquired == Acquired::Borrowed {
+            // The thread that sleeps in the reactor asked them to wake it; now this thread polls them.
             self.transports.iter().for_each(|transport| transport.unpark());
-            // Everybody sleeps, the peer too: the system may well wake it on this processor.
-            self.pacer.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
+            // The engine slept, so the peer may sleep too: the system may well wake it on this processor.
+            self.pacer.yields.store(IMMEDIATE_YIELDS, Ordering::Relaxed);
         }
-        // It has just said something, and an answer may come soon.
+        // The thread has just sent something, and an answer may come soon.
         self.pacer.found.store(true, Ordering::Relaxed);
         let mut jobs = Vec::new();
         loop {
-            let ended = self.drive(&mut jobs, purpose);
-            // User code waits on this thread, with locks held, for all we know: other user code must not run here.
+            let ended = self.drive(&mut jobs, goal);
+            // User code waits on this thread, and may hold locks that a handler wants: handlers must not run here.
             jobs.drain(..).for_each(|job| self.hand_over(job));
             match ended {
-                DriveEnd::Asked => return true,
-                DriveEnd::Deadline => return (purpose.stop)(),
+                DriveEnd::Stopped => return true,
+                DriveEnd::Deadline => return (goal.stop)(),
                 DriveEnd::Jobs | DriveEnd::LockTaken => {}
             }
         }
     }
 
-    /// A caller gets up.
+    /// Releases the driver lock for a caller, or returns it to the progress thread that it was borrowed from.
     fn release_driver(&self) {
         if self.driver_lock.is_borrowed() {
-            // The progress thread goes on sleeping, and has to be woken when something comes.
-            let nothing = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
+            // The progress thread goes on sleeping, and has to be woken by the next event.
+            let all_idle = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
             if self.driver_lock.release_borrowed() {
-                if !nothing || self.pending_flags.load(Ordering::SeqCst) != 0 {
+                if !all_idle || self.pending_flags.load(Ordering::SeqCst) != 0 {
                     self.ring();
                 }
                 return self.check_alarm();
@@ -254,37 +255,37 @@ impl Core {
         self.driver_lock.release();
     }
 
-    /// Looks for events until asked to stop, or the deadline, or until there are jobs. The calling thread has the seat.
-    pub(super) fn drive(&self, jobs: &mut Vec<Job>, purpose: &DriveGoal<'_>) -> DriveEnd {
+    /// Polls for events until the goal is reached, or there are jobs. The calling thread holds the driver lock.
+    pub(super) fn drive(&self, jobs: &mut Vec<Job>, goal: &DriveGoal<'_>) -> DriveEnd {
         let _driving = Driving::enter(self);
-        let mut news = self.take_pending();
-        // These go on from one drive to the next: the clock must be looked at even when each drive takes a poll or two.
-        let rhythm = &self.pacer;
-        let mut pace = rhythm.pace.load(Ordering::Relaxed);
-        let mut left = rhythm.left.load(Ordering::Relaxed);
-        // Others were let run; because nothing had come for long?
+        let mut pending = self.take_pending();
+        // These go on from one drive to the next: the clock must be read even when each drive takes a poll or two.
+        let pacer = &self.pacer;
+        let mut pace = pacer.pace.load(Ordering::Relaxed);
+        let mut left = pacer.left.load(Ordering::Relaxed);
+        // After a yield: whether it came after a long time without events.
         let mut yielded = None;
         let ended = loop {
             let mut any = false;
             for transport in &self.transports {
-                any |= transport.poll(&mut CoreSink { core: self, news: &mut news });
+                any |= transport.poll(&mut CoreSink { core: self, pending: &mut pending });
             }
             if self.pending_flags.load(Ordering::Relaxed) != 0 {
-                any |= self.attend(&mut news, jobs);
+                any |= self.handle_pending_flags(&mut pending, jobs);
             }
-            if news.has_any() {
-                self.pass_on(&mut news, jobs);
+            if pending.has_any() {
+                self.execute_deferred(&mut pending, jobs);
             }
             if any {
-                rhythm.found.store(true, Ordering::Relaxed);
+                pacer.found.store(true, Ordering::Relaxed);
                 if let Some(waited) = yielded.take() {
-                    let yields = rhythm.yields.load(Ordering::Relaxed);
-                    let yields = if waited { YIELD_AT_ONCE } else { yields.saturating_sub(1) };
-                    rhythm.yields.store(yields, Ordering::Relaxed);
+                    let yields = pacer.yields.load(Ordering::Relaxed);
+                    let yields = if waited { IMMEDIATE_YIELDS } else { yields.saturating_sub(1) };
+                    pacer.yields.store(yields, Ordering::Relaxed);
                 }
             }
-            if (purpose.stop)() {
-                break DriveEnd::Asked;
+            if (goal.stop)() {
+                break DriveEnd::Stopped;
             }
             if !jobs.is_empty() {
                 break DriveEnd::Jobs;
@@ -296,124 +297,124 @@ impl Core {
                 }
                 continue;
             }
-            let before = rhythm.clock.load(Ordering::Relaxed);
+            let before = pacer.clock.load(Ordering::Relaxed);
             let now = Instant::now();
-            let now_ns = rhythm.note(now);
+            let now_ns = pacer.note(now);
             let took = now_ns.saturating_sub(before);
-            if took < BETWEEN_LOOKS_AT_CLOCK / 2 {
+            if took < CLOCK_INTERVAL_NS / 2 {
                 pace = (2 * pace).min(MAX_POLLS);
-            } else if took > BETWEEN_LOOKS_AT_CLOCK * 2 {
+            } else if took > CLOCK_INTERVAL_NS * 2 {
                 pace = (pace / 2).max(1);
             }
             left = pace;
-            if now_ns >= rhythm.next_look.load(Ordering::Relaxed) {
-                rhythm.next_look.store(now_ns + LOOK.as_nanos() as u64, Ordering::Relaxed);
-                if self.look_around(now, &mut news, jobs) {
-                    rhythm.found.store(true, Ordering::Relaxed);
+            if now_ns >= pacer.next_check.load(Ordering::Relaxed) {
+                pacer.next_check.store(now_ns + CHECK_INTERVAL.as_nanos() as u64, Ordering::Relaxed);
+                if self.poll_reactor(now, &mut pending, jobs) {
+                    pacer.found.store(true, Ordering::Relaxed);
                     left = 1;
                     continue;
                 }
             }
-            if purpose.deadline.is_some_and(|deadline| now >= deadline) {
+            if goal.deadline.is_some_and(|deadline| now >= deadline) {
                 break DriveEnd::Deadline;
             }
-            if rhythm.found.load(Ordering::Relaxed) {
-                rhythm.found.store(false, Ordering::Relaxed);
-                rhythm.active.store(now_ns, Ordering::Relaxed);
+            if pacer.found.load(Ordering::Relaxed) {
+                pacer.found.store(false, Ordering::Relaxed);
+                pacer.active.store(now_ns, Ordering::Relaxed);
                 continue;
             }
-            let quiet = Duration::from_nanos(now_ns.saturating_sub(rhythm.active.load(Ordering::Relaxed)));
+            let quiet = Duration::from_nanos(now_ns.saturating_sub(pacer.active.load(Ordering::Relaxed)));
             if self.spin.is_some_and(|spin| quiet < spin) {
-                if quiet >= YIELD_AFTER || rhythm.yields.load(Ordering::Relaxed) > 0 {
+                if quiet >= YIELD_AFTER || pacer.yields.load(Ordering::Relaxed) > 0 {
                     yielded = Some(quiet >= YIELD_AFTER);
                     std::thread::yield_now();
                 }
                 continue;
             }
-            match self.sleep(&mut news, jobs, purpose) {
-                WakeCause::BySomething => {
-                    rhythm.found.store(true, Ordering::Relaxed);
-                    rhythm.yields.store(YIELD_AT_ONCE, Ordering::Relaxed);
+            match self.sleep(&mut pending, jobs, goal) {
+                WakeCause::Event => {
+                    pacer.found.store(true, Ordering::Relaxed);
+                    pacer.yields.store(IMMEDIATE_YIELDS, Ordering::Relaxed);
                 }
-                // A timer, perhaps.
-                WakeCause::ByNothing => rhythm.next_look.store(0, Ordering::Relaxed),
-                WakeCause::SeatTaken => break DriveEnd::LockTaken,
+                // A timer may be due.
+                WakeCause::NoEvent => pacer.next_check.store(0, Ordering::Relaxed),
+                WakeCause::LockTaken => break DriveEnd::LockTaken,
             }
             left = 1;
         };
-        rhythm.pace.store(pace, Ordering::Relaxed);
-        rhythm.left.store(left, Ordering::Relaxed);
-        self.keep_pending(news);
+        pacer.pace.store(pace, Ordering::Relaxed);
+        pacer.left.store(left, Ordering::Relaxed);
+        self.keep_pending(pending);
         ended
     }
 
-    /// What others have left for whoever drives. True when there was something.
-    fn attend(&self, news: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
-        let attention = self.pending_flags.load(Ordering::SeqCst);
-        if attention & UNSENT != 0 {
+    /// Handles what other threads have left for the driver. True when there was something.
+    fn handle_pending_flags(&self, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
+        let flags = self.pending_flags.load(Ordering::SeqCst);
+        if flags & UNSENT != 0 {
             let mut outputs = Outputs::new();
             collect(self, &mut self.proto.lock(), &mut outputs);
             self.execute_outputs(outputs, Some(jobs));
         }
-        if attention & HANDED_OFF != 0 {
+        if flags & HANDED_OFF != 0 {
             let events = {
-                let mut mislaid = self.handed_off_events.lock();
+                let mut handed_off = self.handed_off_events.lock();
                 self.pending_flags.fetch_and(!HANDED_OFF, Ordering::SeqCst);
-                std::mem::take(&mut *mislaid)
+                std::mem::take(&mut *handed_off)
             };
-            events.iter().for_each(|event| self.take_event(event, news));
+            events.iter().for_each(|event| self.take_event(event, pending));
         }
         true
     }
 
-    /// Takes what the reactor has, if nobody sleeps in it, and does what is due. True when there was something.
-    pub(super) fn look_around(&self, now: Instant, news: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
+    /// Handles the events of the reactor, if no thread sleeps in it, and the timers that are due. True when there was any.
+    pub(super) fn poll_reactor(&self, now: Instant, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
         let mut any = false;
         if let Some(mut driver) = self.driver.try_lock() {
-            any = driver.ask(Some(Duration::ZERO));
-            driver.events.iter().for_each(|event| self.take_event(event, news));
+            any = driver.poll_events(Some(Duration::ZERO));
+            driver.events.iter().for_each(|event| self.take_event(event, pending));
         }
-        self.pass_on(news, jobs);
+        self.execute_deferred(pending, jobs);
         any | self.expire(now, jobs)
     }
 
-    fn take_event(&self, event: &mio::event::Event, news: &mut PendingOutputs) {
+    fn take_event(&self, event: &mio::event::Event, pending: &mut PendingOutputs) {
         let token = event.token();
         if token != WAKER
             && let Some(transport) = self.transports.get(token.0 >> TOKEN_SHIFT)
         {
-            transport.ready(token.0, event, &mut CoreSink { core: self, news });
+            transport.ready(token.0, event, &mut CoreSink { core: self, pending });
         }
     }
 
-    /// Blocks in the reactor, unless something has happened meanwhile.
-    fn sleep(&self, news: &mut PendingOutputs, jobs: &mut Vec<Job>, purpose: &DriveGoal<'_>) -> WakeCause {
+    /// Blocks in the reactor, unless an event has arrived meanwhile.
+    fn sleep(&self, pending: &mut PendingOutputs, jobs: &mut Vec<Job>, goal: &DriveGoal<'_>) -> WakeCause {
         if self.driver_lock.take_from_progress() {
             self.ring();
         }
-        let Some(mut driver) = self.reactor(purpose.deadline) else { return WakeCause::ByNothing };
+        let Some(mut driver) = self.reactor(goal.deadline) else { return WakeCause::NoEvent };
         let announced = with_sleeper(|sleeper| {
-            // Each of the steps announces the sleep to somebody, who rings from then on; what was done before is looked for
-            // after that.
+            // Each of these steps makes other threads ring the reactor from then on; what they did before that is checked
+            // afterwards.
             sleeper.waiter.set_blocks_in(Some(self.waker.clone()));
-            (purpose.announce)(&sleeper.waiter)
+            (goal.announce)(&sleeper.waiter)
         });
-        let nothing = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
+        let all_idle = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
         self.asleep_until.store(u64::MAX, Ordering::SeqCst);
-        let next = [self.next_alarm(), purpose.deadline].into_iter().flatten().min();
+        let next = [self.next_alarm(), goal.deadline].into_iter().flatten().min();
         self.asleep_until.store(next.map_or(u64::MAX, |next| self.micros(next)), Ordering::SeqCst);
         let mut any = true;
-        let mut has_seat = true;
-        // From here on, callers take the seat from a progress thread without a word.
-        if announced && nothing && self.driver_lock.park() {
-            if !(purpose.stop)() && !self.is_stopping() && self.pending_flags.load(Ordering::SeqCst) == 0 {
+        let mut has_lock = true;
+        // Once the lock is parked, callers borrow it from a progress thread without waking that.
+        if announced && all_idle && self.driver_lock.park() {
+            if !(goal.stop)() && !self.is_stopping() && self.pending_flags.load(Ordering::SeqCst) == 0 {
                 let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
-                any = driver.ask(timeout);
+                any = driver.poll_events(timeout);
             } else {
                 driver.events.clear();
             }
-            if purpose.progress {
-                has_seat = self.driver_lock.unpark_progress();
+            if goal.progress {
+                has_lock = self.driver_lock.unpark_progress();
             } else {
                 self.driver_lock.unpark();
             }
@@ -422,22 +423,22 @@ impl Core {
         }
         self.asleep_until.store(0, Ordering::SeqCst);
         with_sleeper(|sleeper| sleeper.waiter.set_blocks_in(None));
-        self.pacer.look_at_clock();
-        if !has_seat {
-            // The reactor tells once: whoever drives now has to know, before it sleeps in there.
-            let news = driver.events.iter().filter(|event| event.token() != WAKER);
-            let mut mislaid = self.handed_off_events.lock();
-            mislaid.extend(news.cloned());
-            if !mislaid.is_empty() {
+        self.pacer.read_clock();
+        if !has_lock {
+            // The reactor reports each event once, so the thread that drives now has to get them before it sleeps there.
+            let events = driver.events.iter().filter(|event| event.token() != WAKER);
+            let mut handed_off = self.handed_off_events.lock();
+            handed_off.extend(events.cloned());
+            if !handed_off.is_empty() {
                 self.pending_flags.fetch_or(HANDED_OFF, Ordering::SeqCst);
             }
-            return WakeCause::SeatTaken;
+            return WakeCause::LockTaken;
         }
         self.transports.iter().for_each(|transport| transport.unpark());
-        driver.events.iter().for_each(|event| self.take_event(event, news));
+        driver.events.iter().for_each(|event| self.take_event(event, pending));
         drop(driver);
-        self.pass_on(news, jobs);
-        if any { WakeCause::BySomething } else { WakeCause::ByNothing }
+        self.execute_deferred(pending, jobs);
+        if any { WakeCause::Event } else { WakeCause::NoEvent }
     }
 
     fn next_alarm(&self) -> Option<Instant> {
@@ -446,7 +447,7 @@ impl Core {
         [proto, timers].into_iter().flatten().min()
     }
 
-    /// Does what is due. True when anything was.
+    /// Runs the timers that are due. True when any was.
     fn expire(&self, now: Instant, jobs: &mut Vec<Job>) -> bool {
         let mut due = Vec::new();
         {

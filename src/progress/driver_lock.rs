@@ -1,14 +1,18 @@
-//! Who drives: one thread at a time, in a seat.
+//! The driver lock: the one thread that holds it polls the transports and the reactor.
+//!
+//! This is the Leader/Followers pattern (Schmidt, Stal, Rohnert and Buschmann, *Pattern-Oriented Software Architecture*,
+//! volume 2): the holder is the leader, queued callers are the followers, and a release wakes the next of them.
 //!
 //! ```text
-//!   a thread that waits for a call or a transfer sits down, if nobody sits; gets up when it has what it waits for
-//!   the progress thread sits when nobody else does, and gets up when a waiting thread wants the seat
-//!   while the progress thread sleeps in the seat, a waiting thread borrows it, and wakes nobody
-//!   whoever gets up wakes the next thread that waits
+//!   a caller (a thread that waits for a call or a transfer) acquires the lock if it is free, and releases it when it has
+//!       what it waits for
+//!   the progress thread acquires the lock when no caller does, and releases it when a caller wants it
+//!   while the progress thread holds the lock and sleeps in the reactor, a caller borrows the lock without waking it
+//!   a release wakes the next waiter
 //! ```
 //!
-//! Who sits stands in one word, so that sitting down and getting up cost one atomic operation each where nobody else wants
-//! the seat. The queue is behind a lock; the word says whether anything is in it.
+//! The holder is stored in one atomic word, so acquiring and releasing take one atomic operation each while no other thread
+//! wants the lock. The queue is behind a mutex; a flag in the word says whether any thread has to be woken.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,42 +23,42 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Default)]
 pub(crate) struct DriverLock {
-    /// Who sits, some flags, and above them the number of sittings.
+    /// The holder, some flags, and above them the number of acquisitions by callers.
     word: AtomicU64,
     waiters: Mutex<Waiters>,
 }
 
 #[derive(Default)]
 struct Waiters {
-    /// Threads that wait for an operation while somebody else drives.
+    /// Threads that wait for an operation while another thread drives.
     queue: VecDeque<Arc<ThreadWaiter>>,
-    /// Woken when a caller that had blocked gets up: the progress thread, which sleeps as long as somebody drives.
+    /// The progress thread, if it sleeps until the holder, which blocks in the reactor, has released the lock.
     parked_waiter: Option<Arc<ThreadWaiter>>,
 }
 
-/// Nobody sits when neither this nor one of the next two stands in the word.
+/// The lock is free when the holder bits are 0; else they are one of the next three.
+const HOLDER: u64 = 3;
 const CALLER: u64 = 1;
 const PROGRESS: u64 = 2;
-/// A caller sits, while the progress thread sleeps in the reactor, and does not know.
+/// A caller holds the lock, while the progress thread sleeps in the reactor and does not know it.
 const BORROWED: u64 = 3;
-const HOLDER: u64 = 3;
-/// The sitter blocks in the reactor, or is about to.
+/// The holder blocks in the reactor, or is about to.
 const PARKED: u64 = 4;
-/// A caller wants the seat from the progress thread.
+/// A caller wants the lock from the progress thread.
 const WANTED: u64 = 8;
-/// Somebody has to be woken by whoever gets up.
+/// The releasing thread has to wake a waiter.
 const HAS_WAITERS: u64 = 16;
 const ACQUISITION: u64 = 32;
 
-/// How a caller sits.
+/// How a caller got the lock, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Acquired {
-    /// In its own right.
+    /// The lock was free.
     Yes,
-    /// In the progress thread's place, which sleeps in the reactor.
+    /// Borrowed from the progress thread, which sleeps in the reactor.
     Borrowed,
-    /// It does not, and is in the queue. The progress thread sits, and will get up in a moment: it is worth waiting for
-    /// when `soon`.
+    /// Not acquired: the caller is queued. If `soon`, the progress thread holds the lock and is awake, so it will release it
+    /// in a moment, and spinning is worthwhile.
     Queued { soon: bool },
 }
 
@@ -63,7 +67,7 @@ impl DriverLock {
         self.word.load(Ordering::SeqCst)
     }
 
-    /// Replaces the word by what `change` makes of it, unless that is nothing. What was there before, and what is now.
+    /// Applies `change` to the word atomically: the old and the new word, or the unchanged word if `change` returns `None`.
     fn change(&self, change: impl Fn(u64) -> Option<u64>) -> Result<(u64, u64), u64> {
         let mut word = self.load();
         loop {
@@ -83,148 +87,148 @@ impl DriverLock {
         }
     }
 
-    /// A caller that is not in the queue sits down, if it can at once.
+    /// Acquires the lock for a caller that is not queued, if that is possible at once.
     pub(super) fn try_acquire(&self) -> Option<Acquired> {
         let (before, _) = self.change(Self::acquired_by_caller).ok()?;
         Some(if before & HOLDER == 0 { Acquired::Yes } else { Acquired::Borrowed })
     }
 
-    /// A caller sits down, or gets in the queue.
+    /// Acquires the lock for a caller, or queues it.
     pub(super) fn acquire_or_queue(&self, me: &Arc<ThreadWaiter>) -> Acquired {
-        let mut line = self.waiters.lock();
-        let taken = self.change(|word| {
+        let mut waiters = self.waiters.lock();
+        let changed = self.change(|word| {
             Self::acquired_by_caller(word).or_else(|| {
-                let asked = if word & HOLDER == PROGRESS { WANTED } else { 0 };
-                Some(word | HAS_WAITERS | asked)
+                let wanted = if word & HOLDER == PROGRESS { WANTED } else { 0 };
+                Some(word | HAS_WAITERS | wanted)
             })
         });
-        let (before, after) = taken.unwrap_or_else(|word| (word, word));
+        let (before, after) = changed.unwrap_or_else(|word| (word, word));
         if before & !(HAS_WAITERS | WANTED) == after & !(HAS_WAITERS | WANTED) {
-            if !line.queue.iter().any(|other| Arc::ptr_eq(other, me)) {
-                line.queue.push_back(me.clone());
+            if !waiters.queue.iter().any(|other| Arc::ptr_eq(other, me)) {
+                waiters.queue.push_back(me.clone());
             }
             return Acquired::Queued { soon: before & HOLDER == PROGRESS };
         }
-        // Others must not be led to believe that this thread still waits for its turn.
-        line.queue.retain(|other| !Arc::ptr_eq(other, me));
-        self.update_flags(&line);
+        // A release must not spend its wake-up on this thread, which does not wait any more.
+        waiters.queue.retain(|other| !Arc::ptr_eq(other, me));
+        self.update_flags(&waiters);
         if before & HOLDER == 0 { Acquired::Yes } else { Acquired::Borrowed }
     }
 
-    /// A caller that was in the queue goes away. If it was its turn, it is the next one's now.
+    /// Removes a caller from the queue. If it has been woken to acquire the lock, the next waiter is woken in its place.
     pub(super) fn leave_queue(&self, me: &Arc<ThreadWaiter>) {
-        let mut line = self.waiters.lock();
-        let before = line.queue.len();
-        line.queue.retain(|other| !Arc::ptr_eq(other, me));
+        let mut waiters = self.waiters.lock();
+        let before = waiters.queue.len();
+        waiters.queue.retain(|other| !Arc::ptr_eq(other, me));
         let word = self.load();
         let free = word & HOLDER == 0 || word & (HOLDER | PARKED) == PROGRESS | PARKED;
-        if line.queue.len() == before && free {
-            Self::wake_next(&mut line);
+        if waiters.queue.len() == before && free {
+            Self::wake_next(&mut waiters);
         }
-        self.update_flags(&line);
+        self.update_flags(&waiters);
     }
 
-    /// Has the word say what is in the line.
-    fn update_flags(&self, line: &Waiters) {
-        if line.queue.is_empty() {
-            let flags = if line.parked_waiter.is_none() { HAS_WAITERS | WANTED } else { WANTED };
+    /// Clears the flags in the word that the waiters do not justify any more.
+    fn update_flags(&self, waiters: &Waiters) {
+        if waiters.queue.is_empty() {
+            let flags = if waiters.parked_waiter.is_none() { HAS_WAITERS | WANTED } else { WANTED };
             let _ = self.change(|word| (word & flags != 0).then_some(word & !flags));
         }
     }
 
-    /// The progress thread sits down if the seat is free, and nobody has sat since `seen`, or waits to. Else what it needs
-    /// to know to ask again.
+    /// Acquires the lock for the progress thread if it is free, no caller is queued, and no caller has acquired it since epoch
+    /// `seen`. Else returns how to try again.
     pub(super) fn acquire_as_progress(&self, seen: u64, me: &Arc<ThreadWaiter>) -> Result<(), Contended> {
-        let mut line = self.waiters.lock();
-        let nobody_waits = line.queue.is_empty();
-        let sat =
-            self.change(|word| (nobody_waits && word & HOLDER == 0 && word / ACQUISITION == seen).then_some(word + PROGRESS));
-        let Err(word) = sat else { return Ok(()) };
-        // Whoever is parked gets up only after taking the line, once this stands in the word.
-        let heir = self.change(|word| (word & HOLDER != 0 && word & PARKED != 0).then_some(word | HAS_WAITERS)).is_ok();
-        line.parked_waiter = heir.then(|| me.clone());
-        Err(Contended { epoch: word / ACQUISITION, for_long: heir })
+        let mut waiters = self.waiters.lock();
+        let none_queued = waiters.queue.is_empty();
+        let acquired =
+            self.change(|word| (none_queued && word & HOLDER == 0 && word / ACQUISITION == seen).then_some(word + PROGRESS));
+        let Err(word) = acquired else { return Ok(()) };
+        // Once this flag is set, a parked holder locks the waiters before it releases the lock.
+        let parked = self.change(|word| (word & HOLDER != 0 && word & PARKED != 0).then_some(word | HAS_WAITERS)).is_ok();
+        waiters.parked_waiter = parked.then(|| me.clone());
+        Err(Contended { epoch: word / ACQUISITION, until_woken: parked })
     }
 
-    /// As `sit_as_progress`, right away when the seat is free.
+    /// As [`DriverLock::acquire_as_progress`], also if a caller has held the lock a moment ago.
     pub(super) fn try_acquire_as_progress(&self) -> bool {
-        let line = self.waiters.lock();
-        let nobody_waits = line.queue.is_empty();
-        self.change(|word| (nobody_waits && word & HOLDER == 0).then_some(word + PROGRESS)).is_ok()
+        let waiters = self.waiters.lock();
+        let none_queued = waiters.queue.is_empty();
+        self.change(|word| (none_queued && word & HOLDER == 0).then_some(word + PROGRESS)).is_ok()
     }
 
-    /// A caller gets up.
+    /// Releases the lock for a caller.
     pub(super) fn release(&self) {
-        let up = |word: u64| word & !(HOLDER | PARKED);
-        if self.change(|word| (word & HAS_WAITERS == 0).then(|| up(word))).is_err() {
-            let mut line = self.waiters.lock();
-            let _ = self.change(|word| Some(up(word)));
-            self.wake_waiting(&mut line);
+        let released = |word: u64| word & !(HOLDER | PARKED);
+        if self.change(|word| (word & HAS_WAITERS == 0).then(|| released(word))).is_err() {
+            let mut waiters = self.waiters.lock();
+            let _ = self.change(|word| Some(released(word)));
+            self.wake_waiters(&mut waiters);
         }
     }
 
-    /// True when the sitter has borrowed the seat, and the progress thread has not noticed.
+    /// True when the holder has borrowed the lock, and the progress thread has not noticed.
     pub(super) fn is_borrowed(&self) -> bool {
         self.word.load(Ordering::Relaxed) & HOLDER == BORROWED
     }
 
-    /// A caller gets up and leaves the seat to the progress thread, which sleeps in the reactor. False when it has woken
-    /// meanwhile: then the caller still sits.
+    /// Returns a borrowed lock to the progress thread, which sleeps in the reactor. False when that thread has woken
+    /// meanwhile: then the caller still holds the lock.
     pub(super) fn release_borrowed(&self) -> bool {
-        let back = |word: u64| (word & HOLDER == BORROWED).then(|| (word - BORROWED + PROGRESS) | PARKED);
-        match self.change(|word| back(word).filter(|_| word & HAS_WAITERS == 0)) {
+        let returned = |word: u64| (word & HOLDER == BORROWED).then(|| (word - BORROWED + PROGRESS) | PARKED);
+        match self.change(|word| returned(word).filter(|_| word & HAS_WAITERS == 0)) {
             Ok(_) => true,
             Err(word) if word & HOLDER != BORROWED => false,
             Err(_) => {
-                let mut line = self.waiters.lock();
-                let given = self.change(back).is_ok();
-                if given {
-                    self.wake_waiting(&mut line);
+                let mut waiters = self.waiters.lock();
+                let was_borrowed = self.change(returned).is_ok();
+                if was_borrowed {
+                    self.wake_waiters(&mut waiters);
                 }
-                given
+                was_borrowed
             }
         }
     }
 
-    /// The progress thread gets up, or the seat is taken from it.
+    /// Releases the lock for the progress thread; also called by other threads to take the lock from it.
     pub(super) fn release_as_progress(&self) {
-        let mut line = self.waiters.lock();
+        let mut waiters = self.waiters.lock();
         if self.change(|word| (word & HOLDER == PROGRESS).then_some(word & !(HOLDER | PARKED))).is_ok() {
-            self.wake_waiting(&mut line);
+            self.wake_waiters(&mut waiters);
         }
     }
 
-    fn wake_waiting(&self, line: &mut Waiters) {
-        Self::wake_next(line);
-        if let Some(heir) = line.parked_waiter.take() {
-            heir.wake();
+    fn wake_waiters(&self, waiters: &mut Waiters) {
+        Self::wake_next(waiters);
+        if let Some(parked) = waiters.parked_waiter.take() {
+            parked.wake();
         }
-        self.update_flags(line);
+        self.update_flags(waiters);
     }
 
-    fn wake_next(line: &mut Waiters) {
-        if let Some(next) = line.queue.pop_front() {
+    fn wake_next(waiters: &mut Waiters) {
+        if let Some(next) = waiters.queue.pop_front() {
             next.wake();
         }
     }
 
-    /// A caller that sits in a borrowed seat needs the reactor, and keeps the seat. True when it was borrowed: the progress
-    /// thread must be told to leave the reactor.
+    /// Makes a borrowed lock the caller's own, since the caller needs the reactor itself. True when the lock was borrowed: then
+    /// the caller has to wake the progress thread out of the reactor.
     pub(super) fn take_from_progress(&self) -> bool {
         self.change(|word| (word & HOLDER == BORROWED).then(|| word - BORROWED + CALLER)).is_ok()
     }
 
-    /// The sitter is about to block in the reactor. False when it must not, because it is wanted.
+    /// Marks the holder as about to block in the reactor. False when it must not block, since a caller wants the lock.
     pub(super) fn park(&self) -> bool {
         self.change(|word| (word & WANTED == 0).then_some(word | PARKED)).is_ok()
     }
 
-    /// A caller does not block any more.
+    /// Marks a caller that holds the lock as awake.
     pub(super) fn unpark(&self) {
         let _ = self.change(|word| Some(word & !PARKED));
     }
 
-    /// The progress thread does not block any more. False when somebody has taken its seat meanwhile.
+    /// Marks the progress thread as awake. False when a caller has taken the lock meanwhile.
     pub(super) fn unpark_progress(&self) -> bool {
         let woken = self.change(|word| match word & HOLDER {
             PROGRESS => Some(word & !PARKED),
@@ -234,27 +238,28 @@ impl DriverLock {
         woken.is_ok_and(|(before, _)| before & HOLDER == PROGRESS)
     }
 
-    /// Somebody sits, and blocks in the reactor.
+    /// True when the holder blocks in the reactor, or is about to.
     pub(super) fn is_parked(&self) -> bool {
         self.load() & PARKED != 0
     }
 
-    /// A caller could sit down.
+    /// True when a caller could acquire the lock.
     pub(super) fn is_free(&self) -> bool {
         Self::acquired_by_caller(self.word.load(Ordering::Relaxed)).is_some()
     }
 
-    /// A caller wants the progress thread to get up.
+    /// True when a caller wants the progress thread to release the lock.
     pub(super) fn is_wanted(&self) -> bool {
         self.word.load(Ordering::Relaxed) & WANTED != 0
     }
 }
 
-/// The seat is not for the progress thread now.
+/// Why the progress thread could not acquire the lock.
 pub(super) struct Contended {
+    /// The number of acquisitions by callers: the next attempt succeeds only if it is still the same.
     pub epoch: u64,
-    /// Sleep until woken; else look again after a moment.
-    pub for_long: bool,
+    /// The holder blocks in the reactor, and wakes the progress thread at its release. Else try again after a moment.
+    pub until_woken: bool,
 }
 
 #[cfg(test)]
@@ -265,85 +270,85 @@ mod tests {
     use super::super::completion::ThreadSleeper;
     use super::*;
 
-    /// One drives at a time, whatever the others do; and who queues gets the seat.
+    /// Callers acquire, borrow, park and queue at random times against a progress thread: one thread holds the lock at a time.
     #[test]
-    fn one_sits_at_a_time_and_nobody_is_forgotten() {
+    fn contended_lock_has_one_holder_and_wakes_each_queued_caller() {
         const CALLERS: usize = 3;
-        const TIMES: usize = 3000;
-        let seat = DriverLock::default();
-        let sitting = AtomicUsize::new(0);
+        const ROUNDS: usize = 3000;
+        let lock = DriverLock::default();
+        let holders = AtomicUsize::new(0);
         let reactor = AtomicBool::new(false);
         let stop = AtomicBool::new(false);
-        let alone = |what: &str| {
-            assert_eq!(sitting.fetch_add(1, Ordering::SeqCst), 0, "{what} is not alone");
+        let assert_only_holder = |holder: &str| {
+            assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "{holder} is not the only holder");
             std::thread::yield_now();
-            sitting.fetch_sub(1, Ordering::SeqCst);
+            holders.fetch_sub(1, Ordering::SeqCst);
         };
         let caller = |number: usize| {
             let sleeper = ThreadSleeper::new();
-            for time in 0..TIMES {
-                let first = seat.try_acquire();
-                let sat = first.unwrap_or_else(|| {
+            for round in 0..ROUNDS {
+                let first = lock.try_acquire();
+                let acquired = first.unwrap_or_else(|| {
                     let begin = Instant::now();
                     loop {
-                        match seat.acquire_or_queue(&sleeper.waiter) {
+                        match lock.acquire_or_queue(&sleeper.waiter) {
                             Acquired::Queued { .. } => {
                                 sleeper.sleep(Some(Instant::now() + Duration::from_secs(5)));
-                                assert!(begin.elapsed() < Duration::from_secs(5), "caller {number} is forgotten");
+                                assert!(begin.elapsed() < Duration::from_secs(5), "caller {number} was not woken");
                             }
-                            sat => break sat,
+                            acquired => break acquired,
                         }
                     }
                 });
-                alone("a caller");
-                match (sat, (time + number) % 7) {
+                assert_only_holder("a caller");
+                match (acquired, (round + number) % 7) {
                     (Acquired::Borrowed, 0) => {
-                        if seat.take_from_progress() {
+                        if lock.take_from_progress() {
                             reactor.store(true, Ordering::SeqCst);
                         }
-                        seat.release();
+                        lock.release();
                     }
                     (Acquired::Borrowed, _) => {
-                        if !seat.release_borrowed() {
-                            seat.release();
+                        if !lock.release_borrowed() {
+                            lock.release();
                         }
                     }
-                    (_, 1) if seat.park() => {
+                    (_, 1) if lock.park() => {
                         std::thread::yield_now();
-                        seat.unpark();
-                        seat.release();
+                        lock.unpark();
+                        lock.release();
                     }
-                    _ => seat.release(),
+                    _ => lock.release(),
                 }
             }
         };
         std::thread::scope(|scope| {
             let callers: Vec<_> = (0..CALLERS).map(|number| scope.spawn(move || caller(number))).collect();
             scope.spawn(|| {
-                let mut times = 0u32;
+                let mut parks = 0u32;
                 while !stop.load(Ordering::SeqCst) {
-                    if !seat.try_acquire_as_progress() {
+                    if !lock.try_acquire_as_progress() {
                         std::thread::yield_now();
                         continue;
                     }
                     loop {
-                        alone("the progress thread");
-                        if seat.is_wanted() || stop.load(Ordering::SeqCst) {
-                            seat.release_as_progress();
+                        assert_only_holder("the progress thread");
+                        if lock.is_wanted() || stop.load(Ordering::SeqCst) {
+                            lock.release_as_progress();
                             break;
                         }
-                        if !seat.park() {
+                        if !lock.park() {
                             continue;
                         }
-                        times += 1;
-                        // In the reactor: until it is rung, or something comes.
-                        let naps = times % 5;
+                        parks += 1;
+                        // Stands for the reactor: sleeps until it is woken, or an event arrives.
+                        let naps = parks % 5;
                         for _ in 0..naps {
                             if !reactor.swap(false, Ordering::SeqCst) {
                                 std::thread::yield_now();
                             }
                         }
-                        if !seat.unpark_progress() {
+                        if !lock.unpark_progress() {
                             break;
                         }
                     }
@@ -358,7 +363,7 @@ mod tests {
             }
             stop.store(true, Ordering::SeqCst);
         });
-        assert_eq!(seat.load() & (HOLDER | PARKED | WANTED), 0);
-        assert!(seat.waiters.lock().queue.is_empty());
+        assert_eq!(lock.load() & (HOLDER | PARKED | WANTED), 0);
+        assert!(lock.waiters.lock().queue.is_empty());
     }
 }

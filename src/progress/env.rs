@@ -1,4 +1,4 @@
-//! What the protocol's opaque types are in a live engine.
+//! The types that the protocol is generic over, as an engine defines them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::memory::{Region, Slice};
 use crate::proto::{Env, Lease, Memory};
 use crate::shape::Verdicts;
 
-/// The protocol as an engine runs it.
+/// The environment of the protocol in an engine.
 pub(crate) enum EngineEnv {}
 
 impl Env for EngineEnv {
@@ -20,7 +20,7 @@ impl Env for EngineEnv {
 
 impl Memory for Slice {
     fn allocate(len: usize) -> Slice {
-        // Pages that are not written take no memory: a peer's claim of a size costs nothing until the bytes come.
+        // Large buffers are mapped lazily, so a peer's claim of a size costs little until the bytes arrive.
         Slice::whole(&Region::for_message(len))
     }
 
@@ -41,10 +41,10 @@ impl Memory for Slice {
     }
 }
 
-/// Keeps something as long as a peer holds a bulk.
+/// Keeps a value alive as long as a peer holds a bulk.
 pub(crate) struct LeaseKeepAlive {
     pub token: u128,
-    /// Dropped when the peer holds the bulk no more; nobody looks at it.
+    /// Dropped when the peer does not hold the bulk any more; kept alive, never read.
     pub _kept: Arc<dyn Any + Send + Sync>,
 }
 

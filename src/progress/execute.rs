@@ -1,4 +1,4 @@
-//! What the protocol asks for, carried out: bytes are sent, waiters told, handlers found.
+//! Executes the outputs of the protocol: sends bytes, completes operations, finds handlers.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,49 +13,49 @@ use crate::deferred_log::{self, defer};
 use crate::proto::{LinkId, Log, Output, Proto};
 use crate::transport::{Link, Sent};
 
-/// Why an address is not dialled.
+/// The error of a dial that the engine's filter refused.
 pub(crate) const REFUSED_BY_FILTER: &str = "a peer has named this address, and the dial filter of this engine refuses it";
 
 impl Core {
-    /// Carries out what the protocol asked for, and what that brings about. Requests become jobs in `jobs`, if the thread
+    /// Executes the outputs, and the outputs of the steps that this leads to. Requests become jobs in `jobs` if the thread
     /// drives; else they go to the handler threads.
     pub(super) fn execute_outputs(&self, mut outputs: Outputs, jobs: Option<&mut Vec<Job>>) {
-        self.perform_queued(&mut outputs, jobs);
+        self.execute_queued(&mut outputs, jobs);
         outputs.keep();
     }
 
-    fn perform_queued(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
+    fn execute_queued(&self, outputs: &mut Outputs, mut jobs: Option<&mut Vec<Job>>) {
         while let Some(output) = outputs.queue.pop_front() {
             self.execute_output(output, jobs.as_deref_mut(), outputs);
         }
         deferred_log::flush();
     }
 
-    /// While transports are at work: carries out what runs no user code, and keeps the rest for [`Core::pass_on`].
-    pub(super) fn execute_immediate(&self, news: &mut PendingOutputs) {
-        if news.outputs.queue.is_empty() {
+    /// Executes the outputs that run no user code, while transports hold locks; keeps the rest for [`Core::execute_deferred`].
+    pub(super) fn execute_immediate(&self, pending: &mut PendingOutputs) {
+        if pending.outputs.queue.is_empty() {
             return;
         }
-        // As it mostly is: a call has come, or an answer.
-        if news.later.is_empty() && news.outputs.queue.iter().all(runs_user_code) {
-            return std::mem::swap(&mut news.later, &mut news.outputs.queue);
+        // The common case: a request, or a response.
+        if pending.deferred.is_empty() && pending.outputs.queue.iter().all(runs_user_code) {
+            return std::mem::swap(&mut pending.deferred, &mut pending.outputs.queue);
         }
-        while let Some(output) = news.outputs.queue.pop_front() {
+        while let Some(output) = pending.outputs.queue.pop_front() {
             if runs_user_code(&output) {
-                news.later.push_back(output);
+                pending.deferred.push_back(output);
             } else {
-                self.execute_output(output, None, &mut news.outputs);
+                self.execute_output(output, None, &mut pending.outputs);
             }
         }
     }
 
-    /// Carries out what has waited for the transports to be done, and writes what they have to log.
-    pub(super) fn pass_on(&self, news: &mut PendingOutputs, jobs: &mut Vec<Job>) {
-        while let Some(output) = news.later.pop_front() {
-            news.outputs.moved = 0;
-            self.execute_output(output, Some(jobs), &mut news.outputs);
-            if !news.outputs.queue.is_empty() {
-                self.perform_queued(&mut news.outputs, Some(jobs));
+    /// Executes the outputs deferred until the transports have returned, and writes their deferred log lines.
+    pub(super) fn execute_deferred(&self, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) {
+        while let Some(output) = pending.deferred.pop_front() {
+            pending.outputs.moved = 0;
+            self.execute_output(output, Some(jobs), &mut pending.outputs);
+            if !pending.outputs.queue.is_empty() {
+                self.execute_queued(&mut pending.outputs, Some(jobs));
             }
         }
         deferred_log::flush();
@@ -80,7 +80,7 @@ impl Core {
                     Sent::All(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, false)),
                     Sent::Lent(buffer) => self.follow_up(next, |proto| proto.handle_sent(link, buffer, true)),
                     Sent::Later => {}
-                    // What the peer said before it went is still to be read, so the end of that is the end of the link.
+                    // What the peer sent before it went must still be read: the link ends when reading ends.
                     Sent::Failed(error) => defer(move || tracing::debug!(target: "calomel::progress", %error, "a send failed")),
                 }
             }
@@ -109,7 +109,7 @@ impl Core {
             Output::Move { link, transfer, pull, memory, keys, offset } => {
                 let Some(found) = self.transport_link(link) else { return };
                 if !found.begin_rma(transfer, pull, &memory, &keys, offset) {
-                    let reason = "it can't be moved so".to_owned();
+                    let reason = "the transport can't carry out this RMA".to_owned();
                     self.follow_up(next, |proto| proto.handle_moved(link, transfer, Err(reason)));
                 }
             }
@@ -147,8 +147,7 @@ impl Core {
         }
     }
 
-    /// As `exec_unless_forked`, for what is not in a hurry: while somebody is awake to see to it, what is to be sent is left to
-    /// go out with more.
+    /// As `exec_unless_forked`, for frames that are not urgent: while the driver is awake, they wait to go out with others.
     pub(crate) fn exec_soon(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         if self.is_forked() {
             return;
@@ -162,18 +161,18 @@ impl Core {
         }
         self.execute_outputs(outputs, None);
         if self.driver_lock.is_parked() {
-            // Whoever sleeps did not see it.
+            // The driver sleeps, and has not seen the flag.
             self.exec(|_| ());
         }
         self.check_alarm();
     }
 
-    /// Who carries a link; taken out of the table, which is not locked while anything is done with it.
+    /// The transport's side of a link, cloned so that the table is not locked while it is used.
     pub(super) fn transport_link(&self, link: LinkId) -> Option<Arc<dyn Link>> {
         self.links.read().get(link).cloned()
     }
 
-    /// Changes while peers' systems take what was sent, as far as transports can tell.
+    /// A number that changes while peers' kernels acknowledge what was sent, as far as transports can tell.
     pub(crate) fn acknowledged(&self) -> u64 {
         let links: Vec<Arc<dyn Link>> = self.links.read().values().cloned().collect();
         links.iter().fold(0, |sum, link| sum.wrapping_add(link.acknowledged()))
@@ -185,11 +184,11 @@ impl Core {
         collect(self, &mut proto, next);
     }
 
-    /// Whether an address may be dialled that a peer has named. Runs user code.
+    /// True when an address that a peer has named may be dialled. Runs user code.
     pub(crate) fn may_dial(&self, address: &Address) -> bool {
         let Some(filter) = &self.dial_filter else { return true };
         catch_unwind(AssertUnwindSafe(|| filter(address))).unwrap_or_else(|_| {
-            tracing::error!(target: "calomel::security", %address, "the dial filter has panicked: the address is refused");
+            tracing::error!(target: "calomel::security", %address, "the dial filter panicked; the address is refused");
             false
         })
     }
@@ -202,20 +201,22 @@ impl Core {
             let error = io::Error::new(io::ErrorKind::PermissionDenied, REFUSED_BY_FILTER);
             return self.follow_up(next, |proto| proto.handle_closed(link, error));
         }
-        for (transport, shortcut) in self.local_addresses(address, true).filter(|(_, shortcut)| allowed(shortcut)) {
-            // Noted before anything can be reported of it.
+        for (transport, local_address) in self.local_addresses(address, true).filter(|(_, local)| allowed(local)) {
+            // Inserted before the transport can report on the link.
             self.fallback_addresses.lock().insert(link, address.clone());
-            match transport.connect(key(link), &shortcut, &attach) {
+            match transport.connect(key(link), &local_address, &attach) {
                 Ok(()) => return,
-                Err(error) => tracing::trace!(target: "calomel::progress", %address, %error, "no shortcut"),
+                Err(error) => {
+                    tracing::trace!(target: "calomel::progress", %address, %error, "no connection by the same-host address")
+                }
             }
         }
         self.fallback_addresses.lock().remove(link);
-        self.connect_straight(link, address, next);
+        self.connect_directly(link, address, next);
     }
 
-    /// By the transport that the address is of.
-    pub(super) fn connect_straight(&self, link: LinkId, address: &Address, next: &mut Outputs) {
+    /// Connects by the transport of the address itself.
+    pub(super) fn connect_directly(&self, link: LinkId, address: &Address, next: &mut Outputs) {
         let attach = |made: Arc<dyn Link>| self.attach(link, made);
         let begun = match self.transport(address.scheme()) {
             Ok(transport) => transport.connect(key(link), address, &attach),
@@ -226,7 +227,7 @@ impl Core {
         }
     }
 
-    /// Notes who carries a link; unless it was closed before there was anybody to tell.
+    /// Stores the transport's side of a link, or closes it if the protocol has closed the link already.
     pub(super) fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
         self.links.write().insert(id, link);
         if !self.with_proto(|proto| proto.has_link(id)) {
@@ -249,14 +250,14 @@ fn log(line: &Log) {
         Log::Limit { what, reason, count } => tracing::warn!(target: "calomel::limits", count, reason, "{what}"),
         Log::Dropped { peer, name, reason, count } => {
             let peer = peer.as_ref().map(ToString::to_string);
-            tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "a one-way call is lost");
+            tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "one-way call lost");
         }
         Log::HungUp { peer, failure, count } => {
-            tracing::warn!(target: "calomel::proto", %peer, failure, count, "a connection is closed");
+            tracing::warn!(target: "calomel::proto", %peer, failure, count, "connection closed");
         }
         Log::OtherVersion { peer, count } => {
-            tracing::warn!(target: "calomel::proto", %peer, count, "a peer of another protocol version");
+            tracing::warn!(target: "calomel::proto", %peer, count, "peer speaks another protocol version");
         }
-        Log::Device { reason } => tracing::debug!(target: "calomel::proto", %reason, "a device could not carry out a transfer"),
+        Log::Device { reason } => tracing::debug!(target: "calomel::proto", %reason, "device could not carry out a transfer"),
     }
 }

@@ -1,11 +1,11 @@
-//! What users are told when something fails.
+//! The error that a user gets for each failure of the protocol.
 
 use std::time::Duration;
 
 use crate::proto::{self, Failure};
 use crate::{Address, Error};
 
-/// What a failure is called where somebody waits for `what` at `peer`.
+/// The error for a failure of `what`, which the caller waits for at `peer`.
 pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &str, after: Duration, provider: u16) -> Error {
     let peer = peer.clone();
     let name = name.to_owned();
@@ -40,7 +40,7 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
                 Error::OutOfRange { offset: offset as usize, len: len as usize, size: size as usize }
             }
             Status::Finalizing => Error::Disconnected { peer, what, reason: "it is being finalized".to_owned() },
-            // The others are dealt with above, or are no failures: a peer that sends them breaks its word.
+            // Handled above, or no failures: a peer that sends these as a failure violates the protocol.
             Status::NoResponse
             | Status::Ok
             | Status::Revoked

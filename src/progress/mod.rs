@@ -1,9 +1,9 @@
-//! Where the protocol meets the transports: the one place that knows both.
+//! The engine's core, which connects the protocol and the transports: the one place that knows both.
 //!
-//! [`Core::exec`] is how everything is done: it locks the protocol for one step, takes out what is to be done, unlocks,
-//! and does it. No system call and no user code runs under the lock. Whoever drives ([`seat`]) feeds what the transports
-//! bring into the protocol; waiting threads drive by themselves ([`Core::wait`]), and a progress thread does when nobody
-//! waits ([`threads`]).
+//! [`Core::exec`] shows the pattern of every step: it locks the protocol for one step, takes the outputs, unlocks, and
+//! executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
+//! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and a progress
+//! thread does when no thread waits ([`threads`]).
 
 mod completion;
 mod drive;
@@ -43,26 +43,26 @@ use outputs::{Outputs, PendingOutputs};
 pub(crate) use workers::{Blocking, Moving, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
-/// How the engine waits for something to happen.
+/// How the engine waits for events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Spins for a moment after something has happened, then sleeps. Never spins on a machine with one core.
+    /// Spins for a moment after an event, then sleeps. Does not spin on a machine with one core.
     #[default]
     Adaptive,
-    /// Always sleeps: the least use of processors, and the slowest answers.
+    /// Sleeps at once: the least use of processors, and the slowest answers.
     Park,
-    /// Never sleeps: burns a core for the engine's whole life.
+    /// Never sleeps: occupies a core for the engine's whole life.
     Spin,
 }
 
-/// Who is told what peers want of this engine.
+/// Receives what peers want of this engine.
 pub(crate) trait Service: Send + Sync {
-    /// A call has arrived: the job that handles it, or `None` when it is settled.
+    /// A call has arrived: the job that handles it, or `None` when the call is answered already.
     fn request(&self, incoming: proto::Incoming<EngineEnv>) -> Option<Job>;
-    /// The caller of this request takes no answer any more.
+    /// The caller of this request does not accept an answer any more.
     fn cancelled(&self, request: RequestId);
-    /// Copies of the content of this memory are stale.
+    /// Copies of the content of the memory with this token are stale.
     fn stale(&self, token: u128);
     fn shutdown_asked(&self);
 }
@@ -78,33 +78,33 @@ pub(crate) struct CoreSettings {
     pub dial_filter: Option<DialFilter>,
 }
 
-/// Says whether an address that a peer has named may be dialled.
+/// Decides whether an address that a peer has named may be dialled.
 pub(crate) type DialFilter = Box<dyn Fn(&Address) -> bool + Send + Sync>;
 
-/// The heart of an engine.
+/// The core of an engine: protocol, transports, threads.
 pub(crate) struct Core {
     proto: Mutex<Proto<EngineEnv>>,
     transports: Vec<Box<dyn Transport>>,
     links: RwLock<SecondaryMap<LinkId, Arc<dyn Link>>>,
-    /// Links that are dialled by another transport than that of their address.
+    /// The own addresses of links that are being dialled by a same-host address.
     fallback_addresses: Mutex<SecondaryMap<LinkId, Address>>,
     driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
     pacer: poll_pacer::PollPacer,
-    /// For the thread that drives.
+    /// Queues for the thread that drives, kept between drives.
     pending: Mutex<Option<PendingOutputs>>,
-    /// What whoever drives has to see to: `UNSENT`, `MISLAID`.
+    /// What the driver has to handle: `UNSENT`, `HANDED_OFF`.
     pending_flags: AtomicU32,
-    /// What a thread has taken from the reactor that had lost the seat.
+    /// Events that a thread took from the reactor after it had lost the driver lock.
     handed_off_events: Mutex<Vec<mio::event::Event>>,
-    /// When the sitter that sleeps wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
+    /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
     timers: Mutex<Timers>,
     service: OnceLock<Box<dyn Service>>,
     workers: Arc<Workers>,
-    /// Runs what timers fire: they must not wait for handlers.
+    /// Runs the functions of timers, which must not wait for handlers.
     timer_workers: Arc<Workers>,
     threads: threads::Threads,
     /// Handlers run on the progress thread only.
@@ -112,7 +112,7 @@ pub(crate) struct Core {
     spin: Option<Duration>,
     stopping: AtomicBool,
     dial_filter: Option<DialFilter>,
-    /// The one that made the engine.
+    /// The process that made the engine.
     process: CreatorProcess,
 }
 
@@ -122,26 +122,27 @@ struct Timers {
     pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
 }
 
-/// The protocol has frames to send that somebody has left there. Changes under the protocol's lock only.
+/// The protocol has frames to send that a thread has left unsent. Changes under the protocol's lock only.
 const UNSENT: u32 = 1;
-/// There are events in `mislaid`.
+/// There are events in `handed_off_events`.
 const HANDED_OFF: u32 = 2;
 
-/// Whoever was rung out of the reactor leaves it in less, unless the machine is overloaded.
+/// How long to wait for a thread that was rung out of the reactor, before ringing again: it takes less, unless the machine is
+/// overloaded.
 const RING_AGAIN: Duration = Duration::from_millis(10);
 
-/// Bytes of payloads that a thread sends before others have their turn: what has arrived is looked at in between.
+/// Bytes of payloads that a thread sends before it handles other events.
 const TURN: usize = 512 << 10;
 
-/// Timers that may run at a time.
+/// How many timers may run at a time.
 const TIMER_THREADS: usize = 16;
 
-/// How long a thread spins after something has happened. A round trip in which both sides have to be woken takes 100 to
-/// 350 µs: spinning for less, two engines that once sleep would find each other asleep at every call.
+/// How long a thread spins after an event. A round trip in which both sides have to be woken takes 100 to 350 µs: if they spun
+/// for less, two engines that have once slept would find each other asleep at every call.
 const SPIN: Duration = Duration::from_micros(400);
 
 thread_local! {
-    /// The engine for which frames pile up on this thread, to go out together.
+    /// The engine whose frames are corked on this thread, to go out together.
     static CORKED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -220,23 +221,23 @@ impl Core {
 
     pub(crate) fn listen(&self, address: &Address) -> Result<Address> {
         let bound = self.transport(address.scheme())?.listen(address)?;
-        for (transport, shortcut) in self.local_addresses(&bound, false) {
-            if let Err(error) = transport.listen(&shortcut) {
-                tracing::debug!(target: "calomel::progress", %error, "peers on this host have no shortcut");
+        for (transport, local_address) in self.local_addresses(&bound, false) {
+            if let Err(error) = transport.listen(&local_address) {
+                tracing::debug!(target: "calomel::progress", %error, "no same-host address for this listener");
             }
         }
         self.wake();
         Ok(bound)
     }
 
-    /// By what other transports an address can be reached, too.
+    /// The addresses of the same listener at other transports.
     fn local_addresses(&self, address: &Address, dialled: bool) -> impl Iterator<Item = (&dyn Transport, Address)> {
         self.transports.iter().flat_map(move |transport| {
-            transport.local_addresses(address, dialled).into_iter().map(move |shortcut| (&**transport, shortcut))
+            transport.local_addresses(address, dialled).into_iter().map(move |local_address| (&**transport, local_address))
         })
     }
 
-    /// One step of the protocol, and whatever follows from it.
+    /// Runs one step of the protocol, and executes its outputs.
     pub(crate) fn exec<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
         let mut outputs = Outputs::new();
         let (result, next) = {
@@ -259,8 +260,8 @@ impl Core {
         result
     }
 
-    /// As `exec`, for a step taken at `now` after which an answer may be waited for. Where many are under way already, what
-    /// is to be sent may be left for more to come: for a moment, and only while somebody is awake to see to it.
+    /// As `exec`, for a step at `now` that starts a call. Where many calls are in flight, its frames may wait for more: for a
+    /// moment, and only while the driver is awake.
     pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
         self.pacer.note(now);
         let mut outputs = Outputs::new();
@@ -280,22 +281,21 @@ impl Core {
         };
         self.execute_outputs(outputs, None);
         if left && self.driver_lock.is_parked() {
-            // Whoever sleeps did not see it.
+            // The driver sleeps, and has not seen the flag.
             self.exec(|_| ());
         }
         self.check_alarm();
         result
     }
 
-    /// Somebody has to look after what the protocol has to send. Called under the protocol's lock.
+    /// Leaves the protocol's frames for the driver to send. Called under the protocol's lock.
     fn leave_unsent(&self) {
         if self.pending_flags.load(Ordering::Relaxed) & UNSENT == 0 {
             self.pending_flags.fetch_or(UNSENT, Ordering::SeqCst);
         }
     }
 
-    /// As `exec`, for what is dropped: in a forked child nothing is said, and no lock is taken that a thread of the parent
-    /// may have held.
+    /// As `exec`, for drops: a forked child sends nothing, and takes no lock that a thread of the parent may have held.
     pub(crate) fn exec_unless_forked(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         if !self.is_forked() {
             self.exec(step);
@@ -307,12 +307,12 @@ impl Core {
         self.process.is_forked_child()
     }
 
-    /// A look at the protocol that changes nothing.
-    pub(crate) fn with_proto<R>(&self, look: impl FnOnce(&Proto<EngineEnv>) -> R) -> R {
-        look(&self.proto.lock())
+    /// Reads the state of the protocol.
+    pub(crate) fn with_proto<R>(&self, read: impl FnOnce(&Proto<EngineEnv>) -> R) -> R {
+        read(&self.proto.lock())
     }
 
-    /// Lets what this thread says pile up while `work` runs.
+    /// Corks what this thread sends while `work` runs.
     fn corked<R>(&self, work: impl FnOnce() -> R) -> R {
         CORKED.set(Some(self.identity()));
         let result = work();
@@ -320,17 +320,17 @@ impl Core {
         result
     }
 
-    /// Tells the engines of a process apart.
+    /// Identifies the engine within its process.
     fn identity(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// As `exec`, while requests are taken in: what is to be sent goes out with the answers to others.
+    /// As `exec`, while requests are dispatched: on the driver, the frames go out with the answers to other requests.
     pub(crate) fn exec_with_others(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
         if self.is_driving() { self.corked(|| self.exec(step)) } else { self.exec(step) }
     }
 
-    /// Sends what has piled up.
+    /// Sends what was corked or left unsent.
     pub(crate) fn uncork(&self) {
         if CORKED.get() == Some(self.identity()) {
             CORKED.set(None);
@@ -346,44 +346,44 @@ impl Core {
         }
     }
 
-    /// By which means a link is carried.
+    /// The scheme of the transport that carries a link.
     pub(crate) fn scheme_of(&self, link: LinkId) -> Option<Scheme> {
         Some(self.transport_link(link)?.scheme())
     }
 
-    /// The process at the other end of a link, where the system vouches for it.
+    /// The process at the other end of a link, where the kernel reports it.
     pub(crate) fn process_of(&self, link: LinkId) -> Option<Credentials> {
         self.transport_link(link)?.process()
     }
 
-    /// What the peer at the other end of a link has shown of itself.
+    /// The certificate of the peer at the other end of a link.
     #[cfg(feature = "tls")]
     pub(crate) fn certificate_of(&self, link: LinkId) -> Option<Arc<[u8]>> {
         self.transport_link(link)?.certificate()
     }
 
-    /// A job for whoever handles requests while others drive.
+    /// Gives a job to its pool, or to the handler threads.
     pub(crate) fn hand_over(&self, job: Job) {
-        match &job.kind().pool {
+        match &job.class().pool {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline => self.threads.give(self, job),
             None => self.workers.push(job),
         }
     }
 
-    /// Queues for the thread that drives.
+    /// Takes the queues for the thread that drives.
     fn take_pending(&self) -> PendingOutputs {
         self.pending.lock().take().unwrap_or_default()
     }
 
-    /// The next thread that drives uses them again.
-    fn keep_pending(&self, news: PendingOutputs) {
-        if news.is_small() {
-            *self.pending.lock() = Some(news);
+    /// Keeps the queues for the next thread that drives.
+    fn keep_pending(&self, pending: PendingOutputs) {
+        if pending.is_small() {
+            *self.pending.lock() = Some(pending);
         }
     }
 
-    /// Has the sitter look around, if it sleeps.
+    /// Wakes the driver, if it sleeps.
     fn wake(&self) {
         if self.driver_lock.is_parked() {
             self.ring();
@@ -394,8 +394,8 @@ impl Core {
         completion::ring(&self.waker);
     }
 
-    /// The reactor, for the sitter, who is going to sleep there. A progress thread that it has taken the seat from may be in
-    /// there for a moment longer. `None`: it was not left before the deadline.
+    /// Locks the reactor for the driver, which is going to sleep there. A progress thread that has lost the driver lock may
+    /// stay there a moment longer. `None`: it has not left before the deadline.
     fn reactor(&self, deadline: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
         loop {
             if let Some(driver) = self.driver.try_lock_for(RING_AGAIN) {
@@ -408,7 +408,7 @@ impl Core {
         }
     }
 
-    /// Wakes a sitter that would sleep past the protocol's next deadline.
+    /// Wakes a driver that would sleep past the protocol's next deadline.
     fn check_alarm(&self) {
         if self.asleep_until.load(Ordering::SeqCst) != 0 {
             let next = self.proto.lock().next_timeout();
@@ -427,34 +427,35 @@ impl Core {
         at.saturating_duration_since(self.start).as_micros() as u64 + 1
     }
 
-    /// How often the devices by which peers reach memory have changed; 0 where there are none.
+    /// How often the RDMA devices have changed; 0 where there are none.
     pub(crate) fn devices(&self) -> u32 {
         self.transports.iter().map(|transport| transport.devices()).sum()
     }
 
-    /// Lets peers reach the memory by themselves, by these keys, until its gate is closed. `None` where no device could do that.
+    /// Registers the memory with a device, so that peers reach it by these keys until its gate is closed. `None` without a
+    /// device.
     pub(crate) fn keys(&self, region: &Region, access: DeviceAccess) -> Result<Option<RemoteKeys>> {
         for transport in &self.transports {
             let keys = transport.expose(region, access);
-            if let Some(keys) = keys.map_err(|error| Error::io("can't make the memory known to a device", error))? {
+            if let Some(keys) = keys.map_err(|error| Error::io("can't register the memory with a device", error))? {
                 return Ok(Some(keys));
             }
         }
         Ok(None)
     }
 
-    /// As `keys`, for one peer, as far as there is a connection.
+    /// As `keys`, for one peer; `None` without a connection to it.
     pub(crate) fn keys_for(&self, peer: proto::PeerId, region: &Region, access: DeviceAccess) -> Result<Option<RemoteKeys>> {
         let link = self.with_proto(|proto| proto.connection(peer)).and_then(|link| self.transport_link(link));
         let keys = link.map_or(Ok(None), |link| link.expose(region, access));
-        keys.map_err(|error| Error::io("can't make the memory known to a device", error))
+        keys.map_err(|error| Error::io("can't register the memory with a device", error))
     }
 
     pub(crate) fn stop_listening(&self) {
         self.transports.iter().for_each(|transport| transport.stop_listening());
     }
 
-    /// Nothing is taken on from now on.
+    /// No jobs or timers are accepted from now on.
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! What the protocol has asked for, on its way to be done.
+//! Queues of protocol outputs that wait to be executed.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -9,11 +9,11 @@ use crate::proto::Output;
 
 type Queue = VecDeque<Output<EngineEnv>>;
 
-/// What the protocol has asked for. The memory is the thread's, which uses it again: see [`Outputs::keep`].
+/// The outputs of a step. Their memory is reused by the thread: see [`Outputs::keep`].
 #[derive(Default)]
 pub(super) struct Outputs {
     pub queue: Queue,
-    /// Bytes of payloads that have been sent on the way.
+    /// Bytes of payloads sent so far.
     pub moved: usize,
 }
 
@@ -21,28 +21,28 @@ thread_local! {
     static OUTPUTS: Cell<Option<Queue>> = const { Cell::new(None) };
 }
 
-/// What driving brings. Transports report it with locks of theirs held, and the reactor's is held as well; so what runs user code
-/// waits until none is. The memory is the engine's, and used again: a thread that drives takes steps of its own meanwhile.
+/// The outputs of driving. Transports report events with their locks and the reactor's held, so outputs that run user code wait
+/// until no lock is held. The memory is the engine's, and reused; a thread that drives executes steps of its own meanwhile.
 #[derive(Default)]
 pub(super) struct PendingOutputs {
-    /// Of the step that is taken.
+    /// Of the current step.
     pub outputs: Outputs,
-    pub later: Queue,
+    pub deferred: Queue,
 }
 
 impl PendingOutputs {
-    /// True when it takes no more room than is kept.
+    /// True when its capacity is small enough to be kept.
     pub(super) fn is_small(&self) -> bool {
-        self.outputs.queue.capacity() <= KEEP && self.later.capacity() <= KEEP
+        self.outputs.queue.capacity() <= KEEP && self.deferred.capacity() <= KEEP
     }
 
-    /// True when there is something to pass on.
+    /// True when there are deferred outputs or log lines.
     pub(super) fn has_any(&self) -> bool {
-        !self.later.is_empty() || deferred_log::any()
+        !self.deferred.is_empty() || deferred_log::any()
     }
 }
 
-/// True for what ends in user code: wakers, hooks, futures and buffers that are dropped, subscribers of the log.
+/// True for outputs that run user code: wakers, hooks, drops of futures and buffers, subscribers of the log.
 pub(super) fn runs_user_code(output: &Output<EngineEnv>) -> bool {
     match output {
         Output::CallDone { .. }
@@ -64,7 +64,7 @@ pub(super) fn runs_user_code(output: &Output<EngineEnv>) -> bool {
     }
 }
 
-/// A thread keeps room for so many outputs.
+/// The largest capacity that is kept, in outputs.
 const KEEP: usize = 256;
 
 impl Outputs {
@@ -72,10 +72,10 @@ impl Outputs {
         Outputs { queue: OUTPUTS.try_with(Cell::take).ok().flatten().unwrap_or_default(), moved: 0 }
     }
 
-    /// All of it has been carried out. Its memory is for the next outputs of this thread, unless it is large.
+    /// Keeps the memory of executed outputs for the next outputs of this thread, unless it is large.
     pub(super) fn keep(self) {
         if self.queue.is_empty() && self.queue.capacity() <= KEEP {
-            // On a thread that is ending there is no place for it.
+            // Fails on a thread that is ending: then the memory is freed.
             let _ = OUTPUTS.try_with(|outputs| outputs.set(Some(self.queue)));
         }
     }

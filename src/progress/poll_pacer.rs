@@ -1,25 +1,25 @@
-//! How often whoever drives looks at what: the clock, the reactor, the timers.
+//! How often the driver reads the clock, and polls the reactor and the timers.
 
 use std::time::Duration;
 
 use crate::sync::Instant;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// What goes on from one drive to the next, so that the clock is looked at rarely, and still often enough. Only whoever
-/// drives changes it, but for the time.
+/// State that outlasts a single drive, so that the clock is read rarely and still often enough. Only the driver changes it,
+/// but for `clock`.
 pub(super) struct PollPacer {
     start: Instant,
-    /// The time when somebody last looked, in nanoseconds after `start`: good enough for what has just arrived.
+    /// The last reading by any thread, in nanoseconds after `start`: exact enough to date what has just arrived.
     pub clock: AtomicU64,
-    /// When the reactor is to be looked at, and when something last happened, on the same clock.
-    pub next_look: AtomicU64,
+    /// When the reactor is polled next, and when there last was an event, on the same clock.
+    pub next_check: AtomicU64,
     pub active: AtomicU64,
-    /// Something has happened since the clock was looked at.
+    /// There has been an event since the clock was read.
     pub found: AtomicBool,
-    /// Polls between two looks at the clock, and how many of them are left.
+    /// Polls between two readings of the clock, and how many of them are left.
     pub pace: AtomicU32,
     pub left: AtomicU32,
-    /// How many more times to let others run at once.
+    /// How many more times to yield without spinning first.
     pub yields: AtomicU32,
 }
 
@@ -28,7 +28,7 @@ impl PollPacer {
         PollPacer {
             start: Instant::now(),
             clock: AtomicU64::new(0),
-            next_look: AtomicU64::new(0),
+            next_check: AtomicU64::new(0),
             active: AtomicU64::new(0),
             found: AtomicBool::new(true),
             pace: AtomicU32::new(1),
@@ -41,19 +41,19 @@ impl PollPacer {
         at.saturating_duration_since(self.start).as_nanos() as u64
     }
 
-    /// The time that something which has just arrived is taken to have arrived at.
+    /// The arrival time of what has just arrived: the last reading of the clock.
     pub(super) fn now(&self) -> Instant {
         self.start + Duration::from_nanos(self.clock.load(Ordering::Relaxed))
     }
 
-    /// Somebody has looked at the clock. What it says, in nanoseconds.
+    /// Stores a reading of the clock; returns it in nanoseconds.
     pub(super) fn note(&self, now: Instant) -> u64 {
         let nanos = self.nanos(now);
         self.clock.store(nanos, Ordering::Relaxed);
         nanos
     }
 
-    pub(super) fn look_at_clock(&self) -> Instant {
+    pub(super) fn read_clock(&self) -> Instant {
         let now = Instant::now();
         self.note(now);
         now

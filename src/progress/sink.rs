@@ -1,4 +1,4 @@
-//! What transports report, passed on to the protocol.
+//! Passes the events of transports on to the protocol.
 
 use std::io;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::transport::{Consumed, Link, LinkKey, OtherVersion, PayloadStatus, Sin
 
 pub(super) struct CoreSink<'a> {
     pub core: &'a Core,
-    pub news: &'a mut PendingOutputs,
+    pub pending: &'a mut PendingOutputs,
 }
 
 impl CoreSink<'_> {
     fn step<R>(&mut self, step: impl FnOnce(&mut proto::Proto<super::EngineEnv>, Instant) -> R) -> R {
-        let outputs = &mut self.news.outputs;
+        let outputs = &mut self.pending.outputs;
         outputs.moved = 0;
         let result = {
             let mut proto = self.core.proto.lock();
@@ -26,7 +26,7 @@ impl CoreSink<'_> {
             collect(self.core, &mut proto, outputs);
             result
         };
-        self.core.execute_immediate(self.news);
+        self.core.execute_immediate(self.pending);
         result
     }
 }
@@ -67,16 +67,16 @@ impl Sink for CoreSink<'_> {
         })
     }
 
-    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus) {
-        self.step(|proto, now| proto.handle_payload_done(link_id(key), landed, now));
+    fn payload_done(&mut self, key: LinkKey, status: PayloadStatus) {
+        self.step(|proto, now| proto.handle_payload_done(link_id(key), status, now));
     }
 
     fn heard(&mut self, key: LinkKey) {
         self.step(|proto, now| proto.handle_heard(link_id(key), now));
     }
 
-    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool) {
-        self.step(|proto, _| proto.handle_sent(link_id(key), buffer, lent));
+    fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, exported: bool) {
+        self.step(|proto, _| proto.handle_sent(link_id(key), buffer, exported));
     }
 
     fn returned(&mut self, key: LinkKey) {
@@ -93,14 +93,15 @@ impl Sink for CoreSink<'_> {
     }
 
     fn closed(&mut self, key: LinkKey, cause: io::Error) {
-        let detour = self.core.fallback_addresses.lock().remove(link_id(key));
-        if let Some(address) = detour {
+        let fallback = self.core.fallback_addresses.lock().remove(link_id(key));
+        if let Some(address) = fallback {
             if self.core.with_proto(|proto| proto.has_link(link_id(key))) {
-                self.core.connect_straight(link_id(key), &address, &mut self.news.outputs);
-                self.core.execute_immediate(self.news);
+                self.core.connect_directly(link_id(key), &address, &mut self.pending.outputs);
+                self.core.execute_immediate(self.pending);
             }
             return defer(move || {
-                tracing::debug!(target: "calomel::progress", %address, error = %cause, "same-host address unreachable, using its own transport");
+                let message = "same-host address unreachable, using the transport of its own address";
+                tracing::debug!(target: "calomel::progress", %address, error = %cause, "{message}");
             });
         }
         let unauthorized = cause.get_ref().and_then(|source| source.downcast_ref::<Unauthorized>());

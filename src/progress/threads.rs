@@ -1,8 +1,8 @@
-//! The engine's own threads.
+//! The engine's own threads: progress thread and watcher.
 //!
-//! The *progress thread* drives when no caller does, and runs short handlers itself. The *watcher* looks after it: when a
-//! handler keeps it for too long, the watcher starts another progress thread, and the first one ends when its handler
-//! returns. Both sleep without a timeout while the engine is idle.
+//! The *progress thread* drives when no caller does, and runs short handlers itself. When a handler blocks it for too long,
+//! the *watcher* starts another progress thread, and the first one ends when its handler returns. Both sleep without a
+//! timeout while the engine is idle.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -22,49 +22,49 @@ use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::{DriveEnd, DriveGoal};
 use super::workers::{HandlerClass, Job};
 
-/// How long progress may rest with a handler, or with nobody: the watcher and the progress thread look that often.
+/// How long progress may stop because a handler runs, or no thread drives: so often the watcher and the progress thread check.
 const TICK: Duration = Duration::from_micros(500);
-/// How long a progress thread that has been told to end is waited for: one that takes longer is kept by a handler.
+/// How long `stop` waits for a progress thread: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
-/// Answers wait no longer than this to go out with others, if handlers are short.
-const HELD_BACK: Duration = Duration::from_micros(50);
-/// While so many handlers begin between two looks, the watcher looks that often; else it sleeps until the next one begins.
-const MANY: u64 = 4;
+/// How long answers are corked at most, if handlers are short.
+const MAX_CORK: Duration = Duration::from_micros(50);
+/// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else it sleeps until the next one begins.
+const BUSY_HANDLERS: u64 = 4;
 
 #[derive(Default)]
 pub(super) struct Threads {
-    /// The progress thread in office; earlier ones end.
+    /// The number of the current progress thread; earlier ones end.
     generation: AtomicU64,
-    /// Counts handlers run by the progress thread: odd while one runs.
+    /// Counts the beginnings and ends of handlers on the progress thread: odd while one runs.
     handling: AtomicU64,
-    /// Jobs that the progress thread has taken on; its successor goes on with them.
+    /// Jobs for the progress thread; its successor goes on with them.
     jobs: Mutex<VecDeque<Job>>,
-    /// There are some, or there have been.
+    /// `jobs` may hold some.
     has_jobs: AtomicBool,
-    /// The progress thread, as the system lists it.
+    /// The progress thread in `/proc`.
     progress_task: Mutex<Option<PathBuf>>,
-    /// What the handler that runs is one of.
+    /// The class of the running handler, and its address.
     running: Mutex<Option<Arc<HandlerClass>>>,
     running_address: AtomicUsize,
     /// The watcher sleeps until it is woken.
     watcher_asleep: AtomicBool,
     watcher: Mutex<Option<Arc<ThreadWaiter>>>,
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
-    /// The watcher, and each term's progress thread.
+    /// The watcher, and the progress threads by generation.
     handles: Mutex<Vec<(Option<u64>, JoinHandle<()>)>>,
 }
 
 impl Threads {
-    /// Tells the engines of a process apart.
+    /// Identifies the engine within its process.
     fn identity(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// True when the watcher had to be woken, which takes its time.
-    fn begin_handling(&self, in_seat: bool) -> bool {
+    /// True when the watcher had to be woken, which takes some time.
+    fn begin_handling(&self, holds_lock: bool) -> bool {
         let number = self.handling.fetch_add(1, Ordering::SeqCst) + 1;
-        HANDLING.set(Some(Handling { engine: self.identity(), number, in_seat }));
-        // The count has been changed before, so either this is seen by the watcher, or that by this thread.
+        HANDLING.set(Some(Handling { engine: self.identity(), number, holds_lock }));
+        // `handling` has changed already, so either the watcher sees that, or this thread sees that the watcher sleeps.
         let asleep = self.watcher_asleep.load(Ordering::SeqCst) && self.watcher_asleep.swap(false, Ordering::SeqCst);
         if asleep && let Some(watcher) = &*self.watcher.lock() {
             watcher.wake();
@@ -72,25 +72,25 @@ impl Threads {
         asleep
     }
 
-    /// Whether the thread still has the seat. `None` when the watcher has counted the handler as done already: then the
-    /// seat, and the office, are another's.
+    /// True when the thread still holds the driver lock. `None` when the watcher has replaced this thread meanwhile: then it is
+    /// not the progress thread any more.
     fn end_handling(&self) -> Option<bool> {
-        let Handling { number, in_seat, .. } = HANDLING.take()?;
+        let Handling { number, holds_lock, .. } = HANDLING.take()?;
         let ended = self.handling.compare_exchange(number, number + 1, Ordering::SeqCst, Ordering::SeqCst);
-        ended.is_ok().then_some(in_seat)
+        ended.is_ok().then_some(holds_lock)
     }
 
-    /// What runs now is of this kind.
-    fn note_running(&self, kind: &Arc<HandlerClass>) {
-        let address = Arc::as_ptr(kind).addr();
-        // What stands there is kept alive by standing there, so its address is nobody else's.
+    /// Stores the class of the handler that runs now.
+    fn note_running(&self, class: &Arc<HandlerClass>) {
+        let address = Arc::as_ptr(class).addr();
+        // `running` keeps the class alive, so no other class has its address.
         if self.running_address.load(Ordering::Relaxed) != address {
-            *self.running.lock() = Some(kind.clone());
+            *self.running.lock() = Some(class.clone());
             self.running_address.store(address, Ordering::Relaxed);
         }
     }
 
-    /// Leaves a job to the progress thread.
+    /// Queues a job for the progress thread.
     pub(super) fn give(&self, core: &Core, job: Job) {
         {
             let mut jobs = self.jobs.lock();
@@ -101,7 +101,7 @@ impl Threads {
             jobs.push_back(job);
             self.has_jobs.store(true, Ordering::SeqCst);
         }
-        // Wherever it sleeps, in the seat or out of it.
+        // It may sleep in the reactor, or wait for the driver lock.
         if let Some(progress) = &*self.progress.lock() {
             progress.wake();
         }
@@ -123,13 +123,13 @@ impl Threads {
         job.map(|job| (job, more))
     }
 
-    fn take_on(&self, taken: &mut Vec<Job>) {
+    fn enqueue(&self, new: &mut Vec<Job>) {
         let mut jobs = self.jobs.lock();
-        jobs.extend(taken.drain(..));
+        jobs.extend(new.drain(..));
         self.has_jobs.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the threads, and waits for those that are not the calling one, or kept by a handler.
+    /// Ends the threads, and waits for them, except for the calling one and those blocked by a handler.
     pub(super) fn stop(&self) {
         for waiter in [&self.watcher, &self.progress] {
             if let Some(waiter) = &*waiter.lock() {
@@ -139,21 +139,21 @@ impl Threads {
         let handles = std::mem::take(&mut *self.handles.lock());
         let me = std::thread::current().id();
         let deadline = Instant::now() + GRACE;
-        for (term, handle) in handles {
+        for (generation, handle) in handles {
             if handle.thread().id() == me {
                 continue;
             }
-            // One that a handler keeps, or was kept by when it was replaced, ends when the handler does.
-            while term.is_some() && !handle.is_finished() && Instant::now() < deadline {
+            // A thread blocked by a handler ends when the handler does.
+            while generation.is_some() && !handle.is_finished() && Instant::now() < deadline {
                 std::thread::yield_now();
             }
-            if term.is_none() || handle.is_finished() {
+            if generation.is_none() || handle.is_finished() {
                 let _ = handle.join();
             }
         }
         let jobs = std::mem::take(&mut *self.jobs.lock());
         drop(jobs);
-        // A kind may keep a pool.
+        // A class may keep a pool alive.
         let running = self.running.lock().take();
         drop(running);
     }
@@ -163,10 +163,10 @@ impl Threads {
 #[derive(Clone, Copy)]
 struct Handling {
     engine: usize,
-    /// What the engine's `Threads::handling` counts it as.
+    /// The value of the engine's `Threads::handling` while it runs.
     number: u64,
-    /// The thread has the seat meanwhile.
-    in_seat: bool,
+    /// The thread holds the driver lock meanwhile.
+    holds_lock: bool,
 }
 
 thread_local! {
@@ -174,8 +174,8 @@ thread_local! {
     static HANDLING: Cell<Option<Handling>> = const { Cell::new(None) };
 }
 
-/// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so it need
-/// not be replaced, and what it was to run next is left to the handler threads.
+/// While it lives, a handler of the progress thread waits inside a call of this library. It drives meanwhile, so the watcher
+/// need not replace it, and the jobs behind it go to the handler threads.
 pub(super) struct HandlerPaused<'a> {
     threads: Option<&'a Threads>,
 }
@@ -183,14 +183,14 @@ pub(super) struct HandlerPaused<'a> {
 impl<'a> HandlerPaused<'a> {
     pub(super) fn enter(core: &'a Core) -> HandlerPaused<'a> {
         let threads = &core.threads;
-        // When the handler waits for another engine, the watcher sees to this one.
+        // If the handler waits for another engine, it does not drive this one, and the watcher has to replace the thread.
         let own = HANDLING.get().is_some_and(|handling| handling.engine == threads.identity());
-        let Some(in_seat) = own.then(|| threads.end_handling()).flatten() else { return HandlerPaused { threads: None } };
-        if in_seat {
+        let Some(holds_lock) = own.then(|| threads.end_handling()).flatten() else { return HandlerPaused { threads: None } };
+        if holds_lock {
             core.driver_lock.release_as_progress();
         }
         if core.handlers_inline {
-            // Without handler threads, somebody else has to run what comes in: the watcher sees to that.
+            // Without handler threads, another progress thread has to run new requests: the watcher starts one.
             threads.begin_handling(false);
             return HandlerPaused { threads: None };
         }
@@ -210,63 +210,64 @@ impl Drop for HandlerPaused<'_> {
 
 pub(super) fn spawn(core: &Arc<Core>) -> io::Result<()> {
     spawn_progress(core, 0)?;
-    let watched = core.clone();
-    let handle = std::thread::Builder::new().name("calomel-watcher".to_owned()).spawn(move || watch(&watched))?;
+    let core_of_watcher = core.clone();
+    let handle = std::thread::Builder::new().name("calomel-watcher".to_owned()).spawn(move || watch(&core_of_watcher))?;
     core.threads.handles.lock().push((None, handle));
     Ok(())
 }
 
-fn spawn_progress(core: &Arc<Core>, term: u64) -> io::Result<()> {
+fn spawn_progress(core: &Arc<Core>, generation: u64) -> io::Result<()> {
     let driven = core.clone();
-    let handle = std::thread::Builder::new().name("calomel-progress".to_owned()).spawn(move || progress(&driven, term))?;
+    let handle = std::thread::Builder::new().name("calomel-progress".to_owned()).spawn(move || progress(&driven, generation))?;
     let mut handles = core.threads.handles.lock();
     handles.retain(|(_, handle)| !handle.is_finished());
-    handles.push((Some(term), handle));
+    handles.push((Some(generation), handle));
     Ok(())
 }
 
-fn progress(core: &Core, term: u64) {
+fn progress(core: &Core, generation: u64) {
     with_sleeper(|sleeper| {
         *core.threads.progress.lock() = Some(sleeper.waiter.clone());
         *core.threads.progress_task.lock() = std::fs::read_link("/proc/thread-self").ok();
-        let in_office = || core.threads.generation.load(Ordering::SeqCst) == term && !core.is_stopping();
+        let is_current = || core.threads.generation.load(Ordering::SeqCst) == generation && !core.is_stopping();
         let mut seen = u64::MAX;
-        // It sits down again at once when it got up for a job, and after a while when it got up for somebody else.
+        // It acquires the lock again at once after it released it for a handler, and after a while when a caller wanted it.
         let mut at_once = true;
-        while in_office() {
-            // What a predecessor has left unsaid, or a caller that has not looked again.
+        while is_current() {
+            // A predecessor, or a caller that does not drive any more, may have left frames unsent.
             core.uncork();
-            if run_jobs(core, &in_office, None, ServeEnd::Left) == ServeEnd::Replaced || !in_office() {
+            if run_jobs(core, &is_current, None, LockState::ReleasedByHandler) == LockState::Replaced || !is_current() {
                 break;
             }
-            let sat = if at_once { core.driver_lock.try_acquire_as_progress() } else { wait_for_lock(core, sleeper, &mut seen) };
+            let acquired =
+                if at_once { core.driver_lock.try_acquire_as_progress() } else { wait_for_lock(core, sleeper, &mut seen) };
             at_once = false;
-            if sat {
-                match serve(core, &in_office) {
-                    ServeEnd::Replaced => break,
-                    left => at_once = left == ServeEnd::Left,
+            if acquired {
+                match serve(core, &is_current) {
+                    LockState::Replaced => break,
+                    left => at_once = left == LockState::ReleasedByHandler,
                 }
-                // Whoever wants the seat is woken now, and has not sat yet.
+                // The caller that wants the lock has been woken, and has not acquired it yet.
                 seen = u64::MAX;
             }
         }
     });
 }
 
-/// How a progress thread has come out of running handlers.
+/// What became of the driver lock while a progress thread drove or ran handlers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ServeEnd {
-    /// In the seat.
-    Still,
-    /// A handler has left it, to wait.
-    Left,
-    /// It was given to somebody who wanted it, or taken.
-    Wanted,
-    /// Seat and office are another's: a handler took too long.
+enum LockState {
+    /// The thread holds it.
+    Holding,
+    /// A handler that waits inside this library has released it.
+    ReleasedByHandler,
+    /// Released for a caller that wanted it, or taken by one.
+    ReleasedForCaller,
+    /// A handler took too long, and the watcher has replaced the thread.
     Replaced,
 }
 
-/// Leaves the seat when the progress thread unwinds: callers then drive by themselves.
+/// Releases the driver lock when the progress thread unwinds: callers then drive by themselves.
 struct ReleaseOnPanic<'a>(&'a Core);
 
 impl Drop for ReleaseOnPanic<'_> {
@@ -277,90 +278,91 @@ impl Drop for ReleaseOnPanic<'_> {
     }
 }
 
-/// Drives, and runs the handlers of what comes, until the seat is left.
-fn serve(core: &Core, in_office: &dyn Fn() -> bool) -> ServeEnd {
-    let _leave = ReleaseOnPanic(core);
+/// Drives, and runs the handlers of the requests that arrive, until the driver lock is released.
+fn serve(core: &Core, is_current: &dyn Fn() -> bool) -> LockState {
+    let _release = ReleaseOnPanic(core);
     let mut jobs = Vec::new();
     let stop = || core.driver_lock.is_wanted() || core.is_stopping() || core.threads.has_jobs();
-    let purpose = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true };
+    let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true };
     loop {
-        let ended = core.drive(&mut jobs, &purpose);
-        // One job that nobody else has to know of goes without saying.
+        let ended = core.drive(&mut jobs, &goal);
+        // The common case, a single job, skips the queue.
         let only = if jobs.len() == 1 && !core.threads.has_jobs() { jobs.pop() } else { None };
         if !jobs.is_empty() {
-            core.threads.take_on(&mut jobs);
+            core.threads.enqueue(&mut jobs);
         }
-        let seated = if ended == DriveEnd::LockTaken { ServeEnd::Wanted } else { ServeEnd::Still };
-        let seated = run_jobs(core, in_office, only, seated);
-        if seated != ServeEnd::Still {
-            return seated;
+        let lock = if ended == DriveEnd::LockTaken { LockState::ReleasedForCaller } else { LockState::Holding };
+        let lock = run_jobs(core, is_current, only, lock);
+        if lock != LockState::Holding {
+            return lock;
         }
         if core.driver_lock.is_wanted() || core.is_stopping() {
             core.driver_lock.release_as_progress();
-            return ServeEnd::Wanted;
+            return LockState::ReleasedForCaller;
         }
     }
 }
 
-/// Sleeps for a while, and sits down if nobody has sat meanwhile.
+/// Acquires the driver lock if no caller has acquired it since the last attempt; else sleeps for a while.
 fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
     match core.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
         Ok(()) => true,
-        Err(occupied) => {
-            // After a long sleep, whoever drove until now has a moment to come back before this thread sits down.
-            *seen = if occupied.for_long { u64::MAX } else { occupied.epoch };
-            sleeper.sleep((!occupied.for_long).then(|| Instant::now() + TICK));
+        Err(contended) => {
+            // After a sleep without timeout, the caller that drove gets a `TICK` to come back before this thread acquires the
+            // lock.
+            *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
+            sleeper.sleep((!contended.until_woken).then(|| Instant::now() + TICK));
             false
         }
     }
 }
 
-/// Runs what has arrived: short handlers here, one after the other, with their answers going out together. The thread keeps
-/// the seat if it has it, until somebody wants it.
-fn run_jobs(core: &Core, in_office: &dyn Fn() -> bool, first: Option<Job>, mut seated: ServeEnd) -> ServeEnd {
+/// Runs the jobs that have arrived: short handlers here, sequentially, with their answers corked. A thread that holds the
+/// driver lock keeps it until a caller wants it.
+fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut lock: LockState) -> LockState {
     let threads = &core.threads;
     let mut ran = false;
     let mut corked_since = None;
     let mut next = first.map(|job| (job, false));
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
-        if job.kind().pool.is_some() || (job.kind().is_slow() && !core.handlers_inline) {
+        if job.class().pool.is_some() || (job.class().is_slow() && !core.handlers_inline) {
             core.hand_over(job);
             continue;
         }
         ran = true;
-        threads.note_running(job.kind());
-        // Waking somebody takes its time, which is not the handler's.
-        let began = if threads.begin_handling(seated == ServeEnd::Still) { core.pacer.look_at_clock() } else { core.pacer.now() };
+        threads.note_running(job.class());
+        // The time it takes to wake the watcher does not count as the handler's.
+        let began = if threads.begin_handling(lock == LockState::Holding) { core.pacer.read_clock() } else { core.pacer.now() };
         let ended = if more { core.corked(|| job.run(began)) } else { job.run(began) };
         core.pacer.note(ended);
         // The first answers of a long batch must not wait for the last.
         let since = *corked_since.get_or_insert(began);
-        if more && ended.saturating_duration_since(since) >= HELD_BACK {
+        if more && ended.saturating_duration_since(since) >= MAX_CORK {
             core.uncork();
             corked_since = None;
         }
         match threads.end_handling() {
             Some(true) => {}
-            Some(false) if seated == ServeEnd::Still => seated = ServeEnd::Left,
+            Some(false) if lock == LockState::Holding => lock = LockState::ReleasedByHandler,
             Some(false) => {}
             None => {
-                // What it said last may wait for more that this thread will not say.
+                // The last answer may be corked, and this thread sends no more.
                 core.uncork();
-                return ServeEnd::Replaced;
+                return LockState::Replaced;
             }
         }
-        if seated == ServeEnd::Still && core.driver_lock.is_wanted() {
+        if lock == LockState::Holding && core.driver_lock.is_wanted() {
             core.driver_lock.release_as_progress();
-            seated = ServeEnd::Wanted;
+            lock = LockState::ReleasedForCaller;
         }
-        if !in_office() {
+        if !is_current() {
             break;
         }
     }
     if ran {
         core.uncork();
     }
-    seated
+    lock
 }
 
 fn watch(core: &Arc<Core>) {
@@ -374,14 +376,14 @@ fn watch(core: &Arc<Core>) {
                 replace(core, now);
             }
             // The count goes up by two with each handler.
-            let many = now.wrapping_sub(before) >= 2 * MANY;
+            let many = now.wrapping_sub(before) >= 2 * BUSY_HANDLERS;
             before = now;
             if now % 2 == 1 || many {
                 sleeper.sleep(Some(Instant::now() + TICK));
                 continue;
             }
             threads.watcher_asleep.store(true, Ordering::SeqCst);
-            // A handler that began before the line above would have woken nobody.
+            // A handler that began before the line above has not woken this thread.
             if threads.handling.load(Ordering::SeqCst) == before && !core.is_stopping() {
                 sleeper.sleep(None);
             }
@@ -390,28 +392,28 @@ fn watch(core: &Arc<Core>) {
     });
 }
 
-/// A handler keeps the progress thread: another one takes over.
+/// Starts another progress thread in place of one that a handler blocks.
 fn replace(core: &Arc<Core>, handling: u64) {
     let threads = &core.threads;
-    // Asked while the handler is certain to run still, if the next line finds it so.
+    // Read before the exchange: if that succeeds, the handler still ran at this point.
     let sleeps = sleeps(&threads.progress_task.lock());
-    // The handler that is still running counts for the thread that it keeps, not for the next one.
+    // From here on the count is that of the next thread: the handler that still runs belongs to the old one.
     if threads.handling.compare_exchange(handling, handling + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
         return;
     }
-    // One that computes, or that the system gives no processor, is not moved: that would not make it faster.
-    if sleeps && let Some(kind) = &*threads.running.lock() {
-        kind.set_slow();
+    // A handler that computes, or gets no processor, would not be faster elsewhere.
+    if sleeps && let Some(class) = &*threads.running.lock() {
+        class.set_slow();
     }
-    let term = threads.generation.fetch_add(1, Ordering::SeqCst) + 1;
+    let generation = threads.generation.fetch_add(1, Ordering::SeqCst) + 1;
     core.driver_lock.release_as_progress();
-    tracing::debug!(target: "calomel::progress", term, "a handler blocks; another progress thread takes over");
-    if let Err(error) = spawn_progress(core, term) {
+    tracing::debug!(target: "calomel::progress", generation, "a handler blocks; another progress thread takes over");
+    if let Err(error) = spawn_progress(core, generation) {
         tracing::error!(target: "calomel::progress", %error, "can't start another progress thread");
     }
 }
 
-/// Whether a thread waits for something; where the system does not tell, it is taken to.
+/// True when a thread sleeps, and also where the system does not report its state.
 fn sleeps(task: &Option<PathBuf>) -> bool {
     let Some(task) = task else { return true };
     let Ok(stat) = std::fs::read_to_string(Path::new("/proc").join(task).join("stat")) else { return true };
@@ -420,15 +422,15 @@ fn sleeps(task: &Option<PathBuf>) -> bool {
     state != Some('R')
 }
 
-/// An engine that moves by hand, so that one thread can run both sides of a call, and do the same in every run.
+/// Manual progress for tests: one thread can run both sides of a call, deterministically.
 #[cfg(test)]
 impl Core {
-    /// Sends the progress thread home, for good.
+    /// Ends the progress thread for good.
     pub(crate) fn retire_progress(&self) {
         self.threads.generation.fetch_add(1, Ordering::SeqCst);
-        let gone = || self.threads.handles.lock().iter().all(|(term, handle)| term.is_none() || handle.is_finished());
+        let gone = || self.threads.handles.lock().iter().all(|(number, handle)| number.is_none() || handle.is_finished());
         while !gone() {
-            // Wherever it sleeps, in the seat or out of it.
+            // It may sleep in the reactor, or wait for the driver lock.
             self.driver_lock.release_as_progress();
             self.ring();
             if let Some(progress) = &*self.threads.progress.lock() {
@@ -447,15 +449,15 @@ impl Core {
         self.with_proto(|_| ());
     }
 
-    /// One look at the transports, at the reactor too if so wished, and the handlers of what they bring.
+    /// Polls the transports once, and the reactor if `at_reactor`, and runs the handlers of what has arrived.
     pub(crate) fn turn(&self, at_reactor: bool) {
-        assert!(self.driver_lock.try_acquire_as_progress(), "somebody else drives");
+        assert!(self.driver_lock.try_acquire_as_progress(), "another thread drives");
         let mut jobs = Vec::new();
         if at_reactor {
-            self.look_around(Instant::now(), &mut PendingOutputs::default(), &mut jobs);
+            self.poll_reactor(Instant::now(), &mut PendingOutputs::default(), &mut jobs);
         }
-        let purpose = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
-        self.drive(&mut jobs, &purpose);
+        let goal = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
+        self.drive(&mut jobs, &goal);
         for job in jobs {
             job.run(self.pacer.now());
         }

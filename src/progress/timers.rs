@@ -1,4 +1,4 @@
-//! Functions that run later.
+//! Timers: functions that run after a delay.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use super::Core;
 
 impl Core {
-    /// Runs `f` after `delay`, on a thread for timers. The number is for [`Core::remove_timer`].
+    /// Runs `f` after `delay`, on a thread for timers. The key is for [`Core::remove_timer`].
     pub(crate) fn add_timer(&self, delay: Duration, f: Box<dyn FnOnce() + Send>) -> Option<(Instant, u64)> {
         let at = Instant::now().checked_add(delay)?;
         let key = {
             let mut timers = self.timers.lock();
             if self.is_stopping() {
-                // It would never run, and keep what it holds.
+                // It would never run, and keep its captures alive.
                 drop(timers);
                 drop(f);
                 return None;
@@ -29,7 +29,7 @@ impl Core {
         Some(key)
     }
 
-    /// False when it has begun already.
+    /// False when the timer has fired already.
     pub(crate) fn remove_timer(&self, key: (Instant, u64)) -> bool {
         if self.is_forked() {
             return false;

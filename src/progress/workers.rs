@@ -1,4 +1,4 @@
-//! Threads that run handlers which must not run where progress is made.
+//! Pools of threads that run the handlers which would block the progress thread.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -13,9 +13,9 @@ use super::{Core, CreatorProcess, EngineEnv};
 use crate::deferred_log::{self, defer};
 use crate::proto::Incoming;
 
-/// Work that user code does for a peer, and what is known of work like it.
+/// A piece of user code to run: a handler, a task or a timer.
 pub(crate) struct Job {
-    /// The engine that it belongs to.
+    /// The identity of its engine.
     engine: usize,
     /// `None` once it has begun.
     work: Option<JobKind>,
@@ -28,45 +28,45 @@ pub(crate) enum JobKind {
 }
 
 impl JobKind {
-    fn kind(&self) -> &Arc<HandlerClass> {
+    fn class(&self) -> &Arc<HandlerClass> {
         match self {
             JobKind::Request(handler, _) => handler.kind(),
-            JobKind::Task(_, kind) => kind,
-            JobKind::Run(_) => &TIMER_KIND,
+            JobKind::Task(_, class) => class,
+            JobKind::Run(_) => &TIMER_CLASS,
         }
     }
 }
 
-/// What answers a request.
+/// Answers requests.
 pub(crate) trait Handler: Send + Sync {
     fn kind(&self) -> &Arc<HandlerClass>;
     fn handle(&self, incoming: Incoming<EngineEnv>);
-    /// It will not be handled: whoever should have is gone.
+    /// Answers a request that no thread will handle.
     fn abandon(&self, incoming: Incoming<EngineEnv>);
 }
 
-/// What jobs of one procedure have in common.
+/// What is known of the jobs of one procedure.
 #[derive(Default)]
 pub(crate) struct HandlerClass {
-    /// Where the user wants them to run.
+    /// The pool that the user has chosen for them.
     pub pool: Option<Arc<Workers>>,
-    /// One of them has blocked, or taken long: the next start on handler threads.
+    /// One has blocked, or several in a row have taken long: they start on handler threads.
     slow: AtomicBool,
-    /// How many in a row have been quick since.
+    /// How many in a row have been quick since the class was marked slow.
     quick: AtomicU32,
-    /// How many in a row have taken long, with nothing else to say that they block.
+    /// How many in a row have taken long.
     long: AtomicU32,
 }
 
-/// A handler that takes longer than this is not run where progress is made: everything else would wait.
+/// A handler that takes longer than this is not run on the progress thread: all other events would wait.
 const LONG: Duration = Duration::from_micros(100);
-/// One that took long may have been kept by the system; so many in a row have not.
+/// So many in a row have to take long: the kernel may have preempted a single one.
 const LONG_IN_A_ROW: u32 = 3;
-/// After so many quick ones in a row, a kind is given another chance.
+/// After so many quick ones in a row, a class is not slow any more.
 const FORGIVEN_AFTER: u32 = 64;
-/// How long threads that have been told to end are waited for: one that takes longer is kept by a handler.
+/// How long `stop` waits for the threads: one that takes longer is blocked by a handler.
 const GRACE: Duration = Duration::from_millis(50);
-/// A thread without work goes after this long.
+/// A thread ends after this long without work.
 const LINGER: Duration = Duration::from_secs(10);
 
 impl HandlerClass {
@@ -83,7 +83,7 @@ impl HandlerClass {
         self.quick.store(0, Ordering::Relaxed);
     }
 
-    /// One of them began then, and is over; when that was.
+    /// Learns from a job that began at `began` and has just ended; returns the time of its end.
     fn learn(&self, began: Instant) -> Instant {
         let ended = Instant::now();
         self.learn_length(ended.saturating_duration_since(began).saturating_sub(WAITED.get()));
@@ -109,30 +109,29 @@ impl HandlerClass {
     }
 }
 
-/// How long the system has let this thread wait for a processor since this was last asked on it; nothing where it does not
-/// tell.
+/// How long this thread has waited for a processor since the last call on it; zero where the kernel does not report it.
 fn waited_for_processor() -> Duration {
     thread_local! {
         static BEFORE: Cell<u64> = const { Cell::new(0) };
     }
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let total = told.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    let report = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let total = report.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
     Duration::from_nanos(total.saturating_sub(BEFORE.replace(total)))
 }
 
-/// What timers are: unknown, and rare.
-static TIMER_KIND: LazyLock<Arc<HandlerClass>> = LazyLock::new(Arc::default);
+/// The class of timers.
+static TIMER_CLASS: LazyLock<Arc<HandlerClass>> = LazyLock::new(Arc::default);
 
 impl Job {
     pub(crate) fn new(core: &Core, work: JobKind) -> Job {
         Job { engine: core.identity(), work: Some(work) }
     }
 
-    pub(super) fn kind(&self) -> &Arc<HandlerClass> {
-        self.work.as_ref().map_or(&TIMER_KIND, JobKind::kind)
+    pub(super) fn class(&self) -> &Arc<HandlerClass> {
+        self.work.as_ref().map_or(&TIMER_CLASS, JobKind::class)
     }
 
-    /// Runs, from `began` on; returns when that was over.
+    /// Runs the job, which begins at `began`; returns the time of its end.
     pub(crate) fn run(mut self, began: Instant) -> Instant {
         let process = CreatorProcess::this();
         let outer = CURRENT_ENGINE.replace(self.engine);
@@ -142,21 +141,21 @@ impl Job {
                 quietly(|| handler.handle(incoming));
                 handler.kind().learn(began)
             }
-            Some(JobKind::Task(task, kind)) => {
+            Some(JobKind::Task(task, class)) => {
                 quietly(|| {
                     task.run();
                 });
-                kind.learn(began)
+                class.learn(began)
             }
             Some(JobKind::Run(f)) => {
                 quietly(f);
-                TIMER_KIND.learn(began)
+                TIMER_CLASS.learn(began)
             }
             None => began,
         };
         if process.is_forked_child() {
-            // It would go on with what its parent does, with its parent's sockets.
-            tracing::error!(target: "calomel::handler", "a forked child has returned from its parent's handler");
+            // It would go on running the parent's engine, on the parent's sockets.
+            tracing::error!(target: "calomel::handler", "a forked child returned from a handler of its parent; aborting");
             std::process::abort();
         }
         CURRENT_ENGINE.set(outer);
@@ -165,7 +164,7 @@ impl Job {
     }
 }
 
-/// Handlers answer for their own panics; what gets here is user code that runs for nobody.
+/// Catches panics. Handlers catch their own, so this is for timers and tasks, which no caller waits for.
 fn quietly(work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!(target: "calomel::handler", "a timer or a task panicked");
@@ -173,7 +172,7 @@ fn quietly(work: impl FnOnce()) {
 }
 
 impl Drop for Job {
-    /// A caller must not wait in vain for what was queued and never begun.
+    /// Answers a request that was queued and never begun, so that its caller does not wait in vain.
     fn drop(&mut self) {
         if let Some(JobKind::Request(handler, incoming)) = self.work.take() {
             handler.abandon(incoming);
@@ -182,7 +181,7 @@ impl Drop for Job {
 }
 
 thread_local! {
-    /// The engine whose job this thread runs; 0 for none.
+    /// The identity of the engine whose job this thread runs; 0 for none.
     static CURRENT_ENGINE: Cell<usize> = const { Cell::new(0) };
     /// How long the job that this thread runs has waited inside calls of this library.
     static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -190,20 +189,20 @@ thread_local! {
     static CURRENT_POOL: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
 }
 
-/// True on a thread that runs a job of this engine. Also while the thread is ending: then nobody can tell.
+/// True on a thread that runs a job of this engine, and on a thread that is ending, where this is unknown.
 pub(crate) fn in_job(core: &Core) -> bool {
     CURRENT_ENGINE.try_with(|engine| engine.get() == core.identity()).unwrap_or(true)
 }
 
-/// A number of threads, started when they are needed.
+/// A pool of threads, started when they are needed.
 pub(crate) struct Workers {
     name: &'static str,
-    /// How many may run jobs at a time; those that wait inside a call of this library don't count.
+    /// How many threads may run jobs at a time; those that wait inside a call of this library don't count.
     limit: usize,
     state: Mutex<PoolState>,
     available: Condvar,
     ended: Condvar,
-    /// The one that has the threads.
+    /// The process that has the threads.
     process: CreatorProcess,
 }
 
@@ -239,13 +238,13 @@ impl Workers {
             return drop(job);
         }
         state.queue.push_back(job);
-        self.staff(&mut state);
+        self.spawn_if_needed(&mut state);
         drop(state);
         deferred_log::flush();
     }
 
-    /// Sees to it that what is queued is taken. What went wrong is for the log, when `state` is unlocked.
-    fn staff(self: &Arc<Self>, state: &mut PoolState) {
+    /// Wakes or starts a thread for queued jobs. The caller flushes the deferred log when `state` is unlocked.
+    fn spawn_if_needed(self: &Arc<Self>, state: &mut PoolState) {
         if state.queue.is_empty() || state.stopped {
             return;
         }
@@ -260,7 +259,7 @@ impl Workers {
             match spawned {
                 Ok(thread) => {
                     state.alive += 1;
-                    // Those that have ended need no joining any more.
+                    // Ended threads need not be joined.
                     state.threads.retain(|thread| !thread.is_finished());
                     state.threads.push(thread);
                 }
@@ -278,7 +277,7 @@ impl Workers {
         CURRENT_POOL.set(Some(self.clone()));
         let mut state = self.state.lock();
         loop {
-            // After a wait inside a job there may be more threads at work than there should be.
+            // When jobs that waited go on, more threads may run than the limit allows.
             let surplus = state.alive - state.blocked > self.limit;
             if let Some(job) = if surplus { None } else { state.queue.pop_front() } {
                 drop(state);
@@ -302,8 +301,7 @@ impl Workers {
         CURRENT_POOL.set(None);
     }
 
-    /// No jobs any more; what is queued is dropped, and the threads end. They are waited for, but for the calling one, and
-    /// for those that a handler keeps.
+    /// Drops the queued jobs and ends the threads. Waits for them, except for the calling one and those blocked by a handler.
     pub(crate) fn stop(&self) {
         if self.process.is_forked_child() {
             return;
@@ -328,8 +326,8 @@ impl Workers {
     }
 }
 
-/// While it lives, the thread moves data in a call of this library: that does not make the handler that called slow, because
-/// the thread makes progress meanwhile.
+/// While it lives, the thread copies data in a call of this library. The time does not count as the handler's own, since this
+/// is progress too.
 pub(crate) struct Moving {
     began: Instant,
     before: Duration,
@@ -343,16 +341,16 @@ impl Moving {
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        // What was waited in between is part of it. A thread that is ending runs no job.
+        // Waits in between are part of the time. A thread that is ending runs no job.
         let _ = WAITED.try_with(|waited| waited.set(self.before + self.began.elapsed()));
     }
 }
 
-/// While it lives, the thread waits inside a call of this library, driving if nobody else does: its pool may use another
-/// one meanwhile, and the time does not count as the handler's own.
+/// While it lives, the thread waits inside a call of this library, driving if no other thread does: its pool may run another
+/// thread meanwhile, and the time does not count as the handler's own.
 pub(crate) struct Blocking {
     pool: Option<Arc<Workers>>,
-    /// `None` where no handler runs.
+    /// `None` where no job runs.
     began: Option<Instant>,
 }
 
@@ -362,7 +360,7 @@ impl Blocking {
         if let Some(pool) = &pool {
             let mut state = pool.state.lock();
             state.blocked += 1;
-            pool.staff(&mut state);
+            pool.spawn_if_needed(&mut state);
             drop(state);
             deferred_log::flush();
         }

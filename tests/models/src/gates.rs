@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use crate::memory::{Copied, Region, Slice, copy};
+use crate::memory::{CopyOutcome, Region, Slice, copy};
 use crate::model;
 use crate::watched::Watched;
 
@@ -75,7 +75,7 @@ pub(crate) fn copies_in_both_directions_do_not_deadlock() {
         let back = (there.clone(), here.clone());
         let other = thread::spawn(move || copy(&back.0, &back.1));
         let copied = [copy(&here, &there), other.join().unwrap()];
-        assert_eq!(copied, [Copied::All; 2]);
+        assert_eq!(copied, [CopyOutcome::All; 2]);
         assert_eq!(*a.take_message(), *b.take_message());
     });
 }

@@ -20,6 +20,8 @@ mod deferred_log;
 mod driver_lock;
 mod gates;
 mod memory;
+#[path = "../../../src/payload.rs"]
+mod payload;
 mod progress;
 mod proto;
 mod reactor;

@@ -8,43 +8,43 @@ mod region;
 mod message {
     use std::ops::Deref;
 
-    pub(super) enum Buffer {
+    pub(super) enum MessageBuffer {
         Heap(Vec<u8>),
     }
 
-    impl Buffer {
+    impl MessageBuffer {
         pub(super) fn address(&mut self) -> *mut u8 {
-            let Buffer::Heap(bytes) = self;
+            let MessageBuffer::Heap(bytes) = self;
             bytes.as_mut_ptr()
         }
 
         pub(super) fn len(&self) -> usize {
-            let Buffer::Heap(bytes) = self;
+            let MessageBuffer::Heap(bytes) = self;
             bytes.len()
         }
     }
 
-    pub(crate) struct Message(pub(super) Option<Buffer>);
+    pub(crate) struct ReceivedMessage(pub(super) Option<MessageBuffer>);
 
-    impl Deref for Message {
+    impl Deref for ReceivedMessage {
         type Target = [u8];
         fn deref(&self) -> &[u8] {
             match &self.0 {
-                Some(Buffer::Heap(bytes)) => bytes,
+                Some(MessageBuffer::Heap(bytes)) => bytes,
                 None => &[],
             }
         }
     }
 
-    pub(super) fn buffer(len: usize) -> Buffer {
-        Buffer::Heap(vec![0; len])
+    pub(super) fn buffer(len: usize) -> MessageBuffer {
+        MessageBuffer::Heap(vec![0; len])
     }
 
-    pub(super) fn keep(_: Buffer) {}
+    pub(super) fn keep(_: MessageBuffer) {}
 }
 
 pub(crate) use loan::Loan;
-pub(crate) use region::{Copied, Operation, ReadAccess, Region, Slice, WriteAccess, copy};
+pub(crate) use region::{CopyOutcome, Operation, ReadAccess, Region, Slice, WriteAccess, copy};
 
 pub(crate) mod shared {
     use std::io;

@@ -5,10 +5,10 @@ pub(crate) mod alone;
 mod completion;
 #[path = "../../../src/progress/drive.rs"]
 mod drive;
-#[path = "../../../src/progress/rhythm.rs"]
-mod rhythm;
-#[path = "../../../src/progress/seat.rs"]
-mod seat;
+#[path = "../../../src/progress/driver_lock.rs"]
+mod driver_lock;
+#[path = "../../../src/progress/poll_pacer.rs"]
+mod poll_pacer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::mio;
 use crate::proto::{self, Proto};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Instant, Mutex, MutexGuard};
-pub(crate) use completion::{Completion, Outcome, ThreadSleeper, ThreadWaiter, with_sleeper};
-use drive::{Ended, Purpose};
+pub(crate) use completion::{Completion, OperationOutcome, ThreadSleeper, ThreadWaiter, with_sleeper};
+use drive::{DriveEnd, DriveGoal};
 use workers::Job;
 
 const UNSENT: u32 = 1;
-const MISLAID: u32 = 2;
+const HANDED_OFF: u32 = 2;
 
-pub(crate) enum Live {}
+pub(crate) enum EngineEnv {}
 
 pub(crate) struct Core {
     proto: Mutex<Proto>,
     transports: Vec<Inbox>,
-    seat: seat::Seat,
+    driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    rhythm: rhythm::Rhythm,
-    attention: AtomicU32,
-    mislaid: Mutex<Vec<mio::event::Event>>,
+    pacer: poll_pacer::PollPacer,
+    pending_flags: AtomicU32,
+    handed_off_events: Mutex<Vec<mio::event::Event>>,
     asleep_until: AtomicU64,
     start: Instant,
     timers: Mutex<Timers>,
@@ -60,9 +60,9 @@ impl Workers {
 type Outputs = Vec<Arc<Completion>>;
 
 /// The outputs that wait until the transports have returned: none, since events happen at once here.
-struct News;
+struct PendingOutputs;
 
-impl News {
+impl PendingOutputs {
     fn has_any(&self) -> bool {
         false
     }
@@ -80,12 +80,12 @@ impl Core {
         Arc::new(Core {
             proto: Mutex::default(),
             transports: vec![inbox(), inbox()],
-            seat: seat::Seat::default(),
+            driver_lock: driver_lock::DriverLock::default(),
             driver: Mutex::new(driver),
             waker: waker.clone(),
-            rhythm: rhythm::Rhythm::new(),
-            attention: AtomicU32::new(0),
-            mislaid: Mutex::default(),
+            pacer: poll_pacer::PollPacer::new(),
+            pending_flags: AtomicU32::new(0),
+            handed_off_events: Mutex::default(),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),
@@ -115,15 +115,15 @@ impl Core {
 
     fn hand_over(&self, _: Job) {}
 
-    fn perform(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
+    fn execute_outputs(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
         outputs.iter().for_each(|completion| proto::end(completion));
     }
 
-    fn pass_on(&self, _: &mut News, _: &mut [Job]) {}
-    fn take_news(&self) -> News {
-        News
+    fn execute_deferred(&self, _: &mut PendingOutputs, _: &mut [Job]) {}
+    fn take_pending(&self) -> PendingOutputs {
+        PendingOutputs
     }
-    fn keep_news(&self, _: News) {}
+    fn keep_pending(&self, _: PendingOutputs) {}
 
     fn reactor(&self, _: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
         Some(self.driver.lock())
@@ -165,7 +165,11 @@ impl Core {
             let mut seen = u64::MAX;
             let mut at_once = true;
             while !self.is_stopping() {
-                let acquired = if at_once { self.seat.sit_back() } else { self.wait_for_driver_lock(sleeper, &mut seen) };
+                let acquired = if at_once {
+                    self.driver_lock.try_acquire_as_progress()
+                } else {
+                    self.wait_for_driver_lock(sleeper, &mut seen)
+                };
                 at_once = false;
                 if acquired {
                     self.serve();
@@ -177,24 +181,24 @@ impl Core {
 
     fn serve(&self) {
         let mut jobs = Vec::new();
-        let stop = || self.seat.is_wanted() || self.is_stopping();
-        let purpose = Purpose { stop: &stop, announce: &|_| true, deadline: None, progress: true };
+        let stop = || self.driver_lock.is_wanted() || self.is_stopping();
+        let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true };
         loop {
-            if self.drive(&mut jobs, &purpose) == Ended::SeatTaken {
+            if self.drive(&mut jobs, &goal) == DriveEnd::LockTaken {
                 return;
             }
-            if self.seat.is_wanted() || self.is_stopping() {
-                return self.seat.vacate();
+            if self.driver_lock.is_wanted() || self.is_stopping() {
+                return self.driver_lock.release_as_progress();
             }
         }
     }
 
     fn wait_for_driver_lock(&self, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
-        match self.seat.sit_as_progress(*seen, &sleeper.waiter) {
+        match self.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
             Ok(()) => true,
-            Err(occupied) => {
-                *seen = if occupied.for_long { u64::MAX } else { occupied.epoch };
-                sleeper.sleep((!occupied.for_long).then_some(self.start));
+            Err(contended) => {
+                *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
+                sleeper.sleep((!contended.until_woken).then_some(self.start));
                 false
             }
         }
@@ -278,16 +282,16 @@ mod sink {
     pub(super) struct CoreSink<'a> {
         pub core: &'a super::Core,
         #[allow(dead_code, reason = "events happen at once here")]
-        pub news: &'a mut super::News,
+        pub pending: &'a mut super::PendingOutputs,
     }
 }
 
 mod threads {
-    pub(super) struct Resting;
+    pub(super) struct HandlerPaused;
 
-    impl Resting {
-        pub(super) fn enter(_: &super::Core) -> Resting {
-            Resting
+    impl HandlerPaused {
+        pub(super) fn enter(_: &super::Core) -> HandlerPaused {
+            HandlerPaused
         }
     }
 }
@@ -296,12 +300,12 @@ mod workers {
     pub(super) struct Job;
     pub(super) struct Blocking;
 
-    pub(super) enum Work {
+    pub(super) enum JobKind {
         Run(Box<dyn FnOnce() + Send>),
     }
 
     impl Job {
-        pub(super) fn new(_: &super::Core, _: Work) -> Job {
+        pub(super) fn new(_: &super::Core, _: JobKind) -> Job {
             Job
         }
     }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::progress::{Completion, Outcome};
+use crate::progress::{Completion, OperationOutcome};
 use crate::sync::Instant;
 
 pub(crate) struct Answer<E>(PhantomData<E>);
@@ -38,5 +38,5 @@ impl Proto {
 }
 
 pub(crate) fn end(completion: &Completion) {
-    completion.set(Outcome::Moved(Ok(0)));
+    completion.set(OperationOutcome::Transferred(Ok(0)));
 }

@@ -7,7 +7,7 @@ use loom::thread;
 
 use crate::memory::{Region, Slice};
 use crate::model;
-use crate::transport::Landed;
+use crate::transport::PayloadStatus;
 use crate::transport::shm::{End, pair};
 use crate::watched::Watched;
 
@@ -54,7 +54,7 @@ struct Loaned {
     memory: Arc<Watched>,
     region: Arc<Region>,
     near: End,
-    reader: thread::JoinHandle<Option<Landed>>,
+    reader: thread::JoinHandle<Option<PayloadStatus>>,
 }
 
 /// A frame whose payload is on loan, and a peer that reads it.
@@ -83,7 +83,7 @@ pub(crate) fn no_read_after_reclaim() {
         let loaned = start_loan();
         loaned.region.close();
         loaned.memory.write();
-        assert!(matches!(loaned.reader.join().unwrap(), Some(Landed::Whole | Landed::SourceGone)));
+        assert!(matches!(loaned.reader.join().unwrap(), Some(PayloadStatus::Whole | PayloadStatus::SourceGone)));
     });
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn loan_ends_when_the_reader_has_finished() {
         let mut loaned = start_loan();
         loaned.near.until(|end| end.received.returned == 1);
         loaned.memory.write();
-        assert_eq!(loaned.reader.join().unwrap(), Some(Landed::Whole));
+        assert_eq!(loaned.reader.join().unwrap(), Some(PayloadStatus::Whole));
     });
 }
 
@@ -137,6 +137,6 @@ pub(crate) fn read_after_withdrawal_is_discarded() {
         loaned.region.withdraw();
         loaned.memory.change();
         let status = loaned.reader.join().unwrap();
-        assert!(status == Some(Landed::SourceGone) || !loaned.memory.was_read_changed(), "{status:?}");
+        assert!(status == Some(PayloadStatus::SourceGone) || !loaned.memory.was_read_changed(), "{status:?}");
     });
 }

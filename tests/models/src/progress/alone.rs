@@ -4,28 +4,28 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::seat::{Sat, Seat};
+use super::driver_lock::{Acquired, DriverLock};
 use super::with_sleeper;
 use crate::model;
 
 /// The progress thread holds the driver lock, and sleeps in the reactor if `parked`.
-fn driver_lock(parked: bool) -> Arc<Seat> {
-    let driver_lock = Arc::new(Seat::default());
-    assert!(driver_lock.sit_back());
+fn driver_lock(parked: bool) -> Arc<DriverLock> {
+    let driver_lock = Arc::new(DriverLock::default());
+    assert!(driver_lock.try_acquire_as_progress());
     assert!(!parked || driver_lock.park());
     driver_lock
 }
 
 /// A caller that waits for the driver lock as long as it takes.
-fn waits_for(driver_lock: &Arc<Seat>) -> thread::JoinHandle<()> {
+fn waits_for(driver_lock: &Arc<DriverLock>) -> thread::JoinHandle<()> {
     let driver_lock = driver_lock.clone();
     thread::spawn(move || {
         with_sleeper(|sleeper| {
-            while let Sat::Queued { .. } = driver_lock.sit_or_queue(&sleeper.waiter) {
+            while let Acquired::Queued { .. } = driver_lock.acquire_or_queue(&sleeper.waiter) {
                 sleeper.sleep(None);
             }
         });
-        driver_lock.get_up();
+        driver_lock.release();
     })
 }
 
@@ -36,13 +36,13 @@ pub(crate) fn no_caller_queues_behind_a_sleeping_holder() {
         let driver_lock = driver_lock(false);
         let asked = {
             let driver_lock = driver_lock.clone();
-            thread::spawn(move || with_sleeper(|sleeper| driver_lock.sit_or_queue(&sleeper.waiter)))
+            thread::spawn(move || with_sleeper(|sleeper| driver_lock.acquire_or_queue(&sleeper.waiter)))
         };
         let parked = driver_lock.park();
         match asked.join().unwrap() {
-            Sat::Borrowed => assert!(parked),
-            Sat::Queued { soon } => assert!(soon && !parked && driver_lock.is_wanted() && !driver_lock.is_parked()),
-            Sat::Yes => panic!("the progress thread held the driver lock"),
+            Acquired::Borrowed => assert!(parked),
+            Acquired::Queued { soon } => assert!(soon && !parked && driver_lock.is_wanted() && !driver_lock.is_parked()),
+            Acquired::Yes => panic!("the progress thread held the driver lock"),
         }
     });
 }
@@ -52,14 +52,14 @@ pub(crate) fn each_form_of_release_wakes_the_next_waiter() {
     for gives_back in [true, false] {
         model(4, move || {
             let driver_lock = driver_lock(true);
-            assert_eq!(driver_lock.sit(), Some(Sat::Borrowed));
+            assert_eq!(driver_lock.try_acquire(), Some(Acquired::Borrowed));
             let next = waits_for(&driver_lock);
             if gives_back {
-                assert!(driver_lock.give_back());
+                assert!(driver_lock.release_borrowed());
             } else {
-                assert!(driver_lock.keep());
-                assert!(!driver_lock.is_borrowed() && !driver_lock.give_back(), "the caller now holds it");
-                driver_lock.get_up();
+                assert!(driver_lock.take_from_progress());
+                assert!(!driver_lock.is_borrowed() && !driver_lock.release_borrowed(), "the caller now holds it");
+                driver_lock.release();
             }
             next.join().unwrap();
             assert!(!driver_lock.is_wanted());
@@ -75,9 +75,9 @@ pub(crate) fn released_driver_lock_is_acquired_by_the_waiter() {
         while !driver_lock.is_wanted() {
             thread::yield_now();
         }
-        driver_lock.vacate();
+        driver_lock.release_as_progress();
         next.join().unwrap();
-        assert!(!driver_lock.is_wanted() && driver_lock.sit_back());
+        assert!(!driver_lock.is_wanted() && driver_lock.try_acquire_as_progress());
     });
 }
 
@@ -89,16 +89,16 @@ pub(crate) fn borrowed_driver_lock_has_one_holder() {
             let driver_lock = driver_lock.clone();
             thread::spawn(move || driver_lock.unpark_progress())
         };
-        let acquired = driver_lock.sit();
-        let given_back = acquired.is_some() && driver_lock.give_back();
+        let acquired = driver_lock.try_acquire();
+        let given_back = acquired.is_some() && driver_lock.release_borrowed();
         let has_lock = progress.join().unwrap();
         assert_eq!(has_lock, acquired.is_none() || given_back);
         assert!(!driver_lock.is_borrowed() && !driver_lock.is_parked() && !driver_lock.is_free());
         if has_lock {
-            driver_lock.vacate()
+            driver_lock.release_as_progress()
         } else {
-            driver_lock.get_up()
+            driver_lock.release()
         }
-        assert!(driver_lock.is_free() && driver_lock.sit_back());
+        assert!(driver_lock.is_free() && driver_lock.try_acquire_as_progress());
     });
 }

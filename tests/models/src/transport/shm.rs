@@ -1,9 +1,9 @@
 //! Calomel's shared-memory transport, with a ring of eight lines, in memory that loom watches.
 
+#[path = "../../../../src/transport/shm/connection.rs"]
+mod connection;
 #[path = "../../../../src/transport/shm/inbox.rs"]
 mod inbox;
-#[path = "../../../../src/transport/shm/line.rs"]
-mod line;
 #[path = "../../../../src/transport/shm/loans.rs"]
 mod loans;
 #[path = "../../../../src/transport/shm/outbox.rs"]
@@ -14,23 +14,23 @@ mod segment;
 
 use std::sync::Arc;
 
-use super::{Landed, LinkKey, Place, Sink, Taken};
+use super::{Consumed, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use crate::memory::{Region, Slice};
 use crate::sync::Flag;
 use crate::sync::atomic::Ordering;
 use crate::watched::Watched;
-use inbox::{Inbox, Turn};
-use line::Line;
-use outbox::{Lending, Outbox, Traffic, Written};
-use process::Process;
-use segment::Segment;
+use connection::Connection;
+use inbox::{ShmInbox, Turn};
+use outbox::{KernelCopyPolicy, ShmOutbox, Traffic, Written};
+use process::ShmPeer;
+use segment::SharedSegment;
 
 /// One end of a link, with the thread that drives it.
 pub(crate) struct End {
-    line: Arc<Line>,
+    connection: Arc<Connection>,
     doorbell: Arc<Flag>,
-    outbox: Outbox,
-    inbox: Inbox,
+    outbox: ShmOutbox,
+    inbox: ShmInbox,
     pub received: Received,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct End {
 #[derive(Default)]
 pub(crate) struct Received {
     pub frames: Vec<u8>,
-    pub arrived: Vec<Landed>,
+    pub arrived: Vec<PayloadStatus>,
     pub returned: usize,
     pub lost: bool,
     /// Where payloads go.
@@ -47,13 +47,13 @@ pub(crate) struct Received {
 
 impl Sink for Received {
     /// The first byte is the frame; if there is a target, a payload follows.
-    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Taken> {
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.frames.push(bytes[0]);
         let target = self.target.as_ref().map(Slice::whole);
-        Some(Taken { used: bytes.len(), place: target.map(|target| Place { len: target.len, target: Some(target) }) })
+        Some(Consumed { used: bytes.len(), target: target.map(|target| ReceiveTarget { len: target.len, memory: Some(target) }) })
     }
 
-    fn placed(&mut self, _: LinkKey, status: Landed) {
+    fn payload_done(&mut self, _: LinkKey, status: PayloadStatus) {
         self.arrived.push(status);
     }
 
@@ -62,23 +62,23 @@ impl Sink for Received {
 
 /// Two ends. The first one exports the watched memory.
 pub(crate) fn pair(exported: Option<&Watched>) -> (End, End) {
-    let segments = [Arc::new(Segment::new()), Arc::new(Segment::new())];
+    let segments = [Arc::new(SharedSegment::new()), Arc::new(SharedSegment::new())];
     let doorbells = [Arc::<Flag>::default(), Arc::default()];
     let end = |own: usize, far: usize| {
-        let peer = Process {
+        let peer = ShmPeer {
             own_user: true,
             socket: (),
             pid: exported.map_or(0, |exported| std::ptr::from_ref(exported).expose_provenance()),
             nonce: (),
             bell: doorbells[far].clone(),
         };
-        let line = Arc::new(Line::new(segments[own].clone(), segments[far].clone(), peer, true));
-        line.lends.store(true, Ordering::Relaxed);
+        let connection = Arc::new(Connection::new(segments[own].clone(), segments[far].clone(), peer, true));
+        connection.lends.store(true, Ordering::Relaxed);
         End {
-            outbox: Outbox::new(&line, Arc::new(Traffic::new(Lending::Always))),
-            inbox: Inbox::new(&line),
+            outbox: ShmOutbox::new(&connection, Arc::new(Traffic::new(KernelCopyPolicy::Always))),
+            inbox: ShmInbox::new(&connection),
             doorbell: doorbells[own].clone(),
-            line,
+            connection,
             received: Received::default(),
         }
     };
@@ -89,38 +89,38 @@ impl End {
     /// Like a link's send; false when the rest has to wait.
     pub(crate) fn send(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> bool {
         let mut sending = self.outbox.begin(bytes, payload);
-        let written = self.outbox.write(&self.line, &mut sending).unwrap();
+        let written = self.outbox.write(&self.connection, &mut sending).unwrap();
         if let Written::Part = written {
             self.outbox.pending = Some(sending);
         }
         let all = self.outbox.pending.is_none();
         if self.outbox.is_waiting() {
-            self.line.set_waiting(true);
+            self.connection.set_waiting(true);
         }
-        self.line.wake_peer();
+        self.connection.wake_peer();
         all
     }
 
     /// Like a link that continues with what waited.
     fn resume(&mut self) -> bool {
-        let returned = self.outbox.loans.sweep(&self.line);
+        let returned = self.outbox.loans.sweep(&self.connection);
         self.received.returned += returned;
         let mut any = returned > 0;
         if let Some(mut sending) = self.outbox.pending.take() {
-            match self.outbox.write(&self.line, &mut sending).unwrap() {
+            match self.outbox.write(&self.connection, &mut sending).unwrap() {
                 Written::Part => self.outbox.pending = Some(sending),
                 Written::All | Written::Lent => any = true,
             }
         }
-        self.line.set_waiting(self.outbox.is_waiting());
-        self.line.wake_peer();
+        self.connection.set_waiting(self.outbox.is_waiting());
+        self.connection.wake_peer();
         any
     }
 
     fn turn(&mut self) -> bool {
         let any = self.outbox.is_waiting() && self.resume();
         let mut scratch = [0; ring::MAX_BODY];
-        let turn = self.inbox.turn(LinkKey, &self.line, &mut scratch, &mut self.received, &mut |_| ());
+        let turn = self.inbox.turn(LinkKey, &self.connection, &mut scratch, &mut self.received, &mut |_| ());
         match turn {
             Ok(turn) => any || turn != Turn::Nothing,
             Err(error) => {
@@ -133,12 +133,12 @@ impl End {
 
     /// Like a link that goes idle, and its driver in the reactor, until the doorbell.
     fn sleep(&mut self) {
-        self.line.fall_asleep();
+        self.connection.fall_asleep();
         let waits = self.outbox.is_waiting();
-        if !self.inbox.has_work() && !(waits && self.outbox.could_go_on(&self.line)) {
+        if !self.inbox.has_work() && !(waits && self.outbox.could_go_on(&self.connection)) {
             self.doorbell.wait();
         }
-        self.line.awake();
+        self.connection.awake();
     }
 
     /// Drives until the condition is true.
@@ -158,7 +158,7 @@ impl End {
     /// Like a link's close.
     pub(crate) fn close(&mut self) {
         self.outbox.pending = None;
-        self.outbox.loans.end(&self.line);
+        self.outbox.loans.end(&self.connection);
     }
 }
 
@@ -167,7 +167,7 @@ mod process {
 
     use crate::sync::Flag;
 
-    pub(super) struct Process {
+    pub(super) struct ShmPeer {
         pub own_user: bool,
         pub socket: (),
         /// Where its memory is.
@@ -176,7 +176,7 @@ mod process {
         pub bell: Arc<Flag>,
     }
 
-    impl Process {
+    impl ShmPeer {
         pub(super) fn ring(&self) {
             self.bell.raise();
         }
@@ -208,7 +208,7 @@ mod sys {
     pub(super) const MAX_PIECES: usize = 1;
 
     #[derive(Clone, Copy)]
-    pub(super) struct Far {
+    pub(super) struct RemoteIoVec {
         pub address: u64,
         pub len: u64,
     }
@@ -218,7 +218,7 @@ mod sys {
     }
 
     /// Reads the memory of the process.
-    pub(super) fn read_process(pid: usize, _: &[Far], _: &WriteAccess<'_>, _: usize, _: ()) -> io::Result<bool> {
+    pub(super) fn read_process(pid: usize, _: &[RemoteIoVec], _: &WriteAccess<'_>, _: usize, _: ()) -> io::Result<bool> {
         // SAFETY: the memory lives as long as the model.
         let memory = unsafe { &*std::ptr::with_exposed_provenance::<Watched>(pid) };
         memory.read();
@@ -227,10 +227,10 @@ mod sys {
 }
 
 mod blocks {
-    use super::sys::Far;
+    use super::sys::RemoteIoVec;
     use crate::memory::{WriteAccess, shared::Mapping};
 
-    pub(super) fn read(_: &Mapping, _: &[Far], _: &WriteAccess<'_>, _: usize) -> bool {
+    pub(super) fn read(_: &Mapping, _: &[RemoteIoVec], _: &WriteAccess<'_>, _: usize) -> bool {
         false
     }
 }
@@ -239,11 +239,11 @@ mod handshake {
     use std::io;
     use std::os::fd::BorrowedFd;
 
-    pub(super) enum Packet {
+    pub(super) enum ControlPacket {
         Block { id: u64, len: u64 },
     }
 
-    pub(super) fn send<S>(_: &S, _: &Packet, _: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn send<S>(_: &S, _: &ControlPacket, _: &[BorrowedFd<'_>]) -> io::Result<()> {
         Ok(())
     }
 }

@@ -13,15 +13,15 @@ pub(super) const SLOTS: usize = 1;
 pub(super) const CLOSED: u64 = u64::MAX;
 
 #[derive(Default)]
-pub(super) struct Single(pub AtomicU64);
+pub(super) struct CacheLine(pub AtomicU64);
 
 #[derive(Default)]
 pub(super) struct Plain(pub std::sync::atomic::AtomicU64);
 
 pub(super) struct Words {
-    pub taken: Single,
-    pub asleep: Single,
-    pub waiting: Single,
+    pub taken: CacheLine,
+    pub asleep: CacheLine,
+    pub waiting: CacheLine,
     /// Irrelevant for the order of events.
     pub processor: Plain,
     pub granted: [AtomicU64; SLOTS],
@@ -56,24 +56,24 @@ impl Word {
     }
 }
 
-pub(super) struct Segment {
+pub(super) struct SharedSegment {
     words: Words,
     lines: [Word; LINES],
 }
 
 // SAFETY: loom checks all accesses.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for SharedSegment {}
 // SAFETY: as above.
-unsafe impl Send for Segment {}
+unsafe impl Send for SharedSegment {}
 
-impl Segment {
-    pub(super) fn new() -> Segment {
+impl SharedSegment {
+    pub(super) fn new() -> SharedSegment {
         let none = || std::array::from_fn(|_| AtomicU64::default());
         let (taken, asleep, waiting) = Default::default();
         let processor = Plain::default();
         let words = Words { taken, asleep, waiting, processor, granted: none(), reading: none(), finished: none() };
         let line = |_| Word { word: AtomicU64::new(0), content: UnsafeCell::new([0; LINE as usize]) };
-        Segment { words, lines: std::array::from_fn(line) }
+        SharedSegment { words, lines: std::array::from_fn(line) }
     }
 
     pub(super) fn words(&self) -> &Words {
