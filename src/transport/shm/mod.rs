@@ -476,6 +476,6 @@ impl Transport for Shm {
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.polled.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
+        self.polled.try_lock_for(super::LOCK_TIMEOUT).is_none() || self.scratch.try_lock_for(super::LOCK_TIMEOUT).is_none()
     }
 }
