@@ -139,9 +139,9 @@ impl ShmShared {
 
     /// Registers an `eventfd` as doorbell; `None` where none can be created: then the peer uses the socket.
     fn doorbell(&self, token: usize) -> Option<OwnedFd> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
-        self.registry.register(&mut SourceFd(&bell.as_raw_fd()), Token(token + DOORBELL), Interest::READABLE).ok()?;
-        Some(bell)
+        let doorbell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+        self.registry.register(&mut SourceFd(&doorbell.as_raw_fd()), Token(token + DOORBELL), Interest::READABLE).ok()?;
+        Some(doorbell)
     }
 
     /// Schedules a link for the driver's next poll.
@@ -153,7 +153,7 @@ impl ShmShared {
         }
     }
 
-    /// Keeps loans that outlive their link, and ends those that are over: called whenever a link is added or closed, or a
+    /// Keeps loans that outlive their link, and ends those that are over: called when a link is added or closed, or a
     /// process dies.
     fn linger(&self, more: Vec<Lingering>) {
         let mut lingering = self.lingering.lock();
@@ -167,8 +167,8 @@ impl ShmShared {
             // It is closed soon, which deregisters it as well.
             let _ = self.registry.deregister(&mut SourceFd(&link.socket.as_raw_fd()));
             // The peer may keep it open.
-            if let Some(bell) = link.doorbell.get() {
-                let _ = self.registry.deregister(&mut SourceFd(&bell.as_raw_fd()));
+            if let Some(doorbell) = link.doorbell.get() {
+                let _ = self.registry.deregister(&mut SourceFd(&doorbell.as_raw_fd()));
             }
         }
     }

@@ -251,7 +251,7 @@ impl ShmOutbox {
             self.producer.put(RecordKind::Forget, words.len(), |segment, at| segment.write(at, &words));
             gone.iter().for_each(|id| drop(self.blocks.remove(id)));
         }
-        // The peer may have more mapped: blocks that are gone, of which it was not told yet.
+        // The peer may have more mapped: blocks that are gone, for which it has no `Forget` yet.
         let mapped: usize = self.blocks.values().map(|(_, len)| len).sum();
         if self.blocks.len() >= MAX_BLOCKS || mapped.saturating_add(block.mapping.len()) > inbox::MAX_MAPPED / 2 {
             return false;

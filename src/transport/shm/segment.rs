@@ -88,7 +88,7 @@ impl SharedSegment {
         debug_assert!(at.is_multiple_of(8));
         let word = self.address_of(at).cast::<AtomicU64>();
         // SAFETY: the position lies in the mapping, aligned to 8 bytes, and a word of it does too, because the ring's length is
-        // a multiple of 8. Headers are accessed as atomics; bodies are never where the other side looks for a header.
+        // a multiple of 8. Headers are accessed as atomics; bodies do not lie where the other side reads a header.
         unsafe { &*word }
     }
 
@@ -109,7 +109,7 @@ impl SharedSegment {
         for (address, len) in self.ranges(at, bytes.len()) {
             let (now, rest) = from.split_at(len);
             // SAFETY: the range lies in the mapping, which is this side's own and writable, and `now` is as long. The other
-            // side does not look there before the header says so.
+            // side does not read there before the header is written.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), address, len) };
             from = rest;
         }
