@@ -375,7 +375,7 @@ impl ShmLink {
 
     /// True when something that waited for the peer could continue; it is reported by the next turn.
     fn can_resume(&self, connection: &Arc<Connection>) -> bool {
-        self.outbox.lock().as_mut().is_some_and(|outbox| outbox.could_go_on(connection))
+        self.outbox.lock().as_mut().is_some_and(|outbox| outbox.can_continue(connection))
     }
 
     pub(super) fn shares_processor(&self) -> bool {
@@ -426,7 +426,7 @@ impl Link for ShmLink {
             if outbox.is_waiting() {
                 self.note_waiting(connection, outbox);
                 // The peer may have made room before it could see that this side waits: then it does not ring.
-                if connection.is_asleep() && outbox.could_go_on(connection) {
+                if connection.is_asleep() && outbox.can_continue(connection) {
                     self.shared.schedule(self.token);
                 }
             }

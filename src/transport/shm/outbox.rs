@@ -271,7 +271,7 @@ impl ShmOutbox {
     }
 
     /// True when a loan has ended, or the pending send can continue.
-    pub(super) fn could_go_on(&mut self, connection: &Connection) -> bool {
+    pub(super) fn can_continue(&mut self, connection: &Connection) -> bool {
         self.loans.has_finished(connection)
             || self.pending.is_some()
                 && match self.needs {

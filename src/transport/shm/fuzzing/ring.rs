@@ -332,7 +332,7 @@ pub fn ring(bytes: &[u8]) {
                 sending = Some((outbox.begin(bytes, Some(Slice::whole(&region))), region));
             }
             Event::Send { .. } | Event::Resume => {
-                let _ = (outbox.could_go_on(&connection), outbox.loans.sweep(&connection));
+                let _ = (outbox.can_continue(&connection), outbox.loans.sweep(&connection));
                 if let Some((mut now, region)) = sending.take() {
                     match outbox.write(&connection, &mut now) {
                         Ok(Written::All | Written::Lent) => {}
