@@ -219,7 +219,7 @@ impl ShmLink {
             return Err(io::Error::new(io::ErrorKind::InvalidData, objection));
         }
         let mut fds = fds.into_iter();
-        let fd = fds.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared-memory segment"))?;
+        let fd = fds.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared memory"))?;
         let theirs = SharedSegment::attach(fd.as_fd())?;
         let Credentials { pid, uid, .. } = sys::credentials(self.socket.as_fd())?;
         // The other holders of an `eventfd` can make a writer wait, so it is accepted only from the own user.
