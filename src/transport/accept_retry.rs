@@ -1,4 +1,4 @@
-//! Listeners whose next connection could not be taken, most likely for want of descriptors.
+//! Retries of failed `accept` calls, which mostly fail because the process is out of descriptors.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use crate::deferred_log::defer;
 use parking_lot::Mutex;
 
-/// So long after a connection could not be taken, it is tried again, whenever the engine is awake: whoever spins must not ask
-/// the system each time round.
+/// Least time between a failed accept and its retry, so that a spinning driver does not make a system call in each round.
 const RETRY: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
+/// The listeners whose last `accept` has failed.
 pub(super) struct AcceptRetry {
     any: AtomicBool,
     state: Mutex<AcceptRetryState>,
@@ -21,12 +21,12 @@ pub(super) struct AcceptRetry {
 struct AcceptRetryState {
     tokens: Vec<usize>,
     since: Option<Instant>,
-    /// Of all time.
+    /// Failed accepts since the start.
     count: u64,
 }
 
 impl AcceptRetry {
-    /// This listener has one, for this reason. It is logged at powers of two of the count.
+    /// Adds a listener whose `accept` failed. Logs when the count is a power of two.
     pub(super) fn note(&self, token: usize, error: &io::Error) {
         let count = {
             let mut state = self.state.lock();
@@ -40,7 +40,7 @@ impl AcceptRetry {
         self.any.store(true, Ordering::Release);
         if count.is_power_of_two() {
             let error = error.to_string();
-            defer(move || tracing::warn!(target: "calomel::transport", error, count, "a connection can't be accepted"));
+            defer(move || tracing::warn!(target: "calomel::transport", error, count, "can't accept a connection"));
         }
     }
 
@@ -48,7 +48,7 @@ impl AcceptRetry {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Those that it is time to try again.
+    /// Removes and returns the listeners to try again now.
     pub(super) fn due(&self) -> Vec<usize> {
         let mut state = self.state.lock();
         if state.since.is_none_or(|since| since.elapsed() < RETRY) {
@@ -65,21 +65,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_tried_again_after_a_while() {
-        let unaccepted = AcceptRetry::default();
-        assert!(!unaccepted.is_any() && unaccepted.due().is_empty());
-        unaccepted.note(7, &io::ErrorKind::OutOfMemory.into());
-        unaccepted.note(7, &io::ErrorKind::OutOfMemory.into());
+    fn failed_accept_is_due_once_after_the_retry_time() {
+        let retry = AcceptRetry::default();
+        assert!(!retry.is_any() && retry.due().is_empty());
+        retry.note(7, &io::ErrorKind::OutOfMemory.into());
+        retry.note(7, &io::ErrorKind::OutOfMemory.into());
         let noted = Instant::now();
         let due = loop {
-            assert!(unaccepted.is_any());
-            let due = unaccepted.due();
+            assert!(retry.is_any());
+            let due = retry.due();
             if !due.is_empty() {
                 break due;
             }
         };
         assert!(noted.elapsed() >= RETRY / 2);
         assert_eq!(due, [7]);
-        assert!(!unaccepted.is_any() && unaccepted.due().is_empty());
+        assert!(!retry.is_any() && retry.due().is_empty());
     }
 }

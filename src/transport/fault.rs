@@ -1,8 +1,8 @@
-//! A transport that fails by plan, around one that works.
+//! A transport for tests that injects faults into another one.
 //!
-//! It breaks the real thing: frames, sockets and memories are those of the transport inside. What it adds is what a network
-//! and a system may do at any time by the contract of [`Transport`]: dials that fail, connections that end or fall silent in
-//! the middle of anything, sends that find no room, and bytes that arrive in pieces.
+//! Frames, sockets and memory are those of the inner transport. The faults are those that the contract of [`Transport`] permits
+//! at any time: dials that fail, connections that end or carry nothing more, sends that find no room, and bytes that arrive in
+//! pieces.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,26 +15,26 @@ use super::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, 
 use crate::memory::{Region, Slice};
 use crate::{Address, Result, Scheme};
 
-/// How often things go wrong, in thousandths.
+/// How often faults happen, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FaultPlan {
-    /// Of dials, and of moves: they fail at once.
+    /// Of dials and RMA operations: they fail at once.
     pub refused: u64,
     /// Of links: they end after a number of operations.
     pub cut: u64,
-    /// Of links: they stay, and carry nothing any more after a number of operations.
+    /// Of links: after a number of operations they stay open, and carry nothing more.
     pub silent: u64,
-    /// Of sends: they find no room, or only for their beginning, and the rest follows some polls later. While the driver
-    /// sleeps there is always room: nothing would wake it.
+    /// Of sends: they find no room, or only for their beginning; the rest follows some polls later. Not while the driver is
+    /// parked, since nothing would wake it.
     pub held: u64,
 }
 
-/// A link that is to fail does so within so many operations.
+/// A link with a fault fails within so many operations.
 const WITHIN: u64 = 60;
-/// What finds no room follows within so many polls.
+/// A delayed send follows within so many polls.
 const POLLS: u64 = 64;
 
-/// Random numbers, the same for the same seed (splitmix64).
+/// Deterministic random numbers (splitmix64).
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -51,14 +51,14 @@ impl Dice {
     }
 }
 
-/// The plan at work in one engine.
+/// The faults of one engine.
 #[derive(Clone)]
 pub(crate) struct Faults(Arc<FaultState>);
 
 struct FaultState {
     plan: FaultPlan,
     ended: AtomicBool,
-    /// So many things went wrong.
+    /// Faults so far.
     count: AtomicUsize,
     dice: Mutex<Dice>,
     links: Mutex<HashMap<LinkKey, Arc<FaultyLink>>>,
@@ -75,23 +75,23 @@ impl Faults {
         }))
     }
 
-    /// What [`EngineBuilder::wrap`](crate::EngineBuilder::wrap) takes.
+    /// The argument for [`EngineBuilder::wrap`](crate::EngineBuilder::wrap).
     pub(crate) fn wrapping(&self) -> impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static {
         let state = self.0.clone();
-        move |inner| Box::new(Faulty { inner, state: state.clone(), desk: Arc::default() })
+        move |inner| Box::new(Faulty { inner, state: state.clone(), delayed: Arc::default() })
     }
 
-    /// Nothing goes wrong from now on. What is silent already stays so.
+    /// Injects no further faults. A silent link stays silent.
     pub(crate) fn end(&self) {
         self.0.ended.store(true, Ordering::SeqCst);
     }
 
-    /// So many things went wrong.
+    /// The number of faults so far.
     pub(crate) fn count(&self) -> usize {
         self.0.count.load(Ordering::SeqCst)
     }
 
-    /// Links that have not been closed by the engine.
+    /// The number of links that the engine has not closed.
     pub(crate) fn links(&self) -> usize {
         self.0.links.lock().len()
     }
@@ -102,7 +102,7 @@ impl FaultState {
         self.dice.lock().roll(below)
     }
 
-    /// True when something that goes wrong this often is to go wrong now.
+    /// Decides whether a fault of this frequency happens now.
     fn happens(&self, thousandths: u64) -> bool {
         let happens = !self.ended.load(Ordering::SeqCst) && self.roll(1000) < thousandths;
         if happens {
@@ -111,7 +111,7 @@ impl FaultState {
         happens
     }
 
-    fn wrap(self: &Arc<Self>, key: LinkKey, inner: Arc<dyn Link>, desk: &Arc<Mutex<DelayedReports>>) -> Arc<dyn Link> {
+    fn wrap(self: &Arc<Self>, key: LinkKey, inner: Arc<dyn Link>, delayed: &Arc<Mutex<DelayedSends>>) -> Arc<dyn Link> {
         let fate = if self.happens(self.plan.cut) {
             Fate::Cut { after: self.roll(WITHIN) }
         } else if self.happens(self.plan.silent) {
@@ -123,7 +123,7 @@ impl FaultState {
             key,
             inner,
             state: self.clone(),
-            desk: desk.clone(),
+            delayed: delayed.clone(),
             fate: Mutex::new(fate),
             sending: AtomicBool::new(false),
             cut: AtomicBool::new(false),
@@ -133,40 +133,40 @@ impl FaultState {
         link
     }
 
-    /// What becomes of the next thing that happens on a link.
+    /// Decides about the next operation of a link.
     fn next(&self, key: LinkKey) -> FaultDecision {
         let link = self.links.lock().get(&key).cloned();
-        link.map_or(FaultDecision::Goes, |link| link.next())
+        link.map_or(FaultDecision::Proceed, |link| link.next())
     }
 }
 
 fn cut() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionReset, "cut by plan")
+    io::Error::new(io::ErrorKind::ConnectionReset, "cut by the fault plan")
 }
 
-/// What is in store for a link.
+/// The fault of a link.
 enum Fate {
     Sound,
     Cut { after: u64 },
     Silent { after: u64 },
 }
 
-/// What becomes of one operation.
+/// What happens to one operation.
 enum FaultDecision {
-    Goes,
+    Proceed,
     /// The link ends instead.
     Cut,
-    /// It is lost, and so is all that follows.
+    /// It is lost, and so are all that follow.
     Lost,
 }
 
-/// What one transport has held back.
+/// The delayed sends of one transport.
 #[derive(Default)]
-struct DelayedReports {
+struct DelayedSends {
     polls: u64,
-    /// The driver sleeps, or is about to: nothing is held back from now on.
+    /// The driver is parked, or about to park: no send is delayed.
     parked: bool,
-    /// At which poll it goes out, and whose it is.
+    /// The poll at which each is due, and its link.
     waiting: Vec<(u64, LinkKey)>,
 }
 
@@ -174,13 +174,13 @@ struct FaultyLink {
     key: LinkKey,
     inner: Arc<dyn Link>,
     state: Arc<FaultState>,
-    desk: Arc<Mutex<DelayedReports>>,
+    delayed: Arc<Mutex<DelayedSends>>,
     fate: Mutex<Fate>,
-    /// A send has not been reported as done.
+    /// A send is pending.
     sending: AtomicBool,
-    /// A send has failed, and that is to be reported.
+    /// A send was cut, and the driver has to report the end.
     cut: AtomicBool,
-    /// What found no room. It follows from the desk, or when the inner link has sent what is before it.
+    /// The delayed rest of a send. It follows when it is due, or when the inner link has sent what is before it.
     rest: Mutex<Option<(Vec<u8>, Option<Slice>)>>,
 }
 
@@ -190,17 +190,17 @@ impl FaultyLink {
         let ended = self.state.ended.load(Ordering::SeqCst);
         match &mut *fate {
             Fate::Silent { after: 0 } => FaultDecision::Lost,
-            _ if ended => FaultDecision::Goes,
-            Fate::Sound => FaultDecision::Goes,
+            _ if ended => FaultDecision::Proceed,
+            Fate::Sound => FaultDecision::Proceed,
             Fate::Cut { after: 0 } => FaultDecision::Cut,
             Fate::Cut { after } | Fate::Silent { after } => {
                 *after -= 1;
-                FaultDecision::Goes
+                FaultDecision::Proceed
             }
         }
     }
 
-    fn hand_over(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+    fn send_inner(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         let sent = self.inner.send(bytes, payload);
         if let Sent::All(_) | Sent::Lent(_) = sent {
             self.sending.store(false, Ordering::SeqCst);
@@ -208,11 +208,11 @@ impl FaultyLink {
         sent
     }
 
-    /// Finds no room, or only for a beginning.
-    fn hold(&self, mut bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
+    /// Sends only a beginning, possibly empty, and delays the rest.
+    fn delay(&self, mut bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         let at = self.state.roll(2 * bytes.len().max(1) as u64) as usize;
         let rest = if at < bytes.len() { bytes.split_off(at) } else { std::mem::take(&mut bytes) };
-        // Before anything is sent: that may be reported at once.
+        // Stored before the beginning is sent, since the end of that may be reported at once.
         *self.rest.lock() = Some((rest, payload));
         if !bytes.is_empty() {
             match self.inner.send(bytes, None) {
@@ -222,32 +222,32 @@ impl FaultyLink {
         }
         let later = self.state.roll(POLLS) + 1;
         {
-            let mut desk = self.desk.lock();
-            if !desk.parked {
-                let due = desk.polls + later;
-                desk.waiting.push((due, self.key));
+            let mut delayed = self.delayed.lock();
+            if !delayed.parked {
+                let due = delayed.polls + later;
+                delayed.waiting.push((due, self.key));
                 return Sent::Later;
             }
         }
         let rest = self.rest.lock().take();
         let (bytes, payload) = rest.unwrap_or_default();
-        self.hand_over(bytes, payload)
+        self.send_inner(bytes, payload)
     }
 
-    /// Sees to it that whoever drives reports the end, as of any link that fails. False when the driver sleeps.
+    /// Has the driver report the end of the link, as of any that fails. False when the driver is parked.
     fn will_report_cut(&self) -> bool {
-        let mut desk = self.desk.lock();
-        if desk.parked {
+        let mut delayed = self.delayed.lock();
+        if delayed.parked {
             return false;
         }
         self.cut.store(true, Ordering::SeqCst);
-        let due = desk.polls + 1;
-        desk.waiting.push((due, self.key));
+        let due = delayed.polls + 1;
+        delayed.waiting.push((due, self.key));
         true
     }
 
-    /// Goes on with what found no room; false when there is nothing.
-    fn go_on(&self, sink: &mut dyn Sink) -> bool {
+    /// Continues a delayed send; false when there is none.
+    fn resume(&self, sink: &mut dyn Sink) -> bool {
         if self.cut.load(Ordering::SeqCst) {
             sink.closed(self.key, cut());
             return true;
@@ -255,7 +255,7 @@ impl FaultyLink {
         let rest = self.rest.lock().take();
         let Some((bytes, payload)) = rest else { return false };
         match self.next() {
-            FaultDecision::Goes => match self.hand_over(bytes, payload) {
+            FaultDecision::Proceed => match self.send_inner(bytes, payload) {
                 Sent::All(buffer) => sink.sent(self.key, buffer, false),
                 Sent::Lent(buffer) => sink.sent(self.key, buffer, true),
                 Sent::Later => {}
@@ -270,21 +270,21 @@ impl FaultyLink {
 
 impl Link for FaultyLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
-        assert!(!self.sending.swap(true, Ordering::SeqCst), "a send before the last one was reported");
+        assert!(!self.sending.swap(true, Ordering::SeqCst), "a send began while another was pending");
         match self.next() {
-            FaultDecision::Goes => {}
+            FaultDecision::Proceed => {}
             FaultDecision::Cut if self.will_report_cut() => {
-                // The other side may have got it, or not.
+                // The other side may have received it, or not.
                 if self.state.roll(2) == 0 {
                     drop(self.inner.send(bytes, payload));
                 }
                 return Sent::Failed(cut());
             }
             FaultDecision::Lost => return Sent::Later,
-            // Nothing would tell a driver that sleeps, so the next operation is cut instead.
+            // A parked driver would not report the end, so the next operation is cut instead.
             FaultDecision::Cut => {}
         }
-        if self.state.happens(self.state.plan.held) { self.hold(bytes, payload) } else { self.hand_over(bytes, payload) }
+        if self.state.happens(self.state.plan.held) { self.delay(bytes, payload) } else { self.send_inner(bytes, payload) }
     }
 
     fn acknowledged(&self) -> u64 {
@@ -326,26 +326,26 @@ impl Link for FaultyLink {
 struct Faulty {
     inner: Box<dyn Transport>,
     state: Arc<FaultState>,
-    desk: Arc<Mutex<DelayedReports>>,
+    delayed: Arc<Mutex<DelayedSends>>,
 }
 
 impl Faulty {
     fn sink<'a>(&'a self, outer: &'a mut dyn Sink) -> FaultySink<'a> {
-        FaultySink { outer, state: &self.state, desk: &self.desk }
+        FaultySink { outer, state: &self.state, delayed: &self.delayed }
     }
 
-    /// Sends what was held back long enough. True when there was anything.
+    /// Continues the delayed sends that are due. True when there were any.
     fn release(&self, sink: &mut dyn Sink) -> bool {
         let due: Vec<LinkKey> = {
-            let mut desk = self.desk.lock();
-            desk.polls += 1;
-            let now = desk.polls;
-            desk.waiting.extract_if(.., |(at, _)| *at <= now).map(|(_, key)| key).collect()
+            let mut delayed = self.delayed.lock();
+            delayed.polls += 1;
+            let now = delayed.polls;
+            delayed.waiting.extract_if(.., |(at, _)| *at <= now).map(|(_, key)| key).collect()
         };
         for key in &due {
             let link = self.state.links.lock().get(key).cloned();
             if let Some(link) = link {
-                link.go_on(sink);
+                link.resume(sink);
             }
         }
         !due.is_empty()
@@ -383,9 +383,9 @@ impl Transport for Faulty {
 
     fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
         if self.state.happens(self.state.plan.refused) {
-            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "refused by plan"));
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "refused by the fault plan"));
         }
-        self.inner.connect(key, address, &|link| attach(self.state.wrap(key, link, &self.desk)))
+        self.inner.connect(key, address, &|link| attach(self.state.wrap(key, link, &self.delayed)))
     }
 
     fn poll(&self, sink: &mut dyn Sink) -> bool {
@@ -399,17 +399,17 @@ impl Transport for Faulty {
 
     fn park(&self) -> bool {
         {
-            let mut desk = self.desk.lock();
-            if !desk.waiting.is_empty() {
+            let mut delayed = self.delayed.lock();
+            if !delayed.waiting.is_empty() {
                 return false;
             }
-            desk.parked = true;
+            delayed.parked = true;
         }
         self.inner.park()
     }
 
     fn unpark(&self) {
-        self.desk.lock().parked = false;
+        self.delayed.lock().parked = false;
         self.inner.unpark();
     }
 }
@@ -417,14 +417,14 @@ impl Transport for Faulty {
 struct FaultySink<'a> {
     outer: &'a mut dyn Sink,
     state: &'a Arc<FaultState>,
-    desk: &'a Arc<Mutex<DelayedReports>>,
+    delayed: &'a Arc<Mutex<DelayedSends>>,
 }
 
 impl FaultySink<'_> {
-    /// Reports something, or what becomes of it.
+    /// Reports an event, unless a fault replaces it.
     fn report(&mut self, key: LinkKey, report: impl FnOnce(&mut dyn Sink)) {
         match self.state.next(key) {
-            FaultDecision::Goes => report(self.outer),
+            FaultDecision::Proceed => report(self.outer),
             FaultDecision::Cut => self.outer.closed(key, cut()),
             FaultDecision::Lost => {}
         }
@@ -437,7 +437,7 @@ impl Sink for FaultySink<'_> {
     }
 
     fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>) {
-        self.outer.attach(key, self.state.wrap(key, link, self.desk));
+        self.outer.attach(key, self.state.wrap(key, link, self.delayed));
     }
 
     fn chunk(&mut self, key: LinkKey, len: usize) {
@@ -450,7 +450,7 @@ impl Sink for FaultySink<'_> {
 
     fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         match self.state.next(key) {
-            FaultDecision::Goes => self.outer.bytes(key, bytes),
+            FaultDecision::Proceed => self.outer.bytes(key, bytes),
             FaultDecision::Cut => {
                 self.outer.closed(key, cut());
                 None
@@ -459,8 +459,8 @@ impl Sink for FaultySink<'_> {
         }
     }
 
-    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus) {
-        self.report(key, |sink| sink.payload_done(key, landed));
+    fn payload_done(&mut self, key: LinkKey, status: PayloadStatus) {
+        self.report(key, |sink| sink.payload_done(key, status));
     }
 
     fn heard(&mut self, key: LinkKey) {
@@ -482,7 +482,7 @@ impl Sink for FaultySink<'_> {
     fn sent(&mut self, key: LinkKey, buffer: Vec<u8>, lent: bool) {
         let link = self.state.links.lock().get(&key).cloned();
         if let Some(link) = link {
-            if link.go_on(self.outer) {
+            if link.resume(self.outer) {
                 return;
             }
             link.sending.store(false, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! `loop://`: engines in one process. A queue a side, and one copy from memory to memory.
+//! `loop://`: the transport between engines in one process. Each has a queue; a payload is copied once, from memory to memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -12,19 +12,19 @@ use crate::deferred_log::defer;
 use crate::memory::{self, CopyOutcome, Slice};
 use crate::{Address, Error, Result, Scheme};
 
-/// Who listens in this process.
+/// The names under which engines of this process listen.
 static LISTENERS: LazyLock<Mutex<HashMap<String, Weak<LoopInbox>>>> = LazyLock::new(Mutex::default);
 static NEXT_NAME: AtomicU64 = AtomicU64::new(1);
 
-/// Most items that wait in an inbox before senders are told to wait.
+/// If more items wait in an inbox, sends complete only when the receiver has handled them.
 const INBOX_LIMIT: usize = 1024;
-/// Most items handled in one poll: other transports want to be looked at too.
+/// Most items handled in one poll, so that other transports get their turns.
 const BATCH: usize = 256;
 
 enum LoopItem {
-    /// Somebody dials; this is their end.
+    /// A peer dials; this is its end.
     Dial(Arc<LoopEnd>),
-    /// The peer took the call; the end is connected.
+    /// The peer has accepted; the end is connected.
     Connected(Arc<LoopEnd>),
     /// Bytes, and a payload, for this end.
     Bytes {
@@ -32,15 +32,15 @@ enum LoopItem {
         bytes: Vec<u8>,
         payload: Option<Slice>,
     },
-    /// What this end sent was too much at once, and is taken now.
+    /// A send of this end is complete.
     Sent(Arc<LoopEnd>, Vec<u8>),
     Closed(Arc<LoopEnd>),
 }
 
-/// What arrives at one engine.
+/// The queue of one engine.
 struct LoopInbox {
     state: Mutex<LoopInboxState>,
-    /// How many items there are; changes with `state` locked.
+    /// The number of items; changes only with `state` locked.
     len: AtomicUsize,
     waker: Arc<mio::Waker>,
 }
@@ -79,7 +79,7 @@ impl LoopInbox {
     }
 }
 
-/// One end of a link; it knows the other.
+/// One end of a link, with a reference to the other.
 struct LoopEnd {
     key: Mutex<Option<LinkKey>>,
     inbox: Weak<LoopInbox>,
@@ -90,11 +90,11 @@ struct LoopEnd {
 #[derive(Default)]
 struct LoopEndState {
     closed: bool,
-    /// Bytes that were offered and not yet taken.
+    /// Bytes that the sink has not consumed yet.
     rest: Vec<u8>,
-    /// Whether the receiver is to report that it has taken what this end sent.
+    /// The receiver must report that it has handled the send of this end.
     owed: bool,
-    /// A buffer that the receiver is done with.
+    /// An empty buffer from the receiver, for reuse.
     spare: Vec<u8>,
 }
 
@@ -109,14 +109,14 @@ struct LoopLink(Arc<LoopEnd>);
 
 impl Link for LoopLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
-        let gone = || Sent::Failed(io::Error::new(io::ErrorKind::ConnectionReset, "the other end is closed"));
+        let closed = || Sent::Failed(io::Error::new(io::ErrorKind::ConnectionReset, "the other end is closed"));
         if self.0.state.lock().closed {
-            return gone();
+            return closed();
         }
-        let Some(peer) = self.0.peer.lock().upgrade() else { return gone() };
-        let Some(inbox) = peer.inbox.upgrade() else { return gone() };
-        // The payload's memory is read by the receiver, so the send is done when it has. A receiver that is far behind is
-        // waited for too. Either way this is settled before the receiver can know of the item.
+        let Some(peer) = self.0.peer.lock().upgrade() else { return closed() };
+        let Some(inbox) = peer.inbox.upgrade() else { return closed() };
+        // The receiver reads the payload's memory, so the send is complete only after that. A sender waits for a receiver that
+        // is far behind, too. `owed` is set before the receiver can see the item.
         let later = payload.is_some() || inbox.is_long();
         let spare = {
             let mut state = self.0.state.lock();
@@ -140,7 +140,7 @@ impl Link for LoopLink {
         Some(Credentials { pid: rustix::process::getpid().as_raw_nonzero().get(), uid, gid })
     }
 
-    /// What is sent is there: nothing is on its way.
+    /// What is sent is in the peer's queue at once: nothing is in flight.
     fn acknowledged(&self) -> u64 {
         0
     }
@@ -176,14 +176,14 @@ impl Loopback {
 
     fn handle(&self, item: LoopItem, sink: &mut dyn Sink) {
         match item {
-            LoopItem::Dial(far) => {
-                let Some(inbox) = far.inbox.upgrade() else { return };
+            LoopItem::Dial(dialler) => {
+                let Some(inbox) = dialler.inbox.upgrade() else { return };
                 let remote = Address::loopback("");
                 let key = sink.accepted(remote);
-                let near = self.end(Some(key), Arc::downgrade(&far));
-                *far.peer.lock() = Arc::downgrade(&near);
-                sink.attach(key, Arc::new(LoopLink(near)));
-                inbox.put(LoopItem::Connected(far));
+                let accepted = self.end(Some(key), Arc::downgrade(&dialler));
+                *dialler.peer.lock() = Arc::downgrade(&accepted);
+                sink.attach(key, Arc::new(LoopLink(accepted)));
+                inbox.put(LoopItem::Connected(dialler));
             }
             LoopItem::Connected(end) => {
                 if let Some(key) = end.key() {
@@ -214,13 +214,13 @@ impl Loopback {
             rest.extend_from_slice(&bytes);
             &rest
         };
-        let Some(Consumed { used, target: place }) = sink.bytes(key, data) else { return };
+        let Some(Consumed { used, target: receive_target }) = sink.bytes(key, data) else { return };
         if used < data.len() {
             let left = data[used..].to_vec();
             to.state.lock().rest = left;
         }
-        if let (Some(place), Some(source)) = (place, payload) {
-            let landed = match place.memory {
+        if let (Some(receive_target), Some(source)) = (receive_target, payload) {
+            let status = match receive_target.memory {
                 None => PayloadStatus::Whole,
                 Some(target) => match memory::copy(&source, &target) {
                     CopyOutcome::All => PayloadStatus::Whole,
@@ -228,7 +228,7 @@ impl Loopback {
                     CopyOutcome::TargetClosed => PayloadStatus::TargetGone,
                 },
             };
-            sink.payload_done(key, landed);
+            sink.payload_done(key, status);
         }
         let Some(from) = to.peer.lock().upgrade() else { return };
         bytes.clear();
@@ -279,10 +279,9 @@ impl Transport for Loopback {
     }
 
     fn connect(&self, key: LinkKey, address: &Address, attach: &dyn Fn(Arc<dyn Link>)) -> io::Result<()> {
-        let listener =
-            LISTENERS.lock().get(address.rest()).and_then(Weak::upgrade).ok_or_else(|| {
-                io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens under this name in this process")
-            })?;
+        let listener = LISTENERS.lock().get(address.rest()).and_then(Weak::upgrade).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::ConnectionRefused, "no engine listens under this name in this process")
+        })?;
         let end = self.end(Some(key), Weak::new());
         attach(Arc::new(LoopLink(end.clone())));
         listener.put(LoopItem::Dial(end));

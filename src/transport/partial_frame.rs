@@ -1,7 +1,7 @@
-//! The beginning of a frame, kept until the rest of it has come.
+//! The buffer of a partial frame, kept until its rest arrives.
 
-/// Keeps what is left behind the bytes that are done with: in a buffer of its own size, so that the few bytes that a link has
-/// between turns do not hold on to what a long frame once took, and an idle link has no buffer at all.
+/// Removes the first `used` bytes, and shrinks the buffer if the rest needs far less: so a link does not keep the capacity of a
+/// long frame, and an idle link has no buffer at all.
 pub(super) fn keep_partial_frame(partial: &mut Vec<u8>, used: usize) {
     const SPARE: usize = 4 << 10;
     if used > 0 {

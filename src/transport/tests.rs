@@ -1,4 +1,4 @@
-//! What every transport has to hold.
+//! Tests that apply to each socket-based transport.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 
 use super::{KernelCopyPolicy, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
 
-/// Dials a listener of its own; what is done with the link as soon as it is there, and afterwards with the transport. Then the
-/// link is gone.
-fn a_link_is_gone(
+/// Dials a listener of the same transport, runs `attached` on the link and `afterwards` on the transport, and checks that the
+/// link was dropped.
+fn check_link_is_dropped(
     make: impl Fn(Reactor) -> Box<dyn Transport>,
     address: &str,
     attached: impl Fn(&dyn Link),
@@ -19,24 +19,23 @@ fn a_link_is_gone(
     let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
     let transport = make(Reactor { registry: poll.registry().try_clone().unwrap(), waker, first_token: 1 });
     let address = transport.listen(&address.parse().unwrap()).unwrap();
-    let seen: Mutex<Option<Weak<dyn Link>>> = Mutex::new(None);
-    let dialled = transport.connect(LinkKey(1), &address, &|link| {
-        *seen.lock() = Some(Arc::downgrade(&link));
+    let attached_link: Mutex<Option<Weak<dyn Link>>> = Mutex::new(None);
+    let connecting = transport.connect(LinkKey(1), &address, &|link| {
+        *attached_link.lock() = Some(Arc::downgrade(&link));
         attached(&*link);
     });
-    dialled.unwrap();
+    connecting.unwrap();
     let _transport = afterwards(transport);
-    let seen = seen.lock().take().unwrap();
-    assert!(seen.upgrade().is_none(), "{address}: the link is kept, and its socket with it");
+    let link = attached_link.lock().take().unwrap();
+    assert!(link.upgrade().is_none(), "{address}: the link is still referenced, so its socket is open");
 }
 
-/// Before it is in use.
-fn a_link_that_is_closed_at_once_is_gone(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
-    a_link_is_gone(make, address, |link| link.close(), Some);
+fn check_closed_link_is_dropped(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+    check_link_is_dropped(make, address, |link| link.close(), Some);
 }
 
-fn a_link_that_nobody_has_closed_goes_with_its_transport(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
-    a_link_is_gone(make, address, |_| (), |_| None);
+fn check_unclosed_link_is_dropped_with_its_transport(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+    check_link_is_dropped(make, address, |_| (), |_| None);
 }
 
 fn tcp(reactor: Reactor) -> Box<dyn Transport> {
@@ -53,21 +52,21 @@ fn shm(reactor: Reactor) -> Box<dyn Transport> {
 }
 
 #[test]
-fn a_tcp_link_that_is_closed_at_once_is_gone() {
-    a_link_that_is_closed_at_once_is_gone(tcp, "tcp://127.0.0.1:0");
+fn tcp_link_closed_at_once_is_dropped() {
+    check_closed_link_is_dropped(tcp, "tcp://127.0.0.1:0");
 }
 
 #[test]
-fn an_shm_link_that_is_closed_at_once_is_gone() {
-    a_link_that_is_closed_at_once_is_gone(shm, "shm://");
+fn shm_link_closed_at_once_is_dropped() {
+    check_closed_link_is_dropped(shm, "shm://");
 }
 
 #[test]
-fn a_tcp_link_that_nobody_has_closed_goes_with_its_transport() {
-    a_link_that_nobody_has_closed_goes_with_its_transport(tcp, "tcp://127.0.0.1:0");
+fn unclosed_tcp_link_is_dropped_with_its_transport() {
+    check_unclosed_link_is_dropped_with_its_transport(tcp, "tcp://127.0.0.1:0");
 }
 
 #[test]
-fn an_shm_link_that_nobody_has_closed_goes_with_its_transport() {
-    a_link_that_nobody_has_closed_goes_with_its_transport(shm, "shm://");
+fn unclosed_shm_link_is_dropped_with_its_transport() {
+    check_unclosed_link_is_dropped_with_its_transport(shm, "shm://");
 }

@@ -5,7 +5,7 @@
 use super::sys::RemoteIoVec;
 use crate::memory::{WriteAccess, shared::Mapping};
 
-/// Copies pieces of a peer's block into local memory from `skip` on; false when they do not lie in it.
+/// Copies pieces of a peer's block into local memory, from offset `skip` on; false when a piece does not lie in the block.
 pub(super) fn read(mapping: &Mapping, far: &[RemoteIoVec], target: &WriteAccess<'_>, skip: usize) -> bool {
     let inside = |piece: &RemoteIoVec| piece.address.checked_add(piece.len).is_some_and(|end| end <= mapping.len() as u64);
     if !far.iter().all(inside) {
@@ -26,8 +26,8 @@ pub(super) fn read(mapping: &Mapping, far: &[RemoteIoVec], target: &WriteAccess<
             let len = left.min(to.iov_len);
             let from = mapping.address().wrapping_add(address);
             // SAFETY: the source lies in the mapping, as was checked, and the target in memory that the access keeps valid for
-            // writes, and others out of. The peer may write the source meanwhile: then the bytes are what they are, and if it
-            // took the memory back, they are thrown away.
+            // writes, and exclusive. The peer may write the source meanwhile: any bytes are valid, and if it withdrew the loan,
+            // they are discarded.
             unsafe { std::ptr::copy_nonoverlapping(from, to.iov_base.cast::<u8>(), len) };
             address += len;
             left -= len;

@@ -1,4 +1,4 @@
-//! Both sides of a link: their segments, who the peer is, and the bell.
+//! The two sides of a link: their segments, the peer's process, and the sleep and doorbell logic.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ pub(super) struct Connection {
     pub mine: Arc<SharedSegment>,
     pub theirs: Arc<SharedSegment>,
     pub peer: ShmPeer,
-    /// Whether this side can read the peer's memory.
+    /// This side can read the peer's memory.
     pub reads: bool,
-    /// Whether the peer can read this side's.
+    /// The peer can read this side's memory.
     pub lends: AtomicBool,
-    /// For which sleep of the peer it has been rung for.
+    /// The peer's `asleep` number at which this side last rang.
     rung: AtomicU64,
 }
 
@@ -23,9 +23,9 @@ impl Connection {
         Connection { mine, theirs, peer, reads, lends: AtomicBool::new(false), rung: AtomicU64::new(0) }
     }
 
-    /// Something is there for the peer: wakes it, if it sleeps and was not rung for already.
+    /// Wakes a sleeping peer for which there is something, once for each of its sleeps.
     pub(super) fn wake_peer(&self) {
-        // What is there must be seen by a peer that is not seen to sleep.
+        // Either the peer sees what was written, or this side sees that the peer sleeps.
         fence(Ordering::SeqCst);
         let asleep = self.theirs.words().asleep.0.load(Ordering::Relaxed);
         if asleep % 2 == 1 && self.rung.swap(asleep, Ordering::Relaxed) != asleep {
@@ -34,13 +34,13 @@ impl Connection {
         }
     }
 
-    /// Whether the peer was on this thread's processor when it rang.
+    /// Whether the peer ran on this thread's processor when it last rang.
     pub(super) fn shares_processor(&self) -> bool {
         let theirs = self.theirs.words().processor.0.load(Ordering::Relaxed);
         theirs != 0 && super::sys::processor().is_some_and(|own| own as u64 + 1 == theirs)
     }
 
-    /// As `wake_peer`, when what it may be waiting for is room, or memory that it has lent.
+    /// As `wake_peer`, but only if the peer waits for room or for the end of a loan.
     pub(super) fn wake_waiting_peer(&self) {
         fence(Ordering::SeqCst);
         if self.theirs.words().waiting.0.load(Ordering::Relaxed) != 0 {
@@ -48,7 +48,7 @@ impl Connection {
         }
     }
 
-    /// This side goes to sleep: the peer rings from now on. What was there before has to be looked for after this.
+    /// Marks this side as asleep: the peer rings from now on. The caller must then check for what came before.
     pub(super) fn fall_asleep(&self) {
         let asleep = &self.mine.words().asleep.0;
         let before = asleep.load(Ordering::Relaxed);
@@ -70,14 +70,14 @@ impl Connection {
         }
     }
 
-    /// Whether this side waits for room, or for what it has lent.
+    /// Sets whether this side waits for room, or for the end of a loan.
     pub(super) fn set_waiting(&self, waiting: bool) {
         let word = &self.mine.words().waiting.0;
         if word.load(Ordering::Relaxed) != u64::from(waiting) {
             word.store(u64::from(waiting), Ordering::Relaxed);
         }
         if waiting {
-            // What the peer has done before must be seen by whoever looks now; what it does later, it rings for.
+            // This side checks after this, and sees what the peer did before; for what it does later, the peer rings.
             fence(Ordering::SeqCst);
         }
     }

@@ -1,4 +1,4 @@
-//! What the two sides say over the socket: who they are, with the descriptors of their segments; bells; and shared blocks.
+//! The packets of the socket: the handshake with the descriptors of the segments, doorbells, and shared blocks.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,18 +13,18 @@ use smallvec::SmallVec;
 use super::super::Credentials;
 use super::sys;
 
-/// Of the segment's layout and of the packets.
+/// The version of the segment's layout and of the packets.
 pub(super) const VERSION: u16 = 1;
 const MAGIC: [u8; 8] = *b"calm-shm";
 /// Longest packet.
 const MAX_PACKET: usize = 512;
 
-/// What a side says of itself. Its segment comes with it, and its bell, if it has one.
+/// The first packet of each side. Its segment comes with it, and its doorbell, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ShmHello {
     magic: [u8; 8],
     pub version: u16,
-    /// A random word, and where it lies in memory: whoever can read it there can read the rest.
+    /// A random word, and its address: a peer that can read it there can read the rest of the memory too.
     pub nonce: u64,
     pub nonce_at: u64,
 }
@@ -34,7 +34,7 @@ impl ShmHello {
         ShmHello { magic: MAGIC, version: VERSION, nonce, nonce_at }
     }
 
-    /// Why there can't be a connection with whoever says this, if there can't.
+    /// Why there can't be a connection with the side that sent this, if so.
     pub(super) fn objection(&self) -> Option<String> {
         if self.magic != MAGIC {
             return Some("it is not a calomel engine".to_owned());
@@ -49,8 +49,8 @@ impl ShmHello {
 /// ```
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ControlPacket {
-    /// Something is in the ring. Of one byte, `process::BELL`.
-    Bell,
+    /// The ring has something. Encoded as one byte, `process::DOORBELL`.
+    Doorbell,
     Hello(ShmHello),
     /// `reads`: this side can read the other's memory.
     Welcome {
@@ -85,11 +85,11 @@ pub(super) fn send(socket: &OwnedFd, packet: &ControlPacket, fds: &[BorrowedFd<'
 /// The descriptors that came with a packet.
 pub(super) type Fds = SmallVec<[OwnedFd; 2]>;
 
-/// What a look at the socket found.
+/// The outcome of a read from the socket.
 pub(super) enum PacketRead {
     Packet(ControlPacket, Fds),
     Nothing,
-    /// The other side has closed it.
+    /// The peer has closed the socket.
     End,
 }
 
@@ -101,8 +101,8 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<PacketRead> {
     let received = loop {
         match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
             Ok(received) => break received,
-            // It has closed the socket and left something there unread. What it had said before is still to be had: the system
-            // reports this once, and first.
+            // The peer closed the socket with unread data in it. The kernel reports that once, before what the peer sent, which
+            // can still be read.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
             Err(rustix::io::Errno::AGAIN) => return Ok(PacketRead::Nothing),
             Err(error) => return Err(error.into()),
@@ -113,22 +113,24 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<PacketRead> {
         _ => Vec::new(),
     });
     let taken: Fds = fds.by_ref().take(2).collect();
-    // Any others are closed.
+    // Dropping the others closes them.
     drop(fds);
     if received.bytes == 0 {
         return Ok(PacketRead::End);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(io::Error::other("a descriptor of shared memory could not be taken: too few file descriptors are left"));
+        return Err(io::Error::other(
+            "can't receive a descriptor of shared memory: the process has too few file descriptors left",
+        ));
     }
     let bytes = bytes.get(..received.bytes).unwrap_or_default();
     match postcard::from_bytes(bytes) {
         Ok(packet) => Ok(PacketRead::Packet(packet, taken)),
-        Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it sent a packet that is none")),
+        Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it sent a packet that can't be decoded")),
     }
 }
 
-/// Who may be at the other end.
+/// Access control: the users and the group whose processes may connect.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
     pub uid: u32,
@@ -136,17 +138,17 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Why whoever is at the other end may not be, if so.
-    pub(super) fn objection(&self, who: Credentials, socket: &OwnedFd) -> Option<String> {
-        if who.uid == self.uid {
+    /// Why a peer with these credentials is refused, if so.
+    pub(super) fn objection(&self, peer: Credentials, socket: &OwnedFd) -> Option<String> {
+        if peer.uid == self.uid {
             return None;
         }
         match self.group {
-            Some(group) if who.gid == group || sys::groups(socket.as_fd()).contains(&group) => None,
+            Some(group) if peer.gid == group || sys::groups(socket.as_fd()).contains(&group) => None,
             Some(group) => {
-                Some(format!("it runs as user {}, which is neither this engine's, {}, nor in group {group}", who.uid, self.uid))
+                Some(format!("it runs as user {}, which is neither this engine's, {}, nor in group {group}", peer.uid, self.uid))
             }
-            None => Some(format!("it runs as user {}, and this engine as user {}", who.uid, self.uid)),
+            None => Some(format!("it runs as user {}, and this engine as user {}", peer.uid, self.uid)),
         }
     }
 }
@@ -156,12 +158,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bell_is_one_byte() {
-        assert_eq!(postcard::to_stdvec(&ControlPacket::Bell).unwrap(), super::super::process::DOORBELL);
+    fn doorbell_packet_is_encoded_as_one_byte() {
+        assert_eq!(postcard::to_stdvec(&ControlPacket::Doorbell).unwrap(), super::super::process::DOORBELL);
     }
 
     #[test]
-    fn whoever_is_no_engine_of_this_version_is_told_so() {
+    fn hello_of_another_version_or_magic_is_refused_with_the_reason() {
         let good = ShmHello::new(1, 2);
         assert_eq!(good.objection(), None);
         assert!(ShmHello { version: 9, ..good }.objection().unwrap().contains("version 9"));

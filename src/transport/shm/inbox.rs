@@ -1,5 +1,5 @@
-//! What arrives: frames out of the ring, and payloads, which are copied from the peer's memory a step at a time, so that
-//! frames behind them do not wait for them.
+//! The receiving side of a link: frames from the ring, and payloads. Payloads on loan are copied a step at a time, so that
+//! frames behind them do not wait for all of it.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,36 +15,36 @@ use super::sys::{self, MAX_PIECES, RemoteIoVec};
 use crate::memory::{Slice, WriteAccess, shared::Mapping};
 use crate::sync::atomic::{Ordering, fence};
 
-/// Bytes copied in one step: what a frame may have to wait for, and whoever takes memory back (some 10 µs).
+/// Bytes copied in one step: the most that a frame, or an owner that reclaims memory, waits for (some 10 µs).
 const STEP: usize = 128 << 10;
-/// Records taken in one turn, and bytes of frames in them, so that other links have theirs.
+/// Records read in one turn, and bytes of frames in them, so that other links get their turns.
 const RECORDS: usize = 64;
 const FRAMES: usize = 32 << 10;
 /// Blocks of a peer that are mapped at a time.
 const MAX_BLOCKS: usize = 256;
-/// Bytes of a peer's blocks that are mapped at a time: a block may be longer than all memory, and cost nothing but addresses.
+/// Bytes of a peer's blocks that are mapped at a time: a sparse block may be longer than all memory, and cost only addresses.
 pub(super) const MAX_MAPPED: usize = 1 << 40;
 
 pub(super) struct ShmInbox {
     consumer: Consumer,
-    /// The beginning of a frame.
+    /// The beginning of a frame whose rest has not arrived.
     partial: Vec<u8>,
-    /// In the order in which they were announced; only the last may have parts that are still to come.
+    /// In the order of their announcement; only the last may have parts that are still to arrive.
     payloads: VecDeque<ShmPayload>,
     /// The peer's shared blocks, by its numbers.
     blocks: HashMap<u64, Mapping>,
 }
 
 struct ShmPayload {
-    place: ReceiveTarget<Slice>,
-    /// How much of it the peer has told the whereabouts of, or sent.
+    receive_target: ReceiveTarget<Slice>,
+    /// Bytes that the peer has lent or sent so far.
     announced: usize,
     done: usize,
     parts: VecDeque<ExportedPart>,
-    landed: PayloadStatus,
+    status: PayloadStatus,
 }
 
-/// A part of a payload that is lent.
+/// A part of a payload that is on loan.
 struct ExportedPart {
     slot: usize,
     id: u64,
@@ -58,7 +58,7 @@ struct ExportedPiece {
     far: RemoteIoVec,
 }
 
-/// What came of a turn.
+/// The outcome of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nothing,
@@ -68,49 +68,49 @@ pub(super) enum Turn {
 }
 
 impl ShmInbox {
-    pub(super) fn new(line: &Connection) -> ShmInbox {
+    pub(super) fn new(connection: &Connection) -> ShmInbox {
         ShmInbox {
-            consumer: Consumer::new(line.mine.clone(), line.theirs.clone()),
+            consumer: Consumer::new(connection.mine.clone(), connection.theirs.clone()),
             partial: Vec::new(),
             payloads: VecDeque::new(),
             blocks: HashMap::new(),
         }
     }
 
-    /// How much of the peer's ring has been taken, ever.
+    /// Position in the peer's ring: how many bytes have been read since the link opened.
     pub(super) fn taken(&self) -> u64 {
         self.consumer.at()
     }
 
-    /// True when there is something to do.
+    /// True when there is a record to read or a loan to copy.
     pub(super) fn has_work(&self) -> bool {
         !matches!(self.consumer.next(), Ok(None)) || self.has_parts()
     }
 
-    /// Something is lent and not copied yet. A payload of which nothing has come is no work: its sender may be gone.
+    /// A loan is not copied yet. A payload of which nothing has arrived is no work: its sender may be gone.
     fn has_parts(&self) -> bool {
         self.payloads.iter().any(|payload| !payload.parts.is_empty())
     }
 
-    /// Maps a block that the peer has sent the descriptor of.
+    /// Maps a block whose descriptor the peer has sent.
     pub(super) fn add_block(&mut self, id: u64, len: u64, fd: &OwnedFd) -> io::Result<()> {
         if self.blocks.len() >= MAX_BLOCKS {
-            return Err(io::Error::other("more blocks of shared memory than are taken"));
+            return Err(io::Error::other(format!("it shares more than {MAX_BLOCKS} blocks of memory")));
         }
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidData)?;
         let mapped: usize = self.blocks.values().map(Mapping::len).sum();
         if len > MAX_MAPPED - mapped {
-            return Err(io::Error::other("more memory is shared than can be mapped"));
+            return Err(io::Error::other(format!("it shares more than {MAX_MAPPED} bytes of memory")));
         }
         self.blocks.insert(id, crate::memory::shared::attach(fd.as_fd(), len)?);
         Ok(())
     }
 
-    /// Takes a number of records, and copies a step of what is lent. `fetch` brings blocks that are not known yet.
+    /// Reads up to [`RECORDS`] records, and copies one step of a loan. `fetch` receives blocks that are not known yet.
     pub(super) fn turn(
         &mut self,
         key: LinkKey,
-        line: &Connection,
+        connection: &Connection,
         scratch: &mut [u8],
         sink: &mut dyn Sink,
         fetch: &mut dyn FnMut(&mut ShmInbox),
@@ -124,9 +124,9 @@ impl ShmInbox {
             if record.kind != RecordKind::Payload {
                 segment.read(at, &mut scratch[..record.len]);
             }
-            let open = self.take(key, line, record, &scratch[..record.len], sink, fetch)?;
+            let open = self.take(key, connection, record, &scratch[..record.len], sink, fetch)?;
             if self.consumer.pass(record) {
-                line.wake_waiting_peer();
+                connection.wake_waiting_peer();
             }
             if !open {
                 return Ok(Turn::Closed);
@@ -138,23 +138,23 @@ impl ShmInbox {
         }
         if self.has_parts() {
             turn = Turn::Something;
-            self.step(line, STEP)?;
+            self.step(connection, STEP)?;
             self.report(key, sink);
         }
         Ok(turn)
     }
 
-    /// False when the link was closed because of the record.
+    /// Handles a record. False when the link was closed because of it.
     fn take(
         &mut self,
         key: LinkKey,
-        line: &Connection,
+        connection: &Connection,
         record: Record,
         body: &[u8],
         sink: &mut dyn Sink,
         fetch: &mut dyn FnMut(&mut ShmInbox),
     ) -> io::Result<bool> {
-        let open = self.payloads.back().is_some_and(|last| last.announced < last.place.len);
+        let open = self.payloads.back().is_some_and(|last| last.announced < last.receive_target.len);
         match record.kind {
             RecordKind::Bytes if open => return Err(ProtocolViolation.into()),
             RecordKind::Bytes => return self.frames(key, body, sink),
@@ -164,7 +164,7 @@ impl ShmInbox {
             RecordKind::Loan | RecordKind::Payload | RecordKind::Gone if !open => return Err(ProtocolViolation.into()),
             RecordKind::Loan => {
                 let part = ExportedPart::parse(body).ok_or(ProtocolViolation)?;
-                // A slot is lent again when this side has said that it is done with it: so there are never many parts.
+                // A slot is reused only after this side has finished its loan, so there are at most [`SLOTS`] parts.
                 if self.payloads.iter().flat_map(|payload| &payload.parts).any(|other| other.slot == part.slot) {
                     return Err(ProtocolViolation.into());
                 }
@@ -172,16 +172,16 @@ impl ShmInbox {
                     fetch(self);
                 }
                 let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
-                let len = part.len().filter(|len| *len <= last.place.len - last.announced).ok_or(ProtocolViolation)?;
+                let len = part.len().filter(|len| *len <= last.receive_target.len - last.announced).ok_or(ProtocolViolation)?;
                 last.announced += len;
                 last.parts.push_back(part);
             }
             RecordKind::Payload => {
-                // What was lent before this goes first: payloads land in order.
-                self.settle(line)?;
+                // Loans before this record are copied first: payloads complete in order.
+                self.settle(connection)?;
                 self.report(key, sink);
                 let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
-                if record.len == 0 || record.len > last.place.len - last.announced {
+                if record.len == 0 || record.len > last.receive_target.len - last.announced {
                     return Err(ProtocolViolation.into());
                 }
                 let (segment, at) = self.consumer.body();
@@ -191,8 +191,8 @@ impl ShmInbox {
             }
             RecordKind::Gone => {
                 let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
-                last.announced = last.place.len;
-                last.landed = PayloadStatus::SourceGone;
+                last.announced = last.receive_target.len;
+                last.status = PayloadStatus::SourceGone;
             }
         }
         self.report(key, sink);
@@ -207,9 +207,9 @@ impl ShmInbox {
             self.partial.extend_from_slice(bytes);
             (sink.bytes(key, &self.partial), self.partial.len())
         };
-        let Some(Consumed { used, target: place }) = taken else { return Ok(false) };
-        if place.is_some() && used < len {
-            // A payload has records of its own.
+        let Some(Consumed { used, target: receive_target }) = taken else { return Ok(false) };
+        if receive_target.is_some() && used < len {
+            // A payload has records of its own, so no bytes follow the frame that announces it.
             return Err(ProtocolViolation.into());
         }
         if self.partial.is_empty() {
@@ -217,80 +217,80 @@ impl ShmInbox {
         } else {
             keep_partial_frame(&mut self.partial, used);
         }
-        if let Some(place) = place {
+        if let Some(receive_target) = receive_target {
             self.payloads.push_back(ShmPayload {
-                place,
+                receive_target,
                 announced: 0,
                 done: 0,
                 parts: VecDeque::new(),
-                landed: PayloadStatus::Whole,
+                status: PayloadStatus::Whole,
             });
             self.report(key, sink);
         }
         Ok(true)
     }
 
-    /// Reports the payloads that have landed, or will not.
+    /// Reports the payloads that are complete, or have failed.
     fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
         while let Some(payload) = self.payloads.pop_front_if(|payload| payload.is_over()) {
-            sink.payload_done(key, payload.landed);
+            sink.payload_done(key, payload.status);
         }
     }
 
-    /// Copies all that has been lent so far.
-    fn settle(&mut self, line: &Connection) -> io::Result<()> {
+    /// Copies all loans announced so far.
+    fn settle(&mut self, connection: &Connection) -> io::Result<()> {
         while self.has_parts() {
-            self.step(line, STEP)?;
+            self.step(connection, STEP)?;
         }
         Ok(())
     }
 
-    /// Copies up to `budget` bytes of the first payload of which anything is lent.
-    fn step(&mut self, line: &Connection, budget: usize) -> io::Result<()> {
+    /// Copies up to `budget` bytes of the first payload that has a loan.
+    fn step(&mut self, connection: &Connection, budget: usize) -> io::Result<()> {
         let Some(payload) = self.payloads.iter_mut().find(|payload| !payload.parts.is_empty()) else { return Ok(()) };
         let Some(part) = payload.parts.front_mut() else { return Ok(()) };
-        let finished = match &payload.place.memory {
-            Some(target) if payload.landed == PayloadStatus::Whole => {
-                match part.copy(line, &self.blocks, target, payload.done, budget)? {
+        let finished = match &payload.receive_target.memory {
+            Some(target) if payload.status == PayloadStatus::Whole => {
+                match part.copy(connection, &self.blocks, target, payload.done, budget)? {
                     PartCopy::Bytes(n) => {
                         payload.done += n;
                         part.pieces.is_empty()
                     }
-                    PartCopy::Not(landed) => {
-                        payload.landed = landed;
+                    PartCopy::Failed(status) => {
+                        payload.status = status;
                         true
                     }
                 }
             }
-            // Nobody wants it, or the rest of it.
+            // The payload has no target, or has failed: the rest is not copied.
             _ => true,
         };
         if finished {
-            line.mine.words().finished[part.slot].store(part.id, Ordering::Release);
+            connection.mine.words().finished[part.slot].store(part.id, Ordering::Release);
             payload.parts.pop_front();
-            line.wake_waiting_peer();
+            connection.wake_waiting_peer();
         }
         Ok(())
     }
 }
 
-/// What came of copying some of a part.
+/// The outcome of copying some of a part.
 enum PartCopy {
     Bytes(usize),
-    Not(PayloadStatus),
+    Failed(PayloadStatus),
 }
 
 impl ShmPayload {
     fn is_over(&self) -> bool {
-        self.announced == self.place.len && self.parts.is_empty()
+        self.announced == self.receive_target.len && self.parts.is_empty()
     }
 
-    /// Writes what has come through the ring.
+    /// Writes bytes that arrived through the ring.
     fn write(&mut self, len: usize, copy: impl FnOnce(&WriteAccess<'_>, usize)) {
-        if let Some(target) = self.place.memory.as_ref().filter(|_| self.landed == PayloadStatus::Whole) {
+        if let Some(target) = self.receive_target.memory.as_ref().filter(|_| self.status == PayloadStatus::Whole) {
             match target.write_access() {
                 Some(access) => copy(&access, self.done),
-                None => self.landed = PayloadStatus::TargetGone,
+                None => self.status = PayloadStatus::TargetGone,
             }
         }
         self.done += len;
@@ -298,7 +298,7 @@ impl ShmPayload {
 }
 
 impl ExportedPart {
-    /// Slot, number, and pieces of block, address and length.
+    /// Decodes the record of a loan: slot, id, and pieces of block, address and length.
     pub(super) fn parse(body: &[u8]) -> Option<ExportedPart> {
         let (words, []) = body.as_chunks::<8>() else { return None };
         let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
@@ -320,7 +320,7 @@ impl ExportedPart {
         total.and_then(|total| usize::try_from(total).ok())
     }
 
-    /// Takes pieces of the same kind off the front, up to `budget` bytes together.
+    /// Removes pieces of one block from the front, up to `budget` bytes together.
     fn next(&mut self, budget: usize) -> (u64, smallvec::SmallVec<[RemoteIoVec; 8]>) {
         let mut next = smallvec::SmallVec::new();
         let Some(block) = self.pieces.front().map(|piece| piece.block) else { return (0, next) };
@@ -338,48 +338,48 @@ impl ExportedPart {
         (block, next)
     }
 
-    /// Copies up to `budget` bytes to `skip` bytes into the target. An error: what is lent can't be read.
+    /// Copies up to `budget` bytes into the target, from offset `skip` on. An error if the loan can't be read.
     fn copy(
         &mut self,
-        line: &Connection,
+        connection: &Connection,
         blocks: &HashMap<u64, Mapping>,
         target: &Slice,
         skip: usize,
         budget: usize,
     ) -> io::Result<PartCopy> {
-        let Some(access) = target.write_access() else { return Ok(PartCopy::Not(PayloadStatus::TargetGone)) };
-        let (block, far) = self.next(budget.min(sys::reach(&access, skip)));
+        let Some(access) = target.write_access() else { return Ok(PartCopy::Failed(PayloadStatus::TargetGone)) };
+        let (block, far) = self.next(budget.min(sys::max_call_len(&access, skip)));
         let len = far.iter().map(|piece| piece.len as usize).sum();
-        let reading = &line.mine.words().reading[self.slot];
-        let granted = &line.theirs.words().granted[self.slot];
+        let reading = &connection.mine.words().reading[self.slot];
+        let granted = &connection.theirs.words().granted[self.slot];
         reading.store(self.id, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let mut now_granted = see(granted);
         let mut read = Ok(true);
         if now_granted == self.id {
             read = match block {
-                0 if line.reads => sys::read_process(line.peer.pid, &far, &access, skip, line.peer.nonce),
+                0 if connection.reads => sys::read_process(connection.peer.pid, &far, &access, skip, connection.peer.nonce),
                 0 => Ok(false),
                 block => Ok(blocks.get(&block).is_some_and(|mapping| blocks::read(mapping, &far, &access, skip))),
             };
-            // What was read before the owner took it back counts, what was read while it did does not.
+            // Bytes count only if the loan was still granted after the read.
             fence(Ordering::SeqCst);
             now_granted = see(granted);
         }
         reading.store(0, Ordering::Release);
         match read {
             _ if now_granted == CLOSED => Err(super::link::closed_by_peer()),
-            _ if now_granted != self.id => Ok(PartCopy::Not(PayloadStatus::SourceGone)),
+            _ if now_granted != self.id => Ok(PartCopy::Failed(PayloadStatus::SourceGone)),
             Ok(true) => Ok(PartCopy::Bytes(len)),
-            // The process is dead, or has lent what it does not have: either is the end of the link.
-            _ if line.peer.is_gone() => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
+            // The process is dead, or has lent memory that it does not have: either ends the link.
+            _ if connection.peer.is_gone() => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the peer's process died")),
             Ok(false) => Err(ProtocolViolation.into()),
-            Err(error) => Err(io::Error::new(error.kind(), format!("what it lent can't be read: {error}"))),
+            Err(error) => Err(io::Error::new(error.kind(), format!("can't read the memory that it lent: {error}"))),
         }
     }
 }
 
-/// The words of a loan's record.
+/// Encodes the record of a loan.
 pub(super) fn loan(slot: usize, id: u64, pieces: impl Iterator<Item = (u64, u64, u64)>, out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&(slot as u64).to_le_bytes());

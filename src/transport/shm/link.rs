@@ -1,4 +1,4 @@
-//! One end of a connection, from its handshake on.
+//! One end of a shared-memory link: its handshake, its polls and its end.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,39 +22,40 @@ use crate::Scheme;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
 
-/// Longest payload: frames behind it wait for no more (some 5 µs). Twice and half as much were measured to be no faster.
+/// Longest payload, and so the most that a frame behind it waits for (some 5 µs). Twice and half as much were measured to be no
+/// faster.
 const CHUNK: usize = 128 << 10;
 
-/// Packets taken at a time, and at most for one record: whoever sends more stops nobody else.
+/// Packets read in one turn, and at most for one record: a peer that sends more does not delay other links.
 const PACKETS: usize = 64;
 const FETCHED: usize = 1024;
 
 pub(super) struct ShmLink {
     key: LinkKey,
-    /// Of the socket; those of the process's handle and of the bell are the next ones.
+    /// The token of the socket; those of the pidfd and of the doorbell follow it.
     pub token: usize,
     pub socket: Arc<OwnedFd>,
     shared: Arc<ShmShared>,
-    /// What the other side writes to wake this one.
+    /// The `eventfd` that the peer writes to wake this side.
     pub doorbell: OnceLock<OwnedFd>,
-    /// What the other side is; when it is known.
+    /// Set once the peer's segment is known.
     connection: OnceLock<Arc<Connection>>,
     stage: Mutex<ShmStage>,
     closed: AtomicBool,
-    /// The other side is gone, or must go: what it has said before is still taken.
+    /// Why the link ends. What the peer sent before is still read.
     ending: Mutex<Option<io::Error>>,
-    /// There may be something in `ending`.
+    /// `ending` may be set; read without its lock.
     ends: AtomicBool,
-    /// There may be more packets.
+    /// The socket may hold more packets.
     more: AtomicBool,
-    /// Up to where the ring is still taken when the other side is gone.
-    last_words: OnceLock<u64>,
+    /// The ring position up to which records are still read when the link ends.
+    final_position: OnceLock<u64>,
     /// The handshake is over.
     opened: AtomicBool,
-    /// Something of the outbox waits for the other side.
-    waits: AtomicBool,
+    /// The outbox waits for the peer: for room, or for the end of a loan.
+    waiting: AtomicBool,
     outbox: Mutex<Option<ShmOutbox>>,
-    /// Used by whoever drives.
+    /// Used by the driver only.
     inbox: Mutex<Option<ShmInbox>>,
 }
 
@@ -69,22 +70,23 @@ enum ShmStage {
 }
 
 impl ShmLink {
-    /// The end that dials.
+    /// Creates the end that dials.
     pub(super) fn dial(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<ShmShared>) -> io::Result<ShmLink> {
         let (fd, mine) = SharedSegment::create()?;
-        let bell = shared.doorbell(token);
+        let doorbell = shared.doorbell(token);
         let own_user = sys::credentials(socket.as_fd())?.uid == shared.admission.uid;
-        match handshake::send(&socket, &ControlPacket::Hello(shared.hello(own_user)), &introduction(&fd, bell.as_ref())) {
-            // It has hung up already: what it said before that tells why, and is read as always.
+        match handshake::send(&socket, &ControlPacket::Hello(shared.hello(own_user)), &hello_descriptors(&fd, doorbell.as_ref()))
+        {
+            // The peer has closed the socket already: its `Refused` has the reason, and is read as usual.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             sent => sent?,
         }
         let link = ShmLink::new(key, token, socket, shared, ShmStage::Dialled(mine));
-        bell.map(|bell| link.doorbell.set(bell));
+        doorbell.map(|doorbell| link.doorbell.set(doorbell));
         Ok(link)
     }
 
-    /// The end that was dialled.
+    /// Creates the end that was dialled.
     pub(super) fn accept(key: LinkKey, token: usize, socket: OwnedFd, shared: Arc<ShmShared>) -> ShmLink {
         ShmLink::new(key, token, socket, shared, ShmStage::Accepted)
     }
@@ -102,9 +104,9 @@ impl ShmLink {
             ending: Mutex::new(None),
             ends: AtomicBool::new(false),
             more: AtomicBool::new(false),
-            last_words: OnceLock::new(),
+            final_position: OnceLock::new(),
             opened: AtomicBool::new(false),
-            waits: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
             outbox: Mutex::new(None),
             inbox: Mutex::new(None),
         }
@@ -114,7 +116,7 @@ impl ShmLink {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// The link ends when what has arrived is taken.
+    /// Ends the link as soon as all that has arrived is read.
     pub(super) fn end(&self, cause: io::Error) {
         self.ending.lock().get_or_insert(cause);
         self.ends.store(true, Ordering::Release);
@@ -123,16 +125,16 @@ impl ShmLink {
     fn lose(&self, cause: io::Error, sink: &mut dyn Sink) {
         if !self.is_closed() {
             if cause.kind() == io::ErrorKind::InvalidData {
-                let pid = self.connection.get().map(|line| line.peer.pid);
+                let pid = self.connection.get().map(|connection| connection.peer.pid);
                 let cause = cause.to_string();
-                defer(move || tracing::warn!(target: "calomel::shm", pid, cause, "a peer is hung up on"));
+                defer(move || tracing::warn!(target: "calomel::shm", pid, cause, "protocol violation: the link is closed"));
             }
             self.close();
             sink.closed(self.key, cause);
         }
     }
 
-    /// Takes what the socket has; what is more than some is left to the next turn.
+    /// Reads the packets of the socket, [`PACKETS`] at most; the rest is left to the next turn.
     pub(super) fn packets(&self, sink: &mut dyn Sink) {
         self.more.store(false, Ordering::Relaxed);
         for _ in 0..PACKETS {
@@ -159,14 +161,14 @@ impl ShmLink {
         let broken = || io::Error::from(ProtocolViolation);
         let mut stage = self.stage.lock();
         match (&*stage, packet) {
-            (_, ControlPacket::Bell) => Ok(()),
+            (_, ControlPacket::Doorbell) => Ok(()),
             (ShmStage::Dialled(mine), ControlPacket::Welcome { hello, reads }) => {
-                let line = self.establish(mine.clone(), hello, fds)?;
-                line.lends.store(reads && self.shared.direct && line.peer.own_user, Ordering::Relaxed);
-                handshake::send(&self.socket, &ControlPacket::Ready { reads: line.reads }, &[])?;
+                let connection = self.establish(mine.clone(), hello, fds)?;
+                connection.lends.store(reads && self.shared.direct && connection.peer.own_user, Ordering::Relaxed);
+                handshake::send(&self.socket, &ControlPacket::Ready { reads: connection.reads }, &[])?;
                 *stage = ShmStage::Open;
                 drop(stage);
-                self.open(line);
+                self.open(connection);
                 self.opened.store(true, Ordering::Release);
                 sink.chunk(self.key, CHUNK);
                 sink.connected(self.key);
@@ -176,25 +178,26 @@ impl ShmLink {
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("it refused the connection: {reason}")))
             }
             (ShmStage::Accepted, ControlPacket::Hello(hello)) => {
-                let begun = SharedSegment::create().and_then(|(own, mine)| Ok((own, self.establish(mine, hello, fds)?)));
-                let (own, line) = begun.inspect_err(|error| {
-                    // It hears the reason, if it listens at all.
+                let established = SharedSegment::create().and_then(|(own, mine)| Ok((own, self.establish(mine, hello, fds)?)));
+                let (own, connection) = established.inspect_err(|error| {
+                    // Best effort: the peer may have closed the socket.
                     let _ = handshake::send(&self.socket, &ControlPacket::Refused { reason: error.to_string() }, &[]);
                 })?;
-                let welcome = ControlPacket::Welcome { hello: self.shared.hello(line.peer.own_user), reads: line.reads };
-                self.open(line);
-                if let Some(bell) = self.shared.doorbell(self.token) {
-                    let _ = self.doorbell.set(bell);
+                let welcome =
+                    ControlPacket::Welcome { hello: self.shared.hello(connection.peer.own_user), reads: connection.reads };
+                self.open(connection);
+                if let Some(doorbell) = self.shared.doorbell(self.token) {
+                    let _ = self.doorbell.set(doorbell);
                 }
-                handshake::send(&self.socket, &welcome, &introduction(&own, self.doorbell.get()))?;
+                handshake::send(&self.socket, &welcome, &hello_descriptors(&own, self.doorbell.get()))?;
                 *stage = ShmStage::Welcomed;
                 Ok(())
             }
             (ShmStage::Welcomed, ControlPacket::Ready { reads }) => {
                 *stage = ShmStage::Open;
                 drop(stage);
-                if let Some(line) = self.connection.get() {
-                    line.lends.store(reads && self.shared.direct && line.peer.own_user, Ordering::Relaxed);
+                if let Some(connection) = self.connection.get() {
+                    connection.lends.store(reads && self.shared.direct && connection.peer.own_user, Ordering::Relaxed);
                 }
                 self.opened.store(true, Ordering::Release);
                 sink.chunk(self.key, CHUNK);
@@ -202,7 +205,7 @@ impl ShmLink {
             }
             (ShmStage::Open | ShmStage::Welcomed, ControlPacket::Block { id, len }) => {
                 let mut inbox = self.inbox.lock();
-                let own_user = self.connection.get().is_some_and(|line| line.peer.own_user);
+                let own_user = self.connection.get().is_some_and(|connection| connection.peer.own_user);
                 let (Some(fd), Some(inbox), true) = (fds.first(), &mut *inbox, own_user) else { return Err(broken()) };
                 inbox.add_block(id, len, fd)
             }
@@ -210,7 +213,7 @@ impl ShmLink {
         }
     }
 
-    /// Looks at what the other side says of itself.
+    /// Checks the peer's hello and maps its segment.
     fn establish(&self, mine: Arc<SharedSegment>, hello: ShmHello, fds: Fds) -> io::Result<Arc<Connection>> {
         if let Some(objection) = hello.objection() {
             return Err(io::Error::new(io::ErrorKind::InvalidData, objection));
@@ -219,17 +222,15 @@ impl ShmLink {
         let fd = fds.next().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it sent no shared memory"))?;
         let theirs = SharedSegment::attach(fd.as_fd())?;
         let Credentials { pid, uid, .. } = sys::credentials(self.socket.as_fd())?;
-        // Who has the descriptor can have its writer wait: that is for nobody but the own user.
+        // The other holders of an `eventfd` can make a writer wait, so it is accepted only from the own user.
         let own_user = uid == self.shared.admission.uid;
-        let bell = fds.next().filter(|_| own_user).and_then(Doorbell::new);
+        let doorbell = fds.next().filter(|_| own_user).and_then(Doorbell::new);
         let handle = self.shared.watch(pid, self.token, &self.socket);
-        // A peer can have the read of its memory wait, too: also this one is for the own user only.
+        // A peer can make reads of its memory wait, too, so memory is read only of the own user.
         let may_read = self.shared.direct && own_user && pid != 0;
         let reads = may_read && sys::read_word(pid, hello.nonce_at).is_ok_and(|found| found == hello.nonce);
         if may_read && !reads {
-            defer(
-                move || tracing::info!(target: "calomel::shm", pid, "the system does not let this process read a peer's memory: bulk data goes through shared memory"),
-            );
+            defer(move || tracing::info!(target: "calomel::shm", pid, "can't read the peer's memory: using the ring"));
         }
         let peer = ShmPeer {
             own_user,
@@ -237,41 +238,41 @@ impl ShmLink {
             pid,
             handle,
             nonce: (hello.nonce, hello.nonce_at),
-            doorbell: bell,
+            doorbell,
             cut: AtomicBool::new(false),
         };
         Ok(Arc::new(Connection::new(mine, theirs, peer, reads)))
     }
 
-    fn open(&self, line: Arc<Connection>) {
-        *self.outbox.lock() = Some(ShmOutbox::new(&line, self.shared.traffic.clone()));
-        *self.inbox.lock() = Some(ShmInbox::new(&line));
-        let _ = self.connection.set(line);
+    fn open(&self, connection: Arc<Connection>) {
+        *self.outbox.lock() = Some(ShmOutbox::new(&connection, self.shared.traffic.clone()));
+        *self.inbox.lock() = Some(ShmInbox::new(&connection));
+        let _ = self.connection.set(connection);
     }
 
-    /// Sends what waits, takes what has come. True when there was anything.
+    /// Continues a pending send and reads what has arrived. True when there was anything.
     pub(super) fn turn(&self, scratch: &mut [u8], sink: &mut dyn Sink) -> bool {
         let more = self.more.load(Ordering::Relaxed);
         if more {
             self.packets(sink);
         }
-        let Some(line) = self.connection.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
+        let Some(connection) = self.connection.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
             return self.finish(sink) || more;
         };
         let mut any = more;
-        any |= self.waits.load(Ordering::Acquire) && self.resume(line, sink);
+        any |= self.waiting.load(Ordering::Acquire) && self.resume(connection, sink);
         let turn = {
             let mut slot = self.inbox.lock();
             let Some(inbox) = &mut *slot else { return false };
             if self.ends.load(Ordering::Acquire) {
-                // What it had said before fits into its ring. Who goes on talking is not listened to.
-                let last = *self.last_words.get_or_init(|| inbox.taken() + RING);
+                // What it sent before the end fits into its ring. Anything beyond that is not read.
+                let last = *self.final_position.get_or_init(|| inbox.taken() + RING);
                 if inbox.taken() > last {
                     drop(slot);
                     return self.finish(sink);
                 }
             }
-            inbox.turn(self.key, line, scratch, sink, &mut |inbox| self.fetch(line, inbox))
+            inbox.turn(self.key, connection, scratch, sink, &mut |inbox| self.fetch(connection, inbox))
         };
         match turn {
             Ok(Turn::Nothing) => {}
@@ -285,7 +286,7 @@ impl ShmLink {
         any || self.finish(sink)
     }
 
-    /// The end of a link of which everything has been taken.
+    /// Closes a link that is ending, once everything is read.
     fn finish(&self, sink: &mut dyn Sink) -> bool {
         if !self.ends.load(Ordering::Acquire) {
             return false;
@@ -297,9 +298,9 @@ impl ShmLink {
         })
     }
 
-    /// Brings blocks that the peer has sent, and refers to already.
-    fn fetch(&self, line: &Connection, inbox: &mut ShmInbox) {
-        if !line.peer.own_user {
+    /// Receives blocks that the peer has sent over the socket: records refer to them already.
+    fn fetch(&self, connection: &Connection, inbox: &mut ShmInbox) {
+        if !connection.peer.own_user {
             return;
         }
         for _ in 0..FETCHED {
@@ -313,30 +314,30 @@ impl ShmLink {
                 Err(error) => Err(error),
             };
             if let Err(error) = failed {
-                defer(move || tracing::warn!(target: "calomel::shm", %error, "shared memory of a peer can't be had"));
+                defer(move || tracing::warn!(target: "calomel::shm", %error, "can't receive a shared block of a peer"));
             }
         }
     }
 
-    /// Goes on with what waited for the other side. True when there was anything to report.
-    fn resume(&self, line: &Arc<Connection>, sink: &mut dyn Sink) -> bool {
+    /// Continues what waited for the peer. True when there was anything to report.
+    fn resume(&self, connection: &Arc<Connection>, sink: &mut dyn Sink) -> bool {
         let (returned, sent) = {
             let mut slot = self.outbox.lock();
             let Some(outbox) = &mut *slot else { return false };
-            let returned = outbox.loans.sweep(line);
+            let returned = outbox.loans.sweep(connection);
             let mut sent = None;
             if let Some(mut sending) = outbox.pending.take() {
-                match outbox.write(line, &mut sending) {
+                match outbox.write(connection, &mut sending) {
                     Ok(Written::All) => sent = Some((sending.bytes, false)),
                     Ok(Written::Lent) => sent = Some((sending.bytes, true)),
                     Ok(Written::Part) => outbox.pending = Some(sending),
-                    Err(nonsense) => self.end(nonsense.into()),
+                    Err(violation) => self.end(violation.into()),
                 }
             }
-            self.note_waiting(line, outbox);
+            self.note_waiting(connection, outbox);
             (returned, sent)
         };
-        line.wake_peer();
+        connection.wake_peer();
         let any = returned > 0 || sent.is_some();
         for _ in 0..returned {
             sink.returned(self.key);
@@ -347,50 +348,50 @@ impl ShmLink {
         any
     }
 
-    fn note_waiting(&self, line: &Connection, outbox: &ShmOutbox) {
+    fn note_waiting(&self, connection: &Connection, outbox: &ShmOutbox) {
         let waiting = outbox.is_waiting();
-        self.waits.store(waiting, Ordering::Release);
-        line.set_waiting(waiting);
+        self.waiting.store(waiting, Ordering::Release);
+        connection.set_waiting(waiting);
     }
 
-    /// From now on the other side rings; unless there is something to do already.
+    /// Asks the peer to ring from now on. False when there is something to do already.
     pub(super) fn fall_asleep(&self) -> bool {
         if self.more.load(Ordering::Relaxed) {
             return false;
         }
-        // What is in the ring before the handshake is over waits for that, and so does whoever drives.
-        let Some(line) = self.connection.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
+        // Before the handshake is over the ring is not read, so it keeps no driver awake.
+        let Some(connection) = self.connection.get().filter(|_| self.opened.load(Ordering::Acquire)) else {
             return !self.ends.load(Ordering::Acquire);
         };
-        line.fall_asleep();
+        connection.fall_asleep();
         let has_something = self.ends.load(Ordering::Acquire)
             || self.inbox.lock().as_ref().is_some_and(ShmInbox::has_work)
-            || self.waits.load(Ordering::Acquire) && self.can_resume(line);
+            || self.waiting.load(Ordering::Acquire) && self.can_resume(connection);
         if has_something {
-            line.awake();
+            connection.awake();
         }
         !has_something
     }
 
-    /// True when something that waited for the other side could go on. What that brings is reported later.
-    fn can_resume(&self, line: &Arc<Connection>) -> bool {
-        self.outbox.lock().as_mut().is_some_and(|outbox| outbox.could_go_on(line))
+    /// True when something that waited for the peer could continue; it is reported by the next turn.
+    fn can_resume(&self, connection: &Arc<Connection>) -> bool {
+        self.outbox.lock().as_mut().is_some_and(|outbox| outbox.can_continue(connection))
     }
 
     pub(super) fn shares_processor(&self) -> bool {
-        self.connection.get().is_some_and(|line| line.shares_processor())
+        self.connection.get().is_some_and(|connection| connection.shares_processor())
     }
 
     pub(super) fn awake(&self) {
-        if let Some(line) = self.connection.get() {
-            line.awake();
+        if let Some(connection) = self.connection.get() {
+            connection.awake();
         }
     }
 }
 
-/// What goes with a hello.
-fn introduction<'a>(segment: &'a OwnedFd, bell: Option<&'a OwnedFd>) -> SmallVec<[BorrowedFd<'a>; 2]> {
-    std::iter::once(segment).chain(bell).map(AsFd::as_fd).collect()
+/// The descriptors that go with a hello.
+fn hello_descriptors<'a>(segment: &'a OwnedFd, doorbell: Option<&'a OwnedFd>) -> SmallVec<[BorrowedFd<'a>; 2]> {
+    std::iter::once(segment).chain(doorbell).map(AsFd::as_fd).collect()
 }
 
 pub(super) fn closed_by_peer() -> io::Error {
@@ -402,13 +403,13 @@ impl Link for ShmLink {
         if self.is_closed() {
             return Sent::Failed(io::Error::new(io::ErrorKind::NotConnected, "the link is closed"));
         }
-        // Before the handshake there is nobody to say anything to.
-        let Some(line) = self.connection.get() else { return Sent::All(bytes) };
+        // Before the handshake there is no ring to write to.
+        let Some(connection) = self.connection.get() else { return Sent::All(bytes) };
         let sent = {
             let mut slot = self.outbox.lock();
             let Some(outbox) = &mut *slot else { return Sent::All(bytes) };
             let mut sending = outbox.begin(bytes, payload);
-            let written = outbox.write(line, &mut sending);
+            let written = outbox.write(connection, &mut sending);
             let sent = match written {
                 Ok(Written::All) => Sent::All(sending.bytes),
                 Ok(Written::Lent) => Sent::Lent(sending.bytes),
@@ -416,22 +417,22 @@ impl Link for ShmLink {
                     outbox.pending = Some(sending);
                     Sent::Later
                 }
-                Err(nonsense) => {
-                    self.end(nonsense.into());
+                Err(violation) => {
+                    self.end(violation.into());
                     self.shared.schedule(self.token);
                     Sent::Failed(ProtocolViolation.into())
                 }
             };
             if outbox.is_waiting() {
-                self.note_waiting(line, outbox);
-                // The peer may have been done with it before it could know that somebody waits.
-                if line.is_asleep() && outbox.could_go_on(line) {
+                self.note_waiting(connection, outbox);
+                // The peer may have made room before it could see that this side waits: then it does not ring.
+                if connection.is_asleep() && outbox.can_continue(connection) {
                     self.shared.schedule(self.token);
                 }
             }
             sent
         };
-        line.wake_peer();
+        connection.wake_peer();
         sent
     }
 
@@ -447,7 +448,7 @@ impl Link for ShmLink {
         sys::credentials(self.socket.as_fd()).ok()
     }
 
-    /// What is sent is there: nothing is on its way.
+    /// What is sent is in the peer's reach at once: nothing is in flight.
     fn acknowledged(&self) -> u64 {
         0
     }
@@ -457,11 +458,11 @@ impl Link for ShmLink {
             return;
         }
         self.shared.remove(self);
-        if let (Some(line), Some(outbox)) = (self.connection.get(), self.outbox.lock().as_mut()) {
-            let lingering = outbox.end(line);
+        if let (Some(connection), Some(outbox)) = (self.connection.get(), self.outbox.lock().as_mut()) {
+            let lingering = outbox.end(connection);
             self.shared.linger(lingering);
         }
-        // What is in the ring is still taken; the socket itself closes with the last reference to it.
+        // The peer still reads what is in the ring; the socket itself closes with the last reference to it.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 }

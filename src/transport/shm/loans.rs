@@ -1,11 +1,11 @@
-//! Memory of this side that the peer reads where it is.
+//! Loans: memory of this side that the peer reads in place.
 //!
 //! ```text
-//!   owner   granted = id, record ─────────────────────▶ granted = 0; fence; waits while the reader's word is id
-//!   reader                 reading = id; fence; granted == id? copies; granted == id still?; reading = 0 … finished = id
+//!   owner   granted = id, record ─────────────────────▶ granted = 0; fence; wait while the reader's word is id
+//!   reader                 reading = id; fence; granted == id?; copy; granted == id still?; reading = 0 … finished = id
 //! ```
-//! Whichever fence comes first, one side sees the other's word: the reader does not begin, or the owner waits. What was read
-//! while the grant went away is thrown away by the reader.
+//! Whichever fence comes first, one side sees the other's word: the reader does not begin, or the owner waits. The reader
+//! discards what it read while the grant was withdrawn.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,26 +17,26 @@ use crate::memory::{Loan, Operation, ReadAccess, Slice};
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::thread;
 
-/// How long a reader may take for one step, which is one system call. One that takes longer has been stopped in the middle of
-/// it, or lies; it loses the connection, and with it the right to what it reads.
+/// How long a reader may take for one step, which is one system call. A reader that takes longer was stopped, or is hostile:
+/// its connection is cut, and it discards what it reads.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
-/// Between two looks at whether a reader that is waited for still lives.
-const LOOK: Duration = Duration::from_millis(1);
+/// Time between two checks whether the reader still lives.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 struct ShmLoan {
-    line: Arc<Connection>,
+    connection: Arc<Connection>,
     slot: usize,
     id: u64,
-    /// What it is read for.
+    /// The operation that the peer reads it for.
     operation: Operation,
 }
 
 impl Loan for ShmLoan {
     fn withdraw(&self) {
-        let granted = &self.line.mine.words().granted[self.slot];
-        // If it is not granted any more, the link may have ended while the reader goes on.
+        let granted = &self.connection.mine.words().granted[self.slot];
+        // It may hold `CLOSED` already: then the link has ended, and the reader may still be reading.
         let _ = granted.compare_exchange(self.id, 0, Ordering::SeqCst, Ordering::SeqCst);
-        // What the owner writes from now on comes after that, also for a reader that looks at it later.
+        // A reader that sees what the owner writes after this also sees the loan withdrawn.
         fence(Ordering::SeqCst);
     }
 
@@ -45,22 +45,22 @@ impl Loan for ShmLoan {
     }
 
     fn wait(&self, since: Instant) {
-        let mut look = Instant::now() + LOOK;
+        let mut next_check = Instant::now() + CHECK_INTERVAL;
         while self.is_read() {
             thread::yield_now();
             let now = Instant::now();
-            if now < look && now < since + STEP_LIMIT {
+            if now < next_check && now < since + STEP_LIMIT {
                 continue;
             }
-            look = now + LOOK;
-            // Who was cut off once has no time for its other loans.
-            if self.line.peer.is_gone() || self.line.peer.is_cut() {
+            next_check = now + CHECK_INTERVAL;
+            // A peer whose connection was cut gets no further time for its other loans.
+            if self.connection.peer.is_gone() || self.connection.peer.is_cut() {
                 return;
             }
             if now >= since + STEP_LIMIT {
-                let pid = self.line.peer.pid;
-                defer(move || tracing::warn!(target: "calomel::shm", pid, "a peer does not end its read; it is cut off"));
-                return self.line.peer.cut();
+                let pid = self.connection.peer.pid;
+                defer(move || tracing::warn!(target: "calomel::shm", pid, "a read of a loan takes too long: the link is cut"));
+                return self.connection.peer.cut();
             }
         }
     }
@@ -68,24 +68,24 @@ impl Loan for ShmLoan {
 
 impl ShmLoan {
     fn is_read(&self) -> bool {
-        see(&self.line.theirs.words().reading[self.slot]) == self.id
+        see(&self.connection.theirs.words().reading[self.slot]) == self.id
     }
 }
 
 struct LoanSlot {
     grant: Arc<dyn Loan>,
-    /// Keeps the memory, and is told when it is no longer lent.
+    /// Keeps the memory alive, and unlends it when the loan ends.
     memory: Slice,
     id: u64,
     payload: u64,
 }
 
-/// What this side has lent over one link.
+/// The loans of one link.
 #[derive(Default)]
 pub(super) struct Loans {
     slots: [Option<LoanSlot>; SLOTS],
     last: u64,
-    /// Payloads of which something is lent, or will be: their number, and whether all of their parts have been lent.
+    /// Payloads with loans: their number, and whether all of their parts are lent or sent.
     payloads: Vec<(u64, bool)>,
 }
 
@@ -98,10 +98,10 @@ impl Loans {
         self.payloads.is_empty()
     }
 
-    /// Lends a part of a payload's memory; the number to tell the peer.
+    /// Lends a part of a payload's memory, and returns the id to send to the peer.
     pub(super) fn lend(
         &mut self,
-        line: &Arc<Connection>,
+        connection: &Arc<Connection>,
         slot: usize,
         access: &ReadAccess<'_>,
         part: Slice,
@@ -109,9 +109,9 @@ impl Loans {
     ) -> u64 {
         self.last += 1;
         let id = self.last;
-        let grant: Arc<dyn Loan> = Arc::new(ShmLoan { line: line.clone(), slot, id, operation: part.operation() });
+        let grant: Arc<dyn Loan> = Arc::new(ShmLoan { connection: connection.clone(), slot, id, operation: part.operation() });
         access.lend(grant.clone());
-        line.mine.words().granted[slot].store(id, Ordering::Release);
+        connection.mine.words().granted[slot].store(id, Ordering::Release);
         self.slots[slot] = Some(LoanSlot { grant, memory: part, id, payload });
         if self.payloads.last().is_none_or(|(last, _)| *last != payload) {
             self.payloads.push((payload, false));
@@ -119,25 +119,25 @@ impl Loans {
         id
     }
 
-    /// Nothing more of a payload will be lent. True when something of it has been.
+    /// No further part of a payload will be lent. True when a part of it was.
     pub(super) fn complete(&mut self, payload: u64) -> bool {
         let entry = self.payloads.iter_mut().find(|(number, _)| *number == payload);
         entry.map(|(_, whole)| *whole = true).is_some()
     }
 
-    /// True when the peer is done with something.
-    pub(super) fn has_finished(&self, line: &Connection) -> bool {
-        let finished = |slot: usize| see(&line.theirs.words().finished[slot]);
+    /// True when the peer has finished a loan.
+    pub(super) fn has_finished(&self, connection: &Connection) -> bool {
+        let finished = |slot: usize| see(&connection.theirs.words().finished[slot]);
         self.slots.iter().enumerate().any(|(slot, entry)| entry.as_ref().is_some_and(|entry| entry.id == finished(slot)))
     }
 
-    /// Takes back what the peer is done with; how many payloads that were.
-    pub(super) fn sweep(&mut self, line: &Connection) -> usize {
+    /// Ends the loans that the peer has finished, and returns how many payloads that completes.
+    pub(super) fn sweep(&mut self, connection: &Connection) -> usize {
         for (slot, entry) in self.slots.iter_mut().enumerate() {
-            let finished = see(&line.theirs.words().finished[slot]);
+            let finished = see(&connection.theirs.words().finished[slot]);
             if let Some(done) = entry.take_if(|entry| entry.id == finished) {
                 done.memory.region.unlend(&done.grant);
-                line.mine.words().granted[slot].store(0, Ordering::Relaxed);
+                connection.mine.words().granted[slot].store(0, Ordering::Relaxed);
             }
         }
         let before = self.payloads.len();
@@ -146,14 +146,14 @@ impl Loans {
         before - self.payloads.len()
     }
 
-    /// The link is over: nothing is lent any more. What is being read at this moment comes back.
-    pub(super) fn end(&mut self, line: &Arc<Connection>) -> Vec<Lingering> {
+    /// Withdraws all loans of a link that is over, and returns those that the peer is reading at this moment.
+    pub(super) fn end(&mut self, connection: &Arc<Connection>) -> Vec<Lingering> {
         let mut lingering = Vec::new();
         for (slot, entry) in self.slots.iter_mut().enumerate() {
             let Some(entry) = entry.take() else { continue };
-            line.mine.words().granted[slot].store(CLOSED, Ordering::SeqCst);
+            connection.mine.words().granted[slot].store(CLOSED, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            lingering.push(Lingering { line: line.clone(), slot, entry, since: Instant::now() });
+            lingering.push(Lingering { connection: connection.clone(), slot, entry, since: Instant::now() });
         }
         self.payloads.clear();
         lingering.retain(|lingering| !lingering.settle());
@@ -161,21 +161,21 @@ impl Loans {
     }
 }
 
-/// A loan of a link that is over, of which the peer says that it reads it. Whoever takes the memory back waits for that; where
-/// nobody does, it must not keep the link's memory and descriptors for ever.
+/// A loan of a closed link that the peer announces to be reading. A fence of the memory waits for it; without a fence, it must
+/// still end, so that the link's memory and descriptors are freed.
 pub(super) struct Lingering {
-    line: Arc<Connection>,
+    connection: Arc<Connection>,
     slot: usize,
     entry: LoanSlot,
     since: Instant,
 }
 
 impl Lingering {
-    /// Ends the loan if nobody reads it any more, or has had the time for it. False: not yet.
+    /// Ends the loan if the peer does not read it any more, is dead, or has exceeded [`STEP_LIMIT`]. False: not yet.
     pub(super) fn settle(&self) -> bool {
-        let over = see(&self.line.theirs.words().reading[self.slot]) != self.entry.id
+        let over = see(&self.connection.theirs.words().reading[self.slot]) != self.entry.id
             || self.since.elapsed() >= STEP_LIMIT
-            || self.line.peer.is_gone();
+            || self.connection.peer.is_gone();
         if over {
             self.entry.memory.region.unlend(&self.entry.grant);
         }

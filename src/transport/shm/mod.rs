@@ -1,7 +1,8 @@
-//! `shm://`: engines on one host. They meet at a local socket that has no file; what they say goes through rings in memory
-//! that each shows the other; bulk data goes through the rings too, or is copied out of the peer's memory where that is better.
+//! `shm://`: the transport between engines on one host. They connect over a local socket without a file. Frames go through
+//! rings in shared memory; bulk data goes through the rings too, or the receiver copies it from the peer's memory where that is
+//! faster.
 //!
-//! Whatever a process leaves behind when it is killed, the system takes away: sockets, descriptors and memory have no names.
+//! Sockets, descriptors and memory have no names in the file system, so a killed process leaves nothing behind.
 
 mod blocks;
 mod connection;
@@ -40,28 +41,29 @@ use link::ShmLink;
 use loans::Lingering;
 pub(crate) use outbox::KernelCopyPolicy;
 
-/// Rings that are looked at without being rung for. To look at one costs a few nanoseconds.
+/// Rings that are polled without a doorbell. To poll one costs a few nanoseconds.
 const MAX_POLLED: usize = 64;
-/// Beyond that number, a ring that had nothing so many times in a row is left to its bell.
+/// Beyond that number, a ring that was empty so many times in a row is polled no longer: it waits for its doorbell.
 const COOL_AFTER: u32 = 64;
-/// One that had nothing for so long is left to it by whoever goes to sleep.
+/// A ring that was empty so many times in a row is removed from the polled ones when the driver parks.
 const COLD_AFTER: u32 = 100_000;
 /// Connections that may wait to be accepted; the system may allow fewer.
 const BACKLOG: i32 = 4096;
 
-/// A rare call is answered sooner on the processor that is awake. When so many have come, they are not rare.
+/// A thread that shares its peer's processor leaves it after so many polls that found something: up to then calls are rare, and
+/// a rare call is answered sooner on the processor that is awake.
 const CROWDED: u32 = 4;
 /// Added to the token of a link's socket.
 const PROCESS: usize = 1;
 const DOORBELL: usize = 2;
 
-/// What the transport goes by.
+/// The settings of the transport.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShmOptions {
-    /// A group whose members may connect too; else only the engine's own user.
+    /// A group whose members may connect too; without one, only the engine's own user may.
     pub group: Option<u32>,
     pub lending: KernelCopyPolicy,
-    /// Engines that are reached by tcp, too, are found here.
+    /// Engines that listen on another transport of this host are reached over shm (the same-host upgrade).
     pub local_addresses: bool,
 }
 
@@ -69,12 +71,12 @@ pub(crate) struct Shm {
     shared: Arc<ShmShared>,
     options: ShmOptions,
     polled: Mutex<Vec<PolledShmLink>>,
-    /// How many are in `hot`.
+    /// The length of `polled`.
     polled_count: AtomicUsize,
     scratch: Mutex<Vec<u8>>,
     accept_retry: AcceptRetry,
-    /// Not 0 when somebody has rung from the processor that the woken thread is on: one more than how often something has come
-    /// since.
+    /// Not 0 when a peer rang the doorbell from the processor that the woken thread runs on: one more than the number of polls
+    /// that have found something since.
     crowded: AtomicU32,
 }
 
@@ -89,16 +91,16 @@ struct ShmShared {
     waker: Arc<mio::Waker>,
     first_token: usize,
     entries: Mutex<ShmSockets>,
-    /// Links to look at, by token: something of theirs happened where nobody drives.
+    /// Links to poll, by token: a thread that is not the driver has work for them.
     scheduled: Mutex<Vec<usize>>,
     has_scheduled: AtomicBool,
     /// Loans of links that are over.
     lingering: Mutex<Vec<Lingering>>,
     traffic: Arc<outbox::Traffic>,
     admission: Admission,
-    /// Memory of processes may be read where it is.
+    /// The engine may read memory of other processes in place.
     direct: bool,
-    /// Random, and always at the same place: peers that can read it there can read the rest.
+    /// A random word at a fixed address: a peer that can read it there can read the rest of the memory too.
     nonce: Box<u64>,
 }
 
@@ -110,22 +112,22 @@ struct ShmSockets {
 }
 
 impl ShmShared {
-    /// One for a socket, the next two for the handle of the process behind it, and for the bell.
+    /// A token for a socket; the next two are for the pidfd of the peer's process and for the doorbell.
     fn token(&self) -> usize {
         let mut entries = self.entries.lock();
         entries.next += 4;
         self.first_token + entries.next
     }
 
-    /// What is said to a peer; to one of another user, which may not read memory of this process, nothing of where it lies.
+    /// The hello for a peer. A peer of another user may not read this process's memory, so it gets no address.
     fn hello(&self, own_user: bool) -> ShmHello {
         if own_user { ShmHello::new(*self.nonce, (&raw const *self.nonce).addr() as u64) } else { ShmHello::new(0, 0) }
     }
 
-    /// Has the reactor tell of the death of a process; `None` where it can't be seen.
+    /// Registers a pidfd that reports the death of a process; `None` where that is not possible.
     fn watch(&self, pid: i32, token: usize, socket: &OwnedFd) -> Option<OwnedFd> {
         let handle = rustix::process::pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-        // As long as its socket is open the process lives, so the number is still its own.
+        // While its socket is open the process lives, so the number has not been reused.
         let mut poll = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::HUP)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         if rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, Some(&now))).ok()? > 0 {
@@ -135,14 +137,14 @@ impl ShmShared {
         Some(handle)
     }
 
-    /// Has the reactor tell when a peer rings; `None` where there is nothing to ring: then it uses the socket.
+    /// Registers an `eventfd` as doorbell; `None` where none can be created: then the peer uses the socket.
     fn doorbell(&self, token: usize) -> Option<OwnedFd> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
-        self.registry.register(&mut SourceFd(&bell.as_raw_fd()), Token(token + DOORBELL), Interest::READABLE).ok()?;
-        Some(bell)
+        let doorbell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+        self.registry.register(&mut SourceFd(&doorbell.as_raw_fd()), Token(token + DOORBELL), Interest::READABLE).ok()?;
+        Some(doorbell)
     }
 
-    /// Has whoever drives look at a link.
+    /// Schedules a link for the driver's next poll.
     fn schedule(&self, token: usize) {
         self.scheduled.lock().push(token);
         self.has_scheduled.store(true, Ordering::SeqCst);
@@ -151,7 +153,8 @@ impl ShmShared {
         }
     }
 
-    /// Notes loans that outlive their link, and ends those that are over: done whenever a link comes or goes, or a process.
+    /// Keeps loans that outlive their link, and ends those that are over: called when a link is added or closed, or a
+    /// process dies.
     fn linger(&self, more: Vec<Lingering>) {
         let mut lingering = self.lingering.lock();
         lingering.extend(more);
@@ -164,8 +167,8 @@ impl ShmShared {
             // It is closed soon, which deregisters it as well.
             let _ = self.registry.deregister(&mut SourceFd(&link.socket.as_raw_fd()));
             // The peer may keep it open.
-            if let Some(bell) = link.doorbell.get() {
-                let _ = self.registry.deregister(&mut SourceFd(&bell.as_raw_fd()));
+            if let Some(doorbell) = link.doorbell.get() {
+                let _ = self.registry.deregister(&mut SourceFd(&doorbell.as_raw_fd()));
             }
         }
     }
@@ -176,25 +179,25 @@ fn failed(what: &str, error: impl Into<io::Error>) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
-/// Whether an address is this host's.
+/// Whether an address belongs to this host.
 fn is_own(address: SocketAddr) -> bool {
     let v4 = address.is_ipv4();
-    // One can listen there; unless the system allows that for any address.
+    // A bind succeeds only for an own address, unless `ip_nonlocal_bind` permits any.
     let own = || {
         let name = format!("/proc/sys/net/{}/ip_nonlocal_bind", if v4 { "ipv4" } else { "ipv6" });
         let any = std::fs::read_to_string(name).is_ok_and(|text| text.trim() != "0");
         !any && UdpSocket::bind((address.ip(), 0)).is_ok()
     };
-    // What goes to an address of this host comes from there, mostly.
+    // Packets to an address of this host mostly have that address as their source, too.
     address.ip().is_loopback() || source_towards(address).is_ok_and(|source| source == address.ip()) || own()
 }
 
-/// True for a name that an address of another transport leads to, as [`Shm::shortcuts`] makes them.
+/// True for a name that stands for an address of another transport, as [`Shm::local_addresses`] derives them.
 fn stands_for_another(address: &Address) -> bool {
     address.rest().split_once(':').is_some_and(|(scheme, _)| Scheme::parse(scheme).is_some())
 }
 
-/// The socket's name in the system's table, which has no files.
+/// The abstract name of the socket.
 fn name(address: &Address) -> io::Result<SocketAddrUnix> {
     if address.rest().is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the name is empty"));
@@ -242,7 +245,7 @@ impl Shm {
     fn add(&self, link: ShmLink, attach: &mut dyn FnMut(Arc<dyn Link>)) -> io::Result<()> {
         self.shared.linger(Vec::new());
         let link = Arc::new(link);
-        // Closing takes it out again, and may come as soon as it is attached.
+        // `close` removes it again, and may be called as soon as it is attached.
         self.shared.entries.lock().links.insert(link.token, link.clone());
         attach(link.clone());
         let registered =
@@ -258,7 +261,7 @@ impl Shm {
                 None => return,
             };
             match accepted {
-                Ok(socket) => self.welcome(socket, sink),
+                Ok(socket) => self.admit(socket, sink),
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(error) => return self.accept_retry.note(token, &error.into()),
@@ -266,19 +269,22 @@ impl Shm {
         }
     }
 
-    fn welcome(&self, socket: OwnedFd, sink: &mut dyn Sink) {
-        let who = match sys::credentials(socket.as_fd()) {
-            Ok(who) => who,
-            Err(error) => return defer(move || tracing::warn!(target: "calomel::shm", %error, "a peer has no credentials")),
+    fn admit(&self, socket: OwnedFd, sink: &mut dyn Sink) {
+        let credentials = match sys::credentials(socket.as_fd()) {
+            Ok(credentials) => credentials,
+            Err(error) => {
+                return defer(move || tracing::warn!(target: "calomel::shm", %error, "can't read the credentials of a peer"));
+            }
         };
-        if let Some(reason) = self.shared.admission.objection(who, &socket) {
-            defer(move || tracing::warn!(target: "calomel::shm", pid = who.pid, uid = who.uid, "a peer is refused"));
-            // It hears the reason, if it listens at all.
+        if let Some(reason) = self.shared.admission.objection(credentials, &socket) {
+            let (pid, uid) = (credentials.pid, credentials.uid);
+            defer(move || tracing::warn!(target: "calomel::shm", pid, uid, "a peer is refused by access control"));
+            // Best effort: the peer may have closed the socket.
             let _ = handshake::send(&socket, &ControlPacket::Refused { reason }, &[]);
             return;
         }
         let token = self.shared.token();
-        let remote = Address::shm(&format!("pid-{}-{}", who.pid, token - self.shared.first_token));
+        let remote = Address::shm(&format!("pid-{}-{}", credentials.pid, token - self.shared.first_token));
         let key = sink.accepted(remote);
         let link = ShmLink::accept(key, token, socket, self.shared.clone());
         if let Err(error) = self.add(link, &mut |link| sink.attach(key, link)) {
@@ -287,19 +293,19 @@ impl Shm {
     }
 
     fn activate(&self, link: &Arc<ShmLink>) {
-        let mut hot = self.polled.lock();
-        if !hot.iter().any(|entry| Arc::ptr_eq(&entry.link, link)) {
+        let mut polled = self.polled.lock();
+        if !polled.iter().any(|entry| Arc::ptr_eq(&entry.link, link)) {
             link.awake();
-            hot.push(PolledShmLink { link: link.clone(), empty: 0 });
-            self.polled_count.store(hot.len(), Ordering::Relaxed);
+            polled.push(PolledShmLink { link: link.clone(), empty: 0 });
+            self.polled_count.store(polled.len(), Ordering::Relaxed);
         }
     }
 
-    /// Looks at links that somebody who does not drive has something for.
+    /// Adds the links that other threads have scheduled to the polled ones.
     fn take_scheduled(&self) {
         if self.shared.has_scheduled.load(Ordering::Relaxed) && self.shared.has_scheduled.swap(false, Ordering::SeqCst) {
-            let nudged = std::mem::take(&mut *self.shared.scheduled.lock());
-            for token in nudged {
+            let scheduled = std::mem::take(&mut *self.shared.scheduled.lock());
+            for token in scheduled {
                 let link = self.shared.entries.lock().links.get(&token).cloned();
                 link.iter().for_each(|link| self.activate(link));
             }
@@ -308,8 +314,8 @@ impl Shm {
 }
 
 impl Drop for Shm {
-    /// Lets go of links that nobody has closed, as one that was accepted while the engine ended: they and what they share with
-    /// this hold each other. Their sockets end with them, and are not shut down: a forked child has them, too.
+    /// Drops links that were never closed, such as one accepted while the engine ended: each link and `shared` hold a reference
+    /// to the other. Their sockets are closed, not shut down: a forked child has them too.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.shared.entries.lock().links);
         drop(links);
@@ -335,14 +341,14 @@ impl Transport for Shm {
         } else {
             address.clone()
         };
-        let place = self.resolve(&address).and_then(|_| name(&address).map_err(|error| Error::io("the name", error)))?;
+        let name = self.resolve(&address).and_then(|_| name(&address).map_err(|error| Error::io("the name", error)))?;
         let failed = |error: rustix::io::Errno| match error {
             rustix::io::Errno::ADDRINUSE => Error::AddressInUse { address: address.clone() },
             error => Error::io(format!("can't listen at {address}"), error.into()),
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
-        rustix::net::bind(&listener, &place).map_err(failed)?;
+        rustix::net::bind(&listener, &name).map_err(failed)?;
         rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
         let token = self.shared.token();
         let registered = self.shared.registry.register(&mut SourceFd(&listener.as_raw_fd()), Token(token), Interest::READABLE);
@@ -359,7 +365,7 @@ impl Transport for Shm {
         if !dialled {
             return vec![at(socket.ip())];
         }
-        // Who listens at all addresses of IPv6 mostly does so at those of IPv4, too; never the other way round.
+        // A socket that listens on all IPv6 addresses mostly accepts IPv4 too; never the other way round.
         let all = [at(Ipv4Addr::UNSPECIFIED.into()), at(Ipv6Addr::UNSPECIFIED.into())];
         let all = &all[usize::from(socket.is_ipv6())..];
         if is_own(socket) { [&[at(socket.ip())], all].concat() } else { Vec::new() }
@@ -376,21 +382,21 @@ impl Transport for Shm {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &name(address)?).map_err(|error| match error {
-            rustix::io::Errno::AGAIN => failed("too many others are connecting", error),
+            rustix::io::Errno::AGAIN => failed("the listener's queue is full", error),
             rustix::io::Errno::CONNREFUSED => {
                 io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens under this name on this host")
             }
             error => error.into(),
         })?;
-        // A name that stands for a tcp address may belong to anything that runs on this host, and its owner was not asked for: before
-        // a byte is said it has to be of the own user, whatever group may connect.
+        // Any process of this host can take the name that stands for a tcp address. So its owner must run as the own user,
+        // whatever group may connect; this is checked before the first byte is sent.
         let admission = self.shared.admission;
         let admission = if stands_for_another(address) { Admission { group: None, ..admission } } else { admission };
         if let Some(reason) = admission.objection(sys::credentials(socket.as_fd())?, &socket) {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         }
         let link = ShmLink::dial(key, self.shared.token(), socket, self.shared.clone());
-        self.add(link.map_err(|error| failed("no shared memory can be had", error))?, &mut |link| attach(link))
+        self.add(link.map_err(|error| failed("can't create the shared-memory segment", error))?, &mut |link| attach(link))
     }
 
     fn poll(&self, sink: &mut dyn Sink) -> bool {
@@ -401,25 +407,25 @@ impl Transport for Shm {
         if self.polled_count.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        // Only the driver takes these, and nothing that the sink does at once wants them; user code runs after the poll.
+        // Only the driver takes these locks, and the sink takes neither of them; user code runs after the poll.
         let mut scratch = self.scratch.lock();
-        let mut hot = self.polled.lock();
-        let many = hot.len() > MAX_POLLED;
+        let mut polled = self.polled.lock();
+        let many = polled.len() > MAX_POLLED;
         let mut any = false;
-        hot.retain_mut(|entry| {
+        polled.retain_mut(|entry| {
             let something = entry.link.turn(&mut scratch, sink);
             any |= something;
             entry.empty = if something { 0 } else { entry.empty.saturating_add(1) };
-            let cool = many && entry.empty > COOL_AFTER && entry.link.fall_asleep();
-            !entry.link.is_closed() && !cool
+            let idle = many && entry.empty > COOL_AFTER && entry.link.fall_asleep();
+            !entry.link.is_closed() && !idle
         });
-        self.polled_count.store(hot.len(), Ordering::Relaxed);
+        self.polled_count.store(polled.len(), Ordering::Relaxed);
         match self.crowded.load(Ordering::Relaxed) {
             0 => {}
             times if any => self.crowded.store(times + 1, Ordering::Relaxed),
             times if times > CROWDED => {
                 self.crowded.store(0, Ordering::Relaxed);
-                if hot.iter().any(|entry| entry.link.shares_processor()) {
+                if polled.iter().any(|entry| entry.link.shares_processor()) {
                     sys::leave_processor();
                 }
             }
@@ -439,8 +445,9 @@ impl Transport for Shm {
         let link = self.shared.entries.lock().links.get(&(token - of)).cloned();
         let Some(link) = link else { return };
         match of {
-            PROCESS => link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the process died")),
-            // The system likes to wake a thread where its waker runs, which goes on running: two that spin would share it.
+            PROCESS => link.end(io::Error::new(io::ErrorKind::ConnectionReset, "the peer's process died")),
+            // The kernel often wakes a thread on the processor of its waker, which goes on running: two spinning threads would
+            // share it.
             DOORBELL => self.crowded.store(u32::from(link.shares_processor()), Ordering::Relaxed),
             _ => link.packets(sink),
         }
@@ -450,16 +457,16 @@ impl Transport for Shm {
     }
 
     fn park(&self) -> bool {
-        let mut hot = self.polled.lock();
+        let mut polled = self.polled.lock();
         if self.shared.has_scheduled.load(Ordering::SeqCst) {
             return false;
         }
-        if !hot.iter().all(|entry| entry.link.fall_asleep()) {
-            hot.iter().for_each(|entry| entry.link.awake());
+        if !polled.iter().all(|entry| entry.link.fall_asleep()) {
+            polled.iter().for_each(|entry| entry.link.awake());
             return false;
         }
-        hot.retain(|entry| entry.empty < COLD_AFTER);
-        self.polled_count.store(hot.len(), Ordering::Relaxed);
+        polled.retain(|entry| entry.empty < COLD_AFTER);
+        self.polled_count.store(polled.len(), Ordering::Relaxed);
         true
     }
 
@@ -469,6 +476,6 @@ impl Transport for Shm {
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.polled.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
+        self.polled.try_lock_for(super::LOCK_TIMEOUT).is_none() || self.scratch.try_lock_for(super::LOCK_TIMEOUT).is_none()
     }
 }

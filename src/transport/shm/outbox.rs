@@ -1,10 +1,9 @@
-//! What is sent: frames into the ring, and payloads, through the ring or lent.
+//! The sending side of a link: frames go into the ring; payloads go through the ring, or are lent.
 //!
 //! Through the ring a payload is copied twice, by two threads at a time, each copy within the processor's caches; lent, it is
-//! copied once, by the system, which pins every page. The former was measured at two to three times the speed of the latter
-//! from 64 KiB to 256 MiB, and takes less processor time in all. But it keeps the sender's thread: when several peers fetch
-//! at once, all but the first read for themselves. Blocks of shared memory that the peer has mapped, or may map, are lent
-//! always.
+//! copied once, by the kernel, which pins every page. The former was measured at two to three times the speed of the latter
+//! from 64 KiB to 256 MiB, and takes less processor time in all. But it occupies the sender's thread: when several peers fetch
+//! at once, all but the first copy from loans. Blocks of shared memory that the peer has mapped, or may map, are always lent.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,11 +19,11 @@ use crate::memory::{ReadAccess, Slice, shared::Block};
 
 /// A payload goes through the ring in pieces of this size: the peer copies one out while the next is copied in.
 const PIECE: usize = 16 << 10;
-/// Up to this size two copies through the ring cost less than an answer, whatever else there is.
+/// Payloads up to this size are not lent: two copies through the ring cost less than the answer that ends a loan.
 const SMALL: usize = 8 << 10;
-/// Segments shorter than this on average are not worth a piece of their own in a system call.
+/// Memory in pieces shorter than this on average is not lent: each would be a piece of its own in a system call.
 const SHORT: usize = 512;
-/// Blocks that the peer is told of at a time; it takes some more.
+/// Blocks that the peer is given at a time; it accepts twice as many.
 const MAX_BLOCKS: usize = 128;
 
 pub(super) struct ShmOutbox {
@@ -32,27 +31,28 @@ pub(super) struct ShmOutbox {
     pub pending: Option<ShmSend>,
     pub loans: Loans,
     payloads: u64,
-    /// The blocks that the peer has been given, with their lengths.
+    /// The blocks that the peer was given, with their lengths.
     blocks: HashMap<u64, (Weak<Block>, usize)>,
+    /// The encoded record of a loan; kept for reuse.
     words: Vec<u8>,
     /// What the pending send waits for.
     needs: Needs,
     traffic: Arc<Traffic>,
-    /// This one is among those that `traffic` counts.
+    /// `traffic` counts this link.
     streams: bool,
 }
 
-/// When memory of the process is lent to peers that can read it.
+/// When the engine lends memory to peers that can read it, so that the kernel copies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelCopyPolicy {
     Never,
     /// While another payload goes through a ring.
     Crowded,
-    /// Also where two threads can't copy at a time: on one core.
+    /// Also chosen for `Crowded` on one core, where two threads can't copy at the same time.
     Always,
 }
 
-/// How the senders of an engine share it.
+/// What the links of an engine share to decide between ring and loan.
 pub(super) struct Traffic {
     /// Links over which a payload goes through the ring at this moment.
     streams: AtomicUsize,
@@ -66,11 +66,13 @@ impl Traffic {
 }
 
 enum Needs {
+    /// A free slot for a loan.
     Slot,
+    /// Room in the ring for a record with a body of this length.
     Room(usize),
 }
 
-/// A send, as far as it is.
+/// A send and its progress.
 pub(super) struct ShmSend {
     pub bytes: Vec<u8>,
     written: usize,
@@ -82,17 +84,18 @@ pub(super) struct ShmSend {
 
 /// How far a send got.
 pub(super) enum Written {
+    /// All is written, the payload too.
     All,
-    /// All of it, but the payload is being read where it is.
+    /// All is written, and the payload is on loan.
     Lent,
-    /// There is no room.
+    /// There is no room for the rest.
     Part,
 }
 
 impl ShmOutbox {
-    pub(super) fn new(line: &Connection, traffic: Arc<Traffic>) -> ShmOutbox {
+    pub(super) fn new(connection: &Connection, traffic: Arc<Traffic>) -> ShmOutbox {
         ShmOutbox {
-            producer: Producer::new(line.mine.clone(), line.theirs.clone()),
+            producer: Producer::new(connection.mine.clone(), connection.theirs.clone()),
             pending: None,
             loans: Loans::default(),
             payloads: 0,
@@ -109,9 +112,9 @@ impl ShmOutbox {
         ShmSend { bytes, written: 0, payload, covered: 0, number: self.payloads }
     }
 
-    /// Sends what there is room for.
-    pub(super) fn write(&mut self, line: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
-        let written = self.write_some(line, sending);
+    /// Writes as much of a send as there is room for.
+    pub(super) fn write(&mut self, connection: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
+        let written = self.write_some(connection, sending);
         let streams = matches!(written, Ok(Written::Part)) && sending.payload.is_some();
         self.set_streams(streams);
         written
@@ -128,7 +131,7 @@ impl ShmOutbox {
         }
     }
 
-    /// Whether payloads that can be lent are.
+    /// Whether a payload is lent if it can be.
     fn prefers_lending(&self) -> bool {
         match self.traffic.lending {
             KernelCopyPolicy::Never => false,
@@ -137,7 +140,7 @@ impl ShmOutbox {
         }
     }
 
-    fn write_some(&mut self, line: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
+    fn write_some(&mut self, connection: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
         while sending.written < sending.bytes.len() {
             let rest = &sending.bytes[sending.written..];
             let now = &rest[..rest.len().min(MAX_BODY)];
@@ -156,7 +159,7 @@ impl ShmOutbox {
                 self.producer.put(RecordKind::Gone, 0, |_, _| ());
                 break;
             };
-            let done = match self.lend(line, &access, &payload, sending)? {
+            let done = match self.lend(connection, &access, &payload, sending)? {
                 Some(done) => done,
                 None => self.copy(&access, payload.len, sending)?,
             };
@@ -167,10 +170,10 @@ impl ShmOutbox {
         Ok(if self.loans.complete(sending.number) { Written::Lent } else { Written::All })
     }
 
-    /// Lends the next part, if that is better than to send it; `Some(false)`: there is no room.
+    /// Lends the next part, if that is better than the ring. `None`: it is not; `Some(false)`: there is no room.
     fn lend(
         &mut self,
-        line: &Arc<Connection>,
+        connection: &Arc<Connection>,
         access: &ReadAccess<'_>,
         payload: &Slice,
         sending: &mut ShmSend,
@@ -183,10 +186,10 @@ impl ShmOutbox {
         if covered / pieces.len().max(1) < SHORT {
             return Ok(None);
         }
-        // A part is memory of the process, or of one block.
+        // A part lies in one block, or outside of all blocks.
         let block = pieces.first().and_then(|piece| payload.region.block(piece.iov_base.cast::<u8>()));
-        let block = block.filter(|block| self.tell(line, block, payload.unrestricted));
-        if block.is_none() && !(line.lends.load(Ordering::Relaxed) && self.prefers_lending()) {
+        let block = block.filter(|block| self.share_block(connection, block, payload.unrestricted));
+        if block.is_none() && !(connection.lends.load(Ordering::Relaxed) && self.prefers_lending()) {
             return Ok(None);
         }
         let words = 2 + 3 * pieces.len();
@@ -214,7 +217,7 @@ impl ShmOutbox {
             }
         }
         let Some(part) = payload.part(sending.covered, covered) else { return Ok(None) };
-        let id = self.loans.lend(line, slot, access, part, sending.number);
+        let id = self.loans.lend(connection, slot, access, part, sending.number);
         inbox::loan(slot, id, list.into_iter(), &mut self.words);
         let words = &self.words;
         self.producer.put(RecordKind::Loan, words.len(), |segment, at| segment.write(at, words));
@@ -222,7 +225,7 @@ impl ShmOutbox {
         Ok(Some(true))
     }
 
-    /// Sends the next piece itself. False: there is no room.
+    /// Copies the next piece into the ring. False: there is no room.
     fn copy(&mut self, access: &ReadAccess<'_>, len: usize, sending: &mut ShmSend) -> Result<bool, ProtocolViolation> {
         let (skip, now) = (sending.covered, PIECE.min(len - sending.covered));
         if !self.has_room(now)? {
@@ -233,13 +236,13 @@ impl ShmOutbox {
         Ok(true)
     }
 
-    /// Sees to it that the peer has a block; false when it can't be given it. A peer that has it reads it until the block is no
-    /// more, so it is given to none that may not read all of it, nor to one of another user.
-    fn tell(&mut self, line: &Connection, block: &Arc<Block>, unrestricted: bool) -> bool {
+    /// Gives the peer the descriptor of a block, unless it has it; false when it must not have it. The peer can read the block
+    /// as long as it exists, so only a peer of the own user that may read all of it gets the descriptor.
+    fn share_block(&mut self, connection: &Connection, block: &Arc<Block>, unrestricted: bool) -> bool {
         if self.blocks.contains_key(&block.id) {
             return true;
         }
-        if !unrestricted || !line.peer.own_user {
+        if !unrestricted || !connection.peer.own_user {
             return false;
         }
         let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| block.strong_count() == 0).map(|(id, _)| *id).collect();
@@ -248,14 +251,14 @@ impl ShmOutbox {
             self.producer.put(RecordKind::Forget, words.len(), |segment, at| segment.write(at, &words));
             gone.iter().for_each(|id| drop(self.blocks.remove(id)));
         }
-        // It may have some more mapped: those that it has not been told yet are gone.
+        // The peer may have more mapped: blocks that are gone, for which it has no `Forget` yet.
         let mapped: usize = self.blocks.values().map(|(_, len)| len).sum();
         if self.blocks.len() >= MAX_BLOCKS || mapped.saturating_add(block.mapping.len()) > inbox::MAX_MAPPED / 2 {
             return false;
         }
         let packet = ControlPacket::Block { id: block.id, len: block.mapping.len() as u64 };
-        // Before the record that refers to it: so the peer finds it when it looks.
-        let sent = handshake::send(&line.peer.socket, &packet, &[block.give()]);
+        // Sent before the record that refers to it, so that the peer finds it when it reads the record.
+        let sent = handshake::send(&connection.peer.socket, &packet, &[block.give()]);
         if sent.is_ok() {
             self.blocks.insert(block.id, (Arc::downgrade(block), block.mapping.len()));
         }
@@ -267,25 +270,25 @@ impl ShmOutbox {
         self.producer.has_room(len)
     }
 
-    /// True when something of what waits for the peer need not wait any more.
-    pub(super) fn could_go_on(&mut self, line: &Connection) -> bool {
-        self.loans.has_finished(line)
+    /// True when a loan has ended, or the pending send can continue.
+    pub(super) fn can_continue(&mut self, connection: &Connection) -> bool {
+        self.loans.has_finished(connection)
             || self.pending.is_some()
                 && match self.needs {
                     Needs::Slot => self.loans.free_slot().is_some(),
-                    // What makes no sense is found out by who goes on.
+                    // `write` reports a protocol violation.
                     Needs::Room(len) => self.producer.has_room(len).unwrap_or(true),
                 }
     }
 
-    /// The link is closed.
-    pub(super) fn end(&mut self, line: &Arc<Connection>) -> Vec<Lingering> {
+    /// Ends all loans of a link that is closed; those that the peer still reads come back.
+    pub(super) fn end(&mut self, connection: &Arc<Connection>) -> Vec<Lingering> {
         self.pending = None;
         self.set_streams(false);
-        self.loans.end(line)
+        self.loans.end(connection)
     }
 
-    /// The peer has not taken all of it.
+    /// A send or a loan is not finished.
     pub(super) fn is_waiting(&self) -> bool {
         self.pending.is_some() || !self.loans.is_empty()
     }

@@ -8,30 +8,31 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::net::SendFlags;
 
-/// The packet that wakes a peer that has no bell.
+/// The packet that wakes a peer that has no doorbell.
 pub(super) const DOORBELL: [u8; 1] = [0];
 
 pub(super) struct ShmPeer {
-    /// It runs as this process's user. Only then memory may be mapped, and read where it lies: a read of another process's memory
-    /// lasts as long as that process likes.
+    /// It runs as this process's user. Only then its memory is mapped or read: a read lasts as long as the owner of the memory
+    /// likes.
     pub own_user: bool,
     pub socket: Arc<OwnedFd>,
-    /// As it is seen from here; 0 when it is not.
+    /// Its number in this process's namespace; 0 when it has none there.
     pub pid: i32,
-    /// Tells when it is dead, also when a child of it keeps the socket open.
+    /// Its pidfd: readable once it is dead, also when a forked child keeps the socket open.
     pub handle: Option<OwnedFd>,
-    /// A random word, and where in its memory that lies: so a successor under the same number is noticed.
+    /// A random word and its address in the peer, by which a successor under the same process number is noticed.
     pub nonce: (u64, u64),
     pub doorbell: Option<Doorbell>,
+    /// This side has shut the connection down.
     pub cut: AtomicBool,
 }
 
-/// An `eventfd` of the peer's. A write to the socket would do, but there the system takes it that the writer is about to
-/// sleep, and puts the woken thread on the writer's processor: two threads that want to spin then share one.
+/// An `eventfd` of the peer. A packet on the socket would wake it too, but after that the kernel assumes that the writer is
+/// about to sleep, and places the woken thread on the writer's processor: two spinning threads would then share one.
 pub(super) struct Doorbell(OwnedFd);
 
 impl Doorbell {
-    /// `None` for what is no `eventfd`: nobody else has the writing of it wait.
+    /// `None` for anything but an `eventfd`: a write to another file could block.
     pub(super) fn new(fd: OwnedFd) -> Option<Doorbell> {
         let what = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()).ok()?;
         if what.as_bytes() != b"anon_inode:[eventfd]" {
@@ -47,11 +48,11 @@ impl ShmPeer {
     /// Wakes it.
     pub(super) fn ring(&self) {
         if let Some(Doorbell(fd)) = &self.doorbell {
-            // One that can't be counted any higher has been rung.
+            // A write fails only if the counter is full: then it has been rung.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
             return;
         }
-        // A full socket holds bells enough, and a broken one is noticed by whoever drives.
+        // A full socket wakes the peer anyway, and the driver notices a broken one.
         let _ = rustix::net::send(&*self.socket, &DOORBELL, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
@@ -60,7 +61,7 @@ impl ShmPeer {
         let ended = |fd: &OwnedFd, what: PollFlags| {
             let mut poll = [PollFd::new(fd, what)];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            // Even a poll that does not wait may be broken off by a signal.
+            // A signal may interrupt even a poll that does not wait.
             let found = rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, Some(&now)));
             found.is_ok_and(|n| n > 0) && poll[0].revents().intersects(what)
         };
@@ -74,10 +75,10 @@ impl ShmPeer {
         self.cut.load(Ordering::Acquire)
     }
 
-    /// Ends the connection, so that both sides notice.
+    /// Shuts the connection down, which both sides notice.
     pub(super) fn cut(&self) {
         self.cut.store(true, Ordering::Release);
-        // A socket that is not connected any more is cut already.
+        // Fails only if the socket is not connected any more.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 }

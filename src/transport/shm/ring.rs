@@ -1,45 +1,45 @@
-//! Records in a ring, from one side to the other, with no lock and no copy but the one in and the one out.
+//! Records in a ring, from one side to the other: without a lock, with one copy in and one copy out.
 //!
-//! A record is a header of 8 bytes (what it is, and how long its body) and the body, and begins on a cache line. Its header
-//! is written last, and the one behind it is set to 0 before that: so the receiver looks at one word, which lies with the
-//! record itself, and never sees what an earlier lap has left. The receiver says how much it has taken only now and then.
+//! A record is a header of 8 bytes (kind and body length) and the body, and begins on a cache line. Its header is written last,
+//! after the next header is set to 0. So the receiver polls one word, which lies on the record's first cache line, and does not
+//! see what an earlier lap has left. The receiver reports how much it has read once per quarter of the ring.
 
 use super::segment::{RING, SharedSegment, see};
 use crate::sync::atomic::{Ordering, fence};
 use std::sync::Arc;
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordKind {
     /// Frames, or a part of one.
     Bytes = 1,
-    /// Where a part of a payload lies in the sender's memory.
+    /// A loan: where a part of a payload lies in the sender's memory.
     Loan = 2,
     /// A part of a payload itself.
     Payload = 3,
-    /// The rest of a payload will not come: its memory is gone.
+    /// The rest of a payload is not sent: its memory is gone.
     Gone = 4,
-    /// Blocks of shared memory that are no more.
+    /// Blocks of shared memory that no longer exist.
     Forget = 5,
 }
 
 /// Records begin at multiples of this.
 const ALIGN: u64 = 64;
 const HEADER: u64 = 8;
-/// Longest body of a record. Shorter than a quarter of the ring, so that the sender never waits for what the receiver has
-/// taken and not yet told.
+/// Longest body of a record. Shorter than a quarter of the ring, so that the sender does not wait for progress that the
+/// receiver has made but not reported.
 pub(super) const MAX_BODY: usize = (RING / 4 - ALIGN) as usize;
-/// The receiver tells what it has taken when it is this much.
-const TELL: u64 = RING / 4;
+/// The receiver reports its progress each time it has read this much.
+const REPORT_EVERY: u64 = RING / 4;
 
-/// The peer's segment holds what can't be.
+/// The peer's segment, or a packet of the peer, violates the protocol.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ProtocolViolation;
 
 impl From<ProtocolViolation> for std::io::Error {
     fn from(_: ProtocolViolation) -> Self {
-        let broken = "it broke the protocol of the shared-memory transport";
-        std::io::Error::new(std::io::ErrorKind::InvalidData, broken)
+        let reason = "it violated the protocol of the shared-memory transport";
+        std::io::Error::new(std::io::ErrorKind::InvalidData, reason)
     }
 }
 
@@ -51,9 +51,9 @@ fn space(len: usize) -> u64 {
 pub(super) struct Producer {
     mine: Arc<SharedSegment>,
     theirs: Arc<SharedSegment>,
-    /// Where the next record goes; goes on beyond the ring's end.
+    /// Where the next record goes; not reduced to the ring's length.
     at: u64,
-    /// How much the other side has taken, when last looked.
+    /// How much the receiver had read at the last check.
     taken: u64,
 }
 
@@ -78,7 +78,7 @@ impl Producer {
         Ok(end - self.taken <= RING)
     }
 
-    /// Writes a record for which there is room; `fill` writes the body, from the place that it is given.
+    /// Writes a record for which there is room; `fill` writes the body at the position that it is given.
     pub(super) fn put(&mut self, kind: RecordKind, len: usize, fill: impl FnOnce(&SharedSegment, u64)) {
         fill(&self.mine, self.at + HEADER);
         let next = self.at + space(len);
@@ -101,12 +101,12 @@ pub(super) struct Consumer {
     mine: Arc<SharedSegment>,
     theirs: Arc<SharedSegment>,
     at: u64,
-    told: u64,
+    reported: u64,
 }
 
 impl Consumer {
     pub(super) fn new(mine: Arc<SharedSegment>, theirs: Arc<SharedSegment>) -> Consumer {
-        Consumer { mine, theirs, at: 0, told: 0 }
+        Consumer { mine, theirs, at: 0, reported: 0 }
     }
 
     /// The record that is next, if it has arrived.
@@ -115,7 +115,7 @@ impl Consumer {
         if header == 0 {
             return Ok(None);
         }
-        // As `see` does; where there is nothing, nothing has to be in order.
+        // As in `see`; an empty ring needs no ordering.
         fence(Ordering::Acquire);
         let kind = match header >> 32 {
             1 => RecordKind::Bytes,
@@ -137,20 +137,20 @@ impl Consumer {
         (&self.theirs, self.at + HEADER)
     }
 
-    /// How much of the ring has been taken, ever.
+    /// How many bytes have been read since the link opened.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Goes on behind a record. True when the other side was told how much has been taken.
+    /// Advances behind a record. True when the progress was reported to the other side.
     pub(super) fn pass(&mut self, record: Record) -> bool {
         self.at += space(record.len);
-        let tell = self.at - self.told >= TELL;
-        if tell {
-            self.told = self.at;
+        let report = self.at - self.reported >= REPORT_EVERY;
+        if report {
+            self.reported = self.at;
             self.mine.words().taken.0.store(self.at, Ordering::Release);
         }
-        tell
+        report
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_comes_out_over_many_laps() {
+    fn records_written_over_many_laps_are_read_in_order() {
         let (mut producer, mut consumer) = ends();
         let lens = [0, 1, 55, 56, 57, 64, 1000, 4096, MAX_BODY - 1, MAX_BODY];
         let mut waiting = std::collections::VecDeque::new();
@@ -202,9 +202,9 @@ mod tests {
         assert_eq!(take(&mut consumer), None);
     }
 
-    /// A record whose content looks like a header must not be taken for one on the next lap.
+    /// A body that looks like a header must not be read as one on the next lap.
     #[test]
-    fn bytes_of_an_earlier_lap_are_no_record() {
+    fn header_like_body_of_an_earlier_lap_is_not_read_as_a_record() {
         let (mut producer, mut consumer) = ends();
         let header = ((RecordKind::Bytes as u64) << 32 | 8).to_le_bytes();
         let bytes: Vec<u8> = header.iter().copied().cycle().take(MAX_BODY).collect();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sender_never_waits_for_a_receiver_that_has_taken_all() {
+    fn sender_has_room_when_the_receiver_has_read_all() {
         let (mut producer, mut consumer) = ends();
         for len in (0..MAX_BODY).step_by(97) {
             assert!(producer.has_room(len).unwrap(), "{len}");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_seen_as_such() {
+    fn invalid_header_or_progress_is_a_protocol_violation() {
         let (fd, theirs) = SharedSegment::create().unwrap();
         let (_, mine) = SharedSegment::create().unwrap();
         let far = SharedSegment::attach(borrow(&fd)).unwrap();

@@ -1,7 +1,7 @@
-//! What one side of a link shows the other: a ring of what it says, and words that say how far it is.
+//! The shared-memory segment of one side of a link: a ring with what the side sends, and words that report its progress.
 //!
-//! Each side writes its own segment only, and reads the other's; the system does not let it write there. So the worst that a
-//! broken or hostile peer can do is to show nonsense, and whatever is read is copied once and checked.
+//! Each side writes its own segment only; the kernel permits it only to read the other's. So the worst that a broken or hostile
+//! peer can do is to show invalid data: what is read is copied once, and the copy is checked.
 
 #![allow(unsafe_code)]
 
@@ -12,15 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::memory::{ReadAccess, WriteAccess, shared};
 
-/// Bytes of a ring. Messages of up to the eager limit fit several times; what is larger than a quarter goes in pieces.
+/// Bytes of a ring. Several messages of the eager limit fit; what is larger than a quarter of the ring is split.
 pub(super) const RING: u64 = 128 << 10;
-/// Memory that may be lent to the other side at a time, in pieces of one record each.
+/// Loans that a side may have at a time; each has one record.
 pub(super) const SLOTS: usize = 16;
-/// Where the ring begins: behind the words, on a page of its own.
+/// Offset of the ring: behind the words, at the next page.
 const HEAD: usize = 4096;
 pub(super) const LEN: usize = HEAD + RING as usize;
 
-/// Stands for the number of a loan when the link is closed.
+/// Takes the place of a loan's id when the link is closed.
 pub(super) const CLOSED: u64 = u64::MAX;
 
 /// A word with a cache line of its own.
@@ -30,26 +30,26 @@ pub(super) struct CacheLine(pub AtomicU64);
 /// The words of a segment, written by its owner. Zero at first.
 #[repr(C)]
 pub(super) struct Words {
-    /// How much this side has taken out of the other's ring.
+    /// How many bytes this side has read from the other's ring.
     pub taken: CacheLine,
-    /// Odd while this side sleeps: whoever has something for it then rings, once for each number.
+    /// Odd while this side sleeps: a peer that has something for it then rings, once for each odd value.
     pub asleep: CacheLine,
-    /// Not 0 while this side waits for room in its ring, or for what it has lent: also that is worth ringing for.
+    /// Not 0 while this side waits for room in its ring, or for the end of a loan: the peer rings for these, too.
     pub waiting: CacheLine,
-    /// What the other side may read, by slot: the number of the loan, or 0, or [`CLOSED`].
+    /// What the other side may read, by slot: the id of the loan, 0, or [`CLOSED`].
     pub granted: [AtomicU64; SLOTS],
-    /// Which loan of the other side this side is reading at this moment, by slot, or 0.
+    /// The loan of the other side that this side is reading at this moment, by slot, or 0.
     pub reading: [AtomicU64; SLOTS],
-    /// Which loan of the other side this side has last done with, by slot.
+    /// The loan of the other side that this side has finished last, by slot.
     pub finished: [AtomicU64; SLOTS],
-    /// On which processor this side was when it last rang; one more than its number, and 0 for not known.
+    /// The processor on which this side last rang: its number plus 1, or 0 if unknown.
     pub processor: CacheLine,
 }
 
 const _: () = assert!(size_of::<Words>() <= HEAD);
 
-/// What a word of the other side's segment says, and all that the other side has written before it. For atomics in memory that
-/// can only be read, std promises loads that are `Relaxed`, and no others.
+/// Loads a word of the other side's segment with acquire ordering. For atomics in read-only memory std permits only `Relaxed`
+/// loads, so a fence follows.
 pub(super) fn see(word: &AtomicU64) -> u64 {
     let value = word.load(Ordering::Relaxed);
     fence(Ordering::Acquire);
@@ -61,16 +61,16 @@ pub(super) struct SharedSegment {
 }
 
 impl SharedSegment {
-    /// This side's own, with the descriptor by which the other side maps it.
+    /// Creates this side's own, with the descriptor by which the other side maps it.
     pub(super) fn create() -> io::Result<(OwnedFd, Arc<SharedSegment>)> {
         let (fd, mapping) = shared::create(LEN, true)?;
         Ok((fd, Arc::new(SharedSegment { mapping })))
     }
 
-    /// The other side's.
+    /// Maps the other side's.
     pub(super) fn attach(fd: BorrowedFd<'_>) -> io::Result<Arc<SharedSegment>> {
         if size_of::<usize>() < size_of::<u64>() {
-            // There a load of a word may be done by writing it.
+            // On such a platform an atomic load of 64 bits may be implemented as a write.
             return Err(io::Error::new(io::ErrorKind::Unsupported, "words of 64 bits can't be read from read-only memory here"));
         }
         Ok(Arc::new(SharedSegment { mapping: shared::attach(fd, LEN)? }))
@@ -79,53 +79,53 @@ impl SharedSegment {
     pub(super) fn words(&self) -> &Words {
         let words = self.mapping.address().cast::<Words>();
         // SAFETY: the mapping begins on a page, is longer than `Words`, and lives as long as `self`. All of it is atomic, so it
-        // may change at any time; the other side's is only loaded from, `Relaxed`, which read-only memory allows.
+        // may change at any time; the other side's words are only loaded, `Relaxed`, which read-only memory permits.
         unsafe { &*words }
     }
 
-    /// The word at a place of the ring, which is a multiple of 8.
+    /// The word at a position of the ring, which is a multiple of 8.
     pub(super) fn header(&self, at: u64) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(8));
-        let word = self.place(at).cast::<AtomicU64>();
-        // SAFETY: the place lies in the mapping, aligned to 8 bytes, and a word of it does too, because the ring's length is a
-        // multiple of 8. Headers are accessed as atomics; bodies are never where the other side looks for a header.
+        let word = self.address_of(at).cast::<AtomicU64>();
+        // SAFETY: the position lies in the mapping, aligned to 8 bytes, and a word of it does too, because the ring's length is
+        // a multiple of 8. Headers are accessed as atomics; bodies do not lie where the other side reads a header.
         unsafe { &*word }
     }
 
-    fn place(&self, at: u64) -> *mut u8 {
+    fn address_of(&self, at: u64) -> *mut u8 {
         self.mapping.address().wrapping_add(HEAD + (at % RING) as usize)
     }
 
-    /// The stretches that `len` bytes from `at` on lie in: two, when they go over the ring's end.
-    fn stretches(&self, at: u64, len: usize) -> [(*mut u8, usize); 2] {
+    /// The ranges that hold `len` bytes from `at` on: the second is empty unless they wrap around the ring's end.
+    fn ranges(&self, at: u64, len: usize) -> [(*mut u8, usize); 2] {
         assert!(len as u64 <= RING);
         let first = len.min((RING - at % RING) as usize);
-        [(self.place(at), first), (self.place(0), len - first)]
+        [(self.address_of(at), first), (self.address_of(0), len - first)]
     }
 
     /// Writes into this side's own ring.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) {
         let mut from = bytes;
-        for (place, len) in self.stretches(at, bytes.len()) {
+        for (address, len) in self.ranges(at, bytes.len()) {
             let (now, rest) = from.split_at(len);
-            // SAFETY: the stretch lies in the mapping, which is this side's own and writable, and `now` is as long. The other
-            // side does not look there before the header says so.
-            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), place, len) };
+            // SAFETY: the range lies in the mapping, which is this side's own and writable, and `now` is as long. The other
+            // side does not read there before the header is written.
+            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), address, len) };
             from = rest;
         }
     }
 
-    /// Writes `len` bytes of exposed memory, from `skip` on, into this side's own ring.
+    /// Writes `len` bytes of exposed memory, from offset `skip` on, into this side's own ring.
     pub(super) fn write_memory(&self, at: u64, access: &ReadAccess<'_>, skip: usize, len: usize) {
         let mut pieces = smallvec::SmallVec::new();
         access.pieces(skip, usize::MAX, &mut pieces);
         let (mut at, mut left) = (at, len);
         for piece in pieces {
             let mut source = piece.iov_base.cast::<u8>().cast_const();
-            for (place, len) in self.stretches(at, piece.iov_len.min(left)) {
-                // SAFETY: the stretch is this side's own, as above; the source is memory that the access keeps valid for reads,
+            for (address, len) in self.ranges(at, piece.iov_len.min(left)) {
+                // SAFETY: the range is this side's own, as above; the source is memory that the access keeps valid for reads,
                 // and at least as long.
-                unsafe { std::ptr::copy_nonoverlapping(source, place, len) };
+                unsafe { std::ptr::copy_nonoverlapping(source, address, len) };
                 source = source.wrapping_add(len);
                 at += len as u64;
                 left -= len;
@@ -134,29 +134,29 @@ impl SharedSegment {
         assert_eq!(left, 0, "the memory is shorter than what is to be written");
     }
 
-    /// Copies out of a ring; of the other side's, in which anything may stand, and change meanwhile.
+    /// Copies out of the other side's ring, whose content is untrusted and may change at any time.
     pub(super) fn read(&self, at: u64, out: &mut [u8]) {
         let mut out = out;
-        for (place, len) in self.stretches(at, out.len()) {
+        for (address, len) in self.ranges(at, out.len()) {
             let (now, rest) = std::mem::take(&mut out).split_at_mut(len);
-            // SAFETY: the stretch lies in the mapping, and `now` is as long. An honest peer does not write there now; what a
-            // dishonest one makes of it are bytes all the same, and they are checked in the copy.
-            unsafe { std::ptr::copy_nonoverlapping(place, now.as_mut_ptr(), len) };
+            // SAFETY: the range lies in the mapping, and `now` is as long. An honest peer does not write there now; whatever a
+            // hostile one writes is valid as bytes, and the copy is checked.
+            unsafe { std::ptr::copy_nonoverlapping(address, now.as_mut_ptr(), len) };
             out = rest;
         }
     }
 
-    /// Copies out of a ring into exposed memory, from `skip` on.
+    /// Copies out of a ring into exposed memory, from offset `skip` on.
     pub(super) fn read_memory(&self, at: u64, access: &WriteAccess<'_>, skip: usize, len: usize) {
         let mut pieces = smallvec::SmallVec::new();
         access.pieces(skip, usize::MAX, &mut pieces);
         let (mut at, mut left) = (at, len);
         for piece in pieces {
             let mut target = piece.iov_base.cast::<u8>();
-            for (place, len) in self.stretches(at, piece.iov_len.min(left)) {
-                // SAFETY: as above for the stretch; the target is memory that the access keeps valid for writes, and others out
-                // of, and at least as long.
-                unsafe { std::ptr::copy_nonoverlapping(place, target, len) };
+            for (address, len) in self.ranges(at, piece.iov_len.min(left)) {
+                // SAFETY: as above for the range; the target is memory that the access keeps valid for writes, exclusively, and
+                // at least as long.
+                unsafe { std::ptr::copy_nonoverlapping(address, target, len) };
                 target = target.wrapping_add(len);
                 at += len as u64;
                 left -= len;

@@ -1,4 +1,4 @@
-//! What the system is asked directly: memory of another process, and who is at the other end of a socket.
+//! Direct system calls: reading another process's memory, the credentials of a socket's peer, and processor affinity.
 
 #![allow(unsafe_code)]
 
@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use super::super::Credentials;
 use crate::memory::{IoVec, WriteAccess};
 
-/// Pieces in one call, on either side. The system takes 1024; the copy of the list costs time.
+/// Pieces in one call, on either side. The kernel accepts 1024; the copy of the list costs time.
 pub(super) const MAX_PIECES: usize = 64;
 
 /// A piece of another process's memory.
@@ -18,33 +18,33 @@ pub(super) struct RemoteIoVec {
     pub len: u64,
 }
 
-/// Who is at the other end of a local socket.
+/// The credentials of the process at the other end of a local socket.
 pub(super) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let place = (&raw mut found).cast();
+    let out = (&raw mut found).cast();
     // SAFETY: the option is written to `found`, which has room for `len` bytes, and any numbers are a `ucred`.
-    let failed = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut len) };
+    let failed = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, out, &raw mut len) };
     if failed != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(Credentials { pid: found.pid, uid: found.uid, gid: found.gid })
 }
 
-/// The supplementary groups of whoever is at the other end; none where the system does not tell.
+/// The supplementary groups of the process at the other end; none where the kernel does not report them.
 pub(super) fn groups(socket: BorrowedFd<'_>) -> Vec<u32> {
     let mut groups = vec![0u32; 64];
     loop {
         let mut len = size_of_val(&groups[..]) as libc::socklen_t;
-        let place = groups.as_mut_ptr().cast();
+        let out = groups.as_mut_ptr().cast();
         // SAFETY: the option is written to `groups`, which has room for `len` bytes, and any numbers are groups.
-        let failed = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, place, &raw mut len) };
+        let failed = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, out, &raw mut len) };
         let count = len as usize / size_of::<u32>();
         if failed == 0 {
             groups.truncate(count);
             return groups;
         }
-        // Too many for the room there was: now it is known how many.
+        // There are more than the buffer holds: the kernel has returned the number.
         if io::Error::last_os_error().raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
             return Vec::new();
         }
@@ -52,14 +52,14 @@ pub(super) fn groups(socket: BorrowedFd<'_>) -> Vec<u32> {
     }
 }
 
-/// How many bytes from `skip` on can be filled in one call.
-pub(super) fn reach(target: &WriteAccess<'_>, skip: usize) -> usize {
+/// How many bytes from offset `skip` on one call can fill.
+pub(super) fn max_call_len(target: &WriteAccess<'_>, skip: usize) -> usize {
     target.pieces(skip, MAX_PIECES, &mut smallvec::SmallVec::new())
 }
 
-/// Reads another process's memory, all of `far` in order, into local memory from `skip` bytes on; `far` must not be longer
-/// than [`reach`]. With it `nonce` is read from where the process said it has it, so that a successor under the same number
-/// is noticed. False when not all could be read.
+/// Reads another process's memory, all of `far` in order, into local memory from offset `skip` on; `far` must not be longer
+/// than [`max_call_len`]. The same call reads `nonce` from the address that the process sent, so that a successor under the
+/// same process number is noticed. False when not all could be read.
 pub(super) fn read_process(
     pid: i32,
     far: &[RemoteIoVec],
@@ -87,8 +87,8 @@ pub(super) fn read_process(
         .map(|piece| IoVec { iov_base: piece.address as *mut _, iov_len: piece.len as usize })
         .collect();
     let (near_len, far_len) = (near.len() as libc::c_ulong, far.len() as libc::c_ulong);
-    // SAFETY: the near pieces are memory that `target` keeps valid for writes, and everybody else out of, and `found`; the far
-    // ones are addresses in the other process, which the system checks.
+    // SAFETY: the near pieces are memory that `target` keeps valid for writes, exclusively, and `found`; the far ones are
+    // addresses in the other process, which the kernel checks.
     let n = unsafe { libc::process_vm_readv(pid, near.as_ptr(), near_len, far.as_ptr(), far_len, 0) };
     if n < 0 {
         return Err(io::Error::last_os_error());
@@ -101,7 +101,7 @@ pub(super) fn read_word(pid: i32, address: u64) -> io::Result<u64> {
     let mut word = 0u64;
     let near = IoVec { iov_base: (&raw mut word).cast(), iov_len: size_of::<u64>() };
     let far = IoVec { iov_base: address as *mut _, iov_len: size_of::<u64>() };
-    // SAFETY: the near piece is `word`; the far one is an address in the other process, which the system checks.
+    // SAFETY: the near piece is `word`; the far one is an address in the other process, which the kernel checks.
     let n = unsafe { libc::process_vm_readv(pid, &raw const near, 1, &raw const far, 1, 0) };
     match n {
         8 => Ok(word),
@@ -117,7 +117,7 @@ pub(super) fn processor() -> Option<usize> {
     usize::try_from(number).ok()
 }
 
-/// Moves this thread to another processor, if it may use one.
+/// Moves this thread to another processor, if its affinity permits one, and restores the affinity.
 pub(super) fn leave_processor() {
     let Some(here) = processor().filter(|here| *here < libc::CPU_SETSIZE as usize) else { return };
     // SAFETY: an all-zero set is a valid one, of no processors.
@@ -135,7 +135,7 @@ pub(super) fn leave_processor() {
         return;
     }
     for set in [&others, &allowed] {
-        // SAFETY: the set is valid, and of this size. Where it is refused, the thread stays where it is.
+        // SAFETY: the set is valid, and of this size. If the call fails, the thread stays where it is.
         unsafe { libc::sched_setaffinity(0, size, set) };
     }
 }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_process_is_read_together_with_its_nonce() {
+    fn read_of_process_memory_succeeds_only_with_the_right_nonce() {
         let (bytes, nonce) = (*b"0123456789", 42u64);
         let at = |offset: usize, len| RemoteIoVec { address: bytes[offset..].as_ptr() as u64, len };
         let me = std::process::id() as i32;

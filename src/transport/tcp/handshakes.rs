@@ -1,7 +1,7 @@
-//! Who has connected, and not shown yet who it is.
+//! Accepted connections whose TLS handshake is not over.
 //!
-//! Nobody else hears of these connections. There are so many at most, and each has so much time; where there is no room for
-//! one more, the oldest goes: a handshake takes milliseconds, and who has taken longest is least likely to mean it.
+//! The protocol does not know them yet. Their number and their time are limited. When the table is full, a new connection
+//! replaces the oldest: a handshake takes milliseconds, so the oldest is the least likely to complete.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -19,38 +19,38 @@ use super::sys;
 use crate::deferred_log::defer;
 use crate::{Error, Result};
 
-/// At a time. Each takes up to 100 KiB.
+/// Most handshakes at a time. Each takes up to 100 KiB.
 const MAX_HANDSHAKES: usize = 256;
-/// What is thrown away of what somebody says who was refused, before the connection ends: what had been sent when the refusal
-/// came. Would it end with that unread, the system would take back the refusal.
-const THROWN_AWAY: usize = 64 << 10;
+/// Most bytes that are read and discarded from a refused peer before its connection is closed. A socket that is closed with
+/// unread bytes would discard the refusal.
+const MAX_DISCARDED: usize = 64 << 10;
 
 pub(super) struct Handshakes {
     pub secure: Secure,
-    /// How long one may take.
+    /// How long a handshake may take.
     limit: Duration,
-    /// Rings when the time of the oldest is up.
+    /// Expires when the time of the oldest handshake is up.
     timer: OwnedFd,
     table: Mutex<Table>,
 }
 
 #[derive(Default)]
 struct Table {
-    waiting: HashMap<usize, Waiting>,
-    /// Until when, and which, the oldest first.
+    entries: HashMap<usize, PendingHandshake>,
+    /// Deadline and token of each, the oldest first.
     order: VecDeque<(Instant, usize)>,
 }
 
-struct Waiting {
+struct PendingHandshake {
     stream: mio::net::TcpStream,
     remote: SocketAddr,
     session: Session,
-    /// It was told that it is refused; so much it has said since then.
+    /// Set when the peer was refused: how many bytes were discarded since then.
     refused: Option<usize>,
 }
 
-/// Somebody who has shown who it is.
-pub(super) struct KnownSource {
+/// A connection whose TLS handshake is over.
+pub(super) struct Authenticated {
     pub stream: mio::net::TcpStream,
     pub remote: SocketAddr,
     pub session: Session,
@@ -58,7 +58,7 @@ pub(super) struct KnownSource {
 
 impl Handshakes {
     pub(super) fn new(secure: Secure, limit: Duration, registry: &Registry, token: usize) -> Result<Handshakes> {
-        let failed = |error: io::Error| Error::io("can't make the timer of TLS handshakes", error);
+        let failed = |error: io::Error| Error::io("can't create the timer of TLS handshakes", error);
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(|error| failed(error.into()))?;
         let registered = registry.register(&mut SourceFd(&timer.as_raw_fd()), Token(token), Interest::READABLE);
@@ -66,22 +66,24 @@ impl Handshakes {
         Ok(Handshakes { secure, limit, timer, table: Mutex::default() })
     }
 
-    /// Somebody has connected; the reactor tells of it by the token.
+    /// Adds an accepted connection, and registers it under the token.
     pub(super) fn add(&self, token: usize, mut stream: mio::net::TcpStream, remote: SocketAddr, registry: &Registry) {
         let session = self.secure.accept();
         let registered = registry.register(&mut stream, Token(token), Interest::READABLE | Interest::WRITABLE);
         let session = match session.and_then(|session| registered.map(|()| session)) {
             Ok(session) => session,
             Err(error) => {
-                return defer(move || tracing::warn!(target: "calomel::tcp", %remote, %error, "a connection can't be taken"));
+                return defer(
+                    move || tracing::warn!(target: "calomel::tcp", %remote, %error, "can't start a TLS handshake with an accepted connection"),
+                );
             }
         };
         let mut table = self.table.lock();
-        if table.waiting.len() >= MAX_HANDSHAKES {
+        if table.entries.len() >= MAX_HANDSHAKES {
             let oldest = table.order.front().map(|(_, token)| *token);
-            oldest.into_iter().for_each(|token| table.give_up(token, registry));
+            oldest.into_iter().for_each(|token| table.drop_entry(token, registry));
         }
-        table.waiting.insert(token, Waiting { stream, remote, session, refused: None });
+        table.entries.insert(token, PendingHandshake { stream, remote, session, refused: None });
         table.order.push_back((Instant::now() + self.limit, token));
         if table.order.len() == 1 {
             self.set_timer(self.limit);
@@ -89,17 +91,19 @@ impl Handshakes {
     }
 
     fn set_timer(&self, after: Duration) {
-        // Zero would stop it.
+        // Zero would disarm the timer.
         let after = after.max(Duration::from_millis(1));
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Timespec { tv_sec: after.as_secs() as i64, tv_nsec: after.subsec_nanos().into() };
         let value = Itimerspec { it_interval: once, it_value: value };
         if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value) {
-            defer(move || tracing::error!(target: "calomel::tcp", %error, "TLS handshakes are not given up"));
+            defer(
+                move || tracing::error!(target: "calomel::tcp", %error, "can't set the timer of TLS handshakes: they have no time limit"),
+            );
         }
     }
 
-    /// The timer has rung: gives up whose time is over.
+    /// The timer has expired: drops the handshakes whose time is up.
     pub(super) fn expire(&self, registry: &Registry) {
         let mut table = self.table.lock();
         let now = Instant::now();
@@ -107,67 +111,67 @@ impl Handshakes {
             if until > now {
                 return self.set_timer(until - now);
             }
-            table.give_up(token, registry);
+            table.drop_entry(token, registry);
         }
     }
 
-    /// There is news of a connection; `None` where it is none of these, or has to wait on.
-    pub(super) fn go_on(&self, token: usize, registry: &Registry) -> Option<KnownSource> {
+    /// Continues a handshake after an event of its socket; `None` if there is none under the token, or it is not over.
+    pub(super) fn advance(&self, token: usize, registry: &Registry) -> Option<Authenticated> {
         let mut table = self.table.lock();
-        let waiting = table.waiting.get_mut(&token)?;
-        if waiting.refused.is_none() {
-            match waiting.session.shake(waiting.stream.as_raw_fd()) {
+        let pending = table.entries.get_mut(&token)?;
+        if pending.refused.is_none() {
+            match pending.session.advance_handshake(pending.stream.as_raw_fd()) {
                 Ok(true) => {
-                    let Waiting { stream, remote, session, .. } = table.remove(token)?;
-                    return Some(KnownSource { stream, remote, session });
+                    let PendingHandshake { stream, remote, session, .. } = table.remove(token)?;
+                    return Some(Authenticated { stream, remote, session });
                 }
                 Ok(false) => return None,
                 Err(error) => {
-                    // It has been told why, and is to hear that before it finds the connection closed.
-                    let _ = waiting.stream.shutdown(Shutdown::Write);
-                    waiting.refused = Some(0);
-                    let remote = waiting.remote;
-                    defer(move || tracing::warn!(target: "calomel::security", %remote, %error, "a connection is refused"));
+                    // The alert with the reason is sent; the peer must be able to read it before the connection is closed.
+                    let _ = pending.stream.shutdown(Shutdown::Write);
+                    pending.refused = Some(0);
+                    let remote = pending.remote;
+                    defer(move || tracing::warn!(target: "calomel::security", %remote, %error, "a TLS handshake is refused"));
                 }
             }
         }
-        if waiting.has_left() {
-            table.give_up(token, registry);
+        if pending.discard_input() {
+            table.drop_entry(token, registry);
         }
         None
     }
 
     pub(super) fn has(&self, token: usize) -> bool {
-        self.table.lock().waiting.contains_key(&token)
+        self.table.lock().entries.contains_key(&token)
     }
 
     pub(super) fn clear(&self, registry: &Registry) {
         let mut table = self.table.lock();
-        let all: Vec<usize> = table.waiting.keys().copied().collect();
-        all.into_iter().for_each(|token| table.give_up(token, registry));
+        let all: Vec<usize> = table.entries.keys().copied().collect();
+        all.into_iter().for_each(|token| table.drop_entry(token, registry));
     }
 }
 
 impl Table {
-    fn remove(&mut self, token: usize) -> Option<Waiting> {
+    fn remove(&mut self, token: usize) -> Option<PendingHandshake> {
         self.order.retain(|(_, other)| *other != token);
-        self.waiting.remove(&token)
+        self.entries.remove(&token)
     }
 
-    fn give_up(&mut self, token: usize, registry: &Registry) {
-        if let Some(mut waiting) = self.remove(token) {
-            // It is closed right away, which deregisters it as well.
-            let _ = registry.deregister(&mut waiting.stream);
+    fn drop_entry(&mut self, token: usize, registry: &Registry) {
+        if let Some(mut pending) = self.remove(token) {
+            // Dropping the stream closes it, which deregisters it too.
+            let _ = registry.deregister(&mut pending.stream);
         }
     }
 }
 
-impl Waiting {
-    /// Throws away what somebody says who was refused. True when the connection may end.
-    fn has_left(&mut self) -> bool {
-        let mut thrown = [0; 4 << 10];
-        while let Some(total) = self.refused.filter(|total| *total < THROWN_AWAY) {
-            match sys::receive_plain(self.stream.as_raw_fd(), &mut thrown) {
+impl PendingHandshake {
+    /// Discards what a refused peer sends. True when the connection may be closed.
+    fn discard_input(&mut self) -> bool {
+        let mut discarded = [0; 4 << 10];
+        while let Some(total) = self.refused.filter(|total| *total < MAX_DISCARDED) {
+            match sys::receive_plain(self.stream.as_raw_fd(), &mut discarded) {
                 Ok(0) => return true,
                 Ok(n) => self.refused = Some(total + n),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -1,4 +1,4 @@
-//! One socket: what is being sent, and what is being received.
+//! A tcp link: one socket, with its pending send and its receiver.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,10 +16,9 @@ use crate::Scheme;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
 
-/// A link gives way to others after so many bytes; after fewer where they are not payload: there may be thousands of calls in
-/// what one read takes in.
-const FAIR: usize = 1 << 20;
-const FAIR_FRAMES: usize = 32 << 10;
+/// Most bytes that a link reads in one turn; fewer if they are frames, since one read may contain thousands of calls.
+const MAX_TURN: usize = 1 << 20;
+const MAX_TURN_FRAMES: usize = 32 << 10;
 
 pub(super) struct TcpLink {
     key: LinkKey,
@@ -31,17 +30,17 @@ pub(super) struct TcpLink {
     closed: AtomicBool,
     /// The last read may have left something in the socket.
     more: AtomicBool,
-    /// Read directly, or going to be.
+    /// The link is polled, or pending.
     polled: AtomicBool,
-    /// The end of the stream has been announced: nothing more will be, so it must be read up to there.
+    /// The reactor has reported the end of the stream and reports no more, so the socket must be read up to its end.
     ending: AtomicBool,
-    /// Bytes that the socket has taken, ever.
+    /// Bytes that the socket has accepted since it was created.
     written: AtomicU64,
     sending: Mutex<Option<TcpSend>>,
     receiving: Mutex<TcpReceiver>,
     /// Payloads have checksums.
     covered: AtomicBool,
-    /// Where all of that is encrypted.
+    /// The TLS session, if any.
     session: Option<Box<Session>>,
 }
 
@@ -96,8 +95,8 @@ impl TcpLink {
         self.ending.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_polled(&self, hot: bool) {
-        self.polled.store(hot, Ordering::Relaxed);
+    pub(super) fn set_polled(&self, polled: bool) {
+        self.polled.store(polled, Ordering::Relaxed);
     }
 
     pub(super) fn is_polled(&self) -> bool {
@@ -116,8 +115,7 @@ impl TcpLink {
         self.more.load(Ordering::Relaxed)
     }
 
-    /// True when the socket is connected now, and the peer has shown who it is where that is asked for; false when that is
-    /// not so yet.
+    /// True when the socket is connected and a TLS handshake, if any, is over; false when not yet.
     pub(super) fn finish_connecting(&self) -> io::Result<bool> {
         {
             let stream = self.stream.lock();
@@ -130,17 +128,17 @@ impl TcpLink {
                 Err(error) => return Err(error),
             }
         }
-        let done = self.session.as_ref().map_or(Ok(true), |session| session.shake(self.fd))?;
+        let done = self.session.as_ref().map_or(Ok(true), |session| session.advance_handshake(self.fd))?;
         self.connected.store(done, Ordering::Relaxed);
         Ok(done)
     }
 
-    /// The socket has taken so many bytes.
+    /// Counts bytes that the socket has accepted.
     fn count(&self, n: usize) {
         self.written.fetch_add(n as u64, Ordering::Release);
     }
 
-    /// Writes what the socket takes; true when all of it is out.
+    /// Writes what the socket accepts; true when all is written.
     fn write(&self, sending: &mut TcpSend) -> io::Result<bool> {
         if let Some(session) = &self.session {
             return session.write(self.fd, sending, |n| self.count(n));
@@ -156,7 +154,7 @@ impl TcpLink {
         Ok(true)
     }
 
-    /// Goes on with a send that found no room, if there is one. True when that brought it to its end.
+    /// Continues a pending send, if there is one. True when it is complete now.
     pub(super) fn resume(&self, sink: &mut dyn Sink) -> bool {
         let mut slot = self.sending.lock();
         let Some(mut sending) = slot.take() else {
@@ -176,7 +174,7 @@ impl TcpLink {
                 true
             }
             Err(error) => {
-                // What has arrived is read first; the end of that is the end of the link.
+                // What has arrived is read first; reading then reports the end of the link.
                 defer(move || tracing::debug!(target: "calomel::tcp", %error, "a send failed"));
                 self.expect_end();
                 false
@@ -191,7 +189,7 @@ impl TcpLink {
         }
     }
 
-    /// Reads until the socket is empty, or others should have their turn.
+    /// Reads until the socket is empty, or the turn is over.
     pub(super) fn receive(&self, scratch: &mut Scratch, sink: &mut dyn Sink) -> ReadProgress {
         let mut received = ReadProgress::default();
         if self.closed.load(Ordering::Acquire) {
@@ -206,8 +204,8 @@ impl TcpLink {
                 None => receiving.read(self.fd, bytes),
                 Some(session) => {
                     plain.clear();
-                    let looked = session.read(self.fd, bytes, plain, |n| self.count(n));
-                    looked.map(|looked| Read { total: looked.total, in_scratch: 0, more: looked.more })
+                    let read = session.read(self.fd, bytes, plain, |n| self.count(n));
+                    read.map(|read| Read { total: read.total, in_scratch: 0, more: read.more })
                 }
             };
             let n = match read {
@@ -227,10 +225,10 @@ impl TcpLink {
             }
             received.any = true;
             total += n.total;
-            let came = if self.session.is_some() { &plain[..] } else { &bytes[..n.in_scratch] };
-            // What is decrypted lies together; while a payload arrives, it is mostly that.
-            frames += if receiving.has_payload() { came.len().min(BEHIND_PAYLOAD) } else { came.len() };
-            match receiving.feed(self.key, came, &self.covered, sink) {
+            let arrived = if self.session.is_some() { &plain[..] } else { &bytes[..n.in_scratch] };
+            // Decrypted bytes are not split into frames and payload; while a payload arrives, they are mostly payload.
+            frames += if receiving.has_payload() { arrived.len().min(BEHIND_PAYLOAD) } else { arrived.len() };
+            match receiving.feed(self.key, arrived, &self.covered, sink) {
                 Ok(open) if open && !self.closed.load(Ordering::Acquire) => {}
                 Ok(_) => {
                     received.closed = true;
@@ -243,10 +241,10 @@ impl TcpLink {
                 }
             }
             if !n.more && !self.ending.load(Ordering::Relaxed) {
-                // The socket was emptied; the reactor tells of what comes next.
+                // The socket is empty; the reactor reports what arrives next.
                 break;
             }
-            if total >= FAIR || frames >= FAIR_FRAMES {
+            if total >= MAX_TURN || frames >= MAX_TURN_FRAMES {
                 received.more = true;
                 self.more.store(true, Ordering::Relaxed);
                 break;
@@ -280,7 +278,7 @@ impl Link for TcpLink {
         Scheme::Tcp
     }
 
-    /// The system sends from the address that it sends to only where that is its own.
+    /// Both addresses of a connection are equal only if both ends are on this host.
     fn is_local(&self) -> bool {
         self.with_stream(|stream| match (stream.local_addr(), stream.peer_addr()) {
             (Ok(own), Ok(peer)) => own.ip() == peer.ip() || peer.ip().is_loopback(),
@@ -293,10 +291,10 @@ impl Link for TcpLink {
     }
 
     fn acknowledged(&self) -> u64 {
-        // Read first: what is written meanwhile may make the difference too small, never too large.
+        // Loaded first: a concurrent write can make the difference too small, not too large.
         let written = self.written.load(Ordering::Acquire);
         match sys::unacknowledged(self.fd) {
-            // All of it is there: what happens next is up to the peer itself, and no longer to its system.
+            // The peer's kernel has all of it; nothing is in flight.
             0 => 0,
             unacknowledged => written.saturating_sub(unacknowledged),
         }
@@ -317,7 +315,7 @@ impl Link for TcpLink {
         self.shared.entries.lock().links.remove(&self.token);
         let mut stream = self.stream.lock();
         let _ = self.shared.registry.deregister(&mut *stream);
-        // What was sent is still delivered; the socket itself closes with the last reference to this link.
+        // The kernel still delivers what was sent; the socket itself closes with the last reference to this link.
         let _ = stream.shutdown(std::net::Shutdown::Both);
         *self.sending.lock() = None;
     }

@@ -1,4 +1,4 @@
-//! `tcp://`: one socket a link.
+//! `tcp://`: the transport over tcp sockets, one for each link, with or without TLS.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -28,48 +28,48 @@ use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve};
 use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Scheme};
 #[cfg(feature = "tls")]
-use handshakes::{Handshakes, KnownSource};
+use handshakes::{Authenticated, Handshakes};
 use link::{ReadProgress, TcpLink};
 use session::Session;
 
-/// Sockets that are read directly, without asking the reactor first. More than a few, and asking is cheaper.
-const MAX_HOT: usize = 4;
-/// A hot socket that had nothing so many times in a row is left to the reactor.
+/// Sockets that are polled, that is, read without waiting for the reactor. For more than a few, the reactor is cheaper.
+const MAX_POLLED: usize = 4;
+/// A polled socket that was empty so many times in a row is left to the reactor.
 const COOL_AFTER: u32 = 1024;
-/// Connections that may wait to be accepted; the system may allow fewer. Beyond that it does not answer, and whoever dials
-/// tries again after a second.
+/// Connections that may wait to be accepted; the kernel may allow fewer. It ignores further ones, and their clients try again
+/// after a second.
 const BACKLOG: i32 = 4096;
-/// Connections that are accepted at a time. What those have said that came before has its turn in between: so there are never
-/// many that have not had the time to greet.
+/// Connections that are accepted at a time. The earlier ones are read in between, so few connections wait for their handshake
+/// without having been read.
 const MAX_ACCEPTED: usize = 64;
-/// What one read takes in besides payload.
+/// Most bytes of one read, besides payload.
 const SCRATCH: usize = 64 << 10;
 
 pub(crate) struct Tcp {
     shared: Arc<TcpShared>,
-    /// Links that may have more to read, or had something a moment ago, or were sent something.
+    /// Links that may have more to read, received something recently, or were sent something.
     polled: Mutex<Vec<PolledTcpLink>>,
     scratch: Mutex<Scratch>,
     accept_retry: AcceptRetry,
     keep_alive: Duration,
-    /// Where all connections are to be TLS: those that are not yet.
+    /// With TLS: the connections whose TLS handshake is not over.
     #[cfg(feature = "tls")]
     handshakes: Option<Handshakes>,
 }
 
-/// What the transport is told.
+/// The settings of the transport.
 pub(crate) struct TcpOptions {
-    /// How long a peer may be unheard of before the system, too, gives it up.
+    /// After so long without acknowledgement the kernel, too, drops a peer.
     pub peer_timeout: Duration,
-    /// What every connection is encrypted with, and how long it may take to agree on that.
+    /// With TLS: its settings, and the time limit of a handshake.
     #[cfg(feature = "tls")]
     pub tls: Option<(crate::tls::Tls, Duration)>,
 }
 
-/// To where links are read, in turn.
+/// The buffers into which links are read sequentially.
 struct Scratch {
     bytes: Vec<u8>,
-    /// What is decrypted.
+    /// Decrypted bytes.
     plain: Vec<u8>,
 }
 
@@ -83,9 +83,9 @@ struct TcpShared {
     registry: mio::Registry,
     first_token: usize,
     entries: Mutex<TcpSockets>,
-    /// Links, by their tokens, that were sent something: an answer may follow, and is best read without asking the reactor.
+    /// Tokens of links that were sent something: an answer may follow, and is read fastest by polling.
     pending: Mutex<Vec<usize>>,
-    /// There is something to poll. Cleared by whoever drives only.
+    /// There is something to poll. Only the driver clears it.
     busy: AtomicBool,
 }
 
@@ -114,7 +114,7 @@ impl Tcp {
         let Reactor { registry, first_token, .. } = reactor;
         #[cfg(feature = "tls")]
         let handshakes = options.tls.map(|(tls, limit)| {
-            // The first token is nobody else's.
+            // The first token is reserved for the timer of handshakes.
             Handshakes::new(session::Secure::new(&tls)?, limit, &registry, first_token)
         });
         Ok(Tcp {
@@ -144,7 +144,7 @@ impl Tcp {
     ) -> io::Result<()> {
         let token = self.shared.token();
         let link = Arc::new(TcpLink::new(key, token, stream, session, connected, self.shared.clone()));
-        // Closing takes it out again, and may come as soon as it is attached.
+        // `close` removes it again, and may be called as soon as it is attached.
         self.shared.entries.lock().links.insert(token, link.clone());
         attach(link.clone());
         if connected {
@@ -159,7 +159,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Options that a socket takes once it is connected. None of them is worth losing the connection for.
+    /// Sets options that need a connected socket. A failure is logged, and the connection is kept.
     fn set_up(&self, link: &TcpLink) {
         let idle = self.keep_alive.max(Duration::from_secs(1));
         let interval = (idle / 3).max(Duration::from_secs(1));
@@ -171,7 +171,7 @@ impl Tcp {
             socket.set_tcp_user_timeout(Some(idle))
         });
         if let Err(error) = done {
-            defer(move || tracing::debug!(target: "calomel::tcp", %error, "a socket option was refused"));
+            defer(move || tracing::debug!(target: "calomel::tcp", %error, "can't set a socket option"));
         }
     }
 
@@ -204,17 +204,17 @@ impl Tcp {
                 }
             }
         }
-        // The reactor tells again, after what else it has to tell.
+        // The reactor reports the listener again, behind its other events.
         if let Some(listener) = self.shared.entries.lock().listeners.get_mut(&token)
             && let Err(error) = self.shared.registry.reregister(listener, Token(token), Interest::READABLE)
         {
-            defer(move || tracing::error!(target: "calomel::tcp", %error, "the reactor does not take a listener any more"));
+            defer(move || tracing::error!(target: "calomel::tcp", %error, "can't register a listener again"));
         }
     }
 
-    /// Goes on with handshakes, where the token is one of theirs.
+    /// Continues a handshake; false when the token belongs to none.
     #[cfg(feature = "tls")]
-    fn shake(&self, handshakes: &Handshakes, token: usize, sink: &mut dyn Sink) -> bool {
+    fn continue_handshake(&self, handshakes: &Handshakes, token: usize, sink: &mut dyn Sink) -> bool {
         let registry = &self.shared.registry;
         if token == self.shared.first_token {
             handshakes.expire(registry);
@@ -223,10 +223,10 @@ impl Tcp {
         if !handshakes.has(token) {
             return false;
         }
-        if let Some(KnownSource { stream, remote, session }) = handshakes.go_on(token, registry) {
+        if let Some(Authenticated { stream, remote, session }) = handshakes.advance(token, registry) {
             let key = sink.accepted(Address::tcp(remote));
             let link = Arc::new(TcpLink::new(key, token, stream, Some(session), true, self.shared.clone()));
-            // The reactor knows it by this token already, and has told what it knows.
+            // It is registered under this token already, and its events so far were reported.
             self.shared.entries.lock().links.insert(token, link.clone());
             sink.attach(key, link.clone());
             self.set_up(&link);
@@ -238,7 +238,7 @@ impl Tcp {
         true
     }
 
-    /// What a connection to this address begins with.
+    /// The TLS session for a connection to this address.
     #[cfg(feature = "tls")]
     fn session(&self, socket: std::net::SocketAddr) -> io::Result<Option<Session>> {
         self.handshakes.as_ref().map(|handshakes| handshakes.secure.dial(socket.ip())).transpose()
@@ -249,30 +249,30 @@ impl Tcp {
         Ok(None)
     }
 
-    /// Reads a link, and keeps it hot if that may be worth it. True when anything came.
+    /// Reads a link.
     fn receive(&self, link: &Arc<TcpLink>, sink: &mut dyn Sink) -> ReadProgress {
         link.receive(&mut self.scratch.lock(), sink)
     }
 
     fn activate(&self, link: &Arc<TcpLink>, more: bool) {
-        let mut hot = self.polled.lock();
-        // There may be thousands: those that are not among them are not searched for.
-        let among = if link.is_polled() { hot.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) } else { None };
-        if let Some(entry) = among {
+        let mut polled = self.polled.lock();
+        // There may be thousands, so only a link that is marked as polled is searched for.
+        let found = if link.is_polled() { polled.iter_mut().find(|entry| Arc::ptr_eq(&entry.link, link)) } else { None };
+        if let Some(entry) = found {
             entry.empty = 0;
-        } else if more || hot.len() < MAX_HOT {
+        } else if more || polled.len() < MAX_POLLED {
             link.set_polled(true);
-            hot.push(PolledTcpLink { link: link.clone(), empty: 0 });
+            polled.push(PolledTcpLink { link: link.clone(), empty: 0 });
             self.shared.busy.store(true, Ordering::Release);
         } else {
             link.set_polled(false);
         }
     }
 
-    /// What was sent something since the last poll.
+    /// Activates the links that were sent something since the last poll.
     fn activate_pending(&self) {
-        let warm = std::mem::take(&mut *self.shared.pending.lock());
-        for token in warm {
+        let pending = std::mem::take(&mut *self.shared.pending.lock());
+        for token in pending {
             let link = self.shared.entries.lock().links.get(&token).cloned();
             if let Some(link) = link {
                 self.activate(&link, false);
@@ -282,8 +282,8 @@ impl Tcp {
 }
 
 impl Drop for Tcp {
-    /// Lets go of links that nobody has closed, as one that was accepted while the engine ended: they and what they share with
-    /// this hold each other. Their sockets end with them, and are not shut down: a forked child has them, too.
+    /// Drops links that were never closed, such as one accepted while the engine ended: each link and `shared` hold a reference
+    /// to the other. Their sockets are closed, not shut down: a forked child has them too.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.shared.entries.lock().links);
         drop(links);
@@ -339,37 +339,38 @@ impl Transport for Tcp {
             return false;
         }
         self.shared.busy.store(false, Ordering::Release);
-        // Whatever comes from here on says so again.
+        // What becomes pending from here on sets it again.
         self.activate_pending();
-        let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_HOT]> = self.polled.lock().iter().map(|hot| hot.link.clone()).collect();
+        let links: smallvec::SmallVec<[Arc<TcpLink>; MAX_POLLED]> =
+            self.polled.lock().iter().map(|entry| entry.link.clone()).collect();
         let mut any = false;
         if self.accept_retry.is_any() {
             self.shared.busy.store(true, Ordering::Release);
             self.accept_retry.due().into_iter().for_each(|token| self.accept(token, sink));
         }
-        let mut looked_at = smallvec::SmallVec::<[ReadProgress; MAX_HOT]>::new();
+        let mut reads = smallvec::SmallVec::<[ReadProgress; MAX_POLLED]>::new();
         for link in &links {
             any |= link.resume(sink);
             let received = self.receive(link, sink);
             any |= received.any;
-            looked_at.push(received);
+            reads.push(received);
         }
-        // Only whoever drives takes any out, and what has joined stands behind: they are in the same order.
-        let many = links.len() > MAX_HOT;
-        let mut looked_at = links.iter().zip(looked_at).peekable();
-        let mut hot = self.polled.lock();
-        hot.retain_mut(|entry| {
-            let Some((link, received)) = looked_at.next_if(|(link, _)| Arc::ptr_eq(link, &entry.link)) else { return true };
+        // Only the driver removes links, and new ones are appended: so both lists have the same order.
+        let many = links.len() > MAX_POLLED;
+        let mut reads = links.iter().zip(reads).peekable();
+        let mut polled = self.polled.lock();
+        polled.retain_mut(|entry| {
+            let Some((link, received)) = reads.next_if(|(link, _)| Arc::ptr_eq(link, &entry.link)) else { return true };
             entry.empty = if received.any { 0 } else { entry.empty + 1 };
-            // Peers by the thousand that said much once are not looked at a thousand times more.
-            let cold = entry.empty > if many { 0 } else { COOL_AFTER };
-            let stays = !received.closed && (!cold || link.may_have_more());
+            // With many polled links, an empty read is enough: thousands of peers may have sent something once.
+            let idle = entry.empty > if many { 0 } else { COOL_AFTER };
+            let stays = !received.closed && (!idle || link.may_have_more());
             if !stays {
                 link.set_polled(false);
             }
             stays
         });
-        if !hot.is_empty() {
+        if !polled.is_empty() {
             self.shared.busy.store(true, Ordering::Release);
         }
         any
@@ -381,13 +382,13 @@ impl Transport for Tcp {
         }
         #[cfg(feature = "tls")]
         if let Some(handshakes) = &self.handshakes
-            && self.shake(handshakes, token, sink)
+            && self.continue_handshake(handshakes, token, sink)
         {
             return;
         }
         let Some(link) = self.shared.entries.lock().links.get(&token).cloned() else { return };
-        let connects = !link.is_connected();
-        if connects {
+        let connecting = !link.is_connected();
+        if connecting {
             match link.finish_connecting() {
                 Ok(true) => {
                     self.set_up(&link);
@@ -403,7 +404,8 @@ impl Transport for Tcp {
         if event.is_writable() {
             link.resume(sink);
         }
-        if event.is_readable() || event.is_read_closed() || event.is_error() || link.is_ending() || connects && link.is_secure() {
+        if event.is_readable() || event.is_read_closed() || event.is_error() || link.is_ending() || connecting && link.is_secure()
+        {
             if event.is_read_closed() || event.is_error() {
                 link.expect_end();
             }
@@ -415,11 +417,11 @@ impl Transport for Tcp {
     }
 
     fn park(&self) -> bool {
-        let mut hot = self.polled.lock();
-        // What may have more must be read first: the reactor tells of news only.
-        let more = hot.iter().any(|entry| entry.link.may_have_more());
+        let mut polled = self.polled.lock();
+        // Sockets that may have more must be read first: the reactor is edge-triggered.
+        let more = polled.iter().any(|entry| entry.link.may_have_more());
         if !more {
-            hot.drain(..).for_each(|entry| entry.link.set_polled(false));
+            polled.drain(..).for_each(|entry| entry.link.set_polled(false));
         }
         !more
     }
@@ -428,6 +430,6 @@ impl Transport for Tcp {
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.polled.try_lock_for(super::IN_OTHER_HANDS).is_none() || self.scratch.try_lock_for(super::IN_OTHER_HANDS).is_none()
+        self.polled.try_lock_for(super::LOCK_TIMEOUT).is_none() || self.scratch.try_lock_for(super::LOCK_TIMEOUT).is_none()
     }
 }

@@ -1,4 +1,4 @@
-//! In a build without TLS nobody speaks it: there are no values of these types.
+//! Stands in for `session` in a build without TLS: no values of these types exist.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -8,17 +8,17 @@ use super::sending::TcpSend;
 pub(super) enum Session {}
 
 #[derive(Clone, Copy, Default)]
-pub(super) struct Looked {
+pub(super) struct SessionRead {
     pub total: usize,
     pub more: bool,
 }
 
 impl Session {
-    pub(super) fn shake(&self, _: RawFd) -> io::Result<bool> {
+    pub(super) fn advance_handshake(&self, _: RawFd) -> io::Result<bool> {
         match *self {}
     }
 
-    pub(super) fn read(&self, _: RawFd, _: &mut [u8], _: &mut Vec<u8>, _: impl Fn(usize)) -> io::Result<Looked> {
+    pub(super) fn read(&self, _: RawFd, _: &mut [u8], _: &mut Vec<u8>, _: impl Fn(usize)) -> io::Result<SessionRead> {
         match *self {}
     }
 

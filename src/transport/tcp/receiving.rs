@@ -1,4 +1,4 @@
-//! What is being received from one socket.
+//! The receiving side of a tcp link: frames, and the payload that is arriving.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,27 +12,28 @@ use super::sending::{COVERED, COVERED_GONE, GONE, WHOLE, sum_behind};
 use super::sys;
 use crate::memory::Slice;
 
-/// Besides payload, what a read takes in at most while one arrives: the next frames' beginning.
+/// Most bytes that a read takes from behind a payload while one is arriving.
 pub(super) const BEHIND_PAYLOAD: usize = 4 << 10;
 
 #[derive(Default)]
 pub(super) struct TcpReceiver {
-    /// The beginning of a frame.
+    /// The beginning of a frame whose rest has not arrived.
     partial: Vec<u8>,
     payload: Option<TcpPayload>,
-    /// A payload has come with a checksum: from then on, all do.
+    /// A payload has arrived with a checksum: from then on, all must have one.
     has_covered: bool,
 }
 
 /// A payload that is arriving.
 struct TcpPayload {
-    place: ReceiveTarget<Slice>,
+    receive_target: ReceiveTarget<Slice>,
+    /// Bytes that have arrived.
     got: usize,
-    /// The target was there whenever some of it arrived.
+    /// The target's memory was there each time when bytes arrived.
     valid: bool,
-    /// The checksum of what has arrived, where one is to come behind it.
+    /// The checksum of what has arrived, if one is to follow the payload.
     sum: Option<u32>,
-    /// The beginning of what comes behind it.
+    /// What has arrived of the trailer: the byte behind the payload, and a checksum.
     trailer: SmallVec<[u8; 5]>,
 }
 
@@ -44,11 +45,11 @@ pub(super) struct Read {
 }
 
 impl TcpReceiver {
-    /// One read: to where the payload belongs, if one is arriving, and what is behind it to the scratch buffer.
+    /// Reads once: into the target, if a payload is arriving, and what is behind it into the scratch buffer.
     pub(super) fn read(&mut self, fd: RawFd, scratch: &mut [u8]) -> io::Result<Read> {
         if let Some(payload) = &mut self.payload {
-            let left = payload.place.len - payload.got;
-            if let Some(target) = payload.place.memory.as_ref().filter(|_| payload.valid && left > 0) {
+            let left = payload.receive_target.len - payload.got;
+            if let Some(target) = payload.receive_target.memory.as_ref().filter(|_| payload.valid && left > 0) {
                 let rest = &mut scratch[..BEHIND_PAYLOAD];
                 match sys::receive(fd, target, payload.got, rest, payload.sum.as_mut())? {
                     Some(arrived) => {
@@ -73,51 +74,51 @@ impl TcpReceiver {
         &self.partial
     }
 
-    /// Takes in bytes from the scratch buffer. False when the link was closed because of them; an error when it is to be.
-    /// `covered`: from now on, payloads come with checksums.
+    /// Handles bytes from the scratch buffer. False when the sink closed the link because of them; an error when the caller
+    /// must close it. `covered`: from now on, payloads have checksums.
     pub(super) fn feed(&mut self, key: LinkKey, mut data: &[u8], covered: &AtomicBool, sink: &mut dyn Sink) -> io::Result<bool> {
         loop {
             if let Some(payload) = &mut self.payload {
-                let n = data.len().min(payload.place.len - payload.got);
+                let n = data.len().min(payload.receive_target.len - payload.got);
                 payload.take(&data[..n]);
                 data = &data[n..];
-                if payload.got < payload.place.len {
+                if payload.got < payload.receive_target.len {
                     return Ok(true);
                 }
-                let Some(landed) = payload.end(&mut data, &mut self.has_covered)? else { return Ok(true) };
+                let Some(status) = payload.end(&mut data, &mut self.has_covered)? else { return Ok(true) };
                 self.payload = None;
-                sink.payload_done(key, landed);
+                sink.payload_done(key, status);
             }
             if data.is_empty() && self.partial.is_empty() {
                 return Ok(true);
             }
-            let Some(place) = self.frames(key, &mut data, sink) else { return Ok(false) };
-            match place {
-                Some(place) => {
+            let Some(receive_target) = self.frames(key, &mut data, sink) else { return Ok(false) };
+            match receive_target {
+                Some(receive_target) => {
                     let sum = covered.load(Ordering::Relaxed).then_some(0);
-                    self.payload = Some(TcpPayload { place, got: 0, valid: true, sum, trailer: SmallVec::new() });
+                    self.payload = Some(TcpPayload { receive_target, got: 0, valid: true, sum, trailer: SmallVec::new() });
                 }
                 None => return Ok(true),
             }
         }
     }
 
-    /// Offers frames to the sink; what is left of the data is behind a payload's place, or kept for later. `None`: the link
-    /// was closed.
+    /// Offers frames to the sink. What is left of the data belongs to the payload that they announce, or is kept as a partial
+    /// frame. `None`: the sink closed the link.
     fn frames(&mut self, key: LinkKey, data: &mut &[u8], sink: &mut dyn Sink) -> Option<Option<ReceiveTarget<Slice>>> {
         if self.partial.is_empty() {
-            let Consumed { used, target: place } = sink.bytes(key, data)?;
+            let Consumed { used, target: receive_target } = sink.bytes(key, data)?;
             *data = &data[used..];
-            if place.is_none() {
+            if receive_target.is_none() {
                 self.partial.extend_from_slice(data);
                 *data = &[];
             }
-            return Some(place);
+            return Some(receive_target);
         }
         let before = self.partial.len();
         self.partial.extend_from_slice(data);
-        let Consumed { used, target: place } = sink.bytes(key, &self.partial)?;
-        if place.is_none() {
+        let Consumed { used, target: receive_target } = sink.bytes(key, &self.partial)?;
+        if receive_target.is_none() {
             keep_partial_frame(&mut self.partial, used);
             *data = &[];
         } else {
@@ -125,13 +126,13 @@ impl TcpReceiver {
             *data = &data[used.saturating_sub(before)..];
             self.partial = Vec::new();
         }
-        Some(place)
+        Some(receive_target)
     }
 }
 
 impl TcpPayload {
     fn take(&mut self, bytes: &[u8]) {
-        if let Some(target) = self.place.memory.as_ref().filter(|_| self.valid && !bytes.is_empty()) {
+        if let Some(target) = self.receive_target.memory.as_ref().filter(|_| self.valid && !bytes.is_empty()) {
             let part = target.part(self.got, bytes.len());
             self.valid = part.is_some_and(|part| part.write(bytes));
             if let Some(sum) = &mut self.sum {
@@ -141,34 +142,33 @@ impl TcpPayload {
         self.got += bytes.len();
     }
 
-    /// Takes what comes behind the payload out of the data; `None`: there is more of it to come. An error says that it is
-    /// nothing that could be there.
+    /// Takes the payload's trailer off the data; `None`: it is not complete. An error: it is not a valid trailer.
     fn end(&mut self, data: &mut &[u8], has_covered: &mut bool) -> io::Result<Option<PayloadStatus>> {
         loop {
-            let whole = match self.trailer[..] {
+            let complete = match self.trailer[..] {
                 [] => false,
                 [WHOLE | GONE] if !*has_covered => true,
                 [COVERED | COVERED_GONE, ..] => self.trailer.len() == 5,
-                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "what is behind a payload was changed on the way")),
+                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "a payload's trailer was corrupted in transit")),
             };
-            if whole {
+            if complete {
                 break;
             }
             let Some((&byte, rest)) = data.split_first() else { return Ok(None) };
             self.trailer.push(byte);
             *data = rest;
         }
-        let (state, told) = (self.trailer[0], self.trailer[1..].try_into().map(u32::from_le_bytes));
-        let (gone, right) = match (state, told) {
-            (COVERED_GONE, Ok(told)) => (true, told == sum_behind(0, state)),
-            // What nobody wants was not looked at, nor was what came when its place was gone.
-            (COVERED, Ok(told)) if self.place.memory.is_some() && self.valid => {
-                (false, self.sum.is_some_and(|sum| told == sum_behind(sum, state)))
+        let (state, checksum) = (self.trailer[0], self.trailer[1..].try_into().map(u32::from_le_bytes));
+        let (gone, valid) = match (state, checksum) {
+            (COVERED_GONE, Ok(checksum)) => (true, checksum == sum_behind(0, state)),
+            // Bytes without a target, and those that arrived when its memory was gone, were not checked.
+            (COVERED, Ok(checksum)) if self.receive_target.memory.is_some() && self.valid => {
+                (false, self.sum.is_some_and(|sum| checksum == sum_behind(sum, state)))
             }
             (state, _) => (matches!(state, GONE | COVERED_GONE), true),
         };
         *has_covered |= matches!(state, COVERED | COVERED_GONE);
-        Ok(Some(match (right, gone, self.valid) {
+        Ok(Some(match (valid, gone, self.valid) {
             (false, _, _) => PayloadStatus::Damaged,
             (true, true, _) => PayloadStatus::SourceGone,
             (true, false, false) => PayloadStatus::TargetGone,
@@ -181,17 +181,17 @@ impl TcpPayload {
 mod tests {
     use super::*;
 
-    fn end_of_nothing(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<PayloadStatus>> {
-        let place = ReceiveTarget { memory: None, len: 0 };
-        let mut payload = TcpPayload { place, got: 0, valid: true, sum: None, trailer: SmallVec::new() };
+    fn end_of_empty_payload(mut data: &[u8], mut has_covered: bool) -> io::Result<Option<PayloadStatus>> {
+        let receive_target = ReceiveTarget { memory: None, len: 0 };
+        let mut payload = TcpPayload { receive_target, got: 0, valid: true, sum: None, trailer: SmallVec::new() };
         payload.end(&mut data, &mut has_covered)
     }
 
     #[test]
-    fn a_checksum_that_is_left_out_is_refused_without_waiting_for_more() {
-        assert_eq!(end_of_nothing(&[WHOLE], false).unwrap(), Some(PayloadStatus::Whole));
+    fn missing_checksum_is_refused_at_the_first_byte() {
+        assert_eq!(end_of_empty_payload(&[WHOLE], false).unwrap(), Some(PayloadStatus::Whole));
         for byte in [WHOLE, GONE] {
-            assert_eq!(end_of_nothing(&[byte], true).unwrap_err().kind(), io::ErrorKind::InvalidData);
+            assert_eq!(end_of_empty_payload(&[byte], true).unwrap_err().kind(), io::ErrorKind::InvalidData);
         }
     }
 }

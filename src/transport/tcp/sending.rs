@@ -1,9 +1,9 @@
-//! A send that is not all out yet.
+//! A send over tcp that is not complete.
 //!
-//! On the wire a payload is followed by one byte, which says whether it is what the sender's memory held: memory may be
-//! taken back while half of a payload is out, and what was announced has to be sent all the same. Where payloads have
-//! checksums, that of the payload and this byte is behind the byte. It is that of the bytes which the socket has taken: between
-//! two of its bites, memory may well change.
+//! On the wire one byte follows a payload. It reports whether the memory was there until the end: memory may be revoked when
+//! half of the payload is sent, and its announced length must be sent anyway. If payloads have checksums, a CRC-32C of the
+//! payload and this byte follows. It covers the bytes that the socket has accepted, since the memory may change between two
+//! system calls.
 
 use std::io;
 #[cfg(feature = "tls")]
@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 use super::sys::{self, WriteRequest};
 use crate::memory::Slice;
 
-/// What stands behind a payload that was whole, or was not; and where its checksum follows. The latter differ in many bits from
-/// the former, so that none is taken for another when a few are changed.
+/// The byte behind a payload that is whole, or whose memory was gone; `COVERED` ones are followed by a checksum. Those differ
+/// from the others in many bits, so that a few changed bits do not turn one into another.
 pub(super) const GONE: u8 = 0;
 pub(super) const WHOLE: u8 = 1;
 pub(super) const COVERED: u8 = 0x5a;
@@ -25,7 +25,7 @@ pub(super) const COVERED_GONE: u8 = 0xa5;
 #[cfg(feature = "tls")]
 const MAX_TRAILER: usize = 5;
 
-/// The checksum behind a payload of this one; of nothing for one that was not there.
+/// The checksum to send, from that of the payload (0 if its memory was gone) and the byte behind it.
 pub(super) fn sum_behind(payload: u32, state: u8) -> u32 {
     crc32c::crc32c_append(payload, &[state])
 }
@@ -34,9 +34,9 @@ pub(super) struct TcpSend {
     pub bytes: Vec<u8>,
     payload: Option<Slice>,
     written: usize,
-    /// The payload's memory was there whenever some of it was sent.
+    /// The payload's memory was there at each send so far.
     valid: bool,
-    /// The checksum of what is out of the payload, where one is to follow.
+    /// The checksum of what is sent of the payload, if one is to follow.
     sum: Option<u32>,
 }
 
@@ -46,8 +46,8 @@ impl TcpSend {
         TcpSend { bytes, payload, written: 0, valid: true, sum }
     }
 
-    /// How long the payload is; 0 where there is none.
-    fn payload(&self) -> usize {
+    /// The length of the payload; 0 where there is none.
+    fn payload_len(&self) -> usize {
         self.payload.as_ref().map_or(0, |payload| payload.len)
     }
 
@@ -57,10 +57,10 @@ impl TcpSend {
             (Some(_), None) => 1,
             (Some(_), Some(_)) => 5,
         };
-        self.written == self.bytes.len() + self.payload() + trailer
+        self.written == self.bytes.len() + self.payload_len() + trailer
     }
 
-    /// What goes behind the payload, whose checksum this is.
+    /// Encodes what follows the payload with this checksum.
     fn trailer(&self, sum: Option<u32>) -> SmallVec<[u8; 5]> {
         let mut trailer = SmallVec::new();
         match sum {
@@ -74,15 +74,15 @@ impl TcpSend {
         trailer
     }
 
-    /// Sends some of it, straight from where it is; how many bytes.
+    /// Sends some of it, straight from its memory, and returns how many bytes.
     pub(super) fn send(&mut self, fd: RawFd) -> io::Result<usize> {
         let head = self.bytes.len();
-        let end = head + self.payload();
+        let end = head + self.payload_len();
         let n = if self.sum.is_some() && self.written >= end {
             let trailer = self.trailer(self.sum);
             sys::send(fd, &mut WriteRequest::plain(&trailer[self.written - end..]))?
         } else {
-            // When only the last byte is missing, the payload's part is empty.
+            // If only the last byte is missing, this covers no byte of the payload.
             let skip = self.written.saturating_sub(head);
             let mut outgoing = WriteRequest {
                 bytes: &self.bytes[self.written.min(head)..],
@@ -99,17 +99,16 @@ impl TcpSend {
         Ok(n)
     }
 
-    /// The next bytes to go out, so many at most: a part of `bytes`, and behind that `staged`, to where the payload's are
-    /// copied.
+    /// Prepares up to `limit` bytes for encryption: returns a range of `bytes`, and copies what follows it to `staged`.
     #[cfg(feature = "tls")]
-    pub(super) fn stage(&mut self, most: usize, staged: &mut Vec<u8>) -> Range<usize> {
+    pub(super) fn stage(&mut self, limit: usize, staged: &mut Vec<u8>) -> Range<usize> {
         staged.clear();
         let head = self.bytes.len();
         let begin = self.written.min(head);
-        let end = head.min(begin + most);
+        let end = head.min(begin + limit);
         let Some(payload) = self.payload.as_ref().filter(|_| end == head) else { return begin..end };
         let skip = self.written.saturating_sub(head);
-        let room = most - (end - begin);
+        let room = limit - (end - begin);
         let n = room.min(payload.len.saturating_sub(skip));
         staged.resize(n, 0);
         if self.valid && n > 0 {
@@ -123,10 +122,10 @@ impl TcpSend {
         begin..end
     }
 
-    /// So many of those are encrypted.
+    /// Advances behind `n` bytes that were encrypted.
     #[cfg(feature = "tls")]
-    pub(super) fn took(&mut self, n: usize, staged: &[u8]) {
-        let (head, payload) = (self.bytes.len(), self.payload());
+    pub(super) fn advance(&mut self, n: usize, staged: &[u8]) {
+        let (head, payload) = (self.bytes.len(), self.payload_len());
         let before = self.written.saturating_sub(head).min(payload);
         self.written += n;
         let after = self.written.saturating_sub(head).min(payload);

@@ -1,8 +1,8 @@
-//! TLS over one socket.
+//! The TLS session of one socket.
 //!
-//! Payloads are copied: out of the memory that they are in piece by piece, and each piece is encrypted and sent before the
-//! next is looked at; and into the memory that they are for when they are decrypted and checked. So what a peer has not proved
-//! to have sent never gets there, and memory is never in use for longer than one copy.
+//! Payloads are copied. A sender copies a piece out of exposed memory, encrypts and sends it, and only then copies the next. A
+//! receiver copies to the target what it has decrypted and authenticated. So no unauthenticated byte reaches a target, and
+//! exposed memory is in use only for the time of a copy.
 
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::net::IpAddr;
@@ -19,10 +19,10 @@ use super::sys;
 use crate::tls::{INSIDE, Tls};
 use crate::{Error, Result};
 
-/// What is encrypted at a time: four records. One is too little for a system call.
+/// Bytes that are encrypted at a time: four records, since one is too little for a system call.
 const PIECE: usize = 64 << 10;
 
-/// How an engine speaks TLS.
+/// The TLS configuration of an engine.
 pub(super) struct Secure {
     client: Arc<ClientConfig>,
     server: Option<Arc<ServerConfig>>,
@@ -34,23 +34,24 @@ impl Secure {
         Ok(Secure { client: tls.client()?, server: tls.server()?, name: tls.name().cloned() })
     }
 
-    /// Whether there is anything to listen with.
+    /// Fails if there is no certificate to listen with.
     pub(super) fn check_listening(&self, what: &str) -> Result<()> {
-        let reason = "with TLS it takes a certificate, and the engine was given none: see `Tls::identity`";
+        let reason = "a TLS listener needs a certificate, and the engine has none: see `Tls::identity`";
         let none = || Error::Unsupported { what: what.to_owned(), reason: reason.to_owned() };
         self.server.as_ref().map(drop).ok_or_else(none)
     }
 
-    /// For a connection to this address.
+    /// Creates the session of a connection to this address.
     pub(super) fn dial(&self, ip: IpAddr) -> io::Result<Session> {
         let name = self.name.clone().unwrap_or_else(|| ip.into());
         let connection = ClientConnection::new(self.client.clone(), name).map_err(io::Error::other)?;
         Ok(Session::new(connection.into()))
     }
 
-    /// For a connection that was accepted.
+    /// Creates the session of an accepted connection.
     pub(super) fn accept(&self) -> io::Result<Session> {
-        let config = self.server.clone().ok_or_else(|| io::Error::other("there is no certificate to show"))?;
+        let config =
+            self.server.clone().ok_or_else(|| io::Error::other("a TLS listener needs a certificate, and the engine has none"))?;
         let connection = ServerConnection::new(config).map_err(io::Error::other)?;
         Ok(Session::new(connection.into()))
     }
@@ -58,26 +59,26 @@ impl Secure {
 
 pub(super) struct Session {
     state: Mutex<SessionState>,
-    /// The peer's, when the handshake is done.
+    /// The peer's certificate; set when the handshake is over.
     certificate: OnceLock<Arc<[u8]>>,
 }
 
 struct SessionState {
     connection: Connection,
-    /// How the stream ended, while what came before that is being dealt with.
+    /// How the stream ended; reported after what came before that is handled.
     end: Option<io::Error>,
 }
 
-/// What one look at the socket has brought.
+/// The outcome of one read from the socket.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Looked {
-    /// Bytes that came, encrypted or not.
+pub(super) struct SessionRead {
+    /// Bytes that arrived, encrypted or decrypted.
     pub total: usize,
     /// There may be more.
     pub more: bool,
 }
 
-/// A socket that does not block, as rustls takes it.
+/// Adapts a non-blocking socket to the traits that rustls takes.
 struct NonBlockingSocket(RawFd);
 
 impl Read for NonBlockingSocket {
@@ -102,20 +103,20 @@ impl Write for NonBlockingSocket {
 
 impl Session {
     fn new(mut connection: Connection) -> Session {
-        // No more is written than a piece at a time, and that when all before it is out.
+        // `write` limits the buffer: it adds a piece only when the previous one is sent.
         connection.set_buffer_limit(None);
         Session { state: Mutex::new(SessionState { connection, end: None }), certificate: OnceLock::new() }
     }
 
-    /// Goes on with the handshake; true when it is done. An error says what is wrong with the peer, and has been told to it.
-    pub(super) fn shake(&self, fd: RawFd) -> io::Result<bool> {
+    /// Continues the handshake; true when it is over. An error has the reason, and the peer was sent an alert.
+    pub(super) fn advance_handshake(&self, fd: RawFd) -> io::Result<bool> {
         let connection = &mut self.state.lock().connection;
         loop {
             send(connection, fd, &|_| ())?;
             if !connection.is_handshaking() {
                 break;
             }
-            // Straight from the socket: what lies behind the handshake stays there, or in `connection`.
+            // Read from the socket directly: bytes behind the handshake stay there, or in `connection`.
             match connection.read_tls(&mut NonBlockingSocket(fd)) {
                 Ok(0) => return Err(ended_in_handshake()),
                 Ok(_) => {}
@@ -124,9 +125,9 @@ impl Session {
                 Err(error) => return Err(error),
             }
             if let Err(error) = connection.process_new_packets() {
-                // What is to be said about it, if there is room.
+                // The alert, if the socket accepts it.
                 let _ = send(connection, fd, &|_| ());
-                return Err(in_words(&error));
+                return Err(describe(&error));
             }
         }
         if connection.alpn_protocol() != Some(INSIDE) {
@@ -142,13 +143,19 @@ impl Session {
         self.certificate.get().cloned()
     }
 
-    /// Reads once. What the peer has proved to have sent goes behind `plain`.
-    pub(super) fn read(&self, fd: RawFd, scratch: &mut [u8], plain: &mut Vec<u8>, count: impl Fn(usize)) -> io::Result<Looked> {
+    /// Reads once, and appends what is decrypted and authenticated to `plain`.
+    pub(super) fn read(
+        &self,
+        fd: RawFd,
+        scratch: &mut [u8],
+        plain: &mut Vec<u8>,
+        count: impl Fn(usize),
+    ) -> io::Result<SessionRead> {
         let SessionState { connection, end } = &mut *self.state.lock();
-        // What came with the end of the handshake.
-        take(connection, plain)?;
+        // Bytes that arrived with the end of the handshake.
+        append_decrypted(connection, plain)?;
         if !plain.is_empty() {
-            return Ok(Looked { total: plain.len(), more: true });
+            return Ok(SessionRead { total: plain.len(), more: true });
         }
         if let Some(end) = end.take() {
             return Err(end);
@@ -158,27 +165,27 @@ impl Session {
             let reason = "its bytes end without the end that TLS demands: it died, or the connection was cut off";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
         }
-        let mut came = &scratch[..total];
-        while end.is_none() && !came.is_empty() {
-            *end = match feed(connection, &mut came) {
+        let mut arrived = &scratch[..total];
+        while end.is_none() && !arrived.is_empty() {
+            *end = match feed(connection, &mut arrived) {
                 Ok(true) => None,
                 Ok(false) => Some(io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")),
                 Err(error) => Some(error),
             };
-            take(connection, plain)?;
+            append_decrypted(connection, plain)?;
         }
-        // Of what is wrong, the peer is told; and keys are renewed.
+        // Sends what TLS itself has to send: alerts, and key updates.
         let _ = send(connection, fd, &count);
         match end.take() {
             Some(error) if plain.is_empty() => Err(error),
             error => {
                 *end = error;
-                Ok(Looked { total, more: total == scratch.len() || end.is_some() })
+                Ok(SessionRead { total, more: total == scratch.len() || end.is_some() })
             }
         }
     }
 
-    /// Encrypts, and sends what the socket takes; true when all of it is out. Counts what the socket has taken.
+    /// Encrypts, and sends what the socket accepts; true when all is sent. Counts what the socket has accepted.
     pub(super) fn write(&self, fd: RawFd, sending: &mut TcpSend, count: impl Fn(usize)) -> io::Result<bool> {
         let mut staged = Vec::new();
         loop {
@@ -188,21 +195,21 @@ impl Session {
             if sending.is_done() {
                 return Ok(true);
             }
-            // What is decrypted meanwhile is not waited for.
+            // The lock is not held while the payload is copied, so reads can go on.
             let head = sending.stage(PIECE, &mut staged);
             let pieces = [IoSlice::new(&sending.bytes[head]), IoSlice::new(&staged)];
             let taken = self.state.lock().connection.writer().write_vectored(&pieces)?;
-            sending.took(taken, &staged);
+            sending.advance(taken, &staged);
         }
     }
 
-    /// Sends what is left over: answers of TLS itself.
+    /// Sends what TLS has buffered.
     pub(super) fn flush(&self, fd: RawFd, count: impl Fn(usize)) {
-        // An error comes up again where somebody waits for it.
+        // The next read or write reports an error.
         let _ = send(&mut self.state.lock().connection, fd, &count);
     }
 
-    /// Says that nothing follows, if there is room for that.
+    /// Sends the closing alert, if the socket accepts it.
     pub(super) fn close(&self, fd: RawFd) {
         let connection = &mut self.state.lock().connection;
         connection.send_close_notify();
@@ -210,7 +217,7 @@ impl Session {
     }
 }
 
-/// Sends what is encrypted; true when all of it is out.
+/// Sends what is encrypted; true when all is sent.
 fn send(connection: &mut Connection, fd: RawFd, count: &dyn Fn(usize)) -> io::Result<bool> {
     while connection.wants_write() {
         match connection.write_tls(&mut NonBlockingSocket(fd)) {
@@ -223,16 +230,16 @@ fn send(connection: &mut Connection, fd: RawFd, count: &dyn Fn(usize)) -> io::Re
     Ok(true)
 }
 
-/// Decrypts some of what came; false at the end of the stream.
-fn feed(connection: &mut Connection, came: &mut &[u8]) -> io::Result<bool> {
-    // Nothing is read behind the end.
-    let taken = connection.read_tls(came)?;
-    let state = connection.process_new_packets().map_err(|error| in_words(&error))?;
+/// Decrypts some of what arrived; false at the end of the stream.
+fn feed(connection: &mut Connection, arrived: &mut &[u8]) -> io::Result<bool> {
+    // rustls reads nothing behind the end.
+    let taken = connection.read_tls(arrived)?;
+    let state = connection.process_new_packets().map_err(|error| describe(&error))?;
     Ok(taken > 0 && !state.peer_has_closed())
 }
 
-/// Puts what is decrypted behind `plain`.
-fn take(connection: &mut Connection, plain: &mut Vec<u8>) -> io::Result<()> {
+/// Appends what is decrypted to `plain`.
+fn append_decrypted(connection: &mut Connection, plain: &mut Vec<u8>) -> io::Result<()> {
     let mut reader = connection.reader();
     loop {
         let len = match reader.fill_buf() {
@@ -251,19 +258,19 @@ fn take(connection: &mut Connection, plain: &mut Vec<u8>) -> io::Result<()> {
 }
 
 fn ended_in_handshake() -> io::Error {
-    let reason = "it ended the connection in the middle of the TLS handshake: perhaps it does not speak TLS";
+    let reason = "it closed the connection during the TLS handshake: perhaps it does not speak TLS";
     io::Error::new(io::ErrorKind::UnexpectedEof, reason)
 }
 
-/// What is wrong, as users are told.
-fn in_words(error: &rustls::Error) -> io::Error {
+/// The error that users get for an error of TLS.
+fn describe(error: &rustls::Error) -> io::Error {
     use AlertDescription as Alert;
     use rustls::Error as Wrong;
     let unauthorized = |reason: String| io::Error::new(io::ErrorKind::PermissionDenied, Unauthorized(reason));
     let broken = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     match error {
         Wrong::InvalidCertificate(error) => unauthorized(format!("its certificate is not accepted: {error}")),
-        Wrong::NoCertificatesPresented => unauthorized("it shows no certificate".to_owned()),
+        Wrong::NoCertificatesPresented => unauthorized("it sent no certificate".to_owned()),
         Wrong::AlertReceived(Alert::CertificateRequired) => {
             unauthorized("it wants to see a certificate, and this engine has none".to_owned())
         }
@@ -274,14 +281,14 @@ fn in_words(error: &rustls::Error) -> io::Error {
             | Alert::CertificateExpired
             | Alert::CertificateUnknown
             | Alert::UnknownCA
-            // A signature is not by whom it is said to be.
+            // The signature does not match the certificate.
             | Alert::DecryptError
             | Alert::AccessDenied),
         ) => unauthorized(format!("it does not accept this engine's certificate: {alert:?}")),
-        Wrong::InvalidMessage(_) => broken(format!("it does not speak TLS, or its bytes were changed on the way: {error}")),
-        Wrong::DecryptError => broken("its bytes were changed on the way: they don't pass the check of TLS".to_owned()),
+        Wrong::InvalidMessage(_) => broken(format!("it does not speak TLS, or its bytes were corrupted in transit: {error}")),
+        Wrong::DecryptError => broken("its bytes were corrupted in transit: TLS can't authenticate them".to_owned()),
         Wrong::AlertReceived(Alert::BadRecordMac) => {
-            broken("this engine's bytes were changed on the way: they don't pass the check of TLS".to_owned())
+            broken("this engine's bytes were corrupted in transit: the peer can't authenticate them".to_owned())
         }
         error => broken(format!("TLS: {error}")),
     }

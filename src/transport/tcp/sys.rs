@@ -1,4 +1,4 @@
-//! The system calls that move exposed memory: no reference to it is made.
+//! The system calls that read or write exposed memory, without a Rust reference to it, and those beside them.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::memory::{IoVec, Slice};
 
-/// Pieces in one call. The system takes 1024; the copy of the list costs time, and 64 of 4 KiB are a good read.
+/// Pieces in one call. The kernel accepts 1024; the copy of the list costs time, and 64 of 4 KiB make a long enough read.
 const MAX_PIECES: usize = 64;
 
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
@@ -18,15 +18,15 @@ fn piece(bytes: &[u8]) -> IoVec {
     IoVec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
-/// What [`send`] is to send: some of the bytes, then the payload behind `skip` of it, then one of the bytes of `tail`.
+/// What [`send`] sends: the bytes, then the payload from offset `skip` on, then one of the bytes of `tail`.
 pub(super) struct WriteRequest<'a> {
     pub bytes: &'a [u8],
     pub payload: Option<(&'a Slice, usize)>,
-    /// The byte behind a payload that was not there, and behind one that was whole; `None` where something else follows.
+    /// The byte behind a payload whose memory was gone, and behind a whole one; `None` if something else follows.
     pub tail: Option<[u8; 2]>,
-    /// Becomes false when the payload's memory turns out to be gone, and zeros are sent in its place.
+    /// Becomes false when the payload's memory is gone; then zeros are sent in its place.
     pub valid: bool,
-    /// The checksum of what the socket has taken of the payload.
+    /// The checksum of what the socket has accepted of the payload.
     pub sum: Option<u32>,
 }
 
@@ -36,7 +36,7 @@ impl<'a> WriteRequest<'a> {
     }
 }
 
-/// Sends as much as the socket takes.
+/// Sends as much as the socket accepts.
 pub(super) fn send(fd: RawFd, outgoing: &mut WriteRequest<'_>) -> io::Result<usize> {
     let Some((slice, skip)) = outgoing.payload else {
         // SAFETY: the bytes are borrowed for the call, which only reads them. No SIGPIPE: the error is enough.
@@ -48,7 +48,7 @@ pub(super) fn send(fd: RawFd, outgoing: &mut WriteRequest<'_>) -> io::Result<usi
         pieces.push(piece(outgoing.bytes));
     }
     let left = slice.len - skip;
-    // Held until the system call is over: the memory can't be taken back meanwhile.
+    // Held during the system call: the memory can't be revoked meanwhile.
     let access = if outgoing.valid { slice.read_access() } else { None };
     outgoing.valid = access.is_some();
     let mut covered = 0;
@@ -65,7 +65,7 @@ pub(super) fn send(fd: RawFd, outgoing: &mut WriteRequest<'_>) -> io::Result<usi
     let mut flags = libc::MSG_NOSIGNAL;
     match &tail {
         Some(tail) if covered == left => pieces.push(piece(tail)),
-        // What goes behind it follows at once.
+        // The trailer follows in a call of its own.
         None => flags |= libc::MSG_MORE,
         Some(_) => {}
     }
@@ -82,13 +82,13 @@ pub(super) fn send(fd: RawFd, outgoing: &mut WriteRequest<'_>) -> io::Result<usi
     let n = n as usize;
     if let (Some(access), Some(sum)) = (&access, &mut outgoing.sum) {
         let taken = n.saturating_sub(outgoing.bytes.len()).min(covered);
-        // Under the same access: nobody has changed it since.
+        // Under the same access, so these are the bytes that the call moved.
         *sum = access.checksum(skip, taken, *sum);
     }
     Ok(n)
 }
 
-/// Sends plain bytes from several places, as many as the socket takes.
+/// Sends plain bytes from several places, as many as the socket accepts.
 #[cfg(feature = "tls")]
 pub(super) fn send_all(fd: RawFd, pieces: &[io::IoSlice<'_>]) -> io::Result<usize> {
     // SAFETY: an all-zero `msghdr` is a valid value of it.
@@ -101,18 +101,18 @@ pub(super) fn send_all(fd: RawFd, pieces: &[io::IoSlice<'_>]) -> io::Result<usiz
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
-/// What [`receive`] made of a read.
+/// The outcome of [`receive`].
 pub(super) struct ReadOutcome {
     /// Bytes that went to the target.
     pub placed: usize,
     /// Bytes that went to `rest`.
     pub rest: usize,
-    /// Bytes that would have been taken.
+    /// Bytes for which there was room.
     pub asked: usize,
 }
 
-/// Reads into the target from `skip` on, and into `rest` what comes behind. `Ok(None)`: the target's memory is gone, and
-/// nothing was read. A read of nothing is the end of the stream. `sum`: the checksum of what is in the target.
+/// Reads into the target from offset `skip` on, and what follows into `rest`. `Ok(None)`: the target's memory is gone, and
+/// nothing was read. A read of 0 bytes is the end of the stream. `sum`: the checksum of what is in the target.
 pub(super) fn receive(
     fd: RawFd,
     target: &Slice,
@@ -129,7 +129,7 @@ pub(super) fn receive(
         pieces.push(IoVec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() });
         asked += rest.len();
     }
-    // SAFETY: the pieces point to memory that `access` keeps valid for writes, and everybody else out of, and to `rest`,
+    // SAFETY: the pieces point to memory that `access` keeps valid for writes, exclusively, and to `rest`,
     // which is borrowed uniquely; both outlive the call.
     let n = unsafe { libc::readv(fd, pieces.as_ptr(), pieces.len() as _) };
     if n < 0 {
@@ -138,7 +138,7 @@ pub(super) fn receive(
     let n = n as usize;
     let placed = n.min(covered);
     if let Some(sum) = sum {
-        // Under the same access: nobody has changed it since.
+        // Under the same access, so these are the bytes that the call moved.
         *sum = access.checksum(skip, placed, *sum);
     }
     Ok(Some(ReadOutcome { placed, rest: n - placed, asked }))
@@ -151,7 +151,7 @@ pub(super) fn receive_plain(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
-/// How many bytes the socket holds that the other side's system has not acknowledged; 0 where that is not known.
+/// How many bytes the socket holds that the peer's kernel has not acknowledged; 0 if unknown.
 pub(super) fn unacknowledged(fd: RawFd) -> u64 {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the request writes one `int`, which outlives the call.

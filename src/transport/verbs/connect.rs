@@ -87,8 +87,8 @@ impl Verbs {
         Ok(Address::verbs(bound))
     }
 
-    /// An address is about to be dialled: puts the device that leads there into use, so that memory exposed before the connection
-    /// is made is registered with it. A failure here shows again when the address is dialled.
+    /// An address is about to be dialled: puts the device that leads there into use, so that memory exposed before the
+    /// connection is made is registered with it. A failure here shows again when the address is dialled.
     pub(super) fn prepare_device(&self, socket: SocketAddr) {
         let found = super::super::source_towards(socket).and_then(|source| {
             let id = CmId::new(&self.shared.channel()?)?;
@@ -233,7 +233,7 @@ impl Verbs {
 fn objection(objection: HelloError) -> io::Error {
     match objection {
         HelloError::Foreign => io::Error::new(io::ErrorKind::InvalidData, "the peer is not a calomel engine"),
-        HelloError::Nonsense => io::Error::new(io::ErrorKind::InvalidData, "its connection parameters are invalid"),
+        HelloError::Malformed => io::Error::new(io::ErrorKind::InvalidData, "its connection parameters are invalid"),
         HelloError::Version(low, high) => io::Error::new(io::ErrorKind::InvalidData, OtherVersion { low, high }),
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct VerbsInbox {
     /// The start of an incomplete frame.
     partial_frame: Vec<u8>,
     /// Destination of the payload that comes next.
-    place: Option<ReceiveTarget<Slice>>,
+    receive_target: Option<ReceiveTarget<Slice>>,
     queue: VecDeque<InboxItem>,
 }
 
@@ -56,8 +56,8 @@ impl VerbsInbox {
         if self.queue.is_empty() {
             return match content {
                 MessageContent::Bytes(bytes) => self.feed(key, bytes, sink),
-                MessageContent::Payload(bytes) => self.place(key, Some(bytes), sink),
-                MessageContent::SourceGone => self.place(key, None, sink),
+                MessageContent::Payload(bytes) => self.deliver(key, Some(bytes), sink),
+                MessageContent::SourceGone => self.deliver(key, None, sink),
                 MessageContent::Bye => Ok(ReceiveOutcome::Bye),
                 _ => Ok(ReceiveOutcome::On),
             };
@@ -116,14 +116,14 @@ impl VerbsInbox {
                     return Ok(ReceiveOutcome::On);
                 }
                 InboxItem::Bytes(bytes) => self.feed(key, &bytes, sink)?,
-                InboxItem::Payload(bytes) => self.place(key, Some(&bytes), sink)?,
-                InboxItem::SourceGone => self.place(key, None, sink)?,
+                InboxItem::Payload(bytes) => self.deliver(key, Some(&bytes), sink)?,
+                InboxItem::SourceGone => self.deliver(key, None, sink)?,
                 InboxItem::Bye => ReceiveOutcome::Bye,
                 InboxItem::Fetch { payload, read: Some((stage, len)), .. } => {
                     let outcome = {
                         // SAFETY: the read into it has ended, and nothing else is asked of the device with it.
                         let bytes = unsafe { stage.read(0, len) };
-                        if payload { self.place(key, Some(bytes), sink) } else { self.feed(key, bytes, sink) }
+                        if payload { self.deliver(key, Some(bytes), sink) } else { self.feed(key, bytes, sink) }
                     };
                     done(stage);
                     outcome?
@@ -137,7 +137,7 @@ impl VerbsInbox {
     }
 
     fn feed(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
-        if self.place.is_some() {
+        if self.receive_target.is_some() {
             return Err(broken("no payload where it had announced one"));
         }
         let joined;
@@ -149,28 +149,30 @@ impl VerbsInbox {
             joined = rest;
             &joined
         };
-        let Some(Consumed { used, target: place }) = sink.bytes(key, data) else { return Ok(ReceiveOutcome::Closed) };
-        if place.is_some() && used < data.len() {
+        let Some(Consumed { used, target: receive_target }) = sink.bytes(key, data) else {
+            return Ok(ReceiveOutcome::Closed);
+        };
+        if receive_target.is_some() && used < data.len() {
             return Err(broken("bytes where it had announced a payload"));
         }
         self.partial_frame.extend_from_slice(&data[used..]);
-        self.place = place;
+        self.receive_target = receive_target;
         Ok(ReceiveOutcome::On)
     }
 
     /// A payload has come; or none, because the memory it was to come from has been reclaimed.
-    fn place(&mut self, key: LinkKey, bytes: Option<&[u8]>, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
-        let place = self.place.take().ok_or_else(|| broken("a payload that it had not announced"))?;
-        if bytes.is_some_and(|bytes| bytes.len() != place.len) {
+    fn deliver(&mut self, key: LinkKey, bytes: Option<&[u8]>, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
+        let receive_target = self.receive_target.take().ok_or_else(|| broken("a payload that it had not announced"))?;
+        if bytes.is_some_and(|bytes| bytes.len() != receive_target.len) {
             return Err(broken("a payload of another length than it had announced"));
         }
-        let landed = match (&place.memory, bytes) {
+        let status = match (&receive_target.memory, bytes) {
             (None, Some(_)) => PayloadStatus::Whole,
             (_, None) => PayloadStatus::SourceGone,
             (Some(target), Some(bytes)) if target.write(bytes) => PayloadStatus::Whole,
             (Some(_), Some(_)) => PayloadStatus::TargetGone,
         };
-        sink.payload_done(key, landed);
+        sink.payload_done(key, status);
         Ok(ReceiveOutcome::On)
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct VerbsLink {
     connection: OnceLock<VerbsConnection>,
     inbox: Mutex<VerbsInbox>,
     pub dialled: bool,
-    /// RMA is possible, and the link's user has been told.
+    /// RMA is possible, and was reported to the sink.
     rma_ready: AtomicBool,
     rma_started: AtomicBool,
     closed: AtomicBool,
@@ -339,9 +339,9 @@ impl Link for VerbsLink {
                 Err(error) => error,
             }
         };
-        let told = io::Error::new(written.kind(), written.to_string());
+        let reported = io::Error::new(written.kind(), written.to_string());
         self.fail(written);
-        Sent::Failed(told)
+        Sent::Failed(reported)
     }
 
     fn scheme(&self) -> Scheme {

@@ -94,7 +94,7 @@ struct VerbsShared {
 }
 
 impl VerbsShared {
-    /// Has the driver look at `done`, `scheduled` and `closing`.
+    /// Has the driver check `done`, `scheduled` and `closing`.
     fn wake(&self) {
         self.pending_flags.store(true, Ordering::SeqCst);
         if self.parked.load(Ordering::SeqCst)

@@ -272,7 +272,7 @@ impl RmaQueuePair {
         number
     }
 
-    /// Binds windows; the result tells whether that has succeeded. `None` when it can't be done now.
+    /// Binds windows; the result reports whether that has succeeded. `None` when it can't be done now.
     pub(super) fn open(&mut self, windows: &Windowed, access: AccessFlags) -> io::Result<Option<Arc<OnceLock<bool>>>> {
         let count = windows.remote_segments().len();
         let (Some(local_qp), true) = (&self.local_qp, self.up && self.outstanding + count <= MAX_OUTSTANDING) else {
@@ -405,7 +405,7 @@ impl RmaQueuePair {
                 *posted = true;
                 entry.outstanding += 1;
                 self.outstanding += 1;
-                // SAFETY: the stage is registered for local writes, and is looked at when this has ended.
+                // SAFETY: the stage is registered for local writes, and is read after this has ended.
                 unsafe { local_qp.qp.post(&[WorkRequest { id, opcode, sges: &[sge], signalled: true }]) }?;
                 Ok(PostOutcome::All)
             }

@@ -36,7 +36,7 @@ pub(super) enum HelloError {
     /// No common version; the lowest and the highest that the peer supports.
     Version(u16, u16),
     /// Impossible numbers.
-    Nonsense,
+    Malformed,
 }
 
 impl CmHello {
@@ -65,7 +65,7 @@ impl CmHello {
             return Err(HelloError::Version(versions.0, versions.1));
         }
         if bytes.len() < HELLO {
-            return Err(HelloError::Nonsense);
+            return Err(HelloError::Malformed);
         }
         let hello = CmHello {
             versions,
@@ -76,7 +76,7 @@ impl CmHello {
             domain: number(bytes, 28),
         };
         let possible = hello.message as usize >= 256 && hello.credits >= 2;
-        if possible { Ok(hello) } else { Err(HelloError::Nonsense) }
+        if possible { Ok(hello) } else { Err(HelloError::Malformed) }
     }
 }
 
@@ -214,10 +214,10 @@ pub(super) fn encode(header: MessageHeader, content: &MessageContent<'_>, out: &
 
 /// Decodes a message.
 pub(super) fn decode(message: &[u8]) -> io::Result<(MessageHeader, MessageContent<'_>)> {
-    let nonsense = || io::Error::new(io::ErrorKind::InvalidData, "it sent a malformed message");
-    let Some((head, rest)) = message.split_first_chunk::<HEADER>() else { return Err(nonsense()) };
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "it sent a malformed message");
+    let Some((head, rest)) = message.split_first_chunk::<HEADER>() else { return Err(malformed()) };
     let header = MessageHeader { credits: number(head, 2) as u16, read: number(head, 4) as u16 };
-    let sized = |len: usize| if rest.len() == len { Ok(()) } else { Err(nonsense()) };
+    let sized = |len: usize| if rest.len() == len { Ok(()) } else { Err(malformed()) };
     let staged = || {
         sized(16)?;
         Ok::<_, io::Error>(StagedSegment { address: number(rest, 0), key: short(rest, 8), len: short(rest, 12) })
@@ -238,7 +238,7 @@ pub(super) fn decode(message: &[u8]) -> io::Result<(MessageHeader, MessageConten
             MessageContent::RmaConnected(short(rest, 0))
         }
         8 => sized(0).map(|()| MessageContent::Bye)?,
-        _ => return Err(nonsense()),
+        _ => return Err(malformed()),
     };
     Ok((header, content))
 }
@@ -326,9 +326,9 @@ mod tests {
         let later = CmHello { versions: (2, 5), ..HERE }.encode();
         assert_eq!(decode_here(&later), Err(HelloError::Version(2, 5)));
         assert_eq!(decode_here(&later[..12]), Err(HelloError::Version(2, 5)));
-        assert_eq!(decode_here(&HERE.encode()[..20]), Err(HelloError::Nonsense));
-        assert_eq!(decode_here(&CmHello { credits: 0, ..HERE }.encode()), Err(HelloError::Nonsense));
-        assert_eq!(decode_here(&CmHello { message: 8, ..HERE }.encode()), Err(HelloError::Nonsense));
+        assert_eq!(decode_here(&HERE.encode()[..20]), Err(HelloError::Malformed));
+        assert_eq!(decode_here(&CmHello { credits: 0, ..HERE }.encode()), Err(HelloError::Malformed));
+        assert_eq!(decode_here(&CmHello { message: 8, ..HERE }.encode()), Err(HelloError::Malformed));
     }
 
     #[test]

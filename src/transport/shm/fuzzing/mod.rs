@@ -1,4 +1,4 @@
-//! What the fuzzer shows the receiving side of a link.
+//! Fuzz targets of the shared-memory transport: packets of the socket, and the ring of a hostile peer.
 
 mod packets;
 mod ring;

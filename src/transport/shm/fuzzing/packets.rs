@@ -1,4 +1,4 @@
-//! Packets of a socket that hold anything, with any descriptors.
+//! Fuzz target: packets of the socket with arbitrary bytes and descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -12,27 +12,31 @@ use crate::fuzzing::script::{Script, script, written};
 use crate::memory::shared;
 
 script! {
-    /// What comes with a packet.
-    enum Thing { Segment, Short, Unsealed, Counter, Socket }
+    /// A descriptor that comes with a packet.
+    enum Descriptor { Segment, Short, Unsealed, EventFd, Socket }
 }
 
 script! {
-    struct Parcel { things: u8, first: Thing, second: Thing }
+    struct Attachment { count: u8, first: Descriptor, second: Descriptor }
 }
 
-/// Packets of a socket: any bytes, with any descriptors.
+/// Receives one packet with arbitrary bytes and descriptors.
 pub fn packets(mut bytes: &[u8]) {
-    let parcel = Parcel::read(&mut bytes);
+    let attachment = Attachment::read(&mut bytes);
     let (here, there) = pair();
-    let thing = |thing: &Thing| match thing {
-        Thing::Segment => SharedSegment::create().map(|(fd, _)| fd).ok(),
-        Thing::Short => shared::create(100, false).map(|(fd, _)| fd).ok(),
-        Thing::Unsealed => rustix::fs::memfd_create("any", rustix::fs::MemfdFlags::CLOEXEC).ok(),
-        Thing::Counter => rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok(),
-        Thing::Socket => Some(pair().0),
+    let create = |descriptor: &Descriptor| match descriptor {
+        Descriptor::Segment => SharedSegment::create().map(|(fd, _)| fd).ok(),
+        Descriptor::Short => shared::create(100, false).map(|(fd, _)| fd).ok(),
+        Descriptor::Unsealed => rustix::fs::memfd_create("any", rustix::fs::MemfdFlags::CLOEXEC).ok(),
+        Descriptor::EventFd => rustix::event::eventfd(0, EventfdFlags::CLOEXEC).ok(),
+        Descriptor::Socket => Some(pair().0),
     };
-    let fds: Vec<OwnedFd> =
-        [&parcel.first, &parcel.second].into_iter().cycle().take(usize::from(parcel.things % 6)).filter_map(thing).collect();
+    let fds: Vec<OwnedFd> = [&attachment.first, &attachment.second]
+        .into_iter()
+        .cycle()
+        .take(usize::from(attachment.count % 6))
+        .filter_map(create)
+        .collect();
     if !send(&there, bytes, &fds) {
         return;
     }
@@ -45,12 +49,12 @@ pub fn packets(mut bytes: &[u8]) {
             let mut taken = taken.into_iter();
             if let Some(first) = taken.next() {
                 let found = SharedSegment::attach(first.as_fd());
-                assert_eq!(found.is_ok(), parcel.first == Thing::Segment);
+                assert_eq!(found.is_ok(), attachment.first == Descriptor::Segment);
             }
             if let Some(second) = taken.next() {
-                assert_eq!(Doorbell::new(second).is_some(), parcel.second == Thing::Counter);
+                assert_eq!(Doorbell::new(second).is_some(), attachment.second == Descriptor::EventFd);
             }
-            // What is understood is said in the same way.
+            // A decoded packet encodes to bytes that decode to the same packet.
             let again = postcard::to_stdvec(&packet).expect("a packet");
             assert_eq!(postcard::from_bytes::<ControlPacket>(&again).ok(), Some(packet));
         }
@@ -59,7 +63,7 @@ pub fn packets(mut bytes: &[u8]) {
     }
 }
 
-/// Bytes that are no packet may be sent too.
+/// Sends the bytes, which need not be a valid packet.
 fn send(socket: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) -> bool {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
     let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
@@ -73,15 +77,16 @@ fn send(socket: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) -> bool {
 
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let hello = ShmHello::new(1, 2);
-    let seed =
-        |parcel: Parcel, packet: &ControlPacket| [written(&[parcel]), postcard::to_stdvec(packet).expect("a packet")].concat();
-    let with = |things| Parcel { things, first: Thing::Segment, second: Thing::Counter };
+    let seed = |attachment: Attachment, packet: &ControlPacket| {
+        [written(&[attachment]), postcard::to_stdvec(packet).expect("a packet")].concat()
+    };
+    let with = |count| Attachment { count, first: Descriptor::Segment, second: Descriptor::EventFd };
     vec![
         ("hello", seed(with(2), &ControlPacket::Hello(hello))),
         ("welcome", seed(with(1), &ControlPacket::Welcome { hello, reads: true })),
         ("ready", seed(with(0), &ControlPacket::Ready { reads: true })),
         ("refused", seed(with(0), &ControlPacket::Refused { reason: "no".into() })),
-        ("block", seed(Parcel { first: Thing::Short, ..with(1) }, &ControlPacket::Block { id: 1, len: 100 })),
-        ("bell", seed(Parcel { second: Thing::Socket, ..with(3) }, &ControlPacket::Bell)),
+        ("block", seed(Attachment { first: Descriptor::Short, ..with(1) }, &ControlPacket::Block { id: 1, len: 100 })),
+        ("bell", seed(Attachment { second: Descriptor::Socket, ..with(3) }, &ControlPacket::Doorbell)),
     ]
 }

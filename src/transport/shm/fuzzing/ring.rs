@@ -1,4 +1,4 @@
-//! A segment in which anything stands, and changes at any moment; records, loans and blocks that are lies.
+//! Fuzz target: a segment with arbitrary content that changes at any moment, and records, loans and blocks of a hostile peer.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ script! {
     enum Number {
         Small { n: u8 },
         Middle { n: u16 },
-        /// About the longest record.
+        /// Close to the longest body of a record.
         Longest { more: u8 },
         Top { below: u8 },
         Any { n: u64 },
@@ -30,7 +30,7 @@ script! {
 
 script! {
     enum Far {
-        /// In the process, where there is something.
+        /// In this process, in readable memory.
         There { offset: u16 },
         Any { n: Number },
     }
@@ -42,48 +42,48 @@ script! {
 
 script! {
     enum Event {
-        /// Frames for the sink, see `Listener`, in a record as it should be.
+        /// Frames for the sink, see [`RingSink`], in a well-formed record.
         Frames { bytes: Vec<u8> },
         /// A part of a payload.
         Payload { len: Number },
-        /// Memory is lent, and stays so or not.
+        /// A loan, granted or not.
         Loan { slot: u8, id: u8, first: Piece, second: Piece, pieces: u8, granted: bool },
         Gone,
         Forget { id: u8 },
-        /// A record of any sort, of which so many bytes are these.
+        /// A record of any kind and length that begins with these bytes.
         Record { kind: u8, len: Number, bytes: Vec<u8> },
-        /// A header where the next one belongs, or anywhere.
+        /// A header at the next record's position, or anywhere.
         Header { at: Number, next: bool, word: u64 },
-        Scribble { at: Number, bytes: Vec<u8> },
+        Overwrite { at: Number, bytes: Vec<u8> },
         Word { which: u8, slot: u8, value: Number },
-        /// Memory with a descriptor: of so many bytes, said to be of that many.
+        /// A shared block of `len` bytes, announced with a length of `claim`.
         Block { id: u8, len: u16, claim: Number, sealed: bool },
-        /// The other side looks at what is there.
+        /// The victim polls its inbox.
         Turn,
-        /// So many of the next events happen while it does.
+        /// So many of the next events happen during the next poll.
         During { events: u8 },
-        /// The receiver takes back what it has made room in.
-        TakeBack { which: u8 },
-        /// The other side sends, as much as there is room for.
+        /// The victim closes the gate of a target.
+        CloseTarget { which: u8 },
+        /// The victim sends, as much as there is room for.
         Send { bytes: Number, payload: Number },
-        /// It goes on with that, or gives up what it has sent from.
+        /// The victim continues the send, or closes the gate of its payload.
         Resume,
         Withdraw,
     }
 }
 
 const EVENTS: usize = 200;
-/// Longest payload that is asked for.
+/// Longest payload that a frame announces.
 const LONGEST: usize = 300_000;
-/// Bytes on either side of a payload's target.
+/// Guard bytes on either side of a payload's target.
 const AROUND: usize = 32;
 const SECRET: u8 = 0xd5;
-/// What can be read in this process.
+/// Memory of this process that loans may name.
 static THERE: [u8; 1 << 16] = [0x66; 1 << 16];
 
-/// The one who writes what the other side reads.
-struct Liar {
-    /// Writable; the other side has its own, read-only mapping of it.
+/// The hostile peer: writes the segment that the victim reads.
+struct Adversary {
+    /// Writable; the victim has a read-only mapping of it.
     segment: Arc<SharedSegment>,
     /// Where its next record goes.
     at: u64,
@@ -92,7 +92,7 @@ struct Liar {
     during: usize,
 }
 
-impl Liar {
+impl Adversary {
     fn record(&mut self, kind: u64, len: usize, fill: impl FnOnce(&SharedSegment, u64)) {
         if len <= MAX_BODY {
             fill(&self.segment, self.at + 8);
@@ -107,7 +107,7 @@ impl Liar {
         self.record(kind, bytes.len(), |segment, at| segment.write(at, bytes));
     }
 
-    /// What it does by itself.
+    /// Executes an event of the adversary.
     fn act(&mut self, event: &Event) {
         match event {
             Event::Frames { bytes } => self.bytes(1, bytes),
@@ -138,14 +138,14 @@ impl Liar {
                 let at = if *next { self.at } else { number(at) & !7 };
                 self.segment.header(at).store(*word, Ordering::Release);
             }
-            Event::Scribble { at, bytes } => {
-                // Any place of the ring, and as many as come.
+            Event::Overwrite { at, bytes } => {
+                // Anywhere in the ring.
                 self.segment.write(number(at), bytes);
             }
             Event::Word { which, slot, value } => {
                 let (words, slot) = (self.segment.words(), usize::from(*slot) % SLOTS);
                 let Words { taken, asleep, waiting, granted, finished, processor, .. } = words;
-                // Not which loan it reads: who takes memory back waits a second for that.
+                // `reading` is left out: closing a gate would wait a second for it.
                 let word = [&taken.0, &asleep.0, &waiting.0, &granted[slot], &finished[slot], &processor.0];
                 word[usize::from(*which) % word.len()].store(number(value), Ordering::Release);
             }
@@ -161,7 +161,7 @@ impl Liar {
         }
     }
 
-    /// What happens while the other side is in the middle of something.
+    /// Executes the events that happen during a poll of the victim.
     fn interfere(&mut self) {
         for _ in 0..std::mem::take(&mut self.during) {
             if let Some(event) = self.events.pop_front() {
@@ -188,15 +188,15 @@ fn far(far: &Far) -> u64 {
     }
 }
 
-/// Who is told what arrives: a protocol of its own, of which each byte means something.
+/// The sink of the victim. Its frames are single bytes; some announce a payload, or close the link.
 struct RingSink<'a> {
-    liar: &'a mut Liar,
+    adversary: &'a mut Adversary,
     regions: &'a mut Vec<RingTarget>,
-    asked: usize,
-    placed: usize,
+    announced: usize,
+    done: usize,
 }
 
-/// Room for a payload, in the middle of other memory.
+/// A payload's target, between guard bytes.
 struct RingTarget {
     memory: RegionBuffer<Segments<Vec<u8>>>,
     len: usize,
@@ -217,33 +217,34 @@ impl RingTarget {
         let mut all = vec![0; self.len + 2 * AROUND];
         if Slice::whole(self.memory.region()).read(&mut all) {
             let around = all[..AROUND].iter().chain(&all[AROUND + self.len..]);
-            assert!(around.copied().all(|byte| byte == SECRET), "memory around a payload's place was written");
+            assert!(around.copied().all(|byte| byte == SECRET), "memory around a payload's target was written");
         }
     }
 }
 
 impl Sink for RingSink<'_> {
     fn accepted(&mut self, _: Address) -> LinkKey {
-        unreachable!("nobody is accepted")
+        unreachable!("this sink accepts no links")
     }
     fn attach(&mut self, _: LinkKey, _: Arc<dyn Link>) {}
     fn connected(&mut self, _: LinkKey) {}
     fn chunk(&mut self, _: LinkKey, _: usize) {}
-    /// 0: a payload, whose length and target two and one more bytes say. 1: more is needed. 2: the end. Else one is taken.
+    /// 0: a payload; two bytes give its length, one its target. 1: an incomplete frame. 2: closes the link. Others: one byte is
+    /// consumed.
     fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
-        self.liar.interfere();
+        self.adversary.interfere();
         let mut used = 0;
-        while let Some(what) = bytes.get(used) {
-            match what % 16 {
+        while let Some(frame) = bytes.get(used) {
+            match frame % 16 {
                 0 => {
                     let Some([low, high, how]) = bytes.get(used + 1..used + 4) else { break };
                     let len = (usize::from(u16::from_le_bytes([*low, *high])) * (1 + usize::from(how % 5))).min(LONGEST);
                     let piece = [usize::MAX, 1 << 12, 1000, 33][usize::from(how >> 4) % 4].max(len / 200);
                     let target = (how & 8 == 0).then(|| RingTarget::new(len, piece));
-                    let place = ReceiveTarget { memory: target.as_ref().and_then(RingTarget::slice), len };
+                    let receive_target = ReceiveTarget { memory: target.as_ref().and_then(RingTarget::slice), len };
                     self.regions.extend(target);
-                    self.asked += 1;
-                    return Some(Consumed { used: used + 4, target: Some(place) });
+                    self.announced += 1;
+                    return Some(Consumed { used: used + 4, target: Some(receive_target) });
                 }
                 1 if bytes.len() < 100_000 => break,
                 1 | 2 => return None,
@@ -253,12 +254,12 @@ impl Sink for RingSink<'_> {
         Some(Consumed { used, target: None })
     }
     fn payload_done(&mut self, _: LinkKey, _: PayloadStatus) {
-        self.liar.interfere();
-        self.placed += 1;
-        assert!(self.placed <= self.asked, "a payload has landed that nobody asked for");
+        self.adversary.interfere();
+        self.done += 1;
+        assert!(self.done <= self.announced, "a payload was reported that no frame has announced");
     }
     fn heard(&mut self, _: LinkKey) {
-        self.liar.interfere();
+        self.adversary.interfere();
     }
     fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {}
     fn returned(&mut self, _: LinkKey) {}
@@ -267,8 +268,8 @@ impl Sink for RingSink<'_> {
     fn closed(&mut self, _: LinkKey, _: std::io::Error) {}
 }
 
-/// A side of a link to a liar, and the liar.
-fn line(nonce: &u64) -> (Arc<Connection>, Arc<SharedSegment>, OwnedFd) {
+/// The victim's side of a link, and the segment and socket of the adversary.
+fn link_to_adversary(nonce: &u64) -> (Arc<Connection>, Arc<SharedSegment>, OwnedFd) {
     let (_, mine) = SharedSegment::create().expect("a segment");
     let (fd, theirs) = SharedSegment::create().expect("a segment");
     let (socket, other) = pair();
@@ -281,46 +282,46 @@ fn line(nonce: &u64) -> (Arc<Connection>, Arc<SharedSegment>, OwnedFd) {
         doorbell: None,
         cut: AtomicBool::new(false),
     };
-    let line = Arc::new(Connection::new(mine, SharedSegment::attach(fd.as_fd()).expect("a segment"), peer, true));
-    line.lends.store(true, Ordering::Relaxed);
-    (line, theirs, other)
+    let connection = Arc::new(Connection::new(mine, SharedSegment::attach(fd.as_fd()).expect("a segment"), peer, true));
+    connection.lends.store(true, Ordering::Relaxed);
+    (connection, theirs, other)
 }
 
-/// A side of a link, and a hostile one at its other end: what that shows is a script.
+/// Runs a script of events against one side of a link with a hostile peer.
 pub fn ring(bytes: &[u8]) {
     let nonce = 0x1234_5678_9abc_def0;
-    let (line, segment, _other) = line(&nonce);
-    let mut inbox = ShmInbox::new(&line);
-    let mut outbox = ShmOutbox::new(&line, Arc::new(Traffic::new(KernelCopyPolicy::Always)));
+    let (connection, segment, _socket) = link_to_adversary(&nonce);
+    let mut inbox = ShmInbox::new(&connection);
+    let mut outbox = ShmOutbox::new(&connection, Arc::new(Traffic::new(KernelCopyPolicy::Always)));
     let mut sending: Option<(ShmSend, Arc<Region>)> = None;
     let mut scratch = vec![0; MAX_BODY];
     let events = read_all::<Event>(bytes, EVENTS).into();
-    let mut liar = Liar { segment, at: 0, blocks: VecDeque::new(), events, during: 0 };
-    let (mut regions, mut asked, mut placed) = (Vec::new(), 0, 0);
-    while let Some(event) = liar.events.pop_front() {
+    let mut adversary = Adversary { segment, at: 0, blocks: VecDeque::new(), events, during: 0 };
+    let (mut regions, mut announced, mut done) = (Vec::new(), 0, 0);
+    while let Some(event) = adversary.events.pop_front() {
         match &event {
             Event::Turn => {
-                let mut blocks = std::mem::take(&mut liar.blocks);
-                let mut sink = RingSink { liar: &mut liar, regions: &mut regions, asked, placed };
+                let mut blocks = std::mem::take(&mut adversary.blocks);
+                let mut sink = RingSink { adversary: &mut adversary, regions: &mut regions, announced, done };
                 let fetch = &mut |inbox: &mut ShmInbox| {
                     while let Some((id, len, fd)) = blocks.pop_front() {
                         let _ = inbox.add_block(id, len, &fd);
                     }
                 };
-                let turn = inbox.turn(LinkKey(1), &line, &mut scratch, &mut sink, fetch);
-                (asked, placed) = (sink.asked, sink.placed);
-                let held = line.mine.words().reading.iter().any(|word| word.load(Ordering::Relaxed) != 0);
-                assert!(!held, "a read is announced that is over");
+                let turn = inbox.turn(LinkKey(1), &connection, &mut scratch, &mut sink, fetch);
+                (announced, done) = (sink.announced, sink.done);
+                let reading = connection.mine.words().reading.iter().any(|word| word.load(Ordering::Relaxed) != 0);
+                assert!(!reading, "a read that is over is still announced");
                 regions.iter().for_each(RingTarget::check);
                 match turn {
-                    Ok(Turn::Nothing) => assert!(!inbox.has_work() || !liar.events.is_empty() || line.peer.is_gone()),
+                    Ok(Turn::Nothing) => assert!(!inbox.has_work() || !adversary.events.is_empty() || connection.peer.is_gone()),
                     Ok(Turn::Something) => {}
                     Ok(Turn::Closed) | Err(_) => break,
                 }
-                liar.blocks.append(&mut blocks);
+                adversary.blocks.append(&mut blocks);
             }
-            Event::During { events } => liar.during = usize::from(*events % 8),
-            Event::TakeBack { which } => {
+            Event::During { events } => adversary.during = usize::from(*events % 8),
+            Event::CloseTarget { which } => {
                 if let Some(target) = regions.len().checked_sub(1).map(|last| &regions[usize::from(*which).min(last)]) {
                     target.memory.region().close();
                 }
@@ -331,9 +332,9 @@ pub fn ring(bytes: &[u8]) {
                 sending = Some((outbox.begin(bytes, Some(Slice::whole(&region))), region));
             }
             Event::Send { .. } | Event::Resume => {
-                let _ = (outbox.could_go_on(&line), outbox.loans.sweep(&line));
+                let _ = (outbox.can_continue(&connection), outbox.loans.sweep(&connection));
                 if let Some((mut now, region)) = sending.take() {
-                    match outbox.write(&line, &mut now) {
+                    match outbox.write(&connection, &mut now) {
                         Ok(Written::All | Written::Lent) => {}
                         Ok(Written::Part) => sending = Some((now, region)),
                         Err(_) => break,
@@ -345,18 +346,18 @@ pub fn ring(bytes: &[u8]) {
                     region.close();
                 }
             }
-            event => liar.act(event),
+            event => adversary.act(event),
         }
     }
-    drop(outbox.end(&line));
+    drop(outbox.end(&connection));
     regions.iter().for_each(RingTarget::check);
 }
 
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     const { assert!(LEN > RING as usize) };
     let frames = |bytes: &[u8]| Event::Frames { bytes: bytes.to_vec() };
-    // A payload of so many bytes, into memory in one piece.
-    let place = |len: u16| frames(&[&[3, 3, 0][..], &len.to_le_bytes(), &[0]].concat());
+    // Announces a payload of `len` bytes, into memory in one piece.
+    let announce = |len: u16| frames(&[&[3, 3, 0][..], &len.to_le_bytes(), &[0]].concat());
     let middle = |n| Number::Middle { n };
     let piece = |offset, n| Piece { block: 0, address: Far::There { offset }, len: middle(n) };
     let lends = |slot, id, first, pieces| Event::Loan { slot, id, first, second: piece(100, 50), pieces, granted: true };
@@ -364,7 +365,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let plain = [
         frames(&[3; 20]),
         Event::Turn,
-        place(1000),
+        announce(1000),
         Event::Payload { len: middle(600) },
         Event::Payload { len: middle(400) },
         frames(&[1, 3]),
@@ -373,30 +374,30 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         Event::Turn,
     ];
     let lent = [
-        place(1050),
+        announce(1050),
         lends(2, 7, piece(0, 1000), 2),
         Event::Turn,
-        place(60_000),
+        announce(60_000),
         lends(3, 8, piece(0, 50_000), 1),
-        Event::TakeBack { which: 1 },
+        Event::CloseTarget { which: 1 },
         Event::Gone,
         Event::Turn,
     ];
     let blocks = [
         Event::Block { id: 1, len: 4096, claim: middle(4096), sealed: true },
-        place(500),
+        announce(500),
         lends(0, 9, of_block, 1),
         Event::Turn,
         Event::Forget { id: 1 },
         Event::Turn,
     ];
     let changing = [
-        place(200),
+        announce(200),
         Event::During { events: 3 },
         lends(1, 5, piece(0, 200), 1),
         Event::Turn,
         Event::Word { which: 3, slot: 1, value: Number::Small { n: 0 } },
-        Event::Scribble { at: middle(64), bytes: vec![9; 40] },
+        Event::Overwrite { at: middle(64), bytes: vec![9; 40] },
         Event::Header { at: Number::Small { n: 0 }, next: true, word: 1 << 32 | 8 },
         Event::Turn,
     ];

@@ -1,5 +1,5 @@
-//! What the fuzzer lets arrive at one end of a socket: frames and payloads, cut anywhere, with what is behind a payload right
-//! or wrong, and targets that are withdrawn in the middle.
+//! Fuzz target: the receiving side of a tcp link. Frames and payloads arrive in arbitrary pieces, with valid and invalid
+//! trailers, and targets that are withdrawn during a payload.
 
 mod plan;
 mod seeds;
@@ -19,17 +19,17 @@ use super::receiving::{BEHIND_PAYLOAD, TcpReceiver};
 use crate::Address;
 use crate::fuzzing::script::{Script, read_all};
 use crate::memory::{RegionBuffer, Segments, Slice};
-use plan::{Announced, ArrivingPayload, CLOSE, Happening, StreamPlan, announced, frame};
+use plan::{Announced, ArrivingPayload, CLOSE, StreamEvent, StreamPlan, announced, frame};
 pub(crate) use seeds::seeds;
 use steps::{Arrival, Mark, stream};
 
 const STEPS: usize = 200;
-/// Bytes on either side of a target.
+/// Guard bytes on either side of a target.
 const AROUND: usize = 32;
 const SECRET: u8 = 0xd5;
 const KEY: LinkKey = LinkKey(7);
 
-/// Room for a payload, in the middle of other memory.
+/// A payload's target, between guard bytes.
 struct StreamTarget {
     memory: RegionBuffer<Segments<Vec<u8>>>,
     slice: Slice,
@@ -43,7 +43,7 @@ impl StreamTarget {
         // Segments may be empty.
         segments.insert(1, Vec::new());
         let memory = RegionBuffer::writable(Segments(segments));
-        let slice = Slice::whole(memory.region()).part(AROUND, announced.len).expect("it is as long");
+        let slice = Slice::whole(memory.region()).part(AROUND, announced.len).expect("the memory is longer");
         StreamTarget { slice: if announced.ends { slice.for_one_operation() } else { slice }, memory, ends: announced.ends }
     }
 
@@ -51,29 +51,29 @@ impl StreamTarget {
         if self.ends { self.slice.end() } else { self.memory.region().close() }
     }
 
-    /// In it are these bytes, and there is nothing behind them, nor anything new around it.
+    /// Checks that the target begins with these bytes, and that nothing else was written in it or around it.
     fn check(self, bytes: &[u8]) {
         let len = self.slice.len;
         let all = self.memory.take().0.concat();
         let (before, rest) = all.split_at(AROUND);
-        let (place, behind) = rest.split_at(len);
-        let (came, not_yet) = place.split_at(bytes.len());
-        assert!(came == bytes, "other bytes are in a payload's place than were sent");
-        assert!(not_yet.iter().all(|byte| *byte == SECRET), "a payload's place was written where nothing had come for it");
-        assert!([before, behind].concat().iter().all(|byte| *byte == SECRET), "memory around a payload's place was written");
+        let (target, behind) = rest.split_at(len);
+        let (arrived, untouched) = target.split_at(bytes.len());
+        assert!(arrived == bytes, "a payload's target has other bytes than were sent");
+        assert!(untouched.iter().all(|byte| *byte == SECRET), "a payload's target was written beyond the bytes that arrived");
+        assert!([before, behind].concat().iter().all(|byte| *byte == SECRET), "memory around a payload's target was written");
     }
 }
 
-/// Who is told what arrives.
+/// The sink: records what is reported.
 #[derive(Default)]
 struct StreamSink {
-    happened: Vec<Happening>,
+    events: Vec<StreamEvent>,
     targets: Vec<Option<StreamTarget>>,
 }
 
 impl Sink for StreamSink {
     fn accepted(&mut self, _: Address) -> LinkKey {
-        unreachable!("nobody is accepted")
+        unreachable!("this sink accepts no links")
     }
     fn attach(&mut self, _: LinkKey, _: Arc<dyn Link>) {}
     fn connected(&mut self, _: LinkKey) {}
@@ -82,26 +82,27 @@ impl Sink for StreamSink {
         assert!(key == KEY && !bytes.is_empty());
         let mut used = 0;
         while let Some(len) = frame(&bytes[used..]) {
-            let said = &bytes[used..used + len];
-            self.happened.push(Happening::Frame(said.to_vec()));
+            let frame_bytes = &bytes[used..used + len];
+            self.events.push(StreamEvent::Frame(frame_bytes.to_vec()));
             used += len;
-            if said == [CLOSE] {
-                self.happened.push(Happening::Closed);
+            if frame_bytes == [CLOSE] {
+                self.events.push(StreamEvent::Closed);
                 return None;
             }
-            if let Some(announced) = announced(said) {
+            if let Some(announced) = announced(frame_bytes) {
                 let target = (!announced.nowhere).then(|| StreamTarget::new(&announced));
                 target.iter().filter(|_| announced.over).for_each(StreamTarget::withdraw);
-                let place = ReceiveTarget { memory: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
+                let receive_target =
+                    ReceiveTarget { memory: target.as_ref().map(|target| target.slice.clone()), len: announced.len };
                 self.targets.push(target);
-                return Some(Consumed { used, target: Some(place) });
+                return Some(Consumed { used, target: Some(receive_target) });
             }
         }
         Some(Consumed { used, target: None })
     }
-    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus) {
+    fn payload_done(&mut self, key: LinkKey, status: PayloadStatus) {
         assert_eq!(key, KEY);
-        self.happened.push(Happening::Placed(landed));
+        self.events.push(StreamEvent::PayloadDone(status));
     }
     fn heard(&mut self, _: LinkKey) {}
     fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {}
@@ -117,7 +118,7 @@ struct StreamEnd<'a> {
     receiving: TcpReceiver,
     covered: AtomicBool,
     sink: StreamSink,
-    /// What has happened up to there is what should have.
+    /// So many events were compared with the plan.
     checked: usize,
     scratch: Vec<u8>,
     sockets: (OwnedFd, OwnedFd),
@@ -132,19 +133,19 @@ impl StreamEnd<'_> {
         StreamEnd { plan, receiving, covered, sink, checked: 0, scratch, sockets }
     }
 
-    /// These bytes arrive, behind `at` others; false when nothing more is wanted.
+    /// Feeds bytes that follow `at` others; false when the stream has ended.
     fn feed(&mut self, at: usize, bytes: &[u8]) -> bool {
         let fed = self.receiving.feed(KEY, bytes, &self.covered, &mut self.sink);
         if fed.is_err() {
-            self.sink.happened.push(Happening::Refused);
+            self.sink.events.push(StreamEvent::Refused);
         }
-        let goes_on = self.sink.happened.last().is_none_or(|last| !matches!(last, Happening::Refused | Happening::Closed));
+        let goes_on = self.sink.events.last().is_none_or(|last| !matches!(last, StreamEvent::Refused | StreamEvent::Closed));
         assert_eq!(fed.unwrap_or(false), goes_on);
         self.check(at + bytes.len(), goes_on);
         goes_on
     }
 
-    /// They come through the socket, and are read as a link reads them.
+    /// Sends bytes through the socket, and reads them as a link does.
     fn read(&mut self, mut at: usize, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             let written = rustix::io::write(&self.sockets.0, bytes).expect("an empty socket has room");
@@ -165,8 +166,8 @@ impl StreamEnd<'_> {
                     assert!(arriving.is_some_and(|payload| payload.begin <= at && at + placed <= payload.begin + payload.len));
                     assert!(read.in_scratch <= BEHIND_PAYLOAD);
                 }
-                let came = self.scratch[..read.in_scratch].to_vec();
-                if !self.feed(at + placed, &came) {
+                let arrived = self.scratch[..read.in_scratch].to_vec();
+                if !self.feed(at + placed, &arrived) {
                     return false;
                 }
                 at += read.total;
@@ -174,17 +175,17 @@ impl StreamEnd<'_> {
                     break;
                 }
             }
-            assert_eq!(at, end, "bytes are left in the socket that nobody is told of");
+            assert_eq!(at, end, "bytes are left in the socket, and the receiver reported no more");
         }
         true
     }
 
-    /// When so many bytes have arrived, what they bring has happened, and nothing else.
+    /// Checks that after so many bytes exactly the planned events were reported.
     fn check(&mut self, at: usize, goes_on: bool) {
-        let due = self.plan.happenings.partition_point(|(then, _)| *then <= at);
-        let happened = self.sink.happened[self.checked..].iter();
-        let wanted = self.plan.happenings[self.checked..due].iter().map(|(_, happening)| happening);
-        assert!(happened.eq(wanted), "not what was said has happened, {at} bytes from the beginning");
+        let due = self.plan.events.partition_point(|(then, _)| *then <= at);
+        let events = self.sink.events[self.checked..].iter();
+        let wanted = self.plan.events[self.checked..due].iter().map(|(_, event)| event);
+        assert!(events.eq(wanted), "unexpected events within the first {at} bytes");
         self.checked = due;
         if goes_on {
             assert_eq!(self.receiving.has_payload(), self.plan.is_arriving(at));
@@ -195,12 +196,12 @@ impl StreamEnd<'_> {
     }
 }
 
-/// The stream arrives, up to its end or where it is refused.
+/// Plays the stream up to its end, or to where it is refused.
 fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &StreamPlan, arrival: &Arrival, cuts: bool) {
     let mut end = StreamEnd::new(plan, arrival.short);
     let every = match usize::from(arrival.every) {
         0 => stream.len(),
-        // No more than some hundred reads.
+        // At most some hundred reads.
         every => every.max(stream.len() / 300),
     };
     let (mut at, mut socket, mut goes_on) = (0, arrival.socket, true);
@@ -226,15 +227,15 @@ fn play(stream: &[u8], marks: &BTreeMap<usize, Mark>, plan: &StreamPlan, arrival
         let read = receiving.read(mine.as_raw_fd(), &mut scratch).expect("the end of what was sent");
         assert_eq!((read.total, read.in_scratch), (0, 0));
     }
-    assert_eq!(end.checked, plan.happenings.len(), "not all has happened");
+    assert_eq!(end.checked, plan.events.len(), "planned events are missing");
     assert_eq!(sink.targets.len(), plan.payloads.len());
     for (target, ArrivingPayload { begin, len, withdrawn, .. }) in sink.targets.into_iter().zip(&plan.payloads) {
-        let came = (begin + len).min(*withdrawn).min(stream.len());
-        target.into_iter().for_each(|target| target.check(&stream[*begin..came]));
+        let arrived = (begin + len).min(*withdrawn).min(stream.len());
+        target.into_iter().for_each(|target| target.check(&stream[*begin..arrived]));
     }
 }
 
-/// What a socket brings, cut in several ways: the same comes of it.
+/// Plays a stream cut in several ways, and checks that the same events follow.
 pub fn receiving(mut bytes: &[u8]) {
     let arrival = Arrival::read(&mut bytes);
     let (stream, marks) = stream(&read_all(bytes, STEPS));
@@ -242,7 +243,7 @@ pub fn receiving(mut bytes: &[u8]) {
     let covered = marks.iter().find(|(_, mark)| mark.covers).map_or(usize::MAX, |(at, _)| *at);
     let plan = StreamPlan::new(&stream, &withdrawn, covered);
     play(&stream, &marks, &plan, &arrival, true);
-    // All together the other way, and byte by byte.
+    // At once by the other path, and byte by byte.
     for (every, socket) in [(0, !arrival.socket), (1, arrival.socket)] {
         play(&stream, &marks, &plan, &Arrival { every, socket, ..arrival }, false);
     }

@@ -1,4 +1,4 @@
-//! Streams that the fuzzer begins with.
+//! The seed corpus of the fuzz target.
 
 use super::steps::{Arrival, Count, Step, Trailer};
 use crate::fuzzing::script::written;
@@ -68,7 +68,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         Step::Long { len: 9000 },
         Step::Cut { back: small(20), socket: false },
     ];
-    // More pieces than one read is given.
+    // More pieces than one read can take.
     let pieces = [payload(middle(9000), 3, Trailer::Whole), Step::Cut { back: middle(9001), socket: true }, frame(8)];
     let left_out = [
         payload(small(8), 0, Trailer::Gone),

@@ -1,22 +1,22 @@
-//! What a script says: the bytes of a stream, and what happens meanwhile.
+//! The script of a fuzz input: the bytes of a stream, and what happens meanwhile.
 
 use std::collections::BTreeMap;
 
 use super::super::sending::{COVERED, COVERED_GONE, GONE, WHOLE};
-use super::plan::{CLOSE, LONGEST, PLACE, PLAIN};
+use super::plan::{CLOSE, LONGEST, PAYLOAD, PLAIN};
 use crate::fuzzing::script::script;
 
-/// After so many bytes nothing more is said.
-const MOST: usize = 120_000;
+/// After so many bytes, further steps are ignored.
+const MAX_STREAM: usize = 120_000;
 
 script! {
-    /// How the bytes arrive, where steps say nothing else.
+    /// How the bytes arrive, unless a step changes it.
     struct Arrival {
-        /// So many at a time; 0: all together.
+        /// So many at a time; 0: all at once.
         every: u16,
-        /// From a socket; else from a buffer, as those that were decrypted do.
+        /// From a socket; else from a buffer, like decrypted bytes.
         socket: bool,
-        /// The scratch buffer is as short as it may be.
+        /// The scratch buffer has its minimal length.
         short: bool,
     }
 }
@@ -26,7 +26,7 @@ script! {
 }
 
 script! {
-    /// What stands behind a payload. What is flipped of a checksum makes it wrong.
+    /// What follows a payload. Flipped bits make a checksum wrong.
     enum Trailer { Whole, Gone, Covered { flip: u32 }, CoveredGone { flip: u32 }, Byte { byte: u8 }, Missing }
 }
 
@@ -35,20 +35,21 @@ script! {
         Frame { bytes: Vec<u8> },
         Long { len: u16 },
         Payload { len: Count, how: u8, seed: u8, trailer: Trailer },
-        /// Anything.
+        /// Arbitrary bytes.
         Bytes { bytes: Vec<u8> },
-        /// The one who is told closes the link because of it.
+        /// A frame because of which the sink closes the link.
         Close,
-        /// These happen when all is there but so many bytes of what is said up to here. From then on payloads have checksums:
+        /// This and the next two happen `back` bytes before the end of the stream so far. From there on, payloads have
+        /// checksums.
         Cover { back: Count },
-        /// The target of the last payload is taken back.
+        /// The target of the last payload is withdrawn.
         Withdraw { back: Count },
-        /// What comes from there on arrives otherwise.
+        /// From there on, the bytes arrive by the other path.
         Cut { back: Count, socket: bool },
     }
 }
 
-/// What happens when so many bytes have arrived.
+/// What happens after a number of bytes.
 #[derive(Default)]
 pub(super) struct Mark {
     pub covers: bool,
@@ -64,47 +65,47 @@ fn count(count: &Count) -> usize {
     }
 }
 
-/// The bytes that the steps say, and what happens meanwhile.
+/// The bytes of the steps, and what happens meanwhile.
 pub(super) fn stream(steps: &[Step]) -> (Vec<u8>, BTreeMap<usize, Mark>) {
-    let (mut said, mut marks) = (Vec::new(), BTreeMap::<usize, Mark>::new());
-    let fill = |said: &mut Vec<u8>, len: usize, seed: u8| {
-        said.extend((0..len as u32).map(|n| (n.wrapping_mul(0x9e37_79b1) >> 23) as u8 ^ seed));
+    let (mut stream, mut marks) = (Vec::new(), BTreeMap::<usize, Mark>::new());
+    let fill = |stream: &mut Vec<u8>, len: usize, seed: u8| {
+        stream.extend((0..len as u32).map(|n| (n.wrapping_mul(0x9e37_79b1) >> 23) as u8 ^ seed));
     };
     for step in steps {
-        if said.len() > MOST {
+        if stream.len() > MAX_STREAM {
             break;
         }
-        let end = said.len();
+        let end = stream.len();
         match step {
-            Step::Frame { bytes } => said.extend([&[PLAIN, bytes.len() as u8, 0][..], bytes].concat()),
+            Step::Frame { bytes } => stream.extend([&[PLAIN, bytes.len() as u8, 0][..], bytes].concat()),
             Step::Long { len } => {
-                said.extend([&[PLAIN][..], &len.to_le_bytes()].concat());
-                fill(&mut said, usize::from(*len), 0);
+                stream.extend([&[PLAIN][..], &len.to_le_bytes()].concat());
+                fill(&mut stream, usize::from(*len), 0);
             }
             Step::Payload { len, how, seed, trailer } => {
                 let len = count(len) % (LONGEST + 1);
-                said.push(PLACE);
-                said.extend(&(len as u32).to_le_bytes()[..3]);
-                said.push(*how);
-                let begin = said.len();
-                fill(&mut said, len, *seed);
+                stream.push(PAYLOAD);
+                stream.extend(&(len as u32).to_le_bytes()[..3]);
+                stream.push(*how);
+                let begin = stream.len();
+                fill(&mut stream, len, *seed);
                 match trailer {
-                    Trailer::Whole => said.push(WHOLE),
-                    Trailer::Gone => said.push(GONE),
+                    Trailer::Whole => stream.push(WHOLE),
+                    Trailer::Gone => stream.push(GONE),
                     Trailer::Covered { flip } => {
-                        said.push(COVERED);
-                        said.extend((crc32c::crc32c(&said[begin..]) ^ flip).to_le_bytes());
+                        stream.push(COVERED);
+                        stream.extend((crc32c::crc32c(&stream[begin..]) ^ flip).to_le_bytes());
                     }
                     Trailer::CoveredGone { flip } => {
-                        said.push(COVERED_GONE);
-                        said.extend((crc32c::crc32c(&[COVERED_GONE]) ^ flip).to_le_bytes());
+                        stream.push(COVERED_GONE);
+                        stream.extend((crc32c::crc32c(&[COVERED_GONE]) ^ flip).to_le_bytes());
                     }
-                    Trailer::Byte { byte } => said.push(*byte),
+                    Trailer::Byte { byte } => stream.push(*byte),
                     Trailer::Missing => {}
                 }
             }
-            Step::Bytes { bytes } => said.extend(bytes),
-            Step::Close => said.push(CLOSE),
+            Step::Bytes { bytes } => stream.extend(bytes),
+            Step::Close => stream.push(CLOSE),
             Step::Cover { back } => marks.entry(end.saturating_sub(count(back))).or_default().covers = true,
             Step::Withdraw { back } => marks.entry(end.saturating_sub(count(back))).or_default().withdraws = true,
             Step::Cut { back, socket } => {
@@ -112,5 +113,5 @@ pub(super) fn stream(steps: &[Step]) -> (Vec<u8>, BTreeMap<usize, Mark>) {
             }
         }
     }
-    (said, marks)
+    (stream, marks)
 }

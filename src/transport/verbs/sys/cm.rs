@@ -120,10 +120,11 @@ impl EventChannel {
         let mut data = Vec::new();
         if talks {
             // SAFETY: all connections are reliable ones, whose events have this parameter.
-            let said = unsafe { event.param.conn };
-            if !said.private_data.is_null() {
+            let received = unsafe { event.param.conn };
+            if !received.private_data.is_null() {
                 // SAFETY: the data lives as long as the event, and has this length.
-                let bytes = unsafe { std::slice::from_raw_parts(said.private_data.cast::<u8>(), said.private_data_len.into()) };
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(received.private_data.cast::<u8>(), received.private_data_len.into()) };
                 data.extend_from_slice(bytes);
             }
         }
@@ -193,7 +194,7 @@ fn to_system(address: SocketAddr) -> RawSocketAddress {
 }
 
 /// # Safety
-/// The storage must hold an address of the kind that its family says, if that is one of the two.
+/// The storage must hold an address of the kind that its family names, if that is one of the two.
 unsafe fn from_system(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let place: *const libc::sockaddr_storage = storage;
     match i32::from(storage.ss_family) {
@@ -260,15 +261,15 @@ impl CmId {
     }
 
     pub fn connect(&self, data: &[u8], reads: ReadDepth) -> io::Result<()> {
-        let mut said = parameters(data, reads);
+        let mut parameters = parameters(data, reads);
         // SAFETY: the identifier is there, and the parameters and their data outlive the call.
-        errno("rdma_connect", unsafe { raw::rdma_connect(self.as_ptr(), &raw mut said) })
+        errno("rdma_connect", unsafe { raw::rdma_connect(self.as_ptr(), &raw mut parameters) })
     }
 
     pub fn accept(&self, data: &[u8], reads: ReadDepth) -> io::Result<()> {
-        let mut said = parameters(data, reads);
+        let mut parameters = parameters(data, reads);
         // SAFETY: the identifier is there, and the parameters and their data outlive the call.
-        errno("rdma_accept", unsafe { raw::rdma_accept(self.as_ptr(), &raw mut said) })
+        errno("rdma_accept", unsafe { raw::rdma_accept(self.as_ptr(), &raw mut parameters) })
     }
 
     pub fn reject(&self, data: &[u8]) -> io::Result<()> {

@@ -81,8 +81,8 @@ impl Context {
     /// The devices of this machine.
     pub fn all() -> io::Result<Vec<Context>> {
         note_user()?;
-        // Registered memory must stay where it is when the process forks. Kernels before 5.12 need this call for that, and then a
-        // child lacks the memory altogether. SAFETY: the function takes nothing.
+        // Registered memory must stay where it is when the process forks. Kernels before 5.12 need this call for that, and then
+        // a child lacks the memory altogether. SAFETY: the function takes nothing.
         if unsafe { raw::ibv_is_fork_initialized() } == raw::IBV_FORK_DISABLED {
             // SAFETY: as above. It may be too late for that, where others in this process use devices already.
             let _ = unsafe { raw::ibv_fork_init() };
@@ -107,7 +107,7 @@ impl Context {
         let device = unsafe { (*self.as_ptr()).device };
         // SAFETY: the device lives as long as the context.
         let name = unsafe { raw::ibv_get_device_name(device) };
-        // SAFETY: the name is part of the device, which lives as long as the context, for ever.
+        // SAFETY: the name is part of the device, which lives as long as the context, that is, until the process ends.
         unsafe { text(name) }
     }
 

@@ -125,7 +125,7 @@ impl Cq {
         let count = unsafe { raw::ibv_poll_cq(self.as_ptr(), BATCH as i32, room.as_mut_ptr().cast()) };
         let count = usize::try_from(count).map_err(|_| io::Error::other("a completion queue is broken (ibv_poll_cq)"))?;
         found.extend(room[..count].iter().map(|entry| {
-            // SAFETY: as many entries as the count says have been written.
+            // SAFETY: the call has written `count` entries.
             let entry = unsafe { entry.assume_init_ref() };
             WorkCompletion { id: entry.wr_id, status: entry.status, queue_pair: entry.qp_num, len: entry.byte_len }
         }));

@@ -42,8 +42,8 @@ unsafe impl Sync for Mr {}
 
 impl Mr {
     /// # Safety
-    /// Until the value is dropped the memory must stay where it is. The device, and where that is allowed any peer, may read and
-    /// write it at any moment, as `access` says: no reference may assume that writable memory does not change.
+    /// Until the value is dropped the memory must stay where it is. The device, and where that is allowed any peer, may read
+    /// and write it at any moment, as `access` permits: no reference may assume that writable memory does not change.
     pub unsafe fn register(pd: &Arc<Pd>, address: *mut u8, len: usize, access: AccessFlags) -> io::Result<Mr> {
         let mut wanted = flags(0);
         // Remote writes imply local ones.

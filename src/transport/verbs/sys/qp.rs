@@ -191,8 +191,8 @@ impl Qp {
     ///
     /// # Safety
     /// Until the completion of a request, or of a later one, has been polled, or this queue pair is dropped, its memory must be
-    /// registered, for local writes where it is read into. Memory that is sent must not be written meanwhile; memory that is read
-    /// into must not be accessed, unless its user has set it aside for that.
+    /// registered, for local writes where it is read into. Memory that is sent must not be written meanwhile; memory that is
+    /// read into must not be accessed, unless its user has set it aside for that.
     pub unsafe fn post(&self, work: &[WorkRequest<'_>]) -> io::Result<()> {
         let mut requests: SmallVec<[raw::ibv_send_wr; 8]> = SmallVec::new();
         for work in work {
@@ -236,7 +236,7 @@ impl Qp {
     ///
     /// # Safety
     /// The windows must be dropped before the memory is, and while either is there the peer may read and write the memory as
-    /// `access` says.
+    /// `access` permits.
     pub unsafe fn open(&self, id: u64, windows: &[(&Mw, &Mr, u64, u64)], access: AccessFlags) -> io::Result<()> {
         let mut allowed = flags(0);
         for (is_wanted, flag) in
@@ -286,8 +286,8 @@ impl Qp {
         self.modify(&mut attr, which, "a queue pair can't be prepared")
     }
 
-    /// Connects it to the peer's queue pair. `ours` and `theirs` are the first packet sequence numbers; `asked` is the number of
-    /// outstanding reads, and `answered` that of the peer's.
+    /// Connects it to the peer's queue pair. `ours` and `theirs` are the first packet sequence numbers; `asked` is the number
+    /// of outstanding reads, and `answered` that of the peer's.
     pub fn connect(
         &self,
         path: &ConnectionPath,
