@@ -1,8 +1,8 @@
-//! One-way calls whose values find no memory: they wait, undecoded, until there is some.
+//! One-way calls that wait, undecoded, until there is memory for their values.
 //!
-//! Their callers have been told that they were sent, so they are not refused for a reason that passes. A call that waits counts
-//! with its message. It is handled again when there is room for the memory that it has asked for, and a quarter more, without
-//! the messages of others that wait: so they can't keep each other waiting, and each is decoded a few times at most.
+//! Their callers take them as sent, so a lack of memory that passes does not refuse them. A call that waits counts with its
+//! message. It is handled again when there is room for the memory that it has requested and a quarter more, not counting the
+//! messages of others that wait: so they can't keep each other waiting, and each is decoded a few times at most.
 //!
 //! ```text
 //!   handed out ──no memory──▶ waits ──there is room──▶ handed out again, with the memory reserved
@@ -15,13 +15,13 @@ use super::limits::{VALUES_AHEAD, VALUES_COUNT, VALUES_PART_AHEAD};
 use super::wire::Status;
 use super::{EngineStage, Env, Incoming, LinkId, Output, Proto, RequestId};
 
-/// What waits, in the order in which it came: by connection, and under no connection what peers that are gone have left.
+/// The calls that wait, in order of arrival: by link, and under the null link those of peers that are gone.
 #[derive(Default)]
 pub(super) struct Parked {
     queues: HashMap<LinkId, Queue>,
-    /// The connections that have something there. They take turns.
+    /// The links that have calls here. They take turns.
     turns: VecDeque<LinkId>,
-    /// Bytes of all that waits.
+    /// Bytes of all calls that wait.
     bytes: usize,
 }
 
@@ -31,11 +31,11 @@ struct Queue {
     bytes: usize,
 }
 
-/// Connections that are looked at in one step, and calls of each that are handed out. Those that are handed out bring a further
-/// step when they end, and connections that have requests are watched, which brings steps too.
+/// Links that one step serves, and calls of each that it hands out. These cause a further step when they end, and links that
+/// have requests are watched, which causes steps too.
 const LINKS_AT_A_TIME: usize = 64;
 const CALLS_AT_A_TIME: usize = 16;
-/// One part in so many of the limit may be taken by what the peer itself lets go of: bulks and answers.
+/// One part in so many of the limit may be taken by what the peer itself releases: bulks and answers.
 const PART_TAKEN: usize = 32;
 
 impl Parked {
@@ -44,7 +44,7 @@ impl Parked {
         self.turns.is_empty()
     }
 
-    /// Bytes of what waits, of this connection and in all.
+    /// Bytes of the calls that wait, of this link and in total.
     pub(super) fn bytes(&self, link: LinkId) -> (usize, usize) {
         (self.queues.get(&link).map_or(0, |queue| queue.bytes), self.bytes)
     }
@@ -67,7 +67,7 @@ impl Parked {
         self.bytes += bytes;
     }
 
-    /// The first of a connection, which takes as many bytes as `cost` says.
+    /// Removes the first call of a link; `cost` gives its bytes.
     fn take(&mut self, link: LinkId, cost: impl FnOnce(RequestId) -> usize) -> Option<RequestId> {
         let queue = self.queues.get_mut(&link)?;
         let id = queue.requests.pop_front()?;
@@ -77,7 +77,7 @@ impl Parked {
         Some(id)
     }
 
-    /// A connection is gone.
+    /// A link is gone.
     pub(super) fn orphan(&mut self, link: LinkId) {
         let Some(mut gone) = self.queues.remove(&link) else { return };
         self.turns.retain(|turn| *turn != link);
@@ -91,19 +91,19 @@ impl Parked {
 }
 
 impl<E: Env> Proto<E> {
-    /// Under which a request of a link waits.
+    /// The link under which a request waits.
     fn queue_of(&self, link: LinkId) -> LinkId {
         if self.links.contains_key(link) { link } else { LinkId::default() }
     }
 
-    /// Whether the values of a request that is handed out for the first time have to wait in line.
+    /// Whether a request that is handed out for the first time has to wait behind parked ones.
     pub(super) fn is_behind_parked(&self, id: RequestId) -> bool {
         let request = self.requests.get(id).filter(|request| request.one_way.is_some() && request.wants == 0);
         request.is_some_and(|request| self.parked.has(self.queue_of(request.link)))
     }
 
-    /// A one-way call can't be handled now, as its values would have taken so much memory and more: it comes again when there is
-    /// room for them.
+    /// Parks a one-way call whose values would have taken so much memory and more. It is handed out again when there is room
+    /// for them.
     pub(crate) fn park(&mut self, incoming: Incoming<E>, memory: usize) {
         let id = incoming.request;
         let is_over = self.stage == EngineStage::Closed;
@@ -112,13 +112,13 @@ impl<E: Env> Proto<E> {
         request.wants = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);
         request.parked = Some(Box::new(incoming));
         let link = request.link;
-        // To have less is never refused.
+        // A smaller amount is never refused.
         let _ = self.count_values(id, 0);
         let (link, cost) = (self.queue_of(link), self.requests[id].cost);
         self.parked.add(link, id, cost, again);
     }
 
-    /// Hands out what there is room for.
+    /// Hands out the calls that there is room for.
     pub(super) fn resume_parked(&mut self) {
         for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
             let Some(link) = self.parked.turns.pop_front() else { return };
@@ -142,7 +142,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Sets memory aside for the values of a request, if there is as much as it wants, or as much as it could ever get.
+    /// Reserves memory for the values of a request, if there is as much as it wants, or as much as it could ever get.
     fn reserve(&mut self, id: RequestId) -> bool {
         let request = &self.requests[id];
         let most = self.most_alone(request.link);
@@ -151,7 +151,7 @@ impl<E: Env> Proto<E> {
         self.count_values(id, wanted).is_ok()
     }
 
-    /// This engine ends: what waits is lost.
+    /// This engine ends: the calls that wait are lost.
     pub(super) fn lose_parked(&mut self) {
         for (_, queue) in std::mem::take(&mut self.parked).queues {
             for id in queue.requests {
@@ -164,7 +164,7 @@ impl<E: Env> Proto<E> {
 
     fn lose(&mut self, incoming: Incoming<E>) {
         self.release(incoming.link, incoming.leases);
-        // There is no caller to be told.
+        // A one-way call has no caller that waits for the answer.
         let _ = self.respond(incoming.request, Err(Status::Finalizing));
     }
 }
