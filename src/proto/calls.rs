@@ -18,10 +18,10 @@ use super::{Body, CallId, Declaration, Env, Failure, LeaseRange, LinkId, Memory,
 pub(super) struct OutgoingCall<E: Env> {
     pub waiter: E::Waiter,
     pub link: LinkId,
-    /// When its timer is set, if one is.
+    /// When its timer fires, if it has one.
     timer: Option<Instant>,
-    /// There is no result: the call is done when its request is on an open link, or, if it was `announced`, when the peer has said
-    /// that it takes it.
+    /// There is no result: the call is done once its request is on an open link or, if it was `announced`, once the peer has
+    /// accepted it.
     one_way: bool,
     announced: bool,
     /// Length of the arguments.
@@ -42,7 +42,7 @@ impl<E: Env> Chained<CallId> for OutgoingCall<E> {
 pub(super) struct InboundBody<E: Env> {
     pub memory: E::Memory,
     pub arrived: usize,
-    /// What its type was declared to be.
+    /// The declaration of its type.
     pub declaration: Option<Arc<Declaration<E>>>,
     pub leases: LeaseRange,
 }
@@ -99,7 +99,7 @@ impl<E: Env> CallSpec<'_, E> {
 
 /// A call that was not made.
 pub(crate) enum Rejected<'a, E: Env> {
-    /// The peer is behind with one-way calls, and takes none of this cost: see [`Proto::await_credit`]. Call again then.
+    /// The peer has not handled enough one-way calls to take one of this cost: call again after [`Proto::await_credit`].
     NoCredit(Box<CallSpec<'a, E>>, u32),
     Failed(Failure),
 }
@@ -108,7 +108,7 @@ pub(crate) enum Rejected<'a, E: Env> {
 pub(crate) struct Answer<E: Env> {
     pub link: LinkId,
     pub body: Body<E::Memory>,
-    /// What the type of the result was declared to be, if it was.
+    /// The declaration of the result's type, if there is one.
     pub declaration: Option<Arc<Declaration<E>>>,
     pub leases: LeaseRange,
 }
@@ -121,7 +121,7 @@ pub(super) fn check_leases(leases: LeaseRange, size: u64) -> Result<(), Failure>
     Ok(())
 }
 
-/// Longest time that travels with a call; longer ones are none.
+/// Longest time limit that travels with a call; longer ones are cut to this.
 pub(super) const MAX_BUDGET: Duration = Duration::from_secs(1 << 32);
 
 impl<E: Env> Proto<E> {
@@ -137,7 +137,7 @@ impl<E: Env> Proto<E> {
             return Err(self.fail(spec.leases, Failure::TooLarge { size: size as u64, limit: limit as u64 }));
         }
         if spec.name.len() > MAX_NAME {
-            // No peer can define it, and one that reads it ends the connection.
+            // No peer can define it, and a peer that reads it ends the connection.
             let failure = Failure::TooLarge { size: spec.name.len() as u64, limit: MAX_NAME as u64 };
             return Err(self.fail(spec.leases, failure));
         }
@@ -163,7 +163,7 @@ impl<E: Env> Proto<E> {
         let leases = self.lease(id, spec.leases);
         let budget = spec.deadline.saturating_duration_since(now).min(MAX_BUDGET);
         let link = &mut self.links[id];
-        // From here on the number stands for this: what is sent now arrives before all that uses it.
+        // From here on the number stands for this procedure: this frame arrives before all that use the number.
         let (procedure, is_new) = link.declared.add(spec.procedure, spec.name.len() + spec.shape.len());
         let message = Message::Request {
             call: wire_id(call),
@@ -182,7 +182,7 @@ impl<E: Env> Proto<E> {
             link.streams.add(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
         let open = link.is_open();
-        // A caller that waits at once has nothing more to say.
+        // A caller that blocks has nothing more to send.
         self.may_send_later = link.may_wait() && (spec.timed || spec.one_way);
         if let Some(at) = timer {
             self.set_deadline(call, at);
@@ -195,8 +195,8 @@ impl<E: Env> Proto<E> {
         Ok(call)
     }
 
-    /// A call that can't be made. What its bulks keep is dropped by whoever carries outputs out, not here: that may have
-    /// consequences.
+    /// A call that can't be made. Its leases are dropped where outputs are executed, not here, since dropping may have side
+    /// effects.
     fn fail<'a>(&mut self, leases: Vec<E::Lease>, failure: Failure) -> Rejected<'a, E> {
         self.outputs.extend(leases.into_iter().map(Output::LeaseReleased));
         Rejected::Failed(failure)
@@ -233,11 +233,11 @@ impl<E: Env> Proto<E> {
         Ok(call)
     }
 
-    /// Gives a call up: at its deadline, or because nobody wants it any more. The peer is told.
+    /// Gives a call up, at its deadline or because its result is no longer wanted, and sends `Cancel`.
     pub(crate) fn abandon_call(&mut self, call: CallId, failure: Failure) {
         let Some(&OutgoingCall { link, announced, .. }) = self.calls.get(call) else { return };
         if announced {
-            // The peer may take it before it hears of this, and reports it then.
+            // The peer may accept it before it reads `Cancel`, and then reports it as handled.
             self.links[link].outgoing.abandoned.insert(wire_id(call));
         }
         self.links[link].queue_frame(&Message::Cancel { call: wire_id(call) }, &[]);
@@ -271,7 +271,8 @@ impl<E: Env> Proto<E> {
         self.end_call(id, Ok(answer));
     }
 
-    /// The link has opened, and its peer's limit is known: one-way calls have been sent, and what is too large ends.
+    /// The link is open, and the peer's limit is known: ends the one-way calls, which are now sent, and the calls that are too
+    /// large.
     pub(super) fn refuse_too_large(&mut self, id: LinkId) {
         let limit = self.links[id].peer_max_message;
         for call in chain::all(&mut self.calls, self.links[id].last_call) {
@@ -285,7 +286,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// A call is refused; heeded only on the link that the call went out on.
+    /// The peer refuses a call. A refusal of a call of another link is ignored.
     pub(super) fn handle_refuse(&mut self, id: LinkId, number: u64, status: Status) {
         let key = CallId::from(KeyData::from_ffi(number));
         if let Some(call) = self.calls.get(key).filter(|call| call.link == id) {
@@ -300,11 +301,11 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_response(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>) -> Result<(), Failure> {
         let Message::Response { call: number, result, shape, leases, size } = message else { return Ok(()) };
-        // Whatever becomes of the answer: those that follow go by this.
+        // Also if the answer is dropped: later ones use the number.
         let declaration = self.links[id].declared_result(result, shape.0)?;
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else {
-            // It was cancelled, or timed out: what the answer holds is not wanted.
+            // It was cancelled, or timed out: the answer and its leases are not wanted.
             let outgoing = &mut self.links[id].outgoing;
             if outgoing.abandoned.remove(&number) {
                 outgoing.out += 1;
@@ -317,7 +318,7 @@ impl<E: Env> Proto<E> {
             if size > 0 {
                 return Err(broken(format!("an answer of {size} bytes to a one-way call")));
             }
-            // It is taken, and the body goes on.
+            // It is accepted, and its body goes on.
             self.links[id].outgoing.out += 1;
         }
         let Some(body) = body else {

@@ -1,5 +1,4 @@
-//! Entries of a table that belong together, such as the calls of one link: found without a look at all the others, and joined
-//! and left in a few steps.
+//! Doubly linked lists through a table, such as the calls of one link: found without a search, joined and left in a few steps.
 
 use slotmap::{Key, SlotMap};
 
@@ -15,12 +14,12 @@ impl<K> Default for Neighbours<K> {
     }
 }
 
-/// An entry that knows its neighbours.
+/// An entry that has neighbours.
 pub(super) trait Chained<K> {
     fn neighbours(&mut self) -> &mut Neighbours<K>;
 }
 
-/// Puts an entry into the table, behind the last of its chain.
+/// Adds an entry to the table, behind the last of its chain.
 pub(super) fn add<K: Key, V: Chained<K>>(table: &mut SlotMap<K, V>, last: &mut Option<K>, mut entry: V) -> K {
     entry.neighbours().before = *last;
     let key = table.insert(entry);
@@ -31,7 +30,7 @@ pub(super) fn add<K: Key, V: Chained<K>>(table: &mut SlotMap<K, V>, last: &mut O
     key
 }
 
-/// An entry with these neighbours has been taken out of the table.
+/// Unlinks an entry with these neighbours, which has been removed from the table.
 pub(super) fn unlink<K: Key, V: Chained<K>>(table: &mut SlotMap<K, V>, last: &mut Option<K>, gone: &Neighbours<K>) {
     if let Some(before) = gone.before.and_then(|before| table.get_mut(before)) {
         before.neighbours().after = gone.after;
@@ -42,7 +41,7 @@ pub(super) fn unlink<K: Key, V: Chained<K>>(table: &mut SlotMap<K, V>, last: &mu
     }
 }
 
-/// The entries of a chain, the first one first.
+/// The keys of a chain, first to last.
 pub(super) fn all<K: Key, V: Chained<K>>(table: &mut SlotMap<K, V>, last: Option<K>) -> Vec<K> {
     let mut keys = Vec::new();
     let mut next = last;

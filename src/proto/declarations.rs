@@ -1,8 +1,8 @@
-//! Numbers that stand for what was said once on a connection: a procedure's name with the shape of its arguments, or the shape
-//! of a result.
+//! Numbers that stand for what was declared once on a link: a procedure's name with the shape of its arguments, or the shape of
+//! a result.
 //!
-//! A number is declared by the first message that uses it. A connection keeps the order of what is said, so the receiver has
-//! heard of a number before it meets it again; it keeps what was declared even where it refuses the very message that did.
+//! The first message that uses a number declares it. A link keeps the order of messages, so the receiver reads the declaration
+//! before any other use of the number. It keeps a declaration even if it refuses the message that brought it.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::link::{PeerLink, broken};
 use super::wire::{Declare, MAX_NAME};
 use super::{Env, Failure};
 
-/// Most declarations of one side on a connection.
+/// Largest number of declarations of one side on a link.
 pub(super) const MAX_DECLARATIONS: usize = 1 << 16;
-/// Their bytes, with what it takes to keep them. What goes beyond is declared for one message at a time.
+/// Limit on their bytes, with the overhead of each. Beyond it a declaration is for one message only.
 pub(super) const MAX_BYTES: usize = 16 << 20;
-/// Numbers from here on are not used on connections: an engine that has made so many declares for one message at a time.
+/// Numbers from here on are not used on links: an engine that has so many declares for one message at a time.
 const MAX_NUMBERS: usize = 16 * MAX_DECLARATIONS;
-/// What it takes to keep a declaration, besides its bytes.
+/// Overhead of a declaration, in bytes.
 pub(super) const COST: usize = 192;
 
 /// What a peer has declared.
@@ -33,7 +33,7 @@ pub(crate) struct Declaration<E: Env> {
 /// The numbers that this side has declared on a link.
 #[derive(Default)]
 pub(super) struct OwnDeclarations {
-    /// A bit for each.
+    /// One bit for each.
     numbers: Vec<u64>,
     count: usize,
     bytes: usize,
@@ -44,13 +44,13 @@ impl OwnDeclarations {
         self.numbers.get(number as usize / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1)
     }
 
-    /// Whether something of so many bytes has a number, or can be given one.
+    /// Whether a declaration of `len` bytes has a number on this link, or can get one.
     pub(super) fn has_number(&self, number: u32, len: usize) -> bool {
         let is_room = || self.count < MAX_DECLARATIONS && self.bytes + len + COST <= MAX_BYTES;
         self.has(number) || (number != 0 && is_room() && (number as usize) < MAX_NUMBERS)
     }
 
-    /// The number for something of so many bytes that is said now, and whether it has to be declared.
+    /// The number to send for a declaration of `len` bytes (0: none), and whether the message has to declare it.
     pub(super) fn add(&mut self, number: u32, len: usize) -> (u32, bool) {
         if self.has(number) {
             return (number, false);
@@ -82,7 +82,7 @@ impl<E: Env> Default for PeerDeclarations<E> {
 }
 
 impl<E: Env> PeerLink<E> {
-    /// What a request is for.
+    /// What a request calls.
     pub(super) fn declared_procedure(
         &mut self,
         number: u32,
@@ -111,7 +111,7 @@ impl<E: Env> PeerLink<E> {
         self.declarations.procedures.get(&procedure).map(|declaration| &*declaration.name)
     }
 
-    /// What an answer is. Of the answers that need none, nothing is declared.
+    /// The declaration of an answer's type; `None` for an answer that needs none.
     pub(super) fn declared_result(&mut self, number: u32, shape: &[u8]) -> Result<Option<Arc<Declaration<E>>>, Failure> {
         let known = self.declarations.results.get(&number);
         if shape.is_empty() {
@@ -131,12 +131,15 @@ impl<E: Env> PeerLink<E> {
         Ok(Some(declaration))
     }
 
-    /// Makes room for one more declaration of the peer. It knows the limits, and keeps to them.
+    /// Accounts for one more declaration of the peer, which knows the limits: beyond them the link ends.
     fn keep(&mut self, len: usize) -> Result<(), Failure> {
         let count = self.declarations.procedures.len() + self.declarations.results.len();
         let bytes = self.account.declared + len + COST;
         if count == MAX_DECLARATIONS || bytes > MAX_BYTES {
-            return Err(broken(format!("{} declarations take {bytes} bytes", count + 1)));
+            return Err(broken(format!(
+                "{} declarations of {bytes} bytes exceed the limits of {MAX_DECLARATIONS} and {MAX_BYTES} bytes",
+                count + 1
+            )));
         }
         self.account.declared = bytes;
         Ok(())

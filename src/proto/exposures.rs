@@ -1,4 +1,4 @@
-//! Memory that peers may reach, by token; and who holds a bulk of it.
+//! Memory that peers may access, by token, and the leases on it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -22,15 +22,15 @@ pub(crate) struct Mode {
 struct ExposedMemory<M> {
     memory: M,
     mode: Mode,
-    /// Mostly there is none, and an exposure no larger than it takes.
+    /// Most exposures have none; a box keeps those small.
     grant: Option<Box<PolicyState>>,
     accesses: PeerAccesses,
 }
 
-/// How many tokens of memory that was taken back are remembered, to say `Revoked` instead of `AccessDenied`.
+/// How many revoked tokens are remembered, to answer `Revoked` instead of `AccessDenied`.
 const REMEMBERED: usize = 4096;
 
-/// Tokens of memory that was taken back, the last of them. Peers ask for tokens by the thousand: there is no search.
+/// The tokens that were revoked last. They are looked up, not searched for: peers may ask for tokens by the thousand.
 #[derive(Default)]
 struct RevokedTokens {
     in_order: VecDeque<u128>,
@@ -56,17 +56,18 @@ impl RevokedTokens {
 pub(super) struct Exposures<E: Env> {
     live: HashMap<u128, ExposedMemory<E::Memory>, BuildHasherDefault<TokenHasher>>,
     revoked: RevokedTokens,
-    /// How many of them are for one call.
+    /// How many exposures are for one call.
     pub for_calls: usize,
 }
 
-/// The tokens in the table are this engine's own, and random already; a peer can only ask for others.
+/// The hash of a token is 64 of its bits: the tokens in the table come from this engine and are random; a peer can only look
+/// others up.
 ///
-/// How long a look takes tells nothing of use. The table goes by 64 bits of the token: by those that say in which place to look,
-/// and by seven more that are compared in one step for sixteen places. A guess that agrees in all of these, with a token that
-/// is there, costs a comparison of two words more, some nanoseconds; who could measure them from outside would learn so
-/// many bits, seven and the logarithm of the table's size, of *some* token. Of the other hundred and more bits, nothing is
-/// compared piece by piece, so that one could be found after the other. Each guess is counted, too.
+/// Lookup times reveal nothing of use. The table uses 64 bits of the token: some choose the slot, and seven more are compared
+/// in one step for sixteen slots. A guess that agrees in all of these with a token in the table costs one more comparison of
+/// two words, some nanoseconds. An attacker that could measure this from outside would learn that many bits (seven, and the
+/// logarithm of the table's size) of *some* token. The other hundred or more bits are compared at once, so they can't be found
+/// one by one. Each guess is counted, too.
 #[derive(Default)]
 struct TokenHasher(u64);
 
@@ -109,7 +110,7 @@ impl<E: Env> Exposures<E> {
         Some(&mut self.live.get_mut(&token)?.accesses)
     }
 
-    /// What is exposed under a token, whoever may use it.
+    /// The memory that is exposed under a token, whatever its grant says.
     pub(super) fn memory(&self, token: u128) -> Option<E::Memory> {
         self.live.get(&token).map(|exposure| exposure.memory.clone())
     }
@@ -120,8 +121,8 @@ impl<E: Env> Exposures<E> {
 }
 
 impl<E: Env> Proto<E> {
-    /// Locks peers out. What they had begun ends, and they are told; an access that is in progress in a transport is the
-    /// memory's own gate to wait for.
+    /// Ends the access of peers: their transfers fail, and they are sent the reason. An access in progress in a transport is
+    /// for the memory's gate to wait for.
     pub(crate) fn revoke(&mut self, token: u128) {
         let Some(exposure) = self.exposures.live.remove(&token) else { return };
         if let Some(grant) = exposure.grant {
@@ -130,10 +131,10 @@ impl<E: Env> Proto<E> {
         }
         self.exposures.revoked.remember(token);
         self.stop_access(token, exposure.accesses, &Status::Revoked);
-        self.tell_stale(token, None);
+        self.send_revoked(token, None);
     }
 
-    /// The memory that a peer names, for a transfer that begins now, if it may do that with it. A refusal is noted.
+    /// The memory that a peer names for a transfer that begins now, if it may access it so. Refusals are counted.
     pub(super) fn check(&mut self, link: LinkId, range: Range, write: bool, now: Instant) -> Result<E::Memory, Status> {
         if self.stage == EngineStage::Closed {
             return Err(Status::Finalizing);
@@ -151,13 +152,13 @@ impl<E: Env> Proto<E> {
         })
     }
 
-    /// As for a peer's range, for this engine's own bulks.
+    /// As `check`, for this engine's own bulks.
     pub(crate) fn access(&mut self, token: u128, offset: u64, len: u64, write: bool, now: Instant) -> Result<E::Memory, Status> {
         self.permit(None, token, (offset, len), write, now).map_err(|cause| cause.status())
     }
 
-    /// The one place where it is decided whether a transfer may begin; `link` is where it comes from, `None` for this
-    /// engine's own. What may be used up is used up only if it may.
+    /// The one place that decides whether a transfer may begin; `link` is where it comes from, `None` for this engine's own. A
+    /// grant is used up only by a transfer that may begin.
     fn permit(
         &mut self,
         link: Option<LinkId>,
@@ -170,7 +171,7 @@ impl<E: Env> Proto<E> {
             let known = self.exposures.revoked.contains(token);
             return Err(if known { Cause::Revoked } else { Cause::UnknownToken });
         };
-        let terms = exposure.grant.is_some();
+        let has_grant = exposure.grant.is_some();
         if let Some(grant) = &exposure.grant {
             self.check_policy(grant, link, now)?;
         }
@@ -183,7 +184,7 @@ impl<E: Env> Proto<E> {
             _ => None,
         };
         let part = part.ok_or(Cause::Range { offset, len, size: exposure.memory.len() as u64 })?;
-        if terms && let Some(grant) = self.exposures.grant_mut(token) {
+        if has_grant && let Some(grant) = self.exposures.grant_mut(token) {
             let left = grant.quota();
             if len > left {
                 return Err(Cause::Quota { len, left });
@@ -193,7 +194,7 @@ impl<E: Env> Proto<E> {
         Ok(part)
     }
 
-    /// What this engine exposes under a token, whoever may use it.
+    /// What this engine exposes under a token, whatever its grant says.
     pub(crate) fn exposed(&self, token: u128) -> Option<E::Memory> {
         self.exposures.memory(token)
     }
@@ -215,7 +216,7 @@ impl<E: Env> Proto<E> {
         LeaseRange { first, count }
     }
 
-    /// Bulks that came from a peer with these leases are no longer held here.
+    /// This engine no longer holds the bulks that came from a peer with these leases.
     pub(crate) fn release(&mut self, link: LinkId, leases: LeaseRange) {
         if leases.count > 0
             && let Some(entry) = self.links.get_mut(link)
@@ -227,7 +228,7 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_release(&mut self, link: LinkId, leases: LeaseRange) {
         let entry = &self.links[link];
-        // The count is the peer's word: no more steps than there are leases.
+        // The peer chose the count: take no more steps than there are leases.
         let range = leases.first..leases.first.saturating_add(u64::from(leases.count));
         let numbers: Vec<u64> = entry.leases.range(range).map(|(number, _)| *number).collect();
         for number in numbers {
@@ -239,7 +240,7 @@ impl<E: Env> Proto<E> {
         self.recount(link);
     }
 
-    /// A peer has no longer what it was given, or is gone.
+    /// A peer no longer holds a bulk, or is gone.
     pub(super) fn unlease(&mut self, link: LinkId, number: u64, lease: E::Lease) {
         self.holders.remove(&(lease.token(), link, number));
         self.bulk_dropped(link, number, lease.token());
@@ -247,26 +248,26 @@ impl<E: Env> Proto<E> {
     }
 
     pub(super) fn handle_revoked(&mut self, link: LinkId, token: u128) {
-        // Of its own memory an engine knows better.
+        // This engine knows the state of its own memory.
         if self.exposures.live.contains_key(&token) || self.exposures.revoked.contains(token) {
             return;
         }
         self.outputs.push_back(Output::Stale { token });
-        self.tell_stale(token, Some(link));
+        self.send_revoked(token, Some(link));
     }
 
-    /// Tells the peers that hold a bulk of this memory: they may have a copy of its content.
-    /// Each holder is told once, and whoever has told us is not: else two engines that hold each other's bulks would go on
-    /// telling each other for ever.
-    fn tell_stale(&mut self, token: u128, except: Option<LinkId>) {
-        let mut told = except;
+    /// Tells the peers that hold a bulk of this memory that their copies of its content are stale. Each is notified once, and the
+    /// peer that reported it is not; otherwise two engines that hold each other's bulks would report it back and forth for
+    /// ever.
+    fn send_revoked(&mut self, token: u128, except: Option<LinkId>) {
+        let mut notified = except;
         let least = LinkId::from(KeyData::from_ffi(0));
         while let Some(&holder) = self.holders.range((token, least, 0)..).next().filter(|holder| holder.0 == token) {
             self.holders.remove(&holder);
             let (_, id, _) = holder;
-            // Those of a link are next to each other.
-            if told != Some(id) && except != Some(id) {
-                told = Some(id);
+            // The leases of one link are adjacent.
+            if notified != Some(id) && except != Some(id) {
+                notified = Some(id);
                 self.links[id].queue_frame(&Message::Revoked { token: token.to_le_bytes() }, &[]);
                 self.mark_ready(id);
             }

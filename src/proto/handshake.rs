@@ -1,4 +1,4 @@
-//! How connections begin: who is at the other end, and whether that is one to talk to.
+//! The handshake on a new link: finds out which engine the peer is, and whether it is accepted.
 
 use std::time::Instant;
 
@@ -10,19 +10,19 @@ use super::refusals::Cause;
 use super::wire::{self, HandshakeMessage, Hello, ParsedHandshake, Refusal};
 use super::{Env, Failure, LinkId, PeerId, Proto};
 
-/// How far two sides have proved to each other that they have the key.
+/// How far the two sides have proved to each other that they have the key.
 pub(super) struct AuthState {
-    /// The challenges, as they were said.
+    /// The challenges, as sent.
     ours: Vec<u8>,
     theirs: Option<Vec<u8>>,
-    /// This side has proved it, with the hello of this digest.
+    /// This side has sent its proof, with the hello of this digest.
     shown: Option<Digest>,
-    /// The peer has proved it. This is the digest of the hello that it will say.
+    /// The peer has proved it. It has to send the hello of this digest next.
     proved: Option<Digest>,
 }
 
 impl AuthState {
-    /// What a proof is about that `by` makes, with this hello. `None` before its time.
+    /// What a proof of side `by`, with this hello, covers. `None` if it can't be made yet.
     fn transcript<'a>(&'a self, by: Role, hello: &'a Digest, dialled: bool) -> Option<keys::Transcript<'a>> {
         let theirs = self.theirs.as_deref()?;
         let challenges = if dialled { [&self.ours[..], theirs] } else { [theirs, &self.ours[..]] };
@@ -38,25 +38,25 @@ impl AuthState {
     }
 }
 
-/// `dialled`: this side has dialled the other.
+/// `dialled`: this side dialled the link.
 fn role(dialled: bool) -> Role {
     if dialled { Role::Dialling } else { Role::Dialled }
 }
 
 impl<E: Env> Proto<E> {
-    /// What whoever dials says first.
+    /// Sends the first piece of the side that dials.
     pub(super) fn begin_handshake(&mut self, id: LinkId) {
         if self.config.key.is_some() { self.send_challenge(id) } else { self.send_hello(id, self.links[id].peer) }
     }
 
-    /// `peer`: who is to see that this engine is the one that it met before.
+    /// `peer`: the peer to which this engine shows that they have met.
     fn hello(&self, peer: Option<PeerId>) -> Vec<u8> {
-        let ticket = peer.and_then(|peer| self.peers.get(peer)?.resumption_token);
+        let token = peer.and_then(|peer| self.peers.get(peer)?.resumption_token);
         let hello = Hello {
             incarnation: self.incarnation,
             max_message: self.config.max_message as u64,
             addresses: self.addresses.clone(),
-            resumption_token: ticket,
+            resumption_token: token,
             checksums: self.config.checksums,
         };
         wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Hello(hello))
@@ -79,28 +79,28 @@ impl<E: Env> Proto<E> {
         self.send_handshake(id, challenge);
     }
 
-    /// Proves that this side has the key, and says hello.
+    /// Sends the proof that this side has the key, and the hello.
     fn send_proof(&mut self, id: LinkId, peer: Option<PeerId>) {
         let hello = self.hello(peer);
         let digest = keys::digest(&hello);
         let link = &mut self.links[id];
         let by = role(link.dialled);
-        let (Some(key), Some(proving)) = (&self.config.key, &mut link.auth) else { return };
-        let Some(said) = proving.transcript(by, &digest, link.dialled) else { return };
-        let proof = key.prove(by, &said);
-        proving.shown = Some(digest);
+        let (Some(key), Some(auth)) = (&self.config.key, &mut link.auth) else { return };
+        let Some(transcript) = auth.transcript(by, &digest, link.dialled) else { return };
+        let proof = key.prove(by, &transcript);
+        auth.shown = Some(digest);
         let mut bytes = wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Proof(proof, digest));
         bytes.extend_from_slice(&hello);
         self.send_handshake(id, bytes);
     }
 
-    /// Says something before the connection is open.
+    /// Queues a piece of the handshake.
     fn send_handshake(&mut self, id: LinkId, bytes: Vec<u8>) {
         self.links[id].handshake.extend_from_slice(&bytes);
         self.mark_ready(id);
     }
 
-    /// Tells whoever dialled why it is not wanted, and ends the link.
+    /// Sends the side that dialled the reason of the refusal, and ends the link.
     fn refuse_link(&mut self, id: LinkId, refusal: Refusal) {
         let link = &mut self.links[id];
         link.handshake.extend_from_slice(&wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Refusal(refusal)));
@@ -108,7 +108,7 @@ impl<E: Env> Proto<E> {
         self.touch_closing(id);
     }
 
-    /// Whoever dialled is told why it is not wanted; of whoever was dialled, the user is.
+    /// Refuses the peer: one that dialled is sent the reason; of one that was dialled, the user gets it.
     fn refuse_handshake(&mut self, id: LinkId, refusal: Refusal, failure: Failure) -> Result<(), Failure> {
         if self.links[id].dialled {
             return Err(failure);
@@ -122,34 +122,34 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    /// Takes a piece of a greeting. How many bytes it took; `None`: it is not all there.
+    /// Handles one piece of the handshake. Returns its length, or `None` if it is incomplete.
     pub(super) fn handle_handshake(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Option<usize>, Failure> {
         let link = &self.links[id];
-        let proved = self.config.key.is_none() || link.auth.as_ref().is_some_and(|proving| proving.proved.is_some());
-        let (said, len) = match wire::parse_handshake(bytes, proved) {
+        let proved = self.config.key.is_none() || link.auth.as_ref().is_some_and(|auth| auth.proved.is_some());
+        let (message, len) = match wire::parse_handshake(bytes, proved) {
             ParsedHandshake::Incomplete => return Ok(None),
             ParsedHandshake::Damaged => return Err(Failure::Checksum),
             ParsedHandshake::Foreign => {
                 let start = bytes[..bytes.len().min(16)].escape_ascii();
                 let reason = match bytes {
-                    // An alert, or the beginning of a handshake.
+                    // A TLS alert, or the start of a TLS handshake.
                     [0x15 | 0x16, 3, ..] => "it speaks TLS, and this engine does not".to_owned(),
                     _ => format!("what listens there is not a calomel engine: its first bytes are \"{start}\""),
                 };
                 return Err(Failure::Unreachable { reason, source: None });
             }
-            // The refusal, as everything that is said here, tells the peer which versions are spoken.
+            // The refusal, like each piece, has the versions that this engine supports.
             ParsedHandshake::Version(low, high) => {
                 self.refuse_handshake(id, Refusal::Version, Failure::Version { theirs: (low, high) })?;
                 return Ok(Some(bytes.len()));
             }
             ParsedHandshake::Unproved => {
-                self.refuse_handshake(id, Refusal::KeyWanted, unauthorized("it does not prove to have the key"))?;
+                self.refuse_handshake(id, Refusal::KeyWanted, unauthorized("it has not proved that it has the key"))?;
                 return Ok(Some(bytes.len()));
             }
-            ParsedHandshake::Message(said, len) => (said, len),
+            ParsedHandshake::Message(message, len) => (message, len),
         };
-        match said {
+        match message {
             HandshakeMessage::Hello(hello) => self.handle_hello_message(id, hello, &bytes[..len], now)?,
             HandshakeMessage::Challenge(nonce) => self.handle_challenge(id, &nonce, &bytes[..len])?,
             HandshakeMessage::Proof(proof, digest) => self.handle_proof(id, &proof, digest)?,
@@ -158,23 +158,23 @@ impl<E: Env> Proto<E> {
         Ok(Some(len))
     }
 
-    /// Forgets how far the two sides of a link have proved themselves.
+    /// Drops the authentication state of a link.
     pub(super) fn end_auth(&mut self, id: LinkId) {
-        if let Some(proving) = self.links.get_mut(id).and_then(|link| link.auth.take()) {
-            self.dialling.remove(proving.nonce());
+        if let Some(auth) = self.links.get_mut(id).and_then(|link| link.auth.take()) {
+            self.dialling.remove(auth.nonce());
         }
     }
 
-    /// Whether a challenge that has come on a link is one that this engine has said itself, on a link that it dials: then
-    /// it is not who has the key that proves to have it, but this engine. That is as it should be where the engine dials itself.
-    /// Else somebody passes on what it says.
+    /// Whether a challenge on link `id` is one that this engine sent itself, on a link that it dials. The answer would prove
+    /// that this engine has the key, not that the peer does. That is right where the engine dials itself; elsewhere a third
+    /// party relays the challenge.
     ///
-    /// A link on which the challenge was said is still there, and not open: only then can it be answered at all.
+    /// The link on which the challenge was sent still exists and is not open; otherwise no answer to it would count.
     fn is_reflected(&self, id: LinkId, nonce: &Nonce) -> bool {
         self.dialling.get(nonce).is_some_and(|dialled| self.links[id].dialled || !self.leads_here(*dialled))
     }
 
-    /// Whether a link that this engine dials leads to where it listens itself, and nobody else.
+    /// Whether a link that this engine dials can lead only to this engine itself.
     fn leads_here(&self, id: LinkId) -> bool {
         let Some(link) = self.links.get(id) else { return false };
         self.addresses.iter().any(|own| *own == link.remote || link.local && own.is_everywhere(&link.remote))
@@ -182,11 +182,7 @@ impl<E: Env> Proto<E> {
 
     fn handle_challenge(&mut self, id: LinkId, nonce: &Nonce, challenge: &[u8]) -> Result<(), Failure> {
         if self.config.key.is_none() {
-            return self.refuse_handshake(
-                id,
-                Refusal::NoKey,
-                broken("a challenge to an engine that has not asked for one".into()),
-            );
+            return self.refuse_handshake(id, Refusal::NoKey, broken("a challenge to an engine without a key".into()));
         }
         if self.is_reflected(id, nonce) {
             return self.refuse_handshake(id, Refusal::Reflected, unauthorized(REFLECTED));
@@ -195,10 +191,10 @@ impl<E: Env> Proto<E> {
         if !dialled && self.links[id].auth.is_none() {
             self.send_challenge(id);
         }
-        let Some(proving) = self.links[id].auth.as_mut().filter(|proving| proving.theirs.is_none()) else {
+        let Some(auth) = self.links[id].auth.as_mut().filter(|auth| auth.theirs.is_none()) else {
             return Err(broken("a second challenge".into()));
         };
-        proving.theirs = Some(challenge.to_vec());
+        auth.theirs = Some(challenge.to_vec());
         if dialled {
             self.send_proof(id, self.links[id].peer);
         }
@@ -206,27 +202,28 @@ impl<E: Env> Proto<E> {
     }
 
     fn handle_proof(&mut self, id: LinkId, proof: &Digest, digest: Digest) -> Result<(), Failure> {
-        let Some(key) = &self.config.key else { return Err(broken("a proof that nobody has asked for".into())) };
+        let Some(key) = &self.config.key else { return Err(broken("a proof to an engine without a key".into())) };
         let link = &mut self.links[id];
         let dialled = link.dialled;
-        let Some(proving) = link.auth.as_mut().filter(|proving| proving.theirs.is_some() && proving.proved.is_none()) else {
-            return Err(broken("a proof before its time".into()));
+        let Some(auth) = link.auth.as_mut().filter(|auth| auth.theirs.is_some() && auth.proved.is_none()) else {
+            return Err(broken("a proof before the challenges, or a second one".into()));
         };
-        let is_proof =
-            proving.transcript(role(!dialled), &digest, dialled).is_some_and(|said| key.is_proof(role(!dialled), &said, proof));
+        let is_proof = auth
+            .transcript(role(!dialled), &digest, dialled)
+            .is_some_and(|transcript| key.is_proof(role(!dialled), &transcript, proof));
         if !is_proof {
             return self.refuse_handshake(id, Refusal::OtherKey, unauthorized("its key is another"));
         }
-        proving.proved = Some(digest);
+        auth.proved = Some(digest);
         Ok(())
     }
 
     fn handle_hello_message(&mut self, id: LinkId, hello: Hello, piece: &[u8], now: Instant) -> Result<(), Failure> {
         let link = &self.links[id];
-        if let Some(proving) = &link.auth
-            && proving.proved != Some(keys::digest(piece))
+        if let Some(auth) = &link.auth
+            && auth.proved != Some(keys::digest(piece))
         {
-            return self.refuse_handshake(id, Refusal::OtherKey, unauthorized("its hello is not what it has proved"));
+            return self.refuse_handshake(id, Refusal::OtherKey, unauthorized("its hello is not the one that its proof covers"));
         }
         if !link.dialled && self.is_one_too_many(&hello) {
             self.refuse_link(id, Refusal::Busy);
@@ -243,22 +240,22 @@ impl<E: Env> Proto<E> {
     }
 }
 
-const REFLECTED: &str = "it passes on what this engine says, to this engine itself: with a key, an engine is reached by itself \
-                         at the addresses that it listens at, and at no others";
+const REFLECTED: &str = "it relays this engine's own challenge back to it: with a key, an engine can reach itself only at the \
+                         addresses at which it listens";
 
 fn unauthorized(reason: &str) -> Failure {
     Failure::Unauthorized { reason: reason.to_owned() }
 }
 
-/// What it means to whoever dialled that it is refused.
+/// What a refusal means to the side that dialled.
 fn refused(refusal: Refusal) -> Failure {
     match refusal {
         Refusal::KeyWanted => unauthorized("it wants a key, and this engine has none"),
         Refusal::OtherKey => unauthorized("its key is another"),
         Refusal::Reflected => unauthorized(REFLECTED),
         Refusal::NoKey => unauthorized("it has no key, and this engine wants one"),
-        Refusal::Busy => Failure::Unreachable { reason: "it has as many connections as it takes".to_owned(), source: None },
-        // Versions that meet are never refused.
-        Refusal::Version => broken("it refuses a version that it speaks".into()),
+        Refusal::Busy => Failure::Unreachable { reason: "it accepts no more connections at the moment".to_owned(), source: None },
+        // Versions in common are never refused.
+        Refusal::Version => broken("it refuses a version that it supports".into()),
     }
 }

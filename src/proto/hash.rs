@@ -1,17 +1,17 @@
-//! A quick hash for numbers.
+//! A fast, seeded hash for maps whose keys are numbers.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// A map whose keys are numbers, perhaps of a peer's choice. A peer that does not know the two random numbers of its hash, 127
-/// bits, can't make keys collide on purpose: no hash is ever shown, and what a peer could learn from how long a look takes is
-/// blurred by everything else that a frame costs.
+/// bits, can't make keys collide on purpose: no hash is ever sent, and what a peer could learn from lookup times is blurred by
+/// everything else that a frame costs.
 ///
-/// This is no cryptographic hash, and need not be one, since collisions are bounded too: each such map belongs to one
-/// connection, and has as many entries as the limits let that connection have (16,384 requests or transfers, 65,536 names). If
-/// all of them fell together, a look would take some 100 µs, at the cost of that connection; an entry takes a frame, which costs more
-/// than what it adds to each look. A fork copies the keys that `RandomState` goes by. That is no secret between engines:
-/// workers whose maps hash alike tell no more of it than one of them does.
+/// This is no cryptographic hash, and need not be one, since collisions are bounded too: each such map belongs to one link, and
+/// has as many entries as the limits allow that link (16,384 requests or transfers, 65,536 names). If all of them collided, a
+/// lookup would take some 100 µs, at the cost of that link; an entry takes a frame, which costs more than what the entry adds
+/// to each lookup. A fork copies the keys of `RandomState`. They are no secret between engines: workers whose maps hash alike
+/// reveal no more of them than one worker does.
 pub(super) type NumberMap<K, V> = HashMap<K, V, SeededHash>;
 
 #[derive(Clone)]
@@ -39,7 +39,7 @@ pub(super) struct FoldHasher {
     multiply: u64,
 }
 
-/// The halves of a product of 128 bits, as one: each bit of a factor reaches many bits of it.
+/// XORs the halves of the product of 128 bits: each bit of a factor affects many bits of the result.
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product as u64) ^ ((product >> 64) as u64)
@@ -54,7 +54,7 @@ impl Hasher for FoldHasher {
         self.write_u64(u64::from(number));
     }
 
-    /// What tells the variants of an enum apart.
+    /// The discriminant of an enum.
     fn write_isize(&mut self, number: isize) {
         self.write_u64(number as u64);
     }
@@ -63,7 +63,7 @@ impl Hasher for FoldHasher {
         bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
     }
 
-    /// Folded once more: numbers in a row are still in a row after the first time.
+    /// Folded once more: consecutive numbers are still consecutive after one fold.
     fn finish(&self) -> u64 {
         fold(self.state, self.multiply)
     }
@@ -74,10 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_and_multiples_are_spread() {
+    fn consecutive_numbers_and_multiples_hash_evenly() {
         let numbers = SeededHash::default();
         for step in [1u64, 2, 64, 1 << 20, 1 << 32, 1 << 33, 1 << 50] {
-            // The upper 7 bits and the lower ones are what a map goes by.
+            // The map uses the upper 7 bits and the lower ones.
             let mut low = vec![0; 256];
             let mut high = vec![0; 128];
             for n in 0..4096u64 {

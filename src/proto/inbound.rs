@@ -1,4 +1,4 @@
-//! Payloads, where they arrive.
+//! Payloads that are arriving: where their bytes go, and what happens when they are there.
 
 use std::time::Instant;
 
@@ -8,9 +8,9 @@ use super::link::{PeerLink, broken};
 use super::wire::Stream;
 use super::{CallId, Env, Failure, LinkId, Memory, PayloadStatus, Proto, ReceiveTarget};
 
-/// Longest payload of one `Data` that is taken.
+/// Longest payload of one `Data` that is accepted.
 pub(super) const MAX_CHUNK: usize = 4 << 20;
-/// Payloads of a link that may be arriving at a time.
+/// Largest number of payloads of one link that may be arriving at once.
 const MAX_INBOUND: usize = 64;
 
 /// A payload that is arriving.
@@ -18,20 +18,20 @@ pub(super) struct InboundPayload {
     pub kind: Stream,
     pub id: u64,
     pub len: usize,
-    /// There is an operation that wanted it. Of two in turn that a peer gives one number, the second has not got what the
-    /// first was sent.
+    /// An operation wants it. If a peer gives two operations in turn the same number, the second must not get what was sent for
+    /// the first.
     pub wanted: bool,
 }
 
 impl<E: Env> PeerLink<E> {
-    /// The operation is over: what is still arriving for it is nobody's.
+    /// The operation is over: what is still arriving for it is discarded.
     pub(super) fn discard_inbound(&mut self, kind: Stream, id: u64) {
         self.inbound.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
     }
 }
 
 impl<E: Env> Proto<E> {
-    /// Where the payload of a `Data` belongs.
+    /// Where the payload of a `Data` goes.
     pub(super) fn receive_target(
         &mut self,
         id: LinkId,
@@ -43,17 +43,17 @@ impl<E: Env> Proto<E> {
         if len > MAX_CHUNK {
             return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {MAX_CHUNK} bytes")));
         }
-        let landings = &self.links[id].inbound;
-        if landings.len() >= MAX_INBOUND {
-            return Err(broken(format!("{MAX_INBOUND} payloads at a time")));
+        let inbound = &self.links[id].inbound;
+        if inbound.len() >= MAX_INBOUND {
+            return Err(broken(format!("more than {MAX_INBOUND} payloads at a time")));
         }
-        let coming: usize = landings.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
-        // Chunks of one stream come in order; what does not is a lie, or meant for an operation that has ended.
+        let coming: usize = inbound.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
+        // Chunks of one stream come in order. One that does not breaks the protocol, or is for an operation that has ended.
         let (memory, arrived) = match kind {
             Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
-                // What a device fetches, nobody was asked for.
-                Some(transfer) if transfer.link == id && transfer.pull && transfer.moving.is_none() => {
-                    (Some(&transfer.memory), transfer.moved)
+                // The owner was not asked for what a device transfers.
+                Some(transfer) if transfer.link == id && transfer.pull && transfer.rma.is_none() => {
+                    (Some(&transfer.memory), transfer.arrived)
                 }
                 _ => (None, 0),
             },
@@ -88,23 +88,23 @@ impl<E: Env> Proto<E> {
         Ok(ReceiveTarget { memory: target, len })
     }
 
-    /// The first of the payloads that `consume` asked for has arrived.
-    pub(crate) fn handle_payload_done(&mut self, id: LinkId, landed: PayloadStatus, now: Instant) {
+    /// The first of the payloads that `consume` announced has arrived.
+    pub(crate) fn handle_payload_done(&mut self, id: LinkId, status: PayloadStatus, now: Instant) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.last_heard = now;
         let Some(InboundPayload { kind, id: number, len, wanted: true }) = link.inbound.pop_front() else { return };
         match kind {
-            Stream::Pull => self.pull_landed(id, number, len, landed),
-            Stream::Push => self.push_landed(id, number, len, landed),
-            Stream::Request if landed == PayloadStatus::Damaged => self.refuse_damaged(id, number),
-            Stream::Response if landed == PayloadStatus::Damaged => {
+            Stream::Pull => self.pull_arrived(id, number, len, status),
+            Stream::Push => self.push_arrived(id, number, len, status),
+            Stream::Request if status == PayloadStatus::Damaged => self.refuse_damaged(id, number),
+            Stream::Response if status == PayloadStatus::Damaged => {
                 self.abandon_call(CallId::from(KeyData::from_ffi(number)), Failure::Checksum);
             }
-            // The body of a message is the sender's own: only one who lies takes it away, and what it leaves is nobody's.
-            Stream::Request | Stream::Response if landed != PayloadStatus::Whole => {
-                self.close(id, broken("a message that was taken back".into()));
+            // The body of a message belongs to its sender: only a peer that breaks the protocol revokes it meanwhile.
+            Stream::Request | Stream::Response if status != PayloadStatus::Whole => {
+                self.close(id, broken("a message whose body was revoked".into()));
             }
-            Stream::Request => self.request_landed(id, number, len),
+            Stream::Request => self.request_arrived(id, number, len),
             Stream::Response => self.response_arrived(id, number, len),
         }
     }

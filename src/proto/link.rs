@@ -1,4 +1,4 @@
-//! One connection: what waits to be sent, and what arrives.
+//! One link: what waits to be sent, and what arrives.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
@@ -15,24 +15,23 @@ use super::wire::{self, Frame, FrameError, Message};
 use super::{CallId, Consumed, EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
 use crate::Address;
 
-/// Longest payload of one `Data` where the transport does not say. A small message waits for no more than this in front of it
-/// (some 80 µs on loopback). With 256 KiB bulks over tcp were measured at 0.6 to 0.7 of the raw stream, with this at 0.8 to
-/// 1.1, with 1 MiB no better.
+/// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
+/// on loopback). Bulks over tcp were measured at 0.6 to 0.7 of the raw stream with 256 KiB, at 0.8 to 1.1 with this, and no
+/// better with 1 MiB.
 const CHUNK: usize = 512 << 10;
-/// Payloads of a link that the peer may be reading out of this side's memory at a time: one that it reads, and those that
-/// it finds when it is done with that.
-const MAX_LENT: isize = 4;
-/// A send buffer that grew beyond this is given back to the allocator.
+/// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
+const MAX_EXPORTED: isize = 4;
+/// A send buffer that has grown beyond this is freed, not reused.
 const KEEP: usize = 64 << 10;
 
-/// With so many calls on their way, a further one may wait for others to be sent with.
+/// With so many calls in progress, a further one may wait to be sent together with others.
 const MANY: usize = 8;
-/// So many bytes are worth sending.
+/// So many bytes are worth a send of their own.
 const WORTH_SENDING: usize = 16 << 10;
 
 /// ```text
-///   dialled:  Dialling ──connected──▶ Greeting ──their greeting──▶ Open
-///   accepted:                         Greeting ──their greeting──▶ Open
+///   dialled:  Dialling ──connected──▶ Handshaking ──their hello──▶ Open
+///   accepted:                         Handshaking ──their hello──▶ Open
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
@@ -46,17 +45,17 @@ pub(super) struct PeerLink<E: Env> {
     pub dialled: bool,
     /// Both ends are on this host, as far as the transport knows.
     pub local: bool,
-    /// Where it leads, as far as the transport knows.
+    /// The peer's address, as far as the transport knows.
     pub remote: Address,
     pub peer: Option<PeerId>,
-    /// The largest message that the peer takes.
+    /// The largest message that the peer accepts.
     pub peer_max_message: usize,
     pub incarnation: u64,
-    /// What is to be said before the connection is open, or instead.
+    /// Pieces of the handshake, or a refusal, that wait to be sent.
     pub handshake: Vec<u8>,
-    /// Where a key is wanted: how far the two sides have proved themselves.
+    /// How far the two sides have proved that they have the key, where one is required.
     pub auth: Option<Box<AuthState>>,
-    /// Bodies and payloads have checksums.
+    /// Whether bodies and payloads have checksums.
     pub checksums: bool,
     /// Frames that wait to be sent.
     control: Vec<u8>,
@@ -64,32 +63,32 @@ pub(super) struct PeerLink<E: Env> {
     waiting_calls: usize,
     spare: Vec<u8>,
     pub streams: Streams<E::Memory>,
-    /// A transmit has been handed out and not reported as sent.
+    /// A transmit was handed out and is not yet reported as sent.
     in_flight: bool,
-    /// Stands in `Proto::ready`.
+    /// It is in `Proto::ready`.
     queued: bool,
     /// Close it when there is nothing left to send.
     pub closing: bool,
-    /// It has been said that nothing follows. The peer has still to read all that was said before, and ends the connection when
-    /// it has: to end it here would let what the peer is saying meanwhile meet a reset, which takes back what it has not read.
+    /// This side has sent `Goodbye`. The peer has still to read all that was sent before, and ends the connection when it has.
+    /// If this side ended it, what the peer is still sending would cause a reset, which discards what the peer has not read.
     goodbye: bool,
-    /// Payloads that are arriving, in the order in which they were announced.
+    /// Payloads that are arriving, in the order of their announcements.
     pub inbound: VecDeque<InboundPayload>,
     /// Longest payload of one `Data` that this side sends.
     chunk: usize,
     /// Devices at both ends can reach each other's memory.
     pub rma_capable: bool,
-    /// Payloads that are out, and still read from this side's memory. Below zero for a moment when the end of one is reported
-    /// before its beginning.
+    /// Payloads that were sent, and that the peer still reads from this side's memory. Negative for a moment if the end of one
+    /// is reported before its beginning.
     exported: isize,
-    /// What this side has declared, and the peer.
+    /// What this side has declared, and what the peer has.
     pub declared: OwnDeclarations,
     pub declarations: PeerDeclarations<E>,
-    /// What is held on the peer's account.
+    /// Bytes held for the peer.
     pub account: Account,
-    /// Requests of the peer by its own number.
+    /// Requests of the peer, by its own numbers.
     pub requests: NumberMap<u64, RequestId>,
-    /// Those of them that were cancelled: nothing is expected of the peer on their account.
+    /// Those of them that were cancelled: nothing is expected of the peer because of them.
     pub cancelled: usize,
     pub pushes: HashMap<u64, IncomingPush<E>>,
     pub leases: BTreeMap<u64, E::Lease>,
@@ -103,31 +102,31 @@ pub(super) struct PeerLink<E: Env> {
     pub last_call: Option<CallId>,
     pub last_transfer: Option<TransferId>,
     pub last_heard: Instant,
-    /// How much the peer's system had acknowledged when that was last asked, and when that was.
+    /// How many bytes the peer's system had acknowledged at the last check, and when that was.
     pub acknowledged: Option<(u64, Instant)>,
-    /// When the peer is looked after next, while something is expected of it.
+    /// When the peer is checked next, while something is expected of it.
     pub heartbeat: Option<Instant>,
-    /// Until when the link has to be open.
+    /// When the handshake has to be done.
     pub due: Instant,
-    /// Since when somebody else claims to be this peer.
+    /// Since when another engine has claimed to be this peer.
     pub probed: Option<Instant>,
 }
 
-/// Bytes that are held on a peer's account.
+/// Bytes that are held for a peer.
 #[derive(Default)]
 pub(super) struct Account {
     /// Of its requests, until they are answered.
     pub requests: usize,
-    /// Of answers, and of what else is said because the peer has said something, among the frames that wait.
+    /// Of answers, and of other replies to the peer, among the queued frames.
     pub answers: usize,
     pub control: usize,
-    /// The same of what has been handed out and not reported as sent.
-    pub flying: usize,
-    /// Bytes that begin a frame whose rest has not come.
+    /// The same, handed out and not yet reported as sent.
+    pub sending: usize,
+    /// Of an incomplete frame.
     pub partial: usize,
-    /// Of what the peer has declared.
+    /// Of the peer's declarations.
     pub declared: usize,
-    /// How much of all that, but for the requests, is counted in all.
+    /// How much of all this, without the requests, counts in total.
     pub counted: usize,
 }
 
@@ -186,21 +185,21 @@ impl<E: Env> PeerLink<E> {
         wire::put(&mut self.control, message, body, self.checksums);
     }
 
-    /// As `say`, for an answer.
+    /// As `queue_frame`, for an answer.
     pub(super) fn queue_response(&mut self, message: &Message<'_>, body: &[u8]) {
         let before = self.control.len();
         self.queue_frame(message, body);
         self.account.answers += self.control.len() - before;
     }
 
-    /// As `say`, for what else is said because the peer has said something.
+    /// As `queue_frame`, for any other reply to the peer.
     pub(super) fn queue_control(&mut self, message: &Message<'_>) {
         let before = self.control.len();
         self.queue_frame(message, &[]);
         self.account.control += self.control.len() - before;
     }
 
-    /// A call was said. True when it may wait for more: the peer has at least as many calls to deal with as would wait.
+    /// A call was queued. True when it may wait for more: the peer has more calls to handle meanwhile than would wait.
     pub(super) fn may_wait(&mut self) -> bool {
         self.waiting_calls += 1;
         let under_way = self.pending.max(self.outgoing.out as usize);
@@ -234,19 +233,19 @@ impl<E: Env> PeerLink<E> {
     }
 
     fn may_stream(&self) -> bool {
-        self.exported < MAX_LENT && !self.streams.is_empty()
+        self.exported < MAX_EXPORTED && !self.streams.is_empty()
     }
 
     pub(super) fn is_flushed(&self) -> bool {
         !self.in_flight && self.exported == 0 && !self.wants_to_send()
     }
 
-    /// How much is left to send; not in bytes, but less with all that is sent.
+    /// A measure of what is left to send. It is not in bytes, but shrinks with all that is sent.
     pub(super) fn unsent(&self) -> usize {
         1 + self.control.len() + self.streams.unsent() + usize::from(self.in_flight) + self.exported.unsigned_abs()
     }
 
-    /// The next thing to send: every frame that waits, and one chunk.
+    /// The next thing to send: all queued frames, and one chunk.
     pub(super) fn transmit(&mut self, id: LinkId) -> Option<Output<E>> {
         self.queued = false;
         if self.in_flight || !self.wants_to_send() {
@@ -254,7 +253,7 @@ impl<E: Env> PeerLink<E> {
         }
         self.in_flight = true;
         self.waiting_calls = 0;
-        self.account.flying = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);
+        self.account.sending = std::mem::take(&mut self.account.answers) + std::mem::take(&mut self.account.control);
         if !self.handshake.is_empty() {
             return Some(Output::Transmit { link: id, bytes: std::mem::take(&mut self.handshake), payload: None });
         }
@@ -279,17 +278,17 @@ impl<E: Env> PeerLink<E> {
         note("waiters for credit", self.outgoing.waiting.len());
         note("announced calls that were given up", self.outgoing.abandoned.len());
         note("payloads arriving", self.inbound.len());
-        note("payloads lent", self.exported.unsigned_abs());
-        let Account { requests, answers, control: said_back, flying, partial, .. } = self.account;
+        note("exported payloads", self.exported.unsigned_abs());
+        let Account { requests, answers, control, sending, partial, .. } = self.account;
         note("bytes of requests", requests);
-        note("bytes of half a frame", partial);
-        note("bytes of answers", answers + said_back + flying + self.streams.answering());
+        note("bytes of incomplete frames", partial);
+        note("bytes of answers", answers + control + sending + self.streams.answering());
         note("pulls of the peer", self.streams.pulls());
     }
 }
 
 impl<E: Env> Proto<E> {
-    /// Puts the link in line for sending, if it has anything to send.
+    /// Queues the link for sending, if it has anything to send.
     pub(super) fn mark_ready(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
         if !link.queued && !link.in_flight && link.wants_to_send() {
@@ -301,7 +300,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// The longest payload that the link's transport likes to get.
+    /// Sets the longest payload that the link's transport prefers.
     pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
         if let Some(link) = self.links.get_mut(id) {
             link.chunk = len.clamp(1, MAX_CHUNK);
@@ -315,7 +314,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// The link's transport can carry out [`Output::Move`].
+    /// The link's transport can execute [`Output::Move`].
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(id) {
@@ -323,7 +322,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// The peer has read a payload that was lent to it.
+    /// The peer has read a payload that was exported to it.
     pub(crate) fn handle_returned(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.exported -= 1;
@@ -334,12 +333,12 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// A transmit is out; its buffer comes back for the next. When its payload is `lent`, the peer is still reading that.
-    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, lent: bool) {
+    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
+    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, exported: bool) {
         let Some(link) = self.links.get_mut(id) else { return };
         link.in_flight = false;
-        link.account.flying = 0;
-        link.exported += isize::from(lent);
+        link.account.sending = 0;
+        link.exported += isize::from(exported);
         if bytes.capacity() <= KEEP {
             bytes.clear();
             link.spare = bytes;
@@ -351,8 +350,8 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Goes on with a link that is to be closed once it is flushed. An open one is closed by its peer, see [`Link::goodbye`]; the
-    /// engine gives that a limited time.
+    /// Continues to close a link, which ends once it is flushed. The peer ends an open one, see [`PeerLink::goodbye`]; the
+    /// engine limits the time for that.
     pub(super) fn touch_closing(&mut self, id: LinkId) {
         let link = &mut self.links[id];
         if link.is_flushed() && !link.goodbye {
@@ -365,33 +364,34 @@ impl<E: Env> Proto<E> {
         self.mark_ready(id);
     }
 
-    /// Bytes of a payload arrived, though not all: the peer lives.
+    /// Part of a payload has arrived: the peer is alive.
     pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
         if let Some(link) = self.links.get_mut(id) {
             link.last_heard = now;
         }
     }
 
-    /// What the peer's system has acknowledged so far, as [`Output::AskAcknowledged`] asked; 0 when nothing is on its way. If that has become more, the
-    /// peer lives, though what it says waits behind what it is sent.
+    /// How many bytes the peer's system has acknowledged, as [`Output::AskAcknowledged`] asked; 0 when all of them are. If the
+    /// number has grown, the peer is alive, though its messages may wait behind what is sent to it.
     pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
         let Some(link) = self.links.get_mut(id) else { return };
-        // It was some time since the last question; all that is certain is that it was not before that.
+        // The bytes were acknowledged at some time after the last check.
         if let Some((_, asked)) = link.acknowledged.filter(|(before, _)| bytes > *before) {
             link.last_heard = link.last_heard.max(asked);
         }
         link.acknowledged = (bytes > 0).then_some((bytes, now));
     }
 
-    /// Takes what it can of the bytes that arrived on a link. An error says how the peer broke the protocol: the link is to
-    /// be closed with it.
+    /// Handles what it can of the bytes that arrived on a link. An error says how the peer broke the protocol; the caller
+    /// closes the link with it.
     pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
         let mut used = 0;
         let Some(link) = self.links.get_mut(id) else {
             return Ok(Consumed { used: bytes.len(), target: None });
         };
         link.last_heard = now;
-        // What began a frame is in `bytes` again: counted as partial, too, it would count twice while the frame is handled.
+        // `bytes` begins with the incomplete frame again: counted as partial, too, it would count twice while the frame is
+        // handled.
         if link.account.partial > 0 {
             link.account.partial = 0;
             self.recount(id);
@@ -417,12 +417,12 @@ impl<E: Env> Proto<E> {
             used += len;
             let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
             if !may_have_body && body != Some(&[]) {
-                return Err(broken("a body behind a message that has none".to_owned()));
+                return Err(broken("a body behind a message that takes none".to_owned()));
             }
             if let Message::Data { stream, id: number, offset, len } = message {
-                let place = self.receive_target(id, stream, number, offset, len as usize)?;
+                let target = self.receive_target(id, stream, number, offset, len as usize)?;
                 self.watch(id, now);
-                return Ok(Consumed { used, target: Some(place) });
+                return Ok(Consumed { used, target: Some(target) });
             }
             self.handle_message(id, message, body, now)?;
             self.check_unrefusable_bytes(id)?;
@@ -436,10 +436,10 @@ impl<E: Env> Proto<E> {
         Ok(Consumed { used, target: None })
     }
 
-    /// Without a body: it was damaged on its way.
+    /// `body` is `None` if it was corrupted in transit.
     fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
         if self.stage == EngineStage::Closed && message != Message::Goodbye {
-            // Nothing is wanted any more, and nothing may be said back.
+            // No message is wanted any more, and no reply may be sent.
             return Ok(());
         }
         match message {
@@ -456,7 +456,7 @@ impl<E: Env> Proto<E> {
                 self.mark_ready(id);
             }
             Message::Pong => {}
-            Message::ResumptionToken { token: ticket } => self.handle_resumption_token(id, ticket),
+            Message::ResumptionToken { token } => self.handle_resumption_token(id, token),
             Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
             Message::Goodbye => {
                 self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
@@ -470,7 +470,7 @@ impl<E: Env> Proto<E> {
     }
 }
 
-/// The peer does not keep to the protocol.
+/// The peer has broken the protocol.
 pub(super) fn broken(reason: String) -> Failure {
     Failure::Disconnected { reason: format!("it broke the protocol: {reason}") }
 }

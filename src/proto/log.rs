@@ -1,29 +1,29 @@
-//! What is worth a line in the log. What peers can cause is noted at powers of two of its count, so that nobody floods the log.
+//! Log records. What peers can cause is logged at powers of two of its count, so that no peer can flood the log.
 
 use super::one_way::Dropped;
 use super::refusals::Cause;
 use super::{Env, Failure, LinkId, Output, Proto};
 use crate::Address;
 
-/// A line of the log. A peer is where the transport says that it is; a count is of all lines of that kind and cause so far,
-/// those that were not noted included.
+/// A record of the log. A peer is named by its address as the transport knows it. A count is of all events of that kind and
+/// cause so far, including those that were not logged.
 #[derive(Clone, Debug)]
 pub(crate) enum Log {
     /// A peer was refused something.
     Refused { peer: Address, what: String, cause: Cause, count: u64 },
     /// A limit was reached.
     Limit { what: &'static str, reason: String, count: u64 },
-    /// A one-way call was lost; without a peer, when the connection is gone.
+    /// A one-way call was lost; without a peer when its connection is gone.
     Dropped { peer: Option<Address>, name: String, reason: Dropped, count: u64 },
-    /// A connection was closed for what came of it.
+    /// A connection was closed because of a failure.
     HungUp { peer: Address, failure: String, count: u64 },
-    /// Somebody who speaks no version of the protocol that this engine does.
+    /// A peer supports no version of the protocol that this engine does.
     OtherVersion { peer: Address, count: u64 },
     /// A device could not carry out a transfer; the owner of the memory is asked instead.
     Device { reason: String },
 }
 
-/// Lines that were noted, or would have been.
+/// How many records of these kinds were logged, or would have been.
 #[derive(Default)]
 pub(super) struct LogCounts {
     hung_up: u64,
@@ -36,7 +36,7 @@ fn is_next(count: &mut u64) -> bool {
 }
 
 impl<E: Env> Proto<E> {
-    /// Closes a link for what came of it.
+    /// Closes a link because of a failure, and logs it.
     pub(crate) fn hang_up(&mut self, id: LinkId, failure: Failure) {
         if let Some(link) = self.links.get(id)
             && is_next(&mut self.logged.hung_up)

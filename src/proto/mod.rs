@@ -1,14 +1,14 @@
-//! The protocol between engines, without any input or output of its own.
+//! The protocol between engines, as a state machine without any I/O of its own.
 //!
-//! [`Proto`] is told what happened (`handle_*`), what its user wants (`call`, `respond`, `pull`, `expose`, …), and what
-//! time it is; after each of these, [`Proto::poll`] is called, and each [`Output`] is carried out.
-//! It holds every table: peers, links, calls, requests, transfers, exposed memory; and it checks every claim of a peer.
-//! It owns no socket, clock, thread or lock, and it never looks at a byte of the memory that is moved.
+//! The caller reports what happened (`handle_*`, `consume`), what the user wants (`call`, `respond`, `transfer`, `expose`, …),
+//! and what time it is. After each of these it calls [`Proto::poll`] and executes each [`Output`]. [`Proto`] holds every table:
+//! peers, links, calls, requests, transfers, exposed memory; and it checks each claim of a peer. It owns no socket, clock,
+//! thread or lock, and it never reads a byte of the memory that it moves.
 //!
 //! ```text
-//!                handle_accepted/connected/consume/placed/sent/moved/closed/timeout
+//!          consume, handle_accepted/connected/payload_done/sent/moved/closed/timeout
 //!   transport ───────────────────────────────────────────────────────────────▶ ┌───────┐
-//!                                                                               │ Proto │ ◀── call, respond, pull, expose …
+//!                                                                               │ Proto │ ◀── call, respond, transfer, expose …
 //!   transport, waiters, handlers ◀──────────────────────────────────── poll() ─ └───────┘
 //! ```
 
@@ -69,25 +69,25 @@ slotmap::new_key_type! {
     pub(crate) struct PeerId;
     /// A call that this engine makes.
     pub(crate) struct CallId;
-    /// A call that a peer makes here.
+    /// A call that a peer makes to this engine.
     pub(crate) struct RequestId;
-    /// A transfer that this engine began.
+    /// A transfer that this engine started.
     pub(crate) struct TransferId;
 }
 
-/// A key as it travels.
+/// The number that stands for a key on the wire.
 fn wire_id(key: impl slotmap::Key) -> u64 {
     key.data().as_ffi()
 }
 
-/// What the protocol handles without knowing it.
+/// The types that the protocol handles without reading them.
 pub(crate) trait Env {
     type Memory: Memory;
-    /// Who learns how a call or a transfer ended.
+    /// Learns how a call or a transfer ended.
     type Waiter;
-    /// What is kept as long as a peer holds a bulk.
+    /// Kept as long as a peer holds a bulk.
     type Lease: Lease;
-    /// What the user of the protocol keeps beside a declaration of a peer.
+    /// What the user of the protocol keeps beside a peer's declaration.
     type Verdicts: Default;
 }
 
@@ -96,11 +96,11 @@ pub(crate) trait Memory: Clone {
     /// New memory for the body of a large message.
     fn allocate(len: usize) -> Self;
     fn len(&self) -> usize;
-    /// `None` when the part does not lie inside.
+    /// `None` when the part is not within the memory.
     fn part(&self, offset: usize, len: usize) -> Option<Self>;
-    /// The same memory, for one operation: until `end`.
+    /// The same memory, for one operation, until `end`.
     fn for_one_operation(&self) -> Self;
-    /// The operation is over: its memory, and every part of it, must not be read or written any more.
+    /// The operation is over: no byte of this memory, or of its parts, may be read or written any more.
     fn end(&self);
 }
 
@@ -109,20 +109,20 @@ pub(crate) trait Lease {
     fn token(&self) -> u128;
 }
 
-/// The numbers that a [`Proto`] goes by.
+/// The settings of a [`Proto`].
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     /// Largest message sent or taken, in bytes.
     pub max_message: usize,
-    /// A peer that says nothing for this long, while something is expected of it, is given up.
+    /// A peer that gives no sign of life for this long, while something is expected of it, is disconnected.
     pub peer_timeout: Duration,
-    /// Time that connecting and greeting may take.
+    /// Time limit for connecting and the handshake.
     pub connect: Duration,
     pub limits: PeerLimits,
     pub remote_shutdown: bool,
-    /// Only engines that prove to have it are talked to.
+    /// Only engines that prove that they have this key are accepted.
     pub key: Option<PreSharedKey>,
-    /// Bodies and payloads have checksums, too.
+    /// Whether bodies and payloads have checksums, too.
     pub checksums: bool,
 }
 
@@ -133,7 +133,7 @@ pub(crate) enum Body<M> {
     Large(M),
 }
 
-/// Why an operation failed, before anybody knows what it was called.
+/// Why an operation failed; the user of the protocol adds what the operation was.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     Timeout,
@@ -153,56 +153,57 @@ pub(crate) enum Failure {
     Version {
         theirs: (u16, u16),
     },
-    /// One of the two sides does not want to have to do with the other.
+    /// One of the two sides refuses the other.
     Unauthorized {
         reason: String,
     },
-    /// What arrived is not what was sent.
+    /// The data was corrupted in transit.
     Checksum,
     Finalized,
     Revoked,
-    /// The other side said so.
+    /// The other side refused, for this reason.
     Refused(Status),
 }
 
-/// What has to be done now.
+/// What has to be executed now.
 pub(crate) enum Output<E: Env> {
     /// Dial, and report `handle_connected` or `handle_closed`.
     Connect {
         link: LinkId,
         address: Address,
     },
-    /// Send the bytes, and the payload behind them; report `handle_sent` when that is done. If the payload is lent to the peer,
+    /// Send the bytes and the payload behind them, then report `handle_sent`. If the payload was exported to the peer,
     /// `handle_returned` follows.
     Transmit {
         link: LinkId,
         bytes: Vec<u8>,
         payload: Option<E::Memory>,
     },
-    /// Have a device move all of `memory` from or to the peer's, at `offset` of what the keys reach; report `handle_moved`.
+    /// Have a device transfer all of `memory` from or to the peer's memory, at `offset` from where the keys begin (RMA); then
+    /// report `handle_moved`.
     Move {
         link: LinkId,
-        /// Names the move towards the transport.
+        /// Identifies the operation to the transport.
         transfer: u64,
         pull: bool,
         memory: E::Memory,
         keys: RemoteKeys,
         offset: u64,
     },
-    /// Give a move up; nothing needs to be reported of it.
+    /// Cancel a device's transfer; nothing is reported for it.
     EndMove {
         link: LinkId,
         transfer: u64,
     },
-    /// From now on payloads on the link are to have checksums.
+    /// From now on payloads on the link have checksums.
     CoverPayloads {
         link: LinkId,
     },
-    /// Find out how much of what was sent the peer's system has, and report `handle_acknowledged`.
+    /// Find out how many of the sent bytes the peer's system has acknowledged, and report `handle_acknowledged`.
     AskAcknowledged {
         link: LinkId,
     },
-    /// Drop the link, without reporting back.
+    /// Drop the link, without a report.
     Close {
         link: LinkId,
     },
@@ -215,24 +216,24 @@ pub(crate) enum Output<E: Env> {
         result: Result<usize, Failure>,
     },
     Request(Incoming<E>),
-    /// The caller of this request takes no answer any more.
+    /// The caller of this request no longer takes an answer.
     Cancelled {
         request: RequestId,
     },
-    /// No longer held by the peer that it was given to.
+    /// The peer that held the bulk has dropped it, or is gone.
     LeaseReleased(E::Lease),
     /// Copies of the content of this memory are stale.
     Stale {
         token: u128,
     },
-    /// Memory that peers may not use any more, though its owner has not taken it back: what was lent of it, the operation that
-    /// it was made for being over, is withdrawn.
+    /// Peers may not use this memory any more, though its owner has not revoked it: withdraw what is exported of it, since the
+    /// operation that it was made for is over.
     Withdraw {
         memory: E::Memory,
     },
-    /// For the log: who takes it is user code, and nothing is locked for it.
+    /// For the log. Its subscriber is user code, so no lock may be held while it runs.
     Log(Log),
-    /// A peer asks for the end of this engine.
+    /// A peer asks this engine to shut down.
     ShutdownAsked,
 }
 
@@ -245,26 +246,26 @@ pub(crate) struct Proto<E: Env> {
     peers: SlotMap<PeerId, peers::Peer>,
     by_address: HashMap<Address, PeerId>,
     by_incarnation: HashMap<u64, PeerId>,
-    /// To whom tickets were given. Who shows one is looked up, not searched for: a ticket can be made up.
+    /// The peers that were given a `resumption_token`. Tokens are looked up, not searched for: a peer can make them up.
     by_resumption_token: HashMap<u128, PeerId>,
-    /// Challenges that this engine has said on links that it dials, until those are open.
+    /// Challenges that this engine has sent on links that it dials, until those are open.
     dialling: HashMap<keys::Nonce, LinkId>,
-    /// Number of peers at which those that nobody refers to are swept out.
+    /// Number of peers at which unreferenced ones are removed.
     sweep_at: usize,
     calls: SlotMap<CallId, calls::OutgoingCall<E>>,
     requests: SlotMap<RequestId, requests::InboundRequest<E>>,
     transfers: SlotMap<TransferId, transfers::OutgoingTransfer<E>>,
     exposures: exposures::Exposures<E>,
-    /// Leases whose holders don't know that the memory was taken back, by token: the link, and the lease's number there.
+    /// Leases whose holders have not been told that the memory was revoked: token, link, and the lease's number on that link.
     holders: BTreeSet<(u128, LinkId, u64)>,
-    /// Connections that others have made: those that have greeted, and the others, by when they have to.
+    /// Accepted connections: how many are open; and the others, by the time at which their handshake must be done.
     accepted: usize,
     handshakes: BTreeSet<(Instant, LinkId)>,
-    /// Bytes held for peers, as far as they are counted in all.
+    /// Bytes held for peers, as far as they count towards the total limit.
     bytes: usize,
-    /// Credit for one-way calls, in calls and in bytes, that peers were given beyond what each of them has.
+    /// Credit for one-way calls, in calls and in bytes, that was granted beyond each link's minimum.
     granted: (usize, usize),
-    /// One-way calls, and their bytes, whose connections are gone while they wait for their handlers.
+    /// One-way calls, and their bytes, that still wait for their handlers though their connections are gone.
     left_behind: (usize, usize),
     /// One-way calls that wait for memory for their values.
     parked: parked::Parked,
@@ -272,15 +273,16 @@ pub(crate) struct Proto<E: Env> {
     refusals: Refusals,
     logged: log::LogCounts,
     timers: BTreeSet<(Instant, timers::TimerKind)>,
-    /// Deadlines of calls, the next one first: those that come in order, as most do.
+    /// Deadlines of calls, the earliest first, for calls that are made in that order, as most are.
     deadlines: timers::Deadlines,
     outputs: VecDeque<Output<E>>,
-    /// Links that have something to send and are free to.
+    /// Links that have something to send, and can send it.
     ready: VecDeque<LinkId>,
-    /// What was said last can wait for more.
+    /// The call that was queued last can wait for more.
     may_send_later: bool,
     stage: EngineStage,
-    /// Makes what peers must not guess: tokens, tickets, challenges. A stream cipher, under a key that no other engine has.
+    /// Generates what peers must not guess: tokens, `resumption_token`s, challenges. A stream cipher, under a key that no other
+    /// engine has.
     random: StdRng,
 }
 
@@ -290,14 +292,14 @@ pub(crate) struct Proto<E: Env> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EngineStage {
     Running,
-    /// Answers go out, and handlers may go on calling, but no new request is taken.
+    /// Answers go out, and handlers may still call; new requests are refused.
     Draining,
-    /// Everything ends with `Finalized`.
+    /// All operations fail with `Finalized`.
     Closed,
 }
 
 impl<E: Env> Proto<E> {
-    /// `seed` is the operating system's, and nobody else's: an engine's secrets are made of it.
+    /// `seed` comes from the operating system, and no other engine may have it: this engine's secrets are made from it.
     pub(crate) fn new(config: Config, incarnation: u64, seed: [u8; 32]) -> Proto<E> {
         Proto {
             config,
@@ -334,17 +336,17 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// A number that no peer can guess, and that comes but once: a token, a ticket.
+    /// A number that no peer can guess and that is used once: a token, a `resumption_token`.
     pub(crate) fn secret(&mut self) -> u128 {
         u128::from(self.random.next_u64()) << 64 | u128::from(self.random.next_u64())
     }
 
-    /// Where the engine listens: told to peers, so that they can dial back.
+    /// The addresses at which the engine listens; peers learn them, so that they can dial back.
     pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>) {
         self.addresses = addresses;
     }
 
-    /// What is to be done, in this order; to be asked for after everything else that is called.
+    /// Takes the outputs, which are to be executed in this order. To be called after each other method.
     pub(crate) fn poll(&mut self, outputs: &mut VecDeque<Output<E>>) {
         self.poll_unsent(outputs);
         while let Some(id) = self.ready.pop_front() {
@@ -354,7 +356,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// As [`Proto::poll`], but for what is to be sent: that is left for later.
+    /// As [`Proto::poll`], but leaves what is to be sent for later.
     pub(crate) fn poll_unsent(&mut self, outputs: &mut VecDeque<Output<E>>) {
         if !self.parked.is_empty() {
             self.resume_parked();
@@ -369,26 +371,26 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Whether the call that was made last may be left to be sent with more: many are on their way over its link, so that
-    /// the peer has something to do meanwhile, and not many wait yet.
+    /// Whether the call that was made last may wait, to be sent together with more: its link has many calls in progress, so the
+    /// peer has work meanwhile, and few wait to be sent.
     pub(crate) fn may_send_later(&mut self) -> bool {
         std::mem::take(&mut self.may_send_later)
     }
 
-    /// When [`Proto::handle_timeout`] wants to be called, if at all.
+    /// When [`Proto::handle_timeout`] is due next, if at all.
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(at, _)| *at);
         [timer, self.deadlines.next()].into_iter().flatten().min()
     }
 
-    /// No new requests from now on: those that come are refused, those in progress go on.
+    /// Refuses new requests from now on; those in progress continue.
     pub(crate) fn begin_shutdown(&mut self) {
         if self.stage == EngineStage::Running {
             self.stage = EngineStage::Draining;
         }
     }
 
-    /// Ends everything: own operations with `Finalized`, links with a goodbye once what they have to say is said.
+    /// Ends everything: own operations with `Finalized`, links with a `Goodbye` once all that is queued has been sent.
     pub(crate) fn finish_shutdown(&mut self) {
         self.lose_parked();
         self.stage = EngineStage::Closed;
@@ -398,7 +400,7 @@ impl<E: Env> Proto<E> {
         }
         for (id, transfer) in self.transfers.drain() {
             transfer.memory.end();
-            if transfer.moving.is_some() {
+            if transfer.rma.is_some() {
                 self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
             }
             self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Failure::Finalized) });
@@ -409,7 +411,7 @@ impl<E: Env> Proto<E> {
             for waiter in std::mem::take(&mut link.outgoing.waiting) {
                 self.outputs.push_back(Output::CallDone { waiter, result: Err(Failure::Finalized) });
             }
-            // Answers and one-way calls, which nobody waits for here, have been promised.
+            // Answers and one-way calls still go out: no caller here waits for them, but they were promised.
             link.streams.end_where(|stream| match stream.kind {
                 wire::Stream::Response => false,
                 wire::Stream::Request => own.contains(&stream.id),
@@ -422,17 +424,17 @@ impl<E: Env> Proto<E> {
         self.timers.retain(|(_, timer)| !matches!(timer, timers::TimerKind::Exposure(_)));
     }
 
-    /// True when no connection is left.
+    /// True when no link is left.
     pub(crate) fn links_gone(&self) -> bool {
         self.links.is_empty()
     }
 
-    /// How much has been said and is not sent: changes as long as peers take any of it.
+    /// A measure of what is queued and unsent; it changes as long as peers take any of it.
     pub(crate) fn unsent(&self) -> usize {
         self.links.values().map(link::PeerLink::unsent).sum()
     }
 
-    /// Drops the links that are left, said or not.
+    /// Closes the links that are left, whether all has been sent or not.
     pub(crate) fn abandon_links(&mut self) {
         let ids: Vec<LinkId> = self.links.keys().collect();
         for id in ids {
@@ -440,7 +442,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Nothing in progress, nothing exposed, nobody connected: what every test ends with.
+    /// What is still in progress, exposed or queued; each test ends with none.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
@@ -450,7 +452,7 @@ impl<E: Env> Proto<E> {
             }
         };
         note("calls", self.calls.len());
-        // What a peer has left behind is its handler's to finish.
+        // A request that a peer has left behind ends with its handler.
         note("requests", self.requests.values().filter(|request| !request.is_orphan).count());
         note("transfers", self.transfers.len());
         note("exposures", self.exposures.len());

@@ -1,8 +1,8 @@
-//! One-way calls whose values find no memory: they wait, undecoded, until there is some.
+//! One-way calls that wait, undecoded, until there is memory for their values.
 //!
-//! Their callers have been told that they were sent, so they are not refused for a reason that passes. A call that waits counts
-//! with its message. It is handled again when there is room for the memory that it has asked for, and a quarter more, without
-//! the messages of others that wait: so they can't keep each other waiting, and each is decoded a few times at most.
+//! Their callers take them as sent, so a lack of memory that passes does not refuse them. A call that waits counts with its
+//! message. It is handled again when there is room for the memory that it has requested and a quarter more, not counting the
+//! messages of others that wait: so they can't keep each other waiting, and each is decoded a few times at most.
 //!
 //! ```text
 //!   handed out ──no memory──▶ waits ──there is room──▶ handed out again, with the memory reserved
@@ -15,17 +15,17 @@ use super::limits::{VALUES_AHEAD, VALUES_COUNT, VALUES_PART_AHEAD};
 use super::wire::Status;
 use super::{EngineStage, Env, Incoming, LinkId, Output, Proto, RequestId};
 
-/// What waits, in the order in which it came: by connection, and under no connection what peers that are gone have left.
+/// The calls that wait, in order of arrival: by link, and under the null link those of peers that are gone.
 #[derive(Default)]
 pub(super) struct Parked {
     queues: HashMap<LinkId, ParkedQueue>,
-    /// The connections that have something there, or had. They take turns.
+    /// The links that have calls here, or had. They take turns.
     turns: VecDeque<LinkId>,
     /// Those of them that have got memory back: they need not wait for their turns.
     freed: Vec<LinkId>,
-    /// What has come free was taken by values: there may be room for any of them.
+    /// Values have given memory back: there may be room for any call.
     is_much_free: bool,
-    /// Bytes of all that waits.
+    /// Bytes of all calls that wait.
     bytes: usize,
 }
 
@@ -37,15 +37,14 @@ struct ParkedQueue {
     is_freed: bool,
 }
 
-/// Connections that are looked at in one step, beside those that have got memory back, and calls of each that are handed out. Those
-/// that are handed out bring a further step when they end, and connections that have requests are watched, which brings steps
-/// too.
+/// Links that one step serves beside those that have got memory back, and calls of each that it hands out. These cause a
+/// further step when they end, and links that have requests are watched, which causes steps too.
 const LINKS_AT_A_TIME: usize = 64;
 const CALLS_AT_A_TIME: usize = 16;
-/// Connections that are looked at in vain in a step that has freed no memory of values: short calls of other peers must not take
-/// longer for each connection at which something waits.
+/// Links that one step serves in vain when no values have given memory back: short calls of other peers must not take longer
+/// for each link at which calls wait.
 const LINKS_IN_VAIN: usize = 4;
-/// One part in so many of the limit may be taken by what the peer itself lets go of: bulks and answers.
+/// One part in so many of the limit may be taken by what the peer itself releases: bulks and answers.
 const PART_TAKEN: usize = 32;
 
 impl Parked {
@@ -54,7 +53,7 @@ impl Parked {
         self.turns.is_empty()
     }
 
-    /// Bytes of what waits, of this connection and in all.
+    /// Bytes of the calls that wait, of this link and in total.
     pub(super) fn bytes(&self, link: LinkId) -> (usize, usize) {
         (self.queues.get(&link).map_or(0, |queue| queue.bytes), self.bytes)
     }
@@ -96,7 +95,7 @@ impl Parked {
         self.bytes += bytes;
     }
 
-    /// The first of a connection, which takes as many bytes as `cost` says.
+    /// Removes the first call of a link; `cost` gives its bytes.
     fn take(&mut self, link: LinkId, cost: impl FnOnce(RequestId) -> usize) -> Option<RequestId> {
         let queue = self.queues.get_mut(&link)?;
         let id = queue.requests.pop_front()?;
@@ -106,7 +105,7 @@ impl Parked {
         Some(id)
     }
 
-    /// A connection is gone.
+    /// A link is gone.
     pub(super) fn orphan(&mut self, link: LinkId) {
         let Some(mut gone) = self.queues.remove(&link) else { return };
         self.turns.retain(|turn| *turn != link);
@@ -120,19 +119,19 @@ impl Parked {
 }
 
 impl<E: Env> Proto<E> {
-    /// Under which a request of a link waits.
+    /// The link under which a request waits.
     fn queue_of(&self, link: LinkId) -> LinkId {
         if self.links.contains_key(link) { link } else { LinkId::default() }
     }
 
-    /// Whether the values of a request that is handed out for the first time have to wait in line.
+    /// Whether a request that is handed out for the first time has to wait behind parked ones.
     pub(super) fn is_behind_parked(&self, id: RequestId) -> bool {
         let request = self.requests.get(id).filter(|request| request.one_way.is_some() && request.wants == 0);
         request.is_some_and(|request| self.parked.has(self.queue_of(request.link)))
     }
 
-    /// A one-way call can't be handled now, as its values would have taken so much memory and more: it comes again when there is
-    /// room for them.
+    /// Parks a one-way call whose values would have taken so much memory and more. It is handed out again when there is room
+    /// for them.
     pub(crate) fn park(&mut self, incoming: Incoming<E>, memory: usize) {
         let id = incoming.request;
         let is_over = self.stage == EngineStage::Closed;
@@ -141,7 +140,7 @@ impl<E: Env> Proto<E> {
         request.wants = memory.saturating_add(memory / VALUES_PART_AHEAD).saturating_add(VALUES_AHEAD);
         request.parked = Some(Box::new(incoming));
         let link = request.link;
-        // To have less is never refused.
+        // A smaller amount is never refused.
         let _ = self.count_values(id, 0);
         let (link, cost) = (self.queue_of(link), self.requests[id].cost);
         self.parked.add(link, id, cost, again);
@@ -149,7 +148,7 @@ impl<E: Env> Proto<E> {
         self.parked.freed(link, false);
     }
 
-    /// Hands out what there is room for.
+    /// Hands out the calls that there is room for.
     pub(super) fn resume_parked(&mut self) {
         for link in std::mem::take(&mut self.parked.freed) {
             if let Some(queue) = self.parked.queues.get_mut(&link) {
@@ -191,7 +190,7 @@ impl<E: Env> Proto<E> {
         true
     }
 
-    /// Sets memory aside for the values of a request, if there is as much as it wants, or as much as it could ever get.
+    /// Reserves memory for the values of a request, if there is as much as it wants, or as much as it could ever get.
     fn reserve(&mut self, id: RequestId) -> bool {
         let request = &self.requests[id];
         let most = self.most_alone(request.link);
@@ -200,7 +199,7 @@ impl<E: Env> Proto<E> {
         self.count_values(id, wanted).is_ok()
     }
 
-    /// This engine ends: what waits is lost.
+    /// This engine ends: the calls that wait are lost.
     pub(super) fn lose_parked(&mut self) {
         for (_, queue) in std::mem::take(&mut self.parked).queues {
             for id in queue.requests {
@@ -213,7 +212,7 @@ impl<E: Env> Proto<E> {
 
     fn lose(&mut self, incoming: Incoming<E>) {
         self.release(incoming.link, incoming.leases);
-        // There is no caller to be told.
+        // A one-way call has no caller that waits for the answer.
         let _ = self.respond(incoming.request, Err(Status::Finalizing));
     }
 }

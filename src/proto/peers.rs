@@ -1,4 +1,4 @@
-//! Who there is, and how they are connected.
+//! Peers: which engines are known, and the links to them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,23 +20,23 @@ pub(crate) struct PeerTag {
 
 pub(super) struct Peer {
     pub tag: Arc<PeerTag>,
-    /// Where it can be dialled, if it listens.
+    /// The address at which it can be dialled, if it listens.
     pub dial: Option<Address>,
     /// The link that new operations take.
     pub link: Option<LinkId>,
-    /// Which engine was last seen there.
+    /// The incarnation that was last met there.
     pub incarnation: Option<u64>,
-    /// How many engines have been seen there, one after the other.
+    /// How many engines have been met there in turn.
     pub engines: u64,
-    /// What that engine wants to see when it is dialled again, to know this one.
+    /// The token to show to that engine when it is dialled again.
     pub resumption_token: Option<u128>,
-    /// What it was given itself, to show when it meets this engine again.
+    /// The token that the peer was given, to show when it meets this engine again.
     pub given_token: Option<u128>,
-    /// The user of this engine has named its address; else a peer has.
+    /// The user of this engine has named its address; otherwise a peer has.
     pub chosen: bool,
 }
 
-/// Most addresses that a peer may claim.
+/// Largest number of addresses that a peer may claim.
 const MAX_ADDRESSES: usize = 16;
 
 impl<E: Env> Proto<E> {
@@ -60,18 +60,18 @@ impl<E: Env> Proto<E> {
         self.links.contains_key(link)
     }
 
-    /// Which engine is at the other end of a link, and where.
+    /// The incarnation of the engine at the other end of a link, and its address.
     pub(crate) fn remote_of(&self, link: LinkId) -> Option<(u64, Address)> {
         self.links.get(link).map(|link| (link.incarnation, link.remote.clone()))
     }
 
-    /// The link that leads to a peer, if there is one.
+    /// The open link to a peer, if there is one.
     pub(crate) fn connection(&self, peer: PeerId) -> Option<LinkId> {
         let link = self.peers.get(peer)?.link?;
         self.links.get(link).is_some_and(PeerLink::is_open).then_some(link)
     }
 
-    /// The user of this engine has named an address of the peer: that is where it is dialled, whatever addresses the peer has claimed.
+    /// The user of this engine has named an address of the peer: it is dialled there, whatever addresses it has claimed.
     pub(crate) fn choose(&mut self, peer: PeerId, address: &Address) {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.chosen = true;
@@ -79,19 +79,19 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Whether the user of this engine has named the address that a link is dialled to.
+    /// Whether the user of this engine has named the address to which a link was dialled.
     pub(crate) fn is_chosen(&self, link: LinkId) -> bool {
         let Some(link) = self.links.get(link) else { return false };
         let peer = link.peer.and_then(|peer| self.peers.get(peer));
         peer.is_some_and(|peer| peer.chosen && peer.dial.as_ref() == Some(&link.remote))
     }
 
-    /// Whether the user of this engine has named an address.
+    /// Whether the user of this engine has named this address.
     pub(crate) fn is_chosen_address(&self, address: &Address) -> bool {
         self.by_address.get(address).and_then(|id| self.peers.get(*id)).is_some_and(|peer| peer.chosen)
     }
 
-    /// The engine that was last met at a peer, by its incarnation, and how many have been met there so far.
+    /// The incarnation that was last met at a peer, and how many have been met there so far.
     pub(crate) fn engines_at(&self, peer: PeerId) -> Option<(u64, u64)> {
         let peer = self.peers.get(peer)?;
         Some((peer.incarnation?, peer.engines))
@@ -114,7 +114,7 @@ impl<E: Env> Proto<E> {
         })
     }
 
-    /// Forgets peers that are not connected and that nobody refers to.
+    /// Removes peers that are not connected and not referenced.
     fn sweep(&mut self) {
         let linked: HashSet<PeerId> = self.links.values().filter_map(|link| link.peer).collect();
         self.peers.retain(|id, peer| linked.contains(&id) || Arc::strong_count(&peer.tag) > 1);
@@ -124,7 +124,7 @@ impl<E: Env> Proto<E> {
         self.by_resumption_token.retain(|_, id| peers.contains_key(*id));
     }
 
-    /// The link to a peer: the one that is there, or one that is dialled now.
+    /// The link to a peer: an existing one, or one that is dialled now.
     pub(super) fn link_to(&mut self, peer: PeerId, now: Instant) -> Result<LinkId, Failure> {
         if self.stage == EngineStage::Closed {
             return Err(Failure::Finalized);
@@ -149,7 +149,7 @@ impl<E: Env> Proto<E> {
     fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
         let due = now + self.config.connect;
         let id = self.links.insert(PeerLink::new(remote, dialled, now, due));
-        self.timers.insert((due, TimerKind::Greeting(id)));
+        self.timers.insert((due, TimerKind::Handshake(id)));
         id
     }
 
@@ -160,7 +160,7 @@ impl<E: Env> Proto<E> {
         id
     }
 
-    /// What [`Output::Connect`] asked for is there.
+    /// The connection that [`Output::Connect`] asked for is made.
     pub(crate) fn handle_connected(&mut self, id: LinkId, now: Instant) {
         if let Some(link) = self.links.get_mut(id) {
             link.state = LinkState::Handshaking;
@@ -179,7 +179,7 @@ impl<E: Env> Proto<E> {
             self.handshakes.remove(&(link.due, id));
             self.accepted += 1;
         }
-        self.timers.remove(&(link.due, TimerKind::Greeting(id)));
+        self.timers.remove(&(link.due, TimerKind::Handshake(id)));
         link.state = LinkState::Open;
         link.incarnation = hello.incarnation;
         link.peer_max_message = usize::try_from(hello.max_message).unwrap_or(usize::MAX);
@@ -188,20 +188,20 @@ impl<E: Env> Proto<E> {
             self.outputs.push_back(Output::CoverPayloads { link: id });
         }
         let remote = link.remote.clone();
-        // Who was dialled is who it should be, as far as addresses go.
+        // A peer that was dialled is taken as the one at that address.
         let peer = match link.peer.filter(|peer| self.peers.contains_key(*peer)) {
             Some(peer) => peer,
             None => self.recognize(&hello, &remote, now),
         };
-        // What the peer shows when it meets this engine again. Nobody else can know it.
-        let ticket = self.new_resumption_token(hello.incarnation, peer);
+        // The token that the peer shows when it meets this engine again. No other engine can know it.
+        let token = self.new_resumption_token(hello.incarnation, peer);
         let link = &mut self.links[id];
         link.peer = Some(peer);
-        link.queue_frame(&Message::ResumptionToken { token: ticket }, &[]);
+        link.queue_frame(&Message::ResumptionToken { token }, &[]);
         let entry = &mut self.peers[peer];
         let before = entry.incarnation.replace(hello.incarnation);
-        // Somebody may have taken its address over, and say its incarnation, which is no secret.
-        if before != Some(hello.incarnation) || hello.resumption_token != Some(ticket) {
+        // Another engine may have taken over the address and claim the incarnation, which is no secret.
+        if before != Some(hello.incarnation) || hello.resumption_token != Some(token) {
             entry.resumption_token = None;
             entry.engines += 1;
         }
@@ -211,11 +211,11 @@ impl<E: Env> Proto<E> {
             self.by_incarnation.remove(&before);
         }
         if let Some(other) = entry.link.replace(id).filter(|other| *other != id) {
-            // The same engine has connected anew, and proved it: it has lost the other link.
-            self.close(other, Failure::Disconnected { reason: "it has connected anew".into() });
+            // The same engine has reconnected, and proved it: it has lost the other link.
+            self.close(other, Failure::Disconnected { reason: "it has reconnected".into() });
         }
-        // An engine that was met can't be pushed aside by one that claims to be it, whether it is connected now or not: who asks
-        // for the owner of memory must not be led to somebody else.
+        // No peer can displace an engine that was met by claiming its incarnation, whether that engine is connected or not: a
+        // lookup of the owner of memory must not lead to another engine.
         let known = self.by_incarnation.get(&hello.incarnation).and_then(|id| self.peers.get(*id));
         if known.is_none_or(|known| known.incarnation != Some(hello.incarnation)) {
             self.by_incarnation.insert(hello.incarnation, peer);
@@ -231,46 +231,43 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    /// It is the peer's own, as long as the same engine is there: who claims the incarnation of another gets a ticket of its own
-    /// too, which proves nothing of that other.
+    /// The token stays the same as long as the same engine is there. An engine that claims the incarnation of another gets a
+    /// token of its own, which proves nothing about the other.
     fn new_resumption_token(&mut self, incarnation: u64, peer: PeerId) -> u128 {
         let Peer { incarnation: met, given_token: given, .. } = self.peers[peer];
-        if let Some(ticket) = given.filter(|_| met == Some(incarnation)) {
-            return ticket;
+        if let Some(token) = given.filter(|_| met == Some(incarnation)) {
+            return token;
         }
-        let ticket = self.secret();
-        self.peers[peer].given_token = Some(ticket);
-        self.by_resumption_token.insert(ticket, peer);
+        let token = self.secret();
+        self.peers[peer].given_token = Some(token);
+        self.by_resumption_token.insert(token, peer);
         if let Some(before) = given {
             self.by_resumption_token.remove(&before);
         }
-        ticket
+        token
     }
 
-    /// The peer has said what it wants to see when it is dialled again.
-    pub(super) fn handle_resumption_token(&mut self, id: LinkId, ticket: u128) {
+    /// The peer has sent the token that it wants to see when it is dialled again.
+    pub(super) fn handle_resumption_token(&mut self, id: LinkId, token: u128) {
         if let Some(peer) = self.links[id].peer.and_then(|peer| self.peers.get_mut(peer)) {
-            peer.resumption_token = Some(ticket);
+            peer.resumption_token = Some(token);
         }
     }
 
-    /// The engine that was met before, if a hello proves that it is this one.
+    /// The peer that was met before, if a hello proves that this is the same engine.
     pub(super) fn proved(&self, hello: &Hello) -> Option<PeerId> {
-        let ticket = hello.resumption_token?;
+        let token = hello.resumption_token?;
         let shown = |id: &PeerId| {
-            self.peers
-                .get(*id)
-                .is_some_and(|peer| peer.incarnation == Some(hello.incarnation) && peer.given_token == Some(ticket))
+            self.peers.get(*id).is_some_and(|peer| peer.incarnation == Some(hello.incarnation) && peer.given_token == Some(token))
         };
-        // Others may have claimed its incarnation while it was away.
-        self.by_resumption_token.get(&ticket).copied().filter(shown)
+        // Other engines may have claimed its incarnation while it was away.
+        self.by_resumption_token.get(&token).copied().filter(shown)
     }
 
-    /// Who dialled: an engine met before, which shows the ticket that it was given then; or somebody new.
+    /// The peer that dialled: one that was met before, if it shows the token that it was given then; otherwise a new one.
     ///
-    /// Nobody is believed to be somebody that there is a link with. A claim of an address that was looked up and never
-    /// reached is believed, if it is on the host that the connection comes from: that is how an engine that can't be dialled
-    /// is reached at its address.
+    /// No claim makes it a peer that has a link. The claim of an address that was looked up and never reached is believed if
+    /// the connection comes from that host: so an engine that can't be dialled is reached at its address.
     fn recognize(&mut self, hello: &Hello, remote: &Address, now: Instant) -> PeerId {
         if let Some(known) = self.proved(hello) {
             return known;
@@ -281,7 +278,7 @@ impl<E: Env> Proto<E> {
             _ => address.scheme() == remote.scheme(),
         };
         let addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
-        // Either the peer at that address has been replaced, or this one lies.
+        // Either the peer at that address has been replaced, or the claim is false.
         let claimed = addresses.iter().filter_map(|address| self.peers.get(*self.by_address.get(address)?));
         let doubted: Vec<LinkId> =
             claimed.filter(|peer| peer.incarnation != Some(hello.incarnation)).filter_map(|peer| peer.link).collect();
@@ -307,7 +304,7 @@ impl<E: Env> Proto<E> {
         let failure = match link.state {
             LinkState::Dialling => Failure::Unreachable { reason: cause.to_string(), source: Some(Arc::new(cause)) },
             LinkState::Handshaking => {
-                let reason = format!("the connection ended before it answered the greeting: {cause}");
+                let reason = format!("the connection ended during the handshake: {cause}");
                 Failure::Unreachable { reason, source: Some(Arc::new(cause)) }
             }
             LinkState::Open => Failure::Disconnected { reason: cause.to_string() },
@@ -324,7 +321,7 @@ impl<E: Env> Proto<E> {
             (true, false) => self.accepted -= 1,
             (true, true) => {}
             (false, dialled) => {
-                self.timers.remove(&(link.due, TimerKind::Greeting(id)));
+                self.timers.remove(&(link.due, TimerKind::Handshake(id)));
                 if !dialled {
                     self.handshakes.remove(&(link.due, id));
                 }

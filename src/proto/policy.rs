@@ -1,6 +1,7 @@
-//! On what terms memory is exposed: to whom, for which call, how often, how much, how long.
+//! Access policies: to which peer, for which call, how often, for how many bytes and until when memory is exposed.
 //!
-//! [`Proto::permit`](super::Proto::permit) asks here, for each access. Memory that is exposed without terms has none of this.
+//! [`Proto::permit`](super::Proto::permit) checks them at each access. Memory that is exposed without restrictions has no
+//! policy.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -9,22 +10,22 @@ use super::refusals::Cause;
 use super::timers::TimerKind;
 use super::{Env, Lease, LinkId, Memory, Mode, Output, PeerId, Proto};
 
-/// The terms on which memory is exposed. The default is none.
+/// The restrictions of an exposure. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessPolicy {
-    /// For this peer, and no other.
+    /// To this peer only.
     pub only: Option<PeerId>,
-    /// For whoever is called with it first, until that call is over.
+    /// For the first call that carries a bulk of it, until that call is over.
     pub for_one_call: bool,
     /// For one transfer.
     pub once: bool,
-    /// For so many bytes in all.
+    /// For so many bytes in total.
     pub quota: Option<u64>,
-    /// Until then.
+    /// Until this time.
     pub expires: Option<Instant>,
 }
 
-/// The same, with what has become of them.
+/// A policy, and what has been used of it.
 pub(super) struct PolicyState {
     only: Option<BoundPeer>,
     call: CallBinding,
@@ -33,42 +34,42 @@ pub(super) struct PolicyState {
     quota: Option<u64>,
     expires: Option<Instant>,
     expired: bool,
-    /// When the timer is set, if one is.
+    /// When its timer fires, if it has one.
     timer: Option<Instant>,
 }
 
 /// The one peer that memory is exposed to.
 struct BoundPeer {
     peer: PeerId,
-    /// Which of the engines that are met there, one after the other.
+    /// Which of the engines that are met there in turn.
     engine: u64,
 }
 
 /// ```text
-///   Any                (without this term)
-///   Unmade ──call──▶ Made ──answered / failed / timed out / cancelled────────────▶ Over
-///        └─one way─▶ Sent ──every bulk dropped / link lost / the call's deadline──▶ Over
+///   Any                 (not restricted to a call)
+///   Unbound ──call──▶ Bound ──answered / failed / timed out / cancelled───────────▶ Ended
+///         └─one way─▶ Sent ──every bulk dropped / link lost / the call's deadline──▶ Ended
 /// ```
 enum CallBinding {
     Any,
-    Unmade,
-    Made {
+    Unbound,
+    Bound {
         link: LinkId,
     },
-    /// With so many bulks left of those whose leases have these numbers.
+    /// So many bulks are left of those whose leases have these numbers.
     Sent {
         link: LinkId,
         leases: Range<u64>,
         bulks: usize,
         until: Instant,
     },
-    Over,
+    Ended,
 }
 
 const CALL_OVER: Cause = Cause::OtherCall("the call that the memory was exposed for has ended");
 
 impl PolicyState {
-    /// When something is to be done because time has passed.
+    /// When the next time limit ends.
     fn due(&self) -> Option<Instant> {
         let until = match self.call {
             CallBinding::Sent { until, .. } => Some(until),
@@ -82,12 +83,12 @@ impl PolicyState {
         !matches!(self.call, CallBinding::Any)
     }
 
-    /// What has not been moved yet of the bytes that may be.
+    /// The bytes that are left of the quota.
     pub(super) fn quota(&self) -> u64 {
         self.quota.unwrap_or(u64::MAX)
     }
 
-    /// A transfer begins. There is so much left of the quota.
+    /// A transfer begins, for which the quota is large enough.
     pub(super) fn use_up(&mut self, len: u64) {
         self.used |= self.once;
         self.quota = self.quota.map(|left| left - len);
@@ -95,17 +96,17 @@ impl PolicyState {
 }
 
 impl<E: Env> Proto<E> {
-    /// Lets peers that know the token reach the memory, on these terms.
-    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode, terms: AccessPolicy) {
-        if terms == AccessPolicy::default() {
+    /// Exposes memory to peers that know the token, restricted by a policy.
+    pub(crate) fn expose(&mut self, token: u128, memory: E::Memory, mode: Mode, policy: AccessPolicy) {
+        if policy == AccessPolicy::default() {
             return self.exposures.insert(token, memory, mode, None);
         }
-        let AccessPolicy { only, for_one_call, once, quota, expires } = terms;
-        // Who was met there is meant; or else who is met first.
+        let AccessPolicy { only, for_one_call, once, quota, expires } = policy;
+        // The policy means the engine that was last met there or, if none was, the first one to be met.
         let met = |peer| self.peers.get(peer).map_or(1, |entry| entry.engines.max(1));
         let only = only.map(|peer| BoundPeer { peer, engine: met(peer) });
-        let call = if for_one_call { CallBinding::Unmade } else { CallBinding::Any };
-        // It may end before it is taken back: then what is under way must not go on.
+        let call = if for_one_call { CallBinding::Unbound } else { CallBinding::Any };
+        // The exposure may end before it is revoked; then transfers in progress must not continue.
         let ends = for_one_call || expires.is_some();
         let memory = if ends { memory.for_one_operation() } else { memory };
         let grant = PolicyState { only, call, once, used: false, quota, expires, expired: false, timer: None };
@@ -113,16 +114,16 @@ impl<E: Env> Proto<E> {
         self.set_timer(token);
     }
 
-    /// Whether the terms allow a transfer to begin; `link` is where it comes from, `None` for this engine's own.
+    /// Whether the policy allows a transfer to begin; `link` is where it comes from, `None` for this engine's own.
     pub(super) fn check_policy(&self, grant: &PolicyState, link: Option<LinkId>, now: Instant) -> Result<(), Cause> {
         if grant.only.as_ref().is_some_and(|only| !self.is_at(link, only)) {
             return Err(Cause::OtherPeer);
         }
         match &grant.call {
             CallBinding::Any => {}
-            CallBinding::Unmade => return Err(Cause::OtherCall("the call that the memory is exposed for has not been made")),
-            CallBinding::Over => return Err(CALL_OVER),
-            CallBinding::Made { link: callee } | CallBinding::Sent { link: callee, .. } => {
+            CallBinding::Unbound => return Err(Cause::OtherCall("the call that the memory is exposed for has not been made")),
+            CallBinding::Ended => return Err(CALL_OVER),
+            CallBinding::Bound { link: callee } | CallBinding::Sent { link: callee, .. } => {
                 let is_callee = match link {
                     Some(link) => link == *callee,
                     None => self.links.get(*callee).is_some_and(|callee| callee.incarnation == self.incarnation),
@@ -132,7 +133,7 @@ impl<E: Env> Proto<E> {
                 }
             }
         }
-        // The timer may be late; and what arrives may be dated to before it.
+        // The timer may be late, and an access may be dated to before it.
         if grant.expired || grant.expires.is_some_and(|at| now >= at) {
             return Err(Cause::Expired);
         }
@@ -150,8 +151,8 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Bulks go out with a call: memory that is exposed for one call is that one's, if it was for none yet. `one_way` is the
-    /// deadline of a call that nobody answers. The tokens of what ends with the call.
+    /// Bulks go out with a call: memory that is exposed for one call is bound to this one, unless it is bound already.
+    /// `one_way` is the deadline of a call that has no answer. Returns the tokens of what ends with the call.
     pub(super) fn bind_to_call(&mut self, link: LinkId, leases: &[E::Lease], one_way: Option<Instant>) -> Vec<u128> {
         let mut bound = Vec::new();
         if self.exposures.for_calls == 0 {
@@ -162,15 +163,15 @@ impl<E: Env> Proto<E> {
         for token in leases.iter().map(Lease::token) {
             let Some(grant) = self.exposures.grant_mut(token) else { continue };
             match (&mut grant.call, one_way) {
-                (CallBinding::Unmade, None) => {
-                    grant.call = CallBinding::Made { link };
+                (CallBinding::Unbound, None) => {
+                    grant.call = CallBinding::Bound { link };
                     bound.push(token);
                 }
-                (CallBinding::Unmade, Some(until)) => {
+                (CallBinding::Unbound, Some(until)) => {
                     grant.call = CallBinding::Sent { link, leases: numbers.clone(), bulks: 1, until };
                     self.set_timer(token);
                 }
-                // Another bulk of it, in the same call.
+                // Another bulk of it in the same call.
                 (CallBinding::Sent { link: sent, leases, bulks, .. }, _) if *sent == link && *leases == numbers => *bulks += 1,
                 _ => {}
             }
@@ -178,17 +179,17 @@ impl<E: Env> Proto<E> {
         bound
     }
 
-    /// A call is over, and what was exposed for it.
+    /// A call is over, and so is what was exposed for it.
     pub(super) fn end_for_call(&mut self, tokens: Vec<u128>) {
         for token in tokens {
             if let Some(grant) = self.exposures.grant_mut(token) {
-                grant.call = CallBinding::Over;
+                grant.call = CallBinding::Ended;
                 self.lapse(token, &CALL_OVER);
             }
         }
     }
 
-    /// A bulk is no longer held by the peer that it was sent to. With the last one, a one-way call is over.
+    /// The peer no longer holds a bulk. With the last one, a one-way call is over.
     pub(super) fn bulk_dropped(&mut self, link: LinkId, number: u64, token: u128) {
         if self.exposures.for_calls == 0 {
             return;
@@ -198,13 +199,13 @@ impl<E: Env> Proto<E> {
         if *sent == link && leases.contains(&number) {
             *bulks -= 1;
             if *bulks == 0 {
-                grant.call = CallBinding::Over;
+                grant.call = CallBinding::Ended;
                 self.lapse(token, &CALL_OVER);
             }
         }
     }
 
-    /// The time of an exposure is over, or that of the one-way call that it is for.
+    /// The time limit of an exposure, or of the one-way call that it is for, has ended.
     pub(super) fn exposure_due(&mut self, token: u128, now: Instant) {
         let Some(grant) = self.exposures.grant_mut(token) else { return };
         grant.timer = None;
@@ -212,13 +213,13 @@ impl<E: Env> Proto<E> {
             grant.expired = true;
             Cause::Expired
         } else {
-            grant.call = CallBinding::Over;
+            grant.call = CallBinding::Ended;
             CALL_OVER
         };
         self.lapse(token, &why);
     }
 
-    /// Nobody may use the memory any more, though its owner has not taken it back. What is under way ends.
+    /// Peers may not use the memory any more, though its owner has not revoked it. Transfers in progress end.
     fn lapse(&mut self, token: u128, why: &Cause) {
         self.set_timer(token);
         let Some(memory) = self.exposures.memory(token) else { return };
@@ -228,7 +229,7 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Withdraw { memory });
     }
 
-    /// Watches what ends with time.
+    /// Sets the timer for the next time limit.
     fn set_timer(&mut self, token: u128) {
         let Some(grant) = self.exposures.grant_mut(token) else { return };
         let due = grant.due();
@@ -241,7 +242,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Its owner has taken the memory back.
+    /// The owner has revoked the memory.
     pub(super) fn end_grant(&mut self, token: u128, grant: &PolicyState) {
         if let Some(at) = grant.timer {
             self.timers.remove(&(at, TimerKind::Exposure(token)));

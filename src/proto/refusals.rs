@@ -1,32 +1,32 @@
-//! What peers were refused: counted, and told to whoever watches the log.
+//! What peers were refused, counted by cause and logged.
 
 use super::wire::Status;
 use super::{Env, LinkId, Log, Output, Proto, RequestId};
 
 /// What peers were refused since the engine was made, by cause. See [`Engine::refusals`](crate::Engine::refusals).
 ///
-/// One of each kind is a mistake or a race, such as a bulk that is used a moment after its memory was taken back. Many that
-/// grow fast are somebody who tries.
+/// A few are mistakes or races, such as a bulk that is used a moment after its memory was revoked. Counts that grow fast are a
+/// sign of an attack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusals {
-    /// Accesses with a token that this engine does not know: it was made up, or taken back long ago.
+    /// Accesses with a token that this engine does not know: it was made up, or revoked long ago.
     pub unknown_token: u64,
-    /// Accesses to memory that was taken back.
+    /// Accesses to memory that was revoked.
     pub revoked: u64,
     /// Accesses to memory of an engine that was at this address before.
     pub restarted: u64,
     /// Accesses to memory that is exposed to another peer.
     pub other_peer: u64,
-    /// Accesses to memory that is exposed for one call, by others than that call's, before it, or after it.
+    /// Accesses to memory that is exposed for one call, from outside that call, before it, or after it.
     pub other_call: u64,
     /// Accesses after the time that the memory was exposed for.
     pub expired: u64,
-    /// Second transfers, where one was allowed.
+    /// Further transfers, where one was allowed.
     pub used_up: u64,
-    /// Reads of what may only be written, and writes of what may only be read.
+    /// Reads of write-only memory, and writes to read-only memory.
     pub mode: u64,
-    /// Accesses outside of the memory.
+    /// Accesses outside the memory.
     pub range: u64,
     /// Transfers of more than was left of a quota.
     pub quota: u64,
@@ -36,18 +36,18 @@ pub struct Refusals {
     pub calls: u64,
     /// Connections of engines that do not share this one's key.
     pub connections: u64,
-    /// One-way calls that arrived and were lost, or whose handler failed, as far as this engine knows: there was no such procedure
-    /// or provider, its arguments did not fit, it was denied, its handler panicked or failed, it was damaged on its way, its
-    /// connection was lost while it was arriving, or this engine was being finalized. Callers are not told. Logged under
-    /// `calomel::rpc`, with the peer and the procedure.
+    /// One-way calls that arrived and were lost, or whose handler failed, as far as this engine knows: there was no such
+    /// procedure or provider, the arguments did not fit, the call was denied, its handler panicked or failed, it was corrupted
+    /// in transit, its connection was lost while it was arriving, or this engine was being finalized. Callers are not told.
+    /// Logged under `calomel::rpc`, with the peer and the procedure.
     pub one_way: u64,
-    /// What was beyond the engine's limits: connections, requests, transfers, and answers that nobody read. These are logged
+    /// What was beyond the engine's limits: connections, requests, transfers, and answers that the peer did not read. Logged
     /// under `calomel::limits`.
     pub busy: u64,
 }
 
 impl Refusals {
-    /// All together, but for `one_way`: a call that was denied is among `calls`, one-way or not.
+    /// The sum of all but `one_way`: a denied call is among `calls`, one-way or not.
     pub fn total(&self) -> u64 {
         let Refusals { unknown_token, revoked, restarted, other_peer, other_call, expired, used_up, .. } = *self;
         let Refusals { mode, range, quota, shutdown, calls, connections, busy, .. } = *self;
@@ -57,14 +57,14 @@ impl Refusals {
     }
 }
 
-/// Why something was refused, and what whoever asked is told.
+/// Why something was refused; the peer gets it as a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     UnknownToken,
     Revoked,
     Restarted,
     OtherPeer,
-    /// In words.
+    /// As text.
     OtherCall(&'static str),
     Expired,
     UsedUp,
@@ -95,7 +95,7 @@ impl Cause {
         }
     }
 
-    /// Peers come upon it who do nothing wrong: memory goes while they are on their way.
+    /// Peers that do nothing wrong can cause it: memory may be revoked while their requests are in flight.
     pub(crate) fn is_ordinary(&self) -> bool {
         matches!(self, Cause::Revoked | Cause::Restarted | Cause::Expired)
     }
@@ -123,8 +123,8 @@ impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Cause::UnknownToken => f.write_str("no memory is exposed under this token"),
-            Cause::Revoked => f.write_str("the memory was taken back"),
-            Cause::Restarted => f.write_str("the memory was that of another engine"),
+            Cause::Revoked => f.write_str("the memory was revoked"),
+            Cause::Restarted => f.write_str("the memory belonged to an earlier engine at this address"),
             Cause::OtherPeer => f.write_str("the memory is exposed to another peer"),
             Cause::OtherCall(why) => f.write_str(why),
             Cause::Expired => f.write_str("the time that the memory was exposed for has expired"),
@@ -142,8 +142,8 @@ impl std::fmt::Display for Cause {
 }
 
 impl<E: Env> Proto<E> {
-    /// Notes that a peer was refused something. At each power of two of the count it is logged too: so whoever is refused can't
-    /// flood the log, and costs nothing but the counting in between.
+    /// Counts a refusal, and logs it at powers of two of the count: so a refused peer can't flood the log, and the refusals in
+    /// between cost no more than the counting.
     pub(super) fn refused(&mut self, link: LinkId, what: impl FnOnce() -> String, cause: Cause) {
         let count = cause.count(&mut self.refusals);
         *count = count.saturating_add(1);
@@ -161,10 +161,10 @@ impl<E: Env> Proto<E> {
         Refusals { busy: self.limited.total(), ..self.refusals }
     }
 
-    /// A call is denied: its caller is told, and it is counted.
+    /// Denies a call: answers its caller, and counts it.
     pub(crate) fn deny(&mut self, request: RequestId, link: LinkId, name: &str) {
         self.refused(link, || format!("call of `{name}`"), Cause::Call);
-        // That the caller may be gone already changes nothing here.
+        // The caller may be gone already.
         let _ = self.respond(request, Err(Cause::Call.status()));
     }
 }

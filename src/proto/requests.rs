@@ -18,23 +18,23 @@ pub(super) struct InboundRequest<E: Env> {
     pub one_way: Option<OneWayRequest>,
     provider: u16,
     deadline: Option<Instant>,
-    /// Nobody takes the answer; what it takes to handle it is still there.
+    /// Its caller no longer takes the answer; its handler may still be running.
     cancelled: bool,
-    /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over. If it was to be
-    /// answered, it is `cancelled`, too.
+    /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over. If it was to
+    /// be answered, it is `cancelled`, too.
     pub is_orphan: bool,
-    /// Bytes of its body, of what it declares for itself, and for the values in it.
+    /// Bytes of its body, of its own declaration, and for the values in it.
     pub cost: usize,
     /// Those for the values.
     pub values: usize,
-    /// Memory for the values that it has waited for, if it has, and what it waits with.
+    /// Memory for its values that it has waited for, if it has; and the call itself while it waits.
     pub wants: usize,
     pub parked: Option<Box<Incoming<E>>>,
     pub body: Option<InboundBody<E>>,
 }
 
 impl<E: Env> InboundRequest<E> {
-    /// It counts in `Proto::left_behind`.
+    /// Whether it counts in `Proto::left_behind`.
     pub(super) fn is_left_behind(&self) -> bool {
         self.is_orphan && self.one_way.is_some()
     }
@@ -46,11 +46,11 @@ pub(crate) struct Incoming<E: Env> {
     pub link: LinkId,
     pub peer: Arc<PeerTag>,
     pub provider: u16,
-    /// What is called, and of what type the arguments are.
+    /// The procedure, and the type of the arguments.
     pub declaration: Arc<Declaration<E>>,
     pub deadline: Option<Instant>,
     pub one_way: bool,
-    /// It has been handed out before, and given back to wait for memory.
+    /// It was handed out before, and then parked to wait for memory.
     pub again: bool,
     pub body: Body<E::Memory>,
     pub leases: LeaseRange,
@@ -89,7 +89,7 @@ impl<E: Env> Proto<E> {
         let Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } = message else {
             return Ok(());
         };
-        // Whatever becomes of the request: those that follow go by this.
+        // Also if the request is refused: later ones use the number.
         let declaration = self.links[id].declared_procedure(procedure, declaration)?;
         check_leases(leases, size)?;
         let own = if procedure == 0 { declaration.name.len() + declaration.shape.len() } else { 0 };
@@ -114,7 +114,7 @@ impl<E: Env> Proto<E> {
         if let Some(status) = refusal {
             match one_way {
                 Some(OneWayRequest { cost: cost @ Some(_), .. }) => {
-                    // A caller knows how much is taken, and is told of that by the limit.
+                    // The caller knows the limit, and refuses such a call itself.
                     if !matches!(status, Status::TooLarge { .. }) {
                         self.note_dropped(id, procedure, Dropped::Refused(status));
                     }
@@ -133,11 +133,11 @@ impl<E: Env> Proto<E> {
         }
         let body = body.unwrap_or_default();
         let is_whole = body.len() as u64 == size;
-        // What breaks the protocol is found before anything is kept of the request: only its handler ends one that is not arriving.
+        // Checked before anything is kept of the request: only its handler ends one that is not arriving.
         if !is_whole && !body.is_empty() {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }
-        let Entry::Vacant(place) = link.requests.entry(call) else {
+        let Entry::Vacant(entry) = link.requests.entry(call) else {
             return Err(broken(format!("call {call} was made twice")));
         };
         let deadline = now.checked_add(Duration::from_micros(budget_us).min(MAX_BUDGET));
@@ -155,12 +155,12 @@ impl<E: Env> Proto<E> {
             parked: None,
             body: None,
         });
-        place.insert(request);
+        entry.insert(request);
         link.account.requests += cost;
         self.bytes += cost;
         if one_way.is_some_and(|one_way| one_way.cost.is_none()) {
             link.window.admit();
-            // The caller waits for the word that it is taken.
+            // The caller waits to learn that the call is accepted.
             link.queue_control(&Message::Response {
                 call,
                 result: 0,
@@ -180,7 +180,7 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    pub(super) fn request_landed(&mut self, id: LinkId, number: u64, len: usize) {
+    pub(super) fn request_arrived(&mut self, id: LinkId, number: u64, len: usize) {
         let Some(&key) = self.links[id].requests.get(&number) else { return };
         let Some(arriving) = &mut self.requests[key].body else { return };
         arriving.arrived += len;
@@ -192,7 +192,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// What a one-way call takes of the credit that its caller has. An error when that is more than there is.
+    /// Takes the credit that a one-way call costs. An error if its caller does not have that much.
     fn one_way(&mut self, id: LinkId, procedure: u32, cost: usize, is_whole: bool) -> Result<OneWayRequest, Failure> {
         let cost = if is_whole && cost <= MAX_COST { Some(cost as u32) } else { None };
         if let Some(cost) = cost {
@@ -201,7 +201,7 @@ impl<E: Env> Proto<E> {
         Ok(OneWayRequest { procedure, cost })
     }
 
-    /// The body of a request is not what was sent: it has got to no handler, and will not.
+    /// The body of a request was corrupted in transit: no handler gets it.
     pub(super) fn refuse_damaged(&mut self, id: LinkId, number: u64) {
         let request = self.links[id].requests.get(&number).and_then(|key| self.requests.get(*key));
         let Some(one_way) = request.map(|request| request.one_way) else { return };
@@ -244,10 +244,10 @@ impl<E: Env> Proto<E> {
                 self.note_dropped(link, procedure, Dropped::Connection);
             }
         } else {
-            // Its handler still has it, or will: to connect again must not be a way to pile up more.
+            // Its handler has it, or will get it: a peer must not pile up requests by reconnecting.
             request.is_orphan = true;
             if request.one_way.is_some() {
-                // There is no answer to be without: it is handled as if its caller were there.
+                // It has no answer, so it is handled as if its caller were there.
                 self.left_behind = (self.left_behind.0 + 1, self.left_behind.1 + request.cost);
                 return;
             }
@@ -275,12 +275,12 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_cancel(&mut self, id: LinkId, number: u64) {
         let link = &mut self.links[id];
-        // The answer may be on its way out already.
+        // The answer may already be on its way out.
         link.streams.end(Stream::Response, number);
         if let Some(&key) = link.requests.get(&number) {
             let Some(request) = self.requests.get_mut(key) else { return };
             if request.body.is_none() {
-                // It still counts against the limit, until its handler is done with it.
+                // It counts against the limit until its handler is done with it.
                 if !std::mem::replace(&mut request.cancelled, true) {
                     link.cancelled += 1;
                 }
@@ -294,22 +294,22 @@ impl<E: Env> Proto<E> {
             if let Some(OneWayRequest { cost, .. }) = one_way {
                 self.one_way_over(id, cost);
             }
-            // No handler will end it, and finalizing may be waiting for that.
+            // No handler will end it, and finalizing may wait for its end.
             self.outputs.push_back(Output::Cancelled { request: key });
         }
     }
 
-    /// How many requests are in progress, those that are still arriving included.
+    /// How many requests are in progress, including those that are still arriving.
     pub(crate) fn requests(&self) -> usize {
         self.requests.values().filter(|request| !request.cancelled).count()
     }
 
-    /// False when the caller takes no answer any more.
+    /// False when the caller no longer takes an answer.
     pub(crate) fn is_wanted(&self, request: RequestId) -> bool {
         self.requests.get(request).is_some_and(|request| !request.cancelled)
     }
 
-    /// Answers a request. An error says why the caller does not get what was given.
+    /// Answers a request. An error says why the caller does not get this reply.
     pub(crate) fn respond(&mut self, request: RequestId, reply: Result<Reply<'_, E>, Status>) -> Result<(), Failure> {
         let mut reply = reply;
         let leases = reply.as_mut().map(|reply| std::mem::take(&mut reply.leases)).unwrap_or_default();

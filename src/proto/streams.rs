@@ -1,4 +1,4 @@
-//! What is on its way out of a link chunk by chunk.
+//! Outgoing streams of a link, sent chunk by chunk.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,27 +12,27 @@ slotmap::new_key_type! {
     struct StreamId;
 }
 
-/// Bytes on their way out, chunk by chunk.
+/// An outgoing stream.
 pub(super) struct OutStream<M> {
     pub kind: Stream,
     pub id: u64,
     pub memory: M,
     pub sent: usize,
-    /// The exposed memory that is read, if it is a peer's pull.
+    /// The exposed memory that it reads, if it is a pull of the peer.
     pub token: Option<u128>,
 }
 
-/// The streams of a link, which take turns. There may be many, and a peer ends those that it has asked for one by one, in
+/// The streams of a link, which take turns. There may be many, and a peer may end those that it has asked for one by one, in
 /// any order: so each is found by its number.
 pub(super) struct Streams<M> {
     streams: SlotMap<StreamId, OutStream<M>>,
     numbers: HashMap<(Stream, u64), StreamId, SeededHash>,
-    /// Whose turn it is. A stream that has ended leaves its place behind, until that is the first or there are too many of that
-    /// sort.
+    /// The order of the turns. The entry of a stream that has ended is removed when it comes first, or when there are too many
+    /// of these.
     turns: VecDeque<StreamId>,
     /// How many of the streams are pulls of the peer.
     pulls: usize,
-    /// Bytes of the answers. Each is kept whole until the last of it is handed out.
+    /// Bytes of the answers. Each counts in full until the last of it is handed out.
     answering: usize,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Chunk<M> {
     pub memory: Option<M>,
 }
 
-/// So many places of streams that have ended are not worth looking for.
+/// So many entries of ended streams are not worth a sweep.
 const FEW: usize = 64;
 
 impl<M> Default for Streams<M> {
@@ -64,12 +64,11 @@ impl<M: Memory> Streams<M> {
         let number = (stream.kind, stream.id);
         let id = self.streams.insert(stream);
         self.turns.push_back(id);
-        // Where a peer gives a second call the number of one whose answer is on its way, it can name the first no more.
+        // If a peer gives a second call the number of one whose answer is still being sent, it can no longer name the first.
         self.numbers.insert(number, id);
     }
 
-    /// The next chunk, of at most `most` bytes, of the stream whose turn it is. If there is nothing left of it then, it has
-    /// ended.
+    /// The next chunk, of at most `most` bytes, of the stream whose turn it is. The stream ends with its last chunk.
     pub(super) fn next(&mut self, most: usize) -> Option<Chunk<M>> {
         while let Some(id) = self.turns.pop_front() {
             let Some(stream) = self.streams.get_mut(id) else { continue };
@@ -89,13 +88,13 @@ impl<M: Memory> Streams<M> {
 
     /// Ends the stream of this number, if there is one.
     pub(super) fn end(&mut self, kind: Stream, number: u64) {
-        // Mostly there is none at all.
+        // Most links have no streams.
         if self.streams.is_empty() {
             return;
         }
         if let Some(id) = self.numbers.get(&(kind, number)).copied() {
             self.remove(id);
-            self.forget_turns();
+            self.sweep_turns();
         }
     }
 
@@ -105,7 +104,7 @@ impl<M: Memory> Streams<M> {
         for id in ids {
             self.remove(id);
         }
-        self.forget_turns();
+        self.sweep_turns();
     }
 
     fn remove(&mut self, id: StreamId) {
@@ -121,7 +120,7 @@ impl<M: Memory> Streams<M> {
         }
     }
 
-    fn forget_turns(&mut self) {
+    fn sweep_turns(&mut self) {
         let Streams { streams, turns, .. } = self;
         if turns.len() > FEW + 2 * streams.len() {
             turns.retain(|id| streams.contains_key(*id));

@@ -1,4 +1,4 @@
-//! What happens because time passes.
+//! Timers: what happens because time passes.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,24 +13,24 @@ pub(super) enum TimerKind {
     /// The deadline of a transfer.
     Transfer(TransferId),
     /// A link has to be open by then.
-    Greeting(LinkId),
-    /// Has a peer that somebody else claims to be said something?
-    Challenge(LinkId),
-    /// Has the peer been heard?
+    Handshake(LinkId),
+    /// Has a peer whose address another engine claims sent anything?
+    Probe(LinkId),
+    /// Has the peer sent anything?
     Heartbeat(LinkId),
     /// Memory is exposed until then.
     Exposure(u128),
 }
 
-/// Deadlines of calls, in order. A call that ends leaves its own behind, until it is the first or there are too many of that
-/// sort.
+/// Deadlines of calls, in order. The entry of a call that has ended is removed when it comes first, or when there are too many
+/// of these.
 #[derive(Default)]
 pub(super) struct Deadlines {
     queue: VecDeque<(Instant, CallId)>,
 }
 
 impl Deadlines {
-    /// False when an earlier call has more time than this one.
+    /// False when an earlier call has a later deadline.
     fn push(&mut self, at: Instant, call: CallId) -> bool {
         let in_order = self.queue.back().is_none_or(|(last, _)| *last <= at);
         if in_order {
@@ -44,11 +44,11 @@ impl Deadlines {
     }
 }
 
-/// A peer that is there answers in far less.
-const CHALLENGE: Duration = Duration::from_secs(1);
+/// Time limit of a liveness probe; a live peer answers in far less.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl<E: Env> Proto<E> {
-    /// Does whatever was to be done by `now`.
+    /// Executes all timers that are due by `now`.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         while let Some((at, call)) = self.deadlines.queue.front().copied() {
             if at > now {
@@ -63,10 +63,10 @@ impl<E: Env> Proto<E> {
             }
             self.timers.pop_first();
             match timer {
-                TimerKind::Challenge(link) => self.probe_due(link),
+                TimerKind::Probe(link) => self.probe_due(link),
                 TimerKind::Call(call) => self.abandon_call(call, Failure::Timeout),
                 TimerKind::Transfer(transfer) => self.abandon_transfer(transfer, Failure::Timeout),
-                TimerKind::Greeting(link) => self.handshake_due(link),
+                TimerKind::Handshake(link) => self.handshake_due(link),
                 TimerKind::Heartbeat(link) => self.heartbeat(link, now),
                 TimerKind::Exposure(token) => self.exposure_due(token, now),
             }
@@ -80,10 +80,10 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// A call is over that had a deadline watched.
+    /// A call has ended whose deadline was watched.
     pub(super) fn drop_deadline(&mut self, call: CallId, at: Instant) {
         let Proto { deadlines: Deadlines { queue }, calls, timers, .. } = self;
-        // Most are the first, and in no other place.
+        // Most are first in the queue, and have no timer.
         if queue.front().is_none_or(|(_, first)| *first != call) && !timers.is_empty() {
             timers.remove(&(at, TimerKind::Call(call)));
         }
@@ -102,13 +102,13 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Sees to it that the peer's silence is noticed, from now on until nothing is expected of it.
+    /// Watches the peer, from now on until nothing is expected of it: one that stays silent for `peer_timeout` is disconnected.
     pub(super) fn watch(&mut self, id: LinkId, now: Instant) {
         let interval = self.config.peer_timeout / 3;
         let link = &mut self.links[id];
         if link.is_open() && link.heartbeat.is_none() && (link.is_busy() || link.wants_to_send()) {
             link.heartbeat = Some(now + interval);
-            // What was not expected of it before, it need not have said.
+            // Nothing was expected of it before, so it need not have sent anything.
             link.last_heard = now;
             link.acknowledged = None;
             self.timers.insert((now + interval, TimerKind::Heartbeat(id)));
@@ -116,12 +116,12 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Somebody claims to be at the address of a peer that there is a link with. If that has been replaced, it won't answer.
+    /// Another engine claims the address of a peer that has a link. If that peer has been replaced, it won't answer.
     pub(super) fn probe_liveness(&mut self, id: LinkId, now: Instant) {
         let Some(link) = self.links.get_mut(id).filter(|link| link.probed.is_none()) else { return };
         link.probed = Some(now);
         link.queue_frame(&Message::Ping, &[]);
-        self.timers.insert((now + (self.config.peer_timeout / 3).min(CHALLENGE), TimerKind::Challenge(id)));
+        self.timers.insert((now + (self.config.peer_timeout / 3).min(PROBE_TIMEOUT), TimerKind::Probe(id)));
         self.mark_ready(id);
     }
 
@@ -133,16 +133,16 @@ impl<E: Env> Proto<E> {
     }
 
     fn heartbeat(&mut self, id: LinkId, now: Instant) {
-        let silence = self.config.peer_timeout;
-        let interval = silence / 3;
+        let timeout = self.config.peer_timeout;
+        let interval = timeout / 3;
         let Some(link) = self.links.get_mut(id) else { return };
         link.heartbeat = None;
         if !link.is_busy() {
             return;
         }
         let silent = now.saturating_duration_since(link.last_heard);
-        if silent >= silence {
-            let reason = format!("it has been silent for {:.1} s", silent.as_secs_f64());
+        if silent >= timeout {
+            let reason = format!("it has given no sign of life for {:.1} s", silent.as_secs_f64());
             self.close(id, Failure::Disconnected { reason });
             return;
         }
@@ -152,7 +152,7 @@ impl<E: Env> Proto<E> {
             self.mark_ready(id);
         }
         let link = &mut self.links[id];
-        let next = (link.last_heard + silence).min(now + interval).max(now + interval / 8);
+        let next = (link.last_heard + timeout).min(now + interval).max(now + interval / 8);
         link.heartbeat = Some(next);
         self.timers.insert((next, TimerKind::Heartbeat(id)));
     }

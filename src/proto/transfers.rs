@@ -1,10 +1,10 @@
 //! Bulk transfers, from both ends.
 //!
 //! The initiator names a range of the owner's memory. For a pull the owner streams it; for a push the initiator streams at
-//! once, and what the owner refuses is thrown away where it arrives. Either way the owner has the last word.
+//! once, and the owner discards what it refuses. Either way the owner decides.
 //!
-//! Where a device can reach the memory, it carries the transfer out, and the owner is asked only if the device fails: it
-//! says what is wrong, or serves the transfer after all.
+//! If a device can access the memory, it executes the transfer (RMA). The owner takes part only if the device fails: then it
+//! gives the reason, or serves the transfer after all.
 
 use std::time::Instant;
 
@@ -17,21 +17,21 @@ use super::wire::{Message, Range, Status, Stream};
 use super::{Env, Failure, LinkId, Log, Memory, Output, PayloadStatus, PeerId, Proto, RemoteKeys, TransferId, wire_id};
 
 /// ```text
-///   moving, by a device ──────────────────────────────────▶ done
-///     │ the device can't
+///   rma, by a device ─────────────────────────────────────▶ done
+///     │ the device fails
 ///     ▼
-///   pull:  asked ──▶ chunks land in order ──▶ done          push:  streaming ──▶ the owner's `Done`
-///              └── refused / timed out / cancelled / link lost / memory taken back ──┘
+///   pull:  requested ──▶ chunks arrive in order ──▶ done    push:  streaming ──▶ the owner's `Done`
+///              └── refused / timed out / cancelled / link lost / memory revoked ──┘
 /// ```
 pub(super) struct OutgoingTransfer<E: Env> {
     pub waiter: E::Waiter,
     pub link: LinkId,
     pub pull: bool,
     pub memory: E::Memory,
-    /// How much of a pull has landed.
-    pub moved: usize,
-    /// While a device carries it out: what the owner is asked for if the device can't.
-    pub moving: Option<Range>,
+    /// How much of a pull has arrived.
+    pub arrived: usize,
+    /// While a device executes it: what the owner is asked for if the device fails.
+    pub rma: Option<Range>,
     timer: Option<Instant>,
     neighbours: Neighbours<TransferId>,
 }
@@ -53,21 +53,21 @@ pub(super) struct IncomingPush<E: Env> {
 #[derive(Clone, Copy)]
 pub(super) struct PeerAccess {
     link: LinkId,
-    /// The peer's number of the transfer.
+    /// The peer's number for the transfer.
     number: u64,
     push: bool,
 }
 
-/// What peers do with one exposure. Accesses that have ended are among them until there are too many of that sort: so one that
-/// ends costs nothing here, and what is revoked is found without a search through everything that peers are doing.
+/// The accesses of peers to one exposure. Those that have ended are removed only when there are too many. So the end of one
+/// costs nothing here, and revoking takes no search through all that peers are doing.
 #[derive(Default)]
 pub(super) struct PeerAccesses {
     all: Vec<PeerAccess>,
-    /// How many there may be before they are sorted out.
-    sort_out_at: usize,
+    /// Number of accesses at which ended ones are removed.
+    sweep_at: usize,
 }
 
-/// So many accesses are kept, whether they have ended or not.
+/// So many accesses are kept without a sweep.
 const FEW_ACCESSES: usize = 4;
 
 /// The far end of a transfer.
@@ -77,12 +77,12 @@ pub(crate) struct Remote {
     pub owner: u64,
     pub token: u128,
     pub offset: u64,
-    /// What a device reaches the exposed memory by, from its beginning.
+    /// What a device accesses the exposed memory with, from its beginning.
     pub keys: Option<RemoteKeys>,
 }
 
 impl<E: Env> Proto<E> {
-    /// Begins to move `memory.len()` bytes. With a deadline the protocol watches it; else the waiter does.
+    /// Starts a transfer of `memory.len()` bytes. With a deadline the protocol watches it; else the waiter does.
     pub(crate) fn transfer(
         &mut self,
         pull: bool,
@@ -97,7 +97,7 @@ impl<E: Env> Proto<E> {
         let len = memory.len() as u64;
         let entry = &mut self.links[link];
         entry.pending += 1;
-        // The keys are those of one engine. Who is at the other end, its greeting tells.
+        // The keys belong to one engine. Only the hello tells which engine the peer is.
         let reachable = entry.rma_capable && entry.is_open() && entry.incarnation == owner && len > 0;
         let keys = keys.filter(|_| reachable);
         let memory = if pull || keys.is_some() { memory.for_one_operation() } else { memory };
@@ -106,8 +106,8 @@ impl<E: Env> Proto<E> {
             link,
             pull,
             memory: memory.clone(),
-            moved: 0,
-            moving: None,
+            arrived: 0,
+            rma: None,
             timer: deadline,
             neighbours: Neighbours::default(),
         };
@@ -118,17 +118,17 @@ impl<E: Env> Proto<E> {
         let range = Range { transfer: wire_id(id), owner, token: token.to_le_bytes(), offset, len };
         match keys {
             Some(keys) => {
-                self.transfers[id].moving = Some(range);
+                self.transfers[id].rma = Some(range);
                 self.outputs.push_back(Output::Move { link, transfer: wire_id(id), pull, memory, keys, offset });
             }
-            None => self.ask(link, range, pull, memory),
+            None => self.ask_owner(link, range, pull, memory),
         }
         self.watch(link, now);
         Ok(id)
     }
 
-    /// Has the owner take part in a transfer.
-    fn ask(&mut self, link: LinkId, range: Range, pull: bool, memory: E::Memory) {
+    /// Asks the owner to take part in a transfer.
+    fn ask_owner(&mut self, link: LinkId, range: Range, pull: bool, memory: E::Memory) {
         let entry = &mut self.links[link];
         if pull {
             entry.queue_frame(&Message::Pull(range), &[]);
@@ -141,26 +141,26 @@ impl<E: Env> Proto<E> {
         self.mark_ready(link);
     }
 
-    /// A device has carried out a move, or could not: then the owner is asked, from the beginning.
+    /// A device has executed a transfer, or failed: then the owner is asked, from the beginning.
     pub(crate) fn handle_moved(&mut self, link: LinkId, number: u64, result: Result<(), String>) {
         let id = TransferId::from(KeyData::from_ffi(number));
         let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.link == link) else { return };
-        let Some(range) = transfer.moving.take() else { return };
+        let Some(range) = transfer.rma.take() else { return };
         let (pull, memory) = (transfer.pull, transfer.memory.clone());
         match result {
             Ok(()) => self.end_transfer(id, Ok(memory.len())),
             Err(reason) => {
                 self.outputs.push_back(Output::Log(Log::Device { reason }));
-                self.ask(link, range, pull, memory);
+                self.ask_owner(link, range, pull, memory);
             }
         }
     }
 
-    /// Gives a transfer up. The peer is told, and stops; or the device is.
+    /// Gives a transfer up, and stops the peer or the device.
     pub(crate) fn abandon_transfer(&mut self, id: TransferId, failure: Failure) {
         let Some(transfer) = self.transfers.get(id) else { return };
         let (link, push) = (transfer.link, !transfer.pull);
-        if transfer.moving.is_none() {
+        if transfer.rma.is_none() {
             self.links[link].queue_frame(&Message::Abort { transfer: wire_id(id), push }, &[]);
         }
         self.end_transfer(id, Err(failure));
@@ -170,7 +170,7 @@ impl<E: Env> Proto<E> {
     /// The one place where a transfer ends.
     pub(super) fn end_transfer(&mut self, id: TransferId, result: Result<usize, Failure>) {
         let Some(mut transfer) = self.transfers.remove(id) else { return };
-        // Half a chunk may have landed; the rest must not.
+        // Half a chunk may have arrived; the rest must not be written.
         transfer.memory.end();
         if let Some(at) = transfer.timer {
             self.timers.remove(&(at, TimerKind::Transfer(id)));
@@ -181,40 +181,40 @@ impl<E: Env> Proto<E> {
             if !transfer.pull {
                 link.streams.end(Stream::Push, wire_id(id));
             }
-            // A link that is gone has ended its moves by itself.
-            if transfer.moving.is_some() {
+            // A closed link has ended its device transfers by itself.
+            if transfer.rma.is_some() {
                 self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
             }
         }
         self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
     }
 
-    pub(super) fn pull_landed(&mut self, link: LinkId, number: u64, len: usize, landed: PayloadStatus) {
+    pub(super) fn pull_arrived(&mut self, link: LinkId, number: u64, len: usize, status: PayloadStatus) {
         let id = TransferId::from(KeyData::from_ffi(number));
         let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.link == link) else { return };
-        match landed {
+        match status {
             PayloadStatus::Whole => {
-                transfer.moved += len;
-                if transfer.moved == transfer.memory.len() {
-                    let moved = transfer.moved;
-                    self.end_transfer(id, Ok(moved));
+                transfer.arrived += len;
+                if transfer.arrived == transfer.memory.len() {
+                    let arrived = transfer.arrived;
+                    self.end_transfer(id, Ok(arrived));
                 }
             }
-            // The owner's `Done` follows, but this says it already.
+            // The owner's `Done` follows, but brings nothing new.
             PayloadStatus::SourceGone => self.end_transfer(id, Err(Failure::Refused(Status::Revoked))),
             PayloadStatus::TargetGone => self.abandon_transfer(id, Failure::Revoked),
             PayloadStatus::Damaged => self.abandon_transfer(id, Failure::Checksum),
         }
     }
 
-    /// The owner's last word on a transfer of ours.
+    /// The owner has completed or refused a transfer of this side.
     pub(super) fn handle_done(&mut self, link: LinkId, number: u64, status: Status) {
         let id = TransferId::from(KeyData::from_ffi(number));
-        // Of what a device carries out, its owner knows nothing.
-        let asked = |t: &&OutgoingTransfer<E>| t.link == link && t.moving.is_none();
+        // The owner does not know of a transfer that a device executes.
+        let asked = |t: &&OutgoingTransfer<E>| t.link == link && t.rma.is_none();
         let Some(transfer) = self.transfers.get(id).filter(asked) else { return };
         let result = match status {
-            // A pull is done when its bytes are here, not when somebody says so; only an empty one has no bytes.
+            // A pull is done when its bytes are here, whatever the peer reports; only an empty one has no bytes.
             Status::Ok if !transfer.pull || transfer.memory.len() == 0 => Ok(transfer.memory.len()),
             Status::Ok => return,
             Status::Restarted => Err(Failure::PeerRestarted),
@@ -235,7 +235,7 @@ impl<E: Env> Proto<E> {
         if self.links[link].streams.pulled(range.transfer).is_some() {
             return Err(broken(format!("pull {} was begun twice", range.transfer)));
         }
-        // What is refused for there being too many uses nothing of what the memory's terms allow.
+        // Admission comes first: a transfer that is refused there uses up nothing of a grant.
         match self.admit_transfer(link).and_then(|()| self.check(link, range, false, now)) {
             Ok(memory) if memory.len() > 0 => {
                 let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
@@ -268,10 +268,10 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    pub(super) fn push_landed(&mut self, link: LinkId, number: u64, len: usize, landed: PayloadStatus) {
+    pub(super) fn push_arrived(&mut self, link: LinkId, number: u64, len: usize, status: PayloadStatus) {
         let pushes = &mut self.links[link].pushes;
         let Some(push) = pushes.get_mut(&number) else { return };
-        let status = match landed {
+        let status = match status {
             PayloadStatus::Whole => {
                 push.landed += len;
                 if push.landed < push.memory.len() {
@@ -279,7 +279,7 @@ impl<E: Env> Proto<E> {
                 }
                 Status::Ok
             }
-            // The initiator took its own memory away; it knows, and this is for its table of transfers.
+            // The memory of the initiator was revoked. It knows, but needs a `Done` to end the transfer.
             PayloadStatus::SourceGone | PayloadStatus::TargetGone => Status::Revoked,
             PayloadStatus::Damaged => Status::Checksum,
         };
@@ -298,11 +298,10 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// Ends whatever peers are doing with memory that is being taken back, or that they may not use any more; they are told
-    /// why.
+    /// Ends the accesses of peers to memory that is being revoked, or that they may not use any more; they get the reason.
     pub(super) fn stop_access(&mut self, token: u128, accesses: PeerAccesses, why: &Status) {
         for access in accesses.all {
-            if !is_under_way(&self.links, token, access) {
+            if !is_in_progress(&self.links, token, access) {
                 continue;
             }
             let PeerAccess { link, number, push } = access;
@@ -317,21 +316,20 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// A peer is going to use exposed memory. (One that does so again and again under one number is not noted twice: what it has
-    /// done before is over.)
+    /// Notes an access, before the link has it: so a sweep removes earlier accesses with the same number, which are over.
     fn note_access(&mut self, token: u128, access: PeerAccess) {
         let Proto { exposures, links, .. } = self;
         let Some(accesses) = exposures.accesses_mut(token) else { return };
-        if accesses.all.len() >= accesses.sort_out_at {
-            accesses.all.retain(|access| is_under_way(links, token, *access));
-            accesses.sort_out_at = FEW_ACCESSES.max(2 * accesses.all.len());
+        if accesses.all.len() >= accesses.sweep_at {
+            accesses.all.retain(|access| is_in_progress(links, token, *access));
+            accesses.sweep_at = FEW_ACCESSES.max(2 * accesses.all.len());
         }
         accesses.all.push(access);
     }
 }
 
-/// Whether an access that was noted has not ended yet.
-fn is_under_way<E: Env>(
+/// Whether an access that was noted has not ended.
+fn is_in_progress<E: Env>(
     links: &SlotMap<LinkId, PeerLink<E>>,
     token: u128,
     PeerAccess { link, number, push }: PeerAccess,

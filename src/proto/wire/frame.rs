@@ -1,16 +1,16 @@
-//! Frames: a message and its body, with their lengths and a checksum in front, and behind the body another one on request.
+//! Frames: a message and its body, with their lengths and a checksum in front and, on request, a checksum of the body behind.
 
 use super::{BorrowedBytes, LeaseRange, MAX_FRAME, Message, Range, Stream, encode};
 
-/// Checksum of what follows up to the body, length of all that follows these three, length of the message in it.
+/// Checksum of what follows up to the body, length of all that follows these three, length of the message.
 pub(crate) const PREFIX_LEN: usize = 12;
-/// Beside the length of the message: behind the body there is a checksum of it.
+/// A bit beside the length of the message: a checksum of the body follows it.
 const COVERED: u32 = 1 << 31;
 const SUM_LEN: usize = 4;
-/// Messages up to this many bytes, as nearly all are, are checked before their bodies have come.
+/// Messages up to this length, as nearly all are, are checked before their bodies have arrived.
 const EARLY: usize = 4 << 10;
 
-/// Appends a frame of `message` and `body`, with a checksum of the body if that is to be `covered`.
+/// Appends a frame of `message` and `body`, with a checksum of the body if `covered`.
 pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered: bool) {
     let start = out.len();
     out.reserve(ROOM + body.len());
@@ -33,10 +33,10 @@ pub(crate) fn put(out: &mut Vec<u8>, message: &Message<'_>, body: &[u8], covered
     out[start..start + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// What most messages take, without their bodies.
+/// Room for most messages without their bodies.
 const ROOM: usize = 64;
 
-/// As `encode`, for the messages that every call and every transfer takes: postcard needs some 800 instructions for one of them,
+/// As `encode`, for the messages that each call and each transfer needs: postcard takes some 800 instructions for one of them,
 /// this a tenth. False for the others.
 fn put_short(out: &mut Vec<u8>, message: &Message<'_>) -> bool {
     let mut short = Short { bytes: [0; 96], len: 0 };
@@ -59,15 +59,15 @@ fn put_short(out: &mut Vec<u8>, message: &Message<'_>) -> bool {
     true
 }
 
-// The numbers of these variants.
+// The numbers of these variants in postcard's format.
 const REQUEST: u64 = 0;
 const RESPONSE: u64 = 1;
 const PULL: u64 = 4;
 const PUSH: u64 = 5;
 const DATA: u64 = 8;
 
-/// Numbers in postcard's format: seven bits a byte, the lowest first, the top bit saying that more follow. There is room for the
-/// longest message: a number takes ten bytes at most.
+/// Numbers in postcard's format: seven bits a byte, the lowest first, the top bit set if more follow. A number takes ten bytes
+/// at most, so there is room for the longest message.
 struct Short {
     bytes: [u8; 96],
     len: usize,
@@ -96,8 +96,8 @@ impl Short {
     }
 }
 
-/// Takes the messages apart that `put_short` writes: what postcard would find, with fewer instructions. `None` for
-/// everything else, which postcard is to judge.
+/// Decodes the messages that `put_short` writes: with the result of postcard, in fewer instructions. `None` for all others,
+/// which postcard has to decode.
 fn take_short(bytes: &[u8]) -> Option<Message<'_>> {
     let ([variant], bytes) = numbers(bytes)?;
     let (message, left) = match variant {
@@ -131,7 +131,7 @@ fn take_short(bytes: &[u8]) -> Option<Message<'_>> {
     left.is_empty().then_some(message)
 }
 
-/// Takes numbers as [`Short`] writes them.
+/// Decodes numbers as [`Short`] writes them.
 fn numbers<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     let mut numbers = [0; N];
     for number in &mut numbers {
@@ -141,14 +141,14 @@ fn numbers<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     Some((numbers, bytes))
 }
 
-/// A number of several bytes. `None`, too, where it takes more than it needs: postcard takes some of those.
+/// A number of several bytes. `None`, too, if it is longer than it need be: postcard accepts some of those.
 fn long_number(mut bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (mut number, mut shift) = (0, 0);
     while let Some((&byte, rest)) = bytes.split_first() {
         bytes = rest;
         number |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
-            // Of the tenth byte, the lowest bit alone belongs to a number of 64 bits.
+            // Only the lowest bit of the tenth byte belongs to a number of 64 bits.
             return (byte == 1 || (byte > 1 && shift < 63)).then_some((number, bytes));
         }
         shift += 7;
@@ -159,12 +159,12 @@ fn long_number(mut bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-/// A message of a frame of `len` bytes.
+/// Decodes the message of a frame of `len` bytes.
 fn decode(message: &[u8], len: usize) -> Result<Message<'_>, FrameError> {
     let (message, left) = postcard::take_from_bytes(message)
-        .map_err(|error| FrameError::Broken(format!("a frame of {len} bytes that is no message: {error}")))?;
+        .map_err(|error| FrameError::Broken(format!("a frame of {len} bytes has no valid message: {error}")))?;
     if !left.is_empty() {
-        return Err(FrameError::Broken(format!("{} bytes behind a message", left.len())));
+        return Err(FrameError::Broken(format!("{} bytes follow the message", left.len())));
     }
     Ok(message)
 }
@@ -175,25 +175,25 @@ pub(crate) enum Frame<'a> {
     Incomplete,
     /// The message, its body, and how many bytes the frame took.
     Whole(Message<'a>, &'a [u8], usize),
-    /// As `Whole`, but the body is not what was sent.
+    /// As `Whole`, but the body was corrupted in transit.
     Damaged(Message<'a>, usize),
 }
 
 /// What is wrong with a frame, so that nothing behind it can be read either.
 #[derive(Debug)]
 pub(crate) enum FrameError {
-    /// No engine sends that.
+    /// It violates the protocol.
     Broken(String),
-    /// It is not what was sent.
+    /// It was corrupted in transit.
     Damaged,
 }
 
-/// Whether bytes are what was sent. A fuzzer would hardly ever guess a checksum: to it one alone is wrong.
+/// Whether a checksum is right. A fuzzer would hardly ever guess one: for it a single value is wrong.
 fn is_sound(sum: u32, bytes: &[u8]) -> bool {
     sum == crc32c::crc32c(bytes) || cfg!(fuzzing) && sum != u32::MAX
 }
 
-/// Takes the first frame apart. Nothing is allocated but the texts of a status, which are no longer than the frame.
+/// Decodes the first frame. It allocates nothing but the texts of a status, which are no longer than the frame.
 pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, FrameError> {
     let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_LEN>() else { return Ok(Frame::Incomplete) };
     let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
@@ -207,7 +207,7 @@ pub(crate) fn take(bytes: &[u8]) -> Result<Frame<'_>, FrameError> {
     }
     let Some(message) = rest.get(..head) else { return Ok(Frame::Incomplete) };
     let body = rest.get(head..len);
-    // A length that is damaged is not waited for; nor is much looked at again each time that a bit more of the body has come.
+    // A corrupted length is not waited for; nor is much checked again each time that a little more of the body has arrived.
     if (body.is_some() || head <= EARLY) && !is_sound(sum, &bytes[SUM_LEN..PREFIX_LEN + head]) {
         return Err(FrameError::Damaged);
     }

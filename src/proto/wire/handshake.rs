@@ -1,15 +1,15 @@
-//! Greetings: how a connection begins.
+//! The wire format of the handshake.
 //!
 //! ```text
 //!   preamble:  magic (8)  lowest version (2)  highest version (2)  length of what follows (4)
 //!   then:      checksum of all the rest, preamble included (4)  kind (1)  and by kind:
 //!              0  a hello
 //!              1  a challenge: 32 random bytes
-//!              2  a proof: 32 bytes that only who has the key can make, and the digest of the hello that follows
-//!              3  a refusal: one byte that says why
+//!              2  a proof: 32 bytes that only an engine with the key can make, and the digest of the hello that follows
+//!              3  a refusal: one byte, the reason
 //! ```
-//! Without a key there is one hello each way. With one, whoever is dialled hears no more than a challenge from this side, and
-//! listens to no more than 85 bytes, before the other has proved itself:
+//! Without a key there is one hello each way. With one, the dialled side sends no more than a challenge, and collects no more
+//! than 85 bytes, before the other side has proved itself:
 //!
 //! ```text
 //!   dialling ── challenge ─────▶ dialled
@@ -33,36 +33,36 @@ const CHALLENGE: u8 = 1;
 const PROOF: u8 = 2;
 const REFUSAL: u8 = 3;
 
-/// What an engine says of itself when a connection begins.
+/// What an engine sends about itself when a link begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// Random, new with each engine.
     pub incarnation: u64,
     /// Largest message taken, in bytes.
     pub max_message: u64,
-    /// Where the engine listens, best first.
+    /// The addresses at which the engine listens, best first.
     pub addresses: Vec<crate::Address>,
-    /// From an engine that has met the other before: the ticket that it was given then. Who is dialled shows it to nobody but
-    /// whoever has shown one.
+    /// From an engine that has met the other before: the token that it was given then. The side that was dialled shows it only
+    /// to a peer that has shown one.
     pub resumption_token: Option<u128>,
-    /// It wants checksums of bodies and payloads, from both sides.
+    /// Whether it wants checksums of bodies and payloads, from both sides.
     pub checksums: bool,
 }
 
-/// Why a connection is not wanted.
+/// Why a link is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// No version that both speak.
+    /// There is no version that both support.
     Version = 1,
-    /// A key is needed.
+    /// A key is required.
     KeyWanted = 2,
-    /// The key is another.
+    /// The key is another one.
     OtherKey = 3,
-    /// No key is known here, and one was asked for.
+    /// The refusing engine has no key, and was sent a challenge.
     NoKey = 4,
-    /// There are as many connections as there may be.
+    /// The limit of connections is reached.
     Busy = 5,
-    /// The challenge is one of the engine's own, and nothing shows that the engine has dialled itself.
+    /// The challenge is one of this engine's own, and nothing shows that the engine has dialled itself.
     Reflected = 6,
 }
 
@@ -73,41 +73,41 @@ impl Refusal {
     }
 }
 
-/// One piece of a greeting, as it is said.
+/// One piece of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeMessage {
     Hello(Hello),
     Challenge(Nonce),
-    /// The proof itself, and the digest of the hello.
+    /// The proof, and the digest of the hello.
     Proof(Digest, Digest),
     Refusal(Refusal),
 }
 
-/// The start of a peer's bytes.
+/// What a peer's first bytes are.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ParsedHandshake {
     /// More bytes are needed.
     Incomplete,
-    /// Not this protocol at all.
+    /// Not this protocol.
     Foreign,
-    /// It is not what was sent.
+    /// It was corrupted in transit.
     Damaged,
-    /// A version that is not spoken here: the peer's lowest and highest.
+    /// No version in common: the peer's lowest and highest.
     Version(u16, u16),
-    /// A piece that says nothing where a key is wanted.
+    /// A hello without a proof, where a key is required.
     Unproved,
-    /// What was said, and how many bytes it took.
+    /// The message, and how many bytes it took.
     Message(HandshakeMessage, usize),
 }
 
-/// A piece of a greeting of an engine that speaks `versions`.
-pub(crate) fn encode_handshake(versions: (u16, u16), said: &HandshakeMessage) -> Vec<u8> {
+/// Encodes a piece of the handshake of an engine that supports `versions`.
+pub(crate) fn encode_handshake(versions: (u16, u16), message: &HandshakeMessage) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&versions.0.to_le_bytes());
     out.extend_from_slice(&versions.1.to_le_bytes());
     out.extend_from_slice(&[0; 8]);
-    match said {
+    match message {
         HandshakeMessage::Hello(hello) => {
             out.push(HELLO);
             encode(hello, &mut out).expect("a hello is made of integers and strings");
@@ -135,7 +135,7 @@ fn sum(piece: &[u8]) -> u32 {
     crc32c::crc32c_append(sum, &piece[PREAMBLE_LEN + 4..])
 }
 
-/// Reads a piece of a greeting from the first bytes of a connection. A hello is waited for only if it may come now.
+/// Decodes a piece of the handshake from the first bytes of a link. A hello that may not come yet is not waited for.
 pub(crate) fn parse_handshake(bytes: &[u8], may_be_hello: bool) -> ParsedHandshake {
     let known = bytes.len().min(MAGIC.len());
     if bytes[..known] != MAGIC[..known] {
@@ -168,7 +168,7 @@ pub(crate) fn parse_handshake(bytes: &[u8], may_be_hello: bool) -> ParsedHandsha
         return ParsedHandshake::Damaged;
     }
     let rest = &piece[PREAMBLE_LEN + HEAD_LEN..];
-    let said = match *kind {
+    let message = match *kind {
         HELLO => postcard::from_bytes(rest).ok().map(HandshakeMessage::Hello),
         CHALLENGE => rest.try_into().ok().map(HandshakeMessage::Challenge),
         PROOF => {
@@ -176,5 +176,5 @@ pub(crate) fn parse_handshake(bytes: &[u8], may_be_hello: bool) -> ParsedHandsha
         }
         _ => Refusal::of(rest[0]).map(HandshakeMessage::Refusal),
     };
-    said.map_or(ParsedHandshake::Foreign, |said| ParsedHandshake::Message(said, piece.len()))
+    message.map_or(ParsedHandshake::Foreign, |message| ParsedHandshake::Message(message, piece.len()))
 }

@@ -1,10 +1,9 @@
-//! What engines say to each other, as bytes.
+//! The wire format: what engines send to each other, as bytes.
 //!
-//! A connection begins with a [`Greeting`] each way, whose first sixteen bytes keep their layout in every version. Then
-//! come frames: a prefix of three words, little endian (a checksum, two lengths), a [`Message`] in postcard's format, and
-//! the message's body, if it has one. A [`Message::Data`] is followed by `len` bytes of payload outside the frame, so that
-//! they can be read straight to where they belong. Checksums are CRC-32C: they find what a network or a memory has
-//! damaged, and nobody's lies.
+//! A connection begins with a handshake, of pieces whose first sixteen bytes keep their layout in every version. Then come
+//! frames: a prefix of three words, little endian (a checksum, two lengths), a [`Message`] in postcard's format, and the
+//! message's body, if it has one. A [`Message::Data`] is followed by `len` bytes of payload outside the frame, so that they can
+//! be read straight into their target. Checksums are CRC-32C: they detect corruption by a network or a memory, not forgery.
 
 mod frame;
 mod handshake;
@@ -17,12 +16,12 @@ pub(crate) use handshake::{HandshakeMessage, Hello, ParsedHandshake, Refusal, en
 #[cfg(any(test, fuzzing))]
 pub(crate) use {frame::PREFIX_LEN, handshake::PREAMBLE_LEN};
 
-/// Versions of the protocol that this crate speaks, lowest and highest.
+/// Versions of the protocol that this crate supports, lowest and highest.
 pub(crate) const VERSIONS: (u16, u16) = (3, 3);
 pub(crate) const MAGIC: [u8; 8] = *b"calomel\0";
-/// Longest hello: eight addresses of 300 bytes and the numbers fit many times.
+/// Longest hello: far more than sixteen addresses and the numbers usually take.
 pub(crate) const MAX_HELLO: usize = 16 << 10;
-/// Longest frame. Larger messages travel as [`Message::Data`], so this bounds what a peer can make us buffer.
+/// Longest frame. Larger messages travel as [`Message::Data`], so this bounds what a peer can make this engine buffer.
 pub(crate) const MAX_FRAME: usize = 1 << 20;
 /// Longest name of a procedure, in bytes.
 pub(crate) const MAX_NAME: usize = 1 << 10;
@@ -60,7 +59,7 @@ pub(crate) struct LeaseRange {
     pub count: u32,
 }
 
-/// Which bytes a [`Message::Data`] brings. The number beside it is the operation's, given by whoever began it.
+/// Which bytes a [`Message::Data`] brings. The number beside it is the operation's, chosen by the side that began it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Stream {
     /// What the receiver asked for with `Pull`.
@@ -84,7 +83,7 @@ pub(crate) enum Message<'a> {
         #[serde(borrow)]
         declaration: Option<Declare<'a>>,
         provider: u16,
-        /// Time that the caller still gives the call, in microseconds.
+        /// The time left until the caller's deadline, in microseconds.
         budget_us: u64,
         one_way: bool,
         leases: LeaseRange,
@@ -104,13 +103,13 @@ pub(crate) enum Message<'a> {
         call: u64,
         status: Status,
     },
-    /// The caller takes no answer any more.
+    /// The caller no longer takes an answer.
     Cancel {
         call: u64,
     },
     Pull(Range),
     Push(Range),
-    /// The owner's last word on a transfer.
+    /// The owner has completed or refused a transfer.
     Done {
         transfer: u64,
         status: Status,
@@ -130,17 +129,17 @@ pub(crate) enum Message<'a> {
     Pong,
     /// The engine is being finalized; nothing follows.
     Goodbye,
-    /// Bulks that came with these leases are no longer held.
+    /// The sender no longer holds the bulks that came with these leases.
     Release(LeaseRange),
-    /// The owner took this memory back; copies of its content are stale.
+    /// The owner has revoked this memory; copies of its content are stale.
     Revoked {
         token: [u8; 16],
     },
-    /// To be shown when the receiver dials the sender again.
+    /// The token to show when the receiver dials the sender again.
     ResumptionToken {
         token: u128,
     },
-    /// So many one-way calls have been handled, and the receiver may make more: so many, of so many bytes.
+    /// So many one-way calls have been handled; the receiver gets credit for so many calls, of so many bytes.
     Handled {
         count: u32,
         calls: u32,
@@ -164,14 +163,14 @@ pub(crate) struct Declare<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Range {
     pub transfer: u64,
-    /// The engine that exposed the memory: a successor at its address is another.
+    /// The incarnation that exposed the memory; a restarted engine has another.
     pub owner: u64,
     pub token: [u8; 16],
     pub offset: u64,
     pub len: u64,
 }
 
-/// How the other side's part of an operation ended.
+/// The result of the other side's part of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Status {
     Ok,
@@ -201,12 +200,12 @@ pub(crate) enum Status {
     Finalizing,
     /// The result could not be encoded.
     Encode(String),
-    /// What arrived is not what was sent.
+    /// The data was corrupted in transit.
     Checksum,
 }
 
 impl Status {
-    /// Text from here on is cut off, so that a status always fits into a frame.
+    /// Cuts a long text off, so that a status always fits into a frame.
     pub(crate) fn clip(mut text: String) -> String {
         const LIMIT: usize = 4 << 10;
         if text.len() > LIMIT {
