@@ -1,4 +1,4 @@
-//! Messages that are well framed, and lies.
+//! Well-framed messages that violate the protocol.
 
 use std::time::Duration;
 
@@ -41,13 +41,13 @@ fn range(net: &Net, transfer: u64, len: u64) -> Range {
     Range { transfer, owner: net.hosts[0].incarnation, token: TOKEN.to_le_bytes(), offset: 0, len }
 }
 
-/// A frame with these lengths, of all and of the message, and the checksum that belongs to it.
+/// A frame with these lengths of the frame and of its message, and the matching checksum.
 fn framed(bytes: &[u8], len: u32, head: u32) -> Vec<u8> {
     let rest = [&len.to_le_bytes()[..], &head.to_le_bytes(), bytes].concat();
     [&crc32c::crc32c(&rest).to_le_bytes()[..], &rest].concat()
 }
 
-/// A liar, connected to a host that also talks to an honest peer.
+/// An adversary connected to host 0; host 1 is an honest peer.
 fn scene() -> (Net, Raw) {
     let mut net = Net::new(2);
     net.hosts[0].echo = true;
@@ -56,7 +56,7 @@ fn scene() -> (Net, Raw) {
     (net, raw)
 }
 
-/// The host still does what it is for, and holds nothing of the liar's once that has gone.
+/// Asserts that the host still works, and holds nothing of the adversary once that has disconnected.
 #[track_caller]
 pub fn unharmed(mut net: Net, raw: Raw) {
     net.echo_everywhere();
@@ -68,9 +68,9 @@ pub fn unharmed(mut net: Net, raw: Raw) {
     net.end();
 }
 
-/// Nothing is known of such an operation: payloads go nowhere, words are ignored, and the connection lives.
+/// Payloads of unknown operations are discarded, messages about them ignored, and the connection stays open.
 #[test]
-fn operations_that_nobody_began() {
+fn messages_about_unknown_operations_are_ignored() {
     let (mut net, raw) = scene();
     for id in [0, 1, 1 << 32, 1 << 32 | 1, u64::MAX, 0x1_0000_0001] {
         for stream in STREAMS {
@@ -98,16 +98,16 @@ fn operations_that_nobody_began() {
     unharmed(net, raw);
 }
 
-/// A call that uses a number, and declares it or not.
+/// A call that uses a declaration number, and declares it or not.
 pub fn declaring(call: u64, procedure: u32, name: Option<&str>) -> Message<'_> {
     let Message::Request { provider, budget_us, one_way, leases, size, .. } = request(0, 0) else { unreachable!() };
     let declaration = name.map(|name| Declare { name, shape: BorrowedBytes(b"s") });
     Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size }
 }
 
-/// The connection is closed on those who break the protocol, with everything of theirs.
+/// A protocol violation closes the connection, and ends everything on it.
 #[test]
-fn lies_that_end_the_connection() {
+fn protocol_violation_ends_the_connection() {
     let long = "x".repeat(MAX_NAME + 1);
     let answer =
         |shape| Message::Response { call: 77, result: 3, shape: BorrowedBytes(shape), leases: LeaseRange::default(), size: 0 };
@@ -116,7 +116,7 @@ fn lies_that_end_the_connection() {
         ("a number that was never declared", super::raw::frame(&declaring(5, 9, None), b"")),
         ("no number, and no declaration", super::raw::frame(&declaring(5, 0, None), b"")),
         ("a name that is too long", super::raw::frame(&declaring(5, 9, Some(&long)), b"")),
-        ("a result that was never declared, of no call", super::raw::frame(&answer(b""), b"")),
+        ("a result that was never declared, of an unknown call", super::raw::frame(&answer(b""), b"")),
         ("a result that is declared twice", answers.concat()),
         ("a call made twice", super::raw::frame(&request(1, 0), b"")),
         ("part of a body", super::raw::frame(&request(5, 10), b"abc")),
@@ -133,7 +133,7 @@ fn lies_that_end_the_connection() {
         ("a chunk beyond the end", data(Stream::Request, 2, 0, &[0; 101])),
         ("a chunk before the beginning", data(Stream::Push, 3, u64::MAX, b"abc")),
         ("a push beyond the end", data(Stream::Push, 3, 0, &[0; 11])),
-        ("a body that was taken back", {
+        ("a body whose memory is gone", {
             let mut gone = data(Stream::Request, 2, 0, &[7; 100]);
             *gone.last_mut().unwrap() = 0;
             gone
@@ -142,7 +142,7 @@ fn lies_that_end_the_connection() {
         ("a message longer than its frame", framed(&[1, 2, 3], 3, 4)),
         ("a frame with another checksum", vec![1, 2, 3, 4, 1, 0, 0, 0, 1, 0, 0, 0, 13]),
         ("something behind the message", framed(&[13, 13], 2, 2)),
-        ("no message", framed(&[250, 1, 1], 3, 3)),
+        ("an unknown message", framed(&[250, 1, 1], 3, 3)),
         ("an empty frame", framed(&[], 0, 0)),
     ];
     for (what, bytes) in frames {
@@ -161,7 +161,7 @@ fn lies_that_end_the_connection() {
         assert!(net.hosts[0].cancelled.contains(&known), "{what}: what was in progress is over");
         assert_eq!(far.bytes(), [9; 1000], "{what}");
         net.hosts[0].inbox.clear();
-        // Its handler ends what has got to one; nothing is kept of the rest.
+        // A delivered request ends with its handler; nothing is kept of the rest.
         net.with_host(0, |host| assert!(matches!(host.answer(known, b"late"), Err(Failure::Cancelled))));
         assert_eq!((net.hosts[0].proto.requests.len(), net.hosts[0].proto.bytes), (0, 0), "{what}");
         net.revoke(0, TOKEN);
@@ -169,9 +169,9 @@ fn lies_that_end_the_connection() {
     }
 }
 
-/// Also where the second declaration says the same as the first.
+/// Even if the second declaration equals the first.
 #[test]
-fn a_number_that_is_declared_twice() {
+fn number_declared_twice_ends_the_connection() {
     for name in ["echo", "other"] {
         let (mut net, raw) = scene();
         net.hosts[0].echo = true;
@@ -185,7 +185,7 @@ fn a_number_that_is_declared_twice() {
 }
 
 #[test]
-fn a_push_that_is_begun_twice() {
+fn push_started_twice_ends_the_connection() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 1000], true, true);
     let begun = Message::Push(range(&net, 3, 10));
@@ -196,9 +196,9 @@ fn a_push_that_is_begun_twice() {
     unharmed(net, raw);
 }
 
-/// A peer may declare as much as the limit says.
+/// A peer may use as many declarations as the limit allows.
 #[test]
-fn too_many_declarations() {
+fn declaration_beyond_the_limit_ends_the_connection() {
     let (mut net, raw) = scene();
     net.hosts[0].echo = true;
     let mut bytes = Vec::new();
@@ -214,9 +214,9 @@ fn too_many_declarations() {
     unharmed(net, raw);
 }
 
-/// Numbers are easily guessed; an operation is ended only by the peer that it is with.
+/// Operation numbers are easily guessed: only the peer of an operation can end it.
 #[test]
-fn nobody_ends_what_others_do() {
+fn message_about_another_peers_operation_has_no_effect() {
     let mut net = Net::new(2);
     net.hosts[1].echo = false;
     net.expose(1, TOKEN, vec![7; 1000], true, true);
@@ -241,7 +241,7 @@ fn nobody_ends_what_others_do() {
     bytes.extend(data(Stream::Response, call_id, 0, b"lie"));
     net.settings.delay = Duration::ZERO;
     net.say_bytes(raw, bytes);
-    assert!(!net.hosts[0].is_done(op) && !net.hosts[0].is_done(pull), "ended by somebody else");
+    assert!(!net.hosts[0].is_done(op) && !net.hosts[0].is_done(pull), "ended by another peer");
     assert_eq!(near.bytes(), [0; 1000]);
     net.settle_until_served(1);
     assert_eq!(near.bytes(), [7; 1000]);
@@ -250,20 +250,20 @@ fn nobody_ends_what_others_do() {
     unharmed(net, raw);
 }
 
-/// A payload for an operation that is begun while the payload arrives, from a stranger and from the operation's own peer: it
-/// was sent before it was asked for, and is not the answer.
+/// A payload for an operation that starts while the payload arrives, from another peer and from the operation's own: it was
+/// sent before it was requested, and is discarded.
 #[test]
-fn a_payload_that_comes_before_its_operation() {
-    for from_a_stranger in [true, false] {
+fn payload_sent_before_its_operation_is_discarded() {
+    for from_another_peer in [true, false] {
         let mut net = Net::new(2);
         net.expose(1, TOKEN, vec![7; 1000], true, true);
-        // What the next number will be is learned from one that was: a place is used again two versions later.
+        // The next number follows from the last one: a slot is used again two versions later.
         let first = net.pull(0, 1, TOKEN, 0, &Mem::new(vec![0; 1000]));
         net.settle();
         let OperationId::Transfer(id) = net.hosts[0].ids[&first] else { unreachable!() };
         let guess = wire_id(id) + (2 << 32);
         let peer = net.played_peer(0);
-        let raw = if from_a_stranger {
+        let raw = if from_another_peer {
             net.raw_peer(0, 50)
         } else {
             let opens = net.call_peer(0, peer, TestCall { one_way: true, ..call("x") });
@@ -277,20 +277,20 @@ fn a_payload_that_comes_before_its_operation() {
         let last = bytes.pop().unwrap();
         net.say_bytes(raw, bytes);
         let near = Mem::new(vec![0; 1000]);
-        let pull = if from_a_stranger {
+        let pull = if from_another_peer {
             net.pull(0, 1, TOKEN, 0, &near)
         } else {
             let remote = Remote { peer, owner: 50, token: TOKEN, offset: 0, keys: None };
             net.transfer_to(0, true, remote, &near, SECOND)
         };
         let OperationId::Transfer(id) = net.hosts[0].ids[&pull] else { unreachable!() };
-        assert_eq!(wire_id(id), guess, "the guess was wrong, and the test tests nothing");
+        assert_eq!(wire_id(id), guess, "the guessed number is wrong");
         net.settings.delay = Duration::ZERO;
         net.say_bytes(raw, vec![last]);
-        assert!(!net.hosts[0].is_done(pull), "done, though nothing was moved");
+        assert!(!net.hosts[0].is_done(pull), "done, though nothing was transferred");
         net.settings.delay = Duration::from_micros(50);
         net.settle();
-        if from_a_stranger {
+        if from_another_peer {
             assert!(matches!(net.hosts[0].outcome(pull), Some(TestOutcome::Moved(1000))));
             assert_eq!(near.bytes(), [7; 1000]);
         } else {
@@ -302,9 +302,9 @@ fn a_payload_that_comes_before_its_operation() {
     }
 }
 
-/// What a peer has begun with memory that is taken back ends then and there, though the peer sends and reads nothing more.
+/// A peer's transfers end when their memory is revoked, though the peer sends and reads nothing more.
 #[test]
-fn what_was_begun_and_not_gone_on_with_ends_with_the_memory() {
+fn stalled_transfers_of_revoked_memory_end() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 4 << 20], true, true);
     let push = Message::Push(range(&net, 3, 1000));
@@ -320,23 +320,23 @@ fn what_was_begun_and_not_gone_on_with_ends_with_the_memory() {
     net.settings.piece = usize::MAX;
     net.settings.pace = Duration::ZERO;
     net.advance(SECOND);
-    let mut told = Vec::new();
+    let mut revoked = Vec::new();
     net.each_heard(raw, |message| {
         if let Message::Done { transfer, status: Status::Revoked } = message {
-            told.push(*transfer);
+            revoked.push(*transfer);
         }
     });
-    told.sort_unstable();
-    assert_eq!(told, [3, 4]);
+    revoked.sort_unstable();
+    assert_eq!(revoked, [3, 4]);
     unharmed(net, raw);
 }
 
-/// Asking is cheap, and so is what is kept of it: nobody makes an engine hold much more than they have sent.
+/// What a peer that reads nothing makes an engine hold is bounded by a multiple of what it has sent.
 #[test]
-fn those_who_ask_and_do_not_read() {
+fn requests_of_a_peer_that_does_not_read_hold_bounded_memory() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 1000], true, true);
-    // Nothing that the host says gets anywhere.
+    // Nothing that the host sends arrives.
     net.settings.report_late = true;
     let pull = Message::Pull(range(&net, 3, 1000));
     let mut bytes = Vec::new();
@@ -348,7 +348,7 @@ fn those_who_ask_and_do_not_read() {
     let sent = bytes.len();
     let Some(link) = net.wires[raw.wire].ends[1].link else { panic!("connected") };
     let now = net.now;
-    // Straight into the protocol, whose output nobody carries out.
+    // Straight into the protocol, whose outputs are not executed.
     match net.hosts[0].proto.consume(link, &bytes, now) {
         Ok(consumed) => assert!(consumed.used <= sent),
         Err(failure) => net.hosts[0].proto.close(link, failure),

@@ -1,4 +1,5 @@
-//! Noise, damaged frames and lies, on an open connection: nothing panics, little is allocated, and others don't notice.
+//! Random bytes, corrupt frames and adversarial messages on an open connection: nothing panics, allocations are bounded, and
+//! other peers are not affected.
 
 use proptest::prelude::*;
 
@@ -16,8 +17,8 @@ fn cases(cases: u32) -> ProptestConfig {
 
 const TOKEN: u128 = 0xdead_beef;
 
-/// A host in the middle of everything, with a liar that it has been talking to for a while.
-struct GarbageScene {
+/// A host with operations in progress, and an adversary that is connected to it.
+struct RandomBytesScene {
     net: Net,
     raw: Raw,
     known: KnownProcedures,
@@ -25,8 +26,8 @@ struct GarbageScene {
     secret: Mem,
 }
 
-fn scene() -> GarbageScene {
-    // Small numbers, so that what a liar can claim within the limits does not cost the test its memory.
+fn scene() -> RandomBytesScene {
+    // Small limits, so that sizes that an adversary announces within them don't exhaust the test's memory.
     let modest = Config { max_message: 64 << 10, limits: few(8), ..config() };
     let mut net = Net::with(vec![(modest.clone(), true), (modest, true)]);
     net.hosts[1].echo = true;
@@ -49,11 +50,11 @@ fn scene() -> GarbageScene {
     });
     let known = KnownProcedures { numbers: numbers.collect(), tokens: vec![TOKEN], owner: net.hosts[0].incarnation };
     allocated();
-    GarbageScene { net, raw, known, own, secret }
+    RandomBytesScene { net, raw, known, own, secret }
 }
 
-impl GarbageScene {
-    /// Something for the host to digest; a piece at a time, now and then.
+impl RandomBytesScene {
+    /// Sends bytes to the host, at once or in pieces.
     fn say(&mut self, random: &mut Random, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -72,10 +73,10 @@ impl GarbageScene {
         let limit = 64 << 10;
         let (largest, total) = allocated();
         assert!(largest <= limit, "{largest} bytes were allocated at once");
-        // Bodies that are claimed: no more at a time than requests may be in progress, and one for each call of ours.
-        let heard: usize = super::env::live();
-        assert!(heard <= 12 * limit, "{heard} bytes are kept, {total} were allocated");
-        assert!(self.secret.bytes().iter().all(|byte| *byte == 2), "memory was written whose token nobody knew");
+        // Announced bodies: no more at a time than requests may be in progress, and one for each call of the host.
+        let live_bytes: usize = super::env::live();
+        assert!(live_bytes <= 12 * limit, "{live_bytes} bytes are kept, {total} were allocated");
+        assert!(self.secret.bytes().iter().all(|byte| *byte == 2), "memory was written without its token");
         assert_eq!(self.own.bytes().len(), 600 << 10);
         let op = self.net.call(0, 1, call("still there?"));
         self.net.advance(self.net.settings.delay * 20);
@@ -92,15 +93,15 @@ proptest! {
     #![proptest_config(cases(300))]
 
     #[test]
-    fn noise(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..500)) {
+    fn random_bytes_leave_the_host_working(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..500)) {
         let mut scene = scene();
         scene.say(&mut Random(seed), &bytes);
         scene.check();
     }
 
-    /// Frames whose length is right and whose content is noise.
+    /// Random content behind a length; the rest of the frame's prefix is random, too.
     #[test]
-    fn noise_in_frames(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
+    fn random_frames_leave_the_host_working(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
         let mut scene = scene();
         let mut random = Random(seed);
         for inside in frames {
@@ -111,9 +112,9 @@ proptest! {
         scene.check();
     }
 
-    /// Messages that an engine might send, damaged: bytes changed, cut off, repeated, left out.
+    /// Corrupt messages of an engine: bytes changed, cut off, repeated, left out.
     #[test]
-    fn damaged_frames(seed: u64, count in 1..40usize) {
+    fn corrupt_frames_leave_the_host_working(seed: u64, count in 1..40usize) {
         let mut scene = scene();
         let mut random = Random(seed);
         let mut bytes = Vec::new();
@@ -139,14 +140,14 @@ proptest! {
 
     /// Well-framed messages about anything, with payloads of the right length, in any order.
     #[test]
-    fn lies(seed: u64, count in 1..150usize) {
+    fn adversarial_messages_leave_the_host_working(seed: u64, count in 1..150usize) {
         let mut scene = scene();
         let mut random = Random(seed);
         let mut last = Vec::new();
         for _ in 0..count {
             let (message, body) = random.message(&scene.known);
             match &message {
-                // Numbers that it has begun mean something from then on.
+                // The host knows these numbers from now on.
                 Message::Request { call, .. } => scene.known.numbers.push(*call),
                 Message::Pull(range) | Message::Push(range) => scene.known.numbers.push(range.transfer),
                 _ => {}
@@ -168,17 +169,17 @@ proptest! {
         scene.check();
     }
 
-    /// Before the greeting, and as the greeting.
+    /// In place of the handshake, and within it.
     #[test]
-    fn noise_as_a_greeting(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300), kept in 0..40usize) {
+    fn random_handshake_leaves_the_host_working(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300), kept in 0..40usize) {
         let mut scene = scene();
         let mut random = Random(seed);
         scene.net.hang_up(scene.raw);
         scene.raw = scene.net.raw_dial(0);
-        let mut said = raw::greet(wire::VERSIONS, &hello(9));
-        said.truncate(kept);
-        said.extend_from_slice(&bytes);
-        scene.say(&mut random, &said);
+        let mut sent = raw::greet(wire::VERSIONS, &hello(9));
+        sent.truncate(kept);
+        sent.extend_from_slice(&bytes);
+        scene.say(&mut random, &sent);
         scene.check();
     }
 }
