@@ -209,7 +209,7 @@ fn one_call_memory_sent_in_a_response_is_denied() {
     finish(net);
 }
 
-/// What ends an exposure while a transfer is under way.
+/// What ends an exposure while a transfer is in progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum HowItEnds {
     Time,
@@ -323,7 +323,7 @@ fn transfer_beyond_the_quota_is_denied() {
     let op = begin(&mut net, 2, false, &Mem::new(vec![7; 100]));
     net.advance(SECOND);
     assert_eq!(ended(&net, 2, op), Ok(()));
-    // Off by one, exactly, and none.
+    // One byte too many, exactly the rest, none, and one too many again.
     assert_eq!(pull(&mut net, 1, 51), left(51, 50));
     assert_eq!(pull(&mut net, 1, 50), Ok(()));
     assert_eq!(pull(&mut net, 1, 0), Ok(()));
@@ -401,9 +401,9 @@ fn first_violated_restriction_is_the_reason() {
         let (op, arrived) = send(&mut net, 1, 1, false, 30 * SECOND);
         let first = |causes: &[(bool, Cause)]| causes.iter().find(|(broken, _)| *broken).map(|(_, cause)| cause.clone());
         let expect = |cause: Option<Cause>| cause.map_or(Ok(()), denied);
-        let stranger = first(&[(has(0), Cause::OtherPeer), (has(1), OTHER_CALL)]);
-        if stranger.is_some() {
-            assert_eq!(pull(&mut net, 2, 100), expect(stranger.clone()), "set {set:b}");
+        let other_host = first(&[(has(0), Cause::OtherPeer), (has(1), OTHER_CALL)]);
+        if other_host.is_some() {
+            assert_eq!(pull(&mut net, 2, 100), expect(other_host.clone()), "set {set:b}");
         }
         assert_eq!(pull(&mut net, 1, 100), Ok(()), "set {set:b}");
         let used = first(&[(has(3), Cause::UsedUp), (has(4), Cause::Quota { len: 100, left: 50 })]);
@@ -411,7 +411,7 @@ fn first_violated_restriction_is_the_reason() {
         net.advance(SECOND);
         let later = has(2).then_some(Cause::Expired).or(used);
         assert_eq!(pull(&mut net, 1, 100), expect(later.clone()), "set {set:b}");
-        assert_eq!(pull(&mut net, 2, 100), expect(stranger.or(later.clone())), "set {set:b}");
+        assert_eq!(pull(&mut net, 2, 100), expect(other_host.or(later.clone())), "set {set:b}");
         net.with_host(1, |host| host.answer(arrived.request, b"").unwrap());
         net.advance(MOMENT);
         assert!(net.hosts[0].is_done(op));

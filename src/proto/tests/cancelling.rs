@@ -84,7 +84,7 @@ fn large_request_cancelled_at_any_point_leaves_nothing_behind() {
         let before = net.hosts[1].proto.requests.keys().next();
         net.cancel(0, op);
         net.advance(10 * MOMENT);
-        // A handler that got the whole request is told of the cancellation, and holds its leases until it is done.
+        // A handler that got the whole request is notified of the cancellation, and holds its leases until it is done.
         if let Some(arrived) = net.hosts[1].inbox.first() {
             assert_eq!(net.hosts[1].cancelled, [arrived.request]);
         } else if let Some(before) = before {
@@ -152,7 +152,7 @@ fn cancelling_some_calls_leaves_others_intact() {
     net.end();
 }
 
-/// A call that is cancelled while its connection is established does not affect the calls that wait for it, too.
+/// A call that is cancelled while its connection is being established does not affect other calls that wait for it.
 #[test]
 fn call_cancelled_before_connect_leaves_others_intact() {
     let mut net = Net::pair();

@@ -55,7 +55,7 @@ fn corrupt_arguments_are_refused_with_checksum() {
 #[test]
 fn corrupt_response_fails_its_call_only() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let ops = [net.call_peer(0, peer, call("x")), net.call_peer(0, peer, call("y"))];
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
@@ -83,7 +83,7 @@ fn corrupt_response_fails_its_call_only() {
 #[test]
 fn corrupt_message_header_ends_the_connection() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let op = net.call_peer(0, peer, call("x"));
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
@@ -100,7 +100,7 @@ fn corrupt_message_header_ends_the_connection() {
 #[test]
 fn corrupt_handshake_ends_the_connection() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let op = net.call_peer(0, peer, call("x"));
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();

@@ -37,7 +37,7 @@ fn request_sizes_beyond_limits_allocate_nothing() {
 #[test]
 fn response_size_beyond_the_limit_fails_the_call() {
     let mut net = Net::pair();
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let mut ops = Vec::new();
     ops.push(net.call_peer(0, peer, call("x")));
     net.advance(SECOND / 100);

@@ -152,13 +152,13 @@ impl Net {
                     memory,
                     keys,
                     offset,
-                    given_up: false,
+                    cancelled: false,
                 });
             }
             Output::EndMove { link, transfer } => {
                 let is_same = |each: &&mut DeviceRma| each.host == number && each.link == link && each.number == transfer;
                 if let Some(found) = self.rma_operations.iter_mut().find(is_same) {
-                    found.given_up = true;
+                    found.cancelled = true;
                 }
             }
             Output::AskAcknowledged { link } => {
@@ -194,7 +194,7 @@ impl Net {
         self.hosts[number].wires.insert(link, (wire, 0));
         match found {
             Some(_) => self.put(wire, 0, WireItem::Dial),
-            None if self.played == Some(address.clone()) => self.put(wire, 1, WireItem::Connected),
+            None if self.test_address == Some(address.clone()) => self.put(wire, 1, WireItem::Connected),
             None => self.put(wire, 1, WireItem::Closed),
         }
     }

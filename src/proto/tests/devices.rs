@@ -69,7 +69,7 @@ impl Net {
         let due = self.rma_operations.swap_remove(due);
         let fails = self.settings.rma_fails || self.random.as_mut().is_some_and(|random| random.once_in(5));
         let result = if due.cancelled {
-            Err("given up".to_owned())
+            Err("cancelled".to_owned())
         } else if fails {
             if due.pull && due.memory.is_open() {
                 // It fails halfway.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::arbitrary::KnownProcedures;
 use super::env::Random;
-use super::raw::greet;
+use super::raw::encode_hello;
 use super::wire::{
     self, Frame, FrameError, HandshakeMessage, Hello, MAGIC, MAX_FRAME, MAX_HELLO, Message, PREAMBLE_LEN, PREFIX_LEN,
     ParsedHandshake, Refusal, Status, VERSIONS, encode, put, take,
@@ -180,7 +180,7 @@ fn frame_beyond_the_longest_is_broken() {
 
 #[test]
 fn handshake_beyond_the_longest_is_foreign() {
-    let mut bytes = greet(VERSIONS, &super::raw::hello(1));
+    let mut bytes = encode_hello(VERSIONS, &super::raw::hello(1));
     bytes.truncate(PREAMBLE_LEN + 5);
     for (len, foreign) in [(MAX_HELLO, false), (MAX_HELLO + 1, true), (u32::MAX as usize, true), (4, true)] {
         bytes[12..16].copy_from_slice(&(len as u32).to_le_bytes());

@@ -8,7 +8,7 @@ pub(crate) use super::conversation::seeds as seeds_of_conversation;
 use super::env::{allocated, live};
 use super::host::served;
 use super::net::{Net, call, config};
-use super::raw::{Raw, frame, greet, hello};
+use super::raw::{Raw, encode_hello, frame, hello};
 use super::wire::{
     self, BorrowedBytes, Declare, Frame, HandshakeMessage, Hello, Message, ParsedHandshake, Range, Refusal, Stream,
 };
@@ -89,41 +89,41 @@ const SECRET: &[u8] = b"a secret of more than sixteen bytes";
 const UNPROVED: usize = wire::PREAMBLE_LEN + 5 + 64;
 
 /// Sends the messages of a proof; true if the key was the right one.
-fn prove(net: &mut Net, raw: Raw, unknown: &UnknownPeer) -> bool {
+fn prove(net: &mut Net, raw: Raw, input: &UnknownPeer) -> bool {
     let ours = wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Challenge([7; 32]));
-    net.say_bytes(raw, ours.clone());
-    let heard = net.heard(raw).to_vec();
-    let ParsedHandshake::Message(HandshakeMessage::Challenge(_), len) = wire::parse_handshake(&heard, false) else {
+    net.send_bytes(raw, ours.clone());
+    let received = net.received(raw).to_vec();
+    let ParsedHandshake::Message(HandshakeMessage::Challenge(_), len) = wire::parse_handshake(&received, false) else {
         panic!("a challenge gets no challenge in reply")
     };
-    let theirs = &heard[..len];
+    let theirs = &received[..len];
     // A host that dials proves itself first.
-    let answered = match wire::parse_handshake(&heard[len..], false) {
+    let answered = match wire::parse_handshake(&received[len..], false) {
         ParsedHandshake::Message(HandshakeMessage::Proof(_, digest), _) => Some(digest),
         _ => None,
     };
-    assert_eq!(answered.is_some(), unknown.dialled);
-    let greeting = greet(wire::VERSIONS, &Hello { checksums: unknown.checksums, ..hello(9) });
-    let digest = keys::digest(&greeting);
+    assert_eq!(answered.is_some(), input.dialled);
+    let handshake = encode_hello(wire::VERSIONS, &Hello { checksums: input.checksums, ..hello(9) });
+    let digest = keys::digest(&handshake);
     let (challenges, side) =
-        if unknown.dialled { ([theirs, &ours[..]], Role::Dialled) } else { ([&ours[..], theirs], Role::Dialling) };
-    let secret = if unknown.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
+        if input.dialled { ([theirs, &ours[..]], Role::Dialled) } else { ([&ours[..], theirs], Role::Dialling) };
+    let secret = if input.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
     let proof = PreSharedKey::new(secret.to_vec())
         .prove(side, &keys::Transcript { challenges, answered: answered.as_ref(), hello: &digest });
-    net.say_bytes(raw, wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Proof(proof, digest)));
-    net.say_bytes(raw, greeting);
+    net.send_bytes(raw, wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Proof(proof, digest)));
+    net.send_bytes(raw, handshake);
     secret == SECRET
 }
 
 /// A connection that begins with these bytes, or with a part of a handshake and these, on either side and in pieces.
 pub fn greeting(mut bytes: &[u8]) {
-    let unknown = UnknownPeer::read(&mut bytes);
-    let keyed = unknown.key % 4 != 0;
-    let mut sent = greet(wire::VERSIONS, &hello(9));
-    sent.truncate(usize::from(unknown.magic) % (sent.len() + 1));
+    let input = UnknownPeer::read(&mut bytes);
+    let keyed = input.key % 4 != 0;
+    let mut sent = encode_hello(wire::VERSIONS, &hello(9));
+    sent.truncate(usize::from(input.magic) % (sent.len() + 1));
     let head = sent.len();
     sent.extend_from_slice(bytes);
-    if unknown.whole && head == wire::PREAMBLE_LEN {
+    if input.whole && head == wire::PREAMBLE_LEN {
         sent[head - 4..head].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
     }
     allocated();
@@ -131,8 +131,8 @@ pub fn greeting(mut bytes: &[u8]) {
     let mut net = Net::with(vec![(config.clone(), true), (config, true)]);
     net.echo_everywhere();
     let mut own = None;
-    let raw = if unknown.dialled {
-        let peer = net.played_peer(0);
+    let raw = if input.dialled {
+        let peer = net.test_peer(0);
         own = Some(net.call_peer(0, peer, call("x")));
         net.advance(net.settings.delay);
         net.raw_dialled()
@@ -140,14 +140,14 @@ pub fn greeting(mut bytes: &[u8]) {
         net.raw_dial(0)
     };
     let mut proved = !keyed;
-    if matches!(unknown.key % 4, 1 | 2) {
-        proved = prove(&mut net, raw, &unknown);
+    if matches!(input.key % 4, 1 | 2) {
+        proved = prove(&mut net, raw, &input);
         assert!(proved != net.is_shut(raw), "a wrong proof was accepted, or a right one refused");
     }
-    let piece = if unknown.piece == 0 { sent.len().max(1) } else { usize::from(unknown.piece) };
+    let piece = if input.piece == 0 { sent.len().max(1) } else { usize::from(input.piece) };
     for piece in sent.chunks(piece) {
-        net.say_bytes(raw, piece.to_vec());
-        let kept = net.kept(raw);
+        net.send_bytes(raw, piece.to_vec());
+        let kept = net.buffered(raw);
         let most = if proved { wire::PREFIX_LEN + wire::MAX_FRAME } else { UNPROVED };
         assert!(kept <= most, "{kept} bytes are buffered for an unauthenticated peer");
         let open = net.raw_link(raw).and_then(|(_, link)| net.hosts[0].proto.links.get(link)).is_some_and(|link| link.is_open());
@@ -160,7 +160,7 @@ pub fn greeting(mut bytes: &[u8]) {
     let other = net.call(0, 1, call("still there?"));
     net.advance(Duration::from_millis(10));
     assert_eq!(net.hosts[0].body(other), served(b"still there?"));
-    if unknown.hangs_up {
+    if input.hangs_up {
         net.hang_up(raw);
     }
     net.settle();
@@ -222,8 +222,8 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn full_handshake() -> Vec<u8> {
-    let addresses = ["tcp://10.0.9.9:7000", "shm://somebody"].map(|address| address.parse().expect("an address"));
-    greet(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), resumption_token: Some(5), checksums: true, ..hello(9) })
+    let addresses = ["tcp://10.0.9.9:7000", "shm://other"].map(|address| address.parse().expect("an address"));
+    encode_hello(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), resumption_token: Some(5), checksums: true, ..hello(9) })
 }
 
 /// The other handshake messages, and a frame with a checksum of its body.
@@ -239,12 +239,12 @@ fn pieces() -> Vec<u8> {
 }
 
 pub(crate) fn seeds_of_greeting() -> Vec<(&'static str, Vec<u8>)> {
-    let seed = |unknown: UnknownPeer, bytes: &[u8]| [written(&[unknown]), bytes.to_vec()].concat();
+    let seed = |input: UnknownPeer, bytes: &[u8]| [written(&[input]), bytes.to_vec()].concat();
     let plain = UnknownPeer { dialled: false, key: 0, checksums: true, magic: 0, whole: false, piece: 0, hangs_up: true };
     let full = full_handshake();
     let more = [frame(&Message::ResumptionToken { token: 1 }, b""), frame(&Message::Ping, b"")].concat();
     let and_more = [&full[..], &more].concat();
-    let another = greet((7, 9), &hello(1));
+    let another = encode_hello((7, 9), &hello(1));
     vec![
         ("accepted", seed(UnknownPeer { piece: 1, ..plain.clone() }, &full)),
         ("dialled", seed(UnknownPeer { dialled: true, hangs_up: false, ..plain.clone() }, &and_more)),

@@ -46,7 +46,7 @@ fn call_during_connect_timeout_is_unreachable() {
 #[test]
 fn call_to_a_listener_without_handshake_is_unreachable() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let begun = net.now;
     let op = net.call_peer(0, peer, call(pattern(1, 1 << 20)));
     assert!(net.until(10 * SECOND, |net| net.hosts[0].is_done(op)));
@@ -58,16 +58,16 @@ fn call_to_a_listener_without_handshake_is_unreachable() {
 /// A peer that dials and sends nothing, or half a handshake, is disconnected after the connect timeout.
 #[test]
 fn peer_without_complete_handshake_is_disconnected() {
-    let handshake = raw::greet(VERSIONS, &hello(1));
+    let handshake = raw::encode_hello(VERSIONS, &hello(1));
     for sent in [0, 1, 8, 15, 16, handshake.len() - 1] {
         let mut net = Net::new(1);
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, handshake[..sent].to_vec());
+        net.send_bytes(raw, handshake[..sent].to_vec());
         net.advance(config().connect / 2);
         assert!(!net.is_shut(raw));
         net.settle();
         assert!(net.is_shut(raw) && net.hosts[0].proto.links_gone());
-        assert!(net.wires[raw.wire].ends[0].heard.is_empty(), "the accepting side waits for the handshake of its peer");
+        assert!(net.wires[raw.wire].ends[0].received.is_empty(), "the accepting side waits for the handshake of its peer");
         net.end();
     }
 }
@@ -76,7 +76,7 @@ fn peer_without_complete_handshake_is_disconnected() {
 #[test]
 fn listener_that_disconnects_before_handshake_is_unreachable() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let op = net.call_peer(0, peer, call("x"));
     net.advance(SECOND / 10);
     let raw = net.raw_dialled();
@@ -88,23 +88,23 @@ fn listener_that_disconnects_before_handshake_is_unreachable() {
 /// A web server or random bytes: refused at the first byte that differs from a handshake.
 #[test]
 fn foreign_protocol_is_refused_on_either_side() {
-    let mut wrong_tail = raw::greet(VERSIONS, &hello(1));
+    let mut wrong_tail = raw::encode_hello(VERSIONS, &hello(1));
     wrong_tail.truncate(PREAMBLE_LEN + 1);
     wrong_tail[12..16].copy_from_slice(&1u32.to_le_bytes());
-    let mut long = raw::greet(VERSIONS, &hello(1));
+    let mut long = raw::encode_hello(VERSIONS, &hello(1));
     long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     let foreign =
         [b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), b"x".to_vec(), b"calomel\x01".to_vec(), vec![0; 100], wrong_tail, long];
     for bytes in foreign {
         let mut net = Net::new(1);
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, bytes.clone());
+        net.send_bytes(raw, bytes.clone());
         assert!(net.is_shut(raw));
-        let peer = net.played_peer(0);
+        let peer = net.test_peer(0);
         let op = net.call_peer(0, peer, call("x"));
         net.advance(SECOND / 10);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, bytes);
+        net.send_bytes(raw, bytes);
         assert_failed!(net.hosts[0], op, Failure::Unreachable { reason, .. } if reason.contains("not a calomel engine"));
         net.end();
     }
@@ -117,16 +117,16 @@ fn disjoint_versions_are_refused_with_the_peers_versions() {
         let mut net = Net::new(1);
         // It dials: it gets the versions of the host, and is disconnected.
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, raw::greet((low, high), &hello(1)));
+        net.send_bytes(raw, raw::encode_hello((low, high), &hello(1)));
         net.settle();
         assert!(net.is_shut(raw));
-        assert_eq!(net.greeted(raw), HandshakeMessage::Refusal(Refusal::Version));
+        assert_eq!(net.first_handshake_message(raw), HandshakeMessage::Refusal(Refusal::Version));
         // It is dialled: the caller gets its versions.
-        let peer = net.played_peer(0);
+        let peer = net.test_peer(0);
         let op = net.call_peer(0, peer, call("x"));
         net.advance(SECOND / 10);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, raw::greet((low, high), &hello(1)));
+        net.send_bytes(raw, raw::encode_hello((low, high), &hello(1)));
         assert_failed!(net.hosts[0], op, Failure::Version { theirs } if *theirs == (low, high));
         net.end();
     }
@@ -136,13 +136,13 @@ fn disjoint_versions_are_refused_with_the_peers_versions() {
 #[test]
 fn unknown_hello_of_another_version_is_refused_by_version() {
     let mut net = Net::new(1);
-    let mut bytes = raw::greet((9, 9), &hello(1));
+    let mut bytes = raw::encode_hello((9, 9), &hello(1));
     bytes.truncate(PREAMBLE_LEN);
     bytes.extend([0xff; 40]);
     let raw = net.raw_dial(0);
-    net.say_bytes(raw, bytes);
+    net.send_bytes(raw, bytes);
     net.settle();
-    assert!(net.is_shut(raw) && net.greeted(raw) == HandshakeMessage::Refusal(Refusal::Version));
+    assert!(net.is_shut(raw) && net.first_handshake_message(raw) == HandshakeMessage::Refusal(Refusal::Version));
     net.end();
 }
 
@@ -151,7 +151,7 @@ fn unknown_hello_of_another_version_is_refused_by_version() {
 fn overlapping_versions_are_accepted() {
     let mut net = Net::new(1);
     let raw = net.raw_dial(0);
-    net.say_bytes(raw, raw::greet((VERSIONS.0, VERSIONS.1 + 9), &hello(1)));
+    net.send_bytes(raw, raw::encode_hello((VERSIONS.0, VERSIONS.1 + 9), &hello(1)));
     net.settle();
     assert!(!net.is_shut(raw));
     net.end();
@@ -166,7 +166,7 @@ fn hello_with_too_many_addresses_is_refused() {
     let mut net = Net::new(1);
     for (count, taken) in [(16, true), (17, false), (500, false)] {
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, raw::greet(VERSIONS, &many(count)));
+        net.send_bytes(raw, raw::encode_hello(VERSIONS, &many(count)));
         assert_eq!(net.is_shut(raw), !taken, "{count} addresses");
     }
     net.end();
@@ -181,7 +181,7 @@ fn named_address_is_dialled_rather_than_an_announced_one() {
         let mut net = Net::new(1);
         let raw = net.raw_dial(0);
         let sent = Hello { addresses: vec![claimed.clone(), named.clone()], ..hello(1) };
-        net.say_bytes(raw, raw::greet(VERSIONS, &sent));
+        net.send_bytes(raw, raw::encode_hello(VERSIONS, &sent));
         net.hang_up(raw);
         let (now, proto) = (net.now, &mut net.hosts[0].proto);
         let tag = proto.lookup(&named);
@@ -211,7 +211,7 @@ fn disconnected_peers_are_forgotten() {
         let raw = net.raw_dial(0);
         let address = format!("tcp://10.0.9.9:{}", 1 + n % 60_000).parse().unwrap();
         let sent = Hello { addresses: if n % 2 == 0 { vec![address] } else { Vec::new() }, ..hello(0x10_0000 + n) };
-        net.say_bytes(raw, raw::greet(VERSIONS, &sent));
+        net.send_bytes(raw, raw::encode_hello(VERSIONS, &sent));
         net.hang_up(raw);
         net.wires.clear();
         net.hosts[0].wires.clear();
@@ -236,7 +236,7 @@ fn old_incarnations_of_a_peer_are_forgotten() {
     for n in 0..1000u64 {
         let raw = net.raw_dial(0);
         let sent = Hello { addresses: vec!["tcp://10.0.9.9:7000".parse().unwrap()], ..hello(0x10_0000 + n) };
-        net.say_bytes(raw, raw::greet(VERSIONS, &sent));
+        net.send_bytes(raw, raw::encode_hello(VERSIONS, &sent));
         net.hang_up(raw);
     }
     let remembered = net.hosts[0].proto.by_incarnation.len();

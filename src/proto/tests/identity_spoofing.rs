@@ -31,7 +31,7 @@ fn scene() -> (Net, Mem, PeerId) {
 fn claim(net: &mut Net, incarnation: u64, token: Option<u128>) -> Raw {
     let raw = net.raw_dial(0);
     let hello = Hello { resumption_token: token, addresses: vec!["tcp://10.0.0.2:7000".parse().unwrap()], ..hello(incarnation) };
-    net.say_bytes(raw, super::raw::connect_at(wire::VERSIONS, &hello));
+    net.send_bytes(raw, super::raw::encode_hello(wire::VERSIONS, &hello));
     net.advance(SECOND / 100);
     raw
 }
@@ -39,7 +39,7 @@ fn claim(net: &mut Net, incarnation: u64, token: Option<u128>) -> Raw {
 /// The resumption token that the owner issued on a connection.
 fn token(net: &Net, raw: Raw) -> Option<u128> {
     let mut token = None;
-    net.each_heard(raw, |message| {
+    net.for_each_received(raw, |message| {
         if let Message::ResumptionToken { token: issued } = message {
             token = Some(*issued);
         }
@@ -53,10 +53,10 @@ fn token(net: &Net, raw: Raw) -> Option<u128> {
 fn assert_denied(net: &mut Net, raw: Raw) {
     let range = |transfer| Range { transfer, owner: net.hosts[0].incarnation, token: TOKEN.to_le_bytes(), offset: 0, len: 100 };
     let (pull, push) = (Message::Pull(range(1)), Message::Push(range(2)));
-    net.say(raw, &pull, b"");
-    net.say(raw, &push, b"");
+    net.send_message(raw, &pull, b"");
+    net.send_message(raw, &push, b"");
     let mut denied = Vec::new();
-    net.each_heard(raw, |message| match message {
+    net.for_each_received(raw, |message| match message {
         Message::Done { transfer, status: Status::AccessDenied(reason) } => {
             assert_eq!(reason, "the memory is exposed to another peer");
             denied.push(*transfer);
@@ -145,13 +145,13 @@ fn successor_at_the_peers_address_is_denied() {
 fn claimed_incarnation_at_the_peers_address_is_denied() {
     for genuine in [false, true] {
         let mut net = Net::new(1);
-        let peer = net.played_peer(0);
+        let peer = net.test_peer(0);
         let connect_at = |net: &mut Net, token| {
             net.call_peer(0, peer, call("connects"));
             net.advance(SECOND / 100);
             let raw = net.raw_dialled();
             let hello = Hello { resumption_token: token, ..hello(77) };
-            net.say_bytes(raw, super::raw::connect_at(wire::VERSIONS, &hello));
+            net.send_bytes(raw, super::raw::encode_hello(wire::VERSIONS, &hello));
             raw
         };
         let met = connect_at(&mut net, None);
@@ -163,9 +163,9 @@ fn claimed_incarnation_at_the_peers_address_is_denied() {
         assert_ne!(again.wire, met.wire);
         if genuine {
             let range = Range { transfer: 1, owner: net.hosts[0].incarnation, token: TOKEN.to_le_bytes(), offset: 0, len: 100 };
-            net.say(again, &Message::Pull(range), b"");
+            net.send_message(again, &Message::Pull(range), b"");
             let mut sent = 0;
-            net.each_heard(again, |message| sent += if let Message::Data { len, .. } = message { *len } else { 0 });
+            net.for_each_received(again, |message| sent += if let Message::Data { len, .. } = message { *len } else { 0 });
             assert_eq!(sent, 100);
         } else {
             assert_denied(&mut net, again);

@@ -31,7 +31,7 @@ fn keyed() -> Net {
 /// Sends a handshake message of the adversary, and returns its bytes.
 fn send_handshake(net: &mut Net, raw: Raw, sent: &HandshakeMessage) -> Vec<u8> {
     let bytes = wire::encode_handshake(VERSIONS, sent);
-    net.say_bytes(raw, bytes.clone());
+    net.send_bytes(raw, bytes.clone());
     bytes
 }
 
@@ -41,7 +41,7 @@ fn received_handshake(net: &Net, raw: Raw) -> Vec<(HandshakeMessage, Vec<u8>)> {
 }
 
 fn received_handshake_at(net: &Net, raw: Raw, side: usize) -> Vec<(HandshakeMessage, Vec<u8>)> {
-    let mut bytes = &net.wires[raw.wire].ends[side].received_handshake[..];
+    let mut bytes = &net.wires[raw.wire].ends[side].received[..];
     let mut pieces = Vec::new();
     while let ParsedHandshake::Message(sent, len) = wire::parse_handshake(bytes, true) {
         pieces.push((sent, bytes[..len].to_vec()));
@@ -96,7 +96,7 @@ fn messages_without_proof_end_the_connection() {
         let mut net = keyed();
         allocated();
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, sent);
+        net.send_bytes(raw, sent);
         net.settle();
         assert!(net.is_shut(raw));
         for (sent, _) in received_handshake(&net, raw) {
@@ -108,7 +108,7 @@ fn messages_without_proof_end_the_connection() {
     }
 }
 
-/// A guess is one of 2^256, and each costs a connection.
+/// A guess has one chance in 2^256, and each guess costs a connection.
 #[test]
 fn guessed_proof_is_refused() {
     let mut net = keyed();
@@ -133,14 +133,14 @@ fn replayed_handshake_is_refused() {
     net.settle();
     assert_eq!(net.hosts[0].body(op), served(b"secret"));
     let wire = net.wire(0, 1);
-    let sent: Vec<Vec<u8>> = [0, 1].map(|side| net.wires[wire].ends[side].received_handshake.clone()).into();
+    let sent: Vec<Vec<u8>> = [0, 1].map(|side| net.wires[wire].ends[side].received.clone()).into();
     for sent in sent {
         for at_once in [true, false] {
             let raw = net.raw_dial(1);
             if at_once {
-                net.say_bytes(raw, sent.clone());
+                net.send_bytes(raw, sent.clone());
             } else {
-                sent.chunks(53).for_each(|piece| net.say_bytes(raw, piece.to_vec()));
+                sent.chunks(53).for_each(|piece| net.send_bytes(raw, piece.to_vec()));
             }
             net.settle();
             assert!(net.is_shut(raw));
@@ -165,17 +165,17 @@ fn reflected_proof_is_refused() {
     send_handshake(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
     let (challenge, _) = received_handshake(&net, raw)[0].clone();
     // It dials, and receives its own challenge of the other connection, then its own proof.
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let op = net.call_peer(0, peer, call("x"));
     net.advance(Duration::from_millis(1));
     let dialled = net.raw_dialled();
-    net.say_bytes(dialled, wire::encode_handshake(VERSIONS, &challenge));
+    net.send_bytes(dialled, wire::encode_handshake(VERSIONS, &challenge));
     let own: Vec<u8> = received_handshake_at(&net, dialled, 1).into_iter().skip(1).flat_map(|(_, bytes)| bytes).collect();
     assert!(!own.is_empty(), "the dialling side sends its proof first");
-    net.say_bytes(dialled, own.clone());
+    net.send_bytes(dialled, own.clone());
     assert_failed!(net.hosts[0], op, Failure::Unauthorized { .. });
     // And on the connection that it accepted.
-    net.say_bytes(raw, own);
+    net.send_bytes(raw, own);
     assert!(net.is_shut(raw));
     net.settle();
     net.end();
@@ -209,7 +209,7 @@ fn peer_with_incomplete_proof_is_disconnected() {
     let mut net = keyed();
     let raw = net.raw_dial(0);
     send_handshake(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
-    net.say_bytes(raw, wire::encode_handshake(VERSIONS, &HandshakeMessage::Proof([0; 32], [0; 32]))[..60].to_vec());
+    net.send_bytes(raw, wire::encode_handshake(VERSIONS, &HandshakeMessage::Proof([0; 32], [0; 32]))[..60].to_vec());
     assert!(!net.is_shut(raw));
     net.settle();
     assert!(net.is_shut(raw) && net.hosts[0].proto.links_gone());

@@ -175,7 +175,7 @@ fn revocation_of_a_bulk_forwarded_in_a_circle_stops() {
             let to = (from + 1) % hosts;
             held.push((to, send_bulks(&mut net, from, to, &[from as u32])));
         }
-        // And back and forth between the last two.
+        // Also back and forth between the last two hosts.
         held.push((hosts - 2, send_bulks(&mut net, hosts - 1, hosts - 2, &[77])));
         net.revoke(0, TOKEN);
         net.advance(Duration::from_secs(1));

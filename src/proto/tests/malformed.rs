@@ -75,23 +75,23 @@ fn messages_about_unknown_operations_are_ignored() {
     for id in [0, 1, 1 << 32, 1 << 32 | 1, u64::MAX, 0x1_0000_0001] {
         for stream in STREAMS {
             for (offset, len) in [(0, 0), (0, 5), (77, CHUNK), (u64::MAX, 3)] {
-                net.say_bytes(raw, data(stream, id, offset, &vec![7; len]));
+                net.send_bytes(raw, data(stream, id, offset, &vec![7; len]));
             }
         }
-        net.say(raw, &Message::Done { transfer: id, status: Status::Ok }, b"");
-        net.say(raw, &Message::Done { transfer: id, status: Status::Revoked }, b"");
-        net.say(raw, &Message::Refuse { call: id, status: Status::NoResponse }, b"");
-        net.say(raw, &Message::Cancel { call: id }, b"");
-        net.say(raw, &Message::Abort { transfer: id, push: true }, b"");
-        net.say(raw, &Message::Abort { transfer: id, push: false }, b"");
-        net.say(raw, &Message::Revoked { token: u128::from(id).to_le_bytes() }, b"");
+        net.send_message(raw, &Message::Done { transfer: id, status: Status::Ok }, b"");
+        net.send_message(raw, &Message::Done { transfer: id, status: Status::Revoked }, b"");
+        net.send_message(raw, &Message::Refuse { call: id, status: Status::NoResponse }, b"");
+        net.send_message(raw, &Message::Cancel { call: id }, b"");
+        net.send_message(raw, &Message::Abort { transfer: id, push: true }, b"");
+        net.send_message(raw, &Message::Abort { transfer: id, push: false }, b"");
+        net.send_message(raw, &Message::Revoked { token: u128::from(id).to_le_bytes() }, b"");
         for count in [0, 1, u32::MAX] {
             let leases = LeaseRange { first: id, count };
-            net.say(raw, &Message::Release(leases), b"");
+            net.send_message(raw, &Message::Release(leases), b"");
             let answer = Message::Response { call: id, result: 0, shape: BorrowedBytes(b"?"), leases, size: 3 };
-            net.say(raw, &answer, b"abc");
+            net.send_message(raw, &answer, b"abc");
         }
-        net.say(raw, &Message::Pong, b"");
+        net.send_message(raw, &Message::Pong, b"");
     }
     assert!(!net.is_shut(raw));
     assert_eq!(allocated().1, 0);
@@ -150,12 +150,12 @@ fn protocol_violation_ends_the_connection() {
         net.hosts[0].echo = false;
         let far = net.expose(0, TOKEN, vec![9; 1000], true, true);
         // Things in progress: a request, another that is arriving, and a push.
-        net.say(raw, &request(1, 0), b"");
-        net.say(raw, &request(2, 100), b"");
+        net.send_message(raw, &request(1, 0), b"");
+        net.send_message(raw, &request(2, 100), b"");
         let begun = Message::Push(range(&net, 3, 10));
-        net.say(raw, &begun, b"");
+        net.send_message(raw, &begun, b"");
         assert!(!net.is_shut(raw));
-        net.say_bytes(raw, bytes);
+        net.send_bytes(raw, bytes);
         assert!(net.is_shut(raw), "{what}");
         let known = net.hosts[0].take().request;
         assert!(net.hosts[0].cancelled.contains(&known), "{what}: what was in progress is over");
@@ -175,10 +175,10 @@ fn number_declared_twice_ends_the_connection() {
     for name in ["echo", "other"] {
         let (mut net, raw) = scene();
         net.hosts[0].echo = true;
-        net.say(raw, &declaring(6, 9, Some("echo")), b"");
-        net.say(raw, &declaring(7, 9, None), b"");
+        net.send_message(raw, &declaring(6, 9, Some("echo")), b"");
+        net.send_message(raw, &declaring(7, 9, None), b"");
         assert!(!net.is_shut(raw));
-        net.say(raw, &declaring(8, 9, Some(name)), b"");
+        net.send_message(raw, &declaring(8, 9, Some(name)), b"");
         assert!(net.is_shut(raw));
         unharmed(net, raw);
     }
@@ -189,8 +189,8 @@ fn push_started_twice_ends_the_connection() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 1000], true, true);
     let begun = Message::Push(range(&net, 3, 10));
-    net.say(raw, &begun, b"");
-    net.say(raw, &begun, b"");
+    net.send_message(raw, &begun, b"");
+    net.send_message(raw, &begun, b"");
     assert!(net.is_shut(raw));
     net.revoke(0, TOKEN);
     unharmed(net, raw);
@@ -205,11 +205,11 @@ fn declaration_beyond_the_limit_ends_the_connection() {
     for number in 1..MAX_DECLARATIONS as u32 + 2 {
         wire::put(&mut bytes, &declaring(number.into(), number, Some("n")), b"", false);
         if number as usize == MAX_DECLARATIONS {
-            net.say_bytes(raw, std::mem::take(&mut bytes));
+            net.send_bytes(raw, std::mem::take(&mut bytes));
             assert!(!net.is_shut(raw));
         }
     }
-    net.say_bytes(raw, bytes);
+    net.send_bytes(raw, bytes);
     assert!(net.is_shut(raw));
     unharmed(net, raw);
 }
@@ -240,7 +240,7 @@ fn message_about_another_peers_operation_has_no_effect() {
     bytes.extend(data(Stream::Pull, pull_id, 0, &[66; 1000]));
     bytes.extend(data(Stream::Response, call_id, 0, b"lie"));
     net.settings.delay = Duration::ZERO;
-    net.say_bytes(raw, bytes);
+    net.send_bytes(raw, bytes);
     assert!(!net.hosts[0].is_done(op) && !net.hosts[0].is_done(pull), "ended by another peer");
     assert_eq!(near.bytes(), [0; 1000]);
     net.settle_until_served(1);
@@ -262,20 +262,20 @@ fn payload_sent_before_its_operation_is_discarded() {
         net.settle();
         let OperationId::Transfer(id) = net.hosts[0].ids[&first] else { unreachable!() };
         let guess = wire_id(id) + (2 << 32);
-        let peer = net.played_peer(0);
+        let peer = net.test_peer(0);
         let raw = if from_another_peer {
             net.raw_peer(0, 50)
         } else {
             let opens = net.call_peer(0, peer, TestCall { one_way: true, ..call("x") });
             net.advance(net.settings.delay);
             let raw = net.raw_dialled();
-            net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));
+            net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(50)));
             assert!(net.hosts[0].is_done(opens));
             raw
         };
         let mut bytes = data(Stream::Pull, guess, 0, &[66; 1000]);
         let last = bytes.pop().unwrap();
-        net.say_bytes(raw, bytes);
+        net.send_bytes(raw, bytes);
         let near = Mem::new(vec![0; 1000]);
         let pull = if from_another_peer {
             net.pull(0, 1, TOKEN, 0, &near)
@@ -286,12 +286,12 @@ fn payload_sent_before_its_operation_is_discarded() {
         let OperationId::Transfer(id) = net.hosts[0].ids[&pull] else { unreachable!() };
         assert_eq!(wire_id(id), guess, "the guessed number is wrong");
         net.settings.delay = Duration::ZERO;
-        net.say_bytes(raw, vec![last]);
+        net.send_bytes(raw, vec![last]);
         assert!(!net.hosts[0].is_done(pull), "done, though nothing was transferred");
         net.settings.delay = Duration::from_micros(50);
         net.settle();
         if from_another_peer {
-            assert!(matches!(net.hosts[0].outcome(pull), Some(TestOutcome::Moved(1000))));
+            assert!(matches!(net.hosts[0].outcome(pull), Some(TestOutcome::Transferred(1000))));
             assert_eq!(near.bytes(), [7; 1000]);
         } else {
             assert_failed!(net.hosts[0], pull, Failure::Timeout | Failure::Disconnected { .. });
@@ -308,12 +308,12 @@ fn stalled_transfers_of_revoked_memory_end() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 4 << 20], true, true);
     let push = Message::Push(range(&net, 3, 1000));
-    net.say(raw, &push, b"");
+    net.send_message(raw, &push, b"");
     assert_eq!(net.hosts[0].left("incoming pushes"), 1);
     let pull = Message::Pull(range(&net, 4, 4 << 20));
     net.settings.piece = 1000;
     net.settings.pace = SECOND / 10;
-    net.say(raw, &pull, b"");
+    net.send_message(raw, &pull, b"");
     assert_eq!(net.hosts[0].left("streams"), 1);
     net.revoke(0, TOKEN);
     assert_eq!(net.hosts[0].left("incoming pushes") + net.hosts[0].left("streams"), 0);
@@ -321,7 +321,7 @@ fn stalled_transfers_of_revoked_memory_end() {
     net.settings.pace = Duration::ZERO;
     net.advance(SECOND);
     let mut revoked = Vec::new();
-    net.each_heard(raw, |message| {
+    net.for_each_received(raw, |message| {
         if let Message::Done { transfer, status: Status::Revoked } = message {
             revoked.push(*transfer);
         }

@@ -364,11 +364,11 @@ fn peer_that_exceeds_its_credit_is_disconnected() {
         let mut net = Net::pair();
         let raw = net.raw_peer(0, 9);
         for call in 0..fits as u64 {
-            net.say_bytes(raw, raw_notice(call, len));
+            net.send_bytes(raw, raw_notice(call, len));
         }
         assert!(!net.is_shut(raw));
         assert_eq!(net.hosts[0].inbox.len(), fits);
-        net.say_bytes(raw, raw_notice(fits as u64, len));
+        net.send_bytes(raw, raw_notice(fits as u64, len));
         assert!(net.is_shut(raw), "{len} bytes");
         // Calls within the credit are handled.
         assert_eq!(net.hosts[0].proto.requests(), fits);
@@ -406,7 +406,7 @@ fn credit_grows_within_the_limits() {
     }
 }
 
-/// A peer can't pile up one-way calls by connecting again and again.
+/// A peer can't pile up one-way calls by reconnecting.
 #[test]
 fn one_way_calls_left_by_disconnected_peers_are_bounded() {
     let mut net = Net::with(vec![(Config { limits: PeerLimits { requests: 100, ..limits() }, ..config() }, true)]);
@@ -417,7 +417,7 @@ fn one_way_calls_left_by_disconnected_peers_are_bounded() {
             refused += 1;
             continue;
         }
-        (0..LEAST.calls.into()).for_each(|call| net.say_bytes(raw, raw_notice(call, 10)));
+        (0..LEAST.calls.into()).for_each(|call| net.send_bytes(raw, raw_notice(call, 10)));
         net.cut(raw.wire);
     }
     assert!(refused > 10);
@@ -434,7 +434,7 @@ fn one_way_calls_left_by_disconnected_peers_are_bounded() {
 fn values_of_calls_left_by_disconnected_peers_are_accounted() {
     let mut net = Net::with(vec![(Config { limits: PeerLimits { requests: 100, ..limits() }, ..config() }, true)]);
     let raw = net.raw_peer(0, 100);
-    (0..3).for_each(|call| net.say_bytes(raw, raw_notice(call, 10)));
+    (0..3).for_each(|call| net.send_bytes(raw, raw_notice(call, 10)));
     let [less, more, same] = [0, 1, 2].map(|at| net.hosts[0].inbox[at].request);
     let count = |net: &mut Net, request, memory| {
         net.with_host(0, |host| host.proto.count_values(request, memory).unwrap());

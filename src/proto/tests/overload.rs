@@ -31,7 +31,9 @@ fn requests(numbers: std::ops::Range<u64>, size: usize) -> Vec<u8> {
 
 fn refusals(net: &Net, raw: Raw) -> usize {
     let mut count = 0;
-    net.each_heard(raw, |message| count += usize::from(matches!(message, Message::Refuse { status: Status::Busy(_), .. })));
+    net.for_each_received(raw, |message| {
+        count += usize::from(matches!(message, Message::Refuse { status: Status::Busy(_), .. }))
+    });
     count
 }
 
@@ -120,7 +122,7 @@ fn caller_that_does_not_read_is_refused_then_disconnected() {
         let mut sent = 0;
         while !net.is_shut(raw) {
             // Bodies of 20,000 bytes are answered with streams.
-            net.say_bytes(raw, requests(sent..sent + 100, size));
+            net.send_bytes(raw, requests(sent..sent + 100, size));
             sent += 100;
             for account in net.hosts[0].proto.links.values().map(|link| &link.account) {
                 assert!(account.answers <= 200_000, "{} bytes of answers wait", account.answers);
@@ -133,7 +135,7 @@ fn caller_that_does_not_read_is_refused_then_disconnected() {
                 net.read(raw, true);
                 net.advance(SECOND);
                 let before = refusals(&net, raw);
-                net.say_bytes(raw, requests(sent..sent + 5, size));
+                net.send_bytes(raw, requests(sent..sent + 5, size));
                 net.advance(SECOND);
                 assert_eq!(refusals(&net, raw), before);
                 sent += 5;
@@ -152,7 +154,7 @@ fn unread_responses_beyond_the_limit_are_refused() {
     let mut net = net_with(PeerLimits { peer_bytes: 1_000_000, ..limits() }, 0);
     let raw = net.raw_peer(0, 9);
     net.read(raw, false);
-    net.say_bytes(raw, requests(0..20, 10));
+    net.send_bytes(raw, requests(0..20, 10));
     let mut refused = 0;
     for number in 0..20 {
         let arrived = net.hosts[0].take();
@@ -222,10 +224,10 @@ fn flooding_peer_that_does_not_read_is_disconnected() {
         let mut rounds = 0;
         while !net.is_shut(raw) {
             // Messages about unknown operations have no effect.
-            net.say_bytes(raw, frame(&Message::Cancel { call: 77 }, b""));
-            net.say_bytes(raw, frame(&Message::Abort { transfer: 77, push: false }, b""));
-            net.say_bytes(raw, frame(&Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }, b""));
-            net.say_bytes(raw, many.clone());
+            net.send_bytes(raw, frame(&Message::Cancel { call: 77 }, b""));
+            net.send_bytes(raw, frame(&Message::Abort { transfer: 77, push: false }, b""));
+            net.send_bytes(raw, frame(&Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }, b""));
+            net.send_bytes(raw, many.clone());
             rounds += 1;
             assert!(rounds < 100, "the peer is never disconnected");
         }
@@ -269,7 +271,7 @@ fn responses_with_bulks_never_released_are_refused() {
     let mut call = 0;
     let mut given = |net: &mut Net| {
         call += 1;
-        net.say(raw, &request(call, 0), b"");
+        net.send_message(raw, &request(call, 0), b"");
         if net.hosts[0].inbox.is_empty() {
             return false;
         }
@@ -291,7 +293,7 @@ fn responses_with_bulks_never_released_are_refused() {
     assert!((1000..most).contains(&got), "{got} of {most}");
     assert!(refusals(&net, raw) > 0);
     assert!(!net.is_shut(raw));
-    net.say(raw, &Message::Release(LeaseRange { first: 0, count: got as u32 }), b"");
+    net.send_message(raw, &Message::Release(LeaseRange { first: 0, count: got as u32 }), b"");
     assert!(given(&mut net));
     net.hang_up(raw);
     net.end();
@@ -303,13 +305,13 @@ fn unread_replies_beyond_the_peers_bound_end_the_connection() {
     let mut net = net_with(limits(), 0);
     let raw = net.raw_peer(0, 9);
     net.read(raw, false);
-    net.say(raw, &Message::Ping, b"");
+    net.send_message(raw, &Message::Ping, b"");
     // Sets the account, instead of sending that many pings.
     net.hosts[0].proto.links.values_mut().for_each(|link| link.account.control = MAX_CONTROL_BYTES - 30);
-    net.say(raw, &Message::Ping, b"");
-    net.say(raw, &Message::Ping, b"");
+    net.send_message(raw, &Message::Ping, b"");
+    net.send_message(raw, &Message::Ping, b"");
     assert!(!net.is_shut(raw));
-    net.say(raw, &Message::Ping, b"");
+    net.send_message(raw, &Message::Ping, b"");
     assert!(net.is_shut(raw));
     net.end();
 }
@@ -321,7 +323,7 @@ fn flooding_peer_that_reads_stays_connected() {
     let raw = net.raw_peer(0, 9);
     let pings = frame(&Message::Ping, b"").repeat(10_000);
     for _ in 0..40 {
-        net.say_bytes(raw, pings.clone());
+        net.send_bytes(raw, pings.clone());
         net.advance(MOMENT);
     }
     assert!(!net.is_shut(raw));
@@ -340,7 +342,7 @@ fn transfers_beyond_the_peers_limit_are_refused_with_busy() {
         let ops: Vec<_> = parts.iter().map(|part| net.transfer(1, 0, pull, (TOKEN, 0), part)).collect();
         net.settle();
         let refused = ops.iter().filter(|op| match net.hosts[1].outcome(**op) {
-            Some(super::host::TestOutcome::Moved(n)) => {
+            Some(super::host::TestOutcome::Transferred(n)) => {
                 assert_eq!(*n, 2 << 20);
                 false
             }
@@ -353,7 +355,7 @@ fn transfers_beyond_the_peers_limit_are_refused_with_busy() {
         assert_eq!(refused.count(), 3);
         let again = net.transfer(1, 0, pull, (TOKEN, 0), &parts[0]);
         net.settle();
-        assert!(matches!(net.hosts[1].outcome(again), Some(super::host::TestOutcome::Moved(_))));
+        assert!(matches!(net.hosts[1].outcome(again), Some(super::host::TestOutcome::Transferred(_))));
         net.revoke(0, TOKEN);
         net.end();
     }
@@ -369,18 +371,18 @@ fn unread_pulls_beyond_the_limit_are_refused() {
     net.read(raw, false);
     let pull = |transfer| Range { transfer, owner, token: TOKEN.to_le_bytes(), offset: 0, len: 1 << 20 };
     for number in 0..1000 {
-        net.say(raw, &Message::Pull(pull(number)), b"");
+        net.send_message(raw, &Message::Pull(pull(number)), b"");
     }
     assert_eq!(net.hosts[0].left("pulls of the peer"), 50);
     assert_eq!(net.hosts[0].proto.limited().transfers, 950);
     // Aborted pulls make room; the same number twice is a protocol violation.
     for transfer in 0..1000 {
-        net.say(raw, &Message::Abort { transfer, push: false }, b"");
+        net.send_message(raw, &Message::Abort { transfer, push: false }, b"");
     }
     assert_eq!(net.hosts[0].left("pulls of the peer"), 0);
-    net.say(raw, &Message::Pull(pull(1)), b"");
+    net.send_message(raw, &Message::Pull(pull(1)), b"");
     assert!(!net.is_shut(raw));
-    net.say(raw, &Message::Pull(pull(1)), b"");
+    net.send_message(raw, &Message::Pull(pull(1)), b"");
     assert!(net.is_shut(raw));
     net.revoke(0, TOKEN);
     net.end();
@@ -391,12 +393,12 @@ fn unread_pulls_beyond_the_limit_are_refused() {
 fn connections_without_handshake_beyond_the_limit_are_closed() {
     let mut net = net_with(PeerLimits { handshakes: 20, ..limits() }, 1);
     net.hosts[0].echo = true;
-    let half = &raw::greet(wire::VERSIONS, &raw::hello(9))[..20];
+    let half = &raw::encode_hello(wire::VERSIONS, &raw::hello(9))[..20];
     let mut slow: Vec<Raw> = Vec::new();
     for number in 0..200 {
         let raw = net.raw_dial(0);
         if number % 2 == 0 {
-            net.say_bytes(raw, half.to_vec());
+            net.send_bytes(raw, half.to_vec());
         }
         slow.push(raw);
         if number == 100 {
@@ -427,7 +429,7 @@ fn connection_beyond_the_limit_is_refused() {
     net.advance(10 * MOMENT);
     assert_failed!(net.hosts[3], op, Failure::Unreachable { reason, .. } if reason.contains("connections"));
     assert_eq!(net.hosts[0].proto.limited().connections, 1);
-    // The connection of host 1 is lost, and this engine does not know.
+    // The connection of host 1 is lost, and host 0 is not notified.
     let wire = net.wire(1, 0);
     net.cut_at(wire, 0);
     let op = net.call(1, 0, call("again"));
@@ -456,12 +458,12 @@ fn peer_that_stalls_within_a_frame_is_disconnected() {
     assert!(!net.is_shut(raw));
     let whole = requests(1..2, 1000);
     let begun = net.now;
-    net.say_bytes(raw, whole[..500].to_vec());
+    net.send_bytes(raw, whole[..500].to_vec());
     assert!(net.until(10 * config().peer_timeout, |net| net.is_shut(raw)));
     assert!(net.now - begun >= config().peer_timeout && net.now - begun < 2 * config().peer_timeout);
     // The same holds for a payload of an unknown operation.
     let raw = net.raw_peer(0, 9);
-    net.say(raw, &Message::Data { stream: Stream::Pull, id: 1, offset: 0, len: 1000 }, b"");
+    net.send_message(raw, &Message::Data { stream: Stream::Pull, id: 1, offset: 0, len: 1000 }, b"");
     assert!(net.until(10 * config().peer_timeout, |net| net.is_shut(raw)));
     net.end();
 }
@@ -474,7 +476,7 @@ fn frames_in_pieces_are_accounted_once() {
         let mut net = net_with(PeerLimits { peer_bytes: 4 * SIZE + SIZE / 2, ..limits() }, 0);
         let raw = net.raw_peer(0, 9);
         for part in requests(1..7, SIZE).chunks(piece) {
-            net.say_bytes(raw, part.to_vec());
+            net.send_bytes(raw, part.to_vec());
         }
         assert_eq!((net.hosts[0].inbox.len(), refusals(&net, raw)), (4, 2), "in pieces of {piece}");
         net.settle_until_served(0);
@@ -490,7 +492,7 @@ fn incomplete_frames_beyond_the_limit_end_connections() {
     let half = &frame(&request(1, MAX_FRAME as u64 - 100), &vec![0; MAX_FRAME - 100])[..MAX_FRAME - 200];
     let raws: Vec<Raw> = (0..100).map(|number| net.raw_peer(0, 9 + number)).collect();
     for raw in &raws {
-        net.say_bytes(*raw, half.to_vec());
+        net.send_bytes(*raw, half.to_vec());
         let held: usize = net.wires.iter().map(|wire| wire.ends[1].receiving.partial.len()).sum();
         assert!(held <= 11 << 20, "{held} bytes");
     }
@@ -508,7 +510,7 @@ fn requests_of_disconnected_peers_count_against_the_limit() {
     let mut net = net_with(PeerLimits { requests: 100, bytes: 150_000, ..limits() }, 1);
     for round in 0..20 {
         let raw = net.raw_peer(0, 9 + round);
-        net.say_bytes(raw, requests(0..200, 1_000));
+        net.send_bytes(raw, requests(0..200, 1_000));
         net.hang_up(raw);
     }
     let here = net.hosts[0].inbox.len();
@@ -536,7 +538,7 @@ fn declarations_beyond_the_byte_limit_end_the_connection() {
     let mut declared = 0;
     for number in 0..20_000 {
         let message = declaring(number + 1, number as u32 + 1, Some(&name));
-        net.say(raw, &message, b"");
+        net.send_message(raw, &message, b"");
         if net.is_shut(raw) {
             break;
         }
@@ -548,7 +550,7 @@ fn declarations_beyond_the_byte_limit_end_the_connection() {
 
 #[test]
 fn exposure_beyond_the_limit_is_refused() {
-    let mut net = net_with(PeerLimits { exposure_beyond_the_limit_is_refused: 3, ..limits() }, 0);
+    let mut net = net_with(PeerLimits { exposures: 3, ..limits() }, 0);
     for token in 0..3 {
         assert!(net.hosts[0].proto.admit_exposure().is_ok());
         net.expose(0, token, vec![1], true, true);
@@ -572,7 +574,7 @@ fn closed_connections_leave_no_timers() {
     for number in 0..100 {
         let raw = if number % 2 == 0 { net.raw_dial(0) } else { net.raw_peer(0, 9 + number) };
         if number % 4 == 1 {
-            net.say_bytes(raw, requests(0..1, 10));
+            net.send_bytes(raw, requests(0..1, 10));
         }
         net.hang_up(raw);
     }

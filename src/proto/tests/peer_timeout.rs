@@ -126,7 +126,7 @@ fn slow_transfer_does_not_time_out() {
         let op = net.transfer(0, 1, pull, (TOKEN, 0), &near);
         net.settle();
         match net.hosts[0].outcome(op) {
-            Some(super::host::TestOutcome::Moved(len)) => assert_eq!(*len, source.len()),
+            Some(super::host::TestOutcome::Transferred(len)) => assert_eq!(*len, source.len()),
             other => panic!("pull: {pull}, disconnected though bytes arrived: {other:?}"),
         }
         assert!(near.bytes() == far.bytes());

@@ -33,11 +33,11 @@ fn scene() -> RandomBytesScene {
     net.hosts[1].echo = true;
     let own = net.expose(0, TOKEN, vec![1; 600 << 10], true, true);
     let secret = net.expose(0, TOKEN + 1, vec![2; 1000], true, true);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let mut ops = vec![net.call_peer(0, peer, call("x"))];
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
-    net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(7)));
+    net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(7)));
     ops.push(net.call_peer(0, peer, call(vec![1; 50_000])));
     for pull in [true, false] {
         let remote = super::Remote { peer, owner: 7, token: 1, offset: 0, keys: None };
@@ -55,11 +55,11 @@ fn scene() -> RandomBytesScene {
 
 impl RandomBytesScene {
     /// Sends bytes to the host, at once or in pieces.
-    fn say(&mut self, random: &mut Random, bytes: &[u8]) {
+    fn send_message(&mut self, random: &mut Random, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let n = if random.once_in(2) { rest.len() } else { 1 + random.below(rest.len()) };
-            self.net.say_bytes(self.raw, rest[..n].to_vec());
+            self.net.send_bytes(self.raw, rest[..n].to_vec());
             rest = &rest[n..];
         }
         for arrived in std::mem::take(&mut self.net.hosts[0].inbox) {
@@ -95,11 +95,11 @@ proptest! {
     #[test]
     fn random_bytes_leave_the_host_working(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..500)) {
         let mut scene = scene();
-        scene.say(&mut Random(seed), &bytes);
+        scene.send_message(&mut Random(seed), &bytes);
         scene.check();
     }
 
-    /// Random content behind a length; the rest of the frame's prefix is random, too.
+    /// Random bytes behind their length in four bytes.
     #[test]
     fn random_frames_leave_the_host_working(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
         let mut scene = scene();
@@ -107,7 +107,7 @@ proptest! {
         for inside in frames {
             let mut bytes = (inside.len() as u32).to_le_bytes().to_vec();
             bytes.extend_from_slice(&inside);
-            scene.say(&mut random, &bytes);
+            scene.send_message(&mut random, &bytes);
         }
         scene.check();
     }
@@ -134,7 +134,7 @@ proptest! {
                 break;
             }
         }
-        scene.say(&mut random, &bytes);
+        scene.send_message(&mut random, &bytes);
         scene.check();
     }
 
@@ -160,7 +160,7 @@ proptest! {
             if random.once_in(8) {
                 bytes.extend_from_slice(&last);
             }
-            scene.say(&mut random, &bytes);
+            scene.send_message(&mut random, &bytes);
             last = bytes;
             if random.once_in(20) {
                 scene.net.advance(config().peer_timeout / 4);
@@ -176,10 +176,10 @@ proptest! {
         let mut random = Random(seed);
         scene.net.hang_up(scene.raw);
         scene.raw = scene.net.raw_dial(0);
-        let mut sent = raw::greet(wire::VERSIONS, &hello(9));
+        let mut sent = raw::encode_hello(wire::VERSIONS, &hello(9));
         sent.truncate(kept);
         sent.extend_from_slice(&bytes);
-        scene.say(&mut random, &sent);
+        scene.send_message(&mut random, &sent);
         scene.check();
     }
 }

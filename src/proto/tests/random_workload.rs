@@ -320,12 +320,12 @@ impl ExpectedResult {
                 assert!(*answer == served(&body(*number, *len)), "the response is corrupt");
                 "answered"
             }
-            (ExpectedResult::Pull { near, expected }, Some(TestOutcome::Moved(len))) => {
+            (ExpectedResult::Pull { near, expected }, Some(TestOutcome::Transferred(len))) => {
                 assert_eq!(*len, expected.len());
                 assert!(near.bytes() == *expected, "the pulled bytes are wrong");
                 "pulled"
             }
-            (ExpectedResult::Push { far, source }, Some(TestOutcome::Moved(len))) => {
+            (ExpectedResult::Push { far, source }, Some(TestOutcome::Transferred(len))) => {
                 assert!(far.bytes().windows((*len).max(1)).any(|part| part == source.bytes()) || *len == 0);
                 "pushed"
             }

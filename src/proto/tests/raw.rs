@@ -2,7 +2,7 @@
 
 use super::net::Net;
 use super::wire::{self, Frame, HandshakeMessage, Hello, MAGIC, Message, ParsedHandshake};
-use super::wires::{NOBODY, Wire, WireEnd, WireItem, WirePacket};
+use super::wires::{TEST_PEER, Wire, WireEnd, WireItem, WirePacket};
 use super::{LinkId, PeerId};
 
 /// The test's end of a connection.
@@ -17,7 +17,7 @@ pub fn hello(incarnation: u64) -> Hello {
 }
 
 /// The first message of an engine with these versions, if no key is required.
-pub fn greet(versions: (u16, u16), hello: &Hello) -> Vec<u8> {
+pub fn encode_hello(versions: (u16, u16), hello: &Hello) -> Vec<u8> {
     wire::encode_handshake(versions, &HandshakeMessage::Hello(hello.clone()))
 }
 
@@ -32,7 +32,7 @@ impl Net {
     /// Dials a host, and sends nothing yet.
     pub fn raw_dial(&mut self, to: usize) -> Raw {
         let wire = self.wires.len();
-        self.wires.push(Wire { ends: [WireEnd::new(NOBODY, None), WireEnd::new(to, None)], frozen: false });
+        self.wires.push(Wire { ends: [WireEnd::new(TEST_PEER, None), WireEnd::new(to, None)], frozen: false });
         let remote = format!("tcp://10.0.9.9:{}", 1000 + wire).parse().unwrap();
         let link = self.hosts[to].proto.handle_accepted(remote, self.now);
         self.hosts[to].wires.insert(link, (wire, 1));
@@ -44,14 +44,14 @@ impl Net {
     /// Dials a host, and sends its hello as an engine would.
     pub fn raw_peer(&mut self, to: usize, incarnation: u64) -> Raw {
         let raw = self.raw_dial(to);
-        self.say_bytes(raw, greet(wire::VERSIONS, &hello(incarnation)));
+        self.send_bytes(raw, encode_hello(wire::VERSIONS, &hello(incarnation)));
         raw
     }
 
     /// A peer that the test plays, for a host to dial.
-    pub fn played_peer(&mut self, from: usize) -> PeerId {
+    pub fn test_peer(&mut self, from: usize) -> PeerId {
         let address: crate::Address = "tcp://10.0.9.9:7000".parse().unwrap();
-        self.played = Some(address.clone());
+        self.test_address = Some(address.clone());
         let tag = self.hosts[from].proto.lookup(&address);
         let id = tag.id;
         self.hosts[from].tags.insert(address, tag);
@@ -65,7 +65,7 @@ impl Net {
 
     /// The test's end of a connection, if it has one.
     pub fn raw_at(&self, wire: usize) -> Option<Raw> {
-        let side = self.wires[wire].ends.iter().position(|end| end.host == NOBODY)?;
+        let side = self.wires[wire].ends.iter().position(|end| end.host == TEST_PEER)?;
         Some(Raw { wire, side })
     }
 
@@ -75,29 +75,29 @@ impl Net {
         Some((end.host, end.link?))
     }
 
-    pub fn say_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
-        self.mumble(raw, bytes);
+    pub fn send_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
+        self.queue_bytes(raw, bytes);
         self.advance(2 * self.settings.delay);
     }
 
     /// Queues bytes without letting time pass: what is sent next arrives together with them.
-    pub fn mumble(&mut self, raw: Raw, bytes: Vec<u8>) {
+    pub fn queue_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
         let packet = WirePacket::buffered(bytes, None);
         self.put(raw.wire, raw.side, WireItem::Packet(packet));
     }
 
     /// All bytes that the host has sent on the connection.
-    pub fn heard(&self, raw: Raw) -> &[u8] {
-        &self.wires[raw.wire].ends[raw.side].heard
+    pub fn received(&self, raw: Raw) -> &[u8] {
+        &self.wires[raw.wire].ends[raw.side].received
     }
 
     /// How many bytes of an incomplete frame the host's end of the connection buffers.
-    pub fn kept(&self, raw: Raw) -> usize {
+    pub fn buffered(&self, raw: Raw) -> usize {
         self.wires[raw.wire].ends[1 - raw.side].receiving.partial.len()
     }
 
-    pub fn say(&mut self, raw: Raw, message: &Message<'_>, body: &[u8]) {
-        self.say_bytes(raw, frame(message, body));
+    pub fn send_message(&mut self, raw: Raw, message: &Message<'_>, body: &[u8]) {
+        self.send_bytes(raw, frame(message, body));
     }
 
     /// Starts or stops reading what the host sends.
@@ -116,8 +116,8 @@ impl Net {
     }
 
     /// Visits all messages that the host has sent on the connection, without the handshake and payloads.
-    pub fn each_heard(&self, raw: Raw, mut visit: impl FnMut(&Message<'_>)) {
-        let bytes = &self.wires[raw.wire].ends[raw.side].heard;
+    pub fn for_each_received(&self, raw: Raw, mut visit: impl FnMut(&Message<'_>)) {
+        let bytes = &self.wires[raw.wire].ends[raw.side].received;
         let mut at = 0;
         while bytes[at..].starts_with(&MAGIC) {
             let ParsedHandshake::Message(_, len) = wire::parse_handshake(&bytes[at..], true) else {
@@ -137,8 +137,8 @@ impl Net {
 
     /// The first handshake message that the host has sent.
     #[track_caller]
-    pub fn greeted(&self, raw: Raw) -> HandshakeMessage {
-        match wire::parse_handshake(&self.wires[raw.wire].ends[raw.side].heard, true) {
+    pub fn first_handshake_message(&self, raw: Raw) -> HandshakeMessage {
+        match wire::parse_handshake(&self.wires[raw.wire].ends[raw.side].received, true) {
             ParsedHandshake::Message(message, _) => message,
             other => panic!("{other:?}"),
         }

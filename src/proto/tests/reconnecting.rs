@@ -134,7 +134,7 @@ fn caller_that_reconnects_before_its_loss_is_noticed_is_reached() {
             MOMENT * 100,
         );
         net.settle();
-        assert!(matches!(net.hosts[server].outcome(pull), Some(super::host::TestOutcome::Moved(10))));
+        assert!(matches!(net.hosts[server].outcome(pull), Some(super::host::TestOutcome::Transferred(10))));
         net.revoke(caller, TOKEN);
         drop((first, second, tag));
         net.end();
@@ -267,12 +267,12 @@ fn engine_with_two_addresses_is_reached_by_both() {
 #[test]
 fn replaced_engines_are_forgotten() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     for incarnation in 1..200 {
         net.call_peer(0, peer, call("connects"));
         net.advance(MOMENT);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, super::raw::greet(super::wire::VERSIONS, &super::raw::hello(incarnation)));
+        net.send_bytes(raw, super::raw::encode_hello(super::wire::VERSIONS, &super::raw::hello(incarnation)));
         net.hang_up(raw);
         assert!(net.hosts[0].proto.by_incarnation.len() <= 1);
     }

@@ -19,7 +19,7 @@ fn keyed(hosts: usize) -> Net {
 /// Has a host dial the attacker at this port; returns its call, and the attacker's end.
 fn dialled(net: &mut Net, host: usize, port: u16) -> (u64, Raw) {
     let address: Address = format!("tcp://10.0.9.9:{port}").parse().unwrap();
-    net.played = Some(address.clone());
+    net.test_address = Some(address.clone());
     let tag = net.hosts[host].proto.lookup(&address);
     let peer = tag.id;
     net.hosts[host].tags.insert(address, tag);
@@ -30,7 +30,7 @@ fn dialled(net: &mut Net, host: usize, port: u16) -> (u64, Raw) {
 
 /// The handshake messages that a host has sent.
 fn handshake_messages(net: &Net, raw: Raw) -> Vec<HandshakeMessage> {
-    let (mut bytes, mut handshake_messages) = (net.heard(raw), Vec::new());
+    let (mut bytes, mut handshake_messages) = (net.received(raw), Vec::new());
     while let ParsedHandshake::Message(sent, len) = wire::parse_handshake(bytes, true) {
         handshake_messages.push(sent);
         bytes = &bytes[len..];
@@ -44,11 +44,11 @@ fn relay(net: &mut Net, ends: [Raw; 2]) {
     loop {
         let mut quiet = true;
         for side in [0, 1] {
-            let sent = net.heard(ends[side])[relayed[side]..].to_vec();
+            let sent = net.received(ends[side])[relayed[side]..].to_vec();
             relayed[side] += sent.len();
             if !sent.is_empty() {
                 quiet = false;
-                net.say_bytes(ends[1 - side], sent);
+                net.send_bytes(ends[1 - side], sent);
             }
         }
         if quiet {
@@ -93,15 +93,15 @@ fn proof_reflected_after_its_connection_ended_is_refused() {
         let mut net = keyed(1);
         let (_, out) = dialled(&mut net, 0, 7000);
         let accepted = net.raw_dial(0);
-        let challenge = net.heard(out).to_vec();
-        net.say_bytes(accepted, challenge.clone());
-        let theirs = net.heard(accepted).to_vec();
-        net.say_bytes(out, theirs);
-        let proof = net.heard(out)[challenge.len()..].to_vec();
+        let challenge = net.received(out).to_vec();
+        net.send_bytes(accepted, challenge.clone());
+        let theirs = net.received(accepted).to_vec();
+        net.send_bytes(out, theirs);
+        let proof = net.received(out)[challenge.len()..].to_vec();
         if hangs_up {
             net.hang_up(out);
         }
-        net.say_bytes(accepted, proof);
+        net.send_bytes(accepted, proof);
         assert_attacker_refused(&mut net, &[out, accepted]);
         net.end();
     }
@@ -117,7 +117,7 @@ fn handshakes_relayed_between_connections_of_one_role_are_refused() {
                 .map(|(host, port)| if dialling { dialled(&mut net, host, port).1 } else { net.raw_dial(host) });
             if !dialling {
                 // The accepting side waits for a message.
-                net.say_bytes(ends[0], wire::encode_handshake(VERSIONS, &HandshakeMessage::Challenge([7; 32])));
+                net.send_bytes(ends[0], wire::encode_handshake(VERSIONS, &HandshakeMessage::Challenge([7; 32])));
             }
             relay(&mut net, ends);
             assert_attacker_refused(&mut net, &ends);
@@ -135,15 +135,15 @@ fn proof_for_another_connection_is_refused() {
         let (_, out) = dialled(&mut net, roles[0], 7000);
         // A handshake with the sibling, relayed up to the proof.
         let accepted = [net.raw_dial(roles[1]), net.raw_dial(roles[1]), net.raw_dial(roles[0])];
-        let challenge = net.heard(out).to_vec();
-        net.say_bytes(accepted[0], challenge.clone());
-        let theirs = net.heard(accepted[0]).to_vec();
-        net.say_bytes(out, theirs);
-        let proof = net.heard(out)[challenge.len()..].to_vec();
+        let challenge = net.received(out).to_vec();
+        net.send_bytes(accepted[0], challenge.clone());
+        let theirs = net.received(accepted[0]).to_vec();
+        net.send_bytes(out, theirs);
+        let proof = net.received(out)[challenge.len()..].to_vec();
         assert!(!proof.is_empty());
         // The proof is replayed on another connection of the sibling, and on one of its sender.
         for accepted in &accepted[1..] {
-            net.say_bytes(*accepted, [&challenge[..], &proof].concat());
+            net.send_bytes(*accepted, [&challenge[..], &proof].concat());
         }
         net.hang_up(accepted[0]);
         assert_attacker_refused(&mut net, &[out, accepted[0], accepted[1], accepted[2]]);

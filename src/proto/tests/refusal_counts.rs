@@ -54,8 +54,8 @@ fn each_refusal_is_counted_under_its_cause() {
     // For an engine that ran here before; and a shutdown request.
     let raw = net.raw_peer(1, 77);
     let range = Range { transfer: 1, owner: 1, token: TOKEN.to_le_bytes(), offset: 0, len: 1 };
-    net.say(raw, &Message::Pull(range), b"");
-    net.say(raw, &Message::Shutdown { call: 1 }, b"");
+    net.send_message(raw, &Message::Pull(range), b"");
+    net.send_message(raw, &Message::Shutdown { call: 1 }, b"");
     expected.restarted = 1;
     expected.shutdown = 1;
     assert_eq!(net.hosts[1].proto.refusals(), expected);
@@ -70,7 +70,7 @@ fn connections_with_foreign_bytes_are_logged_at_powers_of_two() {
     let mut net = Net::new(1);
     for _ in 0..1000 {
         let attacker = net.raw_dial(0);
-        net.say_bytes(attacker, b"GET / HTTP/1.1\r\n\r\n".to_vec());
+        net.send_bytes(attacker, b"GET / HTTP/1.1\r\n\r\n".to_vec());
         assert!(net.is_shut(attacker));
     }
     let counts = net.hosts[0].log.iter().map(|line| match line {
@@ -96,7 +96,7 @@ fn guessed_tokens_are_counted_and_logged_at_powers_of_two() {
             let range = Range { transfer: 100 * transfer + n, owner, token, offset: 0, len: 4 };
             bytes.extend(frame(&if n % 2 == 0 { Message::Pull(range) } else { Message::Push(range) }, b""));
         }
-        net.say_bytes(raw, bytes);
+        net.send_bytes(raw, bytes);
     }
     let refusals = net.hosts[0].proto.refusals();
     assert_eq!((refusals.unknown_token, refusals.total()), (GUESSES, GUESSES));

@@ -37,7 +37,7 @@ fn transfer_of_memory_revoked_by_the_owner_stops_at_any_point() {
                 net.settle();
                 assert!(far.bytes() == then, "revoked memory was written");
                 match net.hosts[0].outcome(op) {
-                    Some(TestOutcome::Moved(LEN)) => {
+                    Some(TestOutcome::Transferred(LEN)) => {
                         completed += 1;
                         assert!(near.bytes() == source && far.bytes() == source);
                     }
@@ -76,7 +76,7 @@ fn transfer_of_memory_closed_by_the_initiator_stops_at_any_point() {
                 net.settle();
                 assert!(near.bytes() == then);
                 match net.hosts[0].outcome(op) {
-                    Some(TestOutcome::Moved(LEN)) => {}
+                    Some(TestOutcome::Transferred(LEN)) => {}
                     Some(TestOutcome::Failed(Failure::Revoked | Failure::Refused(Status::Revoked))) => revoked += 1,
                     other => panic!("{other:?}"),
                 }
@@ -114,7 +114,7 @@ fn all_transfers_of_revoked_memory_fail_with_revoked() {
         assert_failed!(net.hosts[host], op, Failure::Refused(Status::Revoked));
     }
     for (host, op) in spared {
-        assert!(matches!(net.hosts[host].outcome(op), Some(TestOutcome::Moved(LEN))));
+        assert!(matches!(net.hosts[host].outcome(op), Some(TestOutcome::Transferred(LEN))));
     }
     net.revoke(1, TOKEN + 1);
     net.end();

@@ -41,7 +41,7 @@ fn bytes_sent(net: &Net) -> u64 {
 #[track_caller]
 fn assert_transferred(net: &Net, op: Op, len: usize) {
     match net.hosts[0].outcome(op) {
-        Some(TestOutcome::Moved(completed)) => assert_eq!(*completed, len),
+        Some(TestOutcome::Transferred(completed)) => assert_eq!(*completed, len),
         other => panic!("the transfer did not complete: {other:?}"),
     }
 }
@@ -304,11 +304,11 @@ fn peer_messages_about_an_rma_are_ignored() {
     for pull in [true, false] {
         let mut net = Net::new(1);
         net.settings.devices = true;
-        let peer = net.played_peer(0);
+        let peer = net.test_peer(0);
         let opens = net.call_peer(0, peer, TestCall { one_way: true, ..call("x") });
         net.advance(net.settings.delay);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));
+        net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(50)));
         assert!(net.hosts[0].is_done(opens));
         net.settings.rma_duration = 100 * MOMENT;
         let near = Mem::new(vec![2; 1000]);
@@ -316,16 +316,16 @@ fn peer_messages_about_an_rma_are_ignored() {
         let op = net.transfer_to(0, pull, remote, &near, Duration::from_secs(1));
         let transfer = net.rma_operations[0].number;
         for status in [Status::Ok, Status::Revoked, Status::Restarted] {
-            net.say(raw, &Message::Done { transfer, status }, b"");
+            net.send_message(raw, &Message::Done { transfer, status }, b"");
         }
         let data = Message::Data { stream: Stream::Pull, id: transfer, offset: 0, len: 1000 };
-        net.say_bytes(raw, [frame(&data, b""), vec![66; 1000], vec![1]].concat());
+        net.send_bytes(raw, [frame(&data, b""), vec![66; 1000], vec![1]].concat());
         net.advance(50 * MOMENT);
         assert!(!net.hosts[0].is_done(op) && !net.rma_operations[0].cancelled);
         assert!(near.bytes() == vec![2; 1000]);
         // The key is invalid, and the transfer falls back: from now on the owner's messages count.
         assert!(net.until(100 * MOMENT, |net| net.rma_operations.is_empty()));
-        net.say(raw, &Message::Done { transfer, status: Status::Revoked }, b"");
+        net.send_message(raw, &Message::Done { transfer, status: Status::Revoked }, b"");
         net.advance(MOMENT);
         assert_failed!(net.hosts[0], op, Failure::Refused(Status::Revoked));
         let wire = raw.wire;

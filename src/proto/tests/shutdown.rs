@@ -1,4 +1,4 @@
-//! Shutdown of engines, and what their peers are told.
+//! Shutdown of engines, and how their peers are notified.
 
 use std::time::Duration;
 
@@ -234,7 +234,7 @@ fn request_shutdown(net: &mut Net, from: usize, to: usize) -> u64 {
     net.with_host(from, |host: &mut Host| {
         host.begun.push(op);
         if let Err(failure) = host.proto.shut_down_peer(peer, until, op, now) {
-            host.answered(op, Err(failure));
+            host.call_done(op, Err(failure));
         }
     });
     op

@@ -51,7 +51,7 @@ fn access_other_than_the_mode_is_denied() {
         net.settle();
         for (op, allowed) in [(pull, read), (push, write)] {
             match net.hosts[0].outcome(op) {
-                Some(TestOutcome::Moved(500_000)) => assert!(allowed),
+                Some(TestOutcome::Transferred(500_000)) => assert!(allowed),
                 Some(TestOutcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
                 other => panic!("{other:?}"),
             }
@@ -94,7 +94,7 @@ fn range_outside_of_the_memory_is_out_of_range() {
     for (offset, len) in [(0, 100), (100, 0), (0, 0), (99, 1)] {
         let op = net.pull(0, 1, TOKEN, offset, &Mem::new(vec![2; len]));
         net.settle();
-        assert!(matches!(net.hosts[0].outcome(op), Some(TestOutcome::Moved(count)) if *count == len));
+        assert!(matches!(net.hosts[0].outcome(op), Some(TestOutcome::Transferred(count)) if *count == len));
     }
     assert_eq!(far.bytes(), [1; 100]);
     net.revoke(1, TOKEN);
@@ -187,7 +187,7 @@ fn access_by_a_peer_other_than_the_chosen_one_is_denied() {
             let op = net.transfer(host, 1, pull, (TOKEN, 0), &near);
             net.settle();
             match net.hosts[host].outcome(op) {
-                Some(TestOutcome::Moved(500_000)) => assert!(allowed),
+                Some(TestOutcome::Transferred(500_000)) => assert!(allowed),
                 Some(TestOutcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
                 other => panic!("{other:?}"),
             }

@@ -18,7 +18,7 @@ fn sizes() -> Vec<usize> {
 #[track_caller]
 fn assert_transferred(net: &Net, host: usize, op: u64, len: usize) {
     match net.hosts[host].outcome(op) {
-        Some(TestOutcome::Moved(count)) => assert_eq!(*count, len),
+        Some(TestOutcome::Transferred(count)) => assert_eq!(*count, len),
         other => panic!("the transfer did not complete: {other:?}"),
     }
 }
@@ -108,7 +108,7 @@ fn pull_from_a_caller_that_does_not_listen_succeeds() {
     let mut net = Net::with(vec![(super::net::config(), false), (super::net::config(), true)]);
     let source = pattern(3, 3 * CHUNK);
     net.expose(0, TOKEN, source.clone(), true, true);
-    let op = net.call(0, 1, call("look at my bulk"));
+    let op = net.call(0, 1, call("pull my bulk"));
     net.advance(MOMENT);
     let arrived = net.hosts[1].take();
     let target = Mem::new(vec![0; source.len()]);
@@ -266,7 +266,7 @@ fn transfer_on_a_connection_lost_at_any_point_ends() {
                 }
                 net.cut(0);
                 match net.hosts[0].outcome(op) {
-                    Some(TestOutcome::Moved(count)) => assert_eq!(*count, 1 << 20),
+                    Some(TestOutcome::Transferred(count)) => assert_eq!(*count, 1 << 20),
                     Some(TestOutcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
                     other => panic!("{other:?}"),
                 }

@@ -23,13 +23,13 @@ pub struct WireEnd {
     /// Bytes that the other side's system has received.
     pub delivered: u64,
     /// The bytes that arrived, if the test plays this end.
-    pub heard: Vec<u8>,
+    pub received: Vec<u8>,
     /// The other end does not read what this end sends.
     pub unread: bool,
 }
 
 /// In place of a host: the test plays this end.
-pub const NOBODY: usize = usize::MAX;
+pub const TEST_PEER: usize = usize::MAX;
 
 pub enum WireItem {
     Dial,
@@ -151,7 +151,7 @@ impl WireEnd {
             outgoing: VecDeque::new(),
             receiving: WireReceiver::default(),
             delivered: 0,
-            heard: Vec::new(),
+            received: Vec::new(),
             unread: false,
         }
     }

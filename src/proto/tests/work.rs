@@ -192,7 +192,7 @@ fn messages_answered_at_once_take_linear_time() {
 
 #[test]
 fn declarations_take_linear_time() {
-    linear("declarations_take_linear_time of procedures", 2_000, |n| {
+    linear("names of procedures", 2_000, |n| {
         let mut engine = EngineUnderTest::new(0);
         let link = engine.peer(9);
         let bytes: Vec<u8> = (0..n)
@@ -251,15 +251,15 @@ fn unknown_tokens_take_time_independent_of_revoked_ones() {
 #[test]
 fn made_up_resumption_tokens_take_time_independent_of_known_engines() {
     for same in [false, true] {
-        independent("made-up tickets, and as many known engines", 100, |met| {
+        independent("made-up tickets, and as many known engines", 100, |known| {
             let mut engine = EngineUnderTest::new(0);
-            for number in 0..met {
+            for number in 0..known {
                 engine.peer(if same { 9 } else { 1000 + number });
             }
             let now = engine.net.now;
             for number in 0..200 {
                 let hello = wire::Hello { resumption_token: Some(number), ..raw::hello(9) };
-                let bytes = raw::greet(wire::VERSIONS, &hello);
+                let bytes = raw::encode_hello(wire::VERSIONS, &hello);
                 let link = engine.net.hosts[0].proto.handle_accepted("tcp://10.0.9.9:1".parse().unwrap(), now);
                 engine.receive(link, &bytes);
                 engine.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
@@ -279,10 +279,10 @@ fn handshakes_take_time_independent_of_silent_connections() {
             engine.net.hosts[0].proto.handle_accepted(remote.clone(), now);
         }
         engine.poll();
-        let greeting = raw::greet(wire::VERSIONS, &raw::hello(9));
+        let hello = raw::encode_hello(wire::VERSIONS, &raw::hello(9));
         for _ in 0..500 {
             let link = engine.step(|net| net.hosts[0].proto.handle_accepted(remote.clone(), now));
-            engine.receive(link, &greeting);
+            engine.receive(link, &hello);
             engine.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
         }
         engine.spent
@@ -299,7 +299,7 @@ fn connections_take_time_independent_of_calls_in_progress() {
         }
         engine.net.advance(Duration::from_secs(1));
         let (now, remote): (_, crate::Address) = (engine.net.now, "tcp://10.0.9.9:1".parse().unwrap());
-        let hello = raw::greet(wire::VERSIONS, &raw::hello(9));
+        let hello = raw::encode_hello(wire::VERSIONS, &raw::hello(9));
         for _ in 0..200 {
             let link = engine.step(|net| net.hosts[0].proto.handle_accepted(remote.clone(), now));
             engine.receive(link, &hello);

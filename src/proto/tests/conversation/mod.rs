@@ -14,7 +14,7 @@ use super::env::{Mem, Op, TestEnv, TestLease, allocated, live};
 use super::fuzzing::modest;
 use super::host::{self, ArrivedRequest, OperationId, TestOutcome, served};
 use super::net::{Net, TestCall, call};
-use super::raw::{Raw, greet, hello};
+use super::raw::{Raw, encode_hello, hello};
 use super::wire::{self, BorrowedBytes, Declare, Frame, Hello, MAGIC, Message, ParsedHandshake, Range, Stream};
 use super::{AccessPolicy, Config, LeaseRange, LinkId, Memory, Mode, PeerId, PeerLimits, Remote, Status, wire_id};
 use crate::fuzzing::script::read_all;
@@ -23,7 +23,7 @@ use steps::*;
 
 const STEPS: usize = 120;
 const SLOTS: usize = 6;
-/// Payloads of the host and its honest peer come in chunks of this size, so that several take little time.
+/// Payloads of the host and its honest peer come in chunks of this size, so that streams of several chunks take little time.
 const CHUNK: usize = 4096;
 /// Longest payload that an adversary sends, and longest buffer that is exposed.
 const LONG: usize = 20_000;
@@ -114,7 +114,7 @@ impl Scene {
         net.hosts[1].echo = true;
         let hidden = net.expose(0, HIDDEN, vec![SECRET; 1000], true, true);
         let honest = net.expose(1, HONEST, test_bytes(1, LONG), true, false);
-        let listener = net.played_peer(0);
+        let listener = net.test_peer(0);
         let slots = (0..SLOTS).map(|_| None).collect();
         let mut scene = Scene {
             net,
@@ -139,7 +139,7 @@ impl Scene {
         scene.net.advance(scene.net.settings.delay);
         scene.check_invariants();
         for raw in scene.adversaries.clone() {
-            scene.net.say_bytes(raw, greet(wire::VERSIONS, &hello(50 + raw.wire as u64)));
+            scene.net.send_bytes(raw, encode_hello(wire::VERSIONS, &hello(50 + raw.wire as u64)));
         }
         scene.check_invariants();
         allocated();
@@ -455,12 +455,12 @@ impl Scene {
             Step::Send { sender, what } => {
                 let (at, raw) = self.adversary(*sender);
                 let bytes = self.encode_message(at, what);
-                self.net.say_bytes(raw, bytes);
+                self.net.send_bytes(raw, bytes);
             }
             Step::SendBuffered { sender, what } => {
                 let (at, raw) = self.adversary(*sender);
                 let bytes = self.encode_message(at, what);
-                self.net.mumble(raw, bytes);
+                self.net.queue_bytes(raw, bytes);
             }
             Step::Dial => drop(self.net.raw_dial(0)),
             Step::Handshake { sender, incarnation, token_number, claims, limit } => {
@@ -483,7 +483,7 @@ impl Scene {
                 let checksums = claims & 16 == 16;
                 let hello =
                     Hello { incarnation, max_message, addresses: addresses.collect(), resumption_token: token_number, checksums };
-                self.net.say_bytes(raw, greet(wire::VERSIONS, &hello));
+                self.net.send_bytes(raw, encode_hello(wire::VERSIONS, &hello));
             }
             Step::HangUp { sender } => {
                 let (_, raw) = self.adversary(*sender);
@@ -558,9 +558,9 @@ impl Scene {
     fn finish(mut self) {
         // No secret byte has been sent to an adversary.
         for raw in &self.adversaries {
-            let heard = self.net.heard(*raw);
-            assert!(!heard.chunks_exact(8).any(|bytes| bytes == [SECRET; 8]), "an adversary received secret bytes");
-            check_received(heard);
+            let received = self.net.received(*raw);
+            assert!(!received.chunks_exact(8).any(|bytes| bytes == [SECRET; 8]), "an adversary received secret bytes");
+            check_received(received);
         }
         self.net.hosts[0].echo = true;
         for raw in self.adversaries.clone() {
@@ -573,7 +573,7 @@ impl Scene {
             self.answer(0, Ok((0, 0)));
         }
         // From now on no adversary accepts connections.
-        self.net.played = None;
+        self.net.test_address = None;
         let still = self.net.call(0, 1, call("still there?"));
         self.net.advance(Duration::from_secs(70));
         assert_eq!(self.net.hosts[0].body(still), served(b"still there?"));
@@ -602,12 +602,12 @@ impl Scene {
             assert!(outcome.is_some(), "operation {} has not ended", begun.op);
             match (&begun.check, outcome) {
                 (Check::Answered(expected), Some(TestOutcome::Answered { body, .. })) => assert_eq!(body, expected),
-                (Check::Pulled(expected), Some(TestOutcome::Moved(len))) => {
+                (Check::Pulled(expected), Some(TestOutcome::Transferred(len))) => {
                     let (surrounding, _) = begun.surrounding.as_ref().expect("a transfer has memory");
                     assert_eq!(surrounding.bytes()[AROUND..AROUND + len], expected[..]);
                 }
                 (Check::Answered(_) | Check::Pulled(_), other) => panic!("operation with the honest peer: {other:?}"),
-                (Check::Fetched, Some(TestOutcome::Moved(len))) if !self.sent_random_bytes => {
+                (Check::Fetched, Some(TestOutcome::Transferred(len))) if !self.sent_random_bytes => {
                     let (surrounding, _) = begun.surrounding.as_ref().expect("a transfer has memory");
                     assert!(
                         surrounding.bytes()[AROUND..AROUND + len] == vec![PAYLOAD; *len],
@@ -623,21 +623,21 @@ impl Scene {
 }
 
 /// The host sends well-formed messages, whatever it receives.
-fn check_received(heard: &[u8]) {
+fn check_received(received: &[u8]) {
     let mut at = 0;
-    while heard[at..].starts_with(&MAGIC) {
-        let ParsedHandshake::Message(_, len) = wire::parse_handshake(&heard[at..], true) else {
+    while received[at..].starts_with(&MAGIC) {
+        let ParsedHandshake::Message(_, len) = wire::parse_handshake(&received[at..], true) else {
             panic!("the host sent a malformed handshake message")
         };
         at += len;
     }
-    while let Ok(Frame::Whole(message, _, len)) = wire::take(heard.get(at..).unwrap_or_default()) {
+    while let Ok(Frame::Whole(message, _, len)) = wire::take(received.get(at..).unwrap_or_default()) {
         at += len;
         if let Message::Data { len, .. } = message {
             at += len as usize + 1;
         }
     }
-    assert!(at >= heard.len(), "the host sent a malformed frame");
+    assert!(at >= received.len(), "the host sent a malformed frame");
 }
 
 impl Slot {
