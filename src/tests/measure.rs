@@ -1,8 +1,7 @@
 //! Measures how work grows with its input, in a way that load on the machine hardly affects.
 //!
-//! It counts the processor time of the thread, which other load on the machine hardly affects. Each attack runs at one size and at a
-//! multiple of that size. Linear work takes four times as long at four times the size, quadratic work sixteen
-//! times.
+//! It counts the processor time of the thread, which other load on the machine hardly affects. Each attack runs at one size
+//! and at a multiple of that size. Linear work takes four times as long at four times the size, quadratic work sixteen times.
 
 use std::time::Duration;
 

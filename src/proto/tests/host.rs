@@ -210,7 +210,7 @@ impl Host {
     pub fn body(&self, op: Op) -> &[u8] {
         match self.outcome(op) {
             Some(TestOutcome::Answered { body, .. }) => body,
-            other => panic!("operation {op} was not call_done: {other:?}"),
+            other => panic!("operation {op} was not answered: {other:?}"),
         }
     }
 

@@ -377,8 +377,8 @@ impl Net {
         }
     }
 
-    /// Settles, and asserts that nothing is left over. Idle connections that are open at one end only are left to the keep-alive
-    /// of the operating system.
+    /// Settles, and asserts that nothing is left over. Idle connections that are open at one end only are left to the
+    /// keep-alive of the operating system.
     #[track_caller]
     pub fn end(mut self) {
         self.settle();

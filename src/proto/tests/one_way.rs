@@ -244,7 +244,7 @@ fn credit_returns_for_every_one_way_call() {
     net.settle();
     let link = net.hosts[0].proto.links.values().next().expect("they are connected");
     // Handled calls are reported in batches.
-    assert!(link.outgoing.out < 600, "room for {} notices is lost", link.outgoing.out);
+    assert!(link.outgoing.out < 600, "credit for {} one-way calls is lost", link.outgoing.out);
     net.end();
 }
 

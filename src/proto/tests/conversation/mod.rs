@@ -221,16 +221,15 @@ impl Scene {
     }
 
     /// Encodes what an adversary sends.
-    fn encode_message(&mut self, sender: usize, encode_message: &AdversaryMessage) -> Vec<u8> {
+    fn encode_message(&mut self, sender: usize, input: &AdversaryMessage) -> Vec<u8> {
         const BODY: [u8; 256] = [0x5a; 256];
-        self.sent_random_bytes |=
-            matches!(encode_message, AdversaryMessage::RandomBytes { .. } | AdversaryMessage::Framed { .. });
+        self.sent_random_bytes |= matches!(input, AdversaryMessage::RandomBytes { .. } | AdversaryMessage::Framed { .. });
         let claimed = |scene: &Scene, claim: &Claim, len: u8| match claim {
             Claim::True => u64::from(len),
             Claim::False { size } => scene.size(size),
         };
         let shape_of = |len: &u8| BorrowedBytes(&BODY[..usize::from(*len) % 9]);
-        let (message, body) = match encode_message {
+        let (message, body) = match input {
             AdversaryMessage::Request { call, procedure, name, budget, how, shape, leases, body, claim } => {
                 let call = self.number(call);
                 self.known.push(call);

@@ -73,7 +73,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         send(data(1, number(3), 5000)),
         send(AdversaryMessage::Abort { transfer: number(3), push: true }),
     ];
-    // For the honest peer only; not writable; not readable; a token of another host; a range out of bounds; a stale incarnation.
+    // For the honest peer only; not writable; not readable; a token of another host; out of bounds; a stale incarnation.
     let denied = [
         Step::Expose { slot: 0, len: Size::Middle { n: 3000 }, mode: 14 },
         send(AdversaryMessage::Pull { range: range(1, 3000) }),
