@@ -120,7 +120,7 @@ proptest! {
     #[test]
     fn encoded_handshake_decodes_to_itself(incarnation: u64, max_message: u64, resumption_token: Option<u128>, ports in prop::collection::vec(any::<u16>(), 0..8), nonce: [u8; 32], digest: [u8; 32]) {
         let addresses = ports.iter().map(|port| format!("tcp://10.0.0.1:{port}").parse().unwrap()).collect();
-        let hello = Hello { incarnation, max_message, addresses, resumption_token: resumption_token, checksums: ports.is_empty() };
+        let hello = Hello { incarnation, max_message, addresses, resumption_token, checksums: ports.is_empty() };
         for sent in [HandshakeMessage::Hello(hello), HandshakeMessage::Challenge(nonce), HandshakeMessage::Proof(nonce, digest), HandshakeMessage::Refusal(Refusal::OtherKey)] {
             let bytes = wire::encode_handshake(VERSIONS, &sent);
             for cut in 0..bytes.len() {
