@@ -1,5 +1,5 @@
-//! What the fuzzer runs: each function takes bytes as a peer might send them, or a script of what peers and this side do, and
-//! panics if something does not hold. `fuzz/README.md` says what each covers. No part of the library.
+//! Fuzz targets: each function takes bytes as a peer might send them, or a script of what peers and this side do, and
+//! panics if an invariant is violated. `fuzz/README.md` describes each. Not part of the library's interface.
 
 pub(crate) mod script;
 
@@ -11,7 +11,7 @@ pub use crate::rpc::fuzzing::{arguments, bulk, shapes};
 pub use crate::transport::fuzzing::{packets, ring};
 pub use crate::transport::tcp_fuzzing::receiving;
 
-/// What a target begins with: the names of its seeds, and their bytes.
+/// The seeds of a target: their names and bytes.
 pub fn seeds(target: &str) -> Vec<(&'static str, Vec<u8>)> {
     match target {
         "frames" => crate::proto::fuzzing::seeds_of_frames(),

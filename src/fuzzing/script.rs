@@ -1,14 +1,14 @@
-//! What happens in a run, as bytes that a fuzzer changes: each choice takes a byte or a number of fixed width, in order, any
-//! bytes are a script, and where they end the rest is zeros. So a small change of the bytes is a small change of what happens.
-//! Seeds are written the same way.
+//! Scripts of fuzz runs, encoded as bytes: each choice takes a byte or a number of fixed width, in order. Any bytes are a
+//! script, and zeros follow their end. So a small change of the bytes is a small change of the run. Seeds are encoded the
+//! same way.
 
-/// A choice, or several.
+/// One or several choices.
 pub(crate) trait Script: Sized {
     fn read(from: &mut &[u8]) -> Self;
     fn write(&self, to: &mut Vec<u8>);
 }
 
-/// All that the bytes hold, but no more than `most`.
+/// Decodes all values in the bytes, but at most `most`.
 pub(crate) fn read_all<T: Script>(mut bytes: &[u8], most: usize) -> Vec<T> {
     let mut all = Vec::new();
     while !bytes.is_empty() && all.len() < most {
@@ -52,7 +52,7 @@ impl Script for bool {
     }
 }
 
-/// Up to 255 of them.
+/// Up to 255 bytes, behind their length.
 impl Script for Vec<u8> {
     fn read(from: &mut &[u8]) -> Vec<u8> {
         let len = usize::from(u8::read(from)).min(from.len());
@@ -88,7 +88,7 @@ macro_rules! script {
                     }
                     left -= 1;
                 )*
-                unreachable!("{left} more than there are")
+                unreachable!("variant {left} beyond the last")
             }
 
             fn write(&self, to: &mut Vec<u8>) {

@@ -1,4 +1,4 @@
-//! The fuzzer's beginnings, without the fuzzer: every seed is played, those that are generated and those that are kept.
+//! Runs every seed of the fuzz targets, generated and checked in, without the fuzzer.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ const TARGETS: [Target; 9] = [
 ];
 
 #[test]
-fn what_is_generated_holds() {
+fn generated_seeds_run_without_failure() {
     for (target, run) in TARGETS {
         let seeds = super::seeds(target);
         assert!(seeds.len() >= 4, "{target} has {} seeds", seeds.len());
@@ -29,10 +29,10 @@ fn what_is_generated_holds() {
     }
 }
 
-/// Among them inputs that once found something.
+/// They include inputs that once failed.
 #[test]
-fn what_is_kept_holds() {
-    // The published package has no fuzzer.
+fn checked_in_seeds_run_without_failure() {
+    // The published package does not include the seeds.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     if !root.exists() {
         return;

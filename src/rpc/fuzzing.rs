@@ -1,4 +1,4 @@
-//! What the fuzzer feeds the decoding of calls: arguments, shapes of types, and the bulks in them.
+//! Fuzz targets for the decoding of calls: arguments, shapes of types, and bulks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
@@ -15,7 +15,7 @@ use crate::proto::{LeaseRange, LinkId, wire};
 use crate::shape::{Knowledge, Shape};
 use crate::{Bulk, BulkMode, Engine};
 
-/// A bit of everything that serde knows, in itself.
+/// A recursive type with all kinds of variants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum FuzzTree {
     Leaf,
@@ -49,32 +49,32 @@ struct FuzzBorrowed<'a> {
     more: Vec<&'a str>,
 }
 
-/// Bytes as arguments of several types. What is decoded is said again in the same way, and no larger than its bytes allow.
+/// Bytes as arguments of several types. Each decoded value encodes and decodes to itself.
 pub fn arguments(bytes: &[u8]) {
-    same::<FuzzTree>(bytes);
-    same::<FuzzRecord>(bytes);
-    same::<Vec<FuzzRecord>>(bytes);
-    same::<BTreeMap<String, Vec<FuzzTree>>>(bytes);
-    same::<(u8, i128, Option<String>, Box<str>)>(bytes);
+    check_round_trip::<FuzzTree>(bytes);
+    check_round_trip::<FuzzRecord>(bytes);
+    check_round_trip::<Vec<FuzzRecord>>(bytes);
+    check_round_trip::<BTreeMap<String, Vec<FuzzTree>>>(bytes);
+    check_round_trip::<(u8, i128, Option<String>, Box<str>)>(bytes);
     if let Ok(FuzzBorrowed { key, value, more }) = bounded::decode::<FuzzBorrowed<'_>>(bytes) {
         let inside = |piece: &[u8]| bytes.as_ptr_range().contains(&piece.as_ptr()) || piece.is_empty();
         assert!(inside(key.as_bytes()) && inside(value) && more.iter().all(|text| inside(text.as_bytes())));
     }
-    // Postcard itself must take what the bounded decoder takes, and say the same.
+    // Postcard itself must accept what the bounded decoder accepts, with the same value.
     if let Ok(record) = bounded::decode::<FuzzRecord>(bytes) {
         assert_eq!(postcard::from_bytes::<FuzzRecord>(bytes).ok(), Some(record));
     }
 }
 
-fn same<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
+fn check_round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
     let Ok(value) = bounded::decode::<T>(bytes) else { return };
     let mut again = Vec::new();
     wire::encode(&value, &mut again).expect("what was decoded can be encoded");
     assert_eq!(bounded::decode::<T>(&again).as_ref(), Ok(&value));
 }
 
-/// The shape of a peer's arguments, as bytes: it comes back as it was, its text is short, and it is compared with those of
-/// types, and with itself, in bounded time.
+/// The shape of a peer's arguments, as bytes: it encodes and decodes to itself, its text is short, and comparing it with
+/// those of types, and with itself, takes bounded time.
 pub fn shapes(bytes: &[u8]) {
     static TYPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
         vec![
@@ -96,11 +96,11 @@ pub fn shapes(bytes: &[u8]) {
 }
 
 script! {
-    /// What is done with a bulk that came.
+    /// How a received bulk is used.
     struct Use { leases: u8, first: u64, offset: u64, len: u64 }
 }
 
-/// Bulks from a peer: as arguments, with leases or without, cut to pieces, and sent on.
+/// Bulks from a peer: decoded with leases or without, sliced, and forwarded.
 pub fn bulk(mut bytes: &[u8]) {
     static ENGINE: LazyLock<Engine> = LazyLock::new(|| Engine::client("loop").expect("an engine"));
     let shared = ENGINE.shared();
@@ -115,23 +115,23 @@ pub fn bulk(mut bytes: &[u8]) {
         match bulk.slice(offset, len) {
             Ok(part) => {
                 assert!(inside && part.len() == len && part.mode() == bulk.mode());
-                check_sent_on(&part);
+                check_forwarded(&part);
             }
-            // A range that ends beyond all numbers is refused, too.
+            // A range whose end overflows is refused, too.
             Err(_) => assert!(!inside || bulk.slice(0, 0).is_err() || overflows(bulk, what.offset)),
         }
-        check_sent_on(bulk);
+        check_forwarded(bulk);
     }
 }
 
-/// Where the bulk begins is the peer's word: part of it may lie beyond all numbers.
+/// The peer chooses the offset of the bulk, so that the end of a part may overflow.
 fn overflows(bulk: &Bulk, offset: u64) -> bool {
     bulk.slice(usize::try_from(offset).unwrap_or(usize::MAX), 0).is_err()
 }
 
-/// A bulk that is sent to the next peer arrives there as it is here.
-fn check_sent_on(bulk: &Bulk) {
-    let shared = LazyLock::force(&ENGINE_OF_OTHERS).shared();
+/// A bulk that is forwarded decodes to the same bulk.
+fn check_forwarded(bulk: &Bulk) {
+    let shared = LazyLock::force(&NEXT_ENGINE).shared();
     let mut bytes = Vec::new();
     let (held, _) = codec::encode(bulk, &mut bytes, shared, &Knowledge::new(None)).expect("a bulk can be encoded");
     let leases = LeaseRange { first: 0, count: held.len() as u32 };
@@ -140,7 +140,7 @@ fn check_sent_on(bulk: &Bulk) {
     assert_eq!(format!("{again:?}"), format!("{bulk:?}"));
 }
 
-static ENGINE_OF_OTHERS: LazyLock<Engine> = LazyLock::new(|| Engine::client("loop").expect("an engine"));
+static NEXT_ENGINE: LazyLock<Engine> = LazyLock::new(|| Engine::client("loop").expect("an engine"));
 
 fn encoded<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
     let mut bytes = Vec::new();

@@ -1,3 +1,5 @@
+//! Tests of shapes: what types and values show, which shapes a type accepts, and the limits of their encoding.
+
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, LinkedList, VecDeque};
@@ -36,16 +38,16 @@ fn encoded(shape: &Shape) -> Vec<u8> {
     bytes
 }
 
-/// A shape that kept its limits comes back from the wire as it was.
+/// Encodes and decodes a shape, which must not change.
 fn sent(shape: &Shape) -> Shape {
     let received = Shape::decode(&encoded(shape)).unwrap_or_else(|| panic!("cannot decode {shape}"));
     assert_eq!(&received, shape);
     received
 }
 
-/// The whole way of a value: its bytes are postcard's, and the receiver's type accepts it.
+/// Asserts that a value is encoded as postcard does, and that the receiver's type accepts its shape.
 #[track_caller]
-fn travels_as<A: Serialize, B: DeserializeOwned>(value: &A) {
+fn round_trips_as<A: Serialize, B: DeserializeOwned>(value: &A) {
     let (ty, shape) = (sent(&Shape::of_type::<B>()), sent(&Shape::of_value(value)));
     assert!(ty.accepts(&shape), "{ty} refuses {shape}");
     let (mut encoded, bytes) = (Vec::new(), postcard::to_stdvec(value).unwrap());
@@ -56,8 +58,8 @@ fn travels_as<A: Serialize, B: DeserializeOwned>(value: &A) {
 }
 
 #[track_caller]
-fn travels<T: Serialize + DeserializeOwned>(value: T) {
-    travels_as::<T, T>(&value);
+fn round_trips<T: Serialize + DeserializeOwned>(value: T) {
+    round_trips_as::<T, T>(&value);
 }
 
 #[track_caller]
@@ -211,14 +213,14 @@ mod other {
     }
 
     #[derive(Clone, Debug, Serialize, Deserialize)]
-    pub struct Place {
+    pub struct SamePoint {
         pub x: f64,
         pub y: f64,
     }
 }
 
 #[test]
-fn types_read_well() {
+fn text_of_a_type_is_readable() {
     assert_eq!(text_of::<(i32, i32)>(), "(i32, i32)");
     assert_eq!(text_of::<Point>(), "Point { x: f64, y: f64 }");
     assert_eq!(text_of::<Vec<u8>>(), "[u8]");
@@ -244,7 +246,7 @@ fn types_read_well() {
 }
 
 #[test]
-fn values_read_well() {
+fn text_of_a_value_is_readable() {
     assert_eq!(text(&Event::Click(1, 2)), "Event::Click(i32, i32)");
     assert_eq!(text(&Event::Resize { width: 1, height: 1 }), "Event::Resize { width: u32, height: u32 }");
     assert_eq!(text(&Event::Quit), "Event::Quit");
@@ -255,97 +257,97 @@ fn values_read_well() {
 }
 
 #[test]
-fn a_long_text_is_clipped() {
+fn long_text_is_clipped() {
     let long = text(&vec![[events(), events()]; 4].iter().map(|e| (e, [0u8; 9], "", e, "", e)).collect::<Vec<_>>());
     assert!(long.len() <= 310 && long.ends_with('…'), "{long}");
 }
 
 #[test]
-fn plain_values_travel() {
-    travels(());
-    travels(true);
-    travels((1i8, 2i16, 3i32, 4i64, 5i128, 6isize));
-    travels((1u8, 2u16, 3u32, 4u64, 5u128, 6usize));
-    travels((1.5f32, 2.5f64, 'ß', String::from("text")));
-    travels_as::<usize, u64>(&1);
-    travels_as::<i64, isize>(&-1);
-    travels((0u8, 1u16, 2u32, 3u64, 4i8, 5i16, 6i32, 7i64, 8f32, 9f64, 'a', true, (), 13u8, 14u16, 15u32));
-    travels([0u8; 0]);
-    travels([1u16; 32]);
-    travels([[(1u8, 2u16); 3]; 4]);
-    travels(Unit);
-    travels(Empty {});
-    travels(Meters(1.0));
-    travels(Pair(1, "a".into()));
-    travels(Wrapper { inner: Wrapper { inner: Wrapper { inner: 1u8 } } });
-    travels((Wrapper { inner: 1u8 }, Wrapper { inner: "a".to_string() }, Wrapper { inner: Wrapper { inner: () } }));
-    travels_as::<_, other::Place>(&Point::default());
+fn plain_values_are_accepted_by_their_type() {
+    round_trips(());
+    round_trips(true);
+    round_trips((1i8, 2i16, 3i32, 4i64, 5i128, 6isize));
+    round_trips((1u8, 2u16, 3u32, 4u64, 5u128, 6usize));
+    round_trips((1.5f32, 2.5f64, 'ß', String::from("text")));
+    round_trips_as::<usize, u64>(&1);
+    round_trips_as::<i64, isize>(&-1);
+    round_trips((0u8, 1u16, 2u32, 3u64, 4i8, 5i16, 6i32, 7i64, 8f32, 9f64, 'a', true, (), 13u8, 14u16, 15u32));
+    round_trips([0u8; 0]);
+    round_trips([1u16; 32]);
+    round_trips([[(1u8, 2u16); 3]; 4]);
+    round_trips(Unit);
+    round_trips(Empty {});
+    round_trips(Meters(1.0));
+    round_trips(Pair(1, "a".into()));
+    round_trips(Wrapper { inner: Wrapper { inner: Wrapper { inner: 1u8 } } });
+    round_trips((Wrapper { inner: 1u8 }, Wrapper { inner: "a".to_string() }, Wrapper { inner: Wrapper { inner: () } }));
+    round_trips_as::<_, other::SamePoint>(&Point::default());
 }
 
 #[test]
-fn std_types_travel() {
-    travels(vec![1u8, 2, 3]);
-    travels(Vec::<String>::new());
-    travels(vec![vec![], vec![vec![1u8]], vec![vec![], vec![]]]);
-    travels(VecDeque::from([1, 2]));
-    travels(LinkedList::from([1, 2]));
-    travels_as::<_, Vec<i32>>(&BinaryHeap::from([1, 2]));
-    travels_as::<_, BTreeSet<char>>(&HashSet::from(['a', 'b']));
-    travels(HashMap::from([(1u8, "a".to_string())]));
-    travels(BTreeMap::from([((1, 'a'), vec![Some(1u8), None])]));
-    travels(BTreeMap::<String, Event>::new());
-    travels_as::<_, Vec<u32>>(&&[1u32, 2][..]);
-    travels(Some(1u8));
-    travels(None::<String>);
-    travels((None::<Option<u8>>, Some(None::<u8>), Some(Some(1u8))));
-    travels(Ok::<u8, String>(1));
-    travels(Err::<u8, String>("no".into()));
-    travels(Box::new(1u8));
-    travels(Arc::new(String::new()));
-    travels(Rc::new([1u8, 2]));
-    travels(Arc::<str>::from("a"));
-    travels(Box::<[u16]>::from([1, 2]));
-    travels_as::<_, String>(&"text");
-    travels_as::<_, Cow<'static, str>>(&Cow::Borrowed("text"));
-    travels(Cow::<[u8]>::Borrowed(&[1, 2]));
-    travels(PhantomData::<Event>);
-    travels(Wrapping(1u8));
-    travels(std::cmp::Reverse(1u8));
-    travels(Cell::new(1u8));
-    travels(Mutex::new(String::new()));
-    travels(AtomicU32::new(0));
-    travels((NonZeroU32::MIN, NonZeroI8::MAX, Some(NonZeroU128::MAX), None::<NonZeroU32>, 7u8));
-    travels(Duration::from_millis(1500));
-    travels((SystemTime::now(), UNIX_EPOCH, 1u8));
-    travels(1..3u8);
-    travels((RangeInclusive::new(1.0, 2.0), Range { start: 'a', end: 'b' }, 1.., ..2));
-    travels((Bound::<u8>::Unbounded, Bound::Included(1u8), Bound::Excluded("a".to_string())));
-    travels(PathBuf::from("/tmp"));
-    travels(OsString::from("a"));
-    travels(CString::new("a").unwrap());
-    travels((IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST), Ipv4Addr::LOCALHOST, 1u8));
-    travels(("127.0.0.1:80".parse::<SocketAddr>().unwrap(), "[::1]:80".parse::<SocketAddr>().unwrap()));
+fn std_values_are_accepted_by_their_type() {
+    round_trips(vec![1u8, 2, 3]);
+    round_trips(Vec::<String>::new());
+    round_trips(vec![vec![], vec![vec![1u8]], vec![vec![], vec![]]]);
+    round_trips(VecDeque::from([1, 2]));
+    round_trips(LinkedList::from([1, 2]));
+    round_trips_as::<_, Vec<i32>>(&BinaryHeap::from([1, 2]));
+    round_trips_as::<_, BTreeSet<char>>(&HashSet::from(['a', 'b']));
+    round_trips(HashMap::from([(1u8, "a".to_string())]));
+    round_trips(BTreeMap::from([((1, 'a'), vec![Some(1u8), None])]));
+    round_trips(BTreeMap::<String, Event>::new());
+    round_trips_as::<_, Vec<u32>>(&&[1u32, 2][..]);
+    round_trips(Some(1u8));
+    round_trips(None::<String>);
+    round_trips((None::<Option<u8>>, Some(None::<u8>), Some(Some(1u8))));
+    round_trips(Ok::<u8, String>(1));
+    round_trips(Err::<u8, String>("no".into()));
+    round_trips(Box::new(1u8));
+    round_trips(Arc::new(String::new()));
+    round_trips(Rc::new([1u8, 2]));
+    round_trips(Arc::<str>::from("a"));
+    round_trips(Box::<[u16]>::from([1, 2]));
+    round_trips_as::<_, String>(&"text");
+    round_trips_as::<_, Cow<'static, str>>(&Cow::Borrowed("text"));
+    round_trips(Cow::<[u8]>::Borrowed(&[1, 2]));
+    round_trips(PhantomData::<Event>);
+    round_trips(Wrapping(1u8));
+    round_trips(std::cmp::Reverse(1u8));
+    round_trips(Cell::new(1u8));
+    round_trips(Mutex::new(String::new()));
+    round_trips(AtomicU32::new(0));
+    round_trips((NonZeroU32::MIN, NonZeroI8::MAX, Some(NonZeroU128::MAX), None::<NonZeroU32>, 7u8));
+    round_trips(Duration::from_millis(1500));
+    round_trips((SystemTime::now(), UNIX_EPOCH, 1u8));
+    round_trips(1..3u8);
+    round_trips((RangeInclusive::new(1.0, 2.0), Range { start: 'a', end: 'b' }, 1.., ..2));
+    round_trips((Bound::<u8>::Unbounded, Bound::Included(1u8), Bound::Excluded("a".to_string())));
+    round_trips(PathBuf::from("/tmp"));
+    round_trips(OsString::from("a"));
+    round_trips(CString::new("a").unwrap());
+    round_trips((IpAddr::from([127, 0, 0, 1]), IpAddr::from(Ipv6Addr::LOCALHOST), Ipv4Addr::LOCALHOST, 1u8));
+    round_trips(("127.0.0.1:80".parse::<SocketAddr>().unwrap(), "[::1]:80".parse::<SocketAddr>().unwrap()));
 }
 
 #[test]
-fn enums_and_recursive_types_travel() {
+fn enums_and_recursive_values_are_accepted_by_their_type() {
     for event in events() {
-        travels((event.clone(), 7u8));
-        travels(vec![event]);
+        round_trips((event.clone(), 7u8));
+        round_trips(vec![event]);
     }
-    travels(events());
-    travels([events(), vec![], events()]);
+    round_trips(events());
+    round_trips([events(), vec![], events()]);
     let tree = |children| Tree { value: 1, children };
-    travels(tree(vec![]));
-    travels((tree(vec![tree(vec![]), tree(vec![tree(vec![]), tree(vec![tree(vec![])])])]), 1u8));
-    travels((List::Cons(1, Box::new(List::Cons(2, Box::new(List::Nil)))), 'a'));
+    round_trips(tree(vec![]));
+    round_trips((tree(vec![tree(vec![]), tree(vec![tree(vec![]), tree(vec![tree(vec![])])])]), 1u8));
+    round_trips((List::Cons(1, Box::new(List::Cons(2, Box::new(List::Nil)))), 'a'));
     let literal = |value| Box::new(Expr::Literal(value));
-    travels(Expr::Add(
+    round_trips(Expr::Add(
         literal(1),
         Box::new(Expr::Neg(Box::new(Expr::Call { name: "f".into(), arguments: vec![*literal(1), Expr::Neg(literal(2))] }))),
     ));
     let chain = |next| Chain { before: 1, next, after: String::new() };
-    travels(chain(Some(Box::new(chain(Some(Box::new(chain(None))))))));
+    round_trips(chain(Some(Box::new(chain(Some(Box::new(chain(None))))))));
 }
 
 #[test]
@@ -369,7 +371,7 @@ fn borrowing_types_are_traced() {
     assert!(!Shape::of_type::<&str>().accepts(&Shape::of_value(&vec![1u8])));
 }
 
-/// As serde_bytes does it.
+/// Encodes as serde_bytes does.
 struct Blob(Vec<u8>);
 
 impl Serialize for Blob {
@@ -379,8 +381,8 @@ impl Serialize for Blob {
 }
 
 #[test]
-fn bytes_are_a_sequence_of_u8() {
-    travels_as::<_, Vec<u8>>(&Blob(vec![1, 2]));
+fn bytes_are_accepted_as_a_sequence_of_u8() {
+    round_trips_as::<_, Vec<u8>>(&Blob(vec![1, 2]));
     refused::<Vec<u16>>(&Blob(vec![1]));
     refused::<String>(&Blob(vec![1]));
     refused::<(u8, u8)>(&Blob(vec![1, 2]));
@@ -481,13 +483,13 @@ fn different_enums_are_refused() {
     refused::<Expr>(&List::Nil);
     refused::<u32>(&Event::Quit);
     refused::<Event>(&0u32);
-    // What both have in common passes.
-    travels_as::<_, other::Event>(&Event::Click(1, 2));
-    travels_as::<_, Event>(&other::Renamed::Key('a'));
+    // Variants that both have in common are accepted.
+    round_trips_as::<_, other::Event>(&Event::Click(1, 2));
+    round_trips_as::<_, Event>(&other::Renamed::Key('a'));
 }
 
 #[test]
-fn a_difference_deep_in_a_recursive_type_is_seen() {
+fn difference_deep_in_a_recursive_type_is_refused() {
     let literal = Box::new(other::Expr::Literal(1));
     refused::<Expr>(&other::Expr::Neg(Box::new(other::Expr::Neg(literal.clone()))));
     refused::<Expr>(&other::Expr::Call { name: String::new(), arguments: vec![other::Expr::Add(literal.clone(), literal)] });
@@ -519,14 +521,14 @@ fn serde_attributes_are_followed() {
         extra: Vec<u8>,
     }
     assert_eq!(text_of::<Attributed>(), "Attributed { identifier: u32, extra: [u8] }");
-    travels(Attributed { _cache: 1, id: 2, extra: vec![] });
+    round_trips(Attributed { _cache: 1, id: 2, extra: vec![] });
 
     #[derive(Serialize, Deserialize)]
     #[serde(transparent)]
     struct Transparent {
         inner: u32,
     }
-    travels_as::<_, u32>(&Transparent { inner: 1 });
+    round_trips_as::<_, u32>(&Transparent { inner: 1 });
 
     #[derive(Serialize, Deserialize)]
     #[serde(from = "(u8, String)", into = "(u8, String)")]
@@ -542,7 +544,7 @@ fn serde_attributes_are_followed() {
             (value.0, value.1)
         }
     }
-    travels(vec![Converted(1, "a".into())]);
+    round_trips(vec![Converted(1, "a".into())]);
 }
 
 #[test]
@@ -563,8 +565,8 @@ fn aliases_are_accepted_and_other_names_are_not() {
         email: String,
         years: u8,
     }
-    travels(New { email: String::new(), age: 1 });
-    travels_as::<_, New>(&Old { mail: String::new(), age: 1 });
+    round_trips(New { email: String::new(), age: 1 });
+    round_trips_as::<_, New>(&Old { mail: String::new(), age: 1 });
     refused::<Old>(&New { email: String::new(), age: 1 });
     refused::<New>(&Third { email: String::new(), years: 1 });
 
@@ -579,8 +581,8 @@ fn aliases_are_accepted_and_other_names_are_not() {
         Begin,
         Halt(u8),
     }
-    travels((Command::Start, Command::Stop(1), 2u8));
-    travels_as::<_, Command>(&OldCommand::Begin);
+    round_trips((Command::Start, Command::Stop(1), 2u8));
+    round_trips_as::<_, Command>(&OldCommand::Begin);
     refused::<Command>(&OldCommand::Halt(1));
 }
 
@@ -607,7 +609,7 @@ impl TryFrom<String> for Never {
 }
 
 #[test]
-fn validations_are_got_around() {
+fn types_with_validation_are_traced() {
     #[derive(Clone, Debug, Deserialize)]
     #[serde(try_from = "Limits")]
     struct Checked {
@@ -648,7 +650,7 @@ fn validations_are_got_around() {
 }
 
 #[test]
-fn what_lies_behind_a_dead_end_is_unknown() {
+fn part_behind_an_untraceable_type_is_unknown() {
     #[derive(Serialize, Deserialize)]
     struct User {
         id: u32,
@@ -669,7 +671,7 @@ fn what_lies_behind_a_dead_end_is_unknown() {
 }
 
 #[test]
-fn what_postcard_cannot_decode_is_unknown() {
+fn type_that_postcard_cannot_decode_is_unknown() {
     #[derive(Serialize, Deserialize)]
     #[serde(untagged)]
     enum Untagged {
@@ -708,7 +710,7 @@ fn what_postcard_cannot_decode_is_unknown() {
 }
 
 #[test]
-fn elements_that_differ_fit_no_type_of_one_shape() {
+fn elements_of_different_types_are_mixed() {
     #[derive(Clone, Serialize)]
     #[serde(untagged)]
     enum Any {
@@ -733,7 +735,7 @@ fn elements_that_differ_fit_no_type_of_one_shape() {
     assert_eq!(text(&[Any::Sum(0.0, 0.0), Any::Three(1, 2, 3)][..]), "[mixed]");
     assert_eq!(text(&[Any::Three(1, 2, 3), Any::Sum(0.0, 0.0)][..]), "[mixed]");
     assert_eq!(text(&[Any::More { x: 0.0, y: 0.0, z: 0.0 }, Any::Point(Point::default())][..]), "[mixed]");
-    // A receiver may be right about these.
+    // These shapes are ambiguous, so that the receiver may accept them.
     assert_eq!(text(&(&number, &text_)), "(?, ?)");
     assert_eq!(text(&[[&number, &text_]][..]), "[(?, ?)]");
     assert_eq!(text(&[Any::Point(Point::default()), Any::Renamed { a: 0.0, b: 0.0 }][..]), "[?]");
@@ -743,7 +745,7 @@ fn elements_that_differ_fit_no_type_of_one_shape() {
         List(Vec<u8>),
         Blob(Blob),
     }
-    travels_as::<_, Vec<Vec<u8>>>(&vec![Bytes::List(vec![1]), Bytes::Blob(Blob(vec![1])), Bytes::List(vec![1])]);
+    round_trips_as::<_, Vec<Vec<u8>>>(&vec![Bytes::List(vec![1]), Bytes::Blob(Blob(vec![1])), Bytes::List(vec![1])]);
 }
 
 /// What follows a tag that is written by hand is of the type that the tag says.
@@ -791,13 +793,13 @@ fn tagged_by_hand<const TEXT: u8, const NUMBER: u8>() {
     }
     let number = || Tagged::<TEXT, NUMBER>::Number(1);
     let text = || Tagged::<TEXT, NUMBER>::Text("a".into());
-    travels(number());
-    travels(text());
-    travels(Some(number()));
-    travels(Some(text()));
-    travels((1u16, vec![text()]));
-    travels(vec![number(), text()]);
-    travels(BTreeMap::from([(1u8, number()), (2, text())]));
+    round_trips(number());
+    round_trips(text());
+    round_trips(Some(number()));
+    round_trips(Some(text()));
+    round_trips((1u16, vec![text()]));
+    round_trips(vec![number(), text()]);
+    round_trips(BTreeMap::from([(1u8, number()), (2, text())]));
 }
 
 /// A text that can't be made is an error, and no panic.
@@ -818,9 +820,9 @@ fn a_display_that_fails() {
     assert!(encoder::encode_alone(&Fails, &mut Vec::new()).is_err());
 }
 
-/// A list whose first element is of another type than the others, written and read by hand.
+/// A list whose first element is of another type than the others, with hand-written serde code.
 #[test]
-fn a_list_by_hand_may_hold_several_types() {
+fn hand_written_list_of_several_types_is_accepted() {
     struct Titled(Vec<String>);
     impl Serialize for Titled {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -851,12 +853,12 @@ fn a_list_by_hand_may_hold_several_types() {
             deserializer.deserialize_seq(Reader)
         }
     }
-    travels((Titled(vec!["a".into(), "b".into()]), 1u8));
-    travels(vec![Titled(vec![]), Titled(vec!["a".into()])]);
+    round_trips((Titled(vec!["a".into(), "b".into()]), 1u8));
+    round_trips(vec![Titled(vec![]), Titled(vec!["a".into()])]);
 }
 
 #[test]
-fn the_kind_of_a_part_may_depend_on_a_value() {
+fn part_whose_type_depends_on_a_value_is_unknown() {
     /// Reads a flag, then a number or a text.
     struct Flagged;
     impl<'de> Deserialize<'de> for Flagged {
@@ -881,7 +883,7 @@ fn the_kind_of_a_part_may_depend_on_a_value() {
     let ty = Shape::of_type::<(Flagged, u8)>();
     assert_eq!(ty.to_string(), "((bool, ?), u8)");
 
-    /// Reads a number, then so many more.
+    /// Reads a number, then that many more.
     struct Counted;
     impl<'de> Deserialize<'de> for Counted {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -903,7 +905,7 @@ fn the_kind_of_a_part_may_depend_on_a_value() {
     }
     assert_eq!(text_of::<(Counted, u8)>(), "(?, u8)");
 
-    /// Reads until nothing comes.
+    /// Reads until the end.
     struct Rest;
     impl<'de> Deserialize<'de> for Rest {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -927,7 +929,7 @@ fn the_kind_of_a_part_may_depend_on_a_value() {
     assert_eq!(text_of::<(u8, Rest)>(), "(u8, ?)");
 }
 
-/// An enum written by hand, with `LAST + 1` variants, one of which the reader does not take.
+/// A hand-written enum with `LAST + 1` variants, one of which the reader refuses.
 struct Code<const LAST: u32, const MISSING: u32>(u32);
 
 const CODES: &[&str] = &["code"; 5000];
@@ -966,9 +968,9 @@ impl<'de, const LAST: u32, const MISSING: u32> Deserialize<'de> for Code<LAST, M
 }
 
 #[test]
-fn variants_may_be_missing_or_many() {
-    travels((Code::<4, 2>(4), 1u8));
-    travels((Code::<4, 4>(3), 1u8));
+fn enums_with_missing_or_many_variants_are_traced() {
+    round_trips((Code::<4, 2>(4), 1u8));
+    round_trips((Code::<4, 4>(3), 1u8));
     assert_eq!(Shape::of_type::<Code<4, 4>>().nodes(), 5);
     assert_eq!(text_of::<(Code<0, 0>, u8)>(), "(?, ?)");
 
@@ -978,24 +980,24 @@ fn variants_may_be_missing_or_many() {
             serializer.serialize_newtype_variant("Code", self.0, "code", &1u64)
         }
     }
-    travels((Code::<399, 400>(399), 1u8));
+    round_trips((Code::<399, 400>(399), 1u8));
     assert_eq!(Shape::of_type::<(Code<399, 400>, u8)>().nodes(), 403);
     refused::<(Code<399, 400>, u8)>(&(Retyped(399), 1u8));
     refused::<(Code<399, 400>, u8)>(&(Retyped(400), 1u8));
 
-    // So many that the shape has no room for them: the rest of the type is known nevertheless.
+    // Too many for the shape: the rest of the type is known nevertheless.
     assert_eq!(text_of::<(Code<4999, 5000>, u8)>(), "(?, u8)");
 }
 
 #[test]
-fn odd_implementations_do_no_harm() {
-    struct Silent;
-    impl<'de> Deserialize<'de> for Silent {
+fn odd_implementations_are_unknown() {
+    struct ReadsNothing;
+    impl<'de> Deserialize<'de> for ReadsNothing {
         fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-            Ok(Silent)
+            Ok(ReadsNothing)
         }
     }
-    assert_eq!(text_of::<(u8, Silent, u16)>(), "(u8, ?, u16)");
+    assert_eq!(text_of::<(u8, ReadsNothing, u16)>(), "(u8, ?, u16)");
 
     struct Refuses;
     impl<'de> Deserialize<'de> for Refuses {
@@ -1025,7 +1027,7 @@ fn odd_implementations_do_no_harm() {
 }
 
 #[test]
-fn a_panic_in_a_type_ends_its_trace() {
+fn panic_in_a_type_ends_its_trace() {
     #[derive(Deserialize)]
     #[serde(from = "u8")]
     struct Panics;
@@ -1051,17 +1053,17 @@ fn recursion_without_names_is_bounded() {
     #[derive(Serialize, Deserialize)]
     struct Rose(Vec<Rose>);
     assert_eq!(text_of::<Rose>(), "[…]");
-    travels(Rose(vec![Rose(vec![]), Rose(vec![Rose(vec![])])]));
+    round_trips(Rose(vec![Rose(vec![]), Rose(vec![Rose(vec![])])]));
     refused::<Rose>(&vec![vec![vec![1u8]]]);
 
     fn nest(depth: usize) -> List {
         if depth == 0 { List::Nil } else { List::Cons(1, Box::new(nest(depth - 1))) }
     }
-    travels(nest(200));
+    round_trips(nest(200));
 }
 
 #[test]
-fn a_recursive_type_takes_few_runs() {
+fn recursive_type_is_traced_in_few_runs() {
     thread_local!(static READ: Cell<u32> = const { Cell::new(0) });
     #[derive(Deserialize)]
     #[serde(from = "i32")]
@@ -1108,8 +1110,8 @@ fn many_types_that_contain_each_other_are_bounded() {
     mutual! { A B C D E F G H I J K L }
     let ty = sent(&Shape::of_type::<A>());
     assert!(ty.nodes() > 100, "{}", ty.nodes());
-    travels(A::default());
-    travels(A { B: vec![B { C: vec![C::default()], ..B::default() }], ..A::default() });
+    round_trips(A::default());
+    round_trips(A { B: vec![B { C: vec![C::default()], ..B::default() }], ..A::default() });
     refused::<A>(&B { A: vec![], ..B::default() }.A.iter().map(|_| 1).chain([1u8]).collect::<Vec<_>>());
 }
 
@@ -1120,14 +1122,14 @@ fn large_types_are_traced_within_bounds() {
         a: [[[u8; 32]; 32]; 32],
         b: u8,
     }
-    // A million elements, of no size: the first arrays tell enough, and what comes after them is not lost.
+    // A million elements of zero size: the first arrays suffice, and what follows them is traced.
     let million = Shape::of_value(&([[[[(); 32]; 32]; 32]; 32], "a"));
     assert_eq!(million.to_string(), "([[[[(); 32]; 32]; 32]; 32], str)");
     assert!(sent(&Shape::of_type::<([[[[(); 32]; 32]; 32]; 32], String)>()).accepts(&million));
     // 32 768 elements are more steps than a trace has.
     assert_eq!(text_of::<[[u8; 32]; 32]>(), "[[u8; 32]; 32]");
     assert_eq!(text_of::<(Array<10_000>, u8)>(), "([u8; 10000], u8)");
-    travels((Array([1; 5000]), 1u8));
+    round_trips((Array([1; 5000]), 1u8));
     refused::<Array<2000>>(&Array([1; 2001]));
     let ty = Shape::of_type::<Large>();
     assert!(ty.accepts(&Shape::of_value(&Large { a: [[[0; 32]; 32]; 32], b: 1 })), "{ty}");
@@ -1140,7 +1142,7 @@ fn is_complete(value: &(impl Serialize + ?Sized)) -> bool {
 }
 
 #[test]
-fn completeness() {
+fn shape_is_complete_when_all_types_are_seen() {
     #[track_caller]
     fn complete(value: &(impl Serialize + ?Sized), expected: bool) {
         assert_eq!(is_complete(value), expected, "{}", text(value));
@@ -1163,7 +1165,7 @@ fn completeness() {
 }
 
 #[test]
-fn huge_values_keep_the_limits() {
+fn shapes_of_huge_values_keep_the_limits() {
     let wide: Vec<(u32, Vec<Event>)> = (0..100).map(|i| (i, events())).collect();
     sent(&Shape::of_value(&wide));
     sent(&Shape::of_value(&vec![wide; 40]));
@@ -1183,7 +1185,7 @@ fn huge_values_keep_the_limits() {
     }
     assert_eq!(sent(&Shape::of_value(&Wide(1023))).nodes(), 1024);
     assert_eq!(sent(&Shape::of_value(&Wide(1024))), Shape::Unknown);
-    // The last one has no room.
+    // There is no room for the last one.
     assert_eq!(sent(&Shape::of_value(&(Wide(1021), 1u8))).nodes(), 1024);
     assert_eq!(text(&(1u8, Wide(1022), 1u8)), "?");
     sent(&Shape::of_value(&[Wide(700), Wide(700)]));
@@ -1213,7 +1215,7 @@ fn huge_values_keep_the_limits() {
 }
 
 #[test]
-fn decoding_keeps_the_limits() {
+fn shape_beyond_the_limits_is_not_decoded() {
     assert_eq!(Shape::decode(&[]), None);
     // Trailing bytes, unknown tags, an `Up` beyond the root, a run of nothing, variants out of order.
     assert_eq!(Shape::decode(&[0, 0]), None);
@@ -1235,7 +1237,7 @@ fn decoding_keeps_the_limits() {
     };
     assert!(Shape::decode(&wide(1023)).is_some());
     assert_eq!(Shape::decode(&wide(1024)), None);
-    // A length of four thousand million, and then nothing.
+    // A length of 2^32 - 1, and no content.
     assert_eq!(Shape::decode(&[36, 255, 255, 255, 255, 15]), None);
     let named = |length: u8| [&[37, length | 128, length >> 7][..], &vec![b'a'; length.into()], &[0]].concat();
     assert!(Shape::decode(&named(128)).is_some());
@@ -1244,22 +1246,22 @@ fn decoding_keeps_the_limits() {
 }
 
 #[test]
-fn a_crafted_shape_cannot_keep_the_receiver_busy() {
+fn crafted_shape_is_compared_in_bounded_time() {
     #[derive(Deserialize)]
-    struct Twins(#[allow(dead_code)] Option<Box<Twins>>, #[allow(dead_code)] u8, #[allow(dead_code)] Option<Box<Twins>>);
-    let ty = Shape::of_type::<Twins>();
+    struct Branch(#[allow(dead_code)] Option<Box<Branch>>, #[allow(dead_code)] u8, #[allow(dead_code)] Option<Box<Branch>>);
+    let ty = Shape::of_type::<Branch>();
     let mut crafted = Shape::Leaf(Leaf::U8);
     for _ in 0..15 {
-        let twins = Shape::Tuple(vec![
+        let branch = Shape::Tuple(vec![
             Run { count: 1, shape: Shape::Option(Box::new(crafted.clone())) },
             Run { count: 1, shape: Shape::Leaf(Leaf::U8) },
             Run { count: 1, shape: Shape::Option(Box::new(Shape::Unknown)) },
         ]);
-        crafted = twins;
+        crafted = branch;
     }
-    // Honest in form, wrong at the end of the chain.
+    // Well formed, but different at the end of the chain.
     assert!(!ty.accepts(&sent(&crafted)));
-    // Every level would be compared three times, 3¹⁵ in all. The receiver gives up.
+    // Every level would be compared three times, 3¹⁵ in all. The receiver stops and refuses.
     let mut many = Shape::Unknown;
     for _ in 0..15 {
         many = Shape::Tuple(vec![Run { count: 3, shape: Shape::Option(Box::new(many)) }]);
@@ -1362,15 +1364,15 @@ proptest! {
     }
 
     #[test]
-    fn a_shape_comes_back_and_accepts_itself(shape in any_shape()) {
+    fn decoded_shape_equals_and_accepts_itself(shape in any_shape()) {
         prop_assert!(shape.accepts(&sent(&shape)));
         prop_assert!(Shape::Unknown.accepts(&shape) && shape.accepts(&Shape::Unknown));
         prop_assert!(shape.to_string().len() <= 310);
     }
 
-    /// Each value is declared by a shape that the type accepts. What was seen once brings nothing new.
+    /// Each value is declared by a shape that the type accepts. Values seen before don't need a new declaration.
     #[test]
-    fn what_was_seen_once_is_known(exprs in prop::collection::vec(any_expr(), 1..5)) {
+    fn value_seen_before_has_the_same_number(exprs in prop::collection::vec(any_expr(), 1..5)) {
         let (knowledge, numbers, ty) = (Knowledge::new(None), DeclarationNumbers::default(), Shape::of_type::<Expr>());
         let mut last = 0;
         for (n, expr) in exprs.iter().chain(&exprs).enumerate() {
@@ -1385,7 +1387,7 @@ proptest! {
 
     /// A complete shape stands for the other values of its type: where it is accepted, they are.
     #[test]
-    fn a_complete_shape_stands_for_all(a in any_incomplete(), b in any_incomplete()) {
+    fn complete_shape_is_accepted_like_all_values_of_its_type(a in any_incomplete(), b in any_incomplete()) {
         let (complete, a, b) = (is_complete(&a), Shape::of_value(&a), Shape::of_value(&b));
         if complete {
             prop_assert!(a.accepts(&b) && b.accepts(&a));
@@ -1400,7 +1402,7 @@ proptest! {
     }
 
     #[test]
-    fn values_of_many_types_travel(
+    fn random_values_are_accepted_by_their_type(
         numbers: (u8, i16, u32, i64, u128),
         others: (i8, u16, i32, u64, i128, f32, f64, char, bool),
         texts in prop::collection::vec("[a-zß]{0,4}", 0..5),
@@ -1409,12 +1411,12 @@ proptest! {
         nested in prop::collection::vec(prop::collection::vec(any::<Option<[bool; 3]>>(), 0..4), 0..4),
         array: [Option<u8>; 5],
     ) {
-        travels((numbers, others, texts, map, results, nested, array));
+        round_trips((numbers, others, texts, map, results, nested, array));
     }
 
     #[test]
-    fn expressions_travel(exprs in prop::collection::vec(any_expr(), 0..4)) {
-        travels(exprs);
+    fn random_expressions_are_accepted_by_their_type(exprs in prop::collection::vec(any_expr(), 0..4)) {
+        round_trips(exprs);
     }
 }
 
@@ -1424,7 +1426,7 @@ fn assert_traits() {
     is::<Shape>();
 }
 
-/// A tree whose nodes are of several kinds: elements of a list lead back to the type that they are in.
+/// A recursive enum: elements of a list lead back to the type that they are in.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Plan {
     Step(u8),
@@ -1434,7 +1436,7 @@ enum Plan {
     Late(String),
 }
 
-/// What a value that is sent after others is declared as.
+/// The shape that the last of these values is declared with, after the others.
 #[track_caller]
 fn declared_after<T: Serialize>(values: &[T]) -> Shape {
     let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
@@ -1451,7 +1453,7 @@ fn declared_after<T: Serialize>(values: &[T]) -> Shape {
 }
 
 #[test]
-fn a_new_variant_behind_the_first_element_of_a_recursive_list_is_seen() {
+fn new_variant_in_a_recursive_list_is_declared() {
     use Plan::*;
     let late = || Late("x".to_owned());
     for [first, second] in [
@@ -1460,7 +1462,7 @@ fn a_new_variant_behind_the_first_element_of_a_recursive_list_is_seen() {
         [Rows(vec![vec![Step(1)]]), Rows(vec![vec![Step(1), late()]])],
         [Named(BTreeMap::from([(1, Step(1))])), Named(BTreeMap::from([(1, Step(1)), (2, late())]))],
     ] {
-        // What is in a list within a list of its own type stands where the outer one stands.
+        // An inner list of the same type shares the node of the outer one.
         let (first, second) = (All(vec![first]), All(vec![second]));
         let shape = declared_after(&[first, second]);
         assert!(encoded(&shape).windows(4).any(|part| part == b"Late"), "{shape}");
@@ -1468,7 +1470,7 @@ fn a_new_variant_behind_the_first_element_of_a_recursive_list_is_seen() {
 }
 
 #[test]
-fn elements_written_with_attributes_are_told_apart() {
+fn fields_with_different_serializers_are_declared_separately() {
     fn short<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u8(*value as u8)
     }
@@ -1481,9 +1483,9 @@ fn elements_written_with_attributes_are_told_apart() {
     assert_eq!(shape.to_string(), "(u8, str)");
 }
 
-/// A `Serialize` that writes something else each time is declared as what it has written.
+/// A `Serialize` that writes another type each time is declared as what it has written.
 #[test]
-fn what_is_declared_is_what_was_written() {
+fn value_of_changing_type_is_declared_as_written() {
     struct Fickle(Cell<u8>);
     impl Serialize for Fickle {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -1502,9 +1504,9 @@ fn what_is_declared_is_what_was_written() {
     assert_eq!((shape, &bytes[..]), (Shape::of_type::<u8>(), &[7][..]));
 }
 
-/// Many values that contradict the others in one and the same way have one number.
+/// Values that differ from the first in the same way share one declaration number.
 #[test]
-fn values_that_are_alike_have_one_number() {
+fn values_alike_share_one_declaration_number() {
     let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
     let number = |value: u8| knowledge.encode_alone(&value, &mut Vec::new(), &numbers).unwrap().number;
     let first = number(0);

@@ -1,7 +1,7 @@
-//! Engines with a device: what it is told of memory, what it is asked to move, and what becomes of that.
+//! Engines with an RMA device: registration of memory, RMA operations, and their fallback.
 //!
-//! The device is a pretence around `loop://`. It moves nothing: what it "pulls" is made up, and what it "pushes" is noted,
-//! so that it shows who carried a transfer out.
+//! The device is a fake around `loop://`. It transfers nothing: what it "pulls" is made up, and what it "pushes" is recorded.
+//! So the bytes show whether the device or the owner did a transfer.
 
 use std::io;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use crate::memory::{DeviceRegistration, Loan, Region, Slice};
 use crate::transport::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, Transport};
 use crate::{Address, Bulk, BulkMode, Endpoint, Engine, Error, Request, Result, Scheme};
 
-/// What the device makes of what it is asked.
+/// How the device handles requests.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Mood {
+enum DeviceBehavior {
     #[default]
-    Moves,
-    /// It tries in vain.
+    Completes,
+    /// It accepts them, and they fail.
     Fails,
-    /// It does not even try.
+    /// It does not accept them.
     Refuses,
-    /// It never comes to an end.
+    /// It accepts them, and they never complete.
     Hangs,
 }
 
-/// What the device has been asked.
+/// An RMA request to the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RmaRequest {
     pull: bool,
@@ -37,30 +37,30 @@ struct RmaRequest {
 
 #[derive(Default)]
 struct FakeDeviceState {
-    /// 0 before it comes into use.
+    /// The number of devices; 0 before one appears.
     devices: u32,
-    mood: Mood,
-    /// Why it can't be told of memory.
+    behavior: DeviceBehavior,
+    /// Registrations fail with the limit on locked memory.
     full: bool,
-    /// How long keys are.
+    /// The length of keys.
     keys: usize,
     exposed: Vec<DeviceAccess>,
     /// How many registrations have ended.
     ended: usize,
     asked: Vec<RmaRequest>,
     pushed: Vec<Vec<u8>>,
-    /// How many moves were given up, and how often it was made to leave memory alone.
-    given_up: usize,
-    revoked: usize,
+    /// How many RMA operations were cancelled, and how often memory was fenced from the device.
+    cancelled: usize,
+    fenced: usize,
 }
 
 #[derive(Clone)]
 struct FakeDevice(Arc<Mutex<FakeDeviceState>>);
 
-/// What one engine is to be told of moves.
-type RmaCallback = Arc<Mutex<Vec<(LinkKey, u64, io::Result<()>)>>>;
+/// Completions that are to be reported to an engine.
+type Completions = Arc<Mutex<Vec<(LinkKey, u64, io::Result<()>)>>>;
 
-/// Every byte that the device pulls.
+/// The value of all bytes that the device pulls.
 const MADE_UP: u8 = 0xdd;
 
 impl FakeDevice {
@@ -84,7 +84,7 @@ impl FakeDevice {
         let device = self.clone();
         let wrap = move |inner: Box<dyn Transport>| -> Box<dyn Transport> {
             if inner.capabilities().scheme == Scheme::Loop {
-                Box::new(Near { inner, device: device.clone(), done: RmaCallback::default() })
+                Box::new(DeviceTransport { inner, device: device.clone(), done: Completions::default() })
             } else {
                 inner
             }
@@ -93,7 +93,7 @@ impl FakeDevice {
     }
 }
 
-/// What the device knows of memory.
+/// A registration of memory with the device.
 struct RegisteredMemory(FakeDevice);
 
 impl DeviceRegistration for RegisteredMemory {
@@ -102,14 +102,14 @@ impl DeviceRegistration for RegisteredMemory {
     }
 }
 
-/// Memory that a move which hangs is about to touch.
+/// Memory of an RMA operation that hangs.
 struct InUse(FakeDevice, Slice);
 
 impl Loan for InUse {
     fn withdraw(&self) {}
 
     fn wait(&self, _: Instant) {
-        self.0.0.lock().revoked += 1;
+        self.0.0.lock().fenced += 1;
     }
 
     fn is_over(&self) -> bool {
@@ -117,14 +117,14 @@ impl Loan for InUse {
     }
 }
 
-struct NearLink {
+struct DeviceLink {
     inner: Arc<dyn Link>,
     key: LinkKey,
     device: FakeDevice,
-    done: RmaCallback,
+    done: Completions,
 }
 
-impl Link for NearLink {
+impl Link for DeviceLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         self.inner.send(bytes, payload)
     }
@@ -135,21 +135,21 @@ impl Link for NearLink {
         self.inner.acknowledged()
     }
     fn begin_rma(&self, operation: u64, pull: bool, local: &Slice, keys: &RemoteKeys, offset: u64) -> bool {
-        let mood = {
+        let behavior = {
             let mut state = self.device.0.lock();
             state.asked.push(RmaRequest { pull, len: local.len, keys: keys.clone(), offset });
-            state.mood
+            state.behavior
         };
-        let result = match mood {
-            Mood::Refuses => return false,
-            Mood::Hangs => {
+        let result = match behavior {
+            DeviceBehavior::Refuses => return false,
+            DeviceBehavior::Hangs => {
                 if let Some(access) = local.read_access() {
                     access.lend(Arc::new(InUse(self.device.clone(), local.clone())));
                 }
                 return true;
             }
-            Mood::Fails => Err(io::Error::other("the device failed")),
-            Mood::Moves => {
+            DeviceBehavior::Fails => Err(io::Error::other("the device failed")),
+            DeviceBehavior::Completes => {
                 let mut bytes = vec![MADE_UP; local.len];
                 assert!(if pull { local.write(&bytes) } else { local.read(&mut bytes) });
                 self.device.0.lock().pushed.extend((!pull).then_some(bytes));
@@ -160,26 +160,26 @@ impl Link for NearLink {
         true
     }
     fn end_rma(&self, _: u64) {
-        self.device.0.lock().given_up += 1;
+        self.device.0.lock().cancelled += 1;
     }
     fn close(&self) {
         self.inner.close();
     }
 }
 
-struct Near {
+struct DeviceTransport {
     inner: Box<dyn Transport>,
     device: FakeDevice,
-    done: RmaCallback,
+    done: Completions,
 }
 
-impl Near {
+impl DeviceTransport {
     fn link(&self, key: LinkKey, inner: Arc<dyn Link>) -> Arc<dyn Link> {
-        Arc::new(NearLink { inner, key, device: self.device.clone(), done: self.done.clone() })
+        Arc::new(DeviceLink { inner, key, device: self.device.clone(), done: self.done.clone() })
     }
 }
 
-impl Transport for Near {
+impl Transport for DeviceTransport {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
@@ -197,12 +197,12 @@ impl Transport for Near {
             let state = self.device.0.lock();
             (state.full, state.keys, state.exposed.len())
         };
-        let made = region.register(|pieces| {
+        let registered = region.register(|pieces| {
             assert_eq!(pieces.iter().map(|piece| piece.iov_len).sum::<usize>(), region.len());
             if full { Err(io::Error::other("the limit on locked memory")) } else { Ok(RegisteredMemory(self.device.clone())) }
         });
-        let Some(made) = made else { return Ok(None) };
-        made?;
+        let Some(registered) = registered else { return Ok(None) };
+        registered?;
         self.device.0.lock().exposed.push(access);
         Ok(Some(vec![number as u8; keys].into()))
     }
@@ -216,10 +216,10 @@ impl Transport for Near {
         let done = std::mem::take(&mut *self.done.lock());
         let any = !done.is_empty();
         done.into_iter().for_each(|(key, operation, result)| sink.rma_done(key, operation, result));
-        self.inner.poll(&mut NearSink { sink, near: self }) || any
+        self.inner.poll(&mut DeviceSink { sink, transport: self }) || any
     }
     fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink) {
-        self.inner.ready(token, event, &mut NearSink { sink, near: self });
+        self.inner.ready(token, event, &mut DeviceSink { sink, transport: self });
     }
     fn park(&self) -> bool {
         self.done.lock().is_empty() && self.inner.park()
@@ -229,17 +229,17 @@ impl Transport for Near {
     }
 }
 
-struct NearSink<'a> {
+struct DeviceSink<'a> {
     sink: &'a mut dyn Sink,
-    near: &'a Near,
+    transport: &'a DeviceTransport,
 }
 
-impl Sink for NearSink<'_> {
+impl Sink for DeviceSink<'_> {
     fn accepted(&mut self, remote: Address) -> LinkKey {
         self.sink.accepted(remote)
     }
     fn attach(&mut self, key: LinkKey, link: Arc<dyn Link>) {
-        self.sink.attach(key, self.near.link(key, link));
+        self.sink.attach(key, self.transport.link(key, link));
         self.sink.rma_capable(key);
     }
     fn connected(&mut self, key: LinkKey) {
@@ -252,8 +252,8 @@ impl Sink for NearSink<'_> {
     fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         self.sink.bytes(key, bytes)
     }
-    fn payload_done(&mut self, key: LinkKey, landed: PayloadStatus) {
-        self.sink.payload_done(key, landed);
+    fn payload_done(&mut self, key: LinkKey, status: PayloadStatus) {
+        self.sink.payload_done(key, status);
     }
     fn heard(&mut self, key: LinkKey) {
         self.sink.heard(key);
@@ -273,15 +273,15 @@ impl Sink for NearSink<'_> {
 
 const LEN: usize = 100_000;
 
-/// A server, which lends what it is given; a client; and the bulk as the client has got it.
-fn lent(device: &FakeDevice, bulk: impl FnOnce(&Engine) -> Result<Bulk>) -> Result<(Engine, Engine, Endpoint, Bulk)> {
+/// A server that exports a bulk, a client, and the bulk as the client has received it.
+fn export_bulk(device: &FakeDevice, bulk: impl FnOnce(&Engine) -> Result<Bulk>) -> Result<(Engine, Engine, Endpoint, Bulk)> {
     let server = device.engine("loop://")?;
-    let lent = Mutex::new(Some(bulk(&server)?));
-    server.define("lend", move |_: &Request, ()| lent.lock().clone())?;
+    let exported = Mutex::new(Some(bulk(&server)?));
+    server.define("export", move |_: &Request, ()| exported.lock().clone())?;
     let client = device.engine("loop://")?;
     let peer = client.lookup(server.address())?;
-    let got = client.procedure::<(), Option<Bulk>>("lend").on(&peer).call(&())?;
-    Ok((server, client, peer, got.expect("the server lends")))
+    let got = client.procedure::<(), Option<Bulk>>("export").on(&peer).call(&())?;
+    Ok((server, client, peer, got.expect("the server exports a bulk")))
 }
 
 fn finish(engines: [Engine; 2]) -> Result<()> {
@@ -293,19 +293,19 @@ fn finish(engines: [Engine; 2]) -> Result<()> {
 }
 
 #[test]
-fn the_device_carries_transfers_out() -> Result<()> {
+fn transfer_with_keys_uses_the_device() -> Result<()> {
     let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| -> Result<Bulk> {
-        // So that the keys are not the first.
+        // The next exposure then has other keys than the first.
         drop(server.expose(vec![0u8; 10], BulkMode::WriteOnly)?);
         Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk())
     };
-    let (server, client, peer, bulk) = lent(&device, expose)?;
+    let (server, client, peer, bulk) = export_bulk(&device, expose)?;
     let keys: RemoteKeys = vec![1; 24].into();
-    let mut near = vec![0u8; LEN];
-    assert_eq!(bulk.on(&peer).pull_into(&mut near)?, LEN);
-    assert!(near.iter().all(|byte| *byte == MADE_UP));
+    let mut buffer = vec![0u8; LEN];
+    assert_eq!(bulk.on(&peer).pull_into(&mut buffer)?, LEN);
+    assert!(buffer.iter().all(|byte| *byte == MADE_UP));
     let part = bulk.slice(1000, 2000)?.slice(100, 50)?;
     assert_eq!(part.on(&peer).push_from(&[5u8; 60])?, 50);
     let asked =
@@ -319,27 +319,30 @@ fn the_device_carries_transfers_out() -> Result<()> {
     }
     let logged = format!("{bulk:?} {:?}", bulk.on(&peer));
     assert!(!logged.contains("[1, 1") && !logged.contains("0101"), "{logged}");
-    // Taken back, the memory is as its owner left it: the device only pretends.
+    // The reclaimed memory is unchanged, since the device transferred nothing.
     assert!(memory.lock().take().expect("exposed").reclaim() == vec![7; LEN]);
     assert_eq!(device.0.lock().ended, 2);
     finish([client, server])
 }
 
-/// Whoever gets a bulk from somebody else can have its device reach the owner's.
+/// A peer that receives a forwarded bulk can use RMA with the owner.
 #[test]
-fn keys_are_passed_on() -> Result<()> {
+fn forwarded_bulk_keeps_its_keys() -> Result<()> {
     let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadOnly)?).bulk());
-    let (server, client, _, bulk) = lent(&device, expose)?;
+    let (server, client, _, bulk) = export_bulk(&device, expose)?;
     let third = device.engine("loop://")?;
     third.define("pull", |request: &Request, bulk: Bulk| {
-        let mut near = vec![0u8; LEN];
-        bulk.origin(request.engine()).and_then(|remote| remote.pull_into(&mut near)).map_err(|error| error.to_string()).unwrap();
-        near[LEN - 1]
+        let mut buffer = vec![0u8; LEN];
+        bulk.origin(request.engine())
+            .and_then(|remote| remote.pull_into(&mut buffer))
+            .map_err(|error| error.to_string())
+            .unwrap();
+        buffer[LEN - 1]
     })?;
-    // The owner has to be met first.
-    third.procedure::<(), Option<Bulk>>("lend").on(&third.lookup(server.address())?).call(&())?;
+    // It must be connected to the owner.
+    third.procedure::<(), Option<Bulk>>("export").on(&third.lookup(server.address())?).call(&())?;
     let pulled = client.procedure::<Bulk, u8>("pull").on(&client.lookup(third.address())?).call(&bulk)?;
     assert_eq!(pulled, MADE_UP);
     third.finalize()?;
@@ -347,23 +350,23 @@ fn keys_are_passed_on() -> Result<()> {
     finish([client, server])
 }
 
-/// The owner does what the device does not.
+/// The owner serves transfers that the device does not.
 #[test]
-fn the_owner_helps_out() -> Result<()> {
-    for mood in [Mood::Fails, Mood::Refuses] {
+fn transfer_that_the_device_fails_is_served_by_the_owner() -> Result<()> {
+    for behavior in [DeviceBehavior::Fails, DeviceBehavior::Refuses] {
         let device = FakeDevice::new();
         let memory = Mutex::new(None);
         let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
-        let (server, client, peer, bulk) = lent(&device, expose)?;
-        device.0.lock().mood = mood;
-        let mut near = vec![0u8; LEN];
-        assert_eq!(bulk.on(&peer).pull_into(&mut near)?, LEN);
-        assert!(near == vec![7; LEN]);
+        let (server, client, peer, bulk) = export_bulk(&device, expose)?;
+        device.0.lock().behavior = behavior;
+        let mut buffer = vec![0u8; LEN];
+        assert_eq!(bulk.on(&peer).pull_into(&mut buffer)?, LEN);
+        assert!(buffer == vec![7; LEN]);
         assert_eq!(bulk.on(&peer).push_from(&vec![8u8; LEN])?, LEN);
         assert_eq!(device.0.lock().asked.len(), 2);
         let memory = memory.lock().take().expect("exposed");
         assert!(memory.reclaim() == vec![8; LEN]);
-        match bulk.on(&peer).pull_into(&mut near) {
+        match bulk.on(&peer).pull_into(&mut buffer) {
             Err(Error::Revoked { .. }) => {}
             other => panic!("{other:?}"),
         }
@@ -373,9 +376,9 @@ fn the_owner_helps_out() -> Result<()> {
     Ok(())
 }
 
-/// The content of a small bulk goes along instead of keys, and keys that are too long do not.
+/// A small bulk is sent with its content instead of keys, and keys that are too long are not sent.
 #[test]
-fn who_has_no_keys_asks() -> Result<()> {
+fn transfer_without_keys_is_served_by_the_owner() -> Result<()> {
     for (len, keys, mode) in [(1000, 24, BulkMode::ReadOnly), (LEN, (64 << 10) + 1, BulkMode::ReadWrite)] {
         let device = FakeDevice::new();
         device.0.lock().keys = keys;
@@ -387,38 +390,39 @@ fn who_has_no_keys_asks() -> Result<()> {
                 mode => memory.1.insert(server.expose(vec![7u8; len], mode)?).bulk(),
             })
         };
-        let (server, client, peer, bulk) = lent(&device, expose)?;
+        let (server, client, peer, bulk) = export_bulk(&device, expose)?;
         assert_eq!(device.0.lock().exposed.len(), 1);
         assert_eq!(device.0.lock().exposed[0].constant, mode == BulkMode::ReadOnly);
-        let mut near = vec![0u8; len];
-        assert_eq!(bulk.on(&peer).pull_into(&mut near)?, len);
-        assert!(near == vec![7; len] && device.0.lock().asked.is_empty());
+        let mut buffer = vec![0u8; len];
+        assert_eq!(bulk.on(&peer).pull_into(&mut buffer)?, len);
+        assert!(buffer == vec![7; len] && device.0.lock().asked.is_empty());
         drop((bulk, memory));
         finish([client, server])?;
     }
     Ok(())
 }
 
-/// What was exposed before is made known to a device that comes, once somebody is sent a bulk of it.
+/// Memory exposed earlier is registered with a new device when a bulk of it is sent.
 #[test]
-fn a_device_comes_later() -> Result<()> {
+fn device_that_appears_later_is_used() -> Result<()> {
     let device = FakeDevice::absent();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
-    let (server, client, peer, bulk) = lent(&device, expose)?;
-    let mut near = vec![0u8; LEN];
-    bulk.on(&peer).pull_into(&mut near)?;
-    assert!(near == vec![7; LEN] && device.0.lock().exposed.is_empty());
-    let again = || client.procedure::<(), Option<Bulk>>("lend").on(&peer).call(&()).map(|bulk| bulk.expect("it is lent"));
-    // It can't take it, which is no reason for the call to fail.
+    let (server, client, peer, bulk) = export_bulk(&device, expose)?;
+    let mut buffer = vec![0u8; LEN];
+    bulk.on(&peer).pull_into(&mut buffer)?;
+    assert!(buffer == vec![7; LEN] && device.0.lock().exposed.is_empty());
+    let fetch_bulk =
+        || client.procedure::<(), Option<Bulk>>("export").on(&peer).call(&()).map(|bulk| bulk.expect("it is exported"));
+    // The registration fails; the call does not.
     device.set(1, true);
-    again()?.on(&peer).pull_into(&mut near)?;
-    assert!(near == vec![7; LEN] && device.0.lock().exposed.is_empty());
-    // Another one comes, which can.
+    fetch_bulk()?.on(&peer).pull_into(&mut buffer)?;
+    assert!(buffer == vec![7; LEN] && device.0.lock().exposed.is_empty());
+    // Another device appears, with which it succeeds.
     device.set(2, false);
     for _ in 0..3 {
-        again()?.on(&peer).pull_into(&mut near)?;
-        assert!(near == vec![MADE_UP; LEN]);
+        fetch_bulk()?.on(&peer).pull_into(&mut buffer)?;
+        assert!(buffer == vec![MADE_UP; LEN]);
     }
     assert_eq!(device.0.lock().exposed.len(), 1);
     drop((bulk, memory));
@@ -426,72 +430,72 @@ fn a_device_comes_later() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_is_full_fails_exposing() -> Result<()> {
+fn exposing_beyond_the_limit_of_the_device_fails() -> Result<()> {
     let device = FakeDevice::new();
     device.0.lock().full = true;
     let engine = device.engine("loop://")?;
-    let says = |result: Result<()>| match result {
+    let assert_names_the_limit = |result: Result<()>| match result {
         Err(error @ Error::Io { .. }) => assert!(error.to_string().contains("locked memory"), "{error}"),
         other => panic!("{other:?}"),
     };
-    says(engine.expose(vec![7u8; LEN], BulkMode::ReadWrite).map(drop));
-    says(engine.expose_read_only(vec![7u8; LEN]).map(drop));
-    let mut near = [1u8; 10];
-    says(engine.scope(|s| s.expose(&mut near[..], BulkMode::ReadWrite).map(drop)));
+    assert_names_the_limit(engine.expose(vec![7u8; LEN], BulkMode::ReadWrite).map(drop));
+    assert_names_the_limit(engine.expose_read_only(vec![7u8; LEN]).map(drop));
+    let mut buffer = [1u8; 10];
+    assert_names_the_limit(engine.scope(|s| s.expose(&mut buffer[..], BulkMode::ReadWrite).map(drop)));
     engine.finalize()?;
     assert_eq!(engine.leftovers(), Vec::<String>::new());
     Ok(())
 }
 
-/// The device is at it when the time is over, or the transfer is dropped: it leaves the memory alone before anybody else has it.
+/// A transfer times out or is dropped while the device accesses its memory: the memory is fenced before the caller gets it.
 #[test]
-fn the_memory_comes_back_after_the_device_has_left_it() -> Result<()> {
+fn memory_of_a_cancelled_rma_is_fenced_before_it_returns() -> Result<()> {
     let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
-    let (server, client, peer, bulk) = lent(&device, expose)?;
-    device.0.lock().mood = Mood::Hangs;
-    let seen = || {
+    let (server, client, peer, bulk) = export_bulk(&device, expose)?;
+    device.0.lock().behavior = DeviceBehavior::Hangs;
+    let counts = || {
         let state = device.0.lock();
-        (state.given_up, state.revoked)
+        (state.cancelled, state.fenced)
     };
     let local = client.expose(vec![0u8; LEN], BulkMode::WriteOnly)?;
     let remote = bulk.on(&peer).timeout(Duration::from_millis(20));
     for (round, pull) in [true, false].into_iter().enumerate() {
         let moved = if pull { remote.pull_into(&local) } else { remote.push_from(&local) };
         assert!(matches!(moved, Err(Error::Timeout { .. })), "{moved:?}");
-        assert_eq!(seen().0, round + 1);
-        assert!(seen().1 > round);
+        assert_eq!(counts().0, round + 1);
+        assert!(counts().1 > round);
     }
-    let (given_up, revoked) = seen();
+    let (cancelled, fenced) = counts();
     drop(remote.start_pull_into(local.slice(0, 10)?));
-    assert_eq!(seen().0, given_up + 1);
-    assert!(seen().1 > revoked);
-    // It is over before anybody looks, and then nobody does.
-    let (given_up, revoked) = seen();
+    assert_eq!(counts().0, cancelled + 1);
+    assert!(counts().1 > fenced);
+    // It times out before the caller polls, and is then dropped.
+    let (cancelled, fenced) = counts();
     let late = remote.start_pull_into(local.slice(0, 10)?);
     let end = Instant::now() + Duration::from_secs(10);
     while !late.is_ready() {
-        assert!(Instant::now() < end, "its time is over, and it is not");
+        assert!(Instant::now() < end, "the transfer is not ready though it has timed out");
         std::thread::yield_now();
     }
-    assert_eq!(seen().0, given_up + 1);
-    let between = seen().1;
-    assert_eq!(between, revoked);
+    assert_eq!(counts().0, cancelled + 1);
+    let between = counts().1;
+    assert_eq!(between, fenced);
     drop(late);
-    assert!(seen().1 > between);
+    assert!(counts().1 > between);
     drop((bulk, memory, local));
     finish([client, server])
 }
 
-/// An engine ends while its device is at something.
+/// An engine is finalized during an RMA operation.
 #[test]
-fn finalizing_ends_what_the_device_is_at() -> Result<()> {
+fn finalize_cancels_rma_in_progress() -> Result<()> {
     let device = FakeDevice::new();
     let memory = Mutex::new(None);
     let expose = |server: &Engine| Ok(memory.lock().insert(server.expose(vec![7u8; LEN], BulkMode::ReadWrite)?).bulk());
-    let (server, client, peer, bulk) = lent(&device, expose)?;
-    device.0.lock().mood = Mood::Hangs;
+    let (server, client, peer, bulk) = export_bulk(&device, expose)?;
+    device.0.lock().behavior = DeviceBehavior::Hangs;
     let local = client.expose(vec![0u8; LEN], BulkMode::WriteOnly)?;
     let begun = bulk.on(&peer).start_pull_into(local.slice(0, LEN)?);
     client.finalize()?;
@@ -499,7 +503,7 @@ fn finalizing_ends_what_the_device_is_at() -> Result<()> {
     assert!(matches!(result, Err(Error::Finalized { .. })), "{result:?}");
     {
         let state = device.0.lock();
-        assert_eq!((state.given_up, state.revoked), (1, 1));
+        assert_eq!((state.cancelled, state.fenced), (1, 1));
     }
     drop((bulk, memory, local));
     finish([client, server])

@@ -1,5 +1,5 @@
-//! What `ci/instructions` counts: each test does one thing of the short path again and again, in one thread, without a random
-//! choice or a wait, so that every run takes the same instructions.
+//! The operations that `ci/instructions` counts: each test repeats one operation of the fast path in one thread, without
+//! random choices or waits, so that every run takes the same number of instructions.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use crate::shape::{DeclarationNumbers, Encoded, Knowledge};
 use crate::transport::{Capabilities, Link, LinkKey, Sink, Transport};
 use crate::{Address, BulkMode, Endpoint, Engine, Request, Result, Scheme};
 
-/// A request as they come: some numbers, a text, a list.
+/// Typical arguments: numbers, a text, a list.
 type Arguments = (u64, f64, String, Vec<u32>);
 
 fn known() -> (Knowledge, DeclarationNumbers) {
@@ -23,8 +23,8 @@ fn arguments() -> Arguments {
     (7 << 30, 0.5, "matrix/17".to_owned(), vec![1000; 16])
 }
 
-/// How often. Two numbers of rounds give two counts, whose difference is that of the rounds alone.
-fn again(mut round: impl FnMut()) {
+/// Repeats a round. Runs with two numbers of rounds give two counts, whose difference is that of the rounds alone.
+fn repeat(mut round: impl FnMut()) {
     let rounds = std::env::var("CALOMEL_ROUNDS").map_or(10, |rounds| rounds.parse().expect("CALOMEL_ROUNDS is a number"));
     (0..rounds).for_each(|_| round());
 }
@@ -49,28 +49,29 @@ fn encode(arguments: &Arguments, known: &(Knowledge, DeclarationNumbers), body: 
 #[test]
 fn encode_request() {
     let (arguments, known, mut body, mut out) = (arguments(), known(), Vec::new(), Vec::new());
-    again(|| encode(black_box(&arguments), &known, &mut body, black_box(&mut out)));
+    repeat(|| encode(black_box(&arguments), &known, &mut body, black_box(&mut out)));
 }
 
 #[test]
 fn decode_request() {
     let (arguments, mut out) = (arguments(), Vec::new());
     encode(&arguments, &known(), &mut Vec::new(), &mut out);
-    again(|| {
+    repeat(|| {
         let Ok(Frame::Whole(message, body, _)) = wire::take(black_box(&out)) else { panic!("no frame") };
         assert!(matches!(black_box(message), Message::Request { call: 123_456, .. }));
         assert_eq!(crate::rpc::decode::<Arguments>(body).as_ref(), Ok(&arguments));
     });
 }
 
-/// A client and a server that move by hand, in this thread.
+/// A client and a server that are driven by this thread.
 fn by_hand(listen: &str, scheme: Scheme) -> Result<(Engine, Engine, Endpoint)> {
     let server = Engine::builder().listen(listen).build()?;
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
     let far: Arc<OnceLock<Arc<Core>>> = Arc::default();
-    let moved = far.clone();
-    let wrap =
-        move |inner| -> Box<dyn Transport> { Box::new(Turning { inner, scheme, far: moved.clone(), turns: AtomicU32::new(0) }) };
+    let server_core = far.clone();
+    let wrap = move |inner| -> Box<dyn Transport> {
+        Box::new(LockstepTransport { inner, scheme, far: server_core.clone(), turns: AtomicU32::new(0) })
+    };
     let client = Engine::builder().wrap(wrap).build()?;
     let peer = client.lookup(server.address())?;
     // The first call connects and checks types.
@@ -83,7 +84,7 @@ fn by_hand(listen: &str, scheme: Scheme) -> Result<(Engine, Engine, Endpoint)> {
 fn calls(listen: &str, scheme: Scheme) -> Result<()> {
     let (_server, client, peer) = by_hand(listen, scheme)?;
     let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
-    again(|| assert_eq!(sum.call(black_box(&(40, 2))).unwrap(), 42));
+    repeat(|| assert_eq!(sum.call(black_box(&(40, 2))).unwrap(), 42));
     Ok(())
 }
 
@@ -97,30 +98,30 @@ fn shm_call() -> Result<()> {
     calls("shm://", Scheme::Shm)
 }
 
-/// Through the ring; more than that is read where it is, by the system.
+/// Through the ring; larger pulls are copied by the kernel.
 #[test]
 fn shm_pull_of_4_kib() -> Result<()> {
     let (server, _client, peer) = by_hand("shm://", Scheme::Shm)?;
     let theirs = server.expose(vec![7u8; 4096], BulkMode::ReadWrite)?;
     let remote = theirs.bulk().on(&peer);
     let mut ours = vec![0u8; 4096];
-    again(|| assert_eq!(remote.pull_into(&mut ours[..]).unwrap(), 4096));
+    repeat(|| assert_eq!(remote.pull_into(&mut ours[..]).unwrap(), 4096));
     assert_eq!(ours[4095], 7);
     Ok(())
 }
 
-/// Has the server make its turn when the client looks for what has come.
-struct Turning {
+/// Drives the server whenever the client polls.
+struct LockstepTransport {
     inner: Box<dyn Transport>,
     scheme: Scheme,
     far: Arc<OnceLock<Arc<Core>>>,
     turns: AtomicU32,
 }
 
-/// By then the server has been rung for, if it was asleep.
+/// After this many turns the server has handled the doorbell that woke it, if it was asleep.
 const FIRST_TURNS: u32 = 9;
 
-impl Transport for Turning {
+impl Transport for LockstepTransport {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
@@ -137,7 +138,7 @@ impl Transport for Turning {
         self.inner.connect(key, address, attach)
     }
     fn poll(&self, sink: &mut dyn Sink) -> bool {
-        // There are several transports: the server makes one turn for all.
+        // There are several transports: only one of them drives the server.
         if self.capabilities().scheme == self.scheme
             && let Some(far) = self.far.get()
         {

@@ -1,17 +1,22 @@
-//! One of each thing over `loop://`, small enough for an interpreter: `ci/miri` runs these.
+//! Small calls and transfers over `loop://`, which `ci/miri` runs in an interpreter.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::{Bulk, BulkMode, Endpoint, Engine, Error, Request};
 
-/// An interpreter takes its time.
-const PATIENT: Duration = Duration::from_secs(600);
+/// An interpreter is slow.
+const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// An engine that serves, one that calls, and where that finds the first.
+/// A server, a client, and the client's endpoint of the server.
 fn pair() -> (Engine, Engine, Endpoint) {
-    let builder =
-        || Engine::builder().default_timeout(PATIENT).heartbeat(PATIENT).connect_timeout(PATIENT).finalize_timeout(PATIENT);
+    let builder = || {
+        Engine::builder()
+            .default_timeout(LONG_TIMEOUT)
+            .heartbeat(LONG_TIMEOUT)
+            .connect_timeout(LONG_TIMEOUT)
+            .finalize_timeout(LONG_TIMEOUT)
+    };
     let server = builder().listen("loop://").build().unwrap();
     let client = builder().transport("loop").build().unwrap();
     let to = client.lookup(server.address()).unwrap();
@@ -24,7 +29,7 @@ fn end(server: &Engine, client: &Engine) {
 }
 
 #[test]
-fn calls() {
+fn calls_return_their_results() {
     let (server, client, to) = pair();
     server.define("add", |_: &Request, (a, b): (u32, u32)| a + b).unwrap();
     server.define("length", |_: &Request, bytes: Vec<u8>| bytes.len()).unwrap();
@@ -32,13 +37,13 @@ fn calls() {
     assert_eq!(add.call(&(1, 2)).unwrap(), 3);
     let pending = add.start(&(3, 4)).unwrap();
     assert_eq!(pending.wait().unwrap(), 7);
-    // Longer than what travels in one piece.
+    // Longer than one frame.
     assert_eq!(client.procedure::<Vec<u8>, usize>("length").on(&to).call(&vec![1; 17 << 10]).unwrap(), 17 << 10);
     end(&server, &client);
 }
 
 #[test]
-fn transfers() {
+fn transfers_copy_the_bytes() {
     let (server, client, to) = pair();
     let owned = server.expose((0..200).collect::<Vec<u8>>(), BulkMode::ReadWrite).unwrap();
     let bulk = owned.bulk();
@@ -48,7 +53,7 @@ fn transfers() {
     assert_eq!(memory.on(&to).pull_into(&mut bytes).unwrap(), 200);
     assert!(bytes.iter().copied().eq(0..200));
     assert_eq!(memory.slice(50, 100).unwrap().on(&to).push_from(&[7u8; 100]).unwrap(), 100);
-    // Into a buffer of the engine's, which is exposed itself.
+    // Into an allocated buffer, which is exposed itself.
     let local = client.expose(client.alloc(200), BulkMode::ReadWrite).unwrap();
     let (moved, local) = memory.on(&to).start_pull_into(local).wait();
     assert_eq!(moved.unwrap(), 200);
@@ -60,15 +65,15 @@ fn transfers() {
     end(&server, &client);
 }
 
-/// The buffer is written as soon as it is back, while a peer still tries to read it.
+/// The buffer is written as soon as it is reclaimed, while a peer still tries to read it.
 #[test]
-fn memory_is_taken_back_under_way() {
+fn memory_reclaimed_during_pulls_is_not_read_again() {
     let (server, client, to) = pair();
     let owned = server.expose(vec![5u8; 100], BulkMode::ReadWrite).unwrap();
     let bulk = owned.bulk();
     server.define("memory", move |_: &Request, ()| bulk.clone()).unwrap();
     let memory = client.procedure::<(), Bulk>("memory").on(&to).call(&()).unwrap();
-    let (tells, told) = mpsc::channel();
+    let (first_pull, first_pull_done) = mpsc::channel();
     std::thread::scope(|scope| {
         let (memory, to) = (&memory, &to);
         let reader = scope.spawn(move || {
@@ -78,10 +83,10 @@ fn memory_is_taken_back_under_way() {
                     Ok(moved) => assert!(moved == 100 && bytes == [5; 100]),
                     Err(error) => return error,
                 }
-                let _ = tells.send(());
+                let _ = first_pull.send(());
             }
         });
-        told.recv().unwrap();
+        first_pull_done.recv().unwrap();
         let mut back = owned.reclaim();
         back.fill(9);
         assert!(matches!(reader.join().unwrap(), Error::Revoked { .. }));

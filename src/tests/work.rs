@@ -1,12 +1,12 @@
-//! Work per byte of what a peer sends inside calls: arguments, and the bulks in them. (What it says of calls and transfers
-//! is in the protocol's own tests.)
+//! Work per byte of what a peer sends inside calls: arguments, and the bulks in them. (The protocol's own tests cover its
+//! messages about calls and transfers.)
 
 use crate::proto::{LeaseRange, LinkId};
 use crate::rpc;
 use crate::tests::measure::{linear, processor_time};
 use crate::{Bulk, BulkMode, Engine};
 
-/// Bulks as they travel: of this token each, with this lease, and with content or none.
+/// Encoded bulks, with these tokens and leases, with content or without.
 fn bulks(count: u64, token: impl Fn(u64) -> u128, lease: impl Fn(u64) -> Option<u32>, content: bool) -> Vec<u8> {
     let bulk = |n: u64| {
         let content = content.then(|| vec![7u8; 8]);
@@ -17,7 +17,7 @@ fn bulks(count: u64, token: impl Fn(u64) -> u128, lease: impl Fn(u64) -> Option<
 }
 
 #[test]
-fn bulks_by_the_thousand() {
+fn decoding_bulks_takes_linear_time() {
     let engine = Engine::client("loop").unwrap();
     let attack = |what: &str, token: fn(u64) -> u128, lease: fn(u64) -> Option<u32>| {
         linear(what, 4_000, |n| {

@@ -1,10 +1,10 @@
-//! Messages at random, from those that an engine would send to those that only an enemy would.
+//! Random messages, from those that an engine would send to those that only an attacker would.
 
 use super::LeaseRange;
 use super::env::Random;
 use super::wire::{BorrowedBytes, Declare, Message, Range, Status, Stream};
 
-/// What a liar knows of its victim: numbers that mean something there.
+/// What an adversary knows of its target: numbers that refer to something there.
 #[derive(Clone, Default)]
 pub struct KnownProcedures {
     pub numbers: Vec<u64>,
@@ -16,7 +16,7 @@ const NAMES: [&str; 4] = ["echo", "", "other", "ünïcödé"];
 const BODY: [u8; 64] = [0x5a; 64];
 
 impl Random {
-    /// Numbers as they occur: known ones, small ones, huge ones, any.
+    /// A known number, a small one, a huge one, or any.
     pub fn number(&mut self, known: &[u64]) -> u64 {
         match self.below(6) {
             0 | 1 => self.pick(known).copied().unwrap_or(1),
@@ -27,7 +27,7 @@ impl Random {
         }
     }
 
-    /// Lengths as they occur: mostly such that their bytes can be sent along.
+    /// A length, mostly short enough that its bytes can be sent along.
     pub fn length(&mut self) -> u64 {
         match self.below(8) {
             0 => 0,
@@ -127,7 +127,7 @@ impl Random {
                 0 => Message::Ping,
                 1 => Message::Pong,
                 2 => Message::Shutdown { call },
-                // Rare: after it nothing else is heard.
+                // Rare, since the receiver ignores all that follows.
                 3 if self.once_in(4) => Message::Goodbye,
                 _ => Message::Cancel { call },
             },

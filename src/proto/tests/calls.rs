@@ -1,4 +1,4 @@
-//! Calls and their answers.
+//! Calls and their responses.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Failure, Status};
 const CHUNK: usize = 512 << 10;
 
 #[test]
-fn a_call_is_answered() {
+fn call_to_an_echoing_peer_returns_its_response() {
     let mut net = Net::pair();
     let op = net.call(0, 1, call("hello"));
     net.settle();
@@ -18,9 +18,9 @@ fn a_call_is_answered() {
     net.end();
 }
 
-/// Frames, payloads and greetings come in pieces of every size, and are put together again.
+/// Handshakes, frames and payloads that arrive in pieces of every size are reassembled.
 #[test]
-fn bodies_of_every_size_in_pieces_of_every_size() {
+fn bodies_of_every_size_in_pieces_of_every_size_are_reassembled() {
     let small = [0, 1, 2, 300];
     let large = [super::host::EAGER, super::host::EAGER + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5];
     let every = [&small[..], &large[..]].concat();
@@ -52,7 +52,7 @@ fn bodies_of_every_size_in_pieces_of_every_size() {
 }
 
 #[test]
-fn a_thousand_calls_are_answered_in_any_order() {
+fn thousand_calls_answered_in_random_order_get_their_own_responses() {
     let mut net = Net::new(2);
     let ops: Vec<_> = (0..1000u32).map(|n| (n, net.call(0, 1, call(n.to_le_bytes())))).collect();
     net.run();
@@ -74,9 +74,9 @@ fn a_thousand_calls_are_answered_in_any_order() {
     net.end();
 }
 
-/// Both call each other over the one connection that there is.
+/// Both hosts call each other over one connection.
 #[test]
-fn a_connection_serves_both_ways() {
+fn calls_in_both_directions_share_one_connection() {
     let mut net = Net::pair();
     net.hosts[0].echo = true;
     let there = net.call(0, 1, call("there"));
@@ -90,7 +90,7 @@ fn a_connection_serves_both_ways() {
 }
 
 #[test]
-fn a_request_says_what_the_caller_said() {
+fn request_arrives_with_the_fields_of_its_call() {
     let mut net = Net::new(2);
     let began = net.now;
     let op = net.call(0, 1, call("x"));
@@ -111,7 +111,7 @@ fn a_request_says_what_the_caller_said() {
 }
 
 #[test]
-fn every_refusal_reaches_the_caller_as_it_was_given() {
+fn refusal_of_every_kind_reaches_the_caller_unchanged() {
     let text = || "why".to_owned();
     let refusals = [
         Status::NoSuchProcedure,
@@ -133,14 +133,14 @@ fn every_refusal_reaches_the_caller_as_it_was_given() {
         let arrived = net.hosts[1].take();
         net.with_host(1, |host| host.refuse(arrived.request, status.clone()));
         net.settle();
-        assert_failed!(net.hosts[0], op, Failure::Refused(said) if *said == status);
+        assert_failed!(net.hosts[0], op, Failure::Refused(received) if *received == status);
     }
     net.end();
 }
 
-/// A refusal may come before all of a large body is out: the rest need not be sent.
+/// A refusal may arrive before all of a large body is sent: the rest is not sent.
 #[test]
-fn a_large_call_that_is_refused_early_is_not_sent_on() {
+fn large_call_refused_early_stops_sending() {
     let mut config = super::net::config();
     config.limits = few(1);
     let mut net = Net::with(vec![(config.clone(), true), (config, true)]);
@@ -159,7 +159,7 @@ fn a_large_call_that_is_refused_early_is_not_sent_on() {
 }
 
 #[test]
-fn an_answer_is_given_once() {
+fn second_response_to_a_call_fails_with_cancelled() {
     let mut net = Net::new(2);
     let op = net.call(0, 1, call("x"));
     net.advance(Duration::from_millis(1));
@@ -173,13 +173,13 @@ fn an_answer_is_given_once() {
     net.end();
 }
 
-/// While a large body is on its way, a small call waits for one chunk of it at most.
+/// While large bodies are being sent, a small call waits for at most one chunk.
 #[test]
-fn a_small_call_overtakes_large_ones() {
+fn small_call_beside_large_calls_waits_for_one_chunk_at_most() {
     let mut net = Net::pair();
     let mut large: Vec<_> = (0..3u64).map(|n| net.call(0, 1, call(pattern(n, 4 << 20)))).collect();
     net.advance(Duration::from_millis(1));
-    // From here on each byte is counted: 64 KiB take a millisecond.
+    // From here on bandwidth is limited: 64 KiB take a millisecond.
     net.settings.piece = 64 << 10;
     net.settings.pace = Duration::from_millis(1);
     let begun = net.now;
@@ -196,9 +196,9 @@ fn a_small_call_overtakes_large_ones() {
     net.end();
 }
 
-/// Large bodies share the connection: none waits for the end of another.
+/// Large bodies share the connection: none waits until another is complete.
 #[test]
-fn large_bodies_take_turns() {
+fn short_body_beside_a_long_one_completes_first() {
     let mut net = Net::pair();
     net.settings.piece = 64 << 10;
     net.settings.pace = Duration::from_millis(1);

@@ -1,4 +1,4 @@
-//! Calls that end before their answers come.
+//! Calls that end before their responses arrive.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use super::{Failure, PayloadStatus, Reply};
 const LARGE: usize = 2 << 20;
 const MOMENT: Duration = Duration::from_millis(1);
 
-fn lasting(seconds: u64, body: &[u8]) -> super::net::TestCall {
+fn call_with_timeout(seconds: u64, body: &[u8]) -> super::net::TestCall {
     let mut call = call(body);
     call.timeout = Duration::from_secs(seconds);
     call
 }
 
 #[test]
-fn a_call_times_out_and_its_late_answer_is_nothing() {
+fn late_response_to_a_timed_out_call_fails_with_cancelled() {
     let mut net = Net::new(2);
     let begun = net.now;
-    let op = net.call(0, 1, lasting(1, b"x"));
+    let op = net.call(0, 1, call_with_timeout(1, b"x"));
     assert!(net.until(Duration::from_secs(5), |net| net.hosts[0].is_done(op)));
     assert_eq!(net.now - begun, Duration::from_secs(1));
     assert_failed!(net.hosts[0], op, Failure::Timeout);
@@ -35,28 +35,28 @@ fn a_call_times_out_and_its_late_answer_is_nothing() {
     net.end();
 }
 
-/// The answer is on the wire when the deadline passes; what it holds comes back to its owner.
+/// The response is on the wire when the call is cancelled; its leases return to their owner.
 #[test]
-fn an_answer_that_crosses_the_cancellation_is_let_go() {
+fn response_that_crosses_its_cancellation_returns_its_leases() {
     let mut net = Net::new(2);
     let op = net.call(0, 1, call("x"));
     net.advance(MOMENT);
     let arrived = net.hosts[1].take();
     net.with_host(1, |host| {
-        let ticket = TestLease { token: 7, number: 1 };
-        host.leased.push(ticket.clone());
-        let content = super::OutgoingBody::Small(b"too late, as it seems");
-        host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] })).unwrap();
+        let lease = TestLease { token: 7, number: 1 };
+        host.leased.push(lease.clone());
+        let content = super::OutgoingBody::Small(b"late, and with a bulk");
+        host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![lease] })).unwrap();
     });
     net.cancel(0, op);
     assert_failed!(net.hosts[0], op, Failure::Cancelled);
     net.settle();
-    assert!(net.hosts[1].cancelled.is_empty(), "it was answered, so there is nothing to cancel");
+    assert!(net.hosts[1].cancelled.is_empty(), "the request was answered, so there is nothing to cancel");
     net.end();
 }
 
 #[test]
-fn cancelling_what_is_done_changes_nothing() {
+fn cancelling_a_completed_call_has_no_effect() {
     let mut net = Net::pair();
     let op = net.call(0, 1, call("x"));
     net.settle();
@@ -67,9 +67,9 @@ fn cancelling_what_is_done_changes_nothing() {
     net.end();
 }
 
-/// At every point of a large request's way: the server sees all of it or nothing, and frees what it had.
+/// At every point of a large request: the server gets all of it or nothing, and frees what it holds.
 #[test]
-fn a_large_request_is_cancelled_at_any_point() {
+fn large_request_cancelled_at_any_point_leaves_nothing_behind() {
     for steps in 0..40 {
         let mut net = Net::new(2);
         net.settings.piece = 100 << 10;
@@ -84,20 +84,20 @@ fn a_large_request_is_cancelled_at_any_point() {
         let before = net.hosts[1].proto.requests.keys().next();
         net.cancel(0, op);
         net.advance(10 * MOMENT);
-        // Whose handler got all of it learns that nobody waits, and holds what came with it until it is done.
+        // A handler that got the whole request is notified of the cancellation, and holds its leases until it is done.
         if let Some(arrived) = net.hosts[1].inbox.first() {
             assert_eq!(net.hosts[1].cancelled, [arrived.request]);
         } else if let Some(before) = before {
-            assert_eq!(net.hosts[1].cancelled, [before], "finalizing may wait for what is arriving");
+            assert_eq!(net.hosts[1].cancelled, [before], "finalizing may wait for requests that are arriving");
         }
         net.drop_requests(1);
         net.end();
     }
 }
 
-/// The same for a large answer.
+/// The same for a large response.
 #[test]
-fn a_large_answer_is_cancelled_at_any_point() {
+fn large_response_cancelled_at_any_point_leaves_nothing_behind() {
     for steps in 0..40 {
         let mut net = Net::new(2);
         net.settings.piece = 100 << 10;
@@ -105,10 +105,10 @@ fn a_large_answer_is_cancelled_at_any_point() {
         net.advance(MOMENT);
         let arrived = net.hosts[1].take();
         net.with_host(1, |host| {
-            let ticket = TestLease { token: 9, number: 5 };
-            host.leased.push(ticket.clone());
+            let lease = TestLease { token: 9, number: 5 };
+            host.leased.push(lease.clone());
             let content = super::host::content(&[7; LARGE]);
-            let _ = host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] }));
+            let _ = host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![lease] }));
         });
         for _ in 0..steps {
             if !net.step() {
@@ -127,9 +127,9 @@ fn a_large_answer_is_cancelled_at_any_point() {
     }
 }
 
-/// Others on the same connection don't notice.
+/// Other calls on the same connection complete.
 #[test]
-fn cancelling_one_of_many_harms_no_other() {
+fn cancelling_some_calls_leaves_others_intact() {
     let mut net = Net::new(2);
     let ops: Vec<_> = (0..20).map(|n| net.call(0, 1, call(pattern(n, 100 << 10)))).collect();
     net.advance(Duration::from_micros(120));
@@ -152,9 +152,9 @@ fn cancelling_one_of_many_harms_no_other() {
     net.end();
 }
 
-/// A call that is given up while its connection is being made does not keep the engine from anything.
+/// A call that is cancelled while its connection is being established does not affect other calls that wait for it.
 #[test]
-fn a_call_is_cancelled_before_the_connection_is_there() {
+fn call_cancelled_before_connect_leaves_others_intact() {
     let mut net = Net::pair();
     let cancelled = net.call(0, 1, call(pattern(1, LARGE)));
     let kept = net.call(0, 1, call("kept"));
@@ -165,20 +165,20 @@ fn a_call_is_cancelled_before_the_connection_is_there() {
     net.end();
 }
 
-/// A deadline of nothing: the call ends, and says so.
+/// A timeout of zero ends the call.
 #[test]
-fn a_deadline_that_has_passed_already() {
+fn call_with_zero_timeout_ends() {
     let mut net = Net::pair();
-    let op = net.call(0, 1, lasting(0, b"x"));
+    let op = net.call(0, 1, call_with_timeout(0, b"x"));
     net.settle();
     assert!(net.hosts[0].is_done(op));
     net.end();
 }
 
-/// A payload that is still arriving for a request that was cancelled is not the body of the next one under its number, nor is
-/// one for a push that was given up the next push's.
+/// A payload that is still arriving for a cancelled request is not taken for the body of the next request with the same
+/// number; the same holds for pushes.
 #[test]
-fn what_was_sent_for_one_operation_is_not_the_next_ones() {
+fn payload_of_a_cancelled_operation_is_not_delivered_to_its_successor() {
     const LEN: usize = 1000;
     let data = |stream| frame(&Message::Data { stream, id: 7, offset: 0, len: LEN as u32 }, b"");
     let mut net = Net::new(1);
@@ -195,16 +195,16 @@ fn what_was_sent_for_one_operation_is_not_the_next_ones() {
         let now = net.now;
         net.with_host(0, |host| {
             let begin = host.proto.consume(link, &[frame(&begun, b""), data(stream)].concat(), now).unwrap();
-            let place = begin.target.unwrap();
-            assert!(place.memory.is_some());
+            let payload = begin.target.unwrap();
+            assert!(payload.memory.is_some());
             let again = [frame(&ended, b""), frame(&begun, b"")].concat();
             assert!(host.proto.consume(link, &again, now).unwrap().target.is_none());
             host.proto.handle_payload_done(link, PayloadStatus::Whole, now);
         });
-        assert!(net.hosts[0].inbox.is_empty(), "nothing was written to what was delivered");
+        assert!(net.hosts[0].inbox.is_empty(), "no request was delivered with the old payload");
         let pushes = net.hosts[0].proto.links[link].pushes.values().map(|push| push.landed);
         assert!(pushes.eq((stream == Stream::Push).then_some(0)));
-        // What is sent for the second one is its own.
+        // The payload sent for the second operation is written.
         net.with_host(0, |host| {
             let target = host.proto.consume(link, &data(stream), now).unwrap().target.unwrap().memory.unwrap();
             target.write(0, &[9; LEN]);

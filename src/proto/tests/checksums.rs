@@ -1,14 +1,14 @@
-//! Bytes that are not what was sent.
+//! Corruption in transit: checksums of messages and bodies.
 
 use super::host::{assert_failed, served};
 use super::net::{Net, call, config};
-use super::raw::{greet, hello};
+use super::raw::{encode_hello, hello};
 use super::wire::{self, Message};
 use super::{Config, Failure, Status, wire_id};
 
-/// Both sides have checksums of bodies when one of them wants them.
+/// Both sides use checksums of bodies if one of them asks for them.
 #[test]
-fn one_of_two_is_enough() {
+fn checksums_wanted_by_one_side_are_used_by_both() {
     for (first, second) in [(false, false), (true, false), (false, true), (true, true)] {
         let with = |checksums| (Config { checksums, ..config() }, true);
         let mut net = Net::with(vec![with(first), with(second)]);
@@ -24,8 +24,8 @@ fn one_of_two_is_enough() {
     }
 }
 
-/// A frame whose body has lost a bit.
-fn damaged(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
+/// A frame with a flipped bit in its body.
+fn corrupted(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     wire::put(&mut bytes, message, body, true);
     let at = bytes.len() - 5;
@@ -33,33 +33,33 @@ fn damaged(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Arguments that have been damaged: the call is refused, and others on the connection go on.
+/// Corrupt arguments: the call is refused, and other calls on the connection go on.
 #[test]
-fn damaged_arguments() {
+fn corrupt_arguments_are_refused_with_checksum() {
     let mut net = Net::pair();
     let raw = net.raw_peer(1, 7);
-    net.say_bytes(raw, damaged(&super::malformed::request(5, 3), b"abc"));
-    net.say(raw, &super::malformed::request(6, 3), b"abc");
-    let mut said = Vec::new();
-    net.each_heard(raw, |message| match message {
-        Message::Refuse { call, status } => said.push((*call, Some(status.clone()))),
-        Message::Response { call, .. } => said.push((*call, None)),
+    net.send_bytes(raw, corrupted(&super::malformed::request(5, 3), b"abc"));
+    net.send_message(raw, &super::malformed::request(6, 3), b"abc");
+    let mut replies = Vec::new();
+    net.for_each_received(raw, |message| match message {
+        Message::Refuse { call, status } => replies.push((*call, Some(status.clone()))),
+        Message::Response { call, .. } => replies.push((*call, None)),
         _ => {}
     });
-    assert_eq!(said, [(5, Some(Status::Checksum)), (6, None)]);
+    assert_eq!(replies, [(5, Some(Status::Checksum)), (6, None)]);
     net.hang_up(raw);
     net.end();
 }
 
-/// An answer that has been damaged ends its call, and no other.
+/// A corrupt response ends its call only.
 #[test]
-fn a_damaged_answer() {
+fn corrupt_response_fails_its_call_only() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let ops = [net.call_peer(0, peer, call("x")), net.call_peer(0, peer, call("y"))];
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
-    net.say_bytes(raw, greet(wire::VERSIONS, &hello(7)));
+    net.send_bytes(raw, encode_hello(wire::VERSIONS, &hello(7)));
     let ids = ops.map(|op| match net.hosts[0].ids[&op] {
         super::host::OperationId::Call(id) => wire_id(id),
         super::host::OperationId::Transfer(_) => unreachable!(),
@@ -71,42 +71,42 @@ fn a_damaged_answer() {
         leases: super::LeaseRange::default(),
         size: 3,
     };
-    net.say_bytes(raw, damaged(&answer(ids[0]), b"abc"));
-    net.say(raw, &answer(ids[1]), b"def");
+    net.send_bytes(raw, corrupted(&answer(ids[0]), b"abc"));
+    net.send_message(raw, &answer(ids[1]), b"def");
     assert_failed!(net.hosts[0], ops[0], Failure::Checksum);
     assert_eq!(net.hosts[0].body(ops[1]), b"def");
     net.hang_up(raw);
     net.end();
 }
 
-/// Where the head of a message is damaged, nobody knows what follows: everything on the connection ends, with the cause.
+/// After a corrupt message header the frame boundaries are lost: the connection ends with this cause.
 #[test]
-fn a_damaged_head() {
+fn corrupt_message_header_ends_the_connection() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let op = net.call_peer(0, peer, call("x"));
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
-    net.say_bytes(raw, greet(wire::VERSIONS, &hello(7)));
+    net.send_bytes(raw, encode_hello(wire::VERSIONS, &hello(7)));
     let mut ping = super::raw::frame(&Message::Ping, b"");
     ping[12] ^= 1;
-    net.say_bytes(raw, ping);
+    net.send_bytes(raw, ping);
     assert_failed!(net.hosts[0], op, Failure::Checksum);
     assert!(net.is_shut(raw));
     net.end();
 }
 
-/// A greeting, too.
+/// The same for a handshake message.
 #[test]
-fn a_damaged_greeting() {
+fn corrupt_handshake_ends_the_connection() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let op = net.call_peer(0, peer, call("x"));
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
-    let mut greeting = greet(wire::VERSIONS, &hello(7));
-    greeting[22] ^= 1;
-    net.say_bytes(raw, greeting);
+    let mut handshake = encode_hello(wire::VERSIONS, &hello(7));
+    handshake[22] ^= 1;
+    net.send_bytes(raw, handshake);
     assert_failed!(net.hosts[0], op, Failure::Checksum);
     net.end();
 }

@@ -1,4 +1,4 @@
-//! What the protocol moves in these tests, and the random numbers that they go by.
+//! The memory and leases that the protocol handles in these tests, and their random numbers.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,11 +14,11 @@ impl Env for TestEnv {
     type Verdicts = ();
 }
 
-/// A call or a transfer, by the number that the test's host gave it.
+/// The number of a call or a transfer, unique in a test.
 pub type Op = u64;
 
 thread_local! {
-    /// Bytes that the protocol has allocated and not yet freed, and the largest piece of them ever.
+    /// Bytes that the protocol has allocated and not yet freed; the largest allocation; the sum of all.
     static LIVE: Cell<usize> = const { Cell::new(0) };
     static LARGEST: Cell<usize> = const { Cell::new(0) };
     static TOTAL: Cell<usize> = const { Cell::new(0) };
@@ -34,20 +34,20 @@ pub fn allocated() -> (usize, usize) {
     (LARGEST.take(), TOTAL.take())
 }
 
-/// Memory with a gate, as the engine's regions have: once it is closed, nobody reads or writes it.
+/// Memory with a gate, as the engine's regions have: once it is closed, it is neither read nor written.
 #[derive(Clone)]
 pub struct Mem {
     block: Rc<TestBlock>,
     offset: usize,
     len: usize,
-    /// Of memory that was lent to one operation: whether that is over.
-    over: Option<Rc<Cell<bool>>>,
+    /// For memory of one operation: whether the operation has ended.
+    ended: Option<Rc<Cell<bool>>>,
 }
 
 struct TestBlock {
     bytes: RefCell<Vec<u8>>,
     open: Cell<bool>,
-    /// The protocol asked for it; the test did not bring it.
+    /// Bytes that the protocol allocated; 0 for memory of the test.
     counted: usize,
 }
 
@@ -64,16 +64,16 @@ impl Mem {
     }
 
     fn of(block: TestBlock, len: usize) -> Mem {
-        Mem { block: Rc::new(block), offset: 0, len, over: None }
+        Mem { block: Rc::new(block), offset: 0, len, ended: None }
     }
 
-    /// Lets nobody in any more.
+    /// Closes the gate.
     pub fn close(&self) {
         self.block.open.set(false);
     }
 
     pub fn is_open(&self) -> bool {
-        self.block.open.get() && !self.over.as_ref().is_some_and(|over| over.get())
+        self.block.open.get() && !self.ended.as_ref().is_some_and(|ended| ended.get())
     }
 
     pub fn bytes(&self) -> Vec<u8> {
@@ -86,8 +86,8 @@ impl Mem {
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len, "a write outside of what was given");
-        assert!(self.is_open(), "a write to memory that was taken back");
+        assert!(at + bytes.len() <= self.len, "a write outside of the memory");
+        assert!(self.is_open(), "a write to memory that is closed");
         let start = self.offset + at;
         self.block.bytes.borrow_mut()[start..start + bytes.len()].copy_from_slice(bytes);
     }
@@ -98,7 +98,7 @@ impl Memory for Mem {
         LIVE.set(LIVE.get() + len);
         TOTAL.set(TOTAL.get() + len);
         LARGEST.set(LARGEST.get().max(len));
-        // What a peer merely claims must not cost the test its memory: nothing here is touched before bytes come.
+        // Zeroed pages are committed when they are written: announced sizes alone take no memory.
         Mem::of(TestBlock { bytes: RefCell::new(vec![0; len]), open: Cell::new(true), counted: len }, len)
     }
 
@@ -111,17 +111,17 @@ impl Memory for Mem {
     }
 
     fn for_one_operation(&self) -> Mem {
-        Mem { over: Some(Rc::default()), ..self.clone() }
+        Mem { ended: Some(Rc::default()), ..self.clone() }
     }
 
     fn end(&self) {
-        if let Some(over) = &self.over {
-            over.set(true);
+        if let Some(ended) = &self.ended {
+            ended.set(true);
         }
     }
 }
 
-/// What is kept while a peer holds a bulk.
+/// The lease that is kept while a peer holds a bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestLease {
     pub token: u128,
@@ -134,14 +134,14 @@ impl Lease for TestLease {
     }
 }
 
-/// `len` bytes that differ with `seed` and with their place. The period is a prime: an error by a power of two shows.
+/// `len` bytes that differ with `seed` and offset. The period is a prime, so that an offset by a power of two shows.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let block: Vec<u8> = (0..len.min(4099)).map(|_| random.next() as u8).collect();
     block.iter().copied().cycle().take(len).collect()
 }
 
-/// splitmix64: the same everywhere.
+/// splitmix64: the same numbers on every platform.
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,10 +1,10 @@
-//! The wire format: what goes in comes out, and what never went in is an error, not a surprise.
+//! The wire format: encoded messages decode to the same message, and all other bytes are an error.
 
 use proptest::prelude::*;
 
 use super::arbitrary::KnownProcedures;
 use super::env::Random;
-use super::raw::greet;
+use super::raw::encode_hello;
 use super::wire::{
     self, Frame, FrameError, HandshakeMessage, Hello, MAGIC, MAX_FRAME, MAX_HELLO, Message, PREAMBLE_LEN, PREFIX_LEN,
     ParsedHandshake, Refusal, Status, VERSIONS, encode, put, take,
@@ -17,14 +17,14 @@ fn config(cases: u32) -> ProptestConfig {
 proptest! {
     #![proptest_config(config(2000))]
 
-    /// Every message, behind others and in front of others.
+    /// Every message, with other bytes before and behind it.
     #[test]
-    fn messages_come_out_as_they_went_in(seed: u64, covered: bool, before in prop::collection::vec(any::<u8>(), 0..20)) {
+    fn encoded_message_decodes_to_itself(seed: u64, covered: bool, before in prop::collection::vec(any::<u8>(), 0..20)) {
         let mut random = Random(seed);
         let (message, body) = random.message(&KnownProcedures::default());
         let mut bytes = before.clone();
         put(&mut bytes, &message, body, covered);
-        // Written by hand or not, it is postcard's format.
+        // The hand-written encoder follows postcard's format.
         let mut by_postcard = Vec::new();
         prop_assert!(encode(&message, &mut by_postcard).is_ok());
         prop_assert!(bytes[before.len() + PREFIX_LEN..].starts_with(&by_postcard));
@@ -46,9 +46,9 @@ proptest! {
         }
     }
 
-    /// Whichever bit is not what was sent: that is found, or the bit is one of a body that nobody wants covered.
+    /// Every flipped bit is detected, except in a body without a checksum.
     #[test]
-    fn damage_is_found(seed: u64, covered: bool) {
+    fn flipped_bit_is_detected(seed: u64, covered: bool) {
         let mut random = Random(seed);
         let (message, body) = random.message(&KnownProcedures::default());
         let mut sent = Vec::new();
@@ -58,7 +58,7 @@ proptest! {
             let mut bytes = sent.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             match take(&bytes) {
-                // Its end has been moved: more is waited for, or too much.
+                // A corrupt length: the frame is incomplete or too long.
                 Ok(Frame::Incomplete) => prop_assert!((4..PREFIX_LEN).contains(&(bit / 8))),
                 Err(FrameError::Broken(_)) => prop_assert!((4..PREFIX_LEN).contains(&(bit / 8))),
                 Err(FrameError::Damaged) => prop_assert!(bit / 8 < head),
@@ -75,11 +75,11 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), head in 0usize..300) {
+    fn arbitrary_bytes_decode_to_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), head in 0usize..300) {
         if let Ok(Frame::Whole(_, body, len)) = take(&bytes) {
             prop_assert!(len <= bytes.len() && body.len() <= len);
         }
-        // The same as the inside of a frame.
+        // The same bytes as the content of a frame.
         let framed = framed(&bytes, head);
         match take(&framed) {
             Ok(Frame::Whole(_, _, len) | Frame::Damaged(_, len)) => prop_assert_eq!(len, framed.len()),
@@ -89,10 +89,10 @@ proptest! {
         }
     }
 
-    /// Read by hand or not, messages are what postcard takes them for, and so is what an enemy makes of them: of each byte
-    /// another one, one less or one more, and numbers longer than they need be.
+    /// The hand-written decoder agrees with postcard, also on malformed input: each byte is replaced, left out or doubled, and
+    /// numbers are longer than they need be.
     #[test]
-    fn messages_are_what_postcard_takes_them_for(seed: u64) {
+    fn malformed_message_decodes_as_postcard_decodes_it(seed: u64) {
         let mut random = Random(seed);
         let (message, _) = random.message(&KnownProcedures::default());
         let mut sent = Vec::new();
@@ -118,27 +118,27 @@ proptest! {
     }
 
     #[test]
-    fn greetings_come_out_as_they_went_in(incarnation: u64, max_message: u64, ticket: Option<u128>, ports in prop::collection::vec(any::<u16>(), 0..8), nonce: [u8; 32], digest: [u8; 32]) {
+    fn encoded_handshake_decodes_to_itself(incarnation: u64, max_message: u64, resumption_token: Option<u128>, ports in prop::collection::vec(any::<u16>(), 0..8), nonce: [u8; 32], digest: [u8; 32]) {
         let addresses = ports.iter().map(|port| format!("tcp://10.0.0.1:{port}").parse().unwrap()).collect();
-        let hello = Hello { incarnation, max_message, addresses, resumption_token: ticket, checksums: ports.is_empty() };
-        for said in [HandshakeMessage::Hello(hello), HandshakeMessage::Challenge(nonce), HandshakeMessage::Proof(nonce, digest), HandshakeMessage::Refusal(Refusal::OtherKey)] {
-            let bytes = wire::encode_handshake(VERSIONS, &said);
+        let hello = Hello { incarnation, max_message, addresses, resumption_token, checksums: ports.is_empty() };
+        for sent in [HandshakeMessage::Hello(hello), HandshakeMessage::Challenge(nonce), HandshakeMessage::Proof(nonce, digest), HandshakeMessage::Refusal(Refusal::OtherKey)] {
+            let bytes = wire::encode_handshake(VERSIONS, &sent);
             for cut in 0..bytes.len() {
                 prop_assert_eq!(wire::parse_handshake(&bytes[..cut], true), ParsedHandshake::Incomplete);
             }
             for bit in 8 * PREAMBLE_LEN..8 * bytes.len() {
                 let mut damaged = bytes.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);
-                prop_assert!(!matches!(wire::parse_handshake(&damaged, true), ParsedHandshake::Message(..)), "bit {} is not missed", bit);
+                prop_assert!(!matches!(wire::parse_handshake(&damaged, true), ParsedHandshake::Message(..)), "flipped bit {} is not detected", bit);
             }
             let len = bytes.len();
             let longer = [bytes, vec![1, 2, 3]].concat();
-            prop_assert_eq!(wire::parse_handshake(&longer, true), ParsedHandshake::Message(said, len));
+            prop_assert_eq!(wire::parse_handshake(&longer, true), ParsedHandshake::Message(sent, len));
         }
     }
 
     #[test]
-    fn any_bytes_are_a_greeting_or_foreign(bytes in prop::collection::vec(any::<u8>(), 0..100), versions: (u16, u16), proved: bool) {
+    fn arbitrary_handshake_with_another_version_is_a_version_mismatch(bytes in prop::collection::vec(any::<u8>(), 0..100), versions: (u16, u16), proved: bool) {
         let _ = wire::parse_handshake(&bytes, proved);
         let mut behind = MAGIC.to_vec();
         behind.extend_from_slice(&versions.0.to_le_bytes());
@@ -155,7 +155,7 @@ proptest! {
     }
 }
 
-/// Bytes as a frame whose lengths and checksum are right, if `head` can be.
+/// Wraps bytes in a frame with correct lengths and checksum; the first `head` bytes are its message.
 fn framed(bytes: &[u8], head: usize) -> Vec<u8> {
     let head = head.min(bytes.len());
     let lengths = [(bytes.len() as u32).to_le_bytes(), (head as u32).to_le_bytes()].concat();
@@ -164,7 +164,7 @@ fn framed(bytes: &[u8], head: usize) -> Vec<u8> {
 }
 
 #[test]
-fn frames_have_a_longest() {
+fn frame_beyond_the_longest_is_broken() {
     let prefix = |len: usize, head: usize| {
         let words = [0, len as u32, head as u32];
         words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
@@ -179,22 +179,22 @@ fn frames_have_a_longest() {
 }
 
 #[test]
-fn greetings_have_a_longest() {
-    let mut bytes = greet(VERSIONS, &super::raw::hello(1));
+fn handshake_beyond_the_longest_is_foreign() {
+    let mut bytes = encode_hello(VERSIONS, &super::raw::hello(1));
     bytes.truncate(PREAMBLE_LEN + 5);
     for (len, foreign) in [(MAX_HELLO, false), (MAX_HELLO + 1, true), (u32::MAX as usize, true), (4, true)] {
         bytes[12..16].copy_from_slice(&(len as u32).to_le_bytes());
         let expected = if foreign { ParsedHandshake::Foreign } else { ParsedHandshake::Incomplete };
         assert_eq!(wire::parse_handshake(&bytes, true), expected);
     }
-    // Nobody waits for what must not come yet.
+    // A hello before the proof is refused without waiting for the rest of it.
     bytes[12..16].copy_from_slice(&100u32.to_le_bytes());
     assert_eq!(wire::parse_handshake(&bytes, false), ParsedHandshake::Unproved);
 }
 
-/// A status with whatever text still fits into a frame, and is cut between characters.
+/// A long text in a status is cut between characters.
 #[test]
-fn texts_are_clipped() {
+fn long_status_text_is_clipped() {
     for text in ["x".repeat(MAX_FRAME), "ü".repeat(MAX_FRAME), "€".repeat(4096 / 3), "🦀".repeat(1025), String::new()] {
         let clipped = Status::clip(text.clone());
         assert!(clipped.len() <= (4 << 10) + 3);
@@ -202,9 +202,9 @@ fn texts_are_clipped() {
     }
 }
 
-/// A byte of the format that changes is a new version: what is written down here must not change without one.
+/// A change of the format needs a new version: the bytes here change only together with it.
 #[test]
-fn the_format_is_what_it_was() {
+fn encoding_of_version_1_is_unchanged() {
     use super::wire::{BorrowedBytes, Declare, Message};
     let mut bytes = Vec::new();
     let message = Message::Request {
@@ -235,7 +235,7 @@ fn the_format_is_what_it_was() {
         resumption_token: None,
         checksums: true,
     });
-    let greeting = wire::encode_handshake((1, 1), &hello);
-    assert_eq!(greeting[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x14\0\0\0");
-    assert_eq!(greeting[PREAMBLE_LEN + 4..], *b"\0\x01\x02\x01\x09tcp://h:1\0\x01");
+    let handshake = wire::encode_handshake((1, 1), &hello);
+    assert_eq!(handshake[..PREAMBLE_LEN], *b"calomel\0\x01\0\x01\0\x14\0\0\0");
+    assert_eq!(handshake[PREAMBLE_LEN + 4..], *b"\0\x01\x02\x01\x09tcp://h:1\0\x01");
 }

@@ -1,4 +1,4 @@
-//! What the fuzzer feeds the protocol: frames, greetings, and whole conversations.
+//! The protocol's fuzz targets: frames, handshakes, and whole conversations.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ pub(crate) use super::conversation::seeds as seeds_of_conversation;
 use super::env::{allocated, live};
 use super::host::served;
 use super::net::{Net, call, config};
-use super::raw::{Raw, frame, greet, hello};
+use super::raw::{Raw, encode_hello, frame, hello};
 use super::wire::{
     self, BorrowedBytes, Declare, Frame, HandshakeMessage, Hello, Message, ParsedHandshake, Range, Refusal, Stream,
 };
 use super::{Config, LeaseRange, PeerLimits, Status};
 use crate::fuzzing::script::{Script, script, written};
 
-/// Small numbers, so that what a liar can claim within the limits does not cost the fuzzer its memory.
+/// Small limits, so that sizes that an adversary announces within them don't exhaust the fuzzer's memory.
 pub(super) fn modest() -> Config {
     Config { max_message: 64 << 10, limits: PeerLimits { peer_requests: 8, ..config().limits }, ..config() }
 }
 
-/// Takes frames from the bytes, as long as there are any, and greetings. What is taken and said again is the same.
+/// Decodes frames from the bytes while there are any, and handshake messages. Each one encodes and decodes to itself.
 pub fn frames(bytes: &[u8]) {
     for proved in [true, false] {
-        greeting_comes_back(bytes, proved);
+        check_handshake_round_trip(bytes, proved);
     }
     let mut rest = bytes;
     while let Ok(Frame::Whole(message, body, len)) = wire::take(rest) {
@@ -31,23 +31,23 @@ pub fn frames(bytes: &[u8]) {
         for covered in [true, false] {
             let mut again = Vec::new();
             wire::put(&mut again, &message, body, covered);
-            let Ok(Frame::Whole(same, same_body, all)) = wire::take(&again) else { panic!("{message:?} is no message") };
+            let Ok(Frame::Whole(same, same_body, all)) = wire::take(&again) else { panic!("{message:?} does not decode") };
             assert_eq!((&same, same_body, all), (&message, body, again.len()));
-            // There is a short way to write some messages.
+            // Some messages have a hand-written encoder.
             let mut long = Vec::new();
             wire::encode(&message, &mut long).expect("a message");
-            assert!(again[wire::PREFIX_LEN..].starts_with(&long), "{message:?} is written in two ways");
+            assert!(again[wire::PREFIX_LEN..].starts_with(&long), "{message:?} is encoded in two ways");
         }
         rest = &rest[len..];
     }
 }
 
-fn greeting_comes_back(bytes: &[u8], proved: bool) {
+fn check_handshake_round_trip(bytes: &[u8], proved: bool) {
     match wire::parse_handshake(bytes, proved) {
-        ParsedHandshake::Message(said, len) => {
-            assert!(len <= bytes.len() && (proved || !matches!(said, HandshakeMessage::Hello(_))));
-            let again = wire::encode_handshake(wire::VERSIONS, &said);
-            assert_eq!(wire::parse_handshake(&again, proved), ParsedHandshake::Message(said, again.len()));
+        ParsedHandshake::Message(sent, len) => {
+            assert!(len <= bytes.len() && (proved || !matches!(sent, HandshakeMessage::Hello(_))));
+            let again = wire::encode_handshake(wire::VERSIONS, &sent);
+            assert_eq!(wire::parse_handshake(&again, proved), ParsedHandshake::Message(sent, again.len()));
         }
         ParsedHandshake::Version(low, high) => assert!(low > wire::VERSIONS.1 || high < wire::VERSIONS.0 || low > high),
         ParsedHandshake::Unproved => assert!(!proved),
@@ -55,7 +55,7 @@ fn greeting_comes_back(bytes: &[u8], proved: bool) {
     }
 }
 
-/// A frame with this inside, be it a message or not: so much of it is said to be the message.
+/// A frame with this content, which need not be a message; its first `head` bytes are announced as the message.
 pub(super) fn framed(inside: &[u8], head: u8) -> Vec<u8> {
     let head = usize::from(head).min(inside.len());
     let mut covered = (inside.len() as u32).to_le_bytes().to_vec();
@@ -65,74 +65,74 @@ pub(super) fn framed(inside: &[u8], head: u8) -> Vec<u8> {
 }
 
 script! {
-    /// A connection of somebody who may be nobody.
-    struct Stranger {
+    /// A connection of a peer that need not authenticate.
+    struct UnknownPeer {
         /// Which side dials.
         dialled: bool,
-        /// The host wants a key; and the stranger has it, or has another, or proves nothing at all.
+        /// 0: the host requires no key. Else it does, and the peer has it (1), has another (2), or sends no proof (3).
         key: u8,
         /// It asks for checksums.
         checksums: bool,
-        /// What follows begins as a greeting does, up to here.
+        /// This many bytes of a correct handshake precede the input.
         magic: u8,
-        /// The piece of a greeting that begins so has the length that it says.
+        /// The length in that handshake message is corrected to the length of the input.
         whole: bool,
-        /// At most so many bytes come at a time; 0 for all of them.
+        /// The most bytes that arrive at a time; 0 for all of them.
         piece: u8,
-        /// Then it hangs up; else it says nothing more.
+        /// At the end the peer disconnects; else it stays silent.
         hangs_up: bool,
     }
 }
 
 const SECRET: &[u8] = b"a secret of more than sixteen bytes";
-/// A challenge, a proof: nobody is listened to any longer who has not proved that it has the key.
+/// A challenge and a proof: the most that is buffered of a peer that has not proved that it has the key.
 const UNPROVED: usize = wire::PREAMBLE_LEN + 5 + 64;
 
-/// Says what takes a proof, as far as the stranger can. True if it was one.
-fn prove(net: &mut Net, raw: Raw, stranger: &Stranger) -> bool {
+/// Sends the messages of a proof; true if the key was the right one.
+fn prove(net: &mut Net, raw: Raw, input: &UnknownPeer) -> bool {
     let ours = wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Challenge([7; 32]));
-    net.say_bytes(raw, ours.clone());
-    let heard = net.heard(raw).to_vec();
-    let ParsedHandshake::Message(HandshakeMessage::Challenge(_), len) = wire::parse_handshake(&heard, false) else {
-        panic!("a challenge is answered with one")
+    net.send_bytes(raw, ours.clone());
+    let received = net.received(raw).to_vec();
+    let ParsedHandshake::Message(HandshakeMessage::Challenge(_), len) = wire::parse_handshake(&received, false) else {
+        panic!("a challenge gets no challenge in reply")
     };
-    let theirs = &heard[..len];
-    // A host that dials has proved itself first.
-    let answered = match wire::parse_handshake(&heard[len..], false) {
+    let theirs = &received[..len];
+    // A host that dials proves itself first.
+    let answered = match wire::parse_handshake(&received[len..], false) {
         ParsedHandshake::Message(HandshakeMessage::Proof(_, digest), _) => Some(digest),
         _ => None,
     };
-    assert_eq!(answered.is_some(), stranger.dialled);
-    let greeting = greet(wire::VERSIONS, &Hello { checksums: stranger.checksums, ..hello(9) });
-    let digest = keys::digest(&greeting);
+    assert_eq!(answered.is_some(), input.dialled);
+    let handshake = encode_hello(wire::VERSIONS, &Hello { checksums: input.checksums, ..hello(9) });
+    let digest = keys::digest(&handshake);
     let (challenges, side) =
-        if stranger.dialled { ([theirs, &ours[..]], Role::Dialled) } else { ([&ours[..], theirs], Role::Dialling) };
-    let secret = if stranger.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
+        if input.dialled { ([theirs, &ours[..]], Role::Dialled) } else { ([&ours[..], theirs], Role::Dialling) };
+    let secret = if input.key % 4 == 1 { SECRET } else { b"another secret of so many bytes" };
     let proof = PreSharedKey::new(secret.to_vec())
         .prove(side, &keys::Transcript { challenges, answered: answered.as_ref(), hello: &digest });
-    net.say_bytes(raw, wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Proof(proof, digest)));
-    net.say_bytes(raw, greeting);
+    net.send_bytes(raw, wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Proof(proof, digest)));
+    net.send_bytes(raw, handshake);
     secret == SECRET
 }
 
-/// A connection that begins with these bytes, or with a part of a greeting and these, on either side and in pieces.
+/// A connection that begins with these bytes, or with a part of a handshake and these, on either side and in pieces.
 pub fn greeting(mut bytes: &[u8]) {
-    let stranger = Stranger::read(&mut bytes);
-    let keyed = stranger.key % 4 != 0;
-    let mut said = greet(wire::VERSIONS, &hello(9));
-    said.truncate(usize::from(stranger.magic) % (said.len() + 1));
-    let head = said.len();
-    said.extend_from_slice(bytes);
-    if stranger.whole && head == wire::PREAMBLE_LEN {
-        said[head - 4..head].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    let input = UnknownPeer::read(&mut bytes);
+    let keyed = input.key % 4 != 0;
+    let mut sent = encode_hello(wire::VERSIONS, &hello(9));
+    sent.truncate(usize::from(input.magic) % (sent.len() + 1));
+    let head = sent.len();
+    sent.extend_from_slice(bytes);
+    if input.whole && head == wire::PREAMBLE_LEN {
+        sent[head - 4..head].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
     }
     allocated();
     let config = Config { key: keyed.then(|| PreSharedKey::new(SECRET.to_vec())), ..modest() };
     let mut net = Net::with(vec![(config.clone(), true), (config, true)]);
     net.echo_everywhere();
     let mut own = None;
-    let raw = if stranger.dialled {
-        let peer = net.played_peer(0);
+    let raw = if input.dialled {
+        let peer = net.test_peer(0);
         own = Some(net.call_peer(0, peer, call("x")));
         net.advance(net.settings.delay);
         net.raw_dialled()
@@ -140,33 +140,33 @@ pub fn greeting(mut bytes: &[u8]) {
         net.raw_dial(0)
     };
     let mut proved = !keyed;
-    if matches!(stranger.key % 4, 1 | 2) {
-        proved = prove(&mut net, raw, &stranger);
-        assert!(proved != net.is_shut(raw), "a proof that is none is taken, or one that is one is not");
+    if matches!(input.key % 4, 1 | 2) {
+        proved = prove(&mut net, raw, &input);
+        assert!(proved != net.is_shut(raw), "a wrong proof was accepted, or a right one refused");
     }
-    let piece = if stranger.piece == 0 { said.len().max(1) } else { usize::from(stranger.piece) };
-    for piece in said.chunks(piece) {
-        net.say_bytes(raw, piece.to_vec());
-        let kept = net.kept(raw);
+    let piece = if input.piece == 0 { sent.len().max(1) } else { usize::from(input.piece) };
+    for piece in sent.chunks(piece) {
+        net.send_bytes(raw, piece.to_vec());
+        let kept = net.buffered(raw);
         let most = if proved { wire::PREFIX_LEN + wire::MAX_FRAME } else { UNPROVED };
-        assert!(kept <= most, "{kept} bytes are kept of somebody who may be nobody");
+        assert!(kept <= most, "{kept} bytes are buffered for an unauthenticated peer");
         let open = net.raw_link(raw).and_then(|(_, link)| net.hosts[0].proto.links.get(link)).is_some_and(|link| link.is_open());
-        assert!(proved || !open, "somebody without the key is let in");
+        assert!(proved || !open, "a peer without the key was accepted");
     }
-    assert!(proved || net.hosts[0].proto.requests() == 0 && allocated().1 == 0, "something is kept for somebody without the key");
+    assert!(proved || net.hosts[0].proto.requests() == 0 && allocated().1 == 0, "memory is held for a peer without the key");
     let (largest, total) = allocated();
     assert!(largest <= modest().max_message, "{largest} bytes were allocated at once, {total} in all");
     assert!(live() <= (modest().limits.peer_requests + 1) * modest().max_message, "{} bytes are kept", live());
     let other = net.call(0, 1, call("still there?"));
     net.advance(Duration::from_millis(10));
     assert_eq!(net.hosts[0].body(other), served(b"still there?"));
-    if stranger.hangs_up {
+    if input.hangs_up {
         net.hang_up(raw);
     }
     net.settle();
     assert!(own.is_none_or(|op| net.hosts[0].is_done(op)));
     if !net.is_shut(raw) {
-        // It has greeted well, and nothing is expected of it.
+        // Its handshake succeeded, and nothing is expected of it.
         net.hang_up(raw);
     }
     net.end();
@@ -218,42 +218,45 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
         frame(&Message::Goodbye, b""),
     ];
     let all = [("calls", calls.concat()), ("transfers", transfers.concat()), ("refusals", refusals.concat())];
-    all.into_iter().chain([("rest", rest.concat()), ("greeting", full_greeting()), ("pieces", pieces())]).collect()
+    all.into_iter().chain([("rest", rest.concat()), ("greeting", full_handshake()), ("pieces", pieces())]).collect()
 }
 
-fn full_greeting() -> Vec<u8> {
-    let addresses = ["tcp://10.0.9.9:7000", "shm://somebody"].map(|address| address.parse().expect("an address"));
-    greet(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), resumption_token: Some(5), checksums: true, ..hello(9) })
+fn full_handshake() -> Vec<u8> {
+    let addresses = ["tcp://10.0.9.9:7000", "shm://other"].map(|address| address.parse().expect("an address"));
+    encode_hello(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), resumption_token: Some(5), checksums: true, ..hello(9) })
 }
 
-/// The other pieces of greetings; a frame with a checksum of its body, and one whose body is not what that is of.
+/// The other handshake messages, and a frame with a checksum of its body.
 fn pieces() -> Vec<u8> {
     let pieces = [
         HandshakeMessage::Challenge([1; 32]),
         HandshakeMessage::Proof([2; 32], [3; 32]),
         HandshakeMessage::Refusal(Refusal::Busy),
     ];
-    let mut bytes: Vec<u8> = pieces.into_iter().flat_map(|said| wire::encode_handshake(wire::VERSIONS, &said)).collect();
+    let mut bytes: Vec<u8> = pieces.into_iter().flat_map(|sent| wire::encode_handshake(wire::VERSIONS, &sent)).collect();
     wire::put(&mut bytes, &Message::Ping, b"covered", true);
     bytes
 }
 
 pub(crate) fn seeds_of_greeting() -> Vec<(&'static str, Vec<u8>)> {
-    let seed = |stranger: Stranger, bytes: &[u8]| [written(&[stranger]), bytes.to_vec()].concat();
-    let plain = Stranger { dialled: false, key: 0, checksums: true, magic: 0, whole: false, piece: 0, hangs_up: true };
-    let full = full_greeting();
+    let seed = |input: UnknownPeer, bytes: &[u8]| [written(&[input]), bytes.to_vec()].concat();
+    let plain = UnknownPeer { dialled: false, key: 0, checksums: true, magic: 0, whole: false, piece: 0, hangs_up: true };
+    let full = full_handshake();
     let more = [frame(&Message::ResumptionToken { token: 1 }, b""), frame(&Message::Ping, b"")].concat();
     let and_more = [&full[..], &more].concat();
-    let another = greet((7, 9), &hello(1));
+    let another = encode_hello((7, 9), &hello(1));
     vec![
-        ("accepted", seed(Stranger { piece: 1, ..plain.clone() }, &full)),
-        ("dialled", seed(Stranger { dialled: true, hangs_up: false, ..plain.clone() }, &and_more)),
-        ("hello", seed(Stranger { magic: wire::PREAMBLE_LEN as u8, whole: true, ..plain.clone() }, &full[wire::PREAMBLE_LEN..])),
-        ("version", seed(Stranger { dialled: true, ..plain.clone() }, &another)),
-        ("proved", seed(Stranger { key: 1, ..plain.clone() }, &more)),
-        ("proved_dialled", seed(Stranger { key: 1, dialled: true, ..plain.clone() }, &more)),
-        ("another_key", seed(Stranger { key: 2, ..plain.clone() }, &more)),
-        ("unproved", seed(Stranger { key: 3, piece: 7, ..plain.clone() }, &pieces())),
+        ("accepted", seed(UnknownPeer { piece: 1, ..plain.clone() }, &full)),
+        ("dialled", seed(UnknownPeer { dialled: true, hangs_up: false, ..plain.clone() }, &and_more)),
+        (
+            "hello",
+            seed(UnknownPeer { magic: wire::PREAMBLE_LEN as u8, whole: true, ..plain.clone() }, &full[wire::PREAMBLE_LEN..]),
+        ),
+        ("version", seed(UnknownPeer { dialled: true, ..plain.clone() }, &another)),
+        ("proved", seed(UnknownPeer { key: 1, ..plain.clone() }, &more)),
+        ("proved_dialled", seed(UnknownPeer { key: 1, dialled: true, ..plain.clone() }, &more)),
+        ("another_key", seed(UnknownPeer { key: 2, ..plain.clone() }, &more)),
+        ("unproved", seed(UnknownPeer { key: 3, piece: 7, ..plain.clone() }, &pieces())),
         ("foreign", seed(plain, b"HTTP/1.1 400 Bad Request\r\n\r\n")),
     ]
 }

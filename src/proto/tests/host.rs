@@ -1,4 +1,4 @@
-//! One engine of a test: its protocol, and all that the protocol told it.
+//! One engine of a test: its protocol, and what the protocol has output.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ pub struct Host {
     pub incarnation: u64,
     pub address: Address,
     pub listens: bool,
-    /// Where this end of each link is: wire and side.
+    /// The wire and side of each link.
     pub wires: HashMap<LinkId, (usize, usize)>,
-    /// Requests are answered as they come, with [`served`].
+    /// Requests are answered at once, with [`served`].
     pub echo: bool,
     /// Requests that wait for the test to answer them.
     pub inbox: Vec<ArrivedRequest>,
@@ -28,9 +28,9 @@ pub struct Host {
     pub unleased: Vec<TestLease>,
     pub leased: Vec<TestLease>,
     pub stale: Vec<u128>,
-    /// Refusals that were to be logged.
+    /// Lines that the protocol has output for the log.
     pub log: Vec<Log>,
-    /// Requests that this host has heard of: it will answer them, or has.
+    /// Requests that were delivered to this host.
     pub delivered: HashSet<RequestId>,
     pub shutdowns: usize,
     /// Links whose payloads are to have checksums.
@@ -38,7 +38,7 @@ pub struct Host {
     pub exposed: HashMap<u128, Mem>,
     /// Memory that the values in each request take; those of one-way calls that find none wait for it.
     pub values: usize,
-    /// Peers that the host holds on to.
+    /// References that keep the host's peers from being forgotten.
     pub tags: HashMap<Address, Arc<PeerTag>>,
 }
 
@@ -52,11 +52,11 @@ pub enum OperationId {
 #[derive(Debug)]
 pub enum TestOutcome {
     Answered { body: Vec<u8>, shape: Vec<u8>, leases: LeaseRange, link: LinkId },
-    Moved(usize),
+    Transferred(usize),
     Failed(Failure),
 }
 
-/// A request as it came.
+/// A request that was delivered.
 #[derive(Debug)]
 pub struct ArrivedRequest {
     pub request: RequestId,
@@ -72,7 +72,7 @@ pub struct ArrivedRequest {
     pub leases: LeaseRange,
 }
 
-/// What an echoing host answers.
+/// The response of a host with `echo`.
 pub fn served(body: &[u8]) -> Vec<u8> {
     body.iter().map(|byte| byte ^ 0x5a).collect()
 }
@@ -80,15 +80,15 @@ pub fn served(body: &[u8]) -> Vec<u8> {
 /// Bodies longer than this travel as streams.
 pub const EAGER: usize = 16 << 10;
 
-/// The number of the type of every answer. Procedures have others.
+/// The declaration number of the type of every response. Procedures have others.
 const RESULT: u32 = 1 << 20;
 
-/// An answer, of the type that all of them are.
+/// A response; all responses have the same type.
 pub fn reply(body: &[u8], leases: Vec<TestLease>) -> Reply<'_, TestEnv> {
     Reply { content: content(body), result: RESULT, shape: b"r", leases }
 }
 
-/// The body as the engine hands it to the protocol.
+/// The body as the engine passes it to the protocol.
 pub fn content(body: &[u8]) -> OutgoingBody<'_, Mem> {
     if body.len() > EAGER { OutgoingBody::Large(Mem::new(body.to_vec())) } else { OutgoingBody::Small(body) }
 }
@@ -138,7 +138,7 @@ impl Host {
         }
     }
 
-    pub fn answered(&mut self, op: Op, result: Result<Answer<TestEnv>, Failure>) {
+    pub fn call_done(&mut self, op: Op, result: Result<Answer<TestEnv>, Failure>) {
         let outcome = match result {
             Ok(answer) => {
                 let (body, _) = body_of(&answer.body);
@@ -150,8 +150,8 @@ impl Host {
         self.outcomes.entry(op).or_default().push(outcome);
     }
 
-    pub fn moved(&mut self, op: Op, result: Result<usize, Failure>) {
-        let outcome = result.map_or_else(TestOutcome::Failed, TestOutcome::Moved);
+    pub fn transfer_done(&mut self, op: Op, result: Result<usize, Failure>) {
+        let outcome = result.map_or_else(TestOutcome::Failed, TestOutcome::Transferred);
         self.outcomes.entry(op).or_default().push(outcome);
     }
 
@@ -184,7 +184,7 @@ impl Host {
         if self.echo {
             self.proto.release(arrived.link, arrived.leases);
             let answer = served(&arrived.body);
-            // That the caller has gone meanwhile is no error here.
+            // It is no error if the caller has disconnected meanwhile.
             let _ = self.answer(arrived.request, &answer);
         } else {
             self.inbox.push(arrived);
@@ -199,14 +199,14 @@ impl Host {
         let _ = self.proto.respond(request, Err(status));
     }
 
-    /// The first request that has the test's attention next.
+    /// Takes the first request that waits.
     #[track_caller]
     pub fn take(&mut self) -> ArrivedRequest {
         assert!(!self.inbox.is_empty(), "no request has arrived");
         self.inbox.remove(0)
     }
 
-    /// How the operation ended, `None` while it has not; a second end is an error at once.
+    /// How the operation ended, or `None` while it is in progress; panics if it has ended twice.
     #[track_caller]
     pub fn outcome(&self, op: Op) -> Option<&TestOutcome> {
         let ends = self.outcomes.get(&op)?;
@@ -218,7 +218,7 @@ impl Host {
         self.outcomes.contains_key(&op)
     }
 
-    /// The body of the answer to a call that was answered.
+    /// The body of the response; panics if the call did not succeed.
     #[track_caller]
     pub fn body(&self, op: Op) -> &[u8] {
         match self.outcome(op) {
@@ -227,7 +227,7 @@ impl Host {
         }
     }
 
-    /// Why an operation failed.
+    /// Why an operation failed; panics if it did not fail.
     #[track_caller]
     pub fn failure(&self, op: Op) -> &Failure {
         match self.outcome(op) {
@@ -236,51 +236,51 @@ impl Host {
         }
     }
 
-    /// How many of these the protocol says are left over.
+    /// How many of these the protocol reports as left over.
     pub fn left(&self, what: &str) -> usize {
         let left = self.proto.leftovers();
         let found = left.iter().find_map(|left| left.strip_suffix(what)?.strip_suffix(' ')?.parse().ok());
         found.unwrap_or(0)
     }
 
-    /// What must hold of every host at the end of a test.
+    /// Violations of what must hold for every host at the end of a test.
     pub fn inspect(&self) -> Vec<String> {
-        let mut wrong = self.proto.leftovers();
+        let mut violations = self.proto.leftovers();
         for op in &self.begun {
             let ends = self.outcomes.get(op).map_or(0, Vec::len);
             if ends != 1 {
-                wrong.push(format!("operation {op} ended {ends} times"));
+                violations.push(format!("operation {op} ended {ends} times"));
             }
         }
         if self.outcomes.len() > self.begun.len() {
-            wrong.push("operations ended that nobody began".to_owned());
+            violations.push("operations ended that were never started".to_owned());
         }
-        let sorted = |tickets: &[TestLease]| {
-            let mut numbers: Vec<_> = tickets.iter().map(|ticket| ticket.number).collect();
+        let sorted = |leases: &[TestLease]| {
+            let mut numbers: Vec<_> = leases.iter().map(|lease| lease.number).collect();
             numbers.sort_unstable();
             numbers
         };
         if sorted(&self.leased) != sorted(&self.unleased) {
-            wrong.push(format!("leases given {:?}, come back {:?}", sorted(&self.leased), sorted(&self.unleased)));
+            violations.push(format!("leases granted {:?}, returned {:?}", sorted(&self.leased), sorted(&self.unleased)));
         }
         if let Some(at) = self.proto.next_timeout() {
-            wrong.push(format!("a timer, for {at:?}"));
+            violations.push(format!("a timer, for {at:?}"));
         }
         for (id, request) in &self.proto.requests {
             if request.body.is_none() && !self.delivered.contains(&id) {
-                wrong.push(format!("{id:?} is kept for a handler that has never heard of it"));
+                violations.push(format!("{id:?} is kept without having been delivered to a handler"));
             }
         }
         for request in &self.cancelled {
             if self.proto.is_wanted(*request) {
-                wrong.push(format!("{request:?} was cancelled, and is wanted"));
+                violations.push(format!("{request:?} was cancelled, but counts as wanted"));
             }
         }
-        wrong
+        violations
     }
 }
 
-/// Asserts that an operation failed in this way.
+/// Asserts that an operation failed with an error that matches the pattern.
 macro_rules! assert_failed {
     ($host:expr, $op:expr, $pattern:pat $(if $guard:expr)?) => {
         match $host.failure($op) {

@@ -1,8 +1,8 @@
-//! Engines that share a key, those that don't, and those that pretend to.
+//! Authentication by pre-shared key: with the right key, another, none, and forged proofs.
 
 use std::time::Duration;
 
-use super::super::keys::{self, PreSharedKey, Role, Transcript as Told};
+use super::super::keys::{self, PreSharedKey, Role, Transcript as Handshake};
 use super::env::{allocated, live};
 use super::host::{assert_failed, served};
 use super::net::{Net, call, config};
@@ -16,7 +16,7 @@ fn key(secret: &[u8]) -> Option<PreSharedKey> {
     Some(PreSharedKey::new(secret.to_vec()))
 }
 
-/// Two hosts with these keys, of which the second answers.
+/// Two hosts with these keys.
 fn hosts(first: Option<PreSharedKey>, second: Option<PreSharedKey>) -> Net {
     let with = |key| (Config { key, ..config() }, true);
     let mut net = Net::with(vec![with(first), with(second)]);
@@ -28,30 +28,30 @@ fn keyed() -> Net {
     hosts(key(SECRET), key(SECRET))
 }
 
-/// What the liar says to a host that has a key.
-fn say(net: &mut Net, raw: Raw, said: &HandshakeMessage) -> Vec<u8> {
-    let bytes = wire::encode_handshake(VERSIONS, said);
-    net.say_bytes(raw, bytes.clone());
+/// Sends a handshake message of the adversary, and returns its bytes.
+fn send_handshake(net: &mut Net, raw: Raw, sent: &HandshakeMessage) -> Vec<u8> {
+    let bytes = wire::encode_handshake(VERSIONS, sent);
+    net.send_bytes(raw, bytes.clone());
     bytes
 }
 
-/// All that a host has said on a connection that the liar dialled, piece by piece, and their bytes.
-fn heard(net: &Net, raw: Raw) -> Vec<(HandshakeMessage, Vec<u8>)> {
-    heard_at(net, raw, 0)
+/// The handshake messages that a host has sent on a connection that the adversary dialled, and their bytes.
+fn received_handshake(net: &Net, raw: Raw) -> Vec<(HandshakeMessage, Vec<u8>)> {
+    received_handshake_at(net, raw, 0)
 }
 
-fn heard_at(net: &Net, raw: Raw, side: usize) -> Vec<(HandshakeMessage, Vec<u8>)> {
-    let mut bytes = &net.wires[raw.wire].ends[side].heard[..];
+fn received_handshake_at(net: &Net, raw: Raw, side: usize) -> Vec<(HandshakeMessage, Vec<u8>)> {
+    let mut bytes = &net.wires[raw.wire].ends[side].received[..];
     let mut pieces = Vec::new();
-    while let ParsedHandshake::Message(said, len) = wire::parse_handshake(bytes, true) {
-        pieces.push((said, bytes[..len].to_vec()));
+    while let ParsedHandshake::Message(sent, len) = wire::parse_handshake(bytes, true) {
+        pieces.push((sent, bytes[..len].to_vec()));
         bytes = &bytes[len..];
     }
     pieces
 }
 
 #[test]
-fn the_same_key_opens() {
+fn same_key_on_both_sides_is_accepted() {
     for piece in [usize::MAX, 1, 7] {
         let mut net = keyed();
         net.settings.piece = piece;
@@ -63,9 +63,9 @@ fn the_same_key_opens() {
     }
 }
 
-/// Whoever has another key, or none, on either side, is told so. The caller learns why.
+/// A peer with another key, or with none, is refused on either side, and the caller gets the reason.
 #[test]
-fn another_key_or_none_does_not() {
+fn another_key_or_none_is_refused_with_the_reason() {
     let none = || None;
     let cases = [
         (key(SECRET), key(b"another secret of that length"), "its key is another"),
@@ -78,29 +78,29 @@ fn another_key_or_none_does_not() {
         net.settle();
         assert_failed!(net.hosts[0], op, Failure::Unauthorized { reason } if reason.contains(words));
         assert!(net.hosts[0].proto.links_gone() && net.hosts[1].proto.links_gone());
-        assert!(net.hosts[1].proto.peers.is_empty(), "somebody without the key is nobody's peer");
+        assert!(net.hosts[1].proto.peers.is_empty(), "a peer without the key was registered");
         net.end();
     }
 }
 
-/// Noise, greetings that are not wanted, half of them: nothing is kept, and nothing is said but that a key is wanted.
+/// Random bytes, messages out of order, half messages: nothing is kept, and the host reveals only that it requires a key.
 #[test]
-fn those_without_the_key_get_nowhere() {
-    let greeting = wire::encode_handshake(VERSIONS, &HandshakeMessage::Hello(hello(1)));
-    let mut long = greeting[..PREAMBLE_LEN + 5].to_vec();
+fn messages_without_proof_end_the_connection() {
+    let handshake = wire::encode_handshake(VERSIONS, &HandshakeMessage::Hello(hello(1)));
+    let mut long = handshake[..PREAMBLE_LEN + 5].to_vec();
     long[12..16].copy_from_slice(&(MAX_HELLO as u32).to_le_bytes());
     let proof = wire::encode_handshake(VERSIONS, &HandshakeMessage::Proof([1; 32], [2; 32]));
     let refusal = wire::encode_handshake(VERSIONS, &HandshakeMessage::Refusal(Refusal::Busy));
     let twice = [0, 1].map(|n| wire::encode_handshake(VERSIONS, &HandshakeMessage::Challenge([n; 32]))).concat();
-    for said in [greeting.clone(), long, proof, refusal, twice, vec![0; 100], b"GET / HTTP/1.1\r\n\r\n".to_vec()] {
+    for sent in [handshake.clone(), long, proof, refusal, twice, vec![0; 100], b"GET / HTTP/1.1\r\n\r\n".to_vec()] {
         let mut net = keyed();
         allocated();
         let raw = net.raw_dial(0);
-        net.say_bytes(raw, said);
+        net.send_bytes(raw, sent);
         net.settle();
         assert!(net.is_shut(raw));
-        for (said, _) in heard(&net, raw) {
-            assert!(matches!(said, HandshakeMessage::Challenge(_) | HandshakeMessage::Refusal(_)), "{said:?}");
+        for (sent, _) in received_handshake(&net, raw) {
+            assert!(matches!(sent, HandshakeMessage::Challenge(_) | HandshakeMessage::Refusal(_)), "{sent:?}");
         }
         assert_eq!((allocated().1, live()), (0, 0));
         assert!(net.hosts[0].proto.peers.is_empty());
@@ -108,48 +108,48 @@ fn those_without_the_key_get_nowhere() {
     }
 }
 
-/// A guess is one of 2^256, and each costs a connection.
+/// A guess has one chance in 2^256, and each guess costs a connection.
 #[test]
-fn guessed_proofs() {
+fn guessed_proof_is_refused() {
     let mut net = keyed();
     for guess in 0..200u8 {
         let raw = net.raw_dial(0);
-        say(&mut net, raw, &HandshakeMessage::Challenge([guess; 32]));
+        send_handshake(&mut net, raw, &HandshakeMessage::Challenge([guess; 32]));
         let mut proof = [guess; 32];
         proof[usize::from(guess) % 32] ^= 1;
-        say(&mut net, raw, &HandshakeMessage::Proof(proof, [guess; 32]));
+        send_handshake(&mut net, raw, &HandshakeMessage::Proof(proof, [guess; 32]));
         assert!(net.is_shut(raw));
-        assert_eq!(heard(&net, raw)[1].0, HandshakeMessage::Refusal(Refusal::OtherKey));
+        assert_eq!(received_handshake(&net, raw)[1].0, HandshakeMessage::Refusal(Refusal::OtherKey));
     }
     net.settle();
     net.end();
 }
 
-/// All that an honest engine has said, said again by somebody who has listened.
+/// An eavesdropper replays all that an honest engine has sent.
 #[test]
-fn a_replay_proves_nothing() {
+fn replayed_handshake_is_refused() {
     let mut net = keyed();
     let op = net.call(0, 1, call("secret"));
     net.settle();
     assert_eq!(net.hosts[0].body(op), served(b"secret"));
     let wire = net.wire(0, 1);
-    let said: Vec<Vec<u8>> = [0, 1].map(|side| net.wires[wire].ends[side].heard.clone()).into();
-    for said in said {
+    let sent: Vec<Vec<u8>> = [0, 1].map(|side| net.wires[wire].ends[side].received.clone()).into();
+    for sent in sent {
         for at_once in [true, false] {
             let raw = net.raw_dial(1);
             if at_once {
-                net.say_bytes(raw, said.clone());
+                net.send_bytes(raw, sent.clone());
             } else {
-                said.chunks(53).for_each(|piece| net.say_bytes(raw, piece.to_vec()));
+                sent.chunks(53).for_each(|piece| net.send_bytes(raw, piece.to_vec()));
             }
             net.settle();
             assert!(net.is_shut(raw));
             let served = net.hosts[1].proto.requests();
             assert_eq!(served, 0);
             assert!(
-                heard(&net, raw)
+                received_handshake(&net, raw)
                     .iter()
-                    .all(|(said, _)| !matches!(said, HandshakeMessage::Hello(_) | HandshakeMessage::Proof(..)))
+                    .all(|(sent, _)| !matches!(sent, HandshakeMessage::Hello(_) | HandshakeMessage::Proof(..)))
             );
         }
     }
@@ -157,45 +157,45 @@ fn a_replay_proves_nothing() {
     net.end();
 }
 
-/// A host's own words, sent back to it: as its challenge, and as its proof.
+/// The host's own messages are reflected to it: its challenge, and its proof.
 #[test]
-fn a_mirror_proves_nothing() {
+fn reflected_proof_is_refused() {
     let mut net = keyed();
     let raw = net.raw_dial(0);
-    say(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
-    let (challenge, _) = heard(&net, raw)[0].clone();
-    // It dials, and hears its own challenge of the other connection, then its own proof.
-    let peer = net.played_peer(0);
+    send_handshake(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
+    let (challenge, _) = received_handshake(&net, raw)[0].clone();
+    // It dials, and receives its own challenge of the other connection, then its own proof.
+    let peer = net.test_peer(0);
     let op = net.call_peer(0, peer, call("x"));
     net.advance(Duration::from_millis(1));
     let dialled = net.raw_dialled();
-    net.say_bytes(dialled, wire::encode_handshake(VERSIONS, &challenge));
-    let own: Vec<u8> = heard_at(&net, dialled, 1).into_iter().skip(1).flat_map(|(_, bytes)| bytes).collect();
-    assert!(!own.is_empty(), "it has proved itself, as whoever dials does first");
-    net.say_bytes(dialled, own.clone());
+    net.send_bytes(dialled, wire::encode_handshake(VERSIONS, &challenge));
+    let own: Vec<u8> = received_handshake_at(&net, dialled, 1).into_iter().skip(1).flat_map(|(_, bytes)| bytes).collect();
+    assert!(!own.is_empty(), "the dialling side sends its proof first");
+    net.send_bytes(dialled, own.clone());
     assert_failed!(net.hosts[0], op, Failure::Unauthorized { .. });
-    // And where it was dialled.
-    net.say_bytes(raw, own);
+    // And on the connection that it accepted.
+    net.send_bytes(raw, own);
     assert!(net.is_shut(raw));
     net.settle();
     net.end();
 }
 
-/// Who has the key, and says another hello than the one that it has proved; and the right one.
+/// A peer with the key sends another hello than the proof covers, or the right one.
 #[test]
-fn a_hello_is_proved_too() {
+fn hello_other_than_the_proved_one_is_refused() {
     for honest in [true, false] {
         let mut net = keyed();
         let raw = net.raw_dial(0);
-        let ours = say(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
-        let theirs = heard(&net, raw)[0].1.clone();
-        let greeting = wire::encode_handshake(VERSIONS, &HandshakeMessage::Hello(hello(1)));
-        let digest = keys::digest(&greeting);
-        let told = Told { challenges: [&ours, &theirs], answered: None, hello: &digest };
-        let proof = PreSharedKey::new(SECRET.to_vec()).prove(Role::Dialling, &told);
-        say(&mut net, raw, &HandshakeMessage::Proof(proof, digest));
-        assert!(!net.is_shut(raw) && heard(&net, raw).len() == 1);
-        say(&mut net, raw, &HandshakeMessage::Hello(hello(if honest { 1 } else { 2 })));
+        let ours = send_handshake(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
+        let theirs = received_handshake(&net, raw)[0].1.clone();
+        let handshake = wire::encode_handshake(VERSIONS, &HandshakeMessage::Hello(hello(1)));
+        let digest = keys::digest(&handshake);
+        let transcript = Handshake { challenges: [&ours, &theirs], answered: None, hello: &digest };
+        let proof = PreSharedKey::new(SECRET.to_vec()).prove(Role::Dialling, &transcript);
+        send_handshake(&mut net, raw, &HandshakeMessage::Proof(proof, digest));
+        assert!(!net.is_shut(raw) && received_handshake(&net, raw).len() == 1);
+        send_handshake(&mut net, raw, &HandshakeMessage::Hello(hello(if honest { 1 } else { 2 })));
         assert_eq!(net.is_shut(raw), !honest);
         net.hang_up(raw);
         net.settle();
@@ -203,22 +203,22 @@ fn a_hello_is_proved_too() {
     }
 }
 
-/// A caller that begins, and says no more, is let go in time.
+/// A peer that stops within its proof is disconnected in time.
 #[test]
-fn half_a_proof() {
+fn peer_with_incomplete_proof_is_disconnected() {
     let mut net = keyed();
     let raw = net.raw_dial(0);
-    say(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
-    net.say_bytes(raw, wire::encode_handshake(VERSIONS, &HandshakeMessage::Proof([0; 32], [0; 32]))[..60].to_vec());
+    send_handshake(&mut net, raw, &HandshakeMessage::Challenge([7; 32]));
+    net.send_bytes(raw, wire::encode_handshake(VERSIONS, &HandshakeMessage::Proof([0; 32], [0; 32]))[..60].to_vec());
     assert!(!net.is_shut(raw));
     net.settle();
     assert!(net.is_shut(raw) && net.hosts[0].proto.links_gone());
     net.end();
 }
 
-/// A successor at the address proves itself anew, and is told from its predecessor.
+/// A successor at the address authenticates anew.
 #[test]
-fn a_successor_has_to_prove_itself() {
+fn successor_with_the_key_is_accepted() {
     let mut net = keyed();
     let op = net.call(0, 1, call("x"));
     net.settle();

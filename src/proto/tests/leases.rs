@@ -1,4 +1,4 @@
-//! Who holds a bulk, and what they are told.
+//! Leases: which peers hold a bulk, and how they learn of its revocation.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use super::{LeaseRange, OutgoingBody, Reply};
 const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 0xbead;
 
-fn ticket(number: u32) -> TestLease {
+fn lease(number: u32) -> TestLease {
     TestLease { token: TOKEN, number }
 }
 
-/// Sends a call with these tickets, and has it answered; what the receiver holds from then on.
-fn lend(net: &mut Net, from: usize, to: usize, numbers: &[u32]) -> ArrivedRequest {
-    // Each bulk takes its place in the message.
+/// Sends a call with these leases, and answers it; the receiver holds the leases from then on.
+fn send_bulks(net: &mut Net, from: usize, to: usize, numbers: &[u32]) -> ArrivedRequest {
+    // Each bulk takes some bytes of the body.
     let body = vec![0; 20 * numbers.len()];
-    net.call(from, to, TestCall { leases: numbers.iter().map(|n| ticket(*n)).collect(), ..call(body) });
+    net.call(from, to, TestCall { leases: numbers.iter().map(|n| lease(*n)).collect(), ..call(body) });
     net.advance(MOMENT);
     let arrived = net.hosts[to].take();
     assert_eq!(arrived.leases.count as usize, numbers.len());
@@ -27,36 +27,36 @@ fn lend(net: &mut Net, from: usize, to: usize, numbers: &[u32]) -> ArrivedReques
     arrived
 }
 
-fn give_back(net: &mut Net, host: usize, arrived: &ArrivedRequest) {
+fn release(net: &mut Net, host: usize, arrived: &ArrivedRequest) {
     let (link, leases) = (arrived.link, arrived.leases);
     net.with_host(host, |host| host.proto.release(link, leases));
     net.advance(MOMENT);
 }
 
 fn returned(net: &Net, host: usize) -> Vec<u32> {
-    let mut numbers: Vec<_> = net.hosts[host].unleased.iter().map(|ticket| ticket.number).collect();
+    let mut numbers: Vec<_> = net.hosts[host].unleased.iter().map(|lease| lease.number).collect();
     numbers.sort_unstable();
     numbers
 }
 
 #[test]
-fn what_is_given_back_comes_back() {
+fn released_leases_return_to_the_owner() {
     let mut net = Net::new(2);
-    let first = lend(&mut net, 0, 1, &[1, 2, 3]);
-    let second = lend(&mut net, 0, 1, &[4]);
-    assert!(returned(&net, 0).is_empty(), "an answer gives nothing back");
-    give_back(&mut net, 1, &second);
+    let first = send_bulks(&mut net, 0, 1, &[1, 2, 3]);
+    let second = send_bulks(&mut net, 0, 1, &[4]);
+    assert!(returned(&net, 0).is_empty(), "a response does not release leases");
+    release(&mut net, 1, &second);
     assert_eq!(returned(&net, 0), [4]);
-    give_back(&mut net, 1, &first);
+    release(&mut net, 1, &first);
     assert_eq!(returned(&net, 0), [1, 2, 3, 4]);
     net.end();
 }
 
-/// In whatever portions and order the receiver lets go of them.
+/// The receiver releases them in any portions and order.
 #[test]
-fn they_are_given_back_one_by_one() {
+fn leases_released_in_portions_return_in_portions() {
     let mut net = Net::new(2);
-    let arrived = lend(&mut net, 0, 1, &[1, 2, 3, 4, 5]);
+    let arrived = send_bulks(&mut net, 0, 1, &[1, 2, 3, 4, 5]);
     let first = arrived.leases.first;
     for (from, count, back) in [(1, 1, 1), (0, 1, 2), (3, 2, 4), (2, 1, 5)] {
         let part = LeaseRange { first: first + from, count };
@@ -67,11 +67,11 @@ fn they_are_given_back_one_by_one() {
     net.end();
 }
 
-/// Those that are given back already are no reason to keep the others.
+/// A release that includes leases released before still releases the others.
 #[test]
-fn they_are_given_back_again_with_others() {
+fn leases_released_twice_return_once() {
     let mut net = Net::new(2);
-    let arrived = lend(&mut net, 0, 1, &[1, 2, 3, 4]);
+    let arrived = send_bulks(&mut net, 0, 1, &[1, 2, 3, 4]);
     let first = arrived.leases.first;
     for part in [LeaseRange { first, count: 2 }, LeaseRange { first, count: 4 }] {
         net.with_host(1, |host| host.proto.release(arrived.link, part));
@@ -82,40 +82,40 @@ fn they_are_given_back_again_with_others() {
 }
 
 #[test]
-fn a_lost_connection_gives_all_back() {
+fn connection_loss_returns_all_leases() {
     let mut net = Net::new(2);
-    let arrived = lend(&mut net, 0, 1, &[1, 2, 3]);
+    let arrived = send_bulks(&mut net, 0, 1, &[1, 2, 3]);
     let wire = net.wire(0, 1);
     net.cut(wire);
     assert_eq!(returned(&net, 0), [1, 2, 3]);
-    // The receiver learns later than its own connection that it holds nothing: that harms nobody.
-    give_back(&mut net, 1, &arrived);
+    // A release after the connection loss has no effect.
+    release(&mut net, 1, &arrived);
     net.end();
 }
 
-/// The call that would have brought them there was never sent.
+/// The call with the lease was never sent.
 #[test]
-fn what_never_left_comes_back() {
+fn lease_of_a_call_never_sent_returns() {
     let mut net = Net::new(2);
     net.hosts[1].listens = false;
-    let op = net.call(0, 1, TestCall { leases: vec![ticket(1)], ..call("a bulk, or what stands for it") });
+    let op = net.call(0, 1, TestCall { leases: vec![lease(1)], ..call("a call with a bulk in it") });
     net.settle();
     net.hosts[0].failure(op);
     assert_eq!(returned(&net, 0), [1]);
     net.end();
 }
 
-/// An answer brings bulks as a call does.
+/// A response transports bulks as a call does.
 #[test]
-fn leases_of_an_answer() {
+fn lease_in_a_response_returns_when_the_caller_releases_it() {
     let mut net = Net::new(2);
-    let op = net.call(0, 1, call("give me a bulk"));
+    let op = net.call(0, 1, call("asks for a bulk"));
     net.advance(MOMENT);
     let arrived = net.hosts[1].take();
     net.with_host(1, |host| {
-        host.leased.push(ticket(1));
+        host.leased.push(lease(1));
         let reply =
-            Reply { content: OutgoingBody::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![ticket(1)] };
+            Reply { content: OutgoingBody::Small(b"here is a bulk of mine"), result: 0, shape: b"r", leases: vec![lease(1)] };
         host.proto.respond(arrived.request, Ok(reply)).unwrap();
     });
     net.advance(MOMENT);
@@ -129,62 +129,62 @@ fn leases_of_an_answer() {
     net.end();
 }
 
-/// Whoever holds a bulk of memory that is taken back is told: copies of its content are stale.
+/// A peer that holds a bulk is notified of the revocation, so that it drops copies of the content.
 #[test]
-fn holders_are_told_that_memory_was_taken_back() {
+fn holders_of_revoked_memory_are_notified() {
     let mut net = Net::new(3);
     net.expose(0, TOKEN, vec![1; 10], true, true);
     net.expose(0, TOKEN + 1, vec![1; 10], true, true);
-    let held = lend(&mut net, 0, 1, &[1]);
-    let no_more = lend(&mut net, 0, 2, &[2]);
-    give_back(&mut net, 2, &no_more);
+    let held = send_bulks(&mut net, 0, 1, &[1]);
+    let no_more = send_bulks(&mut net, 0, 2, &[2]);
+    release(&mut net, 2, &no_more);
     net.revoke(0, TOKEN + 1);
     net.advance(MOMENT);
-    assert!(net.hosts[1].stale.is_empty(), "that was other memory");
+    assert!(net.hosts[1].stale.is_empty(), "other memory was revoked");
     net.revoke(0, TOKEN);
     net.advance(MOMENT);
     assert_eq!(net.hosts[1].stale, [TOKEN]);
-    assert!(net.hosts[2].stale.is_empty(), "it holds none");
-    give_back(&mut net, 1, &held);
+    assert!(net.hosts[2].stale.is_empty(), "it holds no lease");
+    release(&mut net, 1, &held);
     net.end();
 }
 
-/// Who has passed a bulk on passes the news on.
+/// A peer that has forwarded a bulk forwards the notification.
 #[test]
-fn the_news_goes_on_to_those_who_were_forwarded_the_bulk() {
+fn revocation_reaches_peers_that_were_forwarded_the_bulk() {
     let mut net = Net::new(3);
     net.expose(0, TOKEN, vec![1; 10], true, true);
-    let first = lend(&mut net, 0, 1, &[1]);
-    let second = lend(&mut net, 1, 2, &[2]);
+    let first = send_bulks(&mut net, 0, 1, &[1]);
+    let second = send_bulks(&mut net, 1, 2, &[2]);
     net.revoke(0, TOKEN);
     net.advance(MOMENT);
     assert_eq!((&net.hosts[1].stale[..], &net.hosts[2].stale[..]), (&[TOKEN][..], &[TOKEN][..]));
-    give_back(&mut net, 2, &second);
-    give_back(&mut net, 1, &first);
+    release(&mut net, 2, &second);
+    release(&mut net, 1, &first);
     net.end();
 }
 
-/// A bulk that went round in a circle: the news goes round once, and then there is silence.
+/// A bulk that was forwarded in a circle: the notification goes round once, and stops.
 #[test]
-fn news_does_not_go_in_circles() {
+fn revocation_of_a_bulk_forwarded_in_a_circle_stops() {
     for hosts in [2, 3, 4] {
         let mut net = Net::new(hosts);
         net.expose(0, TOKEN, vec![1; 10], true, true);
         let mut held = Vec::new();
         for from in 0..hosts {
             let to = (from + 1) % hosts;
-            held.push((to, lend(&mut net, from, to, &[from as u32])));
+            held.push((to, send_bulks(&mut net, from, to, &[from as u32])));
         }
-        // And back and forth between the last two.
-        held.push((hosts - 2, lend(&mut net, hosts - 1, hosts - 2, &[77])));
+        // Also back and forth between the last two hosts.
+        held.push((hosts - 2, send_bulks(&mut net, hosts - 1, hosts - 2, &[77])));
         net.revoke(0, TOKEN);
         net.advance(Duration::from_secs(1));
         for (number, host) in net.hosts.iter().enumerate().skip(1) {
-            assert!(host.stale.contains(&TOKEN), "host {number} was not told");
-            assert!(host.stale.len() <= 3, "host {number} was told {} times", host.stale.len());
+            assert!(host.stale.contains(&TOKEN), "host {number} was not notified");
+            assert!(host.stale.len() <= 3, "host {number} was notified {} times", host.stale.len());
         }
         for (host, arrived) in held.into_iter().rev() {
-            give_back(&mut net, host, &arrived);
+            release(&mut net, host, &arrived);
         }
         net.end();
     }

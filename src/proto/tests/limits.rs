@@ -1,4 +1,4 @@
-//! Limits are told, not hit.
+//! Limits on sizes, requests and times: each one fails with an error that names it.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn limits(first: usize, second: usize) -> Net {
 }
 
 #[test]
-fn the_senders_limit() {
+fn body_beyond_the_senders_limit_is_too_large() {
     for limit in [1000, 100_000] {
         let mut net = limits(limit, 1 << 20);
         let fits = net.call(0, 1, call(pattern(1, limit)));
@@ -31,9 +31,9 @@ fn the_senders_limit() {
     }
 }
 
-/// The receiver's limit is learned with its greeting; a call before that is refused when it is known, with the numbers.
+/// The receiver's limit is known after the handshake; a call queued before that is then refused with size and limit.
 #[test]
-fn the_receivers_limit() {
+fn body_beyond_the_receivers_limit_is_too_large() {
     for limit in [1000, 100_000] {
         let mut net = limits(1 << 20, limit);
         for round in 0..2 {
@@ -50,9 +50,9 @@ fn the_receivers_limit() {
     }
 }
 
-/// An answer that is too large is an error on both sides.
+/// A response that is too large is an error on both sides.
 #[test]
-fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
+fn response_beyond_the_smaller_limit_is_too_large() {
     for (caller, server) in [(50_000, 1 << 20), (1 << 20, 50_000)] {
         let mut net = limits(caller, server);
         net.hosts[1].echo = false;
@@ -60,16 +60,16 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
             let op = net.call(0, 1, call("x"));
             net.advance(MOMENT);
             let arrived = net.hosts[1].take();
-            let told = net.with_host(1, |host| {
+            let result = net.with_host(1, |host| {
                 let body = pattern(1, size);
                 let content = super::host::content(&body);
-                let ticket = TestLease { token: 1, number: size as u32 };
-                host.leased.push(ticket.clone());
-                host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![ticket] }))
+                let lease = TestLease { token: 1, number: size as u32 };
+                host.leased.push(lease.clone());
+                host.proto.respond(arrived.request, Ok(Reply { content, result: 0, shape: b"r", leases: vec![lease] }))
             });
             net.settle();
             if fits {
-                assert!(told.is_ok());
+                assert!(result.is_ok());
                 assert_eq!(net.hosts[0].body(op).len(), size);
                 let Some(super::host::TestOutcome::Answered { link, leases, .. }) = net.hosts[0].outcome(op) else {
                     unreachable!()
@@ -77,9 +77,9 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
                 let (link, leases) = (*link, *leases);
                 net.with_host(0, |host| host.proto.release(link, leases));
             } else {
-                assert!(matches!(told, Err(Failure::TooLarge { size: 50_001, limit: 50_000 })));
-                let said = Status::TooLarge { size: 50_001, limit: 50_000 };
-                assert_failed!(net.hosts[0], op, Failure::Refused(status) if *status == said);
+                assert!(matches!(result, Err(Failure::TooLarge { size: 50_001, limit: 50_000 })));
+                let expected = Status::TooLarge { size: 50_001, limit: 50_000 };
+                assert_failed!(net.hosts[0], op, Failure::Refused(status) if *status == expected);
             }
         }
         net.end();
@@ -87,7 +87,7 @@ fn the_limit_on_an_answer_is_the_smaller_of_the_two() {
 }
 
 #[test]
-fn a_busy_peer_says_so() {
+fn request_beyond_the_limit_is_refused_with_busy() {
     let few = Config { limits: few(3), ..config() };
     let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
     let ops: Vec<_> = (0..5).map(|n| net.call(0, 1, call(pattern(n, 40_000)))).collect();
@@ -96,7 +96,7 @@ fn a_busy_peer_says_so() {
     for op in &ops[3..] {
         assert_failed!(net.hosts[0], *op, Failure::Refused(Status::Busy(reason)) if reason.contains('3'));
     }
-    // Another peer has its own three, and one that was answered makes room.
+    // A response makes room for one more request.
     net.serve(1);
     let next = net.call(0, 1, call("next"));
     net.advance(MOMENT);
@@ -107,9 +107,9 @@ fn a_busy_peer_says_so() {
     net.end();
 }
 
-/// What is refused gives back what it brought.
+/// A refused call returns its leases.
 #[test]
-fn a_refused_call_gives_its_leases_back() {
+fn refused_call_returns_its_leases() {
     let few = Config { limits: few(1), ..config() };
     let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
     net.call(0, 1, call("first"));
@@ -126,9 +126,9 @@ fn a_refused_call_gives_its_leases_back() {
     net.end();
 }
 
-/// The longest times that an engine can be told: a year.
+/// Timeouts of a year, the longest that an engine accepts.
 #[test]
-fn hardly_any_impatience() {
+fn call_with_the_longest_timeouts_succeeds() {
     let patient = Config { peer_timeout: LONGEST, connect: LONGEST, ..config() };
     let mut net = Net::with(vec![(patient.clone(), true), (patient, true)]);
     net.hosts[1].echo = true;
@@ -138,9 +138,9 @@ fn hardly_any_impatience() {
     net.end();
 }
 
-/// A deadline beyond what travels: the server sees none that is nearer, and nobody panics.
+/// A deadline beyond what the wire format can express is clipped without a panic.
 #[test]
-fn a_call_without_end() {
+fn call_with_a_deadline_beyond_the_wire_format_succeeds() {
     let mut net = Net::pair();
     let century = Duration::from_secs(100 * 365 * 24 * 3600);
     let op = net.call(0, 1, TestCall { timeout: century, ..call("x") });

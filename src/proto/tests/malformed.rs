@@ -1,4 +1,4 @@
-//! Messages that are well framed, and lies.
+//! Well-framed messages that violate the protocol.
 
 use std::time::Duration;
 
@@ -41,13 +41,13 @@ fn range(net: &Net, transfer: u64, len: u64) -> Range {
     Range { transfer, owner: net.hosts[0].incarnation, token: TOKEN.to_le_bytes(), offset: 0, len }
 }
 
-/// A frame with these lengths, of all and of the message, and the checksum that belongs to it.
+/// A frame with these lengths of the frame and of its message, and the matching checksum.
 fn framed(bytes: &[u8], len: u32, head: u32) -> Vec<u8> {
     let rest = [&len.to_le_bytes()[..], &head.to_le_bytes(), bytes].concat();
     [&crc32c::crc32c(&rest).to_le_bytes()[..], &rest].concat()
 }
 
-/// A liar, connected to a host that also talks to an honest peer.
+/// An adversary connected to host 0; host 1 is an honest peer.
 fn scene() -> (Net, Raw) {
     let mut net = Net::new(2);
     net.hosts[0].echo = true;
@@ -56,7 +56,7 @@ fn scene() -> (Net, Raw) {
     (net, raw)
 }
 
-/// The host still does what it is for, and holds nothing of the liar's once that has gone.
+/// Asserts that the host still works, and holds nothing of the adversary once that has disconnected.
 #[track_caller]
 pub fn unharmed(mut net: Net, raw: Raw) {
     net.echo_everywhere();
@@ -68,46 +68,46 @@ pub fn unharmed(mut net: Net, raw: Raw) {
     net.end();
 }
 
-/// Nothing is known of such an operation: payloads go nowhere, words are ignored, and the connection lives.
+/// Payloads of unknown operations are discarded, messages about them ignored, and the connection stays open.
 #[test]
-fn operations_that_nobody_began() {
+fn messages_about_unknown_operations_are_ignored() {
     let (mut net, raw) = scene();
     for id in [0, 1, 1 << 32, 1 << 32 | 1, u64::MAX, 0x1_0000_0001] {
         for stream in STREAMS {
             for (offset, len) in [(0, 0), (0, 5), (77, CHUNK), (u64::MAX, 3)] {
-                net.say_bytes(raw, data(stream, id, offset, &vec![7; len]));
+                net.send_bytes(raw, data(stream, id, offset, &vec![7; len]));
             }
         }
-        net.say(raw, &Message::Done { transfer: id, status: Status::Ok }, b"");
-        net.say(raw, &Message::Done { transfer: id, status: Status::Revoked }, b"");
-        net.say(raw, &Message::Refuse { call: id, status: Status::NoResponse }, b"");
-        net.say(raw, &Message::Cancel { call: id }, b"");
-        net.say(raw, &Message::Abort { transfer: id, push: true }, b"");
-        net.say(raw, &Message::Abort { transfer: id, push: false }, b"");
-        net.say(raw, &Message::Revoked { token: u128::from(id).to_le_bytes() }, b"");
+        net.send_message(raw, &Message::Done { transfer: id, status: Status::Ok }, b"");
+        net.send_message(raw, &Message::Done { transfer: id, status: Status::Revoked }, b"");
+        net.send_message(raw, &Message::Refuse { call: id, status: Status::NoResponse }, b"");
+        net.send_message(raw, &Message::Cancel { call: id }, b"");
+        net.send_message(raw, &Message::Abort { transfer: id, push: true }, b"");
+        net.send_message(raw, &Message::Abort { transfer: id, push: false }, b"");
+        net.send_message(raw, &Message::Revoked { token: u128::from(id).to_le_bytes() }, b"");
         for count in [0, 1, u32::MAX] {
             let leases = LeaseRange { first: id, count };
-            net.say(raw, &Message::Release(leases), b"");
+            net.send_message(raw, &Message::Release(leases), b"");
             let answer = Message::Response { call: id, result: 0, shape: BorrowedBytes(b"?"), leases, size: 3 };
-            net.say(raw, &answer, b"abc");
+            net.send_message(raw, &answer, b"abc");
         }
-        net.say(raw, &Message::Pong, b"");
+        net.send_message(raw, &Message::Pong, b"");
     }
     assert!(!net.is_shut(raw));
     assert_eq!(allocated().1, 0);
     unharmed(net, raw);
 }
 
-/// A call that uses a number, and declares it or not.
+/// A call that uses a declaration number, and declares it or not.
 pub fn declaring(call: u64, procedure: u32, name: Option<&str>) -> Message<'_> {
     let Message::Request { provider, budget_us, one_way, leases, size, .. } = request(0, 0) else { unreachable!() };
     let declaration = name.map(|name| Declare { name, shape: BorrowedBytes(b"s") });
     Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size }
 }
 
-/// The connection is closed on those who break the protocol, with everything of theirs.
+/// A protocol violation closes the connection, and ends everything on it.
 #[test]
-fn lies_that_end_the_connection() {
+fn protocol_violation_ends_the_connection() {
     let long = "x".repeat(MAX_NAME + 1);
     let answer =
         |shape| Message::Response { call: 77, result: 3, shape: BorrowedBytes(shape), leases: LeaseRange::default(), size: 0 };
@@ -116,7 +116,7 @@ fn lies_that_end_the_connection() {
         ("a number that was never declared", super::raw::frame(&declaring(5, 9, None), b"")),
         ("no number, and no declaration", super::raw::frame(&declaring(5, 0, None), b"")),
         ("a name that is too long", super::raw::frame(&declaring(5, 9, Some(&long)), b"")),
-        ("a result that was never declared, of no call", super::raw::frame(&answer(b""), b"")),
+        ("a result that was never declared, of an unknown call", super::raw::frame(&answer(b""), b"")),
         ("a result that is declared twice", answers.concat()),
         ("a call made twice", super::raw::frame(&request(1, 0), b"")),
         ("part of a body", super::raw::frame(&request(5, 10), b"abc")),
@@ -133,7 +133,7 @@ fn lies_that_end_the_connection() {
         ("a chunk beyond the end", data(Stream::Request, 2, 0, &[0; 101])),
         ("a chunk before the beginning", data(Stream::Push, 3, u64::MAX, b"abc")),
         ("a push beyond the end", data(Stream::Push, 3, 0, &[0; 11])),
-        ("a body that was taken back", {
+        ("a body whose memory is gone", {
             let mut gone = data(Stream::Request, 2, 0, &[7; 100]);
             *gone.last_mut().unwrap() = 0;
             gone
@@ -142,7 +142,7 @@ fn lies_that_end_the_connection() {
         ("a message longer than its frame", framed(&[1, 2, 3], 3, 4)),
         ("a frame with another checksum", vec![1, 2, 3, 4, 1, 0, 0, 0, 1, 0, 0, 0, 13]),
         ("something behind the message", framed(&[13, 13], 2, 2)),
-        ("no message", framed(&[250, 1, 1], 3, 3)),
+        ("an unknown message", framed(&[250, 1, 1], 3, 3)),
         ("an empty frame", framed(&[], 0, 0)),
     ];
     for (what, bytes) in frames {
@@ -150,18 +150,18 @@ fn lies_that_end_the_connection() {
         net.hosts[0].echo = false;
         let far = net.expose(0, TOKEN, vec![9; 1000], true, true);
         // Things in progress: a request, another that is arriving, and a push.
-        net.say(raw, &request(1, 0), b"");
-        net.say(raw, &request(2, 100), b"");
+        net.send_message(raw, &request(1, 0), b"");
+        net.send_message(raw, &request(2, 100), b"");
         let begun = Message::Push(range(&net, 3, 10));
-        net.say(raw, &begun, b"");
+        net.send_message(raw, &begun, b"");
         assert!(!net.is_shut(raw));
-        net.say_bytes(raw, bytes);
+        net.send_bytes(raw, bytes);
         assert!(net.is_shut(raw), "{what}");
         let known = net.hosts[0].take().request;
         assert!(net.hosts[0].cancelled.contains(&known), "{what}: what was in progress is over");
         assert_eq!(far.bytes(), [9; 1000], "{what}");
         net.hosts[0].inbox.clear();
-        // Its handler ends what has got to one; nothing is kept of the rest.
+        // A delivered request ends with its handler; nothing is kept of the rest.
         net.with_host(0, |host| assert!(matches!(host.answer(known, b"late"), Err(Failure::Cancelled))));
         assert_eq!((net.hosts[0].proto.requests.len(), net.hosts[0].proto.bytes), (0, 0), "{what}");
         net.revoke(0, TOKEN);
@@ -169,54 +169,54 @@ fn lies_that_end_the_connection() {
     }
 }
 
-/// Also where the second declaration says the same as the first.
+/// Even if the second declaration equals the first.
 #[test]
-fn a_number_that_is_declared_twice() {
+fn number_declared_twice_ends_the_connection() {
     for name in ["echo", "other"] {
         let (mut net, raw) = scene();
         net.hosts[0].echo = true;
-        net.say(raw, &declaring(6, 9, Some("echo")), b"");
-        net.say(raw, &declaring(7, 9, None), b"");
+        net.send_message(raw, &declaring(6, 9, Some("echo")), b"");
+        net.send_message(raw, &declaring(7, 9, None), b"");
         assert!(!net.is_shut(raw));
-        net.say(raw, &declaring(8, 9, Some(name)), b"");
+        net.send_message(raw, &declaring(8, 9, Some(name)), b"");
         assert!(net.is_shut(raw));
         unharmed(net, raw);
     }
 }
 
 #[test]
-fn a_push_that_is_begun_twice() {
+fn push_started_twice_ends_the_connection() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 1000], true, true);
     let begun = Message::Push(range(&net, 3, 10));
-    net.say(raw, &begun, b"");
-    net.say(raw, &begun, b"");
+    net.send_message(raw, &begun, b"");
+    net.send_message(raw, &begun, b"");
     assert!(net.is_shut(raw));
     net.revoke(0, TOKEN);
     unharmed(net, raw);
 }
 
-/// A peer may declare as much as the limit says.
+/// A peer may use as many declarations as the limit allows.
 #[test]
-fn too_many_declarations() {
+fn declaration_beyond_the_limit_ends_the_connection() {
     let (mut net, raw) = scene();
     net.hosts[0].echo = true;
     let mut bytes = Vec::new();
     for number in 1..MAX_DECLARATIONS as u32 + 2 {
         wire::put(&mut bytes, &declaring(number.into(), number, Some("n")), b"", false);
         if number as usize == MAX_DECLARATIONS {
-            net.say_bytes(raw, std::mem::take(&mut bytes));
+            net.send_bytes(raw, std::mem::take(&mut bytes));
             assert!(!net.is_shut(raw));
         }
     }
-    net.say_bytes(raw, bytes);
+    net.send_bytes(raw, bytes);
     assert!(net.is_shut(raw));
     unharmed(net, raw);
 }
 
-/// Numbers are easily guessed; an operation is ended only by the peer that it is with.
+/// Operation numbers are easily guessed: only the peer of an operation can end it.
 #[test]
-fn nobody_ends_what_others_do() {
+fn message_about_another_peers_operation_has_no_effect() {
     let mut net = Net::new(2);
     net.hosts[1].echo = false;
     net.expose(1, TOKEN, vec![7; 1000], true, true);
@@ -240,8 +240,8 @@ fn nobody_ends_what_others_do() {
     bytes.extend(data(Stream::Pull, pull_id, 0, &[66; 1000]));
     bytes.extend(data(Stream::Response, call_id, 0, b"lie"));
     net.settings.delay = Duration::ZERO;
-    net.say_bytes(raw, bytes);
-    assert!(!net.hosts[0].is_done(op) && !net.hosts[0].is_done(pull), "ended by somebody else");
+    net.send_bytes(raw, bytes);
+    assert!(!net.hosts[0].is_done(op) && !net.hosts[0].is_done(pull), "ended by another peer");
     assert_eq!(near.bytes(), [0; 1000]);
     net.settle_until_served(1);
     assert_eq!(near.bytes(), [7; 1000]);
@@ -250,48 +250,48 @@ fn nobody_ends_what_others_do() {
     unharmed(net, raw);
 }
 
-/// A payload for an operation that is begun while the payload arrives, from a stranger and from the operation's own peer: it
-/// was sent before it was asked for, and is not the answer.
+/// A payload for an operation that starts while the payload arrives, from another peer and from the operation's own: it was
+/// sent before it was requested, and is discarded.
 #[test]
-fn a_payload_that_comes_before_its_operation() {
-    for from_a_stranger in [true, false] {
+fn payload_sent_before_its_operation_is_discarded() {
+    for from_another_peer in [true, false] {
         let mut net = Net::new(2);
         net.expose(1, TOKEN, vec![7; 1000], true, true);
-        // What the next number will be is learned from one that was: a place is used again two versions later.
+        // The next number follows from the last one: a slot is used again two versions later.
         let first = net.pull(0, 1, TOKEN, 0, &Mem::new(vec![0; 1000]));
         net.settle();
         let OperationId::Transfer(id) = net.hosts[0].ids[&first] else { unreachable!() };
         let guess = wire_id(id) + (2 << 32);
-        let peer = net.played_peer(0);
-        let raw = if from_a_stranger {
+        let peer = net.test_peer(0);
+        let raw = if from_another_peer {
             net.raw_peer(0, 50)
         } else {
             let opens = net.call_peer(0, peer, TestCall { one_way: true, ..call("x") });
             net.advance(net.settings.delay);
             let raw = net.raw_dialled();
-            net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));
+            net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(50)));
             assert!(net.hosts[0].is_done(opens));
             raw
         };
         let mut bytes = data(Stream::Pull, guess, 0, &[66; 1000]);
         let last = bytes.pop().unwrap();
-        net.say_bytes(raw, bytes);
+        net.send_bytes(raw, bytes);
         let near = Mem::new(vec![0; 1000]);
-        let pull = if from_a_stranger {
+        let pull = if from_another_peer {
             net.pull(0, 1, TOKEN, 0, &near)
         } else {
             let remote = Remote { peer, owner: 50, token: TOKEN, offset: 0, keys: None };
             net.transfer_to(0, true, remote, &near, SECOND)
         };
         let OperationId::Transfer(id) = net.hosts[0].ids[&pull] else { unreachable!() };
-        assert_eq!(wire_id(id), guess, "the guess was wrong, and the test tests nothing");
+        assert_eq!(wire_id(id), guess, "the guessed number is wrong");
         net.settings.delay = Duration::ZERO;
-        net.say_bytes(raw, vec![last]);
-        assert!(!net.hosts[0].is_done(pull), "done, though nothing was moved");
+        net.send_bytes(raw, vec![last]);
+        assert!(!net.hosts[0].is_done(pull), "done, though nothing was transferred");
         net.settings.delay = Duration::from_micros(50);
         net.settle();
-        if from_a_stranger {
-            assert!(matches!(net.hosts[0].outcome(pull), Some(TestOutcome::Moved(1000))));
+        if from_another_peer {
+            assert!(matches!(net.hosts[0].outcome(pull), Some(TestOutcome::Transferred(1000))));
             assert_eq!(near.bytes(), [7; 1000]);
         } else {
             assert_failed!(net.hosts[0], pull, Failure::Timeout | Failure::Disconnected { .. });
@@ -302,41 +302,41 @@ fn a_payload_that_comes_before_its_operation() {
     }
 }
 
-/// What a peer has begun with memory that is taken back ends then and there, though the peer sends and reads nothing more.
+/// A peer's transfers end when their memory is revoked, though the peer sends and reads nothing more.
 #[test]
-fn what_was_begun_and_not_gone_on_with_ends_with_the_memory() {
+fn stalled_transfers_of_revoked_memory_end() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 4 << 20], true, true);
     let push = Message::Push(range(&net, 3, 1000));
-    net.say(raw, &push, b"");
+    net.send_message(raw, &push, b"");
     assert_eq!(net.hosts[0].left("incoming pushes"), 1);
     let pull = Message::Pull(range(&net, 4, 4 << 20));
     net.settings.piece = 1000;
     net.settings.pace = SECOND / 10;
-    net.say(raw, &pull, b"");
+    net.send_message(raw, &pull, b"");
     assert_eq!(net.hosts[0].left("streams"), 1);
     net.revoke(0, TOKEN);
     assert_eq!(net.hosts[0].left("incoming pushes") + net.hosts[0].left("streams"), 0);
     net.settings.piece = usize::MAX;
     net.settings.pace = Duration::ZERO;
     net.advance(SECOND);
-    let mut told = Vec::new();
-    net.each_heard(raw, |message| {
+    let mut revoked = Vec::new();
+    net.for_each_received(raw, |message| {
         if let Message::Done { transfer, status: Status::Revoked } = message {
-            told.push(*transfer);
+            revoked.push(*transfer);
         }
     });
-    told.sort_unstable();
-    assert_eq!(told, [3, 4]);
+    revoked.sort_unstable();
+    assert_eq!(revoked, [3, 4]);
     unharmed(net, raw);
 }
 
-/// Asking is cheap, and so is what is kept of it: nobody makes an engine hold much more than they have sent.
+/// What a peer that reads nothing makes an engine hold is bounded by a multiple of what it has sent.
 #[test]
-fn those_who_ask_and_do_not_read() {
+fn requests_of_a_peer_that_does_not_read_hold_bounded_memory() {
     let (mut net, raw) = scene();
     net.expose(0, TOKEN, vec![9; 1000], true, true);
-    // Nothing that the host says gets anywhere.
+    // Nothing that the host sends arrives.
     net.settings.report_late = true;
     let pull = Message::Pull(range(&net, 3, 1000));
     let mut bytes = Vec::new();
@@ -348,7 +348,7 @@ fn those_who_ask_and_do_not_read() {
     let sent = bytes.len();
     let Some(link) = net.wires[raw.wire].ends[1].link else { panic!("connected") };
     let now = net.now;
-    // Straight into the protocol, whose output nobody carries out.
+    // Straight into the protocol, whose outputs are not executed.
     match net.hosts[0].proto.consume(link, &bytes, now) {
         Ok(consumed) => assert!(consumed.used <= sent),
         Err(failure) => net.hosts[0].proto.close(link, failure),

@@ -1,30 +1,28 @@
-//! Engines without engines: [`Proto`]s in simulated time, joined by links that delay, cut to pieces and get lost.
+//! Sans-IO tests of the protocol: [`Proto`]s in simulated time, joined by links that delay, split and lose bytes.
 //!
-//! [`net`] is the network, [`host`] an engine in it, [`env`](self::env) what moves. Every story ends with [`net::Net::end`],
+//! [`net`] is the network, [`host`] an engine in it, [`env`](self::env) its memory. Every test ends with [`net::Net::end`],
 //! which finds what is left over: operations that did not end exactly once, table entries, timers, memory.
 
-// The fuzzer goes by the same network, and needs none of the stories.
+// The fuzz targets use the same network, and none of the tests.
 #![cfg_attr(not(test), allow(dead_code, unused_imports, unused_macros))]
 
 mod access_policy;
 mod arbitrary;
 mod calls;
 mod cancelling;
-mod carrier;
 mod checksums;
-mod claims;
+mod claimed_sizes;
 mod conversation;
+mod delivery;
 mod devices;
 mod env;
 #[cfg(test)]
 mod format;
 pub(crate) mod fuzzing;
-#[cfg(test)]
-mod garbage;
 mod handshake;
 mod host;
 mod identity_spoofing;
-mod impostors;
+mod impersonation;
 mod keys;
 mod leases;
 mod limits;
@@ -34,11 +32,13 @@ mod net;
 mod one_way;
 mod overload;
 mod peer_timeout;
+#[cfg(test)]
+mod random_bytes;
 mod random_workload;
 mod raw;
 mod reconnecting;
 mod reflection;
-mod refused;
+mod refusal_counts;
 mod revoking;
 mod rma;
 mod shutdown;

@@ -1,4 +1,4 @@
-//! Names and the shapes of types travel once a connection.
+//! Declarations: names and shapes of types are sent once per connection.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use super::{Config, Failure, PeerLimits, Status};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Bytes that a call puts on the wire.
+/// The bytes that a call puts on the wire.
 fn cost(net: &mut Net, what: TestCall) -> usize {
     let cost = cost_of(net, what);
     net.settle();
     cost
 }
 
-/// The same, where the call is not answered yet.
+/// The same, before the call is answered.
 fn cost_of(net: &mut Net, what: TestCall) -> usize {
     net.call(0, 1, what);
     let wire = net.wires.len() - 1;
@@ -33,8 +33,8 @@ fn named(name: &'static str, procedure: u32) -> TestCall {
 }
 
 #[test]
-fn a_name_is_sent_once() {
-    let long = "a-procedure-with-a-long-and-telling-name";
+fn name_of_a_second_call_is_not_sent() {
+    let long = "a-procedure-with-a-long-and-clear-name";
     let mut net = Net::pair();
     net.call(0, 1, call("opens the connection"));
     net.settle();
@@ -44,9 +44,9 @@ fn a_name_is_sent_once() {
     net.end();
 }
 
-/// A connection that is made anew knows no names.
+/// A new connection has no declarations.
 #[test]
-fn a_new_connection_is_told_the_names_again() {
+fn name_is_sent_again_on_a_new_connection() {
     let mut net = Net::pair();
     net.call(0, 1, named("again", 5));
     net.settle();
@@ -59,7 +59,7 @@ fn a_new_connection_is_told_the_names_again() {
 }
 
 #[test]
-fn many_names_keep_apart() {
+fn calls_of_many_names_arrive_with_their_own() {
     let names = ["a", "b", "", "ü", "a b", "c"];
     let mut net = Net::new(2);
     for (n, name) in names.iter().enumerate().chain(names.iter().enumerate().rev()) {
@@ -72,13 +72,13 @@ fn many_names_keep_apart() {
     net.end();
 }
 
-/// What a call carries of its type: all of it once a connection, also when the call came to nothing.
+/// Names and shapes of the requests that wait.
 fn shapes(net: &mut Net) -> Vec<(String, Vec<u8>)> {
     net.hosts[1].inbox.iter().map(|arrived| (arrived.name.clone(), arrived.shape.clone())).collect()
 }
 
 #[test]
-fn a_declaration_is_sent_once_and_holds_for_all() {
+fn shape_of_a_second_call_is_not_sent() {
     let mut net = Net::new(2);
     let typed = |procedure, shape| TestCall { procedure, shape, ..call("x") };
     net.call(0, 1, typed(1, b"a long shape of some type"));
@@ -95,12 +95,12 @@ fn a_declaration_is_sent_once_and_holds_for_all() {
     net.end();
 }
 
-/// A number that a refused request has declared stands for the same in the next one.
+/// A declaration in a refused request holds for the next one.
 #[test]
-fn a_refused_request_declares() {
+fn declaration_in_a_refused_request_holds() {
     let few = PeerLimits { peer_requests: 1, ..limits() };
     let mut net = Net::with(vec![(config(), true), (Config { limits: few, ..config() }, true)]);
-    let first = net.call(0, 1, call("takes the place"));
+    let first = net.call(0, 1, call("uses the limit up"));
     net.advance(MOMENT);
     let refused = net.call(0, 1, TestCall { procedure: 2, shape: b"other", ..call("x") });
     net.advance(MOMENT);
@@ -114,9 +114,9 @@ fn a_refused_request_declares() {
     net.end();
 }
 
-/// The number zero is declared with each message, and kept by no receiver.
+/// Number zero is declared with each message, and not kept by the receiver.
 #[test]
-fn what_has_no_number_is_declared_each_time() {
+fn number_zero_is_declared_with_each_call() {
     let mut net = Net::new(2);
     for shape in [&b"one"[..], b"two", b"one"] {
         net.call(0, 1, TestCall { procedure: 0, shape, ..call("x") });
@@ -134,9 +134,9 @@ fn answer_all(net: &mut Net) {
     net.advance(MOMENT);
 }
 
-/// A name that no peer can define fails by itself: the connection goes on.
+/// A call with a name that is too long fails locally, and the connection stays open.
 #[test]
-fn a_name_that_is_too_long_is_not_sent() {
+fn name_beyond_the_limit_is_too_large() {
     let mut net = Net::pair();
     let first = net.call(0, 1, call("goes on"));
     let long: &'static str = Box::leak("n".repeat(MAX_NAME + 1).into_boxed_str());

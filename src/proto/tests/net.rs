@@ -1,31 +1,31 @@
-//! The network: carries out what the protocols ask for, in simulated time.
+//! The simulated network: executes the outputs of the protocols in simulated time.
 
 use std::time::{Duration, Instant};
 
-use super::devices::DeviceMove;
+use super::devices::DeviceRma;
 use super::env::{Mem, Op, Random, TestLease, live};
 use super::host::{Host, OperationId, content, served};
 use super::wires::{Wire, WireItem};
 use super::{AccessPolicy, CallSpec, Config, Failure, Mode, PeerId, PeerLimits, Rejected, Remote, Status};
 use crate::Address;
 
-/// Moments of time within which every story ends.
-const MOMENTS: usize = 50_000;
+/// Events within which every test must end.
+const MAX_EVENTS: usize = 50_000;
 
 pub struct Net {
     pub now: Instant,
     pub hosts: Vec<Host>,
     pub wires: Vec<Wire>,
     pub settings: NetSettings,
-    /// What devices are at.
-    pub moves: Vec<DeviceMove>,
-    /// So many moves they have carried out.
-    pub moved: usize,
-    /// Which of the wires is next, where several have something; the first without it.
+    /// RMA operations in progress.
+    pub rma_operations: Vec<DeviceRma>,
+    /// How many RMA operations have succeeded.
+    pub rma_completed: usize,
+    /// Chooses the next wire if several have data; without it, the first.
     pub random: Option<Random>,
-    /// An address at which the test itself answers.
-    pub played: Option<Address>,
-    /// Whoever is dialled now does not answer at all.
+    /// An address at which the test itself accepts connections.
+    pub test_address: Option<Address>,
+    /// Connection attempts get no reply at all.
     pub black_hole: bool,
     next_op: Op,
     next_incarnation: u64,
@@ -35,16 +35,16 @@ pub struct NetSettings {
     pub delay: Duration,
     /// Most bytes that arrive at a time.
     pub piece: usize,
-    /// How long each piece but the last keeps the line busy.
+    /// How long each piece but the last keeps the wire busy.
     pub pace: Duration,
-    /// Transmits are reported as sent when all has arrived; else at once.
+    /// Transmits are reported as sent when all bytes have arrived; else at once.
     pub report_late: bool,
-    /// Devices at both ends of new connections can move what they have keys for.
+    /// New connections have RMA devices at both ends.
     pub devices: bool,
-    /// How long a move takes.
-    pub move_takes: Duration,
-    /// Devices fail in the middle of each move.
-    pub moves_fail: bool,
+    /// How long an RMA operation takes.
+    pub rma_duration: Duration,
+    /// Devices fail in the middle of each RMA operation.
+    pub rma_fails: bool,
 }
 
 /// A call to be made.
@@ -63,7 +63,7 @@ pub fn call(body: impl Into<Vec<u8>>) -> TestCall {
     TestCall { procedure: 1, name: "echo", body: body.into(), shape: b"s", timeout, one_way: false, leases: Vec::new() }
 }
 
-/// The numbers that most stories go by.
+/// The configuration of most tests.
 pub fn config() -> Config {
     Config {
         max_message: 4 << 20,
@@ -89,18 +89,18 @@ pub fn limits() -> PeerLimits {
     }
 }
 
-/// So many requests of a peer.
+/// Limits with this many requests per peer.
 pub fn few(peer_requests: usize) -> PeerLimits {
     PeerLimits { peer_requests, ..limits() }
 }
 
 impl Net {
-    /// So many hosts, all of which listen.
+    /// This many hosts, which all listen.
     pub fn new(hosts: usize) -> Net {
         Net::with(vec![(config(), true); hosts])
     }
 
-    /// Hosts with these numbers, which listen or don't.
+    /// Hosts with these configurations, which listen or don't.
     pub fn with(hosts: Vec<(Config, bool)>) -> Net {
         let mut net = Net {
             now: Instant::now(),
@@ -112,13 +112,13 @@ impl Net {
                 pace: Duration::ZERO,
                 report_late: true,
                 devices: false,
-                move_takes: Duration::from_micros(100),
-                moves_fail: false,
+                rma_duration: Duration::from_micros(100),
+                rma_fails: false,
             },
-            moves: Vec::new(),
-            moved: 0,
+            rma_operations: Vec::new(),
+            rma_completed: 0,
             random: None,
-            played: None,
+            test_address: None,
             black_hole: false,
             next_op: 0,
             next_incarnation: 0x1000,
@@ -130,7 +130,7 @@ impl Net {
         net
     }
 
-    /// Two hosts; the second answers what it is asked.
+    /// Two hosts; the second answers requests at once.
     pub fn pair() -> Net {
         let mut net = Net::new(2);
         net.hosts[1].echo = true;
@@ -183,17 +183,17 @@ impl Net {
         match host.proto.call(spec, now) {
             Ok(id) => drop(host.ids.insert(op, OperationId::Call(id))),
             Err(Rejected::NoCredit(again, _)) => {
-                // The engine would wait. Here that is an end.
+                // The engine would wait. Here the call fails.
                 host.unleased.extend(again.leases);
-                host.answered(op, Err(Failure::Refused(Status::Busy("no credit".into()))));
+                host.call_done(op, Err(Failure::Refused(Status::Busy("no credit".into()))));
             }
-            Err(Rejected::Failed(failure)) => host.answered(op, Err(failure)),
+            Err(Rejected::Failed(failure)) => host.call_done(op, Err(failure)),
         }
         self.pump(from);
         op
     }
 
-    /// Moves `memory.len()` bytes between it and what `owner` exposed under the token.
+    /// Transfers `memory.len()` bytes between it and what `owner` exposed under the token.
     pub fn transfer(&mut self, from: usize, owner: usize, pull: bool, (token, offset): (u128, u64), memory: &Mem) -> Op {
         let peer = self.peer(from, owner);
         let remote = Remote { peer, owner: self.hosts[owner].incarnation, token, offset, keys: None };
@@ -208,7 +208,7 @@ impl Net {
             Ok(id) => {
                 host.ids.insert(op, OperationId::Transfer(id));
             }
-            Err(failure) => host.moved(op, Err(failure)),
+            Err(failure) => host.transfer_done(op, Err(failure)),
         }
         self.pump(from);
         op
@@ -232,18 +232,18 @@ impl Net {
     }
 
     pub fn expose(&mut self, host: usize, token: u128, bytes: Vec<u8>, read: bool, write: bool) -> Mem {
-        self.expose_on_terms(host, token, bytes, Mode { read, write }, AccessPolicy::default())
+        self.expose_with_policy(host, token, bytes, Mode { read, write }, AccessPolicy::default())
     }
 
-    pub fn expose_on_terms(&mut self, host: usize, token: u128, bytes: Vec<u8>, mode: Mode, terms: AccessPolicy) -> Mem {
+    pub fn expose_with_policy(&mut self, host: usize, token: u128, bytes: Vec<u8>, mode: Mode, policy: AccessPolicy) -> Mem {
         let memory = Mem::new(bytes);
         let host = &mut self.hosts[host];
-        host.proto.expose(token, memory.clone(), mode, terms);
+        host.proto.expose(token, memory.clone(), mode, policy);
         host.exposed.insert(token, memory.clone());
         memory
     }
 
-    /// Takes exposed memory back, as the engine does: peers are locked out, then the gate is closed.
+    /// Revokes exposed memory, as the engine does: the token first, then the gate is closed.
     pub fn revoke(&mut self, host: usize, token: u128) {
         self.hosts[host].proto.revoke(token);
         if let Some(memory) = self.hosts[host].exposed.remove(&token) {
@@ -252,7 +252,7 @@ impl Net {
         self.pump(host);
     }
 
-    /// Answers the first request that waits, as an echoing host would.
+    /// Answers the first request that waits, as a host with `echo` does.
     #[track_caller]
     pub fn serve(&mut self, host: usize) {
         let arrived = self.hosts[host].take();
@@ -261,7 +261,7 @@ impl Net {
         self.pump(host);
     }
 
-    /// The handlers of all requests that wait end without an answer.
+    /// The handlers of all waiting requests end without a response.
     pub fn drop_requests(&mut self, host: usize) {
         for arrived in std::mem::take(&mut self.hosts[host].inbox) {
             self.with_host(host, |host| {
@@ -275,7 +275,7 @@ impl Net {
         self.hosts.iter_mut().for_each(|host| host.echo = true);
     }
 
-    /// Has everything answered that waits at a host, and settles.
+    /// Answers all requests that wait at a host, and settles.
     pub fn settle_until_served(&mut self, host: usize) {
         while !self.hosts[host].inbox.is_empty() {
             self.serve(host);
@@ -283,14 +283,14 @@ impl Net {
         self.settle();
     }
 
-    /// One step of a host's protocol, and what follows from it.
+    /// One step of a host's protocol, and the execution of its outputs.
     pub fn with_host<R>(&mut self, host: usize, step: impl FnOnce(&mut Host) -> R) -> R {
         let result = step(&mut self.hosts[host]);
         self.pump(host);
         result
     }
 
-    /// The wire of a link of a host to another: the one that new operations take.
+    /// The wire from a host to another that new operations take.
     pub fn wire(&mut self, from: usize, to: usize) -> usize {
         let peer = self.peer(from, to);
         let host = &self.hosts[from];
@@ -298,13 +298,13 @@ impl Net {
         host.wires[&link].0
     }
 
-    /// The connection is lost, and both ends learn of it.
+    /// The connection is lost, and both ends are notified.
     pub fn cut(&mut self, wire: usize) {
         self.cut_at(wire, 0);
         self.cut_at(wire, 1);
     }
 
-    /// The connection is lost, and one end learns of it; the other still believes in it.
+    /// The connection is lost, and one end is notified; for the other it looks open.
     pub fn cut_at(&mut self, wire: usize, side: usize) {
         self.wires[wire].frozen = true;
         let end = &mut self.wires[wire].ends[side];
@@ -317,15 +317,15 @@ impl Net {
         }
     }
 
-    /// The host dies, and another engine begins at its address. Its connections end, and peers learn of it if `told`.
-    pub fn restart(&mut self, number: usize, told: bool) {
+    /// The host dies, and another engine starts at its address. Its connections end, and peers are notified if `notified`.
+    pub fn restart(&mut self, number: usize, notified: bool) {
         for wire in &mut self.wires {
             let Some(side) = wire.ends.iter().position(|end| end.host == number) else { continue };
             wire.ends[side].link = None;
-            wire.frozen |= !told;
+            wire.frozen |= !notified;
             wire.ends[side].outgoing.push_back((self.now, WireItem::Closed));
         }
-        self.moves.retain(|each| each.host != number);
+        self.rma_operations.retain(|each| each.host != number);
         let incarnation = self.incarnation();
         let (config, listens) = (self.hosts[number].config.clone(), self.hosts[number].listens);
         let echo = self.hosts[number].echo;
@@ -336,33 +336,33 @@ impl Net {
     /// Lets time pass.
     pub fn advance(&mut self, time: Duration) {
         let until = self.now + time;
-        for _ in 0..MOMENTS {
+        for _ in 0..MAX_EVENTS {
             self.run();
             match self.next_event().filter(|at| *at <= until) {
-                Some(at) => self.move_to(at),
+                Some(at) => self.advance_to(at),
                 None => {
                     self.now = until;
                     return;
                 }
             }
         }
-        panic!("too much happens in {time:?}");
+        panic!("more than {MAX_EVENTS} events in {time:?}");
     }
 
-    /// Lets time pass until nothing is left that could happen.
+    /// Lets time pass until no event is left.
     #[track_caller]
     pub fn settle(&mut self) {
-        for _ in 0..MOMENTS {
+        for _ in 0..MAX_EVENTS {
             self.run();
             match self.next_event() {
-                Some(at) => self.move_to(at),
+                Some(at) => self.advance_to(at),
                 None => return,
             }
         }
-        panic!("it never gets quiet");
+        panic!("more than {MAX_EVENTS} events");
     }
 
-    /// Lets time pass until `done`, for no longer than `limit`; false when that was not enough.
+    /// Lets time pass until `done`, for at most `limit`; false if `done` does not hold then.
     pub fn until(&mut self, limit: Duration, done: impl Fn(&Net) -> bool) -> bool {
         let end = self.now + limit;
         loop {
@@ -371,14 +371,14 @@ impl Net {
                 return true;
             }
             match self.next_event().filter(|at| *at <= end) {
-                Some(at) => self.move_to(at),
+                Some(at) => self.advance_to(at),
                 None => return false,
             }
         }
     }
 
-    /// Settles, and asserts that nothing is left over. Connections that are open at one end only, where nothing is waited
-    /// for, are the system's to end: its keep-alive does.
+    /// Settles, and asserts that nothing is left over. Idle connections that are open at one end only are left to the
+    /// keep-alive of the operating system.
     #[track_caller]
     pub fn end(mut self) {
         self.settle();
@@ -388,16 +388,16 @@ impl Net {
             }
         }
         self.settle();
-        assert!(self.moves.is_empty(), "devices are still at something");
+        assert!(self.rma_operations.is_empty(), "RMA operations are in progress");
         for (number, host) in self.hosts.iter_mut().enumerate() {
-            let wrong = host.inspect();
-            assert!(wrong.is_empty(), "left over at host {number}: {wrong:#?}");
+            let violations = host.inspect();
+            assert!(violations.is_empty(), "left over at host {number}: {violations:#?}");
         }
         drop(self);
         assert_eq!(live(), 0, "bytes allocated and not freed");
     }
 
-    fn move_to(&mut self, at: Instant) {
+    fn advance_to(&mut self, at: Instant) {
         self.now = self.now.max(at);
         self.run();
         for host in 0..self.hosts.len() {

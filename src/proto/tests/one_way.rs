@@ -1,4 +1,4 @@
-//! Calls that nobody answers.
+//! One-way calls, and the credit that limits them.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn notice(body: &[u8]) -> TestCall {
 }
 
 #[test]
-fn a_notice_is_done_when_it_is_on_its_way() {
+fn one_way_call_on_an_open_connection_is_done_at_once() {
     let mut net = Net::new(2);
     let first = net.call(0, 1, notice(b"opens the connection"));
     assert!(!net.hosts[0].is_done(first), "there is no connection yet");
@@ -30,15 +30,15 @@ fn a_notice_is_done_when_it_is_on_its_way() {
         let arrived = net.hosts[1].take();
         assert!(arrived.one_way);
         assert_eq!(arrived.body, body);
-        net.with_host(1, |host| host.answer(arrived.request, b"nobody hears this").unwrap());
+        net.with_host(1, |host| host.answer(arrived.request, b"discarded").unwrap());
     }
     net.settle();
     net.end();
 }
 
-/// The caller's part is over, and the body goes on to the end.
+/// The call is done for the caller, and the rest of its body is still sent.
 #[test]
-fn a_large_notice_arrives_whole() {
+fn large_one_way_call_arrives_complete() {
     let mut net = Net::new(2);
     net.settings.piece = 10_000;
     let body = pattern(1, 3 << 20);
@@ -58,7 +58,7 @@ fn a_large_notice_arrives_whole() {
 }
 
 #[test]
-fn a_notice_fails_where_there_is_no_connection() {
+fn one_way_call_to_an_unreachable_peer_fails() {
     let mut net = Net::new(2);
     net.hosts[1].listens = false;
     let op = net.call(0, 1, notice(b"x"));
@@ -67,9 +67,9 @@ fn a_notice_fails_where_there_is_no_connection() {
     net.end();
 }
 
-/// What the peer does not take is known as soon as the peer is, and is not sent.
+/// The peer's limit is known after the handshake; a call beyond it fails and is not sent.
 #[test]
-fn a_notice_that_is_too_large_for_the_peer() {
+fn one_way_call_beyond_the_peers_limit_is_too_large() {
     let mut small = config();
     small.max_message = 1000;
     let mut net = Net::with(vec![(config(), true), (small, true)]);
@@ -86,9 +86,9 @@ fn a_notice_that_is_too_large_for_the_peer() {
     net.end();
 }
 
-/// A notice that is handled when its sender has gone: its handler's answer is for nobody, and harms nobody.
+/// A notice may be handled after its sender has disconnected: the handler's response is discarded.
 #[test]
-fn the_sender_goes_away() {
+fn one_way_call_is_handled_after_its_sender_disconnects() {
     let mut net = Net::new(2);
     net.call(0, 1, notice(b"x"));
     net.advance(MOMENT);
@@ -101,15 +101,15 @@ fn the_sender_goes_away() {
     net.end();
 }
 
-/// Hosts that take more requests than notices may be on their way.
-fn roomy() -> Net {
+/// Hosts whose limit on requests exceeds the credit for notices.
+fn hosts_with_high_limits() -> Net {
     Net::with(vec![(Config { limits: few(20_000), ..config() }, true); 2])
 }
 
-/// Whoever sends notices faster than they are handled waits, and is told when there is room again.
+/// A sender that is faster than the handlers runs out of credit, and is woken when it has credit again.
 #[test]
-fn a_sender_of_many_notices_is_slowed_down() {
-    let mut net = roomy();
+fn one_way_calls_beyond_the_credit_wait_until_others_are_handled() {
+    let mut net = hosts_with_high_limits();
     let mut sent = Vec::new();
     let refused = loop {
         let op = net.call(0, 1, notice(b"x"));
@@ -118,11 +118,11 @@ fn a_sender_of_many_notices_is_slowed_down() {
         }
         sent.push(op);
         net.advance(MOMENT);
-        assert!(sent.len() <= 10_000, "nobody slows the sender down");
+        assert!(sent.len() <= 10_000, "the sender never runs out of credit");
     };
     assert_failed!(net.hosts[0], refused, Failure::Refused(Status::Busy(reason)) if reason.contains("credit"));
     assert_eq!(net.hosts[1].inbox.len(), sent.len(), "what was sent has arrived, and none of it was dropped");
-    // One who waits is told once a good part has been handled; two wait.
+    // A waiting caller is woken once a good part has been handled; here two wait.
     let waiting = [7_000_001, 7_000_002];
     let peer = net.peer(0, 1);
     for op in waiting {
@@ -136,9 +136,9 @@ fn a_sender_of_many_notices_is_slowed_down() {
     }
     net.advance(MOMENT);
     assert!(waiting.iter().all(|op| net.hosts[0].is_done(*op)));
-    let room = net.call(0, 1, notice(b"there is room"));
+    let room = net.call(0, 1, notice(b"within the credit"));
     assert!(matches!(net.hosts[0].outcome(room), Some(TestOutcome::Answered { .. })));
-    // Where there is room, nobody waits; and where the connection ends, nobody waits for it.
+    // With credit available the wait ends at once.
     let at_once = 7_000_003;
     net.hosts[0].begun.push(at_once);
     let now = net.now;
@@ -152,8 +152,8 @@ fn a_sender_of_many_notices_is_slowed_down() {
 }
 
 #[test]
-fn waiting_for_room_ends_with_the_connection() {
-    let mut net = roomy();
+fn waiting_for_credit_fails_when_the_connection_is_lost() {
+    let mut net = hosts_with_high_limits();
     let peer = net.peer(0, 1);
     for _ in 0..5000 {
         net.call(0, 1, notice(b"x"));
@@ -170,10 +170,10 @@ fn waiting_for_room_ends_with_the_connection() {
     net.end();
 }
 
-/// An engine that ends keeps no caller waiting for credit, though its connection takes a while to end.
+/// Shutdown fails callers that wait for credit at once, though closing the connection takes longer.
 #[test]
-fn waiting_for_room_ends_with_the_engine() {
-    let mut net = roomy();
+fn waiting_for_credit_fails_when_the_engine_is_finalized() {
+    let mut net = hosts_with_high_limits();
     let peer = net.peer(0, 1);
     (0..5000).for_each(|_| _ = net.call(0, 1, notice(b"x")));
     net.advance(MOMENT);
@@ -189,10 +189,10 @@ fn waiting_for_room_ends_with_the_engine() {
     net.end();
 }
 
-/// A caller that waits for credit learns that its peer has fallen silent. One that has given up leaves nothing behind.
+/// A caller that waits for credit fails when its peer times out. A waiter that was removed is not notified.
 #[test]
-fn waiting_for_room_ends_with_a_silent_peer() {
-    let mut net = roomy();
+fn waiting_for_credit_fails_when_the_peer_times_out() {
+    let mut net = hosts_with_high_limits();
     let peer = net.peer(0, 1);
     for _ in 0..5000 {
         net.call(0, 1, notice(b"x"));
@@ -200,28 +200,28 @@ fn waiting_for_room_ends_with_a_silent_peer() {
     net.advance(MOMENT);
     // Nothing is expected of the peer any more.
     net.advance(2 * config().peer_timeout);
-    let (waits, gives_up, now) = (7_000_001, 7_000_002, net.now);
-    net.hosts[0].begun.push(waits);
+    let (waiting, removed, now) = (7_000_001, 7_000_002, net.now);
+    net.hosts[0].begun.push(waiting);
     net.with_host(0, |host| {
-        assert!(host.proto.await_credit(peer, Some(1), waits, now));
-        assert!(host.proto.await_credit(peer, Some(1), gives_up, now));
-        host.proto.forget_waiter(peer, |waiter| *waiter == gives_up);
+        assert!(host.proto.await_credit(peer, Some(1), waiting, now));
+        assert!(host.proto.await_credit(peer, Some(1), removed, now));
+        host.proto.forget_waiter(peer, |waiter| *waiter == removed);
     });
     let wire = net.wire(0, 1);
-    // A peer that lives may take its time.
+    // A peer that answers liveness probes is not timed out.
     net.advance(3 * config().peer_timeout);
-    assert!(!net.hosts[0].is_done(waits));
+    assert!(!net.hosts[0].is_done(waiting));
     net.wires[wire].frozen = true;
     net.advance(2 * config().peer_timeout);
-    assert_failed!(net.hosts[0], waits, Failure::Disconnected { reason } if reason.contains("silent"));
-    assert!(!net.hosts[0].is_done(gives_up));
+    assert_failed!(net.hosts[0], waiting, Failure::Disconnected { reason } if reason.contains("silent"));
+    assert!(!net.hosts[0].is_done(removed));
     net.drop_requests(1);
     net.end();
 }
 
-/// Room is given back for each notice, however it ends: handled, refused, cancelled by its sender.
+/// Credit returns for each notice, however it ends: handled, refused, or cancelled by its sender.
 #[test]
-fn no_room_is_lost() {
+fn credit_returns_for_every_one_way_call() {
     let few = Config { limits: few(20), max_message: 100_000, ..config() };
     let mut net = Net::with(vec![(config(), true), (few, true)]);
     net.hosts[1].echo = true;
@@ -243,15 +243,15 @@ fn no_room_is_lost() {
     net.drop_requests(1);
     net.settle();
     let link = net.hosts[0].proto.links.values().next().expect("they are connected");
-    // What is handled is reported in portions.
-    assert!(link.outgoing.out < 600, "room for {} notices is lost", link.outgoing.out);
+    // Handled calls are reported in batches.
+    assert!(link.outgoing.out < 600, "credit for {} one-way calls is lost", link.outgoing.out);
     net.end();
 }
 
-/// What is large is announced: it is done when the peer has said that it takes it, and refused when the peer has no room.
+/// A large notice is announced first: it is done when the peer has accepted it, and fails when the peer has no room.
 #[test]
-fn a_large_notice_is_taken_or_refused() {
-    // Three of them, and what was declared.
+fn large_one_way_call_beyond_the_peers_room_is_refused() {
+    // Room for three of them and the declarations.
     let small = Config { limits: PeerLimits { peer_bytes: (3 << 20) + 1000, ..limits() }, ..config() };
     let mut net = Net::with(vec![(config(), true), (small, true)]);
     net.call(0, 1, call("connects"));
@@ -260,35 +260,35 @@ fn a_large_notice_is_taken_or_refused() {
     let body = pattern(1, 1 << 20);
     net.settings.delay = MOMENT;
     let ops: Vec<_> = (0..4).map(|_| net.call(0, 1, notice(&body))).collect();
-    assert!(ops.iter().all(|op| !net.hosts[0].is_done(*op)), "the peer has said nothing yet");
+    assert!(ops.iter().all(|op| !net.hosts[0].is_done(*op)), "the peer has not replied yet");
     net.advance(20 * MOMENT);
     let refused = ops.iter().filter(|op| matches!(net.hosts[0].outcome(**op), Some(TestOutcome::Failed(_)))).count();
     assert_eq!((net.hosts[1].inbox.len(), refused), (3, 1));
-    // Whoever was refused is told when one of the others has been handled, and no sooner.
+    // The refused caller is woken when one of the others has been handled, and not before.
     let peer = net.peer(0, 1);
-    let waits = 7_000_001;
-    net.hosts[0].begun.push(waits);
+    let waiting = 7_000_001;
+    net.hosts[0].begun.push(waiting);
     let now = net.now;
-    net.with_host(0, |host| assert!(host.proto.await_credit(peer, None, waits, now)));
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, None, waiting, now)));
     net.advance(10 * MOMENT);
-    assert!(!net.hosts[0].is_done(waits));
+    assert!(!net.hosts[0].is_done(waiting));
     net.serve(1);
     net.advance(20 * MOMENT);
-    assert!(net.hosts[0].is_done(waits));
+    assert!(net.hosts[0].is_done(waiting));
     let again = net.call(0, 1, notice(&body));
     net.advance(20 * MOMENT);
     assert!(matches!(net.hosts[0].outcome(again), Some(TestOutcome::Answered { .. })));
     net.settle_until_served(1);
     assert_eq!(net.hosts[1].proto.refusals().one_way, 0);
-    // Nothing of this engine is left there: nobody has to be waited for.
+    // Nothing of this engine is left at the peer, so there is nothing to wait for.
     let now = net.now;
     net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_002, now)));
     net.end();
 }
 
-/// Small ones that were handled, and not reported yet, don't keep a caller waiting whose large one was refused.
+/// A refusal also reports the notices handled so far, so that the refused caller does not wait for them.
 #[test]
-fn a_refusal_is_followed_by_what_was_not_reported() {
+fn refusal_reports_calls_handled_before_it() {
     let small = Config { limits: PeerLimits { peer_bytes: 3 << 20, ..limits() }, ..config() };
     let mut net = Net::with(vec![(config(), true), (small, true)]);
     let held = net.call(0, 1, call(pattern(1, 5 << 19)));
@@ -309,9 +309,9 @@ fn a_refusal_is_followed_by_what_was_not_reported() {
     net.end();
 }
 
-/// The two sides agree on what has not been handled, also where callers gave up before they heard that their calls were taken.
+/// Both sides agree on the number of unhandled calls, even if callers cancelled before the peer's reply arrived.
 #[test]
-fn large_notices_that_are_given_up_are_counted() {
+fn cancelled_large_one_way_calls_are_counted_alike_on_both_sides() {
     for refused in [false, true] {
         let peer_bytes = if refused { (1 << 20) + 1000 } else { limits().peer_bytes };
         let small = Config { limits: PeerLimits { peer_bytes, ..limits() }, ..config() };
@@ -320,12 +320,12 @@ fn large_notices_that_are_given_up_are_counted() {
         net.advance(MOMENT);
         net.serve(1);
         net.settings.delay = MOMENT;
-        // Where the peer has no room, it is because of this one.
+        // This one uses up the peer's room in the refused case.
         let kept = net.call(0, 1, notice(&pattern(1, 1 << 20)));
         net.advance(20 * MOMENT);
         assert!(matches!(net.hosts[0].outcome(kept), Some(TestOutcome::Answered { .. })));
         for round in 0..3 {
-            // The word that it is taken, or not, is on its way.
+            // The peer's reply is on its way.
             let op = net.call(0, 1, TestCall { timeout: 3 * MOMENT / 2, ..notice(&pattern(1, 1 << 20)) });
             if round == 0 {
                 net.advance(MOMENT / 2);
@@ -357,27 +357,27 @@ fn raw_notice(call: u64, len: usize) -> Vec<u8> {
     frame(&message, &vec![7; len])
 }
 
-/// A peer that makes more one-way calls than it has credit for is hung up on, in calls as well as in bytes.
+/// A peer that exceeds its credit, in calls or in bytes, is disconnected.
 #[test]
-fn credit_is_not_exceeded() {
+fn peer_that_exceeds_its_credit_is_disconnected() {
     for (len, fits) in [(0, LEAST.calls as usize), (20_000, LEAST.bytes as usize / 20_000)] {
         let mut net = Net::pair();
         let raw = net.raw_peer(0, 9);
         for call in 0..fits as u64 {
-            net.say_bytes(raw, raw_notice(call, len));
+            net.send_bytes(raw, raw_notice(call, len));
         }
         assert!(!net.is_shut(raw));
         assert_eq!(net.hosts[0].inbox.len(), fits);
-        net.say_bytes(raw, raw_notice(fits as u64, len));
+        net.send_bytes(raw, raw_notice(fits as u64, len));
         assert!(net.is_shut(raw), "{len} bytes");
-        // What it had credit for is handled.
+        // Calls within the credit are handled.
         assert_eq!(net.hosts[0].proto.requests(), fits);
         net.drop_requests(0);
         net.end();
     }
 }
 
-/// Who uses its credit gets more, up to what one peer gets, and up to the limits for all.
+/// Credit that is used up grows, up to the most for one peer, and up to the limits of the engine.
 #[test]
 fn credit_grows_within_the_limits() {
     let config = |requests| Config { limits: PeerLimits { requests, ..limits() }, ..config() };
@@ -390,7 +390,7 @@ fn credit_grows_within_the_limits() {
         let mut sent = 0;
         for _ in 0..15 {
             sent = 0;
-            // As many as there is credit for; then they are handled, and the credit comes back.
+            // As many as there is credit for; then they are handled, and the credit returns.
             loop {
                 let op = net.call(0, 1, notice(b"x"));
                 if matches!(net.hosts[0].outcome(op), Some(TestOutcome::Failed(_))) {
@@ -406,35 +406,35 @@ fn credit_grows_within_the_limits() {
     }
 }
 
-/// A peer can't pile up one-way calls by connecting again and again.
+/// A peer can't pile up one-way calls by reconnecting.
 #[test]
-fn what_is_left_behind_is_bounded() {
+fn one_way_calls_left_by_disconnected_peers_are_bounded() {
     let mut net = Net::with(vec![(Config { limits: PeerLimits { requests: 100, ..limits() }, ..config() }, true)]);
-    let mut turned_away = 0;
+    let mut refused = 0;
     for round in 0..20 {
         let raw = net.raw_peer(0, 100 + round);
         if net.is_shut(raw) {
-            turned_away += 1;
+            refused += 1;
             continue;
         }
-        (0..LEAST.calls.into()).for_each(|call| net.say_bytes(raw, raw_notice(call, 10)));
+        (0..LEAST.calls.into()).for_each(|call| net.send_bytes(raw, raw_notice(call, 10)));
         net.cut(raw.wire);
     }
-    assert!(turned_away > 10);
+    assert!(refused > 10);
     assert!(net.hosts[0].inbox.len() <= 100 + LEAST.calls as usize);
     net.drop_requests(0);
     let raw = net.raw_peer(0, 500);
-    assert!(!net.is_shut(raw), "when they have been handled, peers are welcome again");
+    assert!(!net.is_shut(raw), "once the calls are handled, new peers are accepted again");
     net.cut(raw.wire);
     net.end();
 }
 
-/// What the values of such calls take, more or less than before their callers went, is counted as long as they are handled.
+/// The memory of decoded values stays accounted while handlers run, also after their callers have disconnected.
 #[test]
-fn values_of_what_is_left_behind_are_counted() {
+fn values_of_calls_left_by_disconnected_peers_are_accounted() {
     let mut net = Net::with(vec![(Config { limits: PeerLimits { requests: 100, ..limits() }, ..config() }, true)]);
     let raw = net.raw_peer(0, 100);
-    (0..3).for_each(|call| net.say_bytes(raw, raw_notice(call, 10)));
+    (0..3).for_each(|call| net.send_bytes(raw, raw_notice(call, 10)));
     let [less, more, same] = [0, 1, 2].map(|at| net.hosts[0].inbox[at].request);
     let count = |net: &mut Net, request, memory| {
         net.with_host(0, |host| host.proto.count_values(request, memory).unwrap());
@@ -449,14 +449,14 @@ fn values_of_what_is_left_behind_are_counted() {
     net.drop_requests(0);
     assert_eq!(net.hosts[0].proto.miscounted(), None);
     let raw = net.raw_peer(0, 500);
-    assert!(!net.is_shut(raw), "when they have been handled, peers are welcome");
+    assert!(!net.is_shut(raw), "once the calls are handled, new peers are accepted");
     net.cut(raw.wire);
     net.end();
 }
 
-/// Whatever keeps a call from its handler is counted, and noted with the peer at powers of two.
+/// Each one-way call that is dropped is counted, and logged with the peer at powers of two.
 #[test]
-fn what_is_lost_is_counted_and_noted() {
+fn dropped_one_way_calls_are_counted_and_logged() {
     let mut net = Net::new(2);
     for round in 1..=5u64 {
         net.call(0, 1, notice(b"x"));
@@ -465,9 +465,9 @@ fn what_is_lost_is_counted_and_noted() {
         net.with_host(1, |host| host.refuse(arrived.request, Status::NoSuchProcedure));
         assert_eq!(net.hosts[1].proto.refusals().one_way, round);
     }
-    let noted = net.hosts[1].log.iter().filter(|line| matches!(line, Log::Dropped { peer: Some(_), .. })).count();
-    assert_eq!(noted, 3, "the first, the second, and the fourth");
-    // What was arriving when the connection was lost.
+    let logged = net.hosts[1].log.iter().filter(|line| matches!(line, Log::Dropped { peer: Some(_), .. })).count();
+    assert_eq!(logged, 3, "the first, the second, and the fourth");
+    // A call that was arriving when the connection was lost.
     net.settings.piece = 10_000;
     net.settings.pace = MOMENT;
     net.call(0, 1, notice(&pattern(1, 1 << 20)));
@@ -485,7 +485,7 @@ fn full(peers: u64) -> (Net, Vec<super::raw::Raw>) {
     net.hosts[0].values = 3 << 20;
     let raws: Vec<_> = (0..peers).map(|number| net.raw_peer(0, 1000 + number)).collect();
     for raw in &raws {
-        (0..3).for_each(|call| net.say_bytes(*raw, raw_notice(call, 10)));
+        (0..3).for_each(|call| net.send_bytes(*raw, raw_notice(call, 10)));
     }
     let host = &net.hosts[0];
     assert_eq!((host.inbox.len() as u64, host.proto.requests() as u64), (peers, 3 * peers));
@@ -526,11 +526,11 @@ fn a_call_that_waits_for_memory_of_others() {
     let mut net = Net::with(vec![(Config { limits, ..config() }, true)]);
     net.hosts[0].values = 7 << 19;
     let raws: Vec<_> = (0..22).map(|number| net.raw_peer(0, 1000 + number)).collect();
-    net.say_bytes(raws[21], raw_notice(0, 10));
+    net.send_bytes(raws[21], raw_notice(0, 10));
     for raw in &raws[..20] {
-        (0..2).for_each(|call| net.say_bytes(*raw, raw_notice(call, 10)));
+        (0..2).for_each(|call| net.send_bytes(*raw, raw_notice(call, 10)));
     }
-    net.say_bytes(raws[20], raw_notice(0, 10));
+    net.send_bytes(raws[20], raw_notice(0, 10));
     let link = net.raw_link(raws[20]).unwrap().1;
     let has_come = |net: &Net| net.hosts[0].inbox.iter().any(|arrived| arrived.link == link);
     assert_eq!((net.hosts[0].inbox.len(), has_come(&net)), (21, false));
@@ -561,8 +561,8 @@ fn calls_that_wait_for_memory_outlive_their_connections() {
 #[test]
 fn calls_that_wait_for_memory_are_cancelled_or_lost() {
     let (mut net, raws) = full(2);
-    net.say(raws[0], &Message::Cancel { call: 2 }, b"");
-    net.say(raws[0], &Message::Cancel { call: 2 }, b"");
+    net.send_message(raws[0], &Message::Cancel { call: 2 }, b"");
+    net.send_message(raws[0], &Message::Cancel { call: 2 }, b"");
     assert_eq!(net.hosts[0].proto.miscounted(), None);
     (0..2).for_each(|_| handle_one(&mut net));
     net.with_host(0, |host| {
@@ -585,9 +585,9 @@ fn values_that_fit_alone_wait() {
         let mut net = Net::with(vec![(Config { limits: PeerLimits { peer_bytes: limit, ..limits() }, ..config() }, true)]);
         let raw = net.raw_peer(0, 9);
         net.hosts[0].values = 1 << 20;
-        net.say_bytes(raw, raw_notice(0, size));
+        net.send_bytes(raw, raw_notice(0, size));
         net.hosts[0].values = limit / 16 * parts * 4;
-        net.say_bytes(raw, raw_notice(1, size));
+        net.send_bytes(raw, raw_notice(1, size));
         assert_eq!(net.hosts[0].proto.refusals.one_way, 0, "{parts} of 16 parts");
         (0..2).for_each(|_| handle_one(&mut net));
         net.end();

@@ -1,4 +1,4 @@
-//! Peers that want too much: what they get is bounded, and others get theirs.
+//! Overload: resources of one peer are bounded, and other peers keep their share.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const TOKEN: u128 = 0xabc;
 
-/// A host with these limits, and so many others.
+/// A host with these limits, and this many others.
 fn net_with(limits: PeerLimits, others: usize) -> Net {
     let mut hosts = vec![(Config { limits, ..config() }, true)];
     hosts.extend(vec![(config(), true); others]);
@@ -31,13 +31,15 @@ fn requests(numbers: std::ops::Range<u64>, size: usize) -> Vec<u8> {
 
 fn refusals(net: &Net, raw: Raw) -> usize {
     let mut count = 0;
-    net.each_heard(raw, |message| count += usize::from(matches!(message, Message::Refuse { status: Status::Busy(_), .. })));
+    net.for_each_received(raw, |message| {
+        count += usize::from(matches!(message, Message::Refuse { status: Status::Busy(_), .. }))
+    });
     count
 }
 
-/// A few that take all there is do not lock the others out.
+/// A peer that uses up the limit of the engine does not deny the others their share.
 #[test]
-fn requests_in_all() {
+fn requests_beyond_the_engines_limit_leave_others_their_share() {
     let mut net = net_with(PeerLimits { requests: 12, ..limits() }, 3);
     let greedy: Vec<_> = (0..30).map(|_| net.call(1, 0, call("mine"))).collect();
     net.advance(10 * MOMENT);
@@ -55,7 +57,7 @@ fn requests_in_all() {
     assert_eq!(honest.iter().filter(|op| net.hosts[2].is_done(**op)).count(), 2);
     assert_eq!(net.hosts[0].proto.limited().requests, 18 + 2);
     net.settle_until_served(0);
-    // And all is as before at once.
+    // The whole limit is available again at once.
     let again: Vec<_> = (0..12).map(|_| net.call(1, 0, call("mine"))).collect();
     net.advance(10 * MOMENT);
     net.settle_until_served(0);
@@ -63,14 +65,14 @@ fn requests_in_all() {
     net.end();
 }
 
-/// Bodies count from their announcement to the answer, whether they came in one piece or not.
+/// Bodies are accounted from their announcement to the response, whether they arrive in one piece or not.
 #[test]
-fn bytes_of_one_peer() {
+fn bytes_beyond_the_peers_limit_are_refused_with_busy() {
     for size in [10_000, 100_000] {
         let mut net = net_with(PeerLimits { peer_bytes: 10 * size, ..limits() }, 2);
         let ops: Vec<_> = (0..12).map(|n| net.call(1, 0, call(pattern(n, size)))).collect();
         net.advance(SECOND / 10);
-        // What is declared counts, too.
+        // Declarations count, too.
         assert_eq!(net.hosts[0].inbox.len(), 9);
         let limit = (10 * size).to_string();
         for op in &ops[9..] {
@@ -89,14 +91,14 @@ fn bytes_of_one_peer() {
 }
 
 #[test]
-fn bytes_in_all() {
+fn bytes_beyond_the_engines_limit_leave_others_their_share() {
     let mut net = net_with(PeerLimits { bytes: 1_000_000, ..limits() }, 4);
     for host in 1..4 {
         net.call(host, 0, call("x"));
     }
     net.advance(10 * MOMENT);
     net.settle_until_served(0);
-    // Three connections: a third for each, once all of it is taken.
+    // Three connections: each has a third, once the limit is reached.
     let greedy: Vec<_> = (0..10).map(|n| net.call(1, 0, call(pattern(n, 200_000)))).collect();
     net.advance(SECOND / 10);
     assert_eq!(net.hosts[0].inbox.len(), 5);
@@ -109,9 +111,9 @@ fn bytes_in_all() {
     net.end();
 }
 
-/// Who asks, and does not read the answers, gets refusals instead; they are not many bytes, and not kept for ever either.
+/// A caller that does not read its responses gets refusals; if it does not read those either, it is disconnected.
 #[test]
-fn a_caller_that_does_not_read() {
+fn caller_that_does_not_read_is_refused_then_disconnected() {
     for size in [1_000, 20_000] {
         let mut net = net_with(PeerLimits { peer_bytes: 200_000, bytes: 300_000, ..limits() }, 1);
         net.hosts[0].echo = true;
@@ -119,21 +121,21 @@ fn a_caller_that_does_not_read() {
         net.read(raw, false);
         let mut sent = 0;
         while !net.is_shut(raw) {
-            // Bodies of 20,000 bytes are answered by streams.
-            net.say_bytes(raw, requests(sent..sent + 100, size));
+            // Bodies of 20,000 bytes are answered with streams.
+            net.send_bytes(raw, requests(sent..sent + 100, size));
             sent += 100;
             for account in net.hosts[0].proto.links.values().map(|link| &link.account) {
                 assert!(account.answers <= 200_000, "{} bytes of answers wait", account.answers);
                 assert!(account.control < 320_000, "{} bytes", account.control);
             }
-            assert!(sent < 10_000, "it is never hung up on");
+            assert!(sent < 10_000, "the peer is never disconnected");
             if sent == 1_000 {
-                // It may begin to read: then all goes on.
+                // If it reads again, its calls are served again.
                 assert!(net.hosts[0].proto.limited().requests > 0);
                 net.read(raw, true);
                 net.advance(SECOND);
                 let before = refusals(&net, raw);
-                net.say_bytes(raw, requests(sent..sent + 5, size));
+                net.send_bytes(raw, requests(sent..sent + 5, size));
                 net.advance(SECOND);
                 assert_eq!(refusals(&net, raw), before);
                 sent += 5;
@@ -146,17 +148,17 @@ fn a_caller_that_does_not_read() {
     }
 }
 
-/// An answer may be larger than what was asked, and not fit.
+/// Responses that are larger than their requests may exceed the limit.
 #[test]
-fn answers_that_are_not_read() {
+fn unread_responses_beyond_the_limit_are_refused() {
     let mut net = net_with(PeerLimits { peer_bytes: 1_000_000, ..limits() }, 0);
     let raw = net.raw_peer(0, 9);
     net.read(raw, false);
-    net.say_bytes(raw, requests(0..20, 10));
+    net.send_bytes(raw, requests(0..20, 10));
     let mut refused = 0;
     for number in 0..20 {
         let arrived = net.hosts[0].take();
-        // Every other travels as a stream.
+        // Every other one is sent as a stream.
         let body = pattern(1, if number % 2 == 0 { 10_000 } else { 200_000 });
         match net.with_host(0, |host| host.answer(arrived.request, &body)) {
             Ok(()) => {}
@@ -176,10 +178,10 @@ fn answers_that_are_not_read() {
     net.end();
 }
 
-/// What takes no more than the request did, is never refused: its handler has run, and the peer reads. Not even where others have
-/// had their share since, so that there is too much in all.
+/// A response that is no larger than its request is not refused, since its handler has run, even if other peers have used
+/// the limit of the engine up since.
 #[test]
-fn answers_that_take_the_place_of_their_requests() {
+fn responses_no_larger_than_their_requests_are_sent() {
     let mut net = net_with(PeerLimits { bytes: 100_000, ..limits() }, 2);
     for host in [1, 2] {
         net.call(host, 0, call("x"));
@@ -191,7 +193,7 @@ fn answers_that_take_the_place_of_their_requests() {
     let honest: Vec<_> = (0..4).map(|n| net.call(2, 0, call(pattern(n, 10_000)))).collect();
     net.advance(10 * MOMENT);
     assert_eq!(net.hosts[0].inbox.len(), 9 + 4);
-    // All at once: the first of them are not out when the next come.
+    // All at once: the first are not sent yet when the next are queued.
     for _ in 0..13 {
         let arrived = net.hosts[0].take();
         assert!(net.with_host(0, |host| host.answer(arrived.request, &pattern(1, 1_000))).is_ok());
@@ -203,9 +205,9 @@ fn answers_that_take_the_place_of_their_requests() {
     net.end();
 }
 
-/// What costs the peer nothing, and has an answer: pings, pulls of nothing, shutdowns.
+/// Cheap messages that each cause a reply: pings, denied transfers, shutdown requests.
 #[test]
-fn floods_that_are_never_read() {
+fn flooding_peer_that_does_not_read_is_disconnected() {
     let range = Range { transfer: 1, owner: 1, token: [1; 16], offset: 0, len: 1 };
     let floods = [
         frame(&Message::Ping, b""),
@@ -221,13 +223,13 @@ fn floods_that_are_never_read() {
         let many = flood.repeat(10_000);
         let mut rounds = 0;
         while !net.is_shut(raw) {
-            // Frames with nobody's interest in them do no harm.
-            net.say_bytes(raw, frame(&Message::Cancel { call: 77 }, b""));
-            net.say_bytes(raw, frame(&Message::Abort { transfer: 77, push: false }, b""));
-            net.say_bytes(raw, frame(&Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }, b""));
-            net.say_bytes(raw, many.clone());
+            // Messages about unknown operations have no effect.
+            net.send_bytes(raw, frame(&Message::Cancel { call: 77 }, b""));
+            net.send_bytes(raw, frame(&Message::Abort { transfer: 77, push: false }, b""));
+            net.send_bytes(raw, frame(&Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }, b""));
+            net.send_bytes(raw, many.clone());
             rounds += 1;
-            assert!(rounds < 100, "it is never hung up on");
+            assert!(rounds < 100, "the peer is never disconnected");
         }
         let op = net.call(1, 0, call("honest"));
         net.advance(SECOND);
@@ -236,13 +238,13 @@ fn floods_that_are_never_read() {
     }
 }
 
-/// Nor is it read what became of bodies that were damaged on their way, if they were.
+/// Refusals of corrupt bodies count as unread replies, too.
 #[test]
-fn a_flood_of_damaged_bodies_that_is_never_read() {
+fn corrupt_bodies_with_unread_refusals_end_the_connection() {
     let mut net = net_with(limits(), 1);
     let raw = net.raw_peer(0, 9);
     let (_, link) = net.raw_link(raw).unwrap();
-    // Straight into the protocol, whose output nobody carries out.
+    // Straight into the protocol, whose outputs are not executed.
     let (proto, now) = (&mut net.hosts[0].proto, net.now);
     let mut sent = 0;
     let failure = (0..u64::MAX).find_map(|call| {
@@ -251,7 +253,7 @@ fn a_flood_of_damaged_bodies_that_is_never_read() {
         let result = proto.consume(link, &bytes, now);
         proto.handle_payload_done(link, PayloadStatus::Damaged, now);
         sent += bytes.len();
-        assert!(sent < 8 * MAX_CONTROL_BYTES, "it is never hung up on");
+        assert!(sent < 8 * MAX_CONTROL_BYTES, "the peer is never disconnected");
         result.err()
     });
     assert!(matches!(&failure, Some(Failure::Disconnected { reason }) if reason.contains("does not read")), "{failure:?}");
@@ -259,9 +261,9 @@ fn a_flood_of_damaged_bodies_that_is_never_read() {
     net.end();
 }
 
-/// Who keeps all the bulks that it gets in answers gets no more at some time; and does again when it lets go of them.
+/// A peer that releases no bulks of its responses is refused at some point, and served again when it releases them.
 #[test]
-fn bulks_that_are_never_let_go() {
+fn responses_with_bulks_never_released_are_refused() {
     const LIMIT: usize = 1 << 20;
     let mut net = net_with(PeerLimits { bytes: LIMIT, peer_bytes: LIMIT, ..limits() }, 1);
     net.hosts[0].echo = false;
@@ -269,16 +271,16 @@ fn bulks_that_are_never_let_go() {
     let mut call = 0;
     let mut given = |net: &mut Net| {
         call += 1;
-        net.say(raw, &request(call, 0), b"");
+        net.send_message(raw, &request(call, 0), b"");
         if net.hosts[0].inbox.is_empty() {
             return false;
         }
         let arrived = net.hosts[0].take();
         net.with_host(0, |host| {
-            let ticket = TestLease { token: TOKEN, number: 1 };
-            host.leased.push(ticket.clone());
+            let lease = TestLease { token: TOKEN, number: 1 };
+            host.leased.push(lease.clone());
             let reply =
-                Reply { content: OutgoingBody::Small(b"it takes its place here"), result: 0, shape: b"r", leases: vec![ticket] };
+                Reply { content: OutgoingBody::Small(b"room for the bulk here "), result: 0, shape: b"r", leases: vec![lease] };
             match host.proto.respond(arrived.request, Ok(reply)) {
                 Ok(()) => true,
                 Err(Failure::Refused(Status::Busy(_))) => false,
@@ -291,37 +293,37 @@ fn bulks_that_are_never_let_go() {
     assert!((1000..most).contains(&got), "{got} of {most}");
     assert!(refusals(&net, raw) > 0);
     assert!(!net.is_shut(raw));
-    net.say(raw, &Message::Release(LeaseRange { first: 0, count: got as u32 }), b"");
+    net.send_message(raw, &Message::Release(LeaseRange { first: 0, count: got as u32 }), b"");
     assert!(given(&mut net));
     net.hang_up(raw);
     net.end();
 }
 
-/// However much there may be in all.
+/// The bound on unread replies of one peer holds below the limit of the engine, too.
 #[test]
-fn what_is_said_back_to_one_peer() {
+fn unread_replies_beyond_the_peers_bound_end_the_connection() {
     let mut net = net_with(limits(), 0);
     let raw = net.raw_peer(0, 9);
     net.read(raw, false);
-    net.say(raw, &Message::Ping, b"");
-    // As if it had sent so many more, which takes a while.
+    net.send_message(raw, &Message::Ping, b"");
+    // Sets the account, instead of sending that many pings.
     net.hosts[0].proto.links.values_mut().for_each(|link| link.account.control = MAX_CONTROL_BYTES - 30);
-    net.say(raw, &Message::Ping, b"");
-    net.say(raw, &Message::Ping, b"");
+    net.send_message(raw, &Message::Ping, b"");
+    net.send_message(raw, &Message::Ping, b"");
     assert!(!net.is_shut(raw));
-    net.say(raw, &Message::Ping, b"");
+    net.send_message(raw, &Message::Ping, b"");
     assert!(net.is_shut(raw));
     net.end();
 }
 
-/// A peer that reads may have as much said back to it as it likes.
+/// A peer that reads may cause any number of replies.
 #[test]
-fn floods_that_are_read() {
+fn flooding_peer_that_reads_stays_connected() {
     let mut net = net_with(limits(), 0);
     let raw = net.raw_peer(0, 9);
     let pings = frame(&Message::Ping, b"").repeat(10_000);
     for _ in 0..40 {
-        net.say_bytes(raw, pings.clone());
+        net.send_bytes(raw, pings.clone());
         net.advance(MOMENT);
     }
     assert!(!net.is_shut(raw));
@@ -330,7 +332,7 @@ fn floods_that_are_read() {
 }
 
 #[test]
-fn transfers_of_one_peer() {
+fn transfers_beyond_the_peers_limit_are_refused_with_busy() {
     for pull in [true, false] {
         let mut net = net_with(PeerLimits { peer_transfers: 5, ..limits() }, 1);
         net.expose(0, TOKEN, pattern(1, 2 << 20), true, true);
@@ -340,7 +342,7 @@ fn transfers_of_one_peer() {
         let ops: Vec<_> = parts.iter().map(|part| net.transfer(1, 0, pull, (TOKEN, 0), part)).collect();
         net.settle();
         let refused = ops.iter().filter(|op| match net.hosts[1].outcome(**op) {
-            Some(super::host::TestOutcome::Moved(n)) => {
+            Some(super::host::TestOutcome::Transferred(n)) => {
                 assert_eq!(*n, 2 << 20);
                 false
             }
@@ -353,15 +355,15 @@ fn transfers_of_one_peer() {
         assert_eq!(refused.count(), 3);
         let again = net.transfer(1, 0, pull, (TOKEN, 0), &parts[0]);
         net.settle();
-        assert!(matches!(net.hosts[1].outcome(again), Some(super::host::TestOutcome::Moved(_))));
+        assert!(matches!(net.hosts[1].outcome(again), Some(super::host::TestOutcome::Transferred(_))));
         net.revoke(0, TOKEN);
         net.end();
     }
 }
 
-/// A hostile peer's pulls, which it never reads: no more than the limit of them wait, in whatever numbers they come.
+/// Pulls whose data is never read: no more than the limit of them wait.
 #[test]
-fn pulls_that_are_never_read() {
+fn unread_pulls_beyond_the_limit_are_refused() {
     let mut net = net_with(PeerLimits { peer_transfers: 50, ..limits() }, 0);
     net.expose(0, TOKEN, vec![1; 1 << 20], true, true);
     let owner = net.hosts[0].incarnation;
@@ -369,34 +371,34 @@ fn pulls_that_are_never_read() {
     net.read(raw, false);
     let pull = |transfer| Range { transfer, owner, token: TOKEN.to_le_bytes(), offset: 0, len: 1 << 20 };
     for number in 0..1000 {
-        net.say(raw, &Message::Pull(pull(number)), b"");
+        net.send_message(raw, &Message::Pull(pull(number)), b"");
     }
     assert_eq!(net.hosts[0].left("pulls of the peer"), 50);
     assert_eq!(net.hosts[0].proto.limited().transfers, 950);
-    // Given up, they make room; and the same number twice is a lie.
+    // Aborted pulls make room; the same number twice is a protocol violation.
     for transfer in 0..1000 {
-        net.say(raw, &Message::Abort { transfer, push: false }, b"");
+        net.send_message(raw, &Message::Abort { transfer, push: false }, b"");
     }
     assert_eq!(net.hosts[0].left("pulls of the peer"), 0);
-    net.say(raw, &Message::Pull(pull(1)), b"");
+    net.send_message(raw, &Message::Pull(pull(1)), b"");
     assert!(!net.is_shut(raw));
-    net.say(raw, &Message::Pull(pull(1)), b"");
+    net.send_message(raw, &Message::Pull(pull(1)), b"");
     assert!(net.is_shut(raw));
     net.revoke(0, TOKEN);
     net.end();
 }
 
-/// Those who have connected and say nothing do not keep the others out.
+/// Connections without a handshake don't keep other peers from connecting.
 #[test]
-fn connections_that_do_not_greet() {
+fn connections_without_handshake_beyond_the_limit_are_closed() {
     let mut net = net_with(PeerLimits { handshakes: 20, ..limits() }, 1);
     net.hosts[0].echo = true;
-    let half = &raw::greet(wire::VERSIONS, &raw::hello(9))[..20];
+    let half = &raw::encode_hello(wire::VERSIONS, &raw::hello(9))[..20];
     let mut slow: Vec<Raw> = Vec::new();
     for number in 0..200 {
         let raw = net.raw_dial(0);
         if number % 2 == 0 {
-            net.say_bytes(raw, half.to_vec());
+            net.send_bytes(raw, half.to_vec());
         }
         slow.push(raw);
         if number == 100 {
@@ -405,7 +407,7 @@ fn connections_that_do_not_greet() {
             assert_eq!(net.hosts[1].body(op), served(b"honest"));
         }
     }
-    // The oldest go.
+    // The oldest are disconnected.
     assert_eq!(slow.iter().map(|raw| net.is_shut(*raw)).collect::<Vec<_>>(), [vec![true; 180], vec![false; 20]].concat());
     assert!(net.hosts[0].proto.limited().handshakes >= 180);
     net.advance(config().connect);
@@ -413,9 +415,9 @@ fn connections_that_do_not_greet() {
     net.end();
 }
 
-/// One connection too many is turned away, and told that it may try again. An engine that comes again is not one more.
+/// A connection beyond the limit is refused, and may be retried. A reconnecting engine replaces its old connection.
 #[test]
-fn too_many_connections() {
+fn connection_beyond_the_limit_is_refused() {
     let mut net = net_with(PeerLimits { connections: 2, ..limits() }, 4);
     net.hosts[0].echo = true;
     for host in [1, 2] {
@@ -427,7 +429,7 @@ fn too_many_connections() {
     net.advance(10 * MOMENT);
     assert_failed!(net.hosts[3], op, Failure::Unreachable { reason, .. } if reason.contains("connections"));
     assert_eq!(net.hosts[0].proto.limited().connections, 1);
-    // The connection of host 1 is lost, and this engine does not know.
+    // The connection of host 1 is lost, and host 0 is not notified.
     let wire = net.wire(1, 0);
     net.cut_at(wire, 0);
     let op = net.call(1, 0, call("again"));
@@ -438,7 +440,7 @@ fn too_many_connections() {
     let op = net.call(0, 4, call("x"));
     net.advance(10 * MOMENT);
     assert_eq!(net.hosts[0].body(op), served(b"x"));
-    // Who goes makes room.
+    // A disconnected peer makes room.
     let wire = net.wire(2, 0);
     net.cut(wire);
     let op = net.call(3, 0, call("x"));
@@ -447,34 +449,34 @@ fn too_many_connections() {
     net.end();
 }
 
-/// Whoever stalls in the middle of a frame is watched, though nothing was expected of it before.
+/// A peer that stalls within a frame times out, though nothing else is expected of it.
 #[test]
-fn half_a_frame() {
+fn peer_that_stalls_within_a_frame_is_disconnected() {
     let mut net = net_with(limits(), 0);
     let raw = net.raw_peer(0, 9);
     net.advance(10 * config().peer_timeout);
     assert!(!net.is_shut(raw));
     let whole = requests(1..2, 1000);
     let begun = net.now;
-    net.say_bytes(raw, whole[..500].to_vec());
+    net.send_bytes(raw, whole[..500].to_vec());
     assert!(net.until(10 * config().peer_timeout, |net| net.is_shut(raw)));
     assert!(net.now - begun >= config().peer_timeout && net.now - begun < 2 * config().peer_timeout);
-    // A payload that nobody wants, and that does not come, is no better.
+    // The same holds for a payload of an unknown operation.
     let raw = net.raw_peer(0, 9);
-    net.say(raw, &Message::Data { stream: Stream::Pull, id: 1, offset: 0, len: 1000 }, b"");
+    net.send_message(raw, &Message::Data { stream: Stream::Pull, id: 1, offset: 0, len: 1000 }, b"");
     assert!(net.until(10 * config().peer_timeout, |net| net.is_shut(raw)));
     net.end();
 }
 
-/// A frame that arrives in pieces takes no more room than one that arrives whole: as many requests are admitted.
+/// A frame that arrives in pieces is accounted like one that arrives whole: as many requests are admitted.
 #[test]
-fn frames_in_pieces() {
+fn frames_in_pieces_are_accounted_once() {
     const SIZE: usize = 10_000;
     for piece in [1000, 4000, SIZE - 1, usize::MAX] {
         let mut net = net_with(PeerLimits { peer_bytes: 4 * SIZE + SIZE / 2, ..limits() }, 0);
         let raw = net.raw_peer(0, 9);
         for part in requests(1..7, SIZE).chunks(piece) {
-            net.say_bytes(raw, part.to_vec());
+            net.send_bytes(raw, part.to_vec());
         }
         assert_eq!((net.hosts[0].inbox.len(), refusals(&net, raw)), (4, 2), "in pieces of {piece}");
         net.settle_until_served(0);
@@ -482,15 +484,15 @@ fn frames_in_pieces() {
     }
 }
 
-/// All half frames together are bounded: those who have more than their share have to go.
+/// The bytes of all incomplete frames are bounded: peers with more than their share are disconnected.
 #[test]
-fn many_half_frames() {
+fn incomplete_frames_beyond_the_limit_end_connections() {
     let mut net = net_with(PeerLimits { bytes: 10 << 20, ..limits() }, 1);
     net.hosts[0].echo = true;
     let half = &frame(&request(1, MAX_FRAME as u64 - 100), &vec![0; MAX_FRAME - 100])[..MAX_FRAME - 200];
     let raws: Vec<Raw> = (0..100).map(|number| net.raw_peer(0, 9 + number)).collect();
     for raw in &raws {
-        net.say_bytes(*raw, half.to_vec());
+        net.send_bytes(*raw, half.to_vec());
         let held: usize = net.wires.iter().map(|wire| wire.ends[1].receiving.partial.len()).sum();
         assert!(held <= 11 << 20, "{held} bytes");
     }
@@ -502,17 +504,17 @@ fn many_half_frames() {
     net.end();
 }
 
-/// What a peer leaves behind for slow handlers counts until they are done with it: to come again is no way to have more.
+/// Requests of a disconnected peer count until their handlers are done, so that reconnecting does not evade the limits.
 #[test]
-fn requests_of_those_who_are_gone() {
+fn requests_of_disconnected_peers_count_against_the_limit() {
     let mut net = net_with(PeerLimits { requests: 100, bytes: 150_000, ..limits() }, 1);
     for round in 0..20 {
         let raw = net.raw_peer(0, 9 + round);
-        net.say_bytes(raw, requests(0..200, 1_000));
+        net.send_bytes(raw, requests(0..200, 1_000));
         net.hang_up(raw);
     }
     let here = net.hosts[0].inbox.len();
-    // As much again, while what nobody waits for is all that there is.
+    // Up to twice the limit, since a new connection always has a share.
     assert!((100..=200).contains(&here), "{here} requests");
     assert!(net.hosts[0].proto.bytes <= 300_000);
     let op = net.call(1, 0, call("honest"));
@@ -528,26 +530,26 @@ fn requests_of_those_who_are_gone() {
 }
 
 #[test]
-fn names_of_one_peer() {
+fn declarations_beyond_the_byte_limit_end_the_connection() {
     let mut net = net_with(limits(), 0);
     net.hosts[0].echo = true;
     let raw = net.raw_peer(0, 9);
     let name = "n".repeat(wire::MAX_NAME);
-    let mut said = 0;
+    let mut declared = 0;
     for number in 0..20_000 {
         let message = declaring(number + 1, number as u32 + 1, Some(&name));
-        net.say(raw, &message, b"");
+        net.send_message(raw, &message, b"");
         if net.is_shut(raw) {
             break;
         }
-        said += wire::MAX_NAME;
+        declared += wire::MAX_NAME;
     }
-    assert!(net.is_shut(raw) && said < MAX_BYTES && said > MAX_BYTES / 2, "{said}");
+    assert!(net.is_shut(raw) && declared < MAX_BYTES && declared > MAX_BYTES / 2, "{declared}");
     net.end();
 }
 
 #[test]
-fn exposures() {
+fn exposure_beyond_the_limit_is_refused() {
     let mut net = net_with(PeerLimits { exposures: 3, ..limits() }, 0);
     for token in 0..3 {
         assert!(net.hosts[0].proto.admit_exposure().is_ok());
@@ -564,15 +566,15 @@ fn exposures() {
     net.end();
 }
 
-/// Connections that come and go leave no timers behind, however patient the engine is.
+/// Closed connections leave no timers behind, even with long timeouts.
 #[test]
-fn connections_that_come_and_go() {
+fn closed_connections_leave_no_timers() {
     let patient = Config { peer_timeout: Duration::from_secs(1 << 20), connect: Duration::from_secs(1 << 20), ..config() };
     let mut net = Net::with(vec![(Config { limits: few(5), ..patient }, true)]);
     for number in 0..100 {
         let raw = if number % 2 == 0 { net.raw_dial(0) } else { net.raw_peer(0, 9 + number) };
         if number % 4 == 1 {
-            net.say_bytes(raw, requests(0..1, 10));
+            net.send_bytes(raw, requests(0..1, 10));
         }
         net.hang_up(raw);
     }

@@ -1,4 +1,4 @@
-//! Peers that fall silent, and peers that are merely slow.
+//! The peer timeout: silent peers are disconnected, slow ones are not.
 
 use std::time::Duration;
 
@@ -11,37 +11,37 @@ const SECOND: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 7;
 
-fn silence() -> Duration {
+fn timeout() -> Duration {
     config().peer_timeout
 }
 
-/// A connection with something in progress, from whose first moment on nothing arrives.
+/// Freezes the connection of these operations, and asserts that they fail within the peer timeout.
 #[track_caller]
-fn given_up_in_time(mut net: Net, ops: &[u64]) {
+fn assert_disconnected_in_time(mut net: Net, ops: &[u64]) {
     let wire = net.wire(0, 1);
     net.wires[wire].frozen = true;
     let begun = net.now;
     assert!(net.until(20 * SECOND, |net| ops.iter().all(|op| net.hosts[0].is_done(*op))));
     let took = net.now - begun;
-    assert!(took >= silence() / 2 && took <= silence() + silence() / 4, "given up after {took:?} of {:?}", silence());
+    assert!(took >= timeout() / 2 && took <= timeout() + timeout() / 4, "disconnected after {took:?} of {:?}", timeout());
     for op in ops {
         assert_failed!(net.hosts[0], *op, Failure::Disconnected { reason } if reason.contains("silent"));
     }
-    net.advance(2 * silence());
+    net.advance(2 * timeout());
     net.hosts[1].inbox.clear();
     net.end();
 }
 
 #[test]
-fn a_silent_peer_is_given_up_by_its_caller() {
+fn calls_to_a_silent_peer_fail_with_disconnected() {
     let mut net = Net::new(2);
     let ops: Vec<_> = (0..5).map(|n| net.call(0, 1, call(pattern(n, n as usize * 10_000)))).collect();
     net.advance(10 * MOMENT);
-    given_up_in_time(net, &ops);
+    assert_disconnected_in_time(net, &ops);
 }
 
 #[test]
-fn a_silent_owner_is_given_up() {
+fn transfers_with_a_silent_owner_fail_with_disconnected() {
     for pull in [true, false] {
         let mut net = Net::pair();
         net.call(0, 1, call("connects"));
@@ -52,13 +52,13 @@ fn a_silent_owner_is_given_up() {
         let op = net.transfer(0, 1, pull, (TOKEN, 0), &Mem::new(vec![0; 8 << 20]));
         net.advance(20 * MOMENT);
         net.revoke(1, TOKEN);
-        given_up_in_time(net, &[op]);
+        assert_disconnected_in_time(net, &[op]);
     }
 }
 
-/// A server has resources of its caller's too: the request of a caller that fell silent is cancelled.
+/// A server holds resources for its caller: the request of a caller that times out is cancelled.
 #[test]
-fn a_silent_caller_is_given_up() {
+fn request_of_a_silent_caller_is_cancelled() {
     let mut net = Net::new(2);
     net.call(0, 1, call("never answered"));
     net.advance(MOMENT);
@@ -67,14 +67,14 @@ fn a_silent_caller_is_given_up() {
     net.wires[wire].frozen = true;
     let begun = net.now;
     assert!(net.until(20 * SECOND, |net| !net.hosts[1].cancelled.is_empty()));
-    assert!(net.now - begun <= silence() + silence() / 4);
+    assert!(net.now - begun <= timeout() + timeout() / 4);
     assert_eq!(net.hosts[1].cancelled, [arrived.request]);
     net.end();
 }
 
-/// A handler may take its time: a peer that answers pings is there.
+/// A handler may take minutes: a peer that answers pings is alive.
 #[test]
-fn a_peer_that_answers_pings_is_kept() {
+fn peer_that_answers_pings_stays_connected() {
     let mut net = Net::new(2);
     let mut what = call("takes minutes");
     what.timeout = 1000 * SECOND;
@@ -87,9 +87,9 @@ fn a_peer_that_answers_pings_is_kept() {
     net.end();
 }
 
-/// Nobody is asked for a sign of life while nothing is expected: an idle engine sets no timer, and sends nothing.
+/// No liveness probe is sent while nothing is expected: an idle engine sets no timer, and sends nothing.
 #[test]
-fn an_idle_connection_is_left_alone() {
+fn idle_connection_is_not_probed() {
     let mut net = Net::pair();
     net.call(0, 1, call("x"));
     net.settle();
@@ -100,7 +100,7 @@ fn an_idle_connection_is_left_alone() {
     net.wires[wire].frozen = true;
     net.advance(1000 * SECOND);
     assert_eq!(net.hosts[0].proto.links.len(), 1);
-    // What was not asked for is not missed: the peer's long silence does not count from when it began.
+    // The peer timeout counts from the new call on, not from the last received byte.
     net.wires[wire].frozen = false;
     let op = net.call(0, 1, call("still there?"));
     net.settle();
@@ -109,10 +109,10 @@ fn an_idle_connection_is_left_alone() {
     net.end();
 }
 
-/// A line so slow that one chunk takes longer than the silence allowed: bytes that trickle in are signs of life, for the
-/// side that sends them too.
+/// A connection so slow that one chunk takes longer than the peer timeout: each received byte counts as a sign of life, for
+/// the sending side too.
 #[test]
-fn a_slow_line_is_not_a_silent_one() {
+fn slow_transfer_does_not_time_out() {
     for pull in [true, false] {
         let mut net = Net::pair();
         net.call(0, 1, call("connects"));
@@ -120,14 +120,14 @@ fn a_slow_line_is_not_a_silent_one() {
         let source = pattern(1, 300 << 10);
         let far = net.expose(1, TOKEN, source.clone(), true, true);
         let near = Mem::new(source.clone());
-        // 256 KiB take five seconds, and three of silence are allowed.
+        // 256 KiB take five seconds, and the peer timeout is three.
         net.settings.piece = 5 << 10;
         net.settings.pace = 100 * MOMENT;
         let op = net.transfer(0, 1, pull, (TOKEN, 0), &near);
         net.settle();
         match net.hosts[0].outcome(op) {
-            Some(super::host::TestOutcome::Moved(len)) => assert_eq!(*len, source.len()),
-            other => panic!("pull: {pull}, given up for slowness: {other:?}"),
+            Some(super::host::TestOutcome::Transferred(len)) => assert_eq!(*len, source.len()),
+            other => panic!("pull: {pull}, disconnected though bytes arrived: {other:?}"),
         }
         assert!(near.bytes() == far.bytes());
         net.revoke(1, TOKEN);
@@ -135,9 +135,9 @@ fn a_slow_line_is_not_a_silent_one() {
     }
 }
 
-/// The same for the bodies of calls and answers.
+/// The same for the bodies of calls and responses.
 #[test]
-fn a_slow_call_is_not_a_silent_one() {
+fn slow_call_does_not_time_out() {
     let mut net = Net::pair();
     net.call(0, 1, call("connects"));
     net.settle();
@@ -149,9 +149,9 @@ fn a_slow_call_is_not_a_silent_one() {
     net.end();
 }
 
-/// A peer that takes nothing in: what is sent to it goes nowhere, and it is given up.
+/// A peer that acknowledges nothing times out.
 #[test]
-fn a_peer_that_does_not_read_is_given_up() {
+fn peer_that_does_not_read_is_disconnected() {
     let mut net = Net::pair();
     net.call(0, 1, call("connects"));
     net.settle();
@@ -160,16 +160,16 @@ fn a_peer_that_does_not_read_is_given_up() {
     let mut notice = call(pattern(1, 1 << 20));
     notice.one_way = true;
     let op = net.call(0, 1, notice);
-    net.advance(2 * silence());
+    net.advance(2 * timeout());
     assert!(net.hosts[0].proto.links.is_empty());
     assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
     net.end();
 }
 
-/// Hearts may beat at different speeds.
+/// The two sides may have different peer timeouts.
 #[test]
-fn a_patient_and_an_impatient_engine() {
-    let with = |silence| (Config { peer_timeout: silence, ..config() }, true);
+fn engines_with_different_peer_timeouts_stay_connected() {
+    let with = |timeout| (Config { peer_timeout: timeout, ..config() }, true);
     let mut net = Net::with(vec![with(SECOND / 5), with(100 * SECOND)]);
     let mut what = call("slow");
     what.timeout = 100 * SECOND;
@@ -182,9 +182,9 @@ fn a_patient_and_an_impatient_engine() {
     net.end();
 }
 
-/// A slow line dies between two questions for signs of life: what was acknowledged before that does not prolong its life.
+/// A slow connection is lost between two liveness probes: bytes acknowledged before that do not extend the timeout.
 #[test]
-fn a_slow_line_that_dies_is_missed_in_time() {
+fn slow_connection_that_is_lost_times_out() {
     for moment in [1100, 1500, 1900, 2300] {
         let mut net = Net::pair();
         net.call(0, 1, call("connects"));
@@ -195,6 +195,6 @@ fn a_slow_line_that_dies_is_missed_in_time() {
         let op = net.push(0, 1, TOKEN, 0, &Mem::new(vec![0; 8 << 20]));
         net.advance(moment * MOMENT);
         net.revoke(1, TOKEN);
-        given_up_in_time(net, &[op]);
+        assert_disconnected_in_time(net, &[op]);
     }
 }

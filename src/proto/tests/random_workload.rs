@@ -1,5 +1,5 @@
-//! Everything at once, at random, for thousands of steps: whatever happens, each operation ends exactly once, with the right
-//! bytes or with an error, and in the end nothing is left over.
+//! Random workloads of all operations and faults: each operation ends exactly once, with the right bytes or with an error,
+//! and at the end nothing is left over.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -13,34 +13,34 @@ use super::{Config, LeaseRange, LinkId, Mode, Remote, Status};
 const HOSTS: usize = 3;
 const STEPS: usize = 4000;
 
-struct Walk {
+struct Workload {
     net: Net,
     random: Random,
     next: u64,
-    /// What each operation must have done if it succeeded; the incarnation tells whose it was.
-    begun: Vec<(usize, u64, Op, WalkCheck)>,
+    /// Host, incarnation and number of each operation, and its result if it succeeds.
+    begun: Vec<(usize, u64, Op, ExpectedResult)>,
     /// Bodies that have reached a handler.
     delivered: HashSet<u64>,
-    /// What hosts hold of others' bulks.
+    /// Leases that hosts hold.
     held: Vec<(usize, u64, LinkId, LeaseRange)>,
-    /// Answered calls whose leases are among those.
-    taken: HashSet<Op>,
+    /// Calls whose leases are among those.
+    leases_recorded: HashSet<Op>,
     counts: HashMap<&'static str, usize>,
 }
 
-enum WalkCheck {
+enum ExpectedResult {
     Call { number: u64, len: usize, one_way: bool },
     Pull { near: Mem, expected: Vec<u8> },
     Push { far: Mem, source: Mem },
 }
 
-/// Says which walk it was, when one fails.
+/// Prints the seed if the test fails.
 struct Seed(u64);
 
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the walk of seed {} failed", self.0);
+            eprintln!("the workload of seed {} failed", self.0);
         }
     }
 }
@@ -50,24 +50,24 @@ fn every_operation_ends_exactly_once() {
     let mut counts = HashMap::new();
     for seed in seeds() {
         let _seed = Seed(seed);
-        for (what, count) in walk(seed) {
+        for (what, count) in workload(seed) {
             *counts.entry(what).or_insert(0) += count;
         }
     }
-    // A walk on which nothing ever succeeds, or nothing ever fails, tests nothing.
-    for what in ["answered", "pulled", "pushed", "moved", "failed", "restarts", "cuts"] {
+    // A workload without successes, or without failures, tests nothing.
+    for what in ["answered", "pulled", "pushed", "rma", "failed", "restarts", "cuts"] {
         assert!(counts.get(what).is_some_and(|count| *count > 10), "too few {what}: {counts:?}");
     }
 }
 
-/// `CALOMEL_WALK=from..to` walks others than those that are walked every time.
+/// `CALOMEL_WORKLOAD_SEEDS=from..to` selects other seeds than the default ones.
 fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("CALOMEL_WALK") else { return 0..12 };
-    let (from, to) = text.split_once("..").expect("CALOMEL_WALK is a range, such as 5..6");
+    let Ok(text) = std::env::var("CALOMEL_WORKLOAD_SEEDS") else { return 0..12 };
+    let (from, to) = text.split_once("..").expect("CALOMEL_WORKLOAD_SEEDS is a range, such as 5..6");
     from.parse().unwrap()..to.parse().unwrap()
 }
 
-fn walk(seed: u64) -> HashMap<&'static str, usize> {
+fn workload(seed: u64) -> HashMap<&'static str, usize> {
     let mut random = Random(seed);
     let config = Config { max_message: 600 << 10, limits: few(50), ..config() };
     let mut net = Net::with(vec![(config, true); HOSTS]);
@@ -75,25 +75,25 @@ fn walk(seed: u64) -> HashMap<&'static str, usize> {
     net.settings.piece = [7, 1000, 40_000, 300_000][random.below(4)];
     net.settings.report_late = random.once_in(2);
     net.settings.devices = random.once_in(2);
-    // Few tiny pieces make a long walk.
+    // Tiny pieces take many steps.
     let most = if net.settings.piece < 100 { 2000 } else { 500_000 };
-    let mut walk = Walk {
+    let mut workload = Workload {
         net,
         random,
         next: 1,
         begun: Vec::new(),
         delivered: HashSet::new(),
         held: Vec::new(),
-        taken: HashSet::new(),
+        leases_recorded: HashSet::new(),
         counts: HashMap::new(),
     };
     for _ in 0..STEPS {
-        walk.step(most);
+        workload.step(most);
     }
-    walk.finish()
+    workload.finish()
 }
 
-impl Walk {
+impl Workload {
     fn step(&mut self, most: usize) {
         let host = self.random.below(HOSTS);
         let other = (host + 1 + self.random.below(HOSTS - 1)) % HOSTS;
@@ -106,7 +106,7 @@ impl Walk {
                 }
             }
             170..300 => self.answer(host, most),
-            300..330 => self.let_go(),
+            300..330 => self.release_lease(),
             330..340 => self.revoke(host),
             340..344 => self.cut(),
             344..346 => {
@@ -116,8 +116,8 @@ impl Walk {
                 }
             }
             346 if self.random.once_in(2) => {
-                let told = self.random.once_in(2);
-                self.net.restart(host, told);
+                let notified = self.random.once_in(2);
+                self.net.restart(host, notified);
                 self.count("restarts");
             }
             347 => self.net.black_hole = self.random.once_in(3),
@@ -132,7 +132,7 @@ impl Walk {
                 }
             }
         }
-        self.look();
+        self.record_leases();
     }
 
     fn count(&mut self, what: &'static str) {
@@ -148,7 +148,7 @@ impl Walk {
         }
     }
 
-    fn tickets(&mut self, host: usize) -> Vec<TestLease> {
+    fn new_leases(&mut self, host: usize) -> Vec<TestLease> {
         let tokens: Vec<u128> = self.net.hosts[host].exposed.keys().copied().collect();
         let count = if self.random.once_in(3) { self.random.below(3) } else { 0 };
         (0..count)
@@ -159,7 +159,7 @@ impl Walk {
             .collect()
     }
 
-    /// A body that tells where it comes from, if there is room for that in it.
+    /// Calls with a body that begins with its number, if there is room for that.
     fn call(&mut self, from: usize, to: usize, most: usize) {
         let (number, len) = (self.next, self.len(most));
         self.next += 1;
@@ -167,10 +167,10 @@ impl Walk {
         let timeout = Duration::from_millis(self.random.below(4000) as u64);
         let procedure = self.random.below(4) as u32;
         let name = ["a", "b", "c", "d"][procedure as usize];
-        let leases = if len < 100 { Vec::new() } else { self.tickets(from) };
+        let leases = if len < 100 { Vec::new() } else { self.new_leases(from) };
         let what = TestCall { procedure, name, timeout, one_way, leases, ..call(body(number, len)) };
         let op = self.net.call(from, to, what);
-        self.begun.push((from, self.net.hosts[from].incarnation, op, WalkCheck::Call { number, len, one_way }));
+        self.begun.push((from, self.net.hosts[from].incarnation, op, ExpectedResult::Call { number, len, one_way }));
     }
 
     fn transfer(&mut self, from: usize, owner: usize, most: usize) {
@@ -187,13 +187,13 @@ impl Walk {
         let near = Mem::new(vec![0x33; len]);
         let op = self.net.transfer_to(from, pull, remote, &near, timeout);
         let check = if pull {
-            WalkCheck::Pull { near, expected: source[offset as usize..][..len].to_vec() }
+            ExpectedResult::Pull { near, expected: source[offset as usize..][..len].to_vec() }
         } else {
-            // What has been sent by then counts, the rest is gone.
+            // The local memory is closed during the push.
             if self.random.once_in(10) {
                 near.close();
             }
-            WalkCheck::Push { far, source: near }
+            ExpectedResult::Push { far, source: near }
         };
         self.begun.push((from, self.net.hosts[from].incarnation, op, check));
     }
@@ -212,13 +212,13 @@ impl Walk {
         if let Some(number) = arrived.body.first_chunk::<8>() {
             let number = u64::from_le_bytes(*number);
             assert!(self.delivered.insert(number), "a request was delivered twice");
-            assert!(arrived.body == body(number, arrived.body.len()), "other arguments than were sent");
+            assert!(arrived.body == body(number, arrived.body.len()), "the arguments are corrupt");
         }
         self.held.push((host, self.net.hosts[host].incarnation, arrived.link, arrived.leases));
         if self.random.once_in(8) {
             return self.net.with_host(host, |host| host.refuse(arrived.request, Status::Failed("no".into())));
         }
-        let leases = if arrived.body.len() < 100 { Vec::new() } else { self.tickets(host) };
+        let leases = if arrived.body.len() < 100 { Vec::new() } else { self.new_leases(host) };
         let answer = served(&arrived.body);
         self.net.with_host(host, |host| {
             host.leased.extend(leases.iter().cloned());
@@ -227,7 +227,7 @@ impl Walk {
         });
     }
 
-    fn let_go(&mut self) {
+    fn release_lease(&mut self) {
         if self.held.is_empty() {
             return;
         }
@@ -256,13 +256,13 @@ impl Walk {
         }
     }
 
-    /// Takes note of bulks that came with answers.
-    fn look(&mut self) {
+    /// Records leases that came with responses.
+    fn record_leases(&mut self) {
         for host in &self.net.hosts {
             for (op, ends) in &host.outcomes {
                 if let [TestOutcome::Answered { leases, link, .. }] = ends[..]
                     && leases.count > 0
-                    && self.taken.insert(*op)
+                    && self.leases_recorded.insert(*op)
                 {
                     let number = self.net.hosts.iter().position(|other| std::ptr::eq(other, host)).unwrap_or(0);
                     self.held.push((number, host.incarnation, link, leases));
@@ -272,7 +272,7 @@ impl Walk {
     }
 
     fn finish(mut self) -> HashMap<&'static str, usize> {
-        // All that peers wait for is said, all that they hold is let go, and all deadlines pass.
+        // Answers all requests, releases all leases, and lets all deadlines pass.
         self.net.black_hole = false;
         for _ in 0..3 {
             self.net.advance(Duration::from_secs(5));
@@ -281,9 +281,9 @@ impl Walk {
                     self.end_request(host, arrived, 0);
                 }
             }
-            self.look();
+            self.record_leases();
             while !self.held.is_empty() {
-                self.let_go();
+                self.release_lease();
             }
         }
         for host in 0..HOSTS {
@@ -297,7 +297,7 @@ impl Walk {
                 self.count(what);
             }
         }
-        self.counts.insert("moved", self.net.moved);
+        self.counts.insert("rma", self.net.rma_completed);
         self.net.end();
         self.counts
     }
@@ -311,21 +311,21 @@ fn body(number: u64, len: usize) -> Vec<u8> {
     body
 }
 
-impl WalkCheck {
+impl ExpectedResult {
     fn holds(&self, outcome: Option<&TestOutcome>) -> &'static str {
         match (self, outcome) {
             (_, Some(TestOutcome::Failed(_))) => "failed",
-            (WalkCheck::Call { one_way: true, .. }, Some(TestOutcome::Answered { .. })) => "noticed",
-            (WalkCheck::Call { number, len, .. }, Some(TestOutcome::Answered { body: answer, .. })) => {
-                assert!(*answer == served(&body(*number, *len)), "another answer than was given");
+            (ExpectedResult::Call { one_way: true, .. }, Some(TestOutcome::Answered { .. })) => "noticed",
+            (ExpectedResult::Call { number, len, .. }, Some(TestOutcome::Answered { body: answer, .. })) => {
+                assert!(*answer == served(&body(*number, *len)), "the response is corrupt");
                 "answered"
             }
-            (WalkCheck::Pull { near, expected }, Some(TestOutcome::Moved(len))) => {
+            (ExpectedResult::Pull { near, expected }, Some(TestOutcome::Transferred(len))) => {
                 assert_eq!(*len, expected.len());
-                assert!(near.bytes() == *expected, "other bytes were pulled than are there");
+                assert!(near.bytes() == *expected, "the pulled bytes are wrong");
                 "pulled"
             }
-            (WalkCheck::Push { far, source }, Some(TestOutcome::Moved(len))) => {
+            (ExpectedResult::Push { far, source }, Some(TestOutcome::Transferred(len))) => {
                 assert!(far.bytes().windows((*len).max(1)).any(|part| part == source.bytes()) || *len == 0);
                 "pushed"
             }

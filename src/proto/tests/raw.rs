@@ -1,8 +1,8 @@
-//! A peer that the test plays itself, byte by byte: it may say what no engine would.
+//! A peer that the test plays itself, byte by byte: it may send what no engine would.
 
 use super::net::Net;
 use super::wire::{self, Frame, HandshakeMessage, Hello, MAGIC, Message, ParsedHandshake};
-use super::wires::{NOBODY, Wire, WireEnd, WireItem, WirePacket};
+use super::wires::{TEST_PEER, Wire, WireEnd, WireItem, WirePacket};
 use super::{LinkId, PeerId};
 
 /// The test's end of a connection.
@@ -16,12 +16,12 @@ pub fn hello(incarnation: u64) -> Hello {
     Hello { incarnation, max_message: 1 << 20, addresses: Vec::new(), resumption_token: None, checksums: false }
 }
 
-/// What an engine of these versions says first, where no key is wanted.
-pub fn greet(versions: (u16, u16), hello: &Hello) -> Vec<u8> {
+/// The first message of an engine with these versions, if no key is required.
+pub fn encode_hello(versions: (u16, u16), hello: &Hello) -> Vec<u8> {
     wire::encode_handshake(versions, &HandshakeMessage::Hello(hello.clone()))
 }
 
-/// Bytes of a frame.
+/// Encodes a frame.
 pub fn frame(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     wire::put(&mut bytes, message, body, false);
@@ -29,10 +29,10 @@ pub fn frame(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
 }
 
 impl Net {
-    /// Dials a host, and says nothing yet.
+    /// Dials a host, and sends nothing yet.
     pub fn raw_dial(&mut self, to: usize) -> Raw {
         let wire = self.wires.len();
-        self.wires.push(Wire { ends: [WireEnd::new(NOBODY, None), WireEnd::new(to, None)], frozen: false });
+        self.wires.push(Wire { ends: [WireEnd::new(TEST_PEER, None), WireEnd::new(to, None)], frozen: false });
         let remote = format!("tcp://10.0.9.9:{}", 1000 + wire).parse().unwrap();
         let link = self.hosts[to].proto.handle_accepted(remote, self.now);
         self.hosts[to].wires.insert(link, (wire, 1));
@@ -41,66 +41,66 @@ impl Net {
         Raw { wire, side: 0 }
     }
 
-    /// Dials a host, and greets it as an engine would.
+    /// Dials a host, and sends its hello as an engine would.
     pub fn raw_peer(&mut self, to: usize, incarnation: u64) -> Raw {
         let raw = self.raw_dial(to);
-        self.say_bytes(raw, greet(wire::VERSIONS, &hello(incarnation)));
+        self.send_bytes(raw, encode_hello(wire::VERSIONS, &hello(incarnation)));
         raw
     }
 
-    /// A peer for a host to dial, at which the test answers.
-    pub fn played_peer(&mut self, from: usize) -> PeerId {
+    /// A peer that the test plays, for a host to dial.
+    pub fn test_peer(&mut self, from: usize) -> PeerId {
         let address: crate::Address = "tcp://10.0.9.9:7000".parse().unwrap();
-        self.played = Some(address.clone());
+        self.test_address = Some(address.clone());
         let tag = self.hosts[from].proto.lookup(&address);
         let id = tag.id;
         self.hosts[from].tags.insert(address, tag);
         id
     }
 
-    /// The connection that was dialled last.
+    /// The test's end of the connection that was dialled last.
     pub fn raw_dialled(&mut self) -> Raw {
         Raw { wire: self.wires.len() - 1, side: 1 }
     }
 
-    /// The test's own end of a connection, if it is one with a host.
+    /// The test's end of a connection, if it has one.
     pub fn raw_at(&self, wire: usize) -> Option<Raw> {
-        let side = self.wires[wire].ends.iter().position(|end| end.host == NOBODY)?;
+        let side = self.wires[wire].ends.iter().position(|end| end.host == TEST_PEER)?;
         Some(Raw { wire, side })
     }
 
-    /// The host at the other end, and its name for the connection, until it ends.
+    /// The host at the other end, and its link, until the link ends.
     pub fn raw_link(&self, raw: Raw) -> Option<(usize, LinkId)> {
         let end = &self.wires[raw.wire].ends[1 - raw.side];
         Some((end.host, end.link?))
     }
 
-    pub fn say_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
-        self.mumble(raw, bytes);
+    pub fn send_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
+        self.queue_bytes(raw, bytes);
         self.advance(2 * self.settings.delay);
     }
 
-    /// Says something, and lets no time pass: what is said next arrives together with it.
-    pub fn mumble(&mut self, raw: Raw, bytes: Vec<u8>) {
+    /// Queues bytes without letting time pass: what is sent next arrives together with them.
+    pub fn queue_bytes(&mut self, raw: Raw, bytes: Vec<u8>) {
         let packet = WirePacket::buffered(bytes, None);
         self.put(raw.wire, raw.side, WireItem::Packet(packet));
     }
 
-    /// All that the host has said on the connection.
-    pub fn heard(&self, raw: Raw) -> &[u8] {
-        &self.wires[raw.wire].ends[raw.side].heard
+    /// All bytes that the host has sent on the connection.
+    pub fn received(&self, raw: Raw) -> &[u8] {
+        &self.wires[raw.wire].ends[raw.side].received
     }
 
-    /// How much of what was said the host's end of the connection keeps, since more has to come.
-    pub fn kept(&self, raw: Raw) -> usize {
+    /// How many bytes of an incomplete frame the host's end of the connection buffers.
+    pub fn buffered(&self, raw: Raw) -> usize {
         self.wires[raw.wire].ends[1 - raw.side].receiving.partial.len()
     }
 
-    pub fn say(&mut self, raw: Raw, message: &Message<'_>, body: &[u8]) {
-        self.say_bytes(raw, frame(message, body));
+    pub fn send_message(&mut self, raw: Raw, message: &Message<'_>, body: &[u8]) {
+        self.send_bytes(raw, frame(message, body));
     }
 
-    /// Reads what the host says, or does not.
+    /// Starts or stops reading what the host sends.
     pub fn read(&mut self, raw: Raw, reads: bool) {
         self.wires[raw.wire].ends[1 - raw.side].unread = !reads;
     }
@@ -115,31 +115,31 @@ impl Net {
         self.wires[raw.wire].ends[1 - raw.side].link.is_none()
     }
 
-    /// Looks at all that the host has said on the connection, but for its greeting and payloads.
-    pub fn each_heard(&self, raw: Raw, mut each: impl FnMut(&Message<'_>)) {
-        let bytes = &self.wires[raw.wire].ends[raw.side].heard;
+    /// Visits all messages that the host has sent on the connection, without the handshake and payloads.
+    pub fn for_each_received(&self, raw: Raw, mut visit: impl FnMut(&Message<'_>)) {
+        let bytes = &self.wires[raw.wire].ends[raw.side].received;
         let mut at = 0;
         while bytes[at..].starts_with(&MAGIC) {
             let ParsedHandshake::Message(_, len) = wire::parse_handshake(&bytes[at..], true) else {
-                panic!("the host greets nobody so")
+                panic!("the host sent a malformed handshake message")
             };
             at += len;
         }
         while at < bytes.len() {
-            let Ok(Frame::Whole(message, _, len)) = wire::take(&bytes[at..]) else { panic!("the host says no message") };
+            let Ok(Frame::Whole(message, _, len)) = wire::take(&bytes[at..]) else { panic!("the host sent a malformed frame") };
             at += len;
             if let Message::Data { len, .. } = message {
                 at += len as usize + 1;
             }
-            each(&message);
+            visit(&message);
         }
     }
 
-    /// The first that the host has said.
+    /// The first handshake message that the host has sent.
     #[track_caller]
-    pub fn greeted(&self, raw: Raw) -> HandshakeMessage {
-        match wire::parse_handshake(&self.wires[raw.wire].ends[raw.side].heard, true) {
-            ParsedHandshake::Message(said, _) => said,
+    pub fn first_handshake_message(&self, raw: Raw) -> HandshakeMessage {
+        match wire::parse_handshake(&self.wires[raw.wire].ends[raw.side].received, true) {
+            ParsedHandshake::Message(message, _) => message,
             other => panic!("{other:?}"),
         }
     }

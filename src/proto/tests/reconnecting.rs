@@ -11,7 +11,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 5;
 
 #[test]
-fn a_connection_that_is_lost_is_made_again() {
+fn call_after_connection_loss_reconnects() {
     let mut net = Net::pair();
     let peer = net.peer(0, 1);
     for round in 0..5u8 {
@@ -26,11 +26,11 @@ fn a_connection_that_is_lost_is_made_again() {
     net.end();
 }
 
-/// Everything in progress ends when the connection does: at every point of its life.
+/// Everything in progress ends when the connection is lost, at every point.
 #[test]
-fn the_connection_is_lost_at_any_point() {
+fn connection_loss_at_any_point_fails_pending_calls() {
     for steps in 0..60 {
-        for told in [[true, true], [true, false], [false, true]] {
+        for notified in [[true, true], [true, false], [false, true]] {
             let mut net = Net::pair();
             net.settings.piece = 40 << 10;
             let ops = [call("small"), call(pattern(1, 300 << 10)), call(pattern(2, 20 << 10))].map(|what| net.call(0, 1, what));
@@ -39,17 +39,17 @@ fn the_connection_is_lost_at_any_point() {
                     net.advance(net.settings.delay);
                 }
             }
-            for side in (0..2).filter(|side| told[*side]) {
+            for side in (0..2).filter(|side| notified[*side]) {
                 net.cut_at(0, side);
             }
             net.advance(2 * config().peer_timeout + config().connect);
-            // An end at which nothing is waited for is left to the system's keep-alive.
+            // An idle end is left to the keep-alive of the operating system.
             net.cut(0);
             for op in ops {
                 match net.hosts[0].outcome(op) {
                     Some(super::host::TestOutcome::Answered { .. }) => {}
                     Some(super::host::TestOutcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
-                    other => panic!("after {steps} steps, {told:?}: {other:?}"),
+                    other => panic!("after {steps} steps, {notified:?}: {other:?}"),
                 }
             }
             net.end();
@@ -57,9 +57,9 @@ fn the_connection_is_lost_at_any_point() {
     }
 }
 
-/// The server's handlers learn that their callers are gone.
+/// Handlers are notified that their callers have disconnected.
 #[test]
-fn requests_of_a_lost_connection_are_cancelled() {
+fn requests_of_a_lost_connection_are_cancelled_at_the_server() {
     let mut net = Net::new(2);
     let ops: Vec<_> = (0..10).map(|n| net.call(0, 1, call(pattern(n, n as usize * 5000)))).collect();
     net.advance(10 * MOMENT);
@@ -67,7 +67,7 @@ fn requests_of_a_lost_connection_are_cancelled() {
     net.cut(0);
     assert_eq!(net.hosts[1].cancelled.len(), 10);
     for arrived in std::mem::take(&mut net.hosts[1].inbox) {
-        net.with_host(1, |host| assert!(host.answer(arrived.request, b"nobody").is_err()));
+        net.with_host(1, |host| assert!(host.answer(arrived.request, b"discarded").is_err()));
     }
     for op in ops {
         assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
@@ -75,9 +75,9 @@ fn requests_of_a_lost_connection_are_cancelled() {
     net.end();
 }
 
-/// One that does not listen can be called as long as it is connected, and not after that.
+/// A peer that does not listen can be called only while it is connected.
 #[test]
-fn a_peer_that_can_not_be_dialled() {
+fn call_to_a_disconnected_peer_without_address_fails() {
     let mut net = Net::with(vec![(config(), false), (config(), true)]);
     net.hosts[0].echo = true;
     net.call(0, 1, call("x"));
@@ -92,10 +92,10 @@ fn a_peer_that_can_not_be_dialled() {
     net.end();
 }
 
-/// One side has lost the connection and makes a new one, before the other has noticed anything. Whoever is called back
-/// over the new connection is reached; what waits on the old one ends in time; and then all is well.
+/// One side has lost the connection and makes a new one before the other notices. Calls back to it use the new connection,
+/// and what waits on the old one fails in time.
 #[test]
-fn a_caller_comes_back_before_its_loss_was_noticed() {
+fn caller_that_reconnects_before_its_loss_is_noticed_is_reached() {
     for (caller, server) in [(0, 1), (1, 0)] {
         let mut hosts = vec![(config(), true); 2];
         hosts[caller].1 = false;
@@ -112,16 +112,16 @@ fn a_caller_comes_back_before_its_loss_was_noticed() {
         let second = net.hosts[server].take();
         let back = net.call_peer(server, second.peer.id, call("back"));
         net.advance(10 * MOMENT);
-        assert_eq!(net.hosts[server].body(back), served(b"back"), "the caller that has just called is not reached");
+        assert_eq!(net.hosts[server].body(back), served(b"back"), "the call did not use the new connection");
         net.with_host(server, |host| host.answer(second.request, b"").unwrap());
         net.advance(2 * config().peer_timeout);
         assert_eq!(net.hosts[caller].body(again), b"");
         assert_failed!(net.hosts[server], stuck, Failure::Disconnected { .. });
-        // The loss of the old connection does not take the new one away.
+        // The loss of the old connection does not affect the new one.
         let back = net.call_peer(server, second.peer.id, call("back"));
         net.settle();
         assert_eq!(net.hosts[server].body(back), served(b"back"));
-        // And its memory is found where it is.
+        // Transfers use the new connection, too.
         net.expose(caller, TOKEN, vec![1; 10], true, true);
         let owner = net.hosts[caller].incarnation;
         let tag = net.hosts[server].proto.lookup_incarnation(owner).expect("it is connected");
@@ -134,16 +134,16 @@ fn a_caller_comes_back_before_its_loss_was_noticed() {
             MOMENT * 100,
         );
         net.settle();
-        assert!(matches!(net.hosts[server].outcome(pull), Some(super::host::TestOutcome::Moved(10))));
+        assert!(matches!(net.hosts[server].outcome(pull), Some(super::host::TestOutcome::Transferred(10))));
         net.revoke(caller, TOKEN);
         drop((first, second, tag));
         net.end();
     }
 }
 
-/// The engine at the address is another one now, and its connections were closed as the old one died.
+/// The engine at the address is replaced, and the connections of the old one were closed.
 #[test]
-fn a_replaced_engine_is_met_anew() {
+fn call_to_a_replaced_engine_reaches_the_new_one() {
     let mut net = Net::pair();
     let peer = net.peer(0, 1);
     let op = net.call_peer(0, peer, call("old"));
@@ -159,10 +159,10 @@ fn a_replaced_engine_is_met_anew() {
     net.end();
 }
 
-/// The old one died without a word, and the new one dials: it does not answer for the old one, which is missed in time. And
-/// then its address is the new one's.
+/// The old engine died without closing its connections, and the new one dials: operations with the old one fail in time, and
+/// then the address leads to the new one.
 #[test]
-fn a_replaced_engine_dials_before_the_old_one_is_missed() {
+fn new_engine_that_dials_before_the_old_times_out_is_reached() {
     let mut net = Net::new(2);
     net.hosts[0].echo = true;
     net.expose(1, TOKEN, vec![1; 8 << 20], true, true);
@@ -191,9 +191,9 @@ fn a_replaced_engine_dials_before_the_old_one_is_missed() {
     net.end();
 }
 
-/// A bulk of the old one, used over the new connection: the new one says that it is not its own.
+/// A bulk of the old engine, used over the new connection: the new engine refuses it.
 #[test]
-fn old_traffic_reaches_nobody_else() {
+fn push_for_a_replaced_engine_fails_with_restarted() {
     let mut net = Net::pair();
     let op = net.call(0, 1, call("x"));
     net.settle();
@@ -216,34 +216,34 @@ fn old_traffic_reaches_nobody_else() {
     net.end();
 }
 
-/// Three engines that know each other: one is replaced, the other two don't mind.
+/// Three engines connected to each other: one is replaced, and the other two are not affected.
 #[test]
-fn one_of_three_is_replaced() {
+fn replacing_one_of_three_engines_leaves_the_others_connected() {
     let mut net = Net::new(3);
     net.hosts.iter_mut().for_each(|host| host.echo = true);
-    let everybody = |net: &mut Net| {
+    let call_all_pairs = |net: &mut Net| {
         for (from, to) in [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)] {
             let op = net.call(from, to, call(pattern(from as u64, 30_000)));
             net.advance(MOMENT);
             assert!(net.hosts[from].body(op) == served(&pattern(from as u64, 30_000)), "{from} to {to}");
         }
     };
-    for told in [true, false, true, false] {
-        everybody(&mut net);
-        net.restart(1, told);
-        // Whoever is not told learns from the silence, when it asks for something.
+    for notified in [true, false, true, false] {
+        call_all_pairs(&mut net);
+        net.restart(1, notified);
+        // A peer that is not notified finds out by the peer timeout of its next operation.
         for (from, to) in [(0, 1), (2, 1), (1, 0), (1, 2)] {
             net.call(from, to, call("are you there?"));
         }
         net.advance(2 * config().peer_timeout);
     }
-    everybody(&mut net);
+    call_all_pairs(&mut net);
     net.end();
 }
 
-/// One engine under two addresses is reached by both.
+/// An engine with two addresses is reached by both.
 #[test]
-fn two_addresses_of_one_engine() {
+fn engine_with_two_addresses_is_reached_by_both() {
     let mut net = Net::pair();
     net.hosts[0].echo = true;
     let second: crate::Address = "tcp://10.0.0.2:7001".parse().unwrap();
@@ -263,16 +263,16 @@ fn two_addresses_of_one_engine() {
     net.end();
 }
 
-/// A peer that is somebody else each time leaves nothing behind, however often it is dialled.
+/// A peer with a new incarnation each time leaves nothing behind, however often it is dialled.
 #[test]
-fn engines_that_are_no_more_are_forgotten() {
+fn replaced_engines_are_forgotten() {
     let mut net = Net::new(1);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     for incarnation in 1..200 {
-        net.call_peer(0, peer, call("who is there"));
+        net.call_peer(0, peer, call("connects"));
         net.advance(MOMENT);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, super::raw::greet(super::wire::VERSIONS, &super::raw::hello(incarnation)));
+        net.send_bytes(raw, super::raw::encode_hello(super::wire::VERSIONS, &super::raw::hello(incarnation)));
         net.hang_up(raw);
         assert!(net.hosts[0].proto.by_incarnation.len() <= 1);
     }

@@ -1,4 +1,4 @@
-//! Strangers that have no key, and pass what an engine says on one of its connections to another of its connections.
+//! Reflection attacks: an attacker without the key relays what an engine sends on one of its connections to another.
 
 use super::super::keys::PreSharedKey;
 use super::host::{assert_failed, served};
@@ -8,7 +8,7 @@ use super::wire::{self, HandshakeMessage, ParsedHandshake, VERSIONS};
 use super::{Config, Failure};
 use crate::Address;
 
-/// So many hosts, which all have the same key.
+/// This many hosts, which all have the same key.
 fn keyed(hosts: usize) -> Net {
     let config = Config { key: Some(PreSharedKey::new(b"a secret of more than sixteen bytes".to_vec())), ..config() };
     let mut net = Net::with(vec![(config, true); hosts]);
@@ -16,10 +16,10 @@ fn keyed(hosts: usize) -> Net {
     net
 }
 
-/// Has a host dial the stranger at this port; its call, and the stranger's end.
+/// Has a host dial the attacker at this port; returns its call, and the attacker's end.
 fn dialled(net: &mut Net, host: usize, port: u16) -> (u64, Raw) {
     let address: Address = format!("tcp://10.0.9.9:{port}").parse().unwrap();
-    net.played = Some(address.clone());
+    net.test_address = Some(address.clone());
     let tag = net.hosts[host].proto.lookup(&address);
     let peer = tag.id;
     net.hosts[host].tags.insert(address, tag);
@@ -28,27 +28,27 @@ fn dialled(net: &mut Net, host: usize, port: u16) -> (u64, Raw) {
     (op, net.raw_dialled())
 }
 
-/// The pieces of a greeting that a host has said.
-fn pieces(net: &Net, raw: Raw) -> Vec<HandshakeMessage> {
-    let (mut bytes, mut pieces) = (net.heard(raw), Vec::new());
-    while let ParsedHandshake::Message(said, len) = wire::parse_handshake(bytes, true) {
-        pieces.push(said);
+/// The handshake messages that a host has sent.
+fn handshake_messages(net: &Net, raw: Raw) -> Vec<HandshakeMessage> {
+    let (mut bytes, mut handshake_messages) = (net.received(raw), Vec::new());
+    while let ParsedHandshake::Message(sent, len) = wire::parse_handshake(bytes, true) {
+        handshake_messages.push(sent);
         bytes = &bytes[len..];
     }
-    pieces
+    handshake_messages
 }
 
-/// Passes everything on, both ways, until nothing more is said.
+/// Relays everything, both ways, until nothing more is sent.
 fn relay(net: &mut Net, ends: [Raw; 2]) {
-    let mut passed = [0, 0];
+    let mut relayed = [0, 0];
     loop {
         let mut quiet = true;
         for side in [0, 1] {
-            let said = net.heard(ends[side])[passed[side]..].to_vec();
-            passed[side] += said.len();
-            if !said.is_empty() {
+            let sent = net.received(ends[side])[relayed[side]..].to_vec();
+            relayed[side] += sent.len();
+            if !sent.is_empty() {
                 quiet = false;
-                net.say_bytes(ends[1 - side], said);
+                net.send_bytes(ends[1 - side], sent);
             }
         }
         if quiet {
@@ -57,16 +57,16 @@ fn relay(net: &mut Net, ends: [Raw; 2]) {
     }
 }
 
-/// None of these connections has opened, and none of their hosts has said hello because of what the stranger passed on.
+/// Asserts that none of these connections has opened, and no host has accepted a hello.
 #[track_caller]
-fn assert_closed_to_strangers(net: &mut Net, raws: &[Raw]) {
+fn assert_attacker_refused(net: &mut Net, raws: &[Raw]) {
     for raw in raws {
         let open = net.raw_link(*raw).is_some_and(|(host, link)| net.hosts[host].proto.links[link].is_open());
-        assert!(!open, "a stranger is let in: it has heard {:?}", pieces(net, *raw));
+        assert!(!open, "the attacker was accepted: it received {:?}", handshake_messages(net, *raw));
     }
     for host in &net.hosts {
         assert_eq!(host.proto.requests(), 0);
-        assert!(host.proto.by_incarnation.is_empty(), "a stranger is somebody's peer");
+        assert!(host.proto.by_incarnation.is_empty(), "the attacker was registered as a peer");
     }
     net.settle();
     for raw in raws {
@@ -74,86 +74,86 @@ fn assert_closed_to_strangers(net: &mut Net, raws: &[Raw]) {
     }
 }
 
-/// What an engine says to one that it has dialled, said to the engine itself.
+/// What an engine sends to a peer that it has dialled, sent to the engine itself.
 #[test]
-fn a_proof_for_another_does_not_open_the_own_door() {
+fn proof_reflected_to_its_sender_is_refused() {
     let mut net = keyed(1);
     let (op, out) = dialled(&mut net, 0, 7000);
-    let door = net.raw_dial(0);
-    relay(&mut net, [out, door]);
-    assert_closed_to_strangers(&mut net, &[out, door]);
+    let accepted = net.raw_dial(0);
+    relay(&mut net, [out, accepted]);
+    assert_attacker_refused(&mut net, &[out, accepted]);
     assert_failed!(net.hosts[0], op, Failure::Unauthorized { reason } if reason.contains("itself"));
     net.end();
 }
 
-/// The same; and the connection on which the proof was made is gone when it is shown.
+/// The same, after the connection on which the proof was made has ended.
 #[test]
-fn a_proof_outlives_its_connection_and_opens_nothing() {
+fn proof_reflected_after_its_connection_ended_is_refused() {
     for hangs_up in [true, false] {
         let mut net = keyed(1);
         let (_, out) = dialled(&mut net, 0, 7000);
-        let door = net.raw_dial(0);
-        let challenge = net.heard(out).to_vec();
-        net.say_bytes(door, challenge.clone());
-        let theirs = net.heard(door).to_vec();
-        net.say_bytes(out, theirs);
-        let proof = net.heard(out)[challenge.len()..].to_vec();
+        let accepted = net.raw_dial(0);
+        let challenge = net.received(out).to_vec();
+        net.send_bytes(accepted, challenge.clone());
+        let theirs = net.received(accepted).to_vec();
+        net.send_bytes(out, theirs);
+        let proof = net.received(out)[challenge.len()..].to_vec();
         if hangs_up {
             net.hang_up(out);
         }
-        net.say_bytes(door, proof);
-        assert_closed_to_strangers(&mut net, &[out, door]);
+        net.send_bytes(accepted, proof);
+        assert_attacker_refused(&mut net, &[out, accepted]);
         net.end();
     }
 }
 
-/// Between two connections of the same side, of one engine and of two that share the key.
+/// Between two connections in the same role, of one engine and of two that share the key.
 #[test]
-fn two_connections_of_one_side() {
+fn handshakes_relayed_between_connections_of_one_role_are_refused() {
     for hosts in [1, 2] {
         for dialling in [true, false] {
             let mut net = keyed(hosts);
             let ends = [(0, 7000), (hosts - 1, 7001)]
                 .map(|(host, port)| if dialling { dialled(&mut net, host, port).1 } else { net.raw_dial(host) });
             if !dialling {
-                // Somebody has to begin.
-                net.say_bytes(ends[0], wire::encode_handshake(VERSIONS, &HandshakeMessage::Challenge([7; 32])));
+                // The accepting side waits for a message.
+                net.send_bytes(ends[0], wire::encode_handshake(VERSIONS, &HandshakeMessage::Challenge([7; 32])));
             }
             relay(&mut net, ends);
-            assert_closed_to_strangers(&mut net, &ends);
+            assert_attacker_refused(&mut net, &ends);
             net.end();
         }
     }
 }
 
-/// Two engines of one process that share the key: what one has proved to a stranger is of no use at the other's door, but in the
-/// very conversation with it. That a stranger stands in between two others is not what a key can keep off.
+/// Two engines that share the key: a proof of one is refused by the other on any connection but the relayed one. A key alone
+/// does not detect a relay between two engines.
 #[test]
-fn a_proof_for_one_sibling_is_none_for_the_other() {
+fn proof_for_another_connection_is_refused() {
     for roles in [[0, 1], [1, 0]] {
         let mut net = keyed(2);
         let (_, out) = dialled(&mut net, roles[0], 7000);
-        // A conversation with the sibling, until there is a proof in it.
-        let doors = [net.raw_dial(roles[1]), net.raw_dial(roles[1]), net.raw_dial(roles[0])];
-        let challenge = net.heard(out).to_vec();
-        net.say_bytes(doors[0], challenge.clone());
-        let theirs = net.heard(doors[0]).to_vec();
-        net.say_bytes(out, theirs);
-        let proof = net.heard(out)[challenge.len()..].to_vec();
+        // A handshake with the sibling, relayed up to the proof.
+        let accepted = [net.raw_dial(roles[1]), net.raw_dial(roles[1]), net.raw_dial(roles[0])];
+        let challenge = net.received(out).to_vec();
+        net.send_bytes(accepted[0], challenge.clone());
+        let theirs = net.received(accepted[0]).to_vec();
+        net.send_bytes(out, theirs);
+        let proof = net.received(out)[challenge.len()..].to_vec();
         assert!(!proof.is_empty());
-        // It is shown on another connection of the sibling, and on one of its maker.
-        for door in &doors[1..] {
-            net.say_bytes(*door, [&challenge[..], &proof].concat());
+        // The proof is replayed on another connection of the sibling, and on one of its sender.
+        for accepted in &accepted[1..] {
+            net.send_bytes(*accepted, [&challenge[..], &proof].concat());
         }
-        net.hang_up(doors[0]);
-        assert_closed_to_strangers(&mut net, &[out, doors[0], doors[1], doors[2]]);
+        net.hang_up(accepted[0]);
+        assert_attacker_refused(&mut net, &[out, accepted[0], accepted[1], accepted[2]]);
         net.end();
     }
 }
 
-/// An engine that wants a key may dial itself, at an address that is its own.
+/// An engine with a key may dial itself, at its own address.
 #[test]
-fn an_engine_with_a_key_dials_itself() {
+fn engine_with_a_key_that_dials_itself_is_accepted() {
     for everywhere in [false, true] {
         let mut net = keyed(1);
         if everywhere {
@@ -168,14 +168,14 @@ fn an_engine_with_a_key_dials_itself() {
     }
 }
 
-/// It listens on every interface, and the stranger at the same port of another host.
+/// The engine listens on every interface, and the attacker at the same port of another host.
 #[test]
-fn the_same_port_elsewhere_is_not_the_own_door() {
+fn proof_reflected_from_the_same_port_elsewhere_is_refused() {
     let mut net = keyed(1);
     net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()]);
     let (_, out) = dialled(&mut net, 0, 7000);
-    let door = net.raw_dial(0);
-    relay(&mut net, [out, door]);
-    assert_closed_to_strangers(&mut net, &[out, door]);
+    let accepted = net.raw_dial(0);
+    relay(&mut net, [out, accepted]);
+    assert_attacker_refused(&mut net, &[out, accepted]);
     net.end();
 }

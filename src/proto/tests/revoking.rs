@@ -1,4 +1,4 @@
-//! Memory that is taken back while peers use it.
+//! Memory that is revoked while peers use it.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ const MOMENT: Duration = Duration::from_millis(1);
 const TOKEN: u128 = 0xfeed;
 const LEN: usize = 5 * CHUNK + 3;
 
-/// The owner takes its memory back at every point of a transfer: whoever began it gets all, or learns why not; after that
-/// nobody touches either memory.
+/// The owner revokes its memory at every point of a transfer: the initiator gets all bytes or the reason. After that neither
+/// memory is accessed.
 #[test]
-fn the_owner_takes_its_memory_back_at_any_point() {
-    let (mut moved, mut revoked) = (0, 0);
+fn transfer_of_memory_revoked_by_the_owner_stops_at_any_point() {
+    let (mut completed, mut revoked) = (0, 0);
     for pull in [true, false] {
         for report_late in [true, false] {
             for steps in 0..40 {
@@ -35,10 +35,10 @@ fn the_owner_takes_its_memory_back_at_any_point() {
                 net.revoke(1, TOKEN);
                 let then = far.bytes();
                 net.settle();
-                assert!(far.bytes() == then, "memory that its owner has back was written");
+                assert!(far.bytes() == then, "revoked memory was written");
                 match net.hosts[0].outcome(op) {
-                    Some(TestOutcome::Moved(LEN)) => {
-                        moved += 1;
+                    Some(TestOutcome::Transferred(LEN)) => {
+                        completed += 1;
                         assert!(near.bytes() == source && far.bytes() == source);
                     }
                     Some(TestOutcome::Failed(Failure::Refused(Status::Revoked))) => revoked += 1,
@@ -48,13 +48,13 @@ fn the_owner_takes_its_memory_back_at_any_point() {
             }
         }
     }
-    assert!(moved > 5 && revoked > 20, "{moved} whole, {revoked} revoked: both were to be seen");
+    assert!(completed > 5 && revoked > 20, "{completed} whole, {revoked} revoked: both must occur");
 }
 
-/// The initiator's own memory is gone in the middle: its transfer fails, the connection lives, and the other side keeps
-/// nothing of it.
+/// The initiator's memory is closed at every point: its transfer fails, the connection stays open, and the owner keeps no
+/// state of it.
 #[test]
-fn the_initiator_takes_its_own_memory_back_at_any_point() {
+fn transfer_of_memory_closed_by_the_initiator_stops_at_any_point() {
     let mut revoked = 0;
     for pull in [true, false] {
         for report_late in [true, false] {
@@ -76,7 +76,7 @@ fn the_initiator_takes_its_own_memory_back_at_any_point() {
                 net.settle();
                 assert!(near.bytes() == then);
                 match net.hosts[0].outcome(op) {
-                    Some(TestOutcome::Moved(LEN)) => {}
+                    Some(TestOutcome::Transferred(LEN)) => {}
                     Some(TestOutcome::Failed(Failure::Revoked | Failure::Refused(Status::Revoked))) => revoked += 1,
                     other => panic!("{other:?}"),
                 }
@@ -91,9 +91,9 @@ fn the_initiator_takes_its_own_memory_back_at_any_point() {
     assert!(revoked > 20);
 }
 
-/// Several peers, several transfers each, one memory: all of them end.
+/// Several peers with several transfers each on one memory: all of them fail.
 #[test]
-fn everybody_who_uses_the_memory_is_told() {
+fn all_transfers_of_revoked_memory_fail_with_revoked() {
     let mut net = Net::new(3);
     net.settings.piece = 50_000;
     net.random = Some(super::env::Random(1));
@@ -114,15 +114,15 @@ fn everybody_who_uses_the_memory_is_told() {
         assert_failed!(net.hosts[host], op, Failure::Refused(Status::Revoked));
     }
     for (host, op) in spared {
-        assert!(matches!(net.hosts[host].outcome(op), Some(TestOutcome::Moved(LEN))));
+        assert!(matches!(net.hosts[host].outcome(op), Some(TestOutcome::Transferred(LEN))));
     }
     net.revoke(1, TOKEN + 1);
     net.end();
 }
 
-/// A part of memory, cut from what somebody else takes back.
+/// Revoking again, or an unknown token, has no effect.
 #[test]
-fn revoking_twice_is_revoking_once() {
+fn revoking_memory_twice_has_no_further_effect() {
     let mut net = Net::new(2);
     net.expose(1, TOKEN, vec![1; 10], true, true);
     net.revoke(1, TOKEN);
@@ -136,9 +136,9 @@ fn revoking_twice_is_revoking_once() {
     net.end();
 }
 
-/// The memory of the parts that were handed out is one: closing it closes them all.
+/// The parts of a memory share its gate: closing it closes them all.
 #[test]
-fn a_part_is_closed_with_the_whole() {
+fn closing_memory_closes_its_parts() {
     let whole = Mem::new(vec![0; 10]);
     let part = whole.part(2, 3).unwrap();
     whole.close();

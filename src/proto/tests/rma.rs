@@ -1,4 +1,4 @@
-//! Transfers that devices carry out, and what becomes of those that they can't.
+//! Transfers by RMA, and their fallback to the protocol.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const TOKEN: u128 = 0xfeed;
 const LEN: usize = 1 << 20;
 const BOTH: Mode = Mode { read: true, write: true };
 
-/// Two hosts with devices, and a connection; the second has exposed memory for peers to do this with.
+/// Two connected hosts with devices; the second has exposed memory in this mode.
 fn pair(mode: Mode) -> (Net, Mem) {
     let mut net = Net::pair();
     net.settings.devices = true;
@@ -25,7 +25,7 @@ fn pair(mode: Mode) -> (Net, Mem) {
     (net, far)
 }
 
-/// Begins a transfer by the keys of the second host's memory.
+/// Starts a transfer with the remote keys of the second host's memory.
 fn begin(net: &mut Net, pull: bool, offset: u64, memory: &Mem, mode: Mode, timeout: Duration) -> Op {
     let peer = net.peer(0, 1);
     let owner = net.hosts[1].incarnation;
@@ -33,46 +33,46 @@ fn begin(net: &mut Net, pull: bool, offset: u64, memory: &Mem, mode: Mode, timeo
     net.transfer_to(0, pull, remote, memory, timeout)
 }
 
-/// Bytes that have been put on the way between the hosts.
-fn said(net: &Net) -> u64 {
+/// Bytes that the hosts have sent to each other.
+fn bytes_sent(net: &Net) -> u64 {
     net.wires.iter().flat_map(|wire| &wire.ends).map(|end| end.delivered).sum()
 }
 
 #[track_caller]
-fn assert_moved(net: &Net, op: Op, len: usize) {
+fn assert_transferred(net: &Net, op: Op, len: usize) {
     match net.hosts[0].outcome(op) {
-        Some(TestOutcome::Moved(moved)) => assert_eq!(*moved, len),
-        other => panic!("nothing was moved: {other:?}"),
+        Some(TestOutcome::Transferred(completed)) => assert_eq!(*completed, len),
+        other => panic!("the transfer did not complete: {other:?}"),
     }
 }
 
 #[test]
-fn a_device_moves_without_a_word() {
+fn transfer_by_rma_sends_no_messages() {
     for len in [1, 4097, LEN] {
         let (mut net, far) = pair(BOTH);
-        let before = said(&net);
+        let before = bytes_sent(&net);
         let near = Mem::new(vec![0xaa; LEN]);
         let part = near.part(0, len).unwrap();
         let pull = begin(&mut net, true, 77, &part, BOTH, 100 * MOMENT);
         net.advance(MOMENT);
-        assert_moved(&net, pull, len);
+        assert_transferred(&net, pull, len);
         assert!(near.bytes()[..len] == far.bytes()[77..77 + len]);
         assert!(near.bytes()[len..].iter().all(|byte| *byte == 0xaa));
         let source = pattern(2, len);
         let push = begin(&mut net, false, 50, &Mem::new(source.clone()), BOTH, 100 * MOMENT);
         net.advance(MOMENT);
-        assert_moved(&net, push, len);
+        assert_transferred(&net, push, len);
         assert!(far.bytes()[50..50 + len] == source);
         assert!(far.bytes()[50 + len..] == pattern(1, LEN + 100)[50 + len..]);
-        assert_eq!((net.moved, said(&net)), (2, before));
+        assert_eq!((net.rma_completed, bytes_sent(&net)), (2, before));
         net.revoke(1, TOKEN);
         net.end();
     }
 }
 
-/// Without devices, without keys, before the connection is there, and where there is nothing to move, the owner is asked.
+/// Without a device, keys, a connection or bytes to transfer, the transfer goes through the protocol.
 #[test]
-fn who_can_not_move_asks() {
+fn transfer_that_cannot_use_rma_uses_the_protocol() {
     for missing in ["devices", "keys", "connection", "bytes"] {
         for pull in [true, false] {
             let mut net = Net::pair();
@@ -89,35 +89,35 @@ fn who_can_not_move_asks() {
                 _ => begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1)),
             };
             net.settle();
-            assert_moved(&net, op, len);
-            assert_eq!(net.moved, 0, "a device did it without {missing}");
+            assert_transferred(&net, op, len);
+            assert_eq!(net.rma_completed, 0, "RMA was used without {missing}");
             net.revoke(1, TOKEN);
             net.end();
         }
     }
 }
 
-/// A device gives up in the middle: the owner serves the transfer, from its beginning.
+/// A device fails in the middle: the transfer starts over through the protocol.
 #[test]
-fn what_a_device_leaves_undone_the_owner_does() {
+fn transfer_after_a_failed_rma_is_served_by_the_owner() {
     for pull in [true, false] {
         let (mut net, far) = pair(BOTH);
-        net.settings.moves_fail = true;
+        net.settings.rma_fails = true;
         let near = Mem::new(pattern(2, LEN));
         let op = begin(&mut net, pull, 100, &near, BOTH, Duration::from_secs(1));
         net.settle();
-        assert_moved(&net, op, LEN);
+        assert_transferred(&net, op, LEN);
         assert!(near.bytes() == far.bytes()[100..]);
         assert!(pull || near.bytes() == pattern(2, LEN));
-        assert_eq!(net.moved, 0);
+        assert_eq!(net.rma_completed, 0);
         net.revoke(1, TOKEN);
         net.end();
     }
 }
 
-/// Devices only fail; what is wrong, the owner says.
+/// A device reports no cause; the owner does, when the transfer falls back.
 #[test]
-fn the_owner_says_why_a_device_failed() {
+fn failed_rma_reports_the_cause_of_the_owner() {
     let others = [Mode { read: true, write: false }, Mode { read: false, write: true }];
     for pull in [true, false] {
         let (mut net, far) = pair(BOTH);
@@ -148,9 +148,9 @@ fn the_owner_says_why_a_device_failed() {
     }
 }
 
-/// The near memory is taken back while a device is at it.
+/// The local memory is closed while a device accesses it.
 #[test]
-fn the_near_memory_is_gone() {
+fn rma_with_closed_local_memory_fails_with_revoked() {
     for pull in [true, false] {
         let (mut net, _) = pair(BOTH);
         let near = Mem::new(vec![2; LEN]);
@@ -163,14 +163,14 @@ fn the_near_memory_is_gone() {
     }
 }
 
-/// What is given up is not touched any more; the peer is told nothing, and what the device reports afterwards is ignored.
+/// Memory of a cancelled operation is not accessed any more; the peer is not notified, and a late completion is ignored.
 #[test]
-fn a_move_times_out_or_is_cancelled() {
+fn rma_that_times_out_or_is_cancelled_leaves_memory_alone() {
     for pull in [true, false] {
         for cancel in [true, false] {
             let (mut net, far) = pair(BOTH);
-            net.settings.move_takes = 500 * MOMENT;
-            let (before, near, begun) = (said(&net), Mem::new(vec![2; LEN]), net.now);
+            net.settings.rma_duration = 500 * MOMENT;
+            let (before, near, begun) = (bytes_sent(&net), Mem::new(vec![2; LEN]), net.now);
             let op = begin(&mut net, pull, 0, &near, BOTH, 200 * MOMENT);
             if cancel {
                 net.advance(100 * MOMENT);
@@ -182,24 +182,24 @@ fn a_move_times_out_or_is_cancelled() {
                 assert_eq!(net.now - begun, 200 * MOMENT);
                 assert_failed!(net.hosts[0], op, Failure::Timeout);
             }
-            assert!(net.moves.iter().all(|each| each.given_up));
-            assert_eq!(net.moves.len(), 1);
+            assert!(net.rma_operations.iter().all(|each| each.cancelled));
+            assert_eq!(net.rma_operations.len(), 1);
             net.settle();
             assert!(far.bytes() == pattern(1, LEN + 100) && near.bytes() == vec![2; LEN]);
-            assert_eq!((net.moved, said(&net)), (0, before));
+            assert_eq!((net.rma_completed, bytes_sent(&net)), (0, before));
             net.revoke(1, TOKEN);
             net.end();
         }
     }
 }
 
-/// The deadline is that of the whole transfer, of what the owner does for a device too.
+/// The deadline covers the whole transfer, including the fallback.
 #[test]
-fn the_deadline_holds_for_what_is_asked_for_afterwards() {
+fn fallback_of_rma_ends_at_the_deadline() {
     for pull in [true, false] {
         let (mut net, _) = pair(BOTH);
-        net.settings.move_takes = 100 * MOMENT;
-        net.settings.moves_fail = true;
+        net.settings.rma_duration = 100 * MOMENT;
+        net.settings.rma_fails = true;
         net.settings.piece = 64 << 10;
         net.settings.pace = 30 * MOMENT;
         let begun = net.now;
@@ -213,10 +213,10 @@ fn the_deadline_holds_for_what_is_asked_for_afterwards() {
 }
 
 #[test]
-fn the_connection_is_lost_during_a_move() {
+fn rma_on_a_lost_connection_fails_with_disconnected() {
     for pull in [true, false] {
         let (mut net, far) = pair(BOTH);
-        net.settings.move_takes = 100 * MOMENT;
+        net.settings.rma_duration = 100 * MOMENT;
         let near = Mem::new(vec![2; LEN]);
         let op = begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1));
         net.advance(50 * MOMENT);
@@ -230,9 +230,9 @@ fn the_connection_is_lost_during_a_move() {
     }
 }
 
-/// A successor has other memory: whatever the keys would reach there, they are not used.
+/// The keys of a replaced engine are not used with its successor.
 #[test]
-fn the_owner_has_been_replaced() {
+fn rma_with_a_replaced_owner_fails_with_restarted() {
     for pull in [true, false] {
         let (mut net, _) = pair(BOTH);
         let peer = net.peer(0, 1);
@@ -253,12 +253,12 @@ fn the_owner_has_been_replaced() {
     }
 }
 
-/// A device may take its time, as long as the peer answers; and no longer.
+/// An RMA operation lasts as long as the peer answers liveness probes.
 #[test]
-fn a_silent_peer_is_given_up_during_a_move() {
+fn rma_with_a_silent_peer_fails_with_disconnected() {
     for silent in [true, false] {
         let (mut net, _) = pair(BOTH);
-        net.settings.move_takes = Duration::from_secs(20);
+        net.settings.rma_duration = Duration::from_secs(20);
         let op = begin(&mut net, true, 0, &Mem::new(vec![2; LEN]), BOTH, Duration::from_secs(30));
         let begun = net.now;
         let wire = net.wire(0, 1);
@@ -268,7 +268,7 @@ fn a_silent_peer_is_given_up_during_a_move() {
             assert_failed!(net.hosts[0], op, Failure::Disconnected { .. });
             assert!(net.now - begun <= Duration::from_secs(4), "{:?}", net.now - begun);
         } else {
-            assert_moved(&net, op, LEN);
+            assert_transferred(&net, op, LEN);
             assert_eq!(net.now - begun, Duration::from_secs(20));
         }
         net.revoke(1, TOKEN);
@@ -277,16 +277,16 @@ fn a_silent_peer_is_given_up_during_a_move() {
 }
 
 #[test]
-fn an_engine_ends_during_a_move() {
+fn rma_fails_when_either_engine_is_finalized() {
     for pull in [true, false] {
         for own in [true, false] {
             let (mut net, far) = pair(BOTH);
-            net.settings.move_takes = 100 * MOMENT;
+            net.settings.rma_duration = 100 * MOMENT;
             let near = Mem::new(vec![2; LEN]);
             let op = begin(&mut net, pull, 0, &near, BOTH, Duration::from_secs(1));
             net.with_host(usize::from(!own), |host| host.proto.finish_shutdown());
             if own {
-                assert!(net.moves.iter().all(|each| each.given_up));
+                assert!(net.rma_operations.iter().all(|each| each.cancelled));
                 assert_failed!(net.hosts[0], op, Failure::Finalized);
             }
             net.settle();
@@ -298,34 +298,34 @@ fn an_engine_ends_during_a_move() {
     }
 }
 
-/// A peer has no part in what a device does: whatever it says of it changes nothing.
+/// Messages of the peer about an RMA operation have no effect.
 #[test]
-fn the_peer_talks_of_a_move() {
+fn peer_messages_about_an_rma_are_ignored() {
     for pull in [true, false] {
         let mut net = Net::new(1);
         net.settings.devices = true;
-        let peer = net.played_peer(0);
+        let peer = net.test_peer(0);
         let opens = net.call_peer(0, peer, TestCall { one_way: true, ..call("x") });
         net.advance(net.settings.delay);
         let raw = net.raw_dialled();
-        net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(50)));
+        net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(50)));
         assert!(net.hosts[0].is_done(opens));
-        net.settings.move_takes = 100 * MOMENT;
+        net.settings.rma_duration = 100 * MOMENT;
         let near = Mem::new(vec![2; 1000]);
         let remote = Remote { peer, owner: 50, token: TOKEN, offset: 0, keys: Some(keys(TOKEN, BOTH)) };
         let op = net.transfer_to(0, pull, remote, &near, Duration::from_secs(1));
-        let transfer = net.moves[0].number;
+        let transfer = net.rma_operations[0].number;
         for status in [Status::Ok, Status::Revoked, Status::Restarted] {
-            net.say(raw, &Message::Done { transfer, status }, b"");
+            net.send_message(raw, &Message::Done { transfer, status }, b"");
         }
         let data = Message::Data { stream: Stream::Pull, id: transfer, offset: 0, len: 1000 };
-        net.say_bytes(raw, [frame(&data, b""), vec![66; 1000], vec![1]].concat());
+        net.send_bytes(raw, [frame(&data, b""), vec![66; 1000], vec![1]].concat());
         net.advance(50 * MOMENT);
-        assert!(!net.hosts[0].is_done(op) && !net.moves[0].given_up);
+        assert!(!net.hosts[0].is_done(op) && !net.rma_operations[0].cancelled);
         assert!(near.bytes() == vec![2; 1000]);
-        // The device finds nothing; from now on it is the owner's word that counts.
-        assert!(net.until(100 * MOMENT, |net| net.moves.is_empty()));
-        net.say(raw, &Message::Done { transfer, status: Status::Revoked }, b"");
+        // The key is invalid, and the transfer falls back: from now on the owner's messages count.
+        assert!(net.until(100 * MOMENT, |net| net.rma_operations.is_empty()));
+        net.send_message(raw, &Message::Done { transfer, status: Status::Revoked }, b"");
         net.advance(MOMENT);
         assert_failed!(net.hosts[0], op, Failure::Refused(Status::Revoked));
         let wire = raw.wire;

@@ -1,4 +1,4 @@
-//! How engines end, and what their peers learn.
+//! Shutdown of engines, and how their peers are notified.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn finish(net: &mut Net, host: usize) {
 }
 
 #[test]
-fn an_engine_that_drains_takes_nothing_new() {
+fn call_to_a_draining_engine_is_refused_with_finalizing() {
     let mut net = Net::new(2);
     net.hosts[0].echo = true;
     let old = net.call(0, 1, call("old"));
@@ -28,20 +28,20 @@ fn an_engine_that_drains_takes_nothing_new() {
     let mut what = call(pattern(1, 1 << 20));
     what.leases = vec![TestLease { token: 1, number: 1 }];
     let refused = [net.call(0, 1, call("new")), net.call(0, 1, what)];
-    let unheard = net.call(0, 1, TestCall { one_way: true, ..call("notice") });
+    let one_way = net.call(0, 1, TestCall { one_way: true, ..call("notice") });
     net.advance(10 * MOMENT);
     for op in refused {
         assert_failed!(net.hosts[0], op, Failure::Refused(Status::Finalizing));
     }
-    assert!(net.hosts[0].is_done(unheard));
+    assert!(net.hosts[0].is_done(one_way));
     assert_eq!(net.hosts[1].inbox.len(), 1);
-    // The handler that is in progress may call and transfer.
+    // A handler in progress may still call and transfer.
     net.expose(0, TOKEN, vec![1; 1 << 20], true, true);
     let nested = net.call(1, 0, call("nested"));
     let pull = net.pull(1, 0, TOKEN, 0, &Mem::new(vec![0; 1 << 20]));
     net.advance(10 * MOMENT);
     assert_eq!(net.hosts[1].body(nested), served(b"nested"));
-    assert!(matches!(net.hosts[1].outcome(pull), Some(TestOutcome::Moved(_))));
+    assert!(matches!(net.hosts[1].outcome(pull), Some(TestOutcome::Transferred(_))));
     net.serve(1);
     net.advance(MOMENT);
     assert_eq!(net.hosts[0].body(old), served(b"old"));
@@ -52,9 +52,9 @@ fn an_engine_that_drains_takes_nothing_new() {
     net.end();
 }
 
-/// Everything of its own ends with `Finalized`, what peers wait for with the end of the connection; all of it at once.
+/// Own operations fail with `Finalized`, those of peers with the end of the connection, at every point.
 #[test]
-fn an_engine_ends_in_the_middle_of_everything() {
+fn operations_in_progress_at_shutdown_fail() {
     for steps in 0..40 {
         for report_late in [true, false] {
             let mut net = Net::new(2);
@@ -84,12 +84,12 @@ fn an_engine_ends_in_the_middle_of_everything() {
             }
             net.advance(10 * MOMENT);
             for ((host, op), done) in ops.iter().zip(&done) {
-                // What the other had said already still arrives; it may also have found out by dialling again.
+                // What was sent before still arrives; a call may also have dialled again and failed.
                 if *host == 0 && !done {
                     match net.hosts[0].outcome(*op) {
                         Some(TestOutcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
                         Some(TestOutcome::Failed(Failure::Refused(Status::Finalizing))) => {}
-                        Some(TestOutcome::Moved(_)) => {}
+                        Some(TestOutcome::Transferred(_)) => {}
                         other => panic!("after {steps} steps: {other:?}"),
                     }
                 }
@@ -104,9 +104,9 @@ fn an_engine_ends_in_the_middle_of_everything() {
     }
 }
 
-/// What was answered before the end arrives, however long it is.
+/// Responses queued before shutdown arrive, however long they are.
 #[test]
-fn answers_that_were_given_arrive() {
+fn responses_queued_before_shutdown_arrive() {
     let mut net = Net::new(2);
     net.settings.piece = 64 << 10;
     net.settings.pace = MOMENT;
@@ -121,10 +121,10 @@ fn answers_that_were_given_arrive() {
     net.end();
 }
 
-/// Who ends waits for its peers to end the connections: they have read everything by then. What they say meanwhile is read, and
-/// not answered.
+/// An engine that shuts down waits until its peers close the connections: they have read everything by then. What they send
+/// meanwhile is read, and not answered.
 #[test]
-fn peers_end_the_connections_of_an_engine_that_ends() {
+fn connections_of_a_finalized_engine_are_closed_by_its_peers() {
     for delay in [MOMENT, 20 * MOMENT] {
         let mut net = Net::new(2);
         net.settings.delay = delay;
@@ -132,18 +132,18 @@ fn peers_end_the_connections_of_an_engine_that_ends() {
         net.settle();
         net.serve(0);
         net.settle();
-        let heard = net.hosts[0].inbox.len();
+        let received = net.hosts[0].inbox.len();
         let notices: Vec<_> = (0..10u64).map(|n| net.call(0, 1, TestCall { one_way: true, ..call(pattern(n, 100)) })).collect();
         let late = net.call(1, 0, call("what is not answered any more"));
         finish(&mut net, 0);
         assert!(notices.iter().all(|op| net.hosts[0].is_done(*op)));
         net.advance(delay / 2);
-        assert!(!net.hosts[0].proto.links_gone(), "the peer has read nothing yet");
+        assert!(!net.hosts[0].proto.links_gone(), "the peer has not read everything yet");
         net.settle();
         assert!(net.hosts[0].proto.links_gone() && net.hosts[1].proto.links_gone());
-        assert_eq!(net.hosts[0].inbox.len(), heard);
+        assert_eq!(net.hosts[0].inbox.len(), received);
         assert_failed!(net.hosts[1], late, Failure::Disconnected { reason } if reason.contains("finalized"));
-        // They are handled though their caller is gone, and nothing cancels them.
+        // One-way calls are handled though their caller has disconnected, and are not cancelled.
         assert_eq!(net.hosts[1].inbox.len(), notices.len());
         assert!(net.hosts[1].cancelled.is_empty());
         assert_eq!(net.hosts[1].proto.requests(), notices.len());
@@ -153,7 +153,7 @@ fn peers_end_the_connections_of_an_engine_that_ends() {
 }
 
 #[test]
-fn a_goodbye_says_why() {
+fn call_to_a_finalized_peer_fails_with_that_reason() {
     let mut net = Net::new(2);
     let op = net.call(0, 1, call("x"));
     net.advance(MOMENT);
@@ -164,9 +164,9 @@ fn a_goodbye_says_why() {
     net.end();
 }
 
-/// Calls of an engine that has ended fail at once, and whoever dials it is let go.
+/// Operations of a finalized engine fail at once, and peers that dial it are disconnected.
 #[test]
-fn after_the_end() {
+fn call_of_a_finalized_engine_fails_with_finalized() {
     let mut net = Net::new(3);
     net.hosts[0].echo = true;
     net.call(1, 0, call("x"));
@@ -177,7 +177,7 @@ fn after_the_end() {
     assert_failed!(net.hosts[1], op, Failure::Finalized);
     let pull = net.pull(1, 0, TOKEN, 0, &Mem::new(vec![0; 10]));
     assert_failed!(net.hosts[1], pull, Failure::Finalized);
-    let late = net.call(2, 1, call("anybody there?"));
+    let late = net.call(2, 1, call("late"));
     net.advance(10 * MOMENT);
     assert_failed!(
         net.hosts[2],
@@ -189,9 +189,9 @@ fn after_the_end() {
     net.end();
 }
 
-/// A peer that takes nothing any more can't keep an engine from ending.
+/// A peer that does not read can't keep an engine from shutting down.
 #[test]
-fn a_peer_that_does_not_read_is_abandoned() {
+fn peer_that_does_not_read_can_be_abandoned_at_shutdown() {
     let mut net = Net::new(2);
     net.call(0, 1, call("x"));
     net.advance(MOMENT);
@@ -200,17 +200,17 @@ fn a_peer_that_does_not_read_is_abandoned() {
     net.serve(1);
     finish(&mut net, 1);
     assert_failed!(net.hosts[1], op, Failure::Finalized);
-    assert!(!net.hosts[1].proto.links_gone(), "there is an answer to be sent");
+    assert!(!net.hosts[1].proto.links_gone(), "a response is still to be sent");
     net.with_host(1, |host| host.proto.abandon_links());
     assert!(net.hosts[1].proto.links_gone());
     net.end();
 }
 
-/// Connections that are being made when the engine ends.
+/// Shutdown while connections are being established.
 #[test]
-fn the_end_comes_before_the_connection() {
+fn shutdown_before_the_connection_opens_ends_its_call() {
     for steps in 0..8 {
-        for who in [0, 1] {
+        for finalized in [0, 1] {
             let mut net = Net::pair();
             let op = net.call(0, 1, call("x"));
             for _ in 0..steps {
@@ -218,34 +218,34 @@ fn the_end_comes_before_the_connection() {
                     net.advance(net.settings.delay);
                 }
             }
-            finish(&mut net, who);
+            finish(&mut net, finalized);
             net.settle();
             assert!(net.hosts[0].is_done(op));
-            assert!(net.hosts[who].proto.links_gone());
+            assert!(net.hosts[finalized].proto.links_gone());
             net.end();
         }
     }
 }
 
-fn ask(net: &mut Net, from: usize, to: usize) -> u64 {
+fn request_shutdown(net: &mut Net, from: usize, to: usize) -> u64 {
     let peer = net.peer(from, to);
     let (now, until) = (net.now, net.now + 100 * MOMENT);
     let op = 5_000_000;
     net.with_host(from, |host: &mut Host| {
         host.begun.push(op);
         if let Err(failure) = host.proto.shut_down_peer(peer, until, op, now) {
-            host.answered(op, Err(failure));
+            host.call_done(op, Err(failure));
         }
     });
     op
 }
 
 #[test]
-fn a_peer_asks_for_the_end() {
+fn remote_shutdown_is_refused_unless_allowed() {
     for allowed in [true, false] {
         let with = |remote_shutdown| (Config { remote_shutdown, ..config() }, true);
         let mut net = Net::with(vec![with(!allowed), with(allowed)]);
-        let op = ask(&mut net, 0, 1);
+        let op = request_shutdown(&mut net, 0, 1);
         net.settle();
         if allowed {
             assert_eq!(net.hosts[0].body(op), b"");
@@ -258,15 +258,15 @@ fn a_peer_asks_for_the_end() {
 }
 
 #[test]
-fn the_end_of_a_peer_that_is_silent_or_absent() {
+fn remote_shutdown_of_an_absent_peer_fails() {
     let mut net = Net::new(2);
     net.black_hole = true;
-    let op = ask(&mut net, 0, 1);
+    let op = request_shutdown(&mut net, 0, 1);
     net.settle();
     assert_failed!(net.hosts[0], op, Failure::Timeout);
     let mut net = Net::new(2);
     net.hosts[1].listens = false;
-    let op = ask(&mut net, 0, 1);
+    let op = request_shutdown(&mut net, 0, 1);
     net.settle();
     assert_failed!(net.hosts[0], op, Failure::Unreachable { .. });
     net.end();

@@ -1,4 +1,4 @@
-//! Two engines that dial each other at the same time, and then have two connections.
+//! Two engines that dial each other at the same time and so have two connections.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::wire;
 
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Either the one or the other has the larger incarnation.
+/// Two hosts; `order` selects which one has the larger incarnation.
 fn echoing(order: bool) -> Net {
     let mut net = Net::new(2);
     if !order {
@@ -21,22 +21,22 @@ fn echoing(order: bool) -> Net {
     net
 }
 
-/// The wire that a new call of this host takes.
-fn used(net: &mut Net, from: usize) -> usize {
+/// The wire that a new call of this host uses.
+fn wire_in_use(net: &mut Net, from: usize) -> usize {
     let waiting =
         |net: &Net| -> Vec<_> { net.wires.iter().map(|wire| wire.ends.each_ref().map(|end| end.outgoing.len())).collect() };
     let before = waiting(net);
-    let op = net.call(from, 1 - from, call("which way?"));
+    let op = net.call(from, 1 - from, call("which wire?"));
     let wire = waiting(net).into_iter().zip(before).position(|(after, before)| after != before);
     net.settle();
-    assert_eq!(net.hosts[from].body(op), served(b"which way?"));
+    assert_eq!(net.hosts[from].body(op), served(b"which wire?"));
     wire.expect("a call is sent over a connection that is there")
 }
 
-/// Whatever overtakes what: all that was begun is answered, there are never more than two connections, and each engine stays
-/// with the one that it has found.
+/// In any order of events all calls are answered, there are at most two connections, and each engine keeps using the same
+/// one.
 #[test]
-fn both_dial_at_once() {
+fn simultaneous_connects_answer_all_calls() {
     let mut doubled = 0;
     for seed in 0..200 {
         let mut net = echoing(seed % 2 == 0);
@@ -56,17 +56,17 @@ fn both_dial_at_once() {
             net.hosts[host].body(op);
         }
         doubled += usize::from(net.wires.len() == 2);
-        let (first, second) = (used(&mut net, 0), used(&mut net, 1));
-        assert_eq!((used(&mut net, 0), used(&mut net, 1)), (first, second));
+        let (first, second) = (wire_in_use(&mut net, 0), wire_in_use(&mut net, 1));
+        assert_eq!((wire_in_use(&mut net, 0), wire_in_use(&mut net, 1)), (first, second));
         assert!(net.wires.len() <= 2);
         net.end();
     }
     assert!(doubled > 50, "only {doubled} of the rounds had two connections");
 }
 
-/// One of the two is lost: what was begun on it fails, what was begun on the other does not, and new calls find a way.
+/// One of the two is lost: its calls fail, calls on the other don't, and new calls succeed.
 #[test]
-fn one_of_two_is_lost() {
+fn loss_of_one_of_two_connections_fails_its_calls_only() {
     for order in [true, false] {
         for lost in [0, 1] {
             let mut net = echoing(order);
@@ -75,7 +75,7 @@ fn one_of_two_is_lost() {
             net.advance(MOMENT);
             assert_eq!(net.wires.len(), 2);
             net.cut(lost);
-            // Each call went out on the connection that its own host had dialled.
+            // Each call was sent on the connection that its own host had dialled.
             assert_failed!(net.hosts[lost], ops[lost], Failure::Disconnected { .. });
             net.echo_everywhere();
             net.serve(lost);
@@ -95,9 +95,9 @@ fn one_of_two_is_lost() {
     }
 }
 
-/// The peer is replaced by another engine without a word of the old one: what waits on either connection ends, in time.
+/// The peer is replaced, and its connections are not closed: what waits on either connection fails in time.
 #[test]
-fn both_end_when_the_peer_is_replaced() {
+fn calls_on_both_connections_fail_when_the_peer_is_replaced() {
     for order in [true, false] {
         let mut net = echoing(order);
         net.hosts[1].echo = false;
@@ -121,9 +121,9 @@ fn both_end_when_the_peer_is_replaced() {
     }
 }
 
-/// An engine may call itself: over a connection like any other.
+/// An engine may call itself, over an ordinary connection.
 #[test]
-fn an_engine_dials_itself() {
+fn calls_of_an_engine_to_itself_succeed() {
     let mut net = Net::new(1);
     net.echo_everywhere();
     for n in 0..3 {
@@ -135,9 +135,9 @@ fn an_engine_dials_itself() {
     net.end();
 }
 
-/// Nobody here refers to the peer any more, and many strangers come and go: its connections serve on, both of them.
+/// The last reference to a connected peer is dropped, and many others connect and disconnect: both its connections stay.
 #[test]
-fn a_connected_peer_is_not_forgotten() {
+fn connected_peer_without_references_is_not_forgotten() {
     for order in [true, false] {
         let mut net = echoing(order);
         let ops = [net.call(0, 1, call("a")), net.call(1, 0, call("b"))];
@@ -146,7 +146,7 @@ fn a_connected_peer_is_not_forgotten() {
         net.hosts[0].tags.clear();
         for n in 0..300u64 {
             let raw = net.raw_dial(0);
-            net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(0x10_0000 + n)));
+            net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(0x10_0000 + n)));
             net.hang_up(raw);
         }
         let op = net.call(1, 0, call("remember me?"));

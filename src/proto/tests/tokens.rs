@@ -1,4 +1,4 @@
-//! Who names memory that is not theirs to touch.
+//! Access control by token, mode, range and incarnation.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ fn refused(net: &Net, op: u64) -> Status {
     }
 }
 
-/// Nothing but the token itself opens the memory: no neighbour of it, nothing of its bytes.
+/// Only the exact token gives access: no neighbouring value, and no permutation of its bytes.
 #[test]
-fn guessed_tokens() {
+fn guessed_token_is_denied() {
     let mut net = Net::new(2);
     let far = net.expose(1, TOKEN, vec![1; 100], true, true);
     let mut random = Random(5);
@@ -40,7 +40,7 @@ fn guessed_tokens() {
 }
 
 #[test]
-fn the_mode_is_the_owners_word() {
+fn access_other_than_the_mode_is_denied() {
     for (read, write) in [(true, false), (false, true), (false, false), (true, true)] {
         let mut net = Net::new(2);
         let far = net.expose(1, TOKEN, vec![1; 500_000], read, write);
@@ -51,7 +51,7 @@ fn the_mode_is_the_owners_word() {
         net.settle();
         for (op, allowed) in [(pull, read), (push, write)] {
             match net.hosts[0].outcome(op) {
-                Some(TestOutcome::Moved(500_000)) => assert!(allowed),
+                Some(TestOutcome::Transferred(500_000)) => assert!(allowed),
                 Some(TestOutcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
                 other => panic!("{other:?}"),
             }
@@ -63,9 +63,9 @@ fn the_mode_is_the_owners_word() {
     }
 }
 
-/// Every range that does not lie inside, also where offset and length add up to something small.
+/// Every range out of bounds, also if the sum of offset and length overflows.
 #[test]
-fn ranges_outside() {
+fn range_outside_of_the_memory_is_out_of_range() {
     let mut net = Net::new(2);
     let far = net.expose(1, TOKEN, vec![1; 100], true, true);
     let outside = [
@@ -86,24 +86,24 @@ fn ranges_outside() {
             let near = Mem::new(vec![2; len]);
             let op = net.transfer(0, 1, pull, (TOKEN, offset), &near);
             net.settle();
-            let said = Status::OutOfRange { offset, len: len as u64, size: 100 };
-            assert_eq!(refused(&net, op), said);
+            let expected = Status::OutOfRange { offset, len: len as u64, size: 100 };
+            assert_eq!(refused(&net, op), expected);
             assert_eq!(near.bytes(), vec![2; len]);
         }
     }
     for (offset, len) in [(0, 100), (100, 0), (0, 0), (99, 1)] {
         let op = net.pull(0, 1, TOKEN, offset, &Mem::new(vec![2; len]));
         net.settle();
-        assert!(matches!(net.hosts[0].outcome(op), Some(TestOutcome::Moved(moved)) if *moved == len));
+        assert!(matches!(net.hosts[0].outcome(op), Some(TestOutcome::Transferred(count)) if *count == len));
     }
     assert_eq!(far.bytes(), [1; 100]);
     net.revoke(1, TOKEN);
     net.end();
 }
 
-/// The engine that exposed the memory has been replaced by another at its address, which may even expose the same token.
+/// The owner was replaced by another engine at its address, even if that exposes the same token.
 #[test]
-fn a_bulk_of_an_engine_that_was_restarted() {
+fn bulk_of_a_replaced_engine_fails_with_restarted() {
     let mut net = Net::new(2);
     net.hosts[1].echo = true;
     let op = net.call(0, 1, call("x"));
@@ -127,9 +127,9 @@ fn a_bulk_of_an_engine_that_was_restarted() {
     net.end();
 }
 
-/// A token that was taken back says so, as long as it is remembered; and what is remembered has a bound.
+/// Access to revoked memory fails with `Revoked` while its token is remembered; the number of remembered tokens is bounded.
 #[test]
-fn stale_tokens() {
+fn revoked_tokens_are_remembered_up_to_a_bound() {
     let mut net = Net::new(2);
     for token in 0..5000 {
         net.expose(1, token, vec![1; 10], true, true);
@@ -147,9 +147,9 @@ fn stale_tokens() {
     net.end();
 }
 
-/// The owner's own accesses pass the same checks.
+/// The owner's own accesses undergo the same checks.
 #[test]
-fn the_owners_own_access() {
+fn owner_access_against_mode_or_range_is_denied() {
     let mut net = Net::new(1);
     net.expose(0, TOKEN, vec![1; 100], true, false);
     let now = net.now;
@@ -162,14 +162,14 @@ fn the_owners_own_access() {
     net.end();
 }
 
-/// Memory for one peer is for the engine that this was, not for others that know the token, nor for its successor.
+/// Memory for one peer is for that engine, not for others that know the token, nor for its successor.
 #[test]
-fn memory_for_one_peer() {
+fn access_by_a_peer_other_than_the_chosen_one_is_denied() {
     let mut net = Net::new(3);
     for host in [0, 2] {
         let pull = net.pull(host, 1, TOKEN, 0, &Mem::new(vec![0; 10]));
         net.settle();
-        assert!(net.hosts[host].outcome(pull).is_some(), "they have met");
+        assert!(net.hosts[host].outcome(pull).is_some(), "the hosts are connected");
     }
     let chosen = net.peer(1, 0);
     let memory = Mem::new(vec![1; 500_000]);
@@ -187,7 +187,7 @@ fn memory_for_one_peer() {
             let op = net.transfer(host, 1, pull, (TOKEN, 0), &near);
             net.settle();
             match net.hosts[host].outcome(op) {
-                Some(TestOutcome::Moved(500_000)) => assert!(allowed),
+                Some(TestOutcome::Transferred(500_000)) => assert!(allowed),
                 Some(TestOutcome::Failed(Failure::Refused(Status::AccessDenied(_)))) => assert!(!allowed),
                 other => panic!("{other:?}"),
             }
@@ -196,8 +196,8 @@ fn memory_for_one_peer() {
     net.hosts[0].echo = true;
     net.restart(0, true);
     net.settle();
-    // The owner finds it at the same address: as far as that goes it is the same peer.
-    net.call(1, 0, call("who is there"));
+    // The successor has the same address and peer id, but another incarnation.
+    net.call(1, 0, call("connects"));
     net.settle();
     assert_eq!(net.peer(1, 0), chosen);
     let owner = net.hosts[1].incarnation;

@@ -1,4 +1,4 @@
-//! Bulk transfers between hosts that mean well.
+//! Bulk transfers between honest hosts.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ fn sizes() -> Vec<usize> {
 }
 
 #[track_caller]
-fn assert_moved(net: &Net, host: usize, op: u64, len: usize) {
+fn assert_transferred(net: &Net, host: usize, op: u64, len: usize) {
     match net.hosts[host].outcome(op) {
-        Some(TestOutcome::Moved(moved)) => assert_eq!(*moved, len),
-        other => panic!("nothing was moved: {other:?}"),
+        Some(TestOutcome::Transferred(count)) => assert_eq!(*count, len),
+        other => panic!("the transfer did not complete: {other:?}"),
     }
 }
 
-/// Memory with a margin, which nobody may touch.
+/// Memory with a margin on both sides that must not be written.
 fn margins(len: usize) -> (Mem, Mem) {
     let all = Mem::new(vec![0xaa; len + 64]);
     let part = all.part(32, len).unwrap();
@@ -33,12 +33,12 @@ fn margins(len: usize) -> (Mem, Mem) {
 #[track_caller]
 fn assert_margins(all: &Mem, expected: &[u8]) {
     let bytes = all.bytes();
-    assert!(bytes[32..32 + expected.len()] == *expected, "other bytes than were sent");
+    assert!(bytes[32..32 + expected.len()] == *expected, "the bytes are wrong");
     assert!(bytes[..32].iter().chain(&bytes[32 + expected.len()..]).all(|byte| *byte == 0xaa), "bytes outside were written");
 }
 
 #[test]
-fn pulls_of_every_size() {
+fn pulls_of_every_size_copy_exactly_their_bytes() {
     for report_late in [true, false] {
         for piece in [1000, 4093, CHUNK + 50, usize::MAX] {
             let mut net = Net::new(2);
@@ -50,7 +50,7 @@ fn pulls_of_every_size() {
                 let (all, target) = margins(len);
                 let op = net.pull(0, 1, TOKEN, 77, &target);
                 net.settle();
-                assert_moved(&net, 0, op, len);
+                assert_transferred(&net, 0, op, len);
                 assert_margins(&all, &source[77..77 + len]);
                 net.revoke(1, TOKEN);
             }
@@ -60,7 +60,7 @@ fn pulls_of_every_size() {
 }
 
 #[test]
-fn pushes_of_every_size() {
+fn pushes_of_every_size_copy_exactly_their_bytes() {
     for report_late in [true, false] {
         for piece in [1000, 4093, CHUNK + 50, usize::MAX] {
             let mut net = Net::new(2);
@@ -71,7 +71,7 @@ fn pushes_of_every_size() {
                 let source = pattern(len as u64, len);
                 let op = net.push(0, 1, TOKEN, 32, &Mem::new(source.clone()));
                 net.settle();
-                assert_moved(&net, 0, op, len);
+                assert_transferred(&net, 0, op, len);
                 assert_margins(&target, &source);
                 net.revoke(1, TOKEN);
             }
@@ -80,9 +80,9 @@ fn pushes_of_every_size() {
     }
 }
 
-/// Every boundary of the bytes is a boundary of some piece.
+/// Every byte boundary is a boundary between pieces.
 #[test]
-fn transfers_in_tiny_pieces() {
+fn transfers_in_tiny_pieces_copy_exactly_their_bytes() {
     for piece in [1, 2, 3, 7] {
         let mut net = Net::new(2);
         net.settings.piece = piece;
@@ -93,8 +93,8 @@ fn transfers_in_tiny_pieces() {
         net.settle();
         let pushed = net.push(0, 1, TOKEN, 500, &Mem::new(vec![1; 500]));
         net.settle();
-        assert_moved(&net, 0, pulled, 1000);
-        assert_moved(&net, 0, pushed, 500);
+        assert_transferred(&net, 0, pulled, 1000);
+        assert_transferred(&net, 0, pushed, 500);
         assert_margins(&all, &source);
         assert_eq!(far.bytes(), [&source[..500], &[1; 500]].concat());
         net.revoke(1, TOKEN);
@@ -104,11 +104,11 @@ fn transfers_in_tiny_pieces() {
 
 /// A server pulls what its caller exposes, over the caller's connection: the caller need not listen.
 #[test]
-fn the_server_pulls_from_a_caller_that_does_not_listen() {
+fn pull_from_a_caller_that_does_not_listen_succeeds() {
     let mut net = Net::with(vec![(super::net::config(), false), (super::net::config(), true)]);
     let source = pattern(3, 3 * CHUNK);
     net.expose(0, TOKEN, source.clone(), true, true);
-    let op = net.call(0, 1, call("look at my bulk"));
+    let op = net.call(0, 1, call("pull my bulk"));
     net.advance(MOMENT);
     let arrived = net.hosts[1].take();
     let target = Mem::new(vec![0; source.len()]);
@@ -116,7 +116,7 @@ fn the_server_pulls_from_a_caller_that_does_not_listen() {
     let remote = Remote { peer: arrived.peer.id, owner, token: TOKEN, offset: 0, keys: None };
     let pull = net.transfer_to(1, true, remote, &target, Duration::from_secs(9));
     net.advance(MOMENT);
-    assert_moved(&net, 1, pull, source.len());
+    assert_transferred(&net, 1, pull, source.len());
     assert!(target.bytes() == source);
     net.with_host(1, |host| host.answer(arrived.request, b"ok").unwrap());
     net.settle();
@@ -125,9 +125,9 @@ fn the_server_pulls_from_a_caller_that_does_not_listen() {
     net.end();
 }
 
-/// Transfers of both kinds, both ways, and calls between them, all at once.
+/// Pulls, pushes and small calls in both directions, all at once.
 #[test]
-fn many_transfers_at_once_and_small_calls_between_them() {
+fn concurrent_transfers_and_calls_complete() {
     let mut net = Net::new(2);
     net.hosts[0].echo = true;
     net.hosts[1].echo = true;
@@ -152,7 +152,7 @@ fn many_transfers_at_once_and_small_calls_between_them() {
         assert_eq!(net.hosts[0].body(op), served(&[n]));
     }
     for (host, op) in ops {
-        assert_moved(&net, host, op, len);
+        assert_transferred(&net, host, op, len);
     }
     for (target, source) in checks {
         assert!(target.bytes() == source);
@@ -165,9 +165,9 @@ fn many_transfers_at_once_and_small_calls_between_them() {
     net.end();
 }
 
-/// Small calls wait for no more than one chunk, though transfers keep the line busy.
+/// A small call waits for at most one chunk, though transfers keep the wire busy.
 #[test]
-fn a_small_call_overtakes_transfers() {
+fn small_call_beside_transfers_waits_for_one_chunk_at_most() {
     let mut net = Net::pair();
     let target = net.expose(1, TOKEN, vec![0; 16 << 20], true, true);
     let pushes: Vec<_> = (0..4).map(|n| net.push(0, 1, TOKEN, n * (4 << 20), &Mem::new(vec![n as u8 + 1; 4 << 20]))).collect();
@@ -188,9 +188,9 @@ fn a_small_call_overtakes_transfers() {
     net.end();
 }
 
-/// At every point of its way a transfer is given up: nothing remains on either side, and its memory is left alone.
+/// A transfer is cancelled at every point: nothing is left on either side, and its memory is not accessed any more.
 #[test]
-fn a_transfer_is_cancelled_at_any_point() {
+fn transfer_cancelled_at_any_point_leaves_nothing_behind() {
     for pull in [true, false] {
         for steps in 0..40 {
             let mut net = Net::new(2);
@@ -207,12 +207,12 @@ fn a_transfer_is_cancelled_at_any_point() {
             net.cancel(0, op);
             let then = near.bytes();
             if done {
-                assert_moved(&net, 0, op, 2 << 20);
+                assert_transferred(&net, 0, op, 2 << 20);
             } else {
                 assert_failed!(net.hosts[0], op, Failure::Cancelled);
             }
             net.settle();
-            assert!(near.bytes() == then, "the memory of a transfer that is over was written");
+            assert!(near.bytes() == then, "the memory of an ended transfer was written");
             assert!(done || pull || far.bytes().contains(&1) || net.hosts[0].is_done(op));
             net.revoke(1, TOKEN);
             net.end();
@@ -221,7 +221,7 @@ fn a_transfer_is_cancelled_at_any_point() {
 }
 
 #[test]
-fn a_transfer_times_out() {
+fn transfer_beyond_its_timeout_fails_with_timeout() {
     for pull in [true, false] {
         let mut net = Net::new(2);
         net.hosts[1].echo = true;
@@ -231,7 +231,7 @@ fn a_transfer_times_out() {
         let near = Mem::new(vec![2; 2 << 20]);
         let peer = net.peer(0, 1);
         let owner = net.hosts[1].incarnation;
-        // The line takes a second for what the transfer has half of that for.
+        // The transfer needs a second, and has half of that.
         net.settings.piece = 64 << 10;
         net.settings.pace = 33 * MOMENT;
         let begun = net.now;
@@ -247,9 +247,9 @@ fn a_transfer_times_out() {
     }
 }
 
-/// The connection breaks at every point of a transfer.
+/// The connection is lost at every point of a transfer.
 #[test]
-fn the_connection_is_lost_at_any_point() {
+fn transfer_on_a_connection_lost_at_any_point_ends() {
     for pull in [true, false] {
         for report_late in [true, false] {
             for steps in 0..30 {
@@ -266,7 +266,7 @@ fn the_connection_is_lost_at_any_point() {
                 }
                 net.cut(0);
                 match net.hosts[0].outcome(op) {
-                    Some(TestOutcome::Moved(moved)) => assert_eq!(*moved, 1 << 20),
+                    Some(TestOutcome::Transferred(count)) => assert_eq!(*count, 1 << 20),
                     Some(TestOutcome::Failed(Failure::Disconnected { .. } | Failure::Unreachable { .. })) => {}
                     other => panic!("{other:?}"),
                 }

@@ -1,4 +1,4 @@
-//! Connections between hosts: what is on its way, and what a transport keeps of what arrived.
+//! Simulated connections: data in flight, and the receive state of a transport.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::{LinkId, Memory, PayloadStatus};
 /// A connection. End 0 dialled.
 pub struct Wire {
     pub ends: [WireEnd; 2],
-    /// Nothing arrives any more, and nobody is told.
+    /// Nothing arrives any more, and neither end is notified.
     pub frozen: bool,
 }
 
@@ -17,19 +17,19 @@ pub struct WireEnd {
     pub host: usize,
     /// `None` before the connection is accepted, and after its end.
     pub link: Option<LinkId>,
-    /// What this end has sent, and when it arrives.
+    /// Data in flight from this end, and when it arrives.
     pub outgoing: VecDeque<(Instant, WireItem)>,
     pub receiving: WireReceiver,
-    /// Bytes that the other side's system has taken in.
+    /// Bytes that the other side's system has received.
     pub delivered: u64,
-    /// What arrived at an end that is no host's.
-    pub heard: Vec<u8>,
-    /// What this end sends is not read by the other.
+    /// The bytes that arrived, if the test plays this end.
+    pub received: Vec<u8>,
+    /// The other end does not read what this end sends.
     pub unread: bool,
 }
 
-/// The host of an end that the test itself plays.
-pub const NOBODY: usize = usize::MAX;
+/// In place of a host: the test plays this end.
+pub const TEST_PEER: usize = usize::MAX;
 
 pub enum WireItem {
     Dial,
@@ -38,24 +38,24 @@ pub enum WireItem {
     Closed,
 }
 
-/// What one transmit put on the way: its bytes, its payload, and behind that a byte that says whether the payload was
-/// there, as on tcp.
+/// The data of one transmit: its bytes, its payload, and a trailing byte that tells whether the payload is complete, as on
+/// tcp.
 pub struct WirePacket {
     bytes: Vec<u8>,
     payload: Option<Mem>,
     out: usize,
     whole: bool,
-    /// The sender is told when all of it has arrived; else it was told at once.
+    /// The sender is notified when all of it has arrived; else it was notified at once.
     pub report: bool,
 }
 
 impl WirePacket {
-    /// A payload that is read while it is under way.
+    /// The payload is read while it is sent.
     pub fn new(bytes: Vec<u8>, payload: Option<Mem>) -> WirePacket {
         WirePacket { bytes, payload, out: 0, whole: true, report: true }
     }
 
-    /// A payload that is read now: the transport has taken all of it at once.
+    /// The payload is read now: the transport has buffered all of it.
     pub fn buffered(bytes: Vec<u8>, payload: Option<Mem>) -> WirePacket {
         let mut packet = WirePacket::new(bytes, payload);
         let len = packet.len();
@@ -72,7 +72,7 @@ impl WirePacket {
         self.len() - self.out
     }
 
-    /// The next `n` bytes at most, and whether these were the last.
+    /// At most the next `n` bytes, and whether these were the last.
     pub fn take(&mut self, n: usize) -> (Vec<u8>, bool) {
         let end = self.len().min(self.out.saturating_add(n));
         let mut taken = Vec::with_capacity(end - self.out);
@@ -99,10 +99,10 @@ impl WirePacket {
     }
 }
 
-/// What a transport remembers between two reads.
+/// The receive state of a transport between two reads.
 #[derive(Default)]
 pub struct WireReceiver {
-    /// Bytes that were offered and not taken: the beginning of a frame.
+    /// Bytes that were not consumed: the beginning of a frame.
     pub partial: Vec<u8>,
     pub payload: Option<WirePayload>,
 }
@@ -111,27 +111,27 @@ pub struct WireReceiver {
 pub struct WirePayload {
     target: Option<Mem>,
     len: usize,
-    got: usize,
+    received_len: usize,
     whole: bool,
 }
 
 impl WirePayload {
     pub fn new(target: Option<Mem>, len: usize) -> WirePayload {
-        WirePayload { target, len, got: 0, whole: true }
+        WirePayload { target, len, received_len: 0, whole: true }
     }
 
-    /// Puts bytes where they belong; how the payload landed, once all of it and the byte behind it are here.
+    /// Writes bytes to the target; returns the status once the payload and its trailing byte have arrived.
     pub fn take(&mut self, data: &mut Vec<u8>) -> Option<PayloadStatus> {
-        let n = data.len().min(self.len - self.got);
+        let n = data.len().min(self.len - self.received_len);
         if let Some(target) = self.target.as_ref().filter(|_| n > 0 && self.whole) {
             self.whole = target.is_open();
             if self.whole {
-                target.write(self.got, &data[..n]);
+                target.write(self.received_len, &data[..n]);
             }
         }
-        self.got += n;
+        self.received_len += n;
         data.drain(..n);
-        if self.got < self.len || data.is_empty() {
+        if self.received_len < self.len || data.is_empty() {
             return None;
         }
         let trailer = data.remove(0);
@@ -151,7 +151,7 @@ impl WireEnd {
             outgoing: VecDeque::new(),
             receiving: WireReceiver::default(),
             delivered: 0,
-            heard: Vec::new(),
+            received: Vec::new(),
             unread: false,
         }
     }

@@ -1,4 +1,4 @@
-//! Work per byte: what a peer says costs time that is linear in what it has said, however much the engine holds already.
+//! Work per byte: a peer's messages cost time linear in their bytes, whatever state the engine holds.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use crate::tests::measure::{independent, linear, processor_time};
 
 const TOKEN: u128 = 0xabc;
 
-/// An engine under attack, whose protocol gets bytes straight from the test.
-struct Victim {
+/// An engine under attack; its protocol gets bytes straight from the test.
+struct EngineUnderTest {
     net: Net,
     outputs: VecDeque<Output<TestEnv>>,
-    /// What it sends goes out at once; else nobody reads it.
+    /// The peer reads what the engine sends; else nothing is sent.
     read: bool,
     spent: Duration,
 }
 
-impl Victim {
-    /// So patient that nothing ends by itself, and with limits that no attack here reaches.
-    fn new(others: usize) -> Victim {
+impl EngineUnderTest {
+    /// The engine has timeouts and limits that no attack here reaches.
+    fn new(others: usize) -> EngineUnderTest {
         let many = 1 << 20;
         let limits = PeerLimits { peer_requests: many, requests: many, peer_transfers: many, handshakes: many, ..limits() };
         let limits = PeerLimits { connections: many, peer_bytes: 1 << 40, bytes: 1 << 42, exposures: many, ..limits };
@@ -33,10 +33,10 @@ impl Victim {
         hosts.extend(vec![(config(), true); others]);
         let mut net = Net::with(hosts);
         net.expose(0, TOKEN, vec![1; 1 << 20], true, true);
-        Victim { net, outputs: VecDeque::new(), read: false, spent: Duration::ZERO }
+        EngineUnderTest { net, outputs: VecDeque::new(), read: false, spent: Duration::ZERO }
     }
 
-    /// A connection that has been greeted, with an engine of this incarnation.
+    /// An open connection with an engine of this incarnation.
     fn peer(&mut self, incarnation: u64) -> LinkId {
         let raw = self.net.raw_peer(0, incarnation);
         let (_, link) = self.net.raw_link(raw).unwrap();
@@ -47,7 +47,7 @@ impl Victim {
         Range { transfer, owner: self.net.hosts[0].incarnation, token: TOKEN.to_le_bytes(), offset: 0, len: 1 << 20 }
     }
 
-    /// Counts the time of a step, and carries out what follows from it.
+    /// Measures a step and the polling of its outputs.
     fn step<R>(&mut self, step: impl FnOnce(&mut Net) -> R) -> R {
         let begin = processor_time();
         let result = step(&mut self.net);
@@ -73,14 +73,14 @@ impl Victim {
         }
     }
 
-    /// Has the victim take these bytes, as many at a time as a transport brings.
+    /// Passes these bytes to the protocol, as many at a time as a transport reads.
     #[track_caller]
-    fn hear(&mut self, link: LinkId, bytes: &[u8]) {
-        self.hear_pieces(link, bytes, 64 << 10);
+    fn receive(&mut self, link: LinkId, bytes: &[u8]) {
+        self.receive_in_pieces(link, bytes, 64 << 10);
     }
 
     #[track_caller]
-    fn hear_pieces(&mut self, link: LinkId, bytes: &[u8], piece: usize) {
+    fn receive_in_pieces(&mut self, link: LinkId, bytes: &[u8], piece: usize) {
         let (mut used, mut there) = (0, 0);
         while there < bytes.len() {
             there = bytes.len().min(there + piece);
@@ -96,107 +96,105 @@ fn frames(numbers: impl IntoIterator<Item = u64>, message: impl Fn(u64) -> Messa
 }
 
 #[test]
-fn pulls_that_are_aborted() {
+fn aborted_pulls_take_linear_time() {
     for backwards in [false, true] {
         linear("pulls that are aborted", 2_000, |n| {
-            let mut victim = Victim::new(0);
-            let link = victim.peer(9);
-            let pulls = frames(0..n, |number| Message::Pull(victim.range(number)));
-            victim.hear(link, &pulls);
+            let mut engine = EngineUnderTest::new(0);
+            let link = engine.peer(9);
+            let pulls = frames(0..n, |number| Message::Pull(engine.range(number)));
+            engine.receive(link, &pulls);
             let abort = |number| Message::Abort { transfer: if backwards { n - 1 - number } else { number }, push: false };
-            victim.hear(link, &frames(0..n, abort));
-            victim.spent
+            engine.receive(link, &frames(0..n, abort));
+            engine.spent
         });
     }
 }
 
-/// Again and again, while the peer reads nothing: what was given up takes no room in the line either.
+/// The peer reads nothing: aborted pulls leave the send queue.
 #[test]
-fn one_pull_that_is_begun_and_aborted() {
+fn repeated_aborted_pull_takes_linear_time() {
     linear("one pull that is begun and aborted", 4_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
-        let (begin, end) = (Message::Pull(victim.range(7)), Message::Abort { transfer: 7, push: false });
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
+        let (begin, end) = (Message::Pull(engine.range(7)), Message::Abort { transfer: 7, push: false });
         let both = [frame(&begin, b""), frame(&end, b"")].concat();
-        victim.hear(link, &both.repeat(n as usize));
-        assert_eq!(victim.net.hosts[0].proto.links[link].streams.pulls(), 0);
-        victim.spent
+        engine.receive(link, &both.repeat(n as usize));
+        assert_eq!(engine.net.hosts[0].proto.links[link].streams.pulls(), 0);
+        engine.spent
     });
 }
 
 #[test]
-fn pushes_that_are_aborted() {
+fn aborted_pushes_take_linear_time() {
     linear("pushes that are aborted", 4_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
-        let pushes = frames(0..n, |number| Message::Push(victim.range(number)));
-        victim.hear(link, &pushes);
-        victim.hear(link, &frames((0..n).rev(), |transfer| Message::Abort { transfer, push: true }));
-        victim.spent
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
+        let pushes = frames(0..n, |number| Message::Push(engine.range(number)));
+        engine.receive(link, &pushes);
+        engine.receive(link, &frames((0..n).rev(), |transfer| Message::Abort { transfer, push: true }));
+        engine.spent
     });
 }
 
 #[test]
-fn answers_that_are_cancelled() {
+fn cancelled_responses_take_linear_time() {
     linear("answers that are cancelled", 1_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
         for number in 0..n {
-            victim.hear(link, &frame(&request(number, 0), b""));
+            engine.receive(link, &frame(&request(number, 0), b""));
         }
-        let requests: Vec<_> = (0..n).map(|number| victim.net.hosts[0].proto.links[link].requests[&number]).collect();
+        let requests: Vec<_> = (0..n).map(|number| engine.net.hosts[0].proto.links[link].requests[&number]).collect();
         let memory = Mem::new(vec![0; 1 << 10]);
         for request in requests {
             let reply = Reply { content: OutgoingBody::Large(memory.clone()), result: 0, shape: b"r", leases: Vec::new() };
-            assert!(victim.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
+            assert!(engine.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
         }
-        victim.hear(link, &frames((0..n).rev(), |call| Message::Cancel { call }));
-        victim.spent
+        engine.receive(link, &frames((0..n).rev(), |call| Message::Cancel { call }));
+        engine.spent
     });
 }
 
 #[test]
-fn requests_that_are_announced_and_cancelled() {
+fn cancelled_requests_take_linear_time() {
     linear("requests that are announced and cancelled", 2_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
-        victim.hear(link, &frames(0..n, |call| request(call, 1)));
-        victim.hear(link, &frames((0..n).rev(), |call| Message::Cancel { call }));
-        victim.spent
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
+        engine.receive(link, &frames(0..n, |call| request(call, 1)));
+        engine.receive(link, &frames((0..n).rev(), |call| Message::Cancel { call }));
+        engine.spent
     });
 }
 
 #[test]
-fn what_is_answered_at_once() {
-    type Said = (&'static str, fn(u64, &Victim) -> Message<'static>);
-    let messages: [Said; 6] = [
+fn messages_answered_at_once_take_linear_time() {
+    type Flood = (&'static str, fn(u64, &EngineUnderTest) -> Message<'static>);
+    let messages: [Flood; 6] = [
         ("pings", |_, _| Message::Ping),
-        ("pulls of what there is not", |n, victim| {
-            Message::Pull(Range { token: u128::from(n).to_le_bytes(), ..victim.range(n) })
-        }),
+        ("pulls of unknown tokens", |n, engine| Message::Pull(Range { token: u128::from(n).to_le_bytes(), ..engine.range(n) })),
         ("shutdowns", |call, _| Message::Shutdown { call }),
-        ("words of memory that was taken back", |n, _| Message::Revoked { token: u128::from(n).to_le_bytes() }),
-        ("ends of transfers that there are not", |transfer, _| Message::Done { transfer, status: Status::Ok }),
-        ("reports of calls that were not made", |_, _| Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }),
+        ("notifications of revoked memory", |n, _| Message::Revoked { token: u128::from(n).to_le_bytes() }),
+        ("ends of unknown transfers", |transfer, _| Message::Done { transfer, status: Status::Ok }),
+        ("reports of unknown calls", |_, _| Message::Handled { count: u32::MAX, calls: u32::MAX, bytes: u32::MAX }),
     ];
     for (what, message) in messages {
         for read in [false, true] {
             linear(what, 8_000, |n| {
-                let mut victim = Victim { read, ..Victim::new(0) };
-                let link = victim.peer(9);
-                let bytes = frames(0..n, |number| message(number, &victim));
-                victim.hear(link, &bytes);
-                victim.spent
+                let mut engine = EngineUnderTest { read, ..EngineUnderTest::new(0) };
+                let link = engine.peer(9);
+                let bytes = frames(0..n, |number| message(number, &engine));
+                engine.receive(link, &bytes);
+                engine.spent
             });
         }
     }
 }
 
 #[test]
-fn names() {
+fn declarations_take_linear_time() {
     linear("names of procedures", 2_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
         let bytes: Vec<u8> = (0..n)
             .flat_map(|number| {
                 let name = format!("name {number}");
@@ -204,221 +202,221 @@ fn names() {
                 frame(&message, b"")
             })
             .collect();
-        victim.hear(link, &bytes);
-        victim.spent
+        engine.receive(link, &bytes);
+        engine.spent
     });
 }
 
-/// A frame that comes byte by byte is looked at each time, but not all of it.
+/// A frame that arrives byte by byte is not decoded from its start for each byte.
 #[test]
-fn half_frames() {
+fn frame_in_single_bytes_takes_linear_time() {
     linear("half frames", 20_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
         let body = vec![7; n as usize];
-        victim.hear_pieces(link, &frame(&request(1, n), &body), 1);
-        victim.spent
+        engine.receive_in_pieces(link, &frame(&request(1, n), &body), 1);
+        engine.spent
     });
 }
 
-/// An engine with `count` regions that were taken back, as far as they are remembered.
-fn with_revoked(count: u64) -> Victim {
-    let mut victim = Victim::new(0);
+/// An engine with `count` revoked regions, as far as they are remembered.
+fn with_revoked(count: u64) -> EngineUnderTest {
+    let mut engine = EngineUnderTest::new(0);
     for token in 0..u128::from(count) {
-        victim.net.expose(0, TOKEN + 1 + token, vec![1], true, true);
-        victim.net.revoke(0, TOKEN + 1 + token);
+        engine.net.expose(0, TOKEN + 1 + token, vec![1], true, true);
+        engine.net.revoke(0, TOKEN + 1 + token);
     }
-    victim
+    engine
 }
 
 #[test]
-fn unknown_tokens() {
+fn unknown_tokens_take_time_independent_of_revoked_ones() {
     for message in [0, 1] {
         independent("unknown tokens, and as many that were revoked", 256, |revoked| {
-            let mut victim = with_revoked(revoked);
-            let link = victim.peer(9);
+            let mut engine = with_revoked(revoked);
+            let link = engine.peer(9);
             let unknown = |n: u64| (u128::from(n) << 64).to_le_bytes();
-            let range = victim.range(0);
+            let range = engine.range(0);
             let bytes = frames(1..4_000, |n| match message {
                 0 => Message::Pull(Range { transfer: n, token: unknown(n), ..range }),
                 _ => Message::Revoked { token: unknown(n) },
             });
-            victim.hear(link, &bytes);
-            victim.spent
+            engine.receive(link, &bytes);
+            engine.spent
         });
     }
 }
 
-/// Greetings with tickets that nobody was given, however many engines there are, of whichever incarnation.
+/// Hellos with made-up resumption tokens, beside many known engines, of the same or of other incarnations.
 #[test]
-fn tickets_that_are_made_up() {
+fn made_up_resumption_tokens_take_time_independent_of_known_engines() {
     for same in [false, true] {
-        independent("made-up tickets, and as many engines that were met", 100, |met| {
-            let mut victim = Victim::new(0);
-            for number in 0..met {
-                victim.peer(if same { 9 } else { 1000 + number });
+        independent("made-up tickets, and as many known engines", 100, |known| {
+            let mut engine = EngineUnderTest::new(0);
+            for number in 0..known {
+                engine.peer(if same { 9 } else { 1000 + number });
             }
-            let now = victim.net.now;
+            let now = engine.net.now;
             for number in 0..200 {
                 let hello = wire::Hello { resumption_token: Some(number), ..raw::hello(9) };
-                let bytes = raw::greet(wire::VERSIONS, &hello);
-                let link = victim.net.hosts[0].proto.handle_accepted("tcp://10.0.9.9:1".parse().unwrap(), now);
-                victim.hear(link, &bytes);
-                victim.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
+                let bytes = raw::encode_hello(wire::VERSIONS, &hello);
+                let link = engine.net.hosts[0].proto.handle_accepted("tcp://10.0.9.9:1".parse().unwrap(), now);
+                engine.receive(link, &bytes);
+                engine.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
             }
-            victim.spent
+            engine.spent
         });
     }
 }
 
-/// Connections that greet while others do not.
+/// Handshakes beside connections that stay silent.
 #[test]
-fn greetings_among_silent_ones() {
-    independent("greetings, and as many connections that say nothing", 1_000, |silent| {
-        let mut victim = Victim::new(0);
-        let (now, remote): (_, crate::Address) = (victim.net.now, "tcp://10.0.9.9:1".parse().unwrap());
+fn handshakes_take_time_independent_of_silent_connections() {
+    independent("handshakes, and as many silent connections", 1_000, |silent| {
+        let mut engine = EngineUnderTest::new(0);
+        let (now, remote): (_, crate::Address) = (engine.net.now, "tcp://10.0.9.9:1".parse().unwrap());
         for _ in 0..silent {
-            victim.net.hosts[0].proto.handle_accepted(remote.clone(), now);
+            engine.net.hosts[0].proto.handle_accepted(remote.clone(), now);
         }
-        victim.poll();
-        let greeting = raw::greet(wire::VERSIONS, &raw::hello(9));
+        engine.poll();
+        let hello = raw::encode_hello(wire::VERSIONS, &raw::hello(9));
         for _ in 0..500 {
-            let link = victim.step(|net| net.hosts[0].proto.handle_accepted(remote.clone(), now));
-            victim.hear(link, &greeting);
-            victim.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
+            let link = engine.step(|net| net.hosts[0].proto.handle_accepted(remote.clone(), now));
+            engine.receive(link, &hello);
+            engine.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
         }
-        victim.spent
+        engine.spent
     });
 }
 
-/// Connections that come and go, while this engine has calls and transfers under way with another peer.
+/// Connections that open and close while this engine has calls in progress with another peer.
 #[test]
-fn connections_beside_calls() {
-    independent("connections that come and go, and as many calls under way", 500, |calls| {
-        let mut victim = Victim::new(1);
+fn connections_take_time_independent_of_calls_in_progress() {
+    independent("connections that open and close, and as many calls in progress", 500, |calls| {
+        let mut engine = EngineUnderTest::new(1);
         for _ in 0..calls {
-            victim.net.call(0, 1, TestCall { timeout: Duration::from_secs(1 << 20), ..call("x") });
+            engine.net.call(0, 1, TestCall { timeout: Duration::from_secs(1 << 20), ..call("x") });
         }
-        victim.net.advance(Duration::from_secs(1));
-        let (now, remote): (_, crate::Address) = (victim.net.now, "tcp://10.0.9.9:1".parse().unwrap());
-        let hello = raw::greet(wire::VERSIONS, &raw::hello(9));
+        engine.net.advance(Duration::from_secs(1));
+        let (now, remote): (_, crate::Address) = (engine.net.now, "tcp://10.0.9.9:1".parse().unwrap());
+        let hello = raw::encode_hello(wire::VERSIONS, &raw::hello(9));
         for _ in 0..200 {
-            let link = victim.step(|net| net.hosts[0].proto.handle_accepted(remote.clone(), now));
-            victim.hear(link, &hello);
-            // One call to it, so that there is something to end.
-            let tag = victim.net.hosts[0].proto.lookup_incarnation(9).unwrap();
-            victim.step(|net| net.call_peer(0, tag.id, call("x")));
-            victim.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
+            let link = engine.step(|net| net.hosts[0].proto.handle_accepted(remote.clone(), now));
+            engine.receive(link, &hello);
+            // One call to it, so that closing has something to end.
+            let tag = engine.net.hosts[0].proto.lookup_incarnation(9).unwrap();
+            engine.step(|net| net.call_peer(0, tag.id, call("x")));
+            engine.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
         }
-        victim.spent
+        engine.spent
     });
 }
 
-/// What this engine does by itself, while a peer has asked for much and reads nothing.
+/// The engine's own operations beside many pulls of a peer that reads nothing.
 #[test]
-fn own_work_beside_pulls_that_wait() {
+fn own_operations_take_time_independent_of_waiting_pulls() {
     independent("own calls, and as many pulls that wait", 500, |pulls| {
-        let mut victim = Victim::new(1);
-        let link = victim.peer(9);
-        let bytes = frames(0..pulls, |number| Message::Pull(victim.range(number)));
-        victim.hear(link, &bytes);
-        victim.spent = Duration::ZERO;
-        let tag = victim.net.hosts[0].proto.lookup_incarnation(9).unwrap();
+        let mut engine = EngineUnderTest::new(1);
+        let link = engine.peer(9);
+        let bytes = frames(0..pulls, |number| Message::Pull(engine.range(number)));
+        engine.receive(link, &bytes);
+        engine.spent = Duration::ZERO;
+        let tag = engine.net.hosts[0].proto.lookup_incarnation(9).unwrap();
         for number in 0..200 {
-            let op = victim.step(|net| net.call_peer(0, tag.id, call("x")));
-            victim.step(|net| net.cancel(0, op));
-            victim.net.expose(0, TOKEN + 1 + number, vec![1], true, true);
-            victim.step(|net| net.revoke(0, TOKEN + 1 + number));
+            let op = engine.step(|net| net.call_peer(0, tag.id, call("x")));
+            engine.step(|net| net.cancel(0, op));
+            engine.net.expose(0, TOKEN + 1 + number, vec![1], true, true);
+            engine.step(|net| net.revoke(0, TOKEN + 1 + number));
         }
-        victim.spent
+        engine.spent
     });
 }
 
-/// Memory is taken back, however many are connected.
+/// Revocations beside many connections.
 #[test]
-fn revoking_beside_connections() {
-    independent("taking memory back, and as many connections", 200, |connections| {
-        let mut victim = Victim::new(0);
+fn revocations_take_time_independent_of_connections() {
+    independent("revocations, and as many connections", 200, |connections| {
+        let mut engine = EngineUnderTest::new(0);
         for number in 0..connections {
-            victim.peer(1000 + number);
+            engine.peer(1000 + number);
         }
         for number in 0..500 {
-            victim.net.expose(0, TOKEN + 1 + number, vec![1], true, true);
-            victim.step(|net| net.hosts[0].proto.revoke(TOKEN + 1 + number));
+            engine.net.expose(0, TOKEN + 1 + number, vec![1], true, true);
+            engine.step(|net| net.hosts[0].proto.revoke(TOKEN + 1 + number));
         }
-        victim.spent
+        engine.spent
     });
 }
 
-/// Gives a peer so many bulks, all of one memory or each of another.
-fn with_leases(count: u64, one: bool) -> (Victim, LinkId) {
-    let mut victim = Victim::new(0);
-    let link = victim.peer(9);
-    victim.hear(link, &frame(&request(1, 0), b""));
-    let request = victim.net.hosts[0].proto.links[link].requests[&1];
+/// Sends a peer this many bulks, all of one memory or each of another.
+fn with_leases(count: u64, one: bool) -> (EngineUnderTest, LinkId) {
+    let mut engine = EngineUnderTest::new(0);
+    let link = engine.peer(9);
+    engine.receive(link, &frame(&request(1, 0), b""));
+    let request = engine.net.hosts[0].proto.links[link].requests[&1];
     let token = |n: u64| if one { TOKEN } else { TOKEN + 1 + u128::from(n) };
     let leases = (0..count).map(|n| TestLease { token: token(n), number: n as u32 }).collect();
     let reply = Reply { content: OutgoingBody::Small(b""), result: 0, shape: b"r", leases };
-    assert!(victim.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
-    victim.spent = Duration::ZERO;
-    (victim, link)
+    assert!(engine.step(|net| net.hosts[0].proto.respond(request, Ok(reply))).is_ok());
+    engine.spent = Duration::ZERO;
+    (engine, link)
 }
 
 #[test]
-fn leases_that_are_released() {
+fn released_leases_take_linear_time() {
     for one in [true, false] {
         linear("leases released from the last on", 4_000, |n| {
-            let (mut victim, link) = with_leases(n, one);
+            let (mut engine, link) = with_leases(n, one);
             let release = |first| Message::Release(LeaseRange { first, count: 1 });
-            victim.hear(link, &frames((0..n).rev(), release));
-            victim.spent
+            engine.receive(link, &frames((0..n).rev(), release));
+            engine.spent
         });
-        // Of what there is not, of all, and of all again.
+        // Ranges that include leases released before.
         linear("leases released by the hundred, over and over", 4_000, |n| {
-            let (mut victim, link) = with_leases(n, one);
+            let (mut engine, link) = with_leases(n, one);
             let release = |first| Message::Release(LeaseRange { first: first % 100 * 40, count: u32::MAX });
-            victim.hear(link, &frames((0..n).rev(), release));
-            victim.spent
+            engine.receive(link, &frames((0..n).rev(), release));
+            engine.spent
         });
-        linear("leases of a peer that goes", 4_000, |n| {
-            let (mut victim, link) = with_leases(n, one);
-            victim.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
-            victim.spent
+        linear("leases of a peer that disconnects", 4_000, |n| {
+            let (mut engine, link) = with_leases(n, one);
+            engine.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
+            engine.spent
         });
     }
 }
 
-/// Parts of streams that nobody waits for.
+/// Chunks of unknown streams.
 #[test]
-fn data_for_nobody() {
-    linear("data for nobody", 4_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
+fn data_of_unknown_streams_takes_linear_time() {
+    linear("data of unknown streams", 4_000, |n| {
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
         for id in 0..n {
-            let now = victim.net.now;
+            let now = engine.net.now;
             let data = frame(&Message::Data { stream: Stream::Pull, id, offset: 0, len: 1 }, b"");
-            victim.hear(link, &data);
-            victim.step(|net| net.hosts[0].proto.handle_payload_done(link, super::PayloadStatus::Whole, now));
+            engine.receive(link, &data);
+            engine.step(|net| net.hosts[0].proto.handle_payload_done(link, super::PayloadStatus::Whole, now));
         }
-        victim.spent
+        engine.spent
     });
 }
 
-/// A peer that has much under way is hung up on.
+/// A peer with many operations in progress is disconnected.
 #[test]
-fn peers_that_go() {
-    linear("requests, pulls and pushes of a peer that goes", 1_000, |n| {
-        let mut victim = Victim::new(0);
-        let link = victim.peer(9);
-        let bytes = frames(0..n, |number| Message::Pull(victim.range(number)));
-        victim.hear(link, &bytes);
-        let bytes = frames(0..n, |number| Message::Push(victim.range(number)));
-        victim.hear(link, &bytes);
-        victim.hear(link, &frames(0..n, |call| request(call, 1)));
+fn disconnecting_a_busy_peer_takes_linear_time() {
+    linear("requests, pulls and pushes of a peer that disconnects", 1_000, |n| {
+        let mut engine = EngineUnderTest::new(0);
+        let link = engine.peer(9);
+        let bytes = frames(0..n, |number| Message::Pull(engine.range(number)));
+        engine.receive(link, &bytes);
+        let bytes = frames(0..n, |number| Message::Push(engine.range(number)));
+        engine.receive(link, &bytes);
+        engine.receive(link, &frames(0..n, |call| request(call, 1)));
         let body = pattern(1, 100);
-        victim.hear(link, &(n..2 * n).flat_map(|call| frame(&request(call, 100), &body)).collect::<Vec<u8>>());
-        victim.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
-        victim.spent
+        engine.receive(link, &(n..2 * n).flat_map(|call| frame(&request(call, 100), &body)).collect::<Vec<u8>>());
+        engine.step(|net| net.hosts[0].proto.close(link, Failure::Cancelled));
+        engine.spent
     });
 }
 
@@ -426,7 +424,7 @@ fn peers_that_go() {
 #[test]
 fn short_calls_beside_calls_that_wait_for_memory() {
     independent("short calls, and as many peers whose one-way calls wait", 4, |waiting| {
-        let mut victim = Victim::new(0);
+        let mut victim = EngineUnderTest::new(0);
         let host = &mut victim.net.hosts[0];
         host.proto.config.limits = PeerLimits { peer_bytes: 1 << 20, ..limits() };
         for number in 0..waiting {
@@ -439,7 +437,7 @@ fn short_calls_beside_calls_that_wait_for_memory() {
                 };
                 let one_way = true;
                 let message = Message::Request { call, procedure: 0, declaration, provider, budget_us, one_way, leases, size };
-                victim.net.say(raw, &message, b"abc");
+                victim.net.send_message(raw, &message, b"abc");
             }
         }
         assert_eq!(victim.net.hosts[0].inbox.len(), waiting as usize);

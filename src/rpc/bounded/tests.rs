@@ -1,3 +1,5 @@
+//! Tests of the bounded decoder: it agrees with postcard, and limits nesting, elements and memory.
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet, LinkedList, VecDeque};
 use std::ffi::CString;
@@ -22,7 +24,7 @@ enum Tree {
     Named { name: String, children: Vec<Tree>, by_key: BTreeMap<u8, Tree>, next: Option<Box<Tree>> },
 }
 
-/// About as much as a level of a recursive type takes of the stack: one level each, with many fields that have drop glue.
+/// A recursive type whose levels take much stack: many fields with drop glue each.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Wide {
@@ -60,9 +62,9 @@ struct Borrowed<'a> {
     maybe: Option<&'a str>,
 }
 
-/// A thread of an engine has no more.
-fn on_a_small_stack(story: impl FnOnce() + Send + 'static) {
-    std::thread::Builder::new().stack_size(2 << 20).spawn(story).unwrap().join().unwrap();
+/// Runs a test with the stack size of an engine's threads.
+fn on_a_small_stack(test: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().stack_size(2 << 20).spawn(test).unwrap().join().unwrap();
 }
 
 fn varint(mut number: u64) -> Vec<u8> {
@@ -80,7 +82,7 @@ fn error<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> String {
 }
 
 #[track_caller]
-fn round<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) {
+fn check_round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) {
     let bytes = postcard::to_stdvec(&value).unwrap();
     assert_eq!(decode::<T>(&bytes).as_ref(), Ok(&value));
     assert_eq!(postcard::from_bytes::<T>(&bytes), Ok(value));
@@ -93,29 +95,29 @@ fn round<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) {
 }
 
 #[test]
-fn values_come_back() {
-    round(true);
-    round((i8::MIN, i16::MIN, i32::MIN, i64::MIN, i128::MIN, isize::MIN));
-    round((u8::MAX, u16::MAX, u32::MAX, u64::MAX, u128::MAX, usize::MAX));
-    round((f32::MIN_POSITIVE, f64::INFINITY, '\0', 'ß', '🦀'));
-    round(("héllo".to_string(), String::new(), Box::<str>::from("boxed"), CString::new("c").unwrap()));
-    round(((), Unit, Newtype(9), Wrapping(9u8), NonZeroU8::MIN));
-    round((Some(Some(1u8)), Some(None::<u8>), None::<Option<u8>>, Some(()), Some(Unit)));
-    round((Ok::<u8, String>(1), Err::<u8, String>("no".into())));
-    round(([1u64, 2, 3], [(); 3], [0u8; 0], [[1u8; 2]; 32]));
-    round((vec![1u8, 2, 3], vec![u64::MAX; 300], vec![(); 5], vec![Vec::<()>::new(); 5], vec![vec![Some(1i32)]]));
-    round((VecDeque::from([1]), LinkedList::from([2]), HashSet::from([3, 4]), Box::<[u8]>::from([5])));
-    round((HashMap::from([("a".to_string(), vec![1.5f64])]), BTreeMap::from([((), Unit)])));
-    round((Arc::<str>::from("arc"), Rc::new(3), Duration::from_millis(1500), 1..5u8));
-    round(("127.0.0.1:80".parse::<SocketAddr>().unwrap(), "::1".parse::<IpAddr>().unwrap()));
+fn values_decode_as_encoded() {
+    check_round_trip(true);
+    check_round_trip((i8::MIN, i16::MIN, i32::MIN, i64::MIN, i128::MIN, isize::MIN));
+    check_round_trip((u8::MAX, u16::MAX, u32::MAX, u64::MAX, u128::MAX, usize::MAX));
+    check_round_trip((f32::MIN_POSITIVE, f64::INFINITY, '\0', 'ß', '🦀'));
+    check_round_trip(("héllo".to_string(), String::new(), Box::<str>::from("boxed"), CString::new("c").unwrap()));
+    check_round_trip(((), Unit, Newtype(9), Wrapping(9u8), NonZeroU8::MIN));
+    check_round_trip((Some(Some(1u8)), Some(None::<u8>), None::<Option<u8>>, Some(()), Some(Unit)));
+    check_round_trip((Ok::<u8, String>(1), Err::<u8, String>("no".into())));
+    check_round_trip(([1u64, 2, 3], [(); 3], [0u8; 0], [[1u8; 2]; 32]));
+    check_round_trip((vec![1u8, 2, 3], vec![u64::MAX; 300], vec![(); 5], vec![Vec::<()>::new(); 5], vec![vec![Some(1i32)]]));
+    check_round_trip((VecDeque::from([1]), LinkedList::from([2]), HashSet::from([3, 4]), Box::<[u8]>::from([5])));
+    check_round_trip((HashMap::from([("a".to_string(), vec![1.5f64])]), BTreeMap::from([((), Unit)])));
+    check_round_trip((Arc::<str>::from("arc"), Rc::new(3), Duration::from_millis(1500), 1..5u8));
+    check_round_trip(("127.0.0.1:80".parse::<SocketAddr>().unwrap(), "::1".parse::<IpAddr>().unwrap()));
     let leaf = || Box::new(Tree::Leaf);
     let node = Tree::Node(Box::new(Tree::Pair(leaf(), leaf())));
     let by_key = BTreeMap::from([(1, node.clone()), (2, Tree::Leaf)]);
-    round(Tree::Named { name: "root".into(), children: vec![node, Tree::Leaf], by_key, next: Some(leaf()) });
+    check_round_trip(Tree::Named { name: "root".into(), children: vec![node, Tree::Leaf], by_key, next: Some(leaf()) });
 }
 
 #[test]
-fn what_borrows_points_into_the_bytes() {
+fn borrowed_values_point_into_the_bytes() {
     let value =
         Borrowed { key: "key", value: &[1, 2, 3], either: "either".into(), more: vec!["one", "two"], maybe: Some("maybe") };
     let bytes = postcard::to_stdvec(&value).unwrap();
@@ -128,8 +130,8 @@ fn what_borrows_points_into_the_bytes() {
 }
 
 #[test]
-fn what_postcard_refuses_is_refused() {
-    /// Says what it is not asked.
+fn bytes_that_postcard_refuses_are_refused() {
+    /// A type that needs a self-describing format.
     #[derive(Debug, PartialEq)]
     struct Any;
     impl<'de> Deserialize<'de> for Any {
@@ -150,7 +152,7 @@ fn what_postcard_refuses_is_refused() {
 }
 
 #[test]
-fn nesting_ends_at_the_limit() {
+fn nesting_beyond_the_limit_is_refused() {
     const DEEP: usize = MAX_DEPTH as usize;
     let too_deep = || format!("nested deeper than {MAX_DEPTH} levels");
     // The innermost `Leaf` is a level too.
@@ -160,7 +162,7 @@ fn nesting_ends_at_the_limit() {
         assert_eq!(error::<Tree>(&ones(DEEP)), too_deep());
         assert_eq!(error::<Tree>(&ones(10 << 20)), too_deep());
         assert_eq!(error::<Tree>(&[3, 0, 1].repeat(1 << 20)), too_deep());
-        // Two levels each: the newtype, and the option or sequence in it. `None` is no level.
+        // Two levels each: the newtype, and the option or sequence in it. `None` is not a level.
         assert!(decode::<Nest>(&ones(DEEP / 2 - 1)).is_ok());
         assert_eq!(error::<Nest>(&ones(DEEP / 2)), too_deep());
         assert!(decode::<Chain>(&ones(DEEP / 2 - 1)).is_ok());
@@ -171,7 +173,7 @@ fn nesting_ends_at_the_limit() {
 }
 
 #[test]
-fn the_deepest_fits_a_small_stack() {
+fn deepest_nesting_fits_a_small_stack() {
     on_a_small_stack(|| {
         let empty = [vec![0; 3], vec![0; 32], vec![0; 4]].concat();
         let link = [&[1], &empty[..], &empty[..]].concat();
@@ -184,13 +186,13 @@ fn the_deepest_fits_a_small_stack() {
 }
 
 #[test]
-fn a_list_is_no_deeper_for_being_long() {
-    round(vec![Some(Newtype(1)); 10_000]);
-    round((0..10_000u32).map(|key| (key, Some(vec![Unit]))).collect::<BTreeMap<_, _>>());
+fn long_list_counts_as_one_level() {
+    check_round_trip(vec![Some(Newtype(1)); 10_000]);
+    check_round_trip((0..10_000u32).map(|key| (key, Some(vec![Unit]))).collect::<BTreeMap<_, _>>());
 }
 
 #[test]
-fn elements_of_no_bytes_run_out() {
+fn zero_sized_elements_beyond_the_bound_are_refused() {
     let started = Instant::now();
     for length in [u64::MAX, u64::MAX / 2, 1 << 40, FREE_ELEMENTS as u64 + 11] {
         let bytes = varint(length);
@@ -203,7 +205,7 @@ fn elements_of_no_bytes_run_out() {
         assert_eq!(error::<BTreeMap<(), Unit>>(&bytes), too_many);
         assert_eq!(error::<Vec<u64>>(&bytes), too_many);
     }
-    // Every one of these is within the bounds, but not all of them.
+    // Each of these is within the bounds, but all together are not.
     let half = varint(FREE_ELEMENTS as u64 / 2);
     let nested = [varint(1000), half.repeat(1000)].concat();
     assert_eq!(error::<Vec<Vec<()>>>(&nested), format!("more elements than {} bytes can hold", nested.len()));
@@ -213,8 +215,8 @@ fn elements_of_no_bytes_run_out() {
 }
 
 #[test]
-fn a_lie_makes_no_room() {
-    /// Keeps the most that it was told to expect.
+fn announced_length_is_not_a_size_hint_beyond_the_bytes() {
+    /// Checks the size hint of a map.
     struct Hints;
     impl<'de> Deserialize<'de> for Hints {
         fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> std::result::Result<Hints, D::Error> {
@@ -239,7 +241,7 @@ fn a_lie_makes_no_room() {
 }
 
 #[test]
-fn a_bound_holds_though_its_error_is_swallowed() {
+fn exceeded_bound_fails_though_the_type_ignores_its_error() {
     #[derive(Debug)]
     struct Careless;
     impl<'de> Deserialize<'de> for Careless {
@@ -251,7 +253,7 @@ fn a_bound_holds_though_its_error_is_swallowed() {
     assert_eq!(error::<Careless>(&varint(u64::MAX)), "more elements than 10 bytes can hold");
 }
 
-/// What a value takes of memory beside its own size, by the decoder's count.
+/// The heap memory of a value, as the decoder accounts it.
 fn memory<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> usize {
     let bytes = postcard::to_stdvec(value).unwrap();
     let (decoded, memory) = decode_within::<T>(&bytes, &mut |_| Some(usize::MAX)).unwrap();
@@ -267,7 +269,7 @@ enum Large {
 }
 
 #[test]
-fn memory_is_counted() {
+fn memory_of_values_is_accounted() {
     const N: usize = 1000;
     assert_eq!(memory(&(1u64, 2u8, Some(3u32), (4, 5))), 0);
     assert_eq!(memory(&[7u64; 32]), 0);
@@ -292,9 +294,9 @@ fn memory_is_counted() {
 }
 
 #[test]
-fn memory_is_asked_for() {
+fn memory_beyond_the_free_amount_is_requested() {
     let bytes = postcard::to_stdvec(&vec![String::new(); 100_000]).unwrap();
-    // As long as it is given.
+    // Granted step by step.
     let mut asked = Vec::new();
     let given = decode_within::<Vec<String>>(&bytes, &mut |memory| {
         asked.push(memory);
@@ -304,7 +306,7 @@ fn memory_is_asked_for() {
     assert!(asked.len() < 10 && asked[0] > free_memory(bytes.len()) && asked[0] < free_memory(bytes.len()) + 100, "{asked:?}");
     let refused = decode_within::<Vec<String>>(&bytes, &mut |memory| (memory <= 1_000_000).then_some(1_000_000));
     assert_eq!(refused.unwrap_err(), "the values in 100003 bytes would take more than 1000000 bytes of memory");
-    // What takes hardly more than it did in the message, and what is small, needs no question.
+    // Values that take hardly more memory than their bytes, and small values, are not asked about.
     let numbers = postcard::to_stdvec(&vec![f64::MAX; 100]).unwrap();
     let text = postcard::to_stdvec(&"a".repeat(100_000)).unwrap();
     let few = postcard::to_stdvec(&vec![String::new(); 40]).unwrap();
@@ -317,12 +319,12 @@ fn memory_is_asked_for() {
     assert!(decode_within::<Vec<String>>(&few, &mut |memory| panic!("{memory} bytes")).is_ok());
 }
 
-/// What plain postcard says of the same bytes, but for the bounds.
+/// Compares the result with that of plain postcard, except for the bounds.
 fn compare<'a, T: Deserialize<'a> + Serialize>(bytes: &'a [u8]) {
     let ours = decode::<T>(bytes);
     let len = bytes.len();
     match (postcard::take_from_bytes::<T>(bytes), ours) {
-        // Encoded again: a NaN is not equal to itself.
+        // Compares the encodings, since a NaN is not equal to itself.
         (Ok((plain, [])), Ok(ours)) => {
             assert_eq!(postcard::to_stdvec(&plain).unwrap(), postcard::to_stdvec(&ours).unwrap());
         }
@@ -352,7 +354,7 @@ fn tree() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// Small numbers are lengths and variants that could be.
+/// Random bytes; small ones are plausible lengths and variants.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..200),
@@ -363,7 +365,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn random_bytes_are_what_postcard_says(bytes in bytes()) {
+    fn random_bytes_decode_as_postcard_decodes_them(bytes in bytes()) {
         compare::<u128>(&bytes);
         compare::<(i8, i16, i32, i64, i128, bool, char)>(&bytes);
         compare::<(String, f64, Option<f32>)>(&bytes);
@@ -389,14 +391,14 @@ proptest! {
     }
 
     #[test]
-    fn trees_come_back(tree in tree()) {
+    fn trees_decode_as_encoded(tree in tree()) {
         let bytes = postcard::to_stdvec(&tree).unwrap();
         compare::<Tree>(&bytes);
         prop_assert_eq!(decode::<Tree>(&bytes), Ok(tree));
     }
 
     #[test]
-    fn records_come_back(
+    fn records_decode_as_encoded(
         value: (Vec<u8>, Vec<u64>, String, Option<(i32, i128)>, std::result::Result<char, bool>),
         map: HashMap<String, Vec<Option<u16>>>,
     ) {

@@ -1,6 +1,6 @@
-//! A host among liars, and one honest peer: what each of them does is a script. Whatever it is, nothing panics, memory that
-//! is not exposed for it is neither written nor told, little is allocated, what is done with the honest peer succeeds, each
-//! operation ends exactly once, and in the end nothing is left over.
+//! A host between adversaries and one honest peer, all driven by a script. Whatever the script is: nothing panics, memory
+//! that is not exposed to an adversary is neither read nor written, allocations are bounded, operations with the honest peer
+//! succeed, each operation ends exactly once, and at the end nothing is left over.
 
 mod seeds;
 mod steps;
@@ -14,7 +14,7 @@ use super::env::{Mem, Op, TestEnv, TestLease, allocated, live};
 use super::fuzzing::modest;
 use super::host::{self, ArrivedRequest, OperationId, TestOutcome, served};
 use super::net::{Net, TestCall, call};
-use super::raw::{Raw, greet, hello};
+use super::raw::{Raw, encode_hello, hello};
 use super::wire::{self, BorrowedBytes, Declare, Frame, Hello, MAGIC, Message, ParsedHandshake, Range, Stream};
 use super::{AccessPolicy, Config, LeaseRange, LinkId, Memory, Mode, PeerId, PeerLimits, Remote, Status, wire_id};
 use crate::fuzzing::script::read_all;
@@ -23,20 +23,20 @@ use steps::*;
 
 const STEPS: usize = 120;
 const SLOTS: usize = 6;
-/// Payloads of the host and its honest peer come in chunks of this size, so that several take little time.
+/// Payloads of the host and its honest peer come in chunks of this size, so that streams of several chunks take little time.
 const CHUNK: usize = 4096;
-/// Longest payload that a liar sends, or buffer that is exposed.
+/// Longest payload that an adversary sends, and longest buffer that is exposed.
 const LONG: usize = 20_000;
-/// What is never told to a liar.
+/// The content of all memory that must not reach an adversary.
 const SECRET: u8 = 0xd5;
-/// Of this all payloads of liars are made, but for noise.
+/// The content of all payloads of adversaries, except in random bytes.
 const PAYLOAD: u8 = 0x77;
-/// What is exposed at the honest peer.
+/// The token of the memory that the honest peer exposes.
 const HONEST: u128 = 0x4041_4243;
-/// Exposed at the host, and nobody is told.
+/// The token of memory of the host that is never sent.
 const HIDDEN: u128 = 0xfeed_0000_0000_0000_0000_0000_0000_beef;
 
-/// Exposed at the host.
+/// Memory that the host exposes.
 struct Slot {
     token: u128,
     memory: Mem,
@@ -46,10 +46,10 @@ struct Slot {
     before: Vec<u8>,
 }
 
-/// What an operation of the host must have done.
+/// The expected result of an operation of the host.
 enum Check {
     Anything,
-    /// From a liar: all of it, whatever it is.
+    /// Pulled from an adversary: if it succeeds, all bytes are there.
     Fetched,
     Answered(Vec<u8>),
     Pulled(Vec<u8>),
@@ -59,8 +59,8 @@ enum Check {
 struct BegunOperation {
     op: Op,
     check: Check,
-    /// All of the block that the operation's memory is in the middle of.
-    around: Option<(Mem, bool)>,
+    /// The block that has the operation's memory in its middle, and whether it is a pull.
+    surrounding: Option<(Mem, bool)>,
 }
 
 /// Bytes on either side of a transfer's memory.
@@ -68,36 +68,36 @@ const AROUND: usize = 32;
 
 struct Scene {
     net: Net,
-    liars: Vec<Raw>,
+    adversaries: Vec<Raw>,
     listener: PeerId,
     slots: Vec<Option<Slot>>,
     tokens: Vec<u128>,
     begun: Vec<BegunOperation>,
-    /// Numbers that mean something at the host.
+    /// Numbers of operations at the host.
     known: Vec<u64>,
-    /// How much of each stream each liar has sent.
+    /// How many bytes of each stream each adversary has sent.
     sent: HashMap<(usize, Stream, u64), u64>,
     held: Vec<(LinkId, LeaseRange)>,
     hidden: Mem,
     honest: Mem,
     next: u32,
     wires: usize,
-    /// Somebody has said what may be anything.
-    noisy: bool,
+    /// An adversary has sent bytes that may decode as anything.
+    sent_random_bytes: bool,
 }
 
-/// Plays a script.
+/// Runs a script.
 pub fn conversation(bytes: &[u8]) {
     let mut scene = Scene::new();
     for step in read_all::<Step>(bytes, STEPS) {
         scene.step(&step);
-        scene.look();
+        scene.check_invariants();
     }
     scene.finish();
 }
 
-/// `len` bytes that differ with `seed` and with their place; made once, since there are many.
-fn stretch(seed: u64, len: usize) -> Vec<u8> {
+/// `len` bytes that differ with `seed` and offset; cut from one buffer to be fast.
+fn test_bytes(seed: u64, len: usize) -> Vec<u8> {
     static ALL: LazyLock<Vec<u8>> = LazyLock::new(|| super::env::pattern(1, LONG + 4096));
     ALL[seed as usize % 4096..][..len].to_vec()
 }
@@ -108,17 +108,17 @@ fn text(n: u64) -> String {
 
 impl Scene {
     fn new() -> Scene {
-        // The honest peer takes whatever it is asked for.
+        // The honest peer refuses no request.
         let patient = Config { limits: PeerLimits { peer_requests: 1000, ..modest().limits }, ..modest() };
         let mut net = Net::with(vec![(Config { remote_shutdown: true, ..modest() }, true), (patient, true)]);
         net.hosts[1].echo = true;
         let hidden = net.expose(0, HIDDEN, vec![SECRET; 1000], true, true);
-        let honest = net.expose(1, HONEST, stretch(1, LONG), true, false);
-        let listener = net.played_peer(0);
+        let honest = net.expose(1, HONEST, test_bytes(1, LONG), true, false);
+        let listener = net.test_peer(0);
         let slots = (0..SLOTS).map(|_| None).collect();
         let mut scene = Scene {
             net,
-            liars: Vec::new(),
+            adversaries: Vec::new(),
             listener,
             slots,
             tokens: vec![1; SLOTS],
@@ -130,18 +130,18 @@ impl Scene {
             honest,
             next: 0,
             wires: 0,
-            noisy: false,
+            sent_random_bytes: false,
         };
-        // One who has dialled, and one who was dialled.
+        // One adversary that dialled, and one that the host dialled.
         scene.net.raw_dial(0);
-        scene.call(&Whom::Listener, 1, 10, false, 30_000, 0);
+        scene.call(&Target::Listener, 1, 10, false, 30_000, 0);
         scene.visit(0, 1);
         scene.net.advance(scene.net.settings.delay);
-        scene.look();
-        for raw in scene.liars.clone() {
-            scene.net.say_bytes(raw, greet(wire::VERSIONS, &hello(50 + raw.wire as u64)));
+        scene.check_invariants();
+        for raw in scene.adversaries.clone() {
+            scene.net.send_bytes(raw, encode_hello(wire::VERSIONS, &hello(50 + raw.wire as u64)));
         }
-        scene.look();
+        scene.check_invariants();
         allocated();
         scene
     }
@@ -169,7 +169,7 @@ impl Scene {
         }
     }
 
-    /// Of what really is there.
+    /// The length of memory or of a body that the host really allocates.
     fn len(&self, size: &Size) -> usize {
         (self.size(size) % (LONG as u64 + 1)) as usize
     }
@@ -220,17 +220,17 @@ impl Scene {
         }
     }
 
-    /// What a liar says, as bytes.
-    fn saying(&mut self, who: usize, saying: &Saying) -> Vec<u8> {
+    /// Encodes what an adversary sends.
+    fn encode_message(&mut self, sender: usize, input: &AdversaryMessage) -> Vec<u8> {
         const BODY: [u8; 256] = [0x5a; 256];
-        self.noisy |= matches!(saying, Saying::Noise { .. } | Saying::Framed { .. });
+        self.sent_random_bytes |= matches!(input, AdversaryMessage::RandomBytes { .. } | AdversaryMessage::Framed { .. });
         let claimed = |scene: &Scene, claim: &Claim, len: u8| match claim {
             Claim::True => u64::from(len),
             Claim::False { size } => scene.size(size),
         };
         let shape_of = |len: &u8| BorrowedBytes(&BODY[..usize::from(*len) % 9]);
-        let (message, body) = match saying {
-            Saying::Request { call, procedure, name, budget, how, shape, leases, body, claim } => {
+        let (message, body) = match input {
+            AdversaryMessage::Request { call, procedure, name, budget, how, shape, leases, body, claim } => {
                 let call = self.number(call);
                 self.known.push(call);
                 let name = [None, Some("echo"), Some("other"), Some("")][usize::from(*name) % 4];
@@ -247,39 +247,45 @@ impl Scene {
                 };
                 (message, &BODY[..usize::from(*body)])
             }
-            Saying::Response { call, shape, leases, body, claim } => {
+            AdversaryMessage::Response { call, shape, leases, body, claim } => {
                 let (call, leases, size) = (self.number(call), self.leases(leases), claimed(self, claim, *body));
                 (
                     Message::Response { call, result: u32::from(*shape) / 64, shape: shape_of(shape), leases, size },
                     &BODY[..usize::from(*body)],
                 )
             }
-            Saying::Refuse { call, status } => {
+            AdversaryMessage::Refuse { call, status } => {
                 (Message::Refuse { call: self.number(call), status: self.status(status) }, &BODY[..0])
             }
-            Saying::Cancel { call } => (Message::Cancel { call: self.number(call) }, &BODY[..0]),
-            Saying::Pull { range } => (Message::Pull(self.range(range)), &BODY[..0]),
-            Saying::Push { range } => (Message::Push(self.range(range)), &BODY[..0]),
-            Saying::Done { transfer, status } => {
+            AdversaryMessage::Cancel { call } => (Message::Cancel { call: self.number(call) }, &BODY[..0]),
+            AdversaryMessage::Pull { range } => (Message::Pull(self.range(range)), &BODY[..0]),
+            AdversaryMessage::Push { range } => (Message::Push(self.range(range)), &BODY[..0]),
+            AdversaryMessage::Done { transfer, status } => {
                 (Message::Done { transfer: self.number(transfer), status: self.status(status) }, &BODY[..0])
             }
-            Saying::Abort { transfer, push } => (Message::Abort { transfer: self.number(transfer), push: *push }, &BODY[..0]),
-            Saying::Data { stream, id, offset, len, good } => return self.data(who, *stream, id, offset, len, *good),
-            Saying::Ping => (Message::Ping, &BODY[..0]),
-            Saying::Pong => (Message::Pong, &BODY[..0]),
-            Saying::Goodbye => (Message::Goodbye, &BODY[..0]),
-            Saying::Release { leases } => (Message::Release(self.leases(leases)), &BODY[..0]),
-            Saying::Revoked { token } => (Message::Revoked { token: self.token(token).to_le_bytes() }, &BODY[..0]),
-            Saying::Ticket { ticket } => (Message::ResumptionToken { token: self.number(ticket).into() }, &BODY[..0]),
-            Saying::Handled { count } => {
+            AdversaryMessage::Abort { transfer, push } => {
+                (Message::Abort { transfer: self.number(transfer), push: *push }, &BODY[..0])
+            }
+            AdversaryMessage::Data { stream, id, offset, len, good } => {
+                return self.data(sender, *stream, id, offset, len, *good);
+            }
+            AdversaryMessage::Ping => (Message::Ping, &BODY[..0]),
+            AdversaryMessage::Pong => (Message::Pong, &BODY[..0]),
+            AdversaryMessage::Goodbye => (Message::Goodbye, &BODY[..0]),
+            AdversaryMessage::Release { leases } => (Message::Release(self.leases(leases)), &BODY[..0]),
+            AdversaryMessage::Revoked { token } => (Message::Revoked { token: self.token(token).to_le_bytes() }, &BODY[..0]),
+            AdversaryMessage::ResumptionToken { token_number } => {
+                (Message::ResumptionToken { token: self.number(token_number).into() }, &BODY[..0])
+            }
+            AdversaryMessage::Handled { count } => {
                 let count = self.number(count) as u32;
                 (Message::Handled { count, calls: count, bytes: count }, &BODY[..0])
             }
-            Saying::Shutdown { call } => (Message::Shutdown { call: self.number(call) }, &BODY[..0]),
-            Saying::Noise { bytes } => return bytes.clone(),
-            Saying::Framed { bytes, head } => return super::fuzzing::framed(bytes, *head),
+            AdversaryMessage::Shutdown { call } => (Message::Shutdown { call: self.number(call) }, &BODY[..0]),
+            AdversaryMessage::RandomBytes { bytes } => return bytes.clone(),
+            AdversaryMessage::Framed { bytes, head } => return super::fuzzing::framed(bytes, *head),
         };
-        // Some bodies have checksums, and of those some a wrong one.
+        // Some bodies have checksums, and some of those are wrong.
         let mut bytes = Vec::new();
         wire::put(&mut bytes, &message, body, body.len() % 2 == 1);
         if body.len() % 4 == 3 {
@@ -289,11 +295,11 @@ impl Scene {
         bytes
     }
 
-    fn data(&mut self, who: usize, stream: u8, id: &Number, offset: &Offset, len: &Size, good: bool) -> Vec<u8> {
+    fn data(&mut self, sender: usize, stream: u8, id: &Number, offset: &Offset, len: &Size, good: bool) -> Vec<u8> {
         let stream = [Stream::Pull, Stream::Push, Stream::Request, Stream::Response][usize::from(stream) % 4];
         let id = self.number(id);
         let len = self.size(len);
-        let sent = self.sent.entry((who, stream, id)).or_default();
+        let sent = self.sent.entry((sender, stream, id)).or_default();
         let offset = match offset {
             Offset::Next => *sent,
             Offset::At { size } => {
@@ -301,84 +307,84 @@ impl Scene {
                 self.size(&size)
             }
         };
-        // What is too much to be sent is said and not sent.
+        // A payload that is too long is announced and not sent.
         let whole = len <= LONG as u64;
         let mut bytes = Vec::new();
         wire::put(&mut bytes, &Message::Data { stream, id, offset, len: len as u32 }, &[], false);
         if whole {
-            *self.sent.entry((who, stream, id)).or_default() = offset.wrapping_add(len);
+            *self.sent.entry((sender, stream, id)).or_default() = offset.wrapping_add(len);
             bytes.resize(bytes.len() + len as usize, PAYLOAD);
             bytes.push(u8::from(good));
         }
         bytes
     }
 
-    fn liar(&self, who: u8) -> (usize, Raw) {
-        let at = usize::from(who) % self.liars.len();
-        (at, self.liars[at])
+    fn adversary(&self, sender: u8) -> (usize, Raw) {
+        let at = usize::from(sender) % self.adversaries.len();
+        (at, self.adversaries[at])
     }
 
-    fn peer(&mut self, whom: &Whom) -> PeerId {
-        match whom {
-            Whom::Honest => self.net.peer(0, 1),
-            Whom::Listener => self.listener,
-            Whom::Liar { which } => {
-                let (_, raw) = self.liar(*which);
+    fn peer(&mut self, target: &Target) -> PeerId {
+        match target {
+            Target::Honest => self.net.peer(0, 1),
+            Target::Listener => self.listener,
+            Target::Adversary { which } => {
+                let (_, raw) = self.adversary(*which);
                 let link = self.net.raw_link(raw).and_then(|(_, link)| self.net.hosts[0].proto.links.get(link));
                 link.and_then(|link| link.peer).unwrap_or(self.listener)
             }
         }
     }
 
-    fn tickets(&mut self, count: u8) -> Vec<TestLease> {
+    fn new_leases(&mut self, count: u8) -> Vec<TestLease> {
         let from = self.next;
         self.next += u32::from(count);
         (from..self.next).map(|number| TestLease { token: self.tokens[number as usize % SLOTS], number }).collect()
     }
 
-    /// Takes note of an operation of the host's.
-    fn began(&mut self, op: Op, check: Check, around: Option<(Mem, bool)>) {
+    /// Records an operation of the host.
+    fn record(&mut self, op: Op, check: Check, surrounding: Option<(Mem, bool)>) {
         match self.net.hosts[0].ids.get(&op) {
             Some(OperationId::Call(id)) => self.known.push(wire_id(*id)),
             Some(OperationId::Transfer(id)) => self.known.push(wire_id(*id)),
             None => {}
         }
-        self.begun.push(BegunOperation { op, check, around });
+        self.begun.push(BegunOperation { op, check, surrounding });
     }
 
-    fn call(&mut self, whom: &Whom, procedure: u8, len: usize, one_way: bool, patience: u16, leases: u8) {
-        let peer = self.peer(whom);
+    fn call(&mut self, target: &Target, procedure: u8, len: usize, one_way: bool, patience: u16, leases: u8) {
+        let peer = self.peer(target);
         let procedure = u32::from(procedure % 3);
         let name = ["echo", "other", "third"][procedure as usize];
-        let body = stretch(7, len);
-        // What one lease stands for takes more than that.
-        let leases = self.tickets((len / 32).min(usize::from(leases % 4)) as u8);
-        let patient = patience >= 1000 && *whom == Whom::Honest;
+        let body = test_bytes(7, len);
+        // Each bulk takes at least this much of the body.
+        let leases = self.new_leases((len / 32).min(usize::from(leases % 4)) as u8);
+        let patient = patience >= 1000 && *target == Target::Honest;
         let check = if patient && !one_way { Check::Answered(served(&body)) } else { Check::Anything };
         let timeout = Duration::from_millis(patience.into());
         let op = self.net.call_peer(0, peer, TestCall { procedure, name, one_way, timeout, leases, ..call(body) });
-        self.began(op, check, None);
+        self.record(op, check, None);
     }
 
-    fn transfer(&mut self, pull: bool, whom: &Whom, (token, offset): (u128, u64), len: usize, patience: u16) {
-        let peer = self.peer(whom);
+    fn transfer(&mut self, pull: bool, target: &Target, (token, offset): (u128, u64), len: usize, patience: u16) {
+        let peer = self.peer(target);
         let owner = self.net.hosts[0].proto.peers.get(peer).and_then(|peer| peer.incarnation).unwrap_or(51);
-        let around = Mem::new(vec![SECRET; len + 2 * AROUND]);
-        let near = around.part(AROUND, len).expect("it lies inside");
+        let surrounding = Mem::new(vec![SECRET; len + 2 * AROUND]);
+        let near = surrounding.part(AROUND, len).expect("it lies inside");
         if !pull && len > 0 {
             near.write(0, &vec![0x11; len]);
         }
         let inside = usize::try_from(offset).ok().and_then(|offset| Some(offset..offset.checked_add(len)?));
-        let expected = inside.and_then(|range| stretch(1, LONG).get(range).map(<[u8]>::to_vec));
+        let expected = inside.and_then(|range| test_bytes(1, LONG).get(range).map(<[u8]>::to_vec));
         let check = match expected {
-            Some(expected) if pull && *whom == Whom::Honest && token == HONEST && patience >= 1000 => Check::Pulled(expected),
-            _ if pull && *whom != Whom::Honest => Check::Fetched,
+            Some(expected) if pull && *target == Target::Honest && token == HONEST && patience >= 1000 => Check::Pulled(expected),
+            _ if pull && *target != Target::Honest => Check::Fetched,
             _ if pull => Check::Anything,
             _ => Check::Pushed,
         };
         let remote = Remote { peer, owner, token, offset, keys: None };
         let op = self.net.transfer_to(0, pull, remote, &near, Duration::from_millis(patience.into()));
-        self.began(op, check, Some((around, pull)));
+        self.record(op, check, Some((surrounding, pull)));
     }
 
     fn expose(&mut self, slot: u8, len: usize, mode: u8) {
@@ -388,8 +394,8 @@ impl Scene {
         let token = u128::from(self.next) << 64 | 7;
         let access = Mode { read: mode & 1 == 0, write: mode & 2 == 2 };
         let only = mode & 12 == 12;
-        // What may be read shows where it comes from.
-        let before = if access.read && !only { stretch(token as u64, len) } else { vec![SECRET; len] };
+        // Readable memory shows where it comes from.
+        let before = if access.read && !only { test_bytes(token as u64, len) } else { vec![SECRET; len] };
         let memory = self.net.expose(0, token, before.clone(), access.read, access.write);
         if only {
             let peer = self.net.peer(0, 1);
@@ -409,14 +415,14 @@ impl Scene {
             slot.check();
             self.net.revoke(0, slot.token);
             let pushed = |link: &PeerLink<TestEnv>| link.pushes.values().any(|push| push.token == slot.token);
-            assert!(!self.net.hosts[0].proto.links.values().any(pushed), "a push into memory that was taken back goes on");
+            assert!(!self.net.hosts[0].proto.links.values().any(pushed), "a push into revoked memory goes on");
         }
     }
 
-    /// What the honest peer wants of the host.
+    /// The honest peer calls the host, and pulls from a slot.
     fn visit(&mut self, slot: u8, len: usize) {
-        let leases = self.tickets((len / 32).min(2) as u8);
-        self.net.call(1, 0, TestCall { leases, ..call(stretch(3, len)) });
+        let leases = self.new_leases((len / 32).min(2) as u8);
+        self.net.call(1, 0, TestCall { leases, ..call(test_bytes(3, len)) });
         let Some(slot) = &self.slots[usize::from(slot) % SLOTS] else { return };
         let near = Mem::new(vec![0; len.min(slot.memory.len())]);
         let token = slot.token;
@@ -432,8 +438,8 @@ impl Scene {
         self.held.push((link, leases));
         match reply {
             Ok((len, leases)) => {
-                let leases = self.tickets((len / 32).min(usize::from(leases % 4)) as u8);
-                let body = stretch(5, len);
+                let leases = self.new_leases((len / 32).min(usize::from(leases % 4)) as u8);
+                let body = test_bytes(5, len);
                 self.net.with_host(0, |host| {
                     host.leased.extend(leases.iter().cloned());
                     let _ = host.proto.respond(request, Ok(host::reply(&body, leases)));
@@ -445,20 +451,20 @@ impl Scene {
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Say { who, what } => {
-                let (at, raw) = self.liar(*who);
-                let bytes = self.saying(at, what);
-                self.net.say_bytes(raw, bytes);
+            Step::Send { sender, what } => {
+                let (at, raw) = self.adversary(*sender);
+                let bytes = self.encode_message(at, what);
+                self.net.send_bytes(raw, bytes);
             }
-            Step::Mumble { who, what } => {
-                let (at, raw) = self.liar(*who);
-                let bytes = self.saying(at, what);
-                self.net.mumble(raw, bytes);
+            Step::SendBuffered { sender, what } => {
+                let (at, raw) = self.adversary(*sender);
+                let bytes = self.encode_message(at, what);
+                self.net.queue_bytes(raw, bytes);
             }
             Step::Dial => drop(self.net.raw_dial(0)),
-            Step::Greet { who, incarnation, ticket, claims, limit } => {
-                let (_, raw) = self.liar(*who);
-                // Its own, another liar's, the honest peer's, the host's.
+            Step::Handshake { sender, incarnation, token_number, claims, limit } => {
+                let (_, raw) = self.adversary(*sender);
+                // Its own, another adversary's, the honest peer's, or the host's.
                 let incarnation = match incarnation % 8 {
                     0 => self.net.hosts[0].incarnation,
                     1 => self.net.hosts[1].incarnation,
@@ -471,31 +477,31 @@ impl Scene {
                     &["shm://x", "tcp://0.0.0.0:9"],
                 ];
                 let addresses = claimed[usize::from(*claims) % 4].iter().map(|address| address.parse().expect("an address"));
-                let ticket = (claims & 4 == 4).then(|| self.number(ticket).into());
+                let token_number = (claims & 4 == 4).then(|| self.number(token_number).into());
                 let max_message = if claims & 8 == 8 { self.size(limit) } else { 1 << 20 };
                 let checksums = claims & 16 == 16;
                 let hello =
-                    Hello { incarnation, max_message, addresses: addresses.collect(), resumption_token: ticket, checksums };
-                self.net.say_bytes(raw, greet(wire::VERSIONS, &hello));
+                    Hello { incarnation, max_message, addresses: addresses.collect(), resumption_token: token_number, checksums };
+                self.net.send_bytes(raw, encode_hello(wire::VERSIONS, &hello));
             }
-            Step::HangUp { who } => {
-                let (_, raw) = self.liar(*who);
+            Step::HangUp { sender } => {
+                let (_, raw) = self.adversary(*sender);
                 self.net.hang_up(raw);
             }
-            Step::Call { whom, procedure, len, one_way, patience, leases } => {
-                self.call(whom, *procedure, self.len(len), *one_way, *patience, *leases);
+            Step::Call { target, procedure, len, one_way, patience, leases } => {
+                self.call(target, *procedure, self.len(len), *one_way, *patience, *leases);
             }
-            Step::Pull { whom, token, offset, len, patience } => {
-                self.transfer(true, whom, (self.token(token), self.size(offset)), self.len(len), *patience);
+            Step::Pull { target, token, offset, len, patience } => {
+                self.transfer(true, target, (self.token(token), self.size(offset)), self.len(len), *patience);
             }
-            Step::Push { whom, token, offset, len, patience } => {
-                self.transfer(false, whom, (self.token(token), self.size(offset)), self.len(len), *patience);
+            Step::Push { target, token, offset, len, patience } => {
+                self.transfer(false, target, (self.token(token), self.size(offset)), self.len(len), *patience);
             }
             Step::Expose { slot, len, mode } => self.expose(*slot, self.len(len), *mode),
             Step::Revoke { slot } => self.revoke(*slot),
             Step::Answer { which, len, leases } => self.answer(*which, Ok((self.len(len), *leases))),
-            Step::Decline { which, status } => self.answer(*which, Err(self.status(status))),
-            Step::Abandon { which } => {
+            Step::Refuse { which, status } => self.answer(*which, Err(self.status(status))),
+            Step::CancelOperation { which } => {
                 let at = usize::from(*which) % self.begun.len();
                 let begun = &mut self.begun[at];
                 if !self.net.hosts[0].is_done(begun.op) {
@@ -503,7 +509,7 @@ impl Scene {
                     self.net.cancel(0, begun.op);
                 }
             }
-            Step::LetGo { which } => {
+            Step::ReleaseLeases { which } => {
                 if !self.held.is_empty() {
                     let (link, leases) = self.held.swap_remove(usize::from(*which) % self.held.len());
                     self.net.with_host(0, |host| host.proto.release(link, leases));
@@ -511,16 +517,16 @@ impl Scene {
             }
             Step::Visit { slot, len } => self.visit(*slot, self.len(len)),
             Step::Wait { ms } => self.net.advance(Duration::from_millis((ms % 5000).into())),
-            Step::Cut { who } => {
-                let (_, raw) = self.liar(*who);
+            Step::Cut { sender } => {
+                let (_, raw) = self.adversary(*sender);
                 self.net.cut(raw.wire);
             }
             Step::Drain => self.net.with_host(0, |host| host.proto.begin_shutdown()),
         }
     }
 
-    /// After each step.
-    fn look(&mut self) {
+    /// Checks what must hold after each step.
+    fn check_invariants(&mut self) {
         while self.wires < self.net.wires.len() {
             let wire = &self.net.wires[self.wires];
             for end in &wire.ends {
@@ -528,18 +534,18 @@ impl Scene {
                     host.proto.set_chunk(link, CHUNK);
                 }
             }
-            self.liars.extend(self.net.raw_at(self.wires));
+            self.adversaries.extend(self.net.raw_at(self.wires));
             self.wires += 1;
         }
         let limit = modest();
         let (largest, total) = allocated();
         assert!(largest <= limit.max_message, "{largest} bytes were allocated at once, {total} in all");
-        // Bodies that are claimed: as many as requests may be in progress on each link, and one for each call of the host's.
-        let most = (self.liars.len() + 1) * limit.limits.peer_requests + self.begun.len();
+        // Announced bodies: as many as requests may be in progress on each link, and one for each call of the host.
+        let most = (self.adversaries.len() + 1) * limit.limits.peer_requests + self.begun.len();
         assert!(live() <= most * limit.max_message, "{} bytes are kept", live());
         let waiting = self.net.hosts[0].inbox.len();
         assert!(waiting <= (self.net.wires.len()) * limit.limits.peer_requests, "{waiting} requests wait");
-        assert!(self.hidden.bytes() == [SECRET; 1000], "memory was written whose token nobody knows");
+        assert!(self.hidden.bytes() == [SECRET; 1000], "memory was written without its token");
         for slot in self.slots.iter().flatten() {
             slot.check();
         }
@@ -549,14 +555,14 @@ impl Scene {
     }
 
     fn finish(mut self) {
-        // Nothing that was never to be told has been told.
-        for raw in &self.liars {
-            let heard = self.net.heard(*raw);
-            assert!(!heard.chunks_exact(8).any(|bytes| bytes == [SECRET; 8]), "a liar was told what it must not know");
-            check_heard(heard);
+        // No secret byte has been sent to an adversary.
+        for raw in &self.adversaries {
+            let received = self.net.received(*raw);
+            assert!(!received.chunks_exact(8).any(|bytes| bytes == [SECRET; 8]), "an adversary received secret bytes");
+            check_received(received);
         }
         self.net.hosts[0].echo = true;
-        for raw in self.liars.clone() {
+        for raw in self.adversaries.clone() {
             self.net.hang_up(raw);
         }
         for (link, leases) in std::mem::take(&mut self.held) {
@@ -565,15 +571,15 @@ impl Scene {
         while !self.net.hosts[0].inbox.is_empty() {
             self.answer(0, Ok((0, 0)));
         }
-        // Nobody is at the other end of what is dialled now.
-        self.net.played = None;
+        // From now on no adversary accepts connections.
+        self.net.test_address = None;
         let still = self.net.call(0, 1, call("still there?"));
         self.net.advance(Duration::from_secs(70));
         assert_eq!(self.net.hosts[0].body(still), served(b"still there?"));
         for (link, leases) in std::mem::take(&mut self.held) {
             self.net.with_host(0, |host| host.proto.release(link, leases));
         }
-        // What came with answers.
+        // Leases that came with responses.
         for number in 0..2 {
             let ends = self.net.hosts[number].outcomes.values().flatten();
             let came = ends.filter_map(|end| match end {
@@ -595,59 +601,62 @@ impl Scene {
             assert!(outcome.is_some(), "operation {} has not ended", begun.op);
             match (&begun.check, outcome) {
                 (Check::Answered(expected), Some(TestOutcome::Answered { body, .. })) => assert_eq!(body, expected),
-                (Check::Pulled(expected), Some(TestOutcome::Moved(len))) => {
-                    let (around, _) = begun.around.as_ref().expect("a transfer has memory");
-                    assert_eq!(around.bytes()[AROUND..AROUND + len], expected[..]);
+                (Check::Pulled(expected), Some(TestOutcome::Transferred(len))) => {
+                    let (surrounding, _) = begun.surrounding.as_ref().expect("a transfer has memory");
+                    assert_eq!(surrounding.bytes()[AROUND..AROUND + len], expected[..]);
                 }
-                (Check::Answered(_) | Check::Pulled(_), other) => panic!("with an honest peer: {other:?}"),
-                (Check::Fetched, Some(TestOutcome::Moved(len))) if !self.noisy => {
-                    let (around, _) = begun.around.as_ref().expect("a transfer has memory");
-                    assert!(around.bytes()[AROUND..AROUND + len] == vec![PAYLOAD; *len], "a pull is done, and a part is missing");
+                (Check::Answered(_) | Check::Pulled(_), other) => panic!("operation with the honest peer: {other:?}"),
+                (Check::Fetched, Some(TestOutcome::Transferred(len))) if !self.sent_random_bytes => {
+                    let (surrounding, _) = begun.surrounding.as_ref().expect("a transfer has memory");
+                    assert!(
+                        surrounding.bytes()[AROUND..AROUND + len] == vec![PAYLOAD; *len],
+                        "a pull succeeded with bytes missing"
+                    );
                 }
                 (Check::Anything | Check::Fetched | Check::Pushed, _) => {}
             }
         }
-        assert!(self.honest.bytes() == stretch(1, LONG), "the honest peer's memory is not what it was");
+        assert!(self.honest.bytes() == test_bytes(1, LONG), "the memory of the honest peer has changed");
         self.net.end();
     }
 }
 
-/// What the host says is well formed, whatever it is told.
-fn check_heard(heard: &[u8]) {
+/// The host sends well-formed messages, whatever it receives.
+fn check_received(received: &[u8]) {
     let mut at = 0;
-    while heard[at..].starts_with(&MAGIC) {
-        let ParsedHandshake::Message(_, len) = wire::parse_handshake(&heard[at..], true) else {
-            panic!("the host greets nobody so")
+    while received[at..].starts_with(&MAGIC) {
+        let ParsedHandshake::Message(_, len) = wire::parse_handshake(&received[at..], true) else {
+            panic!("the host sent a malformed handshake message")
         };
         at += len;
     }
-    while let Ok(Frame::Whole(message, _, len)) = wire::take(heard.get(at..).unwrap_or_default()) {
+    while let Ok(Frame::Whole(message, _, len)) = wire::take(received.get(at..).unwrap_or_default()) {
         at += len;
         if let Message::Data { len, .. } = message {
             at += len as usize + 1;
         }
     }
-    assert!(at >= heard.len(), "the host says no message");
+    assert!(at >= received.len(), "the host sent a malformed frame");
 }
 
 impl Slot {
-    /// Whom it was exposed for it may have been written by, nobody else.
+    /// Memory that adversaries may not write is unchanged.
     fn check(&self) {
         if !self.mode.write || self.only {
-            assert!(self.memory.bytes() == self.before, "memory was written that is not exposed for that");
+            assert!(self.memory.bytes() == self.before, "memory was written without write access");
         }
     }
 }
 
 impl BegunOperation {
     fn check_around(&self) {
-        let Some((around, pull)) = &self.around else { return };
-        let bytes = around.bytes();
+        let Some((surrounding, pull)) = &self.surrounding else { return };
+        let bytes = surrounding.bytes();
         let (head, tail) = (&bytes[..AROUND], &bytes[bytes.len() - AROUND..]);
-        assert!(head == [SECRET; AROUND] && tail == [SECRET; AROUND], "memory around a transfer's was written");
+        assert!(head == [SECRET; AROUND] && tail == [SECRET; AROUND], "memory outside of the transfer was written");
         if !pull {
             let sent = &bytes[AROUND..bytes.len() - AROUND];
-            assert!(sent.iter().all(|byte| *byte == 0x11), "what was pushed has changed");
+            assert!(sent.iter().all(|byte| *byte == 0x11), "the source of a push has changed");
         }
     }
 }

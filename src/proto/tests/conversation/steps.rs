@@ -1,14 +1,14 @@
-//! What a conversation is made of.
+//! The steps that a conversation consists of.
 
 use crate::fuzzing::script::script;
 
 script! {
-    /// A number that a liar names.
+    /// A number in a message of an adversary.
     enum Number {
-        /// One that means something to the host, the latest first.
+        /// The number of an operation at the host, the latest first.
         Known { which: u8 },
         Small { n: u8 },
-        /// So far from the largest.
+        /// This far below the largest.
         Top { below: u8 },
         Power { n: u8 },
         Any { n: u64 },
@@ -28,7 +28,7 @@ script! {
 
 script! {
     enum Token {
-        /// What the host exposes, or has exposed, in this place.
+        /// What the host exposes, or has exposed, in this slot.
         Slot { n: u8 },
         /// What the honest peer exposes.
         Honest,
@@ -45,9 +45,9 @@ script! {
 }
 
 script! {
-    /// How long a message is said to be.
+    /// The announced length of a body.
     enum Claim {
-        /// As long as it is.
+        /// Its real length.
         True,
         False { size: Size },
     }
@@ -55,7 +55,7 @@ script! {
 
 script! {
     enum Offset {
-        /// Where the last chunk of this stream has ended.
+        /// The end of the last chunk of this stream.
         Next,
         At { size: Size },
     }
@@ -66,8 +66,8 @@ script! {
 }
 
 script! {
-    /// What a liar says.
-    enum Saying {
+    /// A message of an adversary.
+    enum AdversaryMessage {
         Request {
             call: Number,
             procedure: u8,
@@ -86,54 +86,54 @@ script! {
         Push { range: Extent },
         Done { transfer: Number, status: Word },
         Abort { transfer: Number, push: bool },
-        /// With the payload, and the byte behind it that says whether it is good.
+        /// With the payload, and the trailing byte that tells whether it is complete.
         Data { stream: u8, id: Number, offset: Offset, len: Size, good: bool },
         Ping,
         Pong,
         Goodbye,
         Release { leases: Leased },
         Revoked { token: Token },
-        Ticket { ticket: Number },
+        ResumptionToken { token_number: Number },
         Handled { count: Number },
         Shutdown { call: Number },
-        Noise { bytes: Vec<u8> },
-        /// A frame with this inside.
+        RandomBytes { bytes: Vec<u8> },
+        /// A frame with this content.
         Framed { bytes: Vec<u8>, head: u8 },
     }
 }
 
 script! {
-    enum Whom {
+    enum Target {
         Honest,
-        /// By the peer that it is taken for.
-        Liar { which: u8 },
-        /// Where the host dials.
+        /// The peer that the host takes it for.
+        Adversary { which: u8 },
+        /// The address that the host dials.
         Listener,
     }
 }
 
 script! {
-    /// What happens next. What the host or somebody else does is done at once; what somebody says arrives at once too.
+    /// What happens next. Steps take effect at once, and messages arrive at once.
     enum Step {
-        Say { who: u8, what: Saying },
-        /// Without waiting for what comes of it: several arrive together.
-        Mumble { who: u8, what: Saying },
+        Send { sender: u8, what: AdversaryMessage },
+        /// Without letting time pass: several messages arrive together.
+        SendBuffered { sender: u8, what: AdversaryMessage },
         Dial,
-        Greet { who: u8, incarnation: u8, ticket: Number, claims: u8, limit: Size },
-        HangUp { who: u8 },
-        Call { whom: Whom, procedure: u8, len: Size, one_way: bool, patience: u16, leases: u8 },
-        Pull { whom: Whom, token: Token, offset: Size, len: Size, patience: u16 },
-        Push { whom: Whom, token: Token, offset: Size, len: Size, patience: u16 },
+        Handshake { sender: u8, incarnation: u8, token_number: Number, claims: u8, limit: Size },
+        HangUp { sender: u8 },
+        Call { target: Target, procedure: u8, len: Size, one_way: bool, patience: u16, leases: u8 },
+        Pull { target: Target, token: Token, offset: Size, len: Size, patience: u16 },
+        Push { target: Target, token: Token, offset: Size, len: Size, patience: u16 },
         Expose { slot: u8, len: Size, mode: u8 },
         Revoke { slot: u8 },
         Answer { which: u8, len: Size, leases: u8 },
-        Decline { which: u8, status: Word },
-        Abandon { which: u8 },
-        LetGo { which: u8 },
+        Refuse { which: u8, status: Word },
+        CancelOperation { which: u8 },
+        ReleaseLeases { which: u8 },
         /// The honest peer pulls from a slot, and calls.
         Visit { slot: u8, len: Size },
         Wait { ms: u16 },
-        Cut { who: u8 },
+        Cut { sender: u8 },
         Drain,
     }
 }

@@ -1,38 +1,38 @@
-//! How the network carries things: outputs of the protocols to the wires, and from the wires to the other end.
+//! Delivery in the simulated network: executes the outputs of the protocols, and hands arriving bytes to them.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::devices::DeviceMove;
+use super::devices::DeviceRma;
 use super::env::TestEnv;
 use super::net::Net;
-use super::wires::{NOBODY, Wire, WireEnd, WireItem, WirePacket, WirePayload};
+use super::wires::{TEST_PEER, Wire, WireEnd, WireItem, WirePacket, WirePayload};
 use super::{LinkId, Output};
 use crate::Address;
 
-/// Deliveries at one moment of time beyond which the hosts only keep each other busy.
-const RESTLESS: usize = 3_000_000;
+/// Deliveries at one instant beyond which the hosts are in a message loop.
+const MAX_DELIVERIES: usize = 3_000_000;
 
 impl Net {
     pub(super) fn next_event(&self) -> Option<Instant> {
         let timers = self.hosts.iter().filter_map(|host| host.proto.next_timeout());
         let arrivals = self.wires.iter().filter(|wire| !wire.frozen).flat_map(|wire| &wire.ends).filter(|end| !end.unread);
-        timers.chain(self.next_move()).chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
+        timers.chain(self.next_rma()).chain(arrivals.filter_map(|end| end.outgoing.front()).map(|(at, _)| *at)).min()
     }
 
     /// Delivers what arrives now.
     pub fn run(&mut self) {
-        for _ in 0..RESTLESS {
+        for _ in 0..MAX_DELIVERIES {
             if !self.step() {
                 return;
             }
         }
-        panic!("the hosts never fall silent");
+        panic!("the hosts never stop sending");
     }
 
     /// Delivers one piece of what arrives now; false when there is nothing.
     pub fn step(&mut self) -> bool {
-        if self.step_move() {
+        if self.step_rma() {
             return true;
         }
         let due = |end: &WireEnd| !end.unread && end.outgoing.front().is_some_and(|(at, _)| *at <= self.now);
@@ -53,8 +53,8 @@ impl Net {
         let Some((at, item)) = self.wires[wire].ends[side].outgoing.front_mut() else { return };
         if let WireItem::Packet(packet) = item {
             *at = self.now + self.settings.pace;
-            let most = self.settings.piece;
-            let piece = self.random.as_mut().map_or(most, |random| 1 + random.below(most));
+            let limit = self.settings.piece;
+            let piece = self.random.as_mut().map_or(limit, |random| 1 + random.below(limit));
             let (data, last) = packet.take(piece);
             let report = last && packet.report;
             self.wires[wire].ends[side].delivered += data.len() as u64;
@@ -109,22 +109,22 @@ impl Net {
     }
 
     pub fn put(&mut self, wire: usize, side: usize, item: WireItem) {
-        // What is sent later never arrives earlier.
+        // Delivery is in order.
         let outgoing = &mut self.wires[wire].ends[side].outgoing;
         let before = outgoing.back().map_or(self.now, |(at, _)| *at);
         outgoing.push_back((before.max(self.now + self.settings.delay), item));
     }
-    /// Carries out all that a host's protocol asks for.
+    /// Executes all pending outputs of a host's protocol.
     pub fn pump(&mut self, host: usize) {
         let mut outputs = VecDeque::new();
         loop {
             self.hosts[host].proto.poll(&mut outputs);
             let Some(output) = outputs.pop_front() else { break };
-            self.perform(host, output);
+            self.execute_output(host, output);
         }
     }
 
-    fn perform(&mut self, number: usize, output: Output<TestEnv>) {
+    fn execute_output(&mut self, number: usize, output: Output<TestEnv>) {
         let host = &mut self.hosts[number];
         match output {
             Output::Connect { link, address } => self.connect(number, link, &address),
@@ -142,8 +142,8 @@ impl Net {
             }
             Output::CoverPayloads { link } => host.covered.push(link),
             Output::Move { link, transfer, pull, memory, keys, offset } => {
-                let at = self.now + self.settings.move_takes;
-                self.moves.push(DeviceMove {
+                let at = self.now + self.settings.rma_duration;
+                self.rma_operations.push(DeviceRma {
                     at,
                     host: number,
                     link,
@@ -152,19 +152,19 @@ impl Net {
                     memory,
                     keys,
                     offset,
-                    given_up: false,
+                    cancelled: false,
                 });
             }
             Output::EndMove { link, transfer } => {
-                let of_it = |each: &&mut DeviceMove| each.host == number && each.link == link && each.number == transfer;
-                if let Some(found) = self.moves.iter_mut().find(of_it) {
-                    found.given_up = true;
+                let is_same = |each: &&mut DeviceRma| each.host == number && each.link == link && each.number == transfer;
+                if let Some(found) = self.rma_operations.iter_mut().find(is_same) {
+                    found.cancelled = true;
                 }
             }
             Output::AskAcknowledged { link } => {
                 let Some(&(wire, side)) = host.wires.get(&link) else { return };
                 let end = &self.wires[wire].ends[side];
-                // When all of it is there, what follows is up to the peer itself.
+                // Once all has arrived, nothing is in flight that could be acknowledged.
                 let acknowledged = if end.outgoing.is_empty() { 0 } else { end.delivered };
                 host.proto.handle_acknowledged(link, acknowledged, self.now);
             }
@@ -173,41 +173,41 @@ impl Net {
                 self.wires[wire].ends[side].link = None;
                 self.put(wire, side, WireItem::Closed);
             }
-            Output::CallDone { waiter, result } => host.answered(waiter, result),
-            Output::TransferDone { waiter, result } => host.moved(waiter, result),
+            Output::CallDone { waiter, result } => host.call_done(waiter, result),
+            Output::TransferDone { waiter, result } => host.transfer_done(waiter, result),
             Output::Request(incoming) => host.request(incoming),
             Output::Cancelled { request } => host.cancelled.push(request),
             Output::LeaseReleased(lease) => host.unleased.push(lease),
             Output::Stale { token } => host.stale.push(token),
-            Output::Withdraw { memory } => assert!(!memory.is_open(), "what is withdrawn is over"),
+            Output::Withdraw { memory } => assert!(!memory.is_open(), "only memory that is closed is withdrawn"),
             Output::Log(line) => host.log.push(line),
             Output::ShutdownAsked => host.shutdowns += 1,
         }
     }
 
-    /// Where nobody listens, the connection is refused.
+    /// A connection to an address without a listener is refused.
     fn connect(&mut self, number: usize, link: LinkId, address: &Address) {
         let found = self.hosts.iter().position(|host| host.listens && host.address == *address);
         let wire = self.wires.len();
-        let ends = [WireEnd::new(number, Some(link)), WireEnd::new(found.unwrap_or(NOBODY), None)];
+        let ends = [WireEnd::new(number, Some(link)), WireEnd::new(found.unwrap_or(TEST_PEER), None)];
         self.wires.push(Wire { ends, frozen: self.black_hole });
         self.hosts[number].wires.insert(link, (wire, 0));
         match found {
             Some(_) => self.put(wire, 0, WireItem::Dial),
-            None if self.played == Some(address.clone()) => self.put(wire, 1, WireItem::Connected),
+            None if self.test_address == Some(address.clone()) => self.put(wire, 1, WireItem::Connected),
             None => self.put(wire, 1, WireItem::Closed),
         }
     }
 
-    /// Bytes arrive at an end, and are offered as a transport offers them.
+    /// Hands arriving bytes to the protocol of an end, as a transport does.
     pub fn feed(&mut self, wire: usize, side: usize, mut data: Vec<u8>) {
         let host = self.wires[wire].ends[side].host;
-        if host == NOBODY {
-            return self.wires[wire].ends[side].heard.append(&mut data);
+        if host == TEST_PEER {
+            return self.wires[wire].ends[side].received.append(&mut data);
         }
         let Some(link) = self.wires[wire].ends[side].link else { return };
         loop {
-            // What was done with the bytes before may have ended the link.
+            // The bytes before may have ended the link.
             if self.wires[wire].ends[side].link != Some(link) {
                 return;
             }
@@ -215,9 +215,9 @@ impl Net {
             let receiving = &mut self.wires[wire].ends[side].receiving;
             if let Some(payload) = &mut receiving.payload {
                 match payload.take(&mut data) {
-                    Some(landed) => {
+                    Some(status) => {
                         receiving.payload = None;
-                        self.hosts[host].proto.handle_payload_done(link, landed, now);
+                        self.hosts[host].proto.handle_payload_done(link, status, now);
                     }
                     None => self.hosts[host].proto.handle_heard(link, now),
                 }
@@ -233,7 +233,7 @@ impl Net {
                 Ok(consumed) => {
                     data = offered.split_off(consumed.used);
                     let receiving = &mut self.wires[wire].ends[side].receiving;
-                    receiving.payload = consumed.target.map(|place| WirePayload::new(place.memory, place.len));
+                    receiving.payload = consumed.target.map(|payload| WirePayload::new(payload.memory, payload.len));
                     if receiving.payload.is_none() {
                         receiving.partial = data;
                         return self.pump(host);

@@ -1,4 +1,5 @@
-//! Noise, damaged frames and lies, on an open connection: nothing panics, little is allocated, and others don't notice.
+//! Random bytes, corrupt frames and adversarial messages on an open connection: nothing panics, allocations are bounded, and
+//! other peers are not affected.
 
 use proptest::prelude::*;
 
@@ -16,8 +17,8 @@ fn cases(cases: u32) -> ProptestConfig {
 
 const TOKEN: u128 = 0xdead_beef;
 
-/// A host in the middle of everything, with a liar that it has been talking to for a while.
-struct GarbageScene {
+/// A host with operations in progress, and an adversary that is connected to it.
+struct RandomBytesScene {
     net: Net,
     raw: Raw,
     known: KnownProcedures,
@@ -25,18 +26,18 @@ struct GarbageScene {
     secret: Mem,
 }
 
-fn scene() -> GarbageScene {
-    // Small numbers, so that what a liar can claim within the limits does not cost the test its memory.
+fn scene() -> RandomBytesScene {
+    // Small limits, so that sizes that an adversary announces within them don't exhaust the test's memory.
     let modest = Config { max_message: 64 << 10, limits: few(8), ..config() };
     let mut net = Net::with(vec![(modest.clone(), true), (modest, true)]);
     net.hosts[1].echo = true;
     let own = net.expose(0, TOKEN, vec![1; 600 << 10], true, true);
     let secret = net.expose(0, TOKEN + 1, vec![2; 1000], true, true);
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let mut ops = vec![net.call_peer(0, peer, call("x"))];
     net.advance(net.settings.delay);
     let raw = net.raw_dialled();
-    net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(7)));
+    net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(7)));
     ops.push(net.call_peer(0, peer, call(vec![1; 50_000])));
     for pull in [true, false] {
         let remote = super::Remote { peer, owner: 7, token: 1, offset: 0, keys: None };
@@ -49,16 +50,16 @@ fn scene() -> GarbageScene {
     });
     let known = KnownProcedures { numbers: numbers.collect(), tokens: vec![TOKEN], owner: net.hosts[0].incarnation };
     allocated();
-    GarbageScene { net, raw, known, own, secret }
+    RandomBytesScene { net, raw, known, own, secret }
 }
 
-impl GarbageScene {
-    /// Something for the host to digest; a piece at a time, now and then.
-    fn say(&mut self, random: &mut Random, bytes: &[u8]) {
+impl RandomBytesScene {
+    /// Sends bytes to the host, at once or in pieces.
+    fn send_message(&mut self, random: &mut Random, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let n = if random.once_in(2) { rest.len() } else { 1 + random.below(rest.len()) };
-            self.net.say_bytes(self.raw, rest[..n].to_vec());
+            self.net.send_bytes(self.raw, rest[..n].to_vec());
             rest = &rest[n..];
         }
         for arrived in std::mem::take(&mut self.net.hosts[0].inbox) {
@@ -72,10 +73,10 @@ impl GarbageScene {
         let limit = 64 << 10;
         let (largest, total) = allocated();
         assert!(largest <= limit, "{largest} bytes were allocated at once");
-        // Bodies that are claimed: no more at a time than requests may be in progress, and one for each call of ours.
-        let heard: usize = super::env::live();
-        assert!(heard <= 12 * limit, "{heard} bytes are kept, {total} were allocated");
-        assert!(self.secret.bytes().iter().all(|byte| *byte == 2), "memory was written whose token nobody knew");
+        // Announced bodies: no more at a time than requests may be in progress, and one for each call of the host.
+        let live_bytes: usize = super::env::live();
+        assert!(live_bytes <= 12 * limit, "{live_bytes} bytes are kept, {total} were allocated");
+        assert!(self.secret.bytes().iter().all(|byte| *byte == 2), "memory was written without its token");
         assert_eq!(self.own.bytes().len(), 600 << 10);
         let op = self.net.call(0, 1, call("still there?"));
         self.net.advance(self.net.settings.delay * 20);
@@ -92,28 +93,28 @@ proptest! {
     #![proptest_config(cases(300))]
 
     #[test]
-    fn noise(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..500)) {
+    fn random_bytes_leave_the_host_working(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..500)) {
         let mut scene = scene();
-        scene.say(&mut Random(seed), &bytes);
+        scene.send_message(&mut Random(seed), &bytes);
         scene.check();
     }
 
-    /// Frames whose length is right and whose content is noise.
+    /// Random bytes behind their length in four bytes.
     #[test]
-    fn noise_in_frames(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
+    fn random_frames_leave_the_host_working(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
         let mut scene = scene();
         let mut random = Random(seed);
         for inside in frames {
             let mut bytes = (inside.len() as u32).to_le_bytes().to_vec();
             bytes.extend_from_slice(&inside);
-            scene.say(&mut random, &bytes);
+            scene.send_message(&mut random, &bytes);
         }
         scene.check();
     }
 
-    /// Messages that an engine might send, damaged: bytes changed, cut off, repeated, left out.
+    /// Corrupt messages of an engine: bytes changed, cut off, repeated, left out.
     #[test]
-    fn damaged_frames(seed: u64, count in 1..40usize) {
+    fn corrupt_frames_leave_the_host_working(seed: u64, count in 1..40usize) {
         let mut scene = scene();
         let mut random = Random(seed);
         let mut bytes = Vec::new();
@@ -133,20 +134,20 @@ proptest! {
                 break;
             }
         }
-        scene.say(&mut random, &bytes);
+        scene.send_message(&mut random, &bytes);
         scene.check();
     }
 
     /// Well-framed messages about anything, with payloads of the right length, in any order.
     #[test]
-    fn lies(seed: u64, count in 1..150usize) {
+    fn adversarial_messages_leave_the_host_working(seed: u64, count in 1..150usize) {
         let mut scene = scene();
         let mut random = Random(seed);
         let mut last = Vec::new();
         for _ in 0..count {
             let (message, body) = random.message(&scene.known);
             match &message {
-                // Numbers that it has begun mean something from then on.
+                // The host knows these numbers from now on.
                 Message::Request { call, .. } => scene.known.numbers.push(*call),
                 Message::Pull(range) | Message::Push(range) => scene.known.numbers.push(range.transfer),
                 _ => {}
@@ -159,7 +160,7 @@ proptest! {
             if random.once_in(8) {
                 bytes.extend_from_slice(&last);
             }
-            scene.say(&mut random, &bytes);
+            scene.send_message(&mut random, &bytes);
             last = bytes;
             if random.once_in(20) {
                 scene.net.advance(config().peer_timeout / 4);
@@ -168,17 +169,17 @@ proptest! {
         scene.check();
     }
 
-    /// Before the greeting, and as the greeting.
+    /// In place of the handshake, and within it.
     #[test]
-    fn noise_as_a_greeting(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300), kept in 0..40usize) {
+    fn random_handshake_leaves_the_host_working(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300), kept in 0..40usize) {
         let mut scene = scene();
         let mut random = Random(seed);
         scene.net.hang_up(scene.raw);
         scene.raw = scene.net.raw_dial(0);
-        let mut said = raw::greet(wire::VERSIONS, &hello(9));
-        said.truncate(kept);
-        said.extend_from_slice(&bytes);
-        scene.say(&mut random, &said);
+        let mut sent = raw::encode_hello(wire::VERSIONS, &hello(9));
+        sent.truncate(kept);
+        sent.extend_from_slice(&bytes);
+        scene.send_message(&mut random, &sent);
         scene.check();
     }
 }

@@ -1,4 +1,4 @@
-//! Sizes that a peer claims and never sends.
+//! Sizes that a peer announces without sending as many bytes.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use super::{Config, Failure, LeaseRange};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Sizes are checked before anything is allocated for them.
+/// Sizes are checked before memory is allocated for them.
 #[test]
-fn sizes_that_are_claimed() {
+fn request_sizes_beyond_limits_allocate_nothing() {
     let few = Config { limits: few(3), ..config() };
     let mut net = Net::with(vec![(few.clone(), true), (few, true)]);
     let raw = net.raw_peer(0, 1);
     allocated();
     for size in [u64::MAX, 1 << 62, 1 << 40, config().max_message as u64 + 1] {
-        net.say(raw, &request(size, size), b"");
+        net.send_message(raw, &request(size, size), b"");
     }
     assert_eq!(allocated(), (0, 0));
-    // Within the limits a claim is believed, but only so often.
+    // Sizes within the limit are allocated, but no more often than requests are admitted.
     for number in 1..10 {
-        net.say(raw, &request(number, config().max_message as u64), b"");
+        net.send_message(raw, &request(number, config().max_message as u64), b"");
     }
     let (largest, total) = allocated();
     assert!(largest <= config().max_message && total <= 3 * config().max_message);
@@ -33,22 +33,22 @@ fn sizes_that_are_claimed() {
     unharmed(net, raw);
 }
 
-/// An answer that claims more than this engine takes ends the call, not the engine.
+/// A response that announces more than this engine accepts ends the call, and the connection stays.
 #[test]
-fn an_answer_that_claims_too_much() {
+fn response_size_beyond_the_limit_fails_the_call() {
     let mut net = Net::pair();
-    let peer = net.played_peer(0);
+    let peer = net.test_peer(0);
     let mut ops = Vec::new();
     ops.push(net.call_peer(0, peer, call("x")));
     net.advance(SECOND / 100);
     let raw = net.raw_dialled();
-    net.say_bytes(raw, raw::greet(wire::VERSIONS, &hello(1)));
+    net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(1)));
     allocated();
     for size in [u64::MAX, config().max_message as u64 + 1] {
         let number = last_call(&net, raw);
         let answer =
             Message::Response { call: number, result: 0, shape: BorrowedBytes(b""), leases: LeaseRange::default(), size };
-        net.say(raw, &answer, b"");
+        net.send_message(raw, &answer, b"");
         let op = ops[ops.len() - 1];
         assert_failed!(net.hosts[0], op, Failure::TooLarge { size: s, .. } if *s == size);
         ops.push(net.call_peer(0, peer, call("again")));
@@ -61,7 +61,7 @@ fn an_answer_that_claims_too_much() {
 
 fn last_call(net: &Net, raw: Raw) -> u64 {
     let mut number = 0;
-    net.each_heard(raw, |message| {
+    net.for_each_received(raw, |message| {
         if let Message::Request { call, .. } = message {
             number = *call;
         }

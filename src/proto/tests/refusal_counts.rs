@@ -1,4 +1,4 @@
-//! What peers were refused, as it is counted and logged.
+//! Refusals of accesses: their counts, and their log lines.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{AccessPolicy, Log, Mode};
 
 const TOKEN: u128 = 0xfeed;
 
-/// A refusal as it is logged: why, whom, what, and the count.
+/// The fields of a logged refusal: cause, peer, operation, and count.
 fn refusal(line: &Log) -> (&Cause, String, &str, u64) {
     match line {
         Log::Refused { peer, what, cause, count } => (cause, peer.to_string(), what, *count),
@@ -19,21 +19,21 @@ fn refusal(line: &Log) -> (&Cause, String, &str, u64) {
     }
 }
 
-/// Each is counted under its cause, and once.
+/// Each refusal is counted once, under its cause.
 #[test]
-fn each_cause_has_its_count() {
+fn each_refusal_is_counted_under_its_cause() {
     let mut net = Net::new(2);
     let mut expected = Refusals::default();
     net.expose(1, TOKEN, vec![1; 100], false, false);
     net.expose(1, TOKEN + 1, vec![1; 100], true, true);
     net.revoke(1, TOKEN + 1);
     let open = Mode { read: true, write: true };
-    net.expose_on_terms(1, TOKEN + 3, vec![1; 100], open, AccessPolicy { quota: Some(9), ..AccessPolicy::default() });
-    let unmet = Some(net.peer(1, 1));
-    net.expose_on_terms(1, TOKEN + 4, vec![1; 100], open, AccessPolicy { only: unmet, ..AccessPolicy::default() });
-    net.expose_on_terms(1, TOKEN + 5, vec![1; 100], open, AccessPolicy { for_one_call: true, ..AccessPolicy::default() });
-    net.expose_on_terms(1, TOKEN + 6, vec![1; 100], open, AccessPolicy { once: true, ..AccessPolicy::default() });
-    net.expose_on_terms(1, TOKEN + 7, vec![1; 100], open, AccessPolicy { expires: Some(net.now), ..AccessPolicy::default() });
+    net.expose_with_policy(1, TOKEN + 3, vec![1; 100], open, AccessPolicy { quota: Some(9), ..AccessPolicy::default() });
+    let unconnected = Some(net.peer(1, 1));
+    net.expose_with_policy(1, TOKEN + 4, vec![1; 100], open, AccessPolicy { only: unconnected, ..AccessPolicy::default() });
+    net.expose_with_policy(1, TOKEN + 5, vec![1; 100], open, AccessPolicy { for_one_call: true, ..AccessPolicy::default() });
+    net.expose_with_policy(1, TOKEN + 6, vec![1; 100], open, AccessPolicy { once: true, ..AccessPolicy::default() });
+    net.expose_with_policy(1, TOKEN + 7, vec![1; 100], open, AccessPolicy { expires: Some(net.now), ..AccessPolicy::default() });
     for pull in [true, false] {
         for (token, len) in [(0, 1), (1, 1), (2, 1), (3, 101), (3, 10), (4, 1), (5, 1), (6, 0), (7, 1)] {
             let op = net.transfer(0, 1, pull, (TOKEN + token, 0), &Mem::new(vec![0; len]));
@@ -51,11 +51,11 @@ fn each_cause_has_its_count() {
     expected.used_up = 1;
     expected.expired = 2;
     assert_eq!((net.hosts[1].proto.refusals(), expected.total()), (expected, 17));
-    // Of an engine that was there before; and what is no access at all.
+    // For an engine that ran here before; and a shutdown request.
     let raw = net.raw_peer(1, 77);
     let range = Range { transfer: 1, owner: 1, token: TOKEN.to_le_bytes(), offset: 0, len: 1 };
-    net.say(raw, &Message::Pull(range), b"");
-    net.say(raw, &Message::Shutdown { call: 1 }, b"");
+    net.send_message(raw, &Message::Pull(range), b"");
+    net.send_message(raw, &Message::Shutdown { call: 1 }, b"");
     expected.restarted = 1;
     expected.shutdown = 1;
     assert_eq!(net.hosts[1].proto.refusals(), expected);
@@ -64,15 +64,14 @@ fn each_cause_has_its_count() {
     net.end();
 }
 
-/// Whoever guesses is counted, and gets nowhere; and the log is not theirs to fill.
-/// Whoever connects with garbage again and again does not flood the log either.
+/// Connections with random bytes are logged at powers of two.
 #[test]
-fn garbage_does_not_flood_the_log() {
+fn connections_with_foreign_bytes_are_logged_at_powers_of_two() {
     let mut net = Net::new(1);
     for _ in 0..1000 {
-        let stranger = net.raw_dial(0);
-        net.say_bytes(stranger, b"GET / HTTP/1.1\r\n\r\n".to_vec());
-        assert!(net.is_shut(stranger));
+        let attacker = net.raw_dial(0);
+        net.send_bytes(attacker, b"GET / HTTP/1.1\r\n\r\n".to_vec());
+        assert!(net.is_shut(attacker));
     }
     let counts = net.hosts[0].log.iter().map(|line| match line {
         Log::HungUp { peer, failure, count } if peer.to_string().contains("10.0.9.9") && failure.contains("GET /") => *count,
@@ -83,7 +82,7 @@ fn garbage_does_not_flood_the_log() {
 }
 
 #[test]
-fn guesses_are_counted_and_do_not_flood_the_log() {
+fn guessed_tokens_are_counted_and_logged_at_powers_of_two() {
     const GUESSES: u64 = 10_000;
     let mut net = Net::new(1);
     let memory = net.expose(0, TOKEN, vec![1; 100], true, true);
@@ -97,7 +96,7 @@ fn guesses_are_counted_and_do_not_flood_the_log() {
             let range = Range { transfer: 100 * transfer + n, owner, token, offset: 0, len: 4 };
             bytes.extend(frame(&if n % 2 == 0 { Message::Pull(range) } else { Message::Push(range) }, b""));
         }
-        net.say_bytes(raw, bytes);
+        net.send_bytes(raw, bytes);
     }
     let refusals = net.hosts[0].proto.refusals();
     assert_eq!((refusals.unknown_token, refusals.total()), (GUESSES, GUESSES));
