@@ -70,8 +70,8 @@ impl HandlerBase {
         HandlerBase { shared: Arc::downgrade(shared), class, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
     }
 
-    /// Counts a handler as running. `None` when the engine is cancelled, or when the caller has given up while its request was
-    /// queued. A one-way call is handled also when its caller is cancelled.
+    /// Counts a handler as running. `None` when the engine is gone, or when the caller has given up while its request was
+    /// queued. A one-way call is handled also when its caller is gone.
     fn enter(&self, incoming: &Incoming<EngineEnv>) -> Option<RunningHandler> {
         let shared = self.shared.upgrade()?;
         if !incoming.one_way && !shared.core.with_proto(|proto| proto.is_wanted(incoming.request)) {
@@ -88,7 +88,7 @@ impl HandlerBase {
         shared.core.exec(|proto| {
             proto.release(incoming.link, incoming.leases);
             let status = if incoming.one_way { Status::Finalizing } else { Status::NoResponse };
-            // This fails where the caller is cancelled, which does not matter here.
+            // This fails where the caller is gone, which does not matter here.
             let _ = proto.respond(incoming.request, Err(status));
         });
         shared.finalizing().recheck();

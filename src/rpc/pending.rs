@@ -69,7 +69,7 @@ impl CallTarget {
     }
 
     /// Waits until a one-way call has been sent.
-    pub(super) fn sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
+    pub(super) fn wait_until_sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
         self.outcome(started, Some(deadline)).map(drop)
     }
 

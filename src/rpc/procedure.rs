@@ -196,7 +196,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let until = deadline(Instant::now(), self.target.timeout);
         loop {
             let (started, _) = self.begin(arguments, Some(until), false, true)?;
-            match self.target.sent(&started, until) {
+            match self.target.wait_until_sent(&started, until) {
                 // The peer has refused the announcement, and may accept it when it has handled other calls.
                 Err(Error::Busy { .. }) if self.target.await_credit(None, until) => {}
                 sent => return sent,
