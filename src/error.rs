@@ -252,7 +252,7 @@ pub enum Error {
         /// The address of the engine that it was used with; `None` if that does not listen.
         used_with: Option<Address>,
     },
-    /// Not available in this build, on this machine, or in this place.
+    /// Not available in this build, on this machine, on this thread, or in a forked child.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
         /// The feature or operation.

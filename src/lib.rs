@@ -46,7 +46,7 @@
 //!
 //! | | `tcp://` | `shm://` | `loop://` | `verbs://` |
 //! |---|---|---|---|---|
-//! | **a call or transfer** ends in | one result or one error, by its deadline (30 s unless said otherwise) | the same, with one exception (see below) | the same as tcp | the same; a transfer may take 100 ms more, until the device no longer accesses local memory |
+//! | **a call or transfer** ends in | one result or one error, by its deadline (30 s by default) | the same, with one exception (see below) | the same as tcp | the same; a transfer may take 100 ms more, until the device no longer accesses local memory |
 //! | a one-way call after `Ok` | is handled once, while both engines live and the connection holds, if the peer can accept it: see [`Call::notify`] | the same | the same | the same |
 //! | arguments and results | are decoded only after the receiver has compared the sender's declared type with its own ([`Error::TypeMismatch`]) | the same | the same | the same |
 //! | a transfer that has returned | has moved all of its bytes, where both sides see them | the same | the same | the same |
@@ -57,8 +57,8 @@
 //! | accesses to the same memory at the same time | take turns, chunk by chunk | the same; what a peer reads by itself may be written meanwhile | the same as tcp | do not take turns: a reader may see half of a write |
 //! | memory that was reclaimed | is not touched any more; reclaiming takes microseconds, whatever peers do | the same; a peer that stops while it reads is waited for, for a second, and then disconnected | the same as tcp | is not touched any more: the device has forgotten it, which takes longer the more memory there is |
 //! | a later transfer | fails with [`Error::Revoked`]; after 4096 further revocations with [`Error::AccessDenied`] | the same | the same | the same; the device refuses, and the owner gives the reason |
-//! | **a peer that dies** | is noticed at once if its system lives; one that is silent after [`EngineBuilder::heartbeat`], while something is expected of it | the same | is this process | as tcp; a process that is stopped still serves its memory |
-//! | a peer that restarts at the same address | is told apart: old bulks fail with [`Error::PeerRestarted`] | the same | the same | the same |
+//! | **a peer that dies** | is detected at once if its system lives; else after the peer timeout ([`EngineBuilder::heartbeat`]), while the engine waits for it | the same | is this process | as tcp; a process that is stopped still serves its memory |
+//! | a peer that restarts at the same address | is recognized as new: old bulks fail with [`Error::PeerRestarted`] | the same | the same | the same |
 //! | a killed process leaves behind | nothing | nothing: sockets and memory have no files | does not apply | nothing |
 //! | **access control**: a connection is open to | peers with the key ([`EngineBuilder::pre_shared_key`]) or a trusted certificate (feature `tls`), where they are set; else all that reach the port | processes of the same user, or of [`EngineBuilder::shm_group`]; with a key, those that have it | engines of this process; with a key, those that have it | peers with the key, where it is set; else all that reach the device |
 //! | others in the network | read and change everything; with TLS nothing, bulk data included | are not on the way | are not on the way | read and change everything |
@@ -91,13 +91,13 @@
 //!
 //! - **What is checked.** The initiator's library checks whether the [`Bulk`] allows the access, if that peer keeps to
 //!   the protocol. The owner's device checks that it knows the key, that the access lies within the exposed segment,
-//!   and that the segment may be read or written, as its [`BulkMode`] says. It knows nothing of tokens, nor of
+//!   and that the segment may be read or written, as its [`BulkMode`] allows. It does not check tokens, nor
 //!   [`Bulk::slice`], which is no restriction on any transport.
 //! - **Access control.** A key is good for each peer that is connected to the same engine through the same device. It has 32
-//!   bits, and devices may give keys out in order: a peer that was told none can guess. A wrong guess costs it a part of its
-//!   connection, which is renewed. When memory has been deregistered, its key may be given to memory that is exposed later. So
-//!   a peer that does not keep to the protocol may reach whatever this engine exposes at that moment, as its mode allows, and
-//!   may read of large messages to and from others. It reaches nothing else of the process. Let only peers connect over
+//!   bits, and devices may give keys out in order: a peer that received none can guess one. A wrong guess costs it a part of
+//!   its connection, which is renewed. When memory has been deregistered, its key may be given to memory that is exposed later.
+//!   So a peer that does not keep to the protocol may reach whatever this engine exposes at that moment, as its mode allows,
+//!   and may read of large messages to and from others. It reaches nothing else of the process. Let only peers connect over
 //!   `verbs://` that you trust that far.
 //! - **One peer alone.** Memory that is exposed with [`Engine::expose_to`] has keys that are good on that peer's connection
 //!   only, where the owner's device has type 2 memory windows; where it has none, there are no keys, and the owner checks.
@@ -105,15 +105,16 @@
 //!   transfer, checks the token, and sends.
 //! - **Reclaiming.** [`Exposed::reclaim`] deregisters the memory from the device before it returns the buffer. The device
 //!   refuses a later access, which breaks the queue pair on which it was made. That queue pair serves such accesses alone:
-//!   another takes its place, and messages go on. The transfer is then put to the owner, whose answer is exact
+//!   another takes its place, and messages go on. The owner is then asked for the transfer, and its answer is exact
 //!   ([`Error::Revoked`], [`Error::AccessDenied`]); so are other transfers of that connection that were in progress, and they
 //!   succeed.
 //! - **Bytes that change.** A device writes at any moment. [`Exposed::read_at`] may see a part of what a peer pushes, and a
 //!   pull may see a part of what [`Exposed::write_at`] writes: old and new bytes mixed, in no order. That is never an invalid
 //!   value, since elements are plain data ([`Element`]), for which any bytes will do.
-//! - **When bytes are there.** A pull's bytes are there when it has returned; a push's when its owner is told, by a call that
-//!   begins after it has returned. Memory is never registered for relaxed ordering, so what a device writes is visible before
-//!   its notification. Nothing else is a signal: a byte that changes, as `read_at` sees it, says nothing of the others.
+//! - **When bytes are there.** A pull's bytes are there when it has returned; a push's when its owner receives a call that was
+//!   started after it has returned. Memory is never registered for relaxed ordering, so what a device writes is visible before
+//!   its notification. Nothing else is a signal: a byte that `read_at` sees changed does not imply that the others have
+//!   changed.
 //! - **Deadlines.** A transfer that timed out or was cancelled is fenced before its memory comes back: the device gets
 //!   no further operations, those in progress have 100 ms to end, and those that have not ended then end with their queue pair.
 //! - **The end of a peer.** When a process dies, its system ends its connections. When a host fails, the device stops after its

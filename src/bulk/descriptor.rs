@@ -41,7 +41,7 @@ impl BulkMode {
 pub(super) enum ExposeMode {
     /// Neither peers nor this engine write it while it is exposed.
     Constant,
-    /// Peers may do what the mode says, and this engine may write.
+    /// Peers have the access of the mode, and this engine may write.
     Changing(BulkMode),
 }
 

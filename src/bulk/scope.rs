@@ -56,7 +56,7 @@ impl Drop for ScopeInner {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// Exposes borrowed memory. `mode` says what peers may do.
+    /// Exposes borrowed memory. `mode` is what peers may do.
     ///
     /// # Errors
     /// As [`Engine::expose`](crate::Engine::expose).

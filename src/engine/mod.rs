@@ -263,8 +263,8 @@ impl Engine {
         self.root().define_deferred(name, handler)
     }
 
-    /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or
-    /// `[u8]` is made. The type says what is borrowed: `define_borrowed::<str, _, _>("len", |_: &Request, s: &str| s.len())`.
+    /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or `[u8]` is
+    /// made. The type parameter names what is borrowed: `define_borrowed::<str, _, _>("len", |_: &Request, s: &str| s.len())`.
     ///
     /// # Errors
     /// As [`Engine::define`].
@@ -382,8 +382,7 @@ impl Engine {
         bulk::scope(&self.shared, work)
     }
 
-    /// `len` bytes of zeroed memory for [`Engine::expose`], which peers on the same host can map. Panics when memory is
-    /// exhausted.
+    /// `len` bytes of zeroed memory for [`Engine::expose`], which peers on the same host can map.
     pub fn alloc(&self, len: usize) -> EngineBuffer {
         EngineBuffer::new(len)
     }

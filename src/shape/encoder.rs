@@ -48,9 +48,9 @@ pub(super) enum Seen {
 /// Encodes a value at the end of `out`, while looking at what it shows beyond `known`.
 #[inline]
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known: &KnownShape) -> Result<Seen, EncodeError> {
-    let mut look = LookAhead::new(out, known, false);
-    look.part(value, known.root)?;
-    Ok(match look {
+    let mut look_ahead = LookAhead::new(out, known, false);
+    look_ahead.part(value, known.root)?;
+    Ok(match look_ahead {
         LookAhead { otherwise: true, .. } => Seen::Otherwise,
         LookAhead { grown: None, .. } => Seen::Nothing,
         LookAhead { grown: Some(grown), .. } => Seen::More(*grown),
@@ -61,9 +61,9 @@ pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known:
 #[cold]
 pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> Result<KnownShape, EncodeError> {
     let nothing = KnownShape::nothing();
-    let mut look = LookAhead::new(out, &nothing, true);
-    look.part(value, nothing.root)?;
-    Ok(look.grown.map_or_else(KnownShape::nothing, |grown| *grown))
+    let mut look_ahead = LookAhead::new(out, &nothing, true);
+    look_ahead.part(value, nothing.root)?;
+    Ok(look_ahead.grown.map_or_else(KnownShape::nothing, |grown| *grown))
 }
 
 /// The state of an encoding.
@@ -85,7 +85,7 @@ impl<'a> LookAhead<'a> {
     /// Encodes a part at a position.
     #[inline]
     fn part<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), EncodeError> {
-        value.serialize(Position { look: self, at, ty: type_name::<T>() })
+        value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() })
     }
 
     /// The parts of what was known before, if it is of this kind. What has been added since leaves those as they are.
@@ -183,7 +183,7 @@ impl<'a> LookAhead<'a> {
 
 /// A value that is to be encoded, where it stands.
 struct Position<'l, 'a> {
-    look: &'l mut LookAhead<'a>,
+    look_ahead: &'l mut LookAhead<'a>,
     at: NodeIndex,
     /// The name of its type.
     ty: &'static str,
@@ -203,34 +203,34 @@ impl<'l, 'a> Position<'l, 'a> {
     #[inline]
     fn leaf(&mut self, leaf: Leaf) {
         if self.at != known::leaf(leaf) {
-            self.look.settle(self.at, self.ty, KnownKind::Leaf(leaf), "");
+            self.look_ahead.settle(self.at, self.ty, KnownKind::Leaf(leaf), "");
         }
     }
 
     #[inline]
     fn inside<const N: usize>(&mut self, kind: KnownKind) -> [NodeIndex; N] {
-        match self.look.parts_before(self.at, kind) {
+        match self.look_ahead.parts_before(self.at, kind) {
             Some(parts) if parts.len() == N => array::from_fn(|place| parts[place].at),
-            _ => self.look.inside(self.at, self.ty, kind),
+            _ => self.look_ahead.inside(self.at, self.ty, kind),
         }
     }
 
     /// Writes the number of a variant; where its content stands.
     #[inline]
     fn variant(self, name: &'static str, index: u32, variant: &'static str) -> Position<'l, 'a> {
-        encode_number(index.into(), self.look.out);
-        let variants = self.look.parts_before(self.at, KnownKind::Enum).unwrap_or(&[]);
+        encode_number(index.into(), self.look_ahead.out);
+        let variants = self.look_ahead.parts_before(self.at, KnownKind::Enum).unwrap_or(&[]);
         let at = match variants.binary_search_by_key(&index, |variant| variant.number) {
             Ok(found) if same(variants[found].name, variant) => variants[found].at,
-            _ => self.look.variant(self.at, self.ty, name, index, variant),
+            _ => self.look_ahead.variant(self.at, self.ty, name, index, variant),
         };
-        Position { look: self.look, at, ty: "" }
+        Position { look_ahead: self.look_ahead, at, ty: "" }
     }
 
     /// Writes how many elements or entries follow.
     #[inline]
     fn length(&mut self, len: Option<usize>, what: &str) -> Result<(), EncodeError> {
-        encode_number(len.ok_or_else(|| unknown_length(what))? as u64, self.look.out);
+        encode_number(len.ok_or_else(|| unknown_length(what))? as u64, self.look_ahead.out);
         Ok(())
     }
 }
@@ -240,7 +240,7 @@ macro_rules! leaves {
         $(#[inline]
         fn $method(mut self, $value: $type) -> Result<(), EncodeError> {
             self.leaf(Leaf::$leaf);
-            let $out = &mut *self.look.out;
+            let $out = &mut *self.look_ahead.out;
             $write;
             Ok(())
         })*
@@ -311,15 +311,15 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
     #[inline]
     fn serialize_none(mut self) -> Result<(), EncodeError> {
         let [_] = self.inside(KnownKind::Option);
-        self.look.out.push(0);
+        self.look_ahead.out.push(0);
         Ok(())
     }
 
     #[inline]
     fn serialize_some<T: Serialize + ?Sized>(mut self, value: &T) -> Result<(), EncodeError> {
         let [part] = self.inside(KnownKind::Option);
-        self.look.out.push(1);
-        self.look.part(value, part)
+        self.look_ahead.out.push(1);
+        self.look_ahead.part(value, part)
     }
 
     #[inline]
@@ -341,14 +341,14 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
         value: &T,
     ) -> Result<(), EncodeError> {
         let content = self.variant(name, index, variant);
-        content.look.part(value, content.at)
+        content.look_ahead.part(value, content.at)
     }
 
     #[inline]
     fn serialize_seq(mut self, len: Option<usize>) -> Result<EncodedItems<'l, 'a>, EncodeError> {
         self.length(len, "a sequence")?;
         let [at] = self.inside(KnownKind::Seq);
-        Ok(EncodedItems { look: self.look, at })
+        Ok(EncodedItems { look_ahead: self.look_ahead, at })
     }
 
     #[inline]
@@ -376,7 +376,7 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
     fn serialize_map(mut self, len: Option<usize>) -> Result<EncodedEntries<'l, 'a>, EncodeError> {
         self.length(len, "a map, or a struct with `#[serde(flatten)]`,")?;
         let [keys, values] = self.inside(KnownKind::Map);
-        Ok(EncodedEntries { look: self.look, keys, values })
+        Ok(EncodedEntries { look_ahead: self.look_ahead, keys, values })
     }
 
     #[inline]

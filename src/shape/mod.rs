@@ -1,4 +1,4 @@
-//! The types at two ends of a call are the same? `README.md`, in this folder, tells how that is found out.
+//! Shapes: the structure of types, by which both sides of a call compare theirs. `README.md`, in this folder, explains how.
 //!
 //! | file | what |
 //! |---|---|
