@@ -1,4 +1,4 @@
-//! Raw segments behind a gate.
+//! Regions: memory segments behind a gate, and the slices and copies that pass it.
 
 use std::any::Any;
 use std::io;
@@ -13,10 +13,10 @@ use super::shared::Block;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// One stretch of contiguous memory of a region.
+/// One contiguous segment of a region.
 #[derive(Clone, Copy)]
 struct Segment {
-    /// Where it begins in the region's own address space, in bytes.
+    /// Offset in the region's address space, in bytes.
     start: usize,
     address: *mut u8,
     len: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Region {
     len: usize,
     /// True while open. Readers of the lock read the memory, its writer writes it: so two accesses never race.
     gate: RwLock<bool>,
-    /// Who knows the memory but this process's threads.
+    /// Loans to peers, and registrations with devices.
     outside: Mutex<Outside>,
     /// Memory that the region itself owns: bodies of large messages.
     owned: Mutex<Option<MessageBuffer>>,
@@ -45,25 +45,25 @@ pub(crate) struct Region {
 
 #[derive(Default)]
 struct Outside {
-    /// Who was told where the memory lies, and may be at it.
+    /// Loans: peers that may read the memory themselves.
     lent: Vec<Arc<dyn Loan>>,
-    /// Devices that know the memory.
+    /// Registrations with devices.
     registered: Vec<Arc<dyn DeviceRegistration>>,
 }
 
-// SAFETY: the segments are reached through the gate only, which orders accesses between threads; who creates the region
-// promises that the memory stays where it is until the gate is closed, on whichever thread that happens.
+// SAFETY: the segments are reached through the gate only, which orders accesses between threads; the creator of the region
+// guarantees that the memory stays where it is until the gate is closed, on whichever thread that happens.
 unsafe impl Send for Region {}
 // SAFETY: as above: shared use is what the gate is for.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region over memory that somebody else owns.
+    /// A region over memory that it does not own.
     ///
     /// # Safety
     /// Until [`Region::close`] has returned, or the region is dropped, each segment must be valid for reads of its length,
-    /// and nobody may write it but through the region. If anybody asks the region for write access (see
-    /// [`Slice::write_access`]), each segment must be valid for writes too, and nobody may read it or hold a reference to it.
+    /// and must not be written except through the region. If write access is requested (see [`Slice::write_access`]), each
+    /// segment must be valid for writes too, and must not be read, nor a reference to it exist, except through the region.
     pub(crate) unsafe fn new(parts: impl IntoIterator<Item = (*mut u8, usize)>) -> Arc<Region> {
         // SAFETY: as the caller promises.
         unsafe { Region::with_blocks(parts, Vec::new()) }
@@ -117,13 +117,13 @@ impl Region {
         Region::owning(message::buffer(len))
     }
 
-    /// Closes the gate and takes out the message that the region owns; an empty one if it owns none, or gave it away.
+    /// Closes the gate and takes out the message that the region owns; an empty one if it has none any more.
     pub(crate) fn take_message(&self) -> ReceivedMessage {
         self.close();
         ReceivedMessage(self.owned.lock().take())
     }
 
-    /// Puts back what was taken out, to be taken out again.
+    /// Puts back a message that was taken out.
     pub(crate) fn put_back(&self, mut message: ReceivedMessage) {
         *self.owned.lock() = message.0.take();
     }
@@ -137,49 +137,48 @@ impl Region {
         self.segments.len()
     }
 
-    /// Lets nobody in any more, and returns when the last access in progress has ended. An access lasts for one copy of a
-    /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (Processes that are stopped
-    /// in the middle of reading what was lent to them are waited for, together, up to a bound, and cut off then.)
+    /// Closes the gate, and returns when the last access in progress has ended. An access lasts for one copy of a chunk or one
+    /// non-blocking system call, so this usually takes microseconds. (It waits, up to a bound for all together, for processes
+    /// that are stopped while they read through a loan, and then disconnects them.)
     pub(crate) fn close(&self) {
         self.shut().wait();
     }
 
-    /// Lets nobody in any more; when what this returns has been waited for, the last access in progress has ended. Where several
-    /// regions are closed, the waits of all begin with this.
+    /// Closes the gate, and returns what to wait for until the last access in progress has ended. To close several regions,
+    /// shut all of them first, and then wait.
     pub(crate) fn shut(&self) -> ClosedRegion {
         *self.gate.write() = false;
-        // Nothing is lent or registered any more: that takes an open gate.
+        // No loan or registration can be added any more: that takes an open gate.
         let Outside { lent, registered } = std::mem::take(&mut *self.outside.lock());
         ClosedRegion::new(lent, registered)
     }
 
-    /// What was lent has been read, or given up.
+    /// Removes a loan that has ended.
     pub(crate) fn unlend(&self, loan: &Arc<dyn Loan>) {
         self.outside.lock().lent.retain(|other| !Arc::ptr_eq(other, loan));
     }
 
-    /// Waits for the accesses in progress: those of this process, and those of operations that are over.
+    /// Waits for the accesses in progress: those of this process, and those of ended operations.
     pub(crate) fn fence(&self) {
         drop(self.gate.write());
         Withdrawn::new(self.lent_for_what_is_over()).wait();
     }
 
-    /// Ends what was lent for operations that are over, and waits for nobody outside of this process: for memory that is not
-    /// given back to anybody.
+    /// Withdraws the loans of ended operations without waiting for peers: for memory that is not returned to the user.
     pub(crate) fn withdraw(&self) {
-        // An access that began before the end of its operation may be about to lend.
+        // An access that began before the end of its operation may be about to add a loan.
         drop(self.gate.write());
         Withdrawn::new(self.lent_for_what_is_over());
     }
 
     fn lent_for_what_is_over(&self) -> Vec<Arc<dyn Loan>> {
-        // They are asked while nothing is locked: whether one is over may depend on the gate.
+        // Loans are checked while no lock is held: whether one has ended may depend on the gate.
         let mut lent = self.outside.lock().lent.clone();
         lent.retain(|loan| loan.is_over());
         lent
     }
 
-    /// What a device knows of the memory: of the registrations of type `R`, the one that `which` says.
+    /// The registration of type `R` that `which` selects.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn registration<R: DeviceRegistration>(&self, which: impl Fn(&R) -> bool) -> Option<Arc<R>> {
         let outside = self.outside.lock();
@@ -187,8 +186,8 @@ impl Region {
         found.filter_map(|any| any.downcast::<R>().ok()).find(|registration| which(registration))
     }
 
-    /// Makes the memory known to a device: `register` is told address and length of each segment. `None` when the gate is
-    /// closed. The gate stays where it is meanwhile, so that what is being registered can't be taken back.
+    /// Registers the memory with a device: `register` gets the address and length of each segment. `None` when the gate is
+    /// closed. The gate stays open meanwhile, so that memory that is being registered can't be reclaimed.
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn register<R: DeviceRegistration>(
         &self,
@@ -236,21 +235,21 @@ impl Drop for Region {
     }
 }
 
-/// A range of a region: what transports and the protocol hand around.
+/// A range of a region, as transports and the protocol use it.
 ///
-/// It is `pub` for the sake of sealed traits, and not reachable from outside.
+/// It is `pub` for sealed traits only, and not exported.
 #[derive(Clone)]
 pub struct Slice {
     pub(crate) region: Arc<Region>,
     pub(crate) offset: usize,
     pub(crate) len: usize,
-    /// Set when the operation that this slice was made for is over: then it grants no access any more.
+    /// Set when the operation of this slice has ended: then it grants no access any more.
     over: Option<Arc<AtomicBool>>,
-    /// A peer that reads it may read all of the region, as often as it likes, until the gate is closed.
+    /// Peers may read all of the region, any number of times, until the gate is closed.
     pub(crate) unrestricted: bool,
 }
 
-/// What a slice was made for, if it was for one operation.
+/// The operation of a slice, if it was made for one.
 pub(crate) struct Operation(Option<Arc<AtomicBool>>);
 
 impl Operation {
@@ -259,13 +258,13 @@ impl Operation {
     }
 }
 
-/// Permission to read a region's memory, now. Keep it for one copy or one non-blocking system call.
+/// Read access to a region's memory. Hold it for one copy or one non-blocking system call only.
 pub(crate) struct ReadAccess<'a> {
     slice: &'a Slice,
     _gate: RwLockReadGuard<'a, bool>,
 }
 
-/// Permission to write a region's memory, now; nobody else reads or writes it meanwhile.
+/// Exclusive write access to a region's memory. Hold it for one copy or one non-blocking system call only.
 pub(crate) struct WriteAccess<'a> {
     slice: &'a Slice,
     _gate: RwLockWriteGuard<'a, bool>,
@@ -301,17 +300,17 @@ impl Slice {
         (*gate && !self.has_ended()).then_some(WriteAccess { slice: self, _gate: gate })
     }
 
-    /// True when the operation that this slice was made for is over.
+    /// True when the operation of this slice has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.over.as_ref().is_some_and(|over| over.load(Ordering::Acquire))
     }
 
-    /// Tells later whether the operation that this slice was made for is over, and keeps no memory.
+    /// The operation of this slice, to check later whether it has ended. It does not keep the memory.
     pub(crate) fn operation(&self) -> Operation {
         Operation(self.over.clone())
     }
 
-    /// True when the operation that this slice was made for is over, or the gate is closed.
+    /// True when the operation of this slice has ended, or the gate is closed.
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn is_over(&self) -> bool {
         self.has_ended() || !*self.region.gate.read()
@@ -322,7 +321,7 @@ impl Slice {
         Slice { over: Some(Arc::default()), ..self.clone() }
     }
 
-    /// The operation is over: it gets no access any more. One in progress is ended by [`Region::fence`].
+    /// Ends the operation: it gets no access any more. [`Region::fence`] waits for one in progress.
     pub(crate) fn end(&self) {
         if let Some(over) = &self.over {
             over.store(true, Ordering::Release);
@@ -341,7 +340,7 @@ impl Slice {
         let mut at = 0;
         for piece in &pieces {
             let target = out[at..at + piece.iov_len].as_mut_ptr();
-            // SAFETY: the piece lies in a segment valid for reads, which nobody writes while the access lasts; the target is
+            // SAFETY: the piece lies in a segment valid for reads, which is not written while the access lasts; the target is
             // a slice of exactly this length, and can't overlap with memory behind a gate.
             unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), target, piece.iov_len) };
             at += piece.iov_len;
@@ -361,8 +360,8 @@ impl Slice {
         let mut at = 0;
         for piece in &pieces {
             let source = bytes[at..at + piece.iov_len].as_ptr();
-            // SAFETY: the piece lies in a segment valid for writes, which nobody else touches while the access lasts; the
-            // source is a slice of exactly this length, and can't overlap with memory behind a gate.
+            // SAFETY: the piece lies in a segment valid for writes, which the access holds exclusively; the source is a slice
+            // of exactly this length, and can't overlap with memory behind a gate.
             unsafe { std::ptr::copy_nonoverlapping(source, piece.iov_base.cast::<u8>(), piece.iov_len) };
             at += piece.iov_len;
         }
@@ -376,7 +375,7 @@ impl ReadAccess<'_> {
         self.slice.region.pieces(self.slice.offset + skip, self.slice.len - skip, max, out)
     }
 
-    /// Notes that somebody outside may read the memory, also when this access is over. Closing the gate ends that.
+    /// Adds a loan: a peer may read the memory, also after this access. Closing the gate withdraws it.
     pub(crate) fn lend(&self, loan: Arc<dyn Loan>) {
         self.slice.region.outside.lock().lent.push(loan);
     }
@@ -400,12 +399,12 @@ pub(crate) enum CopyOutcome {
 /// Longest copy under one access, in bytes: closing a gate waits for no more than this (some 20 µs).
 const COPY_CHUNK: usize = 256 << 10;
 
-/// Copies between two slices of equal length, of different shapes, or of the same memory: if they overlap, the target ends up
-/// with what the source held, as with `memmove`.
+/// Copies between two slices of equal length, with different segments, or of the same memory: if they overlap, the target ends
+/// up with what the source held, as with `memmove`.
 pub(crate) fn copy(source: &Slice, target: &Slice) -> CopyOutcome {
     debug_assert_eq!(source.len, target.len);
     let len = source.len.min(target.len);
-    // What is ahead in the same memory has to be read before it is written, in whichever order chunks and pieces come.
+    // In overlapping memory each byte has to be read before it is overwritten, so the direction matters.
     let backwards = Arc::ptr_eq(&source.region, &target.region) && source.offset < target.offset;
     let mut done = 0;
     while done < len {
@@ -422,7 +421,7 @@ pub(crate) fn copy(source: &Slice, target: &Slice) -> CopyOutcome {
 
 fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
     let same = Arc::ptr_eq(&source.region, &target.region);
-    // Two threads may copy A to B and B to A: gates are passed in the order of their addresses.
+    // Two threads may copy A to B and B to A: the gates are locked in the order of their addresses.
     let source_first = Arc::as_ptr(&source.region) < Arc::as_ptr(&target.region);
     let (_read, write) = if same {
         (None, target.write_access())
@@ -443,7 +442,7 @@ fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
     let (mut from, mut to) = (SmallVec::<[IoVec; 8]>::new(), SmallVec::<[IoVec; 8]>::new());
     source.region.pieces(source.offset, source.len, usize::MAX, &mut from);
     target.region.pieces(target.offset, target.len, usize::MAX, &mut to);
-    // What comes next is taken from the ends of the lists.
+    // The next pieces are at the ends of the lists.
     if !backwards {
         from.reverse();
         to.reverse();
@@ -452,7 +451,7 @@ fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
         let n = read.iov_len.min(written.iov_len);
         let (read, written) = (take(read, n, backwards), take(written, n, backwards));
         // SAFETY: both pieces had at least `n` bytes left, in segments valid for reads and for writes, which the two
-        // accesses (or the one, exclusive, when both are the same region) keep anybody else from; `copy` allows overlap.
+        // accesses (or the one exclusive access, when both are the same region) protect; `copy` allows overlap.
         unsafe { std::ptr::copy(read, written, n) };
         for list in [&mut from, &mut to] {
             if list.last().is_some_and(|piece| piece.iov_len == 0) {
@@ -463,7 +462,7 @@ fn copy_chunk(source: &Slice, target: &Slice, backwards: bool) -> CopyOutcome {
     CopyOutcome::All
 }
 
-/// Takes `n` bytes off a piece, at its end or at its beginning; where they are.
+/// Removes `n` bytes from a piece, at its end or at its beginning. Returns their address.
 fn take(piece: &mut IoVec, n: usize, at_end: bool) -> *mut u8 {
     let address = piece.iov_base.cast::<u8>();
     piece.iov_len -= n;
@@ -486,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_of_unequal_shape_copy_as_one_address_space() {
+    fn copy_between_unequal_segments_treats_them_as_one_address_space() {
         let mut a = [vec![1, 2, 3], vec![], vec![4, 5, 6, 7, 8]];
         let mut b = [vec![0; 1], vec![0; 6], vec![0; 4]];
         let (ra, rb) = (region(&mut a), region(&mut b));
@@ -498,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_copies_onto_itself() {
+    fn copy_within_a_region_is_correct() {
         let region = Region::from_vec((0..10).collect());
         let whole = Slice::whole(&region);
         assert_eq!(copy(&whole.part(0, 8).unwrap(), &whole.part(2, 8).unwrap()), CopyOutcome::All);
@@ -513,22 +512,22 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_one_region_that_overlap_copy_as_in_a_vector() {
+    fn copy_of_overlapping_ranges_behaves_as_in_a_vector() {
         let mut state = 17;
-        // An interpreter has no time for the long ones.
+        // The long ones take too long under Miri.
         let (rounds, sizes) = if cfg!(miri) { (6, 2) } else { (60, 4) };
         for round in 0..rounds {
             // Segments shorter than a chunk and longer, of sizes that don't divide each other, some of them empty.
-            let most = [5, 1009, COPY_CHUNK + 7, 2 * COPY_CHUNK + 1001][round % sizes];
+            let max_len = [5, 1009, COPY_CHUNK + 7, 2 * COPY_CHUNK + 1001][round % sizes];
             let mut parts: Vec<Vec<u8>> = (0..1 + random(&mut state) % 5)
-                .map(|_| (0..random(&mut state) % most).map(|i| (i * 7 + i / 251 + round) as u8).collect())
+                .map(|_| (0..random(&mut state) % max_len).map(|i| (i * 7 + i / 251 + round) as u8).collect())
                 .collect();
             let mut model = parts.concat();
             let region = region(&mut parts);
             for _ in 0..4 {
                 let len = random(&mut state) % (model.len() + 1);
-                let mut place = || random(&mut state) % (model.len() - len + 1);
-                let (from, to) = (place(), place());
+                let mut offset = || random(&mut state) % (model.len() - len + 1);
+                let (from, to) = (offset(), offset());
                 let part = |at| Slice::whole(&region).part(at, len).unwrap();
                 assert_eq!(copy(&part(from), &part(to)), CopyOutcome::All);
                 model.copy_within(from..from + len, to);
@@ -539,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_gate_lets_nobody_in() {
+    fn access_through_a_closed_gate_is_refused() {
         let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 4]));
         a.close();
         assert_eq!(copy(&Slice::whole(&a), &Slice::whole(&b)), CopyOutcome::SourceClosed);
@@ -550,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_is_over_reaches_nothing() {
+    fn access_by_an_ended_operation_is_refused() {
         let (a, b) = (Region::from_vec(vec![1; 4]), Region::from_vec(vec![2; 8]));
         let (over, part) = (Slice::whole(&a).for_one_operation(), Slice::whole(&b).part(4, 4).unwrap().for_one_operation());
         let rest = Slice::whole(&b).part(0, 4).unwrap();
@@ -561,17 +560,17 @@ mod tests {
         assert_eq!(copy(&rest, &over), CopyOutcome::TargetClosed);
         assert_eq!(copy(&part, &rest), CopyOutcome::SourceClosed);
         assert!(!over.read(&mut [0; 4]) && !over.write(&[0; 4]));
-        // Others go on with the same memory.
+        // Other operations still reach the memory.
         assert!(Slice::whole(&a).read(&mut [0; 4]));
         assert_eq!(*b.take_message(), [2; 8]);
     }
 
-    /// Counts how often it was withdrawn; nobody ever waits for it.
-    struct Lent(Operation, Arc<std::sync::atomic::AtomicUsize>);
+    /// A loan that counts how often it was withdrawn, and that no test waits for.
+    struct CountingLoan(Operation, Arc<std::sync::atomic::AtomicUsize>);
 
-    impl Loan for Lent {
+    impl Loan for CountingLoan {
         fn wait(&self, _: Instant) {
-            unreachable!("nobody takes the memory back")
+            unreachable!("no test reclaims the memory")
         }
         fn withdraw(&self) {
             self.1.fetch_add(1, Ordering::SeqCst);
@@ -582,12 +581,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_for_an_operation_is_withdrawn_at_its_end() {
+    fn loan_for_an_operation_is_withdrawn_when_the_operation_ends() {
         let region = Region::from_vec(vec![1; 4]);
         let [ended, other] = [(); 2].map(|()| Slice::whole(&region).for_one_operation());
         let withdrawn = [(); 3].map(|()| Arc::<std::sync::atomic::AtomicUsize>::default());
         for (slice, count) in [&ended.part(1, 2).unwrap(), &other, &Slice::whole(&region)].into_iter().zip(&withdrawn) {
-            let loan = Lent(slice.operation(), count.clone());
+            let loan = CountingLoan(slice.operation(), count.clone());
             slice.read_access().unwrap().lend(Arc::new(loan));
         }
         let counts = || withdrawn.each_ref().map(|count| count.load(Ordering::SeqCst));
@@ -596,12 +595,12 @@ mod tests {
         ended.end();
         region.withdraw();
         assert_eq!(counts(), [1, 0, 0]);
-        // None of them is there any more when the gate closes.
+        // The region must have no loans when its gate closes.
         region.outside.lock().lent.clear();
     }
 
     #[test]
-    fn close_waits_for_the_access_in_progress() {
+    fn close_waits_for_an_access_in_progress() {
         let region = Region::from_vec(vec![0; 4]);
         let slice = Slice::whole(&region);
         let access = slice.write_access().unwrap();
@@ -623,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_checked_against_overflow() {
+    fn part_beyond_the_slice_is_rejected_without_overflow() {
         let whole = Slice::whole(&Region::from_vec(vec![0; 8]));
         assert!(whole.part(8, 0).is_some());
         assert!(whole.part(9, 0).is_none());

@@ -1,7 +1,7 @@
-//! Postcard's encoding of a value, which notes on its way what the value shows of its type.
+//! Encodes values as postcard does, and records what each value shows of its type.
 //!
-//! The bytes are postcard's. Beside each part goes its position in what is [`Known`] of the type; only where a value shows
-//! something new, a copy of that is made, and grows.
+//! The encoder follows each part's position in what is [`Known`] of the type. Only where a value shows something new, it copies
+//! that, and extends the copy.
 
 mod parts;
 
@@ -37,15 +37,15 @@ impl ser::Error for EncodeError {
 
 /// What a value has shown.
 pub(super) enum Seen {
-    /// Nothing that was not known.
+    /// Nothing new.
     Nothing,
-    /// More: what was known before, and this.
+    /// Something new: what was known before, extended.
     More(KnownShape),
-    /// Something else than what was known: the value has to be looked at by itself.
+    /// A contradiction to what was known: the value has to be encoded by itself.
     Otherwise,
 }
 
-/// Encodes a value at the end of `out`, while looking at what it shows beyond `known`.
+/// Encodes a value at the end of `out`, and reports what it shows beyond `known`.
 #[inline]
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known: &KnownShape) -> Result<Seen, EncodeError> {
     let mut look_ahead = LookAhead::new(out, known, false);
@@ -57,7 +57,7 @@ pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known:
     })
 }
 
-/// Encodes a value at the end of `out`: what it shows by itself.
+/// Encodes a value at the end of `out`, and returns the shape that it shows by itself.
 #[cold]
 pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> Result<KnownShape, EncodeError> {
     let nothing = KnownShape::nothing();
@@ -71,7 +71,7 @@ struct LookAhead<'a> {
     out: &'a mut Vec<u8>,
     before: &'a KnownShape,
     grown: Option<Box<KnownShape>>,
-    /// Nothing but this value counts: where it contradicts itself, or goes beyond the limits, that is noted.
+    /// The value is encoded by itself: contradictions within it, and parts beyond the limits, are recorded.
     alone: bool,
     otherwise: bool,
 }
@@ -88,7 +88,7 @@ impl<'a> LookAhead<'a> {
         value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() })
     }
 
-    /// The parts of what was known before, if it is of this kind. What has been added since leaves those as they are.
+    /// The parts that were known before this value, if the position is of this kind. Extending does not change them.
     #[inline]
     fn parts_before(&self, at: NodeIndex, kind: KnownKind) -> Option<&'a [KnownPart]> {
         self.before.nodes.get(at as usize).filter(|node| node.kind == kind).map(|node| &node.parts[..])
@@ -104,20 +104,20 @@ impl<'a> LookAhead<'a> {
         self.grown.get_or_insert_with(|| Box::new(before.clone()))
     }
 
-    /// There is no room for the parts of a position: nothing is said of it.
+    /// Marks a position whose parts exceed the limits as unknown.
     #[cold]
     fn cut(&mut self, at: NodeIndex) -> NodeIndex {
         self.grow().node_mut(at).kind = KnownKind::Cut;
         DONE
     }
 
-    /// The value is not what stands at a position, even if names are left aside, or only by its names.
+    /// Records that the value contradicts a position. `but_for_names`: it does even when names are ignored.
     #[cold]
     fn contradict(&mut self, at: NodeIndex, but_for_names: bool) -> NodeIndex {
         if !self.alone {
             self.otherwise = true;
         } else if but_for_names && self.known().is_one_type_at(at) {
-            // A receiver has one type for all of them, which can't be right.
+            // A receiver's single type can't fit all of them.
             self.grow().node_mut(at).kind = KnownKind::Mixed;
         } else {
             self.cut(at);
@@ -125,8 +125,8 @@ impl<'a> LookAhead<'a> {
         DONE
     }
 
-    /// A value of this kind comes to a position where no such value was before this message: the position where it stands, if it
-    /// is to be looked at.
+    /// Enters a value of this kind at a position where no such value was known before. Returns the position to continue at, or
+    /// `None` if the value is not to be recorded.
     #[cold]
     fn settle(&mut self, mut at: NodeIndex, ty: &'static str, kind: KnownKind, name: &'static str) -> Option<NodeIndex> {
         if at >= LEAVES {
@@ -147,16 +147,18 @@ impl<'a> LookAhead<'a> {
                 return Some(at);
             }
             (KnownKind::Cut | KnownKind::Mixed, _) => {}
-            // One layout.
+            // Both have the same layout.
             (KnownKind::Leaf(Leaf::Bytes), KnownKind::Seq) | (KnownKind::Seq, KnownKind::Leaf(Leaf::Bytes)) => {
-                drop(self.contradict(at, false))
+                self.contradict(at, false);
             }
-            _ => drop(self.contradict(at, true)),
+            _ => {
+                self.contradict(at, true);
+            }
         }
         None
     }
 
-    /// The positions of what is in an option, sequence or map.
+    /// The positions of the content of an option, sequence or map.
     #[cold]
     fn inside<const N: usize>(&mut self, at: NodeIndex, ty: &'static str, kind: KnownKind) -> [NodeIndex; N] {
         let Some(at) = self.settle(at, ty, kind, "") else { return [DONE; N] };
@@ -175,13 +177,13 @@ impl<'a> LookAhead<'a> {
         match variants.binary_search_by_key(&index, |variant| variant.number) {
             Ok(found) if variants[found].name == variant => variants[found].at,
             Ok(_) => self.contradict(at, false),
-            // Of the variants that there is room for, everything stays known.
+            // The variants that fit into the limits stay known.
             Err(place) => self.grow().add(at, place, index, variant).unwrap_or_else(|| self.contradict(at, false)),
         }
     }
 }
 
-/// A value that is to be encoded, where it stands.
+/// The serializer of one value, at its position.
 struct Position<'l, 'a> {
     look_ahead: &'l mut LookAhead<'a>,
     at: NodeIndex,
@@ -189,7 +191,7 @@ struct Position<'l, 'a> {
     ty: &'static str,
 }
 
-/// Names from one place in the code are the same memory.
+/// Compares names, first by address: equal literals mostly share their memory.
 #[inline]
 fn same(a: &'static str, b: &'static str) -> bool {
     #[cold]
@@ -215,7 +217,7 @@ impl<'l, 'a> Position<'l, 'a> {
         }
     }
 
-    /// Writes the number of a variant; where its content stands.
+    /// Writes the number of a variant. Returns the position of its content.
     #[inline]
     fn variant(self, name: &'static str, index: u32, variant: &'static str) -> Position<'l, 'a> {
         encode_number(index.into(), self.look_ahead.out);
@@ -247,7 +249,7 @@ macro_rules! leaves {
     };
 }
 
-/// Numbers with a sign, so that small ones are short.
+/// Zigzag encoding, which keeps small negative numbers short.
 #[inline]
 fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64

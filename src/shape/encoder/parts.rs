@@ -1,4 +1,4 @@
-//! The parts of a value that is encoded: elements, entries, fields.
+//! Encodes the parts of a value: elements, entries, fields.
 
 use std::any::type_name;
 use std::slice;
@@ -59,14 +59,15 @@ impl ser::SerializeMap for EncodedEntries<'_, '_> {
 /// The elements of a tuple, or the fields of a struct.
 pub(super) struct EncodedParts<'l, 'a> {
     look_ahead: &'l mut LookAhead<'a>,
-    /// What was known before and has not come yet.
+    /// The known parts that are still to come.
     known: slice::Iter<'a, KnownPart>,
-    /// So many elements of the last part are left, which stand here.
+    /// Number of elements of the last run that are left; their position is `part`.
     left: u32,
     part: NodeIndex,
-    /// The tuple or struct itself.
+    /// The position of the tuple or struct itself.
     at: NodeIndex,
-    /// It was not known before. Then this is the part that the last element belongs to, and how many of that have been there.
+    /// Whether it was not known before. Then `run` is the part that the last element belongs to, and `used` how many elements
+    /// it had.
     learning: bool,
     run: u32,
     used: u32,
@@ -104,7 +105,7 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         self.look_ahead.part(value, at)
     }
 
-    /// The position of an element, or of the field of this name, that was not known before.
+    /// The position of an element, or of the field of this name, which was not known before.
     #[cold]
     fn learn(&mut self, ty: &'static str, field: Option<&'static str>) -> NodeIndex {
         if self.at == DONE {
@@ -143,7 +144,7 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         at
     }
 
-    /// This is another tuple or struct, and not only by its names.
+    /// Records that the value is another tuple or struct.
     #[cold]
     fn fail(&mut self, but_for_names: bool) -> NodeIndex {
         self.look_ahead.contradict(self.at, but_for_names);
@@ -173,7 +174,7 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         }
     }
 
-    /// The receiver would take the next field for this one.
+    /// A skipped field is an error: the receiver would decode the next field in its place.
     #[cold]
     fn skip(&mut self, key: &'static str) -> Result<(), EncodeError> {
         let name = self.look_ahead.known().nodes.get(self.at as usize).map_or("", |node| node.name);
