@@ -48,7 +48,7 @@ impl Drop for ScopeInner {
             // exist.
             return;
         }
-        // All gates first: revoking the exposures, below, sends messages and may panic.
+        // All gates first, whatever happens while the exposures are revoked.
         let shut: Vec<_> = exposed.iter().map(|(_, region)| region.shut()).collect();
         shut.into_iter().for_each(ClosedRegion::wait);
         drop(exposed);

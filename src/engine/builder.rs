@@ -191,7 +191,7 @@ impl EngineBuilder {
         self
     }
 
-    /// How long connecting may take, handshake included (default 5 s).
+    /// How long connecting may take (default 5 s).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect = timeout.min(LONGEST);
         self

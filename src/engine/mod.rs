@@ -382,7 +382,7 @@ impl Engine {
         bulk::scope(&self.shared, work)
     }
 
-    /// `len` bytes of zeroed memory for [`Engine::expose`], which peers on the same host can map.
+    /// `len` bytes of zeroed memory for [`Engine::expose`], which peers of the same user on this host may map.
     pub fn alloc(&self, len: usize) -> EngineBuffer {
         EngineBuffer::new(len)
     }

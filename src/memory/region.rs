@@ -288,13 +288,13 @@ impl Slice {
         Some(Slice { offset: self.offset + offset, len, ..self.clone() })
     }
 
-    /// `None` when the gate is closed, or the operation that this slice was made for is over.
+    /// `None` when the gate is closed, or the operation of this slice has ended.
     pub(crate) fn read_access(&self) -> Option<ReadAccess<'_>> {
         let gate = self.region.gate.read();
         (*gate && !self.has_ended()).then_some(ReadAccess { slice: self, _gate: gate })
     }
 
-    /// `None` when the gate is closed, or the operation that this slice was made for is over.
+    /// `None` when the gate is closed, or the operation of this slice has ended.
     pub(crate) fn write_access(&self) -> Option<WriteAccess<'_>> {
         let gate = self.region.gate.write();
         (*gate && !self.has_ended()).then_some(WriteAccess { slice: self, _gate: gate })

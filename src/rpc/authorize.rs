@@ -42,7 +42,7 @@ impl Caller<'_> {
     }
 
     /// The caller. Its address is a claim that can't be fully checked: decide by [`Caller::process`], by [`Caller::transport`]
-    /// or by [`Caller::certificate`](crate::EngineBuilder::tls), or require a pre-shared key of all peers.
+    /// or by `Caller::certificate` (feature `tls`), or require a pre-shared key of all peers.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::new(self.shared.clone(), self.incoming.peer.clone(), 0)
     }

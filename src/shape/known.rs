@@ -96,14 +96,14 @@ impl KnownShape {
     }
 
     /// Adds a part with its own position; `None` beyond the limits.
-    pub(super) fn add(&mut self, parent: NodeIndex, place: usize, number: u32, name: &'static str) -> Option<NodeIndex> {
+    pub(super) fn add(&mut self, parent: NodeIndex, index: usize, number: u32, name: &'static str) -> Option<NodeIndex> {
         let at = self.nodes.len() as NodeIndex;
         if self.nodes.len() == MAX_NODES {
             return None;
         }
         let depth = self.node(parent).depth + 1;
         self.push(if usize::from(depth) < MAX_DEPTH { KnownKind::New } else { KnownKind::Cut }, parent, depth);
-        self.node_mut(parent).parts.insert(place, KnownPart { number, name, at });
+        self.node_mut(parent).parts.insert(index, KnownPart { number, name, at });
         Some(at)
     }
 
