@@ -1,11 +1,11 @@
-//! Says why feature `verbs` can't be built here: before the bindings' own build, which takes longer, fails less clearly. The
-//! default features need nothing.
+//! Reports what feature `verbs` lacks on this machine, before the bindings' own build fails less clearly. The default features
+//! need nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio, exit};
 
-/// Library, and the Debian package that brings it.
+/// Each library, and the Debian package that has it.
 const LIBRARIES: [(&str, &str); 2] = [("libibverbs", "libibverbs-dev"), ("librdmacm", "librdmacm-dev")];
 
 fn main() {
@@ -37,7 +37,7 @@ fn main() {
         );
         exit(1);
     }
-    // The bindings' build takes the newest one. A file without a number in its name may be of any version.
+    // The bindings' build uses the newest one. A file without a version in its name is not checked.
     let newest = found.into_iter().filter_map(|file| Some((version(&file)?, file))).max();
     if let Some((version, file)) = newest
         && version >= TOO_NEW
@@ -51,7 +51,8 @@ fn main() {
     }
 }
 
-/// The first version of clang that names unnamed types in a way that bindgen 0.59, which `rdma-sys` uses, can't read: it panics.
+/// The first version of clang that names unnamed types in a way that bindgen 0.59, which `rdma-sys` uses, can't read: it
+/// panics.
 const TOO_NEW: u32 = 16;
 
 const LIBCLANG: &str = "\
@@ -61,7 +62,7 @@ const LIBCLANG: &str = "\
     \x20   export BINDGEN_EXTRA_CLANG_ARGS=-I$(gcc -print-file-name=include)\n\
     Without the feature none of this is needed: tcp, shm and loop work.";
 
-/// Files of libclang where the bindings' build would look for them.
+/// The files of libclang that the bindings' build would find.
 fn libclangs() -> Vec<PathBuf> {
     println!("cargo::rerun-if-env-changed=LIBCLANG_PATH");
     let mut folders: Vec<PathBuf> = Vec::new();
@@ -88,7 +89,7 @@ fn is_libclang(file: &Path) -> bool {
     (name.starts_with("libclang.so") || name.starts_with("libclang-") && name.contains(".so")) && !name.contains("-cpp")
 }
 
-/// The version in the name that links lead to: `libclang-19.so.19`, `libclang.so.18.1.8`.
+/// The version in the file name, with symbolic links resolved: `libclang-19.so.19`, `libclang.so.18.1.8`.
 fn version(file: &Path) -> Option<u32> {
     let name = name(&fs::canonicalize(file).ok()?);
     let numbers = name.strip_prefix("libclang-").or_else(|| name.strip_prefix("libclang.so."))?;

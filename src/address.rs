@@ -1,4 +1,4 @@
-//! Where engines listen: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `loop://name`.
+//! Addresses of engines: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `loop://name`.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,17 +9,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Error, Result};
 
-/// The means by which an address is reached.
+/// The transport of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Scheme {
-    /// A socket.
+    /// `tcp://host:port`: a TCP socket.
     Tcp,
-    /// Shared memory, same host.
+    /// `shm://name`: shared memory, on the same host.
     Shm,
-    /// RDMA.
+    /// `verbs://ip:port`: an RDMA device.
     Verbs,
-    /// Within this process.
+    /// `loop://name`: within this process.
     Loop,
 }
 
@@ -47,23 +47,23 @@ impl Scheme {
 
 /// The address of an engine, such as `tcp://127.0.0.1:7000`. Cheap to clone.
 ///
-/// Equal addresses are equal as text; `tcp://localhost:1` and `tcp://127.0.0.1:1` are not.
+/// Addresses are compared as text: `tcp://localhost:1` and `tcp://127.0.0.1:1` are not equal.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     scheme: Scheme,
     rest: Arc<str>,
 }
 
-/// Longest text of an address, in bytes: host names end at 253, and a peer's claims must end somewhere.
+/// Longest text of an address, in bytes: host names have at most 253, and texts from peers need a limit.
 const MAX_LEN: usize = 300;
 
 impl Address {
-    /// The transport that the address belongs to.
+    /// The transport of the address.
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// What stands behind `://`.
+    /// The text behind `://`.
     pub(crate) fn rest(&self) -> &str {
         &self.rest
     }
@@ -85,12 +85,12 @@ impl Address {
         Address { scheme: Scheme::Shm, rest: name.into() }
     }
 
-    /// Stands for an engine that does not listen: nobody can dial it.
+    /// The address of an engine that does not listen; it can't be dialled.
     pub(crate) fn nowhere() -> Address {
         Address { scheme: Scheme::Tcp, rest: "0.0.0.0:0".into() }
     }
 
-    /// The socket address, where the text is one (and not a host name).
+    /// The socket address; `None` for a host name, and for `shm` and `loop`.
     pub(crate) fn socket(&self) -> Option<SocketAddr> {
         match self.scheme {
             Scheme::Tcp | Scheme::Verbs => self.rest.parse().ok(),
@@ -98,7 +98,8 @@ impl Address {
         }
     }
 
-    /// Whether this is where an engine listens on every interface, and `other` is one of those, if it is on the same host.
+    /// Whether this is a wildcard address, and `other` has its scheme, IP version and port: on the same host, both are the same
+    /// listener.
     pub(crate) fn is_everywhere(&self, other: &Address) -> bool {
         match (self.socket(), other.socket()) {
             (Some(own), Some(other_socket)) => {
@@ -109,13 +110,13 @@ impl Address {
         }
     }
 
-    /// The address as others can dial it: an engine that listens on every interface says `0.0.0.0`, and is found at the
+    /// The address as others can dial it: the wildcard address of an engine that listens on all interfaces is replaced by the
     /// address that its connection comes from.
     pub(crate) fn seen_from(&self, remote: &Address) -> Address {
         let Some(own) = self.socket().filter(|own| own.ip().is_unspecified()) else { return self.clone() };
         let ip = match remote.socket() {
             Some(seen) => seen.ip(),
-            // It is on this host.
+            // The engine is on this host.
             None if remote.scheme == Scheme::Shm && own.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
             None if remote.scheme == Scheme::Shm => Ipv6Addr::LOCALHOST.into(),
             None => return self.clone(),
@@ -185,12 +186,12 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-/// What can be given where an address is wanted: `&str`, `String`, [`Address`] and references to them.
+/// Conversion to an address: for `&str`, `String`, [`Address`] and references to them.
 pub trait IntoAddress {
-    /// The address meant.
+    /// Parses or returns the address.
     ///
     /// # Errors
-    /// [`Error::InvalidAddress`] when the text is none.
+    /// [`Error::InvalidAddress`] when the text is not an address.
     fn into_address(self) -> Result<Address>;
 }
 
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_parses_prints_the_same() {
+    fn valid_address_prints_as_it_was_parsed() {
         for text in [
             "tcp://127.0.0.1:0",
             "tcp://[::1]:7000",
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_address_is_rejected_with_the_reason() {
         for (text, part) in [
             ("127.0.0.1:1", "no `://`"),
             ("udp://127.0.0.1:1", "scheme"),
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_found_where_it_came_from() {
+    fn wildcard_address_is_replaced_by_the_remote_one() {
         let own: Address = "tcp://0.0.0.0:7000".parse().unwrap();
         let seen: Address = "tcp://192.0.2.7:53000".parse().unwrap();
         assert_eq!(own.seen_from(&seen).to_string(), "tcp://192.0.2.7:7000");

@@ -1,4 +1,4 @@
-//! Whom to talk to.
+//! `Endpoint`: a peer, or one of its providers, as an engine calls it.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -11,9 +11,9 @@ use crate::proto::{Failure, LinkId, PeerId, PeerTag};
 use crate::rpc::deadline;
 use crate::{Address, Engine, Result, Scheme};
 
-/// An engine that can be called, as another engine sees it; or one provider of it. Cheap to clone.
+/// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
 ///
-/// Endpoints are equal when they mean the same provider of the same peer, seen from the same engine.
+/// Endpoints are equal when they belong to the same engine, and name the same provider of the same peer.
 #[derive(Clone)]
 pub struct Endpoint {
     shared: Arc<EngineShared>,
@@ -38,48 +38,48 @@ impl Endpoint {
         &self.tag
     }
 
-    /// Where the peer listens; for one that does not, where its connection comes from.
+    /// The address that the peer listens at; for one that does not listen, the address that its connection comes from.
     pub fn address(&self) -> Address {
         self.tag.address.clone()
     }
 
-    /// The same peer's provider of this number.
+    /// An endpoint for the provider with this number, of the same peer.
     pub fn provider(&self, id: u16) -> Endpoint {
         Endpoint { provider: id, ..self.clone() }
     }
 
-    /// The number of the provider that this endpoint means; 0 is the engine itself.
+    /// The number of this endpoint's provider; 0 is the engine itself.
     pub fn provider_id(&self) -> u16 {
         self.provider
     }
 
-    /// True while there is a connection. There is none before the first call, and none after the peer went away; the next
-    /// call makes one.
+    /// True while there is a connection. There is none before the first call, and none after the peer has disconnected; the
+    /// next call connects again.
     pub fn is_connected(&self) -> bool {
         self.connection().is_some()
     }
 
-    /// By which means the peer is reached now; `None` while there is no connection. It can differ from the address: peers on
-    /// one host find each other through shared memory.
+    /// The transport of the current connection; `None` while there is none. It can differ from the address's scheme: a tcp or
+    /// verbs address of the same host may be reached through shared memory.
     pub fn transport(&self) -> Option<Scheme> {
         self.shared.core.scheme_of(self.connection()?)
     }
 
-    /// A forked child has none.
+    /// The link to the peer; a forked child has none.
     fn connection(&self) -> Option<LinkId> {
         let core = &self.shared.core;
         if core.is_forked() { None } else { core.with_proto(|proto| proto.connection(self.tag.id)) }
     }
 
-    /// The engine that this endpoint was looked up by.
+    /// The engine that this endpoint belongs to. The handle keeps it alive.
     pub fn engine(&self) -> Engine {
         Engine::from_shared(self.shared.clone()).clone()
     }
 
-    /// Asks the peer to finalize itself. Returns when it has agreed to.
+    /// Asks the peer to finalize itself. Returns when it has accepted, before it is finalized.
     ///
     /// # Errors
-    /// [`Error::AccessDenied`](crate::Error::AccessDenied) where that is not enabled with
+    /// [`Error::AccessDenied`](crate::Error::AccessDenied) where that is not allowed by
     /// [`EngineBuilder::remote_shutdown`](crate::EngineBuilder::remote_shutdown), and what any call may end with.
     pub fn shutdown(&self) -> Result<()> {
         self.shared.check("remote shutdown")?;
@@ -87,9 +87,9 @@ impl Endpoint {
         let completion = Completion::new();
         let now = Instant::now();
         let deadline = deadline(now, timeout);
-        let begun = self.shared.core.exec(|proto| proto.shut_down_peer(self.tag.id, deadline, completion.clone(), now));
+        let started = self.shared.core.exec(|proto| proto.shut_down_peer(self.tag.id, deadline, completion.clone(), now));
         let error = |failure| error_of(failure, &self.tag.address, "remote shutdown".to_owned(), "shutdown", timeout, 0);
-        begun.map_err(error)?;
+        started.map_err(error)?;
         if !completion.wait(&self.shared.core, None) {
             self.shared.check_may_wait(|| "remote shutdown".to_owned())?;
         }

@@ -1,4 +1,4 @@
-//! What can go wrong, as one type.
+//! `Error`: the error type of the crate.
 
 use std::io;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use crate::Address;
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Which side of a call found fault with its bytes.
+/// Which message of a call an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
-    /// The arguments, as the serving side decoded them.
+    /// The arguments, which the server decodes.
     Arguments,
-    /// The result, as the calling side decoded it.
+    /// The result, which the caller decodes.
     Result,
 }
 
@@ -29,25 +29,25 @@ impl std::fmt::Display for Side {
 
 /// Why a call, a transfer or an operation of the engine failed.
 ///
-/// Each variant names the peer and the numbers, where there are any. `what` describes the operation, such as
-/// ``call of `sum` `` or `pull of 4096 bytes`.
+/// Each variant has the peer and the numbers, where there are any. `what` describes the operation, such as ``call of `sum` ``
+/// or `pull of 4096 bytes`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The deadline passed before the answer came.
+    /// The deadline passed before the operation had ended. It may have been carried out.
     #[error("{what} at {peer} timed out after {after:?}")]
     Timeout {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The operation.
         what: String,
-        /// The time that it was given.
+        /// The timeout that was in force.
         after: Duration,
     },
-    /// It was cancelled, by [`Pending::cancel`](crate::Pending::cancel) or its like.
+    /// The operation was cancelled, by [`Pending::cancel`](crate::Pending::cancel) or its like.
     #[error("{what} at {peer} was cancelled")]
     Cancelled {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The operation.
         what: String,
@@ -55,27 +55,28 @@ pub enum Error {
     /// No connection could be made.
     #[error("{peer} can't be reached: {reason}")]
     Unreachable {
-        /// Who was to be reached.
+        /// The address that was dialled.
         peer: Address,
-        /// The cause in words.
+        /// The cause.
         reason: String,
-        /// The system's error, if it was one.
+        /// The system's error, if there was one.
         source: Option<Arc<io::Error>>,
     },
-    /// The connection ended while the operation was in progress: the peer died, closed, or fell silent.
+    /// The connection ended while the operation was in progress: the peer died, closed the connection, or exceeded the peer
+    /// timeout.
     #[error("{what} failed: {peer} disconnected: {reason}")]
     Disconnected {
-        /// Who went away.
+        /// The peer whose connection ended.
         peer: Address,
         /// The operation.
         what: String,
-        /// The cause in words.
+        /// The cause.
         reason: String,
     },
-    /// The peer at this address is a new process; what the old one held is gone.
+    /// The peer at this address is a new engine; the old one's exposed memory and state are gone.
     #[error("{what} failed: the engine at {peer} was restarted")]
     PeerRestarted {
-        /// The address that the new process has taken over.
+        /// The address, now the new engine's.
         peer: Address,
         /// The operation.
         what: String,
@@ -83,7 +84,7 @@ pub enum Error {
     /// The peer defines no procedure of this name.
     #[error("{peer} defines no procedure `{name}`")]
     NoSuchProcedure {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The procedure.
         name: String,
@@ -91,25 +92,25 @@ pub enum Error {
     /// The peer has no provider of this number.
     #[error("{peer} has no provider {provider} (procedure `{name}` was asked for)")]
     NoSuchProvider {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The procedure.
         name: String,
         /// The provider.
         provider: u16,
     },
-    /// The handler gave its responder away unanswered.
+    /// The handler dropped its responder without a response.
     #[error("`{name}` at {peer} ended without an answer")]
     NoResponse {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The procedure.
         name: String,
     },
-    /// The handler panicked; the server lives on.
+    /// The handler panicked; the server keeps running.
     #[error("`{name}` at {peer} panicked: {message}")]
     HandlerPanicked {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The procedure.
         name: String,
@@ -119,14 +120,14 @@ pub enum Error {
     /// The handler answered with [`Responder::fail`](crate::Responder::fail).
     #[error("`{name}` at {peer} failed: {message}")]
     Failed {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The procedure.
         name: String,
-        /// What the handler said.
+        /// The handler's message.
         message: String,
     },
-    /// A value could not be encoded: its `Serialize` refuses, or needs a format that describes itself.
+    /// A value could not be encoded: its `Serialize` fails, or needs a format that describes itself.
     #[error("the {side} of `{name}` can't be encoded ({peer}): {reason}")]
     Encode {
         /// The other end.
@@ -135,7 +136,7 @@ pub enum Error {
         side: Side,
         /// The procedure.
         name: String,
-        /// The cause in words.
+        /// The cause.
         reason: String,
     },
     /// Bytes could not be decoded: they are no value of the type, or the type needs a format that describes itself.
@@ -147,7 +148,7 @@ pub enum Error {
         side: Side,
         /// The procedure.
         name: String,
-        /// The codec's words.
+        /// The decoder's error.
         reason: String,
     },
     /// The two ends disagree on the type of the arguments or of the result.
@@ -172,28 +173,28 @@ pub enum Error {
         /// The limit that was in force, in bytes.
         limit: usize,
     },
-    /// A range that does not lie inside the memory it was asked of; all three in bytes.
+    /// A range that does not lie inside the memory; all numbers in bytes.
     #[error("{len} bytes at offset {offset} lie outside the {size} bytes there are")]
     OutOfRange {
-        /// Where the range begins.
+        /// Offset of the range.
         offset: usize,
-        /// How long the range is.
+        /// Length of the range.
         len: usize,
-        /// How long the memory is.
+        /// Length of the memory.
         size: usize,
     },
-    /// The peer refused: an exposure's mode or options forbid the access, the token is not one of its own, a call is not
-    /// allowed to this caller, or the two engines do not share a key.
+    /// The peer refused: the exposure's mode or [`Grant`](crate::Grant) forbids the access, it does not know the token, it does
+    /// not allow this call, or authentication failed (pre-shared key, TLS).
     #[error("{what}: {peer} denied access: {reason}")]
     AccessDenied {
-        /// Who refused.
+        /// The peer that refused.
         peer: Address,
         /// The operation.
         what: String,
-        /// The cause in words.
+        /// The cause.
         reason: String,
     },
-    /// What arrived is not what was sent: a checksum does not match. No data was taken from it.
+    /// Data was corrupted in transit: its checksum does not match. The data was discarded.
     #[error("{what} at {peer} failed: a checksum does not match")]
     Checksum {
         /// The other end.
@@ -201,8 +202,8 @@ pub enum Error {
         /// The operation.
         what: String,
     },
-    /// The memory was taken back by its owner.
-    #[error("{what} failed: the memory exposed by {peer} was taken back")]
+    /// The owner has revoked access to the memory: it was reclaimed or dropped.
+    #[error("{what} failed: access to the memory exposed by {peer} was revoked")]
     Revoked {
         /// The owner.
         peer: Address,
@@ -215,7 +216,7 @@ pub enum Error {
         /// The operation.
         what: String,
     },
-    /// This name is taken: remove the earlier registration first.
+    /// The procedure is defined already: remove the earlier registration first.
     #[error("procedure `{name}` is already defined at provider {provider}")]
     AlreadyDefined {
         /// The procedure.
@@ -223,7 +224,7 @@ pub enum Error {
         /// The provider.
         provider: u16,
     },
-    /// Somebody listens at this address already.
+    /// The address is in use already, by this engine or another process.
     #[error("address {address} is in use")]
     AddressInUse {
         /// The address.
@@ -232,31 +233,31 @@ pub enum Error {
     /// The text is not an address.
     #[error("invalid address `{text}`: {reason}")]
     InvalidAddress {
-        /// What was given.
+        /// The text.
         text: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: String,
     },
     /// Two objects that belong to different engines were used together: an endpoint with the procedure of another engine,
-    /// an exposure in another engine's transfer, a bulk at a peer that is not its owner. Nothing was sent, and no byte moved;
-    /// but where an endpoint had no connection yet, so that its peer had to be asked.
+    /// an exposure in another engine's transfer, a bulk at a peer that is not its owner. Nothing was transferred; a
+    /// request was sent only where an endpoint had no connection yet, so that its peer was not known.
     #[error("{what} failed: {object} belongs to {}, and was used with {}", engine_at(belongs_to), engine_at(used_with))]
     OtherEngine {
         /// The operation.
         what: String,
-        /// What belongs to another engine.
+        /// The object that belongs to another engine.
         object: &'static str,
-        /// Where the engine listens that it belongs to, if it does.
+        /// The address of the engine that the object belongs to; `None` if that does not listen.
         belongs_to: Option<Address>,
-        /// Where the engine listens that it was used with, if it does.
+        /// The address of the engine that it was used with; `None` if that does not listen.
         used_with: Option<Address>,
     },
-    /// Not to be had in this build or on this machine.
+    /// Not available in this build, on this machine, on this thread, or in a forked child.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
-        /// What was asked for.
+        /// The feature or operation.
         what: String,
-        /// Why not.
+        /// Why it is not available.
         reason: String,
     },
     /// The two engines have no version of the protocol in common.
@@ -269,17 +270,17 @@ pub enum Error {
         /// Lowest and highest version spoken there.
         theirs: (u16, u16),
     },
-    /// The peer has more requests than it takes at a time; try again later.
+    /// A limit on requests, transfers or memory was reached; try again later.
     #[error("`{name}`: {peer} is busy: {reason}")]
     Busy {
-        /// Who was asked.
+        /// The peer.
         peer: Address,
         /// The procedure.
         name: String,
         /// Which limit was reached.
         reason: String,
     },
-    /// The system refused something that the engine needs.
+    /// A system call of the engine failed.
     #[error("{what}: {source}")]
     Io {
         /// The operation.
@@ -289,7 +290,7 @@ pub enum Error {
     },
 }
 
-/// An engine, in the middle of a sentence.
+/// The description of an engine, for the middle of a sentence.
 fn engine_at(address: &Option<Address>) -> String {
     match address {
         Some(address) => format!("the engine at {address}"),
@@ -307,13 +308,13 @@ impl Error {
         matches!(self, Error::Timeout { .. })
     }
 
-    /// True when the peer went away, could not be reached, or came back as a new process.
+    /// True when the peer has disconnected, could not be reached, or was restarted.
     pub fn is_disconnected(&self) -> bool {
         matches!(self, Error::Disconnected { .. } | Error::Unreachable { .. } | Error::PeerRestarted { .. })
     }
 
-    /// True when the same call may succeed later, with no change to the program: the peer was busy, absent, or too slow, or
-    /// bytes were damaged. The call may have been carried out: whether it can be repeated is the caller's to know.
+    /// True when the same call may succeed later: the peer was busy, unreachable or too slow, or data was corrupted. The call
+    /// may have been carried out already, so retry it only if it is idempotent.
     pub fn is_retryable(&self) -> bool {
         use Error::{Busy, Checksum, Disconnected, Timeout, Unreachable};
         matches!(self, Timeout { .. } | Unreachable { .. } | Disconnected { .. } | Busy { .. } | Checksum { .. })

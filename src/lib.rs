@@ -1,6 +1,6 @@
-//! Remote procedure calls with closures, and bulk data moved straight between the memories of two processes.
+//! Remote procedure calls with closures, and bulk data transferred directly between the memories of two processes.
 //!
-//! The entry point is [`Engine`]: it serves procedures, calls those of others, exposes memory, and transfers.
+//! The entry point is [`Engine`]: it serves procedures, calls those of its peers, exposes memory, and transfers bulk data.
 //!
 //! # Quick start
 //!
@@ -33,31 +33,32 @@
 //!   [`Call::notify`] call it: blocking, for later (a [`Pending`] can be waited for and awaited), or one way. Arguments are
 //!   serde types that need no format that describes itself (see [`Engine::define`]), of any size up to
 //!   [`EngineBuilder::max_message_size`].
-//! - **Bulk data.** [`Engine::expose`] makes a buffer reachable for peers, as a [`Bulk`] that travels inside calls. A peer that has
-//!   the bulk pulls from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
+//! - **Bulk data.** [`Engine::expose`] makes a buffer reachable for peers, as a [`Bulk`] that travels inside calls. A peer that
+//!   has the bulk pulls from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
 //!   [`Engine::scope`] does so with borrowed memory. A [`Grant`] restricts what a bulk is good for: to one peer, one call, one
-//!   transfer, a number of bytes, a time; [`Engine::refusals`] counts what peers tried in vain.
+//!   transfer, a number of bytes, a time; [`Engine::refusals`] counts refused accesses.
 //! - **Transports.** `tcp://host:port`, `verbs://ip:port` through an RDMA card (with the feature `verbs`), `shm://name` on one
-//!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory, if both sides
-//!   run as one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] tells what is in use.
+//!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory, if both
+//!   sides run as one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] returns the
+//!   transport in use.
 //!
 //! # Guarantees, by transport
 //!
 //! | | `tcp://` | `shm://` | `loop://` | `verbs://` |
 //! |---|---|---|---|---|
-//! | **a call or transfer** ends in | one result or one error, by its deadline (30 s unless said otherwise) | the same, with one exception (see below) | the same as tcp | the same; a transfer may take 100 ms more, in which the device lets go of local memory |
+//! | **a call or transfer** ends in | one result or one error, by its deadline (30 s by default) | the same, with one exception (see below) | the same as tcp | the same; a transfer may take 100 ms more, until the device no longer accesses local memory |
 //! | a one-way call after `Ok` | is handled once, while both engines live and the connection holds, if the peer can accept it: see [`Call::notify`] | the same | the same | the same |
 //! | arguments and results | are decoded only after the receiver has compared the sender's declared type with its own ([`Error::TypeMismatch`]) | the same | the same | the same |
 //! | a transfer that has returned | has moved all of its bytes, where both sides see them | the same | the same | the same |
 //! | a transfer that timed out, or was cancelled | does not touch local memory any more | the same | the same | the same |
-//! | copies by this library between the two memories | none (the socket buffers of the system are between); with TLS two on each side | two at a time, through a ring; one where memory is lent or mapped | one, from memory to memory | none; two where the owner has to send |
+//! | copies by this library between the two memories | none (the socket buffers of the system are between); with TLS two on each side | two at a time, through a ring; one where the peer has a loan or maps the memory | one, from memory to memory | none; two where the owner has to send |
 //! | **access to memory** takes | a token of 128 random bits, within the restrictions of its [`Grant`] | the same; see below for what peers of the same user could read | the same as tcp | a key of 32 bits, good for each peer that is connected through the same device; memory with a [`Grant`] has no key, unless the grant names one peer and nothing else |
 //! | token, bounds and mode of each transfer are checked by | the owner | the owner | the owner | the owner's device: key, bounds of each exposed segment, and mode; not the token |
 //! | accesses to the same memory at the same time | take turns, chunk by chunk | the same; what a peer reads by itself may be written meanwhile | the same as tcp | do not take turns: a reader may see half of a write |
 //! | memory that was reclaimed | is not touched any more; reclaiming takes microseconds, whatever peers do | the same; a peer that stops while it reads is waited for, for a second, and then disconnected | the same as tcp | is not touched any more: the device has forgotten it, which takes longer the more memory there is |
 //! | a later transfer | fails with [`Error::Revoked`]; after 4096 further revocations with [`Error::AccessDenied`] | the same | the same | the same; the device refuses, and the owner gives the reason |
-//! | **a peer that dies** | is noticed at once if its system lives; one that is silent after [`EngineBuilder::heartbeat`], while something is expected of it | the same | is this process | as tcp; a process that is stopped still serves its memory |
-//! | a peer that restarts at the same address | is told apart: old bulks fail with [`Error::PeerRestarted`] | the same | the same | the same |
+//! | **a peer that dies** | is detected at once if its system lives; else after the peer timeout ([`EngineBuilder::heartbeat`]), while the engine waits for it | the same | is this process | as tcp; a process that is stopped still serves its memory |
+//! | a peer that restarts at the same address | is recognized as new: old bulks fail with [`Error::PeerRestarted`] | the same | the same | the same |
 //! | a killed process leaves behind | nothing | nothing: sockets and memory have no files | does not apply | nothing |
 //! | **access control**: a connection is open to | peers with the key ([`EngineBuilder::pre_shared_key`]) or a trusted certificate (feature `tls`), where they are set; else all that reach the port | processes of the same user, or of [`EngineBuilder::shm_group`]; with a key, those that have it | engines of this process; with a key, those that have it | peers with the key, where it is set; else all that reach the device |
 //! | others in the network | read and change everything; with TLS nothing, bulk data included | are not on the way | are not on the way | read and change everything |
@@ -67,19 +68,19 @@
 //!
 //! ## Over shared memory
 //!
-//! No engine writes into the memory of another process. Peers of the same user read by themselves what [`Engine::alloc`] gave, and
-//! what the system lets them read of other memory; never what was not exposed to them, if they keep to the protocol. Processes of one
+//! No engine writes into the memory of another process. Peers of the same user read memory of [`Engine::alloc`] directly, and
+//! other memory where the system permits it; never what was not exposed to them, if they keep to the protocol. Processes of one
 //! user can read each other's memory anyway, where the system permits it: this library guards them against mistakes, not
-//! against malice. Peers of another user ([`EngineBuilder::shm_group`]) read nothing by themselves, and are not told where memory
-//! lies: all that they get goes through a ring.
+//! against malice. Peers of another user ([`EngineBuilder::shm_group`]) read no memory directly, and learn no addresses: all
+//! that they get goes through a ring.
 //!
-//! - **What a peer keeps.** A peer maps memory of [`Engine::alloc`] when it pulls from it while all of it is exposed for reading
-//!   without a [`Grant`]'s restrictions: not for a part of it, nor within a scope, nor because something is pushed out of it.
-//!   It can read what it has mapped until the buffer is reclaimed, dropped or not. After that it sees at most what it
+//! - **What a peer keeps.** A peer maps memory of [`Engine::alloc`] when it pulls from it while all of it is exposed for
+//!   reading without a [`Grant`]'s restrictions: not for a part of it, nor within a scope, nor because something is pushed out
+//!   of it. It can read what it has mapped until the buffer is reclaimed, dropped or not. After that it sees at most what it
 //!   could read before: before other data is written into the buffer, its content moves to memory that no peer maps.
-//! - **What a deadline does not end.** Where the system copies out of a peer's memory (see
-//!   [`EngineBuilder::shm_kernel_copy`]), the copy lasts as long as the system needs to get that memory. A peer of the same user
-//!   can make that long; no deadline ends it, and other peers wait.
+//! - **What a deadline does not end.** Where the system copies out of a peer's memory (see [`EngineBuilder::shm_kernel_copy`]),
+//!   the copy lasts as long as the system needs to get that memory. A peer of the same user can make that long; no deadline
+//!   ends it, and other peers wait.
 //! - **Forked children** do not have the engine memory of their parent; see [`EngineBuffer`].
 //!
 //! ## Over RDMA devices
@@ -90,65 +91,67 @@
 //!
 //! - **What is checked.** The initiator's library checks whether the [`Bulk`] allows the access, if that peer keeps to
 //!   the protocol. The owner's device checks that it knows the key, that the access lies within the exposed segment,
-//!   and that the segment may be read or written, as its [`BulkMode`] says. It knows nothing of tokens, nor of
+//!   and that the segment may be read or written, as its [`BulkMode`] allows. It does not check tokens, nor
 //!   [`Bulk::slice`], which is no restriction on any transport.
 //! - **Access control.** A key is good for each peer that is connected to the same engine through the same device. It has 32
-//!   bits, and devices may give keys out in order: a peer that was told none can guess. A wrong guess costs it a part of its
-//!   connection, which is renewed. When memory has been deregistered, its key may be given to memory that is exposed later. So a
-//!   peer that does not keep to the protocol may reach whatever this engine exposes at that moment, as its mode allows, and may
-//!   read of large messages to and from others. It reaches nothing else of the process. Let only peers connect over `verbs://` that
-//!   you trust that far.
-//! - **One peer alone.** Memory that is exposed with [`Engine::expose_to`] has keys that are good on that peer's connection only,
-//!   where the owner's device has memory windows of type 2; where it has none, there are no keys, and the owner is asked.
-//! - **Other restrictions.** Memory with other restrictions of a [`Grant`] has no keys at all: the owner is asked for each transfer,
-//!   checks the token, and sends.
-//! - **Reclaiming.** [`Exposed::reclaim`] has the device forget the memory before it returns the buffer. The device refuses a later
-//!   access, which breaks the queue pair on which it was made. That queue pair serves such accesses alone:
-//!   another takes its place, and messages go on. The transfer is then put to the owner, whose answer is exact
-//!   ([`Error::Revoked`], [`Error::AccessDenied`]); so are others of that connection that were under way, and they succeed.
-//! - **Bytes that change.** A device writes at any moment. [`Exposed::read_at`] may see a part of what a peer pushes, and a pull
-//!   may see a part of what [`Exposed::write_at`] writes: old and new bytes mixed, in no order. That is never an invalid value,
-//!   since elements are plain data ([`Element`]), for which any bytes will do.
-//! - **When bytes are there.** A pull's bytes are there when it has returned; a push's when its owner is told, by a call that
-//!   begins after it has returned. Memory is never registered for relaxed ordering, so what a device writes is visible before
-//!   its notification. Nothing else is a signal: a byte that changes, as `read_at` sees it, says nothing of the others.
-//! - **Deadlines.** A transfer that timed out or was cancelled is fenced before its memory comes back: nothing more is asked of
-//!   the device, what is under way has 100 ms to end, and what has not ended then ends with its queue pair.
-//! - **The end of a peer.** When a process dies, its system ends its connections. Of a host that is gone the device hears
-//!   nothing: it gives up after its retries, some seconds, and the heartbeat finds the silence. A process that is stopped
-//!   answers no calls, but its device goes on serving its memory.
+//!   bits, and devices may give keys out in order: a peer that received none can guess one. A wrong guess costs it a part of
+//!   its connection, which is renewed. When memory has been deregistered, its key may be given to memory that is exposed later.
+//!   So a peer that does not keep to the protocol may reach whatever this engine exposes at that moment, as its mode allows,
+//!   and may read of large messages to and from others. It reaches nothing else of the process. Let only peers connect over
+//!   `verbs://` that you trust that far.
+//! - **One peer alone.** Memory that is exposed with [`Engine::expose_to`] has keys that are good on that peer's connection
+//!   only, where the owner's device has type 2 memory windows; where it has none, there are no keys, and the owner checks.
+//! - **Other restrictions.** Memory with other restrictions of a [`Grant`] has no keys at all: the owner is asked for each
+//!   transfer, checks the token, and sends.
+//! - **Reclaiming.** [`Exposed::reclaim`] deregisters the memory from the device before it returns the buffer. The device
+//!   refuses a later access, which breaks the queue pair on which it was made. That queue pair serves such accesses alone:
+//!   another takes its place, and messages go on. The owner is then asked for the transfer, and its answer is exact
+//!   ([`Error::Revoked`], [`Error::AccessDenied`]); so are other transfers of that connection that were in progress, and they
+//!   succeed.
+//! - **Bytes that change.** A device writes at any moment. [`Exposed::read_at`] may see a part of what a peer pushes, and a
+//!   pull may see a part of what [`Exposed::write_at`] writes: old and new bytes mixed, in no order. That is never an invalid
+//!   value, since elements are plain data ([`Element`]), for which any bytes will do.
+//! - **When bytes are there.** A pull's bytes are there when it has returned; a push's when its owner receives a call that was
+//!   started after it has returned. Memory is never registered for relaxed ordering, so what a device writes is visible before
+//!   its notification. Nothing else is a signal: a byte that `read_at` sees changed does not imply that the others have
+//!   changed.
+//! - **Deadlines.** A transfer that timed out or was cancelled is fenced before its memory comes back: the device gets
+//!   no further operations, those in progress have 100 ms to end, and those that have not ended then end with their queue pair.
+//! - **The end of a peer.** When a process dies, its system ends its connections. When a host fails, the device stops after its
+//!   retries, some seconds, or the peer timeout ends the connection. A process that is stopped answers no calls, but its device
+//!   goes on serving its memory.
 //! - **Memory is locked.** What is exposed while a device is in use is registered with it, which takes time for each page and
 //!   counts against the limit on locked memory (`ulimit -l`). Plain slices are registered for one transfer: for several, expose
 //!   memory once.
 //!
 //! # Thread safety
 //!
-//! Each type is `Send` and `Sync` where its content is. Engines, endpoints, procedures and bulks are cheap to clone and can
-//! be used from any number of threads. Handlers run on the engine's threads; they may block, call (their caller too), and
-//! transfer. Only wakers of futures, hooks ([`EngineBuilder::authorize`], [`EngineBuilder::dial_filter`]) and `Drop` of what handlers
-//! capture must not wait for the engine that runs them.
+//! Each type is `Send` and `Sync` where its content is. Engines, endpoints, procedures and bulks are cheap to clone and can be
+//! used from any number of threads. Handlers run on the engine's threads; they may block, call (their caller too), and
+//! transfer. Wakers of futures, hooks ([`EngineBuilder::authorize`], [`EngineBuilder::dial_filter`]) and `Drop` of what
+//! handlers capture, however, must not wait for the engine that runs them.
 //!
 //! # Resource cleanup
 //!
-//! Dropping the last [`Engine`] handle finalizes it, as [`Engine::finalize`] does. What the engine itself keeps (handlers, their
-//! futures, timers, callbacks) holds it by [`Request::engine`] or by a [`WeakEngine`]: a clone that is captured there is a
-//! handle like any other, and the engine ends by [`Engine::finalize`] only. Endpoints, procedures, providers, exposures and bulks
-//! keep no engine alive; used after its end they give [`Error::Finalized`]. Dropping an [`Exposed`] locks peers out
+//! Dropping the last [`Engine`] handle finalizes it, as [`Engine::finalize`] does. What the engine itself keeps (handlers,
+//! their futures, timers, callbacks) holds it by [`Request::engine`] or by a [`WeakEngine`]: a clone that is captured there is
+//! a handle like any other, and the engine ends by [`Engine::finalize`] only. Endpoints, procedures, providers, exposures and
+//! bulks keep no engine alive; used after its end they give [`Error::Finalized`]. Dropping an [`Exposed`] revokes peers' access
 //! and frees the buffer; [`Exposed::reclaim`] returns it. Dropping a [`Pending`] or a [`Transfer`] cancels it. Dropping a
-//! [`Registration`] or a [`Timer`] changes nothing. Calls and transfers have deadlines, and no timeout returns memory that a peer
-//! or a device may still touch.
+//! [`Registration`] or a [`Timer`] changes nothing. Calls and transfers have deadlines, and no timeout returns memory that a
+//! peer or a device may still touch.
 //!
 //! # Layers
 //!
-//! `proto` says what engines tell each other, and does no input or output; `transport` moves bytes; `progress` joins the two
-//! and decides which thread does what; `memory` owns what is exposed; `shape` compares types; the rest is what users hold.
-//! DESIGN.md has the reasons.
+//! `proto` is the protocol, and does no input or output; `transport` moves bytes; `progress` joins the two and decides which
+//! thread does what; `memory` owns what is exposed; `shape` compares types; the rest is what users hold. DESIGN.md has the
+//! reasons.
 //!
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only.
-//! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). To build it takes a C compiler.
-//! - `verbs`: the transport `verbs://`. To build it takes the headers of rdma-core and libclang; the README says which packages.
+//! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
+//! - `verbs`: the transport `verbs://`. Building it needs the headers of rdma-core and libclang; the README lists the packages.
 
 #![deny(unsafe_code)]
 
@@ -196,7 +199,7 @@ pub use rpc::{
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 
-/// Keeps the example of the README running.
+/// Tests the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! What an engine needs to speak TLS, as users give it.
+//! `Tls`: the TLS configuration of an engine.
 
 use std::io;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::{Error, Result};
 
-/// What both sides of a connection say that they speak inside of it, so that a server of something else is not taken for an
-/// engine, whatever its certificate.
+/// The ALPN protocol name that both sides require, so that a server of another protocol is not taken for an engine, whatever
+/// its certificate.
 pub(crate) const INSIDE: &[u8] = b"calomel";
 
-/// How an engine speaks TLS 1.3 on tcp, and whom it trusts there: for [`EngineBuilder::tls`](crate::EngineBuilder::tls).
-/// Needs the feature `tls`.
+/// TLS 1.3 for tcp connections: the trusted certificates, and the engine's own; for
+/// [`EngineBuilder::tls`](crate::EngineBuilder::tls). Needs the feature `tls`.
 ///
-/// Both ends of a connection show a certificate, and each checks the other's: it must be signed by one of those that are
-/// trusted, be in its time, and, of a peer that is dialled, be valid for its name. Certificates and keys are given as PEM text;
-/// keys are PKCS #8, PKCS #1 or SEC 1, of RSA, ECDSA (P-256, P-384) or Ed25519.
+/// Both sides of a connection present a certificate, and each verifies the other's: it must chain to a trusted one, not be
+/// expired, and, for a peer that is dialled, be valid for its name. Certificates and keys are given as PEM text; keys are PKCS
+/// #8, PKCS #1 or SEC 1, of RSA, ECDSA (P-256, P-384) or Ed25519.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,7 +44,7 @@ pub struct Tls {
     anonymous_clients: bool,
 }
 
-/// What cannot be used, and why.
+/// The error for input that can't be used.
 fn unusable(what: &str, reason: impl ToString) -> Error {
     Error::io(what, io::Error::new(io::ErrorKind::InvalidInput, reason.to_string()))
 }
@@ -57,8 +57,8 @@ fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> 
 }
 
 impl Tls {
-    /// Trusts peers whose certificates are signed by one of these: PEM text, of one or more certificates. Others that the
-    /// system may trust are not.
+    /// Trusts peers whose certificates chain to one of these: PEM text of one or more certificates. The system's root
+    /// certificates are not used.
     ///
     /// # Errors
     /// [`Error::Io`] when there is no certificate in the text, or one that can't be read.
@@ -77,12 +77,12 @@ impl Tls {
         })
     }
 
-    /// What this engine shows of itself: its certificate, first in the PEM text and followed by those that lead to one which
-    /// peers trust, if there are any between; and the key that belongs to it. An engine that listens at tcp needs one. One
-    /// that only dials needs one unless its peers allow [anonymous clients](Tls::anonymous_clients).
+    /// The certificate that this engine presents, and its private key. The PEM text has the engine's certificate first,
+    /// followed by the intermediate ones, if any. An engine that listens at tcp needs an identity. One that only dials needs
+    /// one unless its peers allow [anonymous clients](Tls::anonymous_clients).
     ///
     /// # Errors
-    /// [`Error::Io`] when one of them can't be read, or they do not belong together.
+    /// [`Error::Io`] when one of them can't be read, or the key is not that of the certificate.
     pub fn identity(mut self, cert_chain_pem: &[u8], private_key_pem: &[u8]) -> Result<Tls> {
         let chain = certificates("the engine's certificate", cert_chain_pem)?;
         let what = "the engine's private key";
@@ -92,30 +92,30 @@ impl Tls {
         Ok(self)
     }
 
-    /// What the certificate of a peer that is dialled must be valid for, whatever its address: a DNS name or an IP address. By
-    /// default it is the address that is dialled, as a number.
+    /// The name that the certificate of a dialled peer must be valid for, whatever its address: a DNS name or an IP address. By
+    /// default it is the IP address that is dialled.
     ///
     /// # Errors
-    /// [`Error::Io`] when it is neither.
+    /// [`Error::Io`] when `name` is neither.
     pub fn server_name(mut self, name: &str) -> Result<Tls> {
         let name = ServerName::try_from(name.to_owned()).map_err(|error| unusable("the name of dialled peers", error))?;
         self.name = Some(name);
         Ok(self)
     }
 
-    /// Whether peers that dial this engine may do so without a certificate (default no). One that they show is checked all the
-    /// same.
+    /// Whether peers may connect to this engine without a certificate (default no). A certificate that they present is verified
+    /// in any case.
     pub fn anonymous_clients(mut self, allowed: bool) -> Tls {
         self.anonymous_clients = allowed;
         self
     }
 
-    /// What a dialled peer must be, where it does not depend on its address.
+    /// The name that was set for dialled peers.
     pub(crate) fn name(&self) -> Option<&ServerName<'static>> {
         self.name.as_ref()
     }
 
-    /// For connections that are dialled.
+    /// The configuration of dialled connections.
     pub(crate) fn client(&self) -> Result<Arc<ClientConfig>> {
         let failed = |error: rustls::Error| unusable("TLS", error);
         let builder = ClientConfig::builder_with_provider(self.provider.clone());
@@ -125,12 +125,12 @@ impl Tls {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![INSIDE.to_vec()];
-        // Each connection shows its certificates, so that one that is not trusted any more ends with the process that trusted it.
+        // No resumption: certificates are verified on each connection, with the roots that the engine trusts now.
         config.resumption = Resumption::disabled();
         Ok(Arc::new(config))
     }
 
-    /// For connections that are accepted; `None` where there is nothing to show.
+    /// The configuration of accepted connections; `None` without an identity.
     pub(crate) fn server(&self) -> Result<Option<Arc<ServerConfig>>> {
         let Some(identity) = &self.identity else { return Ok(None) };
         let verifier = WebPkiClientVerifier::builder_with_provider(self.roots.clone(), self.provider.clone());
@@ -148,7 +148,7 @@ impl Tls {
 
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Nothing of the key, whatever the types of its own would show.
+        // Excludes the private key.
         f.debug_struct("Tls")
             .field("trusted", &self.roots.len())
             .field("identity", &self.identity.is_some())

@@ -1,4 +1,4 @@
-//! The value that stands for exposed memory, and travels.
+//! `Bulk`: the value that names exposed memory, and how it is encoded in calls.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,12 +36,12 @@ impl BulkMode {
     }
 }
 
-/// How memory is exposed.
+/// How memory is exposed: whether it can change, and what peers may do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExposeMode {
-    /// Nobody writes it as long as it is exposed.
+    /// Neither peers nor this engine write it while it is exposed.
     Constant,
-    /// Peers may do what the mode says, and this engine may write.
+    /// Peers have the access of the mode, and this engine may write.
     Changing(BulkMode),
 }
 
@@ -53,7 +53,7 @@ impl ExposeMode {
         }
     }
 
-    /// What devices of peers may do.
+    /// What peers' devices may do.
     pub(super) fn of_devices(self) -> progress::DeviceAccess {
         let Mode { read, write } = self.mode().access();
         progress::DeviceAccess { read, write, constant: self == ExposeMode::Constant }
@@ -62,18 +62,19 @@ impl ExposeMode {
 
 /// The engine that exposed a bulk, wherever the bulk is now.
 pub(crate) struct Origin {
-    /// In that engine's own process, its heart.
+    /// That engine's core, in its own process; dangling elsewhere.
     pub core: Weak<Core>,
     pub incarnation: u64,
     pub addresses: Vec<Address>,
 }
 
-/// Exposed memory, as a value: it can be cloned, sliced, sent inside calls, kept, and forwarded to others. It names the
+/// A handle to exposed memory, which can be cloned, sliced, sent inside calls, kept, and forwarded to other peers. It names the
 /// memory by a token that can't be guessed; the owner checks token, bounds and mode of each access. Over `verbs://` the owner's
-/// device checks in its stead, a key, bounds and mode, for as long as the memory is exposed: see "Over RDMA devices" in the
+/// device checks a key, bounds and mode instead, for as long as the memory is exposed: see "Over RDMA devices" in the
 /// crate's documentation.
 ///
-/// Offsets and lengths are in bytes, whatever the elements are.
+/// Offsets and lengths are in bytes, whatever the elements are. Dropping the last copy that a peer holds releases its lease at
+/// the owner (see [`Exposed::released`](crate::Exposed::released)); the memory stays exposed.
 #[derive(Clone)]
 pub struct Bulk {
     pub(super) token: u128,
@@ -82,35 +83,35 @@ pub struct Bulk {
     pub(super) mode: BulkMode,
     segments: u32,
     pub(super) origin: Arc<Origin>,
-    /// What is kept until nobody holds this bulk any more.
-    hold: LeaseSource,
+    /// Keeps the lease on the memory while this bulk lives.
+    lease_source: LeaseSource,
     pub(super) copy: Option<Arc<EagerCopy>>,
-    /// By which devices reach the memory of a peer, all of what is exposed.
+    /// The keys by which devices reach a peer's memory: all of the exposure.
     keys: Option<PeerKeys>,
 }
 
 #[derive(Clone)]
 enum LeaseSource {
-    /// Exposed here: peers' leases are counted.
+    /// Exposed here: the exposure counts peers' leases.
     Own(Arc<ExposureState>),
-    /// Received, with a lease that says so to the sender.
+    /// Received in a call, with a lease at the sender.
     Received(Arc<crate::rpc::RemoteLease>),
-    /// Received by other means than a call: nobody knows.
+    /// Received by other means than a call: there is no lease.
     Unknown,
 }
 
-/// The content of a small read-only bulk, which came with it.
+/// The content of a small read-only bulk, which was sent with it.
 pub(crate) struct EagerCopy {
-    /// Where in the exposed memory it begins.
+    /// Offset of the content in the exposed memory.
     start: u64,
     bytes: Vec<u8>,
     stale: Stale,
 }
 
-/// Set when the owner has taken the memory back.
+/// Set when the owner has revoked the memory.
 type Stale = Arc<AtomicBool>;
 
-/// What devices reach the memory by, as its owner has told.
+/// The keys by which devices reach the memory, as its owner has sent them.
 #[derive(Clone)]
 struct PeerKeys {
     keys: RemoteKeys,
@@ -118,13 +119,13 @@ struct PeerKeys {
 }
 
 impl PeerKeys {
-    fn good(&self) -> Option<&RemoteKeys> {
+    fn valid(&self) -> Option<&RemoteKeys> {
         (!self.stale.load(Ordering::Acquire)).then_some(&self.keys)
     }
 }
 
 impl EagerCopy {
-    /// The bytes of a range of the exposed memory, if they are here and still good.
+    /// The bytes of a range of the exposed memory, if the copy has them and is not stale.
     pub(super) fn range(&self, offset: u64, len: usize) -> Option<&[u8]> {
         if self.stale.load(Ordering::Acquire) {
             return None;
@@ -134,8 +135,8 @@ impl EagerCopy {
     }
 }
 
-/// What an engine has been told of others' memory, content and keys, so that it can be called stale when the owner takes the
-/// memory back.
+/// The copies and keys of other engines' memory that this engine holds, so that they can be marked stale when the owner revokes
+/// the memory.
 #[derive(Default)]
 pub(crate) struct ForeignCopies {
     known: Mutex<KnownTokens>,
@@ -143,17 +144,17 @@ pub(crate) struct ForeignCopies {
 
 #[derive(Default)]
 struct KnownTokens {
-    /// All bulks of one token have one flag: they turn stale together.
+    /// All bulks of one token share one flag.
     by_token: HashMap<u128, Weak<AtomicBool>>,
-    /// How many there may be before those that nobody holds are swept out.
+    /// The table's size at which dead entries are removed next.
     sweep_at: usize,
 }
 
-/// So many are not worth sweeping.
-const FEW_COPIES: usize = 64;
+/// Below this size the table is not swept.
+const MIN_SWEEP: usize = 64;
 
 impl ForeignCopies {
-    /// What tells whether the memory of this token has been taken back.
+    /// The flag that is set when the memory of this token is revoked.
     fn watch(&self, token: u128) -> Stale {
         let mut known = self.known.lock();
         let KnownTokens { by_token, sweep_at } = &mut *known;
@@ -162,7 +163,7 @@ impl ForeignCopies {
         }
         if by_token.len() >= *sweep_at {
             by_token.retain(|_, stale| stale.strong_count() > 0);
-            *sweep_at = FEW_COPIES.max(2 * by_token.len());
+            *sweep_at = MIN_SWEEP.max(2 * by_token.len());
         }
         let stale = Stale::default();
         by_token.insert(token, Arc::downgrade(&stale));
@@ -178,12 +179,12 @@ impl ForeignCopies {
 }
 
 impl Bulk {
-    pub(super) fn own(
+    pub(super) fn exposed(
         token: u128,
         region: &Arc<Region>,
         access: ExposeMode,
         origin: Arc<Origin>,
-        own: &Arc<ExposureState>,
+        exposure_state: &Arc<ExposureState>,
     ) -> Bulk {
         Bulk {
             token,
@@ -192,19 +193,19 @@ impl Bulk {
             mode: access.mode(),
             segments: region.segment_count() as u32,
             origin,
-            hold: LeaseSource::Own(own.clone()),
+            lease_source: LeaseSource::Own(exposure_state.clone()),
             copy: None,
             keys: None,
         }
     }
 
-    /// Length in bytes. Of a bulk that came from a peer, this is what the peer says: whether there is as much, a transfer shows. Who
-    /// does not trust its peers sets a limit before it makes room for so much.
+    /// Length in bytes. For a bulk that a peer has sent, this is the peer's claim, which a transfer checks: before you allocate
+    /// a buffer of this length for a peer that you do not trust, check it against a limit.
     pub fn len(&self) -> usize {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
 
-    /// True when there is nothing to move.
+    /// True when the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -214,14 +215,14 @@ impl Bulk {
         self.mode
     }
 
-    /// How many segments the exposed memory has; it is one address space all the same.
+    /// Number of segments of the exposed memory. Offsets count across all of them.
     pub fn segment_count(&self) -> usize {
         self.segments as usize
     }
 
     /// The part of `len` bytes at `offset`, both in bytes and within this bulk.
     ///
-    /// It is a convenience, no restriction: whoever gets it may reach all of the exposed memory.
+    /// A slice restricts nothing: a peer that gets it may reach all of the exposed memory.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] when the part does not lie inside.
@@ -242,13 +243,13 @@ impl Bulk {
         RemoteBulk::new(self.clone(), endpoint.as_ref().clone())
     }
 
-    /// The bulk as memory of whoever exposed it: for bulks that were forwarded. The owner is found by the connection that
-    /// there is, or else by the addresses that it listens at: the first transfer dials one of them.
+    /// The bulk as memory of its owner: for bulks that were forwarded. The owner is reached by an existing connection, or else
+    /// at an address that it listens at: the first transfer dials it.
     ///
-    /// These addresses are what the peer says from which the bulk has come, and that peer can say anything: it can have this
-    /// engine connect to every address and port that this engine reaches, also behind a firewall. The other side gets a greeting
-    /// of this library and no byte of the peer's choice. [`EngineBuilder::dial_filter`](crate::EngineBuilder::dial_filter)
-    /// decides on each such address before it is dialled.
+    /// These addresses are claims of the peer that sent the bulk, which can name any: it can make this engine connect to every
+    /// address and port that this engine reaches, also behind a firewall. The other side gets a handshake of this library and
+    /// no byte of the peer's choice. [`EngineBuilder::dial_filter`](crate::EngineBuilder::dial_filter) decides on each such
+    /// address before it is dialled.
     ///
     /// # Errors
     /// [`Error::Unreachable`] when there is no connection to the owner, and it does not listen, or the filter refuses its
@@ -263,11 +264,11 @@ impl Bulk {
         });
         let tag: Arc<PeerTag> = match known {
             Some(tag) => tag,
-            // Its own bulks an engine reaches without an address.
+            // An engine reaches its own bulks without an address.
             None if self.origin.incarnation == shared.incarnation => shared.core.exec(|proto| proto.lookup(&engine.address())),
             None => {
-                let somewhere = |address: &Address| !address.socket().is_some_and(|socket| socket.ip().is_unspecified());
-                let dialable = |address: &&Address| somewhere(address) && shared.core.transport(address.scheme()).is_ok();
+                let specified = |address: &Address| !address.socket().is_some_and(|socket| socket.ip().is_unspecified());
+                let dialable = |address: &&Address| specified(address) && shared.core.transport(address.scheme()).is_ok();
                 let chosen = |address: &Address| shared.core.with_proto(|proto| proto.is_chosen_address(address));
                 let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
                 let named = || self.origin.addresses.iter().filter(dialable);
@@ -288,34 +289,34 @@ impl Bulk {
         Ok(RemoteBulk::new(self.clone(), Endpoint::new(shared.clone(), tag, 0)))
     }
 
-    /// What a peer that gets this bulk makes the sender keep.
+    /// What the sender keeps while a peer holds this bulk.
     fn lease(&self) -> Option<LeaseKeepAlive> {
-        let kept: Arc<dyn std::any::Any + Send + Sync> = match &self.hold {
-            LeaseSource::Own(own) => Arc::new(LeaseGuard::new(own)),
+        let kept: Arc<dyn std::any::Any + Send + Sync> = match &self.lease_source {
+            LeaseSource::Own(exposure_state) => Arc::new(LeaseGuard::new(exposure_state)),
             LeaseSource::Received(lease) => lease.clone(),
             LeaseSource::Unknown => return None,
         };
         Some(LeaseKeepAlive { token: self.token, _kept: kept })
     }
 
-    /// The engine that exposed the memory, or that was told of it, by its incarnation.
-    fn holder(&self) -> Option<u64> {
-        match &self.hold {
+    /// The incarnation of the engine that exposed the memory, or that received the bulk.
+    fn lease_grantor(&self) -> Option<u64> {
+        match &self.lease_source {
             LeaseSource::Own(_) => Some(self.origin.incarnation),
             LeaseSource::Received(lease) => Some(lease.engine),
             LeaseSource::Unknown => None,
         }
     }
 
-    /// The content, where it is small and can't change, and the peer may read it.
+    /// The content, where it is small, can't change, and may be read by the peer.
     fn content(&self) -> Option<OwnedBytes> {
         let len = self.len();
         if self.mode != BulkMode::ReadOnly || len == 0 || len > EncodeContext::eager_bulk() {
             return None;
         }
-        match &self.hold {
-            LeaseSource::Own(own) => {
-                let whole = Slice::whole(&own.constant()?);
+        match &self.lease_source {
+            LeaseSource::Own(exposure_state) => {
+                let whole = Slice::whole(&exposure_state.constant()?);
                 let mut bytes = vec![0; len];
                 whole.part(usize::try_from(self.offset).ok()?, len)?.read(&mut bytes).then_some(OwnedBytes(bytes))
             }
@@ -323,23 +324,23 @@ impl Bulk {
         }
     }
 
-    /// What devices of others reach the memory by.
+    /// The keys by which peers' devices reach the memory.
     pub(super) fn keys(&self) -> Option<RemoteKeys> {
-        match &self.hold {
-            LeaseSource::Own(own) => own.keys(&*self.origin.core.upgrade()?, self.token),
-            _ => self.keys.as_ref()?.good().cloned(),
+        match &self.lease_source {
+            LeaseSource::Own(exposure_state) => exposure_state.keys(&*self.origin.core.upgrade()?, self.token),
+            _ => self.keys.as_ref()?.valid().cloned(),
         }
     }
 
-    /// The same, as they travel.
-    fn sealed_keys(&self) -> Option<OwnedBytes> {
+    /// The same, as they are encoded: behind their checksum.
+    fn encoded_keys(&self) -> Option<OwnedBytes> {
         let keys = self.keys()?;
-        let sealed = || OwnedBytes([&seal(self.token, &keys)[..], &keys].concat());
-        (keys.len() <= MAX_KEYS).then(sealed)
+        let encoded = || OwnedBytes([&key_checksum(self.token, &keys)[..], &keys].concat());
+        (keys.len() <= MAX_KEYS).then(encoded)
     }
 }
 
-/// A bulk as it travels.
+/// A bulk as it is encoded.
 #[derive(Serialize, Deserialize)]
 struct EncodedBulk {
     token: [u8; 16],
@@ -348,34 +349,34 @@ struct EncodedBulk {
     mode: BulkMode,
     segments: u32,
     incarnation: u64,
-    #[serde(deserialize_with = "few")]
+    #[serde(deserialize_with = "bounded_addresses")]
     addresses: Vec<String>,
-    /// Which of its message's leases is this bulk's.
+    /// Index of this bulk's lease among those of the message.
     lease: Option<u32>,
     content: Option<OwnedBytes>,
-    /// Without the content, where a device knows the memory: by what it is reached there.
+    /// The devices' keys; only where the content is not sent.
     keys: Option<OwnedBytes>,
 }
 
-/// Longest keys that travel, in bytes: a bulk of more segments than that allows is moved without devices.
+/// Longest keys that are sent, in bytes: transfers of bulks with more segments do not use RMA.
 const MAX_KEYS: usize = 64 << 10;
 
-/// Ties keys to their token (FNV-1a, of 64 bits). No device looks at the token; so that a bulk which was damaged on its way is
-/// still found out, its keys are not used unless they belong to it, and its owner is asked. Who lies can make this up.
-fn seal(token: u128, keys: &[u8]) -> [u8; 8] {
+/// A checksum of the keys and their token (FNV-1a, 64 bits). Devices do not check tokens, so corruption of a bulk in transit
+/// would go unnoticed: keys that do not match are not used, and the owner checks instead. It is no protection against forgery.
+fn key_checksum(token: u128, keys: &[u8]) -> [u8; 8] {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     token.to_le_bytes().iter().chain(keys).fold(0xcbf2_9ce4_8422_2325, step).to_le_bytes()
 }
 
-fn unseal(token: u128, sealed: &[u8]) -> Option<RemoteKeys> {
-    let (sum, keys) = sealed.split_first_chunk::<8>()?;
-    (keys.len() <= MAX_KEYS && *sum == seal(token, keys)).then(|| keys.into())
+fn verify_keys(token: u128, encoded: &[u8]) -> Option<RemoteKeys> {
+    let (sum, keys) = encoded.split_first_chunk::<8>()?;
+    (keys.len() <= MAX_KEYS && *sum == key_checksum(token, keys)).then(|| keys.into())
 }
 
-/// A list that a peer can't make long.
-fn few<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
-    struct Few;
-    impl<'de> Visitor<'de> for Few {
+/// Decodes a list of at most [`MAX_ADDRESSES`] addresses.
+fn bounded_addresses<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
+    struct AddressListVisitor;
+    impl<'de> Visitor<'de> for AddressListVisitor {
         type Value = Vec<String>;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             write!(f, "at most {MAX_ADDRESSES} addresses")
@@ -391,10 +392,10 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<St
             Ok(list)
         }
     }
-    deserializer.deserialize_seq(Few)
+    deserializer.deserialize_seq(AddressListVisitor)
 }
 
-/// Bytes that serde passes on as one piece.
+/// Bytes that serde encodes as one piece.
 struct OwnedBytes(Vec<u8>);
 
 impl Serialize for OwnedBytes {
@@ -405,8 +406,8 @@ impl Serialize for OwnedBytes {
 
 impl<'de> Deserialize<'de> for OwnedBytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<OwnedBytes, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
+        struct BytesVisitor;
+        impl<'de> Visitor<'de> for BytesVisitor {
             type Value = OwnedBytes;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("bytes")
@@ -422,27 +423,27 @@ impl<'de> Deserialize<'de> for OwnedBytes {
                 Ok(OwnedBytes(bytes))
             }
         }
-        deserializer.deserialize_bytes(Any)
+        deserializer.deserialize_bytes(BytesVisitor)
     }
 }
 
 impl Serialize for Bulk {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let sender = EncodeContext::engine();
-        // What is told to holders when the memory goes, the engine tells that has told them of it. So what has to be called
-        // stale then, content and keys, goes along in messages of that engine only; through others the owner is asked.
-        let told = sender.zip(self.holder()).is_none_or(|(sender, holder)| sender == holder);
-        if !told && matches!(&self.hold, LeaseSource::Own(own) if own.for_one_call) {
+        // When memory is revoked, holders of its leases are notified by the engine that granted them. So content and keys,
+        // which must be marked stale then, are sent in messages of that engine only; receivers of other messages ask the owner.
+        let may_share = sender.zip(self.lease_grantor()).is_none_or(|(sender, grantor)| sender == grantor);
+        if !may_share && matches!(&self.lease_source, LeaseSource::Own(exposure_state) if exposure_state.for_one_call) {
             EncodeContext::refuse(self.origin.addresses.first().cloned());
             return Err(serde::ser::Error::custom("a bulk for one call belongs to calls of the engine that exposed it"));
         }
-        let lease = if matches!(self.hold, LeaseSource::Unknown) {
+        let lease = if matches!(self.lease_source, LeaseSource::Unknown) {
             None
         } else {
             EncodeContext::lease(|| self.lease().unwrap_or_else(|| unreachable!("checked above")))
         };
-        // A copy is called stale by way of the lease: without one, none goes along.
-        let content = lease.filter(|_| told).and_then(|_| self.content());
+        // A copy is marked stale by way of its lease, so content is sent with a lease only.
+        let content = lease.filter(|_| may_share).and_then(|_| self.content());
         EncodedBulk {
             token: self.token.to_le_bytes(),
             offset: self.offset,
@@ -452,34 +453,35 @@ impl Serialize for Bulk {
             incarnation: self.origin.incarnation,
             addresses: self.origin.addresses.iter().map(Address::to_string).collect(),
             lease,
-            keys: if content.is_some() || !told { None } else { self.sealed_keys() },
+            keys: if content.is_some() || !may_share { None } else { self.encoded_keys() },
             content,
         }
         .serialize(serializer)
     }
 }
 
-/// Most addresses of an owner that are kept.
+/// Maximum number of an owner's addresses.
 const MAX_ADDRESSES: usize = 16;
 
 impl<'de> Deserialize<'de> for Bulk {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bulk, D::Error> {
         let wire = EncodedBulk::deserialize(deserializer)?;
-        // Its owner may listen on every interface, and knows itself as 0.0.0.0: here it is known by the one it is seen at.
+        // An owner that listens on all interfaces names 0.0.0.0, which is replaced by the address that its connection comes
+        // from.
         let remote = DecodeContext::remote(wire.incarnation);
         let seen = |address: Address| remote.as_ref().map_or_else(|| address.clone(), |remote| address.seen_from(remote));
         let addresses = wire.addresses.iter().filter_map(|text| text.parse().ok()).map(seen).collect();
         let token = u128::from_le_bytes(wire.token);
-        let hold = match wire.lease.and_then(DecodeContext::take_lease) {
+        let lease_source = match wire.lease.and_then(DecodeContext::take_lease) {
             Some(lease) => LeaseSource::Received(lease),
             None => LeaseSource::Unknown,
         };
         let content =
-            wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(hold, LeaseSource::Received(_)));
-        let keys = wire.keys.and_then(|sealed| unseal(token, &sealed.0));
-        let told = content.is_some() || keys.is_some();
+            wire.content.filter(|content| content.0.len() as u64 == wire.len && matches!(lease_source, LeaseSource::Received(_)));
+        let keys = wire.keys.and_then(|encoded| verify_keys(token, &encoded.0));
+        let has_copies = content.is_some() || keys.is_some();
         let stale =
-            if told { DecodeContext::engine().map(|shared| shared.copies.watch(token)) } else { None }.unwrap_or_default();
+            if has_copies { DecodeContext::engine().map(|shared| shared.copies.watch(token)) } else { None }.unwrap_or_default();
         let copy = content.map(|content| Arc::new(EagerCopy { start: wire.offset, bytes: content.0, stale: stale.clone() }));
         Ok(Bulk {
             token,
@@ -488,7 +490,7 @@ impl<'de> Deserialize<'de> for Bulk {
             mode: wire.mode,
             segments: wire.segments,
             origin: Arc::new(Origin { core: Weak::new(), incarnation: wire.incarnation, addresses }),
-            hold,
+            lease_source,
             copy,
             keys: keys.map(|keys| PeerKeys { keys, stale }),
         })
@@ -497,7 +499,7 @@ impl<'de> Deserialize<'de> for Bulk {
 
 impl fmt::Debug for Bulk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The token is a capability: it is not for logs.
+        // The token is a capability, which logs must not contain.
         write!(f, "Bulk({} bytes, {:?}, of ", self.len, self.mode)?;
         match self.origin.addresses.first() {
             Some(address) => write!(f, "{address})"),

@@ -1,4 +1,4 @@
-//! Memory that this engine exposes, as its owner holds it.
+//! `Exposed` and `ExposedSlice`: memory that this engine exposes, from the owner's side.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,15 +14,15 @@ use crate::memory::{Buffer, ReadOnly, Region, RegionBuffer, Slice, View, Writabl
 use crate::progress::error_of;
 use crate::{Address, Error, Result};
 
-/// A buffer that peers can reach, until it is taken back with [`reclaim`](Exposed::reclaim) or dropped. Made by
-/// [`Engine::expose`](crate::Engine::expose) and [`Engine::expose_read_only`](crate::Engine::expose_read_only), or, on the terms
-/// of a [`Grant`](crate::Grant), by [`Engine::expose_with`](crate::Engine::expose_with) and its like.
+/// A buffer that peers can reach, until it is reclaimed with [`reclaim`](Exposed::reclaim) or dropped. Made by
+/// [`Engine::expose`](crate::Engine::expose) and [`Engine::expose_read_only`](crate::Engine::expose_read_only), or, with the
+/// restrictions of a [`Grant`](crate::Grant), by [`Engine::expose_with`](crate::Engine::expose_with) and its like.
 ///
-/// While it is exposed for writing, nobody has a reference to the buffer: [`read_at`](Exposed::read_at) and
-/// [`write_at`](Exposed::write_at) copy. Exposed read-only it can be looked at with [`view`](Exposed::view).
+/// While the buffer is exposed for writing, safe code can't have a reference to it: [`read_at`](Exposed::read_at) and
+/// [`write_at`](Exposed::write_at) copy. A buffer that is exposed read-only can be read with [`view`](Exposed::view).
 ///
-/// Dropping it locks peers out, waits for accesses in progress as [`reclaim`](Exposed::reclaim) does, and frees the buffer.
-/// Leaking it leaks the buffer, exposed.
+/// Dropping it revokes peers' access, waits for accesses in progress as [`reclaim`](Exposed::reclaim) does, and frees the
+/// buffer. Leaking it leaks the buffer, which stays exposed.
 ///
 /// ```compile_fail,E0599
 /// # let engine = calomel::Engine::client("loop").unwrap();
@@ -30,14 +30,14 @@ use crate::{Address, Error, Result};
 /// local.view(); // peers may write it at any moment
 /// ```
 pub struct Exposed<B: Buffer, A = <B as Buffer>::Access> {
-    held: BufferGuard<B>,
+    buffer: BufferGuard<B>,
     exposure: Exposure,
     _access: PhantomData<fn() -> A>,
 }
 
 /// The buffer, while it is exposed.
 struct BufferGuard<B: Buffer> {
-    /// `None` once it has been taken back.
+    /// `None` once it has been reclaimed.
     held: Option<RegionBuffer<B>>,
     shared: Arc<EngineShared>,
 }
@@ -50,41 +50,41 @@ impl<B: Buffer> BufferGuard<B> {
 
 impl<B: Buffer> Drop for BufferGuard<B> {
     fn drop(&mut self) {
-        // A forked child leaves the buffer where it is: who holds its gate may not be there.
+        // A forked child leaks the buffer: the thread that holds its gate may not exist there.
         if self.shared.core.is_forked() {
             std::mem::forget(self.held.take());
         }
     }
 }
 
-/// What peers know the memory by.
+/// The registration of the memory with the protocol and with devices.
 pub(super) struct Exposure {
     shared: Arc<EngineShared>,
     bulk: Bulk,
-    own: Arc<ExposureState>,
+    state: Arc<ExposureState>,
 }
 
 impl Exposure {
-    /// An error when a device can't be told of the memory, or when the terms make no sense.
+    /// Fails when a device can't register the memory, or when the grant is for another engine's endpoint.
     pub(super) fn new(shared: &Arc<EngineShared>, region: &Arc<Region>, access: ExposeMode, grant: &Grant) -> Result<Exposure> {
-        let (terms, reach) = grant.terms(shared)?;
-        let own = ExposureState::new(&shared.core, region, access, reach, terms.for_one_call)?;
+        let (policy, visibility) = grant.policy(shared)?;
+        let state = ExposureState::new(&shared.core, region, access, visibility, policy.for_one_call)?;
         let mode = access.mode().access();
-        // What rides on it is that a peer which may pull may see all of the memory, until it is taken back.
-        let unrestricted = mode.read && reach == Visibility::Everybody;
+        // A peer of the same host may map unrestricted memory, and read all of it until it is reclaimed.
+        let unrestricted = mode.read && visibility == Visibility::Holders;
         let memory = if unrestricted { Slice::unrestricted(region) } else { Slice::whole(region) };
         let exposed = shared.core.exec(|proto| {
             proto.admit_exposure()?;
             let token = proto.secret();
-            proto.expose(token, memory, mode, terms);
+            proto.expose(token, memory, mode, policy);
             Ok(token)
         });
         let token = exposed.map_err(|failure| {
             let here = shared.addresses.first().cloned().unwrap_or_else(Address::nowhere);
             error_of(failure, &here, "expose".to_owned(), "expose", Duration::ZERO, 0)
         })?;
-        let bulk = Bulk::own(token, region, access, shared.origin.clone(), &own);
-        Ok(Exposure { shared: shared.clone(), bulk, own })
+        let bulk = Bulk::exposed(token, region, access, shared.origin.clone(), &state);
+        Ok(Exposure { shared: shared.clone(), bulk, state })
     }
 
     pub(super) fn bulk(&self) -> Bulk {
@@ -107,19 +107,19 @@ pub(crate) fn expose<B: WritableBuffer>(
     shared.check("expose")?;
     let held = RegionBuffer::writable(buffer);
     let exposure = Exposure::new(shared, held.region(), ExposeMode::Changing(mode), grant)?;
-    Ok(Exposed { held: BufferGuard::new(held, shared), exposure, _access: PhantomData })
+    Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
 }
 
 pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<EngineShared>, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>> {
     shared.check("expose")?;
     let held = RegionBuffer::read_only(buffer);
     let exposure = Exposure::new(shared, held.region(), ExposeMode::Constant, grant)?;
-    Ok(Exposed { held: BufferGuard::new(held, shared), exposure, _access: PhantomData })
+    Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
 }
 
 impl<B: Buffer, A> Exposed<B, A> {
     fn held(&self) -> &RegionBuffer<B> {
-        self.held.held.as_ref().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"))
+        self.buffer.held.as_ref().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"))
     }
 
     pub(super) fn whole(&self) -> Slice {
@@ -130,7 +130,7 @@ impl<B: Buffer, A> Exposed<B, A> {
         &self.exposure.shared
     }
 
-    /// The value that stands for this memory towards peers.
+    /// The handle to this memory that can be sent to peers.
     pub fn bulk(&self) -> Bulk {
         self.exposure.bulk()
     }
@@ -140,12 +140,12 @@ impl<B: Buffer, A> Exposed<B, A> {
         self.held().region().len()
     }
 
-    /// True when there are no bytes in it.
+    /// True when the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What peers may do.
+    /// What peers may do with the memory.
     pub fn mode(&self) -> BulkMode {
         self.exposure.bulk.mode()
     }
@@ -159,21 +159,21 @@ impl<B: Buffer, A> Exposed<B, A> {
         Ok(ExposedSlice { slice, shared: self.exposure.shared.clone(), _access: PhantomData })
     }
 
-    /// Takes the buffer back: peers are locked out, accesses in progress end, and only then the buffer is returned. Transfers
-    /// that were in progress end with [`Error::Revoked`].
+    /// Revokes peers' access, waits for accesses in progress, and returns the buffer. Transfers that were in progress end with
+    /// [`Error::Revoked`].
     ///
-    /// That takes some microseconds, whatever the peers do. Over shared memory peers that were stopped while they read are waited
-    /// for, for a second at most, however many there are. Over `verbs://` the device forgets the memory, which takes longer the more there is, and
-    /// own transfers with it that are under way have 100 ms to end.
+    /// That usually takes some microseconds. Over `shm://` it waits for peers that were stopped while they read, for a second
+    /// at most, however many they are. Over `verbs://` the device deregisters the memory, which takes time in proportion to its
+    /// size, and this engine's own transfers with it that are in progress have 100 ms to end.
     ///
-    /// In a forked child this is the child's copy of the buffer, as it was when the process forked; but of
-    /// [`EngineBuffer`](crate::EngineBuffer)s, which a child does not have: they can be dropped there, and not be looked at.
+    /// In a forked child this returns the child's copy of the buffer, as it was when the process forked. A child does not have
+    /// the memory of [`EngineBuffer`](crate::EngineBuffer)s: they can be dropped there, and not be read or written.
     #[allow(unsafe_code)]
     pub fn reclaim(mut self) -> B {
-        let held = self.held.held.take().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"));
+        let held = self.buffer.held.take().unwrap_or_else(|| unreachable!("only `reclaim` takes it, and consumes the value"));
         if self.exposure.shared.core.is_forked() {
-            // SAFETY: nothing of the engine works in a forked child, and what reaches the region does so through this value,
-            // or through an operation of the engine, which is refused.
+            // SAFETY: in a forked child the engine has no threads and refuses all operations, and apart from those only this
+            // value reaches the region.
             return unsafe { held.take_unfenced() };
         }
         let Exposed { exposure, .. } = self;
@@ -181,8 +181,8 @@ impl<B: Buffer, A> Exposed<B, A> {
         held.take()
     }
 
-    /// Copies `out.len()` bytes from `offset` on out of the exposed memory. Peers' writes come before it or after it, but over
-    /// `verbs://`: there a device writes at any moment, also in between, and some of the bytes may be old and some new.
+    /// Copies `out.len()` bytes from `offset` on out of the exposed memory. Peers' writes happen entirely before or after
+    /// it, except over `verbs://`: a device may write meanwhile, and some of the bytes may be old and some new.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.
@@ -191,21 +191,21 @@ impl<B: Buffer, A> Exposed<B, A> {
         let size = self.len();
         let part = self.whole().part(offset, out.len()).ok_or(Error::OutOfRange { offset, len: out.len(), size })?;
         let open = part.read(out);
-        debug_assert!(open, "the gate closes when the buffer is taken back");
+        debug_assert!(open, "the gate closes when the buffer is reclaimed");
         Ok(())
     }
 
-    /// Tells when no peer holds a [`Bulk`] of this memory any more.
+    /// A future, which can also be waited for, that resolves when no peer holds a [`Bulk`] of this memory any more.
     pub fn released(&self) -> Released {
         let owner = self.exposure.bulk.origin.addresses.first().cloned();
-        Released::new(&self.exposure.own, owner.unwrap_or_else(Address::nowhere))
+        Released::new(&self.exposure.state, owner.unwrap_or_else(Address::nowhere))
     }
 }
 
 impl<B: WritableBuffer> Exposed<B, Writable> {
-    /// Copies `bytes` into the exposed memory at `offset`. Peers' writes come before it or after it, and so do reads, but of
-    /// peers that reach the memory by themselves: over `verbs://`, where their writes may come in between as well, and over
-    /// `shm://`, where memory is lent. Such a peer may read some of the bytes as they were, and some as they are now.
+    /// Copies `bytes` into the exposed memory at `offset`. Peers' reads and writes happen entirely before or after it, except
+    /// where peers access the memory themselves: over `verbs://`, where their writes may interleave too, and over `shm://`,
+    /// where a peer has a loan. Such a peer may read some old and some new bytes.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.
@@ -214,13 +214,13 @@ impl<B: WritableBuffer> Exposed<B, Writable> {
         let size = self.len();
         let part = self.whole().part(offset, bytes.len()).ok_or(Error::OutOfRange { offset, len: bytes.len(), size })?;
         let open = part.write(bytes);
-        debug_assert!(open, "the gate closes when the buffer is taken back");
+        debug_assert!(open, "the gate closes when the buffer is reclaimed");
         Ok(())
     }
 }
 
 impl<B: Buffer + View> Exposed<B, ReadOnly> {
-    /// The buffer's content: nobody writes it while it is exposed read-only.
+    /// The buffer's content, which does not change while it is exposed read-only.
     #[allow(unsafe_code)]
     pub fn view(&self) -> &B::Target {
         // SAFETY: an `Exposed` with `ReadOnly` access is made by `expose_read_only` only, which holds the buffer read-only.
@@ -234,7 +234,7 @@ impl<B: Buffer, A> fmt::Debug for Exposed<B, A> {
     }
 }
 
-/// A part of an [`Exposed`] buffer, as a target or source of transfers. Once the buffer has been taken back, transfers with
+/// A part of an [`Exposed`] buffer, as a target or source of transfers. Once the buffer has been reclaimed, transfers with
 /// it end with [`Error::Revoked`].
 pub struct ExposedSlice<A = Writable> {
     pub(super) slice: Slice,
@@ -252,7 +252,7 @@ impl<A> ExposedSlice<A> {
         self.slice.len
     }
 
-    /// True when there are no bytes in it.
+    /// True when the length is zero.
     pub fn is_empty(&self) -> bool {
         self.slice.len == 0
     }

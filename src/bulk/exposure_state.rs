@@ -1,4 +1,4 @@
-//! What an engine keeps of memory that it exposes, for whoever holds a bulk of it.
+//! The state of an exposure that its bulks share: leases, visibility to devices, and device keys.
 
 use std::sync::{Arc, Weak};
 
@@ -11,84 +11,84 @@ use crate::memory::Region;
 use crate::progress::{Core, RemoteKeys};
 use crate::proto::PeerId;
 
-/// Keeps neither the memory nor the engine: bulks may outlive both.
+/// Shared by all bulks of an exposure. It keeps neither the memory nor the engine alive: bulks may outlive both.
 pub(super) struct ExposureState {
     pub leases: LeaseCount,
-    /// Its bulks are good in a call of its engine.
+    /// Its bulks are valid in calls of its own engine only.
     pub for_one_call: bool,
     access: ExposeMode,
-    /// Where nobody can write it, and everybody may have it: then it may be copied.
+    /// Set for constant memory without restrictions: its content may be sent inside calls.
     constant: Option<Weak<Region>>,
-    reach: Visibility,
+    visibility: Visibility,
     keys: Mutex<DeviceKeys>,
 }
 
-/// Who may reach the memory without asking.
+/// Which peers' devices may reach the memory without a check by the owner.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Visibility {
-    /// Whoever has a bulk.
-    Everybody,
-    /// One peer's device, as far as a device can tell peers apart.
+    /// Those of all peers that hold a bulk.
+    Holders,
+    /// One peer's, as far as a device can restrict a key to one connection.
     Only(PeerId),
-    /// The owner has to be asked for each transfer.
-    Nobody,
+    /// None: the owner checks each transfer.
+    OwnerOnly,
 }
 
-/// By which devices reach the memory.
+/// The keys by which devices reach the memory.
 #[derive(Clone)]
 struct DeviceKeys {
     keys: Option<RemoteKeys>,
-    /// How often the devices had changed by then.
+    /// The number of device changes when the keys were made.
     devices: u32,
 }
 
 impl DeviceKeys {
-    fn new(core: &Core, region: &Region, access: ExposeMode, reach: Visibility, devices: u32) -> Result<DeviceKeys> {
-        let keys = match reach {
+    fn new(core: &Core, region: &Region, access: ExposeMode, visibility: Visibility, devices: u32) -> Result<DeviceKeys> {
+        let keys = match visibility {
             _ if devices == 0 => None,
-            Visibility::Everybody => core.keys(region, access.of_devices())?,
+            Visibility::Holders => core.keys(region, access.of_devices())?,
             Visibility::Only(peer) => core.keys_for(peer, region, access.of_devices())?,
-            Visibility::Nobody => None,
+            Visibility::OwnerOnly => None,
         };
         Ok(DeviceKeys { keys, devices })
     }
 }
 
 impl ExposureState {
-    /// An error when a device is there, and can't be told of the memory.
+    /// Fails when a device can't register the memory.
     pub(super) fn new(
         core: &Core,
         region: &Arc<Region>,
         access: ExposeMode,
-        reach: Visibility,
+        visibility: Visibility,
         for_one_call: bool,
     ) -> Result<Arc<ExposureState>> {
-        let keys = Mutex::new(DeviceKeys::new(core, region, access, reach, core.devices())?);
-        let free = access == ExposeMode::Constant && reach == Visibility::Everybody;
-        let constant = free.then(|| Arc::downgrade(region));
-        Ok(Arc::new(ExposureState { leases: LeaseCount::default(), for_one_call, access, constant, reach, keys }))
+        let keys = Mutex::new(DeviceKeys::new(core, region, access, visibility, core.devices())?);
+        let unrestricted = access == ExposeMode::Constant && visibility == Visibility::Holders;
+        let constant = unrestricted.then(|| Arc::downgrade(region));
+        Ok(Arc::new(ExposureState { leases: LeaseCount::default(), for_one_call, access, constant, visibility, keys }))
     }
 
-    /// The memory, where a copy of it may be sent along.
+    /// The memory, where its content may be sent inside calls.
     pub(super) fn constant(&self) -> Option<Arc<Region>> {
         self.constant.as_ref()?.upgrade()
     }
 
-    /// By which devices reach the memory that `core` exposes under the token. They are made anew when a device has come into
-    /// use since.
+    /// The keys by which devices reach the memory that `core` exposes under the token. They are renewed when a device has come
+    /// into use since.
     pub(super) fn keys(&self, core: &Core, token: u128) -> Option<RemoteKeys> {
         let made = self.keys.lock().clone();
         let devices = core.devices();
-        if devices == made.devices || self.reach != Visibility::Everybody || core.is_forked() {
+        if devices == made.devices || self.visibility != Visibility::Holders || core.is_forked() {
             return made.keys;
         }
         let Some(whole) = core.with_proto(|proto| proto.exposed(token)) else { return made.keys };
-        let anew = DeviceKeys::new(core, &whole.region, self.access, self.reach, devices).unwrap_or_else(|error| {
-            tracing::debug!(target: "calomel::bulk", %error, "a new device does not reach the memory");
-            // It is not asked again; what the others know holds.
+        let renewed = DeviceKeys::new(core, &whole.region, self.access, self.visibility, devices).unwrap_or_else(|error| {
+            tracing::debug!(target: "calomel::bulk", %error, "a new device can't register exposed memory");
+            // The new device is not tried again; the other devices' keys stay valid.
             DeviceKeys { devices, ..made }
         });
-        self.keys.lock().clone_from(&anew);
-        anew.keys
+        self.keys.lock().clone_from(&renewed);
+        renewed.keys
     }
 }

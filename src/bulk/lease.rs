@@ -1,4 +1,4 @@
-//! Knowing when no peer holds a bulk any more.
+//! Leases: they count the bulks that peers hold, and `Released` waits until there are none.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use super::exposure_state::ExposureState;
 use crate::progress::{Blocking, CreatorProcess, wake_quietly};
 use crate::{Address, Error, Result};
 
-/// Counts what peers hold of one exposure.
+/// Counts the bulks of one exposure that peers hold.
 #[derive(Default)]
 pub(crate) struct LeaseCount {
     state: Mutex<LeaseCountState>,
@@ -22,18 +22,18 @@ pub(crate) struct LeaseCount {
 #[derive(Default)]
 struct LeaseCountState {
     held: usize,
-    /// Of the tasks that wait: one for each `Released`, by its number.
+    /// The wakers of the waiting tasks: one for each `Released`, by its number.
     wakers: HashMap<u64, Waker>,
     next: u64,
 }
 
-/// One bulk that went to a peer. Dropped when the peer holds it no more, or is gone.
+/// Counts one bulk that was sent to a peer; dropped when the peer no longer holds the bulk, or its link has ended.
 pub(super) struct LeaseGuard(Arc<ExposureState>);
 
 impl LeaseGuard {
-    pub(super) fn new(own: &Arc<ExposureState>) -> LeaseGuard {
-        own.leases.state.lock().held += 1;
-        LeaseGuard(own.clone())
+    pub(super) fn new(exposure: &Arc<ExposureState>) -> LeaseGuard {
+        exposure.leases.state.lock().held += 1;
+        LeaseGuard(exposure.clone())
     }
 }
 
@@ -53,31 +53,31 @@ impl Drop for LeaseGuard {
 }
 
 /// Resolves when no peer holds a [`Bulk`](crate::Bulk) of an exposure any more: each one that was sent has been dropped by
-/// whoever received it, and by those it was forwarded to, or they are gone. Made by
+/// the peer that received it, and by those it was forwarded to, or these have disconnected. Made by
 /// [`Exposed::released`](crate::Exposed::released).
 ///
-/// After a one-way call, which has no answer, this tells when the memory is no longer in use.
+/// After a one-way call, which has no response, this shows when the memory is no longer in use.
 ///
-/// It wakes the task that has polled it last. Dropping it ends nothing but the waiting.
+/// It wakes the task that has polled it last. Dropping it stops the waiting, and changes nothing else.
 pub struct Released {
-    own: Arc<ExposureState>,
+    exposure: Arc<ExposureState>,
     owner: Address,
     process: CreatorProcess,
-    /// Under which the waker of its task is kept, once it has been polled.
+    /// The key of its task's waker, once it has been polled.
     number: Option<u64>,
 }
 
 impl Clone for Released {
-    /// Another one that waits for the same; each wakes a task of its own.
+    /// Another future for the same exposure; each wakes its own task.
     fn clone(&self) -> Released {
-        Released { own: self.own.clone(), owner: self.owner.clone(), process: self.process, number: None }
+        Released { exposure: self.exposure.clone(), owner: self.owner.clone(), process: self.process, number: None }
     }
 }
 
 impl Drop for Released {
     fn drop(&mut self) {
         if let Some(number) = self.number.filter(|_| !self.process.is_forked_child()) {
-            let waker = self.own.leases.state.lock().wakers.remove(&number);
+            let waker = self.exposure.leases.state.lock().wakers.remove(&number);
             // Wakers are user code, their drop too.
             drop(waker);
         }
@@ -85,31 +85,31 @@ impl Drop for Released {
 }
 
 impl Released {
-    pub(super) fn new(own: &Arc<ExposureState>, owner: Address) -> Released {
-        Released { own: own.clone(), owner, process: CreatorProcess::this(), number: None }
+    pub(super) fn new(exposure: &Arc<ExposureState>, owner: Address) -> Released {
+        Released { exposure: exposure.clone(), owner, process: CreatorProcess::this(), number: None }
     }
 
     /// True when no peer holds a bulk.
     pub fn is_released(&self) -> bool {
-        !self.process.is_forked_child() && self.own.leases.state.lock().held == 0
+        !self.process.is_forked_child() && self.exposure.leases.state.lock().held == 0
     }
 
-    /// Blocks until no peer holds a bulk. A forked child is told nothing of that: there it returns at once.
+    /// Blocks until no peer holds a bulk. In a forked child it returns at once.
     pub fn wait(&self) {
         if self.process.is_forked_child() {
             return;
         }
         let _blocking = Blocking::enter();
-        let mut state = self.own.leases.state.lock();
+        let mut state = self.exposure.leases.state.lock();
         while state.held > 0 {
-            self.own.leases.none_left.wait(&mut state);
+            self.exposure.leases.none_left.wait(&mut state);
         }
     }
 
     /// Blocks until no peer holds a bulk, but no longer than `timeout`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when some peer still does; [`Error::Unsupported`] in a forked child.
+    /// [`Error::Timeout`] when a peer still holds one; [`Error::Unsupported`] in a forked child.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
         if self.process.is_forked_child() {
             let reason = "what peers hold is known to the process that exposed the memory".to_owned();
@@ -117,12 +117,12 @@ impl Released {
         }
         let _blocking = Blocking::enter();
         let deadline = Instant::now().checked_add(timeout);
-        let mut state = self.own.leases.state.lock();
+        let mut state = self.exposure.leases.state.lock();
         while state.held > 0 {
             let timed_out = match deadline {
-                Some(deadline) => self.own.leases.none_left.wait_until(&mut state, deadline).timed_out(),
+                Some(deadline) => self.exposure.leases.none_left.wait_until(&mut state, deadline).timed_out(),
                 None => {
-                    self.own.leases.none_left.wait(&mut state);
+                    self.exposure.leases.none_left.wait(&mut state);
                     false
                 }
             };
@@ -145,7 +145,7 @@ impl Future for Released {
         }
         let waker = context.waker();
         {
-            let state = this.own.leases.state.lock();
+            let state = this.exposure.leases.state.lock();
             if state.held == 0 {
                 return Poll::Ready(());
             }
@@ -156,7 +156,7 @@ impl Future for Released {
         }
         // Cloned, and the earlier one dropped, where no lock is held: both are user code.
         let waker = waker.clone();
-        let mut state = this.own.leases.state.lock();
+        let mut state = this.exposure.leases.state.lock();
         if state.held == 0 {
             return Poll::Ready(());
         }
@@ -173,7 +173,7 @@ impl Future for Released {
 
 impl std::fmt::Debug for Released {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.own.leases.state.try_lock() {
+        match self.exposure.leases.state.try_lock() {
             Some(state) => write!(f, "Released({} bulks out)", state.held),
             None => f.write_str("Released(..)"),
         }

@@ -1,4 +1,4 @@
-//! The near ends of transfers: exposed buffers, parts of them, and plain slices.
+//! The local side of transfers: exposed buffers, slices of them, and plain slices.
 
 use crate::memory::{Element, ReadElement};
 
@@ -28,8 +28,8 @@ pub(super) mod sealed {
     use crate::{RemoteBulk, Result};
 
     pub trait PullTarget {
-        /// Runs `transfer` with the memory, which nobody else touches meanwhile but through its region; if it may take part
-        /// in transfers with `remote`.
+        /// Runs `transfer` with the memory, which is reached through its region only meanwhile. Fails when the memory is
+        /// exposed by another engine than the one that transfers.
         #[doc(hidden)]
         fn with(self, remote: &RemoteBulk, transfer: impl FnOnce(&Slice) -> Result<usize>) -> Result<usize>;
     }
@@ -53,7 +53,7 @@ macro_rules! local {
     )*};
 }
 
-// A `Borrowed` stays on the stack of `with` until the transfer is over: dropping it closes the region, on a panic too.
+// The `BorrowedRegion` stays on the stack of `with` until the transfer is over: dropping it closes the region, on a panic too.
 macro_rules! borrowed {
     ($trait:ident: $([$($generics:tt)*] $kind:ty, |$this:ident| $borrowed:expr;)*) => {$(
         impl<$($generics)*> $trait for $kind {}

@@ -1,4 +1,4 @@
-//! Bulk data: memory that peers reach, and how it is moved.
+//! Bulk data: exposed memory, the handles to it, and transfers.
 
 mod descriptor;
 mod exposed;

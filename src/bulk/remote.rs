@@ -1,4 +1,4 @@
-//! Exposed memory of a peer, as this engine moves it.
+//! `RemoteBulk`: a peer's exposed memory, ready for transfers.
 
 use std::fmt;
 use std::ops::{Shl, Shr};
@@ -16,10 +16,10 @@ use crate::proto::{Failure, Proto, Remote, TransferId};
 use crate::rpc::deadline;
 use crate::{Address, Endpoint, Error, Result};
 
-/// A bulk and the engine that it is memory of. Made by [`Bulk::on`] and [`Bulk::origin`].
+/// A bulk together with the endpoint of its owner. Made by [`Bulk::on`] and [`Bulk::origin`].
 ///
-/// Transfers move the smaller of the two lengths, and say how many bytes that was. When one returns without an error, all
-/// of these bytes are where they belong.
+/// A transfer moves as many bytes as the shorter of the two sides has, and returns that number. When it returns without an
+/// error, all of these bytes have arrived.
 #[derive(Clone)]
 pub struct RemoteBulk {
     bulk: Bulk,
@@ -27,26 +27,27 @@ pub struct RemoteBulk {
     timeout: Duration,
 }
 
-/// How a transfer began.
+/// A transfer that was started.
 pub(super) enum StartedTransfer {
-    /// It is over already.
+    /// It has ended already.
     Done(Result<usize>),
     InProgress(TransferId),
 }
 
-/// Whose endpoint it is that a bulk is used with.
+/// Whether the endpoint that a bulk is used with is its owner's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EndpointOwner {
-    /// The owner's, or where it said that it listens.
-    Owners,
-    /// No engine was met there, or several.
-    MaybeOwners,
-    /// Another engine was met there, which is not connected now.
-    MaybeAnothers,
-    Anothers,
+    /// It is the owner's, or an address that the owner listens at.
+    Owner,
+    /// No engine was met there yet, or several.
+    MaybeOwner,
+    /// Another engine was met there, and is not connected now.
+    MaybeOther,
+    /// Another engine is connected there.
+    Other,
 }
 
-/// A transfer, as errors call it.
+/// The description of a transfer, for errors.
 fn what(pull: bool, len: usize) -> String {
     format!("{} of {len} bytes", if pull { "pull" } else { "push" })
 }
@@ -62,7 +63,7 @@ impl RemoteBulk {
         self.bulk.len()
     }
 
-    /// True when there is nothing to move.
+    /// True when the length is zero.
     pub fn is_empty(&self) -> bool {
         self.bulk.is_empty()
     }
@@ -72,7 +73,7 @@ impl RemoteBulk {
         &self.bulk
     }
 
-    /// Whose memory it is.
+    /// The endpoint of the engine whose memory it is.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -85,28 +86,29 @@ impl RemoteBulk {
         Ok(RemoteBulk { bulk: self.bulk.slice(offset, len)?, ..self.clone() })
     }
 
-    /// How long a transfer may take. Without this it is the engine's default.
+    /// How long a transfer may take. The default is [`EngineBuilder::default_timeout`](crate::EngineBuilder::default_timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Copies from the peer's memory into local memory, and blocks until that is done; how many bytes were moved.
+    /// Copies from the peer's memory into local memory, and blocks until that is done. Returns the number of bytes.
     ///
-    /// On an error, any part of the target may have been written. Once this returns, nothing writes it any more.
+    /// On an error, any part of the target may have been written. Once this returns, the transfer does not write the target any
+    /// more.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`],
-    /// [`Error::AccessDenied`], [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`]; [`Error::OtherEngine`] when the
-    /// endpoint is not the owner's, or the target is exposed by another engine.
+    /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`], [`Error::AccessDenied`],
+    /// [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`]; [`Error::OtherEngine`] when the endpoint is not the
+    /// owner's, or the target is exposed by another engine.
     pub fn pull_into(&self, target: impl PullTarget) -> Result<usize> {
         target.with(self, |slice| self.run(true, slice))
     }
 
-    /// Copies from local memory into the peer's, and blocks until that is done; how many bytes were moved.
+    /// Copies from local memory into the peer's, and blocks until that is done. Returns the number of bytes.
     ///
-    /// On an error, any part of the peer's memory may have been written, and some of it with zeros: what had been begun when the
-    /// push was given up. Once this returns, nothing reads the source any more.
+    /// On an error, any part of the peer's memory may have been written, and some of it with zeros: the rest of a chunk that
+    /// was in progress when the push ended. Once this returns, the transfer does not read the source any more.
     ///
     /// # Errors
     /// As [`RemoteBulk::pull_into`].
@@ -114,12 +116,12 @@ impl RemoteBulk {
         source.with(self, |slice| self.run(false, slice))
     }
 
-    /// Begins to pull. The transfer owns the local buffer until it is over, and gives it back.
+    /// Starts a pull, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
     pub fn start_pull_into<L: Local<Access = Writable>>(&self, local: L) -> Transfer<L::Buffer, L> {
         Transfer::start(self, true, local)
     }
 
-    /// Begins to push. The transfer owns the local buffer until it is over, and gives it back.
+    /// Starts a push, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
     pub fn start_push_from<L: Local>(&self, local: L) -> Transfer<L::Buffer, L> {
         Transfer::start(self, false, local)
     }
@@ -128,49 +130,49 @@ impl RemoteBulk {
         self.endpoint.shared()
     }
 
-    /// An error when the near end of a transfer belongs to another engine than the one that transfers.
+    /// Fails when the local memory is exposed by another engine than the one that transfers.
     pub(super) fn check_local(&self, owner: &Arc<EngineShared>) -> Result<()> {
-        self.shared().check_own(owner, "the exposed memory at the near end", || "transfer".to_owned())
+        self.shared().check_same_engine(owner, "the local exposed memory", || "transfer".to_owned())
     }
 
-    /// Who is at the endpoint, as far as that is known. Where the owner may have been before, it was restarted, and the
-    /// endpoint is not mixed up.
-    fn whose_endpoint(&self) -> EndpointOwner {
+    /// Whether the endpoint is the owner's, as far as that is known. Where the owner may have been at this address before, it
+    /// was restarted, which is no misuse of the bulk.
+    fn endpoint_owner(&self) -> EndpointOwner {
         let (shared, origin) = (self.shared(), &self.bulk.origin);
         let (peer, address) = (self.endpoint.peer(), self.endpoint.address());
         let (met, connected) = shared.core.with_proto(|proto| (proto.engines_at(peer), proto.connection(peer).is_some()));
         let claims_address = || origin.addresses.contains(&address);
         match met {
-            Some((incarnation, _)) if incarnation == origin.incarnation => EndpointOwner::Owners,
+            Some((incarnation, _)) if incarnation == origin.incarnation => EndpointOwner::Owner,
             Some((_, 1)) if !claims_address() => {
                 if connected {
-                    EndpointOwner::Anothers
+                    EndpointOwner::Other
                 } else {
-                    EndpointOwner::MaybeAnothers
+                    EndpointOwner::MaybeOther
                 }
             }
-            // Its own memory an engine finds without a connection; if it means itself.
+            // An engine reaches its own memory without a connection, if the endpoint is its own.
             None if origin.incarnation == shared.incarnation => {
                 let own = |own: &Address| *own == address || own.seen_from(&address) == address;
                 let itself = address == Address::nowhere() || shared.addresses.iter().any(own);
-                if itself { EndpointOwner::Owners } else { EndpointOwner::Anothers }
+                if itself { EndpointOwner::Owner } else { EndpointOwner::Other }
             }
-            _ if claims_address() => EndpointOwner::Owners,
-            _ => EndpointOwner::MaybeOwners,
+            _ if claims_address() => EndpointOwner::Owner,
+            _ => EndpointOwner::MaybeOwner,
         }
     }
 
-    fn mixed_up(&self, what: String) -> Error {
+    fn other_engine_error(&self, what: String) -> Error {
         let (belongs_to, used_with) = (self.bulk.origin.addresses.first().cloned(), Some(self.endpoint.address()));
         Error::OtherEngine { what, object: "the bulk", belongs_to, used_with }
     }
 
     pub(super) fn error(&self, pull: bool, len: usize, failure: Failure) -> Error {
         let what = what(pull, len);
-        // An engine that was asked for memory which was never its own takes it for that of an engine before it.
-        let mixed_up = || matches!(self.whose_endpoint(), EndpointOwner::Anothers | EndpointOwner::MaybeAnothers);
-        if matches!(failure, Failure::PeerRestarted) && mixed_up() {
-            return self.mixed_up(what);
+        // An engine replies `PeerRestarted` to an unknown token, also where the memory was never at its address.
+        let is_other_engine = || matches!(self.endpoint_owner(), EndpointOwner::Other | EndpointOwner::MaybeOther);
+        if matches!(failure, Failure::PeerRestarted) && is_other_engine() {
+            return self.other_engine_error(what);
         }
         error_of(failure, &self.endpoint.address(), what, "bulk", self.timeout, 0)
     }
@@ -178,14 +180,14 @@ impl RemoteBulk {
     fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
         let _moving = Moving::enter();
         let completion = Completion::new();
-        let (begun, len) = self.begin(pull, local, &completion, false);
-        let id = match begun {
+        let (started, len) = self.start(pull, local, &completion, false);
+        let id = match started {
             StartedTransfer::Done(result) => return result,
             StartedTransfer::InProgress(id) => id,
         };
         let core = &self.shared().core;
         if !completion.wait(core, Some(deadline(Instant::now(), self.timeout))) {
-            // If it ended at the last moment, this does nothing.
+            // Without effect if the transfer has ended at the last moment.
             core.exec(|proto| proto.abandon_transfer(id, Failure::Timeout));
             local.region.fence();
             self.shared().check_may_wait(|| what(pull, len))?;
@@ -196,39 +198,39 @@ impl RemoteBulk {
             _ => Err(Failure::Cancelled),
         };
         result.map_err(|failure| {
-            // What was landing at this moment is still the transfer's.
+            // An access that is in progress still belongs to the transfer.
             local.region.fence();
             self.error(pull, len, failure)
         })
     }
 
-    /// Begins a transfer between the bulk and a local slice; with its length, the smaller of the two.
-    pub(super) fn begin(&self, pull: bool, local: &Slice, completion: &Arc<Completion>, timed: bool) -> (StartedTransfer, usize) {
+    /// Starts a transfer between the bulk and a local slice. Returns its length too, the smaller of the two.
+    pub(super) fn start(&self, pull: bool, local: &Slice, completion: &Arc<Completion>, timed: bool) -> (StartedTransfer, usize) {
         let shared = self.shared();
         let len = local.len.min(self.bulk.len());
         if let Err(error) = shared.check("transfer") {
             return (StartedTransfer::Done(Err(error)), len);
         }
-        let whose = self.whose_endpoint();
-        if whose == EndpointOwner::Anothers {
-            return (StartedTransfer::Done(Err(self.mixed_up(what(pull, len)))), len);
+        let endpoint_owner = self.endpoint_owner();
+        if endpoint_owner == EndpointOwner::Other {
+            return (StartedTransfer::Done(Err(self.other_engine_error(what(pull, len)))), len);
         }
-        let begun = match local.part(0, len) {
-            Some(local) => self.begin_part(pull, local, whose, completion, timed),
+        let started = match local.part(0, len) {
+            Some(local) => self.start_part(pull, local, endpoint_owner, completion, timed),
             None => Err(Failure::Revoked),
         };
-        let begun = match begun {
-            Ok(begun) => begun,
+        let started = match started {
+            Ok(started) => started,
             Err(failure) => StartedTransfer::Done(Err(self.error(pull, len, failure))),
         };
-        (begun, len)
+        (started, len)
     }
 
-    fn begin_part(
+    fn start_part(
         &self,
         pull: bool,
         local: Slice,
-        whose: EndpointOwner,
+        endpoint_owner: EndpointOwner,
         completion: &Arc<Completion>,
         timed: bool,
     ) -> std::result::Result<StartedTransfer, Failure> {
@@ -239,7 +241,7 @@ impl RemoteBulk {
             return Err(Failure::Revoked);
         }
         if origin.incarnation == shared.incarnation {
-            // Both ends are here: one copy, from memory to memory.
+            // Both sides are in this engine: one copy, from memory to memory.
             let now = Instant::now();
             let access = |proto: &mut Proto<EngineEnv>| proto.access(*token, *offset, len as u64, !pull, now);
             let remote = shared.core.exec(access).map_err(Failure::Refused)?;
@@ -249,13 +251,13 @@ impl RemoteBulk {
                 CopyOutcome::SourceClosed | CopyOutcome::TargetClosed => Err(Failure::Revoked),
             };
         }
-        if let Some(copy) = copy.as_ref().filter(|_| pull && whose == EndpointOwner::Owners)
+        if let Some(copy) = copy.as_ref().filter(|_| pull && endpoint_owner == EndpointOwner::Owner)
             && let Some(bytes) = copy.range(*offset, len)
         {
             return if local.write(bytes) { Ok(StartedTransfer::Done(Ok(len))) } else { Err(Failure::Revoked) };
         }
         let now = Instant::now();
-        // Where the mode does not allow it the owner is asked, who says so: a device would break off what else it does.
+        // Where the mode forbids the access, the owner is asked, and refuses: a device would break its queue pair.
         let allowed = if pull { mode.access().read } else { mode.access().write };
         let keys = if allowed { self.bulk.keys() } else { None };
         let (peer, owner) = (self.endpoint.peer(), origin.incarnation);

@@ -1,4 +1,4 @@
-//! Exposing borrowed memory for a while.
+//! `Scope`: exposes borrowed memory until a closure returns.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::Result;
 use crate::engine::EngineShared;
 use crate::memory::{BorrowedRegion, ClosedRegion, Region};
 
-/// Where borrowed memory can be exposed; see [`Engine::scope`](crate::Engine::scope).
+/// Exposes borrowed memory until it ends; see [`Engine::scope`](crate::Engine::scope).
 ///
-/// What is exposed is borrowed until the scope ends:
+/// Exposed memory stays borrowed until the scope ends, which revokes peers' access to it:
 ///
 /// ```compile_fail,E0503
 /// # use calomel::{BulkMode, Engine};
@@ -40,14 +40,15 @@ struct ScopeInner {
 }
 
 impl Drop for ScopeInner {
-    /// Waits for the accesses in progress, and lets nobody in any more.
+    /// Closes the gates, and waits for the accesses in progress.
     fn drop(&mut self) {
         let exposed = std::mem::take(self.exposed.get_mut());
         if self.shared.core.is_forked() {
-            // Nothing of the engine works in a forked child, so nobody else gets there; and who holds a gate may not be there.
+            // In a forked child the engine does not work, so no access is in progress, and the thread that holds a gate may not
+            // exist.
             return;
         }
-        // First of all, and whatever happens while peers are told.
+        // All gates first, whatever happens while the exposures are revoked.
         let shut: Vec<_> = exposed.iter().map(|(_, region)| region.shut()).collect();
         shut.into_iter().for_each(ClosedRegion::wait);
         drop(exposed);
@@ -55,7 +56,7 @@ impl Drop for ScopeInner {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// Exposes borrowed memory. `mode` says what peers may do.
+    /// Exposes borrowed memory. `mode` is what peers may do.
     ///
     /// # Errors
     /// As [`Engine::expose`](crate::Engine::expose).
@@ -63,7 +64,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.expose_with(buffer, mode, &Grant::new())
     }
 
-    /// Exposes borrowed memory on the terms of a [`Grant`], until the scope ends at the latest.
+    /// Exposes borrowed memory with the restrictions of a [`Grant`], until the scope ends at the latest.
     ///
     /// # Errors
     /// As [`Engine::expose_with`](crate::Engine::expose_with).
@@ -79,7 +80,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.expose_read_only_with(buffer, &Grant::new())
     }
 
-    /// Exposes borrowed memory, a slice or a `str`, for peers to read, on the terms of a [`Grant`].
+    /// Exposes borrowed memory, a slice or a `str`, for peers to read, with the restrictions of a [`Grant`].
     ///
     /// # Errors
     /// As [`Engine::expose_with`](crate::Engine::expose_with).
@@ -93,7 +94,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         shared.check("expose")?;
         let exposure = Exposure::new(shared, borrowed.region(), access, grant)?;
         let bulk = exposure.bulk();
-        // SAFETY: `Inner` closes the region when it is dropped, which `scope` does before `'scope` ends: it keeps the only
+        // SAFETY: `ScopeInner` closes the region when it is dropped, which `scope` does before `'scope` ends: it keeps the only
         // reference, and users have but a shared one to the `Scope` around it.
         let region = unsafe { borrowed.detach() };
         exposed.lock().push((exposure, region));
@@ -139,6 +140,6 @@ where
 {
     let inner = Arc::new(ScopeInner { shared: shared.clone(), exposed: Mutex::default() });
     let scope = Scope { inner, _scope: PhantomData, _env: PhantomData };
-    // The scope is dropped when `work` has returned, or panicked.
+    // The scope is dropped when `work` has returned or panicked.
     work(&scope)
 }

@@ -1,4 +1,4 @@
-//! A transfer in progress, which owns its local buffer.
+//! `Transfer`: a transfer in progress, which owns its local buffer.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,11 +13,11 @@ use crate::memory::{Buffer, Slice};
 use crate::progress::{Completion, OperationOutcome};
 use crate::proto::{Failure, TransferId};
 
-/// What a started transfer can own: an [`Exposed`] buffer, or an [`ExposedSlice`] of one.
+/// The local buffer of a started transfer: an [`Exposed`] buffer, or an [`ExposedSlice`] of one.
 pub trait Local: sealed::Local {
-    /// The buffer's type, for the name of the [`Transfer`].
+    /// The buffer's type, a parameter of [`Transfer`].
     type Buffer: Buffer;
-    /// Whether it may be written.
+    /// [`Writable`](crate::Writable) or [`ReadOnly`](crate::ReadOnly).
     type Access;
 }
 
@@ -28,7 +28,7 @@ mod sealed {
     pub trait Local {
         #[doc(hidden)]
         fn memory(&self) -> Slice;
-        /// An error when it can't take part in transfers with `remote`.
+        /// Fails when it is exposed by another engine than the one that transfers.
         #[doc(hidden)]
         fn check(&self, remote: &RemoteBulk) -> Result<()>;
     }
@@ -64,16 +64,16 @@ impl<A> sealed::Local for ExposedSlice<A> {
     }
 }
 
-/// A transfer in progress. It owns the local buffer, and gives it back at the end, whatever the end is: wait for it, or
-/// await it, on any executor.
+/// A transfer in progress. It owns the local buffer, and returns it at the end, on success or error: wait for it, or await it,
+/// on any executor.
 ///
-/// Dropped, the transfer is cancelled, and the buffer is locked before it is freed.
+/// Dropping it cancels the transfer, fences the buffer, and frees it.
 #[must_use = "a transfer that is dropped is cancelled"]
 pub struct Transfer<B: Buffer, L = Exposed<B>> {
     remote: RemoteBulk,
     pull: bool,
     len: usize,
-    /// `None` once it has been given back.
+    /// `None` once it has been returned.
     local: Option<L>,
     memory: Slice,
     state: TransferState,
@@ -81,7 +81,7 @@ pub struct Transfer<B: Buffer, L = Exposed<B>> {
 }
 
 enum TransferState {
-    /// It was over as soon as it began.
+    /// It had ended when it was started.
     Done(Option<Result<usize>>),
     InProgress(Arc<Completion>, TransferId),
 }
@@ -92,11 +92,11 @@ impl<B: Buffer, L: Local> Transfer<B, L> {
     pub(super) fn start(remote: &RemoteBulk, pull: bool, local: L) -> Transfer<B, L> {
         let completion = Completion::new();
         let memory = local.memory();
-        let (begun, len) = match local.check(remote) {
-            Ok(()) => remote.begin(pull, &memory, &completion, true),
+        let (started, len) = match local.check(remote) {
+            Ok(()) => remote.start(pull, &memory, &completion, true),
             Err(error) => (StartedTransfer::Done(Err(error)), 0),
         };
-        let state = match begun {
+        let state = match started {
             StartedTransfer::Done(result) => TransferState::Done(Some(result)),
             StartedTransfer::InProgress(id) => TransferState::InProgress(completion, id),
         };
@@ -105,7 +105,7 @@ impl<B: Buffer, L: Local> Transfer<B, L> {
 }
 
 impl<B: Buffer, L> Transfer<B, L> {
-    /// True when it is over: waiting does not block any more.
+    /// True when it has ended: waiting does not block any more.
     pub fn is_ready(&self) -> bool {
         match &self.state {
             TransferState::Done(_) => true,
@@ -113,15 +113,15 @@ impl<B: Buffer, L> Transfer<B, L> {
         }
     }
 
-    /// Asks for the end of the transfer: it ends with [`Error::Cancelled`](crate::Error::Cancelled), unless it was over
-    /// already. The peer is told.
+    /// Cancels the transfer: it ends with [`Error::Cancelled`](crate::Error::Cancelled), unless it had ended already. The peer
+    /// gets a cancellation.
     pub fn cancel(&self) {
         if let TransferState::InProgress(_, id) = &self.state {
             self.remote.shared().core.exec_unless_forked(|proto| proto.abandon_transfer(*id, Failure::Cancelled));
         }
     }
 
-    /// Blocks until the transfer is over: how many bytes were moved, and the buffer.
+    /// Blocks until the transfer has ended. Returns the number of bytes, or the error, and the buffer.
     pub fn wait(mut self) -> (Result<usize>, L) {
         if let TransferState::InProgress(completion, _) = &self.state
             && !self.is_forked()
@@ -131,14 +131,14 @@ impl<B: Buffer, L> Transfer<B, L> {
         self.finish()
     }
 
-    /// In a forked child it never ends, and who holds the memory's gate may not be there.
+    /// In a forked child no transfer ends, and the thread that holds the memory's gate may not exist.
     fn is_forked(&self) -> bool {
         self.remote.shared().core.is_forked()
     }
 
     fn finish(&mut self) -> (Result<usize>, L) {
         if let Err(error) = self.remote.shared().check_process(|| "transfer".to_owned()) {
-            let Some(local) = self.local.take() else { panic!("a transfer was polled after it was over") };
+            let Some(local) = self.local.take() else { panic!("a transfer was polled after it had ended") };
             return (Err(error), local);
         }
         let result = match &mut self.state {
@@ -152,10 +152,10 @@ impl<B: Buffer, L> Transfer<B, L> {
         };
         let result = result.unwrap_or_else(|| Err(self.remote.error(self.pull, self.len, Failure::Cancelled)));
         if result.is_err() {
-            // What was landing at this moment is still the transfer's.
+            // An access that is in progress still belongs to the transfer.
             self.memory.region.fence();
         }
-        let Some(local) = self.local.take() else { panic!("a transfer was polled after it was over") };
+        let Some(local) = self.local.take() else { panic!("a transfer was polled after it had ended") };
         (result, local)
     }
 }
@@ -180,7 +180,7 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
 impl<B: Buffer, L> Drop for Transfer<B, L> {
     fn drop(&mut self) {
         if self.local.is_some() && matches!(self.state, TransferState::InProgress(..)) && !self.is_forked() {
-            // If it is over, this does nothing; but what was landing at its end is still the transfer's.
+            // Cancelling has no effect if the transfer has ended; an access that was in progress then still belongs to it.
             self.cancel();
             self.memory.region.fence();
         }

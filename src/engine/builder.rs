@@ -1,6 +1,4 @@
-//! How engines are made.
-
-mod limits;
+//! `EngineBuilder`: an engine's options and limits.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -17,20 +15,72 @@ use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
 use crate::transport::{KernelCopyPolicy, ShmOptions, TcpOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme, random};
 
-/// Largest eager limit: a frame of 1 MiB holds it, with the message's head.
+/// Largest eager limit: the message with its head has to fit into a frame of 1 MiB.
 const MAX_EAGER: usize = 512 << 10;
-/// Handler threads by default: enough for handlers that block, and none is started before it is needed.
+/// Default number of handler threads: enough for handlers that block; none is started before it is needed.
 const HANDLER_THREADS: usize = 64;
 
-/// A recorded proof lets keys be tried without talking to anybody, so that short ones would be found.
+/// Shortest key, in bytes: an attacker that has recorded a proof can try keys offline, and would find shorter ones.
 const MIN_KEY: usize = 16;
 
-/// Durations that the clock is added to are cut to a year: that is for ever, and no clock overflows.
+/// Durations are cut to a year, so that adding them to the clock can't overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Limits on what an engine holds for its peers: those that were set, or the defaults.
+struct LimitOverrides {
+    connections: usize,
+    peer_requests: usize,
+    requests: usize,
+    peer_transfers: usize,
+    peer_bytes: Option<usize>,
+    bytes: Option<usize>,
+    exposures: usize,
+}
+
+/// Connections whose handshake is not complete. With 10,000 peers that connect at the same moment, there are hardly ever more
+/// than some dozens.
+const HANDSHAKES: usize = 1024;
+/// The default byte limit for one peer allows so many messages of the largest size; that for all peers is so many times larger.
+const MESSAGES: usize = 4;
+const MIN_MESSAGE: usize = 16 << 20;
+
+impl Default for LimitOverrides {
+    fn default() -> LimitOverrides {
+        LimitOverrides {
+            connections: 16 << 10,
+            peer_requests: 16 << 10,
+            requests: 256 << 10,
+            peer_transfers: 16 << 10,
+            peer_bytes: None,
+            bytes: None,
+            exposures: 1 << 20,
+        }
+    }
+}
+
+impl LimitOverrides {
+    fn limits(&self, max_message: usize) -> proto::PeerLimits {
+        let peer_bytes = self.peer_bytes.unwrap_or_else(|| max_message.max(MIN_MESSAGE).saturating_mul(MESSAGES));
+        // With less, every message of the largest size would be refused.
+        let peer_bytes = peer_bytes.max(max_message);
+        let bytes = self.bytes.unwrap_or_else(|| peer_bytes.saturating_mul(MESSAGES)).max(max_message);
+        proto::PeerLimits {
+            connections: self.connections,
+            handshakes: HANDSHAKES,
+            peer_requests: self.peer_requests,
+            requests: self.requests,
+            peer_transfers: self.peer_transfers,
+            peer_bytes,
+            bytes,
+            exposures: self.exposures,
+        }
+    }
+}
 
 type Wrap = Box<dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>>;
 
-/// What an engine can be told; made by [`Engine::builder`]. The defaults need no tuning.
+/// Options and limits of an engine; made by [`Engine::builder`]. The defaults suit most programs. Dropping it makes no
+/// engine.
 pub struct EngineBuilder {
     listen: Vec<Result<Address>>,
     transports: Vec<String>,
@@ -48,7 +98,7 @@ pub struct EngineBuilder {
     checksums: bool,
     authorize: Option<Authorize>,
     dial_filter: Option<DialFilter>,
-    most: limits::LimitOverrides,
+    overrides: LimitOverrides,
     shm: ShmOptions,
     #[cfg(feature = "tls")]
     tls: Option<crate::Tls>,
@@ -74,7 +124,7 @@ impl Default for EngineBuilder {
             checksums: false,
             authorize: None,
             dial_filter: None,
-            most: limits::LimitOverrides::default(),
+            overrides: LimitOverrides::default(),
             shm: ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: true },
             #[cfg(feature = "tls")]
             tls: None,
@@ -84,59 +134,60 @@ impl Default for EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Listens at `address`; several calls, several addresses, of different transports too.
+    /// Listens at `address`. Call it several times for several addresses, also of different transports.
     pub fn listen(mut self, address: impl IntoAddress) -> Self {
         self.listen.push(address.into_address());
         self
     }
 
-    /// Names a transport that the engine must be able to dial with, such as `"tcp"`: `build` fails where it can't.
+    /// Requires a transport that the engine can dial with, such as `"tcp"`: `build` fails where it is not available.
     pub fn transport(mut self, name: &str) -> Self {
         self.transports.push(name.to_owned());
         self
     }
 
-    /// How many handlers may run on threads of their own at a time (default 64, started when needed). Those that wait
-    /// inside a call of this library don't count. 0: handlers run where progress is made, one after the other.
+    /// Maximum number of handler threads that run at a time (default 64, started when needed). Threads that wait inside a call
+    /// of this library don't count. With 0, handlers run sequentially on the progress thread.
     pub fn handler_threads(mut self, count: usize) -> Self {
         self.handler_threads = count;
         self
     }
 
-    /// How the engine waits (default [`Progress::Adaptive`]).
+    /// How the engine's threads wait for events (default [`Progress::Adaptive`]).
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
         self
     }
 
-    /// How long calls and transfers may take that say nothing else (default 30 s).
+    /// Timeout of calls and transfers that set none themselves (default 30 s).
     pub fn default_timeout(mut self, timeout: Duration) -> Self {
         self.default_timeout = timeout;
         self
     }
 
-    /// The largest message that is sent or taken, in bytes (default 64 MiB). Bulk transfers have no limit.
+    /// The largest message that is sent or accepted, in bytes (default 64 MiB). Bulk transfers are not limited.
     pub fn max_message_size(mut self, bytes: usize) -> Self {
         self.max_message = bytes;
         self
     }
 
-    /// Messages up to this many bytes travel in one piece (default 16 KiB, at most 512 KiB); longer ones in chunks between
-    /// which others get through.
+    /// Messages up to this many bytes are sent in one frame (default 16 KiB, at most 512 KiB); longer ones in chunks, between
+    /// which other messages are sent.
     pub fn eager_limit(mut self, bytes: usize) -> Self {
         self.eager = bytes.min(MAX_EAGER);
         self
     }
 
-    /// Read-only bulks up to this many bytes ride inside the call that they are sent with (default 4 KiB); 0 turns it off.
+    /// The content of read-only bulks up to this many bytes is sent inside the call (default 4 KiB); 0 turns that off.
     pub fn eager_bulk_limit(mut self, bytes: usize) -> Self {
         self.eager_bulk = bytes;
         self
     }
 
-    /// A peer that is silent for this long, while something is expected of it, is given up (default 10 s).
-    pub fn heartbeat(mut self, silence: Duration) -> Self {
-        self.heartbeat = silence.clamp(Duration::from_millis(10), LONGEST);
+    /// Peer timeout: a peer from which nothing arrives for this long, while the engine waits for it, is disconnected (default
+    /// 10 s, at least 10 ms).
+    pub fn heartbeat(mut self, peer_timeout: Duration) -> Self {
+        self.heartbeat = peer_timeout.clamp(Duration::from_millis(10), LONGEST);
         self
     }
 
@@ -158,23 +209,23 @@ impl EngineBuilder {
         self
     }
 
-    /// A secret that all engines of a group are given, 16 bytes or more of it, at random. Each side of a new connection proves to
-    /// the other that it has it, without showing it; who can't is told so and let go, before anything is kept of it. Calls to
-    /// an engine with another key, or none, end with [`Error::AccessDenied`]. This holds on every transport.
+    /// A secret that a group of engines shares: 16 random bytes or more. Each side of a new connection proves to the other that
+    /// it has the key, without sending it; a peer that can't is refused during the handshake. Calls to an engine with another
+    /// key, or none, end with [`Error::AccessDenied`]. This holds on every transport. A shorter key makes `build` fail.
     ///
-    /// It is about who connects. What is said afterwards can still be read, and changed, by whoever controls the network.
+    /// The key authenticates peers. It does not encrypt: an attacker in the network can still read and change what is sent
+    /// afterwards; use TLS against that.
     pub fn pre_shared_key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.key = Some(key.as_ref().to_vec());
         self
     }
 
-    /// Decides on each call that peers make here, before it is known whether the procedure exists: false, and the caller gets
-    /// [`Error::AccessDenied`]; a one-way call is dropped. Without this all calls are allowed. Whether peers may finalize this
-    /// engine is for [`remote_shutdown`](EngineBuilder::remote_shutdown) to say, and what they may do with memory for its
-    /// exposure.
+    /// Access control for calls: `decide` is called for each call that a peer makes, before the procedure is looked up. When it
+    /// returns false, the caller gets [`Error::AccessDenied`]; a one-way call is dropped. Without this all calls are allowed.
+    /// Remote shutdown is controlled by [`remote_shutdown`](EngineBuilder::remote_shutdown), access to memory by its exposure.
     ///
-    /// `decide` runs where messages are received, for one call after the other: it must be quick, and must not call, transfer or
-    /// wait. If it panics, the call is denied.
+    /// `decide` runs where messages are received, sequentially: it must be quick, and must not call, transfer or wait. If it
+    /// panics, the call is denied.
     ///
     /// ```
     /// use calomel::{Engine, Error, Request, Scheme};
@@ -197,13 +248,13 @@ impl EngineBuilder {
         self
     }
 
-    /// Decides on each address that a *peer* makes this engine dial, before it is dialled: false, and what needed the connection
-    /// ends with [`Error::Unreachable`], which says so. Without this all such addresses are dialled. They are the addresses in
-    /// bulks ([`Bulk::origin`](crate::Bulk::origin)), and those that a peer has claimed when it connected, which are dialled
-    /// when that connection is gone; and the ways through shared memory that lead to such addresses (`shm://…`). Addresses that
-    /// [`Engine::lookup`] was given are this program's own choice, and are not asked about.
+    /// Filters the addresses that *peers* make this engine dial: `decide` is called before such an address is dialled. When it
+    /// returns false, the operation that needed the connection ends with [`Error::Unreachable`] and that reason. Without this
+    /// all such addresses are dialled. They are the addresses in bulks ([`Bulk::origin`](crate::Bulk::origin)), those that a
+    /// peer has claimed when it connected, which are dialled when that connection has ended, and the local addresses
+    /// (`shm://…`) of both. Addresses that the program passed to [`Engine::lookup`] are not filtered.
     ///
-    /// `decide` runs where connections are made, while nothing is locked: it must be quick, and must not call, transfer or wait.
+    /// `decide` runs where connections are made, while no lock is held: it must be quick, and must not call, transfer or wait.
     /// If it panics, the address is refused.
     pub fn dial_filter(mut self, decide: impl Fn(&Address) -> bool + Send + Sync + 'static) -> Self {
         self.dial_filter = Some(Box::new(decide));
@@ -211,62 +262,64 @@ impl EngineBuilder {
     }
 
     /// Whether arguments, results and bulk data have checksums (CRC-32C), in both directions, on the connections of this engine
-    /// (default no; messages' own heads always have them). What does not match ends with [`Error::Checksum`]. Bulk data has
-    /// them on tcp, where it crosses a network: a verbs device has its own, and on one host there is none to cross.
+    /// (default no; the heads of messages have them in any case). A call or transfer with corrupted data ends with
+    /// [`Error::Checksum`]. Bulk data has checksums over tcp only: verbs devices have their own, and the other transports cross
+    /// no network.
     pub fn payload_checksums(mut self, on: bool) -> Self {
         self.checksums = on;
         self
     }
 
-    /// Whether a tcp or verbs address of this host is reached through shared memory (default yes). Both sides must have it on;
-    /// where that does not work out, the address is dialled as it is: also where what answers runs as another user, whatever
-    /// [`EngineBuilder::shm_group`] says. [`Endpoint::transport`](crate::Endpoint::transport) tells which is in use. An engine that speaks TLS has it off.
+    /// Whether a tcp or verbs address of this host is reached through shared memory (default yes). Both sides must have it on,
+    /// and run as the same user, whatever [`EngineBuilder::shm_group`] allows; else the address is dialled as it is. An engine
+    /// with TLS has it off. [`Endpoint::transport`](crate::Endpoint::transport) returns the transport in use.
     pub fn same_host_upgrade(mut self, on: bool) -> Self {
         self.shm.local_addresses = on;
         self
     }
 
-    /// Speaks TLS on every tcp connection, dialled or accepted, and takes no other. Who shows no certificate that is accepted,
-    /// where one is wanted, is refused before anything that it says is looked at; whoever is refused by either side gets
-    /// [`Error::AccessDenied`] with the reason, and [`Error::Unreachable`] where no TLS is spoken.
+    /// Uses TLS on every tcp connection, dialled or accepted, and accepts no other. A peer that shows no trusted certificate,
+    /// where one is required, is refused before any of its messages is read. Calls over a refused connection end with
+    /// [`Error::AccessDenied`] and the reason, or with [`Error::Unreachable`] where the other side does not use TLS.
     ///
-    /// No address is reached through shared memory by itself then, in neither direction, since nobody shows a certificate
-    /// there. The other transports are as they were: who listens at `shm://` or `verbs://` too is reached without TLS there.
+    /// Such an engine does not use shared memory for tcp addresses, in either direction, since shared memory has no
+    /// certificates. TLS does not change the other transports: an engine that also listens at `shm://` or `verbs://` is reached
+    /// without TLS there.
     ///
-    /// Bulk data costs two copies and its encryption on either side. Needs the feature `tls`.
+    /// With TLS, bulk data is encrypted, and copied twice on each side. Needs the feature `tls`.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: crate::Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// Over shared memory, who else may connect: members of the group of this number. Without this only processes of the
-    /// engine's own user may. Peers of another user get bulk data through a ring only: they map no memory, and none is copied
-    /// by the system between them and this engine.
+    /// Lets processes of the group with this number connect over shared memory. Without this only processes of the engine's own
+    /// user may. Bulk data of peers of another user goes through a ring only: they map no memory, and the kernel copies none
+    /// between them and this engine.
     pub fn shm_group(mut self, gid: u32) -> Self {
         self.shm.group = Some(gid);
         self
     }
 
-    /// Whether peers of the same user on this host copy bulk data straight out of this engine's memory, by the system, in one go,
-    /// and this engine out of theirs: always where the system permits it, or never. Without this they do so where several fetch at a time, or there is one core; else the
-    /// data goes through a ring, in two copies at a time, which is faster.
+    /// Whether the kernel copies bulk data between this engine and peers of the same user on this host, with one copy
+    /// (`process_vm_readv`): always where the system permits it, or never. Without this it does so where several peers fetch at
+    /// a time, or with one core; else the data goes through a ring, which takes two copies, and is faster.
     pub fn shm_kernel_copy(mut self, on: bool) -> Self {
         self.shm.lending = if on { KernelCopyPolicy::Always } else { KernelCopyPolicy::Never };
         self
     }
 
-    /// Puts something around each transport: tests break them this way.
+    /// Wraps each transport: tests inject faults this way.
     #[cfg(test)]
     pub(crate) fn wrap(mut self, wrap: impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static) -> Self {
         self.wrap = Box::new(wrap);
         self
     }
 
-    /// Makes the engine, and starts it.
+    /// Makes the engine, and starts its threads.
     ///
     /// # Errors
-    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] (for a key that is too short, too), and
+    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] (also for a key of less than 16 bytes), and
     /// [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
         let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
@@ -284,7 +337,7 @@ impl EngineBuilder {
                     max_message: self.max_message,
                     peer_timeout: self.heartbeat,
                     connect: self.connect,
-                    limits: self.most.limits(self.max_message),
+                    limits: self.overrides.limits(self.max_message),
                     remote_shutdown: self.remote_shutdown,
                     key,
                     checksums: self.checksums,
@@ -306,7 +359,7 @@ impl EngineBuilder {
         for name in &self.transports {
             let scheme = Scheme::parse(name).ok_or_else(|| Error::InvalidAddress {
                 text: name.clone(),
-                reason: "the transport is none of tcp, shm, verbs, loop".to_owned(),
+                reason: "the transport is not one of tcp, shm, verbs, loop".to_owned(),
             })?;
             core.transport(scheme)?;
         }
@@ -317,7 +370,7 @@ impl EngineBuilder {
             eager: self.eager,
             eager_bulk: self.eager_bulk,
             finalize_timeout: self.finalize,
-            values: self.most.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
+            values: self.overrides.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
         };
         let origin = Arc::new(Origin { core: Arc::downgrade(&core), incarnation, addresses: addresses.clone() });
         let shared = Arc::new(EngineShared {
@@ -344,11 +397,79 @@ impl EngineBuilder {
     }
 }
 
+/// Limits, which bound the memory that peers can make the engine use. The defaults let 10,000 peers connect. Where a limit is
+/// for all peers together, only peers that use more than their share (the limit divided by the number of connections) are
+/// refused, so a few greedy peers don't lock the others out.
+impl EngineBuilder {
+    /// How many accepted connections the engine keeps at a time (default 16,384). A peer that connects beyond that is refused,
+    /// and its calls fail with [`Error::Disconnected`](crate::Error::Disconnected) or
+    /// [`Error::Unreachable`](crate::Error::Unreachable), which can be retried. Connections that the engine dials itself don't
+    /// count. Connections in the handshake are counted apart: there are 1024 at most, and beyond that the oldest is dropped.
+    ///
+    /// The system's limit on open files applies too: a tcp connection takes one, one over shared memory several.
+    pub fn max_connections(mut self, count: usize) -> Self {
+        self.overrides.connections = count;
+        self
+    }
+
+    /// How many requests of one peer may be in progress at a time: arriving, waiting for a handler, or being handled (default
+    /// 16,384). Those beyond are refused with [`Error::Busy`](crate::Error::Busy). One-way calls that take credit
+    /// count, and are not refused: their credit limits them, see [`Call::notify`](crate::Call::notify).
+    pub fn max_requests_per_peer(mut self, count: usize) -> Self {
+        self.overrides.peer_requests = count;
+        self
+    }
+
+    /// The same for all peers together (default 262,144).
+    pub fn max_requests(mut self, count: usize) -> Self {
+        self.overrides.requests = count;
+        self
+    }
+
+    /// How many pulls and pushes of one peer, to and from memory that is exposed here, may be in progress at a time (default
+    /// 16,384). Those beyond fail with [`Error::Busy`](crate::Error::Busy). Transfers that an RDMA device carries out by itself
+    /// don't count.
+    pub fn max_transfers_per_peer(mut self, count: usize) -> Self {
+        self.overrides.peer_transfers = count;
+        self
+    }
+
+    /// How many bytes of messages the engine holds for one peer at a time: of its requests, from their announcement to the
+    /// response, and of responses until they are sent (default four times the largest message, at least 64 MiB; never less than
+    /// the largest message). Requests beyond that are refused with [`Error::Busy`](crate::Error::Busy), and so is a request
+    /// whose response does not fit, because the peer is slow to read: then its handler has run. Exposed memory does not count.
+    ///
+    /// Arguments may take many times as much memory as they did in the message: an empty `String` took one byte, and takes
+    /// twenty-four. Where they take more than the message, a quarter of them counts too, from the decoding to the response. So
+    /// with the defaults a message of the largest size may become thirteen times as large, which numbers of 64 bits do, and
+    /// texts of four letters and more; smaller messages more. A one-way call that was sent waits until there is room: its
+    /// message counts meanwhile, but not against other calls that wait, so a peer may have twice this number of bytes then. A
+    /// request whose arguments alone would be too much fails with [`Error::Decode`](crate::Error::Decode), and so does a
+    /// response whose value would take more than four times this number of bytes.
+    pub fn max_bytes_in_flight_per_peer(mut self, bytes: usize) -> Self {
+        self.overrides.peer_bytes = Some(bytes);
+        self
+    }
+
+    /// The same for all peers together (default four times that of one peer).
+    pub fn max_bytes_in_flight(mut self, bytes: usize) -> Self {
+        self.overrides.bytes = Some(bytes);
+        self
+    }
+
+    /// How many regions may be exposed at a time (default 1,048,576). Exposing one more fails with
+    /// [`Error::Busy`](crate::Error::Busy).
+    pub fn max_exposures(mut self, count: usize) -> Self {
+        self.overrides.exposures = count;
+        self
+    }
+}
+
 fn checked_key(secret: Vec<u8>) -> Result<proto::PreSharedKey> {
     if secret.len() < MIN_KEY {
         return Err(Error::Unsupported {
             what: format!("a pre-shared key of {} bytes", secret.len()),
-            reason: format!("it could be guessed: it takes {MIN_KEY} at least"),
+            reason: format!("keys shorter than {MIN_KEY} bytes can be guessed"),
         });
     }
     Ok(proto::PreSharedKey::new(secret))

@@ -1,4 +1,4 @@
-//! How an engine ends.
+//! Finalizing: the stages in which an engine ends.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,13 +13,15 @@ use crate::{Error, Result};
 
 type Callback = Box<dyn FnOnce() + Send>;
 
+/// The stage of an engine's end, and the callbacks:
+///
 /// ```text
 ///   RUNNING ──finalize──▶ BEGUN ──handlers have ended──▶ CLOSED ──callbacks have run──▶ DONE
 /// ```
 #[derive(Default)]
 pub(crate) struct Finalizing {
     stage: AtomicU8,
-    /// Handlers that run.
+    /// Number of running handlers.
     running: AtomicUsize,
     state: Mutex<FinalizeState>,
     changed: Condvar,
@@ -31,10 +33,10 @@ const CLOSED: u8 = 2;
 const DONE: u8 = 3;
 
 struct FinalizeState {
-    /// `None` once they run: what comes later never does.
+    /// `None` once they run: callbacks that are added later are dropped.
     before: Option<Vec<Callback>>,
     after: Option<Vec<Callback>>,
-    /// Handlers that had not ended in time.
+    /// Requests that were still in progress at the finalize timeout.
     overdue: usize,
 }
 
@@ -44,8 +46,8 @@ impl Default for FinalizeState {
     }
 }
 
-/// Peers that take nothing of what has been said for this long, or do not end their side of the connection, are given up. One that
-/// does take it has as much time as handlers have.
+/// A peer that reads nothing of what was sent for this long, or does not end its side of the connection, is disconnected. One
+/// that does read has as much time as handlers have.
 const FLUSH: Duration = Duration::from_secs(1);
 
 impl Finalizing {
@@ -65,28 +67,28 @@ impl Finalizing {
     }
 
     pub(crate) fn on_prefinalize(&self, f: Callback) {
-        let late = add(&mut self.state.lock().before, f);
+        let late = add_callback(&mut self.state.lock().before, f);
         drop(late);
     }
 
     pub(crate) fn on_finalize(&self, f: Callback) {
-        let late = add(&mut self.state.lock().after, f);
+        let late = add_callback(&mut self.state.lock().after, f);
         drop(late);
     }
 
-    /// A handler begins.
+    /// A handler starts.
     pub(crate) fn enter(&self) {
         self.running.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// It has returned.
+    /// A handler has returned.
     pub(crate) fn leave(&self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
-        self.look_again();
+        self.recheck();
     }
 
-    /// Something has ended that finalizing may be waiting for.
-    pub(crate) fn look_again(&self) {
+    /// Wakes the thread that finalizes, after the end of a request or handler that it may be waiting for.
+    pub(crate) fn recheck(&self) {
         if self.stage.load(Ordering::SeqCst) == BEGUN {
             drop(self.state.lock());
             self.changed.notify_all();
@@ -100,8 +102,8 @@ impl Finalizing {
     }
 }
 
-/// A callback that comes too late is handed back, to be dropped where nothing is locked: kept, it might keep the engine.
-fn add(callbacks: &mut Option<Vec<Callback>>, f: Callback) -> Option<Callback> {
+/// Returns a callback that comes too late, to be dropped where no lock is held: stored, it could keep the engine alive.
+fn add_callback(callbacks: &mut Option<Vec<Callback>>, f: Callback) -> Option<Callback> {
     match callbacks {
         Some(callbacks) => callbacks.push(f),
         None => return Some(f),
@@ -112,18 +114,18 @@ fn add(callbacks: &mut Option<Vec<Callback>>, f: Callback) -> Option<Callback> {
 pub(super) fn finalize(shared: &Arc<EngineShared>) -> Result<()> {
     let finalizing = &shared.finalizing;
     if shared.core.is_forked() {
-        // The parent's engine is the parent's to end.
+        // Only the parent can end its engine.
         return Ok(());
     }
     let first = finalizing.stage.compare_exchange(RUNNING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    // A handler can't wait for itself, and neither can a callback of what follows.
+    // A handler can't wait for itself, nor can a callback that runs while finalizing.
     let inside = in_job(&shared.core)
         || shared.core.is_driving()
         || CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation);
     if first && inside {
         let shared = shared.clone();
         let name = "calomel-finalize".to_owned();
-        let spawned = std::thread::Builder::new().name(name).spawn(move || end(&shared));
+        let spawned = std::thread::Builder::new().name(name).spawn(move || shut_down(&shared));
         return spawned.map(drop).map_err(|error| {
             finalizing.stage.store(RUNNING, Ordering::SeqCst);
             Error::io("can't start the thread that finalizes", error)
@@ -133,7 +135,7 @@ pub(super) fn finalize(shared: &Arc<EngineShared>) -> Result<()> {
         return Ok(());
     }
     if first {
-        end(shared);
+        shut_down(shared);
     } else {
         finalizing.wait();
     }
@@ -150,25 +152,25 @@ pub(super) fn finalize(shared: &Arc<EngineShared>) -> Result<()> {
 thread_local! {
     /// The engine whose callback this thread runs; 0 for none.
     static CALLBACK_OF: Cell<u64> = const { Cell::new(0) };
-    /// Handles of that engine that were dropped on this thread meanwhile.
+    /// Number of handles of that engine that were dropped on this thread meanwhile.
     static HANDLES_DROPPED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A handle that keeps an engine alive is dropped.
+/// Counts a dropped handle, where user code of the same engine is being run or dropped.
 pub(super) fn note_dropped(shared: &EngineShared) {
     if CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation) {
         let _ = HANDLES_DROPPED.try_with(|dropped| dropped.set(dropped.get() + 1));
     }
 }
 
-fn run(shared: &EngineShared, callbacks: Vec<Callback>) {
+fn run_callbacks(shared: &EngineShared, callbacks: Vec<Callback>) {
     for callback in callbacks {
-        quietly(shared, callback);
+        run_user_code(shared, callback);
     }
 }
 
-/// Runs user code that must not keep the engine from its end.
-fn quietly(shared: &EngineShared, work: impl FnOnce()) {
+/// Runs user code, and logs its panic, so that finalizing goes on.
+fn run_user_code(shared: &EngineShared, work: impl FnOnce()) {
     let outer = CALLBACK_OF.replace(shared.incarnation);
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
         tracing::error!(target: "calomel::engine", "user code panicked while its engine was finalized");
@@ -176,17 +178,17 @@ fn quietly(shared: &EngineShared, work: impl FnOnce()) {
     CALLBACK_OF.set(outer);
 }
 
-/// Waits until the peers have taken what has been said, and have ended the connections.
+/// Waits until the peers have read what was sent, and have ended the connections.
 fn flush(shared: &EngineShared) {
     let core = &shared.core;
     let begin = Instant::now();
-    let (mut seen, mut since, mut look) = (None, begin, begin);
-    // Nothing wakes this thread when the last link goes while another one drives, so it looks again after a moment.
+    let (mut seen, mut since, mut next_check) = (None, begin, begin);
+    // This thread is not woken when the last link ends while another thread drives, so it polls.
     while !core.with_proto(|proto| proto.links_gone()) {
         let now = Instant::now();
-        // A chunk that has been handed to the system may take long to leave it.
-        if now >= look {
-            look = now + FLUSH / 10;
+        // A chunk may stay in the socket's buffer for long, so the peer's acknowledgements count as progress too.
+        if now >= next_check {
+            next_check = now + FLUSH / 10;
             let left = Some((core.with_proto(|proto| proto.unsent()), core.acknowledged()));
             if left != seen {
                 (seen, since) = (left, now);
@@ -199,16 +201,16 @@ fn flush(shared: &EngineShared) {
     }
 }
 
-fn end(shared: &Arc<EngineShared>) {
+fn shut_down(shared: &Arc<EngineShared>) {
     let finalizing = &shared.finalizing;
     let core = &shared.core;
     let before = finalizing.state.lock().before.take();
-    run(shared, before.unwrap_or_default());
+    run_callbacks(shared, before.unwrap_or_default());
     core.stop_listening();
     core.exec(|proto| proto.begin_shutdown());
     let deadline = Instant::now() + shared.limits.finalize_timeout;
     {
-        // What a caller waits for, and what runs though nobody waits for it.
+        // Requests without a response, and handlers that run although their callers are gone.
         let in_progress = || core.with_proto(|proto| proto.requests()).max(finalizing.running.load(Ordering::SeqCst));
         let mut state = finalizing.state.lock();
         while in_progress() > 0 {
@@ -222,22 +224,22 @@ fn end(shared: &Arc<EngineShared>) {
     core.exec(|proto| proto.finish_shutdown());
     flush(shared);
     core.exec(|proto| proto.abandon_links());
-    // Closures and futures of the user's are dropped here.
+    // The user's closures and futures are dropped here.
     let handles = HANDLES_DROPPED.get();
-    quietly(shared, || shared.registry.clear());
+    run_user_code(shared, || shared.registry.clear());
     let handles = HANDLES_DROPPED.get() - handles;
     if handles > 0 {
         tracing::warn!(
             target: "calomel::engine", handles,
-            "handlers held handles of the engine that they were defined on: it could not end by being dropped; see Engine::downgrade"
+            "handlers held handles of the engine that they were defined on, so dropping the other handles could not end it; see Engine::downgrade"
         );
     }
     let tasks = std::mem::take(&mut *shared.tasks.lock());
-    quietly(shared, || drop(tasks));
+    run_user_code(shared, || drop(tasks));
     core.begin_stop();
-    quietly(shared, || core.clear_timers());
-    quietly(shared, || core.stop());
+    run_user_code(shared, || core.clear_timers());
+    run_user_code(shared, || core.stop());
     let after = finalizing.state.lock().after.take();
-    run(shared, after.unwrap_or_default());
+    run_callbacks(shared, after.unwrap_or_default());
     finalizing.set(DONE);
 }

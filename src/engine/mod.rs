@@ -1,8 +1,7 @@
-//! The engine: what users hold first.
+//! `Engine`: the handle that serves, calls, exposes memory and transfers.
 
 mod builder;
 mod finalize;
-mod grants;
 mod weak;
 
 use std::collections::HashMap;
@@ -20,21 +19,21 @@ use crate::memory::{BufferPool, EngineBuffer};
 use crate::progress::Core;
 use crate::proto::RequestId;
 use crate::rpc::{self, Authorize, HandlerPool, Procedures, Provider, Registry};
-use crate::{Address, Endpoint, Error, Grant, IntoAddress, Result};
+use crate::{Address, BulkMode, Endpoint, Error, Exposed, Grant, IntoAddress, ReadOnly, Refusals, Result, Writable};
 use finalize::Finalizing;
 
-/// The numbers that the layers above progress go by.
+/// The limits and timeouts that the layers above progress use.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineLimits {
     pub default_timeout: Duration,
     pub eager: usize,
     pub eager_bulk: usize,
     pub finalize_timeout: Duration,
-    /// Memory that the values in an answer may take.
+    /// Bytes of memory that the values in a response may take.
     pub values: usize,
 }
 
-/// What everything that belongs to one engine shares.
+/// The state that all objects of one engine share.
 pub(crate) struct EngineShared {
     pub core: Arc<Core>,
     pub limits: EngineLimits,
@@ -42,19 +41,19 @@ pub(crate) struct EngineShared {
     pub addresses: Vec<Address>,
     pub origin: Arc<Origin>,
     pub registry: Registry,
-    /// Decides who may call what.
+    /// The authorization hook.
     pub authorize: Option<Authorize>,
     pub procedures: Procedures,
-    /// Async handlers in progress: dropped when their callers go.
+    /// Async handlers in progress: dropped when their callers are gone.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
-    /// Copies of small bulks that came inside calls.
+    /// Copies and keys of other engines' memory.
     pub copies: ForeignCopies,
     finalizing: Finalizing,
     alive: Mutex<Weak<EngineHandles>>,
 }
 
 impl EngineShared {
-    /// An error when the engine is finalized, or belongs to another process.
+    /// Fails when the engine is finalized, or belongs to another process.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         self.check_with(|| what.to_owned())
     }
@@ -64,7 +63,7 @@ impl EngineShared {
         if self.finalizing.is_closed() { Err(Error::Finalized { what: what() }) } else { Ok(()) }
     }
 
-    /// An error when the engine belongs to another process.
+    /// Fails when the engine belongs to another process.
     pub(crate) fn check_process(&self, what: impl Fn() -> String) -> Result<()> {
         if !self.core.is_forked() {
             return Ok(());
@@ -73,8 +72,13 @@ impl EngineShared {
         Err(Error::Unsupported { what: format!("{} in a forked child", what()), reason })
     }
 
-    /// An error when an object that is used with this engine belongs to another one.
-    pub(crate) fn check_own(&self, owner: &Arc<EngineShared>, object: &'static str, what: impl Fn() -> String) -> Result<()> {
+    /// Fails when an object that is used with this engine belongs to another one.
+    pub(crate) fn check_same_engine(
+        &self,
+        owner: &Arc<EngineShared>,
+        object: &'static str,
+        what: impl Fn() -> String,
+    ) -> Result<()> {
         if std::ptr::eq(Arc::as_ptr(owner), self) {
             return Ok(());
         }
@@ -82,7 +86,7 @@ impl EngineShared {
         Err(Error::OtherEngine { what: what(), object, belongs_to, used_with })
     }
 
-    /// An error where waiting would be in vain: on the thread that brings what is waited for.
+    /// Fails on the thread that drives: what it would wait for arrives through that thread.
     pub(crate) fn check_may_wait(&self, what: impl Fn() -> String) -> Result<()> {
         if !self.core.is_driving() {
             return Ok(());
@@ -96,21 +100,21 @@ impl EngineShared {
     }
 }
 
-/// Counts the engine's handles: the last one finalizes it.
+/// Shared by all handles of an engine that keep it alive: dropping the last one finalizes the engine.
 struct EngineHandles(Arc<EngineShared>);
 
 impl Drop for EngineHandles {
     fn drop(&mut self) {
         if let Err(error) = finalize::finalize(&self.0) {
-            tracing::warn!(target: "calomel::engine", %error, "finalizing a dropped engine");
+            tracing::warn!(target: "calomel::engine", %error, "finalizing a dropped engine failed");
         }
     }
 }
 
 /// One end of remote procedure calls and bulk transfers: it calls, serves, exposes memory, and transfers.
 ///
-/// Clones are the same engine, from any thread. The last one dropped finalizes it. Closures that the engine itself keeps must not
-/// hold clones, or there is no last one: see [`Engine::define`] and [`WeakEngine`].
+/// Clones are the same engine, and can be used from any thread. Dropping the last one finalizes the engine. Closures that the
+/// engine itself keeps must not hold clones, which would keep it alive: see [`Engine::define`] and [`WeakEngine`].
 ///
 /// ```
 /// use calomel::{Engine, Request};
@@ -127,12 +131,12 @@ impl Drop for EngineHandles {
 /// ```
 pub struct Engine {
     shared: Arc<EngineShared>,
-    /// `None` where the library itself refers to the engine: that keeps nothing alive.
+    /// `None` where the library itself refers to the engine, which does not keep it alive.
     alive: Option<Arc<EngineHandles>>,
 }
 
 impl Engine {
-    /// An engine that listens at `address`, and calls too. Port 0 is any free port: [`Engine::address`] tells which.
+    /// An engine that listens at `address`, and can call too. Port 0 is any free port: [`Engine::address`] returns it.
     ///
     /// # Errors
     /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] for a transport that is not there, and
@@ -143,15 +147,15 @@ impl Engine {
 
     /// An engine that calls and exposes, and does not listen: peers transfer over the connections that it makes.
     ///
-    /// `transport` is the one that it will mostly use, such as `"tcp"`; it can dial the others as well.
+    /// `transport` is the one that must be available, such as `"tcp"`; the engine can dial the others as well.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a transport that is not there, [`Error::InvalidAddress`] for a word that is none.
+    /// [`Error::Unsupported`] for a transport that is not there, [`Error::InvalidAddress`] for a name that is none.
     pub fn client(transport: &str) -> Result<Engine> {
         Engine::builder().transport(transport).build()
     }
 
-    /// Everything else that an engine can be told.
+    /// A builder with all options and limits of an engine.
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
     }
@@ -164,8 +168,8 @@ impl Engine {
         &self.shared
     }
 
-    /// The first address that the engine listens at, with the real port. An engine that does not listen says
-    /// `tcp://0.0.0.0:0`, which nobody can dial.
+    /// The first address that the engine listens at, with the real port. For an engine that does not listen this is
+    /// `tcp://0.0.0.0:0`, which can't be dialled.
     pub fn address(&self) -> Address {
         self.shared.addresses.first().cloned().unwrap_or_else(Address::nowhere)
     }
@@ -175,7 +179,7 @@ impl Engine {
         self.shared.addresses.clone()
     }
 
-    /// The engine at an address. Nothing is sent: the first call connects.
+    /// An endpoint for the engine at an address. Nothing is sent: the first call connects.
     ///
     /// A host name is resolved now, and the endpoint keeps the address found.
     ///
@@ -194,7 +198,7 @@ impl Engine {
         Ok(Endpoint::new(self.shared.clone(), tag, 0))
     }
 
-    /// Provider 0 of this engine: what [`Engine::define`] and its like define things at.
+    /// Provider 0 of this engine, which [`Engine::define`] and its like define procedures at.
     fn root(&self) -> Provider {
         Provider::new(&self.shared, 0, None)
     }
@@ -202,14 +206,14 @@ impl Engine {
     /// Serves a procedure with a closure: `define("sum", |_: &Request, (x, y): (i32, i32)| x + y)`.
     ///
     /// It may block, call others (its caller too), and transfer. It runs where the request was received as long as it is
-    /// quick, and on a handler thread when it has been seen to block or take long. A panic answers the caller with
+    /// quick, and on a handler thread once it has blocked or has taken long. When it panics, the caller gets
     /// [`Error::HandlerPanicked`].
     ///
     /// The engine owns the closure, so a closure that captures a clone of it, as in `move |…| engine.…`, keeps it alive until
-    /// [`Engine::finalize`] is called: dropping the handles outside ends nothing, and the engine goes on serving. Use
+    /// [`Engine::finalize`] is called: dropping the other handles does not end it, and the engine goes on serving. Use
     /// [`Request::engine`](crate::Request::engine) in it, or capture a [`WeakEngine`]. Endpoints, procedures, providers, bulks
-    /// and exposures can be captured: they do not keep an engine alive. An engine whose handlers turn out to have
-    /// captured handles of it, when it is finalized, says so in the log, under the target `calomel::engine`.
+    /// and exposures can be captured: they do not keep an engine alive. An engine that finds, when it is finalized, that its
+    /// handlers have captured handles of it, logs a warning under the target `calomel::engine`.
     ///
     /// # Types
     /// Arguments and results are written without names or types, so the two ends are compared first, by structure, and a
@@ -217,7 +221,7 @@ impl Engine {
     /// what comes next. `rename`, `alias`, `skip`, `transparent`, `with`, `from` and `into` work. Enums with
     /// `#[serde(untagged)]` or `#[serde(tag = "…")]` and types such as `serde_json::Value` can't be received
     /// ([`Error::Decode`]), `#[serde(flatten)]` can't be sent ([`Error::Encode`]), nor can a field that
-    /// `skip_serializing_if` leaves out. `default` makes up nothing: a field that only one side has is a mismatch.
+    /// `skip_serializing_if` leaves out. `default` has no effect: a field that only one side has is a mismatch.
     ///
     /// # Errors
     /// [`Error::AlreadyDefined`], [`Error::Finalized`], and [`Error::MessageTooLarge`] for a name of more than 1024 bytes.
@@ -230,8 +234,8 @@ impl Engine {
         self.root().define(name, handler)
     }
 
-    /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller gives
-    /// up or goes away, the future is dropped. What the closure captures must not keep the engine alive, as with
+    /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller cancels,
+    /// times out or disconnects, the future is dropped. What the closure captures must not keep the engine alive, as with
     /// [`Engine::define`]; a future that holds a clone of the engine keeps it alive until the future is done or dropped.
     ///
     /// # Errors
@@ -246,7 +250,7 @@ impl Engine {
         self.root().define_async(name, handler)
     }
 
-    /// Serves a procedure whose answer is given later, from any thread, through the [`Responder`](crate::Responder).
+    /// Serves a procedure that responds later, from any thread, through the [`Responder`](crate::Responder).
     ///
     /// # Errors
     /// As [`Engine::define`].
@@ -259,8 +263,8 @@ impl Engine {
         self.root().define_deferred(name, handler)
     }
 
-    /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or
-    /// `[u8]` is made. The type says what is borrowed: `define_borrowed::<str, _, _>("len", |_: &Request, s: &str| s.len())`.
+    /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or `[u8]` is
+    /// made. The type parameter names what is borrowed: `define_borrowed::<str, _, _>("len", |_: &Request, s: &str| s.len())`.
     ///
     /// # Errors
     /// As [`Engine::define`].
@@ -273,8 +277,8 @@ impl Engine {
         self.root().define_borrowed::<A, R, F>(name, handler)
     }
 
-    /// The provider of this number: its procedures are its own, and callers reach them through
-    /// [`Endpoint::provider`]. Provider 0 is the engine itself.
+    /// The provider of this number: its procedures are its own, and callers reach them through [`Endpoint::provider`]. Provider
+    /// 0 is the engine itself.
     pub fn provider(&self, id: u16) -> Provider {
         Provider::new(&self.shared, id, None)
     }
@@ -284,38 +288,89 @@ impl Engine {
         Provider::new(&self.shared, 0, Some(pool.clone()))
     }
 
-    /// A procedure to call: its name, and the types of its arguments and of its result. Costs nothing to speak of, and clones
-    /// are free; what was found out about the types is kept by the engine. [`Engine::define`] says which types can travel.
+    /// A remote procedure to call: its name, and the types of its arguments and of its result. Cheap to make and to clone; the
+    /// engine keeps what it has learned of the types. [`Engine::define`] lists the types that can be sent.
     pub fn procedure<A: ?Sized, R>(&self, name: &str) -> rpc::Procedure<A, R> {
         rpc::Procedure::new(&self.shared, name)
     }
 
-    /// Exposes a buffer to peers that are given its [`Bulk`](crate::Bulk). The engine owns it until
-    /// [`Exposed::reclaim`](crate::Exposed::reclaim). `mode` says what *peers* may do.
+    /// Exposes a buffer to peers that receive its [`Bulk`](crate::Bulk). The returned [`Exposed`] owns the buffer;
+    /// [`Exposed::reclaim`](crate::Exposed::reclaim) returns it, and dropping the `Exposed` frees it. `mode` is what *peers*
+    /// may do.
     ///
     /// # Errors
-    /// [`Error::Finalized`]; [`Error::Busy`] when [`EngineBuilder::max_exposures`] regions are exposed; [`Error::Io`] when a device
-    /// that peers reach memory by can't be told of it. The buffer is dropped.
-    pub fn expose<B>(&self, buffer: B, mode: crate::BulkMode) -> Result<bulk::Exposed<B, crate::Writable>>
+    /// [`Error::Finalized`]; [`Error::Busy`] when [`EngineBuilder::max_exposures`] regions are exposed; [`Error::Io`] when an
+    /// RDMA device can't register it. On an error the buffer is dropped.
+    pub fn expose<B>(&self, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
     where
         B: crate::WritableBuffer + Send + 'static,
     {
         bulk::expose(&self.shared, buffer, mode, &Grant::new())
     }
 
-    /// Exposes a buffer that peers may read, and that can be looked at meanwhile.
+    /// Exposes a buffer that peers may read, and that this program can read meanwhile.
     ///
     /// # Errors
     /// As [`Engine::expose`].
-    pub fn expose_read_only<B>(&self, buffer: B) -> Result<bulk::Exposed<B, crate::ReadOnly>>
+    pub fn expose_read_only<B>(&self, buffer: B) -> Result<Exposed<B, ReadOnly>>
     where
         B: crate::Buffer + Send + 'static,
     {
         bulk::expose_read_only(&self.shared, buffer, &Grant::new())
     }
 
+    /// Exposes a buffer as [`Engine::expose`] does, with the restrictions of a [`Grant`]: for one peer, one call, one transfer,
+    /// a number of bytes, a time.
+    ///
+    /// # Errors
+    /// As [`Engine::expose`]; [`Error::OtherEngine`](crate::Error::OtherEngine) for an endpoint of another engine.
+    pub fn expose_with<B>(&self, buffer: B, mode: BulkMode, grant: &Grant) -> Result<Exposed<B, Writable>>
+    where
+        B: crate::WritableBuffer + Send + 'static,
+    {
+        bulk::expose(&self.shared, buffer, mode, grant)
+    }
+
+    /// Exposes a buffer as [`Engine::expose_read_only`] does, with the restrictions of a [`Grant`].
+    ///
+    /// # Errors
+    /// As [`Engine::expose_with`].
+    pub fn expose_read_only_with<B>(&self, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>>
+    where
+        B: crate::Buffer + Send + 'static,
+    {
+        bulk::expose_read_only(&self.shared, buffer, grant)
+    }
+
+    /// Exposes a buffer to one peer: to the engine that is connected at `endpoint` now, or, without a connection, to the first
+    /// engine that connects there. Other peers that receive the [`Bulk`](crate::Bulk) get
+    /// [`Error::AccessDenied`](crate::Error::AccessDenied). Short for [`Engine::expose_with`] and [`Grant::only`].
+    ///
+    /// Over `verbs://` the peer gets keys that are valid on its connection only, where this engine's device has type 2 memory
+    /// windows and the connection exists; else the peer asks this engine for each transfer.
+    ///
+    /// # Errors
+    /// As [`Engine::expose_with`].
+    pub fn expose_to<B>(&self, endpoint: impl AsRef<Endpoint>, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
+    where
+        B: crate::WritableBuffer + Send + 'static,
+    {
+        self.expose_with(buffer, mode, &Grant::new().only(endpoint))
+    }
+
+    /// Counts of what peers were refused so far, by cause.
+    ///
+    /// Refusals are logged too, through `tracing` under the target `calomel::security`: with the peer's address, the operation,
+    /// the reason and the cause's count. They are logged at each power of two of that count: the first, the second, the fourth,
+    /// and so on. So a peer that is refused a million times writes twenty lines, and can't fill a disk. Causes that are
+    /// ordinary, since memory may be revoked while a request for it is on its way (`revoked`, `restarted`, `expired`), are
+    /// logged at debug level, others as warnings.
+    pub fn refusals(&self) -> Refusals {
+        self.shared.core.with_proto(|proto| proto.refusals())
+    }
+
     /// Exposes borrowed memory for as long as a closure runs, as [`std::thread::scope`] does with threads. When the closure
-    /// returns, or panics, peers are locked out before anybody can touch the memory again.
+    /// returns or panics, peers' access is revoked before the borrow ends.
     ///
     /// # Errors
     /// What the closure returns, and [`Error::Finalized`].
@@ -327,17 +382,17 @@ impl Engine {
         bulk::scope(&self.shared, work)
     }
 
-    /// Zeroed memory of the library's own, `len` bytes of it, for [`Engine::expose`].
+    /// `len` bytes of zeroed memory for [`Engine::expose`], which peers of the same user on this host may map.
     pub fn alloc(&self, len: usize) -> EngineBuffer {
         EngineBuffer::new(len)
     }
 
-    /// A pool of `count` buffers of `buffer_len` bytes, allocated now and used again and again.
+    /// A pool of `count` buffers of `buffer_len` bytes each, allocated now and reused.
     pub fn buffer_pool(&self, buffer_len: usize, count: usize) -> BufferPool {
         BufferPool::new(buffer_len, count)
     }
 
-    /// Runs `f` after `delay`, once, on a thread of the engine's own. When the engine is finalized before that, `f` is dropped.
+    /// Runs `f` once after `delay`, on the engine's timer thread. When the engine is finalized before that, `f` is dropped.
     /// A clone of the engine that `f` captures keeps it alive until then; a [`WeakEngine`] does not.
     ///
     /// # Errors
@@ -349,16 +404,16 @@ impl Engine {
     }
 
     /// Ends the engine: pre-finalize callbacks run, no new requests are taken, handlers in progress are waited for up to the
-    /// finalize timeout, own calls and transfers that are still in progress end with [`Error::Finalized`], what has been said
-    /// (answers, and one-way calls whose `notify` has returned `Ok`) is sent, peers lose their access to exposed memory, connections and
+    /// finalize timeout, own calls and transfers that are still in progress end with [`Error::Finalized`], queued responses and
+    /// one-way calls whose `notify` has returned `Ok` are sent, peers lose their access to exposed memory, connections and
     /// threads end, and finalize callbacks run.
     ///
-    /// What has been said arrives: this returns when each peer has read it and has ended the connection, which takes peers that
-    /// are there far less than a millisecond. A peer that takes nothing for a second is given up, and so is one that has not
-    /// taken all of it within the finalize timeout.
+    /// This returns when each peer has read what was sent and has ended the connection, which usually takes far less than a
+    /// millisecond. A peer that reads nothing for a second is disconnected, and so is one that has not read all of it within
+    /// the finalize timeout: then messages may be lost.
     ///
-    /// It may be called any number of times, from any thread. From a handler or a callback it begins all this, and
-    /// returns; elsewhere it returns when it is done.
+    /// It may be called any number of times, from any thread. From a handler or a callback it starts finalizing, and
+    /// returns; elsewhere it returns when the engine is finalized.
     ///
     /// # Errors
     /// [`Error::Timeout`] when handlers in progress did not end within the finalize timeout; the engine is finalized all
@@ -367,7 +422,7 @@ impl Engine {
         finalize::finalize(&self.shared)
     }
 
-    /// Blocks until the engine is finalized, by whomever. In a forked child nobody will: there it returns at once.
+    /// Blocks until the engine is finalized, by any thread or peer. In a forked child it returns at once.
     pub fn wait_for_finalize(&self) {
         if !self.shared.core.is_forked() {
             self.shared.finalizing.wait();
@@ -379,15 +434,15 @@ impl Engine {
         self.shared.finalizing.is_done()
     }
 
-    /// Runs `f` when finalizing begins: everything still works. A clone of the engine that `f` captures keeps it alive, so that
-    /// it ends by [`Engine::finalize`] only; a [`WeakEngine`] does not. When finalizing has begun already, `f` is dropped.
+    /// Runs `f` when finalizing begins, while the engine still works. A clone of the engine that `f` captures keeps it alive,
+    /// so that only [`Engine::finalize`] ends it; a [`WeakEngine`] does not. When finalizing has begun already, `f` is dropped.
     pub fn on_prefinalize(&self, f: impl FnOnce() + Send + 'static) {
         if !self.shared.core.is_forked() {
             self.shared.finalizing.on_prefinalize(Box::new(f));
         }
     }
 
-    /// Runs `f` when the engine is finalized: nothing works any more. What it captures, and when it is dropped, is as with
+    /// Runs `f` when the engine is finalized, and no longer works. For what `f` captures, and when it is dropped, see
     /// [`Engine::on_prefinalize`].
     pub fn on_finalize(&self, f: impl FnOnce() + Send + 'static) {
         if !self.shared.core.is_forked() {
@@ -395,14 +450,14 @@ impl Engine {
         }
     }
 
-    /// Takes the engine's progress thread away; what it did is for [`Core::turn`] then.
+    /// Ends the engine's progress thread; the test drives with [`Core::turn`] instead.
     #[cfg(test)]
     pub(crate) fn by_hand(&self) -> Arc<Core> {
         self.shared.core.retire_progress();
         self.shared.core.clone()
     }
 
-    /// What a finalized engine has left over, in words: a test fails unless there is nothing.
+    /// Descriptions of what a finalized engine still holds: a test fails unless there are none.
     #[cfg(test)]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         self.shared.core.leftovers()
@@ -438,16 +493,16 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// A function that runs later; see [`Engine::timer`]. Dropping the handle leaves the timer as it is.
+/// A timer; see [`Engine::timer`]. Dropping this does not cancel it.
 #[derive(Debug)]
 pub struct Timer {
     core: Weak<Core>,
-    /// `None` for a time beyond what the clock can say: it never comes.
+    /// `None` for a time beyond what the clock can represent: it never expires.
     key: Option<(Instant, u64)>,
 }
 
 impl Timer {
-    /// Sees to it that the function does not run; false when it has begun already.
+    /// Cancels the timer, and drops the function; false when the function has started or was dropped already.
     pub fn cancel(&self) -> bool {
         match (self.key, self.core.upgrade()) {
             (Some(key), Some(core)) => core.remove_timer(key),

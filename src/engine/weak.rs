@@ -1,4 +1,4 @@
-//! Handles that keep nothing alive.
+//! `WeakEngine`: a handle that does not keep its engine alive.
 
 use std::fmt;
 use std::sync::Weak;
@@ -34,8 +34,8 @@ impl Engine {
 }
 
 impl WeakEngine {
-    /// The engine, kept alive by the handle that is returned, as by every other. `None` when the last one has been dropped, which
-    /// finalizes the engine, and in a forked child.
+    /// A handle that keeps the engine alive. `None` when the last such handle has been dropped, which finalizes the engine, and
+    /// in a forked child.
     pub fn upgrade(&self) -> Option<Engine> {
         let shared = self.shared.upgrade().filter(|shared| !shared.core.is_forked())?;
         let alive = shared.alive.lock().upgrade()?;

@@ -1,4 +1,4 @@
-//! Whether a call may be made here, by whom it is made.
+//! Access control for calls: what the authorization hook sees of a call and its caller.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,22 +9,22 @@ use crate::progress::EngineEnv;
 use crate::proto::Incoming;
 use crate::{Endpoint, Scheme};
 
-/// A call that a peer makes, and what is known of that peer: what [`EngineBuilder::authorize`](crate::EngineBuilder::authorize)
-/// decides by.
+/// A call that a peer makes, and what is known of that peer: the argument of the hook that
+/// [`EngineBuilder::authorize`](crate::EngineBuilder::authorize) sets.
 pub struct Caller<'a> {
     shared: &'a Arc<EngineShared>,
     incoming: &'a Incoming<EngineEnv>,
 }
 
-/// A process on this host, as the system knows it.
+/// A process on this host, as the operating system identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PeerProcess {
-    /// Its number; 0 where it can't be seen from here, as between containers.
+    /// Process id; 0 where it is not visible from here, as between containers.
     pub pid: u32,
-    /// The user that it runs as.
+    /// The user id that it runs as.
     pub uid: u32,
-    /// The group that it runs as.
+    /// The group id that it runs as.
     pub gid: u32,
 }
 
@@ -41,25 +41,26 @@ impl Caller<'_> {
         self.incoming.provider
     }
 
-    /// Who calls. Its address is what the peer claims, as far as that can be checked: decide by [`Caller::process`], by
-    /// [`Caller::transport`], or by what the engine wants of everybody, such as a key.
+    /// The caller. Its address is a claim that can't be fully checked: decide by [`Caller::process`], by [`Caller::transport`]
+    /// or by `Caller::certificate` (feature `tls`), or require a pre-shared key of all peers.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint::new(self.shared.clone(), self.incoming.peer.clone(), 0)
     }
 
-    /// By which means the call has come; `None` when the connection is gone already.
+    /// The transport of the connection that the call arrived on; `None` when that connection has ended already.
     pub fn transport(&self) -> Option<Scheme> {
         self.shared.core.scheme_of(self.incoming.link)
     }
 
-    /// The calling process, where the system vouches for it: over shared memory, and within a process.
+    /// The calling process, where the operating system identifies it: over `shm://` and `loop://`. `None` elsewhere.
     pub fn process(&self) -> Option<PeerProcess> {
         let found = self.shared.core.process_of(self.incoming.link)?;
         Some(PeerProcess { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
     }
 
-    /// The certificate that the caller has shown on this connection, and proved to be its own: X.509, encoded as DER. Where the
-    /// connection is no TLS, or the caller is anonymous, there is none. See [`EngineBuilder::tls`](crate::EngineBuilder::tls).
+    /// The certificate that the caller has presented on this connection, and whose private key it has proved to hold: X.509,
+    /// encoded as DER. `None` where the connection does not use TLS, or the caller is anonymous. See
+    /// [`EngineBuilder::tls`](crate::EngineBuilder::tls).
     #[cfg(feature = "tls")]
     pub fn certificate(&self) -> Option<Arc<[u8]>> {
         self.shared.core.certificate_of(self.incoming.link)
@@ -72,12 +73,12 @@ impl fmt::Debug for Caller<'_> {
     }
 }
 
-/// Whether the call may be made. Whoever can't decide denies.
+/// Runs the authorization hook; a hook that panics denies the call.
 pub(super) fn is_allowed(shared: &Arc<EngineShared>, incoming: &Incoming<EngineEnv>) -> bool {
     let Some(authorize) = &shared.authorize else { return true };
     let caller = Caller { shared, incoming };
     catch_unwind(AssertUnwindSafe(|| authorize(&caller))).unwrap_or_else(|_| {
-        tracing::error!(target: "calomel::security", ?caller, "deciding on a call has panicked: it is denied");
+        tracing::error!(target: "calomel::security", ?caller, "the authorization hook panicked, the call is denied");
         false
     })
 }

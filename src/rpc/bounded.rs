@@ -1,15 +1,15 @@
-//! Postcard with bounds, for bytes from a peer that nobody vouches for.
+//! A deserializer for postcard that bounds depth, elements and memory, for bytes from an untrusted peer.
 //!
-//! Postcard believes what it reads. A recursive type nests as deep as the bytes say, until the stack overflows; a sequence of
-//! elements that take no bytes has as many as the bytes say, up to 2^64; an empty `String` takes one byte here and twenty-four in
-//! memory. All of that is bounded here, and the first two bounds refuse nothing that an honest peer sends, but for nesting beyond
-//! [`MAX_DEPTH`] and more than [`FREE_ELEMENTS`] elements of no bytes.
+//! Postcard trusts its input. A recursive type nests as deep as the bytes say, until the stack overflows; a sequence of
+//! elements of size zero has as many as the bytes say, up to 2^64; an empty `String` takes one byte in the message and 24 in
+//! memory. All of that is bounded here. The first two bounds refuse nothing that an honest peer sends, but for nesting beyond
+//! [`MAX_DEPTH`] and more than [`FREE_ELEMENTS`] elements without bytes.
 //!
-//! **Memory.** What the elements of lists and maps take is added up as they are decoded, with what each list or text of its own
-//! takes of the allocator, and what is in a box, as far as it is larger than the place where the box is. (The letters of a
-//! text are not: they take as much in the message.) What is more than the message's own length, and some, has to be asked for.
+//! **Memory.** The deserializer adds up the memory of the elements of lists and maps, the allocator's overhead for each list
+//! and string, and the content of boxes, as far as it is larger than the box. (The characters of a string do not count: they
+//! take as much in the message.) Beyond [`free_memory`], the caller has to grant more, or decoding fails.
 //!
-//! Values that hold no others are postcard's. Those that do are read here, by postcard's wire format 1.0: a tuple or struct
+//! Postcard itself decodes primitive values. Compound values are decoded here, by postcard's wire format 1.0: a tuple or struct
 //! is its fields, a sequence or map its length and its elements, an option a byte, an enum the number of its variant.
 
 use postcard::de_flavors::Slice;
@@ -17,30 +17,30 @@ use postcard::{Error, Result};
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
-/// Levels of values in values. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
+/// Maximum nesting depth. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
 /// debug build.
 const MAX_DEPTH: u32 = 128;
 
-/// Elements that need no bytes to stand for them, as those of `Vec<()>`. All others take a byte each, or more. A call that
-/// has so many of them takes some microseconds.
+/// Elements that take no bytes in the message, as those of `Vec<()>`. All others take at least one byte each. Decoding so many
+/// takes some microseconds.
 const FREE_ELEMENTS: usize = 16 << 10;
 
-/// What a small allocation takes beside its content.
+/// Bytes that the allocator adds to a small allocation.
 const ALLOCATION: usize = 32;
-/// Values may take so much more than they did in the message without being asked for: so a list of bytes or of floats, which takes
-/// no more but for its allocation, never is.
+/// Bytes that values may take beyond the message's length without a grant. So a list of bytes or of floats, which takes no more
+/// but for its allocation, needs none.
 const FREE_MEMORY: usize = 1 << 10;
 
-/// So much memory may be taken by the values in a message of `len` bytes before more is asked for.
+/// Bytes of memory that the values in a message of `len` bytes may take without a grant.
 pub(super) fn free_memory(len: usize) -> usize {
     len.saturating_add(FREE_MEMORY)
 }
 
-/// Decodes the whole of `bytes`; with how many bytes of memory the value takes, beside its own size. Where that is more than
-/// [`free_memory`], `more` is asked.
+/// Decodes the whole of `bytes`. Returns the value, and how many bytes of memory it takes beside its own size. Calls `more`
+/// where that is more than [`free_memory`].
 ///
 /// # Errors
-/// What was wrong, with the numbers: bytes that are no `T`, bytes left over, and values beyond the bounds.
+/// The cause, with the numbers: bytes that are no `T`, bytes left over, and values beyond the bounds.
 #[inline]
 pub(crate) fn decode_within<'a, T: Deserialize<'a>>(
     bytes: &'a [u8],
@@ -51,30 +51,31 @@ pub(crate) fn decode_within<'a, T: Deserialize<'a>>(
     bounded.finish(decoded)
 }
 
-/// As `decode_within`, for bytes that nobody has sent.
+/// As `decode_within`, without a bound on memory: for tests and fuzzers.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> std::result::Result<T, String> {
     decode_within(bytes, &mut |_| Some(usize::MAX)).map(|(value, _)| value)
 }
 
-/// Asked when the values take so many bytes of memory: how many they may take then, which is no less, if they may.
+/// Called with the bytes of memory that the values take by now. Returns how many they may take, at least as many, or `None` to
+/// refuse.
 pub(super) type AskForMemory<'a> = &'a mut dyn FnMut(usize) -> Option<usize>;
 
-/// Postcard's deserializer, and what may still be decoded by it.
+/// Postcard's deserializer, and what is left of the bounds.
 struct Bounded<'de, 'm> {
     postcard: postcard::Deserializer<'de, Slice<'de>>,
     len: usize,
     levels: u32,
     elements: usize,
-    /// Bytes of memory that the values take, and that they may.
+    /// Bytes of memory that the values take; they may take `allowed`.
     memory: usize,
     allowed: usize,
-    /// Bytes of the place that the value which is being decoded goes to, and that are counted.
-    place: usize,
+    /// Bytes, already counted, of the memory that the value which is being decoded is stored in.
+    container: usize,
     more: AskForMemory<'m>,
-    /// Postcard's errors hold no text of ours.
+    /// The bound that was exceeded: postcard's errors can't carry it.
     exceeded: Option<Bound>,
-    /// How many variants the enum has that is decoded.
+    /// Number of variants of the enum that is being decoded.
     variants: u32,
 }
 
@@ -85,14 +86,14 @@ enum Bound {
     Memory {
         allowed: usize,
     },
-    /// The type asks what comes next.
+    /// The type needs a format that describes itself.
     Undescribed,
     Variant(u32),
 }
 
 impl<'de, 'm> Bounded<'de, 'm> {
     #[inline]
-    fn new(bytes: &'de [u8], place: usize, more: AskForMemory<'m>) -> Bounded<'de, 'm> {
+    fn new(bytes: &'de [u8], container: usize, more: AskForMemory<'m>) -> Bounded<'de, 'm> {
         Bounded {
             postcard: postcard::Deserializer::from_bytes(bytes),
             len: bytes.len(),
@@ -100,7 +101,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
             elements: bytes.len() + FREE_ELEMENTS,
             memory: 0,
             allowed: free_memory(bytes.len()),
-            place,
+            container,
             more,
             exceeded: None,
             variants: 0,
@@ -117,26 +118,26 @@ impl<'de, 'm> Bounded<'de, 'm> {
         }
     }
 
-    /// Decodes what is in a value, one level down.
+    /// Decodes the content of a value, one level down.
     #[inline]
     fn descend<T>(&mut self, inside: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.levels == 0 {
             return Err(self.exceed(Bound::Depth));
         }
-        let place = self.place;
-        if size_of::<T>() > place {
-            // It is not there itself, but in a box, most likely.
+        let container = self.container;
+        if size_of::<T>() > container {
+            // The value is larger than its container, so it is most likely in a box.
             self.count(size_of::<T>() + ALLOCATION)?;
-            self.place = size_of::<T>();
+            self.container = size_of::<T>();
         }
         self.levels -= 1;
         let decoded = inside(self);
         self.levels += 1;
-        self.place = place;
+        self.container = container;
         decoded
     }
 
-    /// The values take so many bytes of memory more.
+    /// Accounts for so many more bytes of memory.
     #[inline]
     fn count(&mut self, bytes: usize) -> Result<()> {
         self.memory = self.memory.saturating_add(bytes);
@@ -154,9 +155,10 @@ impl<'de, 'm> Bounded<'de, 'm> {
         }
     }
 
-    /// The length of a sequence or map. All of its elements are paid for here, so that a lie costs no more than the truth.
+    /// Decodes the length of a sequence or map. All of its elements are accounted for here, so that a false length costs no
+    /// time.
     #[inline]
-    fn take_length(&mut self) -> Result<usize> {
+    fn decode_length(&mut self) -> Result<usize> {
         let length = usize::deserialize(&mut self.postcard)?;
         match self.elements.checked_sub(length) {
             Some(elements) => {
@@ -177,7 +179,7 @@ impl<'de, 'm> Bounded<'de, 'm> {
     }
 }
 
-/// Why `len` bytes were refused. A bound is named even where a `Deserialize` has swallowed the error.
+/// Why `len` bytes were refused. The exceeded bound is reported even where a `Deserialize` impl has discarded the error.
 #[cold]
 fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: Result<&[u8]>) -> String {
     match (exceeded, rest) {
@@ -197,8 +199,8 @@ fn explain(ty: &str, len: usize, exceeded: Option<Bound>, rest: Result<&[u8]>) -
     }
 }
 
-/// Values that hold no others.
-macro_rules! by_postcard {
+/// Primitive values.
+macro_rules! forward_to_postcard {
     ($($method:ident)*) => {$(
         #[inline]
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
@@ -207,8 +209,8 @@ macro_rules! by_postcard {
     )*};
 }
 
-/// What only a format that describes itself can tell.
-macro_rules! by_none {
+/// Methods that only a format that describes itself can serve.
+macro_rules! reject_as_undescribed {
     ($($method:ident)*) => {$(
         #[cold]
         fn $method<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value> {
@@ -220,7 +222,7 @@ macro_rules! by_none {
 impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     type Error = Error;
 
-    by_postcard! {
+    forward_to_postcard! {
         deserialize_bool
         deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
         deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
@@ -229,7 +231,7 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
         deserialize_unit
     }
 
-    by_none! { deserialize_any deserialize_identifier deserialize_ignored_any }
+    reject_as_undescribed! { deserialize_any deserialize_identifier deserialize_ignored_any }
 
     #[inline]
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
@@ -268,13 +270,13 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
 
     #[inline]
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let left = self.take_length()?;
+        let left = self.decode_length()?;
         self.descend(|inside| visitor.visit_seq(BoundedElements::<_, LIST> { inside, left }))
     }
 
     #[inline]
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let left = self.take_length()?;
+        let left = self.decode_length()?;
         self.descend(|inside| visitor.visit_map(BoundedElements::<_, MAP> { inside, left }))
     }
 
@@ -315,7 +317,7 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     }
 }
 
-/// Notes whether what is decoded takes an allocation of its own.
+/// Records whether the decoded value takes an allocation of its own.
 struct Owned<'a, V> {
     visitor: V,
     allocates: &'a mut bool,
@@ -353,30 +355,30 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Owned<'_, V> {
     }
 }
 
-/// Elements of a tuple or struct lie in it, and are counted with it. Those of a list take memory of their own; of a map
-/// twice as much, as it has places that are free.
+/// How often an element's size counts: elements of a tuple or struct lie in it, and are counted with it; those of a list take
+/// memory of their own; those of a map twice as much, as its table has free slots.
 const IN_PLACE: usize = 0;
 const LIST: usize = 1;
 const MAP: usize = 2;
 
-/// What is left of a sequence, tuple, struct or map.
+/// The remaining elements of a sequence, tuple, struct or map.
 struct BoundedElements<B, const TIMES: usize> {
     inside: B,
     left: usize,
 }
 
 impl<const TIMES: usize> BoundedElements<&mut Bounded<'_, '_>, TIMES> {
-    /// Memory for an element.
+    /// Accounts for the memory of one element.
     #[inline]
-    fn make_place<T>(&mut self) -> Result<()> {
+    fn account_element<T>(&mut self) -> Result<()> {
         if TIMES > 0 {
             self.inside.count(TIMES * size_of::<T>())?;
-            self.inside.place = size_of::<T>();
+            self.inside.container = size_of::<T>();
         }
         Ok(())
     }
 
-    /// Room is made for as many, before any of them has been seen. So it is no more than bytes were received.
+    /// Containers reserve memory for so many elements before they decode the first, so it is at most the message's length.
     #[inline]
     fn expected(&self) -> Option<usize> {
         Some(self.left.min(self.inside.len))
@@ -390,7 +392,7 @@ impl<'de, const TIMES: usize> de::SeqAccess<'de> for BoundedElements<&mut Bounde
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
-        self.make_place::<S::Value>()?;
+        self.account_element::<S::Value>()?;
         seed.deserialize(&mut *self.inside).map(Some)
     }
 
@@ -407,13 +409,13 @@ impl<'de, const TIMES: usize> de::MapAccess<'de> for BoundedElements<&mut Bounde
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
-        self.make_place::<S::Value>()?;
+        self.account_element::<S::Value>()?;
         seed.deserialize(&mut *self.inside).map(Some)
     }
 
     #[inline]
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
-        self.make_place::<S::Value>()?;
+        self.account_element::<S::Value>()?;
         seed.deserialize(&mut *self.inside)
     }
 
@@ -430,7 +432,7 @@ impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self)> {
         let variant = u32::deserialize(&mut self.postcard)?;
-        // What `#[serde(other)]` catches has a content that nobody reads.
+        // `#[serde(other)]` would accept the number, and leave the variant's content unread.
         if variant >= self.variants && self.variants > 0 {
             return Err(self.exceed(Bound::Variant(variant)));
         }
@@ -438,7 +440,7 @@ impl<'de> de::EnumAccess<'de> for &mut Bounded<'de, '_> {
     }
 }
 
-/// The enum was a level already; its variant, with fields or without, is none of its own.
+/// The enum counts as a level; its variant does not count again.
 impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
     type Error = Error;
 

@@ -1,7 +1,7 @@
-//! Values to bytes and back, with the bulks in them accounted for.
+//! Encodes and decodes messages, and keeps track of the bulks in them.
 //!
-//! A bulk that is encoded for a peer leaves a lease behind: what is kept until the peer holds the bulk no more. Serde knows
-//! nothing of peers, so a thread-local holds the engine that encodes or decodes, and the peer, while it lasts.
+//! A bulk that is encoded for a peer leaves a lease with the sender, until the peer no longer holds the bulk. Serde has no
+//! parameter for a context, so thread-locals hold the engine that encodes or decodes, and the peer.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
@@ -14,20 +14,20 @@ use crate::proto::{LeaseRange, LinkId};
 use crate::shape::{DeclaredShape, Encoded, Knowledge};
 use crate::{Address, Error, Side};
 
-/// What encoding for a peer has come upon.
+/// What the encoder collects while it encodes a message for a peer.
 pub(crate) struct EncodeContext {
-    /// The engine that sends the message, by its incarnation.
+    /// The incarnation of the engine that sends the message.
     engine: u64,
     leases: Vec<LeaseKeepAlive>,
     eager_bulk: usize,
-    /// A bulk that can't be sent by this engine, and where its owner listens.
+    /// Set when the message has a bulk that this engine must not send: where the bulk's owner listens.
     foreign: Option<Option<Address>>,
 }
 
-/// Why a message can't be made.
+/// Why a message can't be encoded.
 #[derive(Debug)]
 pub(super) enum Unencodable {
-    /// In the codec's words.
+    /// The codec's error.
     Codec(String),
     /// A bulk in it is for calls of another engine.
     OtherEngine { belongs_to: Option<Address>, used_with: Option<Address> },
@@ -53,8 +53,8 @@ thread_local! {
 }
 
 impl EncodeContext {
-    /// Notes a bulk that goes to the peer; its number among those of the message. `None` when nothing is being encoded for
-    /// a peer.
+    /// Records the lease of a bulk in the message, and returns its index among those of the message. `None` when this thread
+    /// encodes no message for a peer.
     pub(crate) fn lease(held: impl FnOnce() -> LeaseKeepAlive) -> Option<u32> {
         ENCODING.with_borrow_mut(|encoding| {
             let encoding = encoding.as_mut()?;
@@ -63,12 +63,12 @@ impl EncodeContext {
         })
     }
 
-    /// The engine that sends the message, by its incarnation; `None` when nothing is being encoded for a peer.
+    /// The incarnation of the engine that sends the message; `None` when this thread encodes no message for a peer.
     pub(crate) fn engine() -> Option<u64> {
         ENCODING.with_borrow(|encoding| encoding.as_ref().map(|encoding| encoding.engine))
     }
 
-    /// Notes that the message has a bulk in it that its engine must not send. The caller sees to it that encoding fails.
+    /// Records that the message has a bulk that its engine must not send. The caller makes encoding fail.
     pub(crate) fn refuse(owner: Option<Address>) {
         ENCODING.with_borrow_mut(|encoding| {
             if let Some(encoding) = encoding {
@@ -77,14 +77,13 @@ impl EncodeContext {
         });
     }
 
-    /// Bulks up to this long go along with their content.
+    /// Bulks up to so many bytes are sent with their content.
     pub(crate) fn eager_bulk() -> usize {
         ENCODING.with_borrow(|encoding| encoding.as_ref().map_or(0, |encoding| encoding.eager_bulk))
     }
 }
 
-/// Encodes a value for a peer, at the end of `out`, and finds out what is to be declared of it. The leases are those of the
-/// bulks in it.
+/// Encodes a value for a peer at the end of `out`. Returns the leases of the bulks in it, and the shape to declare.
 pub(super) fn encode<T: Serialize + ?Sized>(
     value: &T,
     out: &mut Vec<u8>,
@@ -92,33 +91,33 @@ pub(super) fn encode<T: Serialize + ?Sized>(
     knowledge: &Knowledge,
 ) -> Result<(Vec<LeaseKeepAlive>, Arc<DeclaredShape>), Unencodable> {
     let (start, numbers) = (out.len(), &shared.procedures.numbers);
-    let (encoded, mut met) = watched(shared, || knowledge.encode(value, out, numbers));
+    let (encoded, mut context) = with_context(shared, || knowledge.encode(value, out, numbers));
     let declared = match encoded {
         Ok(Encoded::As(declared)) => Ok(declared),
         Ok(Encoded::Unlike) => {
             out.truncate(start);
             let declared;
-            (declared, met) = watched(shared, || knowledge.encode_alone(value, out, numbers));
+            (declared, context) = with_context(shared, || knowledge.encode_alone(value, out, numbers));
             declared
         }
         Err(fault) => Err(fault),
     };
-    let EncodeContext { leases, foreign, .. } = met;
+    let EncodeContext { leases, foreign, .. } = context;
     if let Some(belongs_to) = foreign {
         return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() });
     }
     Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
 }
 
-/// Encodes something for a peer with `encode`, and notes what that comes upon.
-fn watched<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
+/// Runs `encode` with a fresh context, and returns what the context has collected.
+fn with_context<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
     let fresh =
         || EncodeContext { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
-    // A `Serialize` may itself make a call: what it interrupts is put back.
+    // A `Serialize` impl may itself make a call, so the outer context is restored.
     let mut restore = Restore(Some(ENCODING.replace(Some(fresh()))));
     let encoded = encode();
-    let met = ENCODING.replace(restore.0.take().flatten());
-    (encoded, met.unwrap_or_else(fresh))
+    let context = ENCODING.replace(restore.0.take().flatten());
+    (encoded, context.unwrap_or_else(fresh))
 }
 
 struct Restore(Option<Option<EncodeContext>>);
@@ -131,24 +130,24 @@ impl Drop for Restore {
     }
 }
 
-/// Whose bytes are being decoded.
+/// The message that this thread decodes, and the peer that sent it.
 pub(crate) struct DecodeContext {
     pub shared: Weak<EngineShared>,
     engine: u64,
     pub link: LinkId,
     leases: LeaseRange,
-    /// Which of the leases some bulk has taken over.
+    /// Which of the leases a decoded bulk has taken over.
     taken: Vec<bool>,
-    /// What is decoded will be decoded again: bulks that are dropped meanwhile are still to come.
-    in_vain: bool,
-    /// Which engine is at the other end of the link, and where, once a bulk wants to know.
+    /// The message will be decoded again, so dropping its bulks must not release their leases.
+    will_retry: bool,
+    /// The engine at the other end of the link and its address, looked up when the first bulk needs it.
     remote: Option<Option<(u64, crate::Address)>>,
 }
 
-/// A bulk from a peer is held here: dropping this says that it is no more.
+/// This engine's part of a lease on a peer's bulk; dropping it releases the lease.
 pub(crate) struct RemoteLease {
     shared: Weak<EngineShared>,
-    /// The engine that got it, by its incarnation.
+    /// The incarnation of the engine that received the bulk.
     pub engine: u64,
     link: LinkId,
     number: u64,
@@ -156,11 +155,11 @@ pub(crate) struct RemoteLease {
 
 impl Drop for RemoteLease {
     fn drop(&mut self) {
-        if DecodeContext::is_in_vain(self) {
+        if DecodeContext::will_retry_with(self) {
             return;
         }
         if let Some(shared) = self.shared.upgrade() {
-            // A list of bulks is dropped one by one: as many as may be go out together.
+            // A list of bulks is dropped one by one, so releases are corked and sent together.
             shared.core.exec_soon(|proto| proto.release(self.link, LeaseRange { first: self.number, count: 1 }));
         }
     }
@@ -181,27 +180,27 @@ impl DecodeContext {
         })
     }
 
-    /// The message that this thread decodes, which has leases, will be decoded again.
-    pub(super) fn set_in_vain() {
+    /// Marks the message that this thread decodes, if it has leases, as one that will be decoded again.
+    pub(super) fn set_will_retry() {
         DECODING.with_borrow_mut(|decoding| {
             if let Some(decoding) = decoding {
-                decoding.in_vain = true;
+                decoding.will_retry = true;
             }
         });
     }
 
-    /// Whether a lease is one of those that stay with their message, as that will be decoded again.
-    fn is_in_vain(lease: &RemoteLease) -> bool {
-        let is_in_vain = |decoding: &RefCell<Option<DecodeContext>>| {
-            decoding.borrow().as_ref().is_some_and(|DecodeContext { link, leases, in_vain, .. }| {
+    /// Whether a lease stays with its message, as the message will be decoded again.
+    fn will_retry_with(lease: &RemoteLease) -> bool {
+        let will_retry_with = |decoding: &RefCell<Option<DecodeContext>>| {
+            decoding.borrow().as_ref().is_some_and(|DecodeContext { link, leases, will_retry, .. }| {
                 let number = lease.number.checked_sub(leases.first);
-                *in_vain && *link == lease.link && number.is_some_and(|number| number < u64::from(leases.count))
+                *will_retry && *link == lease.link && number.is_some_and(|number| number < u64::from(leases.count))
             })
         };
-        DECODING.try_with(is_in_vain).unwrap_or(false)
+        DECODING.try_with(will_retry_with).unwrap_or(false)
     }
 
-    /// Where the peer is whose message is decoded, if it is the engine of this incarnation.
+    /// The address of the peer that sent the message, if that peer has this incarnation.
     pub(crate) fn remote(incarnation: u64) -> Option<Address> {
         DECODING.with_borrow_mut(|decoding| {
             let DecodeContext { shared, link, remote, .. } = decoding.as_mut()?;
@@ -213,13 +212,13 @@ impl DecodeContext {
         })
     }
 
-    /// The engine that decodes, if it does so for a peer's message.
+    /// The engine that decodes the message; `None` when this thread decodes no message with leases.
     pub(crate) fn engine() -> Option<Arc<EngineShared>> {
         DECODING.with_borrow(|decoding| decoding.as_ref()?.shared.upgrade())
     }
 }
 
-/// Decodes a message of a peer with `decode`. Leases that no bulk takes over are released when it is done.
+/// Runs `decode` on a peer's message, and afterwards releases the leases that no bulk has taken over.
 pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: LeaseRange, decode: impl FnOnce() -> R) -> R {
     if leases.count == 0 {
         return decode();
@@ -231,57 +230,57 @@ pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: Leas
         link,
         leases,
         taken,
-        in_vain: false,
+        will_retry: false,
         remote: None,
     };
     let outer = DECODING.replace(Some(fresh));
-    let done = Done { shared, outer: Some(outer) };
+    let guard = DecodingGuard { shared, outer: Some(outer) };
     let result = decode();
-    drop(done);
+    drop(guard);
     result
 }
 
-struct Done<'a> {
+struct DecodingGuard<'a> {
     shared: &'a Arc<EngineShared>,
     outer: Option<Option<DecodeContext>>,
 }
 
-impl Drop for Done<'_> {
+impl Drop for DecodingGuard<'_> {
     fn drop(&mut self) {
         let Some(decoding) = DECODING.replace(self.outer.take().flatten()) else { return };
-        if decoding.in_vain {
+        if decoding.will_retry {
             return;
         }
         let mut next = decoding.leases.first;
-        let mut left = Vec::new();
+        let mut unclaimed = Vec::new();
         for run in decoding.taken.chunk_by(|a, b| a == b) {
             if !run[0] {
-                left.push(LeaseRange { first: next, count: run.len() as u32 });
+                unclaimed.push(LeaseRange { first: next, count: run.len() as u32 });
             }
             next = next.saturating_add(run.len() as u64);
         }
-        for some in left.chunks(TOGETHER) {
-            self.shared.core.exec(|proto| some.iter().for_each(|leases| proto.release(decoding.link, *leases)));
+        for batch in unclaimed.chunks(RELEASE_BATCH) {
+            self.shared.core.exec(|proto| batch.iter().for_each(|leases| proto.release(decoding.link, *leases)));
         }
     }
 }
 
-/// Runs of leases that are released in one step: the protocol is locked for no longer.
-const TOGETHER: usize = 256;
+/// Ranges of leases that are released in one step: this bounds how long the protocol is locked.
+const RELEASE_BATCH: usize = 256;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Buffers that grew beyond this are not kept for the next message.
-const KEEP: usize = 64 << 10;
+const MAX_KEPT_BUFFER: usize = 64 << 10;
 
-/// A buffer to encode into, used again and again by each thread.
+/// Runs `f` with this thread's buffer to encode into.
 pub(super) fn with_buffer<R>(f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     let mut buffer = BUFFER.take();
     buffer.clear();
     let result = f(&mut buffer);
-    if buffer.capacity() <= KEEP {
+    if buffer.capacity() <= MAX_KEPT_BUFFER {
         BUFFER.set(buffer);
     }
     result

@@ -1,4 +1,4 @@
-//! What an engine serves.
+//! The registry of handlers, providers and handler pools.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 #[derive(Default)]
 pub(crate) struct Registry {
     providers: RwLock<HashMap<u16, HashMap<Arc<str>, HandlerEntry>>>,
-    /// What was found last. Changes with `providers` locked.
+    /// The last lookup's result. Changes only while `providers` is locked.
     last: Mutex<Option<Last>>,
     next: AtomicU64,
 }
@@ -34,13 +34,13 @@ struct Last {
 
 struct HandlerEntry {
     handler: Arc<dyn Handler>,
-    /// Tells a definition from a later one of the same name.
+    /// Distinguishes this definition from a later one of the same name.
     number: u64,
-    /// The pool lives as long as something is defined on it.
+    /// Keeps the pool alive while a procedure is defined on it.
     _pool: Option<HandlerPool>,
 }
 
-/// What was found under a provider and a name.
+/// The result of looking up a provider and a name.
 pub(super) enum LookupResult {
     Handler(Arc<dyn Handler>),
     NoProcedure,
@@ -66,7 +66,7 @@ impl Registry {
         };
         let before = self.last.lock().replace(Last { provider, name: name.clone(), handler: handler.clone() });
         drop(providers);
-        // It may be the last that holds a closure.
+        // This may drop a user's closure, so no lock is held.
         drop(before);
         LookupResult::Handler(handler)
     }
@@ -94,7 +94,7 @@ impl Registry {
         let last = self.last.lock().take();
         drop(providers);
         drop(last);
-        // What the closure holds is dropped here, where no lock is held.
+        // The user's closure is dropped where no lock is held.
         removed.is_some()
     }
 
@@ -107,8 +107,9 @@ impl Registry {
     }
 }
 
-/// Threads that run handlers: as many at a time as it has been given, started when they are needed. Clones are the same
-/// pool. Those that wait inside a call of this library don't count, so that nested calls can't use up a pool.
+/// A pool of threads that run handlers. Threads start when they are needed; a thread that waits inside a call of this library
+/// does not count against the pool's size, so nested calls can't exhaust it. Clones are the same pool. Its threads end when the
+/// last clone is dropped and no procedure is defined on it any more.
 #[derive(Clone)]
 pub struct HandlerPool {
     inner: Arc<PoolInner>,
@@ -137,7 +138,7 @@ impl fmt::Debug for HandlerPool {
     }
 }
 
-/// One of several objects behind an engine's address, told apart by a number: the same procedure can be defined by each.
+/// One of several sets of procedures behind an engine's address, identified by a number: each can define the same names.
 /// Made by [`Engine::provider`](crate::Engine::provider).
 #[derive(Clone)]
 pub struct Provider {
@@ -151,7 +152,7 @@ impl Provider {
         Provider { shared: shared.clone(), id, pool }
     }
 
-    /// Its number.
+    /// The provider's number; 0 is the engine itself.
     pub fn id(&self) -> u16 {
         self.id
     }
@@ -219,15 +220,15 @@ impl Provider {
         if name.len() > MAX_NAME {
             return Err(Error::MessageTooLarge { size: name.len(), limit: MAX_NAME });
         }
-        let kind = HandlerClass::in_pool(self.pool.as_ref().map(|pool| pool.inner.workers.clone()));
-        let base = HandlerBase::new(&self.shared, kind);
+        let class = HandlerClass::in_pool(self.pool.as_ref().map(|pool| pool.inner.workers.clone()));
+        let base = HandlerBase::new(&self.shared, class);
         let registry = &self.shared.registry;
         let number = registry.next.fetch_add(1, Ordering::Relaxed);
         let entry = HandlerEntry { handler: handler(base), number, _pool: self.pool.clone() };
         if !registry.add(self.id, name, entry) {
             return Err(Error::AlreadyDefined { name: name.to_owned(), provider: self.id });
         }
-        // When the engine was finalized meanwhile, it may have let go of its handlers before this one was there.
+        // The engine may have been finalized meanwhile, and have dropped its handlers before this one was added.
         self.shared.check("define").inspect_err(|_| {
             registry.remove(self.id, name, number);
         })?;
@@ -241,7 +242,7 @@ impl fmt::Debug for Provider {
     }
 }
 
-/// A procedure that was defined. Dropping this leaves it defined.
+/// A defined procedure. Dropping this leaves the procedure defined; [`Registration::remove`] removes it.
 #[derive(Clone, Debug)]
 pub struct Registration {
     shared: Weak<EngineShared>,
@@ -251,14 +252,14 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Takes the procedure away: calls that come later find none of its name. Handlers in progress go on. False when it
-    /// was taken away before.
+    /// Removes the procedure: later calls end with [`Error::NoSuchProcedure`], handlers in progress go on. False when it was
+    /// removed before.
     pub fn remove(&self) -> bool {
         let shared = self.shared.upgrade().filter(|shared| !shared.core.is_forked());
         shared.is_some_and(|shared| shared.registry.remove(self.provider, &self.name, self.number))
     }
 
-    /// The name that it was defined by.
+    /// The name that the procedure was defined with.
     pub fn name(&self) -> &str {
         &self.name
     }

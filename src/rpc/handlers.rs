@@ -1,4 +1,4 @@
-//! What stands between a request's bytes and the user's closure.
+//! Handlers: compare types, decode the arguments, run the user's closure, send the response.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -18,9 +18,8 @@ use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind};
 use crate::proto::{Body, Incoming, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
 
-/// Arguments that borrow from the bytes that were received; see
-/// [`Engine::define_borrowed`](crate::Engine::define_borrowed). There are `str` and `[u8]`; a type of your own says what it
-/// is with its lifetime:
+/// Arguments that borrow from the bytes that were received; see [`Engine::define_borrowed`](crate::Engine::define_borrowed).
+/// Implemented for `str` and `[u8]`; a type of your own names itself with the lifetime:
 ///
 /// ```
 /// use calomel::BorrowedArgs;
@@ -37,7 +36,7 @@ use crate::shape::{Knowledge, Receiver, Shape};
 /// }
 /// ```
 pub trait BorrowedArgs {
-    /// The type, for the time of one call.
+    /// The type with the lifetime of one call.
     type With<'a>: Deserialize<'a>;
 }
 
@@ -49,7 +48,7 @@ impl BorrowedArgs for [u8] {
     type With<'a> = &'a [u8];
 }
 
-/// A handler that runs, as finalizing counts it.
+/// A running handler: finalizing waits for it.
 struct RunningHandler(Arc<EngineShared>);
 
 impl Drop for RunningHandler {
@@ -58,22 +57,21 @@ impl Drop for RunningHandler {
     }
 }
 
-/// What every handler has besides the user's closure.
+/// What all handlers have besides the user's closure.
 pub(super) struct HandlerBase {
     shared: Weak<EngineShared>,
-    pub(super) kind: Arc<HandlerClass>,
+    pub(super) class: Arc<HandlerClass>,
     arguments: Receiver,
     results: Arc<Knowledge>,
 }
 
 impl HandlerBase {
-    pub(super) fn new(shared: &Arc<EngineShared>, kind: Arc<HandlerClass>) -> HandlerBase {
-        HandlerBase { shared: Arc::downgrade(shared), kind, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
+    pub(super) fn new(shared: &Arc<EngineShared>, class: Arc<HandlerClass>) -> HandlerBase {
+        HandlerBase { shared: Arc::downgrade(shared), class, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
     }
 
-    /// The engine, which knows from now on that a handler runs. `None` when it is gone, or when nobody takes the answer any
-    /// more: a caller that has given up while its request was queued is not worked for. (A one-way call has none to give up:
-    /// it is handled also when its caller is gone.)
+    /// Counts a handler as running. `None` when the engine is gone, or when the caller has given up while its request was
+    /// queued. A one-way call is handled also when its caller is gone.
     fn enter(&self, incoming: &Incoming<EngineEnv>) -> Option<RunningHandler> {
         let shared = self.shared.upgrade()?;
         if !incoming.one_way && !shared.core.with_proto(|proto| proto.is_wanted(incoming.request)) {
@@ -90,27 +88,28 @@ impl HandlerBase {
         shared.core.exec(|proto| {
             proto.release(incoming.link, incoming.leases);
             let status = if incoming.one_way { Status::Finalizing } else { Status::NoResponse };
-            // That the caller may be gone already changes nothing here.
+            // This fails where the caller is gone, which does not matter here.
             let _ = proto.respond(incoming.request, Err(status));
         });
-        shared.finalizing().look_again();
+        shared.finalizing().recheck();
     }
 
-    /// Takes a request apart: the responder, and what is made of its bytes by `use_bytes`. `None` when it is refused, or comes
-    /// again.
+    /// Checks the type of a request's arguments, and passes its bytes to `use_bytes`. `None` when the request was refused, or
+    /// was parked to be handled again.
     fn open<R, T>(
         &self,
         shared: &Arc<EngineShared>,
         incoming: Incoming<EngineEnv>,
         shape_of: fn() -> Shape,
-        use_bytes: impl FnOnce(Responder<R>, &[u8]) -> Result<T, Unused<R>>,
+        use_bytes: impl FnOnce(Responder<R>, &[u8]) -> Result<T, NotDecoded<R>>,
     ) -> Option<T> {
         let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
         let responder = Responder::<R>::new(request, self.results.clone());
         let declaration = responder.request().declaration();
-        // The type may have to be traced, with values that are made up: bulks among them must not take over the message's leases.
+        // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
+        // message's leases.
         let checked = self.arguments.check(&declaration.verdicts, &declaration.shape, shape_of);
-        let (used, too_early) = codec::decoding(shared, link, leases, || {
+        let (used, no_memory) = codec::decoding(shared, link, leases, || {
             if let Err(mismatch) = checked {
                 let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
                 let _ = responder.refuse(Status::TypeMismatch { expected, found });
@@ -118,13 +117,13 @@ impl HandlerBase {
             }
             match body {
                 Body::Small(bytes) => match use_bytes(responder, &bytes) {
-                    Err(Unused::TooEarly(responder, memory)) => (None, Some((responder, memory, Body::Small(bytes)))),
+                    Err(NotDecoded::NoMemory(responder, memory)) => (None, Some((responder, memory, Body::Small(bytes)))),
                     used => (used.ok(), None),
                 },
                 Body::Large(large) => {
                     let message = large.region.take_message();
                     match use_bytes(responder, &message) {
-                        Err(Unused::TooEarly(responder, memory)) => {
+                        Err(NotDecoded::NoMemory(responder, memory)) => {
                             large.region.put_back(message);
                             (None, Some((responder, memory, Body::Large(large))))
                         }
@@ -133,7 +132,7 @@ impl HandlerBase {
                 }
             }
         });
-        if let Some((responder, memory, body)) = too_early {
+        if let Some((responder, memory, body)) = no_memory {
             responder.wait_for_memory(RequestContent { link, leases, body }, memory);
         }
         used
@@ -150,32 +149,33 @@ impl HandlerBase {
     }
 }
 
-/// Why no arguments are made of a request's bytes.
-enum Unused<R> {
-    /// The caller is told.
+/// Why a request's arguments were not decoded.
+enum NotDecoded<R> {
+    /// The refusal has been sent to the caller.
     Refused,
-    /// There is no memory for the values just now, of which there would be so much and more.
-    TooEarly(Responder<R>, usize),
+    /// There is no memory for the values now; they need at least so many bytes.
+    NoMemory(Responder<R>, usize),
 }
 
-/// Decodes arguments. What they take of memory beyond the length of the message counts for the peer, until it is answered.
+/// Decodes arguments. The memory that they take beyond the message's length counts against the peer's limits until the
+/// response.
 fn arguments<'a, A: Deserialize<'a>, R>(
     shared: &EngineShared,
     responder: Responder<R>,
     bytes: &'a [u8],
     has_leases: bool,
-) -> Result<(Responder<R>, A), Unused<R>> {
+) -> Result<(Responder<R>, A), NotDecoded<R>> {
     let (id, one_way) = (responder.request().id(), responder.request().is_one_way());
-    let (mut asked, mut refused, mut too_early) = (false, None, None);
+    let (mut requested, mut refused, mut no_memory) = (false, None, None);
     let decoded = bounded::decode_within(bytes, &mut |memory| {
-        asked = true;
+        requested = true;
         match shared.core.exec(|proto| proto.admit_values(id, memory)) {
             Ok(granted) => return Some(granted),
             Err(Status::Busy(_)) if one_way => {
-                too_early = Some(memory);
+                no_memory = Some(memory);
                 if has_leases {
-                    // What has been decoded is dropped next.
-                    codec::DecodeContext::set_in_vain();
+                    // The values that were decoded so far are dropped next.
+                    codec::DecodeContext::set_will_retry();
                 }
             }
             Err(status) => refused = Some(status),
@@ -184,18 +184,18 @@ fn arguments<'a, A: Deserialize<'a>, R>(
     });
     match decoded {
         Ok((arguments, memory)) => {
-            if asked {
-                // More was granted than is taken: to have less is never refused.
+            if requested {
+                // Returns the memory that was granted and not used; that can't be refused.
                 let _ = shared.core.exec(|proto| proto.count_values(id, memory));
             }
             Ok((responder, arguments))
         }
         Err(reason) => {
-            if let Some(memory) = too_early {
-                return Err(Unused::TooEarly(responder, memory));
+            if let Some(memory) = no_memory {
+                return Err(NotDecoded::NoMemory(responder, memory));
             }
             let _ = responder.refuse(refused.unwrap_or_else(|| Status::Decode(Status::clip(reason))));
-            Err(Unused::Refused)
+            Err(NotDecoded::Refused)
         }
     }
 }
@@ -206,14 +206,14 @@ fn panic_message(panic: &(dyn Any + Send)) -> Status {
     Status::Panicked(Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned())))
 }
 
-/// Ends a call with what the closure returned, or with its panic.
-fn answer<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
-    let told = match outcome {
+/// Responds with what the closure returned, or with its panic.
+fn respond_with<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
+    let sent = match outcome {
         Ok(result) => responder.respond(&result),
         Err(panic) => responder.refuse(panic_message(&*panic)),
     };
-    if let Err(error) = told {
-        tracing::debug!(target: "calomel::handler", %error, "an answer was not sent");
+    if let Err(error) = sent {
+        tracing::debug!(target: "calomel::handler", %error, "the response was not sent");
     }
 }
 
@@ -230,7 +230,7 @@ where
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
     fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.kind
+        &self.base.class
     }
 
     fn abandon(&self, incoming: Incoming<EngineEnv>) {
@@ -238,10 +238,10 @@ where
     }
 
     fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(entered) = self.base.enter(&incoming) else { return };
-        if let Some((responder, arguments)) = self.base.decode::<A, R>(&entered.0, incoming) {
+        let Some(running) = self.base.enter(&incoming) else { return };
+        if let Some((responder, arguments)) = self.base.decode::<A, R>(&running.0, incoming) {
             let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
-            answer(responder, outcome);
+            respond_with(responder, outcome);
         }
     }
 }
@@ -259,7 +259,7 @@ where
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
     fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.kind
+        &self.base.class
     }
 
     fn abandon(&self, incoming: Incoming<EngineEnv>) {
@@ -267,12 +267,12 @@ where
     }
 
     fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(entered) = self.base.enter(&incoming) else { return };
+        let Some(running) = self.base.enter(&incoming) else { return };
         let has_leases = incoming.leases.count > 0;
-        self.base.open(&entered.0, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
-            let (responder, arguments) = arguments::<A::With<'_>, R>(&entered.0, responder, bytes, has_leases)?;
+        self.base.open(&running.0, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
+            let (responder, arguments) = arguments::<A::With<'_>, R>(&running.0, responder, bytes, has_leases)?;
             let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
-            answer(responder, outcome);
+            respond_with(responder, outcome);
             Ok(())
         });
     }
@@ -291,7 +291,7 @@ where
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
     fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.kind
+        &self.base.class
     }
 
     fn abandon(&self, incoming: Incoming<EngineEnv>) {
@@ -299,15 +299,15 @@ where
     }
 
     fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(entered) = self.base.enter(&incoming) else { return };
-        let shared = &entered.0;
+        let Some(running) = self.base.enter(&incoming) else { return };
+        let shared = &running.0;
         let id = incoming.request;
         if let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) {
             let outer = HANDLING.replace(Some(id));
             let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder, arguments)));
             HANDLING.set(outer);
             if let Err(panic) = outcome {
-                // Whether the closure has kept the responder or not, this is the better answer, if it is not too late.
+                // The panic is the more exact response, wherever the responder is; it fails if there was one already.
                 let status = panic_message(&*panic);
                 let _ = shared.core.exec(|proto| proto.respond(id, Err(status)));
             }
@@ -329,7 +329,7 @@ where
     Fut: Future<Output = R> + Send + 'static,
 {
     fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.kind
+        &self.base.class
     }
 
     fn abandon(&self, incoming: Incoming<EngineEnv>) {
@@ -337,8 +337,8 @@ where
     }
 
     fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(entered) = self.base.enter(&incoming) else { return };
-        let shared = &entered.0;
+        let Some(running) = self.base.enter(&incoming) else { return };
+        let shared = &running.0;
         let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) else { return };
         let request = responder.request().clone();
         let id = request.id();
@@ -355,26 +355,26 @@ where
                 Err(panic) => Poll::Ready(Err(panic)),
             })
             .await;
-            let done = engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&id));
-            answer(responder, outcome);
-            if let Some(done) = done {
-                done.detach();
+            let handle = engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&id));
+            respond_with(responder, outcome);
+            if let Some(handle) = handle {
+                handle.detach();
             }
         };
-        let (kind, engine) = (self.base.kind.clone(), self.base.shared.clone());
+        let (class, engine) = (self.base.class.clone(), self.base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
-                shared.core.hand_over(Job::new(&shared.core, JobKind::Task(runnable, kind.clone())));
+                shared.core.hand_over(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);
         shared.tasks.lock().insert(id, task);
-        // The first step is taken here and now: most futures are ready then.
+        // Polled here once, since most futures are ready at the first poll.
         runnable.run();
         if !shared.core.with_proto(|proto| proto.is_wanted(id)) {
-            // Cancelled while the task was not in the table, or done.
-            let gone = shared.tasks.lock().remove(&id);
-            drop(gone);
+            // The call was cancelled before the task was in the table, or has ended.
+            let cancelled = shared.tasks.lock().remove(&id);
+            drop(cancelled);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Remote procedure calls, from both ends.
+//! Remote procedure calls: the API of callers and of servers.
 
 mod authorize;
 mod bounded;

@@ -1,4 +1,4 @@
-//! A call that has been made, until its result has been fetched.
+//! A call in progress, from the caller's side.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use crate::proto::{Answer, Body, CallId, Declaration, Failure};
 use crate::shape::{Mismatch, Shape, Verdicts};
 use crate::{Error, Result, Side};
 
-/// A call that has been made, as it is waited for.
+/// A call in progress: its completion, and its id.
 pub(super) struct StartedCall {
     pub completion: Arc<Completion>,
     pub id: CallId,
@@ -32,62 +32,62 @@ impl CallTarget {
         self.shared.check_process(|| format!("call of `{}`", self.info.name))
     }
 
-    /// Waits for the end, up to the deadline, if the protocol does not watch that.
-    fn outcome(&self, begun: &StartedCall, deadline: Option<Instant>) -> Result<Answer<EngineEnv>> {
+    /// Waits until the call has ended. `deadline` is given where the protocol does not watch it.
+    fn outcome(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<Answer<EngineEnv>> {
         self.check_process()?;
         let core = &self.shared.core;
-        if !begun.completion.wait(core, deadline) {
-            // If the answer has come at the last moment, this does nothing.
-            core.exec(|proto| proto.abandon_call(begun.id, Failure::Timeout));
+        if !started.completion.wait(core, deadline) {
+            // Without effect if the response has arrived at the last moment.
+            core.exec(|proto| proto.abandon_call(started.id, Failure::Timeout));
             self.shared.check_may_wait(|| format!("call of `{}`", self.info.name))?;
-            begun.completion.wait(core, None);
+            started.completion.wait(core, None);
         }
-        self.take(begun)
+        self.take(started)
     }
 
-    fn take(&self, begun: &StartedCall) -> Result<Answer<EngineEnv>> {
-        match begun.completion.take() {
+    fn take(&self, started: &StartedCall) -> Result<Answer<EngineEnv>> {
+        match started.completion.take() {
             Some(OperationOutcome::Answered(result)) => result.map_err(|failure| self.error(failure)),
             Some(OperationOutcome::Transferred(_)) | None => Err(self.error(Failure::Cancelled)),
         }
     }
 
-    /// Waits until the peer may take a one-way call of this cost, or an announced one that it has refused. False when the deadline
-    /// comes first, or when nothing is to be waited for.
+    /// Waits until the peer has granted credit for a one-way call of this cost, or may accept an announced one that it has
+    /// refused. False when the deadline passes first, or when there is no reason to wait.
     pub(super) fn await_credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
         let (core, peer, credit) = (&self.shared.core, self.endpoint.peer(), Completion::new());
         let now = Instant::now();
         if !core.exec(|proto| proto.await_credit(peer, cost, credit.clone(), now)) {
             return false;
         }
-        let told = credit.wait(core, Some(deadline));
-        if !told {
-            // A peer that is stuck may leave many waiting in vain, one after the other.
+        let granted = credit.wait(core, Some(deadline));
+        if !granted {
+            // Removed at once: behind a stuck peer, waiters that timed out would pile up.
             core.exec(|proto| proto.forget_waiter(peer, |waiter| Arc::ptr_eq(waiter, &credit)));
         }
-        told
+        granted
     }
 
-    /// Waits until a one-way call is on its way.
-    pub(super) fn sent(&self, begun: &StartedCall, deadline: Instant) -> Result<()> {
-        self.outcome(begun, Some(deadline)).map(drop)
+    /// Waits until a one-way call has been sent.
+    pub(super) fn wait_until_sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
+        self.outcome(started, Some(deadline)).map(drop)
     }
 
-    pub(super) fn wait<R: DeserializeOwned>(&self, begun: &StartedCall, deadline: Option<Instant>) -> Result<R> {
-        self.outcome(begun, deadline).and_then(|answer| self.decode(answer))
+    pub(super) fn wait<R: DeserializeOwned>(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<R> {
+        self.outcome(started, deadline).and_then(|answer| self.decode(answer))
     }
 
     fn decode<R: DeserializeOwned>(&self, answer: Answer<EngineEnv>) -> Result<R> {
         let Answer { link, body, declaration, leases } = answer;
-        // Before anything is decoded: see `Base::open`.
+        // Before anything is decoded: see `HandlerBase::open`.
         let checked = self.check::<R>(declaration.as_deref());
         codec::decoding(&self.shared, link, leases, || {
             checked?;
-            let most = self.shared.limits.values;
-            let mut within = |memory: usize| (memory <= most).then_some(most);
+            let limit = self.shared.limits.values;
+            let mut ask = |memory: usize| (memory <= limit).then_some(limit);
             let decoded = match body {
-                Body::Small(bytes) => bounded::decode_within(&bytes, &mut within),
-                Body::Large(memory) => bounded::decode_within(&memory.region.take_message(), &mut within),
+                Body::Small(bytes) => bounded::decode_within(&bytes, &mut ask),
+                Body::Large(memory) => bounded::decode_within(&memory.region.take_message(), &mut ask),
             };
             decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
                 peer: self.endpoint.address(),
@@ -102,7 +102,7 @@ impl CallTarget {
         let (results, of_type) = (&self.info.results, Shape::of_type::<R>);
         let checked = match declaration {
             Some(declaration) => results.check(&declaration.verdicts, &declaration.shape, of_type),
-            // What is not declared fits nowhere.
+            // A response without a declaration fits no type.
             None => results.check(&Verdicts::default(), &[], of_type),
         };
         checked.map_err(|Mismatch { expected, found }| Error::TypeMismatch {
@@ -117,56 +117,56 @@ impl CallTarget {
 
 /// A call in progress; made by [`Call::start`](crate::Call::start). Wait for its result, or await it, on any executor.
 ///
-/// Dropped, the call is cancelled: the server learns that nobody takes the answer any more.
+/// Dropping it cancels the call, and sends the server a cancellation.
 #[must_use = "a pending call that is dropped is cancelled"]
 pub struct Pending<R> {
     target: CallTarget,
-    begun: StartedCall,
+    started: StartedCall,
     _result: PhantomData<fn() -> R>,
 }
 
 impl<R> Pending<R> {
-    pub(super) fn new(target: CallTarget, begun: StartedCall) -> Pending<R> {
-        Pending { target, begun, _result: PhantomData }
+    pub(super) fn new(target: CallTarget, started: StartedCall) -> Pending<R> {
+        Pending { target, started, _result: PhantomData }
     }
 
-    /// True when the result is here: waiting does not block any more.
+    /// True when the result has arrived: waiting does not block any more.
     pub fn is_ready(&self) -> bool {
         let ready = self.is_over();
         if !ready {
-            // Who asks again and again must not wait for what has not been sent.
+            // A caller that polls must not wait for a request that is still corked.
             self.target.shared.core.uncork_unless_forked();
         }
         ready
     }
 
-    /// In a forked child there is an error for whoever waits.
+    /// A forked child gets an error at once.
     fn is_over(&self) -> bool {
-        self.begun.completion.is_ready() || self.target.shared.core.is_forked()
+        self.started.completion.is_ready() || self.target.shared.core.is_forked()
     }
 
-    /// Asks for the end of the call: its result is [`Error::Cancelled`], unless there was one already. The server is told.
+    /// Cancels the call: its result is [`Error::Cancelled`], unless there was one already. The server gets a cancellation.
     pub fn cancel(&self) {
-        self.target.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.begun.id, Failure::Cancelled));
+        self.target.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.started.id, Failure::Cancelled));
     }
 }
 
 impl<R: DeserializeOwned> Pending<R> {
-    /// Blocks until the result is here, or the call's deadline has passed.
+    /// Blocks until the result has arrived, or the call's deadline has passed.
     ///
     /// # Errors
     /// As [`Call::call`](crate::Call::call).
     pub fn wait(self) -> Result<R> {
-        self.target.wait(&self.begun, None)
+        self.target.wait(&self.started, None)
     }
 
-    /// Blocks until one of the calls has its result, takes it out of the list, and returns where it stood and what it
-    /// brought. The order of the others does not change.
+    /// Blocks until one of the calls has its result, removes that call from the list, and returns its index and its result. The
+    /// order of the others does not change.
     ///
     /// # Panics
-    /// When the list is empty: there is nothing to wait for.
+    /// When the list is empty.
     pub fn wait_any(pending: &mut Vec<Pending<R>>) -> (usize, Result<R>) {
-        assert!(!pending.is_empty(), "wait_any of no calls");
+        assert!(!pending.is_empty(), "wait_any needs at least one call");
         let ready = || pending.iter().position(Pending::is_over);
         let index = ready().unwrap_or_else(|| {
             let first = &pending[0].target.shared.core;
@@ -174,7 +174,7 @@ impl<R: DeserializeOwned> Pending<R> {
             pending.iter().for_each(|call| call.target.shared.core.uncork_unless_forked());
             first.wait(
                 &|| ready().is_some(),
-                &|thread| pending.iter().all(|call| call.begun.completion.wake_thread(thread)),
+                &|thread| pending.iter().all(|call| call.started.completion.wake_thread(thread)),
                 None,
             );
             ready().unwrap_or(0)
@@ -198,11 +198,11 @@ impl<R: DeserializeOwned> Future for Pending<R> {
         if let Err(error) = self.target.check_process() {
             return Poll::Ready(Err(error));
         }
-        if self.begun.completion.wake_task(context.waker()) {
+        if self.started.completion.wake_task(context.waker()) {
             self.target.shared.core.uncork_unless_forked();
             return Poll::Pending;
         }
-        match self.target.take(&self.begun) {
+        match self.target.take(&self.started) {
             Ok(answer) => Poll::Ready(self.target.decode(answer)),
             Err(error) => Poll::Ready(Err(error)),
         }
@@ -211,7 +211,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
 
 impl<R> Drop for Pending<R> {
     fn drop(&mut self) {
-        if !self.begun.completion.is_ready() {
+        if !self.started.completion.is_ready() {
             self.cancel();
         }
     }

@@ -1,4 +1,4 @@
-//! Calls, from the caller's end.
+//! Procedures and calls, from the caller's side.
 
 use std::any::type_name;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use crate::proto::{CallId, CallSpec, Failure, OutgoingBody, Rejected};
 use crate::shape::{DeclarationNumbers, Knowledge, Receivers};
 use crate::{Endpoint, Error, Result, Side};
 
-/// A name with its types, and what is known of them.
+/// A procedure's name, and what is known of the shapes of its types.
 pub(crate) struct ProcedureInfo {
     pub name: Arc<str>,
     pub arguments: Knowledge,
@@ -37,8 +37,8 @@ impl ProcedureInfo {
 /// The name, and the names of the two types.
 type ProcedureKey = (String, &'static str, &'static str);
 
-/// Every procedure that was ever asked for, so that what is known of its types is not found out again. (Types of one name that
-/// differ are told apart by what they show.)
+/// All procedures that the program has named, so that each type's shape is learned once. (Different types of one name are
+/// distinguished by the shapes of their values.)
 #[derive(Default)]
 pub(crate) struct Procedures {
     known: Mutex<HashMap<ProcedureKey, Arc<ProcedureInfo>>>,
@@ -52,7 +52,7 @@ impl Procedures {
     }
 }
 
-/// Something that peers may define, with the types of its arguments and of its result. Made by
+/// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
 /// [`Engine::procedure`](crate::Engine::procedure).
 ///
 /// The types are compared with the peer's by their structure: field names and primitive types must agree, names of structs
@@ -66,7 +66,7 @@ pub struct Procedure<A: ?Sized, R> {
 impl<A: ?Sized, R> Procedure<A, R> {
     pub(crate) fn new(shared: &Arc<EngineShared>, name: &str) -> Procedure<A, R> {
         let info = if shared.core.is_forked() {
-            // To be called in vain: the list may be locked by a thread that is not there.
+            // Its calls fail. The table may be locked by a thread that the child does not have.
             ProcedureInfo::new(name)
         } else {
             shared.procedures.intern(name, type_name::<A>(), type_name::<R>())
@@ -74,13 +74,13 @@ impl<A: ?Sized, R> Procedure<A, R> {
         Procedure { shared: shared.clone(), info, _types: PhantomData }
     }
 
-    /// What peers define it as.
+    /// The name by which peers define the procedure.
     pub fn name(&self) -> &str {
         &self.info.name
     }
 
     /// The procedure at an endpoint, ready to be called. The endpoint must be of the same engine as the procedure: calls at
-    /// another's end with [`Error::OtherEngine`].
+    /// an endpoint of another engine end with [`Error::OtherEngine`].
     pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> Call<A, R> {
         let (shared, info, endpoint) = (self.shared.clone(), self.info.clone(), endpoint.as_ref().clone());
         let timeout = shared.limits.default_timeout;
@@ -100,7 +100,7 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
     }
 }
 
-/// What is called, and where.
+/// The procedure, the endpoint and the timeout of a call.
 #[derive(Clone)]
 pub(super) struct CallTarget {
     pub shared: Arc<EngineShared>,
@@ -128,21 +128,21 @@ impl<A: ?Sized, R> fmt::Debug for Call<A, R> {
     }
 }
 
-/// A deadline for a duration that may be beyond what the clock can say.
+/// The deadline after `timeout`, cut to a hundred years where the clock can't represent it.
 pub(crate) fn deadline(now: Instant, timeout: Duration) -> Instant {
     const LONG: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     now.checked_add(timeout).unwrap_or_else(|| now + LONG)
 }
 
 impl<A: Serialize + ?Sized, R> Call<A, R> {
-    /// How long the call may take, arguments and answer included; the server sees the time that is left. Without this it is
-    /// the engine's default.
+    /// How long the call may take, sending the arguments and the response included; the server sees the time that is left. The
+    /// default is [`EngineBuilder::default_timeout`](crate::EngineBuilder::default_timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.target.timeout = timeout;
         self
     }
 
-    /// Calls, and blocks until the answer is here.
+    /// Calls, and blocks until the response has arrived.
     ///
     /// # Errors
     /// Any but those of listening and exposing; see [`Error`]. The call is made at most once, and never repeated by the
@@ -151,8 +151,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     where
         R: DeserializeOwned,
     {
-        let (begun, deadline) = self.begin(arguments, None, false, false)?;
-        self.target.wait(&begun, Some(deadline))
+        let (started, deadline) = self.begin(arguments, None, false, false)?;
+        self.target.wait(&started, Some(deadline))
     }
 
     /// Calls, and returns at once. The result comes through the [`Pending`]: wait for it, or await it.
@@ -161,17 +161,17 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// What is known at once: arguments that can't be encoded or are too large, a finalized engine, an endpoint of another
     /// engine. The rest comes through the `Pending`.
     pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
-        let (begun, _) = self.begin(arguments, None, true, false)?;
-        Ok(Pending::new(self.target.clone(), begun))
+        let (started, _) = self.begin(arguments, None, true, false)?;
+        Ok(Pending::new(self.target.clone(), started))
     }
 
-    /// Calls one way: no answer is sent. Returns when the arguments are on their way; where there is no connection, that is
-    /// when there is one.
+    /// Calls one way: the server sends no response. Returns when the arguments are queued on the connection; where there is
+    /// none, when it has been made.
     ///
     /// After `Ok` the call is handled exactly once, as long as both engines live and the connection holds. It is also handled
-    /// when this engine is finalized or dropped right after, and when its deadline has passed meanwhile. The peer has room for
-    /// it: where it is behind with the one-way calls of this engine, this waits until it has caught up. A large call (of more
-    /// than 32 KiB, or than the eager limit) takes a round trip, in which the peer says that it takes the call.
+    /// when this engine is finalized or dropped right after, and when its deadline has passed meanwhile. The peer has granted
+    /// credit for it: where it is behind with the one-way calls of this engine, this waits until it has caught up. A large call
+    /// (of more than 32 KiB, or than the eager limit) takes a round trip, in which the peer accepts the call.
     ///
     /// A call is lost after `Ok`
     /// - when the connection is lost before the peer has read all of it, which includes that this process is killed, and that
@@ -179,24 +179,25 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// - when the peer is finalized or dies before its handler has run;
     /// - when the peer has no such procedure or provider, when the arguments are not of its type or can't be decoded, when it
     ///   denies the call ([`EngineBuilder::authorize`](crate::EngineBuilder::authorize)), and when checksums show that the body
-    ///   was changed on the way;
+    ///   was corrupted in transit;
     /// - when its values alone take more memory than the peer's limits allow
     ///   ([`EngineBuilder::max_bytes_in_flight_per_peer`](crate::EngineBuilder::max_bytes_in_flight_per_peer)). Where only
-    ///   other calls are in the way, it waits there, undecoded, until they have ended; later calls may be handled before it.
+    ///   other calls use that memory, it waits there, undecoded, until they have ended; later calls may be handled before it.
     ///
-    /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs them;
-    /// this engine is told of none of them.
+    /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs
+    /// them; this engine learns of none of them.
     ///
     /// # Errors
-    /// What prevents sending: [`Error::Unreachable`], [`Error::MessageTooLarge`] and their like. [`Error::Busy`] when the peer has
-    /// not caught up by the deadline, or has no room for a large call because of what others have sent; the call is not made then.
-    /// [`Error::Timeout`] when there is no connection by the deadline, or no word on a large call: that one may be handled.
+    /// What prevents sending: [`Error::Unreachable`], [`Error::MessageTooLarge`] and their like. [`Error::Busy`] when the peer
+    /// has not caught up by the deadline, or has no room for a large call because of calls from other peers; the call is not
+    /// made then. [`Error::Timeout`] when there is no connection by the deadline, or no response to the announcement of a large
+    /// call: that one may be handled.
     pub fn notify(&self, arguments: &A) -> Result<()> {
         let until = deadline(Instant::now(), self.target.timeout);
         loop {
-            let (begun, _) = self.begin(arguments, Some(until), false, true)?;
-            match self.target.sent(&begun, until) {
-                // It was announced, and may be taken when the peer has handled others.
+            let (started, _) = self.begin(arguments, Some(until), false, true)?;
+            match self.target.wait_until_sent(&started, until) {
+                // The peer has refused the announcement, and may accept it when it has handled other calls.
                 Err(Error::Busy { .. }) if self.target.await_credit(None, until) => {}
                 sent => return sent,
             }
@@ -206,7 +207,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {
         let CallTarget { shared, info, endpoint, timeout } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
-        shared.check_own(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
+        shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
         let now = Instant::now();
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
@@ -232,13 +233,13 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 one_way,
                 waiter: completion.clone(),
             };
-            self.make(spec, now).map_err(|failure| self.target.error(failure))
+            self.start_call(spec, now).map_err(|failure| self.target.error(failure))
         })?;
         Ok((StartedCall { completion, id }, deadline))
     }
 
-    /// Makes the call: when the peer takes it, if it is behind.
-    fn make(&self, mut spec: CallSpec<'_, EngineEnv>, now: Instant) -> std::result::Result<CallId, Failure> {
+    /// Starts the call; waits for credit first where a one-way call has none.
+    fn start_call(&self, mut spec: CallSpec<'_, EngineEnv>, now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.target.shared.core;
         loop {
             match core.exec_call(now, |proto| proto.call(spec, now)) {

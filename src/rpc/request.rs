@@ -1,4 +1,4 @@
-//! A call, from the server's end.
+//! Requests and responders: a call, from the server's side.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::proto::{self, Body, Declaration, Failure, Incoming, LeaseRange, LinkI
 use crate::shape::Knowledge;
 use crate::{Endpoint, Engine, Error, Result, Side};
 
-/// Who called, what, and until when. Clones can be kept, and do not keep the engine alive.
+/// A call that is being handled: its caller, procedure and deadline. Clones can be kept, and do not keep the engine alive.
 pub struct Request {
     engine: Engine,
     endpoint: Endpoint,
@@ -36,45 +36,45 @@ impl Request {
         (request, RequestContent { link, leases, body })
     }
 
-    /// The engine that was called. The reference does not keep it alive; a clone does, as every handle, so a handler that keeps
-    /// one for longer than its call should keep what [`Engine::downgrade`] gives.
+    /// The engine that was called. The reference does not keep it alive; a clone does, so a handler that keeps a handle for
+    /// longer than its call should keep the [`WeakEngine`](crate::WeakEngine) that [`Engine::downgrade`] returns.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Who called: bulks that came with the call are its own, and it can be called in turn.
+    /// The caller. It owns the bulks that it did not forward from others, and can be called in turn.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// When the caller gives up.
+    /// When the call times out at its caller; `None` without a deadline.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// The time that the caller still waits; zero when it has given up. Without a deadline, the longest there is.
+    /// The time until the deadline; zero when it has passed, [`Duration::MAX`] without a deadline.
     pub fn remaining(&self) -> Duration {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// True when nobody takes the answer any more: the caller cancelled, gave up at its deadline, or went away; and in a
-    /// forked child, which can't answer. A one-way call has no answer: that its caller goes away does not cancel it.
+    /// True when the caller no longer takes a response: it has cancelled the call, timed out, or disconnected; also in a forked
+    /// child, which can't respond. A one-way call is not cancelled when its caller disconnects.
     pub fn is_cancelled(&self) -> bool {
         let core = &self.engine.shared().core;
         self.remaining().is_zero() || core.is_forked() || !core.with_proto(|proto| proto.is_wanted(self.id))
     }
 
-    /// The name that the procedure was called by.
+    /// The name of the called procedure.
     pub fn procedure(&self) -> &str {
         &self.declaration.name
     }
 
-    /// The provider that was called.
+    /// The number of the called provider.
     pub fn provider_id(&self) -> u16 {
         self.provider
     }
 
-    /// True when the caller wants no answer.
+    /// True when the call is one-way: the caller gets no response.
     pub fn is_one_way(&self) -> bool {
         self.one_way
     }
@@ -91,14 +91,14 @@ impl Request {
 impl Clone for Request {
     fn clone(&self) -> Request {
         let Request { ref engine, ref endpoint, id, ref declaration, provider, deadline, one_way } = *self;
-        // A clone of the engine would be a handle, which keeps it alive: async handlers get, and keep, clones of requests.
+        // Not a clone of the handle, which would keep the engine alive: async handlers keep clones of requests.
         let engine = Engine::from_shared(engine.shared().clone());
         let (endpoint, declaration) = (endpoint.clone(), declaration.clone());
         Request { engine, endpoint, id, declaration, provider, deadline, one_way }
     }
 }
 
-/// What came with a request, for its handler.
+/// The body of a request and its leases, for the handler.
 pub(super) struct RequestContent {
     pub link: LinkId,
     pub leases: LeaseRange,
@@ -116,12 +116,13 @@ thread_local! {
     pub(super) static HANDLING: Cell<Option<RequestId>> = const { Cell::new(None) };
 }
 
-/// The right, and the duty, to answer one call. It can be kept, and given to another thread.
+/// Sends the response to one call, once. It can be kept, and sent to another thread.
 ///
-/// Dropped unanswered, the caller gets [`Error::NoResponse`].
+/// When it is dropped without a response, the caller gets [`Error::NoResponse`]; when a panicking thread drops it,
+/// [`Error::HandlerPanicked`].
 pub struct Responder<R> {
     request: Request,
-    /// What is known of the results of this registration.
+    /// What is known of the shapes of this registration's results.
     results: Arc<Knowledge>,
     answered: bool,
     _result: PhantomData<fn(&R)>,
@@ -132,18 +133,17 @@ impl<R> Responder<R> {
         Responder { request, results, answered: false, _result: PhantomData }
     }
 
-    /// The call that is to be answered.
+    /// The call that this responds to.
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// Answers that the procedure failed: the caller gets [`Error::Failed`] with the message.
+    /// Responds that the procedure failed: the caller gets [`Error::Failed`] with the message.
     pub fn fail(self, message: impl Into<String>) {
         let _ = self.refuse(Status::Failed(Status::clip(message.into())));
     }
 
-    /// The arguments of this one-way call would have taken so much memory and more: its handler gets it again when there is as
-    /// much.
+    /// Parks this one-way call, whose arguments need at least `memory` bytes: it is handled again when that much is free.
     pub(super) fn wait_for_memory(mut self, content: RequestContent, memory: usize) {
         self.answered = true;
         let Request { endpoint, id, declaration, provider, deadline, one_way, .. } = &self.request;
@@ -172,7 +172,7 @@ impl<R> Responder<R> {
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let answered = shared.core.exec(|proto| proto.respond(request.id, reply));
-        shared.finalizing().look_again();
+        shared.finalizing().recheck();
         answered.map_err(|failure| self.error(failure))
     }
 
@@ -184,11 +184,11 @@ impl<R> Responder<R> {
 }
 
 impl<R: Serialize> Responder<R> {
-    /// Answers.
+    /// Sends the result to the caller.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] when nobody takes the answer any more, [`Error::MessageTooLarge`] (the caller gets it too), and
-    /// [`Error::Encode`] for a value that can't be encoded.
+    /// [`Error::Cancelled`] when the caller no longer takes a response; [`Error::MessageTooLarge`] and [`Error::Encode`] for a
+    /// value that is too large or can't be encoded (the caller gets these too).
     pub fn respond(mut self, result: &R) -> Result<()> {
         let eager = self.request.engine.shared().limits.eager;
         codec::with_buffer(|buffer| {
@@ -229,10 +229,10 @@ impl<R> Drop for Responder<R> {
         }
         let status = if std::thread::panicking() {
             if HANDLING.get() == Some(self.request.id) {
-                // Its handler is unwinding: whoever catches that knows what the panic said.
+                // Its handler is unwinding; the thread that catches the panic responds with its message.
                 return;
             }
-            Status::Panicked("the thread that was to answer".to_owned())
+            Status::Panicked("the thread that held the responder".to_owned())
         } else {
             Status::NoResponse
         };

@@ -1,4 +1,4 @@
-//! What an engine makes of its peers' requests.
+//! Passes peers' requests from the progress layer to their handlers.
 
 use std::sync::{Arc, Weak};
 
@@ -9,7 +9,7 @@ use crate::engine::EngineShared;
 use crate::progress::{EngineEnv, Job, JobKind, Service};
 use crate::proto::{Incoming, RequestId, Status};
 
-/// The engine, as progress knows it. It keeps nothing alive.
+/// The engine's side of progress's [`Service`]. It does not keep the engine alive.
 pub(crate) struct EngineService {
     shared: Weak<EngineShared>,
 }
@@ -23,14 +23,14 @@ impl EngineService {
 impl Service for EngineService {
     fn request(&self, incoming: Incoming<EngineEnv>) -> Option<Job> {
         let shared = self.shared.upgrade()?;
-        // A call that has waited for memory has been decided on.
+        // A call that was parked for memory has been authorized already.
         if !incoming.again && !is_allowed(&shared, &incoming) {
-            // Which procedures there are is no business of theirs.
+            // Denied before the lookup, so that the caller can't find out which procedures exist.
             shared.core.exec_with_others(|proto| {
                 proto.release(incoming.link, incoming.leases);
                 proto.deny(incoming.request, incoming.link, &incoming.declaration.name);
             });
-            shared.finalizing().look_again();
+            shared.finalizing().recheck();
             return None;
         }
         let status = match shared.registry.find(incoming.provider, &incoming.declaration.name) {
@@ -38,22 +38,22 @@ impl Service for EngineService {
             LookupResult::NoProcedure => Status::NoSuchProcedure,
             LookupResult::NoProvider => Status::NoSuchProvider,
         };
-        tracing::debug!(target: "calomel::rpc", name = %incoming.declaration.name, provider = incoming.provider, ?status, "a call of nothing");
+        tracing::debug!(target: "calomel::rpc", name = %incoming.declaration.name, provider = incoming.provider, ?status, "unknown procedure called");
         shared.core.exec_with_others(|proto| {
             proto.release(incoming.link, incoming.leases);
-            // That the caller may be gone already changes nothing here.
+            // This fails where the caller is gone, which does not matter here.
             let _ = proto.respond(incoming.request, Err(status));
         });
-        shared.finalizing().look_again();
+        shared.finalizing().recheck();
         None
     }
 
     fn cancelled(&self, request: RequestId) {
         if let Some(shared) = self.shared.upgrade() {
             let task = shared.tasks.lock().remove(&request);
-            // Dropped without the lock: the future may hold anything.
+            // Dropped without the lock: the future is user code.
             drop(task);
-            shared.finalizing().look_again();
+            shared.finalizing().recheck();
         }
     }
 
@@ -66,11 +66,11 @@ impl Service for EngineService {
     fn shutdown_asked(&self) {
         let Some(shared) = self.shared.upgrade() else { return };
         let engine = Engine::from_shared(shared);
-        // Whoever drives must go on driving: the answer is not out yet.
+        // On a thread of its own: this one drives, and the response has not been sent yet.
         let name = "calomel-shutdown".to_owned();
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             if let Err(error) = engine.finalize() {
-                tracing::warn!(target: "calomel::engine", %error, "remote shutdown");
+                tracing::warn!(target: "calomel::engine", %error, "remote shutdown failed");
             }
         });
         if let Err(error) = spawned {

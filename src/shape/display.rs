@@ -1,4 +1,4 @@
-//! Shapes as a reader of an error message wants them: `Point { x: f64, y: f64 }`, `[u8]`, `?`.
+//! Formats shapes for error messages: `Point { x: f64, y: f64 }`, `[u8]`, `?`.
 
 use std::fmt::{self, Display, Write};
 

@@ -1,7 +1,7 @@
-//! Postcard's encoding of a value, which notes on its way what the value shows of its type.
+//! Encodes values as postcard does, and records what each value shows of its type.
 //!
-//! The bytes are postcard's. Beside each part goes its position in what is [`Known`] of the type; only where a value shows
-//! something new, a copy of that is made, and grows.
+//! The encoder follows each part's position in what is [`Known`] of the type. Only where a value shows something new, it copies
+//! that, and extends the copy.
 
 mod parts;
 
@@ -37,33 +37,33 @@ impl ser::Error for EncodeError {
 
 /// What a value has shown.
 pub(super) enum Seen {
-    /// Nothing that was not known.
+    /// Nothing new.
     Nothing,
-    /// More: what was known before, and this.
+    /// Something new: what was known before, extended.
     More(KnownShape),
-    /// Something else than what was known: the value has to be looked at by itself.
+    /// A contradiction to what was known: the value has to be encoded by itself.
     Otherwise,
 }
 
-/// Encodes a value at the end of `out`, while looking at what it shows beyond `known`.
+/// Encodes a value at the end of `out`, and reports what it shows beyond `known`.
 #[inline]
 pub(super) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>, known: &KnownShape) -> Result<Seen, EncodeError> {
-    let mut look = LookAhead::new(out, known, false);
-    look.part(value, known.root)?;
-    Ok(match look {
+    let mut look_ahead = LookAhead::new(out, known, false);
+    look_ahead.part(value, known.root)?;
+    Ok(match look_ahead {
         LookAhead { otherwise: true, .. } => Seen::Otherwise,
         LookAhead { grown: None, .. } => Seen::Nothing,
         LookAhead { grown: Some(grown), .. } => Seen::More(*grown),
     })
 }
 
-/// Encodes a value at the end of `out`: what it shows by itself.
+/// Encodes a value at the end of `out`, and returns the shape that it shows by itself.
 #[cold]
 pub(super) fn encode_alone<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> Result<KnownShape, EncodeError> {
     let nothing = KnownShape::nothing();
-    let mut look = LookAhead::new(out, &nothing, true);
-    look.part(value, nothing.root)?;
-    Ok(look.grown.map_or_else(KnownShape::nothing, |grown| *grown))
+    let mut look_ahead = LookAhead::new(out, &nothing, true);
+    look_ahead.part(value, nothing.root)?;
+    Ok(look_ahead.grown.map_or_else(KnownShape::nothing, |grown| *grown))
 }
 
 /// The state of an encoding.
@@ -71,7 +71,7 @@ struct LookAhead<'a> {
     out: &'a mut Vec<u8>,
     before: &'a KnownShape,
     grown: Option<Box<KnownShape>>,
-    /// Nothing but this value counts: where it contradicts itself, or goes beyond the limits, that is noted.
+    /// The value is encoded by itself: contradictions within it, and parts beyond the limits, are recorded.
     alone: bool,
     otherwise: bool,
 }
@@ -85,10 +85,10 @@ impl<'a> LookAhead<'a> {
     /// Encodes a part at a position.
     #[inline]
     fn part<T: Serialize + ?Sized>(&mut self, value: &T, at: NodeIndex) -> Result<(), EncodeError> {
-        value.serialize(Position { look: self, at, ty: type_name::<T>() })
+        value.serialize(Position { look_ahead: self, at, ty: type_name::<T>() })
     }
 
-    /// The parts of what was known before, if it is of this kind. What has been added since leaves those as they are.
+    /// The parts that were known before this value, if the position is of this kind. Extending does not change them.
     #[inline]
     fn parts_before(&self, at: NodeIndex, kind: KnownKind) -> Option<&'a [KnownPart]> {
         self.before.nodes.get(at as usize).filter(|node| node.kind == kind).map(|node| &node.parts[..])
@@ -104,20 +104,20 @@ impl<'a> LookAhead<'a> {
         self.grown.get_or_insert_with(|| Box::new(before.clone()))
     }
 
-    /// There is no room for the parts of a position: nothing is said of it.
+    /// Marks a position whose parts exceed the limits as unknown.
     #[cold]
     fn cut(&mut self, at: NodeIndex) -> NodeIndex {
         self.grow().node_mut(at).kind = KnownKind::Cut;
         DONE
     }
 
-    /// The value is not what stands at a position, even if names are left aside, or only by its names.
+    /// Records that the value contradicts a position. `but_for_names`: it does even when names are ignored.
     #[cold]
     fn contradict(&mut self, at: NodeIndex, but_for_names: bool) -> NodeIndex {
         if !self.alone {
             self.otherwise = true;
         } else if but_for_names && self.known().is_one_type_at(at) {
-            // A receiver has one type for all of them, which can't be right.
+            // A receiver's single type can't fit all of them.
             self.grow().node_mut(at).kind = KnownKind::Mixed;
         } else {
             self.cut(at);
@@ -125,8 +125,8 @@ impl<'a> LookAhead<'a> {
         DONE
     }
 
-    /// A value of this kind comes to a position where no such value was before this message: the position where it stands, if it
-    /// is to be looked at.
+    /// Enters a value of this kind at a position where no such value was known before. Returns the position to continue at, or
+    /// `None` if the value is not to be recorded.
     #[cold]
     fn settle(&mut self, mut at: NodeIndex, ty: &'static str, kind: KnownKind, name: &'static str) -> Option<NodeIndex> {
         if at >= LEAVES {
@@ -147,7 +147,7 @@ impl<'a> LookAhead<'a> {
                 return Some(at);
             }
             (KnownKind::Cut | KnownKind::Mixed, _) => {}
-            // One layout.
+            // Both have the same layout.
             (KnownKind::Leaf(Leaf::Bytes), KnownKind::Seq) | (KnownKind::Seq, KnownKind::Leaf(Leaf::Bytes)) => {
                 self.contradict(at, false);
             }
@@ -158,7 +158,7 @@ impl<'a> LookAhead<'a> {
         None
     }
 
-    /// The positions of what is in an option, sequence or map.
+    /// The positions of the content of an option, sequence or map.
     #[cold]
     fn inside<const N: usize>(&mut self, at: NodeIndex, ty: &'static str, kind: KnownKind) -> [NodeIndex; N] {
         let Some(at) = self.settle(at, ty, kind, "") else { return [DONE; N] };
@@ -177,21 +177,21 @@ impl<'a> LookAhead<'a> {
         match variants.binary_search_by_key(&index, |variant| variant.number) {
             Ok(found) if variants[found].name == variant => variants[found].at,
             Ok(_) => self.contradict(at, false),
-            // Of the variants that there is room for, everything stays known.
+            // The variants that fit into the limits stay known.
             Err(place) => self.grow().add(at, place, index, variant).unwrap_or_else(|| self.contradict(at, false)),
         }
     }
 }
 
-/// A value that is to be encoded, where it stands.
+/// The serializer of one value, at its position.
 struct Position<'l, 'a> {
-    look: &'l mut LookAhead<'a>,
+    look_ahead: &'l mut LookAhead<'a>,
     at: NodeIndex,
     /// The name of its type.
     ty: &'static str,
 }
 
-/// Names from one place in the code are the same memory.
+/// Compares names, first by address: equal literals mostly share their memory.
 #[inline]
 fn same(a: &'static str, b: &'static str) -> bool {
     #[cold]
@@ -205,34 +205,34 @@ impl<'l, 'a> Position<'l, 'a> {
     #[inline]
     fn leaf(&mut self, leaf: Leaf) {
         if self.at != known::leaf(leaf) {
-            self.look.settle(self.at, self.ty, KnownKind::Leaf(leaf), "");
+            self.look_ahead.settle(self.at, self.ty, KnownKind::Leaf(leaf), "");
         }
     }
 
     #[inline]
     fn inside<const N: usize>(&mut self, kind: KnownKind) -> [NodeIndex; N] {
-        match self.look.parts_before(self.at, kind) {
+        match self.look_ahead.parts_before(self.at, kind) {
             Some(parts) if parts.len() == N => array::from_fn(|place| parts[place].at),
-            _ => self.look.inside(self.at, self.ty, kind),
+            _ => self.look_ahead.inside(self.at, self.ty, kind),
         }
     }
 
-    /// Writes the number of a variant; where its content stands.
+    /// Writes the number of a variant. Returns the position of its content.
     #[inline]
     fn variant(self, name: &'static str, index: u32, variant: &'static str) -> Position<'l, 'a> {
-        encode_number(index.into(), self.look.out);
-        let variants = self.look.parts_before(self.at, KnownKind::Enum).unwrap_or(&[]);
+        encode_number(index.into(), self.look_ahead.out);
+        let variants = self.look_ahead.parts_before(self.at, KnownKind::Enum).unwrap_or(&[]);
         let at = match variants.binary_search_by_key(&index, |variant| variant.number) {
             Ok(found) if same(variants[found].name, variant) => variants[found].at,
-            _ => self.look.variant(self.at, self.ty, name, index, variant),
+            _ => self.look_ahead.variant(self.at, self.ty, name, index, variant),
         };
-        Position { look: self.look, at, ty: "" }
+        Position { look_ahead: self.look_ahead, at, ty: "" }
     }
 
     /// Writes how many elements or entries follow.
     #[inline]
     fn length(&mut self, len: Option<usize>, what: &str) -> Result<(), EncodeError> {
-        encode_number(len.ok_or_else(|| unknown_length(what))? as u64, self.look.out);
+        encode_number(len.ok_or_else(|| unknown_length(what))? as u64, self.look_ahead.out);
         Ok(())
     }
 }
@@ -242,14 +242,14 @@ macro_rules! leaves {
         $(#[inline]
         fn $method(mut self, $value: $type) -> Result<(), EncodeError> {
             self.leaf(Leaf::$leaf);
-            let $out = &mut *self.look.out;
+            let $out = &mut *self.look_ahead.out;
             $write;
             Ok(())
         })*
     };
 }
 
-/// Numbers with a sign, so that small ones are short.
+/// Zigzag encoding, which keeps small negative numbers short.
 #[inline]
 fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64
@@ -313,15 +313,15 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
     #[inline]
     fn serialize_none(mut self) -> Result<(), EncodeError> {
         let [_] = self.inside(KnownKind::Option);
-        self.look.out.push(0);
+        self.look_ahead.out.push(0);
         Ok(())
     }
 
     #[inline]
     fn serialize_some<T: Serialize + ?Sized>(mut self, value: &T) -> Result<(), EncodeError> {
         let [part] = self.inside(KnownKind::Option);
-        self.look.out.push(1);
-        self.look.part(value, part)
+        self.look_ahead.out.push(1);
+        self.look_ahead.part(value, part)
     }
 
     #[inline]
@@ -343,14 +343,14 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
         value: &T,
     ) -> Result<(), EncodeError> {
         let content = self.variant(name, index, variant);
-        content.look.part(value, content.at)
+        content.look_ahead.part(value, content.at)
     }
 
     #[inline]
     fn serialize_seq(mut self, len: Option<usize>) -> Result<EncodedItems<'l, 'a>, EncodeError> {
         self.length(len, "a sequence")?;
         let [at] = self.inside(KnownKind::Seq);
-        Ok(EncodedItems { look: self.look, at })
+        Ok(EncodedItems { look_ahead: self.look_ahead, at })
     }
 
     #[inline]
@@ -378,7 +378,7 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
     fn serialize_map(mut self, len: Option<usize>) -> Result<EncodedEntries<'l, 'a>, EncodeError> {
         self.length(len, "a map, or a struct with `#[serde(flatten)]`,")?;
         let [keys, values] = self.inside(KnownKind::Map);
-        Ok(EncodedEntries { look: self.look, keys, values })
+        Ok(EncodedEntries { look_ahead: self.look_ahead, keys, values })
     }
 
     #[inline]

@@ -1,7 +1,7 @@
-//! What the runs of a `Deserialize` have found out about a type, and what the next run should try.
+//! What the runs of a `Deserialize` have learned about a type, and what the next run should try.
 //!
 //! The nodes are positions in the type. A named type that stands at several positions is traced once and linked to,
-//! which also closes recursive types into cycles. Every run makes up one value of the whole type; it heads for what
+//! which also closes recursive types into cycles. Every run synthesizes one value of the whole type; it heads for what
 //! is not known yet, and elsewhere does what has worked before. A run that fails is no harm: what it saw on its way
 //! stays known.
 
@@ -21,11 +21,10 @@ const MAX_POSITIONS: usize = 4 * MAX_NODES;
 /// Deepest nesting of a run. Deeper than [`MAX_DEPTH`], because newtypes add no level to the shape.
 const MAX_NESTING: usize = 2 * MAX_DEPTH;
 
-/// Made-up values that a type may refuse before it is given up: there are not more different ones.
+/// Number of synthetic values that a type may refuse before tracing it stops: there are no more different ones.
 const MAX_FAILS: u32 = 16;
 
-/// Runs that bring nothing new before tracing ends. They make values up differently, in case something depends on
-/// them.
+/// Runs that bring nothing new before tracing ends. They make values up differently, in case something depends on them.
 const MAX_IDLE: usize = 8;
 
 /// As many when nothing is known to be missing.
@@ -42,7 +41,7 @@ pub(super) const ROOT: NodeId = 0;
 /// What a `Deserialize` asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NodeKind {
-    /// Nothing yet.
+    /// Not reached yet.
     New,
     /// Something that postcard cannot decode either, or that is too deep.
     Opaque,
@@ -59,7 +58,7 @@ pub(super) enum NodeKind {
     Link(NodeId),
 }
 
-/// Tells one type from another, as well as it can be told without `'static`.
+/// The identity of a type, as far as it can be found without `'static`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NodeKey {
     visitor: &'static str,
@@ -99,15 +98,15 @@ struct GraphNode {
     current: NodeId,
     /// The visitor returned a value.
     visited: bool,
-    /// The type that stands here was made up: after the visitor there may be a validation.
+    /// The type that stands here was synthesized: after the visitor there may be a validation.
     accepted: bool,
-    /// Made-up values that were refused before one was accepted.
+    /// Synthetic values that were refused before one was accepted.
     fails: u32,
     /// So many calls are in progress here; two or more in a recursion.
     active: u32,
     /// There is something left to find out, here or below.
     live: bool,
-    /// No value can be made up for this.
+    /// No value can be synthesized for this.
     doomed: bool,
 }
 
@@ -242,7 +241,7 @@ impl Graph {
         self.blamed = !ok;
     }
 
-    /// Notes whether the type at a position was made up. If not, and nothing below is to blame, a validation after
+    /// Records whether the type at a position was synthesized. If not, and nothing below is to blame, a validation after
     /// the visitor refused the value.
     pub(super) fn judge(&mut self, at: NodeId, ok: bool) {
         let current = self.nodes[at].current;
@@ -256,8 +255,8 @@ impl Graph {
         self.blamed = !ok;
     }
 
-    /// Goes through a newtype, which adds nothing to the shape: returns the position of what is inside. The way back
-    /// is [`leave_newtype`](Self::leave_newtype).
+    /// Goes through a newtype, which adds nothing to the shape: returns the position of what is inside. The way back is
+    /// [`leave_newtype`](Self::leave_newtype).
     pub(super) fn enter_newtype(&mut self, at: NodeId, key: Option<NodeKey>) -> Option<NodeId> {
         let inside = if self.spend(at) { self.home(at, key) } else { None };
         match inside {
@@ -308,7 +307,7 @@ impl Graph {
         }
     }
 
-    /// Counts a step. `false` if it goes too far.
+    /// Counts a step. `false` beyond the limit.
     fn spend(&mut self, at: NodeId) -> bool {
         self.steps += 1;
         let too_deep = self.depth >= MAX_NESTING;
@@ -370,8 +369,8 @@ impl Graph {
         Some(self.nodes[id].children[index])
     }
 
-    /// The position of an element of a tuple. The elements of an array are one position, so that a long array costs
-    /// no more than a short one.
+    /// The position of an element of a tuple. The elements of an array are one position, so that a long array costs no more
+    /// than a short one.
     pub(super) fn element(&mut self, id: NodeId, index: usize, seed: &'static str) -> Option<NodeId> {
         let node = &mut self.nodes[id];
         if index == 0 {
@@ -389,7 +388,7 @@ impl Graph {
         self.child(id, index)
     }
 
-    /// Notes that a tuple or struct took all it wanted, which was `count` parts.
+    /// Records that a tuple or struct took all it wanted, which was `count` parts.
     pub(super) fn asked_for(&mut self, id: NodeId, count: usize) {
         let node = &mut self.nodes[id];
         node.varies |= node.visited && node.count != count;

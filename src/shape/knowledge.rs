@@ -1,4 +1,4 @@
-//! What the two ends of a type keep: the sender what its values have shown so far, the receiver what it has accepted.
+//! The state of type checking: what a sender's values have shown so far, and which declarations a receiver has accepted.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,22 +11,22 @@ use super::Shape;
 use super::encoder::{self, EncodeError, Seen};
 use super::known::KnownShape;
 
-/// What an engine has declared to its peers, under which numbers: a name and a shape, or a shape alone.
+/// The numbers of an engine's declarations: of a name and a shape, or of a shape alone.
 #[derive(Default)]
 pub(crate) struct DeclarationNumbers {
     given: Mutex<HashMap<DeclarationContent, u32>>,
 }
 
-/// The name of a procedure, none for a result; and a shape.
+/// The name of a procedure (`None` for a result), and a shape.
 type DeclarationContent = (Option<Arc<str>>, Arc<[u8]>);
 
 impl DeclarationNumbers {
-    /// The number that was given to what is equal in content, if one was.
+    /// The number of a declaration of equal content, if there is one.
     fn given_to(&self, name: &Option<Arc<str>>, shape: &Arc<[u8]>) -> Option<u32> {
         self.given.lock().get(&(name.clone(), shape.clone())).copied()
     }
 
-    /// The number of what is equal in content. Zero is given to nothing.
+    /// The number of a declaration, the same for equal content. Never zero.
     fn of(&self, name: &Option<Arc<str>>, shape: &Arc<[u8]>) -> u32 {
         let mut given = self.given.lock();
         let next = u32::try_from(given.len() + 1).unwrap_or(0);
@@ -34,23 +34,23 @@ impl DeclarationNumbers {
     }
 }
 
-/// What is declared of values: all that they have shown so far.
+/// The shape that is declared for values: the union of all that they have shown so far.
 pub(crate) struct DeclaredShape {
-    /// Zero: to be declared for one message only.
+    /// Zero for a declaration that is valid for one message only.
     pub number: u32,
     pub shape: Arc<[u8]>,
     known: KnownShape,
 }
 
-/// Values that differ from what was known are looked at by themselves. So many of their shapes get numbers, the others are
-/// declared anew each time.
+/// Values that contradict what was known are declared by themselves. So many of their shapes get numbers; the others are
+/// declared again with each message.
 const MAX_ALONE: usize = 64;
 
-/// What is known of the type of the values that are sent in one place.
+/// What is known of the type of a procedure's arguments, or of a registration's results.
 pub(crate) struct Knowledge {
-    /// What is declared together with the shape.
+    /// The procedure's name, which is declared together with the shape.
     name: Option<Arc<str>>,
-    /// Once values can show nothing more.
+    /// Set once further values can show nothing new.
     whole: OnceLock<Arc<DeclaredShape>>,
     latest: Mutex<Latest>,
 }
@@ -60,16 +60,16 @@ struct Latest {
     alone: usize,
 }
 
-/// What encoding a value has found of its type.
+/// The result of encoding a value.
 pub(crate) enum Encoded {
-    /// This is to be declared.
+    /// The shape to declare.
     As(Arc<DeclaredShape>),
-    /// It is not like the values before: [`Knowledge::encode_alone`] it, in the place of what was encoded.
+    /// The value contradicts earlier ones: discard the bytes, and use [`Knowledge::encode_alone`].
     Unlike,
 }
 
 impl Knowledge {
-    /// Of the arguments of a procedure of this name, or of results.
+    /// For the arguments of a procedure of this name, or, without a name, for results.
     pub(crate) fn new(name: Option<Arc<str>>) -> Knowledge {
         let declared = Arc::new(DeclaredShape { number: 0, shape: Arc::default(), known: KnownShape::nothing() });
         Knowledge { name, whole: OnceLock::new(), latest: Mutex::new(Latest { declared, alone: 0 }) }
@@ -90,8 +90,8 @@ impl Knowledge {
         })
     }
 
-    /// More was seen. If others have seen more meanwhile, too, this value is declared by what it has shown, and the next one
-    /// goes on from what they saw.
+    /// Stores an extended shape. If another thread has stored one meanwhile, this value is declared by its own, and the next
+    /// value starts from the stored one.
     #[cold]
     fn learn(&self, mut known: KnownShape, before: &Arc<DeclaredShape>, numbers: &DeclarationNumbers) -> Arc<DeclaredShape> {
         known.finish();
@@ -108,8 +108,8 @@ impl Knowledge {
         declared
     }
 
-    /// Encodes a value that is unlike the others at the end of `out`. What is declared is what these bytes are: a `Serialize` may
-    /// write something else each time.
+    /// Encodes a value that contradicts earlier ones at the end of `out`. The declared shape is that of these bytes, since a
+    /// `Serialize` impl may write something else each time.
     #[cold]
     pub(crate) fn encode_alone<T: Serialize + ?Sized>(
         &self,
@@ -134,12 +134,12 @@ impl Knowledge {
 /// Which receivers have accepted a declaration.
 #[derive(Debug, Default)]
 pub(crate) struct Verdicts {
-    /// The last one that had to look, and those before it.
+    /// The receiver that was added last, and the earlier ones.
     last: AtomicU64,
     others: Mutex<Vec<u64>>,
 }
 
-/// As many are kept; those beyond compare again.
+/// Maximum number of receivers that are stored; further ones compare each time.
 const MAX_VERDICTS: usize = 16;
 
 impl Verdicts {
@@ -167,15 +167,15 @@ impl Verdicts {
     }
 }
 
-/// A place where values of one type are received: a registration, or the results of a procedure.
+/// The receiver of values of one type: a registration, or the results of a procedure.
 pub(crate) struct Receiver {
-    /// No two have the same, in the whole process.
+    /// Unique in the process.
     number: u64,
     shape: OnceLock<Shape>,
 }
 
-/// The receivers of the results of a procedure: nearly always one. Two types may have the same name, but not the same code, so
-/// they are told apart by that.
+/// The receivers of the results of a procedure: nearly always one. Two types may have the same name, so they are distinguished
+/// by the address of their code.
 #[derive(Default)]
 pub(crate) struct Receivers {
     first: OnceLock<(usize, Receiver)>,
@@ -203,7 +203,7 @@ impl Receivers {
     }
 }
 
-/// What is told about types that differ.
+/// The two shapes of a mismatch, for the error.
 pub(crate) struct Mismatch {
     pub expected: String,
     pub found: String,
@@ -215,7 +215,7 @@ impl Receiver {
         Receiver { number: NEXT.fetch_add(1, Ordering::Relaxed), shape: OnceLock::new() }
     }
 
-    /// Whether values that are declared as `shape` may be decoded here. The comparison is made once a declaration.
+    /// Whether values that are declared as `shape` may be decoded here. Shapes are compared once for each declaration.
     #[inline]
     pub(crate) fn check(&self, verdicts: &Verdicts, shape: &[u8], of_type: fn() -> Shape) -> Result<(), Mismatch> {
         if verdicts.has(self.number) { Ok(()) } else { self.compare(verdicts, shape, of_type) }

@@ -1,15 +1,15 @@
-//! What the values of one type that were sent have shown of it: a tree of positions, which only ever grows.
+//! What the values of one type have shown of it: a tree of positions, which only grows.
 
 use super::wire::{encode_length, encode_name, encode_number};
 use super::{Leaf, MAX_DEPTH, MAX_NODES, name, wire};
 
-/// A position: an index into the nodes. Parts stand behind what they are part of.
+/// A position: an index into the nodes. Parts have higher indices than their parents.
 pub(super) type NodeIndex = u32;
 
-/// Stands for no position: what comes here need not be looked at, nor what is in it.
+/// No position: values here, and their parts, are not recorded.
 pub(super) const DONE: NodeIndex = NodeIndex::MAX;
 
-/// From here on, a position is nothing but a leaf: see [`leaf`].
+/// Positions from here on stand for leaves: see [`leaf`].
 pub(super) const LEAVES: NodeIndex = DONE - 64;
 
 /// The position that stands for a leaf, once that is known.
@@ -19,7 +19,7 @@ pub(super) const fn leaf(leaf: Leaf) -> NodeIndex {
 
 #[derive(Clone)]
 pub(super) struct KnownShape {
-    /// Where the value itself stands.
+    /// The position of the value itself.
     pub root: NodeIndex,
     pub nodes: Vec<KnownNode>,
 }
@@ -27,16 +27,16 @@ pub(super) struct KnownShape {
 #[derive(Clone)]
 pub(super) struct KnownNode {
     pub kind: KnownKind,
-    /// Of a struct or enum.
+    /// The name of a struct or enum.
     pub name: &'static str,
     /// The content of an option, the elements of a sequence, keys and values of a map; the fields of a struct; the runs of a
     /// tuple; the variants of an enum that were seen, in the order of their numbers.
     pub parts: Vec<KnownPart>,
-    /// A tuple or struct has been here to its end.
+    /// A tuple or struct was encoded here completely, so its length is known.
     pub sealed: bool,
-    /// Values of several types may stand here, which only have the same name.
+    /// Values here may be of several types of the same name.
     shared: bool,
-    /// The Rust type of what stands here. A type within itself is the same position again.
+    /// The Rust type of the values here. A recursive type has the same position again.
     ty: &'static str,
     parent: NodeIndex,
     depth: u8,
@@ -44,23 +44,23 @@ pub(super) struct KnownNode {
 
 #[derive(Clone, Copy)]
 pub(super) struct KnownPart {
-    /// Neighbouring elements of a tuple that are of one type; the number of a variant.
+    /// Length of a run of a tuple's elements that are of one type; or the number of a variant.
     pub number: u32,
-    /// Of a field or variant; the type of a tuple's element.
+    /// The name of a field or variant; or the type of a tuple's element.
     pub name: &'static str,
     pub at: NodeIndex,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum KnownKind {
-    /// No value has come here: an empty sequence, `None`.
+    /// No value was seen here: an empty sequence, `None`.
     New,
-    /// Beyond the limits, or different names each time: nothing is said of it.
+    /// Unknown: beyond the limits, or of contradicting values.
     Cut,
     /// The elements of one list have different shapes.
     Mixed,
     Leaf(Leaf),
-    /// As at this position, further up.
+    /// The same as this position, an ancestor.
     Link(NodeIndex),
     Option,
     Seq,
@@ -70,7 +70,7 @@ pub(super) enum KnownKind {
     Enum,
 }
 
-/// Whether all that has this name is of one type, as far as names tell. Behind `dyn` all types look the same, and so do the
+/// Whether all values of this name are of one type, as far as names show. Behind `dyn` all types look the same, and so do the
 /// fields of a type that `#[serde(serialize_with)]` writes. The content of a variant may have no type of its own.
 pub(super) fn is_one_type(ty: &str) -> bool {
     !ty.is_empty() && !ty.contains("dyn ") && !ty.contains("__SerializeWith")
@@ -95,19 +95,19 @@ impl KnownShape {
         self.nodes.push(KnownNode { kind, name: "", parts: Vec::new(), sealed: false, shared: false, ty: "", parent, depth });
     }
 
-    /// Adds a part, with a position of its own; `None` when there is no room.
-    pub(super) fn add(&mut self, parent: NodeIndex, place: usize, number: u32, name: &'static str) -> Option<NodeIndex> {
+    /// Adds a part with its own position; `None` beyond the limits.
+    pub(super) fn add(&mut self, parent: NodeIndex, index: usize, number: u32, name: &'static str) -> Option<NodeIndex> {
         let at = self.nodes.len() as NodeIndex;
         if self.nodes.len() == MAX_NODES {
             return None;
         }
         let depth = self.node(parent).depth + 1;
         self.push(if usize::from(depth) < MAX_DEPTH { KnownKind::New } else { KnownKind::Cut }, parent, depth);
-        self.node_mut(parent).parts.insert(place, KnownPart { number, name, at });
+        self.node_mut(parent).parts.insert(index, KnownPart { number, name, at });
         Some(at)
     }
 
-    /// One more element joins the last run of a tuple.
+    /// Adds one more element to the last run of a tuple.
     pub(super) fn join(&mut self, tuple: NodeIndex, ty: &'static str) -> Option<NodeIndex> {
         let last = self.node_mut(tuple).parts.last_mut();
         let run = last.filter(|run| run.name == ty && is_one_type(ty) && run.number < u32::MAX)?;
@@ -119,7 +119,7 @@ impl KnownShape {
         Some(at)
     }
 
-    /// A value of the type called `ty` comes to a new position: it is looked at here, or where its type stands already.
+    /// Enters a value of the type called `ty` at a new position. Returns that, or the ancestor with the same type.
     pub(super) fn enter(&mut self, at: NodeIndex, ty: &'static str) -> NodeIndex {
         let mut above = at;
         while above != 0 && is_one_type(ty) {
@@ -134,7 +134,7 @@ impl KnownShape {
         at
     }
 
-    /// Whether all values that come here are of one type, however their `Serialize` writes them.
+    /// Whether all values here are of one Rust type, however their `Serialize` writes them.
     pub(super) fn is_one_type_at(&self, mut at: NodeIndex) -> bool {
         while at != 0 && !self.node(at).shared {
             at = self.node(at).parent;
@@ -142,7 +142,7 @@ impl KnownShape {
         !self.node(at).shared
     }
 
-    /// Has leaves and links stand right where they are parts, so that no look at their nodes is needed.
+    /// Stores leaves and links directly in their parents' parts, so that encoding need not read their nodes.
     pub(super) fn finish(&mut self) {
         self.root = self.resolved(self.root);
         for node in 0..self.nodes.len() {
@@ -160,12 +160,12 @@ impl KnownShape {
         }
     }
 
-    /// Whether values can show nothing more.
+    /// Whether further values can show nothing new.
     pub(super) fn is_complete(&self) -> bool {
         self.nodes.iter().all(|node| !matches!(node.kind, KnownKind::New | KnownKind::Enum))
     }
 
-    /// The shape, as it travels.
+    /// The encoded shape.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.write(self.root, 0, &mut out);
@@ -178,7 +178,7 @@ impl KnownShape {
         }
         let node = self.node(at);
         if node.depth != depth {
-            // What stands further up is a part of itself.
+            // An ancestor: a recursive type.
             return out.extend([wire::UP, depth - node.depth]);
         }
         out.push(match node.kind {

@@ -1,14 +1,14 @@
-//! The types at two ends of a call are the same? `README.md`, in this folder, tells how that is found out.
+//! Shapes: the structure of types, by which both sides of a call compare theirs. `README.md`, in this folder, explains how.
 //!
 //! | file | what |
 //! |---|---|
 //! | `mod.rs` | the shape of a type or of values as a tree, and which values fit which type |
-//! | `encoder.rs` | encodes values, and notes what they show of their type |
-//! | `known.rs` | what they have shown so far |
-//! | `of_type.rs` | a `Deserializer` that makes values up, driven many times: the shape of a receiver's type |
-//! | `graph.rs` | what those runs have found out so far, and what the next one should try |
-//! | `knowledge.rs` | what is declared under which number, and which receiver has accepted what |
-//! | `wire.rs` | shapes as bytes, from peers that are not trusted |
+//! | `encoder.rs` | encodes values, and records what they show of their type |
+//! | `known.rs` | what values have shown so far |
+//! | `of_type.rs` | a `Deserializer` that synthesizes values, run many times: the shape of a receiver's type |
+//! | `graph.rs` | what those runs have learned so far, and what the next one should try |
+//! | `knowledge.rs` | the numbers of declarations, and which receivers have accepted them |
+//! | `wire.rs` | the encoding of shapes, decoded from untrusted peers |
 //! | `display.rs` | shapes in error messages |
 
 mod display;
@@ -40,14 +40,14 @@ const MAX_NODES: usize = 1024;
 /// Longest name of a field, variant or type, in bytes. Longer ones are cut, the same way on both sides.
 const MAX_NAME: usize = 128;
 
-/// Most pairs of nodes that one [`Shape::accepts`] compares. An honest pair needs at most [`MAX_NODES`]; a peer may
-/// craft runs within runs that a recursive tuple at the receiver would unfold exponentially.
+/// Maximum number of pairs of nodes that one [`Shape::accepts`] compares. An honest pair needs at most [`MAX_NODES`]; a peer
+/// may craft runs within runs that a recursive tuple at the receiver would unfold exponentially.
 const MAX_COMPARISONS: usize = 64 * MAX_NODES;
 
 /// Deepest nesting of a comparison: a few times around a recursive type, which the two sides may enter at different places.
 const MAX_COMPARED_DEPTH: usize = 8 * MAX_DEPTH;
 
-/// Stands for a name that is not known, and matches any.
+/// An unknown name, which matches any.
 const ANY_NAME: &str = "?";
 
 /// A name of a field, a variant or a type: static where it comes from serde, owned where it came from a peer. In the
@@ -56,27 +56,27 @@ type Name = Cow<'static, str>;
 
 /// What a value looks like on the wire, and what its parts mean.
 ///
-/// Newtype structs are transparent, unit structs are `()`, tuple structs are tuples and arrays are tuples too: that
-/// is how postcard writes them.
+/// Newtype structs are transparent, unit structs are `()`, tuple structs are tuples and arrays are tuples too: that is how
+/// postcard writes them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Shape {
-    /// Not known: nothing was there to look at (an empty `Vec`, `None`), the type does not say (`deserialize_any`),
+    /// Not known: there was no value (an empty `Vec`, `None`), the type needs a self-describing format (`deserialize_any`),
     /// tracing failed, or a limit was reached.
     Unknown,
     /// The elements of one list have different shapes (an untagged enum): a type of known shape can't read all of them.
     Mixed,
-    /// Something without parts.
+    /// A type without parts.
     Leaf(Leaf),
     Option(Box<Shape>),
     Seq(Box<Shape>),
     /// Keys and values.
     Map(Box<(Shape, Shape)>),
-    /// Equal neighbours stand together, so that `[u8; 32]` is one run.
+    /// Runs of equal elements, so that `[u8; 32]` is one run.
     Tuple(Vec<Run>),
     /// The name is for messages only; client and server may call the type differently.
     Struct(Name, Vec<Field>),
-    /// The name is for messages only. A type has all its variants, a value those that were seen; in ascending order
-    /// of their indices.
+    /// The name is for messages only. A type has all its variants, a value those that were seen; in ascending order of their
+    /// indices.
     Enum(Name, Vec<Variant>),
     /// A recursive type: the node so many levels above (1 is the parent).
     Up(u8),
@@ -110,7 +110,7 @@ leaves! {
     F32 "f32", F64 "f64", Char "char", Str "str", Bytes "bytes", Unit "()",
 }
 
-/// So many neighbouring elements of a tuple, all of one shape.
+/// A run of elements of a tuple, all of one shape.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Run {
     count: u32,
@@ -132,13 +132,13 @@ pub(crate) struct Variant {
 }
 
 impl Shape {
-    /// The shape of a type, found by having its `Deserialize` read made-up values. Costs microseconds to a few
-    /// milliseconds, whatever the type; worth keeping.
+    /// The shape of a type, found by having its `Deserialize` read synthetic values. Takes microseconds to a few
+    /// milliseconds, so callers keep the result.
     pub(crate) fn of_type<'de, T: Deserialize<'de>>() -> Shape {
         of_type::trace::<T>()
     }
 
-    /// What one value shows by itself.
+    /// The shape that one value shows by itself.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn of_value<T: serde::Serialize + ?Sized>(value: &T) -> Shape {
         let known = encoder::encode_alone(value, &mut Vec::new()).expect("the value can be encoded");
@@ -185,7 +185,7 @@ impl<'a> Ancestor<'a> {
 struct Comparison {
     left: usize,
     deeper: usize,
-    /// Pairs that are being compared further up, where a recursive type has led to: they fit if everything else does.
+    /// Pairs of ancestors that are being compared, where a recursive type has led to: they fit if everything else does.
     assumed: HashSet<(*const Shape, *const Shape)>,
 }
 
@@ -210,7 +210,7 @@ impl Comparison {
                 .ancestor(*levels)
                 .is_none_or(|target| !self.assumed.insert((ty.shape, target.shape)) || self.fits(ty, target)),
             (Shape::Leaf(a), Shape::Leaf(b)) => a == b,
-            // One layout, and `&[u8]` is written as a sequence but read as bytes.
+            // Both have the same layout, and `&[u8]` is written as a sequence but read as bytes.
             (Shape::Leaf(Leaf::Bytes), Shape::Seq(element)) | (Shape::Seq(element), Shape::Leaf(Leaf::Bytes)) => {
                 matches!(**element, Shape::Unknown | Shape::Leaf(Leaf::U8))
             }
@@ -219,7 +219,7 @@ impl Comparison {
             (Shape::Tuple(a), Shape::Tuple(b)) => overlaps(a, b).is_some_and(|pairs| pairs.into_iter().all(|(a, b)| parts(a, b))),
             (Shape::Struct(_, a), Shape::Struct(_, b)) => {
                 a.len() >= b.len()
-                    // Whether these are there at all is not known either.
+                    // Whether these exist is not known either.
                     && a[b.len()..].iter().all(|field| field.name == ANY_NAME && field.shape == Shape::Unknown)
                     && a.iter().zip(b).all(|(a, b)| name_fits(&a.name, &b.name) && parts(&a.shape, &b.shape))
             }
@@ -246,7 +246,7 @@ fn name_fits(ty: &str, value: &str) -> bool {
     ty == value || ty == ANY_NAME || ty.split('|').any(|a| value.split('|').any(|b| a == b))
 }
 
-/// The shapes of the stretches over which two tuples both keep theirs; `None` when their lengths differ.
+/// The shapes of the ranges over which both tuples have one run; `None` when their lengths differ.
 fn overlaps<'a>(a: &'a [Run], b: &'a [Run]) -> Option<Vec<(&'a Shape, &'a Shape)>> {
     let length = |runs: &[Run]| runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
     if length(a) != length(b) {

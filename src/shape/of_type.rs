@@ -1,5 +1,5 @@
-//! The shape of a type: a `Deserializer` that reads nothing and makes values up, again and again, until the type has
-//! shown all its variants.
+//! Traces the shape of a type: a `Deserializer` that synthesizes values, run repeatedly until the type has shown all its
+//! variants.
 
 mod parts;
 
@@ -13,7 +13,7 @@ use parts::{TracedChoice, TracedElements, TracedEntries, TracedParts};
 use super::graph::{Graph, NodeId, NodeKey, NodeKind, ROOT};
 use super::{Leaf, Shape};
 
-/// Made-up texts. At first one that most types accept which want any text at all, then common formats.
+/// Synthetic texts. At first one that most types accept which want any text at all, then common formats.
 const TEXTS: [&str; 16] = [
     "a",
     "1",
@@ -33,7 +33,7 @@ const TEXTS: [&str; 16] = [
     "00",
 ];
 
-/// Lengths of made-up byte strings: of anything, and of identifiers, addresses, keys and hashes.
+/// Lengths of synthetic byte strings: of anything, and of identifiers, addresses, keys and hashes.
 const LENGTHS: [usize; 16] = [1, 0, 16, 32, 4, 8, 20, 64, 12, 24, 6, 2, 33, 48, 28, 3];
 
 const CHARS: [char; 4] = ['a', '1', 'A', ' '];
@@ -41,7 +41,7 @@ const CHARS: [char; 4] = ['a', '1', 'A', ' '];
 pub(super) fn trace<'de, T: Deserialize<'de>>() -> Shape {
     let mut graph = Graph::new();
     while graph.begin_run() {
-        // The made-up values may hit an `unwrap` in the type: what is known up to there is the shape.
+        // The synthetic values may hit an `unwrap` in the type: what is known up to there is the shape.
         let run = catch_unwind(AssertUnwindSafe(|| ask(&mut graph, ROOT, |tracer| T::deserialize(tracer))));
         if run.is_err() {
             break;
@@ -50,7 +50,7 @@ pub(super) fn trace<'de, T: Deserialize<'de>>() -> Shape {
     graph.into_shape()
 }
 
-/// A made-up value was refused, or none could be made up. The graph knows more.
+/// A synthetic value was refused, or none could be synthesized. The graph knows more.
 #[derive(Debug)]
 struct Refused;
 

@@ -1,4 +1,4 @@
-//! Shapes as bytes: a tag a node, then its parts; numbers are LEB128, names have their length in front.
+//! The encoding of shapes: for each node a tag, then its parts; numbers are LEB128, names have their length in front.
 
 use std::borrow::Cow;
 
@@ -115,7 +115,7 @@ impl Reader<'_> {
             TUPLE => Shape::Tuple(self.list(|reader| {
                 let count = reader.number()?;
                 let shape = reader.shape(depth + 1)?;
-                // A run of nothing would make two equal tuples look different.
+                // A run of length zero would make two equal tuples differ.
                 (count > 0).then_some(Run { count, shape })
             })?),
             STRUCT => {

@@ -445,7 +445,7 @@ fn short_calls_beside_calls_that_wait_for_memory() {
         let link = victim.peer(9);
         victim.read = true;
         for call in 0..1000 {
-            victim.hear(link, &frame(&request(call, 3), b"abc"));
+            victim.receive(link, &frame(&request(call, 3), b"abc"));
         }
         victim.spent
     });

@@ -1,4 +1,4 @@
-//! The parts of a value that is encoded: elements, entries, fields.
+//! Encodes the parts of a value: elements, entries, fields.
 
 use std::any::type_name;
 use std::slice;
@@ -10,7 +10,7 @@ use crate::shape::known::{DONE, KnownKind, KnownPart, NodeIndex};
 
 /// The elements of a sequence.
 pub(super) struct EncodedItems<'l, 'a> {
-    pub look: &'l mut LookAhead<'a>,
+    pub look_ahead: &'l mut LookAhead<'a>,
     pub at: NodeIndex,
 }
 
@@ -20,7 +20,7 @@ impl ser::SerializeSeq for EncodedItems<'_, '_> {
 
     #[inline]
     fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
-        self.look.part(value, self.at)
+        self.look_ahead.part(value, self.at)
     }
 
     #[inline]
@@ -31,7 +31,7 @@ impl ser::SerializeSeq for EncodedItems<'_, '_> {
 
 /// The entries of a map.
 pub(super) struct EncodedEntries<'l, 'a> {
-    pub look: &'l mut LookAhead<'a>,
+    pub look_ahead: &'l mut LookAhead<'a>,
     pub keys: NodeIndex,
     pub values: NodeIndex,
 }
@@ -42,12 +42,12 @@ impl ser::SerializeMap for EncodedEntries<'_, '_> {
 
     #[inline]
     fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), EncodeError> {
-        self.look.part(key, self.keys)
+        self.look_ahead.part(key, self.keys)
     }
 
     #[inline]
     fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), EncodeError> {
-        self.look.part(value, self.values)
+        self.look_ahead.part(value, self.values)
     }
 
     #[inline]
@@ -58,15 +58,16 @@ impl ser::SerializeMap for EncodedEntries<'_, '_> {
 
 /// The elements of a tuple, or the fields of a struct.
 pub(super) struct EncodedParts<'l, 'a> {
-    look: &'l mut LookAhead<'a>,
-    /// What was known before and has not come yet.
+    look_ahead: &'l mut LookAhead<'a>,
+    /// The known parts that are still to come.
     known: slice::Iter<'a, KnownPart>,
-    /// So many elements of the last part are left, which stand here.
+    /// Number of elements of the last run that are left; their position is `part`.
     left: u32,
     part: NodeIndex,
-    /// The tuple or struct itself.
+    /// The position of the tuple or struct itself.
     at: NodeIndex,
-    /// It was not known before. Then this is the part that the last element belongs to, and how many of that have been there.
+    /// Whether it was not known before. Then `run` is the part that the last element belongs to, and `used` how many elements
+    /// it had.
     learning: bool,
     run: u32,
     used: u32,
@@ -74,12 +75,12 @@ pub(super) struct EncodedParts<'l, 'a> {
 
 impl<'l, 'a> EncodedParts<'l, 'a> {
     #[inline]
-    pub(super) fn new(Position { look, at, ty }: Position<'l, 'a>, kind: KnownKind, name: &'static str) -> Self {
-        let (parts, at, learning) = match look.parts_before(at, kind) {
+    pub(super) fn new(Position { look_ahead, at, ty }: Position<'l, 'a>, kind: KnownKind, name: &'static str) -> Self {
+        let (parts, at, learning) = match look_ahead.parts_before(at, kind) {
             Some(parts) => (parts, at, false),
-            None => (&[][..], look.settle(at, ty, kind, name).unwrap_or(DONE), true),
+            None => (&[][..], look_ahead.settle(at, ty, kind, name).unwrap_or(DONE), true),
         };
-        EncodedParts { look, known: parts.iter(), left: 0, part: DONE, at, learning, run: 0, used: 0 }
+        EncodedParts { look_ahead, known: parts.iter(), left: 0, part: DONE, at, learning, run: 0, used: 0 }
     }
 
     #[inline]
@@ -91,7 +92,7 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
             };
         }
         self.left -= 1;
-        self.look.part(value, self.part)
+        self.look_ahead.part(value, self.part)
     }
 
     #[inline]
@@ -101,10 +102,10 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
             Some(_) => self.fail(false),
             None => self.learn("", Some(name)),
         };
-        self.look.part(value, at)
+        self.look_ahead.part(value, at)
     }
 
-    /// The position of an element, or of the field of this name, that was not known before.
+    /// The position of an element, or of the field of this name, which was not known before.
     #[cold]
     fn learn(&mut self, ty: &'static str, field: Option<&'static str>) -> NodeIndex {
         if self.at == DONE {
@@ -113,7 +114,7 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         if !self.learning {
             return self.fail(true);
         }
-        let node = self.look.known().node(self.at);
+        let node = self.look_ahead.known().node(self.at);
         let (end, is_used_up) = (node.parts.len() as u32, |part: &KnownPart| part.number == self.used);
         if self.run + 1 < end && node.parts.get(self.run as usize).is_some_and(is_used_up) {
             (self.run, self.used) = (self.run + 1, 0);
@@ -127,14 +128,14 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
             }
             _ if node.sealed => return self.fail(true),
             _ => {
-                let known = self.look.grow();
+                let known = self.look_ahead.grow();
                 if let Some(at) = known.join(self.at, ty) {
                     at
                 } else if let Some(at) = known.add(self.at, end as usize, 1, field.unwrap_or(ty)) {
                     (self.run, self.used) = (end, 0);
                     at
                 } else {
-                    self.at = self.look.cut(self.at);
+                    self.at = self.look_ahead.cut(self.at);
                     return DONE;
                 }
             }
@@ -143,10 +144,10 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         at
     }
 
-    /// This is another tuple or struct, and not only by its names.
+    /// Records that the value is another tuple or struct.
     #[cold]
     fn fail(&mut self, but_for_names: bool) -> NodeIndex {
-        self.look.contradict(self.at, but_for_names);
+        self.look_ahead.contradict(self.at, but_for_names);
         (self.known, self.left, self.at) = ([].iter(), 0, DONE);
         DONE
     }
@@ -164,19 +165,19 @@ impl<'l, 'a> EncodedParts<'l, 'a> {
         if self.at == DONE {
             return;
         }
-        let node = self.look.known().node(self.at);
+        let node = self.look_ahead.known().node(self.at);
         let last = node.parts.last();
         if !self.learning || self.run as usize + 1 < node.parts.len() || last.is_some_and(|part| part.number != self.used) {
             self.fail(true);
         } else if !node.sealed {
-            self.look.grow().node_mut(self.at).sealed = true;
+            self.look_ahead.grow().node_mut(self.at).sealed = true;
         }
     }
 
-    /// The receiver would take the next field for this one.
+    /// A skipped field is an error: the receiver would decode the next field in its place.
     #[cold]
     fn skip(&mut self, key: &'static str) -> Result<(), EncodeError> {
-        let name = self.look.known().nodes.get(self.at as usize).map_or("", |node| node.name);
+        let name = self.look_ahead.known().nodes.get(self.at as usize).map_or("", |node| node.name);
         Err(ser::Error::custom(format_args!(
             "the field `{key}` of `{name}` is left out, as `#[serde(skip_serializing_if)]` does, and the format has no names by \
              which the receiver could tell: remove the attribute, or make it `skip`"

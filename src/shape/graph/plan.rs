@@ -1,13 +1,13 @@
-//! What the next run should try.
+//! Plans what the next run of a trace should try.
 
 use super::{Graph, GraphNode, MAX_FAILS, NodeId, NodeKind, Tries};
 use crate::shape::{MAX_DEPTH, MAX_NODES};
 
-/// From here on runs make up small values (`None`, empty sequences), to come to an end.
+/// From here on runs synthesize small values (`None`, empty sequences), to come to an end.
 const DEEP: usize = MAX_DEPTH;
 
-/// Runs through a variant that has never worked before it is given up. More than [`MAX_FAILS`], for it may have to
-/// wait until the other variants, which its content needs, are known.
+/// Runs through a variant that has never worked before it is given up. More than [`MAX_FAILS`], for it may have to wait until
+/// the other variants, which its content needs, are known.
 const MAX_TRIES: u32 = 2 * MAX_FAILS;
 
 impl Graph {
@@ -20,8 +20,8 @@ impl Graph {
         self.spread(|graph, id| !graph.nodes[id].live && graph.is_live(id), |node| node.live = true);
     }
 
-    /// Marks nodes until no more follow: the least fixed point, for there are cycles. Children mostly come after
-    /// their parents, so that the reverse order takes a pass or two.
+    /// Marks nodes until no more follow: the least fixed point, for there are cycles. Children mostly come after their parents,
+    /// so that the reverse order takes a pass or two.
     fn spread(&mut self, follows: impl Fn(&Graph, NodeId) -> bool, mark: impl Fn(&mut GraphNode)) {
         let mut changed = true;
         while changed {
@@ -147,14 +147,14 @@ impl Graph {
         if self.idle == 0 || works.is_empty() { node.base } else { Some(works[self.idle % works.len()]) }
     }
 
-    /// Notes that a variant was made up.
+    /// Records that a variant was synthesized.
     pub(crate) fn variant_works(&mut self, id: NodeId, variant: usize) {
         let node = &mut self.nodes[id];
         node.tries[variant].ok = true;
         node.base.get_or_insert(variant);
     }
 
-    /// Notes that there is no variant of this index. The last ones are missing when there are aliases among the
+    /// Records that there is no variant of this index. The last ones are missing when there are aliases among the
     /// names.
     pub(crate) fn no_such_variant(&mut self, id: NodeId, variant: usize) {
         let absent = &mut self.nodes[id].tries[variant].absent;
@@ -163,12 +163,12 @@ impl Graph {
         self.blamed = true;
     }
 
-    /// Which of the made-up values a leaf should present.
+    /// Which of the synthetic values a leaf should present.
     pub(crate) fn attempt(&self) -> usize {
         self.attempt as usize
     }
 
-    /// A made-up number. At first 1, which most validations accept: it is not zero, is its own product with others of
+    /// A synthetic number. At first 1, which most validations accept: it is not zero, is its own product with others of
     /// its kind, is a day, a month and a length.
     pub(crate) fn number(&mut self) -> u8 {
         self.made_up = (self.made_up + 1) % 32;

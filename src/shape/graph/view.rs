@@ -1,4 +1,4 @@
-//! The graph as a tree: the shape.
+//! Converts the graph to a tree: the shape.
 
 use super::{Graph, MAX_HOPS, MAX_STEPS, NodeId, NodeKind, ROOT};
 use crate::shape::{ANY_NAME, Field, MAX_DEPTH, MAX_NAME, MAX_NODES, Name, Shape, Variant, name, push_run};
@@ -38,7 +38,7 @@ impl GraphView<'_> {
         for _ in 0..MAX_HOPS {
             let node = &self.graph.nodes[id];
             if node.varies {
-                // Depends on the value.
+                // The shape depends on the value.
                 return Some(Shape::Unknown);
             }
             match node.kind {
@@ -65,7 +65,7 @@ impl GraphView<'_> {
         shape
     }
 
-    /// A part, which is paid for here.
+    /// A part, which counts against the limit here.
     fn part(&mut self, id: Option<NodeId>) -> Option<Shape> {
         self.nodes_left = self.nodes_left.checked_sub(1)?;
         id.map_or(Some(Shape::Unknown), |id| self.shape(id))
@@ -78,7 +78,7 @@ impl GraphView<'_> {
             NodeKind::Option => Shape::Option(Box::new(self.part(node.child(0))?)),
             NodeKind::Seq => Shape::Seq(Box::new(self.part(node.child(0))?)),
             NodeKind::Map => Shape::Map(Box::new((self.part(node.child(0))?, self.part(node.child(1))?))),
-            // Cannot be told from those that declare `usize::MAX` and read until nothing comes.
+            // Can't be distinguished from those that declare `usize::MAX` and read until nothing comes.
             NodeKind::Tuple(len) if len > MAX_STEPS && !node.visited => Shape::Unknown,
             NodeKind::Tuple(_) => {
                 let mut runs = Vec::new();
@@ -101,7 +101,7 @@ impl GraphView<'_> {
                 Shape::Tuple(runs)
             }
             NodeKind::Struct(full, names) => {
-                // What comes after a part that cannot be made up was never asked for: the names left may be those of
+                // What comes after a part that cannot be synthesized was never asked for: the names left may be those of
                 // fields or aliases.
                 let reached = if node.visited { node.count } else { node.children.len() };
                 let fields = (0..node.count).map(|index| {

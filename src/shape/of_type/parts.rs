@@ -1,4 +1,4 @@
-//! The parts of what is made up: elements, entries, variants.
+//! Synthesizes the parts of values: elements, entries, variants.
 
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
 
