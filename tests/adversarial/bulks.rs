@@ -129,7 +129,7 @@ const BULKS: &[Case] = &[
     case("the victim's own memory, in a mode that is not exposed", Then::Continues, |adversary, scene| {
         assert_refused(filled(adversary, &of(scene.range(0, Kind::ReadOnly)), true), "not exposed for peers to write");
         assert_refused(taken(adversary, &of(scene.range(0, Kind::WriteOnly)), true), "not exposed for peers to read");
-        assert_of_no_use(adversary, &of(scene.range(0, Kind::Gone)), "was taken back");
+        assert_of_no_use(adversary, &of(scene.range(0, Kind::Gone)), "was revoked");
     }),
     case("the victim's own memory, outside its range", Then::Continues, |adversary, scene| {
         for (offset, len) in

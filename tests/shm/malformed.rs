@@ -130,7 +130,7 @@ const HANDSHAKE: &[Case] = &[
     ("no descriptor", |address| hello_with(address, &[]), Some("no shared memory")),
     ("a segment that is too short", |address| hello_with(address, &[&memory(LEN as u64 - 1, true)]), Some("announced")),
     ("a segment of no length", |address| hello_with(address, &[&memory(0, true)]), Some("announced")),
-    ("a segment that can be made shorter", |address| hello_with(address, &[&memory(LEN as u64, false)]), Some("shorter")),
+    ("a segment that can be made shorter", |address| hello_with(address, &[&memory(LEN as u64, false)]), Some("truncation")),
     ("a file", |address| hello_with(address, &[&std::fs::File::open("/proc/self/exe").unwrap().into()]), Some("sealed")),
     ("a folder", |address| hello_with(address, &[&std::fs::File::open("/tmp").unwrap().into()]), Some("sealed")),
     ("a device", |address| hello_with(address, &[&std::fs::File::open("/dev/zero").unwrap().into()]), Some("sealed")),
