@@ -213,7 +213,7 @@ fn waiting_for_credit_fails_when_the_peer_times_out() {
     assert!(!net.hosts[0].is_done(waiting));
     net.wires[wire].frozen = true;
     net.advance(2 * config().peer_timeout);
-    assert_failed!(net.hosts[0], waiting, Failure::Disconnected { reason } if reason.contains("silent"));
+    assert_failed!(net.hosts[0], waiting, Failure::Disconnected { reason } if reason.contains("no sign of life"));
     assert!(!net.hosts[0].is_done(removed));
     net.drop_requests(1);
     net.end();

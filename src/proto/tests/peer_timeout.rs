@@ -25,7 +25,7 @@ fn assert_disconnected_in_time(mut net: Net, ops: &[u64]) {
     let took = net.now - begun;
     assert!(took >= timeout() / 2 && took <= timeout() + timeout() / 4, "disconnected after {took:?} of {:?}", timeout());
     for op in ops {
-        assert_failed!(net.hosts[0], *op, Failure::Disconnected { reason } if reason.contains("silent"));
+        assert_failed!(net.hosts[0], *op, Failure::Disconnected { reason } if reason.contains("no sign of life"));
     }
     net.advance(2 * timeout());
     net.hosts[1].inbox.clear();
