@@ -34,7 +34,7 @@ const LAYERS: &[Layer] = &[
             "libc::",
             "Instant::now",
             "SystemTime",
-            // It runs under a lock, and who takes logs is user code: it notes `Log`s instead.
+            // The protocol runs under a lock, and a log subscriber is user code: it queues `Log`s instead.
             "tracing::",
             "unsafe",
         ],
@@ -58,7 +58,7 @@ const LAYERS: &[Layer] = &[
         ],
         relaxed_in_tests: &[],
     },
-    // What types are, and nothing of who talks of them.
+    // The structure of types, without any knowledge of the layers that use it.
     Layer {
         folder: "shape/",
         forbidden: &[

@@ -335,7 +335,7 @@ fn work_per_byte() {
     }
 }
 
-/// Connections that show tickets which nobody was given.
+/// Connections that show resumption tokens which no engine has given out.
 fn made_up_tickets() {
     let _watchdog = Watchdog::start("work::made_up_tickets");
     let scene = Scene::new();

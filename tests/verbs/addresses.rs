@@ -1,4 +1,4 @@
-//! Addresses that lead nowhere, to nobody, or to a device that does not work, and machines without one.
+//! Addresses without a device, without an engine, or of a device that does not work, and machines without a device.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn an_address_of_no_device_is_refused_to_listeners() {
     for address in ["verbs://192.0.2.1:0", "verbs://[2001:db8::1]:0"] {
         let error = Engine::server(address).map(drop).unwrap_err();
         let text = error.to_string();
-        // Which there are is said, for who has forgotten.
+        // The error lists the devices that there are.
         assert!(text.contains(address) && text.contains("no RDMA device") && text.contains("rxe0"), "{text}");
         assert_error!(Err::<(), _>(error), Error::Io { .. });
     }

@@ -1,5 +1,5 @@
 //! Peers that speak another version, that are no engines, and that lie: each costs its own connection, with a clear error, and
-//! nobody else's.
+//! no other peer's.
 
 use std::thread;
 
@@ -163,7 +163,7 @@ fn more_messages_than_there_is_room_for() {
     assert!(text.contains("more messages than it has credits for"), "{text}");
 }
 
-/// What one peer says costs it its connection, and nobody else's, though they share queues.
+/// A violation costs the peer that commits it its connection, and no other peer, though they share queues.
 fn others_are_not_affected() {
     let pair = Pair::new();
     let address = pair.server.address().to_string();

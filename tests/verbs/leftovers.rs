@@ -90,15 +90,15 @@ fn ends(role: &str, server: &Engine, round: usize) {
             owner.child.signal(libc::SIGKILL);
             eventually("the end of the peer is seen", || !owner.to.is_connected());
         }
-        "nobody listens" => {
-            let nobody = server.lookup(nowhere()).unwrap();
-            assert_error!(server.procedure::<(), ()>("x").on(&nobody).call(&()), Error::Unreachable { .. });
+        "no engine listens" => {
+            let absent = server.lookup(nowhere()).unwrap();
+            assert_error!(server.procedure::<(), ()>("x").on(&absent).call(&()), Error::Unreachable { .. });
         }
         "unreachable" => {
             let engine = patient().connect_timeout(Duration::from_millis(300)).build().unwrap();
             for address in ["verbs://10.9.0.77:7", "verbs://192.0.2.1:7"] {
-                let nobody = engine.lookup(address).unwrap();
-                assert!(engine.procedure::<(), ()>("x").on(&nobody).call(&()).is_err());
+                let absent = engine.lookup(address).unwrap();
+                assert!(engine.procedure::<(), ()>("x").on(&absent).call(&()).is_err());
             }
         }
         "can't listen" => {
@@ -169,7 +169,7 @@ fn by_killed_peers() {
 }
 
 fn by_dials_that_fail() {
-    ["nobody listens", "unreachable"].into_iter().for_each(nothing_is_left_by);
+    ["no engine listens", "unreachable"].into_iter().for_each(nothing_is_left_by);
 }
 
 fn by_listeners_that_fail() {

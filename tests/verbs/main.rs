@@ -7,7 +7,7 @@
 // Signals, limits, capabilities and devices are the system's.
 #![allow(unsafe_code)]
 
-/// One `#[test]` for each of these functions, run where there is an RDMA device; or while nobody else uses it.
+/// One `#[test]` for each of these functions, run where there is an RDMA device; or while no other test uses it.
 macro_rules! on_device {
     (alone: $($test:ident),* $(,)?) => { on_device!(@ write, $($test),*); };
     ($($test:ident),* $(,)?) => { on_device!(@ read, $($test),*); };
@@ -26,7 +26,7 @@ macro_rules! on_device {
     };
 }
 
-/// Held by who uses the devices; for writing by who counts what is in use there.
+/// Read by the tests that use the devices; written by the test that counts what is in use there.
 static DEVICES: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
 
 #[path = "../common/mod.rs"]

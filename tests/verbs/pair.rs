@@ -41,9 +41,9 @@ impl Pair {
     }
 }
 
-/// The memory is this process' own again: nobody writes it.
+/// The memory is this process' own again: no device writes it.
 #[track_caller]
 pub fn assert_quiet(bytes: &[u8], time: Duration) {
     let snapshot = bytes.to_vec();
-    stays("nobody writes", time, || std::hint::black_box(bytes) == snapshot);
+    stays("no device writes", time, || std::hint::black_box(bytes) == snapshot);
 }

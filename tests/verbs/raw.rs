@@ -76,7 +76,7 @@ fn identifier() -> *mut raw::rdma_cm_id {
 /// # Safety
 /// The identifier must be there.
 unsafe fn said(id: *mut raw::rdma_cm_id) -> Vec<u8> {
-    // SAFETY: as whoever calls promises.
+    // SAFETY: as the caller promises.
     let event = unsafe { (*id).event };
     if event.is_null() {
         return Vec::new();
@@ -187,7 +187,7 @@ impl Raw {
         (count == 1).then(|| unsafe { found.assume_init() })
     }
 
-    /// True when all that was posted, `count` of it, has arrived. What goes to nobody is tried again for a long time.
+    /// True when all that was posted, `count` of it, has arrived. What is not received is retried for a long time.
     pub fn arrived(&self, count: usize) -> bool {
         // SAFETY: the identifier is there.
         let queue = unsafe { (*self.id).send_cq };
@@ -265,7 +265,7 @@ pub fn message(tag: u8, rest: &[u8]) -> Vec<u8> {
     [&[tag, 0, 0, 0, 0, 0, 0, 0], rest].concat()
 }
 
-/// Who listens, and is no engine.
+/// A listener that is no engine.
 pub struct Listener {
     id: *mut raw::rdma_cm_id,
     pub address: String,
@@ -295,7 +295,7 @@ impl Listener {
         id
     }
 
-    /// Waits for somebody, and refuses; what they said of themselves.
+    /// Waits for a connection request, and rejects it; returns its private data.
     pub fn refuse(&self, data: &[u8]) -> Vec<u8> {
         let id = self.request();
         // SAFETY: the identifier is there.
@@ -307,7 +307,7 @@ impl Listener {
         met
     }
 
-    /// Waits for somebody, and connects.
+    /// Waits for a connection request, and accepts it.
     pub fn accept(&self, hello: &[u8]) -> Raw {
         let id = self.request();
         // SAFETY: the identifier is there.

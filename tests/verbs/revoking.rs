@@ -1,4 +1,4 @@
-//! Memory that is taken back while devices move it, by its owner; and transfers that are given up by who began them.
+//! Memory that its owner revokes while devices transfer it, and transfers that their initiators cancel.
 
 use std::time::{Duration, Instant};
 
@@ -125,7 +125,7 @@ fn a_push_into_memory_that_is_taken_back() {
     let (result, ours) = soon(|| transfer.wait());
     assert_error!(result, Error::Revoked { .. });
     std::thread::sleep(QUIET);
-    assert!(bytes == snapshot, "it was written after it had been taken back");
+    assert!(bytes == snapshot, "it was written after it had been revoked");
     assert!(ours.reclaim().iter().all(|byte| *byte == 1));
     pair.assert_serves();
 }

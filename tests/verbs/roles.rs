@@ -65,7 +65,7 @@ fn owner() {
         })
         .unwrap();
     say(&format!("address {}", engine.address()));
-    // It serves until it is told to end, or nobody is there to tell it.
+    // It serves until the parent tells it to end, or is gone.
     let mut order = String::new();
     std::io::stdin().lock().read_line(&mut order).unwrap();
     if order.trim_end() == "finalize" {

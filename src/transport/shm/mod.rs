@@ -384,7 +384,7 @@ impl Transport for Shm {
         rustix::net::connect(&socket, &name(address)?).map_err(|error| match error {
             rustix::io::Errno::AGAIN => failed("the listener's queue is full", error),
             rustix::io::Errno::CONNREFUSED => {
-                io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens under this name on this host")
+                io::Error::new(io::ErrorKind::ConnectionRefused, "no engine listens under this name on this host")
             }
             error => error.into(),
         })?;
