@@ -180,9 +180,11 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// - when the peer has no such procedure or provider, when the arguments are not of its type or can't be decoded, when it
     ///   denies the call ([`EngineBuilder::authorize`](crate::EngineBuilder::authorize)), and when checksums show that the body
     ///   was corrupted in transit;
-    /// - when its values alone take more memory than the peer's limits allow
+    /// - when its values alone, with its message, need more than 15/16 of the memory that the peer's limits allow
     ///   ([`EngineBuilder::max_bytes_in_flight_per_peer`](crate::EngineBuilder::max_bytes_in_flight_per_peer)). Where only
-    ///   other calls use that memory, it waits there, undecoded, until they have ended; later calls may be handled before it.
+    ///   other calls use that memory, the call waits at the peer, undecoded, until they have ended. Later one-way calls of this
+    ///   engine whose values need memory wait behind it; others may be handled before it. A call that waits while its procedure
+    ///   is removed is lost.
     ///
     /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs
     /// them; this engine learns of none of them.
