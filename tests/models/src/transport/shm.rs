@@ -135,7 +135,7 @@ impl End {
     fn sleep(&mut self) {
         self.connection.fall_asleep();
         let waits = self.outbox.is_waiting();
-        if !self.inbox.has_work() && !(waits && self.outbox.could_go_on(&self.connection)) {
+        if !self.inbox.has_work() && !(waits && self.outbox.can_continue(&self.connection)) {
             self.doorbell.wait();
         }
         self.connection.awake();
@@ -213,7 +213,7 @@ mod sys {
         pub len: u64,
     }
 
-    pub(super) fn reach(_: &WriteAccess<'_>, _: usize) -> usize {
+    pub(super) fn max_call_len(_: &WriteAccess<'_>, _: usize) -> usize {
         usize::MAX
     }
 
