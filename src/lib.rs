@@ -156,9 +156,9 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod builder;
 mod bulk;
 mod deferred_log;
-mod endpoint;
 mod engine;
 mod error;
 mod fork;
@@ -182,20 +182,18 @@ mod tls;
 mod transport;
 
 pub use address::{Address, IntoAddress, Scheme};
+pub use builder::EngineBuilder;
 pub use bulk::{
     Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
 };
-pub use endpoint::Endpoint;
-pub use engine::{Engine, EngineBuilder, Timer, WeakEngine};
+pub use engine::{Endpoint, Engine, HandlerPool, Timer, WeakEngine};
 pub use error::{Error, Result, Side};
 pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,
 };
 pub use progress::Progress;
 pub use proto::Refusals;
-pub use rpc::{
-    BorrowedArgs, Call, Caller, HandlerPool, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder,
-};
+pub use rpc::{BorrowedArgs, Call, Caller, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder};
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 

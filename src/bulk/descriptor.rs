@@ -1,72 +1,18 @@
 //! `Bulk`: the value that names exposed memory, and how it is encoded in calls.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::exposure_state::ExposureState;
-use super::lease::LeaseGuard;
-use super::remote::RemoteBulk;
+use super::exposure_state::{ExposureState, LeaseGuard};
+use super::mode::{BulkMode, ExposeMode};
+use crate::engine::{DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
 use crate::memory::{Region, Slice};
-use crate::progress::{self, Core, LeaseKeepAlive, REFUSED_BY_FILTER, RemoteKeys};
-use crate::proto::{Mode, PeerTag};
-use crate::rpc::{DecodeContext, EncodeContext};
-use crate::{Address, Endpoint, Engine, Error, Result};
-
-/// What *peers* may do with exposed memory. The engine that exposes it may always read it, and write it unless it was
-/// exposed with [`Engine::expose_read_only`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum BulkMode {
-    /// Peers pull.
-    ReadOnly,
-    /// Peers push.
-    WriteOnly,
-    /// Peers pull and push.
-    ReadWrite,
-}
-
-impl BulkMode {
-    pub(super) fn access(self) -> Mode {
-        Mode { read: self != BulkMode::WriteOnly, write: self != BulkMode::ReadOnly }
-    }
-}
-
-/// How memory is exposed: whether it can change, and what peers may do.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExposeMode {
-    /// Neither peers nor this engine write it while it is exposed.
-    Constant,
-    /// Peers have the access of the mode, and this engine may write.
-    Changing(BulkMode),
-}
-
-impl ExposeMode {
-    pub(super) fn mode(self) -> BulkMode {
-        match self {
-            ExposeMode::Constant => BulkMode::ReadOnly,
-            ExposeMode::Changing(mode) => mode,
-        }
-    }
-
-    /// What peers' devices may do.
-    pub(super) fn of_devices(self) -> progress::DeviceAccess {
-        let Mode { read, write } = self.mode().access();
-        progress::DeviceAccess { read, write, constant: self == ExposeMode::Constant }
-    }
-}
-
-/// The engine that exposed a bulk, wherever the bulk is now.
-pub(crate) struct Origin {
-    /// That engine's core, in its own process; dangling elsewhere.
-    pub core: Weak<Core>,
-    pub incarnation: u64,
-    pub addresses: Vec<Address>,
-}
+use crate::progress::{LeaseKeepAlive, RemoteKeys};
+use crate::{Address, Error, Result};
 
 /// A handle to exposed memory, which can be cloned, sliced, sent inside calls, kept, and forwarded to other peers. It names the
 /// memory by a token that can't be guessed; the owner checks token, bounds and mode of each access. Over `verbs://` the owner's
@@ -95,7 +41,7 @@ enum LeaseSource {
     /// Exposed here: the exposure counts peers' leases.
     Own(Arc<ExposureState>),
     /// Received in a call, with a lease at the sender.
-    Received(Arc<crate::rpc::RemoteLease>),
+    Received(Arc<RemoteLease>),
     /// Received by other means than a call: there is no lease.
     Unknown,
 }
@@ -105,17 +51,14 @@ pub(crate) struct EagerCopy {
     /// Offset of the content in the exposed memory.
     start: u64,
     bytes: Vec<u8>,
-    stale: Stale,
+    stale: StaleFlag,
 }
-
-/// Set when the owner has revoked the memory.
-type Stale = Arc<AtomicBool>;
 
 /// The keys by which devices reach the memory, as its owner has sent them.
 #[derive(Clone)]
 struct PeerKeys {
     keys: RemoteKeys,
-    stale: Stale,
+    stale: StaleFlag,
 }
 
 impl PeerKeys {
@@ -132,49 +75,6 @@ impl EagerCopy {
         }
         let start = usize::try_from(offset.checked_sub(self.start)?).ok()?;
         self.bytes.get(start..start.checked_add(len)?)
-    }
-}
-
-/// The copies and keys of other engines' memory that this engine holds, so that they can be marked stale when the owner revokes
-/// the memory.
-#[derive(Default)]
-pub(crate) struct ForeignCopies {
-    known: Mutex<KnownTokens>,
-}
-
-#[derive(Default)]
-struct KnownTokens {
-    /// All bulks of one token share one flag.
-    by_token: HashMap<u128, Weak<AtomicBool>>,
-    /// The table's size at which dead entries are removed next.
-    sweep_at: usize,
-}
-
-/// Below this size the table is not swept.
-const MIN_SWEEP: usize = 64;
-
-impl ForeignCopies {
-    /// The flag that is set when the memory of this token is revoked.
-    fn watch(&self, token: u128) -> Stale {
-        let mut known = self.known.lock();
-        let KnownTokens { by_token, sweep_at } = &mut *known;
-        if let Some(stale) = by_token.get(&token).and_then(Weak::upgrade) {
-            return stale;
-        }
-        if by_token.len() >= *sweep_at {
-            by_token.retain(|_, stale| stale.strong_count() > 0);
-            *sweep_at = MIN_SWEEP.max(2 * by_token.len());
-        }
-        let stale = Stale::default();
-        by_token.insert(token, Arc::downgrade(&stale));
-        stale
-    }
-
-    pub(crate) fn expire(&self, token: u128) {
-        let known = self.known.lock().by_token.remove(&token);
-        if let Some(stale) = known.and_then(|stale| stale.upgrade()) {
-            stale.store(true, Ordering::Release);
-        }
     }
 }
 
@@ -234,59 +134,6 @@ impl Bulk {
         }
         let start = self.offset.checked_add(offset as u64).ok_or_else(out)?;
         Ok(Bulk { offset: start, len: len as u64, ..self.clone() })
-    }
-
-    /// The bulk as memory of the engine at `endpoint`, ready to be pulled from and pushed into. That must be the one that
-    /// exposed it, which [`Request::endpoint`](crate::Request::endpoint) is for bulks that came straight from their owner. At
-    /// another peer, transfers end with [`Error::OtherEngine`]. The endpoint may be of any engine that is to transfer.
-    pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> RemoteBulk {
-        RemoteBulk::new(self.clone(), endpoint.as_ref().clone())
-    }
-
-    /// The bulk as memory of its owner: for bulks that were forwarded. The owner is reached by an existing connection, or else
-    /// at an address that it listens at: the first transfer dials it.
-    ///
-    /// These addresses are claims of the peer that sent the bulk, which can name any: it can make this engine connect to every
-    /// address and port that this engine reaches, also behind a firewall. The other side gets a handshake of this library and
-    /// no byte of the peer's choice. [`EngineBuilder::dial_filter`](crate::EngineBuilder::dial_filter) decides on each such
-    /// address before it is dialled.
-    ///
-    /// # Errors
-    /// [`Error::Unreachable`] when there is no connection to the owner, and it does not listen, or the filter refuses its
-    /// addresses; [`Error::Finalized`].
-    pub fn origin(&self, engine: impl AsRef<Engine>) -> Result<RemoteBulk> {
-        let engine = engine.as_ref();
-        let shared = engine.shared();
-        shared.check("looking for the origin of a bulk")?;
-        let known = shared.core.with_proto(|proto| {
-            let tag = proto.lookup_incarnation(self.origin.incarnation)?;
-            (proto.connection(tag.id).is_some() || self.origin.addresses.is_empty()).then_some(tag)
-        });
-        let tag: Arc<PeerTag> = match known {
-            Some(tag) => tag,
-            // An engine reaches its own bulks without an address.
-            None if self.origin.incarnation == shared.incarnation => shared.core.exec(|proto| proto.lookup(&engine.address())),
-            None => {
-                let specified = |address: &Address| !address.socket().is_some_and(|socket| socket.ip().is_unspecified());
-                let dialable = |address: &&Address| specified(address) && shared.core.transport(address.scheme()).is_ok();
-                let chosen = |address: &Address| shared.core.with_proto(|proto| proto.is_chosen_address(address));
-                let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
-                let named = || self.origin.addresses.iter().filter(dialable);
-                let refused = named().next().cloned();
-                let address = named().find(allowed);
-                let address = address.ok_or_else(|| Error::Unreachable {
-                    reason: match refused {
-                        Some(_) => REFUSED_BY_FILTER,
-                        None => "the owner of the bulk is not connected, and does not listen where this engine could dial",
-                    }
-                    .to_owned(),
-                    peer: refused.or_else(|| self.origin.addresses.first().cloned()).unwrap_or_else(Address::nowhere),
-                    source: None,
-                })?;
-                shared.core.exec(|proto| proto.lookup(address))
-            }
-        };
-        Ok(RemoteBulk::new(self.clone(), Endpoint::new(shared.clone(), tag, 0)))
     }
 
     /// What the sender keeps while a peer holds this bulk.

@@ -5,11 +5,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::descriptor::{Bulk, BulkMode, ExposeMode};
-use super::exposure_state::{ExposureState, Visibility};
+use super::descriptor::Bulk;
+use super::exposure_state::{ExposureState, Released, Visibility};
 use super::grant::Grant;
-use super::lease::Released;
-use crate::engine::EngineShared;
+use super::mode::{BulkMode, ExposeMode};
+use crate::engine::{Endpoint, Engine, EngineShared};
 use crate::memory::{Buffer, ReadOnly, Region, RegionBuffer, Slice, View, Writable, WritableBuffer};
 use crate::progress::error_of;
 use crate::{Address, Error, Result};
@@ -98,23 +98,78 @@ impl Drop for Exposure {
     }
 }
 
-pub(crate) fn expose<B: WritableBuffer>(
-    shared: &Arc<EngineShared>,
-    buffer: B,
-    mode: BulkMode,
-    grant: &Grant,
-) -> Result<Exposed<B, Writable>> {
-    shared.check("expose")?;
-    let held = RegionBuffer::writable(buffer);
-    let exposure = Exposure::new(shared, held.region(), ExposeMode::Changing(mode), grant)?;
-    Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
-}
+impl Engine {
+    /// Exposes a buffer to peers that receive its [`Bulk`](crate::Bulk). The returned [`Exposed`] owns the buffer;
+    /// [`Exposed::reclaim`](crate::Exposed::reclaim) returns it, and dropping the `Exposed` frees it. `mode` is what *peers*
+    /// may do.
+    ///
+    /// # Errors
+    /// [`Error::Finalized`]; [`Error::Busy`] when [`EngineBuilder::max_exposures`] regions are exposed; [`Error::Io`] when an
+    /// RDMA device can't register it. On an error the buffer is dropped.
+    pub fn expose<B>(&self, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
+    where
+        B: WritableBuffer + Send + 'static,
+    {
+        self.expose_with(buffer, mode, &Grant::new())
+    }
 
-pub(crate) fn expose_read_only<B: Buffer>(shared: &Arc<EngineShared>, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>> {
-    shared.check("expose")?;
-    let held = RegionBuffer::read_only(buffer);
-    let exposure = Exposure::new(shared, held.region(), ExposeMode::Constant, grant)?;
-    Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
+    /// Exposes a buffer that peers may read, and that this program can read meanwhile.
+    ///
+    /// # Errors
+    /// As [`Engine::expose`].
+    pub fn expose_read_only<B>(&self, buffer: B) -> Result<Exposed<B, ReadOnly>>
+    where
+        B: Buffer + Send + 'static,
+    {
+        self.expose_read_only_with(buffer, &Grant::new())
+    }
+
+    /// Exposes a buffer as [`Engine::expose`] does, with the restrictions of a [`Grant`]: for one peer, one call, one transfer,
+    /// a number of bytes, a time.
+    ///
+    /// # Errors
+    /// As [`Engine::expose`]; [`Error::OtherEngine`](crate::Error::OtherEngine) for an endpoint of another engine.
+    pub fn expose_with<B>(&self, buffer: B, mode: BulkMode, grant: &Grant) -> Result<Exposed<B, Writable>>
+    where
+        B: WritableBuffer + Send + 'static,
+    {
+        let shared = self.shared();
+        shared.check("expose")?;
+        let held = RegionBuffer::writable(buffer);
+        let exposure = Exposure::new(shared, held.region(), ExposeMode::Changing(mode), grant)?;
+        Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
+    }
+
+    /// Exposes a buffer as [`Engine::expose_read_only`] does, with the restrictions of a [`Grant`].
+    ///
+    /// # Errors
+    /// As [`Engine::expose_with`].
+    pub fn expose_read_only_with<B>(&self, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>>
+    where
+        B: Buffer + Send + 'static,
+    {
+        let shared = self.shared();
+        shared.check("expose")?;
+        let held = RegionBuffer::read_only(buffer);
+        let exposure = Exposure::new(shared, held.region(), ExposeMode::Constant, grant)?;
+        Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
+    }
+
+    /// Exposes a buffer to one peer: to the engine that is connected at `endpoint` now, or, without a connection, to the first
+    /// engine that connects there. Other peers that receive the [`Bulk`](crate::Bulk) get
+    /// [`Error::AccessDenied`](crate::Error::AccessDenied). Short for [`Engine::expose_with`] and [`Grant::only`].
+    ///
+    /// Over `verbs://` the peer gets keys that are valid on its connection only, where this engine's device has type 2 memory
+    /// windows and the connection exists; else the peer asks this engine for each transfer.
+    ///
+    /// # Errors
+    /// As [`Engine::expose_with`].
+    pub fn expose_to<B>(&self, endpoint: impl AsRef<Endpoint>, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
+    where
+        B: WritableBuffer + Send + 'static,
+    {
+        self.expose_with(buffer, mode, &Grant::new().only(endpoint))
+    }
 }
 
 impl<B: Buffer, A> Exposed<B, A> {

@@ -1,19 +1,24 @@
 //! The state of an exposure that its bulks share: leases, visibility to devices, and device keys.
+//!
+//! Leases count the bulks that peers hold; [`Released`] waits until there are none.
 
+use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
-use super::descriptor::ExposeMode;
-use super::lease::LeaseCount;
-use crate::Result;
+use super::mode::ExposeMode;
 use crate::memory::Region;
-use crate::progress::{Core, RemoteKeys};
+use crate::progress::{Blocking, Core, CreatorProcess, RemoteKeys, wake_quietly};
 use crate::proto::PeerId;
+use crate::{Address, Error, Result};
 
 /// Shared by all bulks of an exposure. It keeps neither the memory nor the engine alive: bulks may outlive both.
 pub(super) struct ExposureState {
-    pub leases: LeaseCount,
+    leases: LeaseCount,
     /// Its bulks are valid in calls of its own engine only.
     pub for_one_call: bool,
     access: ExposeMode,
@@ -90,5 +95,173 @@ impl ExposureState {
         });
         self.keys.lock().clone_from(&renewed);
         renewed.keys
+    }
+}
+
+/// Counts the bulks of one exposure that peers hold.
+#[derive(Default)]
+struct LeaseCount {
+    state: Mutex<LeaseCountState>,
+    none_left: Condvar,
+}
+
+#[derive(Default)]
+struct LeaseCountState {
+    held: usize,
+    /// The wakers of the waiting tasks: one for each `Released`, by its number.
+    wakers: HashMap<u64, Waker>,
+    next: u64,
+}
+
+/// Counts one bulk that was sent to a peer; dropped when the peer no longer holds the bulk, or its link has ended.
+pub(super) struct LeaseGuard(Arc<ExposureState>);
+
+impl LeaseGuard {
+    pub(super) fn new(exposure: &Arc<ExposureState>) -> LeaseGuard {
+        exposure.leases.state.lock().held += 1;
+        LeaseGuard(exposure.clone())
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        let wakers = {
+            let mut state = self.0.leases.state.lock();
+            state.held -= 1;
+            if state.held > 0 {
+                return;
+            }
+            std::mem::take(&mut state.wakers)
+        };
+        self.0.leases.none_left.notify_all();
+        wakers.into_values().for_each(wake_quietly);
+    }
+}
+
+/// Resolves when no peer holds a [`Bulk`](crate::Bulk) of an exposure any more: each one that was sent has been dropped by
+/// the peer that received it, and by those it was forwarded to, or these have disconnected. Made by
+/// [`Exposed::released`](crate::Exposed::released).
+///
+/// After a one-way call, which has no response, this shows when the memory is no longer in use.
+///
+/// It wakes the task that has polled it last. Dropping it stops the waiting, and changes nothing else.
+pub struct Released {
+    exposure: Arc<ExposureState>,
+    owner: Address,
+    process: CreatorProcess,
+    /// The key of its task's waker, once it has been polled.
+    number: Option<u64>,
+}
+
+impl Clone for Released {
+    /// Another future for the same exposure; each wakes its own task.
+    fn clone(&self) -> Released {
+        Released { exposure: self.exposure.clone(), owner: self.owner.clone(), process: self.process, number: None }
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        if let Some(number) = self.number.filter(|_| !self.process.is_forked_child()) {
+            let waker = self.exposure.leases.state.lock().wakers.remove(&number);
+            // Wakers are user code, their drop too.
+            drop(waker);
+        }
+    }
+}
+
+impl Released {
+    pub(super) fn new(exposure: &Arc<ExposureState>, owner: Address) -> Released {
+        Released { exposure: exposure.clone(), owner, process: CreatorProcess::this(), number: None }
+    }
+
+    /// True when no peer holds a bulk.
+    pub fn is_released(&self) -> bool {
+        !self.process.is_forked_child() && self.exposure.leases.state.lock().held == 0
+    }
+
+    /// Blocks until no peer holds a bulk. In a forked child it returns at once.
+    pub fn wait(&self) {
+        if self.process.is_forked_child() {
+            return;
+        }
+        let _blocking = Blocking::enter();
+        let mut state = self.exposure.leases.state.lock();
+        while state.held > 0 {
+            self.exposure.leases.none_left.wait(&mut state);
+        }
+    }
+
+    /// Blocks until no peer holds a bulk, but no longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when a peer still holds one; [`Error::Unsupported`] in a forked child.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        if self.process.is_forked_child() {
+            let reason = "what peers hold is known to the process that exposed the memory".to_owned();
+            return Err(Error::Unsupported { what: "waiting for bulks to be released in a forked child".to_owned(), reason });
+        }
+        let _blocking = Blocking::enter();
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.exposure.leases.state.lock();
+        while state.held > 0 {
+            let timed_out = match deadline {
+                Some(deadline) => self.exposure.leases.none_left.wait_until(&mut state, deadline).timed_out(),
+                None => {
+                    self.exposure.leases.none_left.wait(&mut state);
+                    false
+                }
+            };
+            if timed_out && state.held > 0 {
+                let what = format!("waiting for {} bulks to be released", state.held);
+                return Err(Error::Timeout { peer: self.owner.clone(), what, after: timeout });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Future for Released {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if this.process.is_forked_child() {
+            return Poll::Ready(());
+        }
+        let waker = context.waker();
+        {
+            let state = this.exposure.leases.state.lock();
+            if state.held == 0 {
+                return Poll::Ready(());
+            }
+            let known = this.number.and_then(|number| state.wakers.get(&number));
+            if known.is_some_and(|known| known.will_wake(waker)) {
+                return Poll::Pending;
+            }
+        }
+        // Cloned, and the earlier one dropped, where no lock is held: both are user code.
+        let waker = waker.clone();
+        let mut state = this.exposure.leases.state.lock();
+        if state.held == 0 {
+            return Poll::Ready(());
+        }
+        let number = *this.number.get_or_insert_with(|| {
+            state.next += 1;
+            state.next
+        });
+        let earlier = state.wakers.insert(number, waker);
+        drop(state);
+        drop(earlier);
+        Poll::Pending
+    }
+}
+
+impl std::fmt::Debug for Released {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.exposure.leases.state.try_lock() {
+            Some(state) => write!(f, "Released({} bulks out)", state.held),
+            None => f.write_str("Released(..)"),
+        }
     }
 }

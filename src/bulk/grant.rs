@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::exposure_state::Visibility;
-use crate::engine::EngineShared;
+use crate::Result;
+use crate::engine::{Endpoint, EngineShared};
 use crate::proto::AccessPolicy;
-use crate::{Endpoint, Result};
 
 /// The restrictions under which memory is exposed: for one peer, one call, one transfer, a number of bytes, a time. They
 /// combine: each transfer has to meet all of them when it begins. [`Engine::expose`](crate::Engine::expose) uses a grant

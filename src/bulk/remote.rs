@@ -1,20 +1,15 @@
 //! `RemoteBulk`: a peer's exposed memory, ready for transfers.
 
 use std::fmt;
-use std::ops::{Shl, Shr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::descriptor::Bulk;
-use super::exposed::{Exposed, ExposedSlice};
-use super::local::{PullTarget, PushSource};
-use super::transfer::{Local, Transfer};
-use crate::engine::EngineShared;
-use crate::memory::{self, Buffer, CopyOutcome, Slice, Writable, WritableBuffer};
-use crate::progress::{Completion, EngineEnv, Moving, OperationOutcome, error_of};
-use crate::proto::{Failure, Proto, Remote, TransferId};
-use crate::rpc::deadline;
-use crate::{Address, Endpoint, Error, Result};
+use crate::engine::{Endpoint, Engine, EngineShared, deadline};
+use crate::memory::{self, CopyOutcome, Slice};
+use crate::progress::{Completion, EngineEnv, Moving, OperationOutcome, REFUSED_BY_FILTER, error_of};
+use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
+use crate::{Address, Error, Result};
 
 /// A bulk together with the endpoint of its owner. Made by [`Bulk::on`] and [`Bulk::origin`].
 ///
@@ -50,6 +45,61 @@ enum EndpointOwner {
 /// The description of a transfer, for errors.
 fn what(pull: bool, len: usize) -> String {
     format!("{} of {len} bytes", if pull { "pull" } else { "push" })
+}
+
+impl Bulk {
+    /// The bulk as memory of the engine at `endpoint`, ready to be pulled from and pushed into. That must be the one that
+    /// exposed it, which [`Request::endpoint`](crate::Request::endpoint) is for bulks that came straight from their owner. At
+    /// another peer, transfers end with [`Error::OtherEngine`]. The endpoint may be of any engine that is to transfer.
+    pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> RemoteBulk {
+        RemoteBulk::new(self.clone(), endpoint.as_ref().clone())
+    }
+
+    /// The bulk as memory of its owner: for bulks that were forwarded. The owner is reached by an existing connection, or else
+    /// at an address that it listens at: the first transfer dials it.
+    ///
+    /// These addresses are claims of the peer that sent the bulk, which can name any: it can make this engine connect to every
+    /// address and port that this engine reaches, also behind a firewall. The other side gets a handshake of this library and
+    /// no byte of the peer's choice. [`EngineBuilder::dial_filter`](crate::EngineBuilder::dial_filter) decides on each such
+    /// address before it is dialled.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] when there is no connection to the owner, and it does not listen, or the filter refuses its
+    /// addresses; [`Error::Finalized`].
+    pub fn origin(&self, engine: impl AsRef<Engine>) -> Result<RemoteBulk> {
+        let engine = engine.as_ref();
+        let shared = engine.shared();
+        shared.check("looking for the origin of a bulk")?;
+        let known = shared.core.with_proto(|proto| {
+            let tag = proto.lookup_incarnation(self.origin.incarnation)?;
+            (proto.connection(tag.id).is_some() || self.origin.addresses.is_empty()).then_some(tag)
+        });
+        let tag: Arc<PeerTag> = match known {
+            Some(tag) => tag,
+            // An engine reaches its own bulks without an address.
+            None if self.origin.incarnation == shared.incarnation => shared.core.exec(|proto| proto.lookup(&engine.address())),
+            None => {
+                let specified = |address: &Address| !address.socket().is_some_and(|socket| socket.ip().is_unspecified());
+                let dialable = |address: &&Address| specified(address) && shared.core.transport(address.scheme()).is_ok();
+                let chosen = |address: &Address| shared.core.with_proto(|proto| proto.is_chosen_address(address));
+                let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
+                let named = || self.origin.addresses.iter().filter(dialable);
+                let refused = named().next().cloned();
+                let address = named().find(allowed);
+                let address = address.ok_or_else(|| Error::Unreachable {
+                    reason: match refused {
+                        Some(_) => REFUSED_BY_FILTER,
+                        None => "the owner of the bulk is not connected, and does not listen where this engine could dial",
+                    }
+                    .to_owned(),
+                    peer: refused.or_else(|| self.origin.addresses.first().cloned()).unwrap_or_else(Address::nowhere),
+                    source: None,
+                })?;
+                shared.core.exec(|proto| proto.lookup(address))
+            }
+        };
+        Ok(RemoteBulk::new(self.clone(), Endpoint::new(shared.clone(), tag, 0)))
+    }
 }
 
 impl RemoteBulk {
@@ -90,40 +140,6 @@ impl RemoteBulk {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
-    }
-
-    /// Copies from the peer's memory into local memory, and blocks until that is done. Returns the number of bytes.
-    ///
-    /// On an error, any part of the target may have been written. Once this returns, the transfer does not write the target any
-    /// more.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`], [`Error::AccessDenied`],
-    /// [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`]; [`Error::OtherEngine`] when the endpoint is not the
-    /// owner's, or the target is exposed by another engine.
-    pub fn pull_into(&self, target: impl PullTarget) -> Result<usize> {
-        target.with(self, |slice| self.run(true, slice))
-    }
-
-    /// Copies from local memory into the peer's, and blocks until that is done. Returns the number of bytes.
-    ///
-    /// On an error, any part of the peer's memory may have been written, and some of it with zeros: the rest of a chunk that
-    /// was in progress when the push ended. Once this returns, the transfer does not read the source any more.
-    ///
-    /// # Errors
-    /// As [`RemoteBulk::pull_into`].
-    pub fn push_from(&self, source: impl PushSource) -> Result<usize> {
-        source.with(self, |slice| self.run(false, slice))
-    }
-
-    /// Starts a pull, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
-    pub fn start_pull_into<L: Local<Access = Writable>>(&self, local: L) -> Transfer<L::Buffer, L> {
-        Transfer::start(self, true, local)
-    }
-
-    /// Starts a push, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
-    pub fn start_push_from<L: Local>(&self, local: L) -> Transfer<L::Buffer, L> {
-        Transfer::start(self, false, local)
     }
 
     pub(super) fn shared(&self) -> &Arc<EngineShared> {
@@ -177,7 +193,7 @@ impl RemoteBulk {
         error_of(failure, &self.endpoint.address(), what, "bulk", self.timeout, 0)
     }
 
-    fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
+    pub(super) fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
         let _moving = Moving::enter();
         let completion = Completion::new();
         let (started, len) = self.start(pull, local, &completion, false);
@@ -267,41 +283,6 @@ impl RemoteBulk {
         Ok(StartedTransfer::InProgress(id))
     }
 }
-
-macro_rules! operators {
-    ($($remote:ty),*) => {$(
-        impl<B: WritableBuffer> Shr<&Exposed<B, Writable>> for $remote {
-            type Output = Result<usize>;
-            /// As [`RemoteBulk::pull_into`].
-            fn shr(self, local: &Exposed<B, Writable>) -> Result<usize> {
-                self.pull_into(local)
-            }
-        }
-        impl Shr<&ExposedSlice<Writable>> for $remote {
-            type Output = Result<usize>;
-            /// As [`RemoteBulk::pull_into`].
-            fn shr(self, local: &ExposedSlice<Writable>) -> Result<usize> {
-                self.pull_into(local)
-            }
-        }
-        impl<B: Buffer, A> Shl<&Exposed<B, A>> for $remote {
-            type Output = Result<usize>;
-            /// As [`RemoteBulk::push_from`].
-            fn shl(self, local: &Exposed<B, A>) -> Result<usize> {
-                self.push_from(local)
-            }
-        }
-        impl<A> Shl<&ExposedSlice<A>> for $remote {
-            type Output = Result<usize>;
-            /// As [`RemoteBulk::push_from`].
-            fn shl(self, local: &ExposedSlice<A>) -> Result<usize> {
-                self.push_from(local)
-            }
-        }
-    )*};
-}
-
-operators!(RemoteBulk, &RemoteBulk);
 
 impl fmt::Debug for RemoteBulk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,15 +3,15 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::memory::Element;
 use parking_lot::Mutex;
 
-use super::descriptor::{Bulk, BulkMode, ExposeMode};
+use super::descriptor::Bulk;
 use super::exposed::Exposure;
 use super::grant::Grant;
+use super::mode::{BulkMode, ExposeMode};
 use crate::Result;
-use crate::engine::EngineShared;
-use crate::memory::{BorrowedRegion, ClosedRegion, Region};
+use crate::engine::{Engine, EngineShared};
+use crate::memory::{BorrowedRegion, ClosedRegion, Element, Region};
 
 /// Exposes borrowed memory until it ends; see [`Engine::scope`](crate::Engine::scope).
 ///
@@ -134,12 +134,20 @@ impl sealed::AsBytes for str {
     }
 }
 
-pub(crate) fn scope<'env, T, F>(shared: &Arc<EngineShared>, work: F) -> Result<T>
-where
-    F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
-{
-    let inner = Arc::new(ScopeInner { shared: shared.clone(), exposed: Mutex::default() });
-    let scope = Scope { inner, _scope: PhantomData, _env: PhantomData };
-    // The scope is dropped when `work` has returned or panicked.
-    work(&scope)
+impl Engine {
+    /// Exposes borrowed memory for as long as a closure runs, as [`std::thread::scope`] does with threads. When the closure
+    /// returns or panics, peers' access is revoked before the borrow ends.
+    ///
+    /// # Errors
+    /// What the closure returns, and [`Error::Finalized`].
+    pub fn scope<'env, T, F>(&self, work: F) -> Result<T>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
+    {
+        self.shared().check("scope")?;
+        let inner = Arc::new(ScopeInner { shared: self.shared().clone(), exposed: Mutex::default() });
+        let scope = Scope { inner, _scope: PhantomData, _env: PhantomData };
+        // The scope is dropped when `work` has returned or panicked.
+        work(&scope)
+    }
 }

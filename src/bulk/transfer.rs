@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use super::exposed::{Exposed, ExposedSlice};
 use super::remote::{RemoteBulk, StartedTransfer};
 use crate::Result;
-use crate::memory::{Buffer, Slice};
+use crate::memory::{Buffer, Slice, Writable};
 use crate::progress::{Completion, OperationOutcome};
 use crate::proto::{Failure, TransferId};
 
@@ -22,8 +22,9 @@ pub trait Local: sealed::Local {
 }
 
 mod sealed {
+    use super::RemoteBulk;
+    use crate::Result;
     use crate::memory::Slice;
-    use crate::{RemoteBulk, Result};
 
     pub trait Local {
         #[doc(hidden)]
@@ -101,6 +102,18 @@ impl<B: Buffer, L: Local> Transfer<B, L> {
             StartedTransfer::InProgress(id) => TransferState::InProgress(completion, id),
         };
         Transfer { remote: remote.clone(), pull, len, local: Some(local), memory, state, _buffer: PhantomData }
+    }
+}
+
+impl RemoteBulk {
+    /// Starts a pull, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
+    pub fn start_pull_into<L: Local<Access = Writable>>(&self, local: L) -> Transfer<L::Buffer, L> {
+        Transfer::start(self, true, local)
+    }
+
+    /// Starts a push, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
+    pub fn start_push_from<L: Local>(&self, local: L) -> Transfer<L::Buffer, L> {
+        Transfer::start(self, false, local)
     }
 }
 

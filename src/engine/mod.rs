@@ -1,7 +1,13 @@
-//! `Engine`: the handle that serves, calls, exposes memory and transfers.
+//! The engine itself: its handles, its end, its peers' endpoints, and what the layers above keep in it.
+//!
+//! `rpc` and `bulk` add their methods to [`Engine`], and [`builder`](crate::builder) makes it.
 
-mod builder;
+mod endpoint;
 mod finalize;
+mod foreign_copies;
+mod message_context;
+mod procedures;
+mod registry;
 mod weak;
 
 use std::collections::HashMap;
@@ -11,15 +17,18 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-pub use builder::EngineBuilder;
+pub use endpoint::Endpoint;
+pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
+pub(crate) use message_context::{DecodeContext, EncodeContext, RemoteLease, decoding, encoding};
+pub(crate) use procedures::{ProcedureInfo, Procedures};
+pub use registry::HandlerPool;
+pub(crate) use registry::{LookupResult, Registry};
 pub use weak::WeakEngine;
 
-use crate::bulk::{self, ForeignCopies, Origin, Scope};
 use crate::memory::{BufferPool, EngineBuffer};
-use crate::progress::Core;
-use crate::proto::RequestId;
-use crate::rpc::{self, Authorize, HandlerPool, Procedures, Provider, Registry};
-use crate::{Address, BulkMode, Endpoint, Error, Exposed, Grant, IntoAddress, ReadOnly, Refusals, Result, Writable};
+use crate::progress::{Core, EngineEnv};
+use crate::proto::{Incoming, RequestId};
+use crate::{Address, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
 
 /// The limits and timeouts that the layers above progress use.
@@ -33,6 +42,16 @@ pub(crate) struct EngineLimits {
     pub values: usize,
 }
 
+/// The engine that exposed a bulk, wherever the bulk is now.
+pub(crate) struct Origin {
+    /// That engine's core, in its own process; dangling elsewhere.
+    pub core: Weak<Core>,
+    pub incarnation: u64,
+    pub addresses: Vec<Address>,
+}
+
+pub(crate) type Authorize = Box<dyn Fn(&Arc<EngineShared>, &Incoming<EngineEnv>) -> bool + Send + Sync>;
+
 /// The state that all objects of one engine share.
 pub(crate) struct EngineShared {
     pub core: Arc<Core>,
@@ -41,7 +60,7 @@ pub(crate) struct EngineShared {
     pub addresses: Vec<Address>,
     pub origin: Arc<Origin>,
     pub registry: Registry,
-    /// The authorization hook.
+    /// Decides whether a peer's call is handled.
     pub authorize: Option<Authorize>,
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers are gone.
@@ -53,6 +72,30 @@ pub(crate) struct EngineShared {
 }
 
 impl EngineShared {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        limits: EngineLimits,
+        incarnation: u64,
+        addresses: Vec<Address>,
+        authorize: Option<Authorize>,
+    ) -> Arc<EngineShared> {
+        let origin = Arc::new(Origin { core: Arc::downgrade(&core), incarnation, addresses: addresses.clone() });
+        Arc::new(EngineShared {
+            core,
+            limits,
+            incarnation,
+            addresses,
+            origin,
+            registry: Registry::default(),
+            authorize,
+            procedures: Procedures::default(),
+            tasks: Mutex::default(),
+            copies: ForeignCopies::default(),
+            finalizing: Finalizing::default(),
+            alive: Mutex::default(),
+        })
+    }
+
     /// Fails when the engine is finalized, or belongs to another process.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         self.check_with(|| what.to_owned())
@@ -136,30 +179,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine that listens at `address`, and can call too. Port 0 is any free port: [`Engine::address`] returns it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] for a transport that is not there, and
-    /// [`Error::Io`] when the system refuses.
-    pub fn server(address: impl IntoAddress) -> Result<Engine> {
-        Engine::builder().listen(address).build()
+    /// The first handle of an engine.
+    pub(crate) fn new(shared: Arc<EngineShared>) -> Engine {
+        let alive = Arc::new(EngineHandles(shared.clone()));
+        *shared.alive.lock() = Arc::downgrade(&alive);
+        Engine { shared, alive: Some(alive) }
     }
 
-    /// An engine that calls and exposes, and does not listen: peers transfer over the connections that it makes.
-    ///
-    /// `transport` is the one that must be available, such as `"tcp"`; the engine can dial the others as well.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a transport that is not there, [`Error::InvalidAddress`] for a name that is none.
-    pub fn client(transport: &str) -> Result<Engine> {
-        Engine::builder().transport(transport).build()
-    }
-
-    /// A builder with all options and limits of an engine.
-    pub fn builder() -> EngineBuilder {
-        EngineBuilder::default()
-    }
-
+    /// A handle that does not keep the engine alive.
     pub(crate) fn from_shared(shared: Arc<EngineShared>) -> Engine {
         Engine { shared, alive: None }
     }
@@ -198,166 +225,6 @@ impl Engine {
         Ok(Endpoint::new(self.shared.clone(), tag, 0))
     }
 
-    /// Provider 0 of this engine, which [`Engine::define`] and its like define procedures at.
-    fn root(&self) -> Provider {
-        Provider::new(&self.shared, 0, None)
-    }
-
-    /// Serves a procedure with a closure: `define("sum", |_: &Request, (x, y): (i32, i32)| x + y)`.
-    ///
-    /// It may block, call others (its caller too), and transfer. It runs where the request was received as long as it is
-    /// quick, and on a handler thread once it has blocked or has taken long. When it panics, the caller gets
-    /// [`Error::HandlerPanicked`].
-    ///
-    /// The engine owns the closure, so a closure that captures a clone of it, as in `move |…| engine.…`, keeps it alive until
-    /// [`Engine::finalize`] is called: dropping the other handles does not end it, and the engine goes on serving. Use
-    /// [`Request::engine`](crate::Request::engine) in it, or capture a [`WeakEngine`]. Endpoints, procedures, providers, bulks
-    /// and exposures can be captured: they do not keep an engine alive. An engine that finds, when it is finalized, that its
-    /// handlers have captured handles of it, logs a warning under the target `calomel::engine`.
-    ///
-    /// # Types
-    /// Arguments and results are written without names or types, so the two ends are compared first, by structure, and a
-    /// caller whose types differ gets [`Error::TypeMismatch`]. Serde types travel as long as they can be read without asking
-    /// what comes next. `rename`, `alias`, `skip`, `transparent`, `with`, `from` and `into` work. Enums with
-    /// `#[serde(untagged)]` or `#[serde(tag = "…")]` and types such as `serde_json::Value` can't be received
-    /// ([`Error::Decode`]), `#[serde(flatten)]` can't be sent ([`Error::Encode`]), nor can a field that
-    /// `skip_serializing_if` leaves out. `default` has no effect: a field that only one side has is a mismatch.
-    ///
-    /// # Errors
-    /// [`Error::AlreadyDefined`], [`Error::Finalized`], and [`Error::MessageTooLarge`] for a name of more than 1024 bytes.
-    pub fn define<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
-    where
-        A: serde::de::DeserializeOwned + 'static,
-        R: serde::Serialize + 'static,
-        F: Fn(&rpc::Request, A) -> R + Send + Sync + 'static,
-    {
-        self.root().define(name, handler)
-    }
-
-    /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller cancels,
-    /// times out or disconnects, the future is dropped. What the closure captures must not keep the engine alive, as with
-    /// [`Engine::define`]; a future that holds a clone of the engine keeps it alive until the future is done or dropped.
-    ///
-    /// # Errors
-    /// As [`Engine::define`].
-    pub fn define_async<A, R, F, Fut>(&self, name: &str, handler: F) -> Result<rpc::Registration>
-    where
-        A: serde::de::DeserializeOwned + 'static,
-        R: serde::Serialize + 'static,
-        F: Fn(rpc::Request, A) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = R> + Send + 'static,
-    {
-        self.root().define_async(name, handler)
-    }
-
-    /// Serves a procedure that responds later, from any thread, through the [`Responder`](crate::Responder).
-    ///
-    /// # Errors
-    /// As [`Engine::define`].
-    pub fn define_deferred<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
-    where
-        A: serde::de::DeserializeOwned + 'static,
-        R: serde::Serialize + 'static,
-        F: Fn(rpc::Responder<R>, A) + Send + Sync + 'static,
-    {
-        self.root().define_deferred(name, handler)
-    }
-
-    /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or `[u8]` is
-    /// made. The type parameter names what is borrowed: `define_borrowed::<str, _, _>("len", |_: &Request, s: &str| s.len())`.
-    ///
-    /// # Errors
-    /// As [`Engine::define`].
-    pub fn define_borrowed<A, R, F>(&self, name: &str, handler: F) -> Result<rpc::Registration>
-    where
-        A: rpc::BorrowedArgs + ?Sized + 'static,
-        R: serde::Serialize + 'static,
-        F: for<'a> Fn(&rpc::Request, A::With<'a>) -> R + Send + Sync + 'static,
-    {
-        self.root().define_borrowed::<A, R, F>(name, handler)
-    }
-
-    /// The provider of this number: its procedures are its own, and callers reach them through [`Endpoint::provider`]. Provider
-    /// 0 is the engine itself.
-    pub fn provider(&self, id: u16) -> Provider {
-        Provider::new(&self.shared, id, None)
-    }
-
-    /// Provider 0, with `pool` to run the handlers that are defined through it.
-    pub fn pool(&self, pool: &HandlerPool) -> Provider {
-        Provider::new(&self.shared, 0, Some(pool.clone()))
-    }
-
-    /// A remote procedure to call: its name, and the types of its arguments and of its result. Cheap to make and to clone; the
-    /// engine keeps what it has learned of the types. [`Engine::define`] lists the types that can be sent.
-    pub fn procedure<A: ?Sized, R>(&self, name: &str) -> rpc::Procedure<A, R> {
-        rpc::Procedure::new(&self.shared, name)
-    }
-
-    /// Exposes a buffer to peers that receive its [`Bulk`](crate::Bulk). The returned [`Exposed`] owns the buffer;
-    /// [`Exposed::reclaim`](crate::Exposed::reclaim) returns it, and dropping the `Exposed` frees it. `mode` is what *peers*
-    /// may do.
-    ///
-    /// # Errors
-    /// [`Error::Finalized`]; [`Error::Busy`] when [`EngineBuilder::max_exposures`] regions are exposed; [`Error::Io`] when an
-    /// RDMA device can't register it. On an error the buffer is dropped.
-    pub fn expose<B>(&self, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
-    where
-        B: crate::WritableBuffer + Send + 'static,
-    {
-        bulk::expose(&self.shared, buffer, mode, &Grant::new())
-    }
-
-    /// Exposes a buffer that peers may read, and that this program can read meanwhile.
-    ///
-    /// # Errors
-    /// As [`Engine::expose`].
-    pub fn expose_read_only<B>(&self, buffer: B) -> Result<Exposed<B, ReadOnly>>
-    where
-        B: crate::Buffer + Send + 'static,
-    {
-        bulk::expose_read_only(&self.shared, buffer, &Grant::new())
-    }
-
-    /// Exposes a buffer as [`Engine::expose`] does, with the restrictions of a [`Grant`]: for one peer, one call, one transfer,
-    /// a number of bytes, a time.
-    ///
-    /// # Errors
-    /// As [`Engine::expose`]; [`Error::OtherEngine`](crate::Error::OtherEngine) for an endpoint of another engine.
-    pub fn expose_with<B>(&self, buffer: B, mode: BulkMode, grant: &Grant) -> Result<Exposed<B, Writable>>
-    where
-        B: crate::WritableBuffer + Send + 'static,
-    {
-        bulk::expose(&self.shared, buffer, mode, grant)
-    }
-
-    /// Exposes a buffer as [`Engine::expose_read_only`] does, with the restrictions of a [`Grant`].
-    ///
-    /// # Errors
-    /// As [`Engine::expose_with`].
-    pub fn expose_read_only_with<B>(&self, buffer: B, grant: &Grant) -> Result<Exposed<B, ReadOnly>>
-    where
-        B: crate::Buffer + Send + 'static,
-    {
-        bulk::expose_read_only(&self.shared, buffer, grant)
-    }
-
-    /// Exposes a buffer to one peer: to the engine that is connected at `endpoint` now, or, without a connection, to the first
-    /// engine that connects there. Other peers that receive the [`Bulk`](crate::Bulk) get
-    /// [`Error::AccessDenied`](crate::Error::AccessDenied). Short for [`Engine::expose_with`] and [`Grant::only`].
-    ///
-    /// Over `verbs://` the peer gets keys that are valid on its connection only, where this engine's device has type 2 memory
-    /// windows and the connection exists; else the peer asks this engine for each transfer.
-    ///
-    /// # Errors
-    /// As [`Engine::expose_with`].
-    pub fn expose_to<B>(&self, endpoint: impl AsRef<Endpoint>, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
-    where
-        B: crate::WritableBuffer + Send + 'static,
-    {
-        self.expose_with(buffer, mode, &Grant::new().only(endpoint))
-    }
-
     /// Counts of what peers were refused so far, by cause.
     ///
     /// Refusals are logged too, through `tracing` under the target `calomel::security`: with the peer's address, the operation,
@@ -367,19 +234,6 @@ impl Engine {
     /// logged at debug level, others as warnings.
     pub fn refusals(&self) -> Refusals {
         self.shared.core.with_proto(|proto| proto.refusals())
-    }
-
-    /// Exposes borrowed memory for as long as a closure runs, as [`std::thread::scope`] does with threads. When the closure
-    /// returns or panics, peers' access is revoked before the borrow ends.
-    ///
-    /// # Errors
-    /// What the closure returns, and [`Error::Finalized`].
-    pub fn scope<'env, T, F>(&self, work: F) -> Result<T>
-    where
-        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
-    {
-        self.shared.check("scope")?;
-        bulk::scope(&self.shared, work)
     }
 
     /// `len` bytes of zeroed memory for [`Engine::expose`], which peers of the same user on this host may map.
@@ -509,4 +363,10 @@ impl Timer {
             _ => false,
         }
     }
+}
+
+/// The deadline after `timeout`, cut to a hundred years where the clock can't represent it.
+pub(crate) fn deadline(now: Instant, timeout: Duration) -> Instant {
+    const LONG: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    now.checked_add(timeout).unwrap_or_else(|| now + LONG)
 }

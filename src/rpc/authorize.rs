@@ -4,10 +4,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::engine::EngineShared;
+use crate::Scheme;
+use crate::engine::{Authorize, Endpoint, EngineShared};
 use crate::progress::EngineEnv;
 use crate::proto::Incoming;
-use crate::{Endpoint, Scheme};
 
 /// A call that a peer makes, and what is known of that peer: the argument of the hook that
 /// [`EngineBuilder::authorize`](crate::EngineBuilder::authorize) sets.
@@ -27,8 +27,6 @@ pub struct PeerProcess {
     /// The group id that it runs as.
     pub gid: u32,
 }
-
-pub(crate) type Authorize = Box<dyn Fn(&Caller<'_>) -> bool + Send + Sync>;
 
 impl Caller<'_> {
     /// The name of the procedure.
@@ -73,12 +71,13 @@ impl fmt::Debug for Caller<'_> {
     }
 }
 
-/// Runs the authorization hook; a hook that panics denies the call.
-pub(super) fn is_allowed(shared: &Arc<EngineShared>, incoming: &Incoming<EngineEnv>) -> bool {
-    let Some(authorize) = &shared.authorize else { return true };
-    let caller = Caller { shared, incoming };
-    catch_unwind(AssertUnwindSafe(|| authorize(&caller))).unwrap_or_else(|_| {
-        tracing::error!(target: "calomel::security", ?caller, "the authorization hook panicked, the call is denied");
-        false
+/// The authorization of calls by a hook; one that panics denies the call.
+pub(crate) fn authorization(decide: impl Fn(&Caller<'_>) -> bool + Send + Sync + 'static) -> Authorize {
+    Box::new(move |shared, incoming| {
+        let caller = Caller { shared, incoming };
+        catch_unwind(AssertUnwindSafe(|| decide(&caller))).unwrap_or_else(|_| {
+            tracing::error!(target: "calomel::security", ?caller, "the authorization hook panicked, the call is denied");
+            false
+        })
     })
 }

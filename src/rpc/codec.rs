@@ -1,28 +1,14 @@
-//! Encodes and decodes messages, and keeps track of the bulks in them.
-//!
-//! A bulk that is encoded for a peer leaves a lease with the sender, until the peer no longer holds the bulk. Serde has no
-//! parameter for a context, so thread-locals hold the engine that encodes or decodes, and the peer.
+//! Encodes messages.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::engine::EngineShared;
+use crate::engine::{EncodeContext, EngineShared, encoding};
 use crate::progress::LeaseKeepAlive;
-use crate::proto::{LeaseRange, LinkId};
 use crate::shape::{DeclaredShape, Encoded, Knowledge};
 use crate::{Address, Error, Side};
-
-/// What the encoder collects while it encodes a message for a peer.
-pub(crate) struct EncodeContext {
-    /// The incarnation of the engine that sends the message.
-    engine: u64,
-    leases: Vec<LeaseKeepAlive>,
-    eager_bulk: usize,
-    /// Set when the message has a bulk that this engine must not send: where the bulk's owner listens.
-    foreign: Option<Option<Address>>,
-}
 
 /// Why a message can't be encoded.
 #[derive(Debug)]
@@ -47,42 +33,6 @@ impl Unencodable {
     }
 }
 
-thread_local! {
-    static ENCODING: RefCell<Option<EncodeContext>> = const { RefCell::new(None) };
-    static DECODING: RefCell<Option<DecodeContext>> = const { RefCell::new(None) };
-}
-
-impl EncodeContext {
-    /// Records the lease of a bulk in the message, and returns its index among those of the message. `None` when this thread
-    /// encodes no message for a peer.
-    pub(crate) fn lease(held: impl FnOnce() -> LeaseKeepAlive) -> Option<u32> {
-        ENCODING.with_borrow_mut(|encoding| {
-            let encoding = encoding.as_mut()?;
-            encoding.leases.push(held());
-            Some(encoding.leases.len() as u32 - 1)
-        })
-    }
-
-    /// The incarnation of the engine that sends the message; `None` when this thread encodes no message for a peer.
-    pub(crate) fn engine() -> Option<u64> {
-        ENCODING.with_borrow(|encoding| encoding.as_ref().map(|encoding| encoding.engine))
-    }
-
-    /// Records that the message has a bulk that its engine must not send. The caller makes encoding fail.
-    pub(crate) fn refuse(owner: Option<Address>) {
-        ENCODING.with_borrow_mut(|encoding| {
-            if let Some(encoding) = encoding {
-                encoding.foreign = Some(owner);
-            }
-        });
-    }
-
-    /// Bulks up to so many bytes are sent with their content.
-    pub(crate) fn eager_bulk() -> usize {
-        ENCODING.with_borrow(|encoding| encoding.as_ref().map_or(0, |encoding| encoding.eager_bulk))
-    }
-}
-
 /// Encodes a value for a peer at the end of `out`. Returns the leases of the bulks in it, and the shape to declare.
 pub(super) fn encode<T: Serialize + ?Sized>(
     value: &T,
@@ -91,13 +41,13 @@ pub(super) fn encode<T: Serialize + ?Sized>(
     knowledge: &Knowledge,
 ) -> Result<(Vec<LeaseKeepAlive>, Arc<DeclaredShape>), Unencodable> {
     let (start, numbers) = (out.len(), &shared.procedures.numbers);
-    let (encoded, mut context) = with_context(shared, || knowledge.encode(value, out, numbers));
+    let (encoded, mut context) = encoding(shared, || knowledge.encode(value, out, numbers));
     let declared = match encoded {
         Ok(Encoded::As(declared)) => Ok(declared),
         Ok(Encoded::Unlike) => {
             out.truncate(start);
             let declared;
-            (declared, context) = with_context(shared, || knowledge.encode_alone(value, out, numbers));
+            (declared, context) = encoding(shared, || knowledge.encode_alone(value, out, numbers));
             declared
         }
         Err(fault) => Err(fault),
@@ -108,165 +58,6 @@ pub(super) fn encode<T: Serialize + ?Sized>(
     }
     Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
 }
-
-/// Runs `encode` with a fresh context, and returns what the context has collected.
-fn with_context<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
-    let fresh =
-        || EncodeContext { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
-    // A `Serialize` impl may itself make a call, so the outer context is restored.
-    let mut restore = Restore(Some(ENCODING.replace(Some(fresh()))));
-    let encoded = encode();
-    let context = ENCODING.replace(restore.0.take().flatten());
-    (encoded, context.unwrap_or_else(fresh))
-}
-
-struct Restore(Option<Option<EncodeContext>>);
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        if let Some(outer) = self.0.take() {
-            ENCODING.set(outer);
-        }
-    }
-}
-
-/// The message that this thread decodes, and the peer that sent it.
-pub(crate) struct DecodeContext {
-    pub shared: Weak<EngineShared>,
-    engine: u64,
-    pub link: LinkId,
-    leases: LeaseRange,
-    /// Which of the leases a decoded bulk has taken over.
-    taken: Vec<bool>,
-    /// The message will be decoded again, so dropping its bulks must not release their leases.
-    will_retry: bool,
-    /// The engine at the other end of the link and its address, looked up when the first bulk needs it.
-    remote: Option<Option<(u64, crate::Address)>>,
-}
-
-/// This engine's part of a lease on a peer's bulk; dropping it releases the lease.
-pub(crate) struct RemoteLease {
-    shared: Weak<EngineShared>,
-    /// The incarnation of the engine that received the bulk.
-    pub engine: u64,
-    link: LinkId,
-    number: u64,
-}
-
-impl Drop for RemoteLease {
-    fn drop(&mut self) {
-        if DecodeContext::will_retry_with(self) {
-            return;
-        }
-        if let Some(shared) = self.shared.upgrade() {
-            // A list of bulks is dropped one by one, so releases are corked and sent together.
-            shared.core.exec_soon(|proto| proto.release(self.link, LeaseRange { first: self.number, count: 1 }));
-        }
-    }
-}
-
-impl DecodeContext {
-    /// The lease of this number in the message that is being decoded, for the bulk that names it.
-    pub(crate) fn take_lease(index: u32) -> Option<Arc<RemoteLease>> {
-        DECODING.with_borrow_mut(|decoding| {
-            let decoding = decoding.as_mut()?;
-            let taken = decoding.taken.get_mut(index as usize)?;
-            if std::mem::replace(taken, true) {
-                return None;
-            }
-            let number = decoding.leases.first.checked_add(u64::from(index))?;
-            let (shared, engine, link) = (decoding.shared.clone(), decoding.engine, decoding.link);
-            Some(Arc::new(RemoteLease { shared, engine, link, number }))
-        })
-    }
-
-    /// Marks the message that this thread decodes, if it has leases, as one that will be decoded again.
-    pub(super) fn set_will_retry() {
-        DECODING.with_borrow_mut(|decoding| {
-            if let Some(decoding) = decoding {
-                decoding.will_retry = true;
-            }
-        });
-    }
-
-    /// Whether a lease stays with its message, as the message will be decoded again.
-    fn will_retry_with(lease: &RemoteLease) -> bool {
-        let will_retry_with = |decoding: &RefCell<Option<DecodeContext>>| {
-            decoding.borrow().as_ref().is_some_and(|DecodeContext { link, leases, will_retry, .. }| {
-                let number = lease.number.checked_sub(leases.first);
-                *will_retry && *link == lease.link && number.is_some_and(|number| number < u64::from(leases.count))
-            })
-        };
-        DECODING.try_with(will_retry_with).unwrap_or(false)
-    }
-
-    /// The address of the peer that sent the message, if that peer has this incarnation.
-    pub(crate) fn remote(incarnation: u64) -> Option<Address> {
-        DECODING.with_borrow_mut(|decoding| {
-            let DecodeContext { shared, link, remote, .. } = decoding.as_mut()?;
-            if remote.is_none() {
-                *remote = Some(shared.upgrade()?.core.with_proto(|proto| proto.remote_of(*link)));
-            }
-            let (engine, address) = remote.as_ref()?.as_ref()?;
-            (*engine == incarnation).then(|| address.clone())
-        })
-    }
-
-    /// The engine that decodes the message; `None` when this thread decodes no message with leases.
-    pub(crate) fn engine() -> Option<Arc<EngineShared>> {
-        DECODING.with_borrow(|decoding| decoding.as_ref()?.shared.upgrade())
-    }
-}
-
-/// Runs `decode` on a peer's message, and afterwards releases the leases that no bulk has taken over.
-pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: LeaseRange, decode: impl FnOnce() -> R) -> R {
-    if leases.count == 0 {
-        return decode();
-    }
-    let taken = vec![false; leases.count as usize];
-    let fresh = DecodeContext {
-        shared: Arc::downgrade(shared),
-        engine: shared.incarnation,
-        link,
-        leases,
-        taken,
-        will_retry: false,
-        remote: None,
-    };
-    let outer = DECODING.replace(Some(fresh));
-    let guard = DecodingGuard { shared, outer: Some(outer) };
-    let result = decode();
-    drop(guard);
-    result
-}
-
-struct DecodingGuard<'a> {
-    shared: &'a Arc<EngineShared>,
-    outer: Option<Option<DecodeContext>>,
-}
-
-impl Drop for DecodingGuard<'_> {
-    fn drop(&mut self) {
-        let Some(decoding) = DECODING.replace(self.outer.take().flatten()) else { return };
-        if decoding.will_retry {
-            return;
-        }
-        let mut next = decoding.leases.first;
-        let mut unclaimed = Vec::new();
-        for run in decoding.taken.chunk_by(|a, b| a == b) {
-            if !run[0] {
-                unclaimed.push(LeaseRange { first: next, count: run.len() as u32 });
-            }
-            next = next.saturating_add(run.len() as u64);
-        }
-        for batch in unclaimed.chunks(RELEASE_BATCH) {
-            self.shared.core.exec(|proto| batch.iter().for_each(|leases| proto.release(decoding.link, *leases)));
-        }
-    }
-}
-
-/// Ranges of leases that are released in one step: this bounds how long the protocol is locked.
-const RELEASE_BATCH: usize = 256;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

@@ -1,142 +1,17 @@
-//! The registry of handlers, providers and handler pools.
+//! Providers, and what defines procedures.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::handlers::{AsyncHandler, BorrowedArgs, BorrowingHandler, ClosureHandler, DeferredHandler, HandlerBase};
+use super::handlers::{self, BorrowedArgs, HandlerBase, RequestHandler};
 use super::request::{Request, Responder};
-use crate::engine::EngineShared;
-use crate::progress::{Handler, HandlerClass, Workers};
+use crate::engine::{Engine, EngineShared, HandlerPool};
+use crate::progress::HandlerClass;
 use crate::proto::wire::MAX_NAME;
 use crate::{Error, Result};
-
-/// Handlers by provider and name.
-#[derive(Default)]
-pub(crate) struct Registry {
-    providers: RwLock<HashMap<u16, HashMap<Arc<str>, HandlerEntry>>>,
-    /// The last lookup's result. Changes only while `providers` is locked.
-    last: Mutex<Option<Last>>,
-    next: AtomicU64,
-}
-
-struct Last {
-    provider: u16,
-    name: Arc<str>,
-    handler: Arc<dyn Handler>,
-}
-
-struct HandlerEntry {
-    handler: Arc<dyn Handler>,
-    /// Distinguishes this definition from a later one of the same name.
-    number: u64,
-    /// Keeps the pool alive while a procedure is defined on it.
-    _pool: Option<HandlerPool>,
-}
-
-/// The result of looking up a provider and a name.
-pub(super) enum LookupResult {
-    Handler(Arc<dyn Handler>),
-    NoProcedure,
-    NoProvider,
-}
-
-impl Registry {
-    pub(super) fn find(&self, provider: u16, name: &Arc<str>) -> LookupResult {
-        if let Some(last) = &*self.last.lock()
-            && last.provider == provider
-            && last.name == *name
-        {
-            return LookupResult::Handler(last.handler.clone());
-        }
-        let providers = self.providers.read();
-        let handler = match providers.get(&provider) {
-            Some(procedures) => match procedures.get(&**name) {
-                Some(entry) => entry.handler.clone(),
-                None => return LookupResult::NoProcedure,
-            },
-            None if provider == 0 => return LookupResult::NoProcedure,
-            None => return LookupResult::NoProvider,
-        };
-        let before = self.last.lock().replace(Last { provider, name: name.clone(), handler: handler.clone() });
-        drop(providers);
-        // This may drop a user's closure, so no lock is held.
-        drop(before);
-        LookupResult::Handler(handler)
-    }
-
-    /// False when the name is taken.
-    fn add(&self, provider: u16, name: &str, entry: HandlerEntry) -> bool {
-        let mut providers = self.providers.write();
-        match providers.entry(provider).or_default().entry(name.into()) {
-            std::collections::hash_map::Entry::Occupied(_) => false,
-            std::collections::hash_map::Entry::Vacant(vacant) => {
-                vacant.insert(entry);
-                true
-            }
-        }
-    }
-
-    fn remove(&self, provider: u16, name: &str, number: u64) -> bool {
-        let mut providers = self.providers.write();
-        let Some(procedures) = providers.get_mut(&provider) else { return false };
-        let found = procedures.get(name).is_some_and(|entry| entry.number == number);
-        let removed = if found { procedures.remove(name) } else { None };
-        if procedures.is_empty() {
-            providers.remove(&provider);
-        }
-        let last = self.last.lock().take();
-        drop(providers);
-        drop(last);
-        // The user's closure is dropped where no lock is held.
-        removed.is_some()
-    }
-
-    pub(crate) fn clear(&self) {
-        let (all, last) = {
-            let mut providers = self.providers.write();
-            (std::mem::take(&mut *providers), self.last.lock().take())
-        };
-        drop((all, last));
-    }
-}
-
-/// A pool of threads that run handlers. Threads start when they are needed; a thread that waits inside a call of this library
-/// does not count against the pool's size, so nested calls can't exhaust it. Clones are the same pool. Its threads end when the
-/// last clone is dropped and no procedure is defined on it any more.
-#[derive(Clone)]
-pub struct HandlerPool {
-    inner: Arc<PoolInner>,
-}
-
-struct PoolInner {
-    workers: Arc<Workers>,
-}
-
-impl HandlerPool {
-    /// A pool that runs up to `threads` handlers at a time; at least one.
-    pub fn new(threads: usize) -> HandlerPool {
-        HandlerPool { inner: Arc::new(PoolInner { workers: Workers::new("pool", threads) }) }
-    }
-}
-
-impl Drop for PoolInner {
-    fn drop(&mut self) {
-        self.workers.stop();
-    }
-}
-
-impl fmt::Debug for HandlerPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HandlerPool")
-    }
-}
 
 /// One of several sets of procedures behind an engine's address, identified by a number: each can define the same names.
 /// Made by [`Engine::provider`](crate::Engine::provider).
@@ -148,8 +23,9 @@ pub struct Provider {
 }
 
 impl Provider {
-    pub(crate) fn new(shared: &Arc<EngineShared>, id: u16, pool: Option<HandlerPool>) -> Provider {
-        Provider { shared: shared.clone(), id, pool }
+    /// The provider itself: `define_methods` needs a method of this name.
+    fn root(&self) -> &Provider {
+        self
     }
 
     /// The provider's number; 0 is the engine itself.
@@ -162,77 +38,172 @@ impl Provider {
         Provider { pool: Some(pool.clone()), ..self.clone() }
     }
 
-    /// As [`Engine::define`](crate::Engine::define), for this provider.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn define<A, R, F>(&self, name: &str, handler: F) -> Result<Registration>
-    where
-        A: DeserializeOwned + 'static,
-        R: Serialize + 'static,
-        F: Fn(&Request, A) -> R + Send + Sync + 'static,
-    {
-        self.add(name, |base| Arc::new(ClosureHandler { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
-    }
-
-    /// As [`Engine::define_async`](crate::Engine::define_async), for this provider.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn define_async<A, R, F, Fut>(&self, name: &str, handler: F) -> Result<Registration>
-    where
-        A: DeserializeOwned + 'static,
-        R: Serialize + 'static,
-        F: Fn(Request, A) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = R> + Send + 'static,
-    {
-        self.add(name, |base| Arc::new(AsyncHandler { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
-    }
-
-    /// As [`Engine::define_deferred`](crate::Engine::define_deferred), for this provider.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn define_deferred<A, R, F>(&self, name: &str, handler: F) -> Result<Registration>
-    where
-        A: DeserializeOwned + 'static,
-        R: Serialize + 'static,
-        F: Fn(Responder<R>, A) + Send + Sync + 'static,
-    {
-        self.add(name, |base| Arc::new(DeferredHandler { base, f: handler, _types: PhantomData::<fn(A) -> R> }))
-    }
-
-    /// As [`Engine::define_borrowed`](crate::Engine::define_borrowed), for this provider.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn define_borrowed<A, R, F>(&self, name: &str, handler: F) -> Result<Registration>
-    where
-        A: BorrowedArgs + ?Sized + 'static,
-        R: Serialize + 'static,
-        F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
-    {
-        self.add(name, |base| Arc::new(BorrowingHandler { base, f: handler, _types: PhantomData::<fn(&A) -> R> }))
-    }
-
-    fn add(&self, name: &str, handler: impl FnOnce(HandlerBase) -> Arc<dyn Handler>) -> Result<Registration> {
+    fn add<H: RequestHandler>(&self, name: &str, handler: H) -> Result<Registration> {
         self.shared.check("define")?;
         if name.len() > MAX_NAME {
             return Err(Error::MessageTooLarge { size: name.len(), limit: MAX_NAME });
         }
-        let class = HandlerClass::in_pool(self.pool.as_ref().map(|pool| pool.inner.workers.clone()));
-        let base = HandlerBase::new(&self.shared, class);
+        let class = HandlerClass::in_pool(self.pool.as_ref().map(HandlerPool::workers));
+        let handler = HandlerBase::new(&self.shared, class).with(handler);
         let registry = &self.shared.registry;
-        let number = registry.next.fetch_add(1, Ordering::Relaxed);
-        let entry = HandlerEntry { handler: handler(base), number, _pool: self.pool.clone() };
-        if !registry.add(self.id, name, entry) {
-            return Err(Error::AlreadyDefined { name: name.to_owned(), provider: self.id });
-        }
+        let number = registry.add(self.id, name, handler, self.pool.clone());
+        let number = number.ok_or_else(|| Error::AlreadyDefined { name: name.to_owned(), provider: self.id })?;
         // The engine may have been finalized meanwhile, and have dropped its handlers before this one was added.
         self.shared.check("define").inspect_err(|_| {
             registry.remove(self.id, name, number);
         })?;
         Ok(Registration { shared: Arc::downgrade(&self.shared), provider: self.id, name: name.into(), number })
+    }
+}
+
+/// The methods that define procedures, for [`Engine`] and for [`Provider`].
+macro_rules! define_methods {
+    ($owner:ty) => {
+        impl $owner {
+            /// Serves a procedure with a closure: `define("sum", |_: &Request, (x, y): (i32, i32)| x + y)`.
+            ///
+            /// It may block, call others (its caller too), and transfer. It runs where the request was received as long as it is
+            /// quick, and on a handler thread once it has blocked or has taken long. When it panics, the caller gets
+            /// [`Error::HandlerPanicked`].
+            ///
+            /// The engine owns the closure, so a closure that captures a clone of it, as in `move |…| engine.…`, keeps it alive until
+            /// [`Engine::finalize`] is called: dropping the other handles does not end it, and the engine goes on serving. Use
+            /// [`Request::engine`](crate::Request::engine) in it, or capture a [`WeakEngine`](crate::WeakEngine). Endpoints, procedures, providers, bulks
+            /// and exposures can be captured: they do not keep an engine alive. An engine that finds, when it is finalized, that its
+            /// handlers have captured handles of it, logs a warning under the target `calomel::engine`.
+            ///
+            /// # Types
+            /// Arguments and results are written without names or types, so the two ends are compared first, by structure, and a
+            /// caller whose types differ gets [`Error::TypeMismatch`]. Serde types travel as long as they can be read without asking
+            /// what comes next. `rename`, `alias`, `skip`, `transparent`, `with`, `from` and `into` work. Enums with
+            /// `#[serde(untagged)]` or `#[serde(tag = "…")]` and types such as `serde_json::Value` can't be received
+            /// ([`Error::Decode`]), `#[serde(flatten)]` can't be sent ([`Error::Encode`]), nor can a field that
+            /// `skip_serializing_if` leaves out. `default` has no effect: a field that only one side has is a mismatch.
+            ///
+            /// # Errors
+            /// [`Error::AlreadyDefined`], [`Error::Finalized`], and [`Error::MessageTooLarge`] for a name of more than 1024 bytes.
+            pub fn define<A, R, F>(&self, name: &str, handler: F) -> Result<Registration>
+            where
+                A: DeserializeOwned + 'static,
+                R: Serialize + 'static,
+                F: Fn(&Request, A) -> R + Send + Sync + 'static,
+            {
+                self.root().add(name, handlers::blocking(handler))
+            }
+
+            /// Serves a procedure with a closure that may fail: `?` works in it. The caller gets the value of an `Ok`; of an `Err`
+            /// it gets [`Error::Failed`] with the error's text. Any error will do: this library's, one of your own, a boxed one.
+            ///
+            /// To send errors as values, which callers can match on, return a `Result` from [`Engine::define`].
+            ///
+            /// ```
+            /// use calomel::{Engine, Error, Request};
+            ///
+            /// # fn main() -> calomel::Result<()> {
+            /// let server = Engine::server("loop://")?;
+            /// server.define_try("parse", |_: &Request, text: String| text.parse::<i32>())?;
+            ///
+            /// let client = Engine::client("loop")?;
+            /// let peer = client.lookup(server.address())?;
+            /// let parse = client.procedure::<str, i32>("parse");
+            /// assert_eq!(parse.on(&peer).call("42")?, 42);
+            /// assert!(matches!(parse.on(&peer).call("x"), Err(Error::Failed { .. })));
+            /// # Ok(())
+            /// # }
+            /// ```
+            ///
+            /// # Errors
+            /// As [`Engine::define`].
+            pub fn define_try<A, R, E, F>(&self, name: &str, handler: F) -> Result<Registration>
+            where
+                A: DeserializeOwned + 'static,
+                R: Serialize + 'static,
+                E: fmt::Display + 'static,
+                F: Fn(&Request, A) -> std::result::Result<R, E> + Send + Sync + 'static,
+            {
+                self.root().add(name, handlers::fallible(handler))
+            }
+
+            /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller cancels,
+            /// times out or disconnects, the future is dropped. What the closure captures must not keep the engine alive, as with
+            /// [`Engine::define`]; a future that holds a clone of the engine keeps it alive until the future is done or dropped.
+            ///
+            /// # Errors
+            /// As [`Engine::define`].
+            pub fn define_async<A, R, F, Fut>(&self, name: &str, handler: F) -> Result<Registration>
+            where
+                A: DeserializeOwned + 'static,
+                R: Serialize + 'static,
+                F: Fn(Request, A) -> Fut + Send + Sync + 'static,
+                Fut: Future<Output = R> + Send + 'static,
+            {
+                self.root().add(name, handlers::asynchronous(handler))
+            }
+
+            /// Serves a procedure with an async closure that may fail: of an `Err` the caller gets [`Error::Failed`] with the
+            /// error's text. See [`Engine::define_try`] and [`Engine::define_async`].
+            ///
+            /// # Errors
+            /// As [`Engine::define`].
+            pub fn define_try_async<A, R, E, F, Fut>(&self, name: &str, handler: F) -> Result<Registration>
+            where
+                A: DeserializeOwned + 'static,
+                R: Serialize + 'static,
+                E: fmt::Display + 'static,
+                F: Fn(Request, A) -> Fut + Send + Sync + 'static,
+                Fut: Future<Output = std::result::Result<R, E>> + Send + 'static,
+            {
+                self.root().add(name, handlers::fallible_async(handler))
+            }
+
+            /// Serves a procedure that responds later, from any thread, through the [`Responder`](crate::Responder).
+            ///
+            /// # Errors
+            /// As [`Engine::define`].
+            pub fn define_deferred<A, R, F>(&self, name: &str, handler: F) -> Result<Registration>
+            where
+                A: DeserializeOwned + 'static,
+                R: Serialize + 'static,
+                F: Fn(Responder<R>, A) + Send + Sync + 'static,
+            {
+                self.root().add(name, handlers::deferred(handler))
+            }
+
+            /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or `[u8]` is
+            /// made. The type parameter names what is borrowed: `define_borrowed::<str, _, _>("len", |_: &Request, s: &str| s.len())`.
+            ///
+            /// # Errors
+            /// As [`Engine::define`].
+            pub fn define_borrowed<A, R, F>(&self, name: &str, handler: F) -> Result<Registration>
+            where
+                A: BorrowedArgs + ?Sized + 'static,
+                R: Serialize + 'static,
+                F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
+            {
+                self.root().add(name, handlers::borrowing::<A, R, F>(handler))
+            }
+        }
+    };
+}
+
+define_methods!(Engine);
+define_methods!(Provider);
+
+impl Engine {
+    /// Provider 0 of this engine.
+    fn root(&self) -> Provider {
+        Provider { shared: self.shared().clone(), id: 0, pool: None }
+    }
+
+    /// The provider of this number: its procedures are its own, and callers reach them through
+    /// [`Endpoint::provider`](crate::Endpoint::provider). Provider 0 is the engine itself.
+    pub fn provider(&self, id: u16) -> Provider {
+        Provider { id, ..self.root() }
+    }
+
+    /// Provider 0, with `pool` to run the handlers that are defined through it.
+    pub fn pool(&self, pool: &HandlerPool) -> Provider {
+        self.root().pool(pool)
     }
 }
 

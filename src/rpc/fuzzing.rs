@@ -8,8 +8,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::bounded;
-use super::codec;
+use super::{bounded, codec};
 use crate::fuzzing::script::{Script, script, written};
 use crate::proto::{LeaseRange, LinkId, wire};
 use crate::shape::{Knowledge, Shape};
@@ -106,7 +105,7 @@ pub fn bulk(mut bytes: &[u8]) {
     let shared = ENGINE.shared();
     let what = Use::read(&mut bytes);
     let leases = LeaseRange { first: what.first, count: u32::from(what.leases) };
-    let decoded = codec::decoding(shared, LinkId::default(), leases, || bounded::decode::<Vec<Bulk>>(bytes));
+    let decoded = crate::engine::decoding(shared, LinkId::default(), leases, || bounded::decode::<Vec<Bulk>>(bytes));
     let Ok(bulks) = decoded else { return };
     for bulk in &bulks {
         assert!(format!("{bulk:?}").len() < 2000 + bytes.len());
@@ -135,7 +134,7 @@ fn check_forwarded(bulk: &Bulk) {
     let mut bytes = Vec::new();
     let (held, _) = codec::encode(bulk, &mut bytes, shared, &Knowledge::new(None)).expect("a bulk can be encoded");
     let leases = LeaseRange { first: 0, count: held.len() as u32 };
-    let again = codec::decoding(shared, LinkId::default(), leases, || bounded::decode::<Bulk>(&bytes)).expect("a bulk");
+    let again = crate::engine::decoding(shared, LinkId::default(), leases, || bounded::decode::<Bulk>(&bytes)).expect("a bulk");
     assert_eq!((again.len(), again.mode(), again.segment_count()), (bulk.len(), bulk.mode(), bulk.segment_count()));
     assert_eq!(format!("{again:?}"), format!("{bulk:?}"));
 }

@@ -1,8 +1,8 @@
 //! Handlers: compare types, decode the arguments, run the user's closure, send the response.
 
 use std::any::Any;
+use std::fmt::Display;
 use std::future::poll_fn;
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -11,9 +11,9 @@ use std::task::Poll;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::bounded;
 use super::request::{HANDLING, Request, RequestContent, Responder};
-use super::{bounded, codec};
-use crate::engine::EngineShared;
+use crate::engine::{DecodeContext, EngineShared, decoding};
 use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind};
 use crate::proto::{Body, Incoming, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
@@ -60,7 +60,7 @@ impl Drop for RunningHandler {
 /// What all handlers have besides the user's closure.
 pub(super) struct HandlerBase {
     shared: Weak<EngineShared>,
-    pub(super) class: Arc<HandlerClass>,
+    class: Arc<HandlerClass>,
     arguments: Receiver,
     results: Arc<Knowledge>,
 }
@@ -68,6 +68,10 @@ pub(super) struct HandlerBase {
 impl HandlerBase {
     pub(super) fn new(shared: &Arc<EngineShared>, class: Arc<HandlerClass>) -> HandlerBase {
         HandlerBase { shared: Arc::downgrade(shared), class, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
+    }
+
+    pub(super) fn with<H: RequestHandler>(self, handle: H) -> Arc<dyn Handler> {
+        Arc::new(BasedHandler { base: self, handle })
     }
 
     /// Counts a handler as running. `None` when the engine is gone, or when the caller has given up while its request was
@@ -109,7 +113,7 @@ impl HandlerBase {
         // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
         // message's leases.
         let checked = self.arguments.check(&declaration.verdicts, &declaration.shape, shape_of);
-        let (used, no_memory) = codec::decoding(shared, link, leases, || {
+        let (used, no_memory) = decoding(shared, link, leases, || {
             if let Err(mismatch) = checked {
                 let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
                 let _ = responder.refuse(Status::TypeMismatch { expected, found });
@@ -175,7 +179,7 @@ fn arguments<'a, A: Deserialize<'a>, R>(
                 no_memory = Some(memory);
                 if has_leases {
                     // The values that were decoded so far are dropped next.
-                    codec::DecodeContext::set_will_retry();
+                    DecodeContext::set_will_retry();
                 }
             }
             Err(status) => refused = Some(status),
@@ -208,8 +212,14 @@ fn panic_message(panic: &(dyn Any + Send)) -> Status {
 
 /// Responds with what the closure returned, or with its panic.
 fn respond_with<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
+    respond_or_fail(responder, outcome.map(Ok));
+}
+
+/// Responds with what the closure returned, with the text of its error, or with its panic.
+fn respond_or_fail<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>) {
     let sent = match outcome {
-        Ok(result) => responder.respond(&result),
+        Ok(Ok(result)) => responder.respond(&result),
+        Ok(Err(message)) => responder.refuse(Status::Failed(Status::clip(message))),
         Err(panic) => responder.refuse(panic_message(&*panic)),
     };
     if let Err(error) = sent {
@@ -217,94 +227,97 @@ fn respond_with<R: Serialize>(responder: Responder<R>, outcome: std::thread::Res
     }
 }
 
-pub(super) struct ClosureHandler<F, A, R> {
-    pub base: HandlerBase,
-    pub f: F,
-    pub _types: PhantomData<fn(A) -> R>,
+/// What a handler does with a request, once it is counted as running.
+pub(super) trait RequestHandler:
+    Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static
+{
 }
 
-impl<F, A, R> Handler for ClosureHandler<F, A, R>
+impl<H: Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static> RequestHandler for H {}
+
+struct BasedHandler<H> {
+    base: HandlerBase,
+    handle: H,
+}
+
+impl<H: RequestHandler> Handler for BasedHandler<H> {
+    fn kind(&self) -> &Arc<HandlerClass> {
+        &self.base.class
+    }
+
+    fn abandon(&self, incoming: Incoming<EngineEnv>) {
+        self.base.abandon(&incoming);
+    }
+
+    fn handle(&self, incoming: Incoming<EngineEnv>) {
+        if let Some(running) = self.base.enter(&incoming) {
+            (self.handle)(&self.base, &running.0, incoming);
+        }
+    }
+}
+
+/// The handler of a closure.
+pub(super) fn blocking<A, R, F>(f: F) -> impl RequestHandler
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
     F: Fn(&Request, A) -> R + Send + Sync + 'static,
 {
-    fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.class
-    }
-
-    fn abandon(&self, incoming: Incoming<EngineEnv>) {
-        self.base.abandon(&incoming);
-    }
-
-    fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(running) = self.base.enter(&incoming) else { return };
-        if let Some((responder, arguments)) = self.base.decode::<A, R>(&running.0, incoming) {
-            let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
+        if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments)));
             respond_with(responder, outcome);
         }
     }
 }
 
-pub(super) struct BorrowingHandler<F, A: ?Sized, R> {
-    pub base: HandlerBase,
-    pub f: F,
-    pub _types: PhantomData<fn(&A) -> R>,
+/// The handler of a closure that may fail.
+pub(super) fn fallible<A, R, E, F>(f: F) -> impl RequestHandler
+where
+    A: DeserializeOwned + 'static,
+    R: Serialize + 'static,
+    E: Display + 'static,
+    F: Fn(&Request, A) -> Result<R, E> + Send + Sync + 'static,
+{
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
+        if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
+            // An error's `Display` is user code, and may panic too.
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments).map_err(|error| error.to_string())));
+            respond_or_fail(responder, outcome);
+        }
+    }
 }
 
-impl<F, A, R> Handler for BorrowingHandler<F, A, R>
+/// The handler of a closure whose arguments borrow from the request's bytes.
+pub(super) fn borrowing<A, R, F>(f: F) -> impl RequestHandler
 where
     A: BorrowedArgs + ?Sized + 'static,
     R: Serialize + 'static,
     F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
 {
-    fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.class
-    }
-
-    fn abandon(&self, incoming: Incoming<EngineEnv>) {
-        self.base.abandon(&incoming);
-    }
-
-    fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(running) = self.base.enter(&incoming) else { return };
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         let has_leases = incoming.leases.count > 0;
-        self.base.open(&running.0, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
-            let (responder, arguments) = arguments::<A::With<'_>, R>(&running.0, responder, bytes, has_leases)?;
-            let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder.request(), arguments)));
+        base.open(shared, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
+            let (responder, arguments) = arguments::<A::With<'_>, R>(shared, responder, bytes, has_leases)?;
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments)));
             respond_with(responder, outcome);
             Ok(())
         });
     }
 }
 
-pub(super) struct DeferredHandler<F, A, R> {
-    pub base: HandlerBase,
-    pub f: F,
-    pub _types: PhantomData<fn(A) -> R>,
-}
-
-impl<F, A, R> Handler for DeferredHandler<F, A, R>
+/// The handler of a closure that responds later.
+pub(super) fn deferred<A, R, F>(f: F) -> impl RequestHandler
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
     F: Fn(Responder<R>, A) + Send + Sync + 'static,
 {
-    fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.class
-    }
-
-    fn abandon(&self, incoming: Incoming<EngineEnv>) {
-        self.base.abandon(&incoming);
-    }
-
-    fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(running) = self.base.enter(&incoming) else { return };
-        let shared = &running.0;
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         let id = incoming.request;
-        if let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) {
+        if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
             let outer = HANDLING.replace(Some(id));
-            let outcome = catch_unwind(AssertUnwindSafe(|| (self.f)(responder, arguments)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder, arguments)));
             HANDLING.set(outer);
             if let Err(panic) = outcome {
                 // The panic is the more exact response, wherever the responder is; it fails if there was one already.
@@ -315,38 +328,54 @@ where
     }
 }
 
-pub(super) struct AsyncHandler<F, A, R> {
-    pub base: HandlerBase,
-    pub f: F,
-    pub _types: PhantomData<fn(A) -> R>,
-}
-
-impl<F, Fut, A, R> Handler for AsyncHandler<F, A, R>
+/// The handler of an async closure.
+pub(super) fn asynchronous<A, R, F, Fut>(f: F) -> impl RequestHandler
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = R> + Send + 'static,
 {
-    fn kind(&self) -> &Arc<HandlerClass> {
-        &self.base.class
-    }
+    spawning(f, respond_with::<R>)
+}
 
-    fn abandon(&self, incoming: Incoming<EngineEnv>) {
-        self.base.abandon(&incoming);
-    }
+/// The handler of an async closure that may fail.
+pub(super) fn fallible_async<A, R, E, F, Fut>(f: F) -> impl RequestHandler
+where
+    A: DeserializeOwned + 'static,
+    R: Serialize + 'static,
+    E: Display + 'static,
+    F: Fn(Request, A) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<R, E>> + Send + 'static,
+{
+    let respond = |responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>| respond_or_fail(responder, outcome);
+    spawning(
+        move |request, arguments: A| {
+            let future = f(request, arguments);
+            async move { future.await.map_err(|error| error.to_string()) }
+        },
+        respond,
+    )
+}
 
-    fn handle(&self, incoming: Incoming<EngineEnv>) {
-        let Some(running) = self.base.enter(&incoming) else { return };
-        let shared = &running.0;
-        let Some((responder, arguments)) = self.base.decode::<A, R>(shared, incoming) else { return };
+/// The handler of an async closure; `respond` sends what its future was ready with.
+fn spawning<A, R, T, F, Fut>(f: F, respond: fn(Responder<R>, std::thread::Result<T>)) -> impl RequestHandler
+where
+    A: DeserializeOwned + 'static,
+    R: Serialize + 'static,
+    T: 'static,
+    F: Fn(Request, A) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = T> + Send + 'static,
+{
+    move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
+        let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) else { return };
         let request = responder.request().clone();
         let id = request.id();
-        let future = match catch_unwind(AssertUnwindSafe(|| (self.f)(request, arguments))) {
+        let future = match catch_unwind(AssertUnwindSafe(|| f(request, arguments))) {
             Ok(future) => future,
             Err(panic) => return drop(responder.refuse(panic_message(&*panic))),
         };
-        let engine = self.base.shared.clone();
+        let engine = base.shared.clone();
         let task = async move {
             let mut future = pin!(future);
             let outcome = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
@@ -356,12 +385,12 @@ where
             })
             .await;
             let handle = engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&id));
-            respond_with(responder, outcome);
+            respond(responder, outcome);
             if let Some(handle) = handle {
                 handle.detach();
             }
         };
-        let (class, engine) = (self.base.class.clone(), self.base.shared.clone());
+        let (class, engine) = (base.class.clone(), base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
                 shared.core.hand_over(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));

@@ -2,6 +2,7 @@
 
 mod authorize;
 mod bounded;
+mod call_target;
 mod codec;
 mod define;
 #[cfg(any(test, fuzzing))]
@@ -12,18 +13,13 @@ mod procedure;
 mod request;
 mod service;
 
-pub(crate) use authorize::Authorize;
+pub(crate) use authorize::authorization;
 pub use authorize::{Caller, PeerProcess};
 #[cfg(test)]
 pub(crate) use bounded::decode;
-#[cfg(test)]
-pub(crate) use codec::decoding;
-pub(crate) use codec::{DecodeContext, EncodeContext, RemoteLease};
-pub(crate) use define::Registry;
-pub use define::{HandlerPool, Provider, Registration};
+pub use define::{Provider, Registration};
 pub use handlers::BorrowedArgs;
 pub use pending::Pending;
 pub use procedure::{Call, Procedure};
-pub(crate) use procedure::{Procedures, deadline};
 pub use request::{Request, Responder};
 pub(crate) use service::EngineService;

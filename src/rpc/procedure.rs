@@ -1,56 +1,22 @@
 //! Procedures and calls, from the caller's side.
 
 use std::any::type_name;
-use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::call_target::{CallTarget, StartedCall};
 use super::codec;
-use super::pending::{Pending, StartedCall};
-use crate::engine::EngineShared;
+use super::pending::Pending;
+use crate::engine::{Endpoint, Engine, EngineShared, ProcedureInfo, deadline};
 use crate::memory::{Region, Slice};
 use crate::progress::{Completion, EngineEnv};
 use crate::proto::{CallId, CallSpec, Failure, OutgoingBody, Rejected};
-use crate::shape::{DeclarationNumbers, Knowledge, Receivers};
-use crate::{Endpoint, Error, Result, Side};
-
-/// A procedure's name, and what is known of the shapes of its types.
-pub(crate) struct ProcedureInfo {
-    pub name: Arc<str>,
-    pub arguments: Knowledge,
-    pub results: Receivers,
-}
-
-impl ProcedureInfo {
-    fn new(name: &str) -> Arc<ProcedureInfo> {
-        let name: Arc<str> = name.into();
-        Arc::new(ProcedureInfo { arguments: Knowledge::new(Some(name.clone())), name, results: Receivers::default() })
-    }
-}
-
-/// The name, and the names of the two types.
-type ProcedureKey = (String, &'static str, &'static str);
-
-/// All procedures that the program has named, so that each type's shape is learned once. (Different types of one name are
-/// distinguished by the shapes of their values.)
-#[derive(Default)]
-pub(crate) struct Procedures {
-    known: Mutex<HashMap<ProcedureKey, Arc<ProcedureInfo>>>,
-    pub numbers: DeclarationNumbers,
-}
-
-impl Procedures {
-    fn intern(&self, name: &str, arguments: &'static str, result: &'static str) -> Arc<ProcedureInfo> {
-        let mut known = self.known.lock();
-        known.entry((name.to_owned(), arguments, result)).or_insert_with(|| ProcedureInfo::new(name)).clone()
-    }
-}
+use crate::{Error, Result, Side};
 
 /// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
 /// [`Engine::procedure`](crate::Engine::procedure).
@@ -63,8 +29,11 @@ pub struct Procedure<A: ?Sized, R> {
     _types: PhantomData<fn(&A) -> R>,
 }
 
-impl<A: ?Sized, R> Procedure<A, R> {
-    pub(crate) fn new(shared: &Arc<EngineShared>, name: &str) -> Procedure<A, R> {
+impl Engine {
+    /// A remote procedure to call: its name, and the types of its arguments and of its result. Cheap to make and to clone; the
+    /// engine keeps what it has learned of the types. [`Engine::define`] lists the types that can be sent.
+    pub fn procedure<A: ?Sized, R>(&self, name: &str) -> Procedure<A, R> {
+        let shared = self.shared();
         let info = if shared.core.is_forked() {
             // Its calls fail. The table may be locked by a thread that the child does not have.
             ProcedureInfo::new(name)
@@ -73,7 +42,9 @@ impl<A: ?Sized, R> Procedure<A, R> {
         };
         Procedure { shared: shared.clone(), info, _types: PhantomData }
     }
+}
 
+impl<A: ?Sized, R> Procedure<A, R> {
     /// The name by which peers define the procedure.
     pub fn name(&self) -> &str {
         &self.info.name
@@ -100,15 +71,6 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
     }
 }
 
-/// The procedure, the endpoint and the timeout of a call.
-#[derive(Clone)]
-pub(super) struct CallTarget {
-    pub shared: Arc<EngineShared>,
-    pub info: Arc<ProcedureInfo>,
-    pub endpoint: Endpoint,
-    pub timeout: Duration,
-}
-
 /// A procedure at an endpoint; made by [`Procedure::on`].
 pub struct Call<A: ?Sized, R> {
     target: CallTarget,
@@ -126,12 +88,6 @@ impl<A: ?Sized, R> fmt::Debug for Call<A, R> {
         let CallTarget { info, endpoint, .. } = &self.target;
         write!(f, "Call(Procedure({}: {} -> {}) on {endpoint:?})", info.name, type_name::<A>(), type_name::<R>())
     }
-}
-
-/// The deadline after `timeout`, cut to a hundred years where the clock can't represent it.
-pub(crate) fn deadline(now: Instant, timeout: Duration) -> Instant {
-    const LONG: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-    now.checked_add(timeout).unwrap_or_else(|| now + LONG)
 }
 
 impl<A: Serialize + ?Sized, R> Call<A, R> {

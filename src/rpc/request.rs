@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::codec;
-use crate::engine::EngineShared;
+use crate::engine::{Endpoint, Engine, EngineShared};
 use crate::memory::{Region, Slice};
 use crate::progress::{EngineEnv, error_of};
 use crate::proto::{self, Body, Declaration, Failure, Incoming, LeaseRange, LinkId, Reply, RequestId, Status};
 use crate::shape::Knowledge;
-use crate::{Endpoint, Engine, Error, Result, Side};
+use crate::{Error, Result, Side};
 
 /// A call that is being handled: its caller, procedure and deadline. Clones can be kept, and do not keep the engine alive.
 pub struct Request {

@@ -25,7 +25,7 @@ fn decoding_bulks_takes_linear_time() {
             let leases = LeaseRange { first: 0, count: n as u32 };
             let begin = processor_time();
             let decode = || rpc::decode::<Vec<Bulk>>(&bytes).unwrap();
-            let decoded = rpc::decoding(engine.shared(), LinkId::default(), leases, decode);
+            let decoded = crate::engine::decoding(engine.shared(), LinkId::default(), leases, decode);
             assert_eq!(decoded.len() as u64, n);
             drop(decoded);
             processor_time() - begin

@@ -1,11 +1,11 @@
-//! The local side of transfers: exposed buffers, slices of them, and plain slices.
+//! Transfers that block, and their local side: exposed buffers, slices of them, and plain slices.
 
-use crate::memory::{Element, ReadElement};
+use std::ops::{Shl, Shr};
 
 use super::exposed::{Exposed, ExposedSlice};
 use super::remote::RemoteBulk;
 use crate::Result;
-use crate::memory::{BorrowedRegion, Buffer, Slice, Writable, WritableBuffer};
+use crate::memory::{BorrowedRegion, Buffer, Element, ReadElement, Slice, Writable, WritableBuffer};
 
 /// What [`RemoteBulk::pull_into`](crate::RemoteBulk::pull_into) can fill: `&Exposed`, `&ExposedSlice`, `&mut [T]`,
 /// `&mut Vec<T>`, `&mut [T; N]`.
@@ -24,8 +24,9 @@ pub trait PullTarget: sealed::PullTarget {}
 pub trait PushSource: sealed::PushSource {}
 
 pub(super) mod sealed {
+    use super::RemoteBulk;
+    use crate::Result;
     use crate::memory::Slice;
-    use crate::{RemoteBulk, Result};
 
     pub trait PullTarget {
         /// Runs `transfer` with the memory, which is reached through its region only meanwhile. Fails when the memory is
@@ -92,3 +93,64 @@ borrowed! { PushSource:
     [] &str, |this| BorrowedRegion::read_only(this.as_bytes());
     [] &String, |this| BorrowedRegion::read_only(this.as_bytes());
 }
+
+impl RemoteBulk {
+    /// Copies from the peer's memory into local memory, and blocks until that is done. Returns the number of bytes.
+    ///
+    /// On an error, any part of the target may have been written. Once this returns, the transfer does not write the target any
+    /// more.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`], [`Error::AccessDenied`],
+    /// [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`]; [`Error::OtherEngine`] when the endpoint is not the
+    /// owner's, or the target is exposed by another engine.
+    pub fn pull_into(&self, target: impl PullTarget) -> Result<usize> {
+        target.with(self, |slice| self.run(true, slice))
+    }
+
+    /// Copies from local memory into the peer's, and blocks until that is done. Returns the number of bytes.
+    ///
+    /// On an error, any part of the peer's memory may have been written, and some of it with zeros: the rest of a chunk that
+    /// was in progress when the push ended. Once this returns, the transfer does not read the source any more.
+    ///
+    /// # Errors
+    /// As [`RemoteBulk::pull_into`].
+    pub fn push_from(&self, source: impl PushSource) -> Result<usize> {
+        source.with(self, |slice| self.run(false, slice))
+    }
+}
+
+macro_rules! operators {
+    ($($remote:ty),*) => {$(
+        impl<B: WritableBuffer> Shr<&Exposed<B, Writable>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::pull_into`].
+            fn shr(self, local: &Exposed<B, Writable>) -> Result<usize> {
+                self.pull_into(local)
+            }
+        }
+        impl Shr<&ExposedSlice<Writable>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::pull_into`].
+            fn shr(self, local: &ExposedSlice<Writable>) -> Result<usize> {
+                self.pull_into(local)
+            }
+        }
+        impl<B: Buffer, A> Shl<&Exposed<B, A>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::push_from`].
+            fn shl(self, local: &Exposed<B, A>) -> Result<usize> {
+                self.push_from(local)
+            }
+        }
+        impl<A> Shl<&ExposedSlice<A>> for $remote {
+            type Output = Result<usize>;
+            /// As [`RemoteBulk::push_from`].
+            fn shl(self, local: &ExposedSlice<A>) -> Result<usize> {
+                self.push_from(local)
+            }
+        }
+    )*};
+}
+
+operators!(RemoteBulk, &RemoteBulk);

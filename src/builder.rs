@@ -1,17 +1,12 @@
 //! `EngineBuilder`: an engine's options and limits.
 
 use std::io;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
-use super::finalize::Finalizing;
-use super::{Engine, EngineHandles, EngineLimits, EngineShared};
-use crate::bulk::{ForeignCopies, Origin};
+use crate::engine::{Authorize, Engine, EngineLimits, EngineShared};
 use crate::progress::{Core, CoreSettings, DialFilter, Progress};
 use crate::proto;
-use crate::rpc::{Authorize, Caller, EngineService, Procedures, Registry};
+use crate::rpc::{Caller, EngineService, authorization};
 use crate::transport::{KernelCopyPolicy, ShmOptions, TcpOptions, Transport};
 use crate::{Address, Error, IntoAddress, Result, Scheme, random};
 
@@ -133,6 +128,32 @@ impl Default for EngineBuilder {
     }
 }
 
+impl Engine {
+    /// An engine that listens at `address`, and can call too. Port 0 is any free port: [`Engine::address`] returns it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] for a transport that is not there, and
+    /// [`Error::Io`] when the system refuses.
+    pub fn server(address: impl IntoAddress) -> Result<Engine> {
+        Engine::builder().listen(address).build()
+    }
+
+    /// An engine that calls and exposes, and does not listen: peers transfer over the connections that it makes.
+    ///
+    /// `transport` is the one that must be available, such as `"tcp"`; the engine can dial the others as well.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a transport that is not there, [`Error::InvalidAddress`] for a name that is none.
+    pub fn client(transport: &str) -> Result<Engine> {
+        Engine::builder().transport(transport).build()
+    }
+
+    /// A builder with all options and limits of an engine.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+}
+
 impl EngineBuilder {
     /// Listens at `address`. Call it several times for several addresses, also of different transports.
     pub fn listen(mut self, address: impl IntoAddress) -> Self {
@@ -244,7 +265,7 @@ impl EngineBuilder {
     /// # }
     /// ```
     pub fn authorize(mut self, decide: impl Fn(&Caller<'_>) -> bool + Send + Sync + 'static) -> Self {
-        self.authorize = Some(Box::new(decide));
+        self.authorize = Some(authorization(decide));
         self
     }
 
@@ -372,28 +393,12 @@ impl EngineBuilder {
             finalize_timeout: self.finalize,
             values: self.overrides.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
         };
-        let origin = Arc::new(Origin { core: Arc::downgrade(&core), incarnation, addresses: addresses.clone() });
-        let shared = Arc::new(EngineShared {
-            core,
-            limits,
-            incarnation,
-            origin,
-            addresses,
-            registry: Registry::default(),
-            authorize: self.authorize,
-            procedures: Procedures::default(),
-            tasks: Mutex::default(),
-            copies: ForeignCopies::default(),
-            finalizing: Finalizing::default(),
-            alive: Mutex::new(Weak::new()),
-        });
+        let shared = EngineShared::new(core, limits, incarnation, addresses, self.authorize);
         if let Err(error) = shared.core.run(Box::new(EngineService::new(&shared))) {
             shared.core.stop();
             return Err(error);
         }
-        let alive = Arc::new(EngineHandles(shared.clone()));
-        *shared.alive.lock() = Arc::downgrade(&alive);
-        Ok(Engine { shared, alive: Some(alive) })
+        Ok(Engine::new(shared))
     }
 }
 

@@ -5,11 +5,10 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::engine::EngineShared;
+use super::{Engine, EngineShared, deadline};
 use crate::progress::{Completion, OperationOutcome, error_of};
 use crate::proto::{Failure, LinkId, PeerId, PeerTag};
-use crate::rpc::deadline;
-use crate::{Address, Engine, Result, Scheme};
+use crate::{Address, Result, Scheme};
 
 /// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
 ///
