@@ -21,6 +21,8 @@ pub enum Scheme {
     Verbs,
     /// `loop://name`: within this process.
     Loop,
+    /// `nowhere://`: the address of an engine that does not listen, which can't be dialled.
+    Nowhere,
 }
 
 impl Scheme {
@@ -30,6 +32,7 @@ impl Scheme {
             Scheme::Shm => "shm",
             Scheme::Verbs => "verbs",
             Scheme::Loop => "loop",
+            Scheme::Nowhere => "nowhere",
         }
     }
 
@@ -40,6 +43,7 @@ impl Scheme {
             "shm" => Some(Scheme::Shm),
             "verbs" => Some(Scheme::Verbs),
             "loop" => Some(Scheme::Loop),
+            "nowhere" => Some(Scheme::Nowhere),
             _ => None,
         }
     }
@@ -87,15 +91,39 @@ impl Address {
 
     /// The address of an engine that does not listen; it can't be dialled.
     pub(crate) fn nowhere() -> Address {
-        Address { scheme: Scheme::Tcp, rest: "0.0.0.0:0".into() }
+        Address { scheme: Scheme::Nowhere, rest: "".into() }
     }
 
     /// The socket address; `None` for a host name, and for `shm` and `loop`.
     pub(crate) fn socket(&self) -> Option<SocketAddr> {
         match self.scheme {
             Scheme::Tcp | Scheme::Verbs => self.rest.parse().ok(),
-            Scheme::Shm | Scheme::Loop => None,
+            Scheme::Shm | Scheme::Loop | Scheme::Nowhere => None,
         }
+    }
+
+    /// Whether an engine can be dialled at this address: not at `nowhere://`, a wildcard address, or port 0.
+    pub fn is_dialable(&self) -> bool {
+        let unspecified = self.socket().is_some_and(|socket| socket.ip().is_unspecified());
+        match self.scheme {
+            Scheme::Tcp | Scheme::Verbs => !unspecified && !self.rest.ends_with(":0"),
+            Scheme::Shm | Scheme::Loop => !self.rest.is_empty(),
+            Scheme::Nowhere => false,
+        }
+    }
+
+    /// The same host at the port of another address, where this one has port 0.
+    pub(crate) fn with_port_of(&self, other: &Address) -> Address {
+        let port = other.socket().map(|socket| socket.port());
+        match (self.rest.rsplit_once(':'), port) {
+            (Some((host, "0")), Some(port)) => Address { scheme: self.scheme, rest: format!("{host}:{port}").into() },
+            _ => self.clone(),
+        }
+    }
+
+    /// True when only this host reaches the address.
+    pub(crate) fn is_loopback(&self) -> bool {
+        self.socket().is_some_and(|socket| socket.ip().is_loopback())
     }
 
     /// Whether this is a wildcard address, and `other` has its scheme, IP version and port: on the same host, both are the same
@@ -137,6 +165,8 @@ impl FromStr for Address {
         let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("no `://` in it"))?;
         let scheme = Scheme::parse(scheme).ok_or_else(|| invalid("the scheme is none of tcp, shm, verbs, loop"))?;
         match scheme {
+            Scheme::Nowhere if rest.is_empty() => {}
+            Scheme::Nowhere => return Err(invalid("`nowhere://` has no name")),
             Scheme::Tcp | Scheme::Verbs => {
                 let (host, port) = rest.rsplit_once(':').ok_or_else(|| invalid("no `:port` at its end"))?;
                 port.parse::<u16>().map_err(|_| invalid("the port is not a number of 0 to 65535"))?;
@@ -193,6 +223,24 @@ pub trait IntoAddress {
     /// # Errors
     /// [`Error::InvalidAddress`] when the text is not an address.
     fn into_address(self) -> Result<Address>;
+
+    /// As `into_address`, for a listener: a text may also name a transport alone, such as `tcp`, for any free port on all
+    /// interfaces, or `shm`, for a name that the engine chooses.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`] when the text is neither.
+    fn into_listen_address(self) -> Result<Address>
+    where
+        Self: Sized,
+    {
+        let address = self.into_address();
+        let Err(Error::InvalidAddress { text, .. }) = &address else { return address };
+        match Scheme::parse(text).filter(|_| !text.contains(':')) {
+            Some(scheme @ (Scheme::Tcp | Scheme::Verbs)) => Ok(Address { scheme, rest: "0.0.0.0:0".into() }),
+            Some(scheme @ (Scheme::Shm | Scheme::Loop)) => Ok(Address { scheme, rest: "".into() }),
+            Some(Scheme::Nowhere) | None => address,
+        }
+    }
 }
 
 impl IntoAddress for &str {
@@ -238,6 +286,7 @@ mod tests {
             "shm://",
             "loop://a_b-c.d",
             "verbs://10.0.0.1:1",
+            "nowhere://",
         ] {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
@@ -250,6 +299,8 @@ mod tests {
             ("127.0.0.1:1", "no `://`"),
             ("udp://127.0.0.1:1", "scheme"),
             ("tcp://127.0.0.1", "`:port`"),
+            ("nowhere://x", "no name"),
+            ("tcp", "no `://`"),
             ("tcp://127.0.0.1:70000", "port"),
             ("tcp://:1", "host is empty"),
             ("tcp://[zz]:1", "brackets"),

@@ -78,6 +78,7 @@ type Wrap = Box<dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>>;
 /// engine.
 pub struct EngineBuilder {
     listen: Vec<Result<Address>>,
+    advertise: Vec<Result<Address>>,
     transports: Vec<String>,
     handler_threads: usize,
     progress: Progress,
@@ -104,6 +105,7 @@ impl Default for EngineBuilder {
     fn default() -> EngineBuilder {
         EngineBuilder {
             listen: Vec::new(),
+            advertise: Vec::new(),
             transports: Vec::new(),
             handler_threads: HANDLER_THREADS,
             progress: Progress::default(),
@@ -157,7 +159,16 @@ impl Engine {
 impl EngineBuilder {
     /// Listens at `address`. Call it several times for several addresses, also of different transports.
     pub fn listen(mut self, address: impl IntoAddress) -> Self {
-        self.listen.push(address.into_address());
+        self.listen.push(address.into_listen_address());
+        self
+    }
+
+    /// The address that peers use to reach this engine, in place of those of its listeners: where they see another one than the
+    /// engine does, as behind a load balancer, with published ports of containers, or on a host with several networks. It is
+    /// what [`Engine::address`] returns, and what bulks carry to other hosts. Port 0 stands for the port of the first listener
+    /// of that transport. Call it several times for several addresses.
+    pub fn advertise(mut self, address: impl IntoAddress) -> Self {
+        self.advertise.push(address.into_address());
         self
     }
 
@@ -344,6 +355,7 @@ impl EngineBuilder {
     /// [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
         let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
+        let advertise = self.advertise.into_iter().collect::<Result<Vec<Address>>>()?;
         let refused = |error: io::Error| Error::io("can't get random numbers from the system", error);
         let incarnation = u64::from_ne_bytes(random::from_system().map_err(refused)?);
         let seed = random::from_system().map_err(refused)?;
@@ -384,8 +396,6 @@ impl EngineBuilder {
             })?;
             core.transport(scheme)?;
         }
-        let addresses = listen.iter().map(|address| core.listen(address)).collect::<Result<Vec<Address>>>()?;
-        core.exec(|proto| proto.set_addresses(addresses.clone()));
         let limits = EngineLimits {
             default_timeout: self.default_timeout,
             eager: self.eager,
@@ -393,7 +403,10 @@ impl EngineBuilder {
             finalize_timeout: self.finalize,
             values: self.overrides.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
         };
-        let shared = EngineShared::new(core, limits, incarnation, addresses, self.authorize);
+        let shared = EngineShared::new(core, limits, incarnation, advertise, self.authorize);
+        for address in &listen {
+            shared.listen(address)?;
+        }
         if let Err(error) = shared.core.run(Box::new(EngineService::new(&shared))) {
             shared.core.stop();
             return Err(error);

@@ -290,6 +290,13 @@ pub enum Error {
     },
 }
 
+/// Whether a peer can't be reached for a reason that time does not mend. Transports and the protocol choose the kinds of their
+/// own errors accordingly.
+fn is_permanent(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, Unsupported};
+    matches!(kind, InvalidData | InvalidInput | PermissionDenied | Unsupported)
+}
+
 /// The description of an engine, for the middle of a sentence.
 fn engine_at(address: &Option<Address>) -> String {
     match address {
@@ -313,10 +320,16 @@ impl Error {
         matches!(self, Error::Disconnected { .. } | Error::Unreachable { .. } | Error::PeerRestarted { .. })
     }
 
-    /// True when the same call may succeed later: the peer was busy, unreachable or too slow, or data was corrupted. The call
-    /// may have been carried out already, so retry it only if it is idempotent.
+    /// True when the same call may succeed later, without a change here: the peer was busy, unreachable or too slow, or data was
+    /// corrupted. False for what another attempt does not mend: a host name without an address, an address at which something
+    /// else than an engine listens or that [`EngineBuilder::dial_filter`](crate::EngineBuilder::dial_filter) refuses.
+    ///
+    /// The call may have been carried out already, so retry it only if it is idempotent: see [`Call::retry`](crate::Call::retry).
     pub fn is_retryable(&self) -> bool {
-        use Error::{Busy, Checksum, Disconnected, Timeout, Unreachable};
-        matches!(self, Timeout { .. } | Unreachable { .. } | Disconnected { .. } | Busy { .. } | Checksum { .. })
+        match self {
+            Error::Unreachable { source, .. } => !source.as_ref().is_some_and(|source| is_permanent(source.kind())),
+            Error::Timeout { .. } | Error::Disconnected { .. } | Error::Busy { .. } | Error::Checksum { .. } => true,
+            _ => false,
+        }
     }
 }

@@ -193,7 +193,10 @@ pub use memory::{
 };
 pub use progress::Progress;
 pub use proto::Refusals;
-pub use rpc::{BorrowedArgs, Call, Caller, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder};
+pub use rpc::{
+    BorrowedArgs, Call, Caller, HandlerResult, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder,
+    RetriedCall, Retry,
+};
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 

@@ -242,6 +242,23 @@ fn bounded_addresses<'de, D: Deserializer<'de>>(deserializer: D) -> std::result:
     deserializer.deserialize_seq(AddressListVisitor)
 }
 
+/// The owner's addresses, as others can dial them. An owner that listens on all interfaces names a wildcard address besides
+/// those of its interfaces: it stands for the address that the owner's connection comes from, which may be none of them. A
+/// connection from this host shows only an address that other hosts can't dial, which is used where there is no other.
+fn known_addresses(sent: &[String], remote: Option<&Address>) -> Vec<Address> {
+    let sent: Vec<Address> = sent.iter().filter_map(|text| text.parse().ok()).collect();
+    let has_others = sent.iter().any(Address::is_dialable);
+    let mut known: Vec<Address> = Vec::with_capacity(sent.len());
+    for address in sent {
+        let seen = remote.map_or_else(|| address.clone(), |remote| address.seen_from(remote));
+        let local_only = seen != address && seen.is_loopback();
+        if !(local_only && has_others) && !known.contains(&seen) {
+            known.push(seen);
+        }
+    }
+    known
+}
+
 /// Bytes that serde encodes as one piece.
 struct OwnedBytes(Vec<u8>);
 
@@ -313,11 +330,8 @@ const MAX_ADDRESSES: usize = 16;
 impl<'de> Deserialize<'de> for Bulk {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Bulk, D::Error> {
         let wire = EncodedBulk::deserialize(deserializer)?;
-        // An owner that listens on all interfaces names 0.0.0.0, which is replaced by the address that its connection comes
-        // from.
         let remote = DecodeContext::remote(wire.incarnation);
-        let seen = |address: Address| remote.as_ref().map_or_else(|| address.clone(), |remote| address.seen_from(remote));
-        let addresses = wire.addresses.iter().filter_map(|text| text.parse().ok()).map(seen).collect();
+        let addresses = known_addresses(&wire.addresses, remote.as_ref());
         let token = u128::from_le_bytes(wire.token);
         let lease_source = match wire.lease.and_then(DecodeContext::take_lease) {
             Some(lease) => LeaseSource::Received(lease),

@@ -79,11 +79,9 @@ impl Exposure {
             proto.expose(token, memory, mode, policy);
             Ok(token)
         });
-        let token = exposed.map_err(|failure| {
-            let here = shared.addresses.first().cloned().unwrap_or_else(Address::nowhere);
-            error_of(failure, &here, "expose".to_owned(), "expose", Duration::ZERO, 0)
-        })?;
-        let bulk = Bulk::exposed(token, region, access, shared.origin.clone(), &state);
+        let token = exposed
+            .map_err(|failure| error_of(failure, &shared.own_address(), "expose".to_owned(), "expose", Duration::ZERO, 0))?;
+        let bulk = Bulk::exposed(token, region, access, shared.origin(), &state);
         Ok(Exposure { shared: shared.clone(), bulk, state })
     }
 

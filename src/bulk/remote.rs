@@ -9,6 +9,7 @@ use crate::engine::{Endpoint, Engine, EngineShared, deadline};
 use crate::memory::{self, CopyOutcome, Slice};
 use crate::progress::{Completion, EngineEnv, Moving, OperationOutcome, REFUSED_BY_FILTER, error_of};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
+use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
 
 /// A bulk together with the endpoint of its owner. Made by [`Bulk::on`] and [`Bulk::origin`].
@@ -83,17 +84,20 @@ impl Bulk {
                 let dialable = |address: &&Address| specified(address) && shared.core.transport(address.scheme()).is_ok();
                 let chosen = |address: &Address| shared.core.with_proto(|proto| proto.is_chosen_address(address));
                 let allowed = |address: &&Address| chosen(address) || shared.core.may_dial(address);
-                let named = || self.origin.addresses.iter().filter(dialable);
-                let refused = named().next().cloned();
-                let address = named().find(allowed);
+                let mut named: Vec<&Address> = self.origin.addresses.iter().filter(dialable).collect();
+                // An owner with several networks is best reached in one that this host has a part in.
+                let is_near = in_own_networks();
+                named.sort_by_key(|address| !address.socket().is_some_and(|socket| is_near(socket.ip())));
+                let refused = named.first().copied().cloned();
+                let address = named.into_iter().find(allowed);
                 let address = address.ok_or_else(|| Error::Unreachable {
                     reason: match refused {
                         Some(_) => REFUSED_BY_FILTER,
                         None => "the owner of the bulk is not connected, and does not listen where this engine could dial",
                     }
                     .to_owned(),
+                    source: refused.is_some().then(|| Arc::new(std::io::ErrorKind::PermissionDenied.into())),
                     peer: refused.or_else(|| self.origin.addresses.first().cloned()).unwrap_or_else(Address::nowhere),
-                    source: None,
                 })?;
                 shared.core.exec(|proto| proto.lookup(address))
             }
@@ -169,8 +173,7 @@ impl RemoteBulk {
             }
             // An engine reaches its own memory without a connection, if the endpoint is its own.
             None if origin.incarnation == shared.incarnation => {
-                let own = |own: &Address| *own == address || own.seen_from(&address) == address;
-                let itself = address == Address::nowhere() || shared.addresses.iter().any(own);
+                let itself = address == Address::nowhere() || shared.core.with_proto(|proto| proto.is_own_address(&address));
                 if itself { EndpointOwner::Owner } else { EndpointOwner::Other }
             }
             _ if claims_address() => EndpointOwner::Owner,

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Engine, EngineShared, deadline};
 use crate::progress::{Completion, OperationOutcome, error_of};
-use crate::proto::{Failure, LinkId, PeerId, PeerTag};
+use crate::proto::{Failure, LinkId, PeerId, PeerTag, Question};
 use crate::{Address, Result, Scheme};
 
 /// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
@@ -75,22 +75,66 @@ impl Endpoint {
         Engine::from_shared(self.shared.clone()).clone()
     }
 
+    /// Measures the time that the peer takes to answer: one round trip on the connection, through the peer's progress engine and
+    /// none of its handlers. Connects first, where there is no connection, which counts.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout), [`Error::Unreachable`](crate::Error::Unreachable),
+    /// [`Error::Disconnected`](crate::Error::Disconnected), [`Error::Finalized`](crate::Error::Finalized), and
+    /// [`Error::AccessDenied`](crate::Error::AccessDenied) or [`Error::Version`](crate::Error::Version) from a peer that does not
+    /// accept this engine.
+    pub fn ping(&self, timeout: Duration) -> Result<Duration> {
+        let begin = Instant::now();
+        self.ask(Question::Echo, "ping", timeout)?;
+        Ok(begin.elapsed())
+    }
+
+    /// Waits until the peer answers: an engine that is being started, or started again. It pings, at growing intervals of up to
+    /// 250 ms.
+    ///
+    /// An engine answers as soon as it listens. One that defines its procedures first, and listens then
+    /// ([`Engine::listen`](crate::Engine::listen)), has all of them when this returns.
+    ///
+    /// # Errors
+    /// The last error, when the peer has not answered by the timeout, and at once an error that waiting does not mend: see
+    /// [`Error::is_retryable`](crate::Error::is_retryable).
+    pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        let until = deadline(Instant::now(), timeout);
+        let mut interval = Duration::from_millis(1);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.ping(left.min(LONGEST_PING)) {
+                Ok(_) => return Ok(()),
+                Err(error) if !error.is_retryable() || Instant::now() + interval >= until => return Err(error),
+                Err(_) => {}
+            }
+            self.shared.pause(interval);
+            interval = (2 * interval).min(Duration::from_millis(250));
+        }
+    }
+
     /// Asks the peer to finalize itself. Returns when it has accepted, before it is finalized.
     ///
     /// # Errors
-    /// [`Error::AccessDenied`](crate::Error::AccessDenied) where that is not allowed by
+    /// [`Error::AccessDenied`] where that is not allowed by
     /// [`EngineBuilder::remote_shutdown`](crate::EngineBuilder::remote_shutdown), and what any call may end with.
     pub fn shutdown(&self) -> Result<()> {
-        self.shared.check("remote shutdown")?;
-        let timeout = self.shared.limits.default_timeout;
+        self.ask(Question::Shutdown, "remote shutdown", self.shared.limits.default_timeout)
+    }
+
+    /// Asks the peer, and waits for the answer.
+    fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<()> {
+        self.shared.check(what)?;
         let completion = Completion::new();
         let now = Instant::now();
         let deadline = deadline(now, timeout);
-        let started = self.shared.core.exec(|proto| proto.shut_down_peer(self.tag.id, deadline, completion.clone(), now));
-        let error = |failure| error_of(failure, &self.tag.address, "remote shutdown".to_owned(), "shutdown", timeout, 0);
-        started.map_err(error)?;
+        let started = self.shared.core.exec(|proto| proto.ask(self.tag.id, question, deadline, completion.clone(), now));
+        let error = |failure| error_of(failure, &self.tag.address, what.to_owned(), what, timeout, 0);
+        let call = started.map_err(error)?;
         if !completion.wait(&self.shared.core, None) {
-            self.shared.check_may_wait(|| "remote shutdown".to_owned())?;
+            // This thread receives the answer, so it can't wait for it.
+            self.shared.core.exec(|proto| proto.abandon_call(call, Failure::Cancelled));
+            self.shared.check_may_wait(|| what.to_owned())?;
         }
         match completion.take() {
             Some(OperationOutcome::Answered(Ok(_))) => Ok(()),
@@ -99,6 +143,9 @@ impl Endpoint {
         }
     }
 }
+
+/// How long one ping of [`Endpoint::wait_ready`] may take: an engine may be restarted while the old one does not answer.
+const LONGEST_PING: Duration = Duration::from_secs(1);
 
 impl AsRef<Endpoint> for Endpoint {
     fn as_ref(&self) -> &Endpoint {

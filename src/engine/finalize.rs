@@ -142,7 +142,7 @@ pub(super) fn finalize(shared: &Arc<EngineShared>) -> Result<()> {
     match finalizing.state.lock().overdue {
         0 => Ok(()),
         overdue => Err(Error::Timeout {
-            peer: shared.addresses.first().cloned().unwrap_or_else(crate::Address::nowhere),
+            peer: shared.own_address(),
             what: format!("finalize, waiting for {overdue} requests in progress"),
             after: shared.limits.finalize_timeout,
         }),

@@ -5,6 +5,7 @@
 mod endpoint;
 mod finalize;
 mod foreign_copies;
+mod listeners;
 mod message_context;
 mod procedures;
 mod registry;
@@ -26,10 +27,12 @@ pub(crate) use registry::{LookupResult, Registry};
 pub use weak::WeakEngine;
 
 use crate::memory::{BufferPool, EngineBuffer};
-use crate::progress::{Core, EngineEnv};
+use crate::progress::{Completion, Core, EngineEnv};
 use crate::proto::{Incoming, RequestId};
 use crate::{Address, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
+use listeners::Listeners;
+pub(crate) use listeners::Origin;
 
 /// The limits and timeouts that the layers above progress use.
 #[derive(Clone, Debug)]
@@ -42,14 +45,6 @@ pub(crate) struct EngineLimits {
     pub values: usize,
 }
 
-/// The engine that exposed a bulk, wherever the bulk is now.
-pub(crate) struct Origin {
-    /// That engine's core, in its own process; dangling elsewhere.
-    pub core: Weak<Core>,
-    pub incarnation: u64,
-    pub addresses: Vec<Address>,
-}
-
 pub(crate) type Authorize = Box<dyn Fn(&Arc<EngineShared>, &Incoming<EngineEnv>) -> bool + Send + Sync>;
 
 /// The state that all objects of one engine share.
@@ -57,8 +52,7 @@ pub(crate) struct EngineShared {
     pub core: Arc<Core>,
     pub limits: EngineLimits,
     pub incarnation: u64,
-    pub addresses: Vec<Address>,
-    pub origin: Arc<Origin>,
+    listeners: Listeners,
     pub registry: Registry,
     /// Decides whether a peer's call is handled.
     pub authorize: Option<Authorize>,
@@ -76,16 +70,15 @@ impl EngineShared {
         core: Arc<Core>,
         limits: EngineLimits,
         incarnation: u64,
-        addresses: Vec<Address>,
+        advertised: Vec<Address>,
         authorize: Option<Authorize>,
     ) -> Arc<EngineShared> {
-        let origin = Arc::new(Origin { core: Arc::downgrade(&core), incarnation, addresses: addresses.clone() });
+        let listeners = Listeners::new(&core, incarnation, advertised);
         Arc::new(EngineShared {
             core,
             limits,
             incarnation,
-            addresses,
-            origin,
+            listeners,
             registry: Registry::default(),
             authorize,
             procedures: Procedures::default(),
@@ -125,7 +118,7 @@ impl EngineShared {
         if std::ptr::eq(Arc::as_ptr(owner), self) {
             return Ok(());
         }
-        let (belongs_to, used_with) = (owner.addresses.first().cloned(), self.addresses.first().cloned());
+        let (belongs_to, used_with) = (owner.listens_at(), self.listens_at());
         Err(Error::OtherEngine { what: what(), object, belongs_to, used_with })
     }
 
@@ -136,6 +129,31 @@ impl EngineShared {
         }
         let reason = "this thread is the one that receives the answer, and runs a waker or a hook meanwhile".to_owned();
         Err(Error::Unsupported { what: format!("waiting for {}", what()), reason })
+    }
+
+    /// Listens at one more address, and returns the address at which others reach it.
+    pub(crate) fn listen(&self, address: &Address) -> Result<Address> {
+        self.listeners.listen(&self.core, address)
+    }
+
+    /// The engine as the owner of bulks.
+    pub(crate) fn origin(&self) -> Arc<Origin> {
+        self.listeners.origin()
+    }
+
+    /// The first address of the engine; `None` when it does not listen.
+    pub(crate) fn listens_at(&self) -> Option<Address> {
+        self.origin().addresses.first().cloned()
+    }
+
+    /// The same, for errors about this engine itself.
+    pub(crate) fn own_address(&self) -> Address {
+        self.listens_at().unwrap_or_else(Address::nowhere)
+    }
+
+    /// Lets time pass, while this thread drives, or another handler takes its place.
+    pub(crate) fn pause(&self, time: Duration) {
+        Completion::new().wait(&self.core, Some(Instant::now() + time));
     }
 
     pub(crate) fn finalizing(&self) -> &Finalizing {
@@ -195,15 +213,50 @@ impl Engine {
         &self.shared
     }
 
-    /// The first address that the engine listens at, with the real port. For an engine that does not listen this is
-    /// `tcp://0.0.0.0:0`, which can't be dialled.
-    pub fn address(&self) -> Address {
-        self.shared.addresses.first().cloned().unwrap_or_else(Address::nowhere)
+    /// Listens at one more address: at any time, so that an engine that serves can define its procedures first. Returns the
+    /// address at which peers reach it, with the real port.
+    ///
+    /// Besides a host, `address` may name an interface (`tcp://eth0:7000`), all interfaces (`tcp://0.0.0.0:7000`,
+    /// `tcp://[::]:7000`), or nothing but a transport: `tcp` is any free port on all interfaces, `shm` a name that the engine
+    /// chooses. Where it listens on all interfaces, the result is the address of the first one that other hosts reach.
+    ///
+    /// ```
+    /// use calomel::{Engine, Request};
+    ///
+    /// # fn main() -> calomel::Result<()> {
+    /// let server = Engine::builder().build()?;
+    /// server.define("double", |_: &Request, x: u32| 2 * x)?;
+    /// let address = server.listen("tcp://127.0.0.1:0")?;
+    ///
+    /// let client = Engine::client("tcp")?;
+    /// assert_eq!(client.procedure::<u32, u32>("double").on(client.lookup(address)?).call(&21)?, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] for a transport that is not there and for more
+    /// than 16 addresses, [`Error::Finalized`], and [`Error::Io`] when the system refuses.
+    pub fn listen(&self, address: impl IntoAddress) -> Result<Address> {
+        let address = address.into_listen_address()?;
+        let what = || format!("listening at {address}");
+        self.shared.check_with(what)?;
+        let bound = self.shared.listen(&address)?;
+        // The engine may have been finalized meanwhile.
+        self.shared.check_with(what).inspect_err(|_| self.shared.core.stop_listening())?;
+        Ok(bound)
     }
 
-    /// All addresses that the engine listens at.
+    /// The first address at which peers reach the engine, with the real port. For an engine that does not listen this is
+    /// `nowhere://`, which can't be dialled.
+    pub fn address(&self) -> Address {
+        self.shared.own_address()
+    }
+
+    /// All addresses at which peers reach the engine: those that it listens at, for all interfaces those of the interfaces, or
+    /// those that [`EngineBuilder::advertise`](crate::EngineBuilder::advertise) names instead.
     pub fn addresses(&self) -> Vec<Address> {
-        self.shared.addresses.clone()
+        self.shared.origin().addresses.iter().filter(|address| address.is_dialable()).cloned().collect()
     }
 
     /// An endpoint for the engine at an address. Nothing is sent: the first call connects.
@@ -216,6 +269,10 @@ impl Engine {
     pub fn lookup(&self, address: impl IntoAddress) -> Result<Endpoint> {
         let address = address.into_address()?;
         self.shared.check("lookup")?;
+        if address.socket().is_some_and(|socket| socket.port() == 0) {
+            let reason = "port 0 can't be dialled: it stands for any free port of a listener".to_owned();
+            return Err(Error::InvalidAddress { text: address.to_string(), reason });
+        }
         let address = self.shared.core.transport(address.scheme())?.resolve(&address)?;
         let tag = self.shared.core.exec(|proto| {
             let tag = proto.lookup(&address);

@@ -213,7 +213,11 @@ impl Core {
         let found = self.transports.iter().find(|transport| transport.capabilities().scheme == scheme);
         let found = found.ok_or_else(|| Error::Unsupported {
             what: format!("transport {}", scheme.name()),
-            reason: "it is built with feature `verbs` only".to_owned(),
+            reason: match scheme {
+                Scheme::Nowhere => "it is the address of an engine that does not listen",
+                _ => "it is built with feature `verbs` only",
+            }
+            .to_owned(),
         })?;
         found.available()?;
         Ok(&**found)

@@ -47,6 +47,15 @@ pub(super) struct InboundBody<E: Env> {
     pub leases: LeaseRange,
 }
 
+/// What an engine asks a peer, besides calls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// Whether it is there.
+    Echo,
+    /// To finalize itself.
+    Shutdown,
+}
+
 /// The body of a message to be sent.
 pub(crate) enum OutgoingBody<'a, M> {
     Small(&'a [u8]),
@@ -202,10 +211,11 @@ impl<E: Env> Proto<E> {
         Rejected::Failed(failure)
     }
 
-    /// Asks a peer to finalize itself.
-    pub(crate) fn shut_down_peer(
+    /// Asks the peer itself, below its procedures.
+    pub(crate) fn ask(
         &mut self,
         peer: PeerId,
+        question: Question,
         deadline: Instant,
         waiter: E::Waiter,
         now: Instant,
@@ -226,7 +236,12 @@ impl<E: Env> Proto<E> {
         };
         let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
         self.set_deadline(call, deadline);
-        self.links[id].queue_frame(&Message::Shutdown { call: wire_id(call) }, &[]);
+        let call_number = wire_id(call);
+        let message = match question {
+            Question::Echo => Message::Echo { call: call_number },
+            Question::Shutdown => Message::Shutdown { call: call_number },
+        };
+        self.links[id].queue_frame(&message, &[]);
         self.links[id].pending += 1;
         self.watch(id, now);
         self.mark_ready(id);

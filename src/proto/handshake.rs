@@ -136,7 +136,8 @@ impl<E: Env> Proto<E> {
                     [0x15 | 0x16, 3, ..] => "it speaks TLS, and this engine does not".to_owned(),
                     _ => format!("what listens there is not a calomel engine: its first bytes are \"{start}\""),
                 };
-                return Err(Failure::Unreachable { reason, source: None });
+                let source = std::io::Error::new(std::io::ErrorKind::InvalidData, reason.clone());
+                return Err(Failure::Unreachable { reason, source: Some(std::sync::Arc::new(source)) });
             }
             // The refusal, like each piece, has the versions that this engine supports.
             ParsedHandshake::Version(low, high) => {

@@ -464,6 +464,7 @@ impl<E: Env> Proto<E> {
             Message::Release(leases) => self.handle_release(id, leases),
             Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
             Message::Shutdown { call } => self.handle_shutdown(id, call),
+            Message::Echo { call } => self.handle_echo(id, call),
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
         Ok(())

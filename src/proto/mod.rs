@@ -47,7 +47,7 @@ use slotmap::SlotMap;
 
 use crate::Address;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
-pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Rejected};
+pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Question, Rejected};
 pub(crate) use declarations::Declaration;
 pub(crate) use exposures::Mode;
 pub(crate) use keys::PreSharedKey;
@@ -344,6 +344,11 @@ impl<E: Env> Proto<E> {
     /// The addresses at which the engine listens; peers learn them, so that they can dial back.
     pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>) {
         self.addresses = addresses;
+    }
+
+    /// True for an address that the engine listens at. A wildcard address is each one with its port.
+    pub(crate) fn is_own_address(&self, address: &Address) -> bool {
+        self.addresses.iter().any(|own| own == address || own.seen_from(address) == *address)
     }
 
     /// Takes the outputs, which are to be executed in this order. To be called after each other method.

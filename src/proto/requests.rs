@@ -65,12 +65,19 @@ pub(crate) struct Reply<'a, E: Env> {
     pub leases: Vec<E::Lease>,
 }
 
+fn empty_response(call: u64) -> Message<'static> {
+    Message::Response { call, result: 0, shape: BorrowedBytes(&[]), leases: LeaseRange::default(), size: 0 }
+}
+
 impl<E: Env> Proto<E> {
+    pub(super) fn handle_echo(&mut self, id: LinkId, call: u64) {
+        self.links[id].queue_control(&empty_response(call));
+        self.mark_ready(id);
+    }
+
     pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
         if self.config.remote_shutdown {
-            let message =
-                Message::Response { call, result: 0, shape: BorrowedBytes(&[]), leases: LeaseRange::default(), size: 0 };
-            self.links[id].queue_control(&message);
+            self.links[id].queue_control(&empty_response(call));
             self.outputs.push_back(Output::ShutdownAsked);
         } else {
             self.links[id].queue_control(&Message::Refuse { call, status: Cause::Shutdown.status() });

@@ -54,7 +54,7 @@ pub(super) fn encode<T: Serialize + ?Sized>(
     };
     let EncodeContext { leases, foreign, .. } = context;
     if let Some(belongs_to) = foreign {
-        return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.addresses.first().cloned() });
+        return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.listens_at() });
     }
     Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::handlers::{self, BorrowedArgs, HandlerBase, RequestHandler};
+use super::handlers::{self, BorrowedArgs, HandlerBase, HandlerError, RequestHandler};
 use super::request::{Request, Responder};
 use crate::engine::{Engine, EngineShared, HandlerPool};
 use crate::progress::HandlerClass;
@@ -92,7 +92,8 @@ macro_rules! define_methods {
             }
 
             /// Serves a procedure with a closure that may fail: `?` works in it. The caller gets the value of an `Ok`; of an `Err`
-            /// it gets [`Error::Failed`] with the error's text. Any error will do: this library's, one of your own, a boxed one.
+            /// it gets [`Error::Failed`] with the error's text. Any error will do: this library's, one of your own, a text.
+            /// Where several kinds meet, return a [`HandlerResult`](crate::HandlerResult).
             ///
             /// To send errors as values, which callers can match on, return a `Result` from [`Engine::define`].
             ///
@@ -118,7 +119,7 @@ macro_rules! define_methods {
             where
                 A: DeserializeOwned + 'static,
                 R: Serialize + 'static,
-                E: fmt::Display + 'static,
+                E: Into<HandlerError>,
                 F: Fn(&Request, A) -> std::result::Result<R, E> + Send + Sync + 'static,
             {
                 self.root().add(name, handlers::fallible(handler))
@@ -149,7 +150,7 @@ macro_rules! define_methods {
             where
                 A: DeserializeOwned + 'static,
                 R: Serialize + 'static,
-                E: fmt::Display + 'static,
+                E: Into<HandlerError>,
                 F: Fn(Request, A) -> Fut + Send + Sync + 'static,
                 Fut: Future<Output = std::result::Result<R, E>> + Send + 'static,
             {

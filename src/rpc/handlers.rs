@@ -1,7 +1,7 @@
 //! Handlers: compare types, decode the arguments, run the user's closure, send the response.
 
 use std::any::Any;
-use std::fmt::Display;
+use std::error::Error as StdError;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -46,6 +46,35 @@ impl BorrowedArgs for str {
 
 impl BorrowedArgs for [u8] {
     type With<'a> = &'a [u8];
+}
+
+/// Any error of a handler, as [`Engine::define_try`](crate::Engine::define_try) takes it.
+pub(super) type HandlerError = Box<dyn StdError + Send + Sync>;
+
+/// What a handler of [`Engine::define_try`](crate::Engine::define_try) may return: `?` turns every error into its error.
+///
+/// ```
+/// use calomel::{Bulk, BulkMode, Engine, HandlerResult, Request};
+///
+/// # fn main() -> calomel::Result<()> {
+/// # let server = Engine::server("loop://")?;
+/// server.define_try("length", |request: &Request, text: Bulk| -> HandlerResult<usize> {
+///     let local = request.engine().expose(vec![0u8; text.len()], BulkMode::WriteOnly)?;
+///     text.on(request.endpoint()).pull_into(&local)?;
+///     Ok(String::from_utf8(local.reclaim())?.chars().count())
+/// })?;
+/// # let client = Engine::client("loop")?;
+/// # let peer = client.lookup(server.address())?;
+/// # let text = client.expose_read_only("grüße")?;
+/// # assert_eq!(client.procedure::<Bulk, usize>("length").on(&peer).call(&text.bulk())?, 5);
+/// # Ok(())
+/// # }
+/// ```
+pub type HandlerResult<T> = std::result::Result<T, HandlerError>;
+
+/// The text that the caller gets. An error's `Display` is user code, and may panic.
+fn text_of(error: impl Into<HandlerError>) -> String {
+    error.into().to_string()
 }
 
 /// A running handler: finalizing waits for it.
@@ -276,13 +305,12 @@ pub(super) fn fallible<A, R, E, F>(f: F) -> impl RequestHandler
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
-    E: Display + 'static,
+    E: Into<HandlerError>,
     F: Fn(&Request, A) -> Result<R, E> + Send + Sync + 'static,
 {
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            // An error's `Display` is user code, and may panic too.
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments).map_err(|error| error.to_string())));
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments).map_err(text_of)));
             respond_or_fail(responder, outcome);
         }
     }
@@ -344,7 +372,7 @@ pub(super) fn fallible_async<A, R, E, F, Fut>(f: F) -> impl RequestHandler
 where
     A: DeserializeOwned + 'static,
     R: Serialize + 'static,
-    E: Display + 'static,
+    E: Into<HandlerError>,
     F: Fn(Request, A) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<R, E>> + Send + 'static,
 {
@@ -352,7 +380,7 @@ where
     spawning(
         move |request, arguments: A| {
             let future = f(request, arguments);
-            async move { future.await.map_err(|error| error.to_string()) }
+            async move { future.await.map_err(text_of) }
         },
         respond,
     )

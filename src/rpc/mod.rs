@@ -11,6 +11,7 @@ mod handlers;
 mod pending;
 mod procedure;
 mod request;
+mod retry;
 mod service;
 
 pub(crate) use authorize::authorization;
@@ -18,8 +19,9 @@ pub use authorize::{Caller, PeerProcess};
 #[cfg(test)]
 pub(crate) use bounded::decode;
 pub use define::{Provider, Registration};
-pub use handlers::BorrowedArgs;
+pub use handlers::{BorrowedArgs, HandlerResult};
 pub use pending::Pending;
 pub use procedure::{Call, Procedure};
 pub use request::{Request, Responder};
+pub use retry::{RetriedCall, Retry};
 pub(crate) use service::EngineService;

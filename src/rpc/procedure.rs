@@ -26,7 +26,7 @@ use crate::{Error, Result, Side};
 pub struct Procedure<A: ?Sized, R> {
     shared: Arc<EngineShared>,
     info: Arc<ProcedureInfo>,
-    _types: PhantomData<fn(&A) -> R>,
+    _types: PhantomData<fn() -> (*const A, R)>,
 }
 
 impl Engine {
@@ -74,7 +74,7 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
 /// A procedure at an endpoint; made by [`Procedure::on`].
 pub struct Call<A: ?Sized, R> {
     target: CallTarget,
-    _types: PhantomData<fn(&A) -> R>,
+    _types: PhantomData<fn() -> (*const A, R)>,
 }
 
 impl<A: ?Sized, R> Clone for Call<A, R> {
@@ -160,6 +160,10 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 sent => return sent,
             }
         }
+    }
+
+    pub(super) fn pause(&self, time: Duration) {
+        self.target.shared.pause(time);
     }
 
     fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {

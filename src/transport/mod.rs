@@ -8,6 +8,7 @@
 mod accept_retry;
 #[cfg(test)]
 pub(crate) mod fault;
+pub(crate) mod interfaces;
 mod loopback;
 mod partial_frame;
 mod shm;
@@ -213,10 +214,25 @@ fn resolve(address: &Address) -> Result<SocketAddr> {
     let unresolved = |source: Option<io::Error>| Error::Unreachable {
         peer: address.clone(),
         reason: source.as_ref().map_or_else(|| "the host has no address".to_owned(), ToString::to_string),
-        source: source.map(Arc::new),
+        // Not retryable: see `Error::is_retryable`.
+        source: Some(Arc::new(match source {
+            Some(source) => io::Error::new(io::ErrorKind::InvalidInput, source),
+            None => io::ErrorKind::InvalidInput.into(),
+        })),
     };
     let found: Vec<SocketAddr> = address.rest().to_socket_addrs().map_err(|error| unresolved(Some(error)))?.collect();
     found.iter().find(|socket| socket.is_ipv4()).or(found.first()).copied().ok_or_else(|| unresolved(None))
+}
+
+/// As [`resolve`], for a listener: the host may also be the name of an interface.
+fn resolve_to_listen(address: &Address) -> Result<SocketAddr> {
+    match address.socket() {
+        Some(socket) => Ok(socket),
+        None => match interfaces::by_name(address)? {
+            Some(socket) => Ok(socket),
+            None => resolve(address),
+        },
+    }
 }
 
 /// The source address of packets from this host to an address. Only the route is looked up; no packet is sent.

@@ -20,6 +20,7 @@ mod content;
 mod faults;
 mod journal;
 mod load;
+#[path = "../common/namespaces.rs"]
 mod namespaces;
 mod network;
 mod node;

@@ -106,6 +106,9 @@ pub enum Message {
     Shutdown {
         call: u64,
     },
+    Echo {
+        call: u64,
+    },
 }
 
 impl Message {

@@ -18,6 +18,9 @@ mod foreign;
 mod forking;
 mod goodbye;
 mod leftovers;
+#[path = "../common/namespaces.rs"]
+mod namespaces;
+mod networks;
 mod proxy;
 mod restart;
 mod roles;

@@ -233,7 +233,7 @@ fn request_shutdown(net: &mut Net, from: usize, to: usize) -> u64 {
     let op = 5_000_000;
     net.with_host(from, |host: &mut Host| {
         host.begun.push(op);
-        if let Err(failure) = host.proto.shut_down_peer(peer, until, op, now) {
+        if let Err(failure) = host.proto.ask(peer, crate::proto::Question::Shutdown, until, op, now) {
             host.call_done(op, Err(failure));
         }
     });

@@ -149,6 +149,10 @@ pub(crate) enum Message<'a> {
     Shutdown {
         call: u64,
     },
+    /// Answered like a request, by the protocol itself.
+    Echo {
+        call: u64,
+    },
 }
 
 /// A procedure and the shape of its arguments.

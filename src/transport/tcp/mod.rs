@@ -24,7 +24,7 @@ use mio::{Interest, Token};
 use parking_lot::Mutex;
 
 use super::accept_retry::AcceptRetry;
-use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve};
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve, resolve_to_listen};
 use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Scheme};
 #[cfg(feature = "tls")]
@@ -300,7 +300,7 @@ impl Transport for Tcp {
     }
 
     fn listen(&self, address: &Address) -> Result<Address> {
-        let socket = resolve(address)?;
+        let socket = resolve_to_listen(address)?;
         #[cfg(feature = "tls")]
         if let Some(handshakes) = &self.handshakes {
             handshakes.secure.check_listening(&format!("listening at {address}"))?;

@@ -9,6 +9,7 @@ mod hooks;
 mod in_flight;
 mod knobs;
 mod limits;
+mod listening;
 mod mixups;
 mod reach;
 mod shutdown;

@@ -1,6 +1,9 @@
 //! Processes on hosts of their own, as far as the network goes: a network namespace for each, and one for the bridge that
 //! connects them. They go away with the processes that hold them.
 
+// Each suite uses what it needs.
+#![allow(dead_code)]
+
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -88,6 +91,19 @@ impl Hosts {
         };
         // SAFETY: what runs in the child makes system calls only.
         unsafe { command.pre_exec(enter) };
+    }
+
+    /// Runs `work` on a thread of its own, and what it starts, on a host.
+    pub fn on<T: Send>(&self, host: usize, work: impl FnOnce() -> T + Send) -> T {
+        let network = std::fs::File::open(self.network(host)).unwrap();
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| {
+                // SAFETY: takes numbers; it changes this thread alone, which ends with `work`.
+                must(unsafe { libc::setns(std::os::fd::AsRawFd::as_raw_fd(&network), libc::CLONE_NEWNET) }).unwrap();
+                work()
+            });
+            running.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     /// Takes the link of a host down or up.

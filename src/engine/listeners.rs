@@ -1,0 +1,98 @@
+//! Where an engine listens, and the addresses by which it is known.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::progress::Core;
+use crate::transport::interfaces::reachable_at;
+use crate::{Address, Error, Result, Scheme};
+
+/// Most addresses of one engine: peers refuse more.
+const MAX_ADDRESSES: usize = 16;
+
+/// The engine that exposed a bulk, wherever the bulk is now.
+pub(crate) struct Origin {
+    /// That engine's core, in its own process; dangling elsewhere.
+    pub core: Weak<Core>,
+    pub incarnation: u64,
+    /// The addresses at which others may reach it. A wildcard address stands for the one that its connections come from.
+    pub addresses: Vec<Address>,
+}
+
+/// An engine's listeners. More can be added at any time.
+pub(crate) struct Listeners {
+    /// The addresses as the transports have bound them.
+    bound: Mutex<Vec<Address>>,
+    /// The addresses that the program wants to be used, in place of those of the listeners.
+    advertised: Vec<Address>,
+    /// Replaced as a whole, since bulks keep the one of their exposure.
+    origin: RwLock<Arc<Origin>>,
+}
+
+impl Listeners {
+    pub(super) fn new(core: &Arc<Core>, incarnation: u64, advertised: Vec<Address>) -> Listeners {
+        let origin = Arc::new(Origin { core: Arc::downgrade(core), incarnation, addresses: Vec::new() });
+        Listeners { bound: Mutex::default(), advertised, origin: RwLock::new(origin) }
+    }
+
+    pub(super) fn origin(&self) -> Arc<Origin> {
+        self.origin.read().clone()
+    }
+
+    /// Listens, and returns the address at which others reach the listener.
+    pub(super) fn listen(&self, core: &Core, address: &Address) -> Result<Address> {
+        let mut bound = self.bound.lock();
+        if bound.len() == MAX_ADDRESSES {
+            let reason = format!("an engine listens at {MAX_ADDRESSES} addresses at most");
+            return Err(Error::Unsupported { what: format!("listening at {address}"), reason });
+        }
+        let listener = core.listen(address)?;
+        bound.push(listener.clone());
+        core.exec(|proto| proto.set_addresses(bound.clone()));
+        let mut origin = self.origin.write();
+        let addresses = self.known_by(&bound);
+        *origin = Arc::new(Origin { core: origin.core.clone(), incarnation: origin.incarnation, addresses });
+        let own = advertised(&self.advertised, &listener).or_else(|| reachable(&listener).into_iter().next());
+        Ok(own.unwrap_or(listener))
+    }
+
+    /// The addresses that others get, of all listeners.
+    fn known_by(&self, bound: &[Address]) -> Vec<Address> {
+        let mut addresses = Vec::new();
+        if self.advertised.is_empty() {
+            addresses.extend(bound.iter().flat_map(reachable));
+            // Behind the addresses of the interfaces, in case that the peer sees another one.
+            addresses.truncate(MAX_ADDRESSES - 1);
+            addresses.extend(bound.iter().find(|bound| !bound.is_dialable()).cloned());
+        } else {
+            addresses.extend(bound.iter().filter_map(|bound| advertised(&self.advertised, bound)));
+            let fixed = self.advertised.iter().filter(|address| address.is_dialable()).cloned();
+            addresses.extend(fixed.collect::<Vec<Address>>());
+        }
+        let mut seen = Vec::new();
+        addresses.retain(|address| {
+            !seen.contains(address) && {
+                seen.push(address.clone());
+                true
+            }
+        });
+        addresses.truncate(MAX_ADDRESSES);
+        addresses
+    }
+}
+
+/// The addresses at which other hosts reach a listener.
+fn reachable(bound: &Address) -> Vec<Address> {
+    match (bound.scheme(), bound.socket()) {
+        (Scheme::Tcp, Some(socket)) => reachable_at(socket).into_iter().map(Address::tcp).collect(),
+        // Not each interface has a device.
+        _ => vec![bound.clone()],
+    }
+}
+
+/// What the program advertises for a listener: its address of that transport. Port 0 stands for the listener's.
+fn advertised(advertised: &[Address], bound: &Address) -> Option<Address> {
+    let address = advertised.iter().find(|address| address.scheme() == bound.scheme())?;
+    Some(address.with_port_of(bound))
+}
