@@ -186,7 +186,7 @@ pub use builder::EngineBuilder;
 pub use bulk::{
     Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
 };
-pub use engine::{Endpoint, Engine, HandlerPool, Timer, WeakEngine};
+pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, Timer, WeakEngine};
 pub use error::{Error, Result, Side};
 pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,

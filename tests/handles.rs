@@ -69,7 +69,7 @@ fn later(engine: &Engine) {
     engine.timer(Duration::from_secs(3600), move || drop(timer)).unwrap();
     let own = engine.downgrade();
     engine.on_finalize(move || {
-        // Registered too late to run, but dropped nevertheless.
+        // These run at once, or next, and are dropped then.
         if let Some(own) = own.upgrade() {
             own.on_finalize(|| ());
         }

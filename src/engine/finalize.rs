@@ -1,14 +1,16 @@
 //! Finalizing: the stages in which an engine ends.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::EngineShared;
-use crate::progress::in_job;
+use super::{Engine, EngineShared};
+use crate::progress::{in_job, wake_quietly};
 use crate::{Error, Result};
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -32,17 +34,61 @@ const BEGUN: u8 = 1;
 const CLOSED: u8 = 2;
 const DONE: u8 = 3;
 
+#[derive(Default)]
 struct FinalizeState {
-    /// `None` once they run: callbacks that are added later are dropped.
-    before: Option<Vec<Callback>>,
-    after: Option<Vec<Callback>>,
+    before: Callbacks,
+    after: Callbacks,
+    /// Number of callbacks so far.
+    next: u64,
     /// Requests that were still in progress at the finalize timeout.
     overdue: usize,
+    /// Wakers of tasks that wait for the end.
+    wakers: Vec<Waker>,
 }
 
-impl Default for FinalizeState {
-    fn default() -> FinalizeState {
-        FinalizeState { before: Some(Vec::new()), after: Some(Vec::new()), overdue: 0 }
+/// The callbacks of one moment.
+#[derive(Default)]
+struct Callbacks {
+    waiting: Vec<(u64, Callback)>,
+    /// They run, or have run: those that are added now run at once.
+    over: bool,
+}
+
+/// When a callback runs.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    Before,
+    After,
+}
+
+impl FinalizeState {
+    fn callbacks(&mut self, moment: Moment) -> &mut Callbacks {
+        match moment {
+            Moment::Before => &mut self.before,
+            Moment::After => &mut self.after,
+        }
+    }
+}
+
+/// A callback that runs when an engine is finalized: see [`Engine::on_finalize`]. Dropping this changes nothing.
+#[derive(Clone, Debug)]
+pub struct FinalizeHook {
+    shared: Weak<EngineShared>,
+    moment: Moment,
+    number: u64,
+}
+
+impl FinalizeHook {
+    /// Removes and drops the callback. False when it was removed before, and when it runs or has run.
+    pub fn remove(&self) -> bool {
+        let Some(shared) = self.shared.upgrade().filter(|shared| !shared.core.is_forked()) else { return false };
+        let removed = {
+            let mut state = shared.finalizing.state.lock();
+            let waiting = &mut state.callbacks(self.moment).waiting;
+            waiting.iter().position(|(number, _)| *number == self.number).map(|index| waiting.remove(index))
+        };
+        // Dropped where no lock is held: it is user code.
+        removed.is_some()
     }
 }
 
@@ -66,14 +112,26 @@ impl Finalizing {
         }
     }
 
-    pub(crate) fn on_prefinalize(&self, f: Callback) {
-        let late = add_callback(&mut self.state.lock().before, f);
-        drop(late);
-    }
-
-    pub(crate) fn on_finalize(&self, f: Callback) {
-        let late = add_callback(&mut self.state.lock().after, f);
-        drop(late);
+    /// Resolves when the engine is finalized.
+    fn done(&self, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_done() {
+            return Poll::Ready(());
+        }
+        // Cloned where no lock is held: wakers are user code.
+        let waker = context.waker().clone();
+        let mut state = self.state.lock();
+        if self.is_done() {
+            drop(state);
+            return Poll::Ready(());
+        }
+        match state.wakers.iter().position(|known| known.will_wake(&waker)) {
+            Some(_) => {
+                drop(state);
+                drop(waker);
+            }
+            None => state.wakers.push(waker),
+        }
+        Poll::Pending
     }
 
     /// A handler starts.
@@ -96,50 +154,154 @@ impl Finalizing {
     }
 
     fn set(&self, stage: u8) {
-        let _state = self.state.lock();
+        let mut state = self.state.lock();
         self.stage.store(stage, Ordering::SeqCst);
         self.changed.notify_all();
+        let wakers = if stage == DONE { std::mem::take(&mut state.wakers) } else { Vec::new() };
+        drop(state);
+        wakers.into_iter().for_each(wake_quietly);
     }
 }
 
-/// Returns a callback that comes too late, to be dropped where no lock is held: stored, it could keep the engine alive.
-fn add_callback(callbacks: &mut Option<Vec<Callback>>, f: Callback) -> Option<Callback> {
-    match callbacks {
-        Some(callbacks) => callbacks.push(f),
-        None => return Some(f),
+impl Engine {
+    /// Ends the engine: pre-finalize callbacks run, no new requests are taken, handlers in progress are waited for up to the
+    /// finalize timeout, own calls and transfers that are still in progress end with [`Error::Finalized`], queued responses and
+    /// one-way calls whose `notify` has returned `Ok` are sent, peers lose their access to exposed memory, connections and
+    /// threads end, and finalize callbacks run.
+    ///
+    /// This returns when each peer has read what was sent and has ended the connection, which usually takes far less than a
+    /// millisecond. A peer that reads nothing for a second is disconnected, and so is one that has not read all of it within
+    /// the finalize timeout: then messages may be lost.
+    ///
+    /// It may be called any number of times, from any thread. From a handler or a callback it starts finalizing, and
+    /// returns; elsewhere it returns when the engine is finalized.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when handlers in progress did not end within the finalize timeout; the engine is finalized all
+    /// the same.
+    pub fn finalize(&self) -> Result<()> {
+        finalize(&self.shared)
     }
-    None
+
+    /// As [`Engine::finalize`], for async code: a thread of its own does the waiting. Finalizing begins with this call; dropping
+    /// the future does not stop it.
+    ///
+    /// # Errors
+    /// As [`Engine::finalize`], and [`Error::Io`] when that thread can't be started.
+    pub fn finalize_async(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+        let shared = self.shared.clone();
+        let started = if begin(&shared) { spawn_shut_down(&shared) } else { Ok(()) };
+        let inside = is_inside(&shared);
+        async move {
+            started?;
+            if inside || shared.core.is_forked() {
+                return Ok(());
+            }
+            poll_fn(|context| shared.finalizing.done(context)).await;
+            result(&shared)
+        }
+    }
+
+    /// Blocks until the engine is finalized, by any thread or peer. In a forked child it returns at once.
+    ///
+    /// # Panics
+    /// In a handler of the engine, in a future that the engine polls, and in a callback: finalizing waits for these.
+    pub fn wait_for_finalize(&self) {
+        if self.shared.core.is_forked() {
+            return;
+        }
+        assert!(
+            self.is_finalized() || !is_inside(&self.shared),
+            "`wait_for_finalize` was called in a handler or a callback of the engine, which finalizing waits for"
+        );
+        self.shared.finalizing.wait();
+    }
+
+    /// Resolves when the engine is finalized, by any thread or peer. In a forked child it resolves at once. A handler of the
+    /// engine must not await it: finalizing would wait for that handler until the finalize timeout.
+    pub async fn wait_for_finalize_async(&self) {
+        if !self.shared.core.is_forked() {
+            poll_fn(|context| self.shared.finalizing.done(context)).await;
+        }
+    }
+
+    /// True when the engine has been finalized.
+    pub fn is_finalized(&self) -> bool {
+        self.shared.finalizing.is_done()
+    }
+
+    /// Runs `f` when finalizing begins, while the engine still works. What was added last runs first. A clone of the engine that
+    /// `f` captures keeps it alive, so that only [`Engine::finalize`] ends it; a [`WeakEngine`](crate::WeakEngine) does not.
+    /// When finalizing has begun already, `f` runs at once, on this thread.
+    pub fn on_prefinalize(&self, f: impl FnOnce() + Send + 'static) -> FinalizeHook {
+        self.add_callback(Moment::Before, Box::new(f))
+    }
+
+    /// Runs `f` when the engine is finalized, and no longer works. What was added last runs first. When the engine is finalized
+    /// already, `f` runs at once, on this thread. For what `f` captures see [`Engine::on_prefinalize`].
+    pub fn on_finalize(&self, f: impl FnOnce() + Send + 'static) -> FinalizeHook {
+        self.add_callback(Moment::After, Box::new(f))
+    }
+
+    fn add_callback(&self, moment: Moment, f: Callback) -> FinalizeHook {
+        let mut hook = FinalizeHook { shared: Arc::downgrade(&self.shared), moment, number: 0 };
+        if self.shared.core.is_forked() {
+            return hook;
+        }
+        let mut state = self.shared.finalizing.state.lock();
+        state.next += 1;
+        hook.number = state.next;
+        let callbacks = state.callbacks(moment);
+        if callbacks.over {
+            drop(state);
+            run_user_code(&self.shared, f);
+        } else {
+            callbacks.waiting.push((hook.number, f));
+        }
+        hook
+    }
+}
+
+/// True for the one call that is to shut the engine down.
+fn begin(shared: &EngineShared) -> bool {
+    let stage = &shared.finalizing.stage;
+    // Only the parent can end its engine.
+    !shared.core.is_forked() && stage.compare_exchange(RUNNING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
+
+/// Whether this thread runs what finalizing waits for: a handler can't wait for itself, nor can a callback.
+fn is_inside(shared: &EngineShared) -> bool {
+    in_job(&shared.core)
+        || shared.core.is_driving()
+        || CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation)
+}
+
+fn spawn_shut_down(shared: &Arc<EngineShared>) -> Result<()> {
+    let ending = shared.clone();
+    let name = "calomel-finalize".to_owned();
+    let spawned = std::thread::Builder::new().name(name).spawn(move || shut_down(&ending));
+    spawned.map(drop).map_err(|error| {
+        shared.finalizing.stage.store(RUNNING, Ordering::SeqCst);
+        Error::io("can't start the thread that finalizes", error)
+    })
 }
 
 pub(super) fn finalize(shared: &Arc<EngineShared>) -> Result<()> {
-    let finalizing = &shared.finalizing;
     if shared.core.is_forked() {
-        // Only the parent can end its engine.
         return Ok(());
     }
-    let first = finalizing.stage.compare_exchange(RUNNING, BEGUN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    // A handler can't wait for itself, nor can a callback that runs while finalizing.
-    let inside = in_job(&shared.core)
-        || shared.core.is_driving()
-        || CALLBACK_OF.try_with(Cell::get).is_ok_and(|engine| engine == shared.incarnation);
-    if first && inside {
-        let shared = shared.clone();
-        let name = "calomel-finalize".to_owned();
-        let spawned = std::thread::Builder::new().name(name).spawn(move || shut_down(&shared));
-        return spawned.map(drop).map_err(|error| {
-            finalizing.stage.store(RUNNING, Ordering::SeqCst);
-            Error::io("can't start the thread that finalizes", error)
-        });
+    match (begin(shared), is_inside(shared)) {
+        (true, true) => return spawn_shut_down(shared),
+        (false, true) => return Ok(()),
+        (true, false) => shut_down(shared),
+        (false, false) => shared.finalizing.wait(),
     }
-    if inside {
-        return Ok(());
-    }
-    if first {
-        shut_down(shared);
-    } else {
-        finalizing.wait();
-    }
-    match finalizing.state.lock().overdue {
+    result(shared)
+}
+
+/// The result of finalizing, once it is done.
+fn result(shared: &EngineShared) -> Result<()> {
+    match shared.finalizing.state.lock().overdue {
         0 => Ok(()),
         overdue => Err(Error::Timeout {
             peer: shared.own_address(),
@@ -163,9 +325,20 @@ pub(super) fn note_dropped(shared: &EngineShared) {
     }
 }
 
-fn run_callbacks(shared: &EngineShared, callbacks: Vec<Callback>) {
-    for callback in callbacks {
-        run_user_code(shared, callback);
+/// Runs the callbacks of a moment, the last one first.
+fn run_callbacks(shared: &EngineShared, moment: Moment) {
+    loop {
+        let last = {
+            let mut state = shared.finalizing.state.lock();
+            let callbacks = state.callbacks(moment);
+            let last = callbacks.waiting.pop();
+            callbacks.over = last.is_none();
+            last
+        };
+        match last {
+            Some((_, callback)) => run_user_code(shared, callback),
+            None => return,
+        }
     }
 }
 
@@ -204,8 +377,7 @@ fn flush(shared: &EngineShared) {
 fn shut_down(shared: &Arc<EngineShared>) {
     let finalizing = &shared.finalizing;
     let core = &shared.core;
-    let before = finalizing.state.lock().before.take();
-    run_callbacks(shared, before.unwrap_or_default());
+    run_callbacks(shared, Moment::Before);
     core.stop_listening();
     core.exec(|proto| proto.begin_shutdown());
     let deadline = Instant::now() + shared.limits.finalize_timeout;
@@ -239,7 +411,6 @@ fn shut_down(shared: &Arc<EngineShared>) {
     core.begin_stop();
     run_user_code(shared, || core.clear_timers());
     run_user_code(shared, || core.stop());
-    let after = finalizing.state.lock().after.take();
-    run_callbacks(shared, after.unwrap_or_default());
+    run_callbacks(shared, Moment::After);
     finalizing.set(DONE);
 }

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 pub use endpoint::Endpoint;
+pub use finalize::FinalizeHook;
 pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
 pub(crate) use message_context::{DecodeContext, EncodeContext, RemoteLease, decoding, encoding};
 pub(crate) use procedures::{ProcedureInfo, Procedures};
@@ -312,53 +313,6 @@ impl Engine {
         self.shared.check("timer")?;
         let key = self.shared.core.add_timer(delay, Box::new(f));
         Ok(Timer { core: Arc::downgrade(&self.shared.core), key })
-    }
-
-    /// Ends the engine: pre-finalize callbacks run, no new requests are taken, handlers in progress are waited for up to the
-    /// finalize timeout, own calls and transfers that are still in progress end with [`Error::Finalized`], queued responses and
-    /// one-way calls whose `notify` has returned `Ok` are sent, peers lose their access to exposed memory, connections and
-    /// threads end, and finalize callbacks run.
-    ///
-    /// This returns when each peer has read what was sent and has ended the connection, which usually takes far less than a
-    /// millisecond. A peer that reads nothing for a second is disconnected, and so is one that has not read all of it within
-    /// the finalize timeout: then messages may be lost.
-    ///
-    /// It may be called any number of times, from any thread. From a handler or a callback it starts finalizing, and
-    /// returns; elsewhere it returns when the engine is finalized.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] when handlers in progress did not end within the finalize timeout; the engine is finalized all
-    /// the same.
-    pub fn finalize(&self) -> Result<()> {
-        finalize::finalize(&self.shared)
-    }
-
-    /// Blocks until the engine is finalized, by any thread or peer. In a forked child it returns at once.
-    pub fn wait_for_finalize(&self) {
-        if !self.shared.core.is_forked() {
-            self.shared.finalizing.wait();
-        }
-    }
-
-    /// True when the engine has been finalized.
-    pub fn is_finalized(&self) -> bool {
-        self.shared.finalizing.is_done()
-    }
-
-    /// Runs `f` when finalizing begins, while the engine still works. A clone of the engine that `f` captures keeps it alive,
-    /// so that only [`Engine::finalize`] ends it; a [`WeakEngine`] does not. When finalizing has begun already, `f` is dropped.
-    pub fn on_prefinalize(&self, f: impl FnOnce() + Send + 'static) {
-        if !self.shared.core.is_forked() {
-            self.shared.finalizing.on_prefinalize(Box::new(f));
-        }
-    }
-
-    /// Runs `f` when the engine is finalized, and no longer works. For what `f` captures, and when it is dropped, see
-    /// [`Engine::on_prefinalize`].
-    pub fn on_finalize(&self, f: impl FnOnce() + Send + 'static) {
-        if !self.shared.core.is_forked() {
-            self.shared.finalizing.on_finalize(Box::new(f));
-        }
     }
 
     /// Ends the engine's progress thread; the test drives with [`Core::turn`] instead.

@@ -5,9 +5,9 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Engine, Request};
+use calomel::{Engine, Error, Request};
 
-use crate::support::{BOUND, Gate, Net, Pair, eventually};
+use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually};
 
 /// Runs `action`, and asserts that it returned soon.
 #[track_caller]
@@ -159,6 +159,58 @@ fn finalize_in_a_timer_ends_its_engine(net: &Net) {
     assert!(engine.is_finalized());
 }
 
+fn finalize_callbacks_run_in_reverse_order_and_can_be_removed(net: &Net) {
+    let engine = net.client();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let note = |name: &'static str| {
+        let order = order.clone();
+        move || order.lock().unwrap().push(name)
+    };
+    engine.on_finalize(note("after 1"));
+    let removed = engine.on_finalize(note("after 2"));
+    engine.on_finalize(note("after 3"));
+    engine.on_prefinalize(note("before 1"));
+    let also_removed = engine.on_prefinalize(note("before 2"));
+    engine.on_prefinalize(note("before 3"));
+    assert!(removed.remove() && also_removed.remove());
+    assert!(!removed.remove());
+    engine.finalize().unwrap();
+    assert_eq!(*order.lock().unwrap(), ["before 3", "before 1", "after 3", "after 1"]);
+    assert!(!also_removed.remove());
+    // After the fact they run at once, on this thread.
+    let late = engine.on_finalize(note("late"));
+    engine.on_prefinalize(note("later"));
+    assert_eq!(order.lock().unwrap()[4..], ["late", "later"]);
+    assert!(!late.remove());
+    assert_eq!(Arc::strong_count(&order), 1);
+}
+
+fn waiting_for_the_end_in_a_handler_fails_at_once(net: &Net) {
+    let pair = net.pair();
+    pair.server.define("wait", |request: &Request, ()| request.engine().wait_for_finalize()).unwrap();
+    let begin = Instant::now();
+    let error = pair.client.procedure::<(), ()>("wait").on(&pair.to_server).call(&()).unwrap_err();
+    assert!(matches!(&error, Error::HandlerPanicked { message, .. } if message.contains("wait_for_finalize")), "{error}");
+    assert!(begin.elapsed() < BOUND);
+}
+
+fn end_is_awaited_by_tasks(net: &Net) {
+    let (engine, other) = (net.server(), net.client());
+    let waiting = {
+        let engine = engine.clone();
+        thread::spawn(move || block_on(engine.wait_for_finalize_async()))
+    };
+    block_on(engine.finalize_async()).unwrap();
+    assert!(engine.is_finalized());
+    soon(|| waiting.join().unwrap());
+    // Again, and after the fact.
+    block_on(engine.finalize_async()).unwrap();
+    block_on(engine.wait_for_finalize_async());
+    // Begun, and not awaited.
+    drop(other.finalize_async());
+    soon(|| other.wait_for_finalize());
+}
+
 fn finalize_callbacks_run_once_and_in_order(net: &Net) {
     let pair = net.pair();
     pair.server.define("bye", |_: &Request, ()| 1u8).unwrap();
@@ -190,7 +242,7 @@ fn finalize_callbacks_may_finalize_and_panic(net: &Net) {
             let _ = own.finalize();
             count.fetch_add(1, Ordering::SeqCst);
         };
-        if late { engine.on_finalize(callback) } else { engine.on_prefinalize(callback) }
+        let _ = if late { engine.on_finalize(callback) } else { engine.on_prefinalize(callback) };
     }
     soon(|| engine.finalize()).unwrap();
     assert_eq!(count.load(Ordering::SeqCst), 2);
@@ -300,6 +352,9 @@ suite![
     finalize_in_a_handler_ends_its_engine,
     finalize_in_every_kind_of_handler_ends_its_engine,
     finalize_in_a_timer_ends_its_engine,
+    finalize_callbacks_run_in_reverse_order_and_can_be_removed,
+    waiting_for_the_end_in_a_handler_fails_at_once,
+    end_is_awaited_by_tasks,
     finalize_callbacks_run_once_and_in_order,
     finalize_callbacks_may_finalize_and_panic,
     dropping_the_last_clone_finalizes,
