@@ -121,6 +121,11 @@ impl Address {
         }
     }
 
+    /// True for a host that has to be resolved, which may take long.
+    pub(crate) fn is_host_name(&self) -> bool {
+        matches!(self.scheme, Scheme::Tcp | Scheme::Verbs) && self.socket().is_none()
+    }
+
     /// True when only this host reaches the address.
     pub(crate) fn is_loopback(&self) -> bool {
         self.socket().is_some_and(|socket| socket.ip().is_loopback())

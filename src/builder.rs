@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::engine::{Authorize, Engine, EngineLimits, EngineShared};
+use crate::engine::{Authorize, Engine, EngineLimits, EngineShared, TaskRuntime};
 use crate::progress::{Core, CoreSettings, DialFilter, Progress};
 use crate::proto;
 use crate::rpc::{Caller, EngineService, authorization};
@@ -98,6 +98,7 @@ pub struct EngineBuilder {
     shm: ShmOptions,
     #[cfg(feature = "tls")]
     tls: Option<crate::Tls>,
+    runtime: TaskRuntime,
     wrap: Wrap,
 }
 
@@ -125,6 +126,7 @@ impl Default for EngineBuilder {
             shm: ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: true },
             #[cfg(feature = "tls")]
             tls: None,
+            runtime: TaskRuntime::default(),
             wrap: Box::new(|transport| transport),
         }
     }
@@ -341,6 +343,17 @@ impl EngineBuilder {
         self
     }
 
+    /// The tokio runtime within which the engine polls its async handlers: in them, `tokio::time::sleep`, tokio's sockets and
+    /// `tokio::spawn` work. Without this it is the runtime within which `build` is called, if there is one.
+    ///
+    /// The engine's own threads poll the handlers. Timers and sockets are the runtime's, which must be running: one of several
+    /// threads is, one of the current thread is while it blocks on something. Needs the feature `tokio`.
+    #[cfg(feature = "tokio")]
+    pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
+        self.runtime.handle = Some(runtime);
+        self
+    }
+
     /// Wraps each transport: tests inject faults this way.
     #[cfg(test)]
     pub(crate) fn wrap(mut self, wrap: impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static) -> Self {
@@ -355,6 +368,9 @@ impl EngineBuilder {
     /// [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
         let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
+        let runtime = self.runtime;
+        #[cfg(feature = "tokio")]
+        let runtime = TaskRuntime { handle: runtime.handle.or_else(|| tokio::runtime::Handle::try_current().ok()) };
         let advertise = self.advertise.into_iter().collect::<Result<Vec<Address>>>()?;
         let refused = |error: io::Error| Error::io("can't get random numbers from the system", error);
         let incarnation = u64::from_ne_bytes(random::from_system().map_err(refused)?);
@@ -403,7 +419,7 @@ impl EngineBuilder {
             finalize_timeout: self.finalize,
             values: self.overrides.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
         };
-        let shared = EngineShared::new(core, limits, incarnation, advertise, self.authorize);
+        let shared = EngineShared::new(core, limits, incarnation, advertise, self.authorize, runtime);
         for address in &listen {
             shared.listen(address)?;
         }

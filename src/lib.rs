@@ -150,6 +150,8 @@
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only.
+//! - `tokio`: async handlers run within a tokio runtime (`EngineBuilder::tokio`). All else that is async works on any
+//!   executor, without this feature.
 //! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
 //! - `verbs`: the transport `verbs://`. Building it needs the headers of rdma-core and libclang; the README lists the packages.
 

@@ -5,10 +5,10 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Engine, EngineShared, deadline};
+use super::{Engine, EngineShared, completed, deadline};
 use crate::progress::{Completion, OperationOutcome, error_of};
-use crate::proto::{Failure, LinkId, PeerId, PeerTag, Question};
-use crate::{Address, Result, Scheme};
+use crate::proto::{CallId, Failure, LinkId, PeerId, PeerTag, Question};
+use crate::{Address, Error, Result, Scheme};
 
 /// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
 ///
@@ -89,6 +89,20 @@ impl Endpoint {
         Ok(begin.elapsed())
     }
 
+    /// As [`Endpoint::ping`], for async code. Dropping the future cancels the ping.
+    ///
+    /// # Errors
+    /// As [`Endpoint::ping`].
+    pub async fn ping_async(&self, timeout: Duration) -> Result<Duration> {
+        let begin = Instant::now();
+        let asked = self.start_asking(Question::Echo, "ping", timeout)?;
+        if !completed(&self.shared.core, &asked.completion, None).await {
+            self.shared.check_process(|| "ping".to_owned())?;
+        }
+        asked.result()?;
+        Ok(begin.elapsed())
+    }
+
     /// Waits until the peer answers: an engine that is being started, or started again. It pings, at growing intervals of up to
     /// 250 ms.
     ///
@@ -124,22 +138,55 @@ impl Endpoint {
 
     /// Asks the peer, and waits for the answer.
     fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<()> {
+        let asked = self.start_asking(question, what, timeout)?;
+        if !asked.completion.wait(&self.shared.core, None) {
+            // This thread receives the answer, so it can't wait for it.
+            self.shared.check_may_wait(|| what.to_owned())?;
+        }
+        asked.result()
+    }
+
+    fn start_asking(&self, question: Question, what: &'static str, timeout: Duration) -> Result<AskedPeer<'_>> {
         self.shared.check(what)?;
         let completion = Completion::new();
         let now = Instant::now();
         let deadline = deadline(now, timeout);
         let started = self.shared.core.exec(|proto| proto.ask(self.tag.id, question, deadline, completion.clone(), now));
-        let error = |failure| error_of(failure, &self.tag.address, what.to_owned(), what, timeout, 0);
-        let call = started.map_err(error)?;
-        if !completion.wait(&self.shared.core, None) {
-            // This thread receives the answer, so it can't wait for it.
-            self.shared.core.exec(|proto| proto.abandon_call(call, Failure::Cancelled));
-            self.shared.check_may_wait(|| what.to_owned())?;
+        match started {
+            Ok(call) => Ok(AskedPeer { endpoint: self, what, timeout, completion, call }),
+            Err(failure) => Err(self.error(failure, what, timeout)),
         }
-        match completion.take() {
-            Some(OperationOutcome::Answered(Ok(_))) => Ok(()),
-            Some(OperationOutcome::Answered(Err(failure))) => Err(error(failure)),
-            _ => Err(error(Failure::Finalized)),
+    }
+
+    fn error(&self, failure: Failure, what: &'static str, timeout: Duration) -> Error {
+        error_of(failure, &self.tag.address, what.to_owned(), what, timeout, 0)
+    }
+}
+
+/// A question to a peer, until it is answered; dropping it cancels it.
+struct AskedPeer<'a> {
+    endpoint: &'a Endpoint,
+    what: &'static str,
+    timeout: Duration,
+    completion: Arc<Completion>,
+    call: CallId,
+}
+
+impl AskedPeer<'_> {
+    fn result(&self) -> Result<()> {
+        let failure = match self.completion.take() {
+            Some(OperationOutcome::Answered(Ok(_))) => return Ok(()),
+            Some(OperationOutcome::Answered(Err(failure))) => failure,
+            _ => Failure::Finalized,
+        };
+        Err(self.endpoint.error(failure, self.what, self.timeout))
+    }
+}
+
+impl Drop for AskedPeer<'_> {
+    fn drop(&mut self) {
+        if !self.completion.is_ready() {
+            self.endpoint.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.call, Failure::Cancelled));
         }
     }
 }

@@ -9,6 +9,7 @@ mod listeners;
 mod message_context;
 mod procedures;
 mod registry;
+mod waiting;
 mod weak;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ pub(crate) use message_context::{DecodeContext, EncodeContext, RemoteLease, deco
 pub(crate) use procedures::{ProcedureInfo, Procedures};
 pub use registry::HandlerPool;
 pub(crate) use registry::{LookupResult, Registry};
+pub(crate) use waiting::completed;
 pub use weak::WeakEngine;
 
 use crate::memory::{BufferPool, EngineBuffer};
@@ -46,6 +48,22 @@ pub(crate) struct EngineLimits {
     pub values: usize,
 }
 
+/// The runtime within which async handlers are polled, so that its timers and sockets work in them: none, or one of tokio.
+#[derive(Clone, Default)]
+pub(crate) struct TaskRuntime {
+    #[cfg(feature = "tokio")]
+    pub handle: Option<tokio::runtime::Handle>,
+}
+
+impl TaskRuntime {
+    /// Runs `work` within the runtime.
+    pub(crate) fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        #[cfg(feature = "tokio")]
+        let _entered = self.handle.as_ref().map(tokio::runtime::Handle::enter);
+        work()
+    }
+}
+
 pub(crate) type Authorize = Box<dyn Fn(&Arc<EngineShared>, &Incoming<EngineEnv>) -> bool + Send + Sync>;
 
 /// The state that all objects of one engine share.
@@ -60,6 +78,8 @@ pub(crate) struct EngineShared {
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers are gone.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
+    /// The runtime within which async handlers are polled.
+    pub runtime: TaskRuntime,
     /// Copies and keys of other engines' memory.
     pub copies: ForeignCopies,
     finalizing: Finalizing,
@@ -73,6 +93,7 @@ impl EngineShared {
         incarnation: u64,
         advertised: Vec<Address>,
         authorize: Option<Authorize>,
+        runtime: TaskRuntime,
     ) -> Arc<EngineShared> {
         let listeners = Listeners::new(&core, incarnation, advertised);
         Arc::new(EngineShared {
@@ -84,6 +105,7 @@ impl EngineShared {
             authorize,
             procedures: Procedures::default(),
             tasks: Mutex::default(),
+            runtime,
             copies: ForeignCopies::default(),
             finalizing: Finalizing::default(),
             alive: Mutex::default(),
@@ -246,6 +268,32 @@ impl Engine {
         // The engine may have been finalized meanwhile.
         self.shared.check_with(what).inspect_err(|_| self.shared.core.stop_listening())?;
         Ok(bound)
+    }
+
+    /// As [`Engine::listen`], for async code: a host name is resolved on a thread of its own.
+    ///
+    /// # Errors
+    /// As [`Engine::listen`].
+    pub async fn listen_async(&self, address: impl IntoAddress) -> Result<Address> {
+        let address = address.into_listen_address()?;
+        if address.is_host_name() {
+            let engine = Engine::from_shared(self.shared.clone());
+            return waiting::on_a_thread("listen", move || engine.listen(address)).await;
+        }
+        self.listen(address)
+    }
+
+    /// As [`Engine::lookup`], for async code: a host name is resolved on a thread of its own.
+    ///
+    /// # Errors
+    /// As [`Engine::lookup`].
+    pub async fn lookup_async(&self, address: impl IntoAddress) -> Result<Endpoint> {
+        let address = address.into_address()?;
+        if address.is_host_name() {
+            let engine = Engine::from_shared(self.shared.clone());
+            return waiting::on_a_thread("lookup", move || engine.lookup(address)).await;
+        }
+        self.lookup(address)
     }
 
     /// The first address at which peers reach the engine, with the real port. For an engine that does not listen this is

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 
 use super::bounded;
-use crate::engine::{EngineShared, ProcedureInfo, decoding};
+use crate::engine::{Endpoint, EngineShared, ProcedureInfo, completed, decoding};
 use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of};
 use crate::proto::{Answer, Body, CallId, Declaration, Failure};
 use crate::shape::{Mismatch, Shape, Verdicts};
-use crate::{Endpoint, Error, Result, Side};
+use crate::{Error, Result, Side};
 
 /// The procedure, the endpoint and the timeout of a call.
 #[derive(Clone)]
@@ -25,6 +25,22 @@ pub(super) struct CallTarget {
 pub(super) struct StartedCall {
     pub completion: Arc<Completion>,
     pub id: CallId,
+}
+
+/// A waiter for credit. Behind a stuck peer, waiters that timed out or were dropped would pile up.
+struct CreditWaiter<'a> {
+    target: &'a CallTarget,
+    credit: &'a Arc<Completion>,
+}
+
+impl Drop for CreditWaiter<'_> {
+    fn drop(&mut self) {
+        if !self.credit.is_ready() {
+            let CallTarget { shared, endpoint, .. } = self.target;
+            let forget = |waiter: &Arc<Completion>| Arc::ptr_eq(waiter, self.credit);
+            shared.core.exec_unless_forked(|proto| proto.forget_waiter(endpoint.peer(), forget));
+        }
+    }
 }
 
 impl CallTarget {
@@ -60,17 +76,40 @@ impl CallTarget {
     /// Waits until the peer has granted credit for a one-way call of this cost, or may accept an announced one that it has
     /// refused. False when the deadline passes first, or when there is no reason to wait.
     pub(super) fn await_credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
-        let (core, peer, credit) = (&self.shared.core, self.endpoint.peer(), Completion::new());
+        let (core, credit) = (&self.shared.core, Completion::new());
+        let _waiter = CreditWaiter { target: self, credit: &credit };
         let now = Instant::now();
-        if !core.exec(|proto| proto.await_credit(peer, cost, credit.clone(), now)) {
+        core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone(), now))
+            && credit.wait(core, Some(deadline))
+    }
+
+    /// As `await_credit`, for async code.
+    pub(super) async fn credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
+        let (core, credit) = (&self.shared.core, Completion::new());
+        let waiter = CreditWaiter { target: self, credit: &credit };
+        let now = Instant::now();
+        if !core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone(), now)) {
             return false;
         }
-        let granted = credit.wait(core, Some(deadline));
-        if !granted {
-            // Removed at once: behind a stuck peer, waiters that timed out would pile up.
-            core.exec(|proto| proto.forget_waiter(peer, |waiter| Arc::ptr_eq(waiter, &credit)));
-        }
+        let granted = completed(core, &credit, Some(deadline)).await;
+        drop(waiter);
         granted
+    }
+
+    /// The error for a one-way call that has found no credit in time.
+    pub(super) fn behind(&self) -> Error {
+        self.error(self.shared.core.with_proto(|proto| proto.behind(self.endpoint.peer())))
+    }
+
+    /// Resolves when a one-way call has been sent.
+    pub(super) async fn sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
+        let core = &self.shared.core;
+        if !completed(core, &started.completion, Some(deadline)).await {
+            self.check_process()?;
+            // Without effect if it has been sent at the last moment.
+            core.exec(|proto| proto.abandon_call(started.id, Failure::Timeout));
+        }
+        self.take(started).map(drop)
     }
 
     /// Waits until a one-way call has been sent.

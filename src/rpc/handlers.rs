@@ -399,17 +399,22 @@ where
         let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) else { return };
         let request = responder.request().clone();
         let id = request.id();
-        let future = match catch_unwind(AssertUnwindSafe(|| f(request, arguments))) {
+        let called = shared.runtime.within(|| catch_unwind(AssertUnwindSafe(|| f(request, arguments))));
+        let future = match called {
             Ok(future) => future,
             Err(panic) => return drop(responder.refuse(panic_message(&*panic))),
         };
         let engine = base.shared.clone();
         let task = async move {
+            let runtime = engine.upgrade().map(|shared| shared.runtime.clone()).unwrap_or_default();
             let mut future = pin!(future);
-            let outcome = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-                Ok(Poll::Pending) => Poll::Pending,
-                Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
-                Err(panic) => Poll::Ready(Err(panic)),
+            let outcome = poll_fn(|context| {
+                let polled = runtime.within(|| catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))));
+                match polled {
+                    Ok(Poll::Pending) => Poll::Pending,
+                    Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
+                    Err(panic) => Poll::Ready(Err(panic)),
+                }
             })
             .await;
             let handle = engine.upgrade().and_then(|shared| shared.tasks.lock().remove(&id));

@@ -71,6 +71,13 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
     }
 }
 
+/// A one-way call that was to be started.
+enum Begun {
+    Started(StartedCall),
+    /// The peer has not granted credit for its cost.
+    NoCredit(u32),
+}
+
 /// A procedure at an endpoint; made by [`Procedure::on`].
 pub struct Call<A: ?Sized, R> {
     target: CallTarget,
@@ -166,14 +173,62 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         self.target.shared.pause(time);
     }
 
+    /// As [`Call::notify`], for async code: it waits for a connection and for credit without blocking the thread. Dropping the
+    /// future before it is ready leaves open whether the call is made.
+    ///
+    /// # Errors
+    /// As [`Call::notify`].
+    pub async fn notify_async(&self, arguments: &A) -> Result<()> {
+        let until = deadline(Instant::now(), self.target.timeout);
+        loop {
+            let (sent, cost) = match self.try_begin(arguments, until)? {
+                Begun::Started(started) => (self.target.sent(&started, until).await, None),
+                Begun::NoCredit(cost) => (Err(self.target.behind()), Some(cost)),
+            };
+            match sent {
+                Err(Error::Busy { .. }) if self.target.credit(cost, until).await => {}
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Starts a one-way call, if the peer has granted credit for it.
+    fn try_begin(&self, arguments: &A, until: Instant) -> Result<Begun> {
+        self.encoded(arguments, Some(until), false, true, |spec, now| {
+            match self.target.shared.core.exec_call(now, |proto| proto.call(spec, now)) {
+                Ok(id) => Ok(Ok(id)),
+                Err(Rejected::Failed(failure)) => Err(failure),
+                Err(Rejected::NoCredit(_, cost)) => Ok(Err(cost)),
+            }
+        })
+        .map(|(completion, begun, _)| match begun {
+            Ok(id) => Begun::Started(StartedCall { completion, id }),
+            Err(cost) => Begun::NoCredit(cost),
+        })
+    }
+
     fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {
+        let (completion, id, deadline) =
+            self.encoded(arguments, until, timed, one_way, |spec, now| self.start_call(spec, now))?;
+        Ok((StartedCall { completion, id }, deadline))
+    }
+
+    /// Encodes the arguments, and starts the call by `start`. Returns its completion, what `start` returned, and the deadline.
+    fn encoded<T>(
+        &self,
+        arguments: &A,
+        until: Option<Instant>,
+        timed: bool,
+        one_way: bool,
+        start: impl FnOnce(CallSpec<'_, EngineEnv>, Instant) -> std::result::Result<T, Failure>,
+    ) -> Result<(Arc<Completion>, T, Instant)> {
         let CallTarget { shared, info, endpoint, timeout } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
         let now = Instant::now();
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
-        let id = codec::with_buffer(|buffer| {
+        let started = codec::with_buffer(|buffer| {
             let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), Side::Arguments, &info.name))?;
             let large = buffer.len() > shared.limits.eager;
@@ -195,9 +250,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 one_way,
                 waiter: completion.clone(),
             };
-            self.start_call(spec, now).map_err(|failure| self.target.error(failure))
+            start(spec, now).map_err(|failure| self.target.error(failure))
         })?;
-        Ok((StartedCall { completion, id }, deadline))
+        Ok((completion, started, deadline))
     }
 
     /// Starts the call; waits for credit first where a one-way call has none.
