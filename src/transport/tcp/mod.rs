@@ -5,13 +5,12 @@ pub(crate) mod fuzzing;
 #[cfg(feature = "tls")]
 mod handshakes;
 mod link;
-mod receiving;
-mod sending;
 #[cfg(feature = "tls")]
 mod session;
 #[cfg(not(feature = "tls"))]
 #[path = "no_session.rs"]
 mod session;
+mod stream;
 mod sys;
 
 use std::collections::HashMap;
