@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Verbs;
-use super::device::STAGE;
-use super::link::{VerbsLink, closed_by_peer};
+use super::limits::STAGE;
+use super::link::VerbsLink;
 use super::sys::{CmEvent, CmEventKind, CmId, Context, ReadDepth};
 use super::wire::{self, CmHello, HelloError};
 use crate::deferred_log::defer;
-use crate::transport::{Link, LinkKey, OtherVersion, Sink};
+use crate::transport::{Link, LinkKey, OtherVersion, Sink, closed_by_peer};
 use crate::{Address, Error, Result};
 
 /// Time limit for resolving an address, and then a route.

@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::device::CREDITS;
-use super::memory::Slab;
+use super::limits::CREDITS;
+use super::slab::Slab;
 use super::wire::MessageContent;
 use crate::memory::Slice;
 use crate::transport::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink};

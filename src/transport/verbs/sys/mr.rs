@@ -10,6 +10,17 @@ use rdma_sys::ibv_access_flags as flags;
 use super::pd::Pd;
 use super::{failed, is_forked, must};
 
+/// A scatter/gather entry: a segment of registered memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(in super::super) struct Sge(pub(super) raw::ibv_sge);
+
+impl Sge {
+    pub fn new(address: u64, len: u32, key: u32) -> Sge {
+        Sge(raw::ibv_sge { addr: address, length: len, lkey: key })
+    }
+}
+
 /// What may be done with registered memory. Local reads, for sending, are always allowed. Relaxed ordering is never requested:
 /// data must be visible when its completion is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
