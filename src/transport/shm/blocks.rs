@@ -5,7 +5,8 @@
 use super::sys::RemoteIoVec;
 use crate::memory::{WriteAccess, shared::Mapping};
 
-/// Blocks of a peer that are mapped at a time. The peer gives at most half as many, since some that are gone may still be mapped.
+/// Blocks of a peer that are mapped at a time. The peer gives at most half as many, since some that are gone may still be
+/// mapped.
 pub(super) const MAX_BLOCKS: usize = 256;
 /// Bytes of a peer's blocks that are mapped at a time: a sparse block may be longer than all memory, and cost only
 /// addresses. The peer gives at most half as many.

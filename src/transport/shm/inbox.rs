@@ -179,7 +179,8 @@ impl ShmInbox {
 
     /// Offers frames to the sink. False when the link was closed because of them.
     fn frames(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
-        let Some((receive_target, behind)) = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes)) else { return Ok(false) };
+        let offered = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes));
+        let Some((receive_target, behind)) = offered else { return Ok(false) };
         if !behind.is_empty() {
             // A payload has records of its own, so no bytes follow the frame that announces it.
             return Err(ProtocolViolation.into());

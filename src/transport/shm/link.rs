@@ -75,8 +75,8 @@ impl ShmLink {
         let (fd, mine) = SharedSegment::create()?;
         let doorbell = shared.doorbell(token);
         let own_user = sys::credentials(socket.as_fd())?.uid == shared.admission.uid;
-        match handshake::send(&socket, &ControlPacket::Hello(shared.hello(own_user)), &hello_descriptors(&fd, doorbell.as_ref()))
-        {
+        let hello = ControlPacket::Hello(shared.hello(own_user));
+        match handshake::send(&socket, &hello, &hello_descriptors(&fd, doorbell.as_ref())) {
             // The peer has closed the socket already: its `Refused` has the reason, and is read as usual.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             sent => sent?,

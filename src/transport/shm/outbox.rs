@@ -244,7 +244,8 @@ impl ShmOutbox {
         if !unrestricted || !connection.peer.own_user {
             return false;
         }
-        let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| block.strong_count() == 0).map(|(id, _)| *id).collect();
+        let is_gone = |block: &Weak<Block>| block.strong_count() == 0;
+        let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| is_gone(block)).map(|(id, _)| *id).collect();
         if !gone.is_empty() && gone.len() * 8 <= MAX_BODY && matches!(self.producer.has_room(8 * gone.len()), Ok(true)) {
             let words: Vec<u8> = gone.iter().flat_map(|id| id.to_le_bytes()).collect();
             self.producer.put(RecordKind::Forget, words.len(), |segment, at| segment.write(at, &words));

@@ -403,9 +403,9 @@ impl Transport for Tcp {
         if event.is_writable() {
             link.resume(sink);
         }
-        if event.is_readable() || event.is_read_closed() || event.is_error() || link.is_ending() || connecting && link.is_secure()
-        {
-            if event.is_read_closed() || event.is_error() {
+        let ended = event.is_read_closed() || event.is_error();
+        if event.is_readable() || ended || link.is_ending() || connecting && link.is_secure() {
+            if ended {
                 link.expect_end();
             }
             let received = self.receive(&link, sink);

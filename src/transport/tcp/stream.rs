@@ -201,7 +201,8 @@ impl TcpReceiver {
 
     /// Handles bytes from the scratch buffer. False when the sink closed the link because of them; an error when the caller
     /// must close it. `covered`: from now on, payloads have checksums.
-    pub(super) fn feed(&mut self, key: LinkKey, mut data: &[u8], covered: &AtomicBool, sink: &mut dyn Sink) -> io::Result<bool> {
+    pub(super) fn feed(&mut self, key: LinkKey, data: &[u8], covered: &AtomicBool, sink: &mut dyn Sink) -> io::Result<bool> {
+        let mut data = data;
         loop {
             if let Some(payload) = &mut self.payload {
                 let n = data.len().min(payload.receive_target.len - payload.got);

@@ -71,9 +71,8 @@ impl Verbs {
                 Ok(_) => usable += 1,
                 Err(error) => {
                     let reason = error.to_string();
-                    defer(
-                        move || tracing::warn!(target: "calomel::verbs", device = context.name(), reason, "a device can't be used"),
-                    );
+                    let device = context.name();
+                    defer(move || tracing::warn!(target: "calomel::verbs", device, reason, "a device can't be used"));
                     last = Some(error);
                 }
             }

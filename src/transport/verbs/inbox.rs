@@ -51,7 +51,7 @@ fn broken(what: &str) -> io::Error {
 
 impl VerbsInbox {
     /// Takes a message that is not a staged segment.
-    pub(super) fn take(&mut self, key: LinkKey, content: &MessageContent<'_>, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
+    pub(super) fn take(&mut self, key: LinkKey, content: &MessageContent, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
         if self.queue.is_empty() {
             return match content {
                 MessageContent::Bytes(bytes) => self.feed(key, bytes, sink),

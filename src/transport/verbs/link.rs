@@ -163,7 +163,8 @@ impl VerbsLink {
         }
         if cause.kind() == io::ErrorKind::InvalidData {
             let cause = cause.to_string();
-            defer(move || tracing::warn!(target: "calomel::verbs", cause, "a connection is closed: its peer broke the protocol"));
+            let what = "a connection is closed: its peer broke the protocol";
+            defer(move || tracing::warn!(target: "calomel::verbs", cause, "{what}"));
         }
         self.close();
         sink.closed(self.key, cause);
@@ -298,7 +299,8 @@ impl VerbsLink {
     /// completions, or by the peer's next offer. Callable from any thread.
     pub(super) fn async_event(&self, event: &AsyncEvent) {
         if event.fatal || self.connection.get().is_some_and(|connection| Some(connection.queue_pair) == event.queue_pair) {
-            self.fail(io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)));
+            let cause = format!("the device ended the connection: {}", event.what);
+            self.fail(io::Error::new(io::ErrorKind::ConnectionReset, cause));
         }
     }
 

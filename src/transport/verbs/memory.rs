@@ -36,8 +36,8 @@ impl DeviceRegistration for Registered {
 }
 
 impl Registered {
-    /// A registration of the region with the device, with at least the wanted access: an existing one, or a new one. `None` when
-    /// the region's gate is closed.
+    /// A registration of the region with the device, with at least the wanted access: an existing one, or a new one. `None`
+    /// when the region's gate is closed.
     pub(super) fn of(region: &Region, device: &Device, access: AccessFlags) -> Option<io::Result<Arc<Registered>>> {
         let suits = |found: &Registered| {
             let has = |wanted: bool, given: bool| given || !wanted;
@@ -76,8 +76,8 @@ impl Registered {
         self.segments.iter().map(|segment| segment.remote).collect()
     }
 
-    /// Appends entries for at most `len` bytes of the region from `offset` on, at most `max` of them. Returns how many bytes they
-    /// cover.
+    /// Appends entries for at most `len` bytes of the region from `offset` on, at most `max` of them. Returns how many bytes
+    /// they cover.
     pub(super) fn sges(&self, offset: usize, len: usize, max: usize, out: &mut Vec<Sge>) -> usize {
         let mut index = self.segments.partition_point(|s| s.start + s.remote.len as usize <= offset);
         let (mut at, mut left) = (offset, len);

@@ -110,8 +110,8 @@ impl<L> QueueSet<L> {
         };
         let receives: SmallVec<[ReceiveRequest; 32]> = buffers.map(receive).collect();
         // SAFETY: the slabs are registered for local writes as long as the queue set is there, and the device forgets each
-        // before its memory is freed, should the queue outlive it. A buffer is handed over when it is new, or has been read, and
-        // is not read again before its next completion.
+        // before its memory is freed, should the queue outlive it. A buffer is handed over when it is new, or has been read,
+        // and is not read again before its next completion.
         unsafe { self.srq.post(&receives) }
     }
 
@@ -158,8 +158,8 @@ impl<L> QueueSet<L> {
         out.extend_from_slice(unsafe { state.slabs[slab].read(at, (completion.len as usize).min(MESSAGE)) });
     }
 
-    /// The message has been read. When its buffer is reposted, the sender gets a credit, if the message took one. True when there
-    /// are enough buffers for a batch.
+    /// The message has been read. When its buffer is reposted, the sender gets a credit, if the message took one. True when
+    /// there are enough buffers for a batch.
     pub(super) fn recycle(&self, completion: &WorkCompletion, credited: Option<&Arc<L>>) -> bool {
         let mut state = self.state.lock();
         state.empty.push((completion.id & !KIND_MASK, credited.map(Arc::downgrade)));

@@ -63,8 +63,8 @@ impl Slab {
         self.check(at, len);
         // SAFETY: it lies inside.
         let start = unsafe { self.start.add(at) };
-        // SAFETY: the memory is the slab's own, and no device writes it, as the caller promises, nor this process, since writing
-        // takes a unique reference.
+        // SAFETY: the memory is the slab's own, and no device writes it, as the caller promises, nor this process, since
+        // writing takes a unique reference.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 

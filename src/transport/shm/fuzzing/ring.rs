@@ -315,7 +315,9 @@ pub fn ring(bytes: &[u8]) {
                 assert!(!reading, "a read that is over is still announced");
                 regions.iter().for_each(RingTarget::check);
                 match turn {
-                    Ok(Turn::Nothing) => assert!(!inbox.has_work() || !adversary.events.is_empty() || connection.peer.is_gone()),
+                    Ok(Turn::Nothing) => {
+                        assert!(!inbox.has_work() || !adversary.events.is_empty() || connection.peer.is_gone());
+                    }
                     Ok(Turn::Something) => {}
                     Ok(Turn::Closed) | Err(_) => break,
                 }

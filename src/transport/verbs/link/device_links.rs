@@ -94,8 +94,8 @@ impl DeviceLinks {
         }
     }
 
-    /// Polls completions, and keeps them for the driver, but for those of RMA requests, which are handled at once. Callable from
-    /// any thread.
+    /// Polls completions, and keeps them for the driver, but for those of RMA requests, which are handled at once. Callable
+    /// from any thread.
     pub(in super::super) fn collect_completions(&self, queue_set: &QueueSet<VerbsLink>) -> io::Result<()> {
         let mut completed = SmallVec::<[WorkCompletion; 8]>::new();
         queue_set.poll(&mut completed)?;

@@ -109,9 +109,8 @@ impl VerbsLink {
                 break;
             }
             if Instant::now() >= until {
-                defer(
-                    || tracing::debug!(target: "calomel::verbs", "a cancelled transfer does not end: its queue pair is replaced"),
-                );
+                let what = "a cancelled transfer does not end: its queue pair is replaced";
+                defer(move || tracing::debug!(target: "calomel::verbs", "{what}"));
                 self.replace_rma_if(connection, |rma| rma.is_under_way(number), "a transfer was cancelled");
                 break;
             }

@@ -311,8 +311,8 @@ impl RmaQueuePair {
     }
 
     pub(super) fn number_of(&self, operation: u64) -> Option<u64> {
-        let is_it = |entry: &PendingOperation| matches!(&entry.kind, OperationKind::Transfer(transfer) if transfer.operation == operation);
-        self.operations.iter().find(|(_, entry)| is_it(entry)).map(|(number, _)| *number)
+        let is_it = |kind: &OperationKind| matches!(kind, OperationKind::Transfer(transfer) if transfer.operation == operation);
+        self.operations.iter().find(|(_, entry)| is_it(&entry.kind)).map(|(number, _)| *number)
     }
 
     /// True while the device may access memory for an operation.

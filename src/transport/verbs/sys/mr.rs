@@ -83,8 +83,8 @@ fn refused(len: usize, error: &io::Error) -> io::Error {
         (Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN), Some(limit)) => io::Error::new(
             error.kind(),
             format!(
-                "{len} bytes can't be registered with the device ({error}): this process may lock {limit} bytes in memory, what is \
-                 registered already included (ulimit -l {}); it needs at least {} KiB, or no limit: see `memlock` in \
+                "{len} bytes can't be registered with the device ({error}): this process may lock {limit} bytes in memory, \
+                 what is registered already included (ulimit -l {}); it needs at least {} KiB, or no limit: see `memlock` in \
                  /etc/security/limits.conf, and LimitMEMLOCK= of systemd",
                 limit / 1024,
                 (limit.max(len as u64) + len as u64).div_ceil(1024),
