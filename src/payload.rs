@@ -1,4 +1,4 @@
-//! What the protocol and the transports both handle: keys of remote memory, and payloads that arrive.
+//! What the protocol and the transports both handle: keys of remote memory, and the frames and payloads that arrive.
 
 use std::sync::Arc;
 
@@ -30,4 +30,59 @@ pub(crate) struct Consumed<M> {
     pub used: usize,
     /// The bytes behind those are payload.
     pub target: Option<ReceiveTarget<M>>,
+}
+
+/// The beginning of a frame whose rest has not arrived.
+#[derive(Default)]
+pub(crate) struct PartialFrame(Vec<u8>);
+
+impl PartialFrame {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn buffer(&self) -> &Vec<u8> {
+        &self.0
+    }
+
+    /// Offers this and the bytes behind it, and keeps what is not consumed. Returns the target of the payload that the frames
+    /// announce, and those of the bytes that belong to it. `None`: the link was closed because of the bytes.
+    #[inline]
+    pub(crate) fn offer<'a, M>(
+        &mut self,
+        bytes: &'a [u8],
+        consume: impl FnOnce(&[u8]) -> Option<Consumed<M>>,
+    ) -> Option<(Option<ReceiveTarget<M>>, &'a [u8])> {
+        let before = self.0.len();
+        let Consumed { used, target } = if before == 0 {
+            consume(bytes)?
+        } else {
+            self.0.extend_from_slice(bytes);
+            consume(&self.0)?
+        };
+        if target.is_some() {
+            // A frame that was not complete before ends within the new bytes.
+            self.0 = Vec::new();
+            return Some((target, &bytes[used.saturating_sub(before)..]));
+        }
+        if before == 0 {
+            self.0.extend_from_slice(&bytes[used..]);
+        } else {
+            self.drop_front(used);
+        }
+        Some((None, &[]))
+    }
+
+    /// Removes the first bytes, and shrinks the buffer if the rest needs far less: so a link does not keep the capacity of a long
+    /// frame, and an idle link has no buffer at all.
+    fn drop_front(&mut self, used: usize) {
+        const SPARE: usize = 4 << 10;
+        if used > 0 {
+            self.0.drain(..used);
+            if self.0.is_empty() || self.0.capacity() > 2 * self.0.len() + SPARE {
+                self.0.shrink_to_fit();
+            }
+        }
+    }
 }

@@ -10,7 +10,6 @@ mod accept_retry;
 pub(crate) mod fault;
 pub(crate) mod interfaces;
 mod loopback;
-mod partial_frame;
 mod shm;
 mod tcp;
 #[cfg(test)]
@@ -23,7 +22,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::sync::Arc;
 
 use crate::memory::{Region, Slice};
-pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
+pub(crate) use crate::payload::{Consumed, PartialFrame, PayloadStatus, ReceiveTarget, RemoteKeys};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use loopback::Loopback;
 #[cfg(any(test, fuzzing))]
@@ -241,6 +240,10 @@ fn source_towards(address: SocketAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(address)?;
     Ok(socket.local_addr()?.ip())
+}
+
+fn closed_by_peer() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")
 }
 
 /// The peer speaks no common version of the protocol; `low` and `high` are those that it speaks.

@@ -5,6 +5,13 @@
 use super::sys::RemoteIoVec;
 use crate::memory::{WriteAccess, shared::Mapping};
 
+/// Blocks of a peer that are mapped at a time. The peer gives at most half as many, since some that are gone may still be
+/// mapped.
+pub(super) const MAX_BLOCKS: usize = 256;
+/// Bytes of a peer's blocks that are mapped at a time: a sparse block may be longer than all memory, and cost only
+/// addresses. The peer gives at most half as many.
+pub(super) const MAX_MAPPED: usize = 1 << 40;
+
 /// Copies pieces of a peer's block into local memory, from offset `skip` on; false when a piece does not lie in the block.
 pub(super) fn read(mapping: &Mapping, far: &[RemoteIoVec], target: &WriteAccess<'_>, skip: usize) -> bool {
     let inside = |piece: &RemoteIoVec| piece.address.checked_add(piece.len).is_some_and(|end| end <= mapping.len() as u64);

@@ -29,7 +29,8 @@ impl Connection {
         fence(Ordering::SeqCst);
         let asleep = self.theirs.words().asleep.0.load(Ordering::Relaxed);
         if asleep % 2 == 1 && self.rung.swap(asleep, Ordering::Relaxed) != asleep {
-            self.mine.words().processor.0.store(super::sys::processor().map_or(0, |number| number as u64 + 1), Ordering::Relaxed);
+            let processor = super::sys::processor().map_or(0, |number| number as u64 + 1);
+            self.mine.words().processor.0.store(processor, Ordering::Relaxed);
             self.peer.ring();
         }
     }

@@ -140,15 +140,14 @@ pub(super) struct Admission {
 impl Admission {
     /// Why a peer with these credentials is refused, if so.
     pub(super) fn objection(&self, peer: Credentials, socket: &OwnedFd) -> Option<String> {
-        if peer.uid == self.uid {
+        let (uid, own) = (peer.uid, self.uid);
+        if uid == own {
             return None;
         }
         match self.group {
             Some(group) if peer.gid == group || sys::groups(socket.as_fd()).contains(&group) => None,
-            Some(group) => {
-                Some(format!("it runs as user {}, which is neither this engine's, {}, nor in group {group}", peer.uid, self.uid))
-            }
-            None => Some(format!("it runs as user {}, and this engine as user {}", peer.uid, self.uid)),
+            Some(group) => Some(format!("it runs as user {uid}, which is neither this engine's, {own}, nor in group {group}")),
+            None => Some(format!("it runs as user {uid}, and this engine as user {own}")),
         }
     }
 }

@@ -5,30 +5,22 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::partial_frame::keep_partial_frame;
-use super::super::{Consumed, LinkKey, PayloadStatus, ReceiveTarget, Sink};
-use super::blocks;
+use super::super::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink};
+use super::blocks::{MAX_BLOCKS, MAX_MAPPED};
 use super::connection::Connection;
-use super::ring::{Consumer, MAX_BODY, ProtocolViolation, Record, RecordKind};
-use super::segment::{CLOSED, SLOTS, see};
-use super::sys::{self, MAX_PIECES, RemoteIoVec};
+use super::exported_part::{ExportedPart, PartCopy};
+use super::ring::{Consumer, ProtocolViolation, Record, RecordKind};
 use crate::memory::{Slice, WriteAccess, shared::Mapping};
-use crate::sync::atomic::{Ordering, fence};
+use crate::sync::atomic::Ordering;
 
 /// Bytes copied in one step: the most that a frame, or an owner that reclaims memory, waits for (some 10 µs).
 const STEP: usize = 128 << 10;
 /// Records read in one turn, and bytes of frames in them, so that other links get their turns.
 const RECORDS: usize = 64;
 const FRAMES: usize = 32 << 10;
-/// Blocks of a peer that are mapped at a time.
-const MAX_BLOCKS: usize = 256;
-/// Bytes of a peer's blocks that are mapped at a time: a sparse block may be longer than all memory, and cost only addresses.
-pub(super) const MAX_MAPPED: usize = 1 << 40;
-
 pub(super) struct ShmInbox {
     consumer: Consumer,
-    /// The beginning of a frame whose rest has not arrived.
-    partial: Vec<u8>,
+    partial: PartialFrame,
     /// In the order of their announcement; only the last may have parts that are still to arrive.
     payloads: VecDeque<ShmPayload>,
     /// The peer's shared blocks, by its numbers.
@@ -44,20 +36,6 @@ struct ShmPayload {
     status: PayloadStatus,
 }
 
-/// A part of a payload that is on loan.
-struct ExportedPart {
-    slot: usize,
-    id: u64,
-    pieces: VecDeque<ExportedPiece>,
-}
-
-#[derive(Clone, Copy)]
-struct ExportedPiece {
-    /// The block that the address is an offset in; 0 for the memory of the process.
-    block: u64,
-    far: RemoteIoVec,
-}
-
 /// The outcome of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
@@ -71,7 +49,7 @@ impl ShmInbox {
     pub(super) fn new(connection: &Connection) -> ShmInbox {
         ShmInbox {
             consumer: Consumer::new(connection.mine.clone(), connection.theirs.clone()),
-            partial: Vec::new(),
+            partial: PartialFrame::default(),
             payloads: VecDeque::new(),
             blocks: HashMap::new(),
         }
@@ -164,7 +142,7 @@ impl ShmInbox {
             RecordKind::Loan | RecordKind::Payload | RecordKind::Gone if !open => return Err(ProtocolViolation.into()),
             RecordKind::Loan => {
                 let part = ExportedPart::parse(body).ok_or(ProtocolViolation)?;
-                // A slot is reused only after this side has finished its loan, so there are at most [`SLOTS`] parts.
+                // A slot is reused only after this side has finished its loan, so there are at most `SLOTS` parts.
                 if self.payloads.iter().flat_map(|payload| &payload.parts).any(|other| other.slot == part.slot) {
                     return Err(ProtocolViolation.into());
                 }
@@ -201,21 +179,11 @@ impl ShmInbox {
 
     /// Offers frames to the sink. False when the link was closed because of them.
     fn frames(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
-        let (taken, len) = if self.partial.is_empty() {
-            (sink.bytes(key, bytes), bytes.len())
-        } else {
-            self.partial.extend_from_slice(bytes);
-            (sink.bytes(key, &self.partial), self.partial.len())
-        };
-        let Some(Consumed { used, target: receive_target }) = taken else { return Ok(false) };
-        if receive_target.is_some() && used < len {
+        let offered = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes));
+        let Some((receive_target, behind)) = offered else { return Ok(false) };
+        if !behind.is_empty() {
             // A payload has records of its own, so no bytes follow the frame that announces it.
             return Err(ProtocolViolation.into());
-        }
-        if self.partial.is_empty() {
-            self.partial.extend_from_slice(&bytes[used..]);
-        } else {
-            keep_partial_frame(&mut self.partial, used);
         }
         if let Some(receive_target) = receive_target {
             self.payloads.push_back(ShmPayload {
@@ -274,12 +242,6 @@ impl ShmInbox {
     }
 }
 
-/// The outcome of copying some of a part.
-enum PartCopy {
-    Bytes(usize),
-    Failed(PayloadStatus),
-}
-
 impl ShmPayload {
     fn is_over(&self) -> bool {
         self.announced == self.receive_target.len && self.parts.is_empty()
@@ -295,99 +257,4 @@ impl ShmPayload {
         }
         self.done += len;
     }
-}
-
-impl ExportedPart {
-    /// Decodes the record of a loan: slot, id, and pieces of block, address and length.
-    pub(super) fn parse(body: &[u8]) -> Option<ExportedPart> {
-        let (words, []) = body.as_chunks::<8>() else { return None };
-        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
-        let slot = usize::try_from(words.next()?).ok().filter(|slot| *slot < SLOTS)?;
-        let id = words.next().filter(|id| *id != 0)?;
-        let mut pieces = VecDeque::new();
-        while let Some(block) = words.next() {
-            let far = RemoteIoVec { address: words.next()?, len: words.next()? };
-            if far.len == 0 || far.address.checked_add(far.len).is_none() || pieces.len() == MAX_PIECES {
-                return None;
-            }
-            pieces.push_back(ExportedPiece { block, far });
-        }
-        Some(ExportedPart { slot, id, pieces }).filter(|part| !part.pieces.is_empty())
-    }
-
-    fn len(&self) -> Option<usize> {
-        let total = self.pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.far.len));
-        total.and_then(|total| usize::try_from(total).ok())
-    }
-
-    /// Removes pieces of one block from the front, up to `budget` bytes together.
-    fn next(&mut self, budget: usize) -> (u64, smallvec::SmallVec<[RemoteIoVec; 8]>) {
-        let mut next = smallvec::SmallVec::new();
-        let Some(block) = self.pieces.front().map(|piece| piece.block) else { return (0, next) };
-        let mut left = budget as u64;
-        while let Some(piece) = self.pieces.front_mut().filter(|piece| piece.block == block && left > 0) {
-            let len = piece.far.len.min(left);
-            next.push(RemoteIoVec { address: piece.far.address, len });
-            left -= len;
-            piece.far.address += len;
-            piece.far.len -= len;
-            if piece.far.len == 0 {
-                self.pieces.pop_front();
-            }
-        }
-        (block, next)
-    }
-
-    /// Copies up to `budget` bytes into the target, from offset `skip` on. An error if the loan can't be read.
-    fn copy(
-        &mut self,
-        connection: &Connection,
-        blocks: &HashMap<u64, Mapping>,
-        target: &Slice,
-        skip: usize,
-        budget: usize,
-    ) -> io::Result<PartCopy> {
-        let Some(access) = target.write_access() else { return Ok(PartCopy::Failed(PayloadStatus::TargetGone)) };
-        let (block, far) = self.next(budget.min(sys::max_call_len(&access, skip)));
-        let len = far.iter().map(|piece| piece.len as usize).sum();
-        let reading = &connection.mine.words().reading[self.slot];
-        let granted = &connection.theirs.words().granted[self.slot];
-        reading.store(self.id, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut now_granted = see(granted);
-        let mut read = Ok(true);
-        if now_granted == self.id {
-            read = match block {
-                0 if connection.reads => sys::read_process(connection.peer.pid, &far, &access, skip, connection.peer.nonce),
-                0 => Ok(false),
-                block => Ok(blocks.get(&block).is_some_and(|mapping| blocks::read(mapping, &far, &access, skip))),
-            };
-            // Bytes count only if the loan was still granted after the read.
-            fence(Ordering::SeqCst);
-            now_granted = see(granted);
-        }
-        reading.store(0, Ordering::Release);
-        match read {
-            _ if now_granted == CLOSED => Err(super::link::closed_by_peer()),
-            _ if now_granted != self.id => Ok(PartCopy::Failed(PayloadStatus::SourceGone)),
-            Ok(true) => Ok(PartCopy::Bytes(len)),
-            // The process is dead, or has lent memory that it does not have: either ends the link.
-            _ if connection.peer.is_gone() => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the peer's process died")),
-            Ok(false) => Err(ProtocolViolation.into()),
-            Err(error) => Err(io::Error::new(error.kind(), format!("can't read the memory that it lent: {error}"))),
-        }
-    }
-}
-
-/// Encodes the record of a loan.
-pub(super) fn loan(slot: usize, id: u64, pieces: impl Iterator<Item = (u64, u64, u64)>, out: &mut Vec<u8>) {
-    out.clear();
-    out.extend_from_slice(&(slot as u64).to_le_bytes());
-    out.extend_from_slice(&id.to_le_bytes());
-    for (block, address, len) in pieces {
-        for word in [block, address, len] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
-    }
-    debug_assert!(out.len() <= MAX_BODY);
 }

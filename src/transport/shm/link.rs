@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::super::{Credentials, Link, LinkKey, Sent, Sink};
+use super::super::{Credentials, Link, LinkKey, Sent, Sink, closed_by_peer};
 use super::ShmShared;
 use super::connection::Connection;
 use super::handshake::{self, ControlPacket, Fds, PacketRead, ShmHello};
@@ -75,8 +75,8 @@ impl ShmLink {
         let (fd, mine) = SharedSegment::create()?;
         let doorbell = shared.doorbell(token);
         let own_user = sys::credentials(socket.as_fd())?.uid == shared.admission.uid;
-        match handshake::send(&socket, &ControlPacket::Hello(shared.hello(own_user)), &hello_descriptors(&fd, doorbell.as_ref()))
-        {
+        let hello = ControlPacket::Hello(shared.hello(own_user));
+        match handshake::send(&socket, &hello, &hello_descriptors(&fd, doorbell.as_ref())) {
             // The peer has closed the socket already: its `Refused` has the reason, and is read as usual.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             sent => sent?,
@@ -392,10 +392,6 @@ impl ShmLink {
 /// The descriptors that go with a hello.
 fn hello_descriptors<'a>(segment: &'a OwnedFd, doorbell: Option<&'a OwnedFd>) -> SmallVec<[BorrowedFd<'a>; 2]> {
     std::iter::once(segment).chain(doorbell).map(AsFd::as_fd).collect()
-}
-
-pub(super) fn closed_by_peer() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")
 }
 
 impl Link for ShmLink {

@@ -6,6 +6,7 @@
 
 mod blocks;
 mod connection;
+mod exported_part;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;

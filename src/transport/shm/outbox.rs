@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use super::blocks::{MAX_BLOCKS, MAX_MAPPED};
 use super::connection::Connection;
+use super::exported_part;
 use super::handshake::{self, ControlPacket};
-use super::inbox;
 use super::loans::{Lingering, Loans};
 use super::ring::{MAX_BODY, Producer, ProtocolViolation, RecordKind};
 use super::sys::MAX_PIECES;
@@ -23,8 +24,6 @@ const PIECE: usize = 16 << 10;
 const SMALL: usize = 8 << 10;
 /// Memory in pieces shorter than this on average is not lent: each would be a piece of its own in a system call.
 const SHORT: usize = 512;
-/// Blocks that the peer is given at a time; it accepts twice as many.
-const MAX_BLOCKS: usize = 128;
 
 pub(super) struct ShmOutbox {
     producer: Producer,
@@ -218,7 +217,7 @@ impl ShmOutbox {
         }
         let Some(part) = payload.part(sending.covered, covered) else { return Ok(None) };
         let id = self.loans.lend(connection, slot, access, part, sending.number);
-        inbox::loan(slot, id, list.into_iter(), &mut self.words);
+        exported_part::encode(slot, id, list.into_iter(), &mut self.words);
         let words = &self.words;
         self.producer.put(RecordKind::Loan, words.len(), |segment, at| segment.write(at, words));
         sending.covered += covered;
@@ -245,7 +244,8 @@ impl ShmOutbox {
         if !unrestricted || !connection.peer.own_user {
             return false;
         }
-        let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| block.strong_count() == 0).map(|(id, _)| *id).collect();
+        let is_gone = |block: &Weak<Block>| block.strong_count() == 0;
+        let gone: Vec<u64> = self.blocks.iter().filter(|(_, (block, _))| is_gone(block)).map(|(id, _)| *id).collect();
         if !gone.is_empty() && gone.len() * 8 <= MAX_BODY && matches!(self.producer.has_room(8 * gone.len()), Ok(true)) {
             let words: Vec<u8> = gone.iter().flat_map(|id| id.to_le_bytes()).collect();
             self.producer.put(RecordKind::Forget, words.len(), |segment, at| segment.write(at, &words));
@@ -253,7 +253,7 @@ impl ShmOutbox {
         }
         // The peer may have more mapped: blocks that are gone, for which it has no `Forget` yet.
         let mapped: usize = self.blocks.values().map(|(_, len)| len).sum();
-        if self.blocks.len() >= MAX_BLOCKS || mapped.saturating_add(block.mapping.len()) > inbox::MAX_MAPPED / 2 {
+        if self.blocks.len() >= MAX_BLOCKS / 2 || mapped.saturating_add(block.mapping.len()) > MAX_MAPPED / 2 {
             return false;
         }
         let packet = ControlPacket::Block { id: block.id, len: block.mapping.len() as u64 };

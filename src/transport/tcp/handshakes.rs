@@ -73,9 +73,8 @@ impl Handshakes {
         let session = match session.and_then(|session| registered.map(|()| session)) {
             Ok(session) => session,
             Err(error) => {
-                return defer(
-                    move || tracing::warn!(target: "calomel::tcp", %remote, %error, "can't start a TLS handshake with an accepted connection"),
-                );
+                let what = "can't start a TLS handshake with an accepted connection";
+                return defer(move || tracing::warn!(target: "calomel::tcp", %remote, %error, "{what}"));
             }
         };
         let mut table = self.table.lock();
@@ -97,9 +96,8 @@ impl Handshakes {
         let value = Timespec { tv_sec: after.as_secs() as i64, tv_nsec: after.subsec_nanos().into() };
         let value = Itimerspec { it_interval: once, it_value: value };
         if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value) {
-            defer(
-                move || tracing::error!(target: "calomel::tcp", %error, "can't set the timer of TLS handshakes: they have no time limit"),
-            );
+            let what = "can't set the timer of TLS handshakes: they have no time limit";
+            defer(move || tracing::error!(target: "calomel::tcp", %error, "{what}"));
         }
     }
 

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::super::{Link, LinkKey, Sent, Sink};
-use super::receiving::{BEHIND_PAYLOAD, Read, TcpReceiver};
-use super::sending::TcpSend;
+use super::super::{Link, LinkKey, Sent, Sink, closed_by_peer};
 use super::session::Session;
+use super::stream::{BEHIND_PAYLOAD, Read, TcpReceiver, TcpSend};
 use super::{Scratch, TcpShared, sys};
 use crate::Scheme;
 use crate::deferred_log::defer;
@@ -219,7 +218,7 @@ impl TcpLink {
                 }
             };
             if n.total == 0 {
-                self.lose(io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection"), sink);
+                self.lose(closed_by_peer(), sink);
                 received.closed = true;
                 break;
             }

@@ -5,13 +5,12 @@ pub(crate) mod fuzzing;
 #[cfg(feature = "tls")]
 mod handshakes;
 mod link;
-mod receiving;
-mod sending;
 #[cfg(feature = "tls")]
 mod session;
 #[cfg(not(feature = "tls"))]
 #[path = "no_session.rs"]
 mod session;
+mod stream;
 mod sys;
 
 use std::collections::HashMap;
@@ -404,9 +403,9 @@ impl Transport for Tcp {
         if event.is_writable() {
             link.resume(sink);
         }
-        if event.is_readable() || event.is_read_closed() || event.is_error() || link.is_ending() || connecting && link.is_secure()
-        {
-            if event.is_read_closed() || event.is_error() {
+        let ended = event.is_read_closed() || event.is_error();
+        if event.is_readable() || ended || link.is_ending() || connecting && link.is_secure() {
+            if ended {
                 link.expect_end();
             }
             let received = self.receive(&link, sink);

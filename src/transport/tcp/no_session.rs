@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use super::sending::TcpSend;
+use super::stream::TcpSend;
 
 pub(super) enum Session {}
 

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
-use super::super::Unauthorized;
-use super::sending::TcpSend;
+use super::super::{Unauthorized, closed_by_peer};
+use super::stream::TcpSend;
 use super::sys;
 use crate::tls::{INSIDE, Tls};
 use crate::{Error, Result};
@@ -169,7 +169,7 @@ impl Session {
         while end.is_none() && !arrived.is_empty() {
             *end = match feed(connection, &mut arrived) {
                 Ok(true) => None,
-                Ok(false) => Some(io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")),
+                Ok(false) => Some(closed_by_peer()),
                 Err(error) => Some(error),
             };
             append_decrypted(connection, plain)?;

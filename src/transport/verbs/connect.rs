@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Verbs;
-use super::device::STAGE;
-use super::link::{VerbsLink, closed_by_peer};
+use super::limits::STAGE;
+use super::link::VerbsLink;
 use super::sys::{CmEvent, CmEventKind, CmId, Context, ReadDepth};
 use super::wire::{self, CmHello, HelloError};
 use crate::deferred_log::defer;
-use crate::transport::{Link, LinkKey, OtherVersion, Sink};
+use crate::transport::{Link, LinkKey, OtherVersion, Sink, closed_by_peer};
 use crate::{Address, Error, Result};
 
 /// Time limit for resolving an address, and then a route.
@@ -71,9 +71,8 @@ impl Verbs {
                 Ok(_) => usable += 1,
                 Err(error) => {
                     let reason = error.to_string();
-                    defer(
-                        move || tracing::warn!(target: "calomel::verbs", device = context.name(), reason, "a device can't be used"),
-                    );
+                    let device = context.name();
+                    defer(move || tracing::warn!(target: "calomel::verbs", device, reason, "a device can't be used"));
                     last = Some(error);
                 }
             }

@@ -6,11 +6,11 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::device::CREDITS;
-use super::memory::Slab;
+use super::limits::CREDITS;
+use super::slab::Slab;
 use super::wire::MessageContent;
 use crate::memory::Slice;
-use crate::transport::{Consumed, LinkKey, PayloadStatus, ReceiveTarget, Sink};
+use crate::transport::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink};
 
 /// Something that is handled when everything before it has been.
 enum InboxItem {
@@ -28,8 +28,7 @@ enum InboxItem {
 
 #[derive(Default)]
 pub(super) struct VerbsInbox {
-    /// The start of an incomplete frame.
-    partial_frame: Vec<u8>,
+    partial: PartialFrame,
     /// Destination of the payload that comes next.
     receive_target: Option<ReceiveTarget<Slice>>,
     queue: VecDeque<InboxItem>,
@@ -52,7 +51,7 @@ fn broken(what: &str) -> io::Error {
 
 impl VerbsInbox {
     /// Takes a message that is not a staged segment.
-    pub(super) fn take(&mut self, key: LinkKey, content: &MessageContent<'_>, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
+    pub(super) fn take(&mut self, key: LinkKey, content: &MessageContent, sink: &mut dyn Sink) -> io::Result<ReceiveOutcome> {
         if self.queue.is_empty() {
             return match content {
                 MessageContent::Bytes(bytes) => self.feed(key, bytes, sink),
@@ -140,22 +139,12 @@ impl VerbsInbox {
         if self.receive_target.is_some() {
             return Err(broken("no payload where it had announced one"));
         }
-        let joined;
-        let data = if self.partial_frame.is_empty() {
-            bytes
-        } else {
-            let mut rest = std::mem::take(&mut self.partial_frame);
-            rest.extend_from_slice(bytes);
-            joined = rest;
-            &joined
-        };
-        let Some(Consumed { used, target: receive_target }) = sink.bytes(key, data) else {
+        let Some((receive_target, behind)) = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes)) else {
             return Ok(ReceiveOutcome::Closed);
         };
-        if receive_target.is_some() && used < data.len() {
+        if !behind.is_empty() {
             return Err(broken("bytes where it had announced a payload"));
         }
-        self.partial_frame.extend_from_slice(&data[used..]);
         self.receive_target = receive_target;
         Ok(ReceiveOutcome::On)
     }

@@ -1,7 +1,10 @@
 //! One connection.
 
+mod device_links;
 mod ending;
 mod rma;
+mod rma_queue_pair;
+mod rma_transfer;
 mod windows;
 
 use std::io;
@@ -12,19 +15,23 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::VerbsShared;
-use super::device::{CREDITS, Device, MESSAGE, QueueSet};
+use super::device::Device;
 use super::inbox::{ReceiveOutcome, VerbsInbox};
+use super::limits::{CREDITS, MESSAGE, SENDS};
 use super::memory::Registered;
-use super::outbox::{SENDS, VerbsOutbox, VerbsSend};
-use super::rma_queue_pair::{OperationDone, RmaQueuePair};
-use super::rma_transfer::RmaTransfer;
+use super::outbox::{VerbsOutbox, VerbsSend};
+use super::queue_set::QueueSet;
 use super::sys::{AccessFlags, AsyncEvent, CmId, Qp, QpCapacity, WorkCompletion, status_text};
 use super::wire::{self, CmHello, MessageContent};
 use crate::Scheme;
 use crate::deferred_log::defer;
 use crate::memory::{Loan, Region, Slice};
-use crate::transport::{self, Link, LinkKey, RemoteKeys, Sent, Sink};
+use crate::transport::{self, Link, LinkKey, RemoteKeys, Sent, Sink, closed_by_peer};
+pub(super) use device_links::DeviceLinks;
 use ending::RmaLoan;
+pub(super) use rma_queue_pair::OperationDone;
+use rma_queue_pair::RmaQueuePair;
+use rma_transfer::RmaTransfer;
 
 /// Bytes that the device copies when a message is posted, where it supports that: enough for most calls and answers.
 const INLINE: u32 = 256;
@@ -51,8 +58,10 @@ pub(super) struct VerbsLink {
 
 /// What a link has once its device is known.
 pub(super) struct VerbsConnection {
-    pub device: Arc<Device>,
-    queue_set: Arc<QueueSet>,
+    device: Arc<Device>,
+    /// The links of the same device.
+    links: Arc<DeviceLinks>,
+    queue_set: Arc<QueueSet<VerbsLink>>,
     queue_pair: u32,
     out: Mutex<VerbsOutbox>,
     rma: Mutex<Option<RmaQueuePair>>,
@@ -88,9 +97,10 @@ impl VerbsLink {
     }
 
     /// Makes the queue pair, on the device that is now known.
-    pub(super) fn open(self: &Arc<Self>, device: &Arc<Device>) -> io::Result<()> {
+    pub(super) fn open(self: &Arc<Self>, links: &Arc<DeviceLinks>) -> io::Result<()> {
         let id = self.id().ok_or(io::ErrorKind::NotConnected)?;
-        let queue_set = device.admit()?;
+        let device = &links.device;
+        let queue_set = links.admit()?;
         let made = Qp::managed(
             &id,
             &device.pd,
@@ -99,16 +109,17 @@ impl VerbsLink {
             QpCapacity { requests: SENDS as u32, max_sge: 1, inline: INLINE },
         )
         .and_then(|qp| Ok((qp.number, VerbsOutbox::new(qp, device)?)));
-        let (queue_pair, outbox) = made.inspect_err(|_| device.release(&queue_set))?;
+        let (queue_pair, outbox) = made.inspect_err(|_| links.release(&queue_set))?;
         let connection = VerbsConnection {
             device: device.clone(),
+            links: links.clone(),
             queue_set,
             queue_pair,
             out: Mutex::new(outbox),
             rma: Mutex::new(None),
             hello: OnceLock::new(),
         };
-        device.insert_link(queue_pair, self);
+        links.insert(queue_pair, self);
         let _ = self.connection.set(connection);
         Ok(())
     }
@@ -152,7 +163,8 @@ impl VerbsLink {
         }
         if cause.kind() == io::ErrorKind::InvalidData {
             let cause = cause.to_string();
-            defer(move || tracing::warn!(target: "calomel::verbs", cause, "a connection is closed: its peer broke the protocol"));
+            let what = "a connection is closed: its peer broke the protocol";
+            defer(move || tracing::warn!(target: "calomel::verbs", cause, "{what}"));
         }
         self.close();
         sink.closed(self.key, cause);
@@ -287,7 +299,8 @@ impl VerbsLink {
     /// completions, or by the peer's next offer. Callable from any thread.
     pub(super) fn async_event(&self, event: &AsyncEvent) {
         if event.fatal || self.connection.get().is_some_and(|connection| Some(connection.queue_pair) == event.queue_pair) {
-            self.fail(io::Error::new(io::ErrorKind::ConnectionReset, format!("the device ended the connection: {}", event.what)));
+            let cause = format!("the device ended the connection: {}", event.what);
+            self.fail(io::Error::new(io::ErrorKind::ConnectionReset, cause));
         }
     }
 
@@ -310,10 +323,6 @@ impl VerbsLink {
             self.report_failure(cause, sink);
         }
     }
-}
-
-pub(super) fn closed_by_peer() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "it closed the connection")
 }
 
 pub(super) fn broken_by(status: u32) -> io::Error {

@@ -6,11 +6,12 @@
 mod connect;
 mod device;
 mod inbox;
+mod limits;
 mod link;
 mod memory;
 mod outbox;
-mod rma_queue_pair;
-mod rma_transfer;
+mod queue_set;
+mod slab;
 mod sys;
 mod wire;
 
@@ -31,14 +32,12 @@ use super::{Capabilities, DeviceAccess, Link, LinkKey, Reactor, RemoteKeys, Sink
 use crate::deferred_log::defer;
 use crate::memory::Region;
 use crate::{Address, Error, Result, Scheme};
-use device::{CompletionKind, Device, QueueSet};
-use link::VerbsLink;
+use device::Device;
+use link::{DeviceLinks, OperationDone, VerbsLink};
 use memory::Registered;
-use rma_queue_pair::OperationDone;
+use queue_set::{CompletionKind, QueueSet};
 use sys::{CmId, Context, EventChannel, WorkCompletion};
 
-/// Segments that one side of a connection may have staged and the other has not read.
-const STAGED: usize = 4;
 /// How long the end of the transport waits for messages to be sent.
 const LINGER: Duration = Duration::from_millis(200);
 
@@ -58,7 +57,7 @@ pub(crate) struct Verbs {
     message: Mutex<Vec<u8>>,
 }
 
-type QueueSets = Vec<(Arc<Device>, Arc<QueueSet>)>;
+type QueueSets = Vec<(Arc<DeviceLinks>, Arc<QueueSet<VerbsLink>>)>;
 
 /// What links share with their transport.
 struct VerbsShared {
@@ -71,7 +70,7 @@ struct VerbsShared {
     /// Made when it is first needed.
     channel: Mutex<Option<Arc<EventChannel>>>,
     /// Devices in use.
-    devices: RwLock<Vec<Arc<Device>>>,
+    devices: RwLock<Vec<Arc<DeviceLinks>>>,
     /// Counts changes of `devices`; 0 as long as there is none.
     generation: AtomicU32,
     /// Counts changes of the devices' queue sets.
@@ -142,24 +141,24 @@ impl VerbsShared {
     }
 
     /// Puts a device into use.
-    fn device(&self, context: Context) -> io::Result<Arc<Device>> {
+    fn device(&self, context: Context) -> io::Result<Arc<DeviceLinks>> {
         let mut devices = self.devices.write();
-        if let Some(device) = devices.iter().find(|device| device.context == context) {
-            return Ok(device.clone());
+        if let Some(links) = devices.iter().find(|links| links.device.context == context) {
+            return Ok(links.clone());
         }
-        let device = Device::new(context, &self.changes)?;
+        let links = DeviceLinks::new(context, &self.changes)?;
         let token = self.first_token + DEVICES + 2 * devices.len();
-        self.registry.register(&mut SourceFd(&device.completions.fd()), Token(token), Interest::READABLE)?;
+        self.registry.register(&mut SourceFd(&links.device.completions.fd()), Token(token), Interest::READABLE)?;
         let events = context.async_fd()?;
         if let Err(error) = self.registry.register(&mut SourceFd(&events), Token(token + 1), Interest::READABLE) {
             // Another engine of this process listens, and passes events on.
             defer(move || tracing::debug!(target: "calomel::verbs", %error, "another engine hears this device's events"));
         }
-        devices.push(device.clone());
+        devices.push(links.clone());
         self.generation.fetch_add(1, Ordering::Release);
-        let limits = device.limits;
+        let limits = links.device.limits;
         defer(move || tracing::debug!(target: "calomel::verbs", device = context.name(), ?limits, "a device is in use"));
-        Ok(device)
+        Ok(links)
     }
 
     /// Has the driver check links after [`CHECK_INTERVAL`].
@@ -188,7 +187,7 @@ impl VerbsShared {
 
     fn queue_sets(&self) -> QueueSets {
         let devices = self.devices.read();
-        devices.iter().flat_map(|device| device.queue_sets().into_iter().map(|queue_set| (device.clone(), queue_set))).collect()
+        devices.iter().flat_map(|links| links.queue_sets().into_iter().map(|queue_set| (links.clone(), queue_set))).collect()
     }
 
     fn is_in_use(&self) -> bool {
@@ -254,15 +253,15 @@ impl Verbs {
     }
 
     /// Handles the completions of a queue set. True when there were any.
-    fn poll_queue_set(&self, device: &Device, queue_set: &QueueSet, sink: &mut dyn Sink) -> io::Result<bool> {
-        device.collect_completions(queue_set)?;
+    fn poll_queue_set(&self, links: &DeviceLinks, queue_set: &QueueSet<VerbsLink>, sink: &mut dyn Sink) -> io::Result<bool> {
+        links.collect_completions(queue_set)?;
         let mut batch = self.batch.lock();
         queue_set.take(&mut batch);
         let any = !batch.is_empty();
         let mut repost = !any;
         for completion in batch.drain(..) {
-            let link = device.link(completion.queue_pair);
-            match device::completion_kind(&completion) {
+            let link = links.link(completion.queue_pair);
+            match queue_set::completion_kind(&completion) {
                 Some(CompletionKind::Message) if completion.status == 0 => {
                     let mut message = self.message.lock();
                     queue_set.read_message(&completion, &mut message);
@@ -284,7 +283,7 @@ impl Verbs {
             }
         }
         if repost {
-            queue_set.repost()?;
+            queue_set.repost(VerbsLink::return_credit)?;
         }
         Ok(any)
     }
@@ -302,13 +301,13 @@ impl Verbs {
         let mut any = false;
         let mut polled = self.polled.lock();
         self.refresh(&mut polled);
-        for (device, queue_set) in &polled.1 {
-            match self.poll_queue_set(device, queue_set, sink) {
+        for (links, queue_set) in &polled.1 {
+            match self.poll_queue_set(links, queue_set, sink) {
                 Ok(progressed) => any |= progressed,
                 Err(error) => {
-                    log_device_failure(device, &error);
+                    log_device_failure(&links.device, &error);
                     let lost = || io::Error::new(io::ErrorKind::ConnectionReset, format!("the device fails: {error}"));
-                    device.links().iter().for_each(|link| link.report_failure(lost(), sink));
+                    links.all().iter().for_each(|link| link.report_failure(lost(), sink));
                     self.linger();
                 }
             }
@@ -331,7 +330,7 @@ impl Verbs {
             ..sys::AccessFlags::default()
         };
         let mut keys = Vec::new();
-        let devices: SmallVec<[Arc<Device>; 2]> = self.shared.devices.read().iter().cloned().collect();
+        let devices: SmallVec<[Arc<Device>; 2]> = self.shared.devices.read().iter().map(|links| links.device.clone()).collect();
         for device in devices {
             match Registered::of(region, &device, wanted) {
                 Some(registered) => wire::encode_keys(device.domain, &registered?.remote_segments(), &mut keys),
@@ -399,25 +398,27 @@ impl Transport for Verbs {
             return self.shared.check_links();
         }
         let (index, is_async) = ((number - DEVICES) / 2, (number - DEVICES) % 2 == 1);
-        let Some(device) = self.shared.devices.read().get(index).cloned() else { return };
+        let Some(links) = self.shared.devices.read().get(index).cloned() else { return };
+        let device = &links.device;
         if is_async {
             while let Some(event) = device.context.take_async() {
-                Device::dispatch_async_event(device.context, &event);
+                DeviceLinks::dispatch_async_event(device.context, &event);
                 let name = device.context.name();
                 defer(move || tracing::debug!(target: "calomel::verbs", device = name, ?event, "device event"));
             }
         } else {
             device.completions.drain();
-            device.queue_sets().iter().for_each(|queue_set| queue_set.notified());
+            links.queue_sets().iter().for_each(|queue_set| queue_set.notified());
         }
     }
 
     fn park(&self) -> bool {
         self.shared.parked.store(true, Ordering::SeqCst);
-        let quiet = |(device, queue_set): &(Arc<Device>, Arc<QueueSet>)| {
-            let armed = queue_set.repost().and_then(|()| queue_set.arm()).and_then(|()| device.collect_completions(queue_set));
+        let quiet = |(links, queue_set): &(Arc<DeviceLinks>, Arc<QueueSet<VerbsLink>>)| {
+            let reposted = queue_set.repost(VerbsLink::return_credit);
+            let armed = reposted.and_then(|()| queue_set.arm()).and_then(|()| links.collect_completions(queue_set));
             if let Err(error) = armed {
-                log_device_failure(device, &error);
+                log_device_failure(&links.device, &error);
             }
             queue_set.is_quiet()
         };
@@ -446,12 +447,12 @@ impl Drop for Verbs {
         }
         let until = Instant::now() + LINGER;
         while !self.shared.closing.lock().is_empty() && Instant::now() < until {
-            for (device, queue_set) in self.shared.queue_sets() {
-                let _ = device.collect_completions(&queue_set);
+            for (links, queue_set) in self.shared.queue_sets() {
+                let _ = links.collect_completions(&queue_set);
                 let mut batch = Vec::new();
                 queue_set.take(&mut batch);
                 for completion in &batch {
-                    if let Some(link) = device.link(completion.queue_pair) {
+                    if let Some(link) = links.link(completion.queue_pair) {
                         link.ended(completion);
                     }
                 }

@@ -6,15 +6,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use super::STAGED;
-use super::device::{CREDITS, Device, MESSAGE, SENT, STAGE, UNCREDITED};
-use super::memory::Slab;
+use super::device::{Device, SENT};
+use super::limits::{CREDITS, MESSAGE, SENDS, STAGE, STAGED, UNCREDITED};
+use super::slab::Slab;
 use super::sys::{AccessFlags, Opcode, Qp, WorkRequest};
 use super::wire::{self, HEADER, MessageContent, MessageHeader, StagedSegment};
 use crate::memory::Slice;
 
-/// Messages that may be outstanding.
-pub(super) const SENDS: usize = 32;
 /// One message in so many is signalled.
 const SIGNALLED: usize = SENDS / 4;
 /// Control messages that may wait.

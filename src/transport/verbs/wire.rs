@@ -166,7 +166,8 @@ pub(super) enum MessageContent<'a> {
 impl MessageContent<'_> {
     /// True for messages that take a credit.
     pub(super) fn is_credited(&self) -> bool {
-        !matches!(self, MessageContent::Credit | MessageContent::Offer(_) | MessageContent::RmaConnected(_) | MessageContent::Bye)
+        use MessageContent::{Bye, Credit, Offer, RmaConnected};
+        !matches!(self, Credit | Offer(_) | RmaConnected(_) | Bye)
     }
 
     fn tag(&self) -> u8 {

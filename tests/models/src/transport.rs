@@ -1,7 +1,7 @@
 //! What transports report, and the shared-memory one: its ring, its doorbell, its loans, and both ends of a link.
 
 use crate::memory::Slice;
-pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget};
+pub(crate) use crate::payload::{Consumed, PartialFrame, PayloadStatus, ReceiveTarget};
 
 #[derive(Clone, Copy)]
 pub(crate) struct LinkKey;
@@ -12,6 +12,8 @@ pub(crate) trait Sink {
     fn heard(&mut self, key: LinkKey);
 }
 
-#[path = "../../../src/transport/partial_frame.rs"]
-mod partial_frame;
 pub(crate) mod shm;
+
+fn closed_by_peer() -> std::io::Error {
+    std::io::ErrorKind::ConnectionAborted.into()
+}

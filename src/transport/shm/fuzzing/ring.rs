@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::super::{Consumed, Link, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use super::super::connection::Connection;
-use super::super::inbox::{ShmInbox, Turn, loan};
+use super::super::exported_part;
+use super::super::inbox::{ShmInbox, Turn};
 use super::super::outbox::{KernelCopyPolicy, ShmOutbox, ShmSend, Traffic, Written};
 use super::super::process::ShmPeer;
 use super::super::ring::MAX_BODY;
@@ -122,7 +123,7 @@ impl Adversary {
                     .map(|piece| (u64::from(piece.block % 4), far(&piece.address), number(&piece.len)))
                     .collect();
                 let mut words = Vec::new();
-                loan(slot, u64::from(*id), list.into_iter(), &mut words);
+                exported_part::encode(slot, u64::from(*id), list.into_iter(), &mut words);
                 if *granted && slot < SLOTS {
                     self.segment.words().granted[slot].store(u64::from(*id), Ordering::Release);
                 }
@@ -314,7 +315,9 @@ pub fn ring(bytes: &[u8]) {
                 assert!(!reading, "a read that is over is still announced");
                 regions.iter().for_each(RingTarget::check);
                 match turn {
-                    Ok(Turn::Nothing) => assert!(!inbox.has_work() || !adversary.events.is_empty() || connection.peer.is_gone()),
+                    Ok(Turn::Nothing) => {
+                        assert!(!inbox.has_work() || !adversary.events.is_empty() || connection.peer.is_gone());
+                    }
                     Ok(Turn::Something) => {}
                     Ok(Turn::Closed) | Err(_) => break,
                 }

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::super::{Consumed, Link, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use super::SCRATCH;
-use super::receiving::{BEHIND_PAYLOAD, TcpReceiver};
+use super::stream::{BEHIND_PAYLOAD, TcpReceiver};
 use crate::Address;
 use crate::fuzzing::script::{Script, read_all};
 use crate::memory::{RegionBuffer, Segments, Slice};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::super::PayloadStatus;
-use super::super::sending::{COVERED, COVERED_GONE, GONE, WHOLE};
+use super::super::stream::{COVERED, COVERED_GONE, GONE, WHOLE};
 
 /// Longest payload.
 pub(super) const LONGEST: usize = 100_000;

@@ -4,7 +4,10 @@ use super::steps::{Arrival, Count, Step, Trailer};
 use crate::fuzzing::script::written;
 
 pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let seed = |every, socket, steps: &[Step]| [written(&[Arrival { every, socket, short: every > 0 }]), written(steps)].concat();
+    let seed = |every, socket, steps: &[Step]| {
+        let arrival = Arrival { every, socket, short: every > 0 };
+        [written(&[arrival]), written(steps)].concat()
+    };
     let small = |n| Count::Small { n };
     let middle = |n| Count::Middle { n };
     let frame = |n: u8| Step::Frame { bytes: vec![n; n.into()] };

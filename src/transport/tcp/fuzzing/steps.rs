@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::sending::{COVERED, COVERED_GONE, GONE, WHOLE};
+use super::super::stream::{COVERED, COVERED_GONE, GONE, WHOLE};
 use super::plan::{CLOSE, LONGEST, PAYLOAD, PLAIN};
 use crate::fuzzing::script::script;
 

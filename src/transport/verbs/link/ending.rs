@@ -67,14 +67,14 @@ impl VerbsLink {
             if let Some(qp) = qp {
                 id.iter().for_each(|id| id.disconnect());
                 // Messages that were not handled are lost with the queue pair, and their buffers.
-                if let Err(error) = connection.device.collect_completions(&connection.queue_set) {
+                if let Err(error) = connection.links.collect_completions(&connection.queue_set) {
                     defer(move || tracing::error!(target: "calomel::verbs", %error, "can't take completions"));
                 }
-                connection.device.remove_link(connection.queue_pair);
+                connection.links.remove(connection.queue_pair);
                 drop(qp);
                 // The peer can read them no more.
                 drop(stages);
-                connection.device.release(&connection.queue_set);
+                connection.links.release(&connection.queue_set);
             }
         }
         if let Some(id) = id {
@@ -109,13 +109,12 @@ impl VerbsLink {
                 break;
             }
             if Instant::now() >= until {
-                defer(
-                    || tracing::debug!(target: "calomel::verbs", "a cancelled transfer does not end: its queue pair is replaced"),
-                );
+                let what = "a cancelled transfer does not end: its queue pair is replaced";
+                defer(move || tracing::debug!(target: "calomel::verbs", "{what}"));
                 self.replace_rma_if(connection, |rma| rma.is_under_way(number), "a transfer was cancelled");
                 break;
             }
-            if let Err(error) = connection.device.collect_completions(&connection.queue_set) {
+            if let Err(error) = connection.links.collect_completions(&connection.queue_set) {
                 defer(move || tracing::error!(target: "calomel::verbs", %error, "can't take completions"));
             }
             std::thread::yield_now();

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
-use super::super::STAGED;
-use super::super::device::STAGE;
-use super::super::rma_queue_pair::RmaQueuePair;
+use super::super::limits::{STAGE, STAGED};
 use super::super::sys::WorkCompletion;
 use super::super::wire::{MessageContent, QpOffer, StagedSegment};
-use super::{VerbsConnection, VerbsLink, closed_by_peer};
+use super::rma_queue_pair::RmaQueuePair;
+use super::{VerbsConnection, VerbsLink};
+use crate::transport::closed_by_peer;
 
 impl VerbsLink {
     /// Both sides are connected: offers the first RMA queue pair. Done once.
@@ -34,7 +34,7 @@ impl VerbsLink {
             qp.set_patience();
         }
         let mut slot = connection.rma.lock();
-        let rma = slot.insert(RmaQueuePair::new(self.me.clone(), &connection.device, &connection.queue_set, path, hello.reads));
+        let rma = slot.insert(RmaQueuePair::new(self.me.clone(), &connection.links, &connection.queue_set, path, hello.reads));
         let offer = rma.start()?;
         send_offer(connection, offer, None)
     }

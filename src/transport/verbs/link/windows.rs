@@ -31,7 +31,7 @@ impl VerbsLink {
         let Some(opened) = opening else { return Ok(None) };
         let until = Instant::now() + LIMIT;
         while opened.get().is_none() && Instant::now() < until {
-            connection.device.collect_completions(&connection.queue_set)?;
+            connection.links.collect_completions(&connection.queue_set)?;
             std::thread::yield_now();
         }
         // The driver handles the completions that were polled here.

@@ -11,7 +11,7 @@ use rdma_sys as raw;
 use rdma_sys::rdma_cm_event_type as kind;
 
 use super::context::Context;
-use super::qp::{ConnectionPath, no_attributes};
+use super::path::{ConnectionPath, no_attributes};
 use super::{do_not_block, errno, failed, is_forked, text};
 use crate::deferred_log::defer;
 

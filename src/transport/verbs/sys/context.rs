@@ -118,13 +118,14 @@ impl Context {
         // SAFETY: it is made of numbers, which zeros are.
         let found = unsafe { found.assume_init() };
         let byte = |number: i32| u8::try_from(number.clamp(1, 128)).unwrap_or(1);
+        let type_2b = raw::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
         Ok(DeviceLimits {
             reads_answered: byte(found.max_qp_rd_atom),
             reads_asked: byte(found.max_qp_init_rd_atom),
             max_sge: usize::try_from(found.max_sge.min(found.max_sge_rd.max(1))).unwrap_or(1).max(1),
             completions: u32::try_from(found.max_cqe).unwrap_or(0),
             receives: u32::try_from(found.max_srq_wr).unwrap_or(0),
-            windows: found.device_cap_flags & raw::ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0 != 0 && found.max_mw > 0,
+            windows: found.device_cap_flags & type_2b != 0 && found.max_mw > 0,
         })
     }
 

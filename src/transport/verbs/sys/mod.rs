@@ -7,6 +7,7 @@ mod cm;
 mod context;
 mod cq;
 mod mr;
+mod path;
 mod pd;
 mod qp;
 mod srq;
@@ -21,9 +22,10 @@ use crate::deferred_log::defer;
 pub(super) use cm::{CmEvent, CmEventKind, CmId, EventChannel, ReadDepth};
 pub(super) use context::{AsyncEvent, Context, DeviceLimits};
 pub(super) use cq::{CompletionChannel, Cq, WorkCompletion};
-pub(super) use mr::{AccessFlags, Mr, Mw};
+pub(super) use mr::{AccessFlags, Mr, Mw, Sge};
+pub(super) use path::ConnectionPath;
 pub(super) use pd::Pd;
-pub(super) use qp::{ConnectionPath, Opcode, Qp, QpCapacity, Sge, WorkRequest};
+pub(super) use qp::{Opcode, Qp, QpCapacity, WorkRequest};
 pub(super) use srq::{ReceiveRequest, Srq};
 
 /// Return value of a verbs function: 0, or an error number.

@@ -10,6 +10,17 @@ use rdma_sys::ibv_access_flags as flags;
 use super::pd::Pd;
 use super::{failed, is_forked, must};
 
+/// A scatter/gather entry: a segment of registered memory.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(in super::super) struct Sge(pub(super) raw::ibv_sge);
+
+impl Sge {
+    pub fn new(address: u64, len: u32, key: u32) -> Sge {
+        Sge(raw::ibv_sge { addr: address, length: len, lkey: key })
+    }
+}
+
 /// What may be done with registered memory. Local reads, for sending, are always allowed. Relaxed ordering is never requested:
 /// data must be visible when its completion is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,8 +83,8 @@ fn refused(len: usize, error: &io::Error) -> io::Error {
         (Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN), Some(limit)) => io::Error::new(
             error.kind(),
             format!(
-                "{len} bytes can't be registered with the device ({error}): this process may lock {limit} bytes in memory, what is \
-                 registered already included (ulimit -l {}); it needs at least {} KiB, or no limit: see `memlock` in \
+                "{len} bytes can't be registered with the device ({error}): this process may lock {limit} bytes in memory, \
+                 what is registered already included (ulimit -l {}); it needs at least {} KiB, or no limit: see `memlock` in \
                  /etc/security/limits.conf, and LimitMEMLOCK= of systemd",
                 limit / 1024,
                 (limit.max(len as u64) + len as u64).div_ceil(1024),

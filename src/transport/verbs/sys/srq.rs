@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rdma_sys as raw;
 use smallvec::SmallVec;
 
+use super::mr::Sge;
 use super::pd::Pd;
-use super::qp::Sge;
 use super::{failed, is_forked, must, verbs};
 
 /// A receive buffer.

@@ -2,6 +2,8 @@
 
 #[path = "../../../../src/transport/shm/connection.rs"]
 mod connection;
+#[path = "../../../../src/transport/shm/exported_part.rs"]
+mod exported_part;
 #[path = "../../../../src/transport/shm/inbox.rs"]
 mod inbox;
 #[path = "../../../../src/transport/shm/loans.rs"]
@@ -230,6 +232,9 @@ mod blocks {
     use super::sys::RemoteIoVec;
     use crate::memory::{WriteAccess, shared::Mapping};
 
+    pub(super) const MAX_BLOCKS: usize = 0;
+    pub(super) const MAX_MAPPED: usize = 0;
+
     pub(super) fn read(_: &Mapping, _: &[RemoteIoVec], _: &WriteAccess<'_>, _: usize) -> bool {
         false
     }
@@ -245,11 +250,5 @@ mod handshake {
 
     pub(super) fn send<S>(_: &S, _: &ControlPacket, _: &[BorrowedFd<'_>]) -> io::Result<()> {
         Ok(())
-    }
-}
-
-mod link {
-    pub(super) fn closed_by_peer() -> std::io::Error {
-        std::io::ErrorKind::ConnectionAborted.into()
     }
 }

@@ -14,17 +14,18 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::device::{Device, NUMBER_MASK, QueueSet, RMA};
-use super::link::VerbsLink;
-use super::memory::{Slab, Windowed};
+use super::super::device::{Device, NUMBER_MASK, RMA};
+use super::super::limits::RMA_REQUESTS;
+use super::super::memory::Windowed;
+use super::super::queue_set::QueueSet;
+use super::super::slab::Slab;
+use super::super::sys::{AccessFlags, ConnectionPath, Opcode, Qp, QpCapacity, Sge, WorkCompletion, WorkRequest, status_text};
+use super::super::wire::{QpOffer, StagedSegment};
 use super::rma_transfer::RmaTransfer;
-use super::sys::{AccessFlags, ConnectionPath, Opcode, Qp, QpCapacity, Sge, WorkCompletion, WorkRequest, status_text};
-use super::wire::{QpOffer, StagedSegment};
+use super::{DeviceLinks, VerbsLink};
 use crate::deferred_log::defer;
 use crate::random;
 
-/// Requests that may be outstanding on an RMA queue pair.
-pub(super) const MAX_OUTSTANDING: usize = 64;
 /// Outstanding requests of one transfer: 2 MiB, a hundred times what is in flight at 100 Gbit/s and 2 µs.
 const MAX_PER_TRANSFER: u32 = 8;
 /// A queue pair with outstanding requests that makes no progress for so long is replaced: longer than a device takes to give up
@@ -52,7 +53,7 @@ struct PendingOperation {
 }
 
 /// An operation that has ended.
-pub(super) enum OperationDone {
+pub(in super::super) enum OperationDone {
     /// With the number that [`RmaQueuePair::fetch`] returned.
     Fetched {
         number: u64,
@@ -85,7 +86,8 @@ pub(super) struct RmaQueuePair {
     closed: bool,
     link: Weak<VerbsLink>,
     device: Arc<Device>,
-    queue_set: Arc<QueueSet>,
+    links: Arc<DeviceLinks>,
+    queue_set: Arc<QueueSet<VerbsLink>>,
     path: ConnectionPath,
     /// Reads that the peer's device answers at a time.
     reads: u8,
@@ -100,8 +102,8 @@ struct LocalQp {
 impl RmaQueuePair {
     pub(super) fn new(
         link: Weak<VerbsLink>,
-        device: &Arc<Device>,
-        queue_set: &Arc<QueueSet>,
+        links: &Arc<DeviceLinks>,
+        queue_set: &Arc<QueueSet<VerbsLink>>,
         path: ConnectionPath,
         reads: u8,
     ) -> RmaQueuePair {
@@ -118,7 +120,8 @@ impl RmaQueuePair {
             last_progress: Instant::now(),
             closed: false,
             link,
-            device: device.clone(),
+            device: links.device.clone(),
+            links: links.clone(),
             queue_set: queue_set.clone(),
             path,
             reads: reads.max(1),
@@ -156,14 +159,14 @@ impl RmaQueuePair {
     /// Makes the next queue pair; returns the offer to send.
     fn offer(&mut self) -> io::Result<QpOffer> {
         let max_sge = self.device.limits.max_sge.min(16) as u32;
-        let capacity = QpCapacity { requests: MAX_OUTSTANDING as u32, max_sge, inline: 0 };
+        let capacity = QpCapacity { requests: RMA_REQUESTS as u32, max_sge, inline: 0 };
         let qp = Qp::bare(&self.device.pd, &self.queue_set.cq, capacity)?;
         qp.prepare(&self.path, true)?;
         self.generation += 1;
         let first = u32::from_ne_bytes(random::from_system()?) & 0x00ff_ffff;
         let offer = QpOffer { generation: self.generation, queue_pair: qp.number, first };
         if let Some(link) = self.link.upgrade() {
-            self.device.insert_link(qp.number, &link);
+            self.links.insert(qp.number, &link);
         }
         self.local_qp = Some(LocalQp { qp, first });
         Ok(offer)
@@ -212,7 +215,7 @@ impl RmaQueuePair {
     pub(super) fn fail(&mut self, why: &str) -> io::Result<Option<QpOffer>> {
         // Once it is destroyed, the device accesses no memory for it.
         if let Some(local_qp) = self.local_qp.take() {
-            self.device.remove_link(local_qp.qp.number);
+            self.links.remove(local_qp.qp.number);
         }
         self.peer_offer = None;
         self.up = false;
@@ -275,7 +278,7 @@ impl RmaQueuePair {
     /// Binds windows; the result reports whether that has succeeded. `None` when it can't be done now.
     pub(super) fn open(&mut self, windows: &Windowed, access: AccessFlags) -> io::Result<Option<Arc<OnceLock<bool>>>> {
         let count = windows.remote_segments().len();
-        let (Some(local_qp), true) = (&self.local_qp, self.up && self.outstanding + count <= MAX_OUTSTANDING) else {
+        let (Some(local_qp), true) = (&self.local_qp, self.up && self.outstanding + count <= RMA_REQUESTS) else {
             return Ok(None);
         };
         let number = self.device.number();
@@ -308,8 +311,8 @@ impl RmaQueuePair {
     }
 
     pub(super) fn number_of(&self, operation: u64) -> Option<u64> {
-        let is_it = |entry: &PendingOperation| matches!(&entry.kind, OperationKind::Transfer(transfer) if transfer.operation == operation);
-        self.operations.iter().find(|(_, entry)| is_it(entry)).map(|(number, _)| *number)
+        let is_it = |kind: &OperationKind| matches!(kind, OperationKind::Transfer(transfer) if transfer.operation == operation);
+        self.operations.iter().find(|(_, entry)| is_it(&entry.kind)).map(|(number, _)| *number)
     }
 
     /// True while the device may access memory for an operation.
@@ -376,7 +379,7 @@ impl RmaQueuePair {
             self.last_progress = Instant::now();
         }
         let mut idle = 0;
-        while self.outstanding < MAX_OUTSTANDING && idle < self.queue.len() {
+        while self.outstanding < RMA_REQUESTS && idle < self.queue.len() {
             let Some(number) = self.queue.pop_front() else { break };
             match self.post_next(number)? {
                 PostOutcome::All => idle = 0,
@@ -411,7 +414,7 @@ impl RmaQueuePair {
             }
             OperationKind::Windows { .. } => Ok(PostOutcome::All),
             OperationKind::Transfer(transfer) => {
-                let room = (MAX_OUTSTANDING - self.outstanding)
+                let room = (RMA_REQUESTS - self.outstanding)
                     .min((MAX_PER_TRANSFER - entry.outstanding.min(MAX_PER_TRANSFER)) as usize)
                     .min(4);
                 if room == 0 {

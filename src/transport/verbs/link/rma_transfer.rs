@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::memory::Registered;
-use super::sys::{Opcode, Sge};
-use super::wire::RemoteSegment;
+use super::super::memory::Registered;
+use super::super::sys::{Opcode, Sge};
+use super::super::wire::RemoteSegment;
 use crate::memory::{Loan, Slice};
 
-/// Longest request, in bytes: a transfer can be cancelled between requests, others get their turn, and a large one keeps several
-/// outstanding.
+/// Longest request, in bytes: a transfer can be cancelled between requests, others get their turn, and a large one keeps
+/// several outstanding.
 const MAX_REQUEST: usize = 256 << 10;
 
 /// A transfer between memories that users have exposed.
