@@ -96,7 +96,7 @@ impl Bulk {
                         None => "the owner of the bulk is not connected, and does not listen where this engine could dial",
                     }
                     .to_owned(),
-                    source: refused.is_some().then(|| Arc::new(std::io::ErrorKind::PermissionDenied.into())),
+                    cause: refused.is_some().then(|| Arc::new(std::io::ErrorKind::PermissionDenied.into())),
                     peer: refused.or_else(|| self.origin.addresses.first().cloned()).unwrap_or_else(Address::nowhere),
                 })?;
                 shared.core.exec(|proto| proto.lookup(address))

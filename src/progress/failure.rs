@@ -13,11 +13,11 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
     match failure {
         Failure::Timeout => Error::Timeout { peer, what, after },
         Failure::Cancelled => Error::Cancelled { peer, what },
-        Failure::Unreachable { reason, source } => Error::Unreachable { peer, reason, source },
+        Failure::Unreachable { reason, source } => Error::Unreachable { peer, reason, cause: source },
         Failure::Disconnected { reason } => Error::Disconnected { peer, what, reason },
         Failure::PeerRestarted | Failure::Refused(Status::Restarted) => Error::PeerRestarted { peer, what },
         Failure::TooLarge { size, limit } | Failure::Refused(Status::TooLarge { size, limit }) => {
-            Error::MessageTooLarge { size: size as usize, limit: limit as usize }
+            Error::MessageTooLarge { peer, name, size: size as usize, limit: limit as usize }
         }
         Failure::Version { theirs } => Error::Version { peer, ours: proto::wire::VERSIONS, theirs },
         Failure::Unauthorized { reason } => Error::AccessDenied { peer, what, reason },

@@ -149,6 +149,10 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     ///   engine whose values need memory wait behind it; others may be handled before it. A call that waits while its procedure
     ///   is removed is lost.
     ///
+    /// One-way calls of one engine are received in the order in which they were sent, and that is not promised of their handlers:
+    /// several may run at the same time, and a later one may end first. Where the order matters, number them, or send the next
+    /// one from a response.
+    ///
     /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs
     /// them; this engine learns of none of them.
     ///

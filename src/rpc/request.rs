@@ -234,6 +234,13 @@ impl<R> Drop for Responder<R> {
             }
             Status::Panicked("the thread that held the responder".to_owned())
         } else {
+            if !self.request.one_way && !self.request.is_cancelled() {
+                let Request { provider, endpoint, .. } = &self.request;
+                tracing::warn!(
+                    target: "calomel::handler", procedure = self.request.procedure(), provider, peer = %endpoint.address(),
+                    "a responder was dropped without a response"
+                );
+            }
             Status::NoResponse
         };
         let _ = self.answer(Err(status));

@@ -214,7 +214,7 @@ fn resolve(address: &Address) -> Result<SocketAddr> {
         peer: address.clone(),
         reason: source.as_ref().map_or_else(|| "the host has no address".to_owned(), ToString::to_string),
         // Not retryable: see `Error::is_retryable`.
-        source: Some(Arc::new(match source {
+        cause: Some(Arc::new(match source {
             Some(source) => io::Error::new(io::ErrorKind::InvalidInput, source),
             None => io::ErrorKind::InvalidInput.into(),
         })),
