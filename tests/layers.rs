@@ -1,84 +1,56 @@
 //! Holds the code to the layers of DESIGN.md: reads what each file of `src` names, and fails on what it must not.
 
+#[path = "layers/imports.rs"]
+mod imports;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the files of a layer must not name. Tests inside a layer are held to it too, but for `relaxed_in_tests`.
-struct Layer {
-    folder: &'static str,
-    forbidden: &'static [&'static str],
-    relaxed_in_tests: &'static [&'static str],
-}
+use imports::{Import, circles, imports};
 
-const LAYERS: &[Layer] = &[
-    // No input or output, no clock, no threads, no locks.
-    Layer {
-        folder: "proto/",
-        forbidden: &[
-            "crate::transport",
-            "crate::progress",
-            "crate::rpc",
-            "crate::bulk",
-            "crate::engine",
-            "crate::endpoint",
-            "crate::memory",
-            "crate::shape",
-            "std::net",
-            "std::thread",
-            "std::sync::Mutex",
-            "std::sync::RwLock",
-            "std::sync::mpsc",
-            "parking_lot",
-            "mio::",
-            "libc::",
-            "Instant::now",
-            "SystemTime",
-            // The protocol runs under a lock, and a log subscriber is user code: it queues `Log`s instead.
-            "tracing::",
-            "unsafe",
-        ],
-        relaxed_in_tests: &["std::thread", "Instant::now", "std::sync::Mutex"],
-    },
-    Layer {
-        folder: "transport/",
-        forbidden: &["crate::proto", "crate::progress", "crate::rpc", "crate::bulk", "crate::engine", "crate::endpoint"],
-        relaxed_in_tests: &[],
-    },
-    Layer {
-        folder: "memory/",
-        forbidden: &[
-            "crate::proto",
-            "crate::transport",
-            "crate::progress",
-            "crate::rpc",
-            "crate::bulk",
-            "crate::engine",
-            "crate::endpoint",
-        ],
-        relaxed_in_tests: &[],
-    },
-    // The structure of types, without any knowledge of the layers that use it.
-    Layer {
-        folder: "shape/",
-        forbidden: &[
-            "crate::proto",
-            "crate::transport",
-            "crate::progress",
-            "crate::rpc",
-            "crate::bulk",
-            "crate::engine",
-            "crate::endpoint",
-            "crate::memory",
-        ],
-        relaxed_in_tests: &[],
-    },
-    Layer {
-        folder: "progress/",
-        forbidden: &["crate::rpc", "crate::bulk", "crate::engine", "crate::endpoint", "crate::Engine", "crate::Endpoint"],
-        relaxed_in_tests: &[],
-    },
+/// The modules of the crate, from the lowest layer to the highest. A module may name those of the layers below its own, and no
+/// other one, except its own parts.
+const LAYERS: &[&[&str]] = &[
+    &["payload", "random", "sync"],
+    &["address", "error", "fork", "deferred_log"],
+    &["memory", "shape", "tls"],
+    &["proto", "transport"],
+    &["progress"],
+    &["engine"],
+    &["bulk"],
+    &["rpc"],
+    &["endpoint"],
 ];
+
+/// Modules for tests, which may name all and be named by any test.
+const TEST_MODULES: &[&str] = &["fuzzing", "tests"];
+
+/// What the files of `proto` must not name, beyond that: it has no input or output, no clock, no threads and no locks, and it
+/// never reads the memory that it moves.
+const NOT_IN_PROTO: &[&str] = &[
+    "crate::memory",
+    "crate::shape",
+    "crate::deferred_log",
+    "std::net",
+    "std::thread",
+    "std::sync::Mutex",
+    "std::sync::RwLock",
+    "std::sync::mpsc",
+    "parking_lot",
+    "mio::",
+    "libc::",
+    "Instant::now",
+    "SystemTime",
+    // The protocol runs under a lock, and a log subscriber is user code: it queues `Log`s instead.
+    "tracing::",
+    "unsafe",
+];
+/// What its tests may name of that.
+const IN_TESTS_OF_PROTO: &[&str] = &["std::thread", "Instant::now", "std::sync::Mutex"];
+
+/// Files whose imports are not held to the order of the layers yet, nor kept free of circles.
+const EXEMPT: &[&str] = &["engine/", "endpoint.rs", "rpc/", "bulk/", "transport/shm/", "transport/verbs/"];
 
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] = &[
@@ -105,19 +77,21 @@ const MAX_LINES: usize = 800;
 /// A file that takes another's place where a feature is off, and so defines the same types.
 const STANDS_IN: &str = "transport/tcp/no_session.rs";
 
-/// A file of `src`, with its path from there and its lines, comments taken out.
+/// A file of `src`, with its path from there; and its lines, comments taken out.
 struct Source {
     path: String,
+    text: String,
     lines: Vec<String>,
 }
 
 impl Source {
     fn new(path: &str, text: &str) -> Source {
-        Source { path: path.to_owned(), lines: text.lines().map(|line| code(line).to_owned()).collect() }
+        let lines = text.lines().map(|line| code(line).to_owned()).collect();
+        Source { path: path.to_owned(), text: text.to_owned(), lines }
     }
 
     fn is_test(&self) -> bool {
-        self.path.contains("/tests") || self.path.starts_with("tests")
+        self.path.trim_end_matches(".rs").split('/').any(|part| TEST_MODULES.contains(&part))
     }
 }
 
@@ -145,32 +119,6 @@ fn sources() -> Vec<Source> {
     found.iter().map(|path| Source::new(&relative(path), &fs::read_to_string(path).unwrap())).collect()
 }
 
-/// `super::…` and the groups of `use crate::{a, b}` as full paths, so that no spelling of an import is missed.
-fn names(source: &Source) -> String {
-    let mut text = source.lines.join("\n");
-    // Modules of the crate that a group names.
-    for start in ["crate::{", "super::{"] {
-        let mut from = 0;
-        while let Some(at) = text[from..].find(start) {
-            let begin = from + at + start.len();
-            let end = begin + text[begin..].find("};").unwrap_or(0);
-            let members: Vec<String> =
-                text[begin..end].split(',').map(|member| format!("{}{}", &start[..7], member.trim())).collect();
-            text.insert_str(end, &format!("\n{}\n", members.join("\n")));
-            from = end;
-        }
-    }
-    // From a file right below the root, and from one a level deeper, `super` leads to the crate.
-    let depth = source.path.matches('/').count();
-    let up = "super::".repeat(depth + 1);
-    let above = "super::".repeat(depth);
-    text = text.replace(&up, "crate::");
-    if source.path.ends_with("/mod.rs") && depth > 0 {
-        text = text.replace(&above, "crate::");
-    }
-    text
-}
-
 /// Lines that log with no `defer(` on the same line or on the one before.
 fn logged_at_once(source: &Source) -> impl Iterator<Item = &str> {
     let before = std::iter::once("").chain(source.lines.iter().map(String::as_str));
@@ -185,14 +133,11 @@ fn logged_at_once(source: &Source) -> impl Iterator<Item = &str> {
 /// What is wrong with a file, in words.
 fn complaints(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
-    let text = names(source);
-    for layer in LAYERS.iter().filter(|layer| source.path.starts_with(layer.folder)) {
-        for forbidden in layer.forbidden {
-            let relaxed = source.is_test() && layer.relaxed_in_tests.contains(forbidden);
-            if text.contains(forbidden) && !relaxed {
-                found.push(format!("{} must not name `{forbidden}`", source.path));
-            }
-        }
+    let text = source.lines.join("\n");
+    if source.path.starts_with("proto/") {
+        let forbidden = NOT_IN_PROTO.iter().filter(|name| !(source.is_test() && IN_TESTS_OF_PROTO.contains(name)));
+        let named = forbidden.filter(|name| text.contains(**name));
+        found.extend(named.map(|name| format!("{} must not name `{name}`", source.path)));
     }
     // Deadlines go by the clock that never jumps.
     if text.contains("SystemTime") && !source.is_test() {
@@ -218,9 +163,44 @@ fn complaints(source: &Source) -> Vec<String> {
     found
 }
 
+/// Imports that go up, or to another module of the same layer.
+fn upward(imports: &[Import]) -> Vec<String> {
+    let layer = |module: &str| LAYERS.iter().position(|layer| layer.contains(&module));
+    let mut found = Vec::new();
+    for Import { from, to, name, children, .. } in imports.iter().filter(|import| import.folder.is_empty()) {
+        let is_test = |module: &String| TEST_MODULES.contains(&&**module);
+        if is_test(&children.0) || is_test(&children.1) {
+            continue;
+        }
+        match (layer(&children.0), layer(&children.1)) {
+            (Some(own), Some(other)) if other < own => {}
+            (None, _) | (_, None) => found.push(format!("{from} or {to} is in no layer")),
+            _ => found.push(format!("{from} must not name `{name}` of {to}")),
+        }
+    }
+    found
+}
+
+/// The imports that are held to the order.
+fn checked_imports(sources: &[Source]) -> Vec<Import> {
+    let mut found = imports(sources);
+    found.retain(|import| !EXEMPT.iter().any(|exempt| import.from.starts_with(exempt)));
+    found
+}
+
 #[test]
 fn every_file_keeps_to_its_layer() {
-    let found: Vec<String> = sources().iter().flat_map(complaints).collect();
+    let sources = sources();
+    let mut found: Vec<String> = sources.iter().flat_map(complaints).collect();
+    found.extend(upward(&checked_imports(&sources)));
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn imports_form_no_circle() {
+    let imports = checked_imports(&sources());
+    assert!(imports.len() > 200, "{} imports found", imports.len());
+    let found = circles(imports.iter().filter(|import| !import.in_tests));
     assert!(found.is_empty(), "{found:#?}");
 }
 

@@ -6,18 +6,11 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::policy::PolicyState;
+use super::access::PeerAccesses;
+use super::policy::{Mode, PolicyState};
 use super::refusals::Cause;
-use super::transfers::PeerAccesses;
 use super::wire::{Message, Range, Status};
 use super::{EngineStage, Env, Lease, LeaseRange, LinkId, Memory, Output, Proto};
-
-/// What peers may do with exposed memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mode {
-    pub read: bool,
-    pub write: bool,
-}
 
 struct ExposedMemory<M> {
     memory: M,

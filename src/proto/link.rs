@@ -1,24 +1,25 @@
-//! One link: what waits to be sent, and what arrives.
+//! One link: its state, what is held for its peer, and what waits to be sent.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
 
+use super::access::IncomingPush;
+use super::credit::{ReceiveWindow, SendCredit};
 use super::declarations::{OwnDeclarations, PeerDeclarations};
-use super::handshake::AuthState;
 use super::hash::NumberMap;
-use super::inbound::{InboundPayload, MAX_CHUNK};
-use super::one_way::{ReceiveWindow, SendCredit};
-pub(super) use super::streams::OutStream;
+use super::keys::AuthState;
+use super::limits::{LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::streams::{Chunk, Streams};
-use super::transfers::IncomingPush;
-use super::wire::{self, Frame, FrameError, Message};
-use super::{CallId, Consumed, EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
+use super::wire::{self, Message, Stream};
+use super::{CallId, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
 use crate::Address;
 
 /// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
 /// on loopback). Bulks over tcp were measured at 0.6 to 0.7 of the raw stream with 256 KiB, at 0.8 to 1.1 with this, and no
 /// better with 1 MiB.
 const CHUNK: usize = 512 << 10;
+/// Longest payload of one `Data` that is accepted.
+pub(super) const MAX_CHUNK: usize = 4 << 20;
 /// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
 const MAX_EXPORTED: isize = 4;
 /// A send buffer that has grown beyond this is freed, not reused.
@@ -112,6 +113,16 @@ pub(super) struct PeerLink<E: Env> {
     pub probed: Option<Instant>,
 }
 
+/// A payload that is arriving.
+pub(super) struct InboundPayload {
+    pub kind: Stream,
+    pub id: u64,
+    pub len: usize,
+    /// An operation wants it. If a peer gives two operations in turn the same number, the second must not get what was sent for
+    /// the first.
+    pub wanted: bool,
+}
+
 /// Bytes that are held for a peer.
 #[derive(Default)]
 pub(super) struct Account {
@@ -124,8 +135,6 @@ pub(super) struct Account {
     pub sending: usize,
     /// Of an incomplete frame.
     pub partial: usize,
-    /// Of the peer's declarations.
-    pub declared: usize,
     /// How much of all this, without the requests, counts in total.
     pub counted: usize,
 }
@@ -224,6 +233,29 @@ impl<E: Env> PeerLink<E> {
             || self.account.partial > 0
     }
 
+    /// Whether the link's accounted bytes count in total, or did.
+    pub(super) fn counts(&self) -> bool {
+        self.accounted_bytes() > UNCOUNTED || self.account.counted > 0
+    }
+
+    /// Bytes held for the peer, besides its requests. Leases are among them: a peer that keeps the bulks of its answers gets no
+    /// more of them.
+    pub(super) fn accounted_bytes(&self) -> usize {
+        let Account { answers, control, sending, partial, .. } = self.account;
+        let tables = TRANSFER_COST * self.transfers() + LEASE_COST * self.leases.len();
+        answers + control + sending + partial + self.declarations.bytes + self.streams.answering() + tables
+    }
+
+    /// Those of them that can't be refused.
+    pub(super) fn unrefusable_bytes(&self) -> usize {
+        self.account.control + self.account.partial + self.declarations.bytes
+    }
+
+    /// Transfers of the peer that are in progress.
+    pub(super) fn transfers(&self) -> usize {
+        self.streams.pulls() + self.pushes.len()
+    }
+
     pub(super) fn wants_to_send(&self) -> bool {
         match self.state {
             LinkState::Dialling => false,
@@ -265,6 +297,11 @@ impl<E: Env> PeerLink<E> {
             wire::put(&mut bytes, &Message::Data { stream, id, offset: offset as u64, len: len as u32 }, &[], false);
         }
         Some(Output::Transmit { link: id, bytes, payload })
+    }
+
+    /// The operation is over: what is still arriving for it is discarded.
+    pub(super) fn discard_inbound(&mut self, kind: Stream, id: u64) {
+        self.inbound.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
     }
 
     #[cfg(any(test, fuzzing))]
@@ -381,97 +418,4 @@ impl<E: Env> Proto<E> {
         }
         link.acknowledged = (bytes > 0).then_some((bytes, now));
     }
-
-    /// Handles what it can of the bytes that arrived on a link. An error says how the peer broke the protocol; the caller
-    /// closes the link with it.
-    pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
-        let mut used = 0;
-        let Some(link) = self.links.get_mut(id) else {
-            return Ok(Consumed { used: bytes.len(), target: None });
-        };
-        link.last_heard = now;
-        // `bytes` begins with the incomplete frame again: counted as partial, too, it would count twice while the frame is
-        // handled.
-        if link.account.partial > 0 {
-            link.account.partial = 0;
-            self.recount(id);
-        }
-        while !self.links[id].is_open() {
-            if self.links[id].closing {
-                return Ok(Consumed { used: bytes.len(), target: None });
-            }
-            let Some(len) = self.handle_handshake(id, &bytes[used..], now)? else { return Ok(Consumed { used, target: None }) };
-            used += len;
-            if !self.links.contains_key(id) {
-                return Ok(Consumed { used: bytes.len(), target: None });
-            }
-        }
-        while used < bytes.len() {
-            let (message, body, len) = match wire::take(&bytes[used..]) {
-                Ok(Frame::Incomplete) => break,
-                Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
-                Ok(Frame::Damaged(message, len)) => (message, None, len),
-                Err(FrameError::Broken(reason)) => return Err(broken(reason)),
-                Err(FrameError::Damaged) => return Err(Failure::Checksum),
-            };
-            used += len;
-            let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
-            if !may_have_body && body != Some(&[]) {
-                return Err(broken("a body behind a message that takes none".to_owned()));
-            }
-            if let Message::Data { stream, id: number, offset, len } = message {
-                let target = self.receive_target(id, stream, number, offset, len as usize)?;
-                self.watch(id, now);
-                return Ok(Consumed { used, target: Some(target) });
-            }
-            self.handle_message(id, message, body, now)?;
-            self.check_unrefusable_bytes(id)?;
-            if !self.links.contains_key(id) {
-                return Ok(Consumed { used: bytes.len(), target: None });
-            }
-        }
-        if used < bytes.len() {
-            self.keep_partial(id, bytes.len() - used, now)?;
-        }
-        Ok(Consumed { used, target: None })
-    }
-
-    /// `body` is `None` if it was corrupted in transit.
-    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
-        if self.stage == EngineStage::Closed && message != Message::Goodbye {
-            // No message is wanted any more, and no reply may be sent.
-            return Ok(());
-        }
-        match message {
-            Message::Request { .. } => return self.handle_request(id, message, body, now),
-            Message::Response { .. } => self.handle_response(id, message, body)?,
-            Message::Refuse { call, status } => self.handle_refuse(id, call, status),
-            Message::Cancel { call } => self.handle_cancel(id, call),
-            Message::Pull(range) => self.handle_pull(id, range, now)?,
-            Message::Push(range) => self.handle_push(id, range, now)?,
-            Message::Done { transfer, status } => self.handle_done(id, transfer, status),
-            Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
-            Message::Ping => {
-                self.links[id].queue_control(&Message::Pong);
-                self.mark_ready(id);
-            }
-            Message::Pong => {}
-            Message::ResumptionToken { token } => self.handle_resumption_token(id, token),
-            Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
-            Message::Goodbye => {
-                self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
-            }
-            Message::Release(leases) => self.handle_release(id, leases),
-            Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
-            Message::Shutdown { call } => self.handle_shutdown(id, call),
-            Message::Echo { call } => self.handle_echo(id, call),
-            Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
-        }
-        Ok(())
-    }
-}
-
-/// The peer has broken the protocol.
-pub(super) fn broken(reason: String) -> Failure {
-    Failure::Disconnected { reason: format!("it broke the protocol: {reason}") }
 }

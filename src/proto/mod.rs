@@ -12,8 +12,11 @@
 //!   transport, waiters, handlers ◀──────────────────────────────────── poll() ─ └───────┘
 //! ```
 
+mod access;
+mod admission;
 mod calls;
 mod chain;
+mod credit;
 mod declarations;
 mod exposures;
 mod handshake;
@@ -49,12 +52,11 @@ use crate::Address;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
 pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Question, Rejected};
 pub(crate) use declarations::Declaration;
-pub(crate) use exposures::Mode;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use limits::{PeerLimits, VALUES_COUNT};
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
-pub(crate) use policy::AccessPolicy;
+pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
 pub(crate) use requests::{Incoming, Reply};
 #[cfg(any(test, fuzzing))]
@@ -163,6 +165,11 @@ pub(crate) enum Failure {
     Revoked,
     /// The other side refused, for this reason.
     Refused(Status),
+}
+
+/// The peer has broken the protocol.
+fn broken(reason: String) -> Failure {
+    Failure::Disconnected { reason: format!("it broke the protocol: {reason}") }
 }
 
 /// What has to be executed now.

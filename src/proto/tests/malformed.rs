@@ -353,7 +353,7 @@ fn requests_of_a_peer_that_does_not_read_hold_bounded_memory() {
         Ok(consumed) => assert!(consumed.used <= sent),
         Err(failure) => net.hosts[0].proto.close(link, failure),
     }
-    let kept = net.hosts[0].left("bytes to send") + net.hosts[0].left("streams") * size_of::<super::link::OutStream<Mem>>();
+    let kept = net.hosts[0].left("bytes to send") + net.hosts[0].left("streams") * size_of::<super::streams::OutStream<Mem>>();
     assert!(kept <= 8 * sent, "{kept} bytes are kept for {sent} that came");
     net.with_host(0, |host| host.proto.close(link, Failure::Cancelled));
     net.revoke(0, TOKEN);
