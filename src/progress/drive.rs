@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
 use super::sink::CoreSink;
-use super::threads::HandlerPaused;
+use super::thread_state::HandlerPaused;
 use super::workers::{self, Job, JobKind};
 use super::{Core, HANDED_OFF, Outputs, PendingOutputs, UNSENT, collect};
 use crate::deferred_log::defer;

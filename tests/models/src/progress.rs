@@ -286,7 +286,7 @@ mod sink {
     }
 }
 
-mod threads {
+mod thread_state {
     pub(super) struct HandlerPaused;
 
     impl HandlerPaused {
