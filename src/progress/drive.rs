@@ -230,7 +230,7 @@ impl Core {
         loop {
             let ended = self.drive(&mut jobs, goal);
             // User code waits on this thread, and may hold locks that a handler wants: handlers must not run here.
-            jobs.drain(..).for_each(|job| self.hand_over(job));
+            jobs.drain(..).for_each(|job| self.dispatch(job));
             match ended {
                 DriveEnd::Stopped => return true,
                 DriveEnd::Deadline => return (goal.stop)(),

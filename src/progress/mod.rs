@@ -41,7 +41,7 @@ pub(crate) use env::LeaseKeepAlive;
 pub(crate) use execute::REFUSED_BY_FILTER;
 pub(crate) use failure::error_of;
 use outputs::{Outputs, PendingOutputs};
-pub(crate) use workers::{Blocking, Moving, in_job};
+pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
 /// How the engine waits for events.
@@ -378,7 +378,7 @@ impl Core {
     }
 
     /// Gives a job to its pool, or to the handler threads.
-    pub(crate) fn hand_over(&self, job: Job) {
+    pub(crate) fn dispatch(&self, job: Job) {
         match &job.class().pool {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline => self.threads.give(self, job),

@@ -181,7 +181,7 @@ impl<'a> HandlerPaused<'a> {
             return HandlerPaused { threads: None };
         }
         let left = std::mem::take(&mut *threads.jobs.lock());
-        left.into_iter().for_each(|job| core.hand_over(job));
+        left.into_iter().for_each(|job| core.dispatch(job));
         HandlerPaused { threads: Some(threads) }
     }
 }

@@ -142,7 +142,7 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
     let mut next = first.map(|job| (job, false));
     while let Some((job, more)) = next.take().or_else(|| threads.next_job()) {
         if job.class().pool.is_some() || (job.class().is_slow() && !core.handlers_inline) {
-            core.hand_over(job);
+            core.dispatch(job);
             continue;
         }
         ran = true;

@@ -5,7 +5,7 @@ use super::{Env, LinkId};
 /// A push of a peer into memory exposed here.
 pub(super) struct IncomingPush<E: Env> {
     pub memory: E::Memory,
-    pub landed: usize,
+    pub arrived: usize,
     pub token: u128,
 }
 

@@ -134,7 +134,7 @@ impl<E: Env> Proto<E> {
                 _ => (None, 0),
             },
             Stream::Push => match self.links[id].pushes.get(&number) {
-                Some(push) => (Some(&push.memory), push.landed),
+                Some(push) => (Some(&push.memory), push.arrived),
                 None => (None, 0),
             },
             Stream::Request => match self.links[id].requests.get(&number).and_then(|r| self.requests.get(*r)) {

@@ -351,7 +351,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// The link's transport can execute [`Output::Move`].
+    /// The link's transport can execute [`Output::StartRma`].
     #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
     pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(id) {

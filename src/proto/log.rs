@@ -15,7 +15,7 @@ pub(crate) enum Log {
     /// A one-way call was lost; without a peer when its connection is gone.
     Dropped { peer: Option<Address>, name: String, reason: Dropped, count: u64 },
     /// A connection was closed because of a failure.
-    HungUp { peer: Address, failure: String, count: u64 },
+    LinkFailed { peer: Address, failure: String, count: u64 },
     /// A peer supports no version of the protocol that this engine does.
     OtherVersion { peer: Address, count: u64 },
     /// A device could not carry out a transfer; the owner of the memory is asked instead.
@@ -25,7 +25,7 @@ pub(crate) enum Log {
 /// How many records of these kinds were logged, or would have been.
 #[derive(Default)]
 pub(super) struct LogCounts {
-    hung_up: u64,
+    failed_links: u64,
     other_versions: u64,
 }
 
@@ -36,12 +36,12 @@ fn is_next(count: &mut u64) -> bool {
 
 impl<E: Env> Proto<E> {
     /// Closes a link because of a failure, and logs it.
-    pub(crate) fn hang_up(&mut self, id: LinkId, failure: Failure) {
+    pub(crate) fn fail_link(&mut self, id: LinkId, failure: Failure) {
         if let Some(link) = self.links.get(id)
-            && is_next(&mut self.logged.hung_up)
+            && is_next(&mut self.logged.failed_links)
         {
-            let (peer, failure, count) = (link.remote.clone(), format!("{failure:?}"), self.logged.hung_up);
-            self.outputs.push_back(Output::Log(Log::HungUp { peer, failure, count }));
+            let (peer, failure, count) = (link.remote.clone(), format!("{failure:?}"), self.logged.failed_links);
+            self.outputs.push_back(Output::Log(Log::LinkFailed { peer, failure, count }));
         }
         self.close(id, failure);
     }

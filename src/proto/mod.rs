@@ -6,7 +6,7 @@
 //! thread or lock, and it never reads a byte of the memory that it moves.
 //!
 //! ```text
-//!          consume, handle_accepted/connected/payload_done/sent/moved/closed/timeout
+//!          consume, handle_accepted/connected/payload_done/sent/rma_done/closed/timeout
 //!   transport ───────────────────────────────────────────────────────────────▶ ┌───────┐
 //!                                                                               │ Proto │ ◀── call, respond, transfer, expose …
 //!   transport, waiters, handlers ◀──────────────────────────────────── poll() ─ └───────┘
@@ -187,8 +187,8 @@ pub(crate) enum Output<E: Env> {
         payload: Option<E::Memory>,
     },
     /// Have a device transfer all of `memory` from or to the peer's memory, at `offset` from where the keys begin (RMA); then
-    /// report `handle_moved`.
-    Move {
+    /// report `handle_rma_done`.
+    StartRma {
         link: LinkId,
         /// Identifies the operation to the transport.
         transfer: u64,
@@ -198,7 +198,7 @@ pub(crate) enum Output<E: Env> {
         offset: u64,
     },
     /// Cancel a device's transfer; nothing is reported for it.
-    EndMove {
+    CancelRma {
         link: LinkId,
         transfer: u64,
     },
@@ -413,7 +413,7 @@ impl<E: Env> Proto<E> {
         for (id, transfer) in self.transfers.drain() {
             transfer.memory.end();
             if transfer.rma.is_some() {
-                self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
+                self.outputs.push_back(Output::CancelRma { link: transfer.link, transfer: wire_id(id) });
             }
             self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Failure::Finalized) });
         }

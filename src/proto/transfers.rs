@@ -93,7 +93,7 @@ impl<E: Env> Proto<E> {
         match keys {
             Some(keys) => {
                 self.transfers[id].rma = Some(range);
-                self.outputs.push_back(Output::Move { link, transfer: wire_id(id), pull, memory, keys, offset });
+                self.outputs.push_back(Output::StartRma { link, transfer: wire_id(id), pull, memory, keys, offset });
             }
             None => self.ask_owner(link, range, pull, memory),
         }
@@ -116,7 +116,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// A device has executed a transfer, or failed: then the owner is asked, from the beginning.
-    pub(crate) fn handle_moved(&mut self, link: LinkId, number: u64, result: Result<(), String>) {
+    pub(crate) fn handle_rma_done(&mut self, link: LinkId, number: u64, result: Result<(), String>) {
         let id = TransferId::from(KeyData::from_ffi(number));
         let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.link == link) else { return };
         let Some(range) = transfer.rma.take() else { return };
@@ -157,7 +157,7 @@ impl<E: Env> Proto<E> {
             }
             // A closed link has ended its device transfers by itself.
             if transfer.rma.is_some() {
-                self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
+                self.outputs.push_back(Output::CancelRma { link: transfer.link, transfer: wire_id(id) });
             }
         }
         self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
@@ -231,7 +231,7 @@ impl<E: Env> Proto<E> {
         }
         match self.admit_transfer(link).and_then(|()| self.check(link, range, true, now)) {
             Ok(memory) if memory.len() > 0 => {
-                let push = IncomingPush { memory, landed: 0, token };
+                let push = IncomingPush { memory, arrived: 0, token };
                 self.note_access(token, PeerAccess { link, number: range.transfer, push: true });
                 self.links[link].pushes.insert(range.transfer, push);
                 self.watch(link, now);
@@ -247,8 +247,8 @@ impl<E: Env> Proto<E> {
         let Some(push) = pushes.get_mut(&number) else { return };
         let status = match status {
             PayloadStatus::Whole => {
-                push.landed += len;
-                if push.landed < push.memory.len() {
+                push.arrived += len;
+                if push.arrived < push.memory.len() {
                     return;
                 }
                 Status::Ok

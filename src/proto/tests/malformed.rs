@@ -61,7 +61,7 @@ fn scene() -> (Net, Raw) {
 pub fn unharmed(mut net: Net, raw: Raw) {
     net.echo_everywhere();
     let ops = [net.call(0, 1, call(vec![1; 100_000])), net.call(1, 0, call("hello"))];
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.settle();
     assert_eq!(net.hosts[0].body(ops[0]).len(), 100_000);
     assert_eq!(net.hosts[1].body(ops[1]), served(b"hello"));

@@ -546,7 +546,7 @@ fn a_call_that_waits_for_memory_of_others() {
 fn calls_that_wait_for_memory_outlive_their_connections() {
     let (mut net, raws) = full(20);
     for raw in &raws {
-        net.hang_up(*raw);
+        net.disconnect(*raw);
         assert_eq!(net.hosts[0].proto.miscounted(), None);
     }
     while !net.hosts[0].inbox.is_empty() {
