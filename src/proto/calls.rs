@@ -109,8 +109,9 @@ impl<E: Env> CallSpec<'_, E> {
 
 /// A call that was not made.
 pub(crate) enum Rejected<'a, E: Env> {
-    /// The peer has not handled enough one-way calls to take one of this cost: call again after [`Proto::await_credit`].
-    NoCredit(Box<CallSpec<'a, E>>, u32),
+    /// The peer has not handled, or answered, enough one-way calls to take one of this cost (`None`: one that is announced).
+    /// Call again after [`Proto::await_credit`].
+    NoCredit(Box<CallSpec<'a, E>>, Option<u32>),
     Failed(Failure),
 }
 
@@ -152,7 +153,7 @@ impl<E: Env> Proto<E> {
             return Err(self.fail(spec.leases, failure));
         }
         let cost = if spec.one_way { spec.cost(link) } else { None };
-        if let Some(cost) = cost.filter(|_| !link.outgoing.has(cost)) {
+        if spec.one_way && !link.outgoing.has(cost) {
             return Err(Rejected::NoCredit(Box::new(spec), cost));
         }
         let announced = spec.one_way && cost.is_none();
@@ -311,7 +312,7 @@ impl<E: Env> Proto<E> {
             }
             self.end_call(key, Err(Failure::Refused(status)));
         } else {
-            self.links[id].outgoing.abandoned.remove(&number);
+            self.abandoned_answered(id, number, false);
         }
     }
 
@@ -322,10 +323,7 @@ impl<E: Env> Proto<E> {
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else {
             // It was cancelled, or timed out: the answer and its leases are not wanted.
-            let outgoing = &mut self.links[id].outgoing;
-            if outgoing.abandoned.remove(&number) {
-                outgoing.out += 1;
-            }
+            self.abandoned_answered(id, number, true);
             self.release(id, leases);
             return Ok(());
         };

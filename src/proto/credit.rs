@@ -20,6 +20,10 @@ pub(super) const MOST: Amount = Amount { calls: 4096, bytes: 1 << 20 };
 /// there is enough for one more such call when all have been handled.
 pub(super) const MAX_COST: usize = LEAST.bytes as usize / 2;
 
+/// Announced calls of one link that their callers have given up, and that the peer has not answered: with so many, no more are
+/// announced. Some callers give up early, or the peer is slow; a peer that never answers must not make the list of them grow.
+pub(super) const MAX_ABANDONED: usize = 256;
+
 /// The caller's side of a link.
 pub(super) struct SendCredit<W> {
     credit: Amount,
@@ -41,9 +45,12 @@ impl<W> Default for SendCredit<W> {
 }
 
 impl<W> SendCredit<W> {
-    /// Whether there is credit for a call. One without a cost is announced, and needs none.
+    /// Whether there is credit for a call. One without a cost is announced, and needs none, but the peer has to answer.
     pub(super) fn has(&self, cost: Option<u32>) -> bool {
-        cost.is_none_or(|cost| self.credit.calls > 0 && self.credit.bytes >= cost)
+        match cost {
+            Some(cost) => self.credit.calls > 0 && self.credit.bytes >= cost,
+            None => self.abandoned.len() < MAX_ABANDONED,
+        }
     }
 
     /// Uses credit, which must be there.
@@ -62,6 +69,15 @@ impl<W> SendCredit<W> {
         self.credit.bytes = self.credit.bytes.saturating_add(bytes);
         self.reports += 1;
         std::mem::take(&mut self.waiting)
+    }
+
+    /// The peer has accepted or refused this call, if it is one that was given up. Returns the callers that waited for that.
+    pub(super) fn abandoned_answered(&mut self, call: u64, accepted: bool) -> Vec<W> {
+        let could_announce = self.has(None);
+        if self.abandoned.remove(&call) && accepted {
+            self.out += 1;
+        }
+        if could_announce { Vec::new() } else { std::mem::take(&mut self.waiting) }
     }
 
     /// The peer has refused an announced call.

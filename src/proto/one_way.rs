@@ -2,8 +2,9 @@
 //!
 //! No answer slows their caller down, so their receiver does: a caller has *credit*, in calls and in bytes, and waits when that
 //! is used up. The receiver accepts each call that it has given credit for, whatever else it holds, and returns the credit when
-//! the call has been handled. A call of more than [`MAX_COST`](super::credit::MAX_COST) bytes, or with a streamed body, takes no credit. It is
-//! *announced*: the receiver answers at once that it accepts the call, or why not, and the caller waits for that.
+//! the call has been handled. A call of more than [`MAX_COST`](super::credit::MAX_COST) bytes, or with a streamed body, takes no
+//! credit. It is *announced*: the receiver answers at once that it accepts the call, or why not, and the caller waits for that. A
+//! peer that leaves many unanswered, which their callers have given up, gets no more until it answers.
 //!
 //! ```text
 //!   small:      credit ──notify──▶ in flight ──▶ handled ──Handled──▶ credit
@@ -55,16 +56,17 @@ impl<E: Env> Proto<E> {
         self.mark_ready(id);
     }
 
-    /// Completes the waiter, as a call that is done, when the peer reports more one-way calls as handled: at once if there is
-    /// credit for this cost or, for a call that was announced and refused, if there has been a report since. False when no
-    /// report is to be expected. While a waiter is left, the peer is watched.
+    /// Completes the waiter, as a call that is done, when the peer reports more one-way calls as handled, or answers one of too
+    /// many that were given up: at once if there is credit for this cost or, for a call that was announced and refused, if there
+    /// has been a report since. False when no report is to be expected. While a waiter is left, the peer is watched.
     pub(crate) fn await_credit(&mut self, peer: PeerId, cost: Option<u32>, waiter: E::Waiter, now: Instant) -> bool {
         let id = self.peers.get(peer).and_then(|peer| peer.link);
         let outgoing = id.and_then(|id| self.links.get_mut(id)).map(|link| &mut link.outgoing);
         let waits = match &outgoing {
-            Some(outgoing) if cost.is_none() && outgoing.out == 0 => return false,
-            Some(outgoing) if cost.is_none() => !outgoing.has_report_since(),
-            Some(outgoing) => !outgoing.has(cost),
+            Some(outgoing) if !outgoing.has(cost) => true,
+            Some(_) if cost.is_some() => false,
+            Some(outgoing) if outgoing.out == 0 => return false,
+            Some(outgoing) => !outgoing.has_report_since(),
             None => false,
         };
         match (id, outgoing) {
@@ -85,15 +87,29 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// The failure of a one-way call that has waited for credit in vain.
-    pub(crate) fn behind(&self, peer: PeerId) -> Failure {
+    /// The failure of a one-way call of this cost that has waited for credit in vain.
+    pub(crate) fn behind(&self, peer: PeerId, cost: Option<u32>) -> Failure {
         let link = self.peers.get(peer).and_then(|peer| peer.link).and_then(|link| self.links.get(link));
-        let out = link.map_or(0, |link| link.outgoing.out);
-        Failure::Refused(Status::Busy(format!("it has {out} one-way calls of this engine to handle, and accepts no more")))
+        let (out, abandoned) = link.map_or((0, 0), |link| (link.outgoing.out, link.outgoing.abandoned.len()));
+        Failure::Refused(Status::Busy(match cost {
+            Some(_) => format!("it has {out} one-way calls of this engine to handle, and accepts no more"),
+            None => format!("it has not answered {abandoned} one-way calls of this engine that were given up"),
+        }))
+    }
+
+    /// The peer has answered a call that is over; it may be an announced one that was given up.
+    pub(super) fn abandoned_answered(&mut self, id: LinkId, call: u64, accepted: bool) {
+        let waiting = self.links[id].outgoing.abandoned_answered(call, accepted);
+        self.call_again(waiting);
+    }
+
+    /// Completes callers that have waited for credit.
+    fn call_again(&mut self, waiting: Vec<E::Waiter>) {
+        self.outputs.extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Failure::Cancelled) }));
     }
 
     pub(super) fn handle_handled(&mut self, id: LinkId, count: u32, calls: u32, bytes: u32) {
         let waiting = self.links[id].outgoing.handled(count, calls, bytes);
-        self.outputs.extend(waiting.into_iter().map(|waiter| Output::CallDone { waiter, result: Err(Failure::Cancelled) }));
+        self.call_again(waiting);
     }
 }

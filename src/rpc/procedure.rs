@@ -263,8 +263,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 Ok(id) => return Ok(id),
                 Err(Rejected::Failed(failure)) => return Err(failure),
                 Err(Rejected::NoCredit(again, cost)) => {
-                    if !self.target.await_credit(Some(cost), again.deadline) {
-                        return Err(core.with_proto(|proto| proto.behind(again.peer)));
+                    if !self.target.await_credit(cost, again.deadline) {
+                        return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
                     }
                     spec = *again;
                 }
