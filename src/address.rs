@@ -64,13 +64,13 @@ impl Address {
         if text.len() > MAX_LEN {
             return Err("longer than 300 bytes");
         }
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| "no `://` in it")?;
-        let scheme = Scheme::parse(scheme).ok_or_else(|| "the scheme is none of tcp, shm, verbs, loop")?;
+        let (scheme, rest) = text.split_once("://").ok_or("no `://` in it")?;
+        let scheme = Scheme::parse(scheme).ok_or("the scheme is none of tcp, shm, verbs, loop")?;
         match scheme {
             Scheme::Nowhere if rest.is_empty() => {}
             Scheme::Nowhere => return Err("`nowhere://` has no name"),
             Scheme::Tcp | Scheme::Verbs => {
-                let (host, port) = rest.rsplit_once(':').ok_or_else(|| "no `:port` at its end")?;
+                let (host, port) = rest.rsplit_once(':').ok_or("no `:port` at its end")?;
                 port.parse::<u16>().map_err(|_| "the port is not a number of 0 to 65535")?;
                 let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
                 match bare {

@@ -149,7 +149,8 @@ fn complaints(source: &Source) -> Vec<String> {
         let named = copied.iter().filter(|name| text.contains(*name));
         found.extend(named.map(|name| format!("{} must not use `{name}`, which a fork copies", source.path)));
     }
-    // Transports run under locks of theirs and of the engine, and a subscriber is user code: `deferred_log::defer` has a line wait.
+    // Transports run under locks of theirs and of the engine, and a subscriber is user code: `deferred_log::defer` has a line
+    // wait.
     if source.path.starts_with("transport/") && !source.is_test() {
         found.extend(logged_at_once(source).map(|line| format!("{} must defer what it logs: {line}", source.path)));
     }

@@ -249,8 +249,8 @@ impl<E: Env> Proto<E> {
         self.send_revoked(token, Some(link));
     }
 
-    /// Tells the peers that hold a bulk of this memory that their copies of its content are stale. Each is notified once, and the
-    /// peer that reported it is not; otherwise two engines that hold each other's bulks would report it back and forth for
+    /// Tells the peers that hold a bulk of this memory that their copies of its content are stale. Each is notified once, and
+    /// the peer that reported it is not; otherwise two engines that hold each other's bulks would report it back and forth for
     /// ever.
     fn send_revoked(&mut self, token: u128, except: Option<LinkId>) {
         let mut notified = except;

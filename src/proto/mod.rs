@@ -7,9 +7,9 @@
 //!
 //! ```text
 //!          consume, handle_accepted/connected/payload_done/sent/rma_done/closed/timeout
-//!   transport ───────────────────────────────────────────────────────────────▶ ┌───────┐
-//!                                                                               │ Proto │ ◀── call, respond, transfer, expose …
-//!   transport, waiters, handlers ◀──────────────────────────────────── poll() ─ └───────┘
+//!   transport ─────────────────────────────────────────────────────────────▶ ┌───────┐
+//!                                                                             │ Proto │ ◀── call, respond, transfer, expose …
+//!   transport, waiters, handlers ◀────────────────────────────────── poll() ─ └───────┘
 //! ```
 
 mod access;

@@ -2,9 +2,9 @@
 //!
 //! No answer slows their caller down, so their receiver does: a caller has *credit*, in calls and in bytes, and waits when that
 //! is used up. The receiver accepts each call that it has given credit for, whatever else it holds, and returns the credit when
-//! the call has been handled. A call of more than [`MAX_COST`](super::credit::MAX_COST) bytes, or with a streamed body, takes no
-//! credit. It is *announced*: the receiver answers at once that it accepts the call, or why not, and the caller waits for that. A
-//! peer that leaves many unanswered, which their callers have given up, gets no more until it answers.
+//! the call has been handled. A call of more than [`MAX_COST`](super::credit::MAX_COST) bytes, or with a streamed body, takes
+//! no credit. It is *announced*: the receiver answers at once that it accepts the call, or why not, and the caller waits for
+//! that. A peer that leaves many unanswered, which their callers have given up, gets no more until it answers.
 //!
 //! ```text
 //!   small:      credit ──notify──▶ in flight ──▶ handled ──Handled──▶ credit
@@ -57,8 +57,8 @@ impl<E: Env> Proto<E> {
     }
 
     /// Completes the waiter, as a call that is done, when the peer reports more one-way calls as handled, or answers one of too
-    /// many that were given up: at once if there is credit for this cost or, for a call that was announced and refused, if there
-    /// has been a report since. False when no report is to be expected. While a waiter is left, the peer is watched.
+    /// many that were given up: at once if there is credit for this cost or, for a call that was announced and refused, if
+    /// there has been a report since. False when no report is to be expected. While a waiter is left, the peer is watched.
     pub(crate) fn await_credit(&mut self, peer: PeerId, cost: Option<u32>, waiter: E::Waiter, now: Instant) -> bool {
         let id = self.peers.get(peer).and_then(|peer| peer.link);
         let outgoing = id.and_then(|id| self.links.get_mut(id)).map(|link| &mut link.outgoing);

@@ -1,7 +1,7 @@
 //! The imports between the files of a crate: which file names what, and which file defines it.
 //!
-//! Each file is a module. A path of a `use`, or one that begins with `crate`, `super` or `self`, is followed through the modules
-//! and their own imports, so a re-export leads to the file that defines the name. Calls of methods are not seen.
+//! Each file is a module. A path of a `use`, or one that begins with `crate`, `super` or `self`, is followed through the
+//! modules and their own imports, so a re-export leads to the file that defines the name. Calls of methods are not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -140,7 +140,7 @@ impl Module {
                     let mut found = Vec::new();
                     tree(tokens, &mut at, &[], &mut found);
                     for (name, path) in found {
-                        let Some(path) = self.from_root(path, &inner) else { continue };
+                        let Some(path) = self.absolute(path, &inner) else { continue };
                         self.named.push((path.clone(), in_tests));
                         if inner.is_empty() {
                             self.uses.push((name, path));
@@ -158,7 +158,7 @@ impl Module {
                         path.push(tokens[at + 1].clone());
                         at += 2;
                     }
-                    if let Some(path) = self.from_root(path, &inner) {
+                    if let Some(path) = self.absolute(path, &inner) {
                         self.named.push((path, in_tests));
                     }
                 }
@@ -168,7 +168,7 @@ impl Module {
     }
 
     /// A path as seen from the root. One that begins with a name is taken as relative, since it may be that of a child.
-    fn from_root(&self, path: Vec<String>, inner: &[(String, usize)]) -> Option<Vec<String>> {
+    fn absolute(&self, path: Vec<String>, inner: &[(String, usize)]) -> Option<Vec<String>> {
         let mut base: Vec<String> = self.path.iter().chain(inner.iter().map(|(name, _)| name)).cloned().collect();
         let mut rest = path.into_iter().peekable();
         if rest.next_if(|word| word == "crate").is_some() {

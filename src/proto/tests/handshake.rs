@@ -81,7 +81,7 @@ fn listener_that_disconnects_before_handshake_is_unreachable() {
     net.advance(SECOND / 10);
     let raw = net.raw_dialled();
     net.disconnect(raw);
-    assert_failed!(net.hosts[0], op, Failure::Unreachable { reason, .. } if reason.contains("the connection ended during the handshake"));
+    assert_failed!(net.hosts[0], op, Failure::Unreachable { reason, .. } if reason.contains("ended during the handshake"));
     net.end();
 }
 

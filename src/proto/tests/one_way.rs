@@ -361,7 +361,9 @@ fn unanswered_large_one_way_calls_are_bounded() {
     for _ in 0..MAX_ABANDONED + 20 {
         let op = net.call(0, 1, TestCall { timeout: MOMENT / 10, ..notice(&body) });
         net.advance(MOMENT / 5);
-        refused += usize::from(matches!(net.hosts[0].outcome(op), Some(TestOutcome::Failed(Failure::Refused(Status::Busy(_))))));
+        let failed =
+            |outcome: Option<&TestOutcome>| matches!(outcome, Some(TestOutcome::Failed(Failure::Refused(Status::Busy(_)))));
+        refused += usize::from(failed(net.hosts[0].outcome(op)));
     }
     assert_eq!((abandoned(&net), refused), (MAX_ABANDONED, 20));
     let (peer, now, waiting) = (net.peer(0, 1), net.now, 7_000_001);

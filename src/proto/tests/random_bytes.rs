@@ -101,7 +101,10 @@ proptest! {
 
     /// Random bytes behind their length in four bytes.
     #[test]
-    fn random_frames_leave_the_host_working(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
+    fn random_frames_leave_the_host_working(
+        seed: u64,
+        frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30),
+    ) {
         let mut scene = scene();
         let mut random = Random(seed);
         for inside in frames {
@@ -171,7 +174,11 @@ proptest! {
 
     /// In place of the handshake, and within it.
     #[test]
-    fn random_handshake_leaves_the_host_working(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300), kept in 0..40usize) {
+    fn random_handshake_leaves_the_host_working(
+        seed: u64,
+        bytes in prop::collection::vec(any::<u8>(), 0..300),
+        kept in 0..40usize,
+    ) {
         let mut scene = scene();
         let mut random = Random(seed);
         scene.net.disconnect(scene.raw);
