@@ -157,6 +157,13 @@ impl<E: Env> Proto<E> {
         Ok(ReceiveTarget { memory: target, len })
     }
 
+    /// Part of a payload has arrived: the peer is alive.
+    pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.last_heard = now;
+        }
+    }
+
     /// The first of the payloads that `consume` announced has arrived.
     pub(crate) fn handle_payload_done(&mut self, id: LinkId, status: PayloadStatus, now: Instant) {
         let Some(link) = self.links.get_mut(id) else { return };

@@ -11,7 +11,7 @@ use super::keys::AuthState;
 use super::limits::{LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::streams::{Chunk, Streams};
 use super::wire::{self, Message, Stream};
-use super::{CallId, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
+use super::{CallId, Env, LinkId, Output, PeerId, RequestId, TransferId};
 use crate::Address;
 
 /// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
@@ -72,7 +72,7 @@ pub(super) struct PeerLink<E: Env> {
     pub closing: bool,
     /// This side has sent `Goodbye`. The peer has still to read all that was sent before, and ends the connection when it has.
     /// If this side ended it, what the peer is still sending would cause a reset, which discards what the peer has not read.
-    goodbye: bool,
+    pub goodbye: bool,
     /// Payloads that are arriving, in the order of their announcements.
     pub inbound: VecDeque<InboundPayload>,
     /// Longest payload of one `Data` that this side sends.
@@ -277,6 +277,34 @@ impl<E: Env> PeerLink<E> {
         1 + self.control.len() + self.streams.unsent() + usize::from(self.in_flight) + self.exported.unsigned_abs()
     }
 
+    /// True when the link has something to send from now on; it is to be put in `Proto::ready` then.
+    pub(super) fn becomes_ready(&mut self) -> bool {
+        let becomes = !self.queued && !self.in_flight && self.wants_to_send();
+        self.queued |= becomes;
+        becomes
+    }
+
+    /// Sets the longest payload to send.
+    pub(super) fn set_chunk(&mut self, len: usize) {
+        self.chunk = len.clamp(1, MAX_CHUNK);
+    }
+
+    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
+    pub(super) fn sent(&mut self, mut bytes: Vec<u8>, exported: bool) {
+        self.in_flight = false;
+        self.account.sending = 0;
+        self.exported += isize::from(exported);
+        if bytes.capacity() <= KEEP {
+            bytes.clear();
+            self.spare = bytes;
+        }
+    }
+
+    /// The peer has read a payload that was exported to it.
+    pub(super) fn returned(&mut self) {
+        self.exported -= 1;
+    }
+
     /// The next thing to send: all queued frames, and one chunk.
     pub(super) fn transmit(&mut self, id: LinkId) -> Option<Output<E>> {
         self.queued = false;
@@ -321,101 +349,5 @@ impl<E: Env> PeerLink<E> {
         note("bytes of incomplete frames", partial);
         note("bytes of answers", answers + control + sending + self.streams.answering());
         note("pulls of the peer", self.streams.pulls());
-    }
-}
-
-impl<E: Env> Proto<E> {
-    /// Queues the link for sending, if it has anything to send.
-    pub(super) fn mark_ready(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        if !link.queued && !link.in_flight && link.wants_to_send() {
-            link.queued = true;
-            self.ready.push_back(id);
-        }
-        if link.counts() {
-            self.recount(id);
-        }
-    }
-
-    /// Sets the longest payload that the link's transport prefers.
-    pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.chunk = len.clamp(1, MAX_CHUNK);
-        }
-    }
-
-    /// The link does not leave this host.
-    pub(crate) fn set_local(&mut self, id: LinkId) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.local = true;
-        }
-    }
-
-    /// The link's transport can execute [`Output::StartRma`].
-    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
-    pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.rma_capable = true;
-        }
-    }
-
-    /// The peer has read a payload that was exported to it.
-    pub(crate) fn handle_returned(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.exported -= 1;
-        if link.closing {
-            self.touch_closing(id);
-        } else {
-            self.mark_ready(id);
-        }
-    }
-
-    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
-    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, exported: bool) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.in_flight = false;
-        link.account.sending = 0;
-        link.exported += isize::from(exported);
-        if bytes.capacity() <= KEEP {
-            bytes.clear();
-            link.spare = bytes;
-        }
-        if link.closing {
-            self.touch_closing(id);
-        } else {
-            self.mark_ready(id);
-        }
-    }
-
-    /// Continues to close a link, which ends once it is flushed. The peer ends an open one, see [`PeerLink::goodbye`]; the
-    /// engine limits the time for that.
-    pub(super) fn touch_closing(&mut self, id: LinkId) {
-        let link = &mut self.links[id];
-        if link.is_flushed() && !link.goodbye {
-            if !link.is_open() {
-                return self.close(id, Failure::Finalized);
-            }
-            link.goodbye = true;
-            link.queue_frame(&Message::Goodbye, &[]);
-        }
-        self.mark_ready(id);
-    }
-
-    /// Part of a payload has arrived: the peer is alive.
-    pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.last_heard = now;
-        }
-    }
-
-    /// How many bytes the peer's system has acknowledged, as [`Output::AskAcknowledged`] asked; 0 when all of them are. If the
-    /// number has grown, the peer is alive, though its messages may wait behind what is sent to it.
-    pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        // The bytes were acknowledged at some time after the last check.
-        if let Some((_, asked)) = link.acknowledged.filter(|(before, _)| bytes > *before) {
-            link.last_heard = link.last_heard.max(asked);
-        }
-        link.acknowledged = (bytes > 0).then_some((bytes, now));
     }
 }

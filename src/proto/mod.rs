@@ -27,6 +27,7 @@ mod limits;
 mod link;
 mod log;
 mod one_way;
+mod outbound;
 mod parked;
 mod peers;
 mod policy;
