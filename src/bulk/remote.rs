@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::descriptor::Bulk;
 use crate::engine::{Endpoint, Engine, EngineShared, deadline};
 use crate::memory::{self, CopyOutcome, Slice};
-use crate::progress::{Completion, EngineEnv, Copying, OperationOutcome, REFUSED_BY_FILTER, error_of};
+use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
 use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
