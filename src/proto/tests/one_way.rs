@@ -2,17 +2,13 @@
 
 use std::time::Duration;
 
-use slotmap::KeyData;
-
 use super::env::{TestLease, pattern};
 use super::host::{TestOutcome, assert_failed};
 use super::net::{Net, TestCall, call, config, few, limits};
 use super::raw::frame;
 use super::wire::{BorrowedBytes, Declare, Message};
-use super::{Config, Failure, LeaseRange, LinkId, Log, PeerLimits, RequestId, Status};
+use super::{Config, Failure, LeaseRange, Log, PeerLimits, Status};
 use crate::proto::credit::{LEAST, MAX_ABANDONED, MOST};
-use crate::proto::parked::Parked;
-use crate::tests::measure::{linear, processor_time};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -640,21 +636,6 @@ fn values_that_fit_alone_wait() {
         (0..2).for_each(|_| handle_one(&mut net));
         net.end();
     }
-}
-
-/// The end of a connection costs the same however many others have calls that wait.
-#[test]
-fn connections_whose_calls_wait_for_memory_close_in_linear_time() {
-    linear("links that close while calls of each wait", 2_000, |n| {
-        let mut parked = Parked::default();
-        let links: Vec<LinkId> = (1..=n).map(|number| LinkId::from(KeyData::from_ffi(1 << 32 | number))).collect();
-        links.iter().for_each(|link| parked.add(*link, RequestId::default(), 1, false));
-        let begin = processor_time();
-        links.iter().rev().for_each(|link| parked.orphan(*link));
-        let spent = processor_time() - begin;
-        assert_eq!(parked.bytes(LinkId::default()), (n as usize, n as usize));
-        spent
-    });
 }
 
 /// Connections whose calls waited leave nothing in the order of turns, while calls of others go on waiting.
