@@ -48,9 +48,6 @@ const NOT_IN_PROTO: &[&str] = &[
 /// What its tests may name of that.
 const IN_TESTS_OF_PROTO: &[&str] = &["std::thread", "Instant::now", "std::sync::Mutex"];
 
-/// Files whose imports are not held to the order of the layers yet, nor kept free of circles.
-const EXEMPT: &[&str] = &["transport/shm/", "transport/verbs/"];
-
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] = &[
     "memory/",
@@ -182,24 +179,17 @@ fn upward(imports: &[Import]) -> Vec<String> {
     found
 }
 
-/// The imports that are held to the order.
-fn checked_imports(sources: &[Source]) -> Vec<Import> {
-    let mut found = imports(sources);
-    found.retain(|import| !EXEMPT.iter().any(|exempt| import.from.starts_with(exempt)));
-    found
-}
-
 #[test]
 fn every_file_keeps_to_its_layer() {
     let sources = sources();
     let mut found: Vec<String> = sources.iter().flat_map(complaints).collect();
-    found.extend(upward(&checked_imports(&sources)));
+    found.extend(upward(&imports(&sources)));
     assert!(found.is_empty(), "{found:#?}");
 }
 
 #[test]
 fn imports_form_no_circle() {
-    let imports = checked_imports(&sources());
+    let imports = imports(&sources());
     assert!(imports.len() > 200, "{} imports found", imports.len());
     let found = circles(imports.iter().filter(|import| !import.in_tests));
     assert!(found.is_empty(), "{found:#?}");
