@@ -2,12 +2,9 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::{Error, Result};
+use serde::{Serialize, Serializer};
 
 /// The transport of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,9 +56,52 @@ pub struct Address {
 }
 
 /// Longest text of an address, in bytes: host names have at most 253, and texts from peers need a limit.
-const MAX_LEN: usize = 300;
+pub(crate) const MAX_LEN: usize = 300;
 
 impl Address {
+    /// An error says why the text is not an address.
+    pub(crate) fn parse(text: &str) -> Result<Address, &'static str> {
+        if text.len() > MAX_LEN {
+            return Err("longer than 300 bytes");
+        }
+        let (scheme, rest) = text.split_once("://").ok_or("no `://` in it")?;
+        let scheme = Scheme::parse(scheme).ok_or("the scheme is none of tcp, shm, verbs, loop")?;
+        match scheme {
+            Scheme::Nowhere if rest.is_empty() => {}
+            Scheme::Nowhere => return Err("`nowhere://` has no name"),
+            Scheme::Tcp | Scheme::Verbs => {
+                let (host, port) = rest.rsplit_once(':').ok_or("no `:port` at its end")?;
+                port.parse::<u16>().map_err(|_| "the port is not a number of 0 to 65535")?;
+                let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+                match bare {
+                    Some(v6) if v6.parse::<Ipv6Addr>().is_ok() || rest.parse::<SocketAddr>().is_ok() => {}
+                    Some(_) => return Err("no IPv6 address between the brackets"),
+                    None if host.is_empty() => return Err("the host is empty"),
+                    None if !host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) => {
+                        return Err("the host holds characters that no host name has");
+                    }
+                    None => {}
+                }
+            }
+            Scheme::Shm | Scheme::Loop => {
+                if !rest.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
+                    return Err("the name holds characters other than letters, digits, `-`, `.` and `_`");
+                }
+            }
+        }
+        Ok(Address { scheme, rest: rest.into() })
+    }
+
+    /// What a listener takes where only a transport is named: any free port on all interfaces, or a name that the engine
+    /// chooses. `None` for `nowhere://`.
+    pub(crate) fn any_of(scheme: Scheme) -> Option<Address> {
+        match scheme {
+            Scheme::Tcp | Scheme::Verbs => Some(Address { scheme, rest: "0.0.0.0:0".into() }),
+            Scheme::Shm | Scheme::Loop => Some(Address { scheme, rest: "".into() }),
+            Scheme::Nowhere => None,
+        }
+    }
+
     /// The transport of the address.
     pub fn scheme(&self) -> Scheme {
         self.scheme
@@ -158,44 +198,6 @@ impl Address {
     }
 }
 
-impl FromStr for Address {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Address> {
-        let invalid =
-            |reason: &str| Error::InvalidAddress { text: text.chars().take(MAX_LEN).collect(), reason: reason.to_owned() };
-        if text.len() > MAX_LEN {
-            return Err(invalid("longer than 300 bytes"));
-        }
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("no `://` in it"))?;
-        let scheme = Scheme::parse(scheme).ok_or_else(|| invalid("the scheme is none of tcp, shm, verbs, loop"))?;
-        match scheme {
-            Scheme::Nowhere if rest.is_empty() => {}
-            Scheme::Nowhere => return Err(invalid("`nowhere://` has no name")),
-            Scheme::Tcp | Scheme::Verbs => {
-                let (host, port) = rest.rsplit_once(':').ok_or_else(|| invalid("no `:port` at its end"))?;
-                port.parse::<u16>().map_err(|_| invalid("the port is not a number of 0 to 65535"))?;
-                let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-                match bare {
-                    Some(v6) if v6.parse::<Ipv6Addr>().is_ok() || rest.parse::<SocketAddr>().is_ok() => {}
-                    Some(_) => return Err(invalid("no IPv6 address between the brackets")),
-                    None if host.is_empty() => return Err(invalid("the host is empty")),
-                    None if !host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) => {
-                        return Err(invalid("the host holds characters that no host name has"));
-                    }
-                    None => {}
-                }
-            }
-            Scheme::Shm | Scheme::Loop => {
-                if !rest.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
-                    return Err(invalid("the name holds characters other than letters, digits, `-`, `.` and `_`"));
-                }
-            }
-        }
-        Ok(Address { scheme, rest: rest.into() })
-    }
-}
-
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://{}", self.scheme.name(), self.rest)
@@ -209,72 +211,8 @@ impl fmt::Debug for Address {
 }
 
 impl Serialize for Address {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Address {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Address, D::Error> {
-        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// Conversion to an address: for `&str`, `String`, [`Address`] and references to them.
-pub trait IntoAddress {
-    /// Parses or returns the address.
-    ///
-    /// # Errors
-    /// [`Error::InvalidAddress`] when the text is not an address.
-    fn into_address(self) -> Result<Address>;
-
-    /// As `into_address`, for a listener: a text may also name a transport alone, such as `tcp`, for any free port on all
-    /// interfaces, or `shm`, for a name that the engine chooses.
-    ///
-    /// # Errors
-    /// [`Error::InvalidAddress`] when the text is neither.
-    fn into_listen_address(self) -> Result<Address>
-    where
-        Self: Sized,
-    {
-        let address = self.into_address();
-        let Err(Error::InvalidAddress { text, .. }) = &address else { return address };
-        match Scheme::parse(text).filter(|_| !text.contains(':')) {
-            Some(scheme @ (Scheme::Tcp | Scheme::Verbs)) => Ok(Address { scheme, rest: "0.0.0.0:0".into() }),
-            Some(scheme @ (Scheme::Shm | Scheme::Loop)) => Ok(Address { scheme, rest: "".into() }),
-            Some(Scheme::Nowhere) | None => address,
-        }
-    }
-}
-
-impl IntoAddress for &str {
-    fn into_address(self) -> Result<Address> {
-        self.parse()
-    }
-}
-
-impl IntoAddress for String {
-    fn into_address(self) -> Result<Address> {
-        self.parse()
-    }
-}
-
-impl IntoAddress for &String {
-    fn into_address(self) -> Result<Address> {
-        self.parse()
-    }
-}
-
-impl IntoAddress for Address {
-    fn into_address(self) -> Result<Address> {
-        Ok(self)
-    }
-}
-
-impl IntoAddress for &Address {
-    fn into_address(self) -> Result<Address> {
-        Ok(self.clone())
     }
 }
 

@@ -169,6 +169,7 @@ mod fork;
 pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
+mod into_address;
 mod memory;
 mod payload;
 mod progress;
@@ -183,13 +184,14 @@ mod tests;
 mod tls;
 mod transport;
 
-pub use address::{Address, IntoAddress, Scheme};
+pub use address::{Address, Scheme};
 pub use builder::EngineBuilder;
 pub use bulk::{
     Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
 };
 pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, Timer, WeakEngine};
 pub use error::{Error, Result, Side};
+pub use into_address::IntoAddress;
 pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,
 };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::descriptor::Bulk;
 use crate::engine::{Endpoint, Engine, EngineShared, deadline};
 use crate::memory::{self, CopyOutcome, Slice};
-use crate::progress::{Completion, EngineEnv, Moving, OperationOutcome, REFUSED_BY_FILTER, error_of};
+use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
 use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
@@ -197,7 +197,7 @@ impl RemoteBulk {
     }
 
     pub(super) fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
-        let _moving = Moving::enter();
+        let _copying = Copying::enter();
         let completion = Completion::new();
         let (started, len) = self.start(pull, local, &completion, false);
         let id = match started {

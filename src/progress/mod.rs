@@ -14,6 +14,7 @@ mod failure;
 mod outputs;
 mod poll_pacer;
 mod sink;
+mod thread_state;
 mod threads;
 mod timers;
 mod workers;
@@ -28,7 +29,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use slotmap::{Key, SecondaryMap};
 
 pub(crate) use crate::fork::CreatorProcess;
-use crate::memory::Region;
+use crate::memory::{Region, Slice};
 use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
@@ -36,11 +37,11 @@ use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOp
 pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Scheme};
 pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
-pub(crate) use env::{EngineEnv, LeaseKeepAlive};
+pub(crate) use env::LeaseKeepAlive;
 pub(crate) use execute::REFUSED_BY_FILTER;
 pub(crate) use failure::error_of;
 use outputs::{Outputs, PendingOutputs};
-pub(crate) use workers::{Blocking, Moving, in_job};
+pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
 /// How the engine waits for events.
@@ -54,6 +55,16 @@ pub enum Progress {
     Park,
     /// Never sleeps: occupies a core for the engine's whole life.
     Spin,
+}
+
+/// The environment of the protocol in an engine.
+pub(crate) enum EngineEnv {}
+
+impl proto::Env for EngineEnv {
+    type Memory = Slice;
+    type Waiter = Arc<Completion>;
+    type Lease = LeaseKeepAlive;
+    type Verdicts = crate::shape::Verdicts;
 }
 
 /// Receives what peers want of this engine.
@@ -106,7 +117,7 @@ pub(crate) struct Core {
     workers: Arc<Workers>,
     /// Runs the functions of timers, which must not wait for handlers.
     timer_workers: Arc<Workers>,
-    threads: threads::Threads,
+    threads: thread_state::Threads,
     /// Handlers run on the progress thread only.
     handlers_inline: bool,
     spin: Option<Duration>,
@@ -194,7 +205,7 @@ impl Core {
             service: OnceLock::new(),
             workers: Workers::new("handler", settings.handler_threads),
             timer_workers: Workers::new("timer", TIMER_THREADS),
-            threads: threads::Threads::default(),
+            threads: thread_state::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
             stopping: AtomicBool::new(false),
@@ -367,7 +378,7 @@ impl Core {
     }
 
     /// Gives a job to its pool, or to the handler threads.
-    pub(crate) fn hand_over(&self, job: Job) {
+    pub(crate) fn dispatch(&self, job: Job) {
         match &job.class().pool {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline => self.threads.give(self, job),

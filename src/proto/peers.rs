@@ -8,7 +8,7 @@ use super::chain;
 use super::link::{LinkState, PeerLink};
 use super::timers::TimerKind;
 use super::wire::{Hello, Message};
-use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto};
+use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, broken};
 use crate::{Address, Scheme};
 
 /// What endpoints hold of a peer.
@@ -171,7 +171,7 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_hello(&mut self, id: LinkId, hello: Hello, now: Instant) -> Result<(), Failure> {
         if hello.addresses.len() > MAX_ADDRESSES {
-            return Err(super::link::broken(format!("it claims {} addresses", hello.addresses.len())));
+            return Err(broken(format!("it claims {} addresses", hello.addresses.len())));
         }
         let accepted = !self.links[id].dialled;
         let link = &mut self.links[id];

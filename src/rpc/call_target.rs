@@ -96,9 +96,9 @@ impl CallTarget {
         granted
     }
 
-    /// The error for a one-way call that has found no credit in time.
-    pub(super) fn behind(&self) -> Error {
-        self.error(self.shared.core.with_proto(|proto| proto.behind(self.endpoint.peer())))
+    /// The error for a one-way call of this cost that has found no credit in time.
+    pub(super) fn behind(&self, cost: Option<u32>) -> Error {
+        self.error(self.shared.core.with_proto(|proto| proto.behind(self.endpoint.peer(), cost)))
     }
 
     /// Resolves when a one-way call has been sent.

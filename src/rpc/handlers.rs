@@ -285,7 +285,7 @@ struct BasedHandler<H> {
 }
 
 impl<H: RequestHandler> Handler for BasedHandler<H> {
-    fn kind(&self) -> &Arc<HandlerClass> {
+    fn class(&self) -> &Arc<HandlerClass> {
         &self.base.class
     }
 
@@ -445,7 +445,7 @@ where
         let (class, engine) = (base.class.clone(), base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
-                shared.core.hand_over(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
+                shared.core.dispatch(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);

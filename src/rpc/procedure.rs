@@ -75,7 +75,7 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
 enum Begun {
     Started(StartedCall),
     /// The peer has not granted credit for its cost.
-    NoCredit(u32),
+    NoCredit(Option<u32>),
 }
 
 /// A procedure at an endpoint; made by [`Procedure::on`].
@@ -187,7 +187,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         loop {
             let (sent, cost) = match self.try_begin(arguments, until)? {
                 Begun::Started(started) => (self.target.sent(&started, until).await, None),
-                Begun::NoCredit(cost) => (Err(self.target.behind()), Some(cost)),
+                Begun::NoCredit(cost) => (Err(self.target.behind(cost)), cost),
             };
             match sent {
                 Err(Error::Busy { .. }) if self.target.credit(cost, until).await => {}
@@ -267,8 +267,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 Ok(id) => return Ok(id),
                 Err(Rejected::Failed(failure)) => return Err(failure),
                 Err(Rejected::NoCredit(again, cost)) => {
-                    if !self.target.await_credit(Some(cost), again.deadline) {
-                        return Err(core.with_proto(|proto| proto.behind(again.peer)));
+                    if !self.target.await_credit(cost, again.deadline) {
+                        return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
                     }
                     spec = *again;
                 }
