@@ -11,18 +11,18 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Which message of a call an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
+pub enum MessageSide {
     /// The arguments, which the server decodes.
     Arguments,
     /// The result, which the caller decodes.
     Result,
 }
 
-impl std::fmt::Display for Side {
+impl std::fmt::Display for MessageSide {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Side::Arguments => "arguments",
-            Side::Result => "result",
+            MessageSide::Arguments => "arguments",
+            MessageSide::Result => "result",
         })
     }
 }
@@ -134,7 +134,7 @@ pub enum Error {
         /// The other end.
         peer: Address,
         /// Arguments or result.
-        side: Side,
+        side: MessageSide,
         /// The procedure.
         name: String,
         /// The cause.
@@ -146,7 +146,7 @@ pub enum Error {
         /// The other end.
         peer: Address,
         /// Arguments or result.
-        side: Side,
+        side: MessageSide,
         /// The procedure.
         name: String,
         /// The decoder's error.
@@ -158,7 +158,7 @@ pub enum Error {
         /// The other end.
         peer: Address,
         /// Arguments or result.
-        side: Side,
+        side: MessageSide,
         /// The procedure.
         name: String,
         /// The receiver's type.

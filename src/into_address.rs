@@ -5,7 +5,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer};
 
 use crate::address::MAX_LEN;
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 
 /// Conversion to an address: for `&str`, `String`, [`Address`] and references to them.
 pub trait IntoAddress {
@@ -26,7 +26,7 @@ pub trait IntoAddress {
     {
         let address = self.into_address();
         let Err(Error::InvalidAddress { text, .. }) = &address else { return address };
-        let scheme = Scheme::parse(text).filter(|_| !text.contains(':'));
+        let scheme = Transport::parse(text).filter(|_| !text.contains(':'));
         scheme.and_then(Address::any_of).map_or(address, Ok)
     }
 }

@@ -57,7 +57,7 @@
 //! | accesses to the same memory at the same time | take turns, chunk by chunk | the same; what a peer reads by itself may be written meanwhile | the same as tcp | do not take turns: a reader may see half of a write |
 //! | memory that was reclaimed | is not touched any more; reclaiming takes microseconds, whatever peers do | the same; a peer that stops while it reads is waited for, for a second, and then disconnected | the same as tcp | is not touched any more: the device has forgotten it, which takes longer the more memory there is |
 //! | a later transfer | fails with [`Error::Revoked`]; after 4096 further revocations with [`Error::AccessDenied`] | the same | the same | the same; the device refuses, and the owner gives the reason |
-//! | **a peer that dies** | is detected at once if its system lives; else after the peer timeout ([`EngineBuilder::heartbeat`]), while the engine waits for it | the same | is this process | as tcp; a process that is stopped still serves its memory |
+//! | **a peer that dies** | is detected at once if its system lives; else after the peer timeout ([`EngineBuilder::peer_timeout`]), while the engine waits for it | the same | is this process | as tcp; a process that is stopped still serves its memory |
 //! | a peer that restarts at the same address | is recognized as new: old bulks fail with [`Error::PeerRestarted`] | the same | the same | the same |
 //! | a killed process leaves behind | nothing | nothing: sockets and memory have no files | does not apply | nothing |
 //! | **access control**: a connection is open to | peers with the key ([`EngineBuilder::pre_shared_key`]) or a trusted certificate (feature `tls`), where they are set; else all that reach the port | processes of the same user, or of [`EngineBuilder::shm_group`]; with a key, those that have it | engines of this process; with a key, those that have it | peers with the key, where it is set; else all that reach the device |
@@ -184,13 +184,13 @@ mod tests;
 mod tls;
 mod transport;
 
-pub use address::{Address, Scheme};
+pub use address::{Address, Transport};
 pub use builder::EngineBuilder;
 pub use bulk::{
     Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
 };
 pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, Timer, WeakEngine};
-pub use error::{Error, Result, Side};
+pub use error::{Error, MessageSide, Result};
 pub use into_address::IntoAddress;
 pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,

@@ -309,7 +309,7 @@ fn an_import_that_goes_up_is_found() {
         assert!(found.iter().any(|found| found.starts_with(path) && found.contains(complaint)), "{path}: {text}: {found:?}");
     }
     for (path, text) in [
-        ("proto/good.rs", "use super::{Frame, frame};\nuse crate::{Address, Scheme};"),
+        ("proto/good.rs", "use super::{Frame, frame};\nuse crate::{Address, Transport};"),
         ("progress/good.rs", "use crate::proto::Frame; // and not crate::Engine\nconst C: &str = \"{ crate::Engine\";"),
         ("engine/good.rs", "use std::mem;\nuse super::handle::Engine;\npub(in crate::rpc) fn f<'a>(_: &'a crate::Address) {}"),
     ] {

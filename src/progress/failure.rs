@@ -29,10 +29,10 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
             Status::NoSuchProvider => Error::NoSuchProvider { peer, name, provider },
             Status::Panicked(message) => Error::HandlerPanicked { peer, name, message },
             Status::Failed(message) => Error::Failed { peer, name, message },
-            Status::Decode(reason) => Error::Decode { peer, side: crate::Side::Arguments, name, reason },
-            Status::Encode(reason) => Error::Encode { peer, side: crate::Side::Result, name, reason },
+            Status::Decode(reason) => Error::Decode { peer, side: crate::MessageSide::Arguments, name, reason },
+            Status::Encode(reason) => Error::Encode { peer, side: crate::MessageSide::Result, name, reason },
             Status::TypeMismatch { expected, found } => {
-                Error::TypeMismatch { peer, side: crate::Side::Arguments, name, expected, found }
+                Error::TypeMismatch { peer, side: crate::MessageSide::Arguments, name, expected, found }
             }
             Status::Busy(reason) => Error::Busy { peer, name, reason },
             Status::AccessDenied(reason) => Error::AccessDenied { peer, what, reason },

@@ -10,7 +10,7 @@ use crate::engine::{Endpoint, EngineShared, ProcedureInfo, completed, decoding};
 use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of};
 use crate::proto::{Answer, Body, CallId, Declaration, Failure};
 use crate::shape::{Mismatch, Shape, Verdicts};
-use crate::{Error, Result, Side};
+use crate::{Error, MessageSide, Result};
 
 /// The procedure, the endpoint and the timeout of a call.
 #[derive(Clone)]
@@ -135,7 +135,7 @@ impl CallTarget {
             };
             decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
                 peer: self.endpoint.address(),
-                side: Side::Result,
+                side: MessageSide::Result,
                 name: self.info.name.to_string(),
                 reason,
             })
@@ -151,7 +151,7 @@ impl CallTarget {
         };
         checked.map_err(|Mismatch { expected, found }| Error::TypeMismatch {
             peer: self.endpoint.address(),
-            side: Side::Result,
+            side: MessageSide::Result,
             name: self.info.name.to_string(),
             expected,
             found,

@@ -16,7 +16,7 @@ use crate::engine::{Endpoint, Engine, EngineShared, ProcedureInfo, deadline};
 use crate::memory::{Region, Slice};
 use crate::progress::{Completion, EngineEnv};
 use crate::proto::{CallId, CallSpec, Failure, OutgoingBody, Rejected};
-use crate::{Error, Result, Side};
+use crate::{Error, MessageSide, Result};
 
 /// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
 /// [`Engine::procedure`](crate::Engine::procedure).
@@ -234,7 +234,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let started = codec::with_buffer(|buffer| {
             let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
-                .map_err(|failed| failed.error(&endpoint.address(), Side::Arguments, &info.name))?;
+                .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
             let large = buffer.len() > shared.limits.eager;
             let content = if large {
                 OutgoingBody::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
