@@ -297,7 +297,8 @@ pub use tls::Tls;
 /// - **`StoreClient`**: `StoreClient::new(&endpoint)` is a client of a peer, or of the provider that the endpoint names. It is
 ///   cheap to clone, and keeps no engine alive. `client.timeout(duration)` is the same client with another timeout. For each
 ///   method it has one that calls, as [`Call::call`] does, and one with `start_` before its name that starts a call, as
-///   [`Call::start`] does; for a one-way method only one, as [`Call::notify`].
+///   [`Call::start`] does; for a one-way method one that sends, as [`Call::notify`] does, and one with `_async` after its
+///   name, as [`Call::notify_async`].
 ///
 /// The procedures are named `Store.put`, and have the argument itself, or a tuple of several. So programs without the macro can
 /// call them: `engine.procedure::<(String, Vec<u8>), Option<Vec<u8>>>("Store.put")`.
@@ -314,7 +315,7 @@ pub use tls::Tls;
 ///   the caller gets [`Error::Failed`] with the error's text, as with [`Engine::define_try`]. Where several kinds of errors
 ///   meet, it returns a [`HandlerResult`].
 /// - A method with `#[one_way]` returns nothing, or a `Result<(), E>` if it is fallible.
-/// - Methods named `new` and `timeout`, and `start_put` beside `put`, collide with the client's own, and do not compile.
+/// - Methods named `new` and `timeout`, and `start_put` beside `put`, do not compile: the client has functions of these names.
 ///
 /// # Options
 ///

@@ -239,10 +239,12 @@ tests! {
         let (store, _server, client) = pair.store();
         let () = client.log("first").unwrap();
         let () = client.log_later("second").unwrap();
-        eventually("both lines are there", || store.lines.lock().unwrap().len() == 2);
+        let third: Box<dyn Future<Output = calomel::Result<()>> + Send + '_> = Box::new(client.log_async("third"));
+        let () = block_on(Box::into_pin(third)).unwrap();
+        eventually("all lines are there", || store.lines.lock().unwrap().len() == 3);
         let mut lines = store.lines.lock().unwrap().clone();
         lines.sort();
-        assert_eq!(lines, ["first", "second"]);
+        assert_eq!(lines, ["first", "second", "third"]);
     }
 
     fn a_method_pulls_a_bulk(pair: &Pair) {

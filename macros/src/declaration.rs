@@ -50,7 +50,7 @@ pub struct Service {
 pub struct Method {
     pub attributes: Vec<Attribute>,
     pub ident: Ident,
-    /// The client's method that starts a call of this one.
+    /// The client's method that starts a call of this one; of a one-way method, its async form.
     pub start: Ident,
     /// The name by which peers call it.
     pub procedure: LitStr,
@@ -156,9 +156,8 @@ fn check_names(methods: &[Method], errors: &mut Errors) {
             }
         }
     }
-    for Method { ident, start, one_way, .. } in methods {
-        let clash = methods.iter().find(|other| other.ident == *start);
-        if let (Some(other), false) = (clash, *one_way) {
+    for Method { ident, start, .. } in methods {
+        if let Some(other) = methods.iter().find(|other| other.ident == *start) {
             let message = format!("the client's `{start}` starts a call of `{ident}`: choose another name for the method");
             errors.at(&other.ident, &message);
         }
@@ -254,7 +253,7 @@ impl Method {
         let name = rename.unwrap_or_else(|| LitStr::new(&ident.unraw().to_string(), ident.span()));
         let method = Method {
             attributes,
-            start: format_ident!("start_{}", ident.unraw()),
+            start: if one_way { format_ident!("{}_async", ident.unraw()) } else { format_ident!("start_{}", ident.unraw()) },
             procedure: LitStr::new(&format!("{prefix}.{}", name.value()), name.span()),
             ident: ident.clone(),
             signature,

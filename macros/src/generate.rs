@@ -196,9 +196,12 @@ impl Method {
             quote_spanned!(span=> #krate::Call::#verb(&self.#ident, &#values))
         };
         let call_path = format!("{}::Call", krate.to_string().replace(' ', "").trim_start_matches("::"));
+        let conditions: Vec<_> = named(&self.attributes, &["cfg", "deprecated"]).collect();
         if self.one_way {
             let errors = format!("As [`Call::notify`]({call_path}::notify), which says what `Ok` means.");
-            let body = call("notify");
+            let started = format!("As [`{name}`](Self::{name}), for async code: it waits without blocking the thread.");
+            let start_errors = format!("As [`Call::notify_async`]({call_path}::notify_async).");
+            let (blocking, starting) = (call("notify"), call("notify_async"));
             return quote_spanned! {span=>
                 #(#copied)*
                 #fallback
@@ -207,10 +210,16 @@ impl Method {
                 ///
                 /// # Errors
                 #[doc = #errors]
-                #visibility fn #ident(&self, #(#names: #types),*) -> #krate::Result<()> { #body }
+                #visibility fn #ident(&self, #(#names: #types),*) -> #krate::Result<()> { #blocking }
+
+                #(#conditions)*
+                #[doc = #started]
+                ///
+                /// # Errors
+                #[doc = #start_errors]
+                #visibility async fn #start(&self, #(#names: #types),*) -> #krate::Result<()> { #starting.await }
             };
         }
-        let conditions = named(&self.attributes, &["cfg", "deprecated"]);
         let [errors, start_errors] = ["call", "start"].map(|verb| format!("As [`Call::{verb}`]({call_path}::{verb})."));
         let started = format!("Starts a call of [`{name}`](Self::{name}), and returns at once.");
         let (blocking, starting) = (call("call"), call("start"));

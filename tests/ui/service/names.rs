@@ -12,6 +12,9 @@ trait Names {
     fn timeout(&self);
     fn job(&self);
     fn start_job(&self);
+    #[one_way]
+    fn log(&self);
+    fn log_async(&self);
     #[rename(brackets)]
     fn renamed(&self);
     #[rename = 5]
