@@ -16,6 +16,23 @@ use crate::{Address, Error, Result};
 ///
 /// A transfer moves as many bytes as the shorter of the two sides has, and returns that number. When it returns without an
 /// error, all of these bytes have arrived.
+///
+/// The operators are as in Thallium: data flows along the arrow, whichever side is written first.
+///
+/// ```
+/// # use calomel::{BulkMode, Engine};
+/// # fn main() -> calomel::Result<()> {
+/// # let server = Engine::server("loop://")?;
+/// # let client = Engine::client("loop")?;
+/// # let theirs = server.expose(vec![7u8; 100], BulkMode::ReadWrite)?;
+/// # let remote = theirs.bulk().on(&client.lookup(server.address())?);
+/// let local = client.expose(vec![0u8; 10], BulkMode::ReadWrite)?;
+/// assert_eq!((&local << &remote)?, 10); // pulls, as `&remote >> &local` does
+/// assert_eq!((&local >> remote.slice(90, 10)?)?, 10); // pushes, as `remote.slice(90, 10)? << &local` does
+/// # assert_eq!((&local.slice(0, 4)? << &remote)?, 4);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RemoteBulk {
     bulk: Bulk,
