@@ -75,9 +75,9 @@ local! { PullTarget:
 }
 
 borrowed! { PullTarget:
-    [T: Element] &mut [T], |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
-    [T: Element] &mut Vec<T>, |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
-    [T: Element, const N: usize] &mut [T; N], |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
+    [T: Element] &mut [T], |this| BorrowedRegion::writable([bytemuck::cast_slice_mut(this)]);
+    [T: Element] &mut Vec<T>, |this| BorrowedRegion::writable([bytemuck::cast_slice_mut(this)]);
+    [T: Element, const N: usize] &mut [T; N], |this| BorrowedRegion::writable([bytemuck::cast_slice_mut(this)]);
 }
 
 local! { PushSource:
@@ -87,11 +87,11 @@ local! { PushSource:
 }
 
 borrowed! { PushSource:
-    [T: ReadElement] &[T], |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
-    [T: ReadElement] &Vec<T>, |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
-    [T: ReadElement, const N: usize] &[T; N], |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
-    [] &str, |this| BorrowedRegion::read_only(this.as_bytes());
-    [] &String, |this| BorrowedRegion::read_only(this.as_bytes());
+    [T: ReadElement] &[T], |this| BorrowedRegion::read_only([bytemuck::cast_slice(this)]);
+    [T: ReadElement] &Vec<T>, |this| BorrowedRegion::read_only([bytemuck::cast_slice(this)]);
+    [T: ReadElement, const N: usize] &[T; N], |this| BorrowedRegion::read_only([bytemuck::cast_slice(this)]);
+    [] &str, |this| BorrowedRegion::read_only([this.as_bytes()]);
+    [] &String, |this| BorrowedRegion::read_only([this.as_bytes()]);
 }
 
 impl RemoteBulk {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::descriptor::Bulk;
 use crate::engine::{Endpoint, Engine, EngineShared, deadline};
-use crate::memory::{self, CopyOutcome, Slice};
+use crate::memory::{self, CopyOutcome, ReadElement, Slice};
 use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
 use crate::transport::interfaces::in_own_networks;
@@ -157,6 +157,14 @@ impl RemoteBulk {
         Ok(RemoteBulk { bulk: self.bulk.slice(offset, len)?, ..self.clone() })
     }
 
+    /// The part of `count` elements from element `first` on; see [`Bulk::slice_of`].
+    ///
+    /// # Errors
+    /// As [`Bulk::slice_of`].
+    pub fn slice_of<T: ReadElement>(&self, first: usize, count: usize) -> Result<RemoteBulk> {
+        Ok(RemoteBulk { bulk: self.bulk.slice_of::<T>(first, count)?, ..self.clone() })
+    }
+
     /// How long a transfer may take. The default is [`EngineBuilder::default_timeout`](crate::EngineBuilder::default_timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -170,6 +178,11 @@ impl RemoteBulk {
     /// Fails when the local memory is exposed by another engine than the one that transfers.
     pub(super) fn check_local(&self, owner: &Arc<EngineShared>) -> Result<()> {
         self.shared().check_same_engine(owner, "the local exposed memory", || "transfer".to_owned())
+    }
+
+    /// As `check_local`, for memory that a scope borrows.
+    pub(super) fn check_scope(&self, owner: &Arc<EngineShared>) -> Result<()> {
+        self.shared().check_same_engine(owner, "the scope", || "transfer".to_owned())
     }
 
     /// Whether the endpoint is the owner's, as far as that is known. Where the owner may have been at this address before, it

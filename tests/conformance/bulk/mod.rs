@@ -5,6 +5,8 @@ mod borrowed;
 mod buffers;
 mod denied;
 mod eager;
+#[cfg(all(feature = "bytes", feature = "memmap2", feature = "ndarray"))]
+mod foreign;
 mod forged;
 mod forward;
 mod grants;
@@ -13,6 +15,8 @@ mod overlap;
 mod reclaim;
 mod released;
 mod scope;
+mod segments;
 mod sizes;
 mod slices;
+mod started;
 mod transfer;
