@@ -62,6 +62,8 @@ pub(super) struct Exposure {
     shared: Arc<EngineShared>,
     bulk: Bulk,
     state: Arc<ExposureState>,
+    /// Its end was asked for: by `reclaim`, or as that of a scope. Peers that hold a bulk then are no reason for a warning.
+    end_is_expected: bool,
 }
 
 impl Exposure {
@@ -82,17 +84,24 @@ impl Exposure {
         let token = exposed
             .map_err(|failure| error_of(failure, &shared.own_address(), "expose".to_owned(), "expose", Duration::ZERO, 0))?;
         let bulk = Bulk::exposed(token, region, access, shared.origin(), &state);
-        Ok(Exposure { shared: shared.clone(), bulk, state })
+        Ok(Exposure { shared: shared.clone(), bulk, state, end_is_expected: false })
     }
 
     pub(super) fn bulk(&self) -> Bulk {
         self.bulk.clone()
     }
+
+    pub(super) fn expect_end(&mut self) {
+        self.end_is_expected = true;
+    }
 }
 
 impl Drop for Exposure {
     fn drop(&mut self) {
-        self.shared.core.exec_unless_forked(|proto| proto.revoke(self.bulk.token));
+        self.shared.core.exec_unless_forked(|proto| match self.end_is_expected {
+            true => proto.revoke(self.bulk.token),
+            false => proto.revoke_dropped(self.bulk.token),
+        });
     }
 }
 
@@ -236,8 +245,8 @@ impl<B: Buffer, A> Exposed<B, A> {
             // value reaches the region.
             return unsafe { held.take_unfenced() };
         }
-        let Exposed { exposure, .. } = self;
-        drop(exposure);
+        self.exposure.expect_end();
+        drop(self.exposure);
         held.take()
     }
 

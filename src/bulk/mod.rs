@@ -7,6 +7,7 @@ mod exposed;
 mod exposure_state;
 mod grant;
 mod mode;
+mod pool;
 mod remote;
 mod scope;
 mod transfer;

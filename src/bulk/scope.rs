@@ -215,7 +215,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     fn add(&'scope self, borrowed: BorrowedRegion<'scope>, access: ExposeMode, grant: &Grant) -> Result<Bulk> {
         let shared = &self.inner.shared;
         shared.check("expose")?;
-        let exposure = Exposure::new(shared, borrowed.region(), access, grant)?;
+        let mut exposure = Exposure::new(shared, borrowed.region(), access, grant)?;
+        exposure.expect_end();
         let bulk = exposure.bulk();
         self.inner.keep(Some(exposure), self.detach(borrowed));
         Ok(bulk)

@@ -262,6 +262,10 @@ fn log(line: &Log) {
             let peer = peer.as_ref().map(ToString::to_string);
             tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "one-way call lost");
         }
+        Log::DroppedExposure { peer, size, count } => {
+            let advice = "its transfers fail; wait for `Exposed::released`, or `reclaim` the memory";
+            tracing::warn!(target: "calomel::bulk", %peer, size, count, "memory dropped while a peer holds a bulk of it: {advice}");
+        }
         Log::LinkFailed { peer, failure, count } => {
             tracing::warn!(target: "calomel::proto", %peer, failure, count, "connection closed");
         }

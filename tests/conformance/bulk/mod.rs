@@ -12,6 +12,7 @@ mod forward;
 mod grants;
 mod model;
 mod overlap;
+mod pool;
 mod reclaim;
 mod released;
 mod scope;
