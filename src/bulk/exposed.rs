@@ -24,6 +24,32 @@ use crate::{Address, Error, Result};
 /// Dropping it revokes peers' access, waits for accesses in progress as [`reclaim`](Exposed::reclaim) does, and frees the
 /// buffer. Leaking it leaks the buffer, which stays exposed.
 ///
+/// So it has to live until peers have transferred. A call that has a response is over then; a one-way call
+/// ([`Call::notify`](crate::Call::notify)) returns before its receiver has begun: wait for [`Exposed::released`], or keep the
+/// `Exposed`. The receiver's transfers fail with [`Error::Revoked`] else. (Up to
+/// [`EngineBuilder::eager_bulk_limit`](crate::EngineBuilder::eager_bulk_limit), 4,096 bytes by default, the content of
+/// read-only memory is sent inside the call, and may be used until the receiver learns that the memory was dropped. That is a
+/// race, which short messages tend to win in tests.) An `Exposed` that is dropped while a peer holds its bulk is logged as a
+/// warning, with its size and the peer, at powers of two of the number of times.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use calomel::{Bulk, Engine, Request};
+/// # fn main() -> calomel::Result<()> {
+/// # let server = Engine::server("loop://")?;
+/// # server.define("store", |request: &Request, bulk: Bulk| {
+/// #     let _ = bulk.on(request.endpoint()).pull_into(&mut vec![0u8; bulk.len()]);
+/// # })?;
+/// # let client = Engine::client("loop")?;
+/// # let peer = client.lookup(server.address())?;
+/// let exposed = client.expose_read_only(vec![7u8; 100_000])?;
+/// client.procedure::<Bulk, ()>("store").on(&peer).notify(&exposed.bulk())?;
+/// exposed.released().wait_timeout(Duration::from_secs(10))?; // the receiver has dropped the bulk
+/// drop(exposed);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// ```compile_fail,E0599
 /// # let engine = calomel::Engine::client("loop").unwrap();
 /// let local = engine.expose(vec![0u8; 6], calomel::BulkMode::WriteOnly).unwrap();
@@ -107,7 +133,8 @@ impl Drop for Exposure {
 
 impl Engine {
     /// Exposes a buffer to peers that receive its [`Bulk`](crate::Bulk). The returned [`Exposed`] owns the buffer;
-    /// [`Exposed::reclaim`](crate::Exposed::reclaim) returns it, and dropping the `Exposed` frees it. `mode` is what *peers*
+    /// [`Exposed::reclaim`](crate::Exposed::reclaim) returns it, and dropping the `Exposed` frees it, so keep that until peers
+    /// have transferred: after a one-way call, wait for [`Exposed::released`](crate::Exposed::released). `mode` is what *peers*
     /// may do.
     ///
     /// # Errors
@@ -323,7 +350,9 @@ impl<B: Buffer, A> Exposed<B, A> {
         self.read_at(offset, bytemuck::cast_slice_mut(out))
     }
 
-    /// A future, which can also be waited for, that resolves when no peer holds a [`Bulk`] of this memory any more.
+    /// A future, which can also be waited for, that resolves when no peer holds a [`Bulk`] of this memory any more: from the
+    /// moment when a call with the bulk was made until each holder has dropped it, or has disconnected. It is how to know that
+    /// the receiver of a one-way call is done; see the example at [`Exposed`].
     pub fn released(&self) -> Released {
         let owner = self.exposure.bulk.origin.addresses.first().cloned();
         Released::new(&self.exposure.state, owner.unwrap_or_else(Address::nowhere))

@@ -266,10 +266,13 @@ impl<B: Buffer, L: TransferBuffer> Future for Transfer<B, L> {
 
 impl<B: Buffer, L: TransferBuffer> Drop for Transfer<B, L> {
     fn drop(&mut self) {
+        let Some(local) = self.local.take() else { return };
         if self.is_forked() {
             // A forked child leaks the buffer, whose gate it can't close.
-            std::mem::forget(self.local.take());
-        } else if self.local.is_some() && matches!(self.state, TransferState::InProgress(..)) {
+            std::mem::forget(local);
+            return;
+        }
+        if matches!(self.state, TransferState::InProgress(..)) {
             // Cancelling has no effect if the transfer has ended; an access that was in progress then still belongs to it.
             self.cancel();
             self.memory.region.fence();
