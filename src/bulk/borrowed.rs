@@ -87,13 +87,13 @@ macro_rules! borrowed {
 borrowed! { BorrowedSegmentsMut SegmentListMut:
     [T: Element] &'a mut [T], Elements, |this| bytemuck::cast_slice_mut(this);
     [T: Element] &'a mut T, Value, |this| bytemuck::bytes_of_mut(this);
-    [B: DerefMut<Target = [T]>, T: Element] &'a mut B, Owner, |this| bytemuck::cast_slice_mut(&mut **this);
+    [B: DerefMut<Target = [T]>, T: Element] &'a mut B, Owner, |this| bytemuck::cast_slice_mut(this);
 }
 
 borrowed! { BorrowedSegments SegmentList:
     [T: ReadElement] &'a [T], Elements, |this| bytemuck::cast_slice(this);
     [T: ReadElement] &'a T, Value, |this| bytemuck::bytes_of(this);
-    [B: Deref<Target = [T]>, T: ReadElement] &'a B, Owner, |this| bytemuck::cast_slice(&**this);
+    [B: Deref<Target = [T]>, T: ReadElement] &'a B, Owner, |this| bytemuck::cast_slice(this);
     [] &'a str, Text, |this| this.as_bytes();
     [B: Deref<Target = str>] &'a B, TextOwner, |this| this.as_bytes();
 }
