@@ -155,9 +155,9 @@
 //!   files are unsafe, since others can change or truncate the file: their caller promises that this does not happen while the
 //!   map exists, which includes the time that it is exposed. Reading what was truncated can end the process with `SIGBUS`, also
 //!   when it is a peer's pull that reads.
-//! - `ndarray`: an `ndarray::Array` can be exposed, an `ArcArray` read-only. Peers see the elements in memory order, which is the
-//!   logical order of arrays in standard layout, and another one of those in Fortran layout. An array that is not contiguous
-//!   gets [`Error::Unsupported`].
+//! - `ndarray`: an `ndarray::Array` can be exposed, an `ArcArray` read-only. Peers see the elements in memory order, which is
+//!   the logical order of arrays in standard layout, and another one of those in Fortran layout. An array that is not
+//!   contiguous gets [`Error::Unsupported`].
 //! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
 //! - `tokio`: async handlers run within a tokio runtime (`EngineBuilder::tokio`). All else that is async works on any
 //!   executor, without this feature.

@@ -101,9 +101,12 @@ impl RemoteBulk {
     /// more.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`], [`Error::AccessDenied`],
-    /// [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`]; [`Error::OtherEngine`] when the endpoint is not the
-    /// owner's, or the target is exposed by another engine.
+    /// [`Timeout`](crate::Error::Timeout), [`Unreachable`](crate::Error::Unreachable),
+    /// [`Disconnected`](crate::Error::Disconnected), [`PeerRestarted`](crate::Error::PeerRestarted),
+    /// [`AccessDenied`](crate::Error::AccessDenied), [`Revoked`](crate::Error::Revoked),
+    /// [`OutOfRange`](crate::Error::OutOfRange), [`Finalized`](crate::Error::Finalized);
+    /// [`OtherEngine`](crate::Error::OtherEngine) when the endpoint is not the owner's, or the target is exposed by another
+    /// engine.
     pub fn pull_into(&self, target: impl PullTarget) -> Result<usize> {
         target.with(self, |slice| self.run(true, slice))
     }

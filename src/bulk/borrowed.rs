@@ -14,7 +14,7 @@ use crate::memory::{Element, ReadElement};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be exposed for writing in a scope",
     label = "not a unique borrow of plain data",
-    note = "give a `&mut [T]`, a `&mut Vec<T>` or a `&mut T` with `T: bytemuck::Pod`, or a tuple, an array or a `Vec` of them",
+    note = "give a `&mut [T]`, `&mut Vec<T>` or `&mut T` with `T: bytemuck::Pod`, or a tuple, an array or a `Vec` of them",
     note = "shared borrows can be exposed with `expose_read_only`",
     note = "an owned buffer is exposed outside of the scope: `engine.expose(buffer, mode)`"
 )]
@@ -28,7 +28,7 @@ pub trait BorrowedSegmentsMut<'a, Kind>: sealed::BorrowedSegmentsMut<'a, Kind> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be exposed for reading in a scope",
     label = "not a shared borrow of plain data",
-    note = "give a `&[T]`, a `&Vec<T>`, a `&str` or a `&T` with `T: bytemuck::NoUninit`, or a tuple, an array or a `Vec` of them",
+    note = "give a `&[T]`, `&Vec<T>`, `&str` or `&T` with `T: bytemuck::NoUninit`, or a tuple, an array or a `Vec` of them",
     note = "an owned buffer is exposed outside of the scope: `engine.expose_read_only(buffer)`"
 )]
 pub trait BorrowedSegments<'a, Kind>: sealed::BorrowedSegments<'a, Kind> {}

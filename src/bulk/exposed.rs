@@ -138,9 +138,9 @@ impl Engine {
     /// may do.
     ///
     /// # Errors
-    /// [`Error::Finalized`]; [`Error::Busy`] when [`EngineBuilder::max_exposures`] regions are exposed; [`Error::Io`] when an
-    /// RDMA device can't register it; [`Error::Unsupported`] for an `ndarray::Array` that is not contiguous
-    /// ([`Buffer::check_layout`](crate::Buffer::check_layout)). On an error the buffer is dropped.
+    /// [`Error::Finalized`]; [`Error::Busy`] when [`max_exposures`](crate::EngineBuilder::max_exposures) regions are exposed;
+    /// [`Error::Io`] when an RDMA device can't register it; [`Error::Unsupported`] for an `ndarray::Array` that is not
+    /// contiguous ([`Buffer::check_layout`](crate::Buffer::check_layout)). On an error the buffer is dropped.
     pub fn expose<B>(&self, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
     where
         B: WritableBuffer + Send + 'static,
@@ -360,8 +360,8 @@ impl<B: Buffer, A> Exposed<B, A> {
 }
 
 impl<B: WritableBuffer> Exposed<B, Writable> {
-    /// Copies `bytes` into the exposed memory at `offset`, in bytes. Peers' reads and writes happen entirely before or after it,
-    /// except where peers access the memory themselves: over `verbs://`, where their writes may interleave too, and over
+    /// Copies `bytes` into the exposed memory at `offset`, in bytes. Peers' reads and writes happen entirely before or after
+    /// it, except where peers access the memory themselves: over `verbs://`, where their writes may interleave too, and over
     /// `shm://`, where a peer has a loan. Such a peer may read some old and some new bytes.
     ///
     /// # Errors

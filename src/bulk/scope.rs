@@ -103,8 +103,9 @@ impl Drop for ScopeInner {
 impl<'scope, 'env> Scope<'scope, 'env> {
     /// Exposes borrowed memory. `mode` is what peers may do.
     ///
-    /// A tuple, an array or a `Vec` of borrows becomes one bulk: its segments are the borrowed slices in this order, and offsets
-    /// in bytes count across all of them. A `&mut [T]` in a variable is moved; write `&mut *slice` to use it after the scope.
+    /// A tuple, an array or a `Vec` of borrows becomes one bulk: its segments are the borrowed slices in this order, and
+    /// offsets in bytes count across all of them. A `&mut [T]` in a variable is moved; write `&mut *slice` to use it after the
+    /// scope.
     ///
     /// # Errors
     /// As [`Engine::expose`](crate::Engine::expose).
@@ -158,8 +159,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// Dropping the transfer cancels it. One that is leaked ends with the scope at the latest.
     ///
     /// # Errors
-    /// They come through the [`Transfer`], as those of [`RemoteBulk::pull_into`]; [`Error::OtherEngine`](crate::Error::OtherEngine)
-    /// when the remote bulk's endpoint is of another engine than this scope.
+    /// They come through the [`Transfer`], as those of [`RemoteBulk::pull_into`], and
+    /// [`Error::OtherEngine`](crate::Error::OtherEngine) when the remote bulk's endpoint is of another engine than this scope.
     ///
     /// ```
     /// # use calomel::{BulkMode, Engine, Transfer};
@@ -242,7 +243,7 @@ impl Engine {
     /// returns or panics, peers' access is revoked before the borrow ends.
     ///
     /// # Errors
-    /// What the closure returns, and [`Error::Finalized`].
+    /// What the closure returns, and [`Error::Finalized`](crate::Error::Finalized).
     pub fn scope<'env, T, F>(&self, work: F) -> Result<T>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,

@@ -108,7 +108,7 @@ impl<T: NoUninit> ReadElement for T {}
     label = "not a buffer of plain data",
     note = "expose a `Vec<T>`, `Box<[T]>`, `Box<T>`, `[T; N]`, `String`, `Arc<[T]>`, `engine.alloc(len)`, or a tuple of them",
     note = "several buffers of one type are one bulk as `Segments(vec![a, b])`; a struct is exposed as the tuple of its fields",
-    note = "a type of another crate takes a newtype with `unsafe impl Buffer`, or, read-only, `bytes::Bytes::from_owner(value)`",
+    note = "a type of another crate takes a newtype with `unsafe impl Buffer`, or, read-only, `bytes::Bytes::from_owner`",
     note = "borrowed memory is exposed inside `engine.scope(|s| s.expose(&mut buf[..], mode))`"
 )]
 pub unsafe trait Buffer {
@@ -217,7 +217,8 @@ shared!(Arc<[T]>, Arc<Vec<T>>, &'static [T]);
 
 macro_rules! texts {
     ($($kind:ty),*) => {$(
-        // SAFETY: the text is static, or lies on the heap, alone or shared, and stays there until the value is mutated or dropped.
+        // SAFETY: the text is static, or lies on the heap, alone or shared, and stays there until the value is mutated or
+        // dropped.
         unsafe impl Buffer for $kind {
             type Access = ReadOnly;
             fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {

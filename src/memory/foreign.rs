@@ -103,16 +103,15 @@ mod arrays {
         if is_contiguous {
             return Ok(());
         }
-        Err(format!(
-            "an array of shape {shape:?} with strides {strides:?} is not contiguous: expose a copy, `array.as_standard_layout().into_owned()`"
-        ))
+        let instead = "expose a copy, `array.as_standard_layout().into_owned()`";
+        Err(format!("an array of shape {shape:?} with strides {strides:?} is not contiguous: {instead}"))
     }
 
     macro_rules! arrays {
         ($($kind:ident, $access:ty);*) => {$(
-            // SAFETY: the elements lie on the heap, and stay there until the array is mutated or dropped; in an `ArcArray`, other
-            // owners that write copy them first. `NoUninit` elements have no bytes that can't be read, and none that change
-            // behind a shared reference.
+            // SAFETY: the elements lie on the heap, and stay there until the array is mutated or dropped; in an `ArcArray`,
+            // other owners that write copy them first. `NoUninit` elements have no bytes that can't be read, and none that
+            // change behind a shared reference.
             unsafe impl<T: ReadElement, D: Dimension> Buffer for $kind<T, D> {
                 type Access = $access;
                 /// # Panics

@@ -263,8 +263,8 @@ fn log(line: &Log) {
             tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "one-way call lost");
         }
         Log::DroppedExposure { peer, size, count } => {
-            let advice = "its transfers fail; wait for `Exposed::released`, or `reclaim` the memory";
-            tracing::warn!(target: "calomel::bulk", %peer, size, count, "memory dropped while a peer holds a bulk of it: {advice}");
+            let reason = "a peer holds a bulk of it: wait for `Exposed::released`, or `reclaim` it";
+            tracing::warn!(target: "calomel::bulk", %peer, size, count, "memory dropped while {reason}");
         }
         Log::LinkFailed { peer, failure, count } => {
             tracing::warn!(target: "calomel::proto", %peer, failure, count, "connection closed");

@@ -42,7 +42,8 @@ impl<R> Pending<R> {
         self.started.completion.is_ready() || self.target.shared.core.is_forked()
     }
 
-    /// Cancels the call: its result is [`Error::Cancelled`], unless there was one already. The server gets a cancellation.
+    /// Cancels the call: its result is [`Error::Cancelled`](crate::Error::Cancelled), unless there was one already. The server
+    /// gets a cancellation.
     pub fn cancel(&self) {
         self.target.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.started.id, Failure::Cancelled));
     }

@@ -31,7 +31,8 @@ fn bytes_are_exposed(net: &Net) {
 
 fn memory_maps_are_exposed(net: &Net) {
     let pair = net.pair();
-    let path = std::env::temp_dir().join(format!("calomel-map-{}-{}", std::process::id(), net.fresh_address().replace('/', "-")));
+    let name = format!("calomel-map-{}-{}", std::process::id(), net.fresh_address().replace('/', "-"));
+    let path = std::env::temp_dir().join(name);
     std::fs::write(&path, pattern(1, 100_000)).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
