@@ -196,14 +196,15 @@ mod transport;
 pub use address::{Address, Transport};
 pub use builder::EngineBuilder;
 pub use bulk::{
-    BorrowedSegments, BorrowedSegmentsMut, Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released,
-    RemoteBulk, Scope, Transfer, TransferBuffer,
+    BorrowedSegments, BorrowedSegmentsMut, Bulk, BulkMode, Exposed, ExposedSlice, Grant, LocalMemory, PullTarget, PushSource,
+    Released, RemoteBulk, Scope, Transfer, TransferBuffer,
 };
 pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, PeerEvent, Timer, WeakEngine};
 pub use error::{Error, MessageSide, Result};
 pub use into_address::IntoAddress;
 pub use memory::{
-    Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,
+    Buffer, BufferPool, BufferView, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, Writable,
+    WritableBuffer,
 };
 pub use progress::Progress;
 pub use proto::Refusals;

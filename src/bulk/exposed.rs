@@ -10,7 +10,7 @@ use super::exposure_state::{ExposureState, Released, Visibility};
 use super::grant::Grant;
 use super::mode::{BulkMode, ExposeMode};
 use crate::engine::{Endpoint, Engine, EngineShared};
-use crate::memory::{Buffer, Element, ReadElement, ReadOnly, Region, RegionBuffer, Slice, View, Writable, WritableBuffer};
+use crate::memory::{Buffer, BufferView, Element, ReadElement, ReadOnly, Region, RegionBuffer, Slice, Writable, WritableBuffer};
 use crate::progress::error_of;
 use crate::{Address, Error, Result};
 
@@ -409,7 +409,7 @@ fn reclaimed(shared: &EngineShared, verb: &str, len: usize) -> Error {
     Error::Revoked { peer: shared.own_address(), what: format!("{verb} {len} bytes") }
 }
 
-impl<B: Buffer + View> Exposed<B, ReadOnly> {
+impl<B: Buffer + BufferView> Exposed<B, ReadOnly> {
     /// The buffer's content, which does not change while it is exposed read-only.
     #[allow(unsafe_code)]
     pub fn view(&self) -> &B::Target {

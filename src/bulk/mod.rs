@@ -21,4 +21,4 @@ pub use grant::Grant;
 pub use mode::BulkMode;
 pub use remote::RemoteBulk;
 pub use scope::Scope;
-pub use transfer::{Local, Transfer, TransferBuffer};
+pub use transfer::{LocalMemory, Transfer, TransferBuffer};

@@ -24,7 +24,7 @@ pub trait TransferBuffer: sealed::TransferBuffer {}
     note = "give an `Exposed` buffer or an `ExposedSlice`, by value: the transfer returns it",
     note = "borrowed memory is used inside a scope: `engine.scope(|s| s.start_pull_into(&remote, &mut buf[..]).wait().0)`"
 )]
-pub trait Local: TransferBuffer + sealed::Local {
+pub trait LocalMemory: TransferBuffer + sealed::LocalMemory {
     /// The buffer's type, a parameter of [`Transfer`].
     type Buffer: Buffer;
     /// [`Writable`](crate::Writable) or [`ReadOnly`](crate::ReadOnly).
@@ -45,7 +45,7 @@ mod sealed {
         fn restore(kept: Self::Kept, is_forked: bool) -> Self;
     }
 
-    pub trait Local: TransferBuffer<Kept = Self> {
+    pub trait LocalMemory: TransferBuffer<Kept = Self> {
         #[doc(hidden)]
         fn memory(&self) -> Slice;
         /// Fails when it is exposed by another engine than the one that transfers.
@@ -78,12 +78,12 @@ impl<'a, T: Element> sealed::TransferBuffer for &'a mut [T] {
     }
 }
 
-impl<B: Buffer, A> Local for Exposed<B, A> {
+impl<B: Buffer, A> LocalMemory for Exposed<B, A> {
     type Buffer = B;
     type Access = A;
 }
 
-impl<B: Buffer, A> sealed::Local for Exposed<B, A> {
+impl<B: Buffer, A> sealed::LocalMemory for Exposed<B, A> {
     fn memory(&self) -> Slice {
         self.whole()
     }
@@ -93,12 +93,12 @@ impl<B: Buffer, A> sealed::Local for Exposed<B, A> {
     }
 }
 
-impl<A> Local for ExposedSlice<A> {
+impl<A> LocalMemory for ExposedSlice<A> {
     type Buffer = [u8; 0];
     type Access = A;
 }
 
-impl<A> sealed::Local for ExposedSlice<A> {
+impl<A> sealed::LocalMemory for ExposedSlice<A> {
     fn memory(&self) -> Slice {
         self.slice.clone()
     }
@@ -156,13 +156,13 @@ impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
 
 impl RemoteBulk {
     /// Starts a pull, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
-    pub fn start_pull_into<L: Local<Access = Writable>>(&self, local: L) -> Transfer<L::Buffer, L> {
+    pub fn start_pull_into<L: LocalMemory<Access = Writable>>(&self, local: L) -> Transfer<L::Buffer, L> {
         let (memory, allowed) = (local.memory(), local.check(self));
         Transfer::start(self, true, local, memory, allowed)
     }
 
     /// Starts a push, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
-    pub fn start_push_from<L: Local>(&self, local: L) -> Transfer<L::Buffer, L> {
+    pub fn start_push_from<L: LocalMemory>(&self, local: L) -> Transfer<L::Buffer, L> {
         let (memory, allowed) = (local.memory(), local.check(self));
         Transfer::start(self, false, local, memory, allowed)
     }

@@ -86,12 +86,12 @@ impl<T: NoUninit> ReadElement for T {}
 ///
 /// When a buffer is exposed, the library moves it into a box of its own, asks for the segments once, and keeps their addresses.
 /// From then on, until the buffer is returned or dropped, it is neither moved nor mutated, and no reference to it exists except
-/// those that [`View::view`] is called with.
+/// those that [`BufferView::view`] is called with.
 ///
 /// # Safety
 /// - **Stable addresses.** The segments that `read_segments` has named keep their addresses and lengths as long as the buffer is
 ///   neither moved, nor mutated through `&mut`, nor dropped. That holds on any thread, also when other methods are called
-///   through a shared reference meanwhile, `View::view` and `Debug` among them.
+///   through a shared reference meanwhile, `BufferView::view` and `Debug` among them.
 /// - **Leaks.** An exposure that is leaked, as by [`std::mem::forget`], is never returned: peers go on reading, and writing
 ///   where they may, for as long as the process lives. So the memory must not end by itself: not at the end of a borrow (the
 ///   type has to be `'static` to be exposed; borrowed memory goes through [`Engine::scope`](crate::Engine::scope)), not with a
@@ -155,7 +155,7 @@ pub unsafe trait WritableBuffer: Buffer {
 }
 
 /// Buffers that can be viewed while they are exposed read-only.
-pub trait View {
+pub trait BufferView {
     /// What is seen: `[T]` of a list, `T` of a `Box<T>`, `str` of text, an array or a tuple itself.
     type Target: ?Sized;
     /// The buffer's content.
@@ -183,7 +183,7 @@ macro_rules! slices {
                 each(bytemuck::cast_slice_mut(&mut self[..]));
             }
         }
-        impl<T: ReadElement, $($generics)*> View for $kind {
+        impl<T: ReadElement, $($generics)*> BufferView for $kind {
             type Target = [T];
             fn view(&self) -> &[T] {
                 self
@@ -204,7 +204,7 @@ macro_rules! shared {
                 each(bytemuck::cast_slice(&self[..]));
             }
         }
-        impl<T: ReadElement> View for $kind {
+        impl<T: ReadElement> BufferView for $kind {
             type Target = [T];
             fn view(&self) -> &[T] {
                 self
@@ -225,7 +225,7 @@ macro_rules! texts {
                 each(self.as_bytes());
             }
         }
-        impl View for $kind {
+        impl BufferView for $kind {
             type Target = str;
             fn view(&self) -> &str {
                 self
@@ -252,7 +252,7 @@ unsafe impl<T: Element> WritableBuffer for Box<T> {
     }
 }
 
-impl<T: ReadElement> View for Box<T> {
+impl<T: ReadElement> BufferView for Box<T> {
     type Target = T;
     fn view(&self) -> &T {
         self
@@ -277,7 +277,7 @@ macro_rules! engine_memory {
                 each(self);
             }
         }
-        impl View for $kind {
+        impl BufferView for $kind {
             type Target = [u8];
             fn view(&self) -> &[u8] {
                 self
@@ -309,7 +309,7 @@ unsafe impl<B: WritableBuffer> WritableBuffer for Segments<B> {
     }
 }
 
-impl<B> View for Segments<B> {
+impl<B> BufferView for Segments<B> {
     type Target = [B];
     fn view(&self) -> &[B] {
         &self.0
@@ -350,7 +350,7 @@ macro_rules! tuples {
                 $($name.write_segments(each);)*
             }
         }
-        impl<$first, $($name),*> View for ($first, $($name),*) {
+        impl<$first, $($name),*> BufferView for ($first, $($name),*) {
             type Target = ($first, $($name),*);
             fn view(&self) -> &Self::Target {
                 self

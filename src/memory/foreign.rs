@@ -4,7 +4,7 @@
 mod bytes_buffers {
     use bytes::{Bytes, BytesMut};
 
-    use super::super::buffer::{Buffer, ReadOnly, View, Writable, WritableBuffer};
+    use super::super::buffer::{Buffer, BufferView, ReadOnly, Writable, WritableBuffer};
 
     // SAFETY: the bytes are immutable, and shared behind a pointer.
     unsafe impl Buffer for Bytes {
@@ -14,7 +14,7 @@ mod bytes_buffers {
         }
     }
 
-    impl View for Bytes {
+    impl BufferView for Bytes {
         type Target = [u8];
         fn view(&self) -> &[u8] {
             self
@@ -37,7 +37,7 @@ mod bytes_buffers {
         }
     }
 
-    impl View for BytesMut {
+    impl BufferView for BytesMut {
         type Target = [u8];
         fn view(&self) -> &[u8] {
             self
@@ -51,7 +51,7 @@ mod bytes_buffers {
 mod maps {
     use memmap2::{Mmap, MmapMut};
 
-    use super::super::buffer::{Buffer, ReadOnly, View, Writable, WritableBuffer};
+    use super::super::buffer::{Buffer, BufferView, ReadOnly, Writable, WritableBuffer};
 
     // SAFETY: the map stays where it is until it is dropped, and is not written, as the caller of its constructor has promised.
     unsafe impl Buffer for Mmap {
@@ -61,7 +61,7 @@ mod maps {
         }
     }
 
-    impl View for Mmap {
+    impl BufferView for Mmap {
         type Target = [u8];
         fn view(&self) -> &[u8] {
             self
@@ -84,7 +84,7 @@ mod maps {
         }
     }
 
-    impl View for MmapMut {
+    impl BufferView for MmapMut {
         type Target = [u8];
         fn view(&self) -> &[u8] {
             self
@@ -96,7 +96,7 @@ mod maps {
 mod arrays {
     use ndarray::{ArcArray, Array, Dimension};
 
-    use super::super::buffer::{Buffer, Element, ReadElement, ReadOnly, View, Writable, WritableBuffer};
+    use super::super::buffer::{Buffer, BufferView, Element, ReadElement, ReadOnly, Writable, WritableBuffer};
 
     /// Segments are contiguous: an array with gaps, such as a slice with a step, has no such memory.
     fn check(is_contiguous: bool, shape: &[usize], strides: &[isize]) -> Result<(), String> {
@@ -125,7 +125,7 @@ mod arrays {
                 }
             }
 
-            impl<T, D> View for $kind<T, D> {
+            impl<T, D> BufferView for $kind<T, D> {
                 type Target = Self;
                 fn view(&self) -> &Self {
                     self

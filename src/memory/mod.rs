@@ -18,7 +18,7 @@ mod region;
 mod region_buffer;
 pub(crate) mod shared;
 
-pub use buffer::{Buffer, Element, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer};
+pub use buffer::{Buffer, BufferView, Element, ReadElement, ReadOnly, Segments, Writable, WritableBuffer};
 pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 #[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
 pub(crate) use loan::DeviceRegistration;

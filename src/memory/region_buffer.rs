@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::buffer::{Buffer, Element, View, WritableBuffer};
+use super::buffer::{Buffer, BufferView, Element, WritableBuffer};
 use super::region::Region;
 use super::shared::Block;
 
@@ -97,7 +97,7 @@ impl<B: Buffer> RegionBuffer<B> {
     /// The buffer must be held by [`RegionBuffer::read_only`].
     pub(crate) unsafe fn view(&self) -> &B::Target
     where
-        B: View,
+        B: BufferView,
     {
         // SAFETY: a buffer that is held read-only is not written.
         unsafe { self.buffer.as_ref() }.view()
