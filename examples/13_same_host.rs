@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example 13_same_host`
 
-use calomel::{Bulk, BulkMode, Engine, Request, Scheme};
+use calomel::{Bulk, BulkMode, Engine, Request, Transport};
 
 const LEN: usize = 1 << 20;
 
@@ -27,7 +27,7 @@ fn main() -> calomel::Result<()> {
         assert_eq!(sum.on(&peer).call(&exposed.bulk())?, Ok(3 * LEN as u64));
         // Both addresses lead to shared memory, if both engines run as the same user and neither has disabled that.
         println!("{:?} address, reached by {:?}", address.scheme(), peer.transport());
-        assert_eq!(peer.transport(), Some(Scheme::Shm));
+        assert_eq!(peer.transport(), Some(Transport::Shm));
     }
     Ok(())
 }

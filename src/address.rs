@@ -2,17 +2,14 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::{Error, Result};
+use serde::{Serialize, Serializer};
 
 /// The transport of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Scheme {
+pub enum Transport {
     /// `tcp://host:port`: a TCP socket.
     Tcp,
     /// `shm://name`: shared memory, on the same host.
@@ -25,25 +22,25 @@ pub enum Scheme {
     Nowhere,
 }
 
-impl Scheme {
+impl Transport {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Scheme::Tcp => "tcp",
-            Scheme::Shm => "shm",
-            Scheme::Verbs => "verbs",
-            Scheme::Loop => "loop",
-            Scheme::Nowhere => "nowhere",
+            Transport::Tcp => "tcp",
+            Transport::Shm => "shm",
+            Transport::Verbs => "verbs",
+            Transport::Loop => "loop",
+            Transport::Nowhere => "nowhere",
         }
     }
 
     /// Accepts `tcp` as well as `tcp://`.
-    pub(crate) fn parse(text: &str) -> Option<Scheme> {
+    pub(crate) fn parse(text: &str) -> Option<Transport> {
         match text.strip_suffix("://").unwrap_or(text) {
-            "tcp" => Some(Scheme::Tcp),
-            "shm" => Some(Scheme::Shm),
-            "verbs" => Some(Scheme::Verbs),
-            "loop" => Some(Scheme::Loop),
-            "nowhere" => Some(Scheme::Nowhere),
+            "tcp" => Some(Transport::Tcp),
+            "shm" => Some(Transport::Shm),
+            "verbs" => Some(Transport::Verbs),
+            "loop" => Some(Transport::Loop),
+            "nowhere" => Some(Transport::Nowhere),
             _ => None,
         }
     }
@@ -54,16 +51,59 @@ impl Scheme {
 /// Addresses are compared as text: `tcp://localhost:1` and `tcp://127.0.0.1:1` are not equal.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
-    scheme: Scheme,
+    scheme: Transport,
     rest: Arc<str>,
 }
 
 /// Longest text of an address, in bytes: host names have at most 253, and texts from peers need a limit.
-const MAX_LEN: usize = 300;
+pub(crate) const MAX_LEN: usize = 300;
 
 impl Address {
+    /// An error says why the text is not an address.
+    pub(crate) fn parse(text: &str) -> Result<Address, &'static str> {
+        if text.len() > MAX_LEN {
+            return Err("longer than 300 bytes");
+        }
+        let (scheme, rest) = text.split_once("://").ok_or("no `://` in it")?;
+        let scheme = Transport::parse(scheme).ok_or("the scheme is none of tcp, shm, verbs, loop")?;
+        match scheme {
+            Transport::Nowhere if rest.is_empty() => {}
+            Transport::Nowhere => return Err("`nowhere://` has no name"),
+            Transport::Tcp | Transport::Verbs => {
+                let (host, port) = rest.rsplit_once(':').ok_or("no `:port` at its end")?;
+                port.parse::<u16>().map_err(|_| "the port is not a number of 0 to 65535")?;
+                let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+                match bare {
+                    Some(v6) if v6.parse::<Ipv6Addr>().is_ok() || rest.parse::<SocketAddr>().is_ok() => {}
+                    Some(_) => return Err("no IPv6 address between the brackets"),
+                    None if host.is_empty() => return Err("the host is empty"),
+                    None if !host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) => {
+                        return Err("the host holds characters that no host name has");
+                    }
+                    None => {}
+                }
+            }
+            Transport::Shm | Transport::Loop => {
+                if !rest.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
+                    return Err("the name holds characters other than letters, digits, `-`, `.` and `_`");
+                }
+            }
+        }
+        Ok(Address { scheme, rest: rest.into() })
+    }
+
+    /// What a listener takes where only a transport is named: any free port on all interfaces, or a name that the engine
+    /// chooses. `None` for `nowhere://`.
+    pub(crate) fn any_of(scheme: Transport) -> Option<Address> {
+        match scheme {
+            Transport::Tcp | Transport::Verbs => Some(Address { scheme, rest: "0.0.0.0:0".into() }),
+            Transport::Shm | Transport::Loop => Some(Address { scheme, rest: "".into() }),
+            Transport::Nowhere => None,
+        }
+    }
+
     /// The transport of the address.
-    pub fn scheme(&self) -> Scheme {
+    pub fn scheme(&self) -> Transport {
         self.scheme
     }
 
@@ -73,32 +113,32 @@ impl Address {
     }
 
     pub(crate) fn tcp(address: SocketAddr) -> Address {
-        Address { scheme: Scheme::Tcp, rest: address.to_string().into() }
+        Address { scheme: Transport::Tcp, rest: address.to_string().into() }
     }
 
     #[cfg(feature = "verbs")]
     pub(crate) fn verbs(address: SocketAddr) -> Address {
-        Address { scheme: Scheme::Verbs, rest: address.to_string().into() }
+        Address { scheme: Transport::Verbs, rest: address.to_string().into() }
     }
 
     pub(crate) fn loopback(name: &str) -> Address {
-        Address { scheme: Scheme::Loop, rest: name.into() }
+        Address { scheme: Transport::Loop, rest: name.into() }
     }
 
     pub(crate) fn shm(name: &str) -> Address {
-        Address { scheme: Scheme::Shm, rest: name.into() }
+        Address { scheme: Transport::Shm, rest: name.into() }
     }
 
     /// The address of an engine that does not listen; it can't be dialled.
     pub(crate) fn nowhere() -> Address {
-        Address { scheme: Scheme::Nowhere, rest: "".into() }
+        Address { scheme: Transport::Nowhere, rest: "".into() }
     }
 
     /// The socket address; `None` for a host name, and for `shm` and `loop`.
     pub(crate) fn socket(&self) -> Option<SocketAddr> {
         match self.scheme {
-            Scheme::Tcp | Scheme::Verbs => self.rest.parse().ok(),
-            Scheme::Shm | Scheme::Loop | Scheme::Nowhere => None,
+            Transport::Tcp | Transport::Verbs => self.rest.parse().ok(),
+            Transport::Shm | Transport::Loop | Transport::Nowhere => None,
         }
     }
 
@@ -106,9 +146,9 @@ impl Address {
     pub fn is_dialable(&self) -> bool {
         let unspecified = self.socket().is_some_and(|socket| socket.ip().is_unspecified());
         match self.scheme {
-            Scheme::Tcp | Scheme::Verbs => !unspecified && !self.rest.ends_with(":0"),
-            Scheme::Shm | Scheme::Loop => !self.rest.is_empty(),
-            Scheme::Nowhere => false,
+            Transport::Tcp | Transport::Verbs => !unspecified && !self.rest.ends_with(":0"),
+            Transport::Shm | Transport::Loop => !self.rest.is_empty(),
+            Transport::Nowhere => false,
         }
     }
 
@@ -123,7 +163,7 @@ impl Address {
 
     /// True for a host that has to be resolved, which may take long.
     pub(crate) fn is_host_name(&self) -> bool {
-        matches!(self.scheme, Scheme::Tcp | Scheme::Verbs) && self.socket().is_none()
+        matches!(self.scheme, Transport::Tcp | Transport::Verbs) && self.socket().is_none()
     }
 
     /// True when only this host reaches the address.
@@ -150,49 +190,11 @@ impl Address {
         let ip = match remote.socket() {
             Some(seen) => seen.ip(),
             // The engine is on this host.
-            None if remote.scheme == Scheme::Shm && own.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
-            None if remote.scheme == Scheme::Shm => Ipv6Addr::LOCALHOST.into(),
+            None if remote.scheme == Transport::Shm && own.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+            None if remote.scheme == Transport::Shm => Ipv6Addr::LOCALHOST.into(),
             None => return self.clone(),
         };
         Address { scheme: self.scheme, rest: SocketAddr::new(ip, own.port()).to_string().into() }
-    }
-}
-
-impl FromStr for Address {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Address> {
-        let invalid =
-            |reason: &str| Error::InvalidAddress { text: text.chars().take(MAX_LEN).collect(), reason: reason.to_owned() };
-        if text.len() > MAX_LEN {
-            return Err(invalid("longer than 300 bytes"));
-        }
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("no `://` in it"))?;
-        let scheme = Scheme::parse(scheme).ok_or_else(|| invalid("the scheme is none of tcp, shm, verbs, loop"))?;
-        match scheme {
-            Scheme::Nowhere if rest.is_empty() => {}
-            Scheme::Nowhere => return Err(invalid("`nowhere://` has no name")),
-            Scheme::Tcp | Scheme::Verbs => {
-                let (host, port) = rest.rsplit_once(':').ok_or_else(|| invalid("no `:port` at its end"))?;
-                port.parse::<u16>().map_err(|_| invalid("the port is not a number of 0 to 65535"))?;
-                let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-                match bare {
-                    Some(v6) if v6.parse::<Ipv6Addr>().is_ok() || rest.parse::<SocketAddr>().is_ok() => {}
-                    Some(_) => return Err(invalid("no IPv6 address between the brackets")),
-                    None if host.is_empty() => return Err(invalid("the host is empty")),
-                    None if !host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) => {
-                        return Err(invalid("the host holds characters that no host name has"));
-                    }
-                    None => {}
-                }
-            }
-            Scheme::Shm | Scheme::Loop => {
-                if !rest.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
-                    return Err(invalid("the name holds characters other than letters, digits, `-`, `.` and `_`"));
-                }
-            }
-        }
-        Ok(Address { scheme, rest: rest.into() })
     }
 }
 
@@ -209,72 +211,8 @@ impl fmt::Debug for Address {
 }
 
 impl Serialize for Address {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Address {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Address, D::Error> {
-        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// Conversion to an address: for `&str`, `String`, [`Address`] and references to them.
-pub trait IntoAddress {
-    /// Parses or returns the address.
-    ///
-    /// # Errors
-    /// [`Error::InvalidAddress`] when the text is not an address.
-    fn into_address(self) -> Result<Address>;
-
-    /// As `into_address`, for a listener: a text may also name a transport alone, such as `tcp`, for any free port on all
-    /// interfaces, or `shm`, for a name that the engine chooses.
-    ///
-    /// # Errors
-    /// [`Error::InvalidAddress`] when the text is neither.
-    fn into_listen_address(self) -> Result<Address>
-    where
-        Self: Sized,
-    {
-        let address = self.into_address();
-        let Err(Error::InvalidAddress { text, .. }) = &address else { return address };
-        match Scheme::parse(text).filter(|_| !text.contains(':')) {
-            Some(scheme @ (Scheme::Tcp | Scheme::Verbs)) => Ok(Address { scheme, rest: "0.0.0.0:0".into() }),
-            Some(scheme @ (Scheme::Shm | Scheme::Loop)) => Ok(Address { scheme, rest: "".into() }),
-            Some(Scheme::Nowhere) | None => address,
-        }
-    }
-}
-
-impl IntoAddress for &str {
-    fn into_address(self) -> Result<Address> {
-        self.parse()
-    }
-}
-
-impl IntoAddress for String {
-    fn into_address(self) -> Result<Address> {
-        self.parse()
-    }
-}
-
-impl IntoAddress for &String {
-    fn into_address(self) -> Result<Address> {
-        self.parse()
-    }
-}
-
-impl IntoAddress for Address {
-    fn into_address(self) -> Result<Address> {
-        Ok(self)
-    }
-}
-
-impl IntoAddress for &Address {
-    fn into_address(self) -> Result<Address> {
-        Ok(self.clone())
     }
 }
 

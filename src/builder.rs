@@ -7,8 +7,8 @@ use crate::engine::{Authorize, Engine, EngineLimits, EngineShared, TaskRuntime};
 use crate::progress::{Core, CoreSettings, DialFilter, Progress};
 use crate::proto;
 use crate::rpc::{Caller, EngineService, authorization};
-use crate::transport::{KernelCopyPolicy, ShmOptions, TcpOptions, Transport};
-use crate::{Address, Error, IntoAddress, Result, Scheme, random};
+use crate::transport::{KernelCopyPolicy, ShmOptions, TcpOptions, TransportDriver};
+use crate::{Address, Error, IntoAddress, Result, Transport, random};
 
 /// Largest eager limit: the message with its head has to fit into a frame of 1 MiB.
 const MAX_EAGER: usize = 512 << 10;
@@ -72,7 +72,7 @@ impl LimitOverrides {
     }
 }
 
-type Wrap = Box<dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>>;
+type Wrap = Box<dyn Fn(Box<dyn TransportDriver>) -> Box<dyn TransportDriver>>;
 
 /// Options and limits of an engine; made by [`Engine::builder`]. The defaults suit most programs. Dropping it makes no
 /// engine.
@@ -86,7 +86,7 @@ pub struct EngineBuilder {
     max_message: usize,
     eager: usize,
     eager_bulk: usize,
-    heartbeat: Duration,
+    peer_timeout: Duration,
     connect: Duration,
     finalize: Duration,
     remote_shutdown: bool,
@@ -114,7 +114,7 @@ impl Default for EngineBuilder {
             max_message: 64 << 20,
             eager: 16 << 10,
             eager_bulk: 4 << 10,
-            heartbeat: Duration::from_secs(10),
+            peer_timeout: Duration::from_secs(10),
             connect: Duration::from_secs(5),
             finalize: Duration::from_secs(5),
             remote_shutdown: false,
@@ -220,8 +220,8 @@ impl EngineBuilder {
 
     /// Peer timeout: a peer from which nothing arrives for this long, while the engine waits for it, is disconnected (default
     /// 10 s, at least 10 ms).
-    pub fn heartbeat(mut self, peer_timeout: Duration) -> Self {
-        self.heartbeat = peer_timeout.clamp(Duration::from_millis(10), LONGEST);
+    pub fn peer_timeout(mut self, timeout: Duration) -> Self {
+        self.peer_timeout = timeout.clamp(Duration::from_millis(10), LONGEST);
         self
     }
 
@@ -262,12 +262,12 @@ impl EngineBuilder {
     /// panics, the call is denied.
     ///
     /// ```
-    /// use calomel::{Engine, Error, Request, Scheme};
+    /// use calomel::{Engine, Error, Request, Transport};
     ///
     /// # fn main() -> calomel::Result<()> {
     /// let server = Engine::builder()
     ///     .listen("tcp://127.0.0.1:0")
-    ///     .authorize(|caller| caller.procedure() != "stop" || caller.transport() == Some(Scheme::Loop))
+    ///     .authorize(|caller| caller.procedure() != "stop" || caller.transport() == Some(Transport::Loop))
     ///     .build()?;
     /// server.define("stop", |_: &Request, _: ()| ())?;
     /// let client = Engine::client("tcp")?;
@@ -356,7 +356,7 @@ impl EngineBuilder {
 
     /// Wraps each transport: tests inject faults this way.
     #[cfg(test)]
-    pub(crate) fn wrap(mut self, wrap: impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static) -> Self {
+    pub(crate) fn wrap(mut self, wrap: impl Fn(Box<dyn TransportDriver>) -> Box<dyn TransportDriver> + 'static) -> Self {
         self.wrap = Box::new(wrap);
         self
     }
@@ -384,7 +384,7 @@ impl EngineBuilder {
             CoreSettings {
                 proto: proto::Config {
                     max_message: self.max_message,
-                    peer_timeout: self.heartbeat,
+                    peer_timeout: self.peer_timeout,
                     connect: self.connect,
                     limits: self.overrides.limits(self.max_message),
                     remote_shutdown: self.remote_shutdown,
@@ -398,7 +398,7 @@ impl EngineBuilder {
                 shm,
                 dial_filter: self.dial_filter,
                 tcp: TcpOptions {
-                    peer_timeout: self.heartbeat,
+                    peer_timeout: self.peer_timeout,
                     #[cfg(feature = "tls")]
                     tls: self.tls.map(|tls| (tls, self.connect)),
                 },
@@ -406,7 +406,7 @@ impl EngineBuilder {
             &*self.wrap,
         )?;
         for name in &self.transports {
-            let scheme = Scheme::parse(name).ok_or_else(|| Error::InvalidAddress {
+            let scheme = Transport::parse(name).ok_or_else(|| Error::InvalidAddress {
                 text: name.clone(),
                 reason: "the transport is not one of tcp, shm, verbs, loop".to_owned(),
             })?;

@@ -11,18 +11,18 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Which message of a call an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
+pub enum MessageSide {
     /// The arguments, which the server decodes.
     Arguments,
     /// The result, which the caller decodes.
     Result,
 }
 
-impl std::fmt::Display for Side {
+impl std::fmt::Display for MessageSide {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Side::Arguments => "arguments",
-            Side::Result => "result",
+            MessageSide::Arguments => "arguments",
+            MessageSide::Result => "result",
         })
     }
 }
@@ -59,8 +59,9 @@ pub enum Error {
         peer: Address,
         /// The cause.
         reason: String,
-        /// The system's error, if there was one.
-        source: Option<Arc<io::Error>>,
+        /// The system's error, if there was one. `reason` has its text, so it is no
+        /// [source](std::error::Error::source): reports of all sources would have it twice.
+        cause: Option<Arc<io::Error>>,
     },
     /// The connection ended while the operation was in progress: the peer died, closed the connection, or exceeded the peer
     /// timeout.
@@ -133,7 +134,7 @@ pub enum Error {
         /// The other end.
         peer: Address,
         /// Arguments or result.
-        side: Side,
+        side: MessageSide,
         /// The procedure.
         name: String,
         /// The cause.
@@ -145,7 +146,7 @@ pub enum Error {
         /// The other end.
         peer: Address,
         /// Arguments or result.
-        side: Side,
+        side: MessageSide,
         /// The procedure.
         name: String,
         /// The decoder's error.
@@ -157,7 +158,7 @@ pub enum Error {
         /// The other end.
         peer: Address,
         /// Arguments or result.
-        side: Side,
+        side: MessageSide,
         /// The procedure.
         name: String,
         /// The receiver's type.
@@ -166,8 +167,12 @@ pub enum Error {
         found: String,
     },
     /// Arguments or result exceed the limit on messages of the sender or of the receiver, in bytes.
-    #[error("message of {size} bytes exceeds the limit of {limit} bytes")]
+    #[error("`{name}` at {peer}: message of {size} bytes exceeds the limit of {limit} bytes")]
     MessageTooLarge {
+        /// The other end.
+        peer: Address,
+        /// The procedure.
+        name: String,
         /// Size of the encoded message, in bytes.
         size: usize,
         /// The limit that was in force, in bytes.
@@ -281,12 +286,12 @@ pub enum Error {
         reason: String,
     },
     /// A system call of the engine failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     Io {
         /// The operation.
         what: String,
-        /// The system's error.
-        source: Arc<io::Error>,
+        /// The system's error. The text of this error has its text, so it is no [source](std::error::Error::source).
+        cause: Arc<io::Error>,
     },
 }
 
@@ -306,8 +311,8 @@ fn engine_at(address: &Option<Address>) -> String {
 }
 
 impl Error {
-    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Error {
-        Error::Io { what: what.into(), source: Arc::new(source) }
+    pub(crate) fn io(what: impl Into<String>, cause: io::Error) -> Error {
+        Error::Io { what: what.into(), cause: Arc::new(cause) }
     }
 
     /// True for [`Error::Timeout`].
@@ -327,7 +332,7 @@ impl Error {
     /// The call may have been carried out already, so retry it only if it is idempotent: see [`Call::retry`](crate::Call::retry).
     pub fn is_retryable(&self) -> bool {
         match self {
-            Error::Unreachable { source, .. } => !source.as_ref().is_some_and(|source| is_permanent(source.kind())),
+            Error::Unreachable { cause, .. } => !cause.as_ref().is_some_and(|cause| is_permanent(cause.kind())),
             Error::Timeout { .. } | Error::Disconnected { .. } | Error::Busy { .. } | Error::Checksum { .. } => true,
             _ => false,
         }

@@ -58,7 +58,7 @@
 //! | accesses to the same memory at the same time | take turns, chunk by chunk | the same; what a peer reads by itself may be written meanwhile | the same as tcp | do not take turns: a reader may see half of a write |
 //! | memory that was reclaimed | is not touched any more; reclaiming takes microseconds, whatever peers do | the same; a peer that stops while it reads is waited for, for a second, and then disconnected | the same as tcp | is not touched any more: the device has forgotten it, which takes longer the more memory there is |
 //! | a later transfer | fails with [`Error::Revoked`]; after 4096 further revocations with [`Error::AccessDenied`] | the same | the same | the same; the device refuses, and the owner gives the reason |
-//! | **a peer that dies** | is detected at once if its system lives; else after the peer timeout ([`EngineBuilder::heartbeat`]), while the engine waits for it | the same | is this process | as tcp; a process that is stopped still serves its memory |
+//! | **a peer that dies** | is detected at once if its system lives; else after the peer timeout ([`EngineBuilder::peer_timeout`]), while the engine waits for it | the same | is this process | as tcp; a process that is stopped still serves its memory |
 //! | a peer that restarts at the same address | is recognized as new: old bulks fail with [`Error::PeerRestarted`] | the same | the same | the same |
 //! | a killed process leaves behind | nothing | nothing: sockets and memory have no files | does not apply | nothing |
 //! | **access control**: a connection is open to | peers with the key ([`EngineBuilder::pre_shared_key`]) or a trusted certificate (feature `tls`), where they are set; else all that reach the port | processes of the same user, or of [`EngineBuilder::shm_group`]; with a key, those that have it | engines of this process; with a key, those that have it | peers with the key, where it is set; else all that reach the device |
@@ -151,6 +151,7 @@
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only.
+//! - `macros`: the attribute `service` makes a client and a server of a trait.
 //! - `tokio`: async handlers run within a tokio runtime (`EngineBuilder::tokio`). All else that is async works on any
 //!   executor, without this feature.
 //! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
@@ -170,6 +171,7 @@ mod fork;
 pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
+mod into_address;
 mod memory;
 mod payload;
 mod progress;
@@ -184,13 +186,14 @@ mod tests;
 mod tls;
 mod transport;
 
-pub use address::{Address, IntoAddress, Scheme};
+pub use address::{Address, Transport};
 pub use builder::EngineBuilder;
 pub use bulk::{
     Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
 };
 pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, Timer, WeakEngine};
-pub use error::{Error, Result, Side};
+pub use error::{Error, MessageSide, Result};
+pub use into_address::IntoAddress;
 pub use memory::{
     Buffer, BufferPool, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, View, Writable, WritableBuffer,
 };
@@ -202,6 +205,127 @@ pub use rpc::{
 };
 #[cfg(feature = "tls")]
 pub use tls::Tls;
+
+/// Makes a client and a server of a trait: one declaration for both sides. Needs the feature `macros`.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::Mutex;
+///
+/// use calomel::{Bulk, BulkMode, Engine, Pending, Request};
+///
+/// /// A key-value store.
+/// #[calomel::service]
+/// pub trait Store {
+///     /// Stores a value; returns the old one.
+///     fn put(&self, key: String, value: Vec<u8>) -> Option<Vec<u8>>;
+///     /// The caller gets the error as it is.
+///     fn get(&self, key: String) -> Result<Vec<u8>, String>;
+///     /// Pulls the value out of the caller's memory, and so takes the request. The caller's call fails with the error's text.
+///     #[fallible]
+///     fn fill(&self, request: &Request, key: String, memory: Bulk) -> calomel::Result<usize>;
+///     /// The engine polls the future.
+///     #[fallible]
+///     async fn relay(&self, request: &Request, key: String) -> calomel::Result<u64>;
+///     /// No response is sent.
+///     #[one_way]
+///     fn forget(&self, key: String);
+/// }
+///
+/// #[derive(Default)]
+/// struct MemoryStore(Mutex<HashMap<String, Vec<u8>>>);
+///
+/// impl Store for MemoryStore {
+///     fn put(&self, key: String, value: Vec<u8>) -> Option<Vec<u8>> {
+///         self.0.lock().unwrap().insert(key, value)
+///     }
+///
+///     fn get(&self, key: String) -> Result<Vec<u8>, String> {
+///         self.0.lock().unwrap().get(&key).cloned().ok_or_else(|| format!("no value of {key}"))
+///     }
+///
+///     fn fill(&self, request: &Request, key: String, memory: Bulk) -> calomel::Result<usize> {
+///         let mut value = vec![0; memory.len()];
+///         let moved = memory.on(request.endpoint()).pull_into(&mut value[..])?;
+///         self.put(key, value);
+///         Ok(moved)
+///     }
+///
+///     async fn relay(&self, request: &Request, key: String) -> calomel::Result<u64> {
+///         let hash = request.engine().procedure::<str, u64>("hash");
+///         hash.on(request.endpoint()).start(&key)?.await
+///     }
+///
+///     fn forget(&self, key: String) {
+///         self.0.lock().unwrap().remove(&key);
+///     }
+/// }
+///
+/// # fn main() -> calomel::Result<()> {
+/// let server = Engine::server("tcp://127.0.0.1:0")?;
+/// let served = StoreServer::serve(&server, MemoryStore::default())?;
+///
+/// let client = Engine::client("tcp")?;
+/// client.define("hash", |_: &Request, key: String| key.len() as u64)?;
+/// let store = StoreClient::new(client.lookup(server.address())?);
+/// assert_eq!(store.put("a", b"one")?, None);
+/// assert_eq!(store.get("b")?, Err("no value of b".to_owned()));
+/// let memory = client.expose_read_only(vec![1u8; 1000])?;
+/// assert_eq!(store.fill("b", &memory.bulk())?, 1000);
+/// assert_eq!(store.relay("four")?, 4);
+/// store.forget("b")?;
+///
+/// // Each method, started: a `Pending` can be waited for, and awaited.
+/// let started = ["a", "b"].map(|key| store.start_get(key));
+/// for pending in started {
+///     pending?.wait()?.ok();
+/// }
+/// assert!(served.remove());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What is generated
+///
+/// For a trait `Store`, with its visibility and its methods' documentation:
+///
+/// - **`Store`**, for the server to implement. It has the supertraits `Send`, `Sync` and `'static`, and is implemented for
+///   `Arc<T>` where `T` implements it. An async method returns a future that is `Send`; `async fn` implements it.
+/// - **`StoreServer`**: `StoreServer::serve(&engine, store)` defines the procedures at the engine, and
+///   `StoreServer::serve_at(&provider, store)` at a [`Provider`], on its [`HandlerPool`] if it has one. If a name is taken,
+///   none of them is defined. Dropping the `StoreServer` leaves them defined; `remove` removes them. The engine owns `store`,
+///   which must not hold a clone of the engine: see [`Engine::define`].
+/// - **`StoreClient`**: `StoreClient::new(&endpoint)` is a client of a peer, or of the provider that the endpoint names. It is
+///   cheap to clone, and keeps no engine alive. `client.timeout(duration)` is the same client with another timeout. For each
+///   method it has one that calls, as [`Call::call`] does, and one with `start_` before its name that starts a call, as
+///   [`Call::start`] does; for a one-way method one that sends, as [`Call::notify`] does, and one with `_async` after its
+///   name, as [`Call::notify_async`].
+///
+/// The procedures are named `Store.put`, and have the argument itself, or a tuple of several. So programs without the macro can
+/// call them: `engine.procedure::<(String, Vec<u8>), Option<Vec<u8>>>("Store.put")`.
+///
+/// # Rules
+///
+/// - A method takes `&self`, since several calls run at a time, and up to 16 arguments, which have names, and serde types that
+///   [`Engine::define`] lists. It has no generic parameters and no body.
+/// - The client takes a `String` as `&str`, a `Vec<T>` as `&[T]`, numbers, `bool` and `char` by value, an `Option` as an option
+///   of these, and all else by reference. A type is recognized by its name, not through an alias.
+/// - Arguments and results own what they hold. A method that needs the call itself takes `request: &Request` as its first
+///   argument, which the client does not have.
+/// - A method's result is sent as it is, also a `Result`. With `#[fallible]` only what its `Ok` holds is sent, and of an `Err`
+///   the caller gets [`Error::Failed`] with the error's text, as with [`Engine::define_try`]. Where several kinds of errors
+///   meet, it returns a [`HandlerResult`].
+/// - A method with `#[one_way]` returns nothing, or a `Result<(), E>` if it is fallible.
+/// - Methods named `new` and `timeout`, and `start_put` beside `put`, do not compile: the client has functions of these names.
+///
+/// # Options
+///
+/// - `#[service(name = "kv")]`: the procedures are named `kv.put`, not `Store.put`.
+/// - `#[rename = "set"]` on a method `put`: its procedure is named `Store.set`.
+/// - `#[service(crate = "path::to::calomel")]`: where calomel is found, if not at `::calomel`.
+#[cfg(feature = "macros")]
+#[doc(inline)]
+pub use calomel_macros::service;
 
 /// Tests the examples of the README and of the book.
 #[cfg(doctest)]

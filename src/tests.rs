@@ -298,7 +298,7 @@ fn run_with_faults(address: &str, kernel_copy: bool, plan: FaultPlan, seed: u64)
         let builder = Engine::builder().default_timeout(TIMEOUT).wrap(faults.wrapping());
         let builder = builder.same_host_upgrade(false).shm_kernel_copy(kernel_copy);
         if plan.silent > 0 {
-            builder.heartbeat(Duration::from_millis(150)).connect_timeout(Duration::from_millis(300))
+            builder.peer_timeout(Duration::from_millis(150)).connect_timeout(Duration::from_millis(300))
         } else {
             builder
         }

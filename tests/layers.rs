@@ -1,84 +1,52 @@
 //! Holds the code to the layers of DESIGN.md: reads what each file of `src` names, and fails on what it must not.
 
+#[path = "layers/imports.rs"]
+mod imports;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the files of a layer must not name. Tests inside a layer are held to it too, but for `relaxed_in_tests`.
-struct Layer {
-    folder: &'static str,
-    forbidden: &'static [&'static str],
-    relaxed_in_tests: &'static [&'static str],
-}
+use imports::{Import, circles, imports};
 
-const LAYERS: &[Layer] = &[
-    // No input or output, no clock, no threads, no locks.
-    Layer {
-        folder: "proto/",
-        forbidden: &[
-            "crate::transport",
-            "crate::progress",
-            "crate::rpc",
-            "crate::bulk",
-            "crate::engine",
-            "crate::endpoint",
-            "crate::memory",
-            "crate::shape",
-            "std::net",
-            "std::thread",
-            "std::sync::Mutex",
-            "std::sync::RwLock",
-            "std::sync::mpsc",
-            "parking_lot",
-            "mio::",
-            "libc::",
-            "Instant::now",
-            "SystemTime",
-            // The protocol runs under a lock, and a log subscriber is user code: it queues `Log`s instead.
-            "tracing::",
-            "unsafe",
-        ],
-        relaxed_in_tests: &["std::thread", "Instant::now", "std::sync::Mutex"],
-    },
-    Layer {
-        folder: "transport/",
-        forbidden: &["crate::proto", "crate::progress", "crate::rpc", "crate::bulk", "crate::engine", "crate::endpoint"],
-        relaxed_in_tests: &[],
-    },
-    Layer {
-        folder: "memory/",
-        forbidden: &[
-            "crate::proto",
-            "crate::transport",
-            "crate::progress",
-            "crate::rpc",
-            "crate::bulk",
-            "crate::engine",
-            "crate::endpoint",
-        ],
-        relaxed_in_tests: &[],
-    },
-    // The structure of types, without any knowledge of the layers that use it.
-    Layer {
-        folder: "shape/",
-        forbidden: &[
-            "crate::proto",
-            "crate::transport",
-            "crate::progress",
-            "crate::rpc",
-            "crate::bulk",
-            "crate::engine",
-            "crate::endpoint",
-            "crate::memory",
-        ],
-        relaxed_in_tests: &[],
-    },
-    Layer {
-        folder: "progress/",
-        forbidden: &["crate::rpc", "crate::bulk", "crate::engine", "crate::endpoint", "crate::Engine", "crate::Endpoint"],
-        relaxed_in_tests: &[],
-    },
+/// The modules of the crate, from the lowest layer to the highest. A module may name those of the layers below its own, and no
+/// other one, except its own parts.
+const LAYERS: &[&[&str]] = &[
+    &["address", "deferred_log", "fork", "payload", "random", "sync"],
+    &["error"],
+    &["into_address", "memory", "shape", "tls"],
+    &["proto", "transport"],
+    &["progress"],
+    &["engine"],
+    &["bulk", "rpc"],
+    &["builder"],
 ];
+
+/// Modules for tests, which may name all and be named by any test.
+const TEST_MODULES: &[&str] = &["fuzzing", "tests"];
+
+/// What the files of `proto` must not name, beyond that: it has no input or output, no clock, no threads and no locks, and it
+/// never reads the memory that it moves.
+const NOT_IN_PROTO: &[&str] = &[
+    "crate::memory",
+    "crate::shape",
+    "crate::deferred_log",
+    "std::net",
+    "std::thread",
+    "std::sync::Mutex",
+    "std::sync::RwLock",
+    "std::sync::mpsc",
+    "parking_lot",
+    "mio::",
+    "libc::",
+    "Instant::now",
+    "SystemTime",
+    // The protocol runs under a lock, and a log subscriber is user code: it queues `Log`s instead.
+    "tracing::",
+    "unsafe",
+];
+/// What its tests may name of that.
+const IN_TESTS_OF_PROTO: &[&str] = &["std::thread", "Instant::now", "std::sync::Mutex"];
 
 /// Where `unsafe` may stand.
 const UNSAFE: &[&str] = &[
@@ -105,19 +73,21 @@ const MAX_LINES: usize = 800;
 /// A file that takes another's place where a feature is off, and so defines the same types.
 const STANDS_IN: &str = "transport/tcp/no_session.rs";
 
-/// A file of `src`, with its path from there and its lines, comments taken out.
+/// A file of `src`, with its path from there; and its lines, comments taken out.
 struct Source {
     path: String,
+    text: String,
     lines: Vec<String>,
 }
 
 impl Source {
     fn new(path: &str, text: &str) -> Source {
-        Source { path: path.to_owned(), lines: text.lines().map(|line| code(line).to_owned()).collect() }
+        let lines = text.lines().map(|line| code(line).to_owned()).collect();
+        Source { path: path.to_owned(), text: text.to_owned(), lines }
     }
 
     fn is_test(&self) -> bool {
-        self.path.contains("/tests") || self.path.starts_with("tests")
+        self.path.trim_end_matches(".rs").split('/').any(|part| TEST_MODULES.contains(&part))
     }
 }
 
@@ -145,32 +115,6 @@ fn sources() -> Vec<Source> {
     found.iter().map(|path| Source::new(&relative(path), &fs::read_to_string(path).unwrap())).collect()
 }
 
-/// `super::…` and the groups of `use crate::{a, b}` as full paths, so that no spelling of an import is missed.
-fn names(source: &Source) -> String {
-    let mut text = source.lines.join("\n");
-    // Modules of the crate that a group names.
-    for start in ["crate::{", "super::{"] {
-        let mut from = 0;
-        while let Some(at) = text[from..].find(start) {
-            let begin = from + at + start.len();
-            let end = begin + text[begin..].find("};").unwrap_or(0);
-            let members: Vec<String> =
-                text[begin..end].split(',').map(|member| format!("{}{}", &start[..7], member.trim())).collect();
-            text.insert_str(end, &format!("\n{}\n", members.join("\n")));
-            from = end;
-        }
-    }
-    // From a file right below the root, and from one a level deeper, `super` leads to the crate.
-    let depth = source.path.matches('/').count();
-    let up = "super::".repeat(depth + 1);
-    let above = "super::".repeat(depth);
-    text = text.replace(&up, "crate::");
-    if source.path.ends_with("/mod.rs") && depth > 0 {
-        text = text.replace(&above, "crate::");
-    }
-    text
-}
-
 /// Lines that log with no `defer(` on the same line or on the one before.
 fn logged_at_once(source: &Source) -> impl Iterator<Item = &str> {
     let before = std::iter::once("").chain(source.lines.iter().map(String::as_str));
@@ -185,14 +129,11 @@ fn logged_at_once(source: &Source) -> impl Iterator<Item = &str> {
 /// What is wrong with a file, in words.
 fn complaints(source: &Source) -> Vec<String> {
     let mut found = Vec::new();
-    let text = names(source);
-    for layer in LAYERS.iter().filter(|layer| source.path.starts_with(layer.folder)) {
-        for forbidden in layer.forbidden {
-            let relaxed = source.is_test() && layer.relaxed_in_tests.contains(forbidden);
-            if text.contains(forbidden) && !relaxed {
-                found.push(format!("{} must not name `{forbidden}`", source.path));
-            }
-        }
+    let text = source.lines.join("\n");
+    if source.path.starts_with("proto/") {
+        let forbidden = NOT_IN_PROTO.iter().filter(|name| !(source.is_test() && IN_TESTS_OF_PROTO.contains(name)));
+        let named = forbidden.filter(|name| text.contains(**name));
+        found.extend(named.map(|name| format!("{} must not name `{name}`", source.path)));
     }
     // Deadlines go by the clock that never jumps.
     if text.contains("SystemTime") && !source.is_test() {
@@ -204,7 +145,8 @@ fn complaints(source: &Source) -> Vec<String> {
         let named = copied.iter().filter(|name| text.contains(*name));
         found.extend(named.map(|name| format!("{} must not use `{name}`, which a fork copies", source.path)));
     }
-    // Transports run under locks of theirs and of the engine, and a subscriber is user code: `deferred_log::defer` has a line wait.
+    // Transports run under locks of theirs and of the engine, and a subscriber is user code: `deferred_log::defer` has a line
+    // wait.
     if source.path.starts_with("transport/") && !source.is_test() {
         found.extend(logged_at_once(source).map(|line| format!("{} must defer what it logs: {line}", source.path)));
     }
@@ -218,9 +160,38 @@ fn complaints(source: &Source) -> Vec<String> {
     found
 }
 
+/// Imports that go up, or to another module of the same layer.
+fn upward(imports: &[Import]) -> Vec<String> {
+    let layer = |module: &str| LAYERS.iter().position(|layer| layer.contains(&module));
+    let mut found = Vec::new();
+    for Import { from, to, name, children, .. } in imports.iter().filter(|import| import.folder.is_empty()) {
+        let is_test = |module: &String| TEST_MODULES.contains(&&**module);
+        // A fuzzer of one layer may build its inputs with another.
+        if is_test(&children.0) || is_test(&children.1) || from.contains("fuzzing") {
+            continue;
+        }
+        match (layer(&children.0), layer(&children.1)) {
+            (Some(own), Some(other)) if other < own => {}
+            (None, _) | (_, None) => found.push(format!("{from} or {to} is in no layer")),
+            _ => found.push(format!("{from} must not name `{name}` of {to}")),
+        }
+    }
+    found
+}
+
 #[test]
 fn every_file_keeps_to_its_layer() {
-    let found: Vec<String> = sources().iter().flat_map(complaints).collect();
+    let sources = sources();
+    let mut found: Vec<String> = sources.iter().flat_map(complaints).collect();
+    found.extend(upward(&imports(&sources)));
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn imports_form_no_circle() {
+    let imports = imports(&sources());
+    assert!(imports.len() > 200, "{} imports found", imports.len());
+    let found = circles(imports.iter().filter(|import| !import.in_tests));
     assert!(found.is_empty(), "{found:#?}");
 }
 
@@ -274,19 +245,13 @@ fn a_name_of_two_types_is_found() {
 #[test]
 fn a_file_that_does_not_is_found() {
     for (path, text, part) in [
-        ("proto/bad.rs", "use crate::transport::Link;", "crate::transport"),
-        ("proto/bad.rs", "use crate::{Address, memory::Slice};", "crate::memory"),
-        ("proto/bad.rs", "use crate::{\n    Address,\n    progress::Core,\n};", "crate::progress"),
+        ("proto/bad.rs", "fn f(slice: &crate::memory::Slice) {}", "crate::memory"),
+        ("proto/bad.rs", "use std::net::SocketAddr;", "std::net"),
         ("proto/bad.rs", "fn f() { let now = Instant::now(); }", "Instant::now"),
         ("proto/bad.rs", "use parking_lot::Mutex;", "parking_lot"),
         ("proto/bad.rs", "fn f() { tracing::warn!(\"{}\", 1); }", "tracing::"),
-        ("transport/bad.rs", "use super::super::proto::Proto;", "crate::proto"),
-        ("transport/mod.rs", "use super::proto::Proto;", "crate::proto"),
-        ("transport/tcp/bad.rs", "use super::super::super::progress::Core;", "crate::progress"),
         ("transport/bad.rs", "fn f() {\n    let error = g();\n    tracing::warn!(%error, \"it fails\");\n}", "must defer"),
         ("transport/verbs/bad.rs", "use tracing::warn;", "must defer"),
-        ("progress/bad.rs", "use crate::Engine;", "crate::Engine"),
-        ("memory/bad.rs", "fn f(p: &crate::proto::Status) {}", "crate::proto"),
         ("rpc/bad.rs", "fn f() { unsafe { g() } }", "`unsafe`"),
         ("engine/bad.rs", "fn f() { let now = std::time::SystemTime::now(); }", "the clock"),
         ("bulk/bad.rs", "fn f() -> u64 { rand::random() }", "a fork copies"),
@@ -302,17 +267,88 @@ fn a_file_that_does_not_is_found() {
 fn what_is_allowed_is_not_found() {
     for (path, text) in [
         ("proto/good.rs", "use std::time::Instant; // never Instant::now\nuse super::wire::Message;"),
-        ("proto/mod.rs", "use crate::{Address, Scheme};"),
-        ("transport/tcp/good.rs", "use super::super::{Link, Sink};\nuse crate::memory::Slice;"),
         (
             "transport/shm/good.rs",
             "defer(move || tracing::warn!(pid, \"a\"));\ndefer(\n    move || tracing::warn!(pid, \"b\"),\n);",
         ),
-        ("progress/good.rs", "use crate::proto::Proto;\nuse crate::transport::Transport;"),
         ("memory/good.rs", "fn f() { unsafe { g() } }"),
         ("proto/tests/good.rs", "fn f() { let now = Instant::now(); }"),
     ] {
         let found = complaints(&Source::new(path, text));
         assert!(found.is_empty(), "{path}: {text}: {found:?}");
     }
+}
+
+/// A crate of a few files, with the rest of its layers.
+fn invented(files: &[(&str, &str)]) -> Vec<Import> {
+    let lib = "mod address;\npub use address::Address;\npub use engine::Engine;";
+    let rest = [
+        ("lib.rs", lib),
+        ("address.rs", "pub struct Address;"),
+        ("engine/mod.rs", "pub use handle::Engine;"),
+        ("engine/handle.rs", "pub struct Engine;"),
+        ("proto/mod.rs", "mod frame;\npub(crate) use frame::Frame;\npub(crate) struct Proto;"),
+        ("proto/frame.rs", "pub(crate) enum Frame {}"),
+    ];
+    let all = rest.iter().filter(|(path, _)| files.iter().all(|(given, _)| given != path)).chain(files);
+    imports(&all.map(|(path, text)| Source::new(path, text)).collect::<Vec<_>>())
+}
+
+#[test]
+fn an_import_that_goes_up_is_found() {
+    for (path, text, complaint) in [
+        ("transport/bad.rs", "use super::super::proto::Proto;", "must not name `Proto` of proto/mod.rs"),
+        ("transport/mod.rs", "use super::proto::Proto;", "must not name `Proto` of proto/mod.rs"),
+        ("transport/tcp/bad.rs", "fn f(_: super::super::super::proto::Frame) {}", "must not name `Frame` of proto/frame.rs"),
+        ("address.rs", "use crate::{\n    payload::Status,\n    proto::{self, Frame as F},\n};", "`proto` of proto/mod.rs"),
+        ("progress/bad.rs", "use crate::Engine;", "must not name `Engine` of engine/handle.rs"),
+        ("memory/bad.rs", "mod inner {\n    use super::super::super::proto::*;\n}", "of proto/mod.rs"),
+        ("bad.rs", "use crate::Address;", "is in no layer"),
+    ] {
+        let found = upward(&invented(&[(path, text)]));
+        assert!(found.iter().any(|found| found.starts_with(path) && found.contains(complaint)), "{path}: {text}: {found:?}");
+    }
+    for (path, text) in [
+        ("proto/good.rs", "use super::{Frame, frame};\nuse crate::{Address, Transport};"),
+        ("progress/good.rs", "use crate::proto::Frame; // and not crate::Engine\nconst C: &str = \"{ crate::Engine\";"),
+        ("engine/good.rs", "use std::mem;\nuse super::handle::Engine;\npub(in crate::rpc) fn f<'a>(_: &'a crate::Address) {}"),
+    ] {
+        let found = upward(&invented(&[(path, text)]));
+        assert!(found.is_empty(), "{path}: {text}: {found:?}");
+    }
+}
+
+#[test]
+fn a_circle_of_imports_is_found() {
+    let found = |files: &[(&str, &str)]| circles(invented(files).iter().filter(|import| !import.in_tests));
+    // Through a re-export.
+    let [circle] =
+        &found(&[("proto/frame.rs", "use super::link::Link;\nstruct Frame;"), ("proto/link.rs", "use super::Frame;")])[..]
+    else {
+        panic!("not one circle");
+    };
+    assert!(circle.contains("proto/frame.rs -> proto/link.rs: {\"Link\"}"), "{circle}");
+    assert!(circle.contains("proto/link.rs -> proto/frame.rs: {\"Frame\"}"), "{circle}");
+    // Between folders, over a third.
+    let folders = [
+        ("a/mod.rs", "mod x;"),
+        ("a/x.rs", "use crate::b::Y;"),
+        ("b/mod.rs", "pub use y::*;"),
+        ("b/y.rs", "pub struct Y;\nfn f() { crate::c::g() }"),
+        ("c.rs", "use crate::a;"),
+        ("d.rs", "use crate::a;"),
+    ];
+    let circle = found(&folders).concat();
+    assert!(circle.contains("of {\"a\", \"b\", \"c\"}") && circle.contains("b/y.rs -> c.rs: {\"g\"}"), "{circle}");
+    // A module and its parts may name each other; and a test may name all.
+    let parts = [
+        ("proto/mod.rs", "mod frame;\nuse frame::Frame;\npub struct Proto;"),
+        (
+            "proto/frame.rs",
+            "use super::Proto;\npub struct Frame;\n#[cfg(test)]\nmod tests {\n    use super::super::link::Link;\n}",
+        ),
+        ("proto/link.rs", "use super::Frame;\npub struct Link;"),
+        ("proto/link/part.rs", "use super::Link;"),
+    ];
+    assert_eq!(found(&parts), Vec::<String>::new());
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::descriptor::Bulk;
 use crate::engine::{Endpoint, Engine, EngineShared, deadline};
 use crate::memory::{self, CopyOutcome, Slice};
-use crate::progress::{Completion, EngineEnv, Moving, OperationOutcome, REFUSED_BY_FILTER, error_of};
+use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
 use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
@@ -96,7 +96,7 @@ impl Bulk {
                         None => "the owner of the bulk is not connected, and does not listen where this engine could dial",
                     }
                     .to_owned(),
-                    source: refused.is_some().then(|| Arc::new(std::io::ErrorKind::PermissionDenied.into())),
+                    cause: refused.is_some().then(|| Arc::new(std::io::ErrorKind::PermissionDenied.into())),
                     peer: refused.or_else(|| self.origin.addresses.first().cloned()).unwrap_or_else(Address::nowhere),
                 })?;
                 shared.core.exec(|proto| proto.lookup(address))
@@ -197,7 +197,7 @@ impl RemoteBulk {
     }
 
     pub(super) fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
-        let _moving = Moving::enter();
+        let _copying = Copying::enter();
         let completion = Completion::new();
         let (started, len) = self.start(pull, local, &completion, false);
         let id = match started {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Engine, EngineShared, completed, deadline};
 use crate::progress::{Completion, OperationOutcome, error_of};
 use crate::proto::{CallId, Failure, LinkId, PeerId, PeerTag, Question};
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 
 /// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
 ///
@@ -60,7 +60,7 @@ impl Endpoint {
 
     /// The transport of the current connection; `None` while there is none. It can differ from the address's scheme: a tcp or
     /// verbs address of the same host may be reached through shared memory.
-    pub fn transport(&self) -> Option<Scheme> {
+    pub fn transport(&self) -> Option<Transport> {
         self.shared.core.scheme_of(self.connection()?)
     }
 

@@ -6,7 +6,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::progress::Core;
 use crate::transport::interfaces::reachable_at;
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 
 /// Most addresses of one engine: peers refuse more.
 const MAX_ADDRESSES: usize = 16;
@@ -85,7 +85,7 @@ impl Listeners {
 /// The addresses at which other hosts reach a listener.
 fn reachable(bound: &Address) -> Vec<Address> {
     match (bound.scheme(), bound.socket()) {
-        (Scheme::Tcp, Some(socket)) => reachable_at(socket).into_iter().map(Address::tcp).collect(),
+        (Transport::Tcp, Some(socket)) => reachable_at(socket).into_iter().map(Address::tcp).collect(),
         // Not each interface has a device.
         _ => vec![bound.clone()],
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
 use super::sink::CoreSink;
-use super::threads::HandlerPaused;
+use super::thread_state::HandlerPaused;
 use super::workers::{self, Job, JobKind};
 use super::{Core, HANDED_OFF, Outputs, PendingOutputs, UNSENT, collect};
 use crate::deferred_log::defer;
@@ -230,7 +230,7 @@ impl Core {
         loop {
             let ended = self.drive(&mut jobs, goal);
             // User code waits on this thread, and may hold locks that a handler wants: handlers must not run here.
-            jobs.drain(..).for_each(|job| self.hand_over(job));
+            jobs.drain(..).for_each(|job| self.dispatch(job));
             match ended {
                 DriveEnd::Stopped => return true,
                 DriveEnd::Deadline => return (goal.stop)(),

@@ -1,22 +1,10 @@
-//! The types that the protocol is generic over, as an engine defines them.
+//! What an engine gives the protocol: its memory, and what a lease keeps.
 
 use std::any::Any;
 use std::sync::Arc;
 
-use super::completion::Completion;
 use crate::memory::{Region, Slice};
-use crate::proto::{Env, Lease, Memory};
-use crate::shape::Verdicts;
-
-/// The environment of the protocol in an engine.
-pub(crate) enum EngineEnv {}
-
-impl Env for EngineEnv {
-    type Memory = Slice;
-    type Waiter = Arc<Completion>;
-    type Lease = LeaseKeepAlive;
-    type Verdicts = Verdicts;
-}
+use crate::proto::{Lease, Memory};
 
 impl Memory for Slice {
     fn allocate(len: usize) -> Slice {

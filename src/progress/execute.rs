@@ -52,7 +52,7 @@ impl Core {
     /// Executes the outputs deferred until the transports have returned, and writes their deferred log lines.
     pub(super) fn execute_deferred(&self, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) {
         while let Some(output) = pending.deferred.pop_front() {
-            pending.outputs.moved = 0;
+            pending.outputs.sent = 0;
             self.execute_output(output, Some(jobs), &mut pending.outputs);
             if !pending.outputs.queue.is_empty() {
                 self.execute_queued(&mut pending.outputs, Some(jobs));
@@ -64,10 +64,10 @@ impl Core {
     fn execute_output(&self, output: Output<EngineEnv>, jobs: Option<&mut Vec<Job>>, next: &mut Outputs) {
         match output {
             Output::Transmit { link, bytes, payload } => {
-                next.moved += payload.as_ref().map_or(0, |payload| payload.len);
+                next.sent += payload.as_ref().map_or(0, |payload| payload.len);
                 let Some(found) = self.transport_link(link) else { return };
                 match found.send(bytes, payload) {
-                    Sent::All(buffer) if next.moved >= TURN => {
+                    Sent::All(buffer) if next.sent >= TURN => {
                         {
                             let mut proto = self.proto.lock();
                             proto.handle_sent(link, buffer, false);
@@ -91,7 +91,7 @@ impl Core {
                 if let Some(job) = service.request(incoming) {
                     match jobs {
                         Some(jobs) => jobs.push(job),
-                        None => self.hand_over(job),
+                        None => self.dispatch(job),
                     }
                 }
             }
@@ -106,14 +106,14 @@ impl Core {
                     self.follow_up(next, |proto| proto.handle_acknowledged(link, bytes, Instant::now()));
                 }
             }
-            Output::Move { link, transfer, pull, memory, keys, offset } => {
+            Output::StartRma { link, transfer, pull, memory, keys, offset } => {
                 let Some(found) = self.transport_link(link) else { return };
                 if !found.begin_rma(transfer, pull, &memory, &keys, offset) {
                     let reason = "the transport can't carry out this RMA".to_owned();
-                    self.follow_up(next, |proto| proto.handle_moved(link, transfer, Err(reason)));
+                    self.follow_up(next, |proto| proto.handle_rma_done(link, transfer, Err(reason)));
                 }
             }
-            Output::EndMove { link, transfer } => {
+            Output::CancelRma { link, transfer } => {
                 if let Some(found) = self.transport_link(link) {
                     found.end_rma(transfer);
                 }
@@ -252,7 +252,7 @@ fn log(line: &Log) {
             let peer = peer.as_ref().map(ToString::to_string);
             tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "one-way call lost");
         }
-        Log::HungUp { peer, failure, count } => {
+        Log::LinkFailed { peer, failure, count } => {
             tracing::warn!(target: "calomel::proto", %peer, failure, count, "connection closed");
         }
         Log::OtherVersion { peer, count } => {

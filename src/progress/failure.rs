@@ -13,11 +13,11 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
     match failure {
         Failure::Timeout => Error::Timeout { peer, what, after },
         Failure::Cancelled => Error::Cancelled { peer, what },
-        Failure::Unreachable { reason, source } => Error::Unreachable { peer, reason, source },
+        Failure::Unreachable { reason, source } => Error::Unreachable { peer, reason, cause: source },
         Failure::Disconnected { reason } => Error::Disconnected { peer, what, reason },
         Failure::PeerRestarted | Failure::Refused(Status::Restarted) => Error::PeerRestarted { peer, what },
         Failure::TooLarge { size, limit } | Failure::Refused(Status::TooLarge { size, limit }) => {
-            Error::MessageTooLarge { size: size as usize, limit: limit as usize }
+            Error::MessageTooLarge { peer, name, size: size as usize, limit: limit as usize }
         }
         Failure::Version { theirs } => Error::Version { peer, ours: proto::wire::VERSIONS, theirs },
         Failure::Unauthorized { reason } => Error::AccessDenied { peer, what, reason },
@@ -29,10 +29,10 @@ pub(crate) fn error_of(failure: Failure, peer: &Address, what: String, name: &st
             Status::NoSuchProvider => Error::NoSuchProvider { peer, name, provider },
             Status::Panicked(message) => Error::HandlerPanicked { peer, name, message },
             Status::Failed(message) => Error::Failed { peer, name, message },
-            Status::Decode(reason) => Error::Decode { peer, side: crate::Side::Arguments, name, reason },
-            Status::Encode(reason) => Error::Encode { peer, side: crate::Side::Result, name, reason },
+            Status::Decode(reason) => Error::Decode { peer, side: crate::MessageSide::Arguments, name, reason },
+            Status::Encode(reason) => Error::Encode { peer, side: crate::MessageSide::Result, name, reason },
             Status::TypeMismatch { expected, found } => {
-                Error::TypeMismatch { peer, side: crate::Side::Arguments, name, expected, found }
+                Error::TypeMismatch { peer, side: crate::MessageSide::Arguments, name, expected, found }
             }
             Status::Busy(reason) => Error::Busy { peer, name, reason },
             Status::AccessDenied(reason) => Error::AccessDenied { peer, what, reason },

@@ -14,6 +14,7 @@ mod failure;
 mod outputs;
 mod poll_pacer;
 mod sink;
+mod thread_state;
 mod threads;
 mod timers;
 mod workers;
@@ -28,19 +29,19 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use slotmap::{Key, SecondaryMap};
 
 pub(crate) use crate::fork::CreatorProcess;
-use crate::memory::Region;
+use crate::memory::{Region, Slice};
 use crate::proto::{self, LinkId, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
-use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
+use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
-pub(crate) use env::{EngineEnv, LeaseKeepAlive};
+pub(crate) use env::LeaseKeepAlive;
 pub(crate) use execute::REFUSED_BY_FILTER;
 pub(crate) use failure::error_of;
 use outputs::{Outputs, PendingOutputs};
-pub(crate) use workers::{Blocking, Moving, in_job};
+pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
 /// How the engine waits for events.
@@ -54,6 +55,16 @@ pub enum Progress {
     Park,
     /// Never sleeps: occupies a core for the engine's whole life.
     Spin,
+}
+
+/// The environment of the protocol in an engine.
+pub(crate) enum EngineEnv {}
+
+impl proto::Env for EngineEnv {
+    type Memory = Slice;
+    type Waiter = Arc<Completion>;
+    type Lease = LeaseKeepAlive;
+    type Verdicts = crate::shape::Verdicts;
 }
 
 /// Receives what peers want of this engine.
@@ -84,7 +95,7 @@ pub(crate) type DialFilter = Box<dyn Fn(&Address) -> bool + Send + Sync>;
 /// The core of an engine: protocol, transports, threads.
 pub(crate) struct Core {
     proto: Mutex<Proto<EngineEnv>>,
-    transports: Vec<Box<dyn Transport>>,
+    transports: Vec<Box<dyn TransportDriver>>,
     links: RwLock<SecondaryMap<LinkId, Arc<dyn Link>>>,
     /// The own addresses of links that are being dialled by a same-host address.
     fallback_addresses: Mutex<SecondaryMap<LinkId, Address>>,
@@ -106,7 +117,7 @@ pub(crate) struct Core {
     workers: Arc<Workers>,
     /// Runs the functions of timers, which must not wait for handlers.
     timer_workers: Arc<Workers>,
-    threads: threads::Threads,
+    threads: thread_state::Threads,
     /// Handlers run on the progress thread only.
     handlers_inline: bool,
     spin: Option<Duration>,
@@ -155,7 +166,10 @@ fn link_id(key: LinkKey) -> LinkId {
 }
 
 impl Core {
-    pub(crate) fn new(settings: CoreSettings, wrap: &dyn Fn(Box<dyn Transport>) -> Box<dyn Transport>) -> Result<Arc<Core>> {
+    pub(crate) fn new(
+        settings: CoreSettings,
+        wrap: &dyn Fn(Box<dyn TransportDriver>) -> Box<dyn TransportDriver>,
+    ) -> Result<Arc<Core>> {
         let failed = |error| Error::io("can't make the engine's reactor", error);
         let driver = drive::Driver::new().map_err(failed)?;
         let waker = Arc::new(driver.waker().map_err(failed)?);
@@ -163,7 +177,7 @@ impl Core {
             let registry = driver.registry().map_err(failed)?;
             Ok(Reactor { registry, waker: waker.clone(), first_token: drive::first_token(index) })
         };
-        let transports: Vec<Box<dyn Transport>> = vec![
+        let transports: Vec<Box<dyn TransportDriver>> = vec![
             wrap(Box::new(Loopback::new(reactor(0)?))),
             wrap(Box::new(Shm::new(reactor(1)?, settings.shm)?)),
             wrap(Box::new(Tcp::new(reactor(2)?, settings.tcp)?)),
@@ -194,7 +208,7 @@ impl Core {
             service: OnceLock::new(),
             workers: Workers::new("handler", settings.handler_threads),
             timer_workers: Workers::new("timer", TIMER_THREADS),
-            threads: threads::Threads::default(),
+            threads: thread_state::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
             stopping: AtomicBool::new(false),
@@ -209,12 +223,12 @@ impl Core {
         threads::spawn(self).map_err(|error| Error::io("can't start the engine's threads", error))
     }
 
-    pub(crate) fn transport(&self, scheme: Scheme) -> Result<&dyn Transport> {
+    pub(crate) fn transport(&self, scheme: Transport) -> Result<&dyn TransportDriver> {
         let found = self.transports.iter().find(|transport| transport.capabilities().scheme == scheme);
         let found = found.ok_or_else(|| Error::Unsupported {
             what: format!("transport {}", scheme.name()),
             reason: match scheme {
-                Scheme::Nowhere => "it is the address of an engine that does not listen",
+                Transport::Nowhere => "it is the address of an engine that does not listen",
                 _ => "it is built with feature `verbs` only",
             }
             .to_owned(),
@@ -235,7 +249,7 @@ impl Core {
     }
 
     /// The addresses of the same listener at other transports.
-    fn local_addresses(&self, address: &Address, dialled: bool) -> impl Iterator<Item = (&dyn Transport, Address)> {
+    fn local_addresses(&self, address: &Address, dialled: bool) -> impl Iterator<Item = (&dyn TransportDriver, Address)> {
         self.transports.iter().flat_map(move |transport| {
             transport.local_addresses(address, dialled).into_iter().map(move |local_address| (&**transport, local_address))
         })
@@ -351,7 +365,7 @@ impl Core {
     }
 
     /// The scheme of the transport that carries a link.
-    pub(crate) fn scheme_of(&self, link: LinkId) -> Option<Scheme> {
+    pub(crate) fn scheme_of(&self, link: LinkId) -> Option<Transport> {
         Some(self.transport_link(link)?.scheme())
     }
 
@@ -367,7 +381,7 @@ impl Core {
     }
 
     /// Gives a job to its pool, or to the handler threads.
-    pub(crate) fn hand_over(&self, job: Job) {
+    pub(crate) fn dispatch(&self, job: Job) {
         match &job.class().pool {
             Some(pool) => pool.clone().push(job),
             None if self.handlers_inline => self.threads.give(self, job),

@@ -14,7 +14,7 @@ type Queue = VecDeque<Output<EngineEnv>>;
 pub(super) struct Outputs {
     pub queue: Queue,
     /// Bytes of payloads sent so far.
-    pub moved: usize,
+    pub sent: usize,
 }
 
 thread_local! {
@@ -57,8 +57,8 @@ pub(super) fn runs_user_code(output: &Output<EngineEnv>) -> bool {
         Output::Transmit { .. }
         | Output::CoverPayloads { .. }
         | Output::AskAcknowledged { .. }
-        | Output::Move { .. }
-        | Output::EndMove { .. }
+        | Output::StartRma { .. }
+        | Output::CancelRma { .. }
         | Output::Close { .. }
         | Output::Withdraw { .. } => false,
     }
@@ -69,7 +69,7 @@ const KEEP: usize = 256;
 
 impl Outputs {
     pub(super) fn new() -> Outputs {
-        Outputs { queue: OUTPUTS.try_with(Cell::take).ok().flatten().unwrap_or_default(), moved: 0 }
+        Outputs { queue: OUTPUTS.try_with(Cell::take).ok().flatten().unwrap_or_default(), sent: 0 }
     }
 
     /// Keeps the memory of executed outputs for the next outputs of this thread, unless it is large.

@@ -19,7 +19,7 @@ pub(super) struct CoreSink<'a> {
 impl CoreSink<'_> {
     fn step<R>(&mut self, step: impl FnOnce(&mut proto::Proto<super::EngineEnv>, Instant) -> R) -> R {
         let outputs = &mut self.pending.outputs;
-        outputs.moved = 0;
+        outputs.sent = 0;
         let result = {
             let mut proto = self.core.proto.lock();
             let result = step(&mut proto, self.core.pacer.now());
@@ -61,7 +61,7 @@ impl Sink for CoreSink<'_> {
         self.step(|proto, now| match proto.consume(link, bytes, now) {
             Ok(consumed) => proto.has_link(link).then_some(consumed),
             Err(failure) => {
-                proto.hang_up(link, failure);
+                proto.fail_link(link, failure);
                 None
             }
         })
@@ -89,7 +89,7 @@ impl Sink for CoreSink<'_> {
 
     fn rma_done(&mut self, key: LinkKey, operation: u64, result: io::Result<()>) {
         let result = result.map_err(|error| error.to_string());
-        self.step(|proto, _| proto.handle_moved(link_id(key), operation, result));
+        self.step(|proto, _| proto.handle_rma_done(link_id(key), operation, result));
     }
 
     fn closed(&mut self, key: LinkKey, cause: io::Error) {

@@ -30,7 +30,7 @@ pub(crate) enum JobKind {
 impl JobKind {
     fn class(&self) -> &Arc<HandlerClass> {
         match self {
-            JobKind::Request(handler, _) => handler.kind(),
+            JobKind::Request(handler, _) => handler.class(),
             JobKind::Task(_, class) => class,
             JobKind::Run(_) => &TIMER_CLASS,
         }
@@ -39,7 +39,7 @@ impl JobKind {
 
 /// Answers requests.
 pub(crate) trait Handler: Send + Sync {
-    fn kind(&self) -> &Arc<HandlerClass>;
+    fn class(&self) -> &Arc<HandlerClass>;
     fn handle(&self, incoming: Incoming<EngineEnv>);
     /// Answers a request that no thread will handle.
     fn abandon(&self, incoming: Incoming<EngineEnv>);
@@ -139,7 +139,7 @@ impl Job {
         let ended = match self.work.take() {
             Some(JobKind::Request(handler, incoming)) => {
                 quietly(|| handler.handle(incoming));
-                handler.kind().learn(began)
+                handler.class().learn(began)
             }
             Some(JobKind::Task(task, class)) => {
                 quietly(|| {
@@ -328,18 +328,18 @@ impl Workers {
 
 /// While it lives, the thread copies data in a call of this library. The time does not count as the handler's own, since this
 /// is progress too.
-pub(crate) struct Moving {
+pub(crate) struct Copying {
     began: Instant,
     before: Duration,
 }
 
-impl Moving {
-    pub(crate) fn enter() -> Moving {
-        Moving { began: Instant::now(), before: WAITED.try_with(Cell::get).unwrap_or_default() }
+impl Copying {
+    pub(crate) fn enter() -> Copying {
+        Copying { began: Instant::now(), before: WAITED.try_with(Cell::get).unwrap_or_default() }
     }
 }
 
-impl Drop for Moving {
+impl Drop for Copying {
     fn drop(&mut self) {
         // Waits in between are part of the time. A thread that is ending runs no job.
         let _ = WAITED.try_with(|waited| waited.set(self.before + self.began.elapsed()));

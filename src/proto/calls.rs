@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use slotmap::KeyData;
 
 use super::chain::{self, Chained, Neighbours};
-use super::link::{OutStream, PeerLink, broken};
-use super::one_way;
+use super::credit::MAX_COST;
+use super::link::PeerLink;
+use super::streams::OutStream;
 use super::wire::{BorrowedBytes, Declare, MAX_NAME, Message, Status, Stream};
-use super::{Body, CallId, Declaration, Env, Failure, LeaseRange, LinkId, Memory, Output, PeerId, Proto, wire_id};
+use super::{Body, CallId, Declaration, Env, Failure, LeaseRange, LinkId, Memory, Output, PeerId, Proto, broken, wire_id};
 
 /// ```text
 ///   sent ──▶ answered with a small result / refused / timed out / cancelled / link lost ──▶ done
@@ -102,14 +103,15 @@ impl<E: Env> CallSpec<'_, E> {
         let declared = self.name.len() + self.shape.len();
         let own = if link.declared.has_number(self.procedure, declared) { 0 } else { declared };
         let cost = body.len() + own;
-        (cost <= one_way::MAX_COST).then_some(cost as u32)
+        (cost <= MAX_COST).then_some(cost as u32)
     }
 }
 
 /// A call that was not made.
 pub(crate) enum Rejected<'a, E: Env> {
-    /// The peer has not handled enough one-way calls to take one of this cost: call again after [`Proto::await_credit`].
-    NoCredit(Box<CallSpec<'a, E>>, u32),
+    /// The peer has not handled, or answered, enough one-way calls to take one of this cost (`None`: one that is announced).
+    /// Call again after [`Proto::await_credit`].
+    NoCredit(Box<CallSpec<'a, E>>, Option<u32>),
     Failed(Failure),
 }
 
@@ -151,7 +153,7 @@ impl<E: Env> Proto<E> {
             return Err(self.fail(spec.leases, failure));
         }
         let cost = if spec.one_way { spec.cost(link) } else { None };
-        if let Some(cost) = cost.filter(|_| !link.outgoing.has(cost)) {
+        if spec.one_way && !link.outgoing.has(cost) {
             return Err(Rejected::NoCredit(Box::new(spec), cost));
         }
         let announced = spec.one_way && cost.is_none();
@@ -306,25 +308,22 @@ impl<E: Env> Proto<E> {
         let key = CallId::from(KeyData::from_ffi(number));
         if let Some(call) = self.calls.get(key).filter(|call| call.link == id) {
             if call.announced {
-                self.note_refused(id);
+                self.links[id].outgoing.refused();
             }
             self.end_call(key, Err(Failure::Refused(status)));
         } else {
-            self.links[id].outgoing.abandoned.remove(&number);
+            self.abandoned_answered(id, number, false);
         }
     }
 
     pub(super) fn handle_response(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>) -> Result<(), Failure> {
         let Message::Response { call: number, result, shape, leases, size } = message else { return Ok(()) };
         // Also if the answer is dropped: later ones use the number.
-        let declaration = self.links[id].declared_result(result, shape.0)?;
+        let declaration = self.links[id].declarations.result(result, shape.0)?;
         let key = CallId::from(KeyData::from_ffi(number));
         let Some(call) = self.calls.get_mut(key).filter(|call| call.link == id) else {
             // It was cancelled, or timed out: the answer and its leases are not wanted.
-            let outgoing = &mut self.links[id].outgoing;
-            if outgoing.abandoned.remove(&number) {
-                outgoing.out += 1;
-            }
+            self.abandoned_answered(id, number, true);
             self.release(id, leases);
             return Ok(());
         };

@@ -7,9 +7,8 @@
 use std::sync::Arc;
 
 use super::hash::NumberMap;
-use super::link::{PeerLink, broken};
 use super::wire::{Declare, MAX_NAME};
-use super::{Env, Failure};
+use super::{Env, Failure, broken};
 
 /// Largest number of declarations of one side on a link.
 pub(super) const MAX_DECLARATIONS: usize = 1 << 16;
@@ -73,47 +72,45 @@ impl OwnDeclarations {
 pub(super) struct PeerDeclarations<E: Env> {
     procedures: NumberMap<u32, Arc<Declaration<E>>>,
     results: NumberMap<u32, Arc<Declaration<E>>>,
+    /// Bytes of them all.
+    pub bytes: usize,
 }
 
 impl<E: Env> Default for PeerDeclarations<E> {
     fn default() -> Self {
-        PeerDeclarations { procedures: NumberMap::default(), results: NumberMap::default() }
+        PeerDeclarations { procedures: NumberMap::default(), results: NumberMap::default(), bytes: 0 }
     }
 }
 
-impl<E: Env> PeerLink<E> {
+impl<E: Env> PeerDeclarations<E> {
     /// What a request calls.
-    pub(super) fn declared_procedure(
-        &mut self,
-        number: u32,
-        declared: Option<Declare<'_>>,
-    ) -> Result<Arc<Declaration<E>>, Failure> {
+    pub(super) fn procedure(&mut self, number: u32, declared: Option<Declare<'_>>) -> Result<Arc<Declaration<E>>, Failure> {
         let Some(Declare { name, shape }) = declared else {
-            let known = self.declarations.procedures.get(&number).cloned();
+            let known = self.procedures.get(&number).cloned();
             return known.ok_or_else(|| broken(format!("procedure {number} was not declared")));
         };
         if name.len() > MAX_NAME {
             return Err(broken(format!("a name of {} bytes exceeds the limit of {MAX_NAME} bytes", name.len())));
         }
-        if self.declarations.procedures.contains_key(&number) {
+        if self.procedures.contains_key(&number) {
             return Err(broken(format!("procedure {number} was declared twice")));
         }
         let declaration = Arc::new(Declaration { name: name.into(), shape: shape.0.into(), verdicts: E::Verdicts::default() });
         if number != 0 {
             self.keep(name.len() + shape.0.len())?;
-            self.declarations.procedures.insert(number, declaration.clone());
+            self.procedures.insert(number, declaration.clone());
         }
         Ok(declaration)
     }
 
     /// The name of a procedure that the peer calls; `None` where it was declared for one message only.
     pub(super) fn name_of(&self, procedure: u32) -> Option<&str> {
-        self.declarations.procedures.get(&procedure).map(|declaration| &*declaration.name)
+        self.procedures.get(&procedure).map(|declaration| &*declaration.name)
     }
 
     /// The declaration of an answer's type; `None` for an answer that needs none.
-    pub(super) fn declared_result(&mut self, number: u32, shape: &[u8]) -> Result<Option<Arc<Declaration<E>>>, Failure> {
-        let known = self.declarations.results.get(&number);
+    pub(super) fn result(&mut self, number: u32, shape: &[u8]) -> Result<Option<Arc<Declaration<E>>>, Failure> {
+        let known = self.results.get(&number);
         if shape.is_empty() {
             return match known {
                 None if number != 0 => Err(broken(format!("result {number} was not declared"))),
@@ -126,22 +123,22 @@ impl<E: Env> PeerLink<E> {
         let declaration = Arc::new(Declaration { name: "".into(), shape: shape.into(), verdicts: E::Verdicts::default() });
         if number != 0 {
             self.keep(shape.len())?;
-            self.declarations.results.insert(number, declaration.clone());
+            self.results.insert(number, declaration.clone());
         }
         Ok(Some(declaration))
     }
 
     /// Accounts for one more declaration of the peer, which knows the limits: beyond them the link ends.
     fn keep(&mut self, len: usize) -> Result<(), Failure> {
-        let count = self.declarations.procedures.len() + self.declarations.results.len();
-        let bytes = self.account.declared + len + COST;
+        let count = self.procedures.len() + self.results.len();
+        let bytes = self.bytes + len + COST;
         if count == MAX_DECLARATIONS || bytes > MAX_BYTES {
             return Err(broken(format!(
                 "{} declarations of {bytes} bytes exceed the limits of {MAX_DECLARATIONS} and {MAX_BYTES} bytes",
                 count + 1
             )));
         }
-        self.account.declared = bytes;
+        self.bytes = bytes;
         Ok(())
     }
 }

@@ -6,18 +6,11 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::policy::PolicyState;
+use super::access::PeerAccesses;
+use super::policy::{Mode, PolicyState};
 use super::refusals::Cause;
-use super::transfers::PeerAccesses;
 use super::wire::{Message, Range, Status};
 use super::{EngineStage, Env, Lease, LeaseRange, LinkId, Memory, Output, Proto};
-
-/// What peers may do with exposed memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mode {
-    pub read: bool,
-    pub write: bool,
-}
 
 struct ExposedMemory<M> {
     memory: M,
@@ -256,8 +249,8 @@ impl<E: Env> Proto<E> {
         self.send_revoked(token, Some(link));
     }
 
-    /// Tells the peers that hold a bulk of this memory that their copies of its content are stale. Each is notified once, and the
-    /// peer that reported it is not; otherwise two engines that hold each other's bulks would report it back and forth for
+    /// Tells the peers that hold a bulk of this memory that their copies of its content are stale. Each is notified once, and
+    /// the peer that reported it is not; otherwise two engines that hold each other's bulks would report it back and forth for
     /// ever.
     fn send_revoked(&mut self, token: u128, except: Option<LinkId>) {
         let mut notified = except;

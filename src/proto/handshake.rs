@@ -4,39 +4,10 @@ use std::time::Instant;
 
 use rand::Rng as _;
 
-use super::keys::{self, Digest, NONCE_LEN, Nonce, Role};
-use super::link::broken;
+use super::keys::{self, AuthState, Digest, NONCE_LEN, Nonce, Role};
 use super::refusals::Cause;
 use super::wire::{self, HandshakeMessage, Hello, ParsedHandshake, Refusal};
-use super::{Env, Failure, LinkId, PeerId, Proto};
-
-/// How far the two sides have proved to each other that they have the key.
-pub(super) struct AuthState {
-    /// The challenges, as sent.
-    ours: Vec<u8>,
-    theirs: Option<Vec<u8>>,
-    /// This side has sent its proof, with the hello of this digest.
-    shown: Option<Digest>,
-    /// The peer has proved it. It has to send the hello of this digest next.
-    proved: Option<Digest>,
-}
-
-impl AuthState {
-    /// What a proof of side `by`, with this hello, covers. `None` if it can't be made yet.
-    fn transcript<'a>(&'a self, by: Role, hello: &'a Digest, dialled: bool) -> Option<keys::Transcript<'a>> {
-        let theirs = self.theirs.as_deref()?;
-        let challenges = if dialled { [&self.ours[..], theirs] } else { [theirs, &self.ours[..]] };
-        let answered = match by {
-            Role::Dialling => None,
-            Role::Dialled => Some(if dialled { self.shown.as_ref()? } else { self.proved.as_ref()? }),
-        };
-        Some(keys::Transcript { challenges, answered, hello })
-    }
-
-    fn nonce(&self) -> &[u8] {
-        &self.ours[self.ours.len() - NONCE_LEN..]
-    }
-}
+use super::{Env, Failure, LinkId, PeerId, Proto, broken};
 
 /// `dialled`: this side dialled the link.
 fn role(dialled: bool) -> Role {

@@ -1,36 +1,105 @@
-//! Payloads that are arriving: where their bytes go, and what happens when they are there.
+//! What arrives on a link: messages, and the payloads behind them.
 
 use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::link::{PeerLink, broken};
-use super::wire::Stream;
-use super::{CallId, Env, Failure, LinkId, Memory, PayloadStatus, Proto, ReceiveTarget};
+use super::link::{InboundPayload, MAX_CHUNK};
+use super::wire::{self, Frame, FrameError, Message, Stream};
+use super::{CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, PayloadStatus, Proto, ReceiveTarget, broken};
 
-/// Longest payload of one `Data` that is accepted.
-pub(super) const MAX_CHUNK: usize = 4 << 20;
 /// Largest number of payloads of one link that may be arriving at once.
 const MAX_INBOUND: usize = 64;
 
-/// A payload that is arriving.
-pub(super) struct InboundPayload {
-    pub kind: Stream,
-    pub id: u64,
-    pub len: usize,
-    /// An operation wants it. If a peer gives two operations in turn the same number, the second must not get what was sent for
-    /// the first.
-    pub wanted: bool,
-}
-
-impl<E: Env> PeerLink<E> {
-    /// The operation is over: what is still arriving for it is discarded.
-    pub(super) fn discard_inbound(&mut self, kind: Stream, id: u64) {
-        self.inbound.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
-    }
-}
-
 impl<E: Env> Proto<E> {
+    /// Handles what it can of the bytes that arrived on a link. An error says how the peer broke the protocol; the caller
+    /// closes the link with it.
+    pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
+        let mut used = 0;
+        let Some(link) = self.links.get_mut(id) else {
+            return Ok(Consumed { used: bytes.len(), target: None });
+        };
+        link.last_heard = now;
+        // `bytes` begins with the incomplete frame again: counted as partial, too, it would count twice while the frame is
+        // handled.
+        if link.account.partial > 0 {
+            link.account.partial = 0;
+            self.recount(id);
+        }
+        while !self.links[id].is_open() {
+            if self.links[id].closing {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+            let Some(len) = self.handle_handshake(id, &bytes[used..], now)? else { return Ok(Consumed { used, target: None }) };
+            used += len;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+        }
+        while used < bytes.len() {
+            let (message, body, len) = match wire::take(&bytes[used..]) {
+                Ok(Frame::Incomplete) => break,
+                Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
+                Ok(Frame::Damaged(message, len)) => (message, None, len),
+                Err(FrameError::Broken(reason)) => return Err(broken(reason)),
+                Err(FrameError::Damaged) => return Err(Failure::Checksum),
+            };
+            used += len;
+            let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
+            if !may_have_body && body != Some(&[]) {
+                return Err(broken("a body behind a message that takes none".to_owned()));
+            }
+            if let Message::Data { stream, id: number, offset, len } = message {
+                let target = self.receive_target(id, stream, number, offset, len as usize)?;
+                self.watch(id, now);
+                return Ok(Consumed { used, target: Some(target) });
+            }
+            self.handle_message(id, message, body, now)?;
+            self.check_unrefusable_bytes(id)?;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+        }
+        if used < bytes.len() {
+            self.keep_partial(id, bytes.len() - used, now)?;
+        }
+        Ok(Consumed { used, target: None })
+    }
+
+    /// `body` is `None` if it was corrupted in transit.
+    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
+        if self.stage == EngineStage::Closed && message != Message::Goodbye {
+            // No message is wanted any more, and no reply may be sent.
+            return Ok(());
+        }
+        match message {
+            Message::Request { .. } => return self.handle_request(id, message, body, now),
+            Message::Response { .. } => self.handle_response(id, message, body)?,
+            Message::Refuse { call, status } => self.handle_refuse(id, call, status),
+            Message::Cancel { call } => self.handle_cancel(id, call),
+            Message::Pull(range) => self.handle_pull(id, range, now)?,
+            Message::Push(range) => self.handle_push(id, range, now)?,
+            Message::Done { transfer, status } => self.handle_done(id, transfer, status),
+            Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
+            Message::Ping => {
+                self.links[id].queue_control(&Message::Pong);
+                self.mark_ready(id);
+            }
+            Message::Pong => {}
+            Message::ResumptionToken { token } => self.handle_resumption_token(id, token),
+            Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
+            Message::Goodbye => {
+                self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
+            }
+            Message::Release(leases) => self.handle_release(id, leases),
+            Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
+            Message::Shutdown { call } => self.handle_shutdown(id, call),
+            Message::Echo { call } => self.handle_echo(id, call),
+            Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
+        }
+        Ok(())
+    }
+
     /// Where the payload of a `Data` goes.
     pub(super) fn receive_target(
         &mut self,
@@ -65,7 +134,7 @@ impl<E: Env> Proto<E> {
                 _ => (None, 0),
             },
             Stream::Push => match self.links[id].pushes.get(&number) {
-                Some(push) => (Some(&push.memory), push.landed),
+                Some(push) => (Some(&push.memory), push.arrived),
                 None => (None, 0),
             },
             Stream::Request => match self.links[id].requests.get(&number).and_then(|r| self.requests.get(*r)) {
@@ -86,6 +155,13 @@ impl<E: Env> Proto<E> {
         };
         self.links[id].inbound.push_back(InboundPayload { kind, id: number, len, wanted: target.is_some() });
         Ok(ReceiveTarget { memory: target, len })
+    }
+
+    /// Part of a payload has arrived: the peer is alive.
+    pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.last_heard = now;
+        }
     }
 
     /// The first of the payloads that `consume` announced has arrived.

@@ -81,6 +81,34 @@ pub(super) fn digest(bytes: &[u8]) -> Digest {
     Sha256::digest(bytes).into()
 }
 
+/// How far the two sides have proved to each other that they have the key.
+pub(super) struct AuthState {
+    /// The challenges, as sent.
+    pub ours: Vec<u8>,
+    pub theirs: Option<Vec<u8>>,
+    /// This side has sent its proof, with the hello of this digest.
+    pub shown: Option<Digest>,
+    /// The peer has proved it. It has to send the hello of this digest next.
+    pub proved: Option<Digest>,
+}
+
+impl AuthState {
+    /// What a proof of side `by`, with this hello, covers. `None` if it can't be made yet.
+    pub(super) fn transcript<'a>(&'a self, by: Role, hello: &'a Digest, dialled: bool) -> Option<Transcript<'a>> {
+        let theirs = self.theirs.as_deref()?;
+        let challenges = if dialled { [&self.ours[..], theirs] } else { [theirs, &self.ours[..]] };
+        let answered = match by {
+            Role::Dialling => None,
+            Role::Dialled => Some(if dialled { self.shown.as_ref()? } else { self.proved.as_ref()? }),
+        };
+        Some(Transcript { challenges, answered, hello })
+    }
+
+    pub(super) fn nonce(&self) -> &[u8] {
+        &self.ours[self.ours.len() - NONCE_LEN..]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

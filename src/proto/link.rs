@@ -1,24 +1,25 @@
-//! One link: what waits to be sent, and what arrives.
+//! One link: its state, what is held for its peer, and what waits to be sent.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
 
+use super::access::IncomingPush;
+use super::credit::{ReceiveWindow, SendCredit};
 use super::declarations::{OwnDeclarations, PeerDeclarations};
-use super::handshake::AuthState;
 use super::hash::NumberMap;
-use super::inbound::{InboundPayload, MAX_CHUNK};
-use super::one_way::{ReceiveWindow, SendCredit};
-pub(super) use super::streams::OutStream;
+use super::keys::AuthState;
+use super::limits::{LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::streams::{Chunk, Streams};
-use super::transfers::IncomingPush;
-use super::wire::{self, Frame, FrameError, Message};
-use super::{CallId, Consumed, EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, RequestId, TransferId};
+use super::wire::{self, Message, Stream};
+use super::{CallId, Env, LinkId, Output, PeerId, RequestId, TransferId};
 use crate::Address;
 
 /// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
 /// on loopback). Bulks over tcp were measured at 0.6 to 0.7 of the raw stream with 256 KiB, at 0.8 to 1.1 with this, and no
 /// better with 1 MiB.
 const CHUNK: usize = 512 << 10;
+/// Longest payload of one `Data` that is accepted.
+pub(super) const MAX_CHUNK: usize = 4 << 20;
 /// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
 const MAX_EXPORTED: isize = 4;
 /// A send buffer that has grown beyond this is freed, not reused.
@@ -71,7 +72,7 @@ pub(super) struct PeerLink<E: Env> {
     pub closing: bool,
     /// This side has sent `Goodbye`. The peer has still to read all that was sent before, and ends the connection when it has.
     /// If this side ended it, what the peer is still sending would cause a reset, which discards what the peer has not read.
-    goodbye: bool,
+    pub goodbye: bool,
     /// Payloads that are arriving, in the order of their announcements.
     pub inbound: VecDeque<InboundPayload>,
     /// Longest payload of one `Data` that this side sends.
@@ -112,6 +113,16 @@ pub(super) struct PeerLink<E: Env> {
     pub probed: Option<Instant>,
 }
 
+/// A payload that is arriving.
+pub(super) struct InboundPayload {
+    pub kind: Stream,
+    pub id: u64,
+    pub len: usize,
+    /// An operation wants it. If a peer gives two operations in turn the same number, the second must not get what was sent for
+    /// the first.
+    pub wanted: bool,
+}
+
 /// Bytes that are held for a peer.
 #[derive(Default)]
 pub(super) struct Account {
@@ -124,8 +135,6 @@ pub(super) struct Account {
     pub sending: usize,
     /// Of an incomplete frame.
     pub partial: usize,
-    /// Of the peer's declarations.
-    pub declared: usize,
     /// How much of all this, without the requests, counts in total.
     pub counted: usize,
 }
@@ -224,6 +233,29 @@ impl<E: Env> PeerLink<E> {
             || self.account.partial > 0
     }
 
+    /// Whether the link's accounted bytes count in total, or did.
+    pub(super) fn counts(&self) -> bool {
+        self.accounted_bytes() > UNCOUNTED || self.account.counted > 0
+    }
+
+    /// Bytes held for the peer, besides its requests. Leases are among them: a peer that keeps the bulks of its answers gets no
+    /// more of them.
+    pub(super) fn accounted_bytes(&self) -> usize {
+        let Account { answers, control, sending, partial, .. } = self.account;
+        let tables = TRANSFER_COST * self.transfers() + LEASE_COST * self.leases.len();
+        answers + control + sending + partial + self.declarations.bytes + self.streams.answering() + tables
+    }
+
+    /// Those of them that can't be refused.
+    pub(super) fn unrefusable_bytes(&self) -> usize {
+        self.account.control + self.account.partial + self.declarations.bytes
+    }
+
+    /// Transfers of the peer that are in progress.
+    pub(super) fn transfers(&self) -> usize {
+        self.streams.pulls() + self.pushes.len()
+    }
+
     pub(super) fn wants_to_send(&self) -> bool {
         match self.state {
             LinkState::Dialling => false,
@@ -243,6 +275,34 @@ impl<E: Env> PeerLink<E> {
     /// A measure of what is left to send. It is not in bytes, but shrinks with all that is sent.
     pub(super) fn unsent(&self) -> usize {
         1 + self.control.len() + self.streams.unsent() + usize::from(self.in_flight) + self.exported.unsigned_abs()
+    }
+
+    /// True when the link has something to send from now on; it is to be put in `Proto::ready` then.
+    pub(super) fn becomes_ready(&mut self) -> bool {
+        let becomes = !self.queued && !self.in_flight && self.wants_to_send();
+        self.queued |= becomes;
+        becomes
+    }
+
+    /// Sets the longest payload to send.
+    pub(super) fn set_chunk(&mut self, len: usize) {
+        self.chunk = len.clamp(1, MAX_CHUNK);
+    }
+
+    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
+    pub(super) fn sent(&mut self, mut bytes: Vec<u8>, exported: bool) {
+        self.in_flight = false;
+        self.account.sending = 0;
+        self.exported += isize::from(exported);
+        if bytes.capacity() <= KEEP {
+            bytes.clear();
+            self.spare = bytes;
+        }
+    }
+
+    /// The peer has read a payload that was exported to it.
+    pub(super) fn returned(&mut self) {
+        self.exported -= 1;
     }
 
     /// The next thing to send: all queued frames, and one chunk.
@@ -267,6 +327,11 @@ impl<E: Env> PeerLink<E> {
         Some(Output::Transmit { link: id, bytes, payload })
     }
 
+    /// The operation is over: what is still arriving for it is discarded.
+    pub(super) fn discard_inbound(&mut self, kind: Stream, id: u64) {
+        self.inbound.iter_mut().filter(|l| l.kind == kind && l.id == id).for_each(|l| l.wanted = false);
+    }
+
     #[cfg(any(test, fuzzing))]
     pub(super) fn leftovers(&self, note: &mut impl FnMut(&str, usize)) {
         note("streams", self.streams.len());
@@ -285,193 +350,4 @@ impl<E: Env> PeerLink<E> {
         note("bytes of answers", answers + control + sending + self.streams.answering());
         note("pulls of the peer", self.streams.pulls());
     }
-}
-
-impl<E: Env> Proto<E> {
-    /// Queues the link for sending, if it has anything to send.
-    pub(super) fn mark_ready(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        if !link.queued && !link.in_flight && link.wants_to_send() {
-            link.queued = true;
-            self.ready.push_back(id);
-        }
-        if link.counts() {
-            self.recount(id);
-        }
-    }
-
-    /// Sets the longest payload that the link's transport prefers.
-    pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.chunk = len.clamp(1, MAX_CHUNK);
-        }
-    }
-
-    /// The link does not leave this host.
-    pub(crate) fn set_local(&mut self, id: LinkId) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.local = true;
-        }
-    }
-
-    /// The link's transport can execute [`Output::Move`].
-    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
-    pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.rma_capable = true;
-        }
-    }
-
-    /// The peer has read a payload that was exported to it.
-    pub(crate) fn handle_returned(&mut self, id: LinkId) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.exported -= 1;
-        if link.closing {
-            self.touch_closing(id);
-        } else {
-            self.mark_ready(id);
-        }
-    }
-
-    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
-    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, exported: bool) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        link.in_flight = false;
-        link.account.sending = 0;
-        link.exported += isize::from(exported);
-        if bytes.capacity() <= KEEP {
-            bytes.clear();
-            link.spare = bytes;
-        }
-        if link.closing {
-            self.touch_closing(id);
-        } else {
-            self.mark_ready(id);
-        }
-    }
-
-    /// Continues to close a link, which ends once it is flushed. The peer ends an open one, see [`PeerLink::goodbye`]; the
-    /// engine limits the time for that.
-    pub(super) fn touch_closing(&mut self, id: LinkId) {
-        let link = &mut self.links[id];
-        if link.is_flushed() && !link.goodbye {
-            if !link.is_open() {
-                return self.close(id, Failure::Finalized);
-            }
-            link.goodbye = true;
-            link.queue_frame(&Message::Goodbye, &[]);
-        }
-        self.mark_ready(id);
-    }
-
-    /// Part of a payload has arrived: the peer is alive.
-    pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.last_heard = now;
-        }
-    }
-
-    /// How many bytes the peer's system has acknowledged, as [`Output::AskAcknowledged`] asked; 0 when all of them are. If the
-    /// number has grown, the peer is alive, though its messages may wait behind what is sent to it.
-    pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
-        let Some(link) = self.links.get_mut(id) else { return };
-        // The bytes were acknowledged at some time after the last check.
-        if let Some((_, asked)) = link.acknowledged.filter(|(before, _)| bytes > *before) {
-            link.last_heard = link.last_heard.max(asked);
-        }
-        link.acknowledged = (bytes > 0).then_some((bytes, now));
-    }
-
-    /// Handles what it can of the bytes that arrived on a link. An error says how the peer broke the protocol; the caller
-    /// closes the link with it.
-    pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
-        let mut used = 0;
-        let Some(link) = self.links.get_mut(id) else {
-            return Ok(Consumed { used: bytes.len(), target: None });
-        };
-        link.last_heard = now;
-        // `bytes` begins with the incomplete frame again: counted as partial, too, it would count twice while the frame is
-        // handled.
-        if link.account.partial > 0 {
-            link.account.partial = 0;
-            self.recount(id);
-        }
-        while !self.links[id].is_open() {
-            if self.links[id].closing {
-                return Ok(Consumed { used: bytes.len(), target: None });
-            }
-            let Some(len) = self.handle_handshake(id, &bytes[used..], now)? else { return Ok(Consumed { used, target: None }) };
-            used += len;
-            if !self.links.contains_key(id) {
-                return Ok(Consumed { used: bytes.len(), target: None });
-            }
-        }
-        while used < bytes.len() {
-            let (message, body, len) = match wire::take(&bytes[used..]) {
-                Ok(Frame::Incomplete) => break,
-                Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
-                Ok(Frame::Damaged(message, len)) => (message, None, len),
-                Err(FrameError::Broken(reason)) => return Err(broken(reason)),
-                Err(FrameError::Damaged) => return Err(Failure::Checksum),
-            };
-            used += len;
-            let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
-            if !may_have_body && body != Some(&[]) {
-                return Err(broken("a body behind a message that takes none".to_owned()));
-            }
-            if let Message::Data { stream, id: number, offset, len } = message {
-                let target = self.receive_target(id, stream, number, offset, len as usize)?;
-                self.watch(id, now);
-                return Ok(Consumed { used, target: Some(target) });
-            }
-            self.handle_message(id, message, body, now)?;
-            self.check_unrefusable_bytes(id)?;
-            if !self.links.contains_key(id) {
-                return Ok(Consumed { used: bytes.len(), target: None });
-            }
-        }
-        if used < bytes.len() {
-            self.keep_partial(id, bytes.len() - used, now)?;
-        }
-        Ok(Consumed { used, target: None })
-    }
-
-    /// `body` is `None` if it was corrupted in transit.
-    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
-        if self.stage == EngineStage::Closed && message != Message::Goodbye {
-            // No message is wanted any more, and no reply may be sent.
-            return Ok(());
-        }
-        match message {
-            Message::Request { .. } => return self.handle_request(id, message, body, now),
-            Message::Response { .. } => self.handle_response(id, message, body)?,
-            Message::Refuse { call, status } => self.handle_refuse(id, call, status),
-            Message::Cancel { call } => self.handle_cancel(id, call),
-            Message::Pull(range) => self.handle_pull(id, range, now)?,
-            Message::Push(range) => self.handle_push(id, range, now)?,
-            Message::Done { transfer, status } => self.handle_done(id, transfer, status),
-            Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
-            Message::Ping => {
-                self.links[id].queue_control(&Message::Pong);
-                self.mark_ready(id);
-            }
-            Message::Pong => {}
-            Message::ResumptionToken { token } => self.handle_resumption_token(id, token),
-            Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
-            Message::Goodbye => {
-                self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
-            }
-            Message::Release(leases) => self.handle_release(id, leases),
-            Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
-            Message::Shutdown { call } => self.handle_shutdown(id, call),
-            Message::Echo { call } => self.handle_echo(id, call),
-            Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
-        }
-        Ok(())
-    }
-}
-
-/// The peer has broken the protocol.
-pub(super) fn broken(reason: String) -> Failure {
-    Failure::Disconnected { reason: format!("it broke the protocol: {reason}") }
 }

@@ -6,14 +6,17 @@
 //! thread or lock, and it never reads a byte of the memory that it moves.
 //!
 //! ```text
-//!          consume, handle_accepted/connected/payload_done/sent/moved/closed/timeout
-//!   transport ───────────────────────────────────────────────────────────────▶ ┌───────┐
-//!                                                                               │ Proto │ ◀── call, respond, transfer, expose …
-//!   transport, waiters, handlers ◀──────────────────────────────────── poll() ─ └───────┘
+//!          consume, handle_accepted/connected/payload_done/sent/rma_done/closed/timeout
+//!   transport ─────────────────────────────────────────────────────────────▶ ┌───────┐
+//!                                                                             │ Proto │ ◀── call, respond, transfer, expose …
+//!   transport, waiters, handlers ◀────────────────────────────────── poll() ─ └───────┘
 //! ```
 
+mod access;
+mod admission;
 mod calls;
 mod chain;
+mod credit;
 mod declarations;
 mod exposures;
 mod handshake;
@@ -24,6 +27,7 @@ mod limits;
 mod link;
 mod log;
 mod one_way;
+mod outbound;
 mod parked;
 mod peers;
 mod policy;
@@ -49,12 +53,11 @@ use crate::Address;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
 pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Question, Rejected};
 pub(crate) use declarations::Declaration;
-pub(crate) use exposures::Mode;
 pub(crate) use keys::PreSharedKey;
 pub(crate) use limits::{PeerLimits, VALUES_COUNT};
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
-pub(crate) use policy::AccessPolicy;
+pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
 pub(crate) use requests::{Incoming, Reply};
 #[cfg(any(test, fuzzing))]
@@ -165,6 +168,11 @@ pub(crate) enum Failure {
     Refused(Status),
 }
 
+/// The peer has broken the protocol.
+fn broken(reason: String) -> Failure {
+    Failure::Disconnected { reason: format!("it broke the protocol: {reason}") }
+}
+
 /// What has to be executed now.
 pub(crate) enum Output<E: Env> {
     /// Dial, and report `handle_connected` or `handle_closed`.
@@ -180,8 +188,8 @@ pub(crate) enum Output<E: Env> {
         payload: Option<E::Memory>,
     },
     /// Have a device transfer all of `memory` from or to the peer's memory, at `offset` from where the keys begin (RMA); then
-    /// report `handle_moved`.
-    Move {
+    /// report `handle_rma_done`.
+    StartRma {
         link: LinkId,
         /// Identifies the operation to the transport.
         transfer: u64,
@@ -191,7 +199,7 @@ pub(crate) enum Output<E: Env> {
         offset: u64,
     },
     /// Cancel a device's transfer; nothing is reported for it.
-    EndMove {
+    CancelRma {
         link: LinkId,
         transfer: u64,
     },
@@ -406,7 +414,7 @@ impl<E: Env> Proto<E> {
         for (id, transfer) in self.transfers.drain() {
             transfer.memory.end();
             if transfer.rma.is_some() {
-                self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
+                self.outputs.push_back(Output::CancelRma { link: transfer.link, transfer: wire_id(id) });
             }
             self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result: Err(Failure::Finalized) });
         }

@@ -19,7 +19,7 @@ use super::{EngineStage, Env, Incoming, LinkId, Output, Proto, RequestId};
 #[derive(Default)]
 pub(super) struct Parked {
     queues: HashMap<LinkId, ParkedQueue>,
-    /// The links that have calls here, or had. They take turns.
+    /// The links that have calls here, or had; those that are gone, too, until their turns come. They take turns.
     turns: VecDeque<LinkId>,
     /// Those of them that have got memory back: they need not wait for their turns.
     freed: Vec<LinkId>,
@@ -53,6 +53,11 @@ impl Parked {
         self.turns.is_empty()
     }
 
+    #[cfg(test)]
+    pub(super) fn turns(&self) -> usize {
+        self.turns.len()
+    }
+
     /// Bytes of the calls that wait, of this link and in total.
     pub(super) fn bytes(&self, link: LinkId) -> (usize, usize) {
         (self.queues.get(&link).map_or(0, |queue| queue.bytes), self.bytes)
@@ -62,8 +67,8 @@ impl Parked {
         self.queues.get(&link).is_some_and(|queue| !queue.requests.is_empty())
     }
 
-    /// Memory that was taken by a request of a connection is free: the next that waits there may have it. If it was taken by values,
-    /// it may be enough for those of other connections, too.
+    /// Memory that was taken by a request of a connection is free: the next that waits there may have it. If it was taken by
+    /// values, it may be enough for those of other connections, too.
     #[inline]
     pub(super) fn freed(&mut self, link: LinkId, values: bool) {
         if !self.is_empty() {
@@ -81,7 +86,7 @@ impl Parked {
         }
     }
 
-    fn add(&mut self, link: LinkId, id: RequestId, bytes: usize, first: bool) {
+    pub(super) fn add(&mut self, link: LinkId, id: RequestId, bytes: usize, first: bool) {
         let queue = self.queues.entry(link).or_insert_with(|| {
             self.turns.push_back(link);
             ParkedQueue::default()
@@ -105,10 +110,10 @@ impl Parked {
         Some(id)
     }
 
-    /// A link is gone.
+    /// A link is gone. It keeps its place among the turns, where it is skipped: to search for it would take longer with each
+    /// link that has calls here.
     pub(super) fn orphan(&mut self, link: LinkId) {
         let Some(mut gone) = self.queues.remove(&link) else { return };
-        self.turns.retain(|turn| *turn != link);
         let orphans = self.queues.entry(LinkId::default()).or_insert_with(|| {
             self.turns.push_back(LinkId::default());
             ParkedQueue::default()
@@ -160,6 +165,10 @@ impl<E: Env> Proto<E> {
         let mut in_vain = 0;
         for _ in 0..self.parked.turns.len().min(LINKS_AT_A_TIME) {
             let Some(link) = self.parked.turns.pop_front() else { return };
+            if !self.parked.has(link) {
+                self.parked.queues.remove(&link);
+                continue;
+            }
             let any = self.resume_of(link);
             if self.parked.has(link) {
                 self.parked.turns.push_back(link);

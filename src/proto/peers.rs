@@ -8,8 +8,8 @@ use super::chain;
 use super::link::{LinkState, PeerLink};
 use super::timers::TimerKind;
 use super::wire::{Hello, Message};
-use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto};
-use crate::{Address, Scheme};
+use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, broken};
+use crate::{Address, Transport};
 
 /// What endpoints hold of a peer.
 #[derive(Debug)]
@@ -171,7 +171,7 @@ impl<E: Env> Proto<E> {
 
     pub(super) fn handle_hello(&mut self, id: LinkId, hello: Hello, now: Instant) -> Result<(), Failure> {
         if hello.addresses.len() > MAX_ADDRESSES {
-            return Err(super::link::broken(format!("it claims {} addresses", hello.addresses.len())));
+            return Err(broken(format!("it claims {} addresses", hello.addresses.len())));
         }
         let accepted = !self.links[id].dialled;
         let link = &mut self.links[id];
@@ -274,7 +274,7 @@ impl<E: Env> Proto<E> {
         }
         let plausible = |address: &Address| match (address.socket(), remote.socket()) {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
-            (Some(claimed), None) => remote.scheme() == Scheme::Shm && claimed.ip().is_loopback(),
+            (Some(claimed), None) => remote.scheme() == Transport::Shm && claimed.ip().is_loopback(),
             _ => address.scheme() == remote.scheme(),
         };
         let addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();

@@ -8,7 +8,14 @@ use std::time::Instant;
 
 use super::refusals::Cause;
 use super::timers::TimerKind;
-use super::{Env, Lease, LinkId, Memory, Mode, Output, PeerId, Proto};
+use super::{Env, Lease, LinkId, Memory, Output, PeerId, Proto};
+
+/// What peers may do with exposed memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mode {
+    pub read: bool,
+    pub write: bool,
+}
 
 /// The restrictions of an exposure. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
-//! What peers were refused, counted by cause and logged.
+//! What peers were refused, and which of their calls were lost, counted by cause.
 
 use super::wire::Status;
-use super::{Env, LinkId, Log, Output, Proto, RequestId};
+use super::{Env, LinkId, Proto, RequestId};
 
 /// What peers were refused since the engine was made, by cause. See [`Engine::refusals`](crate::Engine::refusals).
 ///
@@ -100,7 +100,7 @@ impl Cause {
         matches!(self, Cause::Revoked | Cause::Restarted | Cause::Expired)
     }
 
-    fn count<'a>(&self, refusals: &'a mut Refusals) -> &'a mut u64 {
+    pub(super) fn count<'a>(&self, refusals: &'a mut Refusals) -> &'a mut u64 {
         match self {
             Cause::UnknownToken => &mut refusals.unknown_token,
             Cause::Revoked => &mut refusals.revoked,
@@ -141,21 +141,38 @@ impl std::fmt::Display for Cause {
     }
 }
 
-impl<E: Env> Proto<E> {
-    /// Counts a refusal, and logs it at powers of two of the count: so a refused peer can't flood the log, and the refusals in
-    /// between cost no more than the counting.
-    pub(super) fn refused(&mut self, link: LinkId, what: impl FnOnce() -> String, cause: Cause) {
-        let count = cause.count(&mut self.refusals);
-        *count = count.saturating_add(1);
-        let count = *count;
-        if count.is_power_of_two()
-            && let Some(link) = self.links.get(link)
-        {
-            let peer = link.remote.clone();
-            self.outputs.push_back(Output::Log(Log::Refused { peer, what: what(), cause, count }));
+/// Why a one-way call was not handled, or its handler failed. Its caller does not learn it.
+#[derive(Clone, Debug)]
+pub(crate) enum Dropped {
+    /// The body was corrupted in transit.
+    Checksum,
+    /// The connection was lost while the body was arriving.
+    Connection,
+    /// The status that a waiting caller would have got.
+    Refused(Status),
+}
+
+impl std::fmt::Display for Dropped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Dropped::Checksum | Dropped::Refused(Status::Checksum) => f.write_str("the arguments were corrupted in transit"),
+            Dropped::Connection => f.write_str("the connection was lost before all of it had arrived"),
+            Dropped::Refused(Status::NoSuchProcedure) => f.write_str("the procedure is not defined"),
+            Dropped::Refused(Status::NoSuchProvider) => f.write_str("the provider is not defined"),
+            Dropped::Refused(Status::Panicked(message)) => write!(f, "the handler panicked: {message}"),
+            Dropped::Refused(Status::Failed(message)) => write!(f, "the handler failed: {message}"),
+            Dropped::Refused(Status::Decode(reason)) => write!(f, "the arguments can't be decoded: {reason}"),
+            Dropped::Refused(Status::TypeMismatch { expected, found }) => {
+                write!(f, "the arguments are of another type: expected {expected}, found {found}")
+            }
+            Dropped::Refused(Status::AccessDenied(reason)) => f.write_str(reason),
+            Dropped::Refused(Status::Finalizing) => f.write_str("this engine is being finalized"),
+            Dropped::Refused(status) => write!(f, "{status:?}"),
         }
     }
+}
 
+impl<E: Env> Proto<E> {
     /// What peers were refused so far.
     pub(crate) fn refusals(&self) -> Refusals {
         Refusals { busy: self.limited.total(), ..self.refusals }

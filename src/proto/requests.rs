@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calls::{InboundBody, MAX_BUDGET, OutgoingBody, check_leases};
-use super::link::{OutStream, broken};
-use super::one_way::{Dropped, MAX_COST, OneWayRequest};
-use super::refusals::Cause;
+use super::credit::MAX_COST;
+use super::one_way::OneWayRequest;
+use super::refusals::{Cause, Dropped};
+use super::streams::OutStream;
 use super::wire::{BorrowedBytes, Message, Status, Stream};
-use super::{Body, Declaration, EngineStage, Env, Failure, LeaseRange, LinkId, Memory, Output, PeerTag, Proto, RequestId};
+use super::{
+    Body, Declaration, EngineStage, Env, Failure, LeaseRange, LinkId, Memory, Output, PeerTag, Proto, RequestId, broken,
+};
 
 /// A call of a peer: from the arrival of its first byte to the answer.
 pub(super) struct InboundRequest<E: Env> {
@@ -97,7 +100,7 @@ impl<E: Env> Proto<E> {
             return Ok(());
         };
         // Also if the request is refused: later ones use the number.
-        let declaration = self.links[id].declared_procedure(procedure, declaration)?;
+        let declaration = self.links[id].declarations.procedure(procedure, declaration)?;
         check_leases(leases, size)?;
         let own = if procedure == 0 { declaration.name.len() + declaration.shape.len() } else { 0 };
         let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(own);

@@ -10,11 +10,13 @@ use std::time::Instant;
 
 use slotmap::{KeyData, SlotMap};
 
+use super::access::{IncomingPush, PeerAccess, PeerAccesses};
 use super::chain::{self, Chained, Neighbours};
-use super::link::{OutStream, PeerLink, broken};
+use super::link::PeerLink;
+use super::streams::OutStream;
 use super::timers::TimerKind;
 use super::wire::{Message, Range, Status, Stream};
-use super::{Env, Failure, LinkId, Log, Memory, Output, PayloadStatus, PeerId, Proto, RemoteKeys, TransferId, wire_id};
+use super::{Env, Failure, LinkId, Log, Memory, Output, PayloadStatus, PeerId, Proto, RemoteKeys, TransferId, broken, wire_id};
 
 /// ```text
 ///   rma, by a device ─────────────────────────────────────▶ done
@@ -41,34 +43,6 @@ impl<E: Env> Chained<TransferId> for OutgoingTransfer<E> {
         &mut self.neighbours
     }
 }
-
-/// A push of a peer into memory exposed here.
-pub(super) struct IncomingPush<E: Env> {
-    pub memory: E::Memory,
-    pub landed: usize,
-    pub token: u128,
-}
-
-/// What a peer does with exposed memory.
-#[derive(Clone, Copy)]
-pub(super) struct PeerAccess {
-    link: LinkId,
-    /// The peer's number for the transfer.
-    number: u64,
-    push: bool,
-}
-
-/// The accesses of peers to one exposure. Those that have ended are removed only when there are too many. So the end of one
-/// costs nothing here, and revoking takes no search through all that peers are doing.
-#[derive(Default)]
-pub(super) struct PeerAccesses {
-    all: Vec<PeerAccess>,
-    /// Number of accesses at which ended ones are removed.
-    sweep_at: usize,
-}
-
-/// So many accesses are kept without a sweep.
-const FEW_ACCESSES: usize = 4;
 
 /// The far end of a transfer.
 #[derive(Clone)]
@@ -119,7 +93,7 @@ impl<E: Env> Proto<E> {
         match keys {
             Some(keys) => {
                 self.transfers[id].rma = Some(range);
-                self.outputs.push_back(Output::Move { link, transfer: wire_id(id), pull, memory, keys, offset });
+                self.outputs.push_back(Output::StartRma { link, transfer: wire_id(id), pull, memory, keys, offset });
             }
             None => self.ask_owner(link, range, pull, memory),
         }
@@ -142,7 +116,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// A device has executed a transfer, or failed: then the owner is asked, from the beginning.
-    pub(crate) fn handle_moved(&mut self, link: LinkId, number: u64, result: Result<(), String>) {
+    pub(crate) fn handle_rma_done(&mut self, link: LinkId, number: u64, result: Result<(), String>) {
         let id = TransferId::from(KeyData::from_ffi(number));
         let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.link == link) else { return };
         let Some(range) = transfer.rma.take() else { return };
@@ -183,7 +157,7 @@ impl<E: Env> Proto<E> {
             }
             // A closed link has ended its device transfers by itself.
             if transfer.rma.is_some() {
-                self.outputs.push_back(Output::EndMove { link: transfer.link, transfer: wire_id(id) });
+                self.outputs.push_back(Output::CancelRma { link: transfer.link, transfer: wire_id(id) });
             }
         }
         self.outputs.push_back(Output::TransferDone { waiter: transfer.waiter, result });
@@ -257,7 +231,7 @@ impl<E: Env> Proto<E> {
         }
         match self.admit_transfer(link).and_then(|()| self.check(link, range, true, now)) {
             Ok(memory) if memory.len() > 0 => {
-                let push = IncomingPush { memory, landed: 0, token };
+                let push = IncomingPush { memory, arrived: 0, token };
                 self.note_access(token, PeerAccess { link, number: range.transfer, push: true });
                 self.links[link].pushes.insert(range.transfer, push);
                 self.watch(link, now);
@@ -273,8 +247,8 @@ impl<E: Env> Proto<E> {
         let Some(push) = pushes.get_mut(&number) else { return };
         let status = match status {
             PayloadStatus::Whole => {
-                push.landed += len;
-                if push.landed < push.memory.len() {
+                push.arrived += len;
+                if push.arrived < push.memory.len() {
                     return;
                 }
                 Status::Ok
@@ -300,7 +274,7 @@ impl<E: Env> Proto<E> {
 
     /// Ends the accesses of peers to memory that is being revoked, or that they may not use any more; they get the reason.
     pub(super) fn stop_access(&mut self, token: u128, accesses: PeerAccesses, why: &Status) {
-        for access in accesses.all {
+        for access in accesses.into_all() {
             if !is_in_progress(&self.links, token, access) {
                 continue;
             }
@@ -320,11 +294,7 @@ impl<E: Env> Proto<E> {
     fn note_access(&mut self, token: u128, access: PeerAccess) {
         let Proto { exposures, links, .. } = self;
         let Some(accesses) = exposures.accesses_mut(token) else { return };
-        if accesses.all.len() >= accesses.sweep_at {
-            accesses.all.retain(|access| is_in_progress(links, token, *access));
-            accesses.sweep_at = FEW_ACCESSES.max(2 * accesses.all.len());
-        }
-        accesses.all.push(access);
+        accesses.add(access, |access| is_in_progress(links, token, access));
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::Scheme;
+use crate::Transport;
 use crate::engine::{Authorize, Endpoint, EngineShared};
 use crate::progress::EngineEnv;
 use crate::proto::Incoming;
@@ -46,7 +46,7 @@ impl Caller<'_> {
     }
 
     /// The transport of the connection that the call arrived on; `None` when that connection has ended already.
-    pub fn transport(&self) -> Option<Scheme> {
+    pub fn transport(&self) -> Option<Transport> {
         self.shared.core.scheme_of(self.incoming.link)
     }
 

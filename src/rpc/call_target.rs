@@ -10,7 +10,7 @@ use crate::engine::{Endpoint, EngineShared, ProcedureInfo, completed, decoding};
 use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of};
 use crate::proto::{Answer, Body, CallId, Declaration, Failure};
 use crate::shape::{Mismatch, Shape, Verdicts};
-use crate::{Error, Result, Side};
+use crate::{Error, MessageSide, Result};
 
 /// The procedure, the endpoint and the timeout of a call.
 #[derive(Clone)]
@@ -96,9 +96,9 @@ impl CallTarget {
         granted
     }
 
-    /// The error for a one-way call that has found no credit in time.
-    pub(super) fn behind(&self) -> Error {
-        self.error(self.shared.core.with_proto(|proto| proto.behind(self.endpoint.peer())))
+    /// The error for a one-way call of this cost that has found no credit in time.
+    pub(super) fn behind(&self, cost: Option<u32>) -> Error {
+        self.error(self.shared.core.with_proto(|proto| proto.behind(self.endpoint.peer(), cost)))
     }
 
     /// Resolves when a one-way call has been sent.
@@ -135,7 +135,7 @@ impl CallTarget {
             };
             decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
                 peer: self.endpoint.address(),
-                side: Side::Result,
+                side: MessageSide::Result,
                 name: self.info.name.to_string(),
                 reason,
             })
@@ -151,7 +151,7 @@ impl CallTarget {
         };
         checked.map_err(|Mismatch { expected, found }| Error::TypeMismatch {
             peer: self.endpoint.address(),
-            side: Side::Result,
+            side: MessageSide::Result,
             name: self.info.name.to_string(),
             expected,
             found,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::engine::{EncodeContext, EngineShared, encoding};
 use crate::progress::LeaseKeepAlive;
 use crate::shape::{DeclaredShape, Encoded, Knowledge};
-use crate::{Address, Error, Side};
+use crate::{Address, Error, MessageSide};
 
 /// Why a message can't be encoded.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(super) enum Unencodable {
 }
 
 impl Unencodable {
-    pub(super) fn error(self, peer: &Address, side: Side, name: &str) -> Error {
+    pub(super) fn error(self, peer: &Address, side: MessageSide, name: &str) -> Error {
         match self {
             Unencodable::Codec(reason) => Error::Encode { peer: peer.clone(), side, name: name.to_owned(), reason },
             Unencodable::OtherEngine { belongs_to, used_with } => Error::OtherEngine {

@@ -41,7 +41,8 @@ impl Provider {
     fn add<H: RequestHandler>(&self, name: &str, handler: H) -> Result<Registration> {
         self.shared.check("define")?;
         if name.len() > MAX_NAME {
-            return Err(Error::MessageTooLarge { size: name.len(), limit: MAX_NAME });
+            let (peer, start) = (self.shared.own_address(), name.chars().take(40).collect::<String>());
+            return Err(Error::MessageTooLarge { peer, name: format!("{start}…"), size: name.len(), limit: MAX_NAME });
         }
         let class = HandlerClass::in_pool(self.pool.as_ref().map(HandlerPool::workers));
         let handler = HandlerBase::new(&self.shared, class).with(handler);

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bounded;
 use super::request::{HANDLING, Request, RequestContent, Responder};
+use crate::Error;
 use crate::engine::{DecodeContext, EngineShared, decoding};
 use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind};
 use crate::proto::{Body, Incoming, Status};
@@ -233,10 +234,16 @@ fn arguments<'a, A: Deserialize<'a>, R>(
     }
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> Status {
+/// The status for a handler that has panicked, which is logged.
+fn panicked(request: &Request, panic: &(dyn Any + Send)) -> Status {
     let message = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
-    Status::Panicked(Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned())))
+    let message = Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned()));
+    tracing::error!(
+        target: "calomel::handler", procedure = request.procedure(), provider = request.provider_id(),
+        peer = %request.endpoint().address(), message, "a handler panicked"
+    );
+    Status::Panicked(message)
 }
 
 /// Responds with what the closure returned, or with its panic.
@@ -249,10 +256,18 @@ fn respond_or_fail<R: Serialize>(responder: Responder<R>, outcome: std::thread::
     let sent = match outcome {
         Ok(Ok(result)) => responder.respond(&result),
         Ok(Err(message)) => responder.refuse(Status::Failed(Status::clip(message))),
-        Err(panic) => responder.refuse(panic_message(&*panic)),
+        Err(panic) => {
+            let status = panicked(responder.request(), &*panic);
+            responder.refuse(status)
+        }
     };
-    if let Err(error) = sent {
-        tracing::debug!(target: "calomel::handler", %error, "the response was not sent");
+    match sent {
+        Ok(()) => {}
+        // Its caller has cancelled, timed out or disconnected, which is ordinary.
+        Err(error @ Error::Cancelled { .. }) => {
+            tracing::debug!(target: "calomel::handler", %error, "a response came too late");
+        }
+        Err(error) => tracing::warn!(target: "calomel::handler", %error, "a response was not sent"),
     }
 }
 
@@ -270,7 +285,7 @@ struct BasedHandler<H> {
 }
 
 impl<H: RequestHandler> Handler for BasedHandler<H> {
-    fn kind(&self) -> &Arc<HandlerClass> {
+    fn class(&self) -> &Arc<HandlerClass> {
         &self.base.class
     }
 
@@ -344,12 +359,13 @@ where
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         let id = incoming.request;
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
+            let request = responder.request().clone();
             let outer = HANDLING.replace(Some(id));
             let outcome = catch_unwind(AssertUnwindSafe(|| f(responder, arguments)));
             HANDLING.set(outer);
             if let Err(panic) = outcome {
                 // The panic is the more exact response, wherever the responder is; it fails if there was one already.
-                let status = panic_message(&*panic);
+                let status = panicked(&request, &*panic);
                 let _ = shared.core.exec(|proto| proto.respond(id, Err(status)));
             }
         }
@@ -402,7 +418,10 @@ where
         let called = shared.runtime.within(|| catch_unwind(AssertUnwindSafe(|| f(request, arguments))));
         let future = match called {
             Ok(future) => future,
-            Err(panic) => return drop(responder.refuse(panic_message(&*panic))),
+            Err(panic) => {
+                let status = panicked(responder.request(), &*panic);
+                return drop(responder.refuse(status));
+            }
         };
         let engine = base.shared.clone();
         let task = async move {
@@ -426,7 +445,7 @@ where
         let (class, engine) = (base.class.clone(), base.shared.clone());
         let schedule = move |runnable| {
             if let Some(shared) = engine.upgrade() {
-                shared.core.hand_over(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
+                shared.core.dispatch(Job::new(&shared.core, JobKind::Task(runnable, class.clone())));
             }
         };
         let (runnable, task) = async_task::spawn(task, schedule);

@@ -16,7 +16,7 @@ use crate::engine::{Endpoint, Engine, EngineShared, ProcedureInfo, deadline};
 use crate::memory::{Region, Slice};
 use crate::progress::{Completion, EngineEnv};
 use crate::proto::{CallId, CallSpec, Failure, OutgoingBody, Rejected};
-use crate::{Error, Result, Side};
+use crate::{Error, MessageSide, Result};
 
 /// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
 /// [`Engine::procedure`](crate::Engine::procedure).
@@ -75,7 +75,7 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
 enum Begun {
     Started(StartedCall),
     /// The peer has not granted credit for its cost.
-    NoCredit(u32),
+    NoCredit(Option<u32>),
 }
 
 /// A procedure at an endpoint; made by [`Procedure::on`].
@@ -149,6 +149,10 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     ///   engine whose values need memory wait behind it; others may be handled before it. A call that waits while its procedure
     ///   is removed is lost.
     ///
+    /// One-way calls of one engine are received in the order in which they were sent, and that is not promised of their handlers:
+    /// several may run at the same time, and a later one may end first. Where the order matters, number them, or send the next
+    /// one from a response.
+    ///
     /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs
     /// them; this engine learns of none of them.
     ///
@@ -183,7 +187,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         loop {
             let (sent, cost) = match self.try_begin(arguments, until)? {
                 Begun::Started(started) => (self.target.sent(&started, until).await, None),
-                Begun::NoCredit(cost) => (Err(self.target.behind()), Some(cost)),
+                Begun::NoCredit(cost) => (Err(self.target.behind(cost)), cost),
             };
             match sent {
                 Err(Error::Busy { .. }) if self.target.credit(cost, until).await => {}
@@ -230,7 +234,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let started = codec::with_buffer(|buffer| {
             let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
-                .map_err(|failed| failed.error(&endpoint.address(), Side::Arguments, &info.name))?;
+                .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
             let large = buffer.len() > shared.limits.eager;
             let content = if large {
                 OutgoingBody::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
@@ -263,8 +267,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 Ok(id) => return Ok(id),
                 Err(Rejected::Failed(failure)) => return Err(failure),
                 Err(Rejected::NoCredit(again, cost)) => {
-                    if !self.target.await_credit(Some(cost), again.deadline) {
-                        return Err(core.with_proto(|proto| proto.behind(again.peer)));
+                    if !self.target.await_credit(cost, again.deadline) {
+                        return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
                     }
                     spec = *again;
                 }

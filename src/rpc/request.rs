@@ -14,7 +14,7 @@ use crate::memory::{Region, Slice};
 use crate::progress::{EngineEnv, error_of};
 use crate::proto::{self, Body, Declaration, Failure, Incoming, LeaseRange, LinkId, Reply, RequestId, Status};
 use crate::shape::Knowledge;
-use crate::{Error, Result, Side};
+use crate::{Error, MessageSide, Result};
 
 /// A call that is being handled: its caller, procedure and deadline. Clones can be kept, and do not keep the engine alive.
 pub struct Request {
@@ -203,7 +203,7 @@ impl<R: Serialize> Responder<R> {
             let (leases, declared) = match codec::encode(result, buffer, self.request.engine.shared(), &self.results) {
                 Ok(encoded) => encoded,
                 Err(failed) => {
-                    let error = failed.error(&self.request.endpoint.address(), Side::Result, self.request.procedure());
+                    let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
                     let reason = match &error {
                         Error::Encode { reason, .. } => reason.clone(),
                         error => error.to_string(),
@@ -234,6 +234,13 @@ impl<R> Drop for Responder<R> {
             }
             Status::Panicked("the thread that held the responder".to_owned())
         } else {
+            if !self.request.one_way && !self.request.is_cancelled() {
+                let Request { provider, endpoint, .. } = &self.request;
+                tracing::warn!(
+                    target: "calomel::handler", procedure = self.request.procedure(), provider, peer = %endpoint.address(),
+                    "a responder was dropped without a response"
+                );
+            }
             Status::NoResponse
         };
         let _ = self.answer(Err(status));

@@ -1,6 +1,6 @@
 //! Encodes values as postcard does, and records what each value shows of its type.
 //!
-//! The encoder follows each part's position in what is [`Known`] of the type. Only where a value shows something new, it copies
+//! The encoder follows each part's position in what is known of the type. Only where a value shows something new, it copies
 //! that, and extends the copy.
 
 mod parts;

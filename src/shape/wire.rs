@@ -67,7 +67,7 @@ impl Shape {
         }
     }
 
-    /// Reads what [`encode`](Self::encode) wrote. `None` for anything else, and for shapes beyond the limits, before
+    /// Reads what `encode` wrote. `None` for anything else, and for shapes beyond the limits, before
     /// memory is spent on them.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Shape> {
         let mut reader = Reader { bytes, nodes_left: MAX_NODES };

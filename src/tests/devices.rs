@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::memory::{DeviceRegistration, Loan, Region, Slice};
-use crate::transport::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, Transport};
-use crate::{Address, Bulk, BulkMode, Endpoint, Engine, Error, Request, Result, Scheme};
+use crate::transport::{
+    Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, TransportDriver,
+};
+use crate::{Address, Bulk, BulkMode, Endpoint, Engine, Error, Request, Result, Transport};
 
 /// How the device handles requests.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -82,8 +84,8 @@ impl FakeDevice {
 
     fn engine(&self, address: &str) -> Result<Engine> {
         let device = self.clone();
-        let wrap = move |inner: Box<dyn Transport>| -> Box<dyn Transport> {
-            if inner.capabilities().scheme == Scheme::Loop {
+        let wrap = move |inner: Box<dyn TransportDriver>| -> Box<dyn TransportDriver> {
+            if inner.capabilities().scheme == Transport::Loop {
                 Box::new(DeviceTransport { inner, device: device.clone(), done: Completions::default() })
             } else {
                 inner
@@ -128,7 +130,7 @@ impl Link for DeviceLink {
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent {
         self.inner.send(bytes, payload)
     }
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> Transport {
         self.inner.scheme()
     }
     fn acknowledged(&self) -> u64 {
@@ -168,7 +170,7 @@ impl Link for DeviceLink {
 }
 
 struct DeviceTransport {
-    inner: Box<dyn Transport>,
+    inner: Box<dyn TransportDriver>,
     device: FakeDevice,
     done: Completions,
 }
@@ -179,7 +181,7 @@ impl DeviceTransport {
     }
 }
 
-impl Transport for DeviceTransport {
+impl TransportDriver for DeviceTransport {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

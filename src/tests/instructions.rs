@@ -9,8 +9,8 @@ use crate::progress::Core;
 use crate::proto::LeaseRange;
 use crate::proto::wire::{self, Frame, Message};
 use crate::shape::{DeclarationNumbers, Encoded, Knowledge};
-use crate::transport::{Capabilities, Link, LinkKey, Sink, Transport};
-use crate::{Address, BulkMode, Endpoint, Engine, Request, Result, Scheme};
+use crate::transport::{Capabilities, Link, LinkKey, Sink, TransportDriver};
+use crate::{Address, BulkMode, Endpoint, Engine, Request, Result, Transport};
 
 /// Typical arguments: numbers, a text, a list.
 type Arguments = (u64, f64, String, Vec<u32>);
@@ -64,12 +64,12 @@ fn decode_request() {
 }
 
 /// A client and a server that are driven by this thread.
-fn by_hand(listen: &str, scheme: Scheme) -> Result<(Engine, Engine, Endpoint)> {
+fn by_hand(listen: &str, scheme: Transport) -> Result<(Engine, Engine, Endpoint)> {
     let server = Engine::builder().listen(listen).build()?;
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
     let far: Arc<OnceLock<Arc<Core>>> = Arc::default();
     let server_core = far.clone();
-    let wrap = move |inner| -> Box<dyn Transport> {
+    let wrap = move |inner| -> Box<dyn TransportDriver> {
         Box::new(LockstepTransport { inner, scheme, far: server_core.clone(), turns: AtomicU32::new(0) })
     };
     let client = Engine::builder().wrap(wrap).build()?;
@@ -81,7 +81,7 @@ fn by_hand(listen: &str, scheme: Scheme) -> Result<(Engine, Engine, Endpoint)> {
     Ok((server, client, peer))
 }
 
-fn calls(listen: &str, scheme: Scheme) -> Result<()> {
+fn calls(listen: &str, scheme: Transport) -> Result<()> {
     let (_server, client, peer) = by_hand(listen, scheme)?;
     let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
     repeat(|| assert_eq!(sum.call(black_box(&(40, 2))).unwrap(), 42));
@@ -90,18 +90,18 @@ fn calls(listen: &str, scheme: Scheme) -> Result<()> {
 
 #[test]
 fn loop_call() -> Result<()> {
-    calls("loop://", Scheme::Loop)
+    calls("loop://", Transport::Loop)
 }
 
 #[test]
 fn shm_call() -> Result<()> {
-    calls("shm://", Scheme::Shm)
+    calls("shm://", Transport::Shm)
 }
 
 /// Through the ring; larger pulls are copied by the kernel.
 #[test]
 fn shm_pull_of_4_kib() -> Result<()> {
-    let (server, _client, peer) = by_hand("shm://", Scheme::Shm)?;
+    let (server, _client, peer) = by_hand("shm://", Transport::Shm)?;
     let theirs = server.expose(vec![7u8; 4096], BulkMode::ReadWrite)?;
     let remote = theirs.bulk().on(&peer);
     let mut ours = vec![0u8; 4096];
@@ -112,8 +112,8 @@ fn shm_pull_of_4_kib() -> Result<()> {
 
 /// Drives the server whenever the client polls.
 struct LockstepTransport {
-    inner: Box<dyn Transport>,
-    scheme: Scheme,
+    inner: Box<dyn TransportDriver>,
+    scheme: Transport,
     far: Arc<OnceLock<Arc<Core>>>,
     turns: AtomicU32,
 }
@@ -121,7 +121,7 @@ struct LockstepTransport {
 /// After this many turns the server has handled the doorbell that woke it, if it was asleep.
 const FIRST_TURNS: u32 = 9;
 
-impl Transport for LockstepTransport {
+impl TransportDriver for LockstepTransport {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

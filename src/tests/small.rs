@@ -13,7 +13,7 @@ fn pair() -> (Engine, Engine, Endpoint) {
     let builder = || {
         Engine::builder()
             .default_timeout(LONG_TIMEOUT)
-            .heartbeat(LONG_TIMEOUT)
+            .peer_timeout(LONG_TIMEOUT)
             .connect_timeout(LONG_TIMEOUT)
             .finalize_timeout(LONG_TIMEOUT)
     };

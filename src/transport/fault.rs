@@ -1,6 +1,6 @@
 //! A transport for tests that injects faults into another one.
 //!
-//! Frames, sockets and memory are those of the inner transport. The faults are those that the contract of [`Transport`] permits
+//! Frames, sockets and memory are those of the inner transport. The faults are those that the contract of [`TransportDriver`] permits
 //! at any time: dials that fail, connections that end or carry nothing more, sends that find no room, and bytes that arrive in
 //! pieces.
 
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, Transport};
+use super::{Capabilities, Consumed, DeviceAccess, Link, LinkKey, PayloadStatus, RemoteKeys, Sent, Sink, TransportDriver};
 use crate::memory::{Region, Slice};
-use crate::{Address, Result, Scheme};
+use crate::{Address, Result, Transport};
 
 /// How often faults happen, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,7 +76,7 @@ impl Faults {
     }
 
     /// The argument for [`EngineBuilder::wrap`](crate::EngineBuilder::wrap).
-    pub(crate) fn wrapping(&self) -> impl Fn(Box<dyn Transport>) -> Box<dyn Transport> + 'static {
+    pub(crate) fn wrapping(&self) -> impl Fn(Box<dyn TransportDriver>) -> Box<dyn TransportDriver> + 'static {
         let state = self.0.clone();
         move |inner| Box::new(Faulty { inner, state: state.clone(), delayed: Arc::default() })
     }
@@ -291,7 +291,7 @@ impl Link for FaultyLink {
         self.inner.acknowledged()
     }
 
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> Transport {
         self.inner.scheme()
     }
 
@@ -324,7 +324,7 @@ impl Link for FaultyLink {
 }
 
 struct Faulty {
-    inner: Box<dyn Transport>,
+    inner: Box<dyn TransportDriver>,
     state: Arc<FaultState>,
     delayed: Arc<Mutex<DelayedSends>>,
 }
@@ -352,7 +352,7 @@ impl Faulty {
     }
 }
 
-impl Transport for Faulty {
+impl TransportDriver for Faulty {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

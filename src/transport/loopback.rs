@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::{Capabilities, Consumed, Credentials, Link, LinkKey, PayloadStatus, Reactor, Sent, Sink, Transport};
+use super::{Capabilities, Consumed, Credentials, Link, LinkKey, PayloadStatus, Reactor, Sent, Sink, TransportDriver};
 use crate::deferred_log::defer;
 use crate::memory::{self, CopyOutcome, Slice};
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 
 /// The names under which engines of this process listen.
 static LISTENERS: LazyLock<Mutex<HashMap<String, Weak<LoopInbox>>>> = LazyLock::new(Mutex::default);
@@ -127,8 +127,8 @@ impl Link for LoopLink {
         if later { Sent::Later } else { Sent::All(spare) }
     }
 
-    fn scheme(&self) -> Scheme {
-        Scheme::Loop
+    fn scheme(&self) -> Transport {
+        Transport::Loop
     }
 
     fn is_local(&self) -> bool {
@@ -246,9 +246,9 @@ impl Loopback {
     }
 }
 
-impl Transport for Loopback {
+impl TransportDriver for Loopback {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { scheme: Scheme::Loop }
+        Capabilities { scheme: Transport::Loop }
     }
 
     fn resolve(&self, address: &Address) -> Result<Address> {

@@ -2,7 +2,7 @@
 //!
 //! A transport does not know calls. It carries bytes in order over links, and payloads straight from memory to memory: the
 //! receiver names the target of a payload through the [`Sink`]. No function blocks; a send that finds no room continues later,
-//! and its end is reported. Any thread may call links, [`Transport::devices`] and [`Transport::expose`]; only the driver calls
+//! and its end is reported. Any thread may call links, [`TransportDriver::devices`] and [`TransportDriver::expose`]; only the driver calls
 //! the rest.
 
 mod accept_retry;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use crate::memory::{Region, Slice};
 pub(crate) use crate::payload::{Consumed, PartialFrame, PayloadStatus, ReceiveTarget, RemoteKeys};
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 pub(crate) use loopback::Loopback;
 #[cfg(any(test, fuzzing))]
 pub(crate) use shm::fuzzing;
@@ -46,7 +46,7 @@ pub(crate) struct LinkKey(pub u64);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capabilities {
     /// The scheme of the addresses that it serves.
-    pub scheme: crate::Scheme,
+    pub scheme: crate::Transport,
 }
 
 /// The outcome of a send.
@@ -76,7 +76,7 @@ pub(crate) trait Link: Send + Sync {
     /// other side gets [`PayloadStatus::SourceGone`].
     fn send(&self, bytes: Vec<u8>, payload: Option<Slice>) -> Sent;
     /// The scheme of the transport that carries it.
-    fn scheme(&self) -> Scheme;
+    fn scheme(&self) -> Transport;
     /// True if both ends are certainly on this host. Called once the link is connected.
     fn is_local(&self) -> bool {
         false
@@ -122,7 +122,7 @@ pub(crate) struct DeviceAccess {
     pub constant: bool,
 }
 
-pub(crate) trait Transport: Send + Sync {
+pub(crate) trait TransportDriver: Send + Sync {
     fn capabilities(&self) -> Capabilities;
     /// Fails if it can't be used on this machine.
     fn available(&self) -> Result<()> {
@@ -214,7 +214,7 @@ fn resolve(address: &Address) -> Result<SocketAddr> {
         peer: address.clone(),
         reason: source.as_ref().map_or_else(|| "the host has no address".to_owned(), ToString::to_string),
         // Not retryable: see `Error::is_retryable`.
-        source: Some(Arc::new(match source {
+        cause: Some(Arc::new(match source {
             Some(source) => io::Error::new(io::ErrorKind::InvalidInput, source),
             None => io::ErrorKind::InvalidInput.into(),
         })),

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{KernelCopyPolicy, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, Transport};
+use super::{KernelCopyPolicy, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 
 /// Dials a listener of the same transport, runs `attached` on the link and `afterwards` on the transport, and checks that the
 /// link was dropped.
 fn check_link_is_dropped(
-    make: impl Fn(Reactor) -> Box<dyn Transport>,
+    make: impl Fn(Reactor) -> Box<dyn TransportDriver>,
     address: &str,
     attached: impl Fn(&dyn Link),
-    afterwards: impl FnOnce(Box<dyn Transport>) -> Option<Box<dyn Transport>>,
+    afterwards: impl FnOnce(Box<dyn TransportDriver>) -> Option<Box<dyn TransportDriver>>,
 ) {
     let poll = mio::Poll::new().unwrap();
     let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
@@ -30,15 +30,15 @@ fn check_link_is_dropped(
     assert!(link.upgrade().is_none(), "{address}: the link is still referenced, so its socket is open");
 }
 
-fn check_closed_link_is_dropped(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+fn check_closed_link_is_dropped(make: impl Fn(Reactor) -> Box<dyn TransportDriver>, address: &str) {
     check_link_is_dropped(make, address, |link| link.close(), Some);
 }
 
-fn check_unclosed_link_is_dropped_with_its_transport(make: impl Fn(Reactor) -> Box<dyn Transport>, address: &str) {
+fn check_unclosed_link_is_dropped_with_its_transport(make: impl Fn(Reactor) -> Box<dyn TransportDriver>, address: &str) {
     check_link_is_dropped(make, address, |_| (), |_| None);
 }
 
-fn tcp(reactor: Reactor) -> Box<dyn Transport> {
+fn tcp(reactor: Reactor) -> Box<dyn TransportDriver> {
     let options = TcpOptions {
         peer_timeout: Duration::from_secs(10),
         #[cfg(feature = "tls")]
@@ -47,7 +47,7 @@ fn tcp(reactor: Reactor) -> Box<dyn Transport> {
     Box::new(Tcp::new(reactor, options).unwrap())
 }
 
-fn shm(reactor: Reactor) -> Box<dyn Transport> {
+fn shm(reactor: Reactor) -> Box<dyn TransportDriver> {
     Box::new(Shm::new(reactor, ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: false }).unwrap())
 }
 

@@ -127,8 +127,8 @@ impl Scene {
         let address = child.hear("address");
         let bulks: Vec<Bulk> = (0..5).map(|_| postcard::from_bytes(&unhex(&child.hear("bulk"))).unwrap()).collect();
         let builder = || match key {
-            Some(key) => configured().heartbeat(PATIENT).pre_shared_key(key),
-            None => configured().heartbeat(PATIENT),
+            Some(key) => configured().peer_timeout(PATIENT).pre_shared_key(key),
+            None => configured().peer_timeout(PATIENT),
         };
         let honest = builder().listen(anywhere()).build().unwrap();
         define_add(&honest);

@@ -108,7 +108,7 @@ fn pull(bulk: &Bulk, peer: &Endpoint, len: usize) -> Result<(), Error> {
 pub fn run() {
     // SAFETY: this changes nothing but which signal the kernel sends when the parent ends.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    let mut builder = configured().heartbeat(PATIENT).max_message_size(16 << 20).listen(anywhere());
+    let mut builder = configured().peer_timeout(PATIENT).max_message_size(16 << 20).listen(anywhere());
     if let Ok(key) = std::env::var(KEY) {
         builder = builder.pre_shared_key(key);
     }

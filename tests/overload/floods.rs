@@ -269,7 +269,7 @@ fn small_frames_of_every_kind_hold_bounded_memory() {
 #[test]
 fn peer_that_reads_nothing_is_disconnected() {
     let _alone = alone("peer_that_reads_nothing_is_disconnected");
-    let engine = Engine::builder().listen("tcp://127.0.0.1:0").heartbeat(Duration::from_secs(1)).build().unwrap();
+    let engine = Engine::builder().listen("tcp://127.0.0.1:0").peer_timeout(Duration::from_secs(1)).build().unwrap();
     engine.define("answer", |_: &Request, len: usize| "x".repeat(len)).unwrap();
     let mut raw = Raw::enter(&engine.address());
     let begin = Instant::now();

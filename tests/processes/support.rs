@@ -129,7 +129,7 @@ pub fn builder() -> EngineBuilder {
 
 /// The settings of every engine here.
 pub fn configured() -> EngineBuilder {
-    builder().heartbeat(HEARTBEAT).connect_timeout(Duration::from_secs(2)).finalize_timeout(Duration::from_secs(1))
+    builder().peer_timeout(HEARTBEAT).connect_timeout(Duration::from_secs(2)).finalize_timeout(Duration::from_secs(1))
 }
 
 pub fn server() -> Engine {

@@ -44,7 +44,7 @@ fn transfers_succeed_when_one_side_may_not_read_the_other() {
     let far = Far::new(&server(), &address);
     far.assert_serves();
     assert_bulks_in_both_directions(&far);
-    assert_eq!(far.to.transport(), Some(calomel::Scheme::Shm));
+    assert_eq!(far.to.transport(), Some(calomel::Transport::Shm));
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn calls_with_messages_around_every_limit(carrier: Carrier) {
         assert_eq!(swallow.on(&to).call(&bytes).unwrap(), (len, sum(&bytes)), "{len}");
         assert!(big.on(&to).call(&(seed as u64, len)).unwrap() == bytes, "{len}");
     }
-    assert_eq!(to.transport(), Some(calomel::Scheme::Shm));
+    assert_eq!(to.transport(), Some(calomel::Transport::Shm));
 }
 
 fn transfers_around_every_limit(carrier: Carrier) {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use calomel::{Engine, Request, Scheme};
+use calomel::{Engine, Request, Transport};
 
 use crate::forged::{Forged, Packet, listen};
 use crate::roles::{Far, GROUP, NO_UPGRADE, add, start, start_as};
@@ -96,7 +96,7 @@ fn upgraded_client_can_be_called_back() {
         let to = client.lookup(&address).unwrap();
         let back = client.procedure::<(), Result<u32, String>>("call back");
         assert_eq!(back.on(&to).call(&()).unwrap(), Ok(7));
-        assert_eq!(to.transport(), Some(Scheme::Shm));
+        assert_eq!(to.transport(), Some(Transport::Shm));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Calls and bulk data between engines that trust each other.
 
-use calomel::{Bulk, BulkMode, Engine, EngineBuilder, Request, Scheme};
+use calomel::{Bulk, BulkMode, Engine, EngineBuilder, Request, Transport};
 
 use crate::authority::Authority;
 use crate::support::*;
@@ -34,7 +34,7 @@ fn calls_of_every_size_succeed_in_both_directions() {
         assert_eq!(same, Ok(true), "{len}");
     }
     // Shared memory would bypass the certificates.
-    assert_eq!(to.transport(), Some(Scheme::Tcp));
+    assert_eq!(to.transport(), Some(Transport::Tcp));
     client.finalize().unwrap();
     server.finalize().unwrap();
 }

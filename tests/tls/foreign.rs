@@ -66,7 +66,7 @@ fn server(certified_key: Arc<SingleCertAndKey>) -> ServerConfig {
 fn engine(authority: &Authority) -> Engine {
     let tls = authority.tls().anonymous_clients(true);
     // No liveness probe hides a forgotten event.
-    let builder = Engine::builder().connect_timeout(LIMIT).heartbeat(10 * BOUND).tls(tls);
+    let builder = Engine::builder().connect_timeout(LIMIT).peer_timeout(10 * BOUND).tls(tls);
     let engine = builder.listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
     engine
@@ -439,7 +439,7 @@ fn handshakes_longer_than_socket_buffers_complete() {
     let identity = authority.identity(&names);
     assert!(identity.der.len() > 60_000);
     let tls = identity.of(authority.trusted());
-    let engine = Engine::builder().heartbeat(10 * BOUND).tls(tls).listen("tcp://127.0.0.1:0").build().unwrap();
+    let engine = Engine::builder().peer_timeout(10 * BOUND).tls(tls).listen("tcp://127.0.0.1:0").build().unwrap();
     engine.define("length", |_: &Request, bytes: Vec<u8>| bytes.len() as u64).unwrap();
     for round in 0..5 {
         let config = Arc::new(client(&authority, Some(certified_key(&identity, &identity))));

@@ -70,12 +70,12 @@ impl SlowLink {
 }
 
 fn configured(authority: &Authority) -> EngineBuilder {
-    Engine::builder().heartbeat(HEARTBEAT).tls(authority.tls())
+    Engine::builder().peer_timeout(HEARTBEAT).tls(authority.tls())
 }
 
 /// A long heartbeat: no slow peer is disconnected.
 fn patient(authority: &Authority) -> EngineBuilder {
-    configured(authority).heartbeat(3 * BOUND).default_timeout(2 * BOUND)
+    configured(authority).peer_timeout(3 * BOUND).default_timeout(2 * BOUND)
 }
 
 fn server(authority: &Authority) -> Engine {

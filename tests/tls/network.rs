@@ -20,7 +20,7 @@ struct Service {
 }
 
 fn configured(authority: &Authority) -> EngineBuilder {
-    Engine::builder().heartbeat(Duration::from_secs(1)).connect_timeout(Duration::from_secs(2)).tls(authority.tls())
+    Engine::builder().peer_timeout(Duration::from_secs(1)).connect_timeout(Duration::from_secs(2)).tls(authority.tls())
 }
 
 impl Service {

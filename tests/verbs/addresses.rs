@@ -154,7 +154,7 @@ pub fn port_goes_down() {
     let server = patient().listen("verbs://10.9.7.1:0").build().unwrap();
     define_add(&server);
     let address = server.address().to_string();
-    let client = patient().connect_timeout(Duration::from_secs(3)).heartbeat(Duration::from_secs(2)).build().unwrap();
+    let client = patient().connect_timeout(Duration::from_secs(3)).peer_timeout(Duration::from_secs(2)).build().unwrap();
     let to_server = client.lookup(&address).unwrap();
     assert_serves(&client, &to_server);
     system("export PATH=$PATH:/usr/sbin:/sbin; ip link set vown down");

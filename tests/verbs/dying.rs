@@ -17,7 +17,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 const KNOWN: Duration = Duration::from_secs(10);
 
 fn engine() -> Engine {
-    patient().heartbeat(SILENCE).listen(anywhere()).default_timeout(3 * BOUND).build().unwrap()
+    patient().peer_timeout(SILENCE).listen(anywhere()).default_timeout(3 * BOUND).build().unwrap()
 }
 
 /// Waits until the first byte of the memory is no longer zero.

@@ -202,7 +202,7 @@ fn payload_of_a_cancelled_operation_is_not_delivered_to_its_successor() {
             host.proto.handle_payload_done(link, PayloadStatus::Whole, now);
         });
         assert!(net.hosts[0].inbox.is_empty(), "no request was delivered with the old payload");
-        let pushes = net.hosts[0].proto.links[link].pushes.values().map(|push| push.landed);
+        let pushes = net.hosts[0].proto.links[link].pushes.values().map(|push| push.arrived);
         assert!(pushes.eq((stream == Stream::Push).then_some(0)));
         // The payload sent for the second operation is written.
         net.with_host(0, |host| {
@@ -215,7 +215,7 @@ fn payload_of_a_cancelled_operation_is_not_delivered_to_its_successor() {
         }
     }
     assert_eq!(memory.bytes(), [9; LEN]);
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.revoke(0, 0xfeed);
     net.settle();
     assert_eq!(net.hosts[0].proto.links.len(), 0);

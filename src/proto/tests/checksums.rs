@@ -47,7 +47,7 @@ fn corrupt_arguments_are_refused_with_checksum() {
         _ => {}
     });
     assert_eq!(replies, [(5, Some(Status::Checksum)), (6, None)]);
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.end();
 }
 
@@ -75,7 +75,7 @@ fn corrupt_response_fails_its_call_only() {
     net.send_message(raw, &answer(ids[1]), b"def");
     assert_failed!(net.hosts[0], ops[0], Failure::Checksum);
     assert_eq!(net.hosts[0].body(ops[1]), b"def");
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.end();
 }
 

@@ -141,7 +141,7 @@ impl Net {
                 }
             }
             Output::CoverPayloads { link } => host.covered.push(link),
-            Output::Move { link, transfer, pull, memory, keys, offset } => {
+            Output::StartRma { link, transfer, pull, memory, keys, offset } => {
                 let at = self.now + self.settings.rma_duration;
                 self.rma_operations.push(DeviceRma {
                     at,
@@ -155,7 +155,7 @@ impl Net {
                     cancelled: false,
                 });
             }
-            Output::EndMove { link, transfer } => {
+            Output::CancelRma { link, transfer } => {
                 let is_same = |each: &&mut DeviceRma| each.host == number && each.link == link && each.number == transfer;
                 if let Some(found) = self.rma_operations.iter_mut().find(is_same) {
                     found.cancelled = true;
@@ -239,7 +239,7 @@ impl Net {
                         return self.pump(host);
                     }
                 }
-                Err(failure) => self.hosts[host].proto.hang_up(link, failure),
+                Err(failure) => self.hosts[host].proto.fail_link(link, failure),
             }
             self.pump(host);
         }

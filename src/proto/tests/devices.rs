@@ -80,7 +80,7 @@ impl Net {
             due.execute(self.far_end(&due).and_then(|far| self.hosts.get(far)))
         };
         self.rma_completed += usize::from(result.is_ok());
-        self.hosts[due.host].proto.handle_moved(due.link, due.number, result);
+        self.hosts[due.host].proto.handle_rma_done(due.link, due.number, result);
         self.pump(due.host);
         true
     }

@@ -161,13 +161,13 @@ pub fn greeting(mut bytes: &[u8]) {
     net.advance(Duration::from_millis(10));
     assert_eq!(net.hosts[0].body(other), served(b"still there?"));
     if input.hangs_up {
-        net.hang_up(raw);
+        net.disconnect(raw);
     }
     net.settle();
     assert!(own.is_none_or(|op| net.hosts[0].is_done(op)));
     if !net.is_shut(raw) {
         // Its handshake succeeded, and nothing is expected of it.
-        net.hang_up(raw);
+        net.disconnect(raw);
     }
     net.end();
 }

@@ -80,8 +80,8 @@ fn listener_that_disconnects_before_handshake_is_unreachable() {
     let op = net.call_peer(0, peer, call("x"));
     net.advance(SECOND / 10);
     let raw = net.raw_dialled();
-    net.hang_up(raw);
-    assert_failed!(net.hosts[0], op, Failure::Unreachable { reason, .. } if reason.contains("the connection ended during the handshake"));
+    net.disconnect(raw);
+    assert_failed!(net.hosts[0], op, Failure::Unreachable { reason, .. } if reason.contains("ended during the handshake"));
     net.end();
 }
 
@@ -182,7 +182,7 @@ fn named_address_is_dialled_rather_than_an_announced_one() {
         let raw = net.raw_dial(0);
         let sent = Hello { addresses: vec![claimed.clone(), named.clone()], ..hello(1) };
         net.send_bytes(raw, raw::encode_hello(VERSIONS, &sent));
-        net.hang_up(raw);
+        net.disconnect(raw);
         let (now, proto) = (net.now, &mut net.hosts[0].proto);
         let tag = proto.lookup(&named);
         if early {
@@ -212,7 +212,7 @@ fn disconnected_peers_are_forgotten() {
         let address = format!("tcp://10.0.9.9:{}", 1 + n % 60_000).parse().unwrap();
         let sent = Hello { addresses: if n % 2 == 0 { vec![address] } else { Vec::new() }, ..hello(0x10_0000 + n) };
         net.send_bytes(raw, raw::encode_hello(VERSIONS, &sent));
-        net.hang_up(raw);
+        net.disconnect(raw);
         net.wires.clear();
         net.hosts[0].wires.clear();
     }
@@ -237,7 +237,7 @@ fn old_incarnations_of_a_peer_are_forgotten() {
         let raw = net.raw_dial(0);
         let sent = Hello { addresses: vec!["tcp://10.0.9.9:7000".parse().unwrap()], ..hello(0x10_0000 + n) };
         net.send_bytes(raw, raw::encode_hello(VERSIONS, &sent));
-        net.hang_up(raw);
+        net.disconnect(raw);
     }
     let remembered = net.hosts[0].proto.by_incarnation.len();
     assert!(remembered <= 200, "{remembered} incarnations of one peer are remembered");

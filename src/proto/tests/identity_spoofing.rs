@@ -102,7 +102,7 @@ fn claimed_incarnation_without_its_resumption_token_is_denied() {
             assert_denied(&mut net, raw);
         }
         // It reconnects with the token that it was issued.
-        net.hang_up(first);
+        net.disconnect(first);
         let back = claim(&mut net, theirs, as_them);
         assert_denied(&mut net, back);
         adversaries.extend([second, own, third, fourth, back]);
@@ -111,7 +111,7 @@ fn claimed_incarnation_without_its_resumption_token_is_denied() {
     assert_eq!(net.hosts[0].proto.refusals().other_peer, 2 * 2 * 6);
     // The adversaries don't deny host 1 access, though they connected first.
     assert_still_allowed(&mut net);
-    adversaries.into_iter().for_each(|raw| net.hang_up(raw));
+    adversaries.into_iter().for_each(|raw| net.disconnect(raw));
     assert_still_allowed(&mut net);
     net.revoke(0, TOKEN);
     net.end();
@@ -134,7 +134,7 @@ fn successor_at_the_peers_address_is_denied() {
     assert_ne!(net.hosts[1].incarnation, theirs);
     let raw = claim(&mut net, theirs, None);
     assert_denied(&mut net, raw);
-    net.hang_up(raw);
+    net.disconnect(raw);
     assert_eq!(memory.bytes(), [1; 100]);
     net.revoke(0, TOKEN);
     net.end();
@@ -158,7 +158,7 @@ fn claimed_incarnation_at_the_peers_address_is_denied() {
         let issued = token(&net, met);
         let policy = AccessPolicy { only: Some(peer), ..AccessPolicy::default() };
         let memory = net.expose_with_policy(0, TOKEN, vec![1; 100], Mode { read: true, write: true }, policy);
-        net.hang_up(met);
+        net.disconnect(met);
         let again = connect_at(&mut net, if genuine { issued } else { Some(1) });
         assert_ne!(again.wire, met.wire);
         if genuine {
@@ -171,7 +171,7 @@ fn claimed_incarnation_at_the_peers_address_is_denied() {
             assert_denied(&mut net, again);
         }
         assert_eq!(memory.bytes(), [1; 100]);
-        net.hang_up(again);
+        net.disconnect(again);
         net.revoke(0, TOKEN);
         net.end();
     }

@@ -197,7 +197,7 @@ fn hello_other_than_the_proved_one_is_refused() {
         assert!(!net.is_shut(raw) && received_handshake(&net, raw).len() == 1);
         send_handshake(&mut net, raw, &HandshakeMessage::Hello(hello(if honest { 1 } else { 2 })));
         assert_eq!(net.is_shut(raw), !honest);
-        net.hang_up(raw);
+        net.disconnect(raw);
         net.settle();
         net.end();
     }

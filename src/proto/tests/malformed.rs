@@ -61,7 +61,7 @@ fn scene() -> (Net, Raw) {
 pub fn unharmed(mut net: Net, raw: Raw) {
     net.echo_everywhere();
     let ops = [net.call(0, 1, call(vec![1; 100_000])), net.call(1, 0, call("hello"))];
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.settle();
     assert_eq!(net.hosts[0].body(ops[0]).len(), 100_000);
     assert_eq!(net.hosts[1].body(ops[1]), served(b"hello"));
@@ -353,7 +353,7 @@ fn requests_of_a_peer_that_does_not_read_hold_bounded_memory() {
         Ok(consumed) => assert!(consumed.used <= sent),
         Err(failure) => net.hosts[0].proto.close(link, failure),
     }
-    let kept = net.hosts[0].left("bytes to send") + net.hosts[0].left("streams") * size_of::<super::link::OutStream<Mem>>();
+    let kept = net.hosts[0].left("bytes to send") + net.hosts[0].left("streams") * size_of::<super::streams::OutStream<Mem>>();
     assert!(kept <= 8 * sent, "{kept} bytes are kept for {sent} that came");
     net.with_host(0, |host| host.proto.close(link, Failure::Cancelled));
     net.revoke(0, TOKEN);

@@ -8,7 +8,7 @@ use super::net::{Net, TestCall, call, config, few, limits};
 use super::raw::frame;
 use super::wire::{BorrowedBytes, Declare, Message};
 use super::{Config, Failure, LeaseRange, Log, PeerLimits, Status};
-use crate::proto::one_way::{LEAST, MOST};
+use crate::proto::credit::{LEAST, MAX_ABANDONED, MOST};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -343,6 +343,50 @@ fn cancelled_large_one_way_calls_are_counted_alike_on_both_sides() {
     }
 }
 
+/// Large one-way calls that are given up before the peer has replied are bounded: then no more are sent until it replies.
+#[test]
+fn unanswered_large_one_way_calls_are_bounded() {
+    let mut net = hosts_with_high_limits();
+    net.call(0, 1, call("connects"));
+    net.advance(MOMENT);
+    net.serve(1);
+    net.settings.delay = 200 * MOMENT;
+    let body = pattern(1, LEAST.bytes as usize);
+    let abandoned = |net: &Net| net.hosts[0].proto.links.values().next().unwrap().outgoing.abandoned.len();
+    let mut refused = 0;
+    for _ in 0..MAX_ABANDONED + 20 {
+        let op = net.call(0, 1, TestCall { timeout: MOMENT / 10, ..notice(&body) });
+        net.advance(MOMENT / 5);
+        let failed =
+            |outcome: Option<&TestOutcome>| matches!(outcome, Some(TestOutcome::Failed(Failure::Refused(Status::Busy(_)))));
+        refused += usize::from(failed(net.hosts[0].outcome(op)));
+    }
+    assert_eq!((abandoned(&net), refused), (MAX_ABANDONED, 20));
+    let (peer, now, waiting) = (net.peer(0, 1), net.now, 7_000_001);
+    assert!(
+        matches!(net.hosts[0].proto.behind(peer, None), Failure::Refused(Status::Busy(why)) if why.contains("has not answered"))
+    );
+    // Small ones have credit.
+    let small = net.call(0, 1, notice(b"small"));
+    assert!(matches!(net.hosts[0].outcome(small), Some(TestOutcome::Answered { .. })));
+    // A caller that waits may call again as soon as the peer has replied to one.
+    net.hosts[0].begun.push(waiting);
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, None, waiting, now)));
+    net.advance(MOMENT);
+    assert!(!net.hosts[0].is_done(waiting));
+    while !net.hosts[0].is_done(waiting) && net.now < now + 1000 * MOMENT {
+        net.advance(MOMENT);
+    }
+    assert!(net.hosts[0].is_done(waiting) && abandoned(&net) < MAX_ABANDONED);
+    net.advance(1000 * MOMENT);
+    assert_eq!(abandoned(&net), 0);
+    let again = net.call(0, 1, notice(&body));
+    net.advance(1000 * MOMENT);
+    assert!(matches!(net.hosts[0].outcome(again), Some(TestOutcome::Answered { .. })));
+    net.settle_until_served(1);
+    net.end();
+}
+
 fn raw_notice(call: u64, len: usize) -> Vec<u8> {
     let message = Message::Request {
         call,
@@ -546,7 +590,7 @@ fn a_call_that_waits_for_memory_of_others() {
 fn calls_that_wait_for_memory_outlive_their_connections() {
     let (mut net, raws) = full(20);
     for raw in &raws {
-        net.hang_up(*raw);
+        net.disconnect(*raw);
         assert_eq!(net.hosts[0].proto.miscounted(), None);
     }
     while !net.hosts[0].inbox.is_empty() {
@@ -592,4 +636,30 @@ fn values_that_fit_alone_wait() {
         (0..2).for_each(|_| handle_one(&mut net));
         net.end();
     }
+}
+
+/// Connections whose calls waited leave nothing in the order of turns, while calls of others go on waiting.
+#[test]
+fn connections_that_close_leave_no_turns() {
+    let (mut net, _raws) = full(20);
+    let mut most = 0;
+    for number in 0..300 {
+        let raw = net.raw_peer(0, 5000 + number);
+        let link = net.raw_link(raw).unwrap().1;
+        (0..2).for_each(|call| net.send_bytes(raw, raw_notice(call, 10)));
+        assert!(net.hosts[0].proto.parked.has(link));
+        net.disconnect(raw);
+        while let Some(at) = net.hosts[0].inbox.iter().position(|arrived| arrived.link == link) {
+            let arrived = net.hosts[0].inbox.remove(at);
+            net.with_host(0, |host| host.answer(arrived.request, b"").unwrap());
+        }
+        most = most.max(net.hosts[0].proto.parked.turns());
+    }
+    assert_eq!((net.hosts[0].inbox.len(), net.hosts[0].proto.requests()), (20, 60));
+    assert!(most <= 40, "{most} turns for 20 connections");
+    while !net.hosts[0].inbox.is_empty() {
+        handle_one(&mut net);
+    }
+    assert_eq!(net.hosts[0].proto.parked.turns(), 0);
+    net.end();
 }

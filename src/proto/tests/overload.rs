@@ -295,7 +295,7 @@ fn responses_with_bulks_never_released_are_refused() {
     assert!(!net.is_shut(raw));
     net.send_message(raw, &Message::Release(LeaseRange { first: 0, count: got as u32 }), b"");
     assert!(given(&mut net));
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.end();
 }
 
@@ -327,7 +327,7 @@ fn flooding_peer_that_reads_stays_connected() {
         net.advance(MOMENT);
     }
     assert!(!net.is_shut(raw));
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.end();
 }
 
@@ -511,7 +511,7 @@ fn requests_of_disconnected_peers_count_against_the_limit() {
     for round in 0..20 {
         let raw = net.raw_peer(0, 9 + round);
         net.send_bytes(raw, requests(0..200, 1_000));
-        net.hang_up(raw);
+        net.disconnect(raw);
     }
     let here = net.hosts[0].inbox.len();
     // Up to twice the limit, since a new connection always has a share.
@@ -576,7 +576,7 @@ fn closed_connections_leave_no_timers() {
         if number % 4 == 1 {
             net.send_bytes(raw, requests(0..1, 10));
         }
-        net.hang_up(raw);
+        net.disconnect(raw);
     }
     net.drop_requests(0);
     assert_eq!(net.hosts[0].proto.next_timeout(), None);

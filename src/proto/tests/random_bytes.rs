@@ -81,7 +81,7 @@ impl RandomBytesScene {
         let op = self.net.call(0, 1, call("still there?"));
         self.net.advance(self.net.settings.delay * 20);
         assert_eq!(self.net.hosts[0].body(op), served(b"still there?"));
-        self.net.hang_up(self.raw);
+        self.net.disconnect(self.raw);
         self.net.hosts[0].inbox.clear();
         self.net.revoke(0, TOKEN);
         self.net.revoke(0, TOKEN + 1);
@@ -101,7 +101,10 @@ proptest! {
 
     /// Random bytes behind their length in four bytes.
     #[test]
-    fn random_frames_leave_the_host_working(seed: u64, frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30)) {
+    fn random_frames_leave_the_host_working(
+        seed: u64,
+        frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..30),
+    ) {
         let mut scene = scene();
         let mut random = Random(seed);
         for inside in frames {
@@ -171,10 +174,14 @@ proptest! {
 
     /// In place of the handshake, and within it.
     #[test]
-    fn random_handshake_leaves_the_host_working(seed: u64, bytes in prop::collection::vec(any::<u8>(), 0..300), kept in 0..40usize) {
+    fn random_handshake_leaves_the_host_working(
+        seed: u64,
+        bytes in prop::collection::vec(any::<u8>(), 0..300),
+        kept in 0..40usize,
+    ) {
         let mut scene = scene();
         let mut random = Random(seed);
-        scene.net.hang_up(scene.raw);
+        scene.net.disconnect(scene.raw);
         scene.raw = scene.net.raw_dial(0);
         let mut sent = raw::encode_hello(wire::VERSIONS, &hello(9));
         sent.truncate(kept);

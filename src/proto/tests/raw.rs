@@ -105,7 +105,7 @@ impl Net {
         self.wires[raw.wire].ends[1 - raw.side].unread = !reads;
     }
 
-    pub fn hang_up(&mut self, raw: Raw) {
+    pub fn disconnect(&mut self, raw: Raw) {
         self.put(raw.wire, raw.side, WireItem::Closed);
         self.advance(2 * self.settings.delay);
     }

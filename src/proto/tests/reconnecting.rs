@@ -273,7 +273,7 @@ fn replaced_engines_are_forgotten() {
         net.advance(MOMENT);
         let raw = net.raw_dialled();
         net.send_bytes(raw, super::raw::encode_hello(super::wire::VERSIONS, &super::raw::hello(incarnation)));
-        net.hang_up(raw);
+        net.disconnect(raw);
         assert!(net.hosts[0].proto.by_incarnation.len() <= 1);
     }
     net.end();

@@ -99,7 +99,7 @@ fn proof_reflected_after_its_connection_ended_is_refused() {
         net.send_bytes(out, theirs);
         let proof = net.received(out)[challenge.len()..].to_vec();
         if hangs_up {
-            net.hang_up(out);
+            net.disconnect(out);
         }
         net.send_bytes(accepted, proof);
         assert_attacker_refused(&mut net, &[out, accepted]);
@@ -145,7 +145,7 @@ fn proof_for_another_connection_is_refused() {
         for accepted in &accepted[1..] {
             net.send_bytes(*accepted, [&challenge[..], &proof].concat());
         }
-        net.hang_up(accepted[0]);
+        net.disconnect(accepted[0]);
         assert_attacker_refused(&mut net, &[out, accepted[0], accepted[1], accepted[2]]);
         net.end();
     }

@@ -59,7 +59,7 @@ fn each_refusal_is_counted_under_its_cause() {
     expected.restarted = 1;
     expected.shutdown = 1;
     assert_eq!(net.hosts[1].proto.refusals(), expected);
-    net.hang_up(raw);
+    net.disconnect(raw);
     (0..8).for_each(|token| net.revoke(1, TOKEN + token));
     net.end();
 }
@@ -74,7 +74,7 @@ fn connections_with_foreign_bytes_are_logged_at_powers_of_two() {
         assert!(net.is_shut(attacker));
     }
     let counts = net.hosts[0].log.iter().map(|line| match line {
-        Log::HungUp { peer, failure, count } if peer.to_string().contains("10.0.9.9") && failure.contains("GET /") => *count,
+        Log::LinkFailed { peer, failure, count } if peer.to_string().contains("10.0.9.9") && failure.contains("GET /") => *count,
         other => panic!("{other:?}"),
     });
     assert_eq!(counts.collect::<Vec<u64>>(), (0..10).map(|power| 1 << power).collect::<Vec<u64>>());
@@ -108,7 +108,7 @@ fn guessed_tokens_are_counted_and_logged_at_powers_of_two() {
     }
     assert_eq!(memory.bytes(), [1; 100]);
     net.advance(Duration::from_secs(1));
-    net.hang_up(raw);
+    net.disconnect(raw);
     net.revoke(0, TOKEN);
     net.end();
 }

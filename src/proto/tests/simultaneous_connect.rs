@@ -147,7 +147,7 @@ fn connected_peer_without_references_is_not_forgotten() {
         for n in 0..300u64 {
             let raw = net.raw_dial(0);
             net.send_bytes(raw, raw::encode_hello(wire::VERSIONS, &hello(0x10_0000 + n)));
-            net.hang_up(raw);
+            net.disconnect(raw);
         }
         let op = net.call(1, 0, call("remember me?"));
         net.settle();

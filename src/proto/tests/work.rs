@@ -3,12 +3,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use slotmap::KeyData;
+
 use super::env::{Mem, TestEnv, TestLease, pattern};
 use super::malformed::{declaring, request};
 use super::net::{Net, TestCall, call, config, limits};
 use super::raw::{self, frame};
 use super::wire::{self, Message, Range, Stream};
-use super::{Config, Failure, LeaseRange, LinkId, OutgoingBody, Output, PeerLimits, Reply, Status};
+use super::{Config, Failure, LeaseRange, LinkId, OutgoingBody, Output, PeerLimits, Reply, RequestId, Status};
+use crate::proto::parked::Parked;
 use crate::tests::measure::{independent, linear, processor_time};
 
 const TOKEN: u128 = 0xabc;
@@ -448,5 +451,20 @@ fn short_calls_beside_calls_that_wait_for_memory() {
             victim.receive(link, &frame(&request(call, 3), b"abc"));
         }
         victim.spent
+    });
+}
+
+/// The end of a connection costs the same however many others have calls that wait.
+#[test]
+fn connections_whose_calls_wait_for_memory_close_in_linear_time() {
+    linear("links that close while calls of each wait", 2_000, |n| {
+        let mut parked = Parked::default();
+        let links: Vec<LinkId> = (1..=n).map(|number| LinkId::from(KeyData::from_ffi(1 << 32 | number))).collect();
+        links.iter().for_each(|link| parked.add(*link, RequestId::default(), 1, false));
+        let begin = processor_time();
+        links.iter().rev().for_each(|link| parked.orphan(*link));
+        let spent = processor_time() - begin;
+        assert_eq!(parked.bytes(LinkId::default()), (n as usize, n as usize));
+        spent
     });
 }

@@ -18,7 +18,7 @@ use super::process::{Doorbell, ShmPeer};
 use super::ring::ProtocolViolation;
 use super::segment::{RING, SharedSegment};
 use super::sys;
-use crate::Scheme;
+use crate::Transport;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
 
@@ -432,8 +432,8 @@ impl Link for ShmLink {
         sent
     }
 
-    fn scheme(&self) -> Scheme {
-        Scheme::Shm
+    fn scheme(&self) -> Transport {
+        Transport::Shm
     }
 
     fn is_local(&self) -> bool {

@@ -34,9 +34,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::accept_retry::AcceptRetry;
-use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, source_towards};
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, source_towards};
 use crate::deferred_log::defer;
-use crate::{Address, Error, Result, Scheme, random};
+use crate::{Address, Error, Result, Transport, random};
 use handshake::{Admission, ControlPacket, ShmHello};
 use link::ShmLink;
 use loans::Lingering;
@@ -195,7 +195,7 @@ fn is_own(address: SocketAddr) -> bool {
 
 /// True for a name that stands for an address of another transport, as [`Shm::local_addresses`] derives them.
 fn stands_for_another(address: &Address) -> bool {
-    address.rest().split_once(':').is_some_and(|(scheme, _)| Scheme::parse(scheme).is_some())
+    address.rest().split_once(':').is_some_and(|(scheme, _)| Transport::parse(scheme).is_some())
 }
 
 /// The abstract name of the socket.
@@ -323,9 +323,9 @@ impl Drop for Shm {
     }
 }
 
-impl Transport for Shm {
+impl TransportDriver for Shm {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { scheme: Scheme::Shm }
+        Capabilities { scheme: Transport::Shm }
     }
 
     fn resolve(&self, address: &Address) -> Result<Address> {

@@ -11,7 +11,7 @@ use super::super::{Link, LinkKey, Sent, Sink, closed_by_peer};
 use super::session::Session;
 use super::stream::{BEHIND_PAYLOAD, Read, TcpReceiver, TcpSend};
 use super::{Scratch, TcpShared, sys};
-use crate::Scheme;
+use crate::Transport;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
 
@@ -273,8 +273,8 @@ impl Link for TcpLink {
         }
     }
 
-    fn scheme(&self) -> Scheme {
-        Scheme::Tcp
+    fn scheme(&self) -> Transport {
+        Transport::Tcp
     }
 
     /// Both addresses of a connection are equal only if both ends are on this host.

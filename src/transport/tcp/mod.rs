@@ -23,9 +23,9 @@ use mio::{Interest, Token};
 use parking_lot::Mutex;
 
 use super::accept_retry::AcceptRetry;
-use super::{Capabilities, Link, LinkKey, Reactor, Sink, Transport, resolve, resolve_to_listen};
+use super::{Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen};
 use crate::deferred_log::defer;
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 #[cfg(feature = "tls")]
 use handshakes::{Authenticated, Handshakes};
 use link::{ReadProgress, TcpLink};
@@ -289,9 +289,9 @@ impl Drop for Tcp {
     }
 }
 
-impl Transport for Tcp {
+impl TransportDriver for Tcp {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { scheme: Scheme::Tcp }
+        Capabilities { scheme: Transport::Tcp }
     }
 
     fn resolve(&self, address: &Address) -> Result<Address> {

@@ -23,7 +23,7 @@ use super::outbox::{VerbsOutbox, VerbsSend};
 use super::queue_set::QueueSet;
 use super::sys::{AccessFlags, AsyncEvent, CmId, Qp, QpCapacity, WorkCompletion, status_text};
 use super::wire::{self, CmHello, MessageContent};
-use crate::Scheme;
+use crate::Transport;
 use crate::deferred_log::defer;
 use crate::memory::{Loan, Region, Slice};
 use crate::transport::{self, Link, LinkKey, RemoteKeys, Sent, Sink, closed_by_peer};
@@ -353,8 +353,8 @@ impl Link for VerbsLink {
         Sent::Failed(reported)
     }
 
-    fn scheme(&self) -> Scheme {
-        Scheme::Verbs
+    fn scheme(&self) -> Transport {
+        Transport::Verbs
     }
 
     /// Unknown: a device reports when a whole message has arrived, and nothing before.

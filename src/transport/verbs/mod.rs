@@ -28,10 +28,10 @@ use parking_lot::{Mutex, RwLock};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use smallvec::SmallVec;
 
-use super::{Capabilities, DeviceAccess, Link, LinkKey, Reactor, RemoteKeys, Sink, Transport};
+use super::{Capabilities, DeviceAccess, Link, LinkKey, Reactor, RemoteKeys, Sink, TransportDriver};
 use crate::deferred_log::defer;
 use crate::memory::Region;
-use crate::{Address, Error, Result, Scheme};
+use crate::{Address, Error, Result, Transport};
 use device::Device;
 use link::{DeviceLinks, OperationDone, VerbsLink};
 use memory::Registered;
@@ -341,9 +341,9 @@ impl Verbs {
     }
 }
 
-impl Transport for Verbs {
+impl TransportDriver for Verbs {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { scheme: Scheme::Verbs }
+        Capabilities { scheme: Transport::Verbs }
     }
 
     fn available(&self) -> Result<()> {

@@ -33,7 +33,7 @@ fn maximal_durations_are_accepted(net: &Net) {
     let settings: [fn(EngineBuilder, Duration) -> EngineBuilder; 4] = [
         EngineBuilder::default_timeout,
         EngineBuilder::connect_timeout,
-        EngineBuilder::heartbeat,
+        EngineBuilder::peer_timeout,
         EngineBuilder::finalize_timeout,
     ];
     for (i, set) in settings.iter().enumerate() {
@@ -68,7 +68,7 @@ fn zero_and_maximal_sizes_are_accepted(net: &Net) {
 }
 
 fn short_heartbeat_does_not_end_long_calls(net: &Net) {
-    let pair = net.pair_with(|b| b.heartbeat(Duration::from_secs(1)));
+    let pair = net.pair_with(|b| b.peer_timeout(Duration::from_secs(1)));
     pair.server.define("long", |_: &Request, ()| thread::sleep(Duration::from_millis(2500))).unwrap();
     let long = pair.client.procedure::<(), ()>("long");
     let pendings: Vec<_> = (0..3).map(|_| long.on(&pair.to_server).start(&()).unwrap()).collect();

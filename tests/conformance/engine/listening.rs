@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Bulk, Engine, Error, Request, Scheme};
+use calomel::{Bulk, Engine, Error, Request, Transport};
 
 use crate::support::{Net, eventually, guarded};
 
@@ -214,7 +214,7 @@ fn transport_of_an_endpoint_is_a_transport() {
     let (server, client) = (Engine::server("loop").unwrap(), Engine::client("loop").unwrap());
     let peer = client.lookup(server.address()).unwrap();
     peer.ping(LONG).unwrap();
-    assert_eq!(peer.transport(), Some(Scheme::Loop));
+    assert_eq!(peer.transport(), Some(Transport::Loop));
     server.finalize().unwrap();
     eventually("the connection ends", || peer.transport().is_none());
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, Request, Scheme};
+use calomel::{BulkMode, Endpoint, Engine, EngineBuilder, Error, Request, Transport};
 
 use crate::assert_error;
 use crate::support::{Net, Pair, eventually, travelled};
@@ -108,7 +108,7 @@ fn authorize_hook_knows_the_caller(net: &Net) {
             #[allow(unsafe_code)]
             let own = (std::process::id(), unsafe { libc::geteuid() });
             let carrier = caller.transport();
-            let known = matches!(carrier, Some(Scheme::Loop | Scheme::Shm));
+            let known = matches!(carrier, Some(Transport::Loop | Transport::Shm));
             carrier.is_some_and(|carrier| format!("{carrier:?}").to_lowercase() == scheme)
                 && process == known.then_some(own)
                 && format!("{caller:?}").contains("hello")

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Error, Request, Side};
+use calomel::{Error, MessageSide, Request};
 use serde::ser::SerializeTuple;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -65,7 +65,7 @@ where
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     assert_error!(
         Err::<(), _>(error),
-        Error::Decode { side: Side::Arguments, .. } | Error::TypeMismatch { side: Side::Arguments, .. }
+        Error::Decode { side: MessageSide::Arguments, .. } | Error::TypeMismatch { side: MessageSide::Arguments, .. }
     );
     let chain = pair.client.procedure::<Chain, usize>("chain");
     assert_eq!(chain.on(&pair.to_server).call(&Chain::of(2)).unwrap(), 2);
@@ -97,7 +97,7 @@ fn endlessly_nested_values_are_refused(net: &Net) {
     let caller = pair.client.procedure::<Chain, usize>("chain");
     let to = pair.to_server.clone();
     let result = deep.spawn(move || caller.on(&to).call(&Chain::of(50_000)).map(|_| ())).unwrap().join().unwrap();
-    assert_error!(result, Error::Decode { side: Side::Arguments, .. });
+    assert_error!(result, Error::Decode { side: MessageSide::Arguments, .. });
     let chain = pair.client.procedure::<Chain, usize>("chain");
     assert_eq!(chain.on(&pair.to_server).call(&Chain::of(2)).unwrap(), 2);
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use calomel::{Error, Request, Side};
+use calomel::{Error, MessageSide, Request};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ fn works<T: Serialize + DeserializeOwned + PartialEq + Debug + 'static>(pair: &P
 #[track_caller]
 fn cannot_be_sent<T: Serialize + DeserializeOwned + Debug + 'static>(pair: &Pair, value: T, words: &[&str]) {
     match echo(pair, &value).unwrap_err() {
-        Error::Encode { side: Side::Arguments, reason, .. } => assert_ours(&reason, words),
+        Error::Encode { side: MessageSide::Arguments, reason, .. } => assert_ours(&reason, words),
         other => panic!("{other:?}"),
     }
 }
@@ -39,13 +39,13 @@ fn cannot_be_sent<T: Serialize + DeserializeOwned + Debug + 'static>(pair: &Pair
 #[track_caller]
 fn cannot_be_received<T: Serialize + DeserializeOwned + Debug + 'static>(pair: &Pair, value: fn() -> T) {
     match echo(pair, &value()).unwrap_err() {
-        Error::Decode { side: Side::Arguments, reason, .. } => assert_ours(&reason, &["describes itself", "untagged"]),
+        Error::Decode { side: MessageSide::Arguments, reason, .. } => assert_ours(&reason, &["describes itself", "untagged"]),
         other => panic!("{other:?}"),
     }
     let name = format!("get {}", std::any::type_name::<T>());
     let registration = pair.server.define(&name, move |_: &Request, ()| value()).unwrap();
     match pair.client.procedure::<(), T>(&name).on(&pair.to_server).call(&()).unwrap_err() {
-        Error::Decode { side: Side::Result, reason, .. } => assert_ours(&reason, &["describes itself", "untagged"]),
+        Error::Decode { side: MessageSide::Result, reason, .. } => assert_ours(&reason, &["describes itself", "untagged"]),
         other => panic!("{other:?}"),
     }
     registration.remove();
@@ -150,12 +150,15 @@ fn elements_of_another_shape(net: &Net) {
         for _ in 0..2 {
             assert_eq!(procedure.call(&same).unwrap(), 14);
             let refused = procedure.call(&mixed);
-            assert!(matches!(refused, Err(Error::TypeMismatch { side: Side::Arguments, .. })), "{mixed:?}: {refused:?}");
+            assert!(matches!(refused, Err(Error::TypeMismatch { side: MessageSide::Arguments, .. })), "{mixed:?}: {refused:?}");
         }
         // Nothing is known before this one.
         let procedure = pair.client.procedure::<T, u32>(name).on(&pair.to_server);
         let refused = procedure.call(&mixed);
-        assert!(matches!(refused, Err(Error::TypeMismatch { side: Side::Arguments, .. })), "at first, {mixed:?}: {refused:?}");
+        assert!(
+            matches!(refused, Err(Error::TypeMismatch { side: MessageSide::Arguments, .. })),
+            "at first, {mixed:?}: {refused:?}"
+        );
     }
     told_apart(&pair, "list", vec![number(), number()], vec![number(), text()]);
     told_apart(&pair, "list", vec![number(), number()], vec![number(), Untagged::Inner(inner())]);
@@ -259,7 +262,7 @@ fn fields_that_are_left_out(net: &Net) {
     let sparse = pair.client.procedure::<Option<u32>, Sparse>("sparse").on(&pair.to_server);
     assert_eq!(sparse.call(&Some(1)).unwrap().second, 7);
     match sparse.call(&None).unwrap_err() {
-        Error::Encode { side: Side::Result, reason, .. } => assert_ours(&reason, &["`first`"]),
+        Error::Encode { side: MessageSide::Result, reason, .. } => assert_ours(&reason, &["`first`"]),
         other => panic!("{other:?}"),
     }
 }
@@ -299,7 +302,7 @@ fn defaults_skips_and_names(net: &Net) {
     // What is not sent is not made up: the types differ.
     pair.server.define("full", |_: &Request, full: Full| full.last).unwrap();
     let refused = pair.client.procedure::<Shorter, u8>("full").on(&pair.to_server).call(&Shorter { first: 1, other: 2 });
-    assert!(matches!(refused, Err(Error::TypeMismatch { side: Side::Arguments, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::TypeMismatch { side: MessageSide::Arguments, .. })), "{refused:?}");
     pair.server.define("newer", |_: &Request, newer: Newer| newer.count).unwrap();
     assert_eq!(pair.client.procedure::<Older, u32>("newer").on(&pair.to_server).call(&Older { number: 5 }).unwrap(), 5);
     // Strict about unknown fields, or not: there are none.

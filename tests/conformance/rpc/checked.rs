@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use calomel::{Error, Procedure, Request, Side};
+use calomel::{Error, MessageSide, Procedure, Request};
 use serde::{Deserialize, Serialize};
 
 use crate::assert_error;
@@ -42,7 +42,7 @@ fn take_swapped(_: &Request, point: Swapped) -> u32 {
 }
 
 #[track_caller]
-fn assert_refused<T: std::fmt::Debug>(result: calomel::Result<T>, fault: Side) {
+fn assert_refused<T: std::fmt::Debug>(result: calomel::Result<T>, fault: MessageSide) {
     assert_error!(result, Error::TypeMismatch { side, .. } if side == fault);
 }
 
@@ -51,8 +51,8 @@ fn after_a_call_of_nothing(net: &Net) {
     let put = put(&pair).on(&pair.to_server);
     assert_error!(put.call(&POINT), Error::NoSuchProcedure { .. });
     pair.server.define("put", take_swapped).unwrap();
-    assert_refused(put.call(&POINT), Side::Arguments);
-    assert_refused(put.call(&POINT), Side::Arguments);
+    assert_refused(put.call(&POINT), MessageSide::Arguments);
+    assert_refused(put.call(&POINT), MessageSide::Arguments);
 }
 
 /// The first call of the procedure is turned away, as too many are in progress.
@@ -75,7 +75,7 @@ fn after_a_call_that_was_busy(net: &Net) {
     assert_error!(put.call(&POINT), Error::Busy { .. });
     release.send(()).unwrap();
     blocked.wait().unwrap();
-    assert_refused(put.call(&POINT), Side::Arguments);
+    assert_refused(put.call(&POINT), MessageSide::Arguments);
 }
 
 fn at_a_second_provider(net: &Net) {
@@ -85,7 +85,7 @@ fn at_a_second_provider(net: &Net) {
     let put = put(&pair);
     for _ in 0..2 {
         assert_eq!(put.on(pair.to_server.provider(1)).call(&POINT).unwrap(), 3);
-        assert_refused(put.on(pair.to_server.provider(2)).call(&POINT), Side::Arguments);
+        assert_refused(put.on(pair.to_server.provider(2)).call(&POINT), MessageSide::Arguments);
     }
 }
 
@@ -97,7 +97,7 @@ fn after_another_definition(net: &Net) {
         assert_eq!(put.call(&POINT).unwrap(), 3);
         assert!(first.remove());
         let second = pair.server.define("put", take_swapped).unwrap();
-        assert_refused(put.call(&POINT), Side::Arguments);
+        assert_refused(put.call(&POINT), MessageSide::Arguments);
         assert!(second.remove());
     }
 }
@@ -110,7 +110,7 @@ fn after_a_call_that_was_denied(net: &Net) {
     let put = put(&pair).on(&pair.to_server);
     assert_error!(put.call(&POINT), Error::AccessDenied { .. });
     open.store(true, Ordering::SeqCst);
-    assert_refused(put.call(&POINT), Side::Arguments);
+    assert_refused(put.call(&POINT), MessageSide::Arguments);
 }
 
 /// The calls end before there is a connection that they could be sent on, or hardly later.
@@ -123,7 +123,7 @@ fn after_calls_that_were_given_up(net: &Net) {
     cancelled.cancel();
     cancelled.wait().unwrap_err();
     put.clone().timeout(Duration::from_nanos(1)).call(&POINT).unwrap_err();
-    assert_refused(put.call(&POINT), Side::Arguments);
+    assert_refused(put.call(&POINT), MessageSide::Arguments);
 }
 
 fn after_a_call_that_was_too_large(net: &Net) {
@@ -138,7 +138,7 @@ fn after_a_call_that_was_too_large(net: &Net) {
     let put = pair.client.procedure::<Vec<Point>, ()>("put").on(&pair.to_server);
     for _ in 0..2 {
         assert_error!(put.call(&vec![POINT; 10_000]), Error::MessageTooLarge { .. });
-        assert_refused(put.call(&vec![POINT; 10]), Side::Arguments);
+        assert_refused(put.call(&vec![POINT; 10]), MessageSide::Arguments);
     }
     assert_eq!(runs.load(Ordering::SeqCst), 0);
 }
@@ -158,7 +158,7 @@ fn one_way_calls(net: &Net) {
     for _ in 0..3 {
         assert_eq!(hears.recv_timeout(BOUND).unwrap(), 11);
     }
-    assert_refused(put.on(pair.to_server.provider(1)).call(&POINT), Side::Arguments);
+    assert_refused(put.on(pair.to_server.provider(1)).call(&POINT), MessageSide::Arguments);
     assert!(hears.try_recv().is_err());
 }
 
@@ -169,7 +169,7 @@ fn results_of_providers_and_definitions(net: &Net) {
     let get = pair.client.procedure::<(), Point>("get");
     for _ in 0..2 {
         assert_eq!(get.on(pair.to_server.provider(1)).call(&()).unwrap(), POINT);
-        assert_refused(get.on(pair.to_server.provider(2)).call(&()), Side::Result);
+        assert_refused(get.on(pair.to_server.provider(2)).call(&()), MessageSide::Result);
     }
     let get = get.on(&pair.to_server);
     for _ in 0..2 {
@@ -177,7 +177,7 @@ fn results_of_providers_and_definitions(net: &Net) {
         assert_eq!(get.call(&()).unwrap(), POINT);
         first.remove();
         let second = pair.server.define("get", |_: &Request, ()| Swapped { y: 1, x: 2 }).unwrap();
-        assert_refused(get.call(&()), Side::Result);
+        assert_refused(get.call(&()), MessageSide::Result);
         second.remove();
     }
 }
@@ -192,8 +192,8 @@ fn several_types_of_one_procedure(net: &Net) {
     }
     for _ in 0..2 {
         assert_eq!(send::<_, u32>(&pair, "put", POINT).unwrap(), 3);
-        assert_refused(send::<_, u32>(&pair, "put", Swapped { y: 1, x: 2 }), Side::Arguments);
-        assert_refused(send::<_, i32>(&pair, "put", POINT), Side::Result);
+        assert_refused(send::<_, u32>(&pair, "put", Swapped { y: 1, x: 2 }), MessageSide::Arguments);
+        assert_refused(send::<_, i32>(&pair, "put", POINT), MessageSide::Result);
         {
             #[derive(Debug, Serialize, Deserialize)]
             struct Local {
@@ -209,8 +209,8 @@ fn several_types_of_one_procedure(net: &Net) {
                 y: u32,
                 x: i32,
             }
-            assert_refused(send::<_, u32>(&pair, "put", Local { y: 1, x: 2 }), Side::Arguments);
-            assert_refused(send::<_, Local>(&pair, "get", ()), Side::Result);
+            assert_refused(send::<_, u32>(&pair, "put", Local { y: 1, x: 2 }), MessageSide::Arguments);
+            assert_refused(send::<_, Local>(&pair, "get", ()), MessageSide::Result);
         }
     }
 }
@@ -226,7 +226,7 @@ fn after_a_restart(net: &Net) {
     eventually("the end is noticed", || !to_server.is_connected());
     let second = net.keep(net.builder().listen(first.address()).build().unwrap());
     second.define("put", take_swapped).unwrap();
-    assert_refused(put.call(&POINT), Side::Arguments);
+    assert_refused(put.call(&POINT), MessageSide::Arguments);
     second.provider(1).define("put", take_points).unwrap();
     assert_eq!(client.procedure::<Point, u32>("put").on(to_server.provider(1)).call(&POINT).unwrap(), 3);
 }
@@ -279,7 +279,7 @@ fn many_variants(net: &Net) {
         let nested = Wide::Nested { inside: Vec::new(), maybe: None };
         assert_error!(
             narrow.call(&nested),
-            Error::Decode { side: Side::Arguments, .. } | Error::TypeMismatch { side: Side::Arguments, .. }
+            Error::Decode { side: MessageSide::Arguments, .. } | Error::TypeMismatch { side: MessageSide::Arguments, .. }
         );
     }
 }
@@ -299,7 +299,7 @@ fn first_calls_of_many_threads(net: &Net) {
                     let echo = pair.client.procedure::<(Wide, Option<u8>), (Wide, Option<u8>)>("echo");
                     assert_eq!(echo.on(pair.to_server.provider(1)).call(&value).unwrap(), value);
                     if value.1.is_some() {
-                        assert_refused(echo.on(pair.to_server.provider(2)).call(&value), Side::Arguments);
+                        assert_refused(echo.on(pair.to_server.provider(2)).call(&value), MessageSide::Arguments);
                     }
                 }
             });

@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use calomel::{Error, Request, Responder, Side};
+use calomel::{Error, MessageSide, Request, Responder};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -100,7 +100,7 @@ fn arguments_that_cannot_be_decoded_fail_the_call(net: &Net) {
         assert_eq!(picky.on(&pair.to_server).call(&Picky(1)).unwrap(), 1);
         let error = picky.on(&pair.to_server).call(&Picky(100)).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
-        assert_error!(Err::<(), _>(error), Error::Decode { side: Side::Arguments, name: named, .. } if named == name);
+        assert_error!(Err::<(), _>(error), Error::Decode { side: MessageSide::Arguments, name: named, .. } if named == name);
         assert_alive(&pair);
     }
 }
@@ -110,7 +110,7 @@ fn results_that_cannot_be_decoded_fail_the_call(net: &Net) {
     pair.server.define("picky", |_: &Request, n: u32| Picky(n)).unwrap();
     let picky = pair.client.procedure::<u32, Picky>("picky");
     assert_eq!(picky.on(&pair.to_server).call(&99).unwrap(), Picky(99));
-    assert_error!(picky.on(&pair.to_server).call(&100), Error::Decode { side: Side::Result, name, .. } if name == "picky");
+    assert_error!(picky.on(&pair.to_server).call(&100), Error::Decode { side: MessageSide::Result, name, .. } if name == "picky");
     assert_alive(&pair);
 }
 
@@ -120,16 +120,16 @@ fn values_that_cannot_be_encoded_fail_the_call(net: &Net) {
     let shy = pair.client.procedure::<Shy, Shy>("shy");
     assert_eq!(shy.on(&pair.to_server).call(&Shy(10)).unwrap(), Shy(60));
     // On the caller's side,
-    assert_error!(shy.on(&pair.to_server).call(&Shy(200)), Error::Encode { side: Side::Arguments, .. });
+    assert_error!(shy.on(&pair.to_server).call(&Shy(200)), Error::Encode { side: MessageSide::Arguments, .. });
     assert_error!(shy.on(&pair.to_server).notify(&Shy(200)), Error::Encode { reason, .. } if reason == "rather not");
     // and on the server's.
-    assert_error!(shy.on(&pair.to_server).call(&Shy(70)), Error::Encode { side: Side::Result, reason, .. } if reason == "rather not");
+    assert_error!(shy.on(&pair.to_server).call(&Shy(70)), Error::Encode { side: MessageSide::Result, reason, .. } if reason == "rather not");
     assert_alive(&pair);
 }
 
 /// Calls `name` with argument and result types that its definition does not have.
 #[track_caller]
-fn assert_mismatch<A, R>(pair: &Pair, name: &str, side: Side, arguments: A)
+fn assert_mismatch<A, R>(pair: &Pair, name: &str, side: MessageSide, arguments: A)
 where
     A: Serialize + DeserializeOwned + Debug + 'static,
     R: DeserializeOwned + 'static,
@@ -155,16 +155,16 @@ fn arguments_of_another_type_fail_with_type_mismatch(net: &Net) {
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
     pair.server.define_deferred("now", |reply: Responder<u8>, ()| reply.respond(&1).unwrap()).unwrap();
-    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, 1i32);
-    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1i32,));
-    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1i32, 2i32, 3i32));
-    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1i32, 2i64));
-    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, (1u32, 2u32));
-    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, "1, 2".to_owned());
-    assert_mismatch::<_, i32>(&pair, "sum", Side::Arguments, ());
-    assert_mismatch::<_, String>(&pair, "greet", Side::Arguments, 7u64);
-    assert_mismatch::<_, String>(&pair, "greet", Side::Arguments, Some(String::new()));
-    assert_mismatch::<_, u8>(&pair, "now", Side::Arguments, 0u8);
+    assert_mismatch::<_, i32>(&pair, "sum", MessageSide::Arguments, 1i32);
+    assert_mismatch::<_, i32>(&pair, "sum", MessageSide::Arguments, (1i32,));
+    assert_mismatch::<_, i32>(&pair, "sum", MessageSide::Arguments, (1i32, 2i32, 3i32));
+    assert_mismatch::<_, i32>(&pair, "sum", MessageSide::Arguments, (1i32, 2i64));
+    assert_mismatch::<_, i32>(&pair, "sum", MessageSide::Arguments, (1u32, 2u32));
+    assert_mismatch::<_, i32>(&pair, "sum", MessageSide::Arguments, "1, 2".to_owned());
+    assert_mismatch::<_, i32>(&pair, "sum", MessageSide::Arguments, ());
+    assert_mismatch::<_, String>(&pair, "greet", MessageSide::Arguments, 7u64);
+    assert_mismatch::<_, String>(&pair, "greet", MessageSide::Arguments, Some(String::new()));
+    assert_mismatch::<_, u8>(&pair, "now", MessageSide::Arguments, 0u8);
 }
 
 fn results_of_another_type_fail_with_type_mismatch(net: &Net) {
@@ -172,11 +172,11 @@ fn results_of_another_type_fail_with_type_mismatch(net: &Net) {
     pair.server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     pair.server.define_async("greet", |_: Request, name: String| async move { name }).unwrap();
     pair.server.define_deferred("now", |reply: Responder<u8>, ()| reply.respond(&1).unwrap()).unwrap();
-    assert_mismatch::<_, i64>(&pair, "sum", Side::Result, (1i32, 2i32));
-    assert_mismatch::<_, ()>(&pair, "sum", Side::Result, (1i32, 2i32));
-    assert_mismatch::<_, Option<i32>>(&pair, "sum", Side::Result, (1i32, 2i32));
-    assert_mismatch::<_, Vec<u16>>(&pair, "greet", Side::Result, "a".to_owned());
-    assert_mismatch::<_, u32>(&pair, "now", Side::Result, ());
+    assert_mismatch::<_, i64>(&pair, "sum", MessageSide::Result, (1i32, 2i32));
+    assert_mismatch::<_, ()>(&pair, "sum", MessageSide::Result, (1i32, 2i32));
+    assert_mismatch::<_, Option<i32>>(&pair, "sum", MessageSide::Result, (1i32, 2i32));
+    assert_mismatch::<_, Vec<u16>>(&pair, "greet", MessageSide::Result, "a".to_owned());
+    assert_mismatch::<_, u32>(&pair, "now", MessageSide::Result, ());
 }
 
 fn structs_of_another_shape_fail_with_type_mismatch(net: &Net) {
@@ -192,7 +192,7 @@ fn structs_of_another_shape_fail_with_type_mismatch(net: &Net) {
     pair.server.define("norm", |_: &Request, p: Point| p.x.abs() + p.y.abs()).unwrap();
     let norm = pair.client.procedure::<Point, i32>("norm");
     assert_eq!(norm.on(&pair.to_server).call(&Point { x: -1, y: 2 }).unwrap(), 3);
-    assert_mismatch::<_, i32>(&pair, "norm", Side::Arguments, newer::Point { x: 1, y: 2, z: 3 });
+    assert_mismatch::<_, i32>(&pair, "norm", MessageSide::Arguments, newer::Point { x: 1, y: 2, z: 3 });
 }
 
 fn one_way_call_with_mismatched_types_runs_no_handler(net: &Net) {

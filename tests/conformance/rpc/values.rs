@@ -1,6 +1,6 @@
 //! Values that take far more memory than their encoding.
 
-use calomel::{EngineBuilder, Error, Request, Side};
+use calomel::{EngineBuilder, Error, MessageSide, Request};
 
 use crate::support::Net;
 
@@ -25,13 +25,13 @@ fn lists_beyond_the_memory_limit_are_refused(net: &Net) {
         // More texts are accepted if they are empty: only the memory counts.
         assert_eq!(count.call(&vec![String::new(); 300_000]).unwrap(), 300_000);
         match count.call(&vec![String::new(); 900_000]) {
-            Err(Error::Decode { side: Side::Arguments, reason, .. }) => {
+            Err(Error::Decode { side: MessageSide::Arguments, reason, .. }) => {
                 assert!(reason.contains("900003") && reason.contains(&LIMIT.to_string()), "{reason}");
             }
             other => panic!("{other:?}"),
         }
         match make.call(&(900_000, String::new())) {
-            Err(Error::Decode { side: Side::Result, reason, .. }) => {
+            Err(Error::Decode { side: MessageSide::Result, reason, .. }) => {
                 assert!(reason.contains("900003") && reason.contains(&(4 * LIMIT).to_string()), "{reason}");
             }
             other => panic!("{other:?}"),

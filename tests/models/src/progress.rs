@@ -113,7 +113,7 @@ impl Core {
 
     fn uncork(&self) {}
 
-    fn hand_over(&self, _: Job) {}
+    fn dispatch(&self, _: Job) {}
 
     fn execute_outputs(&self, outputs: Outputs, _: Option<&mut Vec<Job>>) {
         outputs.iter().for_each(|completion| proto::end(completion));
@@ -286,7 +286,7 @@ mod sink {
     }
 }
 
-mod threads {
+mod thread_state {
     pub(super) struct HandlerPaused;
 
     impl HandlerPaused {

@@ -486,7 +486,7 @@ impl Scene {
             }
             Step::HangUp { sender } => {
                 let (_, raw) = self.adversary(*sender);
-                self.net.hang_up(raw);
+                self.net.disconnect(raw);
             }
             Step::Call { target, procedure, len, one_way, patience, leases } => {
                 self.call(target, *procedure, self.len(len), *one_way, *patience, *leases);
@@ -563,7 +563,7 @@ impl Scene {
         }
         self.net.hosts[0].echo = true;
         for raw in self.adversaries.clone() {
-            self.net.hang_up(raw);
+            self.net.disconnect(raw);
         }
         for (link, leases) in std::mem::take(&mut self.held) {
             self.net.with_host(0, |host| host.proto.release(link, leases));
