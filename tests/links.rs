@@ -15,19 +15,26 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The lines outside of fenced code, with their numbers. What stands between backticks is blanked.
+/// The lines outside of fenced code, with their numbers. What stands between backticks is left out, also across lines of one
+/// paragraph.
 fn prose(text: &str) -> Vec<(usize, String)> {
-    let mut fenced = false;
+    let (mut fenced, mut quoted) = (false, false);
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        if line.trim_start().starts_with("```") {
-            fenced = !fenced;
-        } else if !fenced {
-            let parts = line.split('`').enumerate();
-            let kept: Vec<String> =
-                parts.map(|(at, part)| if at % 2 == 0 { part.to_owned() } else { " ".repeat(part.len()) }).collect();
-            lines.push((number + 1, kept.join("`")));
+        let fence = line.trim_start().starts_with("```");
+        fenced ^= fence;
+        if fence || fenced || line.trim().is_empty() {
+            quoted = false;
+            continue;
         }
+        let mut kept = String::new();
+        for (at, part) in line.split('`').enumerate() {
+            quoted ^= at > 0;
+            if !quoted {
+                kept += part;
+            }
+        }
+        lines.push((number + 1, kept));
     }
     lines
 }
@@ -189,7 +196,7 @@ fn broken_links_are_found_with_the_reason() {
     assert!(fault(book, "c.md").unwrap().contains("there is no docs/src/c.md"));
     assert!(fault(book, "../../b.md").unwrap().contains("not a part of the book"));
     assert!(fault(book, "../../../b.md").unwrap().contains("outside"));
-    let text = "[a](x.md) and `[b](y.md)` [c](z.md#t \"title\") [d](https://example.com)\n```\n[e](w.md)\n```\n[f]: v.md\n";
+    let text = "[a](x.md) and `[b](y.md)` [c](z.md#t \"title\") [d](https://example.com)\n```\n[e](w.md)\n```\n`[g]\n(u.md)[h](u.md)`\n[f]: v.md\n";
     let targets: Vec<String> = links(text).into_iter().map(|(_, target)| target).collect();
     assert_eq!(targets, ["x.md", "z.md#t", "v.md"]);
 }
