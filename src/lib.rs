@@ -181,6 +181,7 @@ mod rpc;
 mod shape;
 mod sync;
 #[cfg(test)]
+#[path = "../tests/unit/engine/mod.rs"]
 mod tests;
 #[cfg(feature = "tls")]
 mod tls;
