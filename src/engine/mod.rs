@@ -355,7 +355,7 @@ impl Engine {
 
     /// A pool of `count` buffers of `buffer_len` bytes each, allocated now and reused.
     pub fn buffer_pool(&self, buffer_len: usize, count: usize) -> BufferPool {
-        BufferPool::new(buffer_len, count)
+        BufferPool::new(self.address(), buffer_len, count)
     }
 
     /// Runs `f` once after `delay`, on the engine's timer thread. When the engine is finalized before that, `f` is dropped.
@@ -387,8 +387,9 @@ impl Clone for Engine {
     /// The same engine. A clone keeps it alive, also one made from [`Request::engine`](crate::Request::engine), unless it
     /// is being finalized already.
     fn clone(&self) -> Engine {
-        let alive = self.alive.clone().or_else(|| self.shared.alive.lock().upgrade());
-        Engine { shared: self.shared.clone(), alive }
+        // In a forked child a thread that does not exist may hold the lock.
+        let others = || if self.shared.core.is_forked() { None } else { self.shared.alive.lock().upgrade() };
+        Engine { shared: self.shared.clone(), alive: self.alive.clone().or_else(others) }
     }
 }
 
