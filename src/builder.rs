@@ -183,7 +183,8 @@ impl EngineBuilder {
     }
 
     /// Maximum number of handler threads that run at a time (default 64, started when needed). Threads that wait inside a call
-    /// of this library don't count. With 0, handlers run sequentially on the progress thread.
+    /// of this library don't count. With 0, handlers run on the progress thread, and another one takes its place while a handler
+    /// blocks: handlers that block still run at the same time.
     pub fn handler_threads(mut self, count: usize) -> Self {
         self.handler_threads = count;
         self

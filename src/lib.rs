@@ -1,6 +1,7 @@
 //! Remote procedure calls with closures, and bulk data transferred directly between the memories of two processes.
 //!
-//! The entry point is [`Engine`]: it serves procedures, calls those of its peers, exposes memory, and transfers bulk data.
+//! The entry point is [`Engine`]: it serves procedures, calls those of its peers, exposes memory, and transfers bulk data. The
+//! book, `docs/src` in the repository, explains it chapter by chapter.
 //!
 //! # Quick start
 //!
@@ -336,7 +337,29 @@ pub use tls::Tls;
 #[doc(inline)]
 pub use calomel_macros::service;
 
-/// Tests the example of the README.
+/// Tests the examples of the README and of the book.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod book {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/src/getting-started.md")]
+    struct GettingStarted;
+    #[doc = include_str!("../docs/src/rpc.md")]
+    struct Rpc;
+    #[doc = include_str!("../docs/src/bulk.md")]
+    struct Bulk;
+    #[doc = include_str!("../docs/src/async.md")]
+    struct Async;
+    #[doc = include_str!("../docs/src/errors.md")]
+    struct Errors;
+    #[doc = include_str!("../docs/src/deployment.md")]
+    struct Deployment;
+    #[doc = include_str!("../docs/src/performance.md")]
+    struct Performance;
+    #[doc = include_str!("../docs/src/security.md")]
+    struct Security;
+    #[doc = include_str!("../docs/src/mochi.md")]
+    struct Mochi;
+    #[doc = include_str!("../docs/src/faq.md")]
+    struct Faq;
+}
