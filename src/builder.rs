@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::engine::{Authorize, Engine, EngineLimits, EngineShared, TaskRuntime};
+use crate::engine::{Authorize, Engine, EngineLimits, EngineShared, PeerEvent, PeerHook, TaskRuntime};
 use crate::progress::{Core, CoreSettings, DialFilter, Progress};
 use crate::proto;
 use crate::rpc::{Caller, EngineService, authorization};
@@ -94,6 +94,7 @@ pub struct EngineBuilder {
     checksums: bool,
     authorize: Option<Authorize>,
     dial_filter: Option<DialFilter>,
+    peer_hook: Option<PeerHook>,
     overrides: LimitOverrides,
     shm: ShmOptions,
     #[cfg(feature = "tls")]
@@ -122,6 +123,7 @@ impl Default for EngineBuilder {
             checksums: false,
             authorize: None,
             dial_filter: None,
+            peer_hook: None,
             overrides: LimitOverrides::default(),
             shm: ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: true },
             #[cfg(feature = "tls")]
@@ -295,6 +297,30 @@ impl EngineBuilder {
         self
     }
 
+    /// Reports each connection that is made to a peer or lost, in order: `hook` is called where messages are received, so it must
+    /// be quick, and must not call, transfer or wait. To start something that takes long, send the event to a thread of yours.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    ///
+    /// use calomel::{Engine, PeerEvent};
+    ///
+    /// # fn main() -> calomel::Result<()> {
+    /// let (events, peers) = mpsc::channel();
+    /// let server = Engine::builder().listen("loop://").on_peer_event(move |event| drop(events.send(event))).build()?;
+    /// let client = Engine::client("loop")?;
+    /// client.lookup(server.address())?.ping(std::time::Duration::from_secs(5))?;
+    /// assert!(matches!(peers.recv(), Ok(PeerEvent::Connected(_))));
+    /// client.finalize()?;
+    /// assert!(matches!(peers.recv(), Ok(PeerEvent::Lost { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_peer_event(mut self, hook: impl Fn(PeerEvent) + Send + Sync + 'static) -> Self {
+        self.peer_hook = Some(Box::new(hook));
+        self
+    }
+
     /// Whether arguments, results and bulk data have checksums (CRC-32C), in both directions, on the connections of this engine
     /// (default no; the heads of messages have them in any case). A call or transfer with corrupted data ends with
     /// [`Error::Checksum`]. Bulk data has checksums over tcp only: verbs devices have their own, and the other transports cross
@@ -419,7 +445,7 @@ impl EngineBuilder {
             finalize_timeout: self.finalize,
             values: self.overrides.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
         };
-        let shared = EngineShared::new(core, limits, incarnation, advertise, self.authorize, runtime);
+        let shared = EngineShared::new(core, limits, incarnation, advertise, self.authorize, self.peer_hook, runtime);
         for address in &listen {
             shared.listen(address)?;
         }

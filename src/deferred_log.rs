@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 type LogLine = Box<dyn FnOnce()>;
 
 thread_local! {
-    static ANY: Cell<bool> = const { Cell::new(false) };
+    static HAS_LINES: Cell<bool> = const { Cell::new(false) };
     static LINES: RefCell<Vec<LogLine>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -16,25 +16,25 @@ thread_local! {
 pub(crate) fn defer(line: impl FnOnce() + 'static) {
     let kept = LINES.try_with(|lines| lines.borrow_mut().push(Box::new(line)));
     if kept.is_ok() {
-        ANY.set(true);
+        HAS_LINES.set(true);
     }
 }
 
 /// True when lines wait on this thread.
 pub(crate) fn any() -> bool {
-    ANY.get()
+    HAS_LINES.get()
 }
 
 /// Writes the lines that wait on this thread. The thread must hold no lock of this library.
 pub(crate) fn flush() {
-    if ANY.get() {
+    if HAS_LINES.get() {
         write();
     }
 }
 
 #[cold]
 fn write() {
-    ANY.set(false);
+    HAS_LINES.set(false);
     // Writing a line may defer others.
     let lines = LINES.try_with(RefCell::take).unwrap_or_default();
     lines.into_iter().for_each(|line| line());

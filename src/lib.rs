@@ -190,7 +190,7 @@ pub use builder::EngineBuilder;
 pub use bulk::{
     Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
 };
-pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, Timer, WeakEngine};
+pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, PeerEvent, Timer, WeakEngine};
 pub use error::{Error, MessageSide, Result};
 pub use into_address::IntoAddress;
 pub use memory::{

@@ -179,6 +179,47 @@ fn upward(imports: &[Import]) -> Vec<String> {
     found
 }
 
+/// The names of the thread-locals of a file.
+fn thread_locals(source: &Source) -> Vec<String> {
+    let mut inside = None;
+    let mut found = Vec::new();
+    // The tests of a file are at its end.
+    for line in source.lines.iter().take_while(|line| !line.contains("mod tests {")) {
+        let indentation = line.len() - line.trim_start().len();
+        if line.contains("thread_local!") {
+            inside = Some(indentation);
+        } else if inside.is_some_and(|outer| indentation <= outer && !line.trim().is_empty()) {
+            inside = None;
+        }
+        if inside.is_some()
+            && let Some((_, named)) = line.split_once("static ")
+        {
+            found.push(named.split(':').next().unwrap_or_default().trim().to_owned());
+        }
+    }
+    found
+}
+
+/// Hidden arguments are few, and each is listed with its reason.
+#[test]
+fn every_thread_local_is_listed() {
+    let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/progress/README.md")).unwrap();
+    let mut count = 0;
+    for source in sources().iter().filter(|source| !source.is_test()) {
+        for name in thread_locals(source) {
+            assert!(list.contains(&format!("`{name}`")), "{} has the thread-local {name}, which is not listed", source.path);
+            count += 1;
+        }
+    }
+    assert!(count > 10, "{count} found");
+}
+
+#[test]
+fn thread_locals_are_found() {
+    let text = "thread_local! {\n    static A: Cell<u8> = B;\n    pub static C: u8 = D;\n}\nstatic E: u8 = 1;\nthread_local!(static F: u8 = G);";
+    assert_eq!(thread_locals(&Source::new("a.rs", text)), ["A", "C", "F"]);
+}
+
 #[test]
 fn every_file_keeps_to_its_layer() {
     let sources = sources();

@@ -252,7 +252,8 @@ fn known_addresses(sent: &[String], remote: Option<&Address>) -> Vec<Address> {
     for address in sent {
         let seen = remote.map_or_else(|| address.clone(), |remote| address.seen_from(remote));
         let local_only = seen != address && seen.is_loopback();
-        if !(local_only && has_others) && !known.contains(&seen) {
+        let shadowed = local_only && has_others;
+        if !shadowed && !known.contains(&seen) {
             known.push(seen);
         }
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, EngineShared, completed, deadline};
-use crate::progress::{Completion, OperationOutcome, error_of};
-use crate::proto::{CallId, Failure, LinkId, PeerId, PeerTag, Question};
-use crate::{Address, Error, Result, Transport};
+use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of};
+use crate::proto::{Answer, Body, CallId, Failure, LinkId, PeerId, PeerTag, Question};
+use crate::{Address, Error, MessageSide, Result, Transport};
 
 /// A peer that can be called, or one provider of it. Cheap to clone; dropping it does not disconnect.
 ///
@@ -127,17 +127,44 @@ impl Endpoint {
         }
     }
 
+    /// What the provider at this endpoint is, as its owner has registered it with
+    /// [`Provider::register_identity`](crate::Provider::register_identity). Asks the peer, and blocks until it answers.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchProvider`](crate::Error::NoSuchProvider) when none is registered for this provider, and what
+    /// [`Endpoint::ping`] may end with.
+    pub fn identity(&self, timeout: Duration) -> Result<String> {
+        let answer = self.ask(Question::Identity(self.provider), "identity", timeout)?;
+        let text = match &answer.body {
+            Body::Small(bytes) => std::str::from_utf8(bytes).ok().map(str::to_owned),
+            Body::Large(_) => None,
+        };
+        text.ok_or_else(|| Error::Decode {
+            peer: self.address(),
+            side: MessageSide::Result,
+            name: "identity".to_owned(),
+            reason: "it is no UTF-8 text, or too long".to_owned(),
+        })
+    }
+
+    /// Ends the connection, and forgets which engine was met at the address. What is in progress with the peer ends with
+    /// [`Error::Disconnected`](crate::Error::Disconnected), at both ends, and its leases on this engine's memory are released.
+    /// The endpoint stays valid: the next call connects again, to whichever engine is there.
+    pub fn forget(&self) {
+        self.shared.core.exec_unless_forked(|proto| proto.forget(self.tag.id));
+    }
+
     /// Asks the peer to finalize itself. Returns when it has accepted, before it is finalized.
     ///
     /// # Errors
     /// [`Error::AccessDenied`] where that is not allowed by
     /// [`EngineBuilder::remote_shutdown`](crate::EngineBuilder::remote_shutdown), and what any call may end with.
     pub fn shutdown(&self) -> Result<()> {
-        self.ask(Question::Shutdown, "remote shutdown", self.shared.limits.default_timeout)
+        self.ask(Question::Shutdown, "remote shutdown", self.shared.limits.default_timeout).map(drop)
     }
 
     /// Asks the peer, and waits for the answer.
-    fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<()> {
+    fn ask(&self, question: Question, what: &'static str, timeout: Duration) -> Result<Answer<EngineEnv>> {
         let asked = self.start_asking(question, what, timeout)?;
         if !asked.completion.wait(&self.shared.core, None) {
             // This thread receives the answer, so it can't wait for it.
@@ -159,7 +186,7 @@ impl Endpoint {
     }
 
     fn error(&self, failure: Failure, what: &'static str, timeout: Duration) -> Error {
-        error_of(failure, &self.tag.address, what.to_owned(), what, timeout, 0)
+        error_of(failure, &self.tag.address, what.to_owned(), what, timeout, self.provider)
     }
 }
 
@@ -173,9 +200,9 @@ struct AskedPeer<'a> {
 }
 
 impl AskedPeer<'_> {
-    fn result(&self) -> Result<()> {
+    fn result(&self) -> Result<Answer<EngineEnv>> {
         let failure = match self.completion.take() {
-            Some(OperationOutcome::Answered(Ok(_))) => return Ok(()),
+            Some(OperationOutcome::Answered(Ok(answer))) => return Ok(answer),
             Some(OperationOutcome::Answered(Err(failure))) => failure,
             _ => Failure::Finalized,
         };

@@ -7,6 +7,7 @@ mod finalize;
 mod foreign_copies;
 mod listeners;
 mod message_context;
+mod peer_event;
 mod procedures;
 mod registry;
 mod waiting;
@@ -23,6 +24,8 @@ pub use endpoint::Endpoint;
 pub use finalize::FinalizeHook;
 pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
 pub(crate) use message_context::{DecodeContext, EncodeContext, RemoteLease, decoding, encoding};
+pub use peer_event::PeerEvent;
+pub(crate) use peer_event::PeerHook;
 pub(crate) use procedures::{ProcedureInfo, Procedures};
 pub use registry::HandlerPool;
 pub(crate) use registry::{LookupResult, Registry};
@@ -75,6 +78,7 @@ pub(crate) struct EngineShared {
     pub registry: Registry,
     /// Decides whether a peer's call is handled.
     pub authorize: Option<Authorize>,
+    peer_hook: Option<PeerHook>,
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers are gone.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
@@ -93,6 +97,7 @@ impl EngineShared {
         incarnation: u64,
         advertised: Vec<Address>,
         authorize: Option<Authorize>,
+        peer_hook: Option<PeerHook>,
         runtime: TaskRuntime,
     ) -> Arc<EngineShared> {
         let listeners = Listeners::new(&core, incarnation, advertised);
@@ -103,6 +108,7 @@ impl EngineShared {
             listeners,
             registry: Registry::default(),
             authorize,
+            peer_hook,
             procedures: Procedures::default(),
             tasks: Mutex::default(),
             runtime,
@@ -393,6 +399,15 @@ impl Drop for Engine {
         }
     }
 }
+
+impl PartialEq for Engine {
+    /// True for handles of the same engine.
+    fn eq(&self, other: &Engine) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Engine {}
 
 impl AsRef<Engine> for Engine {
     fn as_ref(&self) -> &Engine {

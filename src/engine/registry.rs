@@ -98,6 +98,28 @@ impl Registry {
         removed.is_some()
     }
 
+    /// Removes all handlers of a provider, and returns how many there were.
+    pub(crate) fn remove_provider(&self, provider: u16) -> usize {
+        let (removed, last) = {
+            let mut providers = self.providers.write();
+            (providers.remove(&provider), self.last.lock().take())
+        };
+        drop(last);
+        // The users' closures are dropped where no lock is held.
+        removed.map_or(0, |removed| removed.len())
+    }
+
+    /// The providers with procedures and their names, in order.
+    pub(crate) fn names(&self) -> Vec<(u16, String)> {
+        let providers = self.providers.read();
+        let named = |(id, procedures): (&u16, &HashMap<Arc<str>, HandlerEntry>)| {
+            procedures.keys().map(|name| (*id, name.to_string())).collect::<Vec<_>>()
+        };
+        let mut names: Vec<(u16, String)> = providers.iter().flat_map(named).collect();
+        names.sort_unstable();
+        names
+    }
+
     pub(crate) fn clear(&self) {
         let (all, last) = {
             let mut providers = self.providers.write();

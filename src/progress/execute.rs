@@ -144,6 +144,16 @@ impl Core {
                     service.shutdown_asked();
                 }
             }
+            Output::PeerConnected(peer) => {
+                if let Some(service) = self.service.get() {
+                    service.peer_changed(peer, None);
+                }
+            }
+            Output::PeerLost { peer, failure } => {
+                if let Some(service) = self.service.get() {
+                    service.peer_changed(peer, Some(failure));
+                }
+            }
         }
     }
 

@@ -30,7 +30,7 @@ use slotmap::{Key, SecondaryMap};
 
 pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::{Region, Slice};
-use crate::proto::{self, LinkId, Proto, RequestId};
+use crate::proto::{self, LinkId, PeerTag, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
 use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
@@ -76,6 +76,8 @@ pub(crate) trait Service: Send + Sync {
     /// Copies of the content of the memory with this token are stale.
     fn stale(&self, token: u128);
     fn shutdown_asked(&self);
+    /// There is a connection to a peer; with a failure: not any more.
+    fn peer_changed(&self, peer: Arc<PeerTag>, failure: Option<proto::Failure>);
 }
 
 pub(crate) struct CoreSettings {

@@ -53,6 +53,8 @@ pub(super) fn runs_user_code(output: &Output<EngineEnv>) -> bool {
         | Output::LeaseReleased(_)
         | Output::Stale { .. }
         | Output::Log(_)
+        | Output::PeerConnected(_)
+        | Output::PeerLost { .. }
         | Output::ShutdownAsked => true,
         Output::Transmit { .. }
         | Output::CoverPayloads { .. }

@@ -112,11 +112,11 @@ impl HandlerClass {
 /// How long this thread has waited for a processor since the last call on it; zero where the kernel does not report it.
 fn waited_for_processor() -> Duration {
     thread_local! {
-        static BEFORE: Cell<u64> = const { Cell::new(0) };
+        static PROCESSOR_WAIT: Cell<u64> = const { Cell::new(0) };
     }
     let report = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let total = report.split_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
-    Duration::from_nanos(total.saturating_sub(BEFORE.replace(total)))
+    Duration::from_nanos(total.saturating_sub(PROCESSOR_WAIT.replace(total)))
 }
 
 /// The class of timers.

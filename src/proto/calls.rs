@@ -53,6 +53,8 @@ pub(super) struct InboundBody<E: Env> {
 pub(crate) enum Question {
     /// Whether it is there.
     Echo,
+    /// What a provider of it is.
+    Identity(u16),
     /// To finalize itself.
     Shutdown,
 }
@@ -241,6 +243,7 @@ impl<E: Env> Proto<E> {
         let call_number = wire_id(call);
         let message = match question {
             Question::Echo => Message::Echo { call: call_number },
+            Question::Identity(provider) => Message::Identify { call: call_number, provider },
             Question::Shutdown => Message::Shutdown { call: call_number },
         };
         self.links[id].queue_frame(&message, &[]);

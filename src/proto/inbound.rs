@@ -95,6 +95,7 @@ impl<E: Env> Proto<E> {
             Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
             Message::Shutdown { call } => self.handle_shutdown(id, call),
             Message::Echo { call } => self.handle_echo(id, call),
+            Message::Identify { call, provider } => self.handle_identify(id, call, provider),
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
         Ok(())

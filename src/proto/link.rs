@@ -203,8 +203,12 @@ impl<E: Env> PeerLink<E> {
 
     /// As `queue_frame`, for any other reply to the peer.
     pub(super) fn queue_control(&mut self, message: &Message<'_>) {
+        self.queue_control_with(message, &[]);
+    }
+
+    pub(super) fn queue_control_with(&mut self, message: &Message<'_>, body: &[u8]) {
         let before = self.control.len();
-        self.queue_frame(message, &[]);
+        self.queue_frame(message, body);
         self.account.control += self.control.len() - before;
     }
 

@@ -243,6 +243,13 @@ pub(crate) enum Output<E: Env> {
     Log(Log),
     /// A peer asks this engine to shut down.
     ShutdownAsked,
+    /// There is a connection to a peer that had none, or to another engine at its address.
+    PeerConnected(Arc<PeerTag>),
+    /// The connection to a peer has ended.
+    PeerLost {
+        peer: Arc<PeerTag>,
+        failure: Failure,
+    },
 }
 
 /// See the module's documentation.
@@ -250,6 +257,8 @@ pub(crate) struct Proto<E: Env> {
     config: Config,
     incarnation: u64,
     addresses: Vec<Address>,
+    /// What this engine's providers are, as their owners have registered it.
+    identities: HashMap<u16, String>,
     links: SlotMap<LinkId, link::PeerLink<E>>,
     peers: SlotMap<PeerId, peers::Peer>,
     by_address: HashMap<Address, PeerId>,
@@ -313,6 +322,7 @@ impl<E: Env> Proto<E> {
             config,
             incarnation,
             addresses: Vec::new(),
+            identities: HashMap::new(),
             links: SlotMap::with_key(),
             peers: SlotMap::with_key(),
             by_address: HashMap::new(),
@@ -352,6 +362,19 @@ impl<E: Env> Proto<E> {
     /// The addresses at which the engine listens; peers learn them, so that they can dial back.
     pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>) {
         self.addresses = addresses;
+    }
+
+    /// Sets what a provider is; `None` removes that. Returns what it was before.
+    pub(crate) fn set_identity(&mut self, provider: u16, identity: Option<String>) -> Option<String> {
+        match identity {
+            Some(identity) => self.identities.insert(provider, identity),
+            None => self.identities.remove(&provider),
+        }
+    }
+
+    /// What a provider of this engine is.
+    pub(crate) fn identity(&self, provider: u16) -> Option<&String> {
+        self.identities.get(&provider)
     }
 
     /// True for an address that the engine listens at. A wildcard address is each one with its port.

@@ -71,6 +71,29 @@ impl<E: Env> Proto<E> {
         self.links.get(link).is_some_and(PeerLink::is_open).then_some(link)
     }
 
+    /// The peers that there is a connection to.
+    pub(crate) fn connected_peers(&self) -> Vec<Arc<PeerTag>> {
+        let open = |peer: &&Peer| peer.link.is_some_and(|link| self.links.get(link).is_some_and(PeerLink::is_open));
+        self.peers.values().filter(open).map(|peer| peer.tag.clone()).collect()
+    }
+
+    /// Ends the connection to a peer, and forgets which engine was met there.
+    pub(crate) fn forget(&mut self, peer: PeerId) {
+        let Some(entry) = self.peers.get_mut(peer) else { return };
+        entry.resumption_token = None;
+        if let Some(incarnation) = entry.incarnation.take()
+            && self.by_incarnation.get(&incarnation) == Some(&peer)
+        {
+            self.by_incarnation.remove(&incarnation);
+        }
+        if let Some(token) = self.peers[peer].given_token.take() {
+            self.by_resumption_token.remove(&token);
+        }
+        if let Some(link) = self.peers[peer].link {
+            self.close(link, Failure::Disconnected { reason: "this engine has forgotten it".into() });
+        }
+    }
+
     /// The user of this engine has named an address of the peer: it is dialled there, whatever addresses it has claimed.
     pub(crate) fn choose(&mut self, peer: PeerId, address: &Address) {
         if let Some(peer) = self.peers.get_mut(peer) {
@@ -210,7 +233,18 @@ impl<E: Env> Proto<E> {
         {
             self.by_incarnation.remove(&before);
         }
-        if let Some(other) = entry.link.replace(id).filter(|other| *other != id) {
+        let restarted = before.is_some_and(|before| before != hello.incarnation);
+        let other = entry.link.replace(id).filter(|other| *other != id);
+        let tag = entry.tag.clone();
+        let still_connected = other.is_some_and(|other| self.links.get(other).is_some_and(PeerLink::is_open));
+        if still_connected && restarted {
+            let failure = Failure::Disconnected { reason: "another engine has taken its place".into() };
+            self.outputs.push_back(Output::PeerLost { peer: tag.clone(), failure });
+        }
+        if !still_connected || restarted {
+            self.outputs.push_back(Output::PeerConnected(tag));
+        }
+        if let Some(other) = other {
             // The same engine has reconnected, and proved it: it has lost the other link.
             self.close(other, Failure::Disconnected { reason: "it has reconnected".into() });
         }
@@ -335,6 +369,9 @@ impl<E: Env> Proto<E> {
             && peer.link == Some(id)
         {
             peer.link = None;
+            if link.is_open() {
+                self.outputs.push_back(Output::PeerLost { peer: peer.tag.clone(), failure: failure.clone() });
+            }
         }
         for call in chain::all(&mut self.calls, link.last_call) {
             self.end_call(call, Err(failure.clone()));

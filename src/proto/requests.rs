@@ -78,6 +78,19 @@ impl<E: Env> Proto<E> {
         self.mark_ready(id);
     }
 
+    pub(super) fn handle_identify(&mut self, id: LinkId, call: u64, provider: u16) {
+        match self.identities.get(&provider) {
+            Some(identity) => {
+                let size = identity.len() as u64;
+                let message =
+                    Message::Response { call, result: 0, shape: BorrowedBytes(&[]), leases: LeaseRange::default(), size };
+                self.links[id].queue_control_with(&message, identity.as_bytes());
+            }
+            None => self.links[id].queue_control(&Message::Refuse { call, status: Status::NoSuchProvider }),
+        }
+        self.mark_ready(id);
+    }
+
     pub(super) fn handle_shutdown(&mut self, id: LinkId, call: u64) {
         if self.config.remote_shutdown {
             self.links[id].queue_control(&empty_response(call));

@@ -60,7 +60,7 @@ pub(super) fn encode<T: Serialize + ?Sized>(
 }
 
 thread_local! {
-    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static ENCODE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Buffers that grew beyond this are not kept for the next message.
@@ -68,11 +68,11 @@ const MAX_KEPT_BUFFER: usize = 64 << 10;
 
 /// Runs `f` with this thread's buffer to encode into.
 pub(super) fn with_buffer<R>(f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-    let mut buffer = BUFFER.take();
+    let mut buffer = ENCODE_BUFFER.take();
     buffer.clear();
     let result = f(&mut buffer);
     if buffer.capacity() <= MAX_KEPT_BUFFER {
-        BUFFER.set(buffer);
+        ENCODE_BUFFER.set(buffer);
     }
     result
 }

@@ -38,12 +38,69 @@ impl Provider {
         Provider { pool: Some(pool.clone()), ..self.clone() }
     }
 
+    /// The engine that serves the procedures. The handle keeps it alive.
+    pub fn engine(&self) -> Engine {
+        Engine::from_shared(self.shared.clone()).clone()
+    }
+
+    /// The names of the provider's procedures, in order.
+    pub fn procedures(&self) -> Vec<String> {
+        let own = |(id, name): (u16, String)| (id == self.id).then_some(name);
+        self.root_engine().procedures().into_iter().filter_map(own).collect()
+    }
+
+    /// Registers what this provider is, such as the name of the service: peers ask for it with
+    /// [`Endpoint::identity`](crate::Endpoint::identity), which each peer may that this engine accepts.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyDefined`] when the provider has an identity; [`Error::MessageTooLarge`] for more than 1024 bytes;
+    /// [`Error::Finalized`].
+    pub fn register_identity(&self, identity: &str) -> Result<()> {
+        self.shared.check("registering an identity")?;
+        self.check_name(identity)?;
+        let taken = self.shared.core.exec(|proto| {
+            let taken = proto.identity(self.id).is_some();
+            if !taken {
+                proto.set_identity(self.id, Some(identity.to_owned()));
+            }
+            taken
+        });
+        if taken { Err(Error::AlreadyDefined { name: "identity".to_owned(), provider: self.id }) } else { Ok(()) }
+    }
+
+    /// What this provider is; `None` when that is not registered.
+    pub fn identity(&self) -> Option<String> {
+        if self.shared.core.is_forked() {
+            return None;
+        }
+        self.shared.core.with_proto(|proto| proto.identity(self.id).cloned())
+    }
+
+    /// Removes the provider as a whole: all its procedures, and its identity. Returns the number of procedures. Later calls end
+    /// with [`Error::NoSuchProvider`], handlers in progress go on.
+    pub fn remove(&self) -> usize {
+        if self.shared.core.is_forked() {
+            return 0;
+        }
+        self.shared.core.exec(|proto| proto.set_identity(self.id, None));
+        self.shared.registry.remove_provider(self.id)
+    }
+
+    fn root_engine(&self) -> Engine {
+        Engine::from_shared(self.shared.clone())
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        if name.len() <= MAX_NAME {
+            return Ok(());
+        }
+        let (peer, start) = (self.shared.own_address(), name.chars().take(40).collect::<String>());
+        Err(Error::MessageTooLarge { peer, name: format!("{start}…"), size: name.len(), limit: MAX_NAME })
+    }
+
     fn add<H: RequestHandler>(&self, name: &str, handler: H) -> Result<Registration> {
         self.shared.check("define")?;
-        if name.len() > MAX_NAME {
-            let (peer, start) = (self.shared.own_address(), name.chars().take(40).collect::<String>());
-            return Err(Error::MessageTooLarge { peer, name: format!("{start}…"), size: name.len(), limit: MAX_NAME });
-        }
+        self.check_name(name)?;
         let class = HandlerClass::in_pool(self.pool.as_ref().map(HandlerPool::workers));
         let handler = HandlerBase::new(&self.shared, class).with(handler);
         let registry = &self.shared.registry;
@@ -201,6 +258,12 @@ impl Engine {
     /// [`Endpoint::provider`](crate::Endpoint::provider). Provider 0 is the engine itself.
     pub fn provider(&self, id: u16) -> Provider {
         Provider { id, ..self.root() }
+    }
+
+    /// The procedures that the engine serves: their providers and names, in order.
+    pub fn procedures(&self) -> Vec<(u16, String)> {
+        let shared = self.shared();
+        if shared.core.is_forked() { Vec::new() } else { shared.registry.names() }
     }
 
     /// Provider 0, with `pool` to run the handlers that are defined through it.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::bounded;
-use super::request::{HANDLING, Request, RequestContent, Responder};
+use super::request::{DEFERRED_REQUEST, Request, RequestContent, Responder};
 use crate::Error;
 use crate::engine::{DecodeContext, EngineShared, decoding};
 use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind};
@@ -360,9 +360,9 @@ where
         let id = incoming.request;
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
             let request = responder.request().clone();
-            let outer = HANDLING.replace(Some(id));
+            let outer = DEFERRED_REQUEST.replace(Some(id));
             let outcome = catch_unwind(AssertUnwindSafe(|| f(responder, arguments)));
-            HANDLING.set(outer);
+            DEFERRED_REQUEST.set(outer);
             if let Err(panic) = outcome {
                 // The panic is the more exact response, wherever the responder is; it fails if there was one already.
                 let status = panicked(&request, &*panic);

@@ -113,7 +113,7 @@ impl fmt::Debug for Request {
 
 thread_local! {
     /// The request whose deferred handler runs on this thread.
-    pub(super) static HANDLING: Cell<Option<RequestId>> = const { Cell::new(None) };
+    pub(super) static DEFERRED_REQUEST: Cell<Option<RequestId>> = const { Cell::new(None) };
 }
 
 /// Sends the response to one call, once. It can be kept, and sent to another thread.
@@ -228,7 +228,7 @@ impl<R> Drop for Responder<R> {
             return;
         }
         let status = if std::thread::panicking() {
-            if HANDLING.get() == Some(self.request.id) {
+            if DEFERRED_REQUEST.get() == Some(self.request.id) {
                 // Its handler is unwinding; the thread that catches the panic responds with its message.
                 return;
             }

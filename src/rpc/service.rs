@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use crate::engine::{Engine, EngineShared, LookupResult};
 use crate::progress::{EngineEnv, Job, JobKind, Service};
-use crate::proto::{Incoming, RequestId, Status};
+use crate::proto::{Failure, Incoming, PeerTag, RequestId, Status};
 
 /// The engine's side of progress's [`Service`]. It does not keep the engine alive.
 pub(crate) struct EngineService {
@@ -57,6 +57,12 @@ impl Service for EngineService {
     fn stale(&self, token: u128) {
         if let Some(shared) = self.shared.upgrade() {
             shared.copies.expire(token);
+        }
+    }
+
+    fn peer_changed(&self, peer: Arc<PeerTag>, failure: Option<Failure>) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.report_peer(peer, failure);
         }
     }
 

@@ -109,6 +109,10 @@ pub enum Message {
     Echo {
         call: u64,
     },
+    Identify {
+        call: u64,
+        provider: u16,
+    },
 }
 
 impl Message {

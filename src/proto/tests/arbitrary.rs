@@ -127,6 +127,7 @@ impl Random {
                 0 => Message::Ping,
                 1 => Message::Pong,
                 2 => Message::Shutdown { call },
+                4 if self.once_in(2) => Message::Identify { call, provider: self.below(3) as u16 },
                 4 => Message::Echo { call },
                 // Rare, since the receiver ignores all that follows.
                 3 if self.once_in(4) => Message::Goodbye,

@@ -182,6 +182,9 @@ impl Net {
             Output::Withdraw { memory } => assert!(!memory.is_open(), "only memory that is closed is withdrawn"),
             Output::Log(line) => host.log.push(line),
             Output::ShutdownAsked => host.shutdowns += 1,
+            // The two are reported in turns, whatever the links do.
+            Output::PeerConnected(peer) => assert!(host.connected.insert(peer.id), "{} is connected twice", peer.address),
+            Output::PeerLost { peer, .. } => assert!(host.connected.remove(&peer.id), "{} was not connected", peer.address),
         }
     }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::env::{Mem, Op, TestEnv, TestLease};
-use super::{Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerTag, Proto};
+use super::{
+    Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerId, PeerTag, Proto,
+};
 use super::{Reply, RequestId, Status, TransferId};
 use crate::Address;
 
@@ -33,6 +35,8 @@ pub struct Host {
     /// Requests that were delivered to this host.
     pub delivered: HashSet<RequestId>,
     pub shutdowns: usize,
+    /// The peers that are reported as connected.
+    pub connected: HashSet<PeerId>,
     /// Links whose payloads are to have checksums.
     pub covered: Vec<LinkId>,
     pub exposed: HashMap<u128, Mem>,
@@ -131,6 +135,7 @@ impl Host {
             log: Vec::new(),
             delivered: HashSet::new(),
             shutdowns: 0,
+            connected: HashSet::new(),
             covered: Vec::new(),
             exposed: HashMap::new(),
             values: 0,

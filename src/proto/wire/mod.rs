@@ -153,6 +153,11 @@ pub(crate) enum Message<'a> {
     Echo {
         call: u64,
     },
+    /// Asks what a provider of the peer is. The body of the answer is a text.
+    Identify {
+        call: u64,
+        provider: u16,
+    },
 }
 
 /// A procedure and the shape of its arguments.

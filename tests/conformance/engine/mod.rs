@@ -11,6 +11,8 @@ mod knobs;
 mod limits;
 mod listening;
 mod mixups;
+mod peers;
+mod providers;
 mod reach;
 mod shutdown;
 mod timers;

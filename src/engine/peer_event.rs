@@ -1,0 +1,58 @@
+//! Events of peers: connected, and lost.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Endpoint, Engine, EngineShared};
+use crate::Error;
+use crate::progress::error_of;
+use crate::proto::{Failure, PeerTag};
+
+/// A change of the connection to a peer; see [`EngineBuilder::on_peer_event`](crate::EngineBuilder::on_peer_event).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum PeerEvent {
+    /// There is a connection to an engine, dialled by either side.
+    Connected(Endpoint),
+    /// The connection has ended. A call connects again, if the peer can be dialled.
+    Lost {
+        /// The peer.
+        endpoint: Endpoint,
+        /// Why: the peer was finalized or died, exceeded the peer timeout, or violated the protocol, or this engine is being
+        /// finalized.
+        error: Error,
+    },
+}
+
+pub(crate) type PeerHook = Box<dyn Fn(PeerEvent) + Send + Sync>;
+
+impl EngineShared {
+    /// Reports a change to the program's hook. One that panics does not end the thread that reports.
+    pub(crate) fn report_peer(self: &Arc<Self>, peer: Arc<PeerTag>, failure: Option<Failure>) {
+        let Some(hook) = &self.peer_hook else { return };
+        let endpoint = Endpoint::new(self.clone(), peer, 0);
+        let event = match failure {
+            None => PeerEvent::Connected(endpoint),
+            Some(failure) => {
+                let what = "connection".to_owned();
+                let error = error_of(failure, &endpoint.address(), what, "connection", Duration::ZERO, 0);
+                PeerEvent::Lost { endpoint, error }
+            }
+        };
+        if catch_unwind(AssertUnwindSafe(|| hook(event))).is_err() {
+            tracing::error!(target: "calomel::engine", "the hook for peer events panicked");
+        }
+    }
+}
+
+impl Engine {
+    /// The peers that there is a connection to now, dialled by either side.
+    pub fn peers(&self) -> Vec<Endpoint> {
+        if self.shared.core.is_forked() {
+            return Vec::new();
+        }
+        let tags = self.shared.core.with_proto(|proto| proto.connected_peers());
+        tags.into_iter().map(|tag| Endpoint::new(self.shared.clone(), tag, 0)).collect()
+    }
+}
