@@ -104,7 +104,8 @@ impl Collector {
         })?;
         let collector = Arc::clone(self);
         engine.define_try("flush", move |request: &Request, (sender, sent): (String, u64)| {
-            let missing = |lines: &mut HashMap<String, BTreeMap<_, _>>| lines.entry(sender.clone()).or_default().len() < sent as usize;
+            let missing =
+                |lines: &mut HashMap<String, BTreeMap<_, _>>| lines.entry(sender.clone()).or_default().len() < sent as usize;
             let lines = collector.lines.lock().unwrap();
             let (_lines, waited) = collector.arrived.wait_timeout_while(lines, request.remaining(), missing).unwrap();
             if waited.timed_out() { Err("lines are missing") } else { Ok(()) }

@@ -181,6 +181,7 @@ mod shape;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod text;
 #[cfg(feature = "tls")]
 mod tls;
 mod transport;
