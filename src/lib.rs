@@ -180,6 +180,7 @@ mod rpc;
 mod shape;
 mod sync;
 #[cfg(test)]
+#[path = "../tests/unit/engine/mod.rs"]
 mod tests;
 mod text;
 #[cfg(feature = "tls")]

@@ -387,8 +387,9 @@ impl Clone for Engine {
     /// The same engine. A clone keeps it alive, also one made from [`Request::engine`](crate::Request::engine), unless it
     /// is being finalized already.
     fn clone(&self) -> Engine {
-        let alive = self.alive.clone().or_else(|| self.shared.alive.lock().upgrade());
-        Engine { shared: self.shared.clone(), alive }
+        // In a forked child a thread that does not exist may hold the lock.
+        let others = || if self.shared.core.is_forked() { None } else { self.shared.alive.lock().upgrade() };
+        Engine { shared: self.shared.clone(), alive: self.alive.clone().or_else(others) }
     }
 }
 

@@ -466,4 +466,5 @@ impl<'de> de::VariantAccess<'de> for &mut Bounded<'de, '_> {
 }
 
 #[cfg(test)]
+#[path = "../../tests/unit/bounded.rs"]
 mod tests;

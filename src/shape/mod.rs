@@ -20,6 +20,7 @@ mod of_type;
 #[cfg(test)]
 // The tests trace these types and read none of the values.
 #[allow(dead_code)]
+#[path = "../../tests/unit/shape.rs"]
 mod tests;
 mod wire;
 

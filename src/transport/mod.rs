@@ -7,12 +7,14 @@
 
 mod accept_retry;
 #[cfg(test)]
+#[path = "../../tests/unit/fault.rs"]
 pub(crate) mod fault;
 pub(crate) mod interfaces;
 mod loopback;
 mod shm;
 mod tcp;
 #[cfg(test)]
+#[path = "../../tests/unit/transport.rs"]
 mod tests;
 #[cfg(feature = "verbs")]
 mod verbs;

@@ -1,6 +1,8 @@
 //! Models of the concurrent parts of calomel under [loom](loom), which runs them in every order of threads, and with every
 //! value that weak memory lets a load return. The code under test is calomel's; its dependencies are replaced: `crate::sync` by
 //! loom's primitives, `mio` by a reactor of one flag, shared memory by memory that loom watches, the protocol by a few lines.
+//! Each file under test is included as it is, by its path: with `cfg(loom)` in calomel itself, its `Core` would need a second
+//! reactor, protocol and clock, since the real ones block in system calls that loom can't see; all of that stands here instead.
 //! There is no clock: a thread that is not woken when it must be sleeps for ever, which loom reports as a deadlock.
 
 // The models use only a part of what is included from calomel.
