@@ -156,6 +156,8 @@
 //! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
 //! - `verbs`: the transport `verbs://`. Building it needs the headers of rdma-core and libclang; the README lists the packages.
 
+// docs.rs names the feature that an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 mod address;
