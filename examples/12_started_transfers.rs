@@ -1,5 +1,5 @@
-//! A started transfer owns its buffer and returns it with the result. Several run concurrently. Each can be waited for, and is a
-//! future that any executor can await.
+//! A started transfer owns its buffer and returns it with the result. Several run concurrently. Each can be waited for, and is
+//! a future that any executor can await.
 //!
 //! `cargo run --example 12_started_transfers`
 

@@ -90,7 +90,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Offers memory to the next rank, and meanwhile pulls from the one before. Returns both buffers when both have been pulled.
+    /// Offers memory to the next rank, and meanwhile pulls from the one before. Returns both buffers when both are pulled.
     async fn exchange(&mut self, next: &Endpoint, offered: Vec<f32>, wanted: Vec<f32>) -> Outcome<(Vec<f32>, Vec<f32>)> {
         let offered = self.engine.expose_read_only(offered)?;
         let wanted = self.engine.expose(wanted, BulkMode::WriteOnly)?;

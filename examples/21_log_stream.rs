@@ -1,5 +1,5 @@
 //! Log lines as one-way calls. A collector that is slower than its senders grants them no further calls: `notify` waits, and
-//! fails with `Busy` at its deadline. So the caller chooses between waiting and dropping, and neither side queues without bound.
+//! fails with `Busy` at its deadline. The caller chooses between waiting and dropping, and neither side queues without bound.
 //!
 //! `cargo run --release --example 21_log_stream`
 

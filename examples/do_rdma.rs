@@ -1,6 +1,6 @@
 //! Bulk data between two processes: a client exposes memory and sends the bulk that names it; the server pulls from it.
 //!
-//! `cargo run --release --example do_rdma` starts both and prints their output. To start them by hand, on one machine or on two:
+//! `cargo run --release --example do_rdma` starts both and prints their output. To start them by hand, on one or two machines:
 //!
 //! ```text
 //! cargo run --release --example do_rdma server [ADDRESS]     # default tcp://127.0.0.1:0; prints its address
