@@ -188,6 +188,14 @@ pub enum Error {
         /// Length of the memory.
         size: usize,
     },
+    /// The exposed memory has no segment of this index; the first has index 0.
+    #[error("there is no segment {index}: the memory has {count} segments")]
+    NoSuchSegment {
+        /// The index.
+        index: usize,
+        /// How many segments there are.
+        count: usize,
+    },
     /// The peer refused: the exposure's mode or [`Grant`](crate::Grant) forbids the access, it does not know the token, it does
     /// not allow this call, or authentication failed (pre-shared key, TLS).
     #[error("{what}: {peer} denied access: {reason}")]

@@ -149,11 +149,18 @@
 //!
 //! # Features
 //!
-//! - `bytes`: a `bytes::Bytes` can be exposed read-only.
+//! - `bytes`: a `bytes::Bytes` can be exposed read-only, a `bytes::BytesMut` for writing too.
 //! - `macros`: the attribute `service` makes a client and a server of a trait.
+//! - `memmap2`: a `memmap2::Mmap` can be exposed read-only, a `memmap2::MmapMut` for writing too. The constructors of maps of
+//!   files are unsafe, since others can change or truncate the file: their caller promises that this does not happen while the
+//!   map exists, which includes the time that it is exposed. Reading what was truncated can end the process with `SIGBUS`, also
+//!   when it is a peer's pull that reads.
+//! - `ndarray`: an `ndarray::Array` can be exposed, an `ArcArray` read-only. Peers see the elements in memory order, which is
+//!   the logical order of arrays in standard layout, and another one of those in Fortran layout. An array that is not
+//!   contiguous gets [`Error::Unsupported`].
+//! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
 //! - `tokio`: async handlers run within a tokio runtime (`EngineBuilder::tokio`). All else that is async works on any
 //!   executor, without this feature.
-//! - `tls`: TLS 1.3 on tcp (`Tls`, `EngineBuilder::tls`). Building it needs a C compiler.
 //! - `verbs`: the transport `verbs://`. Building it needs the headers of rdma-core and libclang; the README lists the packages.
 
 // docs.rs names the feature that an item needs.
@@ -192,7 +199,8 @@ mod transport;
 pub use address::{Address, Transport};
 pub use builder::EngineBuilder;
 pub use bulk::{
-    Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released, RemoteBulk, Scope, Transfer,
+    BorrowedSegments, BorrowedSegmentsMut, Bulk, BulkMode, Exposed, ExposedSlice, Grant, Local, PullTarget, PushSource, Released,
+    RemoteBulk, Scope, Transfer, TransferBuffer,
 };
 pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, PeerEvent, Timer, WeakEngine};
 pub use error::{Error, MessageSide, Result};

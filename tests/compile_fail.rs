@@ -4,8 +4,12 @@
 //! `TRYBUILD=overwrite cargo test --test compile_fail` rewrites the messages; read the difference before you commit it.
 
 /// Hints that some messages must contain: what to use instead.
-const ADVICE: [(&str, &str); 6] = [
+const ADVICE: [(&str, &str); 10] = [
     ("borrowed_writable_outside_a_scope", "engine.scope"),
+    ("map_of_values", "newtype with `unsafe impl Buffer`"),
+    ("scope_owned_buffer", "engine.expose(buffer, mode)"),
+    ("scope_shared_for_writing", "expose_read_only"),
+    ("started_pull_into_a_borrow", "s.start_pull_into"),
     ("vector_of_vectors", "Segments"),
     ("writable_bool", "expose_read_only"),
     ("writable_shared", "expose_read_only"),

@@ -141,7 +141,7 @@ fn transfers_are_awaited() {
                 let local = request.engine().expose(vec![7u8; remote.len()], BulkMode::ReadOnly)?;
                 let (pushed, local) = remote.on(request.endpoint()).start_push_from(local).await;
                 drop(local);
-                calomel::Result::Ok(pushed?)
+                pushed
             })
             .unwrap();
         let local = client.expose(vec![0u8; 3_000_000], BulkMode::WriteOnly).unwrap();

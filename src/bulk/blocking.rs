@@ -1,4 +1,4 @@
-//! Transfers that block, and their local side: exposed buffers, slices of them, and plain slices.
+//! Transfers that block, as methods and as operators, and their local side: exposed buffers, slices of them, and plain slices.
 
 use std::ops::{Shl, Shr};
 
@@ -75,9 +75,9 @@ local! { PullTarget:
 }
 
 borrowed! { PullTarget:
-    [T: Element] &mut [T], |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
-    [T: Element] &mut Vec<T>, |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
-    [T: Element, const N: usize] &mut [T; N], |this| BorrowedRegion::writable(bytemuck::cast_slice_mut(this));
+    [T: Element] &mut [T], |this| BorrowedRegion::writable([bytemuck::cast_slice_mut(this)]);
+    [T: Element] &mut Vec<T>, |this| BorrowedRegion::writable([bytemuck::cast_slice_mut(this)]);
+    [T: Element, const N: usize] &mut [T; N], |this| BorrowedRegion::writable([bytemuck::cast_slice_mut(this)]);
 }
 
 local! { PushSource:
@@ -87,11 +87,11 @@ local! { PushSource:
 }
 
 borrowed! { PushSource:
-    [T: ReadElement] &[T], |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
-    [T: ReadElement] &Vec<T>, |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
-    [T: ReadElement, const N: usize] &[T; N], |this| BorrowedRegion::read_only(bytemuck::cast_slice(this));
-    [] &str, |this| BorrowedRegion::read_only(this.as_bytes());
-    [] &String, |this| BorrowedRegion::read_only(this.as_bytes());
+    [T: ReadElement] &[T], |this| BorrowedRegion::read_only([bytemuck::cast_slice(this)]);
+    [T: ReadElement] &Vec<T>, |this| BorrowedRegion::read_only([bytemuck::cast_slice(this)]);
+    [T: ReadElement, const N: usize] &[T; N], |this| BorrowedRegion::read_only([bytemuck::cast_slice(this)]);
+    [] &str, |this| BorrowedRegion::read_only([this.as_bytes()]);
+    [] &String, |this| BorrowedRegion::read_only([this.as_bytes()]);
 }
 
 impl RemoteBulk {
@@ -101,9 +101,12 @@ impl RemoteBulk {
     /// more.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::PeerRestarted`], [`Error::AccessDenied`],
-    /// [`Error::Revoked`], [`Error::OutOfRange`], [`Error::Finalized`]; [`Error::OtherEngine`] when the endpoint is not the
-    /// owner's, or the target is exposed by another engine.
+    /// [`Timeout`](crate::Error::Timeout), [`Unreachable`](crate::Error::Unreachable),
+    /// [`Disconnected`](crate::Error::Disconnected), [`PeerRestarted`](crate::Error::PeerRestarted),
+    /// [`AccessDenied`](crate::Error::AccessDenied), [`Revoked`](crate::Error::Revoked),
+    /// [`OutOfRange`](crate::Error::OutOfRange), [`Finalized`](crate::Error::Finalized);
+    /// [`OtherEngine`](crate::Error::OtherEngine) when the endpoint is not the owner's, or the target is exposed by another
+    /// engine.
     pub fn pull_into(&self, target: impl PullTarget) -> Result<usize> {
         target.with(self, |slice| self.run(true, slice))
     }
@@ -120,37 +123,48 @@ impl RemoteBulk {
     }
 }
 
+/// Both directions, for each kind of local memory: data flows along the arrow, whichever side is written first.
 macro_rules! operators {
-    ($($remote:ty),*) => {$(
-        impl<B: WritableBuffer> Shr<&Exposed<B, Writable>> for $remote {
+    ($remote:ty: $([$($generics:tt)*] $source:ty, [$($limits:tt)*] $target:ty;)*) => {$(
+        impl<$($limits)*> Shr<$target> for $remote {
             type Output = Result<usize>;
-            /// As [`RemoteBulk::pull_into`].
-            fn shr(self, local: &Exposed<B, Writable>) -> Result<usize> {
+            /// `remote >> &local` pulls: as [`RemoteBulk::pull_into`].
+            fn shr(self, local: $target) -> Result<usize> {
                 self.pull_into(local)
             }
         }
-        impl Shr<&ExposedSlice<Writable>> for $remote {
+        impl<$($limits)*> Shl<$remote> for $target {
             type Output = Result<usize>;
-            /// As [`RemoteBulk::pull_into`].
-            fn shr(self, local: &ExposedSlice<Writable>) -> Result<usize> {
-                self.pull_into(local)
+            /// `&local << remote` pulls: as [`RemoteBulk::pull_into`].
+            fn shl(self, remote: $remote) -> Result<usize> {
+                remote.pull_into(self)
             }
         }
-        impl<B: Buffer, A> Shl<&Exposed<B, A>> for $remote {
+        impl<$($generics)*> Shl<$source> for $remote {
             type Output = Result<usize>;
-            /// As [`RemoteBulk::push_from`].
-            fn shl(self, local: &Exposed<B, A>) -> Result<usize> {
+            /// `remote << &local` pushes: as [`RemoteBulk::push_from`].
+            fn shl(self, local: $source) -> Result<usize> {
                 self.push_from(local)
             }
         }
-        impl<A> Shl<&ExposedSlice<A>> for $remote {
+        impl<$($generics)*> Shr<$remote> for $source {
             type Output = Result<usize>;
-            /// As [`RemoteBulk::push_from`].
-            fn shl(self, local: &ExposedSlice<A>) -> Result<usize> {
-                self.push_from(local)
+            /// `&local >> remote` pushes: as [`RemoteBulk::push_from`].
+            fn shr(self, remote: $remote) -> Result<usize> {
+                remote.push_from(self)
             }
         }
     )*};
 }
 
-operators!(RemoteBulk, &RemoteBulk);
+macro_rules! operators_of {
+    ($($remote:ty),*) => {$(
+        operators! { $remote:
+            [B: Buffer, A] &Exposed<B, A>, [B: WritableBuffer] &Exposed<B, Writable>;
+            [A] &ExposedSlice<A>, [] &ExposedSlice<Writable>;
+            [A] ExposedSlice<A>, [] ExposedSlice<Writable>;
+        }
+    )*};
+}
+
+operators_of!(RemoteBulk, &RemoteBulk);

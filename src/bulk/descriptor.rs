@@ -7,10 +7,11 @@ use std::sync::{Arc, Weak};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::exposed::byte_range;
 use super::exposure_state::{ExposureState, LeaseGuard};
 use super::mode::{BulkMode, ExposeMode};
 use crate::engine::{DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
-use crate::memory::{Region, Slice};
+use crate::memory::{ReadElement, Region, Slice};
 use crate::progress::{LeaseKeepAlive, RemoteKeys};
 use crate::{Address, Error, Result};
 
@@ -115,7 +116,8 @@ impl Bulk {
         self.mode
     }
 
-    /// Number of segments of the exposed memory. Offsets count across all of them.
+    /// Number of segments of the exposed memory, also for a slice of it. Offsets count across all of them. Their lengths are
+    /// known to the owner only: [`Exposed::segment_lens`](crate::Exposed::segment_lens).
     pub fn segment_count(&self) -> usize {
         self.segments as usize
     }
@@ -134,6 +136,30 @@ impl Bulk {
         }
         let start = self.offset.checked_add(offset as u64).ok_or_else(out)?;
         Ok(Bulk { offset: start, len: len as u64, ..self.clone() })
+    }
+
+    /// Elements `first..first + count` of this bulk seen as a list of `T`s: [`Bulk::slice`] in elements, not in bytes.
+    ///
+    /// The list begins at this bulk's first byte, whatever the elements of the exposed buffer are. Where the length is no
+    /// multiple of the size of `T`, the bytes behind the last whole element belong to no element.
+    ///
+    /// ```
+    /// # fn main() -> calomel::Result<()> {
+    /// # let engine = calomel::Engine::client("loop")?;
+    /// let exposed = engine.expose(vec![0f32; 100], calomel::BulkMode::ReadWrite)?;
+    /// let part = exposed.bulk().slice_of::<f32>(10, 5)?; // bytes 40..60
+    /// assert_eq!(part.len(), 20);
+    /// let error = exposed.bulk().slice_of::<f32>(98, 3).unwrap_err();
+    /// assert_eq!(error.to_string(), "12 bytes at offset 392 lie outside the 400 bytes there are");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], in bytes, when the elements do not all lie inside.
+    pub fn slice_of<T: ReadElement>(&self, first: usize, count: usize) -> Result<Bulk> {
+        let (offset, len) = byte_range::<T>(first, count, self.len())?;
+        self.slice(offset, len)
     }
 
     /// What the sender keeps while a peer holds this bulk.

@@ -10,7 +10,7 @@ use super::exposure_state::{ExposureState, Released, Visibility};
 use super::grant::Grant;
 use super::mode::{BulkMode, ExposeMode};
 use crate::engine::{Endpoint, Engine, EngineShared};
-use crate::memory::{Buffer, ReadOnly, Region, RegionBuffer, Slice, View, Writable, WritableBuffer};
+use crate::memory::{Buffer, Element, ReadElement, ReadOnly, Region, RegionBuffer, Slice, View, Writable, WritableBuffer};
 use crate::progress::error_of;
 use crate::{Address, Error, Result};
 
@@ -23,6 +23,32 @@ use crate::{Address, Error, Result};
 ///
 /// Dropping it revokes peers' access, waits for accesses in progress as [`reclaim`](Exposed::reclaim) does, and frees the
 /// buffer. Leaking it leaks the buffer, which stays exposed.
+///
+/// So it has to live until peers have transferred. A call that has a response is over then; a one-way call
+/// ([`Call::notify`](crate::Call::notify)) returns before its receiver has begun: wait for [`Exposed::released`], or keep the
+/// `Exposed`. The receiver's transfers fail with [`Error::Revoked`] else. (Up to
+/// [`EngineBuilder::eager_bulk_limit`](crate::EngineBuilder::eager_bulk_limit), 4,096 bytes by default, the content of
+/// read-only memory is sent inside the call, and may be used until the receiver learns that the memory was dropped. That is a
+/// race, which short messages tend to win in tests.) An `Exposed` that is dropped while a peer holds its bulk is logged as a
+/// warning, with its size and the peer, at powers of two of the number of times.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use calomel::{Bulk, Engine, Request};
+/// # fn main() -> calomel::Result<()> {
+/// # let server = Engine::server("loop://")?;
+/// # server.define("store", |request: &Request, bulk: Bulk| {
+/// #     let _ = bulk.on(request.endpoint()).pull_into(&mut vec![0u8; bulk.len()]);
+/// # })?;
+/// # let client = Engine::client("loop")?;
+/// # let peer = client.lookup(server.address())?;
+/// let exposed = client.expose_read_only(vec![7u8; 100_000])?;
+/// client.procedure::<Bulk, ()>("store").on(&peer).notify(&exposed.bulk())?;
+/// exposed.released().wait_timeout(Duration::from_secs(10))?; // the receiver has dropped the bulk
+/// drop(exposed);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// ```compile_fail,E0599
 /// # let engine = calomel::Engine::client("loop").unwrap();
@@ -62,6 +88,8 @@ pub(super) struct Exposure {
     shared: Arc<EngineShared>,
     bulk: Bulk,
     state: Arc<ExposureState>,
+    /// Its end was asked for: by `reclaim`, or as that of a scope. Peers that hold a bulk then are no reason for a warning.
+    end_is_expected: bool,
 }
 
 impl Exposure {
@@ -82,28 +110,37 @@ impl Exposure {
         let token = exposed
             .map_err(|failure| error_of(failure, &shared.own_address(), "expose".to_owned(), "expose", Duration::ZERO, 0))?;
         let bulk = Bulk::exposed(token, region, access, shared.origin(), &state);
-        Ok(Exposure { shared: shared.clone(), bulk, state })
+        Ok(Exposure { shared: shared.clone(), bulk, state, end_is_expected: false })
     }
 
     pub(super) fn bulk(&self) -> Bulk {
         self.bulk.clone()
     }
+
+    pub(super) fn expect_end(&mut self) {
+        self.end_is_expected = true;
+    }
 }
 
 impl Drop for Exposure {
     fn drop(&mut self) {
-        self.shared.core.exec_unless_forked(|proto| proto.revoke(self.bulk.token));
+        self.shared.core.exec_unless_forked(|proto| match self.end_is_expected {
+            true => proto.revoke(self.bulk.token),
+            false => proto.revoke_dropped(self.bulk.token),
+        });
     }
 }
 
 impl Engine {
     /// Exposes a buffer to peers that receive its [`Bulk`](crate::Bulk). The returned [`Exposed`] owns the buffer;
-    /// [`Exposed::reclaim`](crate::Exposed::reclaim) returns it, and dropping the `Exposed` frees it. `mode` is what *peers*
+    /// [`Exposed::reclaim`](crate::Exposed::reclaim) returns it, and dropping the `Exposed` frees it, so keep that until peers
+    /// have transferred: after a one-way call, wait for [`Exposed::released`](crate::Exposed::released). `mode` is what *peers*
     /// may do.
     ///
     /// # Errors
-    /// [`Error::Finalized`]; [`Error::Busy`] when [`EngineBuilder::max_exposures`] regions are exposed; [`Error::Io`] when an
-    /// RDMA device can't register it. On an error the buffer is dropped.
+    /// [`Error::Finalized`]; [`Error::Busy`] when [`max_exposures`](crate::EngineBuilder::max_exposures) regions are exposed;
+    /// [`Error::Io`] when an RDMA device can't register it; [`Error::Unsupported`] for an `ndarray::Array` that is not
+    /// contiguous ([`Buffer::check_layout`](crate::Buffer::check_layout)). On an error the buffer is dropped.
     pub fn expose<B>(&self, buffer: B, mode: BulkMode) -> Result<Exposed<B, Writable>>
     where
         B: WritableBuffer + Send + 'static,
@@ -133,6 +170,7 @@ impl Engine {
     {
         let shared = self.shared();
         shared.check("expose")?;
+        check_layout(&buffer)?;
         let held = RegionBuffer::writable(buffer);
         let exposure = Exposure::new(shared, held.region(), ExposeMode::Changing(mode), grant)?;
         Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
@@ -148,6 +186,7 @@ impl Engine {
     {
         let shared = self.shared();
         shared.check("expose")?;
+        check_layout(&buffer)?;
         let held = RegionBuffer::read_only(buffer);
         let exposure = Exposure::new(shared, held.region(), ExposeMode::Constant, grant)?;
         Ok(Exposed { buffer: BufferGuard::new(held, shared), exposure, _access: PhantomData })
@@ -168,6 +207,10 @@ impl Engine {
     {
         self.expose_with(buffer, mode, &Grant::new().only(endpoint))
     }
+}
+
+fn check_layout(buffer: &impl Buffer) -> Result<()> {
+    buffer.check_layout().map_err(|reason| Error::Unsupported { what: "exposing the buffer".to_owned(), reason })
 }
 
 impl<B: Buffer, A> Exposed<B, A> {
@@ -229,26 +272,87 @@ impl<B: Buffer, A> Exposed<B, A> {
             // value reaches the region.
             return unsafe { held.take_unfenced() };
         }
-        let Exposed { exposure, .. } = self;
-        drop(exposure);
+        self.exposure.expect_end();
+        drop(self.exposure);
         held.take()
     }
 
-    /// Copies `out.len()` bytes from `offset` on out of the exposed memory. Peers' writes happen entirely before or after
-    /// it, except over `verbs://`: a device may write meanwhile, and some of the bytes may be old and some new.
+    /// Elements `first..first + count` of the memory seen as a list of `T`s, as a target or source of transfers:
+    /// [`Exposed::slice`] in elements. See [`Bulk::slice_of`](crate::Bulk::slice_of).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], in bytes, when the elements do not all lie inside.
+    pub fn slice_of<T: ReadElement>(&self, first: usize, count: usize) -> Result<ExposedSlice<A>> {
+        let (offset, len) = byte_range::<T>(first, count, self.len())?;
+        self.slice(offset, len)
+    }
+
+    /// Number of segments: the buffers of a tuple or of [`Segments`](crate::Segments), in order.
+    pub fn segment_count(&self) -> usize {
+        self.held().region().segment_count()
+    }
+
+    /// The length of each segment in bytes, in order. Segment `i` begins at the sum of the lengths before it.
+    ///
+    /// ```
+    /// # fn main() -> calomel::Result<()> {
+    /// # let engine = calomel::Engine::client("loop")?;
+    /// let exposed = engine.expose((vec![0u32; 10], vec![0f64; 10]), calomel::BulkMode::ReadWrite)?;
+    /// assert_eq!(exposed.segment_lens(), [40, 80]);
+    /// exposed.segment(1)?.write_elements_at(9, &[1.5])?; // the last f64
+    /// # assert_eq!(exposed.reclaim().1[9], 1.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn segment_lens(&self) -> Vec<usize> {
+        self.held().region().segment_ranges().map(|(_, len)| len).collect()
+    }
+
+    /// One segment, as a target or source of transfers, and to read and write. The first has index 0.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSegment`] when there are no more than `index` segments.
+    pub fn segment(&self, index: usize) -> Result<ExposedSlice<A>> {
+        let range = self.held().region().segment_ranges().nth(index);
+        let (offset, len) = range.ok_or(Error::NoSuchSegment { index, count: self.segment_count() })?;
+        self.slice(offset, len)
+    }
+
+    /// Copies `out.len()` bytes from `offset` on, in bytes, out of the exposed memory. Peers' writes happen entirely before or
+    /// after it, except over `verbs://`: a device may write meanwhile, and some of the bytes may be old and some new.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.exposure.shared.check_process(|| "reading exposed memory".to_owned())?;
-        let size = self.len();
-        let part = self.whole().part(offset, out.len()).ok_or(Error::OutOfRange { offset, len: out.len(), size })?;
-        let open = part.read(out);
-        debug_assert!(open, "the gate closes when the buffer is reclaimed");
-        Ok(())
+        read(&self.whole(), self.shared(), offset, out)
     }
 
-    /// A future, which can also be waited for, that resolves when no peer holds a [`Bulk`] of this memory any more.
+    /// Copies elements `first..first + out.len()` of the memory seen as a list of `T`s: [`Exposed::read_at`] in elements, not
+    /// in bytes.
+    ///
+    /// ```
+    /// # fn main() -> calomel::Result<()> {
+    /// # let engine = calomel::Engine::client("loop")?;
+    /// let exposed = engine.expose(vec![10u32, 11, 12, 13], calomel::BulkMode::ReadWrite)?;
+    /// let mut two = [0u32; 2];
+    /// exposed.read_elements_at(2, &mut two)?; // from element 2, which is byte 8
+    /// assert_eq!(two, [12, 13]);
+    /// exposed.write_elements_at(0, &[7u32])?;
+    /// assert_eq!(exposed.reclaim(), [7, 11, 12, 13]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Exposed::read_at`]; [`Error::OutOfRange`] is in bytes.
+    pub fn read_elements_at<T: Element>(&self, first: usize, out: &mut [T]) -> Result<()> {
+        let (offset, _) = byte_range::<T>(first, out.len(), self.len())?;
+        self.read_at(offset, bytemuck::cast_slice_mut(out))
+    }
+
+    /// A future, which can also be waited for, that resolves when no peer holds a [`Bulk`] of this memory any more: from the
+    /// moment when a call with the bulk was made until each holder has dropped it, or has disconnected. It is how to know that
+    /// the receiver of a one-way call is done; see the example at [`Exposed`].
     pub fn released(&self) -> Released {
         let owner = self.exposure.bulk.origin.addresses.first().cloned();
         Released::new(&self.exposure.state, owner.unwrap_or_else(Address::nowhere))
@@ -256,20 +360,53 @@ impl<B: Buffer, A> Exposed<B, A> {
 }
 
 impl<B: WritableBuffer> Exposed<B, Writable> {
-    /// Copies `bytes` into the exposed memory at `offset`. Peers' reads and writes happen entirely before or after it, except
-    /// where peers access the memory themselves: over `verbs://`, where their writes may interleave too, and over `shm://`,
-    /// where a peer has a loan. Such a peer may read some old and some new bytes.
+    /// Copies `bytes` into the exposed memory at `offset`, in bytes. Peers' reads and writes happen entirely before or after
+    /// it, except where peers access the memory themselves: over `verbs://`, where their writes may interleave too, and over
+    /// `shm://`, where a peer has a loan. Such a peer may read some old and some new bytes.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Unsupported`] in a forked child.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.exposure.shared.check_process(|| "writing exposed memory".to_owned())?;
-        let size = self.len();
-        let part = self.whole().part(offset, bytes.len()).ok_or(Error::OutOfRange { offset, len: bytes.len(), size })?;
-        let open = part.write(bytes);
-        debug_assert!(open, "the gate closes when the buffer is reclaimed");
-        Ok(())
+        write(&self.whole(), self.shared(), offset, bytes)
     }
+
+    /// Copies `elements` into elements `first..first + elements.len()` of the memory seen as a list of `T`s:
+    /// [`Exposed::write_at`] in elements, not in bytes. See [`Exposed::read_elements_at`].
+    ///
+    /// # Errors
+    /// As [`Exposed::write_at`]; [`Error::OutOfRange`] is in bytes.
+    pub fn write_elements_at<T: ReadElement>(&self, first: usize, elements: &[T]) -> Result<()> {
+        let (offset, _) = byte_range::<T>(first, elements.len(), self.len())?;
+        self.write_at(offset, bytemuck::cast_slice(elements))
+    }
+}
+
+/// Offset and length in bytes of elements of the memory that begins at byte 0 of `size` bytes.
+pub(super) fn byte_range<T>(first: usize, count: usize, size: usize) -> Result<(usize, usize)> {
+    let bytes = |elements: usize| elements.checked_mul(size_of::<T>());
+    match (bytes(first), bytes(count)) {
+        (Some(offset), Some(len)) => Ok((offset, len)),
+        (offset, len) => Err(Error::OutOfRange { offset: offset.unwrap_or(usize::MAX), len: len.unwrap_or(usize::MAX), size }),
+    }
+}
+
+/// Copies bytes out of memory that this engine exposes.
+fn read(memory: &Slice, shared: &EngineShared, offset: usize, out: &mut [u8]) -> Result<()> {
+    shared.check_process(|| "reading exposed memory".to_owned())?;
+    let part = memory.part(offset, out.len()).ok_or(Error::OutOfRange { offset, len: out.len(), size: memory.len })?;
+    if part.read(out) { Ok(()) } else { Err(reclaimed(shared, "reading", out.len())) }
+}
+
+/// Copies bytes into memory that this engine exposes for writing.
+fn write(memory: &Slice, shared: &EngineShared, offset: usize, bytes: &[u8]) -> Result<()> {
+    shared.check_process(|| "writing exposed memory".to_owned())?;
+    let part = memory.part(offset, bytes.len()).ok_or(Error::OutOfRange { offset, len: bytes.len(), size: memory.len })?;
+    if part.write(bytes) { Ok(()) } else { Err(reclaimed(shared, "writing", bytes.len())) }
+}
+
+/// Slices may outlive their exposure.
+fn reclaimed(shared: &EngineShared, verb: &str, len: usize) -> Error {
+    Error::Revoked { peer: shared.own_address(), what: format!("{verb} {len} bytes") }
 }
 
 impl<B: Buffer + View> Exposed<B, ReadOnly> {
@@ -317,6 +454,51 @@ impl<A> ExposedSlice<A> {
     pub fn slice(&self, offset: usize, len: usize) -> Result<ExposedSlice<A>> {
         let slice = self.slice.part(offset, len).ok_or(Error::OutOfRange { offset, len, size: self.len() })?;
         Ok(ExposedSlice { slice, shared: self.shared.clone(), _access: PhantomData })
+    }
+
+    /// As [`Exposed::slice_of`], within this slice: the list of `T`s begins at its first byte.
+    ///
+    /// # Errors
+    /// As [`Exposed::slice_of`].
+    pub fn slice_of<T: ReadElement>(&self, first: usize, count: usize) -> Result<ExposedSlice<A>> {
+        let (offset, len) = byte_range::<T>(first, count, self.len())?;
+        self.slice(offset, len)
+    }
+
+    /// As [`Exposed::read_at`], within this slice.
+    ///
+    /// # Errors
+    /// As [`Exposed::read_at`]; [`Error::Revoked`] when the buffer was reclaimed or dropped.
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        read(&self.slice, &self.shared, offset, out)
+    }
+
+    /// As [`Exposed::read_elements_at`], within this slice: the list of `T`s begins at its first byte.
+    ///
+    /// # Errors
+    /// As [`ExposedSlice::read_at`].
+    pub fn read_elements_at<T: Element>(&self, first: usize, out: &mut [T]) -> Result<()> {
+        let (offset, _) = byte_range::<T>(first, out.len(), self.len())?;
+        self.read_at(offset, bytemuck::cast_slice_mut(out))
+    }
+}
+
+impl ExposedSlice<Writable> {
+    /// As [`Exposed::write_at`], within this slice.
+    ///
+    /// # Errors
+    /// As [`Exposed::write_at`]; [`Error::Revoked`] when the buffer was reclaimed or dropped.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        write(&self.slice, &self.shared, offset, bytes)
+    }
+
+    /// As [`Exposed::write_elements_at`], within this slice: the list of `T`s begins at its first byte.
+    ///
+    /// # Errors
+    /// As [`ExposedSlice::write_at`].
+    pub fn write_elements_at<T: ReadElement>(&self, first: usize, elements: &[T]) -> Result<()> {
+        let (offset, _) = byte_range::<T>(first, elements.len(), self.len())?;
+        self.write_at(offset, bytemuck::cast_slice(elements))
     }
 }
 

@@ -1,16 +1,19 @@
 //! Bulk data: exposed memory, the handles to it, and transfers.
 
 mod blocking;
+mod borrowed;
 mod descriptor;
 mod exposed;
 mod exposure_state;
 mod grant;
 mod mode;
+mod pool;
 mod remote;
 mod scope;
 mod transfer;
 
 pub use blocking::{PullTarget, PushSource};
+pub use borrowed::{BorrowedSegments, BorrowedSegmentsMut};
 pub use descriptor::Bulk;
 pub use exposed::{Exposed, ExposedSlice};
 pub use exposure_state::Released;
@@ -18,4 +21,4 @@ pub use grant::Grant;
 pub use mode::BulkMode;
 pub use remote::RemoteBulk;
 pub use scope::Scope;
-pub use transfer::{Local, Transfer};
+pub use transfer::{Local, Transfer, TransferBuffer};

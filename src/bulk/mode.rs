@@ -6,7 +6,7 @@ use crate::progress;
 use crate::proto::Mode;
 
 /// What *peers* may do with exposed memory. The engine that exposes it may always read it, and write it unless it was
-/// exposed with [`Engine::expose_read_only`].
+/// exposed with [`Engine::expose_read_only`](crate::Engine::expose_read_only).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BulkMode {
     /// Peers pull.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::descriptor::Bulk;
 use crate::engine::{Endpoint, Engine, EngineShared, deadline};
-use crate::memory::{self, CopyOutcome, Slice};
+use crate::memory::{self, CopyOutcome, ReadElement, Slice};
 use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
 use crate::transport::interfaces::in_own_networks;
@@ -16,6 +16,23 @@ use crate::{Address, Error, Result};
 ///
 /// A transfer moves as many bytes as the shorter of the two sides has, and returns that number. When it returns without an
 /// error, all of these bytes have arrived.
+///
+/// The operators are as in Thallium: data flows along the arrow, whichever side is written first.
+///
+/// ```
+/// # use calomel::{BulkMode, Engine};
+/// # fn main() -> calomel::Result<()> {
+/// # let server = Engine::server("loop://")?;
+/// # let client = Engine::client("loop")?;
+/// # let theirs = server.expose(vec![7u8; 100], BulkMode::ReadWrite)?;
+/// # let remote = theirs.bulk().on(&client.lookup(server.address())?);
+/// let local = client.expose(vec![0u8; 10], BulkMode::ReadWrite)?;
+/// assert_eq!((&local << &remote)?, 10); // pulls, as `&remote >> &local` does
+/// assert_eq!((&local >> remote.slice(90, 10)?)?, 10); // pushes, as `remote.slice(90, 10)? << &local` does
+/// # assert_eq!((&local.slice(0, 4)? << &remote)?, 4);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RemoteBulk {
     bulk: Bulk,
@@ -140,6 +157,14 @@ impl RemoteBulk {
         Ok(RemoteBulk { bulk: self.bulk.slice(offset, len)?, ..self.clone() })
     }
 
+    /// The part of `count` elements from element `first` on; see [`Bulk::slice_of`].
+    ///
+    /// # Errors
+    /// As [`Bulk::slice_of`].
+    pub fn slice_of<T: ReadElement>(&self, first: usize, count: usize) -> Result<RemoteBulk> {
+        Ok(RemoteBulk { bulk: self.bulk.slice_of::<T>(first, count)?, ..self.clone() })
+    }
+
     /// How long a transfer may take. The default is [`EngineBuilder::default_timeout`](crate::EngineBuilder::default_timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -153,6 +178,11 @@ impl RemoteBulk {
     /// Fails when the local memory is exposed by another engine than the one that transfers.
     pub(super) fn check_local(&self, owner: &Arc<EngineShared>) -> Result<()> {
         self.shared().check_same_engine(owner, "the local exposed memory", || "transfer".to_owned())
+    }
+
+    /// As `check_local`, for memory that a scope borrows.
+    pub(super) fn check_scope(&self, owner: &Arc<EngineShared>) -> Result<()> {
+        self.shared().check_same_engine(owner, "the scope", || "transfer".to_owned())
     }
 
     /// Whether the endpoint is the owner's, as far as that is known. Where the owner may have been at this address before, it

@@ -9,12 +9,22 @@ use std::task::{Context, Poll};
 use super::exposed::{Exposed, ExposedSlice};
 use super::remote::{RemoteBulk, StartedTransfer};
 use crate::Result;
-use crate::memory::{Buffer, Slice, Writable};
-use crate::progress::{Completion, OperationOutcome};
+use crate::memory::{BorrowedSlice, Buffer, Element, ReadElement, Slice, Writable};
+use crate::progress::{Completion, OperationOutcome, wait_any};
 use crate::proto::{Failure, TransferId};
 
-/// The local buffer of a started transfer: an [`Exposed`] buffer, or an [`ExposedSlice`] of one.
-pub trait Local: sealed::Local {
+/// What a [`Transfer`] owns while it is in progress, and returns at its end: an [`Exposed`] buffer, an [`ExposedSlice`] of one,
+/// or a slice that a [`Scope`](crate::Scope) borrows.
+pub trait TransferBuffer: sealed::TransferBuffer {}
+
+/// The local buffer of a transfer that [`RemoteBulk`] starts: an [`Exposed`] buffer, or an [`ExposedSlice`] of one. Transfers
+/// with borrowed memory are started by [`Scope::start_pull_into`](crate::Scope::start_pull_into).
+#[diagnostic::on_unimplemented(
+    message = "a transfer that is started can't own `{Self}`",
+    note = "give an `Exposed` buffer or an `ExposedSlice`, by value: the transfer returns it",
+    note = "borrowed memory is used inside a scope: `engine.scope(|s| s.start_pull_into(&remote, &mut buf[..]).wait().0)`"
+)]
+pub trait Local: TransferBuffer + sealed::Local {
     /// The buffer's type, a parameter of [`Transfer`].
     type Buffer: Buffer;
     /// [`Writable`](crate::Writable) or [`ReadOnly`](crate::ReadOnly).
@@ -26,12 +36,45 @@ mod sealed {
     use crate::Result;
     use crate::memory::Slice;
 
-    pub trait Local {
+    pub trait TransferBuffer: Sized {
+        /// What keeps it meanwhile. A reference to memory that a transfer writes must not exist.
+        #[doc(hidden)]
+        type Kept;
+        /// The transfer has ended, and no access is in progress. In a forked child, none can be, and no gate can be waited for.
+        #[doc(hidden)]
+        fn restore(kept: Self::Kept, is_forked: bool) -> Self;
+    }
+
+    pub trait Local: TransferBuffer<Kept = Self> {
         #[doc(hidden)]
         fn memory(&self) -> Slice;
         /// Fails when it is exposed by another engine than the one that transfers.
         #[doc(hidden)]
         fn check(&self, remote: &RemoteBulk) -> Result<()>;
+    }
+}
+
+macro_rules! kept_as_it_is {
+    ($([$($generics:tt)*] $kind:ty),*) => {$(
+        impl<$($generics)*> TransferBuffer for $kind {}
+        impl<$($generics)*> sealed::TransferBuffer for $kind {
+            type Kept = Self;
+            fn restore(kept: Self, _: bool) -> Self {
+                kept
+            }
+        }
+    )*};
+}
+
+kept_as_it_is!([B: Buffer, A] Exposed<B, A>, [A] ExposedSlice<A>, [T: ReadElement] &[T]);
+
+impl<T: Element> TransferBuffer for &mut [T] {}
+
+impl<'a, T: Element> sealed::TransferBuffer for &'a mut [T] {
+    type Kept = BorrowedSlice<'a, T>;
+
+    fn restore(kept: BorrowedSlice<'a, T>, is_forked: bool) -> &'a mut [T] {
+        kept.take(is_forked)
     }
 }
 
@@ -70,12 +113,12 @@ impl<A> sealed::Local for ExposedSlice<A> {
 ///
 /// Dropping it cancels the transfer, fences the buffer, and frees it.
 #[must_use = "a transfer that is dropped is cancelled"]
-pub struct Transfer<B: Buffer, L = Exposed<B>> {
+pub struct Transfer<B: Buffer, L: TransferBuffer = Exposed<B>> {
     remote: RemoteBulk,
     pull: bool,
     len: usize,
     /// `None` once it has been returned.
-    local: Option<L>,
+    local: Option<<L as sealed::TransferBuffer>::Kept>,
     memory: Slice,
     state: TransferState,
     _buffer: PhantomData<fn() -> B>,
@@ -87,13 +130,19 @@ enum TransferState {
     InProgress(Arc<Completion>, TransferId),
 }
 
-impl<B: Buffer, L> Unpin for Transfer<B, L> {}
+impl<B: Buffer, L: TransferBuffer> Unpin for Transfer<B, L> {}
 
-impl<B: Buffer, L: Local> Transfer<B, L> {
-    pub(super) fn start(remote: &RemoteBulk, pull: bool, local: L) -> Transfer<B, L> {
+impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
+    /// Starts a transfer with the memory, which `local` keeps, unless `allowed` is an error.
+    pub(super) fn start(
+        remote: &RemoteBulk,
+        pull: bool,
+        local: <L as sealed::TransferBuffer>::Kept,
+        memory: Slice,
+        allowed: Result<()>,
+    ) -> Transfer<B, L> {
         let completion = Completion::new();
-        let memory = local.memory();
-        let (started, len) = match local.check(remote) {
+        let (started, len) = match allowed {
             Ok(()) => remote.start(pull, &memory, &completion, true),
             Err(error) => (StartedTransfer::Done(Err(error)), 0),
         };
@@ -108,16 +157,18 @@ impl<B: Buffer, L: Local> Transfer<B, L> {
 impl RemoteBulk {
     /// Starts a pull, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
     pub fn start_pull_into<L: Local<Access = Writable>>(&self, local: L) -> Transfer<L::Buffer, L> {
-        Transfer::start(self, true, local)
+        let (memory, allowed) = (local.memory(), local.check(self));
+        Transfer::start(self, true, local, memory, allowed)
     }
 
     /// Starts a push, and returns at once. The transfer owns the local buffer until it has ended, and returns it then.
     pub fn start_push_from<L: Local>(&self, local: L) -> Transfer<L::Buffer, L> {
-        Transfer::start(self, false, local)
+        let (memory, allowed) = (local.memory(), local.check(self));
+        Transfer::start(self, false, local, memory, allowed)
     }
 }
 
-impl<B: Buffer, L> Transfer<B, L> {
+impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
     /// True when it has ended: waiting does not block any more.
     pub fn is_ready(&self) -> bool {
         match &self.state {
@@ -151,8 +202,7 @@ impl<B: Buffer, L> Transfer<B, L> {
 
     fn finish(&mut self) -> (Result<usize>, L) {
         if let Err(error) = self.remote.shared().check_process(|| "transfer".to_owned()) {
-            let Some(local) = self.local.take() else { panic!("a transfer was polled after it had ended") };
-            return (Err(error), local);
+            return (Err(error), self.restore());
         }
         let result = match &mut self.state {
             TransferState::Done(result) => result.take(),
@@ -168,12 +218,36 @@ impl<B: Buffer, L> Transfer<B, L> {
             // An access that is in progress still belongs to the transfer.
             self.memory.region.fence();
         }
+        (result, self.restore())
+    }
+
+    fn restore(&mut self) -> L {
         let Some(local) = self.local.take() else { panic!("a transfer was polled after it had ended") };
-        (result, local)
+        L::restore(local, self.is_forked())
+    }
+
+    /// Blocks until one of the transfers has ended, removes that one from the list, and returns its index, and its result and
+    /// buffer. The order of the others does not change.
+    ///
+    /// # Panics
+    /// When the list is empty.
+    pub fn wait_any(transfers: &mut Vec<Transfer<B, L>>) -> (usize, (Result<usize>, L)) {
+        assert!(!transfers.is_empty(), "wait_any needs at least one transfer");
+        let index = wait_any(transfers, Transfer::is_ready, |transfer| match &transfer.state {
+            TransferState::Done(_) => None,
+            TransferState::InProgress(completion, _) => Some((&transfer.remote.shared().core, completion)),
+        });
+        let transfer = transfers.remove(index);
+        (index, transfer.wait())
+    }
+
+    /// Blocks until all the transfers have ended. Returns their results and buffers, in the order of the transfers.
+    pub fn wait_all(transfers: Vec<Transfer<B, L>>) -> Vec<(Result<usize>, L)> {
+        transfers.into_iter().map(Transfer::wait).collect()
     }
 }
 
-impl<B: Buffer, L> Future for Transfer<B, L> {
+impl<B: Buffer, L: TransferBuffer> Future for Transfer<B, L> {
     type Output = (Result<usize>, L);
 
     /// # Panics
@@ -190,9 +264,15 @@ impl<B: Buffer, L> Future for Transfer<B, L> {
     }
 }
 
-impl<B: Buffer, L> Drop for Transfer<B, L> {
+impl<B: Buffer, L: TransferBuffer> Drop for Transfer<B, L> {
     fn drop(&mut self) {
-        if self.local.is_some() && matches!(self.state, TransferState::InProgress(..)) && !self.is_forked() {
+        let Some(local) = self.local.take() else { return };
+        if self.is_forked() {
+            // A forked child leaks the buffer, whose gate it can't close.
+            std::mem::forget(local);
+            return;
+        }
+        if matches!(self.state, TransferState::InProgress(..)) {
             // Cancelling has no effect if the transfer has ended; an access that was in progress then still belongs to it.
             self.cancel();
             self.memory.region.fence();
@@ -200,7 +280,7 @@ impl<B: Buffer, L> Drop for Transfer<B, L> {
     }
 }
 
-impl<B: Buffer, L> fmt::Debug for Transfer<B, L> {
+impl<B: Buffer, L: TransferBuffer> fmt::Debug for Transfer<B, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = if self.pull { "pull" } else { "push" };
         write!(f, "Transfer({verb} of {} bytes{})", self.len, if self.is_ready() { ", ready" } else { "" })

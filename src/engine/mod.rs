@@ -355,7 +355,7 @@ impl Engine {
 
     /// A pool of `count` buffers of `buffer_len` bytes each, allocated now and reused.
     pub fn buffer_pool(&self, buffer_len: usize, count: usize) -> BufferPool {
-        BufferPool::new(buffer_len, count)
+        BufferPool::new(self.address(), buffer_len, count)
     }
 
     /// Runs `f` once after `delay`, on the engine's timer thread. When the engine is finalized before that, `f` is dropped.

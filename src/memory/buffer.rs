@@ -40,8 +40,49 @@ pub trait ReadElement: NoUninit {}
 #[diagnostic::do_not_recommend]
 impl<T: NoUninit> ReadElement for T {}
 
-/// Memory that can be exposed for reading: `Vec<T>`, `Box<[T]>`, `[T; N]`, `String`, `Arc<[T]>`, `&'static [T]`, engine
-/// memory, tuples of them, and [`Segments`]; `T` is [`bytemuck::NoUninit`].
+/// Memory that can be exposed for reading; `T` is [`bytemuck::NoUninit`]:
+///
+/// - lists: `Vec<T>`, `Box<[T]>`, `[T; N]`, `Arc<[T]>`, `Arc<Vec<T>>`, `&'static [T]`;
+/// - single values: `Box<T>`;
+/// - text: `String`, `Box<str>`, `Arc<str>`, `&'static str`;
+/// - engine memory ([`Engine::alloc`](crate::Engine::alloc), [`BufferPool`](crate::BufferPool));
+/// - with the features of these names: `bytes::{Bytes, BytesMut}`, `memmap2::{Mmap, MmapMut}`, `ndarray::{Array, ArcArray}`;
+/// - several of them as the segments of one bulk: tuples of up to 12, and [`Segments`].
+///
+/// # Structs of buffers
+///
+/// A struct of arrays is exposed as the tuple of its fields, and put together again from what
+/// [`reclaim`](crate::Exposed::reclaim) returns. That is safe code, and the compiler checks that no field is forgotten:
+///
+/// ```
+/// # use calomel::{BulkMode, Engine};
+/// struct Particles {
+///     mass: Vec<f32>,
+///     position: Vec<[f64; 3]>,
+/// }
+///
+/// # fn main() -> calomel::Result<()> {
+/// # let engine = Engine::client("loop")?;
+/// # let particles = Particles { mass: vec![1.0; 10], position: vec![[0.0; 3]; 10] };
+/// let Particles { mass, position } = particles;
+/// let exposed = engine.expose((mass, position), BulkMode::ReadWrite)?; // segment 0: masses, segment 1: positions
+/// // … peers transfer …
+/// let (mass, position) = exposed.reclaim();
+/// let particles = Particles { mass, position };
+/// # assert_eq!((particles.mass.len(), particles.position.len()), (10, 10));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Where the struct must stay as it is, its fields are borrowed in a scope:
+/// `engine.scope(|s| s.expose((&mut particles.mass, &mut particles.position), mode))`.
+///
+/// # Other types
+///
+/// A type that owns its memory becomes a buffer by an `unsafe impl Buffer` for a newtype of it, which has to keep what is said
+/// below. Without `unsafe` code, `bytes::Bytes::from_owner(value)` makes a read-only buffer of each `AsRef<[u8]>`.
+///
+/// # When it is exposed
 ///
 /// When a buffer is exposed, the library moves it into a box of its own, asks for the segments once, and keeps their addresses.
 /// From then on, until the buffer is returned or dropped, it is neither moved nor mutated, and no reference to it exists except
@@ -65,8 +106,9 @@ impl<T: NoUninit> ReadElement for T {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be exposed",
     label = "not a buffer of plain data",
-    note = "expose a `Vec<T>`, `Box<[T]>`, `[T; N]`, `String`, `Arc<[T]>`, `&'static [T]`, `engine.alloc(len)`, or a tuple of them",
-    note = "several buffers of one type are one bulk as `Segments(vec![a, b])`",
+    note = "expose a `Vec<T>`, `Box<[T]>`, `Box<T>`, `[T; N]`, `String`, `Arc<[T]>`, `engine.alloc(len)`, or a tuple of them",
+    note = "several buffers of one type are one bulk as `Segments(vec![a, b])`; a struct is exposed as the tuple of its fields",
+    note = "a type of another crate takes a newtype with `unsafe impl Buffer`, or, read-only, `bytes::Bytes::from_owner`",
     note = "borrowed memory is exposed inside `engine.scope(|s| s.expose(&mut buf[..], mode))`"
 )]
 pub unsafe trait Buffer {
@@ -74,6 +116,11 @@ pub unsafe trait Buffer {
     type Access;
     /// Calls `each` with every segment, in order.
     fn read_segments(&self, each: &mut dyn FnMut(&[u8]));
+    /// Why this value can't be exposed as it is: [`Engine::expose`](crate::Engine::expose) returns it in
+    /// [`Error::Unsupported`](crate::Error::Unsupported), and asks for no segments. Each value of most types can be exposed.
+    fn check_layout(&self) -> Result<(), String> {
+        Ok(())
+    }
     /// Calls `each` with the segments that are engine memory.
     #[doc(hidden)]
     fn engine_memory(&self, _each: &mut dyn FnMut(EngineMemory<'_>)) {}
@@ -83,8 +130,8 @@ pub unsafe trait Buffer {
 #[doc(hidden)]
 pub struct EngineMemory<'a>(pub(super) &'a Arc<Block>);
 
-/// Memory that can be exposed for writing too: `Vec<T>`, `Box<[T]>`, `[T; N]`, engine memory, tuples of them, and
-/// [`Segments`]; `T` is [`bytemuck::Pod`].
+/// Memory that can be exposed for writing too: `Vec<T>`, `Box<[T]>`, `Box<T>`, `[T; N]`, engine memory, `bytes::BytesMut`,
+/// `memmap2::MmapMut`, `ndarray::Array`, tuples of them, and [`Segments`]; `T` is [`bytemuck::Pod`].
 ///
 /// # Safety
 /// As for [`Buffer`], and besides:
@@ -97,8 +144,9 @@ pub struct EngineMemory<'a>(pub(super) &'a Arc<Block>);
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be exposed for writing",
     label = "peers could write anything into it",
-    note = "expose a `Vec<T>`, `Box<[T]>`, `[T; N]` with a `T: bytemuck::Pod`, or `engine.alloc(len)`",
+    note = "expose a `Vec<T>`, `Box<[T]>`, `Box<T>`, `[T; N]` with a `T: bytemuck::Pod`, or `engine.alloc(len)`",
     note = "`String`, `Arc<[T]>` and `&'static [T]` can be exposed with `expose_read_only`",
+    note = "a type of another crate takes a newtype with `unsafe impl WritableBuffer`",
     note = "borrowed memory is exposed inside `engine.scope(|s| s.expose(&mut buf[..], mode))`"
 )]
 pub unsafe trait WritableBuffer: Buffer {
@@ -108,7 +156,7 @@ pub unsafe trait WritableBuffer: Buffer {
 
 /// Buffers that can be viewed while they are exposed read-only.
 pub trait View {
-    /// What is seen: `str` of a `String`, `[T]` of the others.
+    /// What is seen: `[T]` of a list, `T` of a `Box<T>`, `str` of text, an array or a tuple itself.
     type Target: ?Sized;
     /// The buffer's content.
     fn view(&self) -> &Self::Target;
@@ -165,51 +213,48 @@ macro_rules! shared {
     )*};
 }
 
-shared!(Arc<[T]>, &'static [T]);
+shared!(Arc<[T]>, Arc<Vec<T>>, &'static [T]);
 
-// SAFETY: the text lies on the heap, and stays there until the string is mutated or moved.
-unsafe impl Buffer for String {
-    type Access = ReadOnly;
+macro_rules! texts {
+    ($($kind:ty),*) => {$(
+        // SAFETY: the text is static, or lies on the heap, alone or shared, and stays there until the value is mutated or
+        // dropped.
+        unsafe impl Buffer for $kind {
+            type Access = ReadOnly;
+            fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
+                each(self.as_bytes());
+            }
+        }
+        impl View for $kind {
+            type Target = str;
+            fn view(&self) -> &str {
+                self
+            }
+        }
+    )*};
+}
+
+texts!(String, Box<str>, Arc<str>, &'static str);
+
+// SAFETY: the value lies on the heap, and stays there until the box is dropped; `NoUninit` values have no bytes that can't be
+// read, and none that change behind a shared reference.
+unsafe impl<T: ReadElement> Buffer for Box<T> {
+    type Access = Writable;
     fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
-        each(self.as_bytes());
+        each(bytemuck::bytes_of(&**self));
     }
 }
 
-impl View for String {
-    type Target = str;
-    fn view(&self) -> &str {
-        self
+// SAFETY: as above; a `Pod` value is valid whatever bytes it holds.
+unsafe impl<T: Element> WritableBuffer for Box<T> {
+    fn write_segments(&mut self, each: &mut dyn FnMut(&mut [u8])) {
+        each(bytemuck::bytes_of_mut(&mut **self));
     }
 }
 
-// SAFETY: static text stays where it is.
-unsafe impl Buffer for &'static str {
-    type Access = ReadOnly;
-    fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
-        each(self.as_bytes());
-    }
-}
-
-impl View for &'static str {
-    type Target = str;
-    fn view(&self) -> &str {
-        self
-    }
-}
-
-#[cfg(feature = "bytes")]
-// SAFETY: the bytes are immutable, and shared behind a pointer.
-unsafe impl Buffer for bytes::Bytes {
-    type Access = ReadOnly;
-    fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
-        each(self);
-    }
-}
-
-#[cfg(feature = "bytes")]
-impl View for bytes::Bytes {
-    type Target = [u8];
-    fn view(&self) -> &[u8] {
+impl<T: ReadElement> View for Box<T> {
+    type Target = T;
+    fn view(&self) -> &T {
         self
     }
 }
@@ -249,6 +294,9 @@ unsafe impl<B: Buffer> Buffer for Segments<B> {
     fn read_segments(&self, each: &mut dyn FnMut(&[u8])) {
         self.0.iter().for_each(|buffer| buffer.read_segments(each));
     }
+    fn check_layout(&self) -> Result<(), String> {
+        self.0.iter().try_for_each(Buffer::check_layout)
+    }
     fn engine_memory(&self, each: &mut dyn FnMut(EngineMemory<'_>)) {
         self.0.iter().for_each(|buffer| buffer.engine_memory(each));
     }
@@ -280,6 +328,13 @@ macro_rules! tuples {
                 $($name.read_segments(each);)*
             }
             #[allow(non_snake_case)]
+            fn check_layout(&self) -> Result<(), String> {
+                let ($first, $($name),*) = self;
+                $first.check_layout()?;
+                $($name.check_layout()?;)*
+                Ok(())
+            }
+            #[allow(non_snake_case)]
             fn engine_memory(&self, each: &mut dyn FnMut(EngineMemory<'_>)) {
                 let ($first, $($name),*) = self;
                 $first.engine_memory(each);
@@ -304,4 +359,16 @@ macro_rules! tuples {
     )*};
 }
 
-tuples!((A B), (A B C), (A B C D));
+tuples!(
+    (A B),
+    (A B C),
+    (A B C D),
+    (A B C D E),
+    (A B C D E F),
+    (A B C D E F G),
+    (A B C D E F G H),
+    (A B C D E F G H I),
+    (A B C D E F G H I J),
+    (A B C D E F G H I J K),
+    (A B C D E F G H I J K L)
+);

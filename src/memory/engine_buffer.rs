@@ -3,10 +3,12 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::shared::Block;
+use crate::Address;
 use crate::fork::CreatorProcess;
 
 /// From this size on, a buffer gets a descriptor and a mapping of its own.
@@ -119,29 +121,66 @@ pub struct BufferPool {
 struct Pool {
     /// The process that made the pool: in its children, `free` may be locked by a thread that does not exist there.
     process: CreatorProcess,
+    /// The engine's address, for errors.
+    owner: Address,
     buffer_len: usize,
     count: usize,
     free: Mutex<Vec<EngineBuffer>>,
+    /// A buffer was returned.
+    returned: Condvar,
 }
 
 impl BufferPool {
-    pub(crate) fn new(buffer_len: usize, count: usize) -> BufferPool {
+    pub(crate) fn new(owner: Address, buffer_len: usize, count: usize) -> BufferPool {
         let free = (0..count).map(|_| EngineBuffer::new(buffer_len)).collect();
-        BufferPool { shared: Arc::new(Pool { process: CreatorProcess::this(), buffer_len, count, free: Mutex::new(free) }) }
+        let (process, free) = (CreatorProcess::this(), Mutex::new(free));
+        BufferPool { shared: Arc::new(Pool { process, owner, buffer_len, count, free, returned: Condvar::new() }) }
     }
 
     /// A buffer of the pool, with whatever its last user left in it; `None` when all are taken.
+    /// [`BufferPool::take_timeout`] waits for one.
     pub fn take(&self) -> Option<PooledBuffer> {
-        if self.shared.process.is_forked_child() {
+        if self.is_forked() {
             return None;
         }
         let buffer = self.shared.free.lock().pop()?;
-        Some(PooledBuffer { buffer: Some(buffer), pool: Arc::downgrade(&self.shared) })
+        Some(self.taken(buffer))
+    }
+
+    fn taken(&self, buffer: EngineBuffer) -> PooledBuffer {
+        PooledBuffer { buffer: Some(buffer), pool: Arc::downgrade(&self.shared) }
+    }
+
+    /// As `take`, but waits for a buffer, until the deadline if there is one. Must not be called in a forked child.
+    pub(crate) fn take_until(&self, deadline: Option<Instant>) -> Option<PooledBuffer> {
+        let Pool { free, returned, .. } = &*self.shared;
+        let mut free = free.lock();
+        loop {
+            if let Some(buffer) = free.pop() {
+                return Some(self.taken(buffer));
+            }
+            match deadline {
+                None => returned.wait(&mut free),
+                Some(deadline) if Instant::now() >= deadline => return None,
+                Some(deadline) => {
+                    returned.wait_until(&mut free, deadline);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn owner(&self) -> &Address {
+        &self.shared.owner
+    }
+
+    /// True in a child of the process that made the pool.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.shared.process.is_forked_child()
     }
 
     /// How many buffers can be taken now.
     pub fn available(&self) -> usize {
-        if self.shared.process.is_forked_child() { 0 } else { self.shared.free.lock().len() }
+        if self.is_forked() { 0 } else { self.shared.free.lock().len() }
     }
 
     /// How many buffers there are, taken ones included.
@@ -193,6 +232,7 @@ impl Drop for PooledBuffer {
             && !pool.process.is_forked_child()
         {
             pool.free.lock().push(buffer);
+            pool.returned.notify_one();
         }
     }
 }

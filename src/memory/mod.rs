@@ -11,6 +11,7 @@
 mod buffer;
 mod checksum;
 mod engine_buffer;
+mod foreign;
 mod loan;
 mod message;
 mod region;
@@ -24,4 +25,5 @@ pub(crate) use loan::DeviceRegistration;
 pub(crate) use loan::{ClosedRegion, Loan};
 pub use region::Slice;
 pub(crate) use region::{CopyOutcome, IoVec, Operation, ReadAccess, Region, WriteAccess, copy};
+pub use region_buffer::BorrowedSlice;
 pub(crate) use region_buffer::{BorrowedRegion, RegionBuffer};

@@ -138,6 +138,11 @@ impl Region {
         self.segments.len()
     }
 
+    /// Offset and length of each segment, in bytes.
+    pub(crate) fn segment_ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.segments.iter().map(|segment| (segment.start, segment.len))
+    }
+
     /// Admits no further access, and returns when the last access in progress has ended. An access lasts for one copy of a
     /// chunk or one non-blocking system call, so this takes microseconds, whatever the peers do. (For processes that are
     /// stopped while they read exported memory, it waits up to a bound in total, and then cuts them off.)

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::buffer::{Buffer, View, WritableBuffer};
+use super::buffer::{Buffer, Element, View, WritableBuffer};
 use super::region::Region;
 use super::shared::Block;
 
@@ -121,16 +121,20 @@ pub(crate) struct BorrowedRegion<'a> {
 }
 
 impl<'a> BorrowedRegion<'a> {
-    pub(crate) fn read_only(bytes: &'a [u8]) -> BorrowedRegion<'a> {
-        // SAFETY: the borrow lasts until after `drop` has closed the region, and is shared, so the bytes are not written.
-        let region = unsafe { Region::new([(bytes.as_ptr().cast_mut(), bytes.len())]) };
+    /// A region over several borrows, its segments. They may overlap.
+    pub(crate) fn read_only(segments: impl IntoIterator<Item = &'a [u8]>) -> BorrowedRegion<'a> {
+        let parts = segments.into_iter().map(|bytes| (bytes.as_ptr().cast_mut(), bytes.len()));
+        // SAFETY: the borrows last until after `drop` has closed the region, and are shared, so the bytes are not written.
+        let region = unsafe { Region::new(parts) };
         BorrowedRegion { region, _memory: PhantomData }
     }
 
-    pub(crate) fn writable(bytes: &'a mut [u8]) -> BorrowedRegion<'a> {
-        // SAFETY: the borrow lasts until after `drop` has closed the region, and is unique, so no other reference to the bytes
+    /// A region over several borrows, its segments.
+    pub(crate) fn writable(segments: impl IntoIterator<Item = &'a mut [u8]>) -> BorrowedRegion<'a> {
+        let parts = segments.into_iter().map(|bytes| (bytes.as_mut_ptr(), bytes.len()));
+        // SAFETY: the borrows last until after `drop` has closed the region, and are unique, so no other reference to the bytes
         // exists.
-        let region = unsafe { Region::new([(bytes.as_mut_ptr(), bytes.len())]) };
+        let region = unsafe { Region::new(parts) };
         BorrowedRegion { region, _memory: PhantomData }
     }
 
@@ -153,5 +157,51 @@ impl<'a> BorrowedRegion<'a> {
 impl Drop for BorrowedRegion<'_> {
     fn drop(&mut self) {
         self.region.close();
+    }
+}
+
+/// A unique borrow of a slice whose bytes a transfer writes: no reference to it exists until [`BorrowedSlice::take`].
+///
+/// Forgetting it leaves the gate open: only within a scope, which closes the region too, may it reach user code.
+///
+/// It is `pub` for the sake of a sealed trait, and not reachable from outside.
+pub struct BorrowedSlice<'a, T> {
+    region: BorrowedRegion<'a>,
+    slice: NonNull<[T]>,
+    _borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for a unique borrow, which can be sent where its elements can.
+unsafe impl<T: Send> Send for BorrowedSlice<'_, T> {}
+// SAFETY: a shared `BorrowedSlice` gives no reference to the elements.
+unsafe impl<T: Sync> Sync for BorrowedSlice<'_, T> {}
+
+impl<'a, T: Element> BorrowedSlice<'a, T> {
+    pub(crate) fn new(slice: &'a mut [T]) -> BorrowedSlice<'a, T> {
+        let len = size_of_val(slice);
+        let slice = NonNull::from(slice);
+        // SAFETY: the borrow lasts until after the region has been closed, by `take` or by the drop of `BorrowedRegion`; it is
+        // unique, and only the pointer is kept of it, so no reference to the bytes exists. Any bytes are valid elements.
+        let region = unsafe { Region::new([(slice.as_ptr().cast::<u8>(), len)]) };
+        BorrowedSlice { region: BorrowedRegion { region, _memory: PhantomData }, slice, _borrow: PhantomData }
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        self.region.region()
+    }
+
+    /// Closes the region, and returns the borrow. A forked child can't close it, since the thread that holds the gate may not
+    /// exist there; apart from this value, only refused operations reach the region in a child.
+    pub(crate) fn take(self, is_forked: bool) -> &'a mut [T] {
+        // Dropping the region would close it.
+        let mut this = std::mem::ManuallyDrop::new(self);
+        if !is_forked {
+            this.region.region.close();
+            // SAFETY: `this` is not used again, so its region is dropped once, here.
+            drop(unsafe { std::ptr::read(&this.region) });
+        }
+        // SAFETY: the pointer comes from a unique borrow that lasts as long. The region is closed, or belongs to an engine that
+        // does not work in this process, and `this` is not used again, so no other reference to the bytes exists.
+        unsafe { this.slice.as_mut() }
     }
 }

@@ -262,6 +262,10 @@ fn log(line: &Log) {
             let peer = peer.as_ref().map(ToString::to_string);
             tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "one-way call lost");
         }
+        Log::DroppedExposure { peer, size, count } => {
+            let reason = "a peer holds a bulk of it: wait for `Exposed::released`, or `reclaim` it";
+            tracing::warn!(target: "calomel::bulk", %peer, size, count, "memory dropped while {reason}");
+        }
         Log::LinkFailed { peer, failure, count } => {
             tracing::warn!(target: "calomel::proto", %peer, failure, count, "connection closed");
         }

@@ -17,6 +17,7 @@ mod sink;
 mod thread_state;
 mod threads;
 mod timers;
+mod wait_any;
 mod workers;
 
 use std::cell::Cell;
@@ -41,6 +42,7 @@ pub(crate) use env::LeaseKeepAlive;
 pub(crate) use execute::REFUSED_BY_FILTER;
 pub(crate) use failure::error_of;
 use outputs::{Outputs, PendingOutputs};
+pub(crate) use wait_any::wait_any;
 pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 

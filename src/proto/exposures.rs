@@ -117,14 +117,30 @@ impl<E: Env> Proto<E> {
     /// Ends the access of peers: their transfers fail, and they are sent the reason. An access in progress in a transport is
     /// for the memory's gate to wait for.
     pub(crate) fn revoke(&mut self, token: u128) {
-        let Some(exposure) = self.exposures.live.remove(&token) else { return };
+        self.revoke_from_holders(token);
+    }
+
+    /// As `revoke`, for memory that its owner has dropped without asking for it back: that is a mistake where a peer still
+    /// holds a bulk of it, and is logged.
+    pub(crate) fn revoke_dropped(&mut self, token: u128) {
+        if let Some((holder, size)) = self.revoke_from_holders(token)
+            && self.stage == EngineStage::Running
+        {
+            self.note_dropped_exposure(holder, size);
+        }
+    }
+
+    /// Returns a link whose peer holds a bulk of the memory, if there is one, and the length of the memory.
+    fn revoke_from_holders(&mut self, token: u128) -> Option<(LinkId, usize)> {
+        let exposure = self.exposures.live.remove(&token)?;
+        let size = exposure.memory.len();
         if let Some(grant) = exposure.grant {
             self.exposures.for_calls -= usize::from(grant.is_for_call());
             self.end_grant(token, &grant);
         }
         self.exposures.revoked.remember(token);
         self.stop_access(token, exposure.accesses, &Status::Revoked);
-        self.send_revoked(token, None);
+        self.send_revoked(token, None).map(|holder| (holder, size))
     }
 
     /// The memory that a peer names for a transfer that begins now, if it may access it so. Refusals are counted.
@@ -251,8 +267,8 @@ impl<E: Env> Proto<E> {
 
     /// Tells the peers that hold a bulk of this memory that their copies of its content are stale. Each is notified once, and
     /// the peer that reported it is not; otherwise two engines that hold each other's bulks would report it back and forth for
-    /// ever.
-    fn send_revoked(&mut self, token: u128, except: Option<LinkId>) {
+    /// ever. Returns a link that was notified.
+    fn send_revoked(&mut self, token: u128, except: Option<LinkId>) -> Option<LinkId> {
         let mut notified = except;
         let least = LinkId::from(KeyData::from_ffi(0));
         while let Some(&holder) = self.holders.range((token, least, 0)..).next().filter(|holder| holder.0 == token) {
@@ -265,5 +281,6 @@ impl<E: Env> Proto<E> {
                 self.mark_ready(id);
             }
         }
+        notified
     }
 }

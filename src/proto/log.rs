@@ -1,4 +1,5 @@
-//! Log records. What peers can cause is logged at powers of two of its count, so that no peer can flood the log.
+//! Log records. What peers can cause is logged at powers of two of its count, so that no peer can flood the log; so is what
+//! this engine's user may do many times.
 
 use super::refusals::{Cause, Dropped};
 use super::{Env, Failure, LinkId, Output, Proto};
@@ -14,6 +15,8 @@ pub(crate) enum Log {
     Limit { what: &'static str, reason: String, count: u64 },
     /// A one-way call was lost; without a peer when its connection is gone.
     Dropped { peer: Option<Address>, name: String, reason: Dropped, count: u64 },
+    /// This engine's user dropped exposed memory of `size` bytes while the peer, and maybe others, held a bulk of it.
+    DroppedExposure { peer: Address, size: usize, count: u64 },
     /// A connection was closed because of a failure.
     LinkFailed { peer: Address, failure: String, count: u64 },
     /// A peer supports no version of the protocol that this engine does.
@@ -25,6 +28,7 @@ pub(crate) enum Log {
 /// How many records of these kinds were logged, or would have been.
 #[derive(Default)]
 pub(super) struct LogCounts {
+    dropped_exposures: u64,
     failed_links: u64,
     other_versions: u64,
 }
@@ -44,6 +48,13 @@ impl<E: Env> Proto<E> {
             self.outputs.push_back(Output::Log(Log::LinkFailed { peer, failure, count }));
         }
         self.close(id, failure);
+    }
+
+    pub(super) fn note_dropped_exposure(&mut self, holder: LinkId, size: usize) {
+        if is_next(&mut self.logged.dropped_exposures) {
+            let (peer, count) = (self.links[holder].remote.clone(), self.logged.dropped_exposures);
+            self.outputs.push_back(Output::Log(Log::DroppedExposure { peer, size, count }));
+        }
     }
 
     pub(super) fn note_other_version(&mut self, id: LinkId) {

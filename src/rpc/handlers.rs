@@ -143,26 +143,26 @@ impl HandlerBase {
         // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
         // message's leases.
         let checked = self.arguments.check(&declaration.verdicts, &declaration.shape, shape_of);
-        let (used, no_memory) = decoding(shared, link, leases, || {
-            if let Err(mismatch) = checked {
-                let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
-                let _ = responder.refuse(Status::TypeMismatch { expected, found });
-                return (None, None);
-            }
-            match body {
-                Body::Small(bytes) => match use_bytes(responder, &bytes) {
-                    Err(NotDecoded::NoMemory(responder, memory)) => (None, Some((responder, memory, Body::Small(bytes)))),
-                    used => (used.ok(), None),
-                },
-                Body::Large(large) => {
-                    let message = large.region.take_message();
-                    match use_bytes(responder, &message) {
-                        Err(NotDecoded::NoMemory(responder, memory)) => {
-                            large.region.put_back(message);
-                            (None, Some((responder, memory, Body::Large(large))))
-                        }
-                        used => (used.ok(), None),
+        if let Err(mismatch) = checked {
+            // Its bulks are released first: a caller that has the response may drop their memory.
+            decoding(shared, link, leases, || ());
+            let (expected, found) = (Status::clip(mismatch.expected), Status::clip(mismatch.found));
+            let _ = responder.refuse(Status::TypeMismatch { expected, found });
+            return None;
+        }
+        let (used, no_memory) = decoding(shared, link, leases, || match body {
+            Body::Small(bytes) => match use_bytes(responder, &bytes) {
+                Err(NotDecoded::NoMemory(responder, memory)) => (None, Some((responder, memory, Body::Small(bytes)))),
+                used => (used.ok(), None),
+            },
+            Body::Large(large) => {
+                let message = large.region.take_message();
+                match use_bytes(responder, &message) {
+                    Err(NotDecoded::NoMemory(responder, memory)) => {
+                        large.region.put_back(message);
+                        (None, Some((responder, memory, Body::Large(large))))
                     }
+                    used => (used.ok(), None),
                 }
             }
         });

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::call_target::{CallTarget, StartedCall};
 use crate::Result;
+use crate::progress::wait_any;
 use crate::proto::Failure;
 
 /// A call in progress; made by [`Call::start`](crate::Call::start). Wait for its result, or await it, on any executor.
@@ -41,7 +42,8 @@ impl<R> Pending<R> {
         self.started.completion.is_ready() || self.target.shared.core.is_forked()
     }
 
-    /// Cancels the call: its result is [`Error::Cancelled`], unless there was one already. The server gets a cancellation.
+    /// Cancels the call: its result is [`Error::Cancelled`](crate::Error::Cancelled), unless there was one already. The server
+    /// gets a cancellation.
     pub fn cancel(&self) {
         self.target.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.started.id, Failure::Cancelled));
     }
@@ -63,18 +65,7 @@ impl<R: DeserializeOwned> Pending<R> {
     /// When the list is empty.
     pub fn wait_any(pending: &mut Vec<Pending<R>>) -> (usize, Result<R>) {
         assert!(!pending.is_empty(), "wait_any needs at least one call");
-        let ready = || pending.iter().position(Pending::is_over);
-        let index = ready().unwrap_or_else(|| {
-            let first = &pending[0].target.shared.core;
-            // Calls of other engines have their own drivers, and wake this thread.
-            pending.iter().for_each(|call| call.target.shared.core.uncork_unless_forked());
-            first.wait(
-                &|| ready().is_some(),
-                &|thread| pending.iter().all(|call| call.started.completion.wake_thread(thread)),
-                None,
-            );
-            ready().unwrap_or(0)
-        });
+        let index = wait_any(pending, Pending::is_over, |call| Some((&*call.target.shared.core, &call.started.completion)));
         let call = pending.remove(index);
         (index, call.wait())
     }

@@ -156,6 +156,11 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// The peer counts these, and handlers that panic or fail, in [`Refusals::one_way`](crate::Refusals::one_way), and logs
     /// them; this engine learns of none of them.
     ///
+    /// Memory whose bulk is among the arguments must stay exposed until the handler has transferred, and this returns before
+    /// the handler has begun: wait with `exposed.released().wait_timeout(timeout)?`
+    /// ([`Exposed::released`](crate::Exposed::released)) before the `Exposed` is dropped. Memory that is dropped at once is
+    /// revoked, and the handler's pull fails with [`Error::Revoked`].
+    ///
     /// # Errors
     /// What prevents sending: [`Error::Unreachable`], [`Error::MessageTooLarge`] and their like. [`Error::Busy`] when the peer
     /// has not caught up by the deadline, or has no room for a large call because of calls from other peers; the call is not

@@ -152,10 +152,11 @@ impl Belongings {
         must!(engine.addresses() == [engine.address()]);
         engine.on_prefinalize(|| {});
         engine.on_finalize(|| {});
-        // 15: the peer.
+        fails!(self.buffer_pool.take_timeout(Duration::from_secs(3600)));
+        // 16: the peer.
         fails!(to.shutdown());
         must!(!to.is_connected() && to.transport().is_none());
-        // 17: calls in progress.
+        // 18: calls in progress.
         let mut pendings = std::mem::take(&mut self.pendings);
         must!(pendings.iter().all(Pending::is_ready));
         pendings[0].cancel();
@@ -163,7 +164,7 @@ impl Belongings {
         fails!(Pending::wait_any(&mut pendings).1);
         fails!(block_on(pendings.pop().unwrap()));
         drop(pendings);
-        // 21: transfers.
+        // 22: transfers.
         let bulk = self.writable.bulk();
         fails!(bulk.on(to).pull_into(&mut [0u8; 10][..]));
         fails!(bulk.on(to).push_from(&self.writable));

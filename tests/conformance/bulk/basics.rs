@@ -71,6 +71,32 @@ fn operators_pull_and_push(net: &Net) {
     assert_eq!(&ours[1000..1007], b"changed");
 }
 
+fn data_flows_along_the_arrow_whichever_side_is_written_first(net: &Net) {
+    let pair = net.pair();
+    let data = pattern(4, 5000);
+    let theirs = pair.server.expose(data.clone(), BulkMode::ReadWrite).unwrap();
+    let ours = pair.client.expose(vec![0u8; 5000], BulkMode::ReadWrite).unwrap();
+    let remote = theirs.bulk().on(&pair.to_server);
+    // Pulls, by reference and by value.
+    assert_eq!((&ours << &remote).unwrap(), 5000);
+    let mut copy = vec![0; 5000];
+    ours.read_at(0, &mut copy).unwrap();
+    assert!(copy == data);
+    assert_eq!((&ours.slice(0, 10).unwrap() << remote.slice(90, 10).unwrap()).unwrap(), 10);
+    assert_eq!((ours.slice(10, 10).unwrap() << remote.slice(4990, 10).unwrap()).unwrap(), 10);
+    // Pushes.
+    assert_eq!((&ours >> remote.slice(1000, 20).unwrap()).unwrap(), 20);
+    assert_eq!((&ours.slice(0, 10).unwrap() >> remote.slice(2000, 10).unwrap()).unwrap(), 10);
+    assert_eq!((ours.slice(10, 10).unwrap() >> &remote.slice(3000, 10).unwrap()).unwrap(), 10);
+    // Memory that is exposed read-only is a source.
+    let name = pair.client.expose_read_only(String::from("Matthieu")).unwrap();
+    assert_eq!((&name >> remote.slice(0, 8).unwrap()).unwrap(), 8);
+    let (theirs, ours) = (theirs.reclaim(), ours.reclaim());
+    assert!(ours[..10] == data[90..100] && ours[10..20] == data[4990..] && ours[20..] == data[20..]);
+    assert!(theirs[..8] == *b"Matthieu" && theirs[8..1000] == data[8..1000] && theirs[1000..1020] == ours[..20]);
+    assert!(theirs[2000..2010] == ours[..10] && theirs[3000..3010] == ours[10..20]);
+}
+
 fn plain_slices_are_pulled_into_and_pushed_from(net: &Net) {
     let pair = net.pair();
     let theirs = pair.server.expose(vec![0u32; 1000], BulkMode::ReadWrite).unwrap();
@@ -230,6 +256,7 @@ suite![
     push_copies_local_bytes_to_the_peer,
     handler_pulls_and_pushes_its_callers_memory,
     operators_pull_and_push,
+    data_flows_along_the_arrow_whichever_side_is_written_first,
     plain_slices_are_pulled_into_and_pushed_from,
     transfer_of_unequal_lengths_copies_the_smaller,
     bulk_knows_length_mode_and_segments,

@@ -35,14 +35,14 @@ enum Colour {
 unsafe impl NoUninit for Colour {}
 
 /// Pulls the whole bulk from the server.
-fn pulled(pair: &Pair, bulk: Bulk) -> Vec<u8> {
+pub fn pulled(pair: &Pair, bulk: Bulk) -> Vec<u8> {
     let mut bytes = vec![0u8; bulk.len()];
     assert_eq!(bulk.on(&pair.to_server).pull_into(&mut bytes).unwrap(), bytes.len());
     bytes
 }
 
 /// Pushes `bytes` to the server.
-fn push(pair: &Pair, bulk: Bulk, bytes: &[u8]) {
+pub fn push(pair: &Pair, bulk: Bulk, bytes: &[u8]) {
     assert_eq!(bulk.on(&pair.to_server).push_from(bytes).unwrap(), bytes.len());
 }
 
@@ -90,6 +90,35 @@ fn structs_of_plain_data_are_exposed(net: &Net) {
     assert_eq!(theirs.reclaim(), particles);
 }
 
+fn single_values_are_exposed(net: &Net) {
+    let pair = net.pair();
+    let particle = Particle { position: [1.0, 2.0, 3.0], charge: -4, id: 5 };
+    let exposed: Exposed<Box<Particle>> = pair.server.expose(Box::new(Particle::zeroed()), BulkMode::ReadWrite).unwrap();
+    push(&pair, exposed.bulk(), bytemuck::bytes_of(&particle));
+    assert_eq!(pulled(&pair, exposed.bulk()), bytemuck::bytes_of(&particle));
+    assert_eq!(*exposed.reclaim(), particle);
+    let colour = pair.server.expose_read_only(Box::new(Colour::Green)).unwrap();
+    assert_eq!(pulled(&pair, colour.bulk()), [2]);
+    assert_eq!(*colour.view(), Colour::Green);
+}
+
+fn struct_of_arrays_is_exposed_as_the_tuple_of_its_fields(net: &Net) {
+    struct Gas {
+        mass: Vec<f32>,
+        velocity: Vec<[f64; 3]>,
+    }
+    let pair = net.pair();
+    let Gas { mass, velocity } = Gas { mass: vec![1.0; 1000], velocity: vec![[0.0; 3]; 1000] };
+    let exposed = pair.server.expose((mass, velocity), BulkMode::ReadWrite).unwrap();
+    let velocities = exposed.bulk().slice(4000, 24_000).unwrap();
+    assert_eq!(exposed.segment_lens(), [4000, 24_000]);
+    let pushed = velocities.slice_of::<[f64; 3]>(999, 1).unwrap().on(&pair.to_server).push_from(&[1.0, 2.0, 3.0]);
+    assert_eq!(pushed.unwrap(), 24);
+    let (mass, velocity) = exposed.reclaim();
+    let gas = Gas { mass, velocity };
+    assert!(gas.mass.len() == 1000 && gas.velocity[998..] == [[0.0; 3], [1.0, 2.0, 3.0]]);
+}
+
 fn buffers_of_readable_types_are_exposed_read_only(net: &Net) {
     let pair = net.pair();
     let colours = pair.server.expose_read_only(vec![Colour::Red, Colour::Green]).unwrap();
@@ -117,6 +146,14 @@ fn exposed_texts_are_viewed(net: &Net) {
     assert_eq!(pulled(&pair, long.bulk()), long.view().as_bytes());
     let empty = pair.server.expose_read_only(String::new()).unwrap();
     assert_eq!(pulled(&pair, empty.bulk()), b"");
+    for text in ["short", &"long".repeat(2000)] {
+        let (boxed, shared): (Box<str>, Arc<str>) = (text.into(), text.into());
+        let (boxed, exposed) =
+            (pair.server.expose_read_only(boxed).unwrap(), pair.server.expose_read_only(shared.clone()).unwrap());
+        assert!(boxed.view() == text && pulled(&pair, boxed.bulk()) == text.as_bytes());
+        assert!(exposed.view() == text && pulled(&pair, exposed.bulk()) == text.as_bytes());
+        assert!(Arc::ptr_eq(&exposed.reclaim(), &shared));
+    }
     let fixed = pair.server.expose_read_only("static").unwrap();
     assert_eq!(fixed.view(), "static");
     assert_eq!(pulled(&pair, fixed.bulk()), b"static");
@@ -130,6 +167,10 @@ fn shared_and_static_slices_are_exposed(net: &Net) {
     assert_eq!(pulled(&pair, exposed.bulk()), bytemuck::cast_slice::<u16, u8>(&shared));
     assert_eq!(exposed.view(), &*shared);
     assert!(Arc::ptr_eq(&exposed.reclaim(), &shared));
+    let mut list = Arc::new(vec![1u64; 1000]);
+    let exposed: Exposed<Arc<Vec<u64>>> = pair.server.expose_read_only(list.clone()).unwrap();
+    Arc::make_mut(&mut list)[0] = 2;
+    assert!(pulled(&pair, exposed.bulk()) == bytemuck::cast_slice::<u64, u8>(&[1; 1000]) && exposed.view() == [1; 1000]);
     let primes: Exposed<&'static [u32]> = pair.server.expose_read_only(&PRIMES[..]).unwrap();
     assert_eq!(pulled(&pair, primes.bulk()), bytemuck::cast_slice::<u32, u8>(&PRIMES));
     assert_eq!(primes.view(), PRIMES);
@@ -237,6 +278,8 @@ suite![
     vectors_boxes_and_arrays_are_exposed,
     moved_exposure_of_an_array_stays_valid,
     structs_of_plain_data_are_exposed,
+    single_values_are_exposed,
+    struct_of_arrays_is_exposed_as_the_tuple_of_its_fields,
     buffers_of_readable_types_are_exposed_read_only,
     exposed_texts_are_viewed,
     shared_and_static_slices_are_exposed,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use calomel::{Bulk, BulkMode, Engine, Error, Request, Responder};
 
 use crate::assert_error;
-use crate::support::{BOUND, Net, Pair, block_on, eventually};
+use crate::support::{BOUND, Gate, Net, Pair, block_on, eventually};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -42,6 +42,41 @@ fn bulk_of_a_one_way_call_is_released_when_its_receiver_drops_it(net: &Net) {
         drop(bulk);
         released.wait_timeout(BOUND).unwrap();
         assert!(exposed.reclaim() == vec![5; len]);
+    }
+}
+
+fn exposure_dropped_after_a_one_way_call_is_revoked_at_the_peer(net: &Net) {
+    let pair = net.pair();
+    let (dropped, (sender, results)) = (Gate::default(), mpsc::channel());
+    let gate = dropped.clone();
+    pair.server
+        .define("pull", move |request: &Request, bulk: Bulk| {
+            gate.wait();
+            sender.send(bulk.on(request.endpoint()).pull_into(&mut vec![0u8; bulk.len()])).unwrap();
+        })
+        .unwrap();
+    let exposed = pair.client.expose_read_only(vec![5u8; 4097]).unwrap();
+    pair.client.procedure::<Bulk, ()>("pull").on(&pair.to_server).notify(&exposed.bulk()).unwrap();
+    drop(exposed);
+    dropped.open();
+    assert_error!(results.recv_timeout(BOUND).unwrap(), Error::Revoked { .. });
+}
+
+fn receiver_of_a_one_way_call_pulls_what_is_exposed_until_it_is_released(net: &Net) {
+    let pair = net.pair();
+    let (sender, results) = mpsc::channel();
+    pair.server
+        .define("pull", move |request: &Request, bulk: Bulk| {
+            thread::sleep(Duration::from_millis(5));
+            sender.send(bulk.on(request.endpoint()).pull_into(&mut vec![0u8; bulk.len()])).unwrap();
+        })
+        .unwrap();
+    for len in [10, 4096, 4097, 100_000] {
+        let exposed = pair.client.expose_read_only(vec![5u8; len]).unwrap();
+        pair.client.procedure::<Bulk, ()>("pull").on(&pair.to_server).notify(&exposed.bulk()).unwrap();
+        exposed.released().wait_timeout(BOUND).unwrap();
+        drop(exposed);
+        assert_eq!(results.recv_timeout(BOUND).unwrap().unwrap(), len);
     }
 }
 
@@ -213,6 +248,8 @@ suite![
     handlers_that_wait_for_a_release_do_not_use_up_threads,
     bulk_that_was_never_sent_is_released,
     bulk_of_a_one_way_call_is_released_when_its_receiver_drops_it,
+    exposure_dropped_after_a_one_way_call_is_revoked_at_the_peer,
+    receiver_of_a_one_way_call_pulls_what_is_exposed_until_it_is_released,
     bulk_is_released_when_all_holders_have_dropped_it,
     bulk_is_released_when_its_call_returns,
     bulk_is_released_when_its_holder_is_finalized,

@@ -39,7 +39,7 @@ fn bulk_of_an_engine_that_listens_later_leads_to_it(net: &Net) {
     let exposed = owner.expose_read_only(vec![5u8; 10_000]).unwrap();
     let to_mediator = owner.lookup(mediator.address()).unwrap();
     let sent: Bulk = owner.procedure::<Bulk, Bulk>("forward").on(&to_mediator).call(&exposed.bulk()).unwrap();
-    assert_eq!(format!("{sent:?}").contains(&address.to_string()), true, "{sent:?}");
+    assert!(format!("{sent:?}").contains(&address.to_string()), "{sent:?}");
     let mut buffer = vec![0u8; 10_000];
     assert_eq!(sent.origin(&third).unwrap().pull_into(&mut buffer[..]).unwrap(), 10_000);
     assert_eq!(buffer, vec![5u8; 10_000]);

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::{Bulk, BulkMode, Endpoint, Engine, Error, Request};
+use crate::{Bulk, BulkMode, Endpoint, Engine, Error, Request, Transfer};
 
 /// An interpreter is slow.
 const LONG_TIMEOUT: Duration = Duration::from_secs(600);
@@ -62,6 +62,40 @@ fn transfers_copy_the_bytes() {
     back[0] = 1;
     assert_eq!(back[50..150], [7; 100]);
     assert!(matches!(memory.on(&to).pull_into(&mut bytes), Err(Error::Revoked { .. })));
+    end(&server, &client);
+}
+
+#[test]
+fn borrowed_segments_and_started_transfers_alias_nothing() {
+    let (server, client, to) = pair();
+    let (mut numbers, mut byte, mut value) = (vec![1u32; 20], [2u8; 1], 3u64);
+    let mut parts = [[0u8; 40], [0; 40]];
+    server
+        .scope(|s| {
+            let bulk = s.expose((&mut numbers, &mut byte, vec![&mut value]), BulkMode::ReadWrite)?;
+            let remote = bulk.on(&to);
+            client.scope(|s| {
+                let [first, second] = &mut parts;
+                let mut pulls = vec![s.start_pull_into(&remote, first), s.start_pull_into(&remote.slice(40, 40)?, second)];
+                let (_, (result, part)) = Transfer::wait_any(&mut pulls);
+                assert_eq!(result?, 40);
+                part[0] = 9;
+                let (result, part) = s.start_push_from(&remote, &*part).wait();
+                assert_eq!((result?, part[0]), (40, 9));
+                // The other ends, and one is dropped at once.
+                for (result, part) in Transfer::wait_all(pulls) {
+                    assert_eq!(result?, 40);
+                    drop(s.start_pull_into(&remote, part));
+                }
+                drop(s.start_push_from(&remote, &[5u8; 89]));
+                Ok(())
+            })
+        })
+        .unwrap();
+    parts.iter_mut().for_each(|part| part.fill(0));
+    numbers.push(byte[0].into());
+    value += 1;
+    assert!(numbers.len() == 21 && value > 0);
     end(&server, &client);
 }
 
