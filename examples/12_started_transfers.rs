@@ -3,11 +3,10 @@
 //!
 //! `cargo run --example 12_started_transfers`
 
-use calomel::{Bulk, BulkMode, Engine, Request};
+use calomel::{Bulk, BulkMode, Engine, Request, Transfer};
 
 const PARTS: usize = 4;
 const PART_WORDS: usize = 1 << 18;
-const PART_BYTES: usize = PART_WORDS * size_of::<u32>();
 
 fn main() -> calomel::Result<()> {
     // The server's data set: word i is i. It returns the bulk to any caller.
@@ -25,19 +24,20 @@ fn main() -> calomel::Result<()> {
     let (moved, first_words) = data.start_pull_into(first_words).wait();
     println!("the first {} bytes are the words {:?}", moved?, first_words.reclaim());
 
-    // All parts at once, each into a buffer of its own.
+    // All parts at once, each into a buffer of its own, handled in order of arrival.
     let mut transfers = Vec::new();
     for part in 0..PARTS {
         let buffer = client.expose(vec![0u32; PART_WORDS], BulkMode::WriteOnly)?;
-        transfers.push(data.slice(part * PART_BYTES, PART_BYTES)?.start_pull_into(buffer));
+        transfers.push(data.slice_of::<u32>(part * PART_WORDS, PART_WORDS)?.start_pull_into(buffer));
     }
     let mut words = Vec::new();
-    for transfer in transfers {
-        let (moved, buffer) = transfer.wait();
-        assert_eq!(moved?, PART_BYTES);
+    while !transfers.is_empty() {
+        let (_, (moved, buffer)) = Transfer::wait_any(&mut transfers);
+        assert_eq!(moved?, size_of::<[u32; PART_WORDS]>());
         words.extend(buffer.reclaim());
     }
     println!("{PARTS} parts arrived, {} words", words.len());
+    words.sort_unstable();
     assert!(words.into_iter().eq(0..(PARTS * PART_WORDS) as u32));
     Ok(())
 }

@@ -36,11 +36,12 @@ fn main() -> Outcome {
     let engine = Engine::client("tcp")?;
     let peer = engine.lookup(service.address())?;
     for rank in 0..CLIENTS {
-        let state = State::load(&engine, &peer, rank)?;
+        let mut state = State::after(rank, 0);
+        state.load(&engine, &peer, rank)?;
         assert!(state == State::after(rank, STEPS));
-        println!("rank {rank} is back at step {}", state.step[0]);
+        println!("rank {rank} is back at step {}", state.step);
     }
-    let unknown = State::load(&engine, &peer, CLIENTS).expect_err("no such rank has saved anything");
+    let unknown = State::after(0, 0).load(&engine, &peer, CLIENTS).expect_err("no such rank has saved anything");
     println!("{unknown}");
     Ok(())
 }
@@ -94,28 +95,28 @@ fn load(folder: &Path, request: &Request, rank: u32, state: &Bulk) -> HandlerRes
 
 #[derive(Debug, PartialEq)]
 struct State {
-    step: [u64; 1],
+    step: u64,
     weights: Vec<f32>,
 }
 
 impl State {
     fn after(rank: u32, step: u64) -> State {
-        State { step: [step], weights: (0..LENGTH).map(|index| (index as u32 % 1000 * rank + step as u32) as f32).collect() }
+        State { step, weights: (0..LENGTH).map(|index| (index as u32 % 1000 * rank + step as u32) as f32).collect() }
     }
 
-    /// Both buffers are one bulk, and so one file.
-    fn save(self, engine: &Engine, service: &Endpoint, rank: u32) -> calomel::Result<State> {
-        let exposed = engine.expose_read_only((self.step, self.weights))?;
-        engine.procedure::<_, ()>("save").on(service).call(&(rank, exposed.bulk()))?;
-        let (step, weights) = exposed.reclaim();
-        Ok(State { step, weights })
+    /// The memory stays where it is, and is exposed until the call has ended. All of it is one bulk, and so one file.
+    fn save(&self, engine: &Engine, service: &Endpoint, rank: u32) -> calomel::Result<()> {
+        engine.scope(|scope| {
+            let bulk = scope.expose_read_only((&self.step, &self.weights[..]))?;
+            engine.procedure("save").on(service).call(&(rank, bulk))
+        })
     }
 
-    fn load(engine: &Engine, service: &Endpoint, rank: u32) -> calomel::Result<State> {
-        let exposed = engine.expose(([0], vec![0.0; LENGTH]), BulkMode::WriteOnly)?;
-        engine.procedure::<_, ()>("load").on(service).call(&(rank, exposed.bulk()))?;
-        let (step, weights) = exposed.reclaim();
-        Ok(State { step, weights })
+    fn load(&mut self, engine: &Engine, service: &Endpoint, rank: u32) -> calomel::Result<()> {
+        engine.scope(|scope| {
+            let bulk = scope.expose((&mut self.step, &mut self.weights[..]), BulkMode::WriteOnly)?;
+            engine.procedure("load").on(service).call(&(rank, bulk))
+        })
     }
 }
 
@@ -124,8 +125,7 @@ fn work(address: &Address, rank: u32) -> calomel::Result<()> {
     let engine = Engine::client("tcp")?;
     let service = engine.lookup(address)?;
     for step in 1..=STEPS {
-        let state = State::after(rank, step).save(&engine, &service, rank)?;
-        assert_eq!(state.step, [step]);
+        State::after(rank, step).save(&engine, &service, rank)?;
     }
     Ok(())
 }

@@ -105,7 +105,8 @@ fn server(address: &str) -> Outcome {
 fn pull_the_name(request: &Request, name: Bulk) -> HandlerResult<usize> {
     // The bulk names the memory, the endpoint its owner. The smaller length is transferred: 6 of the 9 bytes.
     let local = request.engine().expose(vec![0u8; 6], BulkMode::WriteOnly)?;
-    let pulled = name.on(request.endpoint()).pull_into(&local)?;
+    // The operator is short for `pull_into`: data flows along the arrow.
+    let pulled = (name.on(request.endpoint()) >> &local)?;
     let text = String::from_utf8(local.reclaim())?;
     println!("pulled {pulled} of {} bytes: {text}", name.len());
     Ok(pulled)
