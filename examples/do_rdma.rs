@@ -1,10 +1,10 @@
 //! Bulk data between two processes: a client exposes memory and sends the bulk that names it; the server pulls from it.
 //!
-//! `cargo run --example do_rdma` starts both and prints their output. To start them by hand, on one machine or on two:
+//! `cargo run --release --example do_rdma` starts both and prints their output. To start them by hand, on one or two machines:
 //!
 //! ```text
-//! cargo run --example do_rdma server [ADDRESS]     # default tcp://127.0.0.1:0; prints its address
-//! cargo run --example do_rdma client ADDRESS
+//! cargo run --release --example do_rdma server [ADDRESS]     # default tcp://127.0.0.1:0; prints its address
+//! cargo run --release --example do_rdma client ADDRESS
 //! ```
 //!
 //! ADDRESS can name an RDMA device, `verbs://IP:PORT`, with `--features verbs`.
@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuilder, Request};
+use calomel::{Bulk, BulkMode, Endpoint, Engine, EngineBuilder, HandlerResult, Request};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -61,41 +61,39 @@ fn client(address: &str) -> Outcome {
 }
 
 fn expose_a_name(engine: &Engine, server: &Endpoint) -> Outcome {
-    let do_rdma = engine.procedure::<Bulk, Answer<usize>>("do_rdma");
+    let do_rdma = engine.procedure::<Bulk, usize>("do_rdma");
     // Peers may read these 9 bytes, and nothing else.
     let name = engine.expose_read_only(String::from("Matthieu\0"))?;
-    let taken = do_rdma.on(server).call(&name.bulk())??;
+    let taken = do_rdma.on(server).call(&name.bulk())?;
     println!("the server took {taken} of {} bytes", name.len());
     Ok(())
 }
 
 fn sum_ten_numbers(engine: &Engine, server: &Endpoint) -> Outcome {
-    let sum = engine.procedure::<Bulk, Answer<i32>>("sum");
+    let sum = engine.procedure::<Bulk, i32>("sum");
     let numbers = engine.expose_read_only(vec![1, 4, 2, 5, 6, 3, 5, 3, 2, 5])?;
-    let answer = sum.on(server).call(&numbers.bulk())??;
+    let answer = sum.on(server).call(&numbers.bulk())?;
     println!("the sum of {:?} is {answer}", numbers.view());
     Ok(())
 }
 
 fn copy_a_slice(engine: &Engine, server: &Endpoint) -> Outcome {
-    let copy_slice = engine.procedure::<Bulk, Answer<usize>>("copy_slice");
+    let copy_slice = engine.procedure::<Bulk, usize>("copy_slice");
     let source = engine.expose_read_only(numbered_bytes().to_vec())?;
-    let copied = copy_slice.on(server).call(&source.bulk())??;
+    let copied = copy_slice.on(server).call(&source.bulk())?;
     println!("the server copied a slice of {copied} bytes");
     Ok(())
 }
 
 // ---- The server: receives bulks, and pulls --------------------------------------------------------------------------------
 
-/// The result type of the handlers below: an error on the server is sent to the caller as text.
-type Answer<T> = Result<T, String>;
-
 fn server(address: &str) -> Outcome {
     refuse_loopback(address)?;
     let engine = builder(address).listen(address).remote_shutdown(true).build()?;
-    engine.define("do_rdma", |request: &Request, name: Bulk| answer(pull_the_name(request, name)))?;
-    engine.define("sum", |request: &Request, numbers: Bulk| answer(pull_and_sum(request, numbers)))?;
-    engine.define("copy_slice", |request: &Request, source: Bulk| answer(pull_a_slice(request, source)))?;
+    // A handler that returns an error fails its call: the caller gets the error's text.
+    engine.define_try("do_rdma", pull_the_name)?;
+    engine.define_try("sum", pull_and_sum)?;
+    engine.define_try("copy_slice", pull_a_slice)?;
 
     // Printed last: a client may call as soon as it has read this line.
     println!("{LISTENING}{}", engine.address());
@@ -104,20 +102,17 @@ fn server(address: &str) -> Outcome {
     Ok(())
 }
 
-fn answer<T>(outcome: Outcome<T>) -> Answer<T> {
-    outcome.map_err(|error| error.to_string())
-}
-
-fn pull_the_name(request: &Request, name: Bulk) -> Outcome<usize> {
+fn pull_the_name(request: &Request, name: Bulk) -> HandlerResult<usize> {
     // The bulk names the memory, the endpoint its owner. The smaller length is transferred: 6 of the 9 bytes.
     let local = request.engine().expose(vec![0u8; 6], BulkMode::WriteOnly)?;
-    let pulled = name.on(request.endpoint()).pull_into(&local)?;
+    // The operator is short for `pull_into`: data flows along the arrow.
+    let pulled = (name.on(request.endpoint()) >> &local)?;
     let text = String::from_utf8(local.reclaim())?;
     println!("pulled {pulled} of {} bytes: {text}", name.len());
     Ok(pulled)
 }
 
-fn pull_and_sum(request: &Request, numbers: Bulk) -> Outcome<i32> {
+fn pull_and_sum(request: &Request, numbers: Bulk) -> calomel::Result<i32> {
     // The local side can be plain memory, which the call borrows. The server chooses its size, not the caller.
     let mut local = [0i32; 10];
     let pulled = numbers.on(request.endpoint()).pull_into(&mut local[..])?;
@@ -126,7 +121,7 @@ fn pull_and_sum(request: &Request, numbers: Bulk) -> Outcome<i32> {
     Ok(pulled.iter().sum())
 }
 
-fn pull_a_slice(request: &Request, source: Bulk) -> Outcome<usize> {
+fn pull_a_slice(request: &Request, source: Bulk) -> HandlerResult<usize> {
     let local = request.engine().expose(vec![UNTOUCHED; 64], BulkMode::ReadWrite)?;
     let copied = source.slice(3, 45)?.on(request.endpoint()).pull_into(&local.slice(13, 45)?)?;
 

@@ -164,6 +164,8 @@
 //!   executor, without this feature.
 //! - `verbs`: the transport `verbs://`. Building it needs the headers of rdma-core and libclang; the README lists the packages.
 
+// docs.rs names the feature that an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 mod address;
@@ -190,6 +192,7 @@ mod sync;
 #[cfg(test)]
 #[path = "../tests/unit/engine/mod.rs"]
 mod tests;
+mod text;
 #[cfg(feature = "tls")]
 mod tls;
 mod transport;

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::{Ancestor, Leaf, Run, Shape, Variant};
+use crate::text::clipped;
 
 /// Longer texts end in `…`: they stand within a message, next to another shape.
 const MAX_TEXT: usize = 300;
@@ -34,7 +35,7 @@ impl Write for Clipped<'_, '_> {
             return self.out.write_str(text);
         }
         self.full = true;
-        self.out.write_str(&text[..text.floor_char_boundary(self.left)])?;
+        self.out.write_str(clipped(text, self.left))?;
         Err(fmt::Error)
     }
 }

@@ -30,6 +30,8 @@ use std::collections::HashSet;
 
 use serde::Deserialize;
 
+use crate::text::clipped;
+
 pub(crate) use knowledge::{DeclarationNumbers, DeclaredShape, Encoded, Knowledge, Mismatch, Receiver, Receivers, Verdicts};
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
@@ -287,5 +289,5 @@ fn push_run(runs: &mut Vec<Run>, count: u32, shape: Shape) -> bool {
 
 /// A name from serde, cut to what a shape may hold.
 fn name(full: &'static str) -> Name {
-    Cow::Borrowed(&full[..full.floor_char_boundary(MAX_NAME)])
+    Cow::Borrowed(clipped(full, MAX_NAME))
 }

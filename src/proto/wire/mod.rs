@@ -11,6 +11,8 @@ mod handshake;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::text::clipped;
+
 pub(crate) use frame::{Frame, FrameError, put, take};
 pub(crate) use handshake::{HandshakeMessage, Hello, ParsedHandshake, Refusal, encode_handshake, parse_handshake};
 #[cfg(any(test, fuzzing))]
@@ -218,7 +220,7 @@ impl Status {
     pub(crate) fn clip(mut text: String) -> String {
         const LIMIT: usize = 4 << 10;
         if text.len() > LIMIT {
-            text.truncate(text.floor_char_boundary(LIMIT));
+            text.truncate(clipped(&text, LIMIT).len());
             text.push('…');
         }
         text

@@ -200,8 +200,9 @@ impl ShmInbox {
 
     /// Reports the payloads that are complete, or have failed.
     fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
-        while let Some(payload) = self.payloads.pop_front_if(|payload| payload.is_over()) {
+        while let Some(payload) = self.payloads.front().filter(|payload| payload.is_over()) {
             sink.payload_done(key, payload.status);
+            self.payloads.pop_front();
         }
     }
 

@@ -4,6 +4,8 @@
 
 use std::io;
 
+use crate::text::clipped;
+
 const MAGIC: [u8; 8] = *b"calverbs";
 
 /// Length of a [`CmHello`]: the connection manager carries at most 56 bytes.
@@ -88,7 +90,7 @@ pub(super) fn encode_refusal(versions: (u16, u16), reason: &str) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend_from_slice(&versions.0.to_le_bytes());
     out.extend_from_slice(&versions.1.to_le_bytes());
-    out.extend_from_slice(&reason.as_bytes()[..reason.floor_char_boundary(REASON)]);
+    out.extend_from_slice(clipped(reason, REASON).as_bytes());
     out
 }
 

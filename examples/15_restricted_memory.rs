@@ -1,7 +1,7 @@
 //! A `Grant` restricts access to exposed memory: here to the callee of one call, or to one transfer. The server keeps the
 //! bulks, and its later pulls are denied.
 //!
-//! `cargo run --example 14_restricted_memory`
+//! `cargo run --example 15_restricted_memory`
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

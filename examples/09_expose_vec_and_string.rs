@@ -1,20 +1,17 @@
 //! Memory is exposed by value: peers can access it, within its mode, until `reclaim` returns it. The [`Bulk`] that names it is
 //! an ordinary argument, and its receiver starts the transfer.
 //!
-//! `cargo run --example 08_expose_vec_and_string`
+//! `cargo run --example 09_expose_vec_and_string`
 
 use calomel::{Bulk, BulkMode, Engine, Error, Request};
 
 fn main() -> calomel::Result<()> {
     let server = Engine::server("tcp://127.0.0.1:0")?;
-    server.define("shout", |request: &Request, (from, to): (Bulk, Bulk)| {
-        // An error that the caller should see is part of the answer's type.
-        shout(request, from, to).map_err(|error| error.to_string())
-    })?;
+    server.define_try("shout", |request: &Request, (from, to): (Bulk, Bulk)| shout(request, from, to))?;
 
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
-    let shout = client.procedure::<(Bulk, Bulk), Result<usize, String>>("shout");
+    let shout = client.procedure::<(Bulk, Bulk), usize>("shout");
 
     // The mode restricts what peers may do. The owner can still read read-only memory, since no peer changes it.
     let name = client.expose_read_only(String::from("Matthieu"))?;
@@ -23,7 +20,7 @@ fn main() -> calomel::Result<()> {
     let room = client.expose(vec![b'.'; 12], BulkMode::WriteOnly)?;
 
     let moved = shout.on(&peer).call(&(name.bulk(), room.bulk()))?;
-    assert_eq!(moved, Ok(8));
+    assert_eq!(moved, 8);
 
     // From here on no peer can access the buffer. A later transfer with its bulk fails at the peer.
     let shouted: Vec<u8> = room.reclaim();

@@ -13,10 +13,11 @@ use std::{env, fs, thread};
 /// The time limit of an example, which takes a moment: one that exceeds it has hung.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// One test per example: it succeeds, and prints these lines among others.
+/// One test per example: it succeeds, and prints these lines among others. An example that needs a feature is tested with it.
 macro_rules! examples {
-    ($($test:ident: $example:literal prints [$($line:literal),* $(,)?];)*) => {
+    ($($(#[$feature:meta])? $test:ident: $example:literal prints [$($line:literal),* $(,)?];)*) => {
         $(
+            $(#[$feature])?
             #[test]
             fn $test() {
                 let output = Running::start($example, &[]).finish();
@@ -40,34 +41,43 @@ examples! {
         "the next ticket is number 101",
         r#"visitors: {"client 1", "client 2", "client 3", "client 4"}"#,
     ];
-    async_handlers: "04_async_handlers" prints ["3² + 4² = Ok(25)"];
-    errors_and_timeouts: "05_errors_and_timeouts" prints ["the server still works: 84 / 2 = 42"];
+    errors_and_timeouts: "04_errors_and_timeouts" prints ["the server still works: 84 / 2 = 42"];
+    async_handlers: "05_async_handlers" prints ["3² + 4² = 25, 5² + 12² = 169"];
     one_way: "06_one_way" prints [
         r#"the server logged ["one", "three", "two"]"#,
         "the server summed up 100000 numbers to 5000050000",
     ];
     providers: "07_providers" prints ["Hello, Matthieu! Bonjour, Matthieu!"];
-    expose_vec_and_string: "08_expose_vec_and_string" prints ["MATTHIEU...."];
-    slices_and_segments: "09_slices_and_segments" prints [
-        "the server was given Ok([3, 10, 20])",
+    #[cfg(feature = "macros")]
+    service: "08_service" prints [r#"today: Ok("write an example")"#, "imported 2700 bytes", "2600 characters"];
+    expose_vec_and_string: "09_expose_vec_and_string" prints ["MATTHIEU...."];
+    slices_and_segments: "10_slices_and_segments" prints [
+        "the server was given [3, 10, 20]",
         "afterwards the message is [[1, 2, 6], [20, 40, 30, 40]]",
     ];
-    scoped_memory: "10_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]", "revoked: true"];
-    started_transfers: "11_started_transfers" prints [
+    scoped_memory: "11_scoped_memory" prints ["[7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0, 0, 0, 0]", "revoked: true"];
+    started_transfers: "12_started_transfers" prints [
         "the first 12 bytes are the words [0, 1, 2]",
         "4 parts arrived, 1048576 words",
     ];
-    stop: "12_stop" prints [r#"the server stopped: ["prefinalize", "finalize"]"#];
-    same_host: "13_same_host" prints [
+    stop: "13_stop" prints [r#"the server stopped: ["prefinalize", "finalize"]"#];
+    same_host: "14_same_host" prints [
         "Tcp address, reached by Some(Shm)",
         "Shm address, reached by Some(Shm)"
     ];
-    restricted_memory: "14_restricted_memory" prints ["pulled 4 bytes", "used up: 2, revoked: 2"];
-    trust: "15_trust" prints [
+    restricted_memory: "15_restricted_memory" prints ["pulled 4 bytes", "used up: 2, revoked: 2"];
+    trust: "16_trust" prints [
         "with the key, read: 42",
         "with the key, write: this caller may not call it",
         "without the key: it wants a key, and this engine has none",
     ];
+    key_value_store: "17_key_value_store" prints ["400 values are stored, and all were read back"];
+    ring_all_reduce: "18_ring_all_reduce" prints ["each of 4 ranks has the sums of 64 MiB"];
+    #[cfg(feature = "tokio")]
+    ring_all_reduce_tokio: "19_ring_all_reduce_tokio" prints ["each of 4 ranks has the sums of 64 MiB"];
+    #[cfg(feature = "memmap2")]
+    checkpoint: "20_checkpoint" prints ["rank 1 is back at step 4"];
+    log_stream: "21_log_stream" prints ["patient: 10000 lines sent, 0 dropped", "hurried: some lines were dropped: true"];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",
@@ -120,11 +130,11 @@ fn do_rdma_reports_its_errors() {
     }
 }
 
-/// The names of the files in the folder of examples.
+/// The names of the programs in the folder of examples.
 fn example_names() -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    let files = fs::read_dir(folder).expect("the folder of the examples").map(|file| file.expect("its entries").path());
-    files.map(|file| file.file_stem().expect("a file name").to_string_lossy().into_owned()).collect()
+    let files = fs::read_dir(env!("CARGO_MANIFEST_DIR")).expect("the folder of the examples");
+    let programs = files.map(|file| file.expect("its entries").path()).filter(|file| file.extension() == Some("rs".as_ref()));
+    programs.map(|file| file.file_stem().expect("a file name").to_string_lossy().into_owned()).collect()
 }
 
 /// An example that runs, in a process group of its own. Dropped early, it is killed with all processes that it started.
@@ -236,9 +246,8 @@ fn binary(example: &str) -> PathBuf {
     let profile = this.ancestors().nth(2).expect("TARGET/PROFILE/deps/THIS");
     let binary = profile.join("examples").join(example);
 
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let source = root.join("examples").join(example).with_extension("rs");
-    let changed = newest(&root.join("src")).max(newest(&source));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let changed = newest(&folder.join("../src")).max(newest(&folder.join(example).with_extension("rs")));
     if !binary.exists() || newest(&binary) < changed {
         static BUILD: Once = Once::new();
         BUILD.call_once(|| build_examples(profile));
@@ -253,8 +262,16 @@ fn build_examples(profile_folder: &Path) {
         Some("debug") | None => "dev",
         Some(profile) => profile,
     };
+    // The features that this test was built with.
+    let features = [
+        ("macros", cfg!(feature = "macros")),
+        ("memmap2", cfg!(feature = "memmap2")),
+        ("tokio", cfg!(feature = "tokio")),
+        ("verbs", cfg!(feature = "verbs")),
+    ];
+    let features: Vec<&str> = features.into_iter().filter_map(|(feature, used)| used.then_some(feature)).collect();
     let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--examples", "--profile", profile, "--target-dir"])
+        .args(["build", "--quiet", "--examples", "--profile", profile, "--features", &features.join(","), "--target-dir"])
         .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()

@@ -1,7 +1,7 @@
 //! A server that allows it can be stopped remotely. Its main thread blocks in `wait_for_finalize` until then; callbacks run
 //! before and after the engine ends.
 //!
-//! `cargo run --example 12_stop`
+//! `cargo run --example 13_stop`
 
 use std::sync::mpsc;
 

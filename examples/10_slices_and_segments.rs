@@ -1,20 +1,17 @@
 //! Several buffers can form one bulk, whose offsets, in bytes, run through all of them. A slice of a bulk is a bulk too, and
 //! can be sent like one.
 //!
-//! `cargo run --example 09_slices_and_segments`
+//! `cargo run --example 10_slices_and_segments`
 
 use calomel::{Bulk, BulkMode, Engine, Error, Request, Segments};
 
 fn main() -> calomel::Result<()> {
     let server = Engine::server("tcp://127.0.0.1:0")?;
-    server.define("double", |request: &Request, words: Bulk| {
-        // An error that the caller should see is part of the answer's type.
-        double(request, words).map_err(|error| error.to_string())
-    })?;
+    server.define_try("double", double)?;
 
     let client = Engine::client("tcp")?;
     let peer = client.lookup(server.address())?;
-    let double = client.procedure::<Bulk, Result<[u32; 3], String>>("double");
+    let double = client.procedure::<Bulk, [u32; 3]>("double");
 
     let header = vec![1u32, 2, 3];
     let body = vec![10u32, 20, 30, 40];
@@ -25,7 +22,7 @@ fn main() -> calomel::Result<()> {
     // 12 bytes from offset 8 on: the last word of the header, the first two of the body.
     let answer = double.on(&peer).call(&bulk.slice(8, 12)?)?;
     println!("the server was given {answer:?}");
-    assert_eq!(answer, Ok([3, 10, 20]));
+    assert_eq!(answer, [3, 10, 20]);
 
     let error = bulk.slice(20, 12).expect_err("the bulk ends at 28");
     println!("{error}");

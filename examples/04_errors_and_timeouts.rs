@@ -1,6 +1,6 @@
 //! Every call ends with its answer or with an error that states the cause. No failed call stops the server.
 //!
-//! `cargo run --example 05_errors_and_timeouts`
+//! `cargo run --example 04_errors_and_timeouts`
 
 use std::sync::mpsc;
 use std::time::Duration;

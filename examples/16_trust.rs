@@ -1,6 +1,6 @@
 //! Engines that share a key, and a server that decides for each call whether its caller may make it.
 //!
-//! `cargo run --example 15_trust`
+//! `cargo run --example 16_trust`
 
 use calomel::{Engine, Error, Request};
 
