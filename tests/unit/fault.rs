@@ -397,6 +397,10 @@ impl TransportDriver for Faulty {
         self.inner.ready(token, event, &mut self.sink(sink));
     }
 
+    fn next_alarm(&self) -> Option<Instant> {
+        self.inner.next_alarm()
+    }
+
     fn park(&self) -> bool {
         {
             let mut delayed = self.delayed.lock();
