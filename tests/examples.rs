@@ -68,6 +68,11 @@ examples! {
         "with the key, write: this caller may not call it",
         "without the key: it wants a key, and this engine has none",
     ];
+    event_loop: "20_event_loop" prints [
+        "the engine answered 42",
+        "the socket said: hello from the same loop",
+        "the timer ticked: true",
+    ];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",
