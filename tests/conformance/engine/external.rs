@@ -247,6 +247,23 @@ fn timer_runs_in_the_loop_while_another_thread_drives(net: &Net) {
     }
 }
 
+fn waiting_for_the_release_of_memory_needs_no_loop(net: &Net) {
+    let pair = Pair::of(net.server(), net.client_with(bare));
+    let (keep, kept) = mpsc::channel();
+    pair.server.define("keep", move |_: &Request, bulk: Bulk| keep.send(bulk).unwrap()).unwrap();
+    let memory = pair.client.expose(pattern(1, 1000), BulkMode::ReadOnly).unwrap();
+    let keep = pair.client.procedure::<Bulk, ()>("keep").on(&pair.to_server);
+    keep.call(&memory.bulk()).unwrap();
+    let released = memory.released();
+    assert!(matches!(released.wait_timeout(Duration::from_millis(20)), Err(Error::Timeout { .. })));
+    let dropped = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        drop(kept);
+    });
+    released.wait_timeout(BOUND).unwrap();
+    dropped.join().unwrap();
+}
+
 fn end_of_a_peer_is_noticed(net: &Net) {
     for trigger in TRIGGERS {
         let server = net.server_with(|builder| builder.finalize_timeout(Duration::from_millis(1)));
@@ -442,6 +459,7 @@ suite!(
     no_wake_up_is_lost,
     deadlines_and_timers_expire_in_the_loop,
     timer_runs_in_the_loop_while_another_thread_drives,
+    waiting_for_the_release_of_memory_needs_no_loop,
     end_of_a_peer_is_noticed,
     loop_serves_two_engines_that_call_each_other,
     futures_of_handlers_are_woken_in_the_loop,
