@@ -1,5 +1,7 @@
 //! An engine without threads of its own, in the program's event loop: one epoll serves the engine, a plain tcp socket, and
 //! the program's own timer.
+//!
+//! `cargo run --example 20_event_loop`
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -43,7 +45,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut events = Vec::with_capacity(8);
     let (mut ticked, mut greeted) = (false, false);
-    // `is_finished`, looked at when the loop wakes: the engine wakes it at least when its client disconnects.
     while !(ticked && greeted && calls.is_finished()) {
         events.clear();
         epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&after))?;

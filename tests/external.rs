@@ -6,6 +6,9 @@ mod common;
 #[path = "common/event_loop.rs"]
 mod event_loop;
 
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +16,9 @@ use std::time::Duration;
 
 use calomel::{BulkMode, Engine, Error, Progress, Request};
 use common::{Watchdog, pattern};
-use event_loop::{TRIGGERS, Trigger, serve};
+use event_loop::{EventLoop, TRIGGERS, Trigger, serve};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 fn entries(directory: &str) -> usize {
     std::fs::read_dir(directory).unwrap().count()
@@ -101,4 +105,39 @@ fn external_engine_has_no_thread() {
         }
     }
     assert_eq!(entries("/proc/self/fd"), descriptors);
+    for progress in [Progress::External, Progress::Park] {
+        accepts_when_descriptors_are_free_again(progress);
+    }
+}
+
+/// A connection comes while no descriptor is left. No event follows when some are: the engine has to try again by itself.
+fn accepts_when_descriptors_are_free_again(progress: Progress) {
+    let builder = Engine::builder().listen("tcp://127.0.0.1:0").same_host_upgrade(false);
+    let server = builder.progress(progress).handler_threads(0).build().unwrap();
+    let _served = (progress == Progress::External).then(|| EventLoop::serving(&[&server], Trigger::Level));
+    let address = server.address().to_string();
+    let dial = || TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
+    // An engine that has accepted a stranger closes the connection.
+    let refused = |mut stranger: TcpStream| {
+        stranger.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+        match stranger.read(&mut [0; 100]) {
+            Ok(0) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            other => panic!("{progress:?}: the connection is not accepted: {other:?}"),
+        }
+    };
+    let mut stranger = dial();
+    stranger.write_all(&[0xff; 1000]).unwrap();
+    refused(stranger);
+
+    let whole = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(100), maximum: whole.maximum }).unwrap();
+    let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    files.pop();
+    let mut stranger = dial();
+    stranger.write_all(&[0xff; 1000]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    drop(files);
+    setrlimit(Resource::Nofile, whole).unwrap();
+    refused(stranger);
 }

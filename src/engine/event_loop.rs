@@ -57,9 +57,8 @@ impl Engine {
     pub fn progress(&self, timeout: Duration) -> Result<bool> {
         let core = &self.shared.core;
         self.shared.check("progress")?;
-        let unsupported = |reason: &str| {
-            Err(Error::Unsupported { what: "`Engine::progress`".to_owned(), reason: reason.to_owned() })
-        };
+        let unsupported =
+            |reason: &str| Err(Error::Unsupported { what: "`Engine::progress`".to_owned(), reason: reason.to_owned() });
         if !core.is_external() {
             return unsupported("the engine makes progress by itself: it was not built with `Progress::External`");
         }

@@ -229,9 +229,8 @@ impl Core {
         }
         // The driver has seen the deadline, or will: the event loop must not spin meanwhile.
         external.read_timer();
-        let over = || {
-            self.threads.has_jobs() || self.is_stopping() || deadline.is_some_and(|deadline| Instant::now() >= deadline)
-        };
+        let over =
+            || self.threads.has_jobs() || self.is_stopping() || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         if over() {
             // The descriptor may be readable until the driver has read the reactor, perhaps on this processor.
             std::thread::yield_now();

@@ -3,7 +3,7 @@
 //! [`Core::exec`] shows the pattern of every step: it locks the protocol for one step, takes the outputs, unlocks, and
 //! executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
 //! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and a progress
-//! thread does when no thread waits ([`threads`]).
+//! thread ([`threads`]), or the program's own event loop ([`external`]), does when no thread waits.
 
 mod completion;
 mod drive;
@@ -47,7 +47,7 @@ pub(crate) use wait_any::wait_any;
 pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
-/// How the engine waits for events.
+/// How the engine waits for events, or that the program does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Progress {
