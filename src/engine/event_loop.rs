@@ -21,9 +21,9 @@ impl Engine {
         descriptor.expect("`as_fd` is for engines with `Progress::External`; this one makes progress by itself")
     }
 
-    /// Makes progress: reads, sends, runs handlers and timers on this thread, and expires deadlines, until something was handled
-    /// or `timeout` is over. True when something was handled; then there may be more. `Duration::ZERO` polls once, and never
-    /// waits. For engines with [`Progress::External`](crate::Progress::External).
+    /// Makes progress: reads, sends, runs handlers and timers on this thread, and expires deadlines, until something was
+    /// handled or `timeout` is over. True when something was handled; then there may be more. `Duration::ZERO` polls once, and
+    /// never waits. For engines with [`Progress::External`](crate::Progress::External).
     ///
     /// A loop that is told as long as the descriptor is readable (level-triggered) calls this once each time. One that is told
     /// of changes (edge-triggered, as `mio` and tokio do) has to call it until it returns false.

@@ -1,7 +1,7 @@
 //! Progress by the caller's own event loop: [`Progress::External`](super::Progress::External).
 //!
-//! The event loop stands in the place of the progress thread. While it waits for the descriptor, the driver lock is in the state
-//! of a progress thread that sleeps in the reactor, so all that would wake that thread makes the descriptor readable:
+//! The event loop stands in the place of the progress thread. While it waits for the descriptor, the driver lock is in the
+//! state of a progress thread that sleeps in the reactor, so all that would wake that thread makes the descriptor readable:
 //!
 //! ```text
 //!   descriptor ─┬─ the reactor: sockets, doorbells, and the waker, which other threads ring
@@ -45,7 +45,7 @@ pub(super) struct External {
     timer_at: AtomicU64,
     signal: OwnedFd,
     /// ```text
-    ///   QUIET ──signal()──▶ SIGNALLED ──clear_signal()──▶ CLEARING ──▶ QUIET
+    ///   QUIET ──signal()──▶ SETTING ──written──▶ SET ──clear_signal()──▶ CLEARING ──read──▶ QUIET
     /// ```
     signal_state: AtomicU8,
     /// `progress` has found the driver lock taken: the driver gives the signal when it has released the lock.
@@ -55,8 +55,9 @@ pub(super) struct External {
 }
 
 const QUIET: u8 = 0;
-const SIGNALLED: u8 = 1;
-const CLEARING: u8 = 2;
+const SETTING: u8 = 1;
+const SET: u8 = 2;
+const CLEARING: u8 = 3;
 
 thread_local! {
     /// The engine whose jobs this thread runs within `progress`; 0 for none.
@@ -82,23 +83,28 @@ impl External {
         })
     }
 
-    /// Makes the descriptor readable until [`External::clear_signal`], and wakes the threads that sleep in `progress`. What it is
-    /// about must be visible before.
+    /// Makes the descriptor readable until [`External::clear_signal`], and wakes the threads that sleep in `progress`. What it
+    /// is about must be visible before.
     fn signal(&self) {
-        // A thread that is clearing the signal looks afterwards at what it is about.
-        if self.signal_state.compare_exchange(QUIET, SIGNALLED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-            && let Err(error) = rustix::io::write(&self.signal, &1u64.to_ne_bytes())
-        {
-            defer(move || tracing::error!(target: "calomel::progress", %error, "can't wake the event loop"));
+        // In any other state, a thread that clears the signal looks afterwards at what it is about.
+        if self.change_signal(QUIET, SETTING) {
+            if let Err(error) = rustix::io::write(&self.signal, &1u64.to_ne_bytes()) {
+                defer(move || tracing::error!(target: "calomel::progress", %error, "can't wake the event loop"));
+            }
+            self.signal_state.store(SET, Ordering::SeqCst);
         }
         let sleepers = self.sleepers.lock().clone();
         sleepers.iter().for_each(|sleeper| sleeper.wake());
     }
 
+    fn change_signal(&self, from: u8, to: u8) -> bool {
+        self.signal_state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
     /// To be called before looking at what the signal is about.
     fn clear_signal(&self) {
-        if self.signal_state.compare_exchange(SIGNALLED, CLEARING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            // The writer may not have written yet: then the signal comes once more, in vain.
+        // A signal that is being set is read the next time: read too early, it would stay set.
+        if self.change_signal(SET, CLEARING) {
             let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
             self.signal_state.store(QUIET, Ordering::SeqCst);
         }

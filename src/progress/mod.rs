@@ -61,23 +61,24 @@ pub enum Progress {
     /// The caller's own event loop makes progress: the engine starts no thread for it. The loop waits for the descriptor of
     /// [`Engine::as_fd`](crate::Engine::as_fd), and calls [`Engine::progress`](crate::Engine::progress) when it is readable.
     ///
-    /// While no thread calls `progress`, and none waits in a call or a transfer of the engine, nothing moves: the engine neither
-    /// answers nor sends heartbeats, no deadline and no timer expires. Peers disconnect an engine that is silent for their
-    /// [peer timeout](crate::EngineBuilder::peer_timeout).
+    /// While no thread calls `progress`, and none waits in a call or a transfer of the engine, nothing moves: the engine
+    /// neither answers nor sends heartbeats, no deadline and no timer expires. Peers disconnect an engine that is silent for
+    /// their [peer timeout](crate::EngineBuilder::peer_timeout).
     ///
     /// - Calls that wait, such as [`Call::call`](crate::Call::call), drive by themselves, on any thread. What arrives meanwhile
-    ///   for handlers goes to the handler threads, or with
-    ///   [`handler_threads(0)`](crate::EngineBuilder::handler_threads) waits for the next `progress`. So a handler that calls its
-    ///   caller back, or two engines in one loop that call each other, need handler threads, or calls that are started.
+    ///   for handlers goes to the handler threads, or with [`handler_threads(0)`](crate::EngineBuilder::handler_threads) waits
+    ///   for the next `progress`. So a handler that calls its caller back, or two engines in one loop that call each other,
+    ///   need handler threads, or calls that are started.
     /// - `progress` runs handlers on the calling thread, and a handler that blocks blocks its loop: no other thread takes over.
     ///   Handlers that have turned out to be slow start on handler threads, as with the other settings; so do async handlers
     ///   that are woken. With `handler_threads(0)` all run in `progress`.
     /// - Timers, and the deadlines of futures, run in `progress`.
     ///
-    /// So with `handler_threads(0)` the engine has no thread at all, with these exceptions: finalizing by a peer or in a handler,
-    /// `finalize_async`, and resolving host names in async code take a thread until they are done.
+    /// So with `handler_threads(0)` the engine has no thread at all, with these exceptions: finalizing by a peer or in a
+    /// handler, `finalize_async`, and resolving host names in async code take a thread until they are done.
     /// [`Engine::finalize`](crate::Engine::finalize), dropping the last handle, and
-    /// [`Engine::wait_for_finalize`](crate::Engine::wait_for_finalize) drive, and run handlers, on the calling thread.
+    /// [`Engine::wait_for_finalize`](crate::Engine::wait_for_finalize) drive, and run handlers, on the calling thread. They
+    /// wait up to a second for peers that are served by the same thread, and so do not end their connections meanwhile.
     External,
 }
 

@@ -22,8 +22,8 @@ pub enum Trigger {
 /// Both, for tests that run with each.
 pub const TRIGGERS: [Trigger; 2] = [Trigger::Level, Trigger::Edge];
 
-/// Serves the engines until `stop` is readable. Sleeps without a timeout, so a lost wake-up hangs it. An engine that is finalized
-/// leaves the loop.
+/// Serves the engines until `stop` is readable. Sleeps without a timeout, so a lost wake-up hangs it. An engine that is
+/// finalized leaves the loop.
 pub fn serve(engines: &[Engine], trigger: Trigger, stop: BorrowedFd<'_>) {
     const STOP: u64 = u64::MAX;
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
