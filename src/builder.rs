@@ -184,13 +184,14 @@ impl EngineBuilder {
 
     /// Maximum number of handler threads that run at a time (default 64, started when needed). Threads that wait inside a call
     /// of this library don't count. With 0, handlers run on the progress thread, and another one takes its place while a handler
-    /// blocks: handlers that block still run at the same time.
+    /// blocks: handlers that block still run at the same time. With [`Progress::External`]
+    /// they run sequentially, in [`Engine::progress`].
     pub fn handler_threads(mut self, count: usize) -> Self {
         self.handler_threads = count;
         self
     }
 
-    /// How the engine's threads wait for events (default [`Progress::Adaptive`]).
+    /// How the engine's threads wait for events (default [`Progress::Adaptive`]), or whose they are ([`Progress::External`]).
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
         self

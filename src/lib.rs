@@ -128,9 +128,9 @@
 //! # Thread safety
 //!
 //! Each type is `Send` and `Sync` where its content is. Engines, endpoints, procedures and bulks are cheap to clone and can be
-//! used from any number of threads. Handlers run on the engine's threads; they may block, call (their caller too), and
-//! transfer. Wakers of futures, hooks ([`EngineBuilder::authorize`], [`EngineBuilder::dial_filter`]) and `Drop` of what
-//! handlers capture, however, must not wait for the engine that runs them.
+//! used from any number of threads. Handlers run on the engine's threads, or with [`Progress::External`] in the program's own
+//! event loop; they may block, call (their caller too), and transfer. Wakers of futures, hooks ([`EngineBuilder::authorize`],
+//! [`EngineBuilder::dial_filter`]) and `Drop` of what handlers capture, however, must not wait for the engine that runs them.
 //!
 //! # Resource cleanup
 //!

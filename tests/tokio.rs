@@ -165,3 +165,61 @@ fn pending_calls_take_part_in_select() {
         server.finalize_async().await.unwrap();
     });
 }
+
+/// Serves an engine in a task, as any socket: its descriptor in the runtime's own event loop, which is edge-triggered.
+#[allow(unsafe_code)]
+fn serve_in_a_task(engine: &Engine) -> tokio::task::JoinHandle<()> {
+    let engine = engine.clone();
+    tokio::spawn(async move {
+        let interest = tokio::io::Interest::READABLE;
+        // SAFETY: the descriptor is borrowed from the engine, which keeps it open and outlives this registration.
+        let descriptor = unsafe { tokio::io::unix::AsyncFd::register_with_interest(engine.as_fd(), interest) }.unwrap();
+        loop {
+            let mut guard = descriptor.readable().await.unwrap();
+            match engine.progress(Duration::ZERO) {
+                // There may be more; other tasks get their turn first.
+                Ok(true) => tokio::task::yield_now().await,
+                Ok(false) => guard.clear_ready(),
+                Err(Error::Finalized { .. }) => return,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    })
+}
+
+#[test]
+fn runtime_serves_engines_without_threads() {
+    on_both(|| async {
+        let external = || Engine::builder().progress(calomel::Progress::External).handler_threads(0).same_host_upgrade(false);
+        let server = external().listen("tcp://127.0.0.1:0").build().unwrap();
+        let client = external().build().unwrap();
+        let tasks = [serve_in_a_task(&server), serve_in_a_task(&client)];
+        let handler = |_: Request, ms: u64| async move {
+            sleep(Duration::from_millis(ms)).await;
+            ms + 1
+        };
+        server.define_async("later", handler).unwrap();
+        server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y).unwrap();
+        let memory = server.expose(vec![7u8; 2_000_000], BulkMode::ReadOnly).unwrap();
+        let peer = client.lookup_async(server.address()).await.unwrap();
+        for x in 0..200 {
+            assert_eq!(client.procedure::<(u64, u64), u64>("sum").on(&peer).start(&(x, 1)).unwrap().await.unwrap(), x + 1);
+        }
+        let later = client.procedure::<u64, u64>("later").on(&peer);
+        let calls: Vec<_> = (0..30).map(|ms| later.start(&ms).unwrap()).collect();
+        for (ms, call) in calls.into_iter().enumerate() {
+            assert_eq!(call.await.unwrap(), ms as u64 + 1);
+        }
+        let late = client.procedure::<u64, u64>("later").on(&peer).timeout(Duration::from_millis(20)).start(&2_000).unwrap();
+        assert!(matches!(late.await, Err(Error::Timeout { .. })));
+        let local = client.expose(vec![0u8; 2_000_000], BulkMode::ReadWrite).unwrap();
+        let (pulled, local) = memory.bulk().on(&peer).start_pull_into(local).await;
+        assert_eq!(pulled.unwrap(), 2_000_000);
+        assert!(local.reclaim().iter().all(|byte| *byte == 7));
+        client.finalize_async().await.unwrap();
+        server.finalize_async().await.unwrap();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}

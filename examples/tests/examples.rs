@@ -78,6 +78,11 @@ examples! {
     #[cfg(feature = "memmap2")]
     checkpoint: "20_checkpoint" prints ["rank 1 is back at step 4"];
     log_stream: "21_log_stream" prints ["patient: 10000 lines sent, 0 dropped", "hurried: some lines were dropped: true"];
+    event_loop: "22_event_loop" prints [
+        "the engine answered 42",
+        "the socket said: hello from the same loop",
+        "the timer ticked: true",
+    ];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",

@@ -355,7 +355,7 @@ impl<B: Buffer, A> Exposed<B, A> {
     /// the receiver of a one-way call is done; see the example at [`Exposed`].
     pub fn released(&self) -> Released {
         let owner = self.exposure.bulk.origin.addresses.first().cloned();
-        Released::new(&self.exposure.state, owner.unwrap_or_else(Address::nowhere))
+        Released::new(&self.exposure.state, &self.exposure.shared.core, owner.unwrap_or_else(Address::nowhere))
     }
 }
 

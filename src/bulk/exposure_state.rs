@@ -138,6 +138,9 @@ impl Drop for LeaseGuard {
     }
 }
 
+/// How often a thread that drives until memory is released looks whether another thread has received the release.
+const POLL: Duration = Duration::from_millis(5);
+
 /// Resolves when no peer holds a [`Bulk`](crate::Bulk) of an exposure any more: each one that was sent has been dropped by
 /// the peer that received it, and by those it was forwarded to, or these have disconnected. Made by
 /// [`Exposed::released`](crate::Exposed::released).
@@ -147,6 +150,7 @@ impl Drop for LeaseGuard {
 /// It wakes the task that has polled it last. Dropping it stops the waiting, and changes nothing else.
 pub struct Released {
     exposure: Arc<ExposureState>,
+    core: Weak<Core>,
     owner: Address,
     process: CreatorProcess,
     /// The key of its task's waker, once it has been polled.
@@ -156,7 +160,8 @@ pub struct Released {
 impl Clone for Released {
     /// Another future for the same exposure; each wakes its own task.
     fn clone(&self) -> Released {
-        Released { exposure: self.exposure.clone(), owner: self.owner.clone(), process: self.process, number: None }
+        let (exposure, core, owner) = (self.exposure.clone(), self.core.clone(), self.owner.clone());
+        Released { exposure, core, owner, process: self.process, number: None }
     }
 }
 
@@ -171,8 +176,9 @@ impl Drop for Released {
 }
 
 impl Released {
-    pub(super) fn new(exposure: &Arc<ExposureState>, owner: Address) -> Released {
-        Released { exposure: exposure.clone(), owner, process: CreatorProcess::this(), number: None }
+    pub(super) fn new(exposure: &Arc<ExposureState>, core: &Arc<Core>, owner: Address) -> Released {
+        let core = Arc::downgrade(core);
+        Released { exposure: exposure.clone(), core, owner, process: CreatorProcess::this(), number: None }
     }
 
     /// True when no peer holds a bulk.
@@ -185,11 +191,7 @@ impl Released {
         if self.process.is_forked_child() {
             return;
         }
-        let _blocking = Blocking::enter();
-        let mut state = self.exposure.leases.state.lock();
-        while state.held > 0 {
-            self.exposure.leases.none_left.wait(&mut state);
-        }
+        self.held_until(None);
     }
 
     /// Blocks until no peer holds a bulk, but no longer than `timeout`.
@@ -201,23 +203,38 @@ impl Released {
             let reason = "what peers hold is known to the process that exposed the memory".to_owned();
             return Err(Error::Unsupported { what: "waiting for bulks to be released in a forked child".to_owned(), reason });
         }
-        let _blocking = Blocking::enter();
-        let deadline = Instant::now().checked_add(timeout);
-        let mut state = self.exposure.leases.state.lock();
-        while state.held > 0 {
-            let timed_out = match deadline {
-                Some(deadline) => self.exposure.leases.none_left.wait_until(&mut state, deadline).timed_out(),
-                None => {
-                    self.exposure.leases.none_left.wait(&mut state);
-                    false
-                }
-            };
-            if timed_out && state.held > 0 {
-                let what = format!("waiting for {} bulks to be released", state.held);
-                return Err(Error::Timeout { peer: self.owner.clone(), what, after: timeout });
+        match self.held_until(Instant::now().checked_add(timeout)) {
+            0 => Ok(()),
+            held => {
+                let what = format!("waiting for {held} bulks to be released");
+                Err(Error::Timeout { peer: self.owner.clone(), what, after: timeout })
             }
         }
-        Ok(())
+    }
+
+    /// Blocks until no peer holds a bulk, or the deadline; returns how many are held.
+    fn held_until(&self, deadline: Option<Instant>) -> usize {
+        let leases = &self.exposure.leases;
+        // Without a progress thread, this thread has to receive the releases.
+        while let Some(core) = self.core.upgrade().filter(|core| core.is_external() && !core.is_driving()) {
+            let now = Instant::now();
+            if self.is_released() || deadline.is_some_and(|deadline| now >= deadline) {
+                break;
+            }
+            // It is not woken when another thread receives the last one, so it looks from time to time.
+            let next = deadline.map_or(now + POLL, |deadline| deadline.min(now + POLL));
+            core.wait(&|| self.is_released(), &|_| true, Some(next));
+        }
+        let _blocking = Blocking::enter();
+        let mut state = leases.state.lock();
+        while state.held > 0 {
+            match deadline {
+                Some(deadline) if leases.none_left.wait_until(&mut state, deadline).timed_out() => break,
+                Some(_) => {}
+                None => leases.none_left.wait(&mut state),
+            }
+        }
+        state.held
     }
 }
 

@@ -95,6 +95,8 @@ impl FinalizeHook {
 /// A peer that reads nothing of what was sent for this long, or does not end its side of the connection, is disconnected. One
 /// that does read has as much time as handlers have.
 const FLUSH: Duration = Duration::from_secs(1);
+/// How often a thread that drives until the engine has nothing in progress looks whether that is so.
+const POLL: Duration = Duration::from_millis(1);
 
 impl Finalizing {
     pub(crate) fn is_closed(&self) -> bool {
@@ -214,6 +216,9 @@ impl Engine {
             self.is_finalized() || !is_inside(&self.shared),
             "`wait_for_finalize` was called in a handler or a callback of the engine, which finalizing waits for"
         );
+        while self.shared.core.is_external() && !self.shared.finalizing.is_closed() {
+            self.shared.core.progress(FLUSH);
+        }
         self.shared.finalizing.wait();
     }
 
@@ -370,7 +375,7 @@ fn flush(shared: &EngineShared) {
         if now >= since + FLUSH || now >= begin + shared.limits.finalize_timeout.max(FLUSH) {
             break;
         }
-        core.wait(&|| core.with_proto(|proto| proto.links_gone()), &|_| true, Some(now + Duration::from_millis(1)));
+        core.wait(&|| core.with_proto(|proto| proto.links_gone()), &|_| true, Some(now + POLL));
     }
 }
 
@@ -384,6 +389,10 @@ fn shut_down(shared: &Arc<EngineShared>) {
     {
         // Requests without a response, and handlers that run although their callers are gone.
         let in_progress = || core.with_proto(|proto| proto.requests()).max(finalizing.running.load(Ordering::SeqCst));
+        // No other thread may drive and run handlers.
+        while core.is_external() && in_progress() > 0 && Instant::now() < deadline {
+            core.progress(POLL);
+        }
         let mut state = finalizing.state.lock();
         while in_progress() > 0 {
             if finalizing.changed.wait_until(&mut state, deadline).timed_out() {

@@ -3,6 +3,7 @@
 //! `rpc` and `bulk` add their methods to [`Engine`], and [`builder`](crate::builder) makes it.
 
 mod endpoint;
+mod event_loop;
 mod finalize;
 mod foreign_copies;
 mod listeners;
@@ -358,7 +359,8 @@ impl Engine {
         BufferPool::new(self.address(), buffer_len, count)
     }
 
-    /// Runs `f` once after `delay`, on the engine's timer thread. When the engine is finalized before that, `f` is dropped.
+    /// Runs `f` once after `delay`, on a thread for timers, or with [`Progress::External`](crate::Progress::External) in
+    /// [`Engine::progress`]. When the engine is finalized before that, `f` is dropped.
     /// A clone of the engine that `f` captures keeps it alive until then; a [`WeakEngine`] does not.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use super::completion::{ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
 use super::sink::CoreSink;
 use super::thread_state::HandlerPaused;
-use super::workers::{self, Job, JobKind};
+use super::workers::{self, Job};
 use super::{Core, HANDED_OFF, Outputs, PendingOutputs, UNSENT, collect};
 use crate::deferred_log::defer;
 use crate::sync::atomic::Ordering;
@@ -58,6 +58,11 @@ impl Driver {
         self.poll.registry().try_clone()
     }
 
+    /// The reactor's own descriptor, which is readable when it has events.
+    pub(super) fn reactor(&self) -> &mio::Registry {
+        self.poll.registry()
+    }
+
     /// Polls the reactor; false when it has no event but wake-ups. The timeout is rounded up to what the system can do.
     fn poll_events(&mut self, timeout: Option<Duration>) -> bool {
         match self.poll.poll(&mut self.events, timeout) {
@@ -98,7 +103,7 @@ impl Drop for Driving {
 }
 
 /// A caller holds the driver lock; dropping this releases it.
-struct DriverGuard<'a>(&'a Core);
+pub(super) struct DriverGuard<'a>(&'a Core);
 
 impl Drop for DriverGuard<'_> {
     fn drop(&mut self) {
@@ -216,14 +221,23 @@ impl Core {
         DRIVING.try_with(|driving| driving.get() == self.identity()).unwrap_or(true)
     }
 
-    fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
-        let _guard = DriverGuard(self);
+    /// The calling thread has acquired the driver lock, and releases it by dropping the guard.
+    pub(super) fn begin_driving(&self, acquired: Acquired) -> DriverGuard<'_> {
         if acquired == Acquired::Borrowed {
             // The thread that sleeps in the reactor asked them to wake it; now this thread polls them.
             self.transports.iter().for_each(|transport| transport.unpark());
             // The engine slept, so the peer may sleep too: the system may well wake it on this processor.
             self.pacer.yields.store(IMMEDIATE_YIELDS, Ordering::Relaxed);
+            if self.is_external() {
+                // It is awake, and need not be rung for an earlier deadline.
+                self.asleep_until.store(0, Ordering::SeqCst);
+            }
         }
+        DriverGuard(self)
+    }
+
+    fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
+        let _guard = self.begin_driving(acquired);
         // The thread has just sent something, and an answer may come soon.
         self.pacer.found.store(true, Ordering::Relaxed);
         let mut jobs = Vec::new();
@@ -244,9 +258,15 @@ impl Core {
         if self.driver_lock.is_borrowed() {
             // The progress thread goes on sleeping, and has to be woken by the next event.
             let all_idle = self.transports.iter().filter(|transport| !transport.park()).count() == 0;
+            if let Some(external) = &self.external {
+                self.set_timer(external);
+            }
             if self.driver_lock.release_borrowed() {
                 if !all_idle || self.pending_flags.load(Ordering::SeqCst) != 0 {
                     self.ring();
+                }
+                if let Some(external) = &self.external {
+                    self.repeat_refused(external);
                 }
                 return self.check_alarm();
             }
@@ -389,7 +409,8 @@ impl Core {
 
     /// Blocks in the reactor, unless an event has arrived meanwhile.
     fn sleep(&self, pending: &mut PendingOutputs, jobs: &mut Vec<Job>, goal: &DriveGoal<'_>) -> WakeCause {
-        if self.driver_lock.take_from_progress() {
+        // An event loop does not sleep in the reactor.
+        if !self.is_external() && self.driver_lock.take_from_progress() {
             self.ring();
         }
         let Some(mut driver) = self.reactor(goal.deadline) else { return WakeCause::NoEvent };
@@ -441,10 +462,11 @@ impl Core {
         if any { WakeCause::Event } else { WakeCause::NoEvent }
     }
 
-    fn next_alarm(&self) -> Option<Instant> {
+    pub(super) fn next_alarm(&self) -> Option<Instant> {
         let proto = self.proto.lock().next_timeout();
         let timers = self.timers.lock().pending.first_key_value().map(|((at, _), _)| *at);
-        [proto, timers].into_iter().flatten().min()
+        let transports = self.transports.iter().filter_map(|transport| transport.next_alarm());
+        transports.chain(proto).chain(timers).min()
     }
 
     /// Runs the timers that are due. True when any was.
@@ -460,7 +482,7 @@ impl Core {
             }
         }
         let mut any = !due.is_empty();
-        due.into_iter().for_each(|f| self.timer_workers.push(Job::new(self, JobKind::Run(f))));
+        due.into_iter().for_each(|f| self.run_timer(f, jobs));
         let mut outputs = Outputs::new();
         {
             let mut proto = self.proto.lock();

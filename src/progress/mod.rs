@@ -3,13 +3,14 @@
 //! [`Core::exec`] shows the pattern of every step: it locks the protocol for one step, takes the outputs, unlocks, and
 //! executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
 //! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and a progress
-//! thread does when no thread waits ([`threads`]).
+//! thread ([`threads`]), or the program's own event loop ([`external`]), does when no thread waits.
 
 mod completion;
 mod drive;
 mod driver_lock;
 mod env;
 mod execute;
+mod external;
 mod failure;
 mod outputs;
 mod poll_pacer;
@@ -46,7 +47,7 @@ pub(crate) use wait_any::wait_any;
 pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
-/// How the engine waits for events.
+/// How the engine waits for events, or that the program does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Progress {
@@ -57,6 +58,28 @@ pub enum Progress {
     Park,
     /// Never sleeps: occupies a core for the engine's whole life.
     Spin,
+    /// The caller's own event loop makes progress: the engine starts no thread for it. The loop waits for the descriptor of
+    /// [`Engine::as_fd`](crate::Engine::as_fd), and calls [`Engine::progress`](crate::Engine::progress) when it is readable.
+    ///
+    /// While no thread calls `progress`, and none waits in a call or a transfer of the engine, nothing moves: the engine
+    /// neither answers nor sends heartbeats, no deadline and no timer expires. Peers disconnect an engine that is silent for
+    /// their [peer timeout](crate::EngineBuilder::peer_timeout).
+    ///
+    /// - Calls that wait, such as [`Call::call`](crate::Call::call), drive by themselves, on any thread. What arrives meanwhile
+    ///   for handlers goes to the handler threads, or with [`handler_threads(0)`](crate::EngineBuilder::handler_threads) waits
+    ///   for the next `progress`. So a handler that calls its caller back, or two engines in one loop that call each other,
+    ///   need handler threads, or calls that are started.
+    /// - `progress` runs handlers on the calling thread, and a handler that blocks blocks its loop: no other thread takes over.
+    ///   Handlers that have turned out to be slow start on handler threads, as with the other settings; so do async handlers
+    ///   that are woken. With `handler_threads(0)` all run in `progress`.
+    /// - Timers, and the deadlines of futures, run in `progress`.
+    ///
+    /// So with `handler_threads(0)` the engine has no thread at all, with these exceptions: finalizing by a peer or in a
+    /// handler, `finalize_async`, and resolving host names in async code take a thread until they are done.
+    /// [`Engine::finalize`](crate::Engine::finalize), dropping the last handle, and
+    /// [`Engine::wait_for_finalize`](crate::Engine::wait_for_finalize) drive, and run handlers, on the calling thread. They
+    /// wait up to a second for peers that are served by the same thread, and so do not end their connections meanwhile.
+    External,
 }
 
 /// The environment of the protocol in an engine.
@@ -125,6 +148,8 @@ pub(crate) struct Core {
     /// Handlers run on the progress thread only.
     handlers_inline: bool,
     spin: Option<Duration>,
+    /// The caller's event loop takes the place of the progress thread.
+    external: Option<external::External>,
     stopping: AtomicBool,
     dial_filter: Option<DialFilter>,
     /// The process that made the engine.
@@ -190,10 +215,11 @@ impl Core {
         ];
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = match settings.progress {
-            Progress::Adaptive => (cores > 1).then_some(SPIN),
+            Progress::Adaptive | Progress::External => (cores > 1).then_some(SPIN),
             Progress::Park => None,
             Progress::Spin => Some(Duration::MAX),
         };
+        let external = (settings.progress == Progress::External).then(|| external::External::new(driver.reactor()));
         Ok(Arc::new(Core {
             proto: Mutex::new(Proto::new(settings.proto, settings.incarnation, settings.seed)),
             transports,
@@ -215,6 +241,7 @@ impl Core {
             threads: thread_state::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
+            external: external.transpose().map_err(failed)?,
             stopping: AtomicBool::new(false),
             dial_filter: settings.dial_filter,
             process: CreatorProcess::this(),
@@ -224,6 +251,10 @@ impl Core {
     /// Takes up work: before this, nothing moves.
     pub(crate) fn run(self: &Arc<Self>, service: Box<dyn Service>) -> Result<()> {
         let _ = self.service.set(service);
+        if self.is_external() {
+            self.start_external();
+            return Ok(());
+        }
         threads::spawn(self).map_err(|error| Error::io("can't start the engine's threads", error))
     }
 
@@ -388,7 +419,7 @@ impl Core {
     pub(crate) fn dispatch(&self, job: Job) {
         match &job.class().pool {
             Some(pool) => pool.clone().push(job),
-            None if self.handlers_inline => self.threads.give(self, job),
+            None if self.handlers_inline || self.is_external() && job.is_timer() => self.threads.give(self, job),
             None => self.workers.push(job),
         }
     }
@@ -486,6 +517,7 @@ impl Core {
     pub(crate) fn stop(&self) {
         self.begin_stop();
         self.ring();
+        self.signal_event_loop();
         self.threads.stop();
         self.workers.stop();
         self.timer_workers.stop();

@@ -87,6 +87,7 @@ impl Threads {
             jobs.push_back(job);
             self.has_jobs.store(true, Ordering::SeqCst);
         }
+        core.signal_event_loop();
         // It may sleep in the reactor, or wait for the driver lock.
         if let Some(progress) = &*self.progress.lock() {
             progress.wake();
@@ -107,6 +108,12 @@ impl Threads {
         let more = !jobs.is_empty();
         self.has_jobs.store(more, Ordering::SeqCst);
         job.map(|job| (job, more))
+    }
+
+    pub(super) fn take_jobs(&self) -> VecDeque<Job> {
+        let mut jobs = self.jobs.lock();
+        self.has_jobs.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *jobs)
     }
 
     pub(super) fn enqueue(&self, new: &mut Vec<Job>) {
@@ -168,6 +175,7 @@ pub(super) struct HandlerPaused<'a> {
 
 impl<'a> HandlerPaused<'a> {
     pub(super) fn enter(core: &'a Core) -> HandlerPaused<'a> {
+        core.pass_on_jobs_of_loop();
         let threads = &core.threads;
         // If the handler waits for another engine, it does not drive this one, and the watcher has to replace the thread.
         let own = HANDLING.get().is_some_and(|handling| handling.engine == threads.identity());

@@ -20,7 +20,7 @@ use super::workers::Job;
 /// How long progress may stop because a handler runs, or no thread drives: so often the watcher and the progress thread check.
 const TICK: Duration = Duration::from_micros(500);
 /// How long answers are corked at most, if handlers are short.
-const MAX_CORK: Duration = Duration::from_micros(50);
+pub(super) const MAX_CORK: Duration = Duration::from_micros(50);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else it sleeps until the next one begins.
 const BUSY_HANDLERS: u64 = 4;
 

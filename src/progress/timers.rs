@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Core;
+use super::workers::{Job, JobKind};
 
 impl Core {
-    /// Runs `f` after `delay`, on a thread for timers. The key is for [`Core::remove_timer`].
+    /// Runs `f` after `delay`: see [`Core::run_timer`]. The key is for [`Core::remove_timer`].
     pub(crate) fn add_timer(&self, delay: Duration, f: Box<dyn FnOnce() + Send>) -> Option<(Instant, u64)> {
         let at = Instant::now().checked_add(delay)?;
         let key = {
@@ -36,6 +37,12 @@ impl Core {
         }
         let removed = self.timers.lock().pending.remove(&key);
         removed.is_some()
+    }
+
+    /// Runs the function of a timer that is due: on a thread for timers, or as a job of the event loop.
+    pub(super) fn run_timer(&self, f: Box<dyn FnOnce() + Send>, jobs: &mut Vec<Job>) {
+        let job = Job::new(self, JobKind::Run(f));
+        if self.is_external() { jobs.push(job) } else { self.timer_workers.push(job) }
     }
 
     pub(crate) fn clear_timers(&self) {

@@ -131,6 +131,10 @@ impl Job {
         self.work.as_ref().map_or(&TIMER_CLASS, JobKind::class)
     }
 
+    pub(super) fn is_timer(&self) -> bool {
+        matches!(self.work, Some(JobKind::Run(_)))
+    }
+
     /// Runs the job, which begins at `began`; returns the time of its end.
     pub(crate) fn run(mut self, began: Instant) -> Instant {
         let process = CreatorProcess::this();

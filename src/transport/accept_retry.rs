@@ -48,6 +48,11 @@ impl AcceptRetry {
         self.any.load(Ordering::Acquire)
     }
 
+    /// When [`AcceptRetry::due`] returns the listeners.
+    pub(super) fn next(&self) -> Option<Instant> {
+        if self.is_any() { self.state.lock().since.map(|since| since + RETRY) } else { None }
+    }
+
     /// Removes and returns the listeners to try again now.
     pub(super) fn due(&self) -> Vec<usize> {
         let mut state = self.state.lock();

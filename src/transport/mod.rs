@@ -22,6 +22,7 @@ mod verbs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::memory::{Region, Slice};
 pub(crate) use crate::payload::{Consumed, PartialFrame, PayloadStatus, ReceiveTarget, RemoteKeys};
@@ -157,6 +158,10 @@ pub(crate) trait TransportDriver: Send + Sync {
     fn poll(&self, sink: &mut dyn Sink) -> bool;
     /// The reactor reports an event for a token of the transport.
     fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink);
+    /// When the transport has to be polled, even if no event arrives.
+    fn next_alarm(&self) -> Option<Instant> {
+        None
+    }
     /// The driver is about to block in the reactor; from now on the transport wakes it. False when there is something to poll
     /// first.
     fn park(&self) -> bool;

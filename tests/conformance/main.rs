@@ -52,6 +52,8 @@ macro_rules! suite {
 mod authority;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/event_loop.rs"]
+mod event_loop;
 mod support;
 
 mod bulk;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -395,6 +396,10 @@ impl TransportDriver for Faulty {
 
     fn ready(&self, token: usize, event: &mio::event::Event, sink: &mut dyn Sink) {
         self.inner.ready(token, event, &mut self.sink(sink));
+    }
+
+    fn next_alarm(&self) -> Option<Instant> {
+        self.inner.next_alarm()
     }
 
     fn park(&self) -> bool {

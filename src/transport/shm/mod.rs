@@ -25,6 +25,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
@@ -455,6 +456,10 @@ impl TransportDriver for Shm {
         if !link.is_closed() {
             self.activate(&link);
         }
+    }
+
+    fn next_alarm(&self) -> Option<Instant> {
+        self.accept_retry.next()
     }
 
     fn park(&self) -> bool {

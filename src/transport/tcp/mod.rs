@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::{Interest, Token};
 use parking_lot::Mutex;
@@ -413,6 +413,10 @@ impl TransportDriver for Tcp {
                 self.activate(&link, received.more);
             }
         }
+    }
+
+    fn next_alarm(&self) -> Option<Instant> {
+        self.accept_retry.next()
     }
 
     fn park(&self) -> bool {

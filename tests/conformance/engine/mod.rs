@@ -3,6 +3,7 @@
 mod address;
 mod after;
 mod dialling;
+mod external;
 mod finalize;
 mod goodbye;
 mod hooks;

@@ -39,8 +39,8 @@ pub(crate) struct Core {
     asleep_until: AtomicU64,
     start: Instant,
     timers: Mutex<Timers>,
-    timer_workers: Workers,
     spin: Option<Duration>,
+    external: Option<External>,
     stopping: AtomicBool,
     /// Where the progress thread sleeps without the driver lock.
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
@@ -51,11 +51,8 @@ struct Timers {
     pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
 }
 
-struct Workers;
-
-impl Workers {
-    fn push(&self, _: Job) {}
-}
+/// No model has the caller's event loop.
+struct External;
 
 type Outputs = Vec<Arc<Completion>>;
 
@@ -89,8 +86,8 @@ impl Core {
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),
-            timer_workers: Workers,
             spin: None,
+            external: None,
             stopping: AtomicBool::new(false),
             progress: Mutex::default(),
         })
@@ -132,6 +129,14 @@ impl Core {
     fn ring(&self) {
         completion::ring(&self.waker);
     }
+
+    fn is_external(&self) -> bool {
+        self.external.is_some()
+    }
+
+    fn set_timer(&self, _: &External) {}
+    fn repeat_refused(&self, _: &External) {}
+    fn run_timer(&self, _: Box<dyn FnOnce() + Send>, _: &mut [Job]) {}
 
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
@@ -267,6 +272,10 @@ impl Inbox {
         hidden.into_iter().for_each(|event| event.happen(sink.core));
     }
 
+    fn next_alarm(&self) -> Option<Instant> {
+        None
+    }
+
     fn park(&self) -> bool {
         let mut state = self.state.lock();
         state.parked = state.items.is_empty();
@@ -299,16 +308,6 @@ mod thread_state {
 mod workers {
     pub(super) struct Job;
     pub(super) struct Blocking;
-
-    pub(super) enum JobKind {
-        Run(Box<dyn FnOnce() + Send>),
-    }
-
-    impl Job {
-        pub(super) fn new(_: &super::Core, _: JobKind) -> Job {
-            Job
-        }
-    }
 
     impl Blocking {
         pub(super) fn enter() -> Blocking {
