@@ -203,7 +203,9 @@ fn burst_of(calls: usize, work: &Procedure<Vec<u64>, usize>, site: &Site<'_>, ar
             Ok(pending) => flight.push_back(pending),
             Err(error) => outcomes.note(Err(error)),
         }
-        while let Some(pending) = flight.pop_front_if(|pending| pending.is_ready()) {
+        while flight.front().is_some_and(Pending::is_ready)
+            && let Some(pending) = flight.pop_front()
+        {
             outcomes.note(pending.wait());
         }
     }

@@ -69,11 +69,11 @@ fn serve(address: Address, databases: &[Values]) -> calomel::Result<Engine> {
     Ok(engine)
 }
 
-/// One database, as clients see it.
+/// One database, as clients see it. The arguments of a call can be borrowed: `&'static` stands for any lifetime.
 struct Database {
     provider: Endpoint,
-    put: Procedure<(String, Bulk), ()>,
-    get: Procedure<(String, Bulk), Option<usize>>,
+    put: Procedure<(&'static str, Bulk), ()>,
+    get: Procedure<(&'static str, Bulk), Option<usize>>,
 }
 
 impl Database {
@@ -87,7 +87,7 @@ impl Database {
     fn put(&self, key: &str, value: &[u8]) -> calomel::Result<()> {
         self.provider.engine().scope(|scope| {
             let bulk = scope.expose_read_only(value)?;
-            self.put.on(&self.provider).retry(Retry::new(50)).call(&(key.to_owned(), bulk))
+            self.put.on(&self.provider).retry(Retry::new(50)).call(&(key, bulk))
         })
     }
 
@@ -95,7 +95,7 @@ impl Database {
         let mut value = vec![0; LARGEST_VALUE];
         let length = self.provider.engine().scope(|scope| {
             let bulk = scope.expose(&mut value[..], BulkMode::WriteOnly)?;
-            self.get.on(&self.provider).retry(Retry::new(50)).call(&(key.to_owned(), bulk))
+            self.get.on(&self.provider).retry(Retry::new(50)).call(&(key, bulk))
         })?;
         value.truncate(length.unwrap_or_default());
         Ok(length.map(|_| value))

@@ -26,7 +26,7 @@ fn main() -> calomel::Result<()> {
     let mut patient = Log::new("patient", &client, &peer, Duration::from_secs(30));
     let begin = Instant::now();
     for number in 0..LINES {
-        patient.line(format!("line {number}"))?;
+        patient.line(&format!("line {number}"))?;
     }
     println!("sending took {:?}, as handling does", begin.elapsed());
     patient.flush()?;
@@ -36,7 +36,7 @@ fn main() -> calomel::Result<()> {
     // One that must not wait drops lines, and says how many.
     let mut hurried = Log::new("hurried", &client, &peer, Duration::ZERO);
     for number in 0..LINES {
-        hurried.line(format!("line {number}"))?;
+        hurried.line(&format!("line {number}"))?;
     }
     hurried.flush()?;
     println!("hurried: some lines were dropped: {}", hurried.dropped > 0);
@@ -54,8 +54,8 @@ fn main() -> calomel::Result<()> {
 struct Log {
     name: &'static str,
     peer: Endpoint,
-    line: Procedure<Line, ()>,
-    flush: Procedure<(String, u64), ()>,
+    line: Procedure<(&'static str, u64, &'static str), ()>,
+    flush: Procedure<(&'static str, u64), ()>,
     /// How long a line may wait for the collector.
     patience: Duration,
     sent: u64,
@@ -71,8 +71,8 @@ impl Log {
         Log { name, peer: peer.clone(), line, flush, patience, sent: 0, dropped: 0 }
     }
 
-    fn line(&mut self, text: String) -> calomel::Result<()> {
-        match self.line.on(&self.peer).timeout(self.patience).notify(&(self.name.to_owned(), self.sent, text)) {
+    fn line(&mut self, text: &str) -> calomel::Result<()> {
+        match self.line.on(&self.peer).timeout(self.patience).notify(&(self.name, self.sent, text)) {
             Ok(()) => self.sent += 1,
             Err(Error::Busy { .. }) => self.dropped += 1,
             Err(error) => return Err(error),
@@ -82,7 +82,7 @@ impl Log {
 
     /// Waits until the collector has all lines that were sent.
     fn flush(&self) -> calomel::Result<()> {
-        self.flush.on(&self.peer).call(&(self.name.to_owned(), self.sent))
+        self.flush.on(&self.peer).call(&(self.name, self.sent))
     }
 }
 
