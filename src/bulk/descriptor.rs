@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::exposed::byte_range;
 use super::exposure_state::{ExposureState, LeaseGuard};
 use super::mode::{BulkMode, ExposeMode};
 use crate::engine::{DecodeContext, EncodeContext, Origin, RemoteLease, StaleFlag};
@@ -210,6 +209,15 @@ impl Bulk {
         let keys = self.keys()?;
         let encoded = || OwnedBytes([&key_checksum(self.token, &keys)[..], &keys].concat());
         (keys.len() <= MAX_KEYS).then(encoded)
+    }
+}
+
+/// Offset and length in bytes of elements of the memory that begins at byte 0 of `size` bytes.
+pub(super) fn byte_range<T>(first: usize, count: usize, size: usize) -> Result<(usize, usize)> {
+    let bytes = |elements: usize| elements.checked_mul(size_of::<T>());
+    match (bytes(first), bytes(count)) {
+        (Some(offset), Some(len)) => Ok((offset, len)),
+        (offset, len) => Err(Error::OutOfRange { offset: offset.unwrap_or(usize::MAX), len: len.unwrap_or(usize::MAX), size }),
     }
 }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::descriptor::Bulk;
+use super::descriptor::{Bulk, byte_range};
 use super::exposure_state::{ExposureState, Released, Visibility};
 use super::grant::Grant;
 use super::mode::{BulkMode, ExposeMode};
@@ -378,15 +378,6 @@ impl<B: WritableBuffer> Exposed<B, Writable> {
     pub fn write_elements_at<T: ReadElement>(&self, first: usize, elements: &[T]) -> Result<()> {
         let (offset, _) = byte_range::<T>(first, elements.len(), self.len())?;
         self.write_at(offset, bytemuck::cast_slice(elements))
-    }
-}
-
-/// Offset and length in bytes of elements of the memory that begins at byte 0 of `size` bytes.
-pub(super) fn byte_range<T>(first: usize, count: usize, size: usize) -> Result<(usize, usize)> {
-    let bytes = |elements: usize| elements.checked_mul(size_of::<T>());
-    match (bytes(first), bytes(count)) {
-        (Some(offset), Some(len)) => Ok((offset, len)),
-        (offset, len) => Err(Error::OutOfRange { offset: offset.unwrap_or(usize::MAX), len: len.unwrap_or(usize::MAX), size }),
     }
 }
 
