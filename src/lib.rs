@@ -8,22 +8,22 @@
 //! A client exposes a string; a server pulls six of its nine bytes into memory of its own, and answers with them.
 //!
 //! ```
-//! use calomel::{Bulk, BulkMode, Engine, Request};
+//! use calomel::{Bulk, BulkMode, Engine, HandlerResult, Request};
 //!
 //! # fn main() -> calomel::Result<()> {
 //! let server = Engine::server("tcp://127.0.0.1:0")?;
-//! server.define("do_rdma", |request: &Request, remote: Bulk| {
-//!     let local = request.engine().expose(vec![0u8; 6], BulkMode::WriteOnly).map_err(|e| e.to_string())?;
-//!     remote.on(request.endpoint()).pull_into(&local).map_err(|e| e.to_string())?;
-//!     String::from_utf8(local.reclaim()).map_err(|e| e.to_string())
+//! server.define_try("do_rdma", |request: &Request, remote: Bulk| -> HandlerResult<String> {
+//!     let local = request.engine().expose(vec![0u8; 6], BulkMode::WriteOnly)?;
+//!     remote.on(request.endpoint()).pull_into(&local)?;
+//!     Ok(String::from_utf8(local.reclaim())?)
 //! })?;
 //!
 //! let client = Engine::client("tcp")?;
 //! let peer = client.lookup(server.address())?;
 //! let name = client.expose_read_only(String::from("Matthieu\0"))?;
 //!
-//! let do_rdma = client.procedure::<Bulk, Result<String, String>>("do_rdma");
-//! assert_eq!(do_rdma.on(&peer).call(&name.bulk())?.as_deref(), Ok("Matthi"));
+//! let do_rdma = client.procedure::<Bulk, String>("do_rdma");
+//! assert_eq!(do_rdma.on(&peer).call(&name.bulk())?, "Matthi");
 //! # Ok(())
 //! # }
 //! ```
