@@ -22,37 +22,67 @@ pub(crate) struct Origin {
 
 /// An engine's listeners. More can be added at any time.
 pub(crate) struct Listeners {
-    /// The addresses as the transports have bound them.
-    bound: Mutex<Vec<Address>>,
+    bound: Mutex<Bound>,
     /// The addresses that the program wants to be used, in place of those of the listeners.
     advertised: Vec<Address>,
     /// Replaced as a whole, since bulks keep the one of their exposure.
-    origin: RwLock<Arc<Origin>>,
+    origin: RwLock<Stored>,
+}
+
+#[derive(Default)]
+struct Bound {
+    /// As the transports have bound them.
+    addresses: Vec<Address>,
+    /// How many more are being bound, without the lock.
+    pending: usize,
+}
+
+/// The newest origin.
+struct Stored {
+    origin: Arc<Origin>,
+    /// Of how many listeners it knows.
+    listeners: usize,
 }
 
 impl Listeners {
     pub(super) fn new(core: &Arc<Core>, incarnation: u64, advertised: Vec<Address>) -> Listeners {
         let origin = Arc::new(Origin { core: Arc::downgrade(core), incarnation, addresses: Vec::new() });
-        Listeners { bound: Mutex::default(), advertised, origin: RwLock::new(origin) }
+        Listeners { bound: Mutex::default(), advertised, origin: RwLock::new(Stored { origin, listeners: 0 }) }
     }
 
     pub(super) fn origin(&self) -> Arc<Origin> {
-        self.origin.read().clone()
+        self.origin.read().origin.clone()
     }
 
     /// Listens, and returns the address at which others reach the listener.
     pub(super) fn listen(&self, core: &Core, address: &Address) -> Result<Address> {
-        let mut bound = self.bound.lock();
-        if bound.len() == MAX_ADDRESSES {
-            let reason = format!("an engine listens at {MAX_ADDRESSES} addresses at most");
-            return Err(Error::Unsupported { what: format!("listening at {address}"), reason });
+        {
+            let mut bound = self.bound.lock();
+            if bound.addresses.len() + bound.pending == MAX_ADDRESSES {
+                let reason = format!("an engine listens at {MAX_ADDRESSES} addresses at most");
+                return Err(Error::Unsupported { what: format!("listening at {address}"), reason });
+            }
+            bound.pending += 1;
         }
-        let listener = core.listen(address)?;
-        bound.push(listener.clone());
-        core.exec(|proto| proto.set_addresses(bound.clone()));
-        let mut origin = self.origin.write();
-        let addresses = self.known_by(&bound);
-        *origin = Arc::new(Origin { core: origin.core.clone(), incarnation: origin.incarnation, addresses });
+        // Names are resolved and sockets are made without a lock.
+        let listened = core.listen(address);
+        let all = {
+            let mut bound = self.bound.lock();
+            bound.pending -= 1;
+            bound.addresses.extend(listened.iter().cloned());
+            bound.addresses.clone()
+        };
+        let listener = listened?;
+        core.exec(|proto| proto.set_addresses(self.bound.lock().addresses.clone()));
+        let known = self.known_by(&all);
+        let mut stored = self.origin.write();
+        // Another thread may have stored more of them meanwhile.
+        if stored.listeners < all.len() {
+            let Origin { core, incarnation, .. } = &*stored.origin;
+            let origin = Arc::new(Origin { core: core.clone(), incarnation: *incarnation, addresses: known });
+            *stored = Stored { origin, listeners: all.len() };
+        }
+        drop(stored);
         let own = advertised(&self.advertised, &listener).or_else(|| reachable(&listener).into_iter().next());
         Ok(own.unwrap_or(listener))
     }
@@ -63,8 +93,9 @@ impl Listeners {
         if self.advertised.is_empty() {
             addresses.extend(bound.iter().flat_map(reachable));
             // Behind the addresses of the interfaces, in case that the peer sees another one.
-            addresses.truncate(MAX_ADDRESSES - 1);
-            addresses.extend(bound.iter().find(|bound| !bound.is_dialable()).cloned());
+            let wildcard = bound.iter().find(|bound| !bound.is_dialable());
+            addresses.truncate(MAX_ADDRESSES - usize::from(wildcard.is_some()));
+            addresses.extend(wildcard.cloned());
         } else {
             addresses.extend(bound.iter().filter_map(|bound| advertised(&self.advertised, bound)));
             let fixed = self.advertised.iter().filter(|address| address.is_dialable()).cloned();

@@ -181,9 +181,18 @@ impl EngineShared {
         self.listens_at().unwrap_or_else(Address::nowhere)
     }
 
-    /// Lets time pass, while this thread drives, or another handler takes its place.
+    /// Lets time pass, while this thread drives, or another handler takes its place. Ends soon after the engine.
     pub(crate) fn pause(&self, time: Duration) {
-        Completion::new().wait(&self.core, Some(Instant::now() + time));
+        const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+        let until = deadline(Instant::now(), time);
+        let over = Completion::new();
+        loop {
+            let now = Instant::now();
+            if now >= until || self.finalizing.is_closed() || self.core.is_driving() {
+                return;
+            }
+            over.wait(&self.core, Some(until.min(now + CHECK_INTERVAL)));
+        }
     }
 
     pub(crate) fn finalizing(&self) -> &Finalizing {

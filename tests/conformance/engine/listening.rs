@@ -1,5 +1,6 @@
 //! Engines that listen later, and callers that wait for them.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -82,6 +83,27 @@ fn seventeenth_address_is_refused(net: &Net) {
     client.lookup(engine.address()).unwrap().ping(LONG).unwrap();
 }
 
+fn threads_that_listen_at_once_share_the_limit(net: &Net) {
+    let engine = net.client();
+    let addresses: Vec<_> = (0..20).map(|_| net.fresh_address()).collect();
+    let barrier = Barrier::new(addresses.len());
+    let listening: Vec<_> = thread::scope(|scope| {
+        let (engine, barrier) = (&engine, &barrier);
+        let listen = |address| {
+            scope.spawn(move || {
+                barrier.wait();
+                engine.listen(address)
+            })
+        };
+        let threads: Vec<_> = addresses.into_iter().map(listen).collect();
+        threads.into_iter().filter_map(|thread| thread.join().unwrap().ok()).collect()
+    });
+    assert_eq!(listening.len(), 16);
+    let known = engine.addresses();
+    assert!(listening.iter().all(|address| known.contains(address)), "{known:?} lacks some of {listening:?}");
+    net.client().lookup(engine.address()).unwrap().ping(LONG).unwrap();
+}
+
 fn ping_measures_a_round_trip(net: &Net) {
     let pair = net.pair();
     let first = pair.to_server.ping(LONG).unwrap();
@@ -140,6 +162,7 @@ suite!(
     bad_address_is_named,
     listening_after_the_end_is_an_error,
     seventeenth_address_is_refused,
+    threads_that_listen_at_once_share_the_limit,
     ping_measures_a_round_trip,
     ping_of_an_absent_peer_is_an_error,
     wait_ready_waits_for_a_peer_that_starts_later,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use calomel::{Error, Request};
 
-use crate::support::Net;
+use crate::support::{Net, eventually};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -67,7 +67,8 @@ fn provider_is_removed_as_a_whole(net: &Net) {
     assert_eq!(provider.remove(), 3);
     assert_eq!(provider.remove(), 0);
     assert!(!kept.remove());
-    assert_eq!(Arc::strong_count(&captured), 1, "closures are dropped");
+    // A handler that has just answered may still hold its closure.
+    eventually("the closures were dropped", || Arc::strong_count(&captured) == 1);
     assert!(matches!(one.on(&at_five).call(&()), Err(Error::NoSuchProvider { provider: 5, .. })));
     assert!(matches!(at_five.identity(LONG), Err(Error::NoSuchProvider { .. })));
     // The engine's own procedures stay, and the provider can be made anew.

@@ -69,9 +69,29 @@ fn attempt_that_times_out_is_repeated(net: &Net) {
     assert!(answer >= 1, "{answer}");
 }
 
+fn finalizing_ends_the_wait_before_an_attempt(net: &Net) {
+    let client = net.client();
+    let peer = client.lookup(net.dead_address()).unwrap();
+    let none = client.procedure::<(), ()>("none");
+    let retry = Retry::new(5).backoff(Duration::MAX, Duration::MAX);
+    thread::scope(|scope| {
+        let calling = scope.spawn(|| none.on(&peer).retry(retry).call(&()));
+        let waiting = scope.spawn(|| peer.wait_ready(Duration::MAX));
+        thread::sleep(Duration::from_millis(100));
+        let begin = Instant::now();
+        client.finalize().unwrap();
+        let error = calling.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Finalized { .. } | Error::Unreachable { .. }), "{error}");
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Finalized { .. } | Error::Unreachable { .. }), "{error}");
+        assert!(begin.elapsed() < LONG, "{:?}", begin.elapsed());
+    });
+}
+
 suite!(
     call_is_repeated_until_the_peer_is_there,
     attempts_are_counted,
     error_that_a_retry_does_not_mend_ends_the_call,
     attempt_that_times_out_is_repeated,
+    finalizing_ends_the_wait_before_an_attempt,
 );
