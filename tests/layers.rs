@@ -63,6 +63,7 @@ const UNSAFE: &[&str] = &[
     "transport/verbs/link/rma_queue_pair.rs",
     "transport/verbs/outbox.rs",
     "fork.rs",
+    "shape/plain.rs",
     "bulk/exposed.rs",
     "bulk/scope.rs",
 ];

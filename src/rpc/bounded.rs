@@ -9,13 +9,18 @@
 //! and string, and the content of boxes, as far as it is larger than the box. (The characters of a string do not count: they
 //! take as much in the message.) Beyond [`free_memory`], the caller has to grant more, or decoding fails.
 //!
-//! Postcard itself decodes primitive values. Compound values are decoded here, by postcard's wire format 1.0: a tuple or struct
-//! is its fields, a sequence or map its length and its elements, an option a byte, an enum the number of its variant.
+//! Postcard itself decodes primitive values; a `Vec` of numbers is decoded as a whole, by [`plain_decoder`]. Other compound
+//! values are decoded here, by postcard's wire format 1.0: a tuple or struct is its fields, a sequence or map its length and its
+//! elements, an option a byte, an enum the number of its variant.
+
+use std::mem;
 
 use postcard::de_flavors::Slice;
 use postcard::{Error, Result};
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
+
+use crate::shape::{PlainDecoder, plain_decoder};
 
 /// Maximum nesting depth. A thread's stack of 2 MiB has 16 KiB for each; an enum with thirteen fields takes 8 KiB in a
 /// debug build.
@@ -172,6 +177,23 @@ impl<'de, 'm> Bounded<'de, 'm> {
         }
     }
 
+    /// The bytes that are still to be decoded.
+    #[inline]
+    fn rest(&mut self) -> Result<&'de [u8]> {
+        let rest = mem::replace(&mut self.postcard, postcard::Deserializer::from_bytes(&[])).finalize()?;
+        self.postcard = postcard::Deserializer::from_bytes(rest);
+        Ok(rest)
+    }
+
+    /// Decodes a list of numbers as a whole.
+    fn decode_numbers<R>(&mut self, count: usize, plain: PlainDecoder<R>) -> Result<R> {
+        self.count(count * plain.element_size)?;
+        let mut rest = self.rest()?;
+        let decoded = (plain.decode)(count, &mut rest);
+        self.postcard = postcard::Deserializer::from_bytes(rest);
+        decoded
+    }
+
     #[cold]
     fn exceed(&mut self, bound: Bound) -> Error {
         self.exceeded = Some(bound);
@@ -271,7 +293,11 @@ impl<'de> de::Deserializer<'de> for &mut Bounded<'de, '_> {
     #[inline]
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
         let left = self.decode_length()?;
-        self.descend(|inside| visitor.visit_seq(BoundedElements::<_, LIST> { inside, left }))
+        self.descend(|inside| match plain_decoder::<V>() {
+            // Memory is asked for only where the elements can be there; the cause is that of the first that is not.
+            Some(plain) if inside.rest()?.len() / plain.min_size >= left => inside.decode_numbers(left, plain),
+            _ => visitor.visit_seq(BoundedElements::<_, LIST> { inside, left }),
+        })
     }
 
     #[inline]

@@ -9,10 +9,11 @@ use std::any::type_name;
 use std::array;
 use std::fmt::{self, Display, Write};
 
-use serde::ser::{self, Serialize, Serializer};
+use serde::ser::{self, Serialize, SerializeSeq as _, Serializer};
 
 use super::Leaf;
 use super::known::{self, DONE, KnownKind, KnownPart, KnownShape, LEAVES, NodeIndex};
+use super::plain::{self, Plain, for_each_plain, zigzag};
 use super::wire::encode_number;
 use parts::{EncodedEntries, EncodedItems, EncodedParts};
 
@@ -229,6 +230,17 @@ impl<'l, 'a> Position<'l, 'a> {
         Position { look_ahead: self.look_ahead, at, ty: "" }
     }
 
+    /// Encodes a sequence of numbers.
+    fn numbers<T: Plain + Serialize>(mut self, numbers: &[T]) -> Result<(), EncodeError> {
+        self.length(Some(numbers.len()), "a sequence")?;
+        let [at] = self.inside(KnownKind::Seq);
+        if !numbers.is_empty() {
+            Position { look_ahead: self.look_ahead, at, ty: type_name::<&T>() }.leaf(T::LEAF);
+        }
+        T::encode(numbers, self.look_ahead.out);
+        Ok(())
+    }
+
     /// Writes how many elements or entries follow.
     #[inline]
     fn length(&mut self, len: Option<usize>, what: &str) -> Result<(), EncodeError> {
@@ -247,12 +259,6 @@ macro_rules! leaves {
             Ok(())
         })*
     };
-}
-
-/// Zigzag encoding, which keeps small negative numbers short.
-#[inline]
-fn zigzag(value: i64) -> u64 {
-    ((value << 1) ^ (value >> 63)) as u64
 }
 
 fn encode_u128(mut value: u128, out: &mut Vec<u8>) {
@@ -395,6 +401,26 @@ impl<'l, 'a> Serializer for Position<'l, 'a> {
         _len: usize,
     ) -> Result<EncodedParts<'l, 'a>, EncodeError> {
         Ok(EncodedParts::new(self.variant(name, index, variant), KnownKind::Struct, ""))
+    }
+
+    #[inline]
+    fn collect_seq<I: IntoIterator<Item: Serialize>>(self, sequence: I) -> Result<(), EncodeError> {
+        macro_rules! find {
+            ($($ty:ty)*) => {
+                $(if let Some(numbers) = plain::slice_of::<I, $ty>(&sequence) {
+                    return self.numbers(numbers);
+                })*
+            };
+        }
+        for_each_plain!(find!);
+        let mut elements = sequence.into_iter();
+        let len = match elements.size_hint() {
+            (least, Some(most)) if least == most => Some(least),
+            _ => None,
+        };
+        let mut items = self.serialize_seq(len)?;
+        elements.try_for_each(|element| items.serialize_element(&element))?;
+        items.end()
     }
 
     fn collect_str<T: Display + ?Sized>(self, value: &T) -> Result<(), EncodeError> {

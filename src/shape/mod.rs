@@ -17,6 +17,7 @@ mod graph;
 mod knowledge;
 mod known;
 mod of_type;
+mod plain;
 #[cfg(test)]
 // The tests trace these types and read none of the values.
 #[allow(dead_code)]
@@ -33,6 +34,7 @@ use serde::Deserialize;
 use crate::text::clipped;
 
 pub(crate) use knowledge::{DeclarationNumbers, DeclaredShape, Encoded, Knowledge, Mismatch, Receiver, Receivers, Verdicts};
+pub(crate) use plain::{PlainDecoder, decoder as plain_decoder};
 
 /// Deeper parts are unknown. Also bounds the recursion of everything that walks a shape.
 const MAX_DEPTH: usize = 32;

@@ -319,6 +319,25 @@ fn memory_beyond_the_free_amount_is_requested() {
     assert!(decode_within::<Vec<String>>(&few, &mut |memory| panic!("{memory} bytes")).is_ok());
 }
 
+#[test]
+fn false_length_of_a_list_of_numbers_reserves_no_memory() {
+    // 2^40 numbers in 6 bytes; and as many as there are bytes, of 8 bytes each.
+    let long = [0x80, 0x80, 0x80, 0x80, 0x80, 0x20];
+    assert!(decode::<Vec<u8>>(&long).unwrap_err().starts_with("more elements"));
+    let floats = [&[100][..], &[0; 100]].concat();
+    let asked = |memory: usize| panic!("{memory} bytes are asked for");
+    assert!(decode_within::<Vec<f64>>(&floats, &mut |memory| asked(memory)).is_err());
+    // What 2,000 numbers of a byte each take in memory is asked for before it is reserved.
+    let numbers = [&[0xd0, 0x0f][..], &[0; 2000]].concat();
+    let mut requests = Vec::new();
+    let mut refuse = |memory: usize| {
+        requests.push(memory);
+        None
+    };
+    assert!(decode_within::<Vec<u64>>(&numbers, &mut refuse).unwrap_err().contains("memory"));
+    assert!(requests.len() == 1 && requests[0] >= 16_000, "{requests:?}");
+}
+
 /// Compares the result with that of plain postcard, except for the bounds.
 fn compare<'a, T: Deserialize<'a> + Serialize>(bytes: &'a [u8]) {
     let ours = decode::<T>(bytes);

@@ -1,0 +1,297 @@
+//! Sequences of numbers, encoded and decoded as a whole.
+//!
+//! Serde hands elements over one at a time, a nanosecond or more for each. The bytes of most numbers on the wire are those in
+//! memory, so a whole slice can be copied. What is known here is only the type: that a sequence is a `Vec` or a slice of
+//! numbers, and that a visitor is serde's own one for a `Vec`. Any other code decodes its elements itself.
+
+#![allow(unsafe_code)]
+
+use std::any::TypeId;
+use std::mem::{self, ManuallyDrop};
+
+use postcard::{Error, Result};
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::forward_to_deserialize_any;
+
+use super::Leaf;
+
+/// A type of elements.
+pub(super) trait Plain: Copy + 'static {
+    const LEAF: Leaf;
+    /// The least number of bytes that an element takes on the wire.
+    const MIN_SIZE: usize;
+
+    fn encode(elements: &[Self], out: &mut Vec<u8>);
+
+    /// Decodes so many elements at the front of `rest`, which has at least the bytes that they must take.
+    fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<Self>>;
+}
+
+fn split<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8]> {
+    rest.split_off(..len).ok_or(Error::DeserializeUnexpectedEnd)
+}
+
+macro_rules! copied {
+    ($($ty:ty: $leaf:ident,)*) => {$(
+        impl Plain for $ty {
+            const LEAF: Leaf = Leaf::$leaf;
+            const MIN_SIZE: usize = size_of::<$ty>();
+
+            fn encode(elements: &[$ty], out: &mut Vec<u8>) {
+                if cfg!(target_endian = "little") {
+                    out.extend_from_slice(bytemuck::cast_slice(elements));
+                } else {
+                    out.extend(elements.iter().flat_map(|element| element.to_le_bytes()));
+                }
+            }
+
+            fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<$ty>> {
+                let bytes = split(rest, count * size_of::<$ty>())?;
+                if cfg!(target_endian = "little") {
+                    return Ok(bytemuck::pod_collect_to_vec(bytes));
+                }
+                let (elements, _) = bytes.as_chunks();
+                Ok(elements.iter().map(|element| <$ty>::from_le_bytes(*element)).collect())
+            }
+        }
+    )*};
+}
+
+copied! { u8: U8, i8: I8, f32: F32, f64: F64, }
+
+impl Plain for bool {
+    const LEAF: Leaf = Leaf::Bool;
+    const MIN_SIZE: usize = 1;
+
+    fn encode(elements: &[bool], out: &mut Vec<u8>) {
+        out.extend_from_slice(bytemuck::cast_slice(elements));
+    }
+
+    fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<bool>> {
+        let bytes = split(rest, count)?;
+        if bytes.iter().fold(0, |all, byte| all | byte) > 1 {
+            return Err(Error::DeserializeBadBool);
+        }
+        Ok(bytes.iter().map(|byte| *byte == 1).collect())
+    }
+}
+
+/// So many numbers of a byte each are looked for at once.
+const SHORT: usize = 8;
+/// Most bytes of a number.
+const LONGEST: usize = 10;
+
+fn encode_numbers<T: Copy>(elements: &[T], to_wire: impl Fn(T) -> u64, out: &mut Vec<u8>) {
+    out.reserve(elements.len());
+    let mut bytes = [0; SHORT * LONGEST];
+    for chunk in elements.chunks(SHORT) {
+        let mut len = 0;
+        if chunk.iter().all(|element| to_wire(*element) < 0x80) {
+            for element in chunk {
+                bytes[len] = to_wire(*element) as u8;
+                len += 1;
+            }
+        } else {
+            for element in chunk {
+                let mut number = to_wire(*element);
+                while number >= 0x80 {
+                    bytes[len] = number as u8 | 0x80;
+                    number >>= 7;
+                    len += 1;
+                }
+                bytes[len] = number as u8;
+                len += 1;
+            }
+        }
+        out.extend_from_slice(&bytes[..len]);
+    }
+}
+
+/// A number of at most `bits` bits, as postcard decodes it.
+#[inline]
+fn decode_number(bits: u32, rest: &mut &[u8]) -> Result<u64> {
+    let mut number = 0;
+    for shift in (0..bits).step_by(7) {
+        let byte = *rest.split_off_first().ok_or(Error::DeserializeUnexpectedEnd)?;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            let fits = shift + 7 <= bits || u32::from(byte) >> (bits - shift) == 0;
+            return if fits { Ok(number) } else { Err(Error::DeserializeBadVarint) };
+        }
+    }
+    Err(Error::DeserializeBadVarint)
+}
+
+fn decode_numbers<T>(bits: u32, count: usize, rest: &mut &[u8], from_wire: impl Fn(u64) -> T) -> Result<Vec<T>> {
+    let mut elements = Vec::with_capacity(count);
+    while elements.len() < count {
+        match rest.first_chunk::<SHORT>() {
+            Some(bytes) if count - elements.len() >= SHORT && u64::from_le_bytes(*bytes) & 0x8080_8080_8080_8080 == 0 => {
+                elements.extend(bytes.iter().map(|byte| from_wire((*byte).into())));
+                *rest = &rest[SHORT..];
+            }
+            _ => elements.push(from_wire(decode_number(bits, rest)?)),
+        }
+    }
+    Ok(elements)
+}
+
+macro_rules! numbers {
+    ($($ty:ty: $leaf:ident $to_wire:expr, $from_wire:expr;)*) => {$(
+        impl Plain for $ty {
+            const LEAF: Leaf = Leaf::$leaf;
+            const MIN_SIZE: usize = 1;
+
+            fn encode(elements: &[$ty], out: &mut Vec<u8>) {
+                encode_numbers(elements, $to_wire, out);
+            }
+
+            fn decode(count: usize, rest: &mut &[u8]) -> Result<Vec<$ty>> {
+                decode_numbers(<$ty>::BITS, count, rest, $from_wire)
+            }
+        }
+    )*};
+}
+
+/// Zigzag encoding, which keeps small negative numbers short.
+#[inline]
+pub(super) fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)) as u64
+}
+
+fn unzigzag(number: u64) -> i64 {
+    (number >> 1) as i64 ^ -((number & 1) as i64)
+}
+
+numbers! {
+    u16: U16 u64::from, |number| number as u16;
+    u32: U32 u64::from, |number| number as u32;
+    u64: U64 |value| value, |number| number;
+    i16: I16 |value| zigzag(value.into()), |number| unzigzag(number) as i16;
+    i32: I32 |value| zigzag(value.into()), |number| unzigzag(number) as i32;
+    i64: I64 zigzag, unzigzag;
+}
+
+/// Sends 64 bits; a receiver of 32 must check each element.
+#[cfg(target_pointer_width = "64")]
+mod pointer_sized {
+    use super::*;
+
+    numbers! {
+        usize: U64 |value| value as u64, |number| number as usize;
+        isize: I64 |value| zigzag(value as i64), |number| unzigzag(number) as isize;
+    }
+}
+
+/// Calls a macro with the types of elements.
+macro_rules! for_each_plain {
+    ($then:ident!) => {
+        $then!(u8 i8 bool f32 f64 u16 u32 u64 i16 i32 i64);
+        #[cfg(target_pointer_width = "64")]
+        $then!(usize isize);
+    };
+}
+pub(super) use for_each_plain;
+
+/// The elements of a sequence, if it is a slice or `Vec` of `T`.
+#[inline]
+pub(super) fn slice_of<I, T: Plain>(sequence: &I) -> Option<&[T]> {
+    let ty = typeid::of::<I>();
+    let sequence = &raw const *sequence;
+    if ty == TypeId::of::<&[T]>() {
+        // SAFETY: `I` is a `&[T]`, for a lifetime that is at least the result's, since `sequence` was borrowed for that.
+        Some(unsafe { *sequence.cast::<&[T]>() })
+    } else if ty == TypeId::of::<&Vec<T>>() {
+        // SAFETY: as above, with a `&Vec<T>`.
+        Some(unsafe { *sequence.cast::<&Vec<T>>() })
+    } else {
+        None
+    }
+}
+
+/// How a `Vec` of numbers is decoded as a whole.
+pub(crate) struct PlainDecoder<R> {
+    /// Bytes that an element takes in memory.
+    pub element_size: usize,
+    /// The least number of bytes that an element takes on the wire.
+    pub min_size: usize,
+    /// Decodes so many elements, at least `min_size` bytes each, at the front of the bytes.
+    pub decode: fn(usize, &mut &[u8]) -> Result<R>,
+}
+
+/// The decoder of what `V` makes, if that is serde's visitor of a `Vec` of numbers.
+#[inline]
+pub(crate) fn decoder<'de, V: Visitor<'de>>() -> Option<PlainDecoder<V::Value>> {
+    macro_rules! find {
+        ($($ty:ty)*) => {
+            $(if typeid::of::<V::Value>() == TypeId::of::<Vec<$ty>>() && typeid::of::<V>() == visitor_of::<Vec<$ty>>() {
+                return Some(PlainDecoder {
+                    element_size: size_of::<$ty>(),
+                    min_size: <$ty>::MIN_SIZE,
+                    decode: decode_as::<$ty, V::Value>,
+                });
+            })*
+        };
+    }
+    for_each_plain!(find!);
+    None
+}
+
+fn decode_as<T: Plain, R>(count: usize, rest: &mut &[u8]) -> Result<R> {
+    assert!(typeid::of::<R>() == TypeId::of::<Vec<T>>());
+    let elements = ManuallyDrop::new(T::decode(count, rest)?);
+    // SAFETY: `R` is `Vec<T>`, which has no lifetimes; the original is not dropped.
+    Ok(unsafe { mem::transmute_copy::<ManuallyDrop<Vec<T>>, R>(&elements) })
+}
+
+/// The visitor that `T` hands to a deserializer when it asks for a sequence.
+#[inline]
+fn visitor_of<'de, T: Deserialize<'de>>() -> TypeId {
+    match T::deserialize(VisitorProbe) {
+        Err(Visited(Some(visitor))) => visitor,
+        // No visitor of anything else is this one.
+        _ => TypeId::of::<VisitorProbe>(),
+    }
+}
+
+/// A deserializer that refuses everything, and tells by which visitor a sequence would have been visited.
+struct VisitorProbe;
+
+#[derive(Debug)]
+struct Visited(Option<TypeId>);
+
+impl<'de> Deserializer<'de> for VisitorProbe {
+    type Error = Visited;
+
+    #[inline]
+    fn deserialize_seq<V: Visitor<'de>>(self, _visitor: V) -> std::result::Result<V::Value, Visited> {
+        Err(Visited(Some(typeid::of::<V>())))
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> std::result::Result<V::Value, Visited> {
+        Err(Visited(None))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct
+        tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl std::fmt::Display for Visited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("nothing is decoded")
+    }
+}
+
+impl std::error::Error for Visited {}
+
+impl de::Error for Visited {
+    fn custom<T: std::fmt::Display>(_message: T) -> Visited {
+        Visited(None)
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/unit/plain.rs"]
+mod tests;

@@ -1,0 +1,190 @@
+//! Tests of sequences that are encoded and decoded as a whole: the bytes and the errors are postcard's, and code of a type's own
+//! keeps its say.
+
+use std::fmt::{self, Debug};
+
+use proptest::prelude::*;
+use serde::de::{DeserializeOwned, SeqAccess};
+use serde::{Serialize, Serializer};
+
+use super::*;
+use crate::rpc::decode;
+use crate::shape::{DeclarationNumbers, Encoded, Knowledge, Shape};
+
+/// Encodes as an engine does: with nothing known of the type, and then with what the first value has shown.
+fn encode<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
+    let (knowledge, numbers) = (Knowledge::new(None), DeclarationNumbers::default());
+    let bytes = [(); 2].map(|()| {
+        let mut bytes = vec![9];
+        assert!(matches!(knowledge.encode(value, &mut bytes, &numbers), Ok(Encoded::As(_))));
+        assert_eq!(bytes[0], 9);
+        bytes.split_off(1)
+    });
+    assert_eq!(bytes[0], bytes[1]);
+    let [bytes, _] = bytes;
+    bytes
+}
+
+/// Checks that a list and each of its beginnings is encoded as postcard does, as a `Vec` and as a slice, and comes back.
+fn check<T: Plain + Serialize + DeserializeOwned>(list: &[T]) {
+    for len in (0..list.len().min(20)).chain([list.len()]) {
+        let list = &list[..len];
+        let bytes = postcard::to_stdvec(list).unwrap();
+        assert_eq!(encode(list), bytes);
+        assert_eq!(encode(&list.to_vec()), bytes);
+        assert_eq!(Shape::of_value(list), Shape::of_value(&list.iter().collect::<std::collections::VecDeque<_>>()));
+        assert!(decoder_is_used::<Vec<T>>());
+        // Compared by their encoding, since a NaN is not equal to itself.
+        assert_eq!(postcard::to_stdvec(&decode::<Vec<T>>(&bytes).unwrap()).unwrap(), bytes);
+        assert_eq!(postcard::to_stdvec(&decode::<(Box<[T]>, u8)>(&[&bytes[..], &[7]].concat()).unwrap().0).unwrap(), bytes);
+        for cut in 0..bytes.len().min(200) {
+            let cause = postcard::from_bytes::<Vec<T>>(&bytes[..cut]).err().unwrap();
+            assert_eq!(decode::<Vec<T>>(&bytes[..cut]).err(), Some(format!("{cause} ({cut} bytes)")));
+        }
+    }
+}
+
+/// Whether `T` is decoded by this module.
+fn decoder_is_used<T: DeserializeOwned>() -> bool {
+    struct Asks;
+    impl<'de> Deserializer<'de> for Asks {
+        type Error = Visited;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> std::result::Result<V::Value, Visited> {
+            Err(Visited(decoder::<V>().map(|_| TypeId::of::<Asks>())))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+        }
+    }
+    matches!(T::deserialize(Asks), Err(Visited(Some(_))))
+}
+
+#[test]
+fn lists_of_numbers_have_the_bytes_of_postcard() {
+    check(&(0..=255).collect::<Vec<u8>>());
+    check(&(-128..=127).collect::<Vec<i8>>());
+    check(&[true, false, true, true, false]);
+    check(&[0.0, -0.0, 1.5, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE]);
+    check(&[0.0, -0.0, 1.5, f64::NAN, f64::NEG_INFINITY, f64::MAX]);
+    // At each border between lengths, and with runs of short numbers before and after.
+    let numbers: Vec<u64> =
+        (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit, 1, 2, 3, 4, 5, 6, 7, 8, 9]).chain([u64::MAX]).collect();
+    check(&numbers);
+    check(&numbers.iter().map(|number| *number as i64).collect::<Vec<i64>>());
+    check(&numbers.iter().map(|number| -(*number as i128) as i64).collect::<Vec<i64>>());
+    check(&numbers.iter().map(|number| *number as usize).collect::<Vec<usize>>());
+    check(&numbers.iter().map(|number| *number as isize).collect::<Vec<isize>>());
+    check(&numbers.iter().map(|number| *number as u32).collect::<Vec<u32>>());
+    check(&numbers.iter().map(|number| *number as i32).collect::<Vec<i32>>());
+    check(&numbers.iter().map(|number| *number as u16).collect::<Vec<u16>>());
+    check(&numbers.iter().map(|number| *number as i16).collect::<Vec<i16>>());
+}
+
+#[test]
+fn type_with_an_encoding_of_its_own_keeps_it() {
+    #[derive(Debug, PartialEq, Clone, Copy)]
+    #[repr(transparent)]
+    struct Digit(u8);
+
+    impl Serialize for Digit {
+        fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+            serializer.serialize_u8(self.0 + b'0')
+        }
+    }
+
+    impl<'de> Deserialize<'de> for Digit {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Digit, D::Error> {
+            Ok(Digit(u8::deserialize(deserializer)? - b'0'))
+        }
+    }
+
+    let digits = vec![Digit(4), Digit(2)];
+    assert_eq!(encode(&digits), [2, b'4', b'2']);
+    assert_eq!(decode::<Vec<Digit>>(&[2, b'4', b'2']).unwrap(), digits);
+    assert!(!decoder_is_used::<Vec<Digit>>());
+    // A set of numbers is no `Vec`.
+    assert!(!decoder_is_used::<std::collections::HashSet<u8>>());
+    assert!(!decoder_is_used::<Vec<u128>>() && !decoder_is_used::<Vec<char>>() && !decoder_is_used::<String>());
+}
+
+/// A list of numbers that is read backwards.
+#[derive(Debug, PartialEq)]
+struct Reversed(Vec<u8>);
+
+impl<'de> Deserialize<'de> for Reversed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Reversed, D::Error> {
+        struct Backwards;
+
+        impl<'de> Visitor<'de> for Backwards {
+            type Value = Vec<u8>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of numbers")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> std::result::Result<Vec<u8>, A::Error> {
+                let mut list = Vec::new();
+                while let Some(element) = elements.next_element()? {
+                    list.insert(0, element);
+                }
+                Ok(list)
+            }
+        }
+
+        deserializer.deserialize_seq(Backwards).map(Reversed)
+    }
+}
+
+#[test]
+fn visitor_of_a_type_of_its_own_visits_the_elements() {
+    assert_eq!(decode::<Reversed>(&[3, 1, 2, 3]).unwrap(), Reversed(vec![3, 2, 1]));
+    assert!(!decoder_is_used::<Reversed>());
+}
+
+fn compare<T: Plain + Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
+    let ours = decode::<(Vec<T>, Vec<T>)>(bytes);
+    match postcard::take_from_bytes::<(Vec<T>, Vec<T>)>(bytes) {
+        Ok((theirs, rest)) => {
+            assert_eq!(ours.is_ok(), rest.is_empty(), "{ours:?}");
+            if let Ok(ours) = ours {
+                assert_eq!(postcard::to_stdvec(&ours).unwrap(), postcard::to_stdvec(&theirs).unwrap());
+            }
+        }
+        Err(_) => assert!(ours.is_err(), "{ours:?}"),
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_decoded_as_postcard_does(
+        first in 0u8..30,
+        bytes in prop::collection::vec(prop_oneof![0u8..3, 0x78u8..0x88, 0xf8u8..=0xff, any::<u8>()], 0..80),
+    ) {
+        let bytes = [&[first][..], &bytes].concat();
+        compare::<bool>(&bytes);
+        compare::<u8>(&bytes);
+        compare::<i8>(&bytes);
+        compare::<u16>(&bytes);
+        compare::<i16>(&bytes);
+        compare::<u32>(&bytes);
+        compare::<i32>(&bytes);
+        compare::<u64>(&bytes);
+        compare::<i64>(&bytes);
+        compare::<usize>(&bytes);
+        compare::<isize>(&bytes);
+        compare::<f32>(&bytes);
+        compare::<f64>(&bytes);
+    }
+
+    #[test]
+    fn any_numbers_are_encoded_as_postcard_does(list in prop::collection::vec(prop_oneof![0u64..300, any::<u64>()], 0..40)) {
+        prop_assert_eq!(encode(&list), postcard::to_stdvec(&list).unwrap());
+        let signed: Vec<i64> = list.iter().map(|number| *number as i64).collect();
+        prop_assert_eq!(encode(&signed), postcard::to_stdvec(&signed).unwrap());
+        let short: Vec<i16> = list.iter().map(|number| *number as i16).collect();
+        prop_assert_eq!(encode(&short), postcard::to_stdvec(&short).unwrap());
+    }
+}
