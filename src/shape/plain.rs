@@ -76,32 +76,54 @@ impl Plain for bool {
     }
 }
 
-/// So many numbers of a byte each are looked for at once.
-const SHORT: usize = 8;
+/// So many numbers are encoded together.
+const CHUNK: usize = 8;
 /// Most bytes of a number.
 const LONGEST: usize = 10;
+/// The bit of each byte that says whether another one follows.
+const MORE: u64 = 0x8080_8080_8080_8080;
+/// These bits of numbers of two bytes each.
+const PAIRS: u64 = 0x0080_0080_0080_0080;
+
+/// Spreads 56 bits over eight bytes, seven to each.
+#[inline]
+fn spread(number: u64) -> u64 {
+    let spread = (number & 0x0000_0000_0fff_ffff) | (number & 0x00ff_ffff_f000_0000) << 4;
+    let spread = (spread & 0x0000_3fff_0000_3fff) | (spread & 0x0fff_c000_0fff_c000) << 2;
+    (spread & 0x007f_007f_007f_007f) | (spread & 0x3f80_3f80_3f80_3f80) << 1
+}
 
 fn encode_numbers<T: Copy>(elements: &[T], to_wire: impl Fn(T) -> u64, out: &mut Vec<u8>) {
     out.reserve(elements.len());
-    let mut bytes = [0; SHORT * LONGEST];
-    for chunk in elements.chunks(SHORT) {
+    let mut bytes = [0; CHUNK * LONGEST];
+    for chunk in elements.chunks(CHUNK) {
+        // Neighbours are mostly alike: numbers that all take a byte, or all take two.
+        let all = chunk.iter().fold(0, |all, element| all | to_wire(*element));
+        if all < 1 << 7 {
+            out.extend(chunk.iter().map(|element| to_wire(*element) as u8));
+            continue;
+        }
+        if all < 1 << 14 && chunk.iter().all(|element| to_wire(*element) >= 1 << 7) {
+            let pairs = chunk.iter().map(|element| {
+                let number = to_wire(*element);
+                [number as u8 | 0x80, (number >> 7) as u8]
+            });
+            pairs.zip(bytes.as_chunks_mut().0).for_each(|(pair, to)| *to = pair);
+            out.extend_from_slice(&bytes[..2 * chunk.len()]);
+            continue;
+        }
         let mut len = 0;
-        if chunk.iter().all(|element| to_wire(*element) < 0x80) {
-            for element in chunk {
-                bytes[len] = to_wire(*element) as u8;
+        for element in chunk {
+            let mut number = to_wire(*element);
+            while number >= 1 << 56 {
+                bytes[len] = number as u8 | 0x80;
+                number >>= 7;
                 len += 1;
             }
-        } else {
-            for element in chunk {
-                let mut number = to_wire(*element);
-                while number >= 0x80 {
-                    bytes[len] = number as u8 | 0x80;
-                    number >>= 7;
-                    len += 1;
-                }
-                bytes[len] = number as u8;
-                len += 1;
-            }
+            let last = (u64::BITS - 1 - (number | 1).leading_zeros()) / 7;
+            let more = MORE & ((1 << (8 * last)) - 1);
+            bytes[len..len + 8].copy_from_slice(&(spread(number) | more).to_le_bytes());
+            len += last as usize + 1;
         }
         out.extend_from_slice(&bytes[..len]);
     }
@@ -122,17 +144,35 @@ fn decode_number(bits: u32, rest: &mut &[u8]) -> Result<u64> {
     Err(Error::DeserializeBadVarint)
 }
 
-fn decode_numbers<T>(bits: u32, count: usize, rest: &mut &[u8], from_wire: impl Fn(u64) -> T) -> Result<Vec<T>> {
-    let mut elements = Vec::with_capacity(count);
-    while elements.len() < count {
-        match rest.first_chunk::<SHORT>() {
-            Some(bytes) if count - elements.len() >= SHORT && u64::from_le_bytes(*bytes) & 0x8080_8080_8080_8080 == 0 => {
-                elements.extend(bytes.iter().map(|byte| from_wire((*byte).into())));
-                *rest = &rest[SHORT..];
+/// The bits that say whether another byte follows.
+#[inline]
+fn marks(bytes: &[u8; 2 * CHUNK]) -> [u64; 2] {
+    let (halves, _) = bytes.as_chunks();
+    [halves[0], halves[1]].map(|half| u64::from_le_bytes(half) & MORE)
+}
+
+fn decode_numbers<T: Copy>(bits: u32, count: usize, rest: &mut &[u8], from_wire: impl Fn(u64) -> T) -> Result<Vec<T>> {
+    let mut elements = vec![from_wire(0); count];
+    let mut from = *rest;
+    for chunk in elements.chunks_mut(CHUNK) {
+        match from.split_first_chunk::<{ 2 * CHUNK }>() {
+            Some((pairs, behind)) if chunk.len() == CHUNK && marks(pairs) == [PAIRS; 2] => {
+                let number = |pair: &[u8; 2]| u64::from(pair[0] & 0x7f) | u64::from(pair[1]) << 7;
+                chunk.iter_mut().zip(pairs.as_chunks().0).for_each(|(element, pair)| *element = from_wire(number(pair)));
+                from = behind;
             }
-            _ => elements.push(from_wire(decode_number(bits, rest)?)),
+            Some((bytes, _)) if chunk.len() == CHUNK && marks(bytes)[0] == 0 => {
+                chunk.iter_mut().zip(bytes).for_each(|(element, byte)| *element = from_wire((*byte).into()));
+                from = &from[CHUNK..];
+            }
+            _ => {
+                for element in chunk {
+                    *element = from_wire(decode_number(bits, &mut from)?);
+                }
+            }
         }
     }
+    *rest = from;
     Ok(elements)
 }
 

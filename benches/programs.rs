@@ -1,0 +1,236 @@
+//! Benchmark of RPCs as programs make them: lists and records as arguments, many threads, async tasks, async handlers.
+//!
+//! The reference of each figure is the plainest call of calomel that does as much.
+
+mod common;
+
+use std::{future::Future, hint::black_box, pin::Pin, thread, time::Instant};
+
+use calomel::{Engine, Procedure, Request};
+use common::{
+    Outcome, Plan, Site, Transport, alone,
+    caller::{self, Caller},
+    interleave,
+    report::{Figure, Goal, Report, Unit},
+    timed,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{runtime::Runtime, task::JoinSet};
+
+/// Bytes of a list, in memory.
+const LIST: usize = 64 << 10;
+/// Numbers of concurrent callers of one process, threads or tasks.
+const CROWDS: [usize; 3] = [2, 4, 64];
+const TASKS: usize = 64;
+
+#[derive(Clone, Serialize, Deserialize)]
+enum Kind {
+    Plain,
+    Sized { width: u32, height: u32 },
+    Named(String),
+}
+
+/// As services pass them on.
+#[derive(Clone, Serialize, Deserialize)]
+struct Record {
+    id: u64,
+    kind: Kind,
+    name: String,
+    scores: Vec<f32>,
+    parts: Vec<Kind>,
+}
+
+fn record() -> Record {
+    let parts = vec![Kind::Plain, Kind::Sized { width: 640, height: 480 }, Kind::Named("thumbnail".into())];
+    Record { id: 1 << 40, kind: Kind::Sized { width: 1920, height: 1080 }, name: "frame".into(), scores: vec![0.5; 16], parts }
+}
+
+fn main() -> Outcome {
+    common::main(define, measure)
+}
+
+fn define(engine: &Engine) -> calomel::Result<()> {
+    caller::define(engine)?;
+    engine.define_async("empty async", |_: Request, (): ()| async {})?;
+    engine.define("text", |_: &Request, text: String| black_box(text).len())?;
+    define_list::<u8>(engine)?;
+    define_list::<i8>(engine)?;
+    define_list::<f32>(engine)?;
+    define_list::<f64>(engine)?;
+    define_list::<u64>(engine)?;
+    engine.define("record", |_: &Request, record: Record| record)?;
+    Ok(())
+}
+
+fn list_name<T>() -> String {
+    format!("Vec<{}>", std::any::type_name::<T>())
+}
+
+fn define_list<T: DeserializeOwned + 'static>(engine: &Engine) -> calomel::Result<()> {
+    engine.define(&list_name::<T>(), |_: &Request, list: Vec<T>| black_box(list).len())?;
+    Ok(())
+}
+
+fn measure(plan: &Plan) -> Outcome {
+    let mut report = Report::new("programs", plan).beside("plain call");
+    for transport in Transport::ALL {
+        let Some(site) = Site::open(plan, &mut report, transport, define)? else { continue };
+        let caller = Caller::new(&site);
+        list(plan, &mut report, &site, 1.5, (0..LIST).map(|n| n as u8).collect::<Vec<u8>>())?;
+        list(plan, &mut report, &site, 1.5, (0..LIST).map(|n| n as i8).collect::<Vec<i8>>())?;
+        list(plan, &mut report, &site, 1.5, (0..LIST / 4).map(|n| n as f32).collect::<Vec<f32>>())?;
+        list(plan, &mut report, &site, 1.5, (0..LIST / 8).map(|n| n as f64).collect::<Vec<f64>>())?;
+        list(plan, &mut report, &site, 2.0, (0..LIST as u64 / 8).collect::<Vec<u64>>())?;
+        records(plan, &mut report, &site, &caller)?;
+        threads(plan, &mut report, &site, &caller)?;
+        tasks(plan, &mut report, &site, &caller)?;
+    }
+    report.finish()?;
+    Ok(())
+}
+
+/// Beside a `String` of as many bytes.
+fn list<T: Serialize>(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, goal: f64, list: Vec<T>) -> Outcome {
+    let count = plan.count(300);
+    let name = list_name::<T>();
+    let take: Procedure<Vec<T>, usize> = site.client.procedure(&name);
+    let text: Procedure<str, usize> = site.client.procedure("text");
+    let (take, text) = (take.on(&site.peer), text.on(&site.peer));
+    let string = "a".repeat(LIST);
+    let (ours, plain) = interleave(
+        plan,
+        |samples| Ok(timed(count / 10, count, samples, || take.call(&list).map(drop))?),
+        |samples| Ok(timed(count / 10, count, samples, || text.call(&string).map(drop))?),
+    )?;
+    let name = format!("{}: RPC with 64 KiB as {name}", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw("a String", &plain).goal(Goal::TimeAtMost(goal)));
+    Ok(())
+}
+
+fn records(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
+    let (warm_up, count) = (plan.count(500), plan.count(3000));
+    let echo: Procedure<Record, Record> = site.client.procedure("record");
+    let (echo, record) = (echo.on(&site.peer), record());
+    let (ours, plain) = interleave(
+        plan,
+        |samples| Ok(timed(warm_up, count, samples, || echo.call(&record).map(drop))?),
+        |samples| caller.round_trips(warm_up, count, samples),
+    )?;
+    let name = format!("{}: record with enums and lists, there and back", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).raw("an empty RPC", &plain).goal(Goal::TimeAtMost(1.3)));
+    Ok(())
+}
+
+/// Calls per second that a transport should reach, by blocking threads and by tasks.
+fn goals(transport: Transport) -> (f64, f64) {
+    if transport == Transport::Tcp { (110e3, 600e3) } else { (220e3, 1.5e6) }
+}
+
+/// The average time of a call, over `count` of them that `crowd` callers share.
+fn rate(count: usize, crowd: usize, samples: &mut Vec<f64>, run: impl FnOnce(usize) -> Outcome) -> Outcome {
+    let each = count.div_ceil(crowd);
+    let begun = Instant::now();
+    run(each)?;
+    samples.push(begun.elapsed().as_nanos() as f64 / (each * crowd) as f64);
+    Ok(())
+}
+
+fn threads(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
+    let count = plan.count(20_000);
+    for crowd in CROWDS {
+        let many = |each: usize| -> Outcome {
+            thread::scope(|scope| {
+                let one = || (0..each).try_for_each(|_| caller.call());
+                let threads: Vec<_> = (0..crowd).map(|_| scope.spawn(one)).collect();
+                threads.into_iter().try_for_each(|thread| thread.join().expect("no caller panics"))
+            })?;
+            Ok(())
+        };
+        let (ours, plain) = interleave(
+            plan,
+            |samples| rate(count, crowd, samples, many),
+            |samples| rate(count, 1, samples, |each| Ok((0..each).try_for_each(|_| caller.call())?)),
+        )?;
+        let name = format!("{}: {crowd} threads that call", site.name());
+        let goal = Goal::PerSecond(goals(site.transport).0);
+        report.add(Figure::new(name, Unit::Rate, &ours).raw("one thread", &plain).goal(goal));
+    }
+    Ok(())
+}
+
+fn tasks(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller) -> Outcome {
+    let current_thread = tokio::runtime::Builder::new_current_thread().build()?;
+    let workers = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build()?;
+    let runtimes = [("current-thread runtime", &current_thread, 2.0), ("two workers", &workers, 3.0)];
+    let (warm_up, count) = (plan.count(300), plan.count(2000));
+    for (what, runtime, goal) in runtimes {
+        let (ours, plain) = interleave(
+            plan,
+            |samples| on(runtime, one_by_one(site, warm_up, count, samples)),
+            |samples| caller.round_trips(warm_up, count, samples),
+        )?;
+        let name = format!("{}: a task that calls, {what}", site.name());
+        report.add(Figure::new(name, Unit::Time, &ours).raw("a thread", &plain).goal(Goal::TimeAtMost(goal)));
+    }
+    let count = plan.count(60_000);
+    for (what, runtime, _) in runtimes {
+        let ours = alone(plan, |samples| rate(count, TASKS, samples, |each| on(runtime, all_at_once(site, "empty", each))))?;
+        let name = format!("{}: {TASKS} tasks that call, {what}", site.name());
+        report.add(Figure::new(name, Unit::Rate, &ours).goal(Goal::PerSecond(goals(site.transport).1)));
+    }
+    let (ours, plain) = interleave(
+        plan,
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty async", each))),
+        |samples| rate(count, TASKS, samples, |each| on(&current_thread, all_at_once(site, "empty", each))),
+    )?;
+    let name = format!("{}: {TASKS} tasks that call an async handler", site.name());
+    report.add(Figure::new(name, Unit::Rate, &ours).raw("a plain handler", &plain).goal(Goal::SpeedAtLeast(0.83)));
+    Ok(())
+}
+
+fn on(runtime: &Runtime, work: impl Future<Output = calomel::Result<()>>) -> Outcome {
+    Ok(runtime.block_on(work)?)
+}
+
+/// A task that is spawned, as those of a program are: what is not runs on the thread that waits for the runtime.
+fn one_by_one<'s>(
+    site: &Site<'_>,
+    warm_up: usize,
+    count: usize,
+    samples: &'s mut Vec<f64>,
+) -> Pin<Box<dyn Future<Output = calomel::Result<()>> + 's>> {
+    let call = site.client.procedure::<(), ()>("empty").on(&site.peer);
+    let task = async move {
+        let mut samples = Vec::with_capacity(count);
+        for done in 0..warm_up + count {
+            let begun = Instant::now();
+            call.start(&())?.await?;
+            if done >= warm_up {
+                samples.push(begun.elapsed().as_nanos() as f64);
+            }
+        }
+        calomel::Result::Ok(samples)
+    };
+    Box::pin(async move {
+        samples.extend(tokio::spawn(task).await.expect("no task panics")?);
+        Ok(())
+    })
+}
+
+async fn all_at_once(site: &Site<'_>, name: &str, each: usize) -> calomel::Result<()> {
+    let call = site.client.procedure::<(), ()>(name).on(&site.peer);
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let call = call.clone();
+        tasks.spawn(async move {
+            for _ in 0..each {
+                call.start(&())?.await?;
+            }
+            calomel::Result::Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("no task panics")?;
+    }
+    Ok(())
+}
