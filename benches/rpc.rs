@@ -28,8 +28,18 @@ const WINDOWS: [(usize, usize); 3] = [(1, 4_000), (8, 20_000), (64, 60_000)];
 const BLOCKED: Duration = Duration::from_millis(1);
 const CALLERS: usize = 8;
 /// Bytes of arguments, and calls in a round.
-const SIZES: [(usize, usize); 7] =
-    [(64, 2000), (1 << 10, 2000), (4 << 10, 1000), (16 << 10, 600), (64 << 10, 300), (256 << 10, 150), (1 << 20, 60)];
+const SIZES: [(usize, usize); 10] = [
+    (64, 2000),
+    (1 << 10, 2000),
+    (4 << 10, 1000),
+    (16 << 10, 600),
+    (64 << 10, 300),
+    (256 << 10, 150),
+    (1 << 20, 60),
+    (2 << 20, 40),
+    (8 << 20, 20),
+    (32 << 20, 10),
+];
 
 fn main() -> Outcome {
     common::main(define, measure)

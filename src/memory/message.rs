@@ -7,67 +7,117 @@ use parking_lot::Mutex;
 use super::shared::Mapping;
 
 /// How many spare buffers the process keeps.
-const KEPT: usize = 2;
-/// The lengths that are kept: the allocator reuses smaller buffers well, and larger ones would take too much memory.
-const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 20;
+const KEPT: usize = 8;
+/// How many bytes they have together.
+const KEPT_BYTES: usize = 64 << 20;
+/// The allocator reuses smaller buffers well, and larger ones would take too much memory.
+const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=KEPT_BYTES;
+/// Larger ones are mapped.
+const LONGEST_ON_HEAP: usize = 1 << 20;
+/// A buffer is used for a message that fills so much of it at least.
+const LEAST_USED: usize = 4;
 
-/// Used with `try_lock` only: in a forked child, a thread that does not exist there may hold the lock.
-static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+/// The oldest first. Used with `try_lock` only: in a forked child, a thread that does not exist there may hold the lock.
+static SPARE: Mutex<Vec<MessageBuffer>> = Mutex::new(Vec::new());
 
 /// Memory of a message.
 pub(super) enum MessageBuffer {
     Heap(Vec<u8>),
     /// Fresh from the kernel, which zeroes each page when it is touched. The allocator might reuse memory that it has to zero
     /// at once: peers that announce large messages and send nothing would cost this engine that time.
-    Mapped(Mapping),
+    Mapped {
+        mapping: Mapping,
+        len: usize,
+    },
 }
 
 impl MessageBuffer {
     pub(super) fn address(&mut self) -> *mut u8 {
         match self {
             MessageBuffer::Heap(bytes) => bytes.as_mut_ptr(),
-            MessageBuffer::Mapped(mapping) => mapping.address(),
+            MessageBuffer::Mapped { mapping, .. } => mapping.address(),
         }
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
             MessageBuffer::Heap(bytes) => bytes.len(),
-            MessageBuffer::Mapped(mapping) => mapping.len(),
+            MessageBuffer::Mapped { len, .. } => *len,
         }
+    }
+
+    /// The longest message that it has initialized memory for.
+    fn room(&self) -> usize {
+        match self {
+            MessageBuffer::Heap(bytes) => bytes.len(),
+            MessageBuffer::Mapped { mapping, .. } => mapping.len(),
+        }
+    }
+
+    fn resize(&mut self, new: usize) {
+        match self {
+            MessageBuffer::Heap(bytes) => bytes.truncate(new),
+            MessageBuffer::Mapped { len, .. } => *len = new,
+        }
+    }
+}
+
+/// Takes the newest spare buffer that has room for a message of this length, and is not much longer.
+fn spare(len: usize, kind: impl Fn(&MessageBuffer) -> bool) -> Option<MessageBuffer> {
+    if !WORTH_KEEPING.contains(&len) {
+        return None;
+    }
+    let fitting = len..=len.saturating_mul(LEAST_USED);
+    let mut spare = SPARE.try_lock()?;
+    let at = spare.iter().rposition(|buffer| fitting.contains(&buffer.room()) && kind(buffer))?;
+    Some(spare.remove(at))
+}
+
+/// An empty `Vec` for a message to be sent, of about this length.
+pub(crate) fn spare_bytes(len: usize) -> Vec<u8> {
+    match spare(len, |buffer| matches!(buffer, MessageBuffer::Heap(_))) {
+        Some(MessageBuffer::Heap(mut bytes)) => {
+            bytes.clear();
+            bytes
+        }
+        _ => Vec::new(),
     }
 }
 
 /// A buffer of this length for a message to come; it holds zeros, or bytes of an earlier message.
 pub(super) fn buffer(len: usize) -> MessageBuffer {
-    if len > *WORTH_KEEPING.end()
-        && let Ok(mapping) = Mapping::anonymous(len)
-    {
-        return MessageBuffer::Mapped(mapping);
+    if let Some(mut buffer) = spare(len, |_| true) {
+        buffer.resize(len);
+        return buffer;
     }
-    let spare = if WORTH_KEEPING.contains(&len) { SPARE.try_lock() } else { None };
-    let spare = spare.and_then(|mut spare| {
-        let fits = spare.iter().position(|buffer| buffer.len() >= len);
-        fits.map(|at| spare.swap_remove(at))
-    });
-    MessageBuffer::Heap(match spare {
-        Some(mut buffer) => {
-            buffer.truncate(len);
-            buffer
+    if len > LONGEST_ON_HEAP {
+        // A little longer, so that it fits messages of about this length. Pages that are not touched cost nothing.
+        let room = len.next_multiple_of(1 << (len.ilog2() - 3));
+        if let Ok(mapping) = Mapping::anonymous(room) {
+            return MessageBuffer::Mapped { mapping, len };
         }
-        None => vec![0; len],
-    })
+    }
+    MessageBuffer::Heap(vec![0; len])
 }
 
+/// Takes back the buffer of a message that was complete.
 pub(super) fn keep(buffer: MessageBuffer) {
-    if let MessageBuffer::Heap(buffer) = buffer
-        && WORTH_KEEPING.contains(&buffer.len())
-        && buffer.capacity() <= 2 * buffer.len()
-        && let Some(mut spare) = SPARE.try_lock()
-        && spare.len() < KEPT
-    {
-        spare.push(buffer);
+    let wasted = matches!(&buffer, MessageBuffer::Heap(bytes) if bytes.capacity() > 2 * bytes.len());
+    if wasted || !WORTH_KEEPING.contains(&buffer.room()) {
+        return;
     }
+    let Some(mut spare) = SPARE.try_lock() else { return };
+    spare.push(buffer);
+    let mut bytes: usize = spare.iter().map(MessageBuffer::room).sum();
+    let mut dropped = Vec::new();
+    while spare.len() > KEPT || bytes > KEPT_BYTES {
+        let oldest = spare.remove(0);
+        bytes -= oldest.room();
+        dropped.push(oldest);
+    }
+    // Unmapped where the lock is not held.
+    drop(spare);
+    drop(dropped);
 }
 
 /// A complete message that has arrived. `None`: an empty one.
@@ -78,9 +128,9 @@ impl Deref for ReceivedMessage {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Some(MessageBuffer::Heap(bytes)) => bytes,
-            // SAFETY: this value alone owns the mapping, whose memory is initialized and stays until it is dropped; it was
-            // taken out of its region after the gate had closed, so it is not written any more.
-            Some(MessageBuffer::Mapped(mapping)) => unsafe { std::slice::from_raw_parts(mapping.address(), mapping.len()) },
+            // SAFETY: this value alone owns the mapping, which is at least so long, and whose memory is initialized and stays
+            // until it is dropped; it was taken out of its region after the gate had closed, so it is not written any more.
+            Some(MessageBuffer::Mapped { mapping, len }) => unsafe { std::slice::from_raw_parts(mapping.address(), *len) },
             None => &[],
         }
     }
@@ -100,10 +150,40 @@ mod tests {
 
     #[test]
     fn new_or_reused_buffer_has_the_length_asked_for() {
-        for len in [0, 1, 32 << 10, 100_000, 50_000, 100_000, 1 << 20, (1 << 20) + 1] {
-            let buffer = buffer(len);
+        for len in [0, 1, 32 << 10, 100_000, 50_000, 100_000, 1 << 20, (1 << 20) + 1, 3 << 20, 2 << 20, KEPT_BYTES + 1] {
+            let mut buffer = buffer(len);
             assert_eq!(buffer.len(), len);
+            assert!(buffer.room() >= len);
+            // SAFETY: the buffer is at least so long, and is used by this thread only.
+            unsafe { buffer.address().write_bytes(1, len) };
             keep(buffer);
         }
+    }
+
+    /// Other tests of this process use the spare buffers, too: so many of them are always allowed.
+    #[test]
+    fn spare_buffers_are_bounded() {
+        for round in 0..100 {
+            let len = (1 << 20) + (round % 7) * (5 << 20);
+            let buffers: Vec<_> = (0..6).map(|_| buffer(len)).collect();
+            buffers.into_iter().for_each(keep);
+            let spare = SPARE.lock();
+            assert!(spare.len() <= KEPT);
+            assert!(spare.iter().map(MessageBuffer::room).sum::<usize>() <= KEPT_BYTES);
+        }
+    }
+
+    #[test]
+    fn memory_of_a_sent_message_is_used_for_the_next() {
+        // A length of its own, so that no other test takes it.
+        const LEN: usize = 50 << 20;
+        let used = (0..100).any(|_| {
+            keep(MessageBuffer::Heap(vec![1; LEN]));
+            let bytes = spare_bytes(LEN);
+            assert!(bytes.is_empty());
+            bytes.capacity() >= LEN
+        });
+        assert!(used);
+        assert_eq!(spare_bytes(100).capacity(), 0);
     }
 }

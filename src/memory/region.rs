@@ -235,7 +235,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         self.outside.get_mut().registrations.drain(..).for_each(|registration| registration.end());
-        if let Some(buffer) = self.owned.get_mut().take() {
+        // A mapping that was not taken out may be of a message that never came: its pages are not there.
+        if let Some(buffer @ MessageBuffer::Heap(_)) = self.owned.get_mut().take() {
             message::keep(buffer);
         }
     }

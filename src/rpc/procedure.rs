@@ -13,9 +13,8 @@ use super::call_target::{CallTarget, StartedCall};
 use super::codec;
 use super::pending::Pending;
 use crate::engine::{Endpoint, Engine, EngineShared, ProcedureInfo, deadline};
-use crate::memory::{Region, Slice};
 use crate::progress::{Completion, EngineEnv};
-use crate::proto::{CallId, CallSpec, Failure, OutgoingBody, Rejected};
+use crate::proto::{CallId, CallSpec, Failure, Rejected};
 use crate::{Error, MessageSide, Result};
 
 /// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
@@ -238,21 +237,15 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let now = Instant::now();
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let started = codec::with_buffer(|buffer| {
-            let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
+            let (leases, declared) = codec::encode(arguments, &mut buffer.bytes, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
-            let large = buffer.len() > shared.limits.eager;
-            let content = if large {
-                OutgoingBody::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
-            } else {
-                OutgoingBody::Small(buffer)
-            };
             let spec = CallSpec {
                 peer: endpoint.peer(),
                 procedure: declared.number,
                 name: &info.name,
                 shape: &declared.shape,
                 provider: endpoint.provider_id(),
-                content,
+                content: buffer.outgoing(shared.limits.eager),
                 leases,
                 deadline,
                 timed,

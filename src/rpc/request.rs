@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::codec;
 use crate::engine::{Endpoint, Engine, EngineShared};
-use crate::memory::{Region, Slice};
+use crate::memory::Slice;
 use crate::progress::{EngineEnv, error_of};
 use crate::proto::{self, Body, Declaration, Failure, Incoming, LeaseRange, LinkId, Reply, RequestId, Status};
 use crate::shape::Knowledge;
@@ -200,7 +200,7 @@ impl<R: Serialize> Responder<R> {
                     leases: Vec::new(),
                 }));
             }
-            let (leases, declared) = match codec::encode(result, buffer, self.request.engine.shared(), &self.results) {
+            let (leases, declared) = match codec::encode(result, &mut buffer.bytes, self.request.engine.shared(), &self.results) {
                 Ok(encoded) => encoded,
                 Err(failed) => {
                     let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
@@ -212,11 +212,7 @@ impl<R: Serialize> Responder<R> {
                     return Err(error);
                 }
             };
-            let content = if buffer.len() > eager {
-                proto::OutgoingBody::Large(Slice::whole(&Region::from_vec(std::mem::take(buffer))))
-            } else {
-                proto::OutgoingBody::Small(buffer)
-            };
+            let content = buffer.outgoing(eager);
             self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases }))
         })
     }
