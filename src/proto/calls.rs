@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use slotmap::KeyData;
 
-use super::chain::{self, Chained, Neighbours};
 use super::credit::MAX_COST;
 use super::link::PeerLink;
 use super::streams::OutStream;
+use super::tables::{self, Chained, Neighbours};
 use super::wire::{BorrowedBytes, Declare, MAX_NAME, Message, Status, Stream};
 use super::{Body, CallId, Declaration, Env, Failure, LeaseRange, LinkId, Memory, Output, PeerId, Proto, broken, wire_id};
 
@@ -172,7 +172,7 @@ impl<E: Env> Proto<E> {
             answer: None,
             neighbours: Neighbours::default(),
         };
-        let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
+        let call = tables::chain(&mut self.calls, &mut self.links[id].last_call, call);
         let leases = self.lease(id, spec.leases);
         let budget = spec.deadline.saturating_duration_since(now).min(MAX_BUDGET);
         let link = &mut self.links[id];
@@ -238,7 +238,7 @@ impl<E: Env> Proto<E> {
             answer: None,
             neighbours,
         };
-        let call = chain::add(&mut self.calls, &mut self.links[id].last_call, call);
+        let call = tables::chain(&mut self.calls, &mut self.links[id].last_call, call);
         self.set_deadline(call, deadline);
         let call_number = wire_id(call);
         let message = match question {
@@ -273,7 +273,7 @@ impl<E: Env> Proto<E> {
         }
         if let Some(link) = self.links.get_mut(call.link) {
             link.pending -= 1;
-            chain::unlink(&mut self.calls, &mut link.last_call, call.neighbours());
+            tables::unchain(&mut self.calls, &mut link.last_call, call.neighbours());
             if !call.one_way || result.is_err() {
                 link.streams.end(Stream::Request, wire_id(id));
             }
@@ -295,7 +295,7 @@ impl<E: Env> Proto<E> {
     /// large.
     pub(super) fn refuse_too_large(&mut self, id: LinkId) {
         let limit = self.links[id].peer_max_message;
-        for call in chain::all(&mut self.calls, self.links[id].last_call) {
+        for call in tables::chained(&mut self.calls, self.links[id].last_call) {
             let Some(&OutgoingCall { size, one_way, announced, .. }) = self.calls.get(call) else { continue };
             let one_way = one_way && !announced;
             if size > limit {

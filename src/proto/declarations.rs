@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::hash::NumberMap;
+use super::tables::NumberMap;
 use super::wire::{Declare, MAX_NAME};
 use super::{Env, Failure, broken};
 

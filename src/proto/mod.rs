@@ -15,12 +15,10 @@
 mod access;
 mod admission;
 mod calls;
-mod chain;
 mod credit;
 mod declarations;
 mod exposures;
 mod handshake;
-mod hash;
 mod inbound;
 mod keys;
 mod limits;
@@ -34,6 +32,7 @@ mod policy;
 mod refusals;
 mod requests;
 mod streams;
+mod tables;
 #[cfg(any(test, fuzzing))]
 mod tests;
 mod timers;

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::chain;
 use super::link::{LinkState, PeerLink};
+use super::tables;
 use super::timers::TimerKind;
 use super::wire::{Hello, Message};
 use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, broken};
@@ -373,10 +373,10 @@ impl<E: Env> Proto<E> {
                 self.outputs.push_back(Output::PeerLost { peer: peer.tag.clone(), failure: failure.clone() });
             }
         }
-        for call in chain::all(&mut self.calls, link.last_call) {
+        for call in tables::chained(&mut self.calls, link.last_call) {
             self.end_call(call, Err(failure.clone()));
         }
-        for transfer in chain::all(&mut self.transfers, link.last_transfer) {
+        for transfer in tables::chained(&mut self.transfers, link.last_transfer) {
             self.end_transfer(transfer, Err(failure.clone()));
         }
         self.parked.orphan(id);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use slotmap::SlotMap;
 
 use super::Memory;
-use super::hash::SeededHash;
+use super::tables::SeededHash;
 use super::wire::Stream;
 
 slotmap::new_key_type! {

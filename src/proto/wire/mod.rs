@@ -249,7 +249,7 @@ pub(crate) fn encode<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) -> pos
     postcard::serialize_with_flavor(value, AppendFlavor(out))
 }
 
-/// The prefix of a frame: checksum of what follows up to the body, length of all that follows the prefix, length of the message.
+/// The prefix of a frame: checksum of what follows up to the body, length of all that follows the prefix, that of the message.
 pub(crate) const PREFIX_LEN: usize = 12;
 /// A bit beside the length of the message: a checksum of the body follows it.
 const COVERED: u32 = 1 << 31;
