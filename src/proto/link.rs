@@ -1,17 +1,22 @@
-//! One link: its state, what is held for its peer, and what waits to be sent.
+//! One link: its state, what is held for its peer, what waits to be sent, what its transport reports, and what arrives on it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
+
+use slotmap::KeyData;
 
 use super::access::IncomingPush;
 use super::credit::{ReceiveWindow, SendCredit};
-use super::declarations::{OwnDeclarations, PeerDeclarations};
 use super::keys::AuthState;
 use super::limits::{LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::streams::{Chunk, Streams};
 use super::tables::NumberMap;
-use super::wire::{self, Message, Stream};
-use super::{CallId, Env, LinkId, Output, PeerId, RequestId, TransferId};
+use super::wire::{self, Declare, Frame, FrameError, MAX_NAME, Message, Stream};
+use super::{
+    CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, Output, PayloadStatus, PeerId, Proto, ReceiveTarget, RequestId,
+    TransferId, broken,
+};
 use crate::Address;
 
 /// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
@@ -19,7 +24,7 @@ use crate::Address;
 /// better with 1 MiB.
 const CHUNK: usize = 512 << 10;
 /// Longest payload of one `Data` that is accepted.
-pub(super) const MAX_CHUNK: usize = 4 << 20;
+const MAX_CHUNK: usize = 4 << 20;
 /// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
 const MAX_EXPORTED: isize = 4;
 /// A send buffer that has grown beyond this is freed, not reused.
@@ -29,6 +34,8 @@ const KEEP: usize = 64 << 10;
 const MANY: usize = 8;
 /// So many bytes are worth a send of their own.
 const WORTH_SENDING: usize = 16 << 10;
+/// Largest number of payloads of one link that may be arriving at once.
+const MAX_INBOUND: usize = 64;
 
 /// ```text
 ///   dialled:  Dialling ──connected──▶ Handshaking ──their hello──▶ Open
@@ -272,7 +279,7 @@ impl<E: Env> PeerLink<E> {
         self.exported < MAX_EXPORTED && !self.streams.is_empty()
     }
 
-    pub(super) fn is_flushed(&self) -> bool {
+    fn is_flushed(&self) -> bool {
         !self.in_flight && self.exported == 0 && !self.wants_to_send()
     }
 
@@ -282,31 +289,10 @@ impl<E: Env> PeerLink<E> {
     }
 
     /// True when the link has something to send from now on; it is to be put in `Proto::ready` then.
-    pub(super) fn becomes_ready(&mut self) -> bool {
+    fn becomes_ready(&mut self) -> bool {
         let becomes = !self.queued && !self.in_flight && self.wants_to_send();
         self.queued |= becomes;
         becomes
-    }
-
-    /// Sets the longest payload to send.
-    pub(super) fn set_chunk(&mut self, len: usize) {
-        self.chunk = len.clamp(1, MAX_CHUNK);
-    }
-
-    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
-    pub(super) fn sent(&mut self, mut bytes: Vec<u8>, exported: bool) {
-        self.in_flight = false;
-        self.account.sending = 0;
-        self.exported += isize::from(exported);
-        if bytes.capacity() <= KEEP {
-            bytes.clear();
-            self.spare = bytes;
-        }
-    }
-
-    /// The peer has read a payload that was exported to it.
-    pub(super) fn returned(&mut self) {
-        self.exported -= 1;
     }
 
     /// The next thing to send: all queued frames, and one chunk.
@@ -353,5 +339,404 @@ impl<E: Env> PeerLink<E> {
         note("bytes of incomplete frames", partial);
         note("bytes of answers", answers + control + sending + self.streams.answering());
         note("pulls of the peer", self.streams.pulls());
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// Queues the link for sending, if it has anything to send.
+    pub(super) fn mark_ready(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        if link.becomes_ready() {
+            self.ready.push_back(id);
+        }
+        if link.counts() {
+            self.recount(id);
+        }
+    }
+
+    /// Sets the longest payload that the link's transport prefers.
+    pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.chunk = len.clamp(1, MAX_CHUNK);
+        }
+    }
+
+    /// The link does not leave this host.
+    pub(crate) fn set_local(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.local = true;
+        }
+    }
+
+    /// The link's transport can execute [`Output::StartRma`](super::Output::StartRma).
+    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
+    pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.rma_capable = true;
+        }
+    }
+
+    /// The peer has read a payload that was exported to it.
+    pub(crate) fn handle_returned(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.exported -= 1;
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
+    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, exported: bool) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.in_flight = false;
+        link.account.sending = 0;
+        link.exported += isize::from(exported);
+        if bytes.capacity() <= KEEP {
+            bytes.clear();
+            link.spare = bytes;
+        }
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// Continues to close a link, which ends once it is flushed. The peer ends an open one, see
+    /// [`PeerLink::goodbye`]; the engine limits the time for that.
+    pub(super) fn touch_closing(&mut self, id: LinkId) {
+        let link = &mut self.links[id];
+        if link.is_flushed() && !link.goodbye {
+            if !link.is_open() {
+                return self.close(id, Failure::Finalized);
+            }
+            link.goodbye = true;
+            link.queue_frame(&Message::Goodbye, &[]);
+        }
+        self.mark_ready(id);
+    }
+
+    /// How many bytes the peer's system has acknowledged, as [`AskAcknowledged`](super::Output::AskAcknowledged) asked; 0 when
+    /// all of them are. If the number has grown, the peer is alive, though its messages may wait behind what is sent to it.
+    pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        // The bytes were acknowledged at some time after the last check.
+        if let Some((_, asked)) = link.acknowledged.filter(|(before, _)| bytes > *before) {
+            link.last_heard = link.last_heard.max(asked);
+        }
+        link.acknowledged = (bytes > 0).then_some((bytes, now));
+    }
+
+    /// Handles what it can of the bytes that arrived on a link. An error says how the peer broke the protocol; the caller
+    /// closes the link with it.
+    pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
+        let mut used = 0;
+        let Some(link) = self.links.get_mut(id) else {
+            return Ok(Consumed { used: bytes.len(), target: None });
+        };
+        link.last_heard = now;
+        // `bytes` begins with the incomplete frame again: counted as partial, too, it would count twice while the frame is
+        // handled.
+        if link.account.partial > 0 {
+            link.account.partial = 0;
+            self.recount(id);
+        }
+        while !self.links[id].is_open() {
+            if self.links[id].closing {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+            let Some(len) = self.handle_handshake(id, &bytes[used..], now)? else { return Ok(Consumed { used, target: None }) };
+            used += len;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+        }
+        while used < bytes.len() {
+            let (message, body, len) = match wire::take(&bytes[used..]) {
+                Ok(Frame::Incomplete) => break,
+                Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
+                Ok(Frame::Damaged(message, len)) => (message, None, len),
+                Err(FrameError::Broken(reason)) => return Err(broken(reason)),
+                Err(FrameError::Damaged) => return Err(Failure::Checksum),
+            };
+            used += len;
+            let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
+            if !may_have_body && body != Some(&[]) {
+                return Err(broken("a body behind a message that takes none".to_owned()));
+            }
+            if let Message::Data { stream, id: number, offset, len } = message {
+                let target = self.receive_target(id, stream, number, offset, len as usize)?;
+                self.watch(id, now);
+                return Ok(Consumed { used, target: Some(target) });
+            }
+            self.handle_message(id, message, body, now)?;
+            self.check_unrefusable_bytes(id)?;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+        }
+        if used < bytes.len() {
+            self.keep_partial(id, bytes.len() - used, now)?;
+        }
+        Ok(Consumed { used, target: None })
+    }
+
+    /// `body` is `None` if it was corrupted in transit.
+    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
+        if self.stage == EngineStage::Closed && message != Message::Goodbye {
+            // No message is wanted any more, and no reply may be sent.
+            return Ok(());
+        }
+        match message {
+            Message::Request { .. } => return self.handle_request(id, message, body, now),
+            Message::Response { .. } => self.handle_response(id, message, body)?,
+            Message::Refuse { call, status } => self.handle_refuse(id, call, status),
+            Message::Cancel { call } => self.handle_cancel(id, call),
+            Message::Pull(range) => self.handle_pull(id, range, now)?,
+            Message::Push(range) => self.handle_push(id, range, now)?,
+            Message::Done { transfer, status } => self.handle_done(id, transfer, status),
+            Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
+            Message::Ping => {
+                self.links[id].queue_control(&Message::Pong);
+                self.mark_ready(id);
+            }
+            Message::Pong => {}
+            Message::ResumptionToken { token } => self.handle_resumption_token(id, token),
+            Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
+            Message::Goodbye => {
+                self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
+            }
+            Message::Release(leases) => self.handle_release(id, leases),
+            Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
+            Message::Shutdown { call } => self.handle_shutdown(id, call),
+            Message::Echo { call } => self.handle_echo(id, call),
+            Message::Identify { call, provider } => self.handle_identify(id, call, provider),
+            Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
+        }
+        Ok(())
+    }
+
+    /// Where the payload of a `Data` goes.
+    fn receive_target(
+        &mut self,
+        id: LinkId,
+        kind: Stream,
+        number: u64,
+        offset: u64,
+        len: usize,
+    ) -> Result<ReceiveTarget<E::Memory>, Failure> {
+        if len > MAX_CHUNK {
+            return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {MAX_CHUNK} bytes")));
+        }
+        let inbound = &self.links[id].inbound;
+        if inbound.len() >= MAX_INBOUND {
+            return Err(broken(format!("more than {MAX_INBOUND} payloads at a time")));
+        }
+        let coming: usize = inbound.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
+        // Chunks of one stream come in order. One that does not breaks the protocol, or is for an operation that has ended.
+        let (memory, arrived) = match kind {
+            Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
+                // The owner was not asked for what a device transfers.
+                Some(transfer) if transfer.link == id && transfer.pull && transfer.rma.is_none() => {
+                    (Some(&transfer.memory), transfer.arrived)
+                }
+                _ => (None, 0),
+            },
+            Stream::Response => match self.calls.get(KeyData::from_ffi(number).into()) {
+                Some(call) if call.link == id => match &call.answer {
+                    Some(answer) => (Some(&answer.memory), answer.arrived),
+                    None => (None, 0),
+                },
+                _ => (None, 0),
+            },
+            Stream::Push => match self.links[id].pushes.get(&number) {
+                Some(push) => (Some(&push.memory), push.arrived),
+                None => (None, 0),
+            },
+            Stream::Request => match self.links[id].requests.get(&number).and_then(|r| self.requests.get(*r)) {
+                Some(request) => match &request.body {
+                    Some(body) => (Some(&body.memory), body.arrived),
+                    None => (None, 0),
+                },
+                None => (None, 0),
+            },
+        };
+        let target = match memory {
+            Some(memory) => {
+                let arrived = arrived + coming;
+                let part = usize::try_from(offset).ok().filter(|o| *o == arrived).and_then(|o| memory.part(o, len));
+                Some(part.ok_or_else(|| broken(format!("a chunk of {len} bytes at {offset} where {arrived} was expected")))?)
+            }
+            None => None,
+        };
+        self.links[id].inbound.push_back(InboundPayload { kind, id: number, len, wanted: target.is_some() });
+        Ok(ReceiveTarget { memory: target, len })
+    }
+
+    /// Part of a payload has arrived: the peer is alive.
+    pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.last_heard = now;
+        }
+    }
+
+    /// The first of the payloads that `consume` announced has arrived.
+    pub(crate) fn handle_payload_done(&mut self, id: LinkId, status: PayloadStatus, now: Instant) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.last_heard = now;
+        let Some(InboundPayload { kind, id: number, len, wanted: true }) = link.inbound.pop_front() else { return };
+        match kind {
+            Stream::Pull => self.pull_arrived(id, number, len, status),
+            Stream::Push => self.push_arrived(id, number, len, status),
+            Stream::Request if status == PayloadStatus::Damaged => self.refuse_damaged(id, number),
+            Stream::Response if status == PayloadStatus::Damaged => {
+                self.abandon_call(CallId::from(KeyData::from_ffi(number)), Failure::Checksum);
+            }
+            // The body of a message belongs to its sender: only a peer that breaks the protocol revokes it meanwhile.
+            Stream::Request | Stream::Response if status != PayloadStatus::Whole => {
+                self.close(id, broken("a message whose body was revoked".into()));
+            }
+            Stream::Request => self.request_arrived(id, number, len),
+            Stream::Response => self.response_arrived(id, number, len),
+        }
+    }
+}
+
+// Numbers stand for what was declared once on a link: a procedure's name with the shape of its arguments, or the shape of a
+// result. The first message that uses a number declares it. A link keeps the order of messages, so the receiver reads the
+// declaration before any other use of the number. It keeps a declaration even if it refuses the message that brought it.
+
+/// Largest number of declarations of one side on a link.
+pub(super) const MAX_DECLARATIONS: usize = 1 << 16;
+/// Limit on their bytes, with the overhead of each. Beyond it a declaration is for one message only.
+pub(super) const MAX_DECLARED_BYTES: usize = 16 << 20;
+/// Numbers from here on are not used on links: an engine that has so many declares for one message at a time.
+const MAX_NUMBERS: usize = 16 * MAX_DECLARATIONS;
+/// Overhead of a declaration, in bytes.
+const DECLARATION_COST: usize = 192;
+
+/// What a peer has declared.
+#[derive(Debug)]
+pub(crate) struct Declaration<E: Env> {
+    /// Empty for a result.
+    pub name: Arc<str>,
+    /// The shape of the values, in a format that the protocol does not know.
+    pub shape: Box<[u8]>,
+    pub verdicts: E::Verdicts,
+}
+
+/// The numbers that this side has declared on a link.
+#[derive(Default)]
+pub(super) struct OwnDeclarations {
+    /// One bit for each.
+    numbers: Vec<u64>,
+    count: usize,
+    bytes: usize,
+}
+
+impl OwnDeclarations {
+    fn has(&self, number: u32) -> bool {
+        self.numbers.get(number as usize / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1)
+    }
+
+    /// Whether a declaration of `len` bytes has a number on this link, or can get one.
+    pub(super) fn has_number(&self, number: u32, len: usize) -> bool {
+        let is_room = || self.count < MAX_DECLARATIONS && self.bytes + len + DECLARATION_COST <= MAX_DECLARED_BYTES;
+        self.has(number) || (number != 0 && is_room() && (number as usize) < MAX_NUMBERS)
+    }
+
+    /// The number to send for a declaration of `len` bytes (0: none), and whether the message has to declare it.
+    pub(super) fn add(&mut self, number: u32, len: usize) -> (u32, bool) {
+        if self.has(number) {
+            return (number, false);
+        }
+        if !self.has_number(number, len) {
+            return (0, true);
+        }
+        self.bytes += len + DECLARATION_COST;
+        let word = number as usize / 64;
+        if self.numbers.len() <= word {
+            self.numbers.resize(word + 1, 0);
+        }
+        self.numbers[word] |= 1 << (number % 64);
+        self.count += 1;
+        (number, true)
+    }
+}
+
+/// What the peer has declared on a link.
+pub(super) struct PeerDeclarations<E: Env> {
+    procedures: NumberMap<u32, Arc<Declaration<E>>>,
+    results: NumberMap<u32, Arc<Declaration<E>>>,
+    /// Bytes of them all.
+    pub bytes: usize,
+}
+
+impl<E: Env> Default for PeerDeclarations<E> {
+    fn default() -> Self {
+        PeerDeclarations { procedures: NumberMap::default(), results: NumberMap::default(), bytes: 0 }
+    }
+}
+
+impl<E: Env> PeerDeclarations<E> {
+    /// What a request calls.
+    pub(super) fn procedure(&mut self, number: u32, declared: Option<Declare<'_>>) -> Result<Arc<Declaration<E>>, Failure> {
+        let Some(Declare { name, shape }) = declared else {
+            let known = self.procedures.get(&number).cloned();
+            return known.ok_or_else(|| broken(format!("procedure {number} was not declared")));
+        };
+        if name.len() > MAX_NAME {
+            return Err(broken(format!("a name of {} bytes exceeds the limit of {MAX_NAME} bytes", name.len())));
+        }
+        if self.procedures.contains_key(&number) {
+            return Err(broken(format!("procedure {number} was declared twice")));
+        }
+        let declaration = Arc::new(Declaration { name: name.into(), shape: shape.0.into(), verdicts: E::Verdicts::default() });
+        if number != 0 {
+            self.keep(name.len() + shape.0.len())?;
+            self.procedures.insert(number, declaration.clone());
+        }
+        Ok(declaration)
+    }
+
+    /// The name of a procedure that the peer calls; `None` where it was declared for one message only.
+    pub(super) fn name_of(&self, procedure: u32) -> Option<&str> {
+        self.procedures.get(&procedure).map(|declaration| &*declaration.name)
+    }
+
+    /// The declaration of an answer's type; `None` for an answer that needs none.
+    pub(super) fn result(&mut self, number: u32, shape: &[u8]) -> Result<Option<Arc<Declaration<E>>>, Failure> {
+        let known = self.results.get(&number);
+        if shape.is_empty() {
+            return match known {
+                None if number != 0 => Err(broken(format!("result {number} was not declared"))),
+                known => Ok(known.cloned()),
+            };
+        }
+        if known.is_some() {
+            return Err(broken(format!("result {number} was declared twice")));
+        }
+        let declaration = Arc::new(Declaration { name: "".into(), shape: shape.into(), verdicts: E::Verdicts::default() });
+        if number != 0 {
+            self.keep(shape.len())?;
+            self.results.insert(number, declaration.clone());
+        }
+        Ok(Some(declaration))
+    }
+
+    /// Accounts for one more declaration of the peer, which knows the limits: beyond them the link ends.
+    fn keep(&mut self, len: usize) -> Result<(), Failure> {
+        let count = self.procedures.len() + self.results.len();
+        let bytes = self.bytes + len + DECLARATION_COST;
+        if count == MAX_DECLARATIONS || bytes > MAX_DECLARED_BYTES {
+            return Err(broken(format!(
+                "{} declarations of {bytes} bytes exceed the limits of {MAX_DECLARATIONS} and {MAX_DECLARED_BYTES} bytes",
+                count + 1
+            )));
+        }
+        self.bytes = bytes;
+        Ok(())
     }
 }
