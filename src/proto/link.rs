@@ -7,9 +7,9 @@ use std::time::Instant;
 use slotmap::KeyData;
 
 use super::access::IncomingPush;
+use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::credit::{ReceiveWindow, SendCredit};
 use super::keys::AuthState;
-use super::limits::{LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::streams::{Chunk, Streams};
 use super::tables::NumberMap;
 use super::wire::{self, Declare, Frame, FrameError, MAX_NAME, Message, Stream};
@@ -128,22 +128,6 @@ pub(super) struct InboundPayload {
     /// An operation wants it. If a peer gives two operations in turn the same number, the second must not get what was sent for
     /// the first.
     pub wanted: bool,
-}
-
-/// Bytes that are held for a peer.
-#[derive(Default)]
-pub(super) struct Account {
-    /// Of its requests, until they are answered.
-    pub requests: usize,
-    /// Of answers, and of other replies to the peer, among the queued frames.
-    pub answers: usize,
-    pub control: usize,
-    /// The same, handed out and not yet reported as sent.
-    pub sending: usize,
-    /// Of an incomplete frame.
-    pub partial: usize,
-    /// How much of all this, without the requests, counts in total.
-    pub counted: usize,
 }
 
 impl<E: Env> PeerLink<E> {

@@ -19,11 +19,9 @@ mod credit;
 mod exposures;
 mod handshake;
 mod keys;
-mod limits;
 mod link;
 mod log;
 mod one_way;
-mod parked;
 mod peers;
 mod policy;
 mod refusals;
@@ -47,9 +45,9 @@ use slotmap::SlotMap;
 
 use crate::Address;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
+pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Question, Rejected};
 pub(crate) use keys::PreSharedKey;
-pub(crate) use limits::{PeerLimits, VALUES_COUNT};
 pub(crate) use link::Declaration;
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
@@ -281,8 +279,8 @@ pub(crate) struct Proto<E: Env> {
     /// One-way calls, and their bytes, that still wait for their handlers though their connections are gone.
     left_behind: (usize, usize),
     /// One-way calls that wait for memory for their values.
-    parked: parked::Parked,
-    limited: limits::LimitCounts,
+    parked: admission::Parked,
+    limited: admission::LimitCounts,
     refusals: Refusals,
     logged: log::LogCounts,
     timers: BTreeSet<(Instant, timers::TimerKind)>,
@@ -336,8 +334,8 @@ impl<E: Env> Proto<E> {
             bytes: 0,
             granted: (0, 0),
             left_behind: (0, 0),
-            parked: parked::Parked::default(),
-            limited: limits::LimitCounts::default(),
+            parked: admission::Parked::default(),
+            limited: admission::LimitCounts::default(),
             refusals: Refusals::default(),
             logged: log::LogCounts::default(),
             timers: BTreeSet::new(),

@@ -13,8 +13,8 @@
 
 use std::time::Instant;
 
+use super::admission::PeerLimits;
 use super::credit::Amount;
-use super::limits::PeerLimits;
 use super::wire::{Message, Status};
 use super::{Env, Failure, LinkId, Output, PeerId, Proto};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::limits::MAX_CONTROL_BYTES;
+use super::super::admission::MAX_CONTROL_BYTES;
 use super::super::link::MAX_DECLARED_BYTES;
 use super::env::{Mem, TestLease, pattern};
 use super::host::{assert_failed, served};

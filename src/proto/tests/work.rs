@@ -11,7 +11,7 @@ use super::net::{Net, TestCall, call, config, limits};
 use super::raw::{self, frame};
 use super::wire::{self, Message, Range, Stream};
 use super::{Config, Failure, LeaseRange, LinkId, OutgoingBody, Output, PeerLimits, Reply, RequestId, Status};
-use crate::proto::parked::Parked;
+use crate::proto::admission::Parked;
 use crate::tests::measure::{independent, linear, processor_time};
 
 const TOKEN: u128 = 0xabc;
