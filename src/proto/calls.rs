@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use slotmap::KeyData;
 
-use super::credit::MAX_COST;
 use super::link::PeerLink;
+use super::one_way::MAX_COST;
 use super::streams::OutStream;
 use super::tables::{self, Chained, Neighbours};
 use super::wire::{BorrowedBytes, Declare, MAX_NAME, Message, Status, Stream};
@@ -160,7 +160,12 @@ impl<E: Env> Proto<E> {
         }
         let announced = spec.one_way && cost.is_none();
         let timer = spec.timed.then_some(spec.deadline);
-        let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
+        let (exposed, leases) = if spec.leases.is_empty() {
+            (Vec::new(), LeaseRange::default())
+        } else {
+            let exposed = self.bind_to_call(id, &spec.leases, spec.one_way.then_some(spec.deadline));
+            (exposed, self.lease(id, spec.leases))
+        };
         let call = OutgoingCall {
             waiter: spec.waiter,
             link: id,
@@ -173,7 +178,6 @@ impl<E: Env> Proto<E> {
             neighbours: Neighbours::default(),
         };
         let call = tables::chain(&mut self.calls, &mut self.links[id].last_call, call);
-        let leases = self.lease(id, spec.leases);
         let budget = spec.deadline.saturating_duration_since(now).min(MAX_BUDGET);
         let link = &mut self.links[id];
         // From here on the number stands for this procedure: this frame arrives before all that use the number.
@@ -190,7 +194,9 @@ impl<E: Env> Proto<E> {
         };
         link.queue_frame(&message, spec.content.inline());
         link.pending += 1;
-        link.outgoing.spend(cost);
+        if let Some(cost) = cost {
+            link.outgoing.spend(cost);
+        }
         if let OutgoingBody::Large(memory) = spec.content {
             link.streams.add(OutStream { kind: Stream::Request, id: wire_id(call), memory, sent: 0, token: None });
         }
@@ -281,7 +287,9 @@ impl<E: Env> Proto<E> {
         if let Some(InboundBody { leases, .. }) = call.answer {
             self.release(call.link, leases);
         }
-        self.end_for_call(call.exposed);
+        for token in call.exposed {
+            self.end_for_call(token);
+        }
         self.outputs.push_back(Output::CallDone { waiter: call.waiter, result });
     }
 

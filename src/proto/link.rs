@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use slotmap::KeyData;
 
-use super::access::IncomingPush;
 use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
-use super::credit::{ReceiveWindow, SendCredit};
+use super::exposures::IncomingPush;
 use super::keys::AuthState;
+use super::one_way::{ReceiveWindow, SendCredit};
 use super::streams::{Chunk, Streams};
 use super::tables::NumberMap;
 use super::wire::{self, Declare, Frame, FrameError, MAX_NAME, Message, Stream};

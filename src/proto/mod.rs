@@ -12,10 +12,8 @@
 //!   transport, waiters, handlers ◀────────────────────────────────── poll() ─ └───────┘
 //! ```
 
-mod access;
 mod admission;
 mod calls;
-mod credit;
 mod exposures;
 mod handshake;
 mod keys;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calls::{InboundBody, MAX_BUDGET, OutgoingBody, check_leases};
-use super::credit::MAX_COST;
-use super::one_way::OneWayRequest;
+use super::one_way::{MAX_COST, OneWayRequest};
 use super::refusals::{Cause, Dropped};
 use super::streams::OutStream;
 use super::wire::{BorrowedBytes, Message, Status, Stream};
@@ -364,7 +363,7 @@ impl<E: Env> Proto<E> {
         };
         let outcome = match reply {
             Ok(reply) => {
-                let leases = self.lease(id, leases);
+                let leases = if leases.is_empty() { LeaseRange::default() } else { self.lease(id, leases) };
                 let link = &mut self.links[id];
                 let size = reply.content.len() as u64;
                 let (result, is_new) = link.declared.add(reply.result, reply.shape.len());

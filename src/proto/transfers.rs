@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use slotmap::{KeyData, SlotMap};
 
-use super::access::{IncomingPush, PeerAccess, PeerAccesses};
+use super::exposures::{IncomingPush, PeerAccess, PeerAccesses};
 use super::link::PeerLink;
 use super::streams::OutStream;
 use super::tables::{self, Chained, Neighbours};
