@@ -238,7 +238,7 @@ impl<E: Env> PeerLink<E> {
     pub(super) fn accounted_bytes(&self) -> usize {
         let Account { answers, control, sending, partial, .. } = self.account;
         let tables = TRANSFER_COST * self.transfers() + LEASE_COST * self.leases.len();
-        answers + control + sending + partial + self.declarations.bytes + self.streams.answering() + tables
+        answers + control + sending + partial + self.declarations.bytes + self.streams.answering + tables
     }
 
     /// Those of them that can't be refused.
@@ -248,7 +248,7 @@ impl<E: Env> PeerLink<E> {
 
     /// Transfers of the peer that are in progress.
     pub(super) fn transfers(&self) -> usize {
-        self.streams.pulls() + self.pushes.len()
+        self.streams.pulls + self.pushes.len()
     }
 
     pub(super) fn wants_to_send(&self) -> bool {
@@ -321,8 +321,8 @@ impl<E: Env> PeerLink<E> {
         let Account { requests, answers, control, sending, partial, .. } = self.account;
         note("bytes of requests", requests);
         note("bytes of incomplete frames", partial);
-        note("bytes of answers", answers + control + sending + self.streams.answering());
-        note("pulls of the peer", self.streams.pulls());
+        note("bytes of answers", answers + control + sending + self.streams.answering);
+        note("pulls of the peer", self.streams.pulls);
     }
 }
 
