@@ -1,7 +1,6 @@
-//! One link: its state, what is held for its peer, what waits to be sent, what its transport reports, and what arrives on it.
+//! One link: its state and what is held for its peer, how it opens, what goes out on it, and what arrives.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
 use std::time::Instant;
 
 use slotmap::KeyData;
@@ -11,8 +10,9 @@ use super::exposures::IncomingPush;
 use super::keys::AuthState;
 use super::one_way::{ReceiveWindow, SendCredit};
 use super::streams::{Chunk, Streams};
-use super::tables::NumberMap;
-use super::wire::{self, Declare, Frame, FrameError, MAX_NAME, Message, Stream};
+use super::tables::{NumberMap, OwnDeclarations, PeerDeclarations};
+use super::timers::TimerKind;
+use super::wire::{self, Frame, FrameError, Message, Stream};
 use super::{
     CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, Output, PayloadStatus, PeerId, Proto, ReceiveTarget, RequestId,
     TransferId, broken,
@@ -327,6 +327,55 @@ impl<E: Env> PeerLink<E> {
 }
 
 impl<E: Env> Proto<E> {
+    /// The link to a peer: an existing one, or one that is dialled now.
+    pub(super) fn link_to(&mut self, peer: PeerId, now: Instant) -> Result<LinkId, Failure> {
+        if self.stage == EngineStage::Closed {
+            return Err(Failure::Finalized);
+        }
+        let Some(entry) = self.peers.get(peer) else {
+            return Err(Failure::Disconnected { reason: "the connection is gone".into() });
+        };
+        if let Some(link) = entry.link {
+            return Ok(link);
+        }
+        let Some(address) = entry.dial.clone() else {
+            return Err(Failure::Disconnected { reason: "it is not connected, and does not listen".into() });
+        };
+        let link = self.add_link(address.clone(), true, now);
+        self.links[link].peer = Some(peer);
+        self.peers[peer].link = Some(link);
+        self.begin_handshake(link);
+        self.outputs.push_back(Output::Connect { link, address });
+        Ok(link)
+    }
+
+    fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
+        let due = now + self.config.connect;
+        let id = self.links.insert(PeerLink::new(remote, dialled, now, due));
+        self.timers.insert((due, TimerKind::Handshake(id)));
+        id
+    }
+
+    /// A peer has dialled this engine.
+    pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
+        let id = self.add_link(remote, false, now);
+        self.count_handshake(id);
+        id
+    }
+
+    /// The connection that [`Output::Connect`] asked for is made.
+    pub(crate) fn handle_connected(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.state = LinkState::Handshaking;
+            link.last_heard = now;
+            self.mark_ready(id);
+        }
+    }
+
+    pub(crate) fn has_link(&self, link: LinkId) -> bool {
+        self.links.contains_key(link)
+    }
+
     /// Queues the link for sending, if it has anything to send.
     pub(super) fn mark_ready(&mut self, id: LinkId) {
         let Some(link) = self.links.get_mut(id) else { return };
@@ -585,142 +634,5 @@ impl<E: Env> Proto<E> {
             Stream::Request => self.request_arrived(id, number, len),
             Stream::Response => self.response_arrived(id, number, len),
         }
-    }
-}
-
-// Numbers stand for what was declared once on a link: a procedure's name with the shape of its arguments, or the shape of a
-// result. The first message that uses a number declares it. A link keeps the order of messages, so the receiver reads the
-// declaration before any other use of the number. It keeps a declaration even if it refuses the message that brought it.
-
-/// Largest number of declarations of one side on a link.
-pub(super) const MAX_DECLARATIONS: usize = 1 << 16;
-/// Limit on their bytes, with the overhead of each. Beyond it a declaration is for one message only.
-pub(super) const MAX_DECLARED_BYTES: usize = 16 << 20;
-/// Numbers from here on are not used on links: an engine that has so many declares for one message at a time.
-const MAX_NUMBERS: usize = 16 * MAX_DECLARATIONS;
-/// Overhead of a declaration, in bytes.
-const DECLARATION_COST: usize = 192;
-
-/// What a peer has declared.
-#[derive(Debug)]
-pub(crate) struct Declaration<E: Env> {
-    /// Empty for a result.
-    pub name: Arc<str>,
-    /// The shape of the values, in a format that the protocol does not know.
-    pub shape: Box<[u8]>,
-    pub verdicts: E::Verdicts,
-}
-
-/// The numbers that this side has declared on a link.
-#[derive(Default)]
-pub(super) struct OwnDeclarations {
-    /// One bit for each.
-    numbers: Vec<u64>,
-    count: usize,
-    bytes: usize,
-}
-
-impl OwnDeclarations {
-    fn has(&self, number: u32) -> bool {
-        self.numbers.get(number as usize / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1)
-    }
-
-    /// Whether a declaration of `len` bytes has a number on this link, or can get one.
-    pub(super) fn has_number(&self, number: u32, len: usize) -> bool {
-        let is_room = || self.count < MAX_DECLARATIONS && self.bytes + len + DECLARATION_COST <= MAX_DECLARED_BYTES;
-        self.has(number) || (number != 0 && is_room() && (number as usize) < MAX_NUMBERS)
-    }
-
-    /// The number to send for a declaration of `len` bytes (0: none), and whether the message has to declare it.
-    pub(super) fn add(&mut self, number: u32, len: usize) -> (u32, bool) {
-        if self.has(number) {
-            return (number, false);
-        }
-        if !self.has_number(number, len) {
-            return (0, true);
-        }
-        self.bytes += len + DECLARATION_COST;
-        let word = number as usize / 64;
-        if self.numbers.len() <= word {
-            self.numbers.resize(word + 1, 0);
-        }
-        self.numbers[word] |= 1 << (number % 64);
-        self.count += 1;
-        (number, true)
-    }
-}
-
-/// What the peer has declared on a link.
-pub(super) struct PeerDeclarations<E: Env> {
-    procedures: NumberMap<u32, Arc<Declaration<E>>>,
-    results: NumberMap<u32, Arc<Declaration<E>>>,
-    /// Bytes of them all.
-    pub bytes: usize,
-}
-
-impl<E: Env> Default for PeerDeclarations<E> {
-    fn default() -> Self {
-        PeerDeclarations { procedures: NumberMap::default(), results: NumberMap::default(), bytes: 0 }
-    }
-}
-
-impl<E: Env> PeerDeclarations<E> {
-    /// What a request calls.
-    pub(super) fn procedure(&mut self, number: u32, declared: Option<Declare<'_>>) -> Result<Arc<Declaration<E>>, Failure> {
-        let Some(Declare { name, shape }) = declared else {
-            let known = self.procedures.get(&number).cloned();
-            return known.ok_or_else(|| broken(format!("procedure {number} was not declared")));
-        };
-        if name.len() > MAX_NAME {
-            return Err(broken(format!("a name of {} bytes exceeds the limit of {MAX_NAME} bytes", name.len())));
-        }
-        if self.procedures.contains_key(&number) {
-            return Err(broken(format!("procedure {number} was declared twice")));
-        }
-        let declaration = Arc::new(Declaration { name: name.into(), shape: shape.0.into(), verdicts: E::Verdicts::default() });
-        if number != 0 {
-            self.keep(name.len() + shape.0.len())?;
-            self.procedures.insert(number, declaration.clone());
-        }
-        Ok(declaration)
-    }
-
-    /// The name of a procedure that the peer calls; `None` where it was declared for one message only.
-    pub(super) fn name_of(&self, procedure: u32) -> Option<&str> {
-        self.procedures.get(&procedure).map(|declaration| &*declaration.name)
-    }
-
-    /// The declaration of an answer's type; `None` for an answer that needs none.
-    pub(super) fn result(&mut self, number: u32, shape: &[u8]) -> Result<Option<Arc<Declaration<E>>>, Failure> {
-        let known = self.results.get(&number);
-        if shape.is_empty() {
-            return match known {
-                None if number != 0 => Err(broken(format!("result {number} was not declared"))),
-                known => Ok(known.cloned()),
-            };
-        }
-        if known.is_some() {
-            return Err(broken(format!("result {number} was declared twice")));
-        }
-        let declaration = Arc::new(Declaration { name: "".into(), shape: shape.into(), verdicts: E::Verdicts::default() });
-        if number != 0 {
-            self.keep(shape.len())?;
-            self.results.insert(number, declaration.clone());
-        }
-        Ok(Some(declaration))
-    }
-
-    /// Accounts for one more declaration of the peer, which knows the limits: beyond them the link ends.
-    fn keep(&mut self, len: usize) -> Result<(), Failure> {
-        let count = self.procedures.len() + self.results.len();
-        let bytes = self.bytes + len + DECLARATION_COST;
-        if count == MAX_DECLARATIONS || bytes > MAX_DECLARED_BYTES {
-            return Err(broken(format!(
-                "{} declarations of {bytes} bytes exceed the limits of {MAX_DECLARATIONS} and {MAX_DECLARED_BYTES} bytes",
-                count + 1
-            )));
-        }
-        self.bytes = bytes;
-        Ok(())
     }
 }

@@ -45,11 +45,11 @@ pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKe
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
 pub(crate) use keys::PreSharedKey;
-pub(crate) use link::Declaration;
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
 pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
+pub(crate) use tables::Declaration;
 #[cfg(any(test, fuzzing))]
 pub(crate) use tests::fuzzing;
 pub(crate) use transfers::Remote;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::admission::MAX_CONTROL_BYTES;
-use super::super::link::MAX_DECLARED_BYTES;
+use super::super::tables::MAX_DECLARED_BYTES;
 use super::env::{Mem, TestLease, pattern};
 use super::host::{assert_failed, served};
 use super::malformed::{declaring, request};
