@@ -1,17 +1,22 @@
-//! One link: its state, what is held for its peer, and what waits to be sent.
+//! One link: its state and what is held for its peer, how it opens, what goes out on it, and what arrives.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
 
-use super::access::IncomingPush;
-use super::credit::{ReceiveWindow, SendCredit};
-use super::declarations::{OwnDeclarations, PeerDeclarations};
-use super::hash::NumberMap;
+use slotmap::KeyData;
+
+use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
+use super::exposures::IncomingPush;
 use super::keys::AuthState;
-use super::limits::{LEASE_COST, TRANSFER_COST, UNCOUNTED};
+use super::one_way::{ReceiveWindow, SendCredit};
 use super::streams::{Chunk, Streams};
-use super::wire::{self, Message, Stream};
-use super::{CallId, Env, LinkId, Output, PeerId, RequestId, TransferId};
+use super::tables::{NumberMap, OwnDeclarations, PeerDeclarations};
+use super::timers::TimerKind;
+use super::wire::{self, Frame, FrameError, Message, Stream};
+use super::{
+    CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, Output, PayloadStatus, PeerId, Proto, ReceiveTarget, RequestId,
+    TransferId, broken,
+};
 use crate::Address;
 
 /// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
@@ -19,7 +24,7 @@ use crate::Address;
 /// better with 1 MiB.
 const CHUNK: usize = 512 << 10;
 /// Longest payload of one `Data` that is accepted.
-pub(super) const MAX_CHUNK: usize = 4 << 20;
+const MAX_CHUNK: usize = 4 << 20;
 /// Payloads of a link that the peer may be reading from this side's memory at a time: the one that it reads, and the next ones.
 const MAX_EXPORTED: isize = 4;
 /// A send buffer that has grown beyond this is freed, not reused.
@@ -29,6 +34,8 @@ const KEEP: usize = 64 << 10;
 const MANY: usize = 8;
 /// So many bytes are worth a send of their own.
 const WORTH_SENDING: usize = 16 << 10;
+/// Largest number of payloads of one link that may be arriving at once.
+const MAX_INBOUND: usize = 64;
 
 /// ```text
 ///   dialled:  Dialling ──connected──▶ Handshaking ──their hello──▶ Open
@@ -121,22 +128,6 @@ pub(super) struct InboundPayload {
     /// An operation wants it. If a peer gives two operations in turn the same number, the second must not get what was sent for
     /// the first.
     pub wanted: bool,
-}
-
-/// Bytes that are held for a peer.
-#[derive(Default)]
-pub(super) struct Account {
-    /// Of its requests, until they are answered.
-    pub requests: usize,
-    /// Of answers, and of other replies to the peer, among the queued frames.
-    pub answers: usize,
-    pub control: usize,
-    /// The same, handed out and not yet reported as sent.
-    pub sending: usize,
-    /// Of an incomplete frame.
-    pub partial: usize,
-    /// How much of all this, without the requests, counts in total.
-    pub counted: usize,
 }
 
 impl<E: Env> PeerLink<E> {
@@ -247,7 +238,7 @@ impl<E: Env> PeerLink<E> {
     pub(super) fn accounted_bytes(&self) -> usize {
         let Account { answers, control, sending, partial, .. } = self.account;
         let tables = TRANSFER_COST * self.transfers() + LEASE_COST * self.leases.len();
-        answers + control + sending + partial + self.declarations.bytes + self.streams.answering() + tables
+        answers + control + sending + partial + self.declarations.bytes + self.streams.answering + tables
     }
 
     /// Those of them that can't be refused.
@@ -257,7 +248,7 @@ impl<E: Env> PeerLink<E> {
 
     /// Transfers of the peer that are in progress.
     pub(super) fn transfers(&self) -> usize {
-        self.streams.pulls() + self.pushes.len()
+        self.streams.pulls + self.pushes.len()
     }
 
     pub(super) fn wants_to_send(&self) -> bool {
@@ -272,7 +263,7 @@ impl<E: Env> PeerLink<E> {
         self.exported < MAX_EXPORTED && !self.streams.is_empty()
     }
 
-    pub(super) fn is_flushed(&self) -> bool {
+    fn is_flushed(&self) -> bool {
         !self.in_flight && self.exported == 0 && !self.wants_to_send()
     }
 
@@ -282,31 +273,10 @@ impl<E: Env> PeerLink<E> {
     }
 
     /// True when the link has something to send from now on; it is to be put in `Proto::ready` then.
-    pub(super) fn becomes_ready(&mut self) -> bool {
+    fn becomes_ready(&mut self) -> bool {
         let becomes = !self.queued && !self.in_flight && self.wants_to_send();
         self.queued |= becomes;
         becomes
-    }
-
-    /// Sets the longest payload to send.
-    pub(super) fn set_chunk(&mut self, len: usize) {
-        self.chunk = len.clamp(1, MAX_CHUNK);
-    }
-
-    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
-    pub(super) fn sent(&mut self, mut bytes: Vec<u8>, exported: bool) {
-        self.in_flight = false;
-        self.account.sending = 0;
-        self.exported += isize::from(exported);
-        if bytes.capacity() <= KEEP {
-            bytes.clear();
-            self.spare = bytes;
-        }
-    }
-
-    /// The peer has read a payload that was exported to it.
-    pub(super) fn returned(&mut self) {
-        self.exported -= 1;
     }
 
     /// The next thing to send: all queued frames, and one chunk.
@@ -351,7 +321,318 @@ impl<E: Env> PeerLink<E> {
         let Account { requests, answers, control, sending, partial, .. } = self.account;
         note("bytes of requests", requests);
         note("bytes of incomplete frames", partial);
-        note("bytes of answers", answers + control + sending + self.streams.answering());
-        note("pulls of the peer", self.streams.pulls());
+        note("bytes of answers", answers + control + sending + self.streams.answering);
+        note("pulls of the peer", self.streams.pulls);
+    }
+}
+
+impl<E: Env> Proto<E> {
+    /// The link to a peer: an existing one, or one that is dialled now.
+    pub(super) fn link_to(&mut self, peer: PeerId, now: Instant) -> Result<LinkId, Failure> {
+        if self.stage == EngineStage::Closed {
+            return Err(Failure::Finalized);
+        }
+        let Some(entry) = self.peers.get(peer) else {
+            return Err(Failure::Disconnected { reason: "the connection is gone".into() });
+        };
+        if let Some(link) = entry.link {
+            return Ok(link);
+        }
+        let Some(address) = entry.dial.clone() else {
+            return Err(Failure::Disconnected { reason: "it is not connected, and does not listen".into() });
+        };
+        let link = self.add_link(address.clone(), true, now);
+        self.links[link].peer = Some(peer);
+        self.peers[peer].link = Some(link);
+        self.begin_handshake(link);
+        self.outputs.push_back(Output::Connect { link, address });
+        Ok(link)
+    }
+
+    fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
+        let due = now + self.config.connect;
+        let id = self.links.insert(PeerLink::new(remote, dialled, now, due));
+        self.timers.insert((due, TimerKind::Handshake(id)));
+        id
+    }
+
+    /// A peer has dialled this engine.
+    pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
+        let id = self.add_link(remote, false, now);
+        self.count_handshake(id);
+        id
+    }
+
+    /// The connection that [`Output::Connect`] asked for is made.
+    pub(crate) fn handle_connected(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.state = LinkState::Handshaking;
+            link.last_heard = now;
+            self.mark_ready(id);
+        }
+    }
+
+    pub(crate) fn has_link(&self, link: LinkId) -> bool {
+        self.links.contains_key(link)
+    }
+
+    /// Queues the link for sending, if it has anything to send.
+    pub(super) fn mark_ready(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        if link.becomes_ready() {
+            self.ready.push_back(id);
+        }
+        if link.counts() {
+            self.recount(id);
+        }
+    }
+
+    /// Sets the longest payload that the link's transport prefers.
+    pub(crate) fn set_chunk(&mut self, id: LinkId, len: usize) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.chunk = len.clamp(1, MAX_CHUNK);
+        }
+    }
+
+    /// The link does not leave this host.
+    pub(crate) fn set_local(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.local = true;
+        }
+    }
+
+    /// The link's transport can execute [`Output::StartRma`](super::Output::StartRma).
+    #[cfg_attr(not(any(test, feature = "verbs")), allow(dead_code, reason = "for transports that have devices"))]
+    pub(crate) fn set_rma_capable(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.rma_capable = true;
+        }
+    }
+
+    /// The peer has read a payload that was exported to it.
+    pub(crate) fn handle_returned(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.exported -= 1;
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// A transmit is out; its buffer is reused. If the payload was `exported`, the peer is still reading it.
+    pub(crate) fn handle_sent(&mut self, id: LinkId, mut bytes: Vec<u8>, exported: bool) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.in_flight = false;
+        link.account.sending = 0;
+        link.exported += isize::from(exported);
+        if bytes.capacity() <= KEEP {
+            bytes.clear();
+            link.spare = bytes;
+        }
+        if link.closing {
+            self.touch_closing(id);
+        } else {
+            self.mark_ready(id);
+        }
+    }
+
+    /// Continues to close a link, which ends once it is flushed. The peer ends an open one, see
+    /// [`PeerLink::goodbye`]; the engine limits the time for that.
+    pub(super) fn touch_closing(&mut self, id: LinkId) {
+        let link = &mut self.links[id];
+        if link.is_flushed() && !link.goodbye {
+            if !link.is_open() {
+                return self.close(id, Failure::Finalized);
+            }
+            link.goodbye = true;
+            link.queue_frame(&Message::Goodbye, &[]);
+        }
+        self.mark_ready(id);
+    }
+
+    /// How many bytes the peer's system has acknowledged, as [`AskAcknowledged`](super::Output::AskAcknowledged) asked; 0 when
+    /// all of them are. If the number has grown, the peer is alive, though its messages may wait behind what is sent to it.
+    pub(crate) fn handle_acknowledged(&mut self, id: LinkId, bytes: u64, now: Instant) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        // The bytes were acknowledged at some time after the last check.
+        if let Some((_, asked)) = link.acknowledged.filter(|(before, _)| bytes > *before) {
+            link.last_heard = link.last_heard.max(asked);
+        }
+        link.acknowledged = (bytes > 0).then_some((bytes, now));
+    }
+
+    /// Handles what it can of the bytes that arrived on a link. An error says how the peer broke the protocol; the caller
+    /// closes the link with it.
+    pub(crate) fn consume(&mut self, id: LinkId, bytes: &[u8], now: Instant) -> Result<Consumed<E::Memory>, Failure> {
+        let mut used = 0;
+        let Some(link) = self.links.get_mut(id) else {
+            return Ok(Consumed { used: bytes.len(), target: None });
+        };
+        link.last_heard = now;
+        // `bytes` begins with the incomplete frame again: counted as partial, too, it would count twice while the frame is
+        // handled.
+        if link.account.partial > 0 {
+            link.account.partial = 0;
+            self.recount(id);
+        }
+        while !self.links[id].is_open() {
+            if self.links[id].closing {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+            let Some(len) = self.handle_handshake(id, &bytes[used..], now)? else { return Ok(Consumed { used, target: None }) };
+            used += len;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+        }
+        while used < bytes.len() {
+            let (message, body, len) = match wire::take(&bytes[used..]) {
+                Ok(Frame::Incomplete) => break,
+                Ok(Frame::Whole(message, body, len)) => (message, Some(body), len),
+                Ok(Frame::Damaged(message, len)) => (message, None, len),
+                Err(FrameError::Broken(reason)) => return Err(broken(reason)),
+                Err(FrameError::Damaged) => return Err(Failure::Checksum),
+            };
+            used += len;
+            let may_have_body = matches!(message, Message::Request { .. } | Message::Response { .. });
+            if !may_have_body && body != Some(&[]) {
+                return Err(broken("a body behind a message that takes none".to_owned()));
+            }
+            if let Message::Data { stream, id: number, offset, len } = message {
+                let target = self.receive_target(id, stream, number, offset, len as usize)?;
+                self.watch(id, now);
+                return Ok(Consumed { used, target: Some(target) });
+            }
+            self.handle_message(id, message, body, now)?;
+            self.check_unrefusable_bytes(id)?;
+            if !self.links.contains_key(id) {
+                return Ok(Consumed { used: bytes.len(), target: None });
+            }
+        }
+        if used < bytes.len() {
+            self.keep_partial(id, bytes.len() - used, now)?;
+        }
+        Ok(Consumed { used, target: None })
+    }
+
+    /// `body` is `None` if it was corrupted in transit.
+    fn handle_message(&mut self, id: LinkId, message: Message<'_>, body: Option<&[u8]>, now: Instant) -> Result<(), Failure> {
+        if self.stage == EngineStage::Closed && message != Message::Goodbye {
+            // No message is wanted any more, and no reply may be sent.
+            return Ok(());
+        }
+        match message {
+            Message::Request { .. } => return self.handle_request(id, message, body, now),
+            Message::Response { .. } => self.handle_response(id, message, body)?,
+            Message::Refuse { call, status } => self.handle_refuse(id, call, status),
+            Message::Cancel { call } => self.handle_cancel(id, call),
+            Message::Pull(range) => self.handle_pull(id, range, now)?,
+            Message::Push(range) => self.handle_push(id, range, now)?,
+            Message::Done { transfer, status } => self.handle_done(id, transfer, status),
+            Message::Abort { transfer, push } => self.handle_abort(id, transfer, push),
+            Message::Ping => {
+                self.links[id].queue_control(&Message::Pong);
+                self.mark_ready(id);
+            }
+            Message::Pong => {}
+            Message::ResumptionToken { token } => self.handle_resumption_token(id, token),
+            Message::Handled { count, calls, bytes } => self.handle_handled(id, count, calls, bytes),
+            Message::Goodbye => {
+                self.close(id, Failure::Disconnected { reason: "it was finalized".into() });
+            }
+            Message::Release(leases) => self.handle_release(id, leases),
+            Message::Revoked { token } => self.handle_revoked(id, u128::from_le_bytes(token)),
+            Message::Shutdown { call } => self.handle_shutdown(id, call),
+            Message::Echo { call } => self.handle_echo(id, call),
+            Message::Identify { call, provider } => self.handle_identify(id, call, provider),
+            Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
+        }
+        Ok(())
+    }
+
+    /// Where the payload of a `Data` goes.
+    fn receive_target(
+        &mut self,
+        id: LinkId,
+        kind: Stream,
+        number: u64,
+        offset: u64,
+        len: usize,
+    ) -> Result<ReceiveTarget<E::Memory>, Failure> {
+        if len > MAX_CHUNK {
+            return Err(broken(format!("a chunk of {len} bytes exceeds the limit of {MAX_CHUNK} bytes")));
+        }
+        let inbound = &self.links[id].inbound;
+        if inbound.len() >= MAX_INBOUND {
+            return Err(broken(format!("more than {MAX_INBOUND} payloads at a time")));
+        }
+        let coming: usize = inbound.iter().filter(|l| l.wanted && l.kind == kind && l.id == number).map(|l| l.len).sum();
+        // Chunks of one stream come in order. One that does not breaks the protocol, or is for an operation that has ended.
+        let (memory, arrived) = match kind {
+            Stream::Pull => match self.transfers.get(KeyData::from_ffi(number).into()) {
+                // The owner was not asked for what a device transfers.
+                Some(transfer) if transfer.link == id && transfer.pull && transfer.rma.is_none() => {
+                    (Some(&transfer.memory), transfer.arrived)
+                }
+                _ => (None, 0),
+            },
+            Stream::Response => match self.calls.get(KeyData::from_ffi(number).into()) {
+                Some(call) if call.link == id => match &call.answer {
+                    Some(answer) => (Some(&answer.memory), answer.arrived),
+                    None => (None, 0),
+                },
+                _ => (None, 0),
+            },
+            Stream::Push => match self.links[id].pushes.get(&number) {
+                Some(push) => (Some(&push.memory), push.arrived),
+                None => (None, 0),
+            },
+            Stream::Request => match self.links[id].requests.get(&number).and_then(|r| self.requests.get(*r)) {
+                Some(request) => match &request.body {
+                    Some(body) => (Some(&body.memory), body.arrived),
+                    None => (None, 0),
+                },
+                None => (None, 0),
+            },
+        };
+        let target = match memory {
+            Some(memory) => {
+                let arrived = arrived + coming;
+                let part = usize::try_from(offset).ok().filter(|o| *o == arrived).and_then(|o| memory.part(o, len));
+                Some(part.ok_or_else(|| broken(format!("a chunk of {len} bytes at {offset} where {arrived} was expected")))?)
+            }
+            None => None,
+        };
+        self.links[id].inbound.push_back(InboundPayload { kind, id: number, len, wanted: target.is_some() });
+        Ok(ReceiveTarget { memory: target, len })
+    }
+
+    /// Part of a payload has arrived: the peer is alive.
+    pub(crate) fn handle_heard(&mut self, id: LinkId, now: Instant) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.last_heard = now;
+        }
+    }
+
+    /// The first of the payloads that `consume` announced has arrived.
+    pub(crate) fn handle_payload_done(&mut self, id: LinkId, status: PayloadStatus, now: Instant) {
+        let Some(link) = self.links.get_mut(id) else { return };
+        link.last_heard = now;
+        let Some(InboundPayload { kind, id: number, len, wanted: true }) = link.inbound.pop_front() else { return };
+        match kind {
+            Stream::Pull => self.pull_arrived(id, number, len, status),
+            Stream::Push => self.push_arrived(id, number, len, status),
+            Stream::Request if status == PayloadStatus::Damaged => self.refuse_damaged(id, number),
+            Stream::Response if status == PayloadStatus::Damaged => {
+                self.abandon_call(CallId::from(KeyData::from_ffi(number)), Failure::Checksum);
+            }
+            // The body of a message belongs to its sender: only a peer that breaks the protocol revokes it meanwhile.
+            Stream::Request | Stream::Response if status != PayloadStatus::Whole => {
+                self.close(id, broken("a message whose body was revoked".into()));
+            }
+            Stream::Request => self.request_arrived(id, number, len),
+            Stream::Response => self.response_arrived(id, number, len),
+        }
     }
 }

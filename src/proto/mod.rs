@@ -12,28 +12,19 @@
 //!   transport, waiters, handlers ◀────────────────────────────────── poll() ─ └───────┘
 //! ```
 
-mod access;
 mod admission;
 mod calls;
-mod chain;
-mod credit;
-mod declarations;
 mod exposures;
 mod handshake;
-mod hash;
-mod inbound;
 mod keys;
-mod limits;
 mod link;
 mod log;
 mod one_way;
-mod outbound;
-mod parked;
 mod peers;
 mod policy;
 mod refusals;
-mod requests;
 mod streams;
+mod tables;
 #[cfg(any(test, fuzzing))]
 mod tests;
 mod timers;
@@ -51,15 +42,14 @@ use slotmap::SlotMap;
 
 use crate::Address;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
-pub(crate) use calls::{Answer, CallSpec, OutgoingBody, Question, Rejected};
-pub(crate) use declarations::Declaration;
+pub(crate) use admission::{PeerLimits, VALUES_COUNT};
+pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
 pub(crate) use keys::PreSharedKey;
-pub(crate) use limits::{PeerLimits, VALUES_COUNT};
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
 pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
-pub(crate) use requests::{Incoming, Reply};
+pub(crate) use tables::Declaration;
 #[cfg(any(test, fuzzing))]
 pub(crate) use tests::fuzzing;
 pub(crate) use transfers::Remote;
@@ -134,6 +124,31 @@ pub(crate) struct Config {
 pub(crate) enum Body<M> {
     Small(Vec<u8>),
     Large(M),
+}
+
+/// A call of a peer, ready for its handler.
+pub(crate) struct Incoming<E: Env> {
+    pub request: RequestId,
+    pub link: LinkId,
+    pub peer: Arc<PeerTag>,
+    pub provider: u16,
+    /// The procedure, and the type of the arguments.
+    pub declaration: Arc<Declaration<E>>,
+    pub deadline: Option<Instant>,
+    pub one_way: bool,
+    /// It was handed out before, and then parked to wait for memory.
+    pub again: bool,
+    pub body: Body<E::Memory>,
+    pub leases: LeaseRange,
+}
+
+/// The answer to a call, or the body of an incoming one.
+pub(crate) struct Answer<E: Env> {
+    pub link: LinkId,
+    pub body: Body<E::Memory>,
+    /// The declaration of the result's type, if there is one.
+    pub declaration: Option<Arc<Declaration<E>>>,
+    pub leases: LeaseRange,
 }
 
 /// Why an operation failed; the user of the protocol adds what the operation was.
@@ -270,7 +285,7 @@ pub(crate) struct Proto<E: Env> {
     /// Number of peers at which unreferenced ones are removed.
     sweep_at: usize,
     calls: SlotMap<CallId, calls::OutgoingCall<E>>,
-    requests: SlotMap<RequestId, requests::InboundRequest<E>>,
+    requests: SlotMap<RequestId, calls::InboundRequest<E>>,
     transfers: SlotMap<TransferId, transfers::OutgoingTransfer<E>>,
     exposures: exposures::Exposures<E>,
     /// Leases whose holders have not been told that the memory was revoked: token, link, and the lease's number on that link.
@@ -285,8 +300,8 @@ pub(crate) struct Proto<E: Env> {
     /// One-way calls, and their bytes, that still wait for their handlers though their connections are gone.
     left_behind: (usize, usize),
     /// One-way calls that wait for memory for their values.
-    parked: parked::Parked,
-    limited: limits::LimitCounts,
+    parked: admission::Parked,
+    limited: admission::LimitCounts,
     refusals: Refusals,
     logged: log::LogCounts,
     timers: BTreeSet<(Instant, timers::TimerKind)>,
@@ -340,8 +355,8 @@ impl<E: Env> Proto<E> {
             bytes: 0,
             granted: (0, 0),
             left_behind: (0, 0),
-            parked: parked::Parked::default(),
-            limited: limits::LimitCounts::default(),
+            parked: admission::Parked::default(),
+            limited: admission::LimitCounts::default(),
             refusals: Refusals::default(),
             logged: log::LogCounts::default(),
             timers: BTreeSet::new(),
@@ -411,12 +426,6 @@ impl<E: Env> Proto<E> {
     /// peer has work meanwhile, and few wait to be sent.
     pub(crate) fn may_send_later(&mut self) -> bool {
         std::mem::take(&mut self.may_send_later)
-    }
-
-    /// When [`Proto::handle_timeout`] is due next, if at all.
-    pub(crate) fn next_timeout(&self) -> Option<Instant> {
-        let timer = self.timers.first().map(|(at, _)| *at);
-        [timer, self.deadlines.next()].into_iter().flatten().min()
     }
 
     /// Refuses new requests from now on; those in progress continue.

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::chain;
 use super::link::{LinkState, PeerLink};
+use super::tables;
 use super::timers::TimerKind;
 use super::wire::{Hello, Message};
 use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, broken};
@@ -54,10 +54,6 @@ impl<E: Env> Proto<E> {
     pub(crate) fn lookup_incarnation(&self, incarnation: u64) -> Option<Arc<PeerTag>> {
         let peer = self.peers.get(*self.by_incarnation.get(&incarnation)?)?;
         (peer.incarnation == Some(incarnation)).then(|| peer.tag.clone())
-    }
-
-    pub(crate) fn has_link(&self, link: LinkId) -> bool {
-        self.links.contains_key(link)
     }
 
     /// The incarnation of the engine at the other end of a link, and its address.
@@ -145,51 +141,6 @@ impl<E: Env> Proto<E> {
         self.by_address.retain(|_, id| peers.contains_key(*id));
         self.by_incarnation.retain(|_, id| peers.contains_key(*id));
         self.by_resumption_token.retain(|_, id| peers.contains_key(*id));
-    }
-
-    /// The link to a peer: an existing one, or one that is dialled now.
-    pub(super) fn link_to(&mut self, peer: PeerId, now: Instant) -> Result<LinkId, Failure> {
-        if self.stage == EngineStage::Closed {
-            return Err(Failure::Finalized);
-        }
-        let Some(entry) = self.peers.get(peer) else {
-            return Err(Failure::Disconnected { reason: "the connection is gone".into() });
-        };
-        if let Some(link) = entry.link {
-            return Ok(link);
-        }
-        let Some(address) = entry.dial.clone() else {
-            return Err(Failure::Disconnected { reason: "it is not connected, and does not listen".into() });
-        };
-        let link = self.add_link(address.clone(), true, now);
-        self.links[link].peer = Some(peer);
-        self.peers[peer].link = Some(link);
-        self.begin_handshake(link);
-        self.outputs.push_back(Output::Connect { link, address });
-        Ok(link)
-    }
-
-    fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
-        let due = now + self.config.connect;
-        let id = self.links.insert(PeerLink::new(remote, dialled, now, due));
-        self.timers.insert((due, TimerKind::Handshake(id)));
-        id
-    }
-
-    /// A peer has dialled this engine.
-    pub(crate) fn handle_accepted(&mut self, remote: Address, now: Instant) -> LinkId {
-        let id = self.add_link(remote, false, now);
-        self.count_handshake(id);
-        id
-    }
-
-    /// The connection that [`Output::Connect`] asked for is made.
-    pub(crate) fn handle_connected(&mut self, id: LinkId, now: Instant) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.state = LinkState::Handshaking;
-            link.last_heard = now;
-            self.mark_ready(id);
-        }
     }
 
     pub(super) fn handle_hello(&mut self, id: LinkId, hello: Hello, now: Instant) -> Result<(), Failure> {
@@ -373,10 +324,10 @@ impl<E: Env> Proto<E> {
                 self.outputs.push_back(Output::PeerLost { peer: peer.tag.clone(), failure: failure.clone() });
             }
         }
-        for call in chain::all(&mut self.calls, link.last_call) {
+        for call in tables::chained(&mut self.calls, link.last_call) {
             self.end_call(call, Err(failure.clone()));
         }
-        for transfer in chain::all(&mut self.transfers, link.last_transfer) {
+        for transfer in tables::chained(&mut self.transfers, link.last_transfer) {
             self.end_transfer(transfer, Err(failure.clone()));
         }
         self.parked.orphan(id);

@@ -187,12 +187,10 @@ impl<E: Env> Proto<E> {
     }
 
     /// A call is over, and so is what was exposed for it.
-    pub(super) fn end_for_call(&mut self, tokens: Vec<u128>) {
-        for token in tokens {
-            if let Some(grant) = self.exposures.grant_mut(token) {
-                grant.call = CallBinding::Ended;
-                self.lapse(token, &CALL_OVER);
-            }
+    pub(super) fn end_for_call(&mut self, token: u128) {
+        if let Some(grant) = self.exposures.grant_mut(token) {
+            grant.call = CallBinding::Ended;
+            self.lapse(token, &CALL_OVER);
         }
     }
 

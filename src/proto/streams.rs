@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use slotmap::SlotMap;
 
 use super::Memory;
-use super::hash::SeededHash;
+use super::tables::SeededHash;
 use super::wire::Stream;
 
 slotmap::new_key_type! {
@@ -31,9 +31,9 @@ pub(super) struct Streams<M> {
     /// of these.
     turns: VecDeque<StreamId>,
     /// How many of the streams are pulls of the peer.
-    pulls: usize,
+    pub pulls: usize,
     /// Bytes of the answers. Each counts in full until the last of it is handed out.
-    answering: usize,
+    pub answering: usize,
 }
 
 /// A piece of a stream.
@@ -144,14 +144,5 @@ impl<M: Memory> Streams<M> {
     /// The exposed memory that a pull of the peer reads.
     pub(super) fn pulled(&self, number: u64) -> Option<u128> {
         self.streams.get(*self.numbers.get(&(Stream::Pull, number))?)?.token
-    }
-
-    /// Pulls of the peer.
-    pub(super) fn pulls(&self) -> usize {
-        self.pulls
-    }
-
-    pub(super) fn answering(&self) -> usize {
-        self.answering
     }
 }

@@ -38,16 +38,19 @@ impl Deadlines {
         }
         in_order
     }
-
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.queue.front().map(|(at, _)| *at)
-    }
 }
 
 /// Time limit of a liveness probe; a live peer answers in far less.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl<E: Env> Proto<E> {
+    /// When [`Proto::handle_timeout`] is due next, if at all.
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let deadline = self.deadlines.queue.front().map(|(at, _)| *at);
+        [timer, deadline].into_iter().flatten().min()
+    }
+
     /// Executes all timers that are due by `now`.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         while let Some((at, call)) = self.deadlines.queue.front().copied() {

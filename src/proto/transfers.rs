@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use slotmap::{KeyData, SlotMap};
 
-use super::access::{IncomingPush, PeerAccess, PeerAccesses};
-use super::chain::{self, Chained, Neighbours};
+use super::exposures::{IncomingPush, PeerAccess, PeerAccesses};
 use super::link::PeerLink;
 use super::streams::OutStream;
+use super::tables::{self, Chained, Neighbours};
 use super::timers::TimerKind;
 use super::wire::{Message, Range, Status, Stream};
 use super::{Env, Failure, LinkId, Log, Memory, Output, PayloadStatus, PeerId, Proto, RemoteKeys, TransferId, broken, wire_id};
@@ -85,7 +85,7 @@ impl<E: Env> Proto<E> {
             timer: deadline,
             neighbours: Neighbours::default(),
         };
-        let id = chain::add(&mut self.transfers, &mut self.links[link].last_transfer, transfer);
+        let id = tables::chain(&mut self.transfers, &mut self.links[link].last_transfer, transfer);
         if let Some(at) = deadline {
             self.timers.insert((at, TimerKind::Transfer(id)));
         }
@@ -151,7 +151,7 @@ impl<E: Env> Proto<E> {
         }
         if let Some(link) = self.links.get_mut(transfer.link) {
             link.pending -= 1;
-            chain::unlink(&mut self.transfers, &mut link.last_transfer, transfer.neighbours());
+            tables::unchain(&mut self.transfers, &mut link.last_transfer, transfer.neighbours());
             if !transfer.pull {
                 link.streams.end(Stream::Push, wire_id(id));
             }

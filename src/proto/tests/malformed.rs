@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::declarations::MAX_DECLARATIONS;
+use super::super::tables::MAX_DECLARATIONS;
 use super::env::{Mem, allocated};
 use super::host::{OperationId, TestOutcome, assert_failed, served};
 use super::net::{Net, TestCall, call};

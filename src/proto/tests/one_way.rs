@@ -8,7 +8,7 @@ use super::net::{Net, TestCall, call, config, few, limits};
 use super::raw::frame;
 use super::wire::{BorrowedBytes, Declare, Message};
 use super::{Config, Failure, LeaseRange, Log, PeerLimits, Status};
-use crate::proto::credit::{LEAST, MAX_ABANDONED, MOST};
+use crate::proto::one_way::{LEAST, MAX_ABANDONED, MOST};
 
 const MOMENT: Duration = Duration::from_millis(1);
 

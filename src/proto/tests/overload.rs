@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::declarations::MAX_BYTES;
-use super::super::limits::MAX_CONTROL_BYTES;
+use super::super::admission::MAX_CONTROL_BYTES;
+use super::super::tables::MAX_DECLARED_BYTES;
 use super::env::{Mem, TestLease, pattern};
 use super::host::{assert_failed, served};
 use super::malformed::{declaring, request};
@@ -544,7 +544,7 @@ fn declarations_beyond_the_byte_limit_end_the_connection() {
         }
         declared += wire::MAX_NAME;
     }
-    assert!(net.is_shut(raw) && declared < MAX_BYTES && declared > MAX_BYTES / 2, "{declared}");
+    assert!(net.is_shut(raw) && declared < MAX_DECLARED_BYTES && declared > MAX_DECLARED_BYTES / 2, "{declared}");
     net.end();
 }
 

@@ -11,7 +11,7 @@ use super::net::{Net, TestCall, call, config, limits};
 use super::raw::{self, frame};
 use super::wire::{self, Message, Range, Stream};
 use super::{Config, Failure, LeaseRange, LinkId, OutgoingBody, Output, PeerLimits, Reply, RequestId, Status};
-use crate::proto::parked::Parked;
+use crate::proto::admission::Parked;
 use crate::tests::measure::{independent, linear, processor_time};
 
 const TOKEN: u128 = 0xabc;
@@ -122,7 +122,7 @@ fn repeated_aborted_pull_takes_linear_time() {
         let (begin, end) = (Message::Pull(engine.range(7)), Message::Abort { transfer: 7, push: false });
         let both = [frame(&begin, b""), frame(&end, b"")].concat();
         engine.receive(link, &both.repeat(n as usize));
-        assert_eq!(engine.net.hosts[0].proto.links[link].streams.pulls(), 0);
+        assert_eq!(engine.net.hosts[0].proto.links[link].streams.pulls, 0);
         engine.spent
     });
 }

@@ -10,12 +10,10 @@ use smallvec::SmallVec;
 
 use super::super::{Credentials, Link, LinkKey, Sent, Sink, closed_by_peer};
 use super::ShmShared;
-use super::connection::Connection;
+use super::connection::{Connection, ProtocolViolation};
 use super::handshake::{self, ControlPacket, Fds, PacketRead, ShmHello};
-use super::inbox::{ShmInbox, Turn};
-use super::outbox::{ShmOutbox, Written};
+use super::mailbox::{ShmInbox, ShmOutbox, Turn, Written};
 use super::process::{Doorbell, ShmPeer};
-use super::ring::ProtocolViolation;
 use super::segment::{RING, SharedSegment};
 use super::sys;
 use crate::Transport;

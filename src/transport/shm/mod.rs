@@ -6,16 +6,13 @@
 
 mod blocks;
 mod connection;
-mod exported_part;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
-mod inbox;
 mod link;
 mod loans;
-mod outbox;
+mod mailbox;
 mod process;
-mod ring;
 mod segment;
 mod sys;
 
@@ -41,7 +38,7 @@ use crate::{Address, Error, Result, Transport, random};
 use handshake::{Admission, ControlPacket, ShmHello};
 use link::ShmLink;
 use loans::Lingering;
-pub(crate) use outbox::KernelCopyPolicy;
+pub(crate) use mailbox::KernelCopyPolicy;
 
 /// Rings that are polled without a doorbell. To poll one costs a few nanoseconds.
 const MAX_POLLED: usize = 64;
@@ -98,7 +95,7 @@ struct ShmShared {
     has_scheduled: AtomicBool,
     /// Loans of links that are over.
     lingering: Mutex<Vec<Lingering>>,
-    traffic: Arc<outbox::Traffic>,
+    traffic: Arc<mailbox::Traffic>,
     admission: Admission,
     /// The engine may read memory of other processes in place.
     direct: bool,
@@ -230,7 +227,7 @@ impl Shm {
                 scheduled: Mutex::default(),
                 has_scheduled: AtomicBool::new(false),
                 lingering: Mutex::default(),
-                traffic: Arc::new(outbox::Traffic::new(lending)),
+                traffic: Arc::new(mailbox::Traffic::new(lending)),
                 admission,
                 direct: options.lending != KernelCopyPolicy::Never,
                 nonce: Box::new(u64::from_ne_bytes(nonce)),
@@ -238,7 +235,7 @@ impl Shm {
             options,
             polled: Mutex::default(),
             polled_count: AtomicUsize::new(0),
-            scratch: Mutex::new(vec![0; ring::MAX_BODY]),
+            scratch: Mutex::new(vec![0; connection::MAX_BODY]),
             accept_retry: AcceptRetry::default(),
             crowded: AtomicU32::new(0),
         })

@@ -6,12 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::super::{Consumed, Link, LinkKey, PayloadStatus, ReceiveTarget, Sink};
-use super::super::connection::Connection;
-use super::super::exported_part;
-use super::super::inbox::{ShmInbox, Turn};
-use super::super::outbox::{KernelCopyPolicy, ShmOutbox, ShmSend, Traffic, Written};
+use super::super::connection::{Connection, MAX_BODY};
+use super::super::mailbox::{ExportedPart, KernelCopyPolicy, ShmInbox, ShmOutbox, ShmSend, Traffic, Turn, Written};
 use super::super::process::ShmPeer;
-use super::super::ring::MAX_BODY;
 use super::super::segment::{LEN, RING, SLOTS, SharedSegment, Words};
 use super::pair;
 use crate::Address;
@@ -123,7 +120,7 @@ impl Adversary {
                     .map(|piece| (u64::from(piece.block % 4), far(&piece.address), number(&piece.len)))
                     .collect();
                 let mut words = Vec::new();
-                exported_part::encode(slot, u64::from(*id), list.into_iter(), &mut words);
+                ExportedPart::encode(slot, u64::from(*id), list.into_iter(), &mut words);
                 if *granted && slot < SLOTS {
                     self.segment.words().granted[slot].store(u64::from(*id), Ordering::Release);
                 }

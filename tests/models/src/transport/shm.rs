@@ -2,16 +2,10 @@
 
 #[path = "../../../../src/transport/shm/connection.rs"]
 mod connection;
-#[path = "../../../../src/transport/shm/exported_part.rs"]
-mod exported_part;
-#[path = "../../../../src/transport/shm/inbox.rs"]
-mod inbox;
 #[path = "../../../../src/transport/shm/loans.rs"]
 mod loans;
-#[path = "../../../../src/transport/shm/outbox.rs"]
-mod outbox;
-#[path = "../../../../src/transport/shm/ring.rs"]
-mod ring;
+#[path = "../../../../src/transport/shm/mailbox.rs"]
+mod mailbox;
 mod segment;
 
 use std::sync::Arc;
@@ -22,8 +16,7 @@ use crate::sync::Flag;
 use crate::sync::atomic::Ordering;
 use crate::watched::Watched;
 use connection::Connection;
-use inbox::{ShmInbox, Turn};
-use outbox::{KernelCopyPolicy, ShmOutbox, Traffic, Written};
+use mailbox::{KernelCopyPolicy, ShmInbox, ShmOutbox, Traffic, Turn, Written};
 use process::ShmPeer;
 use segment::SharedSegment;
 
@@ -121,7 +114,7 @@ impl End {
 
     fn turn(&mut self) -> bool {
         let any = self.outbox.is_waiting() && self.resume();
-        let mut scratch = [0; ring::MAX_BODY];
+        let mut scratch = [0; connection::MAX_BODY];
         let turn = self.inbox.turn(LinkKey, &self.connection, &mut scratch, &mut self.received, &mut |_| ());
         match turn {
             Ok(turn) => any || turn != Turn::Nothing,
