@@ -149,7 +149,8 @@ impl Endpoint {
 
     /// Ends the connection, and forgets which engine was met at the address. What is in progress with the peer ends with
     /// [`Error::Disconnected`](crate::Error::Disconnected), at both ends, and its leases on this engine's memory are released.
-    /// The endpoint stays valid: the next call connects again, to whichever engine is there.
+    /// The endpoint stays valid: the next call connects again, to whichever engine is there. Memory that was exposed to this
+    /// peer alone ([`Grant::only`](crate::Grant::only)) is out of its reach from then on, also when it comes back.
     pub fn forget(&self) {
         self.shared.core.exec_unless_forked(|proto| proto.forget(self.tag.id));
     }
