@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
-use super::sink::CoreSink;
+use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::thread_state::HandlerPaused;
 use super::workers::{self, Job};
-use super::{Core, HANDED_OFF, Outputs, PendingOutputs, UNSENT, collect};
+use super::{Core, HANDED_OFF, UNSENT};
 use crate::deferred_log::defer;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Instant, thread_local};

@@ -9,40 +9,37 @@ mod completion;
 mod drive;
 mod driver_lock;
 mod env;
-mod execute;
 mod external;
 mod failure;
-mod outputs;
 mod poll_pacer;
-mod sink;
+mod steps;
 mod thread_state;
 mod threads;
 mod timers;
 mod wait_any;
 mod workers;
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use slotmap::{Key, SecondaryMap};
+use slotmap::SecondaryMap;
 
 pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::{Region, Slice};
 use crate::proto::{self, LinkId, PeerTag, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
-use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
+use crate::transport::{Credentials, Link, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Transport};
 pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
 pub(crate) use env::LeaseKeepAlive;
-pub(crate) use execute::REFUSED_BY_FILTER;
 pub(crate) use failure::error_of;
-use outputs::{Outputs, PendingOutputs};
+use steps::PendingOutputs;
+pub(crate) use steps::REFUSED_BY_FILTER;
 pub(crate) use wait_any::wait_any;
 pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
@@ -171,28 +168,12 @@ const HANDED_OFF: u32 = 2;
 /// overloaded.
 const RING_AGAIN: Duration = Duration::from_millis(10);
 
-/// Bytes of payloads that a thread sends before it handles other events.
-const TURN: usize = 512 << 10;
-
 /// How many timers may run at a time.
 const TIMER_THREADS: usize = 16;
 
 /// How long a thread spins after an event. A round trip in which both sides have to be woken takes 100 to 350 µs: if they spun
 /// for less, two engines that have once slept would find each other asleep at every call.
 const SPIN: Duration = Duration::from_micros(400);
-
-thread_local! {
-    /// The engine whose frames are corked on this thread, to go out together.
-    static CORKED: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-fn key(link: LinkId) -> LinkKey {
-    LinkKey(link.data().as_ffi())
-}
-
-fn link_id(key: LinkKey) -> LinkId {
-    slotmap::KeyData::from_ffi(key.0).into()
-}
 
 impl Core {
     pub(crate) fn new(
@@ -290,115 +271,6 @@ impl Core {
         })
     }
 
-    /// Runs one step of the protocol, and executes its outputs.
-    pub(crate) fn exec<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
-        let mut outputs = Outputs::new();
-        let (result, next) = {
-            let mut proto = self.proto.lock();
-            let result = step(&mut proto);
-            if CORKED.get() == Some(self.identity()) {
-                self.leave_unsent();
-            } else {
-                collect(self, &mut proto, &mut outputs);
-            }
-            (result, proto.next_timeout())
-        };
-        if outputs.queue.is_empty() {
-            outputs.keep();
-            self.check_alarm_at(next);
-        } else {
-            self.execute_outputs(outputs, None);
-            self.check_alarm();
-        }
-        result
-    }
-
-    /// As `exec`, for a step at `now` that starts a call. Where many calls are in flight, its frames may wait for more: for a
-    /// moment, and only while the driver is awake.
-    pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
-        self.pacer.note(now);
-        let mut outputs = Outputs::new();
-        let left;
-        let result = {
-            let mut proto = self.proto.lock();
-            let result = step(&mut proto);
-            let corked = CORKED.get() == Some(self.identity());
-            left = proto.may_send_later() && !corked;
-            if left || corked {
-                proto.poll_unsent(&mut outputs.queue);
-                self.leave_unsent();
-            } else {
-                collect(self, &mut proto, &mut outputs);
-            }
-            result
-        };
-        self.execute_outputs(outputs, None);
-        if left && self.driver_lock.is_parked() {
-            // The driver sleeps, and has not seen the flag.
-            self.exec(|_| ());
-        }
-        self.check_alarm();
-        result
-    }
-
-    /// Leaves the protocol's frames for the driver to send. Called under the protocol's lock.
-    fn leave_unsent(&self) {
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT == 0 {
-            self.pending_flags.fetch_or(UNSENT, Ordering::SeqCst);
-        }
-    }
-
-    /// As `exec`, for drops: a forked child sends nothing, and takes no lock that a thread of the parent may have held.
-    pub(crate) fn exec_unless_forked(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
-        if !self.is_forked() {
-            self.exec(step);
-        }
-    }
-
-    /// True in a child of the process that made the engine.
-    pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_forked_child()
-    }
-
-    /// Reads the state of the protocol.
-    pub(crate) fn with_proto<R>(&self, read: impl FnOnce(&Proto<EngineEnv>) -> R) -> R {
-        read(&self.proto.lock())
-    }
-
-    /// Corks what this thread sends while `work` runs.
-    fn corked<R>(&self, work: impl FnOnce() -> R) -> R {
-        CORKED.set(Some(self.identity()));
-        let result = work();
-        CORKED.set(None);
-        result
-    }
-
-    /// Identifies the engine within its process.
-    fn identity(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    /// As `exec`, while requests are dispatched: on the driver, the frames go out with the answers to other requests.
-    pub(crate) fn exec_with_others(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
-        if self.is_driving() { self.corked(|| self.exec(step)) } else { self.exec(step) }
-    }
-
-    /// Sends what was corked or left unsent.
-    pub(crate) fn uncork(&self) {
-        if CORKED.get() == Some(self.identity()) {
-            CORKED.set(None);
-        }
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
-            self.exec(|_| ());
-        }
-    }
-
-    pub(crate) fn uncork_unless_forked(&self) {
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
-            self.exec_unless_forked(|_| ());
-        }
-    }
-
     /// The scheme of the transport that carries a link.
     pub(crate) fn scheme_of(&self, link: LinkId) -> Option<Transport> {
         Some(self.transport_link(link)?.scheme())
@@ -424,29 +296,6 @@ impl Core {
         }
     }
 
-    /// Takes the queues for the thread that drives.
-    fn take_pending(&self) -> PendingOutputs {
-        self.pending.lock().take().unwrap_or_default()
-    }
-
-    /// Keeps the queues for the next thread that drives.
-    fn keep_pending(&self, pending: PendingOutputs) {
-        if pending.is_small() {
-            *self.pending.lock() = Some(pending);
-        }
-    }
-
-    /// Wakes the driver, if it sleeps.
-    fn wake(&self) {
-        if self.driver_lock.is_parked() {
-            self.ring();
-        }
-    }
-
-    fn ring(&self) {
-        completion::ring(&self.waker);
-    }
-
     /// Locks the reactor for the driver, which is going to sleep there. A progress thread that has lost the driver lock may
     /// stay there a moment longer. `None`: it has not left before the deadline.
     fn reactor(&self, deadline: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
@@ -459,25 +308,6 @@ impl Core {
                 return None;
             }
         }
-    }
-
-    /// Wakes a driver that would sleep past the protocol's next deadline.
-    fn check_alarm(&self) {
-        if self.asleep_until.load(Ordering::SeqCst) != 0 {
-            let next = self.proto.lock().next_timeout();
-            self.check_alarm_at(next);
-        }
-    }
-
-    fn check_alarm_at(&self, next: Option<Instant>) {
-        let until = self.asleep_until.load(Ordering::SeqCst);
-        if until != 0 && next.is_some_and(|next| self.micros(next) < until) {
-            self.ring();
-        }
-    }
-
-    fn micros(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.start).as_micros() as u64 + 1
     }
 
     /// How often the RDMA devices have changed; 0 where there are none.
@@ -530,12 +360,5 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         self.with_proto(Proto::leftovers)
-    }
-}
-
-fn collect(core: &Core, proto: &mut Proto<EngineEnv>, outputs: &mut Outputs) {
-    proto.poll(&mut outputs.queue);
-    if core.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
-        core.pending_flags.fetch_and(!UNSENT, Ordering::SeqCst);
     }
 }

@@ -20,6 +20,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Instant, Mutex, MutexGuard};
 pub(crate) use completion::{Completion, OperationOutcome, ThreadSleeper, ThreadWaiter, with_sleeper};
 use drive::{DriveEnd, DriveGoal};
+use steps::{CoreSink, Outputs, PendingOutputs};
 use workers::Job;
 
 const UNSENT: u32 = 1;
@@ -53,21 +54,6 @@ struct Timers {
 
 /// No model has the caller's event loop.
 struct External;
-
-type Outputs = Vec<Arc<Completion>>;
-
-/// The outputs that wait until the transports have returned: none, since events happen at once here.
-struct PendingOutputs;
-
-impl PendingOutputs {
-    fn has_any(&self) -> bool {
-        false
-    }
-}
-
-fn collect(_: &Core, proto: &mut Proto, outputs: &mut Outputs) {
-    outputs.extend(proto.poll());
-}
 
 impl Core {
     pub(crate) fn new() -> Arc<Core> {
@@ -260,14 +246,14 @@ impl Inbox {
         }
     }
 
-    fn poll(&self, sink: &mut sink::CoreSink) -> bool {
+    fn poll(&self, sink: &mut CoreSink) -> bool {
         let event = self.state.lock().items.pop_front();
         let any = event.is_some();
         event.into_iter().for_each(|event| event.happen(sink.core));
         any
     }
 
-    fn ready(&self, _: usize, _: &mio::event::Event, sink: &mut sink::CoreSink) {
+    fn ready(&self, _: usize, _: &mio::event::Event, sink: &mut CoreSink) {
         let hidden = std::mem::take(&mut self.state.lock().hidden);
         hidden.into_iter().for_each(|event| event.happen(sink.core));
     }
@@ -287,11 +273,28 @@ impl Inbox {
     }
 }
 
-mod sink {
+mod steps {
+    use super::{Arc, Completion, Core, Proto};
+
+    pub(super) type Outputs = Vec<Arc<Completion>>;
+
+    /// The outputs that wait until the transports have returned: none, since events happen at once here.
+    pub(super) struct PendingOutputs;
+
+    impl PendingOutputs {
+        pub(super) fn has_any(&self) -> bool {
+            false
+        }
+    }
+
     pub(super) struct CoreSink<'a> {
-        pub core: &'a super::Core,
+        pub core: &'a Core,
         #[allow(dead_code, reason = "events happen at once here")]
-        pub pending: &'a mut super::PendingOutputs,
+        pub pending: &'a mut PendingOutputs,
+    }
+
+    pub(super) fn collect(_: &Core, proto: &mut Proto, outputs: &mut Outputs) {
+        outputs.extend(proto.poll());
     }
 }
 
