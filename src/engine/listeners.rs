@@ -22,7 +22,7 @@ pub(crate) struct Origin {
 
 /// An engine's listeners. More can be added at any time.
 pub(crate) struct Listeners {
-    bound: Mutex<Bound>,
+    bound: Mutex<BoundAddresses>,
     /// The addresses that the program wants to be used, in place of those of the listeners.
     advertised: Vec<Address>,
     /// Replaced as a whole, since bulks keep the one of their exposure.
@@ -30,7 +30,7 @@ pub(crate) struct Listeners {
 }
 
 #[derive(Default)]
-struct Bound {
+struct BoundAddresses {
     /// As the transports have bound them.
     addresses: Vec<Address>,
     /// How many more are being bound, without the lock.

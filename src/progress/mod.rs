@@ -11,7 +11,6 @@ mod driver_lock;
 mod env;
 mod external;
 mod failure;
-mod poll_pacer;
 mod steps;
 mod thread_state;
 mod threads;
@@ -126,7 +125,7 @@ pub(crate) struct Core {
     driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    pacer: poll_pacer::PollPacer,
+    pacer: drive::PollPacer,
     /// Queues for the thread that drives, kept between drives.
     pending: Mutex<Option<PendingOutputs>>,
     /// What the driver has to handle: `UNSENT`, `HANDED_OFF`.
@@ -209,7 +208,7 @@ impl Core {
             driver_lock: driver_lock::DriverLock::default(),
             driver: Mutex::new(driver),
             waker,
-            pacer: poll_pacer::PollPacer::new(),
+            pacer: drive::PollPacer::new(),
             pending: Mutex::default(),
             pending_flags: AtomicU32::new(0),
             handed_off_events: Mutex::default(),

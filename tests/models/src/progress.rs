@@ -7,8 +7,6 @@ mod completion;
 mod drive;
 #[path = "../../../src/progress/driver_lock.rs"]
 mod driver_lock;
-#[path = "../../../src/progress/poll_pacer.rs"]
-mod poll_pacer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -34,7 +32,7 @@ pub(crate) struct Core {
     driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    pacer: poll_pacer::PollPacer,
+    pacer: drive::PollPacer,
     pending_flags: AtomicU32,
     handed_off_events: Mutex<Vec<mio::event::Event>>,
     asleep_until: AtomicU64,
@@ -66,7 +64,7 @@ impl Core {
             driver_lock: driver_lock::DriverLock::default(),
             driver: Mutex::new(driver),
             waker: waker.clone(),
-            pacer: poll_pacer::PollPacer::new(),
+            pacer: drive::PollPacer::new(),
             pending_flags: AtomicU32::new(0),
             handed_off_events: Mutex::default(),
             asleep_until: AtomicU64::new(0),
