@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
 use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
-use super::thread_state::HandlerPaused;
 use super::workers::{self, Job};
 use super::{Core, HANDED_OFF, UNSENT};
 use crate::deferred_log::defer;
@@ -214,7 +213,7 @@ impl Core {
         // The peer must get what this thread has queued, and other threads may run jobs in place of this one while it waits.
         self.uncork();
         let _blocking = workers::Blocking::enter();
-        let _paused = HandlerPaused::enter(self);
+        let _paused = self.pause_handler();
         let goal = DriveGoal { stop: ready, announce, deadline, progress: false };
         match self.driver_lock.try_acquire() {
             Some(acquired) => self.drive_as_caller(acquired, &goal),

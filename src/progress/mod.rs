@@ -12,14 +12,13 @@ mod env;
 mod external;
 mod failure;
 mod steps;
-mod thread_state;
 mod threads;
 mod timers;
 mod wait_any;
 mod workers;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -140,7 +139,7 @@ pub(crate) struct Core {
     workers: Arc<Workers>,
     /// Runs the functions of timers, which must not wait for handlers.
     timer_workers: Arc<Workers>,
-    threads: thread_state::Threads,
+    threads: threads::Threads,
     /// Handlers run on the progress thread only.
     handlers_inline: bool,
     spin: Option<Duration>,
@@ -218,7 +217,7 @@ impl Core {
             service: OnceLock::new(),
             workers: Workers::new("handler", settings.handler_threads),
             timer_workers: Workers::new("timer", TIMER_THREADS),
-            threads: thread_state::Threads::default(),
+            threads: threads::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
             external: external.transpose().map_err(failed)?,
@@ -226,16 +225,6 @@ impl Core {
             dial_filter: settings.dial_filter,
             process: CreatorProcess::this(),
         }))
-    }
-
-    /// Takes up work: before this, nothing moves.
-    pub(crate) fn run(self: &Arc<Self>, service: Box<dyn Service>) -> Result<()> {
-        let _ = self.service.set(service);
-        if self.is_external() {
-            self.start_external();
-            return Ok(());
-        }
-        threads::spawn(self).map_err(|error| Error::io("can't start the engine's threads", error))
     }
 
     pub(crate) fn transport(&self, scheme: Transport) -> Result<&dyn TransportDriver> {
@@ -335,25 +324,6 @@ impl Core {
 
     pub(crate) fn stop_listening(&self) {
         self.transports.iter().for_each(|transport| transport.stop_listening());
-    }
-
-    /// No jobs or timers are accepted from now on.
-    pub(crate) fn begin_stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-    }
-
-    /// Ends the engine's threads; the calling one, if it is one of them, ends when it returns to its loop.
-    pub(crate) fn stop(&self) {
-        self.begin_stop();
-        self.ring();
-        self.signal_event_loop();
-        self.threads.stop();
-        self.workers.stop();
-        self.timer_workers.stop();
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
     }
 
     #[cfg(test)]

@@ -50,6 +50,9 @@ struct Timers {
     pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
 }
 
+/// No model has handlers on the progress thread.
+struct HandlerPaused;
+
 /// No model has the caller's event loop.
 struct External;
 
@@ -93,6 +96,10 @@ impl Core {
     }
 
     fn uncork(&self) {}
+
+    fn pause_handler(&self) -> HandlerPaused {
+        HandlerPaused
+    }
 
     fn dispatch(&self, _: Job) {}
 
@@ -293,16 +300,6 @@ mod steps {
 
     pub(super) fn collect(_: &Core, proto: &mut Proto, outputs: &mut Outputs) {
         outputs.extend(proto.poll());
-    }
-}
-
-mod thread_state {
-    pub(super) struct HandlerPaused;
-
-    impl HandlerPaused {
-        pub(super) fn enter(_: &super::Core) -> HandlerPaused {
-            HandlerPaused
-        }
     }
 }
 
