@@ -8,15 +8,14 @@
 mod completion;
 mod drive;
 mod driver_lock;
-mod env;
 mod external;
 mod failure;
 mod steps;
 mod threads;
 mod timers;
-mod wait_any;
 mod workers;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -27,18 +26,16 @@ use slotmap::SecondaryMap;
 
 pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::{Region, Slice};
-use crate::proto::{self, LinkId, PeerTag, Proto, RequestId};
+use crate::proto::{self, Lease, LinkId, Memory, PeerTag, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
 use crate::transport::{Credentials, Link, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Transport};
-pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
-pub(crate) use env::LeaseKeepAlive;
+pub(crate) use completion::{Completion, OperationOutcome, wait_any, wake_quietly};
 pub(crate) use failure::error_of;
 use steps::PendingOutputs;
 pub(crate) use steps::REFUSED_BY_FILTER;
-pub(crate) use wait_any::wait_any;
 pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
@@ -85,6 +82,42 @@ impl proto::Env for EngineEnv {
     type Waiter = Arc<Completion>;
     type Lease = LeaseKeepAlive;
     type Verdicts = crate::shape::Verdicts;
+}
+
+impl Memory for Slice {
+    fn allocate(len: usize) -> Slice {
+        // Large buffers are mapped lazily, so a peer's claim of a size costs little until the bytes arrive.
+        Slice::whole(&Region::for_message(len))
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn part(&self, offset: usize, len: usize) -> Option<Slice> {
+        Slice::part(self, offset, len)
+    }
+
+    fn for_one_operation(&self) -> Slice {
+        Slice::for_one_operation(self)
+    }
+
+    fn end(&self) {
+        Slice::end(self);
+    }
+}
+
+/// Keeps a value alive as long as a peer holds a bulk.
+pub(crate) struct LeaseKeepAlive {
+    pub token: u128,
+    /// Dropped when the peer does not hold the bulk any more; kept alive, never read.
+    pub _kept: Arc<dyn Any + Send + Sync>,
+}
+
+impl Lease for LeaseKeepAlive {
+    fn token(&self) -> u128 {
+        self.token
+    }
 }
 
 /// Receives what peers want of this engine.

@@ -96,6 +96,7 @@ impl Core {
     }
 
     fn uncork(&self) {}
+    fn uncork_unless_forked(&self) {}
 
     fn pause_handler(&self) -> HandlerPaused {
         HandlerPaused
