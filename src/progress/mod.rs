@@ -1,7 +1,7 @@
 //! The engine's core, which connects the protocol and the transports: the one place that knows both.
 //!
-//! [`Core::exec`] shows the pattern of every step: it locks the protocol for one step, takes the outputs, unlocks, and
-//! executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
+//! [`Core::exec`] shows the pattern of every step ([`steps`]): it locks the protocol for one step, takes the outputs, unlocks,
+//! and executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
 //! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and a progress
 //! thread ([`threads`]), or the program's own event loop ([`external`]), does when no thread waits.
 

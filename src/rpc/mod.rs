@@ -2,13 +2,11 @@
 
 mod authorize;
 mod bounded;
-mod call_target;
 mod codec;
 mod define;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handlers;
-mod pending;
 mod procedure;
 mod request;
 mod retry;
@@ -20,8 +18,7 @@ pub use authorize::{Caller, PeerProcess};
 pub(crate) use bounded::decode;
 pub use define::{Provider, Registration};
 pub use handlers::{BorrowedArgs, HandlerResult};
-pub use pending::Pending;
-pub use procedure::{Call, Procedure};
+pub use procedure::{Call, Pending, Procedure};
 pub use request::{Request, Responder};
 pub use retry::{RetriedCall, Retry};
 pub(crate) use service::EngineService;
