@@ -8,17 +8,14 @@ mod define;
 pub(crate) mod fuzzing;
 mod handlers;
 mod procedure;
-mod request;
 mod retry;
-mod service;
 
 pub(crate) use authorize::authorization;
 pub use authorize::{Caller, PeerProcess};
 #[cfg(test)]
 pub(crate) use bounded::decode;
 pub use define::{Provider, Registration};
-pub use handlers::{BorrowedArgs, HandlerResult};
+pub(crate) use handlers::EngineService;
+pub use handlers::{BorrowedArgs, HandlerResult, Request, Responder};
 pub use procedure::{Call, Pending, Procedure};
-pub use request::{Request, Responder};
 pub use retry::{RetriedCall, Retry};
-pub(crate) use service::EngineService;
