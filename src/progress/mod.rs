@@ -16,7 +16,6 @@ mod timers;
 mod workers;
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -167,7 +166,7 @@ pub(crate) struct Core {
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
-    timers: Mutex<Timers>,
+    timers: Mutex<timers::Timers>,
     service: OnceLock<Box<dyn Service>>,
     workers: Arc<Workers>,
     /// Runs the functions of timers, which must not wait for handlers.
@@ -184,12 +183,6 @@ pub(crate) struct Core {
     process: CreatorProcess,
 }
 
-#[derive(Default)]
-struct Timers {
-    next: u64,
-    pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
-}
-
 /// The protocol has frames to send that a thread has left unsent. Changes under the protocol's lock only.
 const UNSENT: u32 = 1;
 /// There are events in `handed_off_events`.
@@ -198,9 +191,6 @@ const HANDED_OFF: u32 = 2;
 /// How long to wait for a thread that was rung out of the reactor, before ringing again: it takes less, unless the machine is
 /// overloaded.
 const RING_AGAIN: Duration = Duration::from_millis(10);
-
-/// How many timers may run at a time.
-const TIMER_THREADS: usize = 16;
 
 /// How long a thread spins after an event. A round trip in which both sides have to be woken takes 100 to 350 µs: if they spun
 /// for less, two engines that have once slept would find each other asleep at every call.
@@ -249,7 +239,7 @@ impl Core {
             timers: Mutex::default(),
             service: OnceLock::new(),
             workers: Workers::new("handler", settings.handler_threads),
-            timer_workers: Workers::new("timer", TIMER_THREADS),
+            timer_workers: Workers::new("timer", timers::MAX_RUNNING),
             threads: threads::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
