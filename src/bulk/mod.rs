@@ -1,6 +1,5 @@
 //! Bulk data: exposed memory, the handles to it, and transfers.
 
-mod blocking;
 mod borrowed;
 mod descriptor;
 mod exposed;
@@ -12,13 +11,12 @@ mod remote;
 mod scope;
 mod transfer;
 
-pub use blocking::{PullTarget, PushSource};
 pub use borrowed::{BorrowedSegments, BorrowedSegmentsMut};
 pub use descriptor::Bulk;
 pub use exposed::{Exposed, ExposedSlice};
 pub use exposure_state::Released;
 pub use grant::Grant;
 pub use mode::BulkMode;
-pub use remote::RemoteBulk;
+pub use remote::{PullTarget, PushSource, RemoteBulk};
 pub use scope::Scope;
 pub use transfer::{LocalMemory, Transfer, TransferBuffer};

@@ -3,7 +3,6 @@
 //! `rpc` and `bulk` add their methods to [`Engine`], and [`builder`](crate::builder) makes it.
 
 mod endpoint;
-mod event_loop;
 mod finalize;
 mod foreign_copies;
 mod listeners;
@@ -12,10 +11,10 @@ mod peer_event;
 mod procedures;
 mod registry;
 mod waiting;
-mod weak;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -31,10 +30,9 @@ pub(crate) use procedures::{ProcedureInfo, Procedures};
 pub use registry::HandlerPool;
 pub(crate) use registry::{LookupResult, Registry};
 pub(crate) use waiting::completed;
-pub use weak::WeakEngine;
 
 use crate::memory::{BufferPool, EngineBuffer};
-use crate::progress::{Completion, Core, EngineEnv};
+use crate::progress::{Completion, Core, EngineEnv, in_job};
 use crate::proto::{Incoming, RequestId};
 use crate::{Address, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
@@ -380,6 +378,71 @@ impl Engine {
         Ok(Timer { core: Arc::downgrade(&self.shared.core), key })
     }
 
+    /// The descriptor that the event loop of a [`Progress::External`](crate::Progress::External) engine waits for, with epoll,
+    /// poll, `mio`, or `AsyncFd` of tokio: it is readable when [`Engine::progress`] has something to do. Only this engine reads
+    /// it. It stays valid, and readable, when the engine has been finalized: deregister it then.
+    ///
+    /// It is an epoll descriptor that holds another one, so a loop may nest it two levels deeper at most.
+    ///
+    /// # Panics
+    /// If the engine has another [`Progress`](crate::Progress), and makes progress by itself.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        let descriptor = self.shared.core.descriptor();
+        descriptor.expect("`as_fd` is for engines with `Progress::External`; this one makes progress by itself")
+    }
+
+    /// Makes progress: reads, sends, runs handlers and timers on this thread, and expires deadlines, until something was
+    /// handled or `timeout` is over. True when something was handled; then there may be more. `Duration::ZERO` polls once, and
+    /// never waits. For engines with [`Progress::External`](crate::Progress::External).
+    ///
+    /// A loop that is told as long as the descriptor is readable (level-triggered) calls this once each time. One that is told
+    /// of changes (edge-triggered, as `mio` and tokio do) has to call it until it returns false.
+    ///
+    /// Threads may call this at the same time, and while others wait in calls: one at a time drives. The others wait for it
+    /// until their timeout, and run handlers meanwhile. With `Duration::ZERO` they get false, and when the lock is free the
+    /// descriptor is readable again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use calomel::{Engine, Progress, Request};
+    ///
+    /// # fn main() -> calomel::Result<()> {
+    /// let server = Engine::builder().listen("tcp://127.0.0.1:0").progress(Progress::External).handler_threads(0).build()?;
+    /// server.define("double", |_: &Request, x: u32| 2 * x)?;
+    ///
+    /// let client = Engine::client("tcp")?;
+    /// let call = client.procedure::<u32, u32>("double").on(client.lookup(server.address())?).start(&21)?;
+    /// while !call.is_ready() {
+    ///     server.progress(Duration::from_millis(100))?;
+    /// }
+    /// assert_eq!(call.wait()?, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an engine with another [`Progress`](crate::Progress), in a handler, a timer, a waker or a hook
+    /// of the engine, and in a forked child; [`Error::Finalized`].
+    pub fn progress(&self, timeout: Duration) -> Result<bool> {
+        let core = &self.shared.core;
+        self.shared.check("progress")?;
+        let unsupported =
+            |reason: &str| Err(Error::Unsupported { what: "`Engine::progress`".to_owned(), reason: reason.to_owned() });
+        if !core.is_external() {
+            return unsupported("the engine makes progress by itself: it was not built with `Progress::External`");
+        }
+        if core.is_driving() || in_job(core) {
+            return unsupported("this thread runs a handler, a timer, a waker or a hook of the engine");
+        }
+        Ok(core.progress(timeout))
+    }
+
+    /// A handle that does not keep the engine alive.
+    pub fn downgrade(&self) -> WeakEngine {
+        WeakEngine { shared: Arc::downgrade(&self.shared) }
+    }
+
     /// Ends the engine's progress thread; the test drives with [`Core::turn`] instead.
     #[cfg(test)]
     pub(crate) fn by_hand(&self) -> Arc<Core> {
@@ -427,9 +490,53 @@ impl AsRef<Engine> for Engine {
     }
 }
 
+impl AsFd for Engine {
+    /// As [`Engine::as_fd`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        Engine::as_fd(self)
+    }
+}
+
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("addresses", &self.addresses()).field("finalized", &self.is_finalized()).finish()
+    }
+}
+
+/// A handle of an engine that does not keep it alive: for closures and values that the engine itself keeps, such as its
+/// handlers. Made by [`Engine::downgrade`].
+///
+/// ```
+/// use calomel::{Engine, Request};
+///
+/// # fn main() -> calomel::Result<()> {
+/// let server = Engine::server("loop://")?;
+/// let engine = server.downgrade();
+/// server.define("addresses", move |_: &Request, ()| engine.upgrade().map_or(0, |engine| engine.addresses().len()))?;
+/// # let client = Engine::client("loop")?;
+/// # let peer = client.lookup(server.address())?;
+/// # assert_eq!(client.procedure::<(), usize>("addresses").on(&peer).call(&())?, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct WeakEngine {
+    shared: Weak<EngineShared>,
+}
+
+impl WeakEngine {
+    /// A handle that keeps the engine alive. `None` when the last such handle has been dropped, which finalizes the engine, and
+    /// in a forked child.
+    pub fn upgrade(&self) -> Option<Engine> {
+        let shared = self.shared.upgrade().filter(|shared| !shared.core.is_forked())?;
+        let alive = shared.alive.lock().upgrade()?;
+        Some(Engine { shared, alive: Some(alive) })
+    }
+}
+
+impl fmt::Debug for WeakEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakEngine")
     }
 }
 

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use super::completion::{ThreadWaiter, with_sleeper};
 use super::driver_lock::Acquired;
-use super::sink::CoreSink;
-use super::thread_state::HandlerPaused;
+use super::steps::{CoreSink, Outputs, PendingOutputs, collect};
 use super::workers::{self, Job};
-use super::{Core, HANDED_OFF, Outputs, PendingOutputs, UNSENT, collect};
+use super::{Core, HANDED_OFF, UNSENT};
 use crate::deferred_log::defer;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Instant, thread_local};
 
 const WAKER: mio::Token = mio::Token(usize::MAX);
@@ -77,6 +76,59 @@ impl Driver {
                 false
             }
         }
+    }
+}
+
+/// How often the driver reads the clock, and polls the reactor and the timers.
+///
+/// State that outlasts a single drive, so that the clock is read rarely and still often enough. Only the driver changes it,
+/// but for `clock`.
+pub(super) struct PollPacer {
+    start: Instant,
+    /// The last reading by any thread, in nanoseconds after `start`: exact enough to date what has just arrived.
+    pub clock: AtomicU64,
+    /// When the reactor is polled next, and when there last was an event, on the same clock.
+    pub next_check: AtomicU64,
+    pub active: AtomicU64,
+    /// There has been an event since the clock was read.
+    pub found: AtomicBool,
+    /// Polls between two readings of the clock, and how many of them are left.
+    pace: AtomicU32,
+    pub left: AtomicU32,
+    /// How many more times to yield without spinning first.
+    yields: AtomicU32,
+}
+
+impl PollPacer {
+    pub(super) fn new() -> PollPacer {
+        PollPacer {
+            start: Instant::now(),
+            clock: AtomicU64::new(0),
+            next_check: AtomicU64::new(0),
+            active: AtomicU64::new(0),
+            found: AtomicBool::new(true),
+            pace: AtomicU32::new(1),
+            left: AtomicU32::new(1),
+            yields: AtomicU32::new(0),
+        }
+    }
+
+    /// The arrival time of what has just arrived: the last reading of the clock.
+    pub(super) fn now(&self) -> Instant {
+        self.start + Duration::from_nanos(self.clock.load(Ordering::Relaxed))
+    }
+
+    /// Stores a reading of the clock; returns it in nanoseconds.
+    pub(super) fn note(&self, now: Instant) -> u64 {
+        let nanos = now.saturating_duration_since(self.start).as_nanos() as u64;
+        self.clock.store(nanos, Ordering::Relaxed);
+        nanos
+    }
+
+    pub(super) fn read_clock(&self) -> Instant {
+        let now = Instant::now();
+        self.note(now);
+        now
     }
 }
 
@@ -161,7 +213,7 @@ impl Core {
         // The peer must get what this thread has queued, and other threads may run jobs in place of this one while it waits.
         self.uncork();
         let _blocking = workers::Blocking::enter();
-        let _paused = HandlerPaused::enter(self);
+        let _paused = self.pause_handler();
         let goal = DriveGoal { stop: ready, announce, deadline, progress: false };
         match self.driver_lock.try_acquire() {
             Some(acquired) => self.drive_as_caller(acquired, &goal),

@@ -1,49 +1,40 @@
 //! The engine's core, which connects the protocol and the transports: the one place that knows both.
 //!
-//! [`Core::exec`] shows the pattern of every step: it locks the protocol for one step, takes the outputs, unlocks, and
-//! executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
+//! [`Core::exec`] shows the pattern of every step ([`steps`]): it locks the protocol for one step, takes the outputs, unlocks,
+//! and executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
 //! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and a progress
 //! thread ([`threads`]), or the program's own event loop ([`external`]), does when no thread waits.
 
 mod completion;
 mod drive;
 mod driver_lock;
-mod env;
-mod execute;
 mod external;
 mod failure;
-mod outputs;
-mod poll_pacer;
-mod sink;
-mod thread_state;
+mod steps;
 mod threads;
 mod timers;
-mod wait_any;
 mod workers;
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use slotmap::{Key, SecondaryMap};
+use slotmap::SecondaryMap;
 
 pub(crate) use crate::fork::CreatorProcess;
 use crate::memory::{Region, Slice};
-use crate::proto::{self, LinkId, PeerTag, Proto, RequestId};
+use crate::proto::{self, Lease, LinkId, Memory, PeerTag, Proto, RequestId};
 #[cfg(feature = "verbs")]
 use crate::transport::Verbs;
-use crate::transport::{Credentials, Link, LinkKey, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
+use crate::transport::{Credentials, Link, Loopback, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 pub(crate) use crate::transport::{DeviceAccess, RemoteKeys};
 use crate::{Address, Error, Result, Transport};
-pub(crate) use completion::{Completion, OperationOutcome, wake_quietly};
-pub(crate) use env::LeaseKeepAlive;
-pub(crate) use execute::REFUSED_BY_FILTER;
+pub(crate) use completion::{Completion, OperationOutcome, wait_any, wake_quietly};
 pub(crate) use failure::error_of;
-use outputs::{Outputs, PendingOutputs};
-pub(crate) use wait_any::wait_any;
+use steps::PendingOutputs;
+pub(crate) use steps::REFUSED_BY_FILTER;
 pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
@@ -92,6 +83,42 @@ impl proto::Env for EngineEnv {
     type Verdicts = crate::shape::Verdicts;
 }
 
+impl Memory for Slice {
+    fn allocate(len: usize) -> Slice {
+        // Large buffers are mapped lazily, so a peer's claim of a size costs little until the bytes arrive.
+        Slice::whole(&Region::for_message(len))
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn part(&self, offset: usize, len: usize) -> Option<Slice> {
+        Slice::part(self, offset, len)
+    }
+
+    fn for_one_operation(&self) -> Slice {
+        Slice::for_one_operation(self)
+    }
+
+    fn end(&self) {
+        Slice::end(self);
+    }
+}
+
+/// Keeps a value alive as long as a peer holds a bulk.
+pub(crate) struct LeaseKeepAlive {
+    pub token: u128,
+    /// Dropped when the peer does not hold the bulk any more; kept alive, never read.
+    pub _kept: Arc<dyn Any + Send + Sync>,
+}
+
+impl Lease for LeaseKeepAlive {
+    fn token(&self) -> u128 {
+        self.token
+    }
+}
+
 /// Receives what peers want of this engine.
 pub(crate) trait Service: Send + Sync {
     /// A call has arrived: the job that handles it, or `None` when the call is answered already.
@@ -129,7 +156,7 @@ pub(crate) struct Core {
     driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    pacer: poll_pacer::PollPacer,
+    pacer: drive::PollPacer,
     /// Queues for the thread that drives, kept between drives.
     pending: Mutex<Option<PendingOutputs>>,
     /// What the driver has to handle: `UNSENT`, `HANDED_OFF`.
@@ -139,12 +166,12 @@ pub(crate) struct Core {
     /// When the sleeping driver wakes by itself, in microseconds after `start`; `u64::MAX` for never, 0 for awake.
     asleep_until: AtomicU64,
     start: Instant,
-    timers: Mutex<Timers>,
+    timers: Mutex<timers::Timers>,
     service: OnceLock<Box<dyn Service>>,
     workers: Arc<Workers>,
     /// Runs the functions of timers, which must not wait for handlers.
     timer_workers: Arc<Workers>,
-    threads: thread_state::Threads,
+    threads: threads::Threads,
     /// Handlers run on the progress thread only.
     handlers_inline: bool,
     spin: Option<Duration>,
@@ -156,12 +183,6 @@ pub(crate) struct Core {
     process: CreatorProcess,
 }
 
-#[derive(Default)]
-struct Timers {
-    next: u64,
-    pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
-}
-
 /// The protocol has frames to send that a thread has left unsent. Changes under the protocol's lock only.
 const UNSENT: u32 = 1;
 /// There are events in `handed_off_events`.
@@ -171,28 +192,9 @@ const HANDED_OFF: u32 = 2;
 /// overloaded.
 const RING_AGAIN: Duration = Duration::from_millis(10);
 
-/// Bytes of payloads that a thread sends before it handles other events.
-const TURN: usize = 512 << 10;
-
-/// How many timers may run at a time.
-const TIMER_THREADS: usize = 16;
-
 /// How long a thread spins after an event. A round trip in which both sides have to be woken takes 100 to 350 µs: if they spun
 /// for less, two engines that have once slept would find each other asleep at every call.
 const SPIN: Duration = Duration::from_micros(400);
-
-thread_local! {
-    /// The engine whose frames are corked on this thread, to go out together.
-    static CORKED: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-fn key(link: LinkId) -> LinkKey {
-    LinkKey(link.data().as_ffi())
-}
-
-fn link_id(key: LinkKey) -> LinkId {
-    slotmap::KeyData::from_ffi(key.0).into()
-}
 
 impl Core {
     pub(crate) fn new(
@@ -228,7 +230,7 @@ impl Core {
             driver_lock: driver_lock::DriverLock::default(),
             driver: Mutex::new(driver),
             waker,
-            pacer: poll_pacer::PollPacer::new(),
+            pacer: drive::PollPacer::new(),
             pending: Mutex::default(),
             pending_flags: AtomicU32::new(0),
             handed_off_events: Mutex::default(),
@@ -237,8 +239,8 @@ impl Core {
             timers: Mutex::default(),
             service: OnceLock::new(),
             workers: Workers::new("handler", settings.handler_threads),
-            timer_workers: Workers::new("timer", TIMER_THREADS),
-            threads: thread_state::Threads::default(),
+            timer_workers: Workers::new("timer", timers::MAX_RUNNING),
+            threads: threads::Threads::default(),
             handlers_inline: settings.handler_threads == 0,
             spin,
             external: external.transpose().map_err(failed)?,
@@ -246,16 +248,6 @@ impl Core {
             dial_filter: settings.dial_filter,
             process: CreatorProcess::this(),
         }))
-    }
-
-    /// Takes up work: before this, nothing moves.
-    pub(crate) fn run(self: &Arc<Self>, service: Box<dyn Service>) -> Result<()> {
-        let _ = self.service.set(service);
-        if self.is_external() {
-            self.start_external();
-            return Ok(());
-        }
-        threads::spawn(self).map_err(|error| Error::io("can't start the engine's threads", error))
     }
 
     pub(crate) fn transport(&self, scheme: Transport) -> Result<&dyn TransportDriver> {
@@ -290,115 +282,6 @@ impl Core {
         })
     }
 
-    /// Runs one step of the protocol, and executes its outputs.
-    pub(crate) fn exec<R>(&self, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
-        let mut outputs = Outputs::new();
-        let (result, next) = {
-            let mut proto = self.proto.lock();
-            let result = step(&mut proto);
-            if CORKED.get() == Some(self.identity()) {
-                self.leave_unsent();
-            } else {
-                collect(self, &mut proto, &mut outputs);
-            }
-            (result, proto.next_timeout())
-        };
-        if outputs.queue.is_empty() {
-            outputs.keep();
-            self.check_alarm_at(next);
-        } else {
-            self.execute_outputs(outputs, None);
-            self.check_alarm();
-        }
-        result
-    }
-
-    /// As `exec`, for a step at `now` that starts a call. Where many calls are in flight, its frames may wait for more: for a
-    /// moment, and only while the driver is awake.
-    pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
-        self.pacer.note(now);
-        let mut outputs = Outputs::new();
-        let left;
-        let result = {
-            let mut proto = self.proto.lock();
-            let result = step(&mut proto);
-            let corked = CORKED.get() == Some(self.identity());
-            left = proto.may_send_later() && !corked;
-            if left || corked {
-                proto.poll_unsent(&mut outputs.queue);
-                self.leave_unsent();
-            } else {
-                collect(self, &mut proto, &mut outputs);
-            }
-            result
-        };
-        self.execute_outputs(outputs, None);
-        if left && self.driver_lock.is_parked() {
-            // The driver sleeps, and has not seen the flag.
-            self.exec(|_| ());
-        }
-        self.check_alarm();
-        result
-    }
-
-    /// Leaves the protocol's frames for the driver to send. Called under the protocol's lock.
-    fn leave_unsent(&self) {
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT == 0 {
-            self.pending_flags.fetch_or(UNSENT, Ordering::SeqCst);
-        }
-    }
-
-    /// As `exec`, for drops: a forked child sends nothing, and takes no lock that a thread of the parent may have held.
-    pub(crate) fn exec_unless_forked(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
-        if !self.is_forked() {
-            self.exec(step);
-        }
-    }
-
-    /// True in a child of the process that made the engine.
-    pub(crate) fn is_forked(&self) -> bool {
-        self.process.is_forked_child()
-    }
-
-    /// Reads the state of the protocol.
-    pub(crate) fn with_proto<R>(&self, read: impl FnOnce(&Proto<EngineEnv>) -> R) -> R {
-        read(&self.proto.lock())
-    }
-
-    /// Corks what this thread sends while `work` runs.
-    fn corked<R>(&self, work: impl FnOnce() -> R) -> R {
-        CORKED.set(Some(self.identity()));
-        let result = work();
-        CORKED.set(None);
-        result
-    }
-
-    /// Identifies the engine within its process.
-    fn identity(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    /// As `exec`, while requests are dispatched: on the driver, the frames go out with the answers to other requests.
-    pub(crate) fn exec_with_others(&self, step: impl FnOnce(&mut Proto<EngineEnv>)) {
-        if self.is_driving() { self.corked(|| self.exec(step)) } else { self.exec(step) }
-    }
-
-    /// Sends what was corked or left unsent.
-    pub(crate) fn uncork(&self) {
-        if CORKED.get() == Some(self.identity()) {
-            CORKED.set(None);
-        }
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
-            self.exec(|_| ());
-        }
-    }
-
-    pub(crate) fn uncork_unless_forked(&self) {
-        if self.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
-            self.exec_unless_forked(|_| ());
-        }
-    }
-
     /// The scheme of the transport that carries a link.
     pub(crate) fn scheme_of(&self, link: LinkId) -> Option<Transport> {
         Some(self.transport_link(link)?.scheme())
@@ -424,29 +307,6 @@ impl Core {
         }
     }
 
-    /// Takes the queues for the thread that drives.
-    fn take_pending(&self) -> PendingOutputs {
-        self.pending.lock().take().unwrap_or_default()
-    }
-
-    /// Keeps the queues for the next thread that drives.
-    fn keep_pending(&self, pending: PendingOutputs) {
-        if pending.is_small() {
-            *self.pending.lock() = Some(pending);
-        }
-    }
-
-    /// Wakes the driver, if it sleeps.
-    fn wake(&self) {
-        if self.driver_lock.is_parked() {
-            self.ring();
-        }
-    }
-
-    fn ring(&self) {
-        completion::ring(&self.waker);
-    }
-
     /// Locks the reactor for the driver, which is going to sleep there. A progress thread that has lost the driver lock may
     /// stay there a moment longer. `None`: it has not left before the deadline.
     fn reactor(&self, deadline: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
@@ -459,25 +319,6 @@ impl Core {
                 return None;
             }
         }
-    }
-
-    /// Wakes a driver that would sleep past the protocol's next deadline.
-    fn check_alarm(&self) {
-        if self.asleep_until.load(Ordering::SeqCst) != 0 {
-            let next = self.proto.lock().next_timeout();
-            self.check_alarm_at(next);
-        }
-    }
-
-    fn check_alarm_at(&self, next: Option<Instant>) {
-        let until = self.asleep_until.load(Ordering::SeqCst);
-        if until != 0 && next.is_some_and(|next| self.micros(next) < until) {
-            self.ring();
-        }
-    }
-
-    fn micros(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.start).as_micros() as u64 + 1
     }
 
     /// How often the RDMA devices have changed; 0 where there are none.
@@ -508,34 +349,8 @@ impl Core {
         self.transports.iter().for_each(|transport| transport.stop_listening());
     }
 
-    /// No jobs or timers are accepted from now on.
-    pub(crate) fn begin_stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-    }
-
-    /// Ends the engine's threads; the calling one, if it is one of them, ends when it returns to its loop.
-    pub(crate) fn stop(&self) {
-        self.begin_stop();
-        self.ring();
-        self.signal_event_loop();
-        self.threads.stop();
-        self.workers.stop();
-        self.timer_workers.stop();
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
-    }
-
     #[cfg(test)]
     pub(crate) fn leftovers(&self) -> Vec<String> {
         self.with_proto(Proto::leftovers)
-    }
-}
-
-fn collect(core: &Core, proto: &mut Proto<EngineEnv>, outputs: &mut Outputs) {
-    proto.poll(&mut outputs.queue);
-    if core.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {
-        core.pending_flags.fetch_and(!UNSENT, Ordering::SeqCst);
     }
 }

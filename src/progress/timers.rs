@@ -1,10 +1,20 @@
 //! Timers: functions that run after a delay.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Core;
 use super::workers::{Job, JobKind};
+
+/// How many timers may run at a time.
+pub(super) const MAX_RUNNING: usize = 16;
+
+#[derive(Default)]
+pub(super) struct Timers {
+    next: u64,
+    pub pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
+}
 
 impl Core {
     /// Runs `f` after `delay`: see [`Core::run_timer`]. The key is for [`Core::remove_timer`].

@@ -6,8 +6,7 @@ use std::sync::{Arc, Weak};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::handlers::{self, BorrowedArgs, HandlerBase, HandlerError, RequestHandler};
-use super::request::{Request, Responder};
+use super::handlers::{self, BorrowedArgs, HandlerBase, HandlerError, Request, RequestHandler, Responder};
 use crate::engine::{Engine, EngineShared, HandlerPool};
 use crate::progress::HandlerClass;
 use crate::proto::wire::MAX_NAME;

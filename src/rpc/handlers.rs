@@ -1,81 +1,132 @@
-//! Handlers: compare types, decode the arguments, run the user's closure, send the response.
+//! A call, from the server's side: finds its handler, compares types, decodes the arguments, runs the user's closure, sends
+//! the response.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::error::Error as StdError;
+use std::fmt;
 use std::future::poll_fn;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::bounded;
-use super::request::{DEFERRED_REQUEST, Request, RequestContent, Responder};
-use crate::Error;
-use crate::engine::{DecodeContext, EngineShared, decoding};
-use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind};
-use crate::proto::{Body, Incoming, Status};
+use super::{bounded, codec};
+use crate::engine::{DecodeContext, Endpoint, Engine, EngineShared, LookupResult, decoding};
+use crate::memory::Slice;
+use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, Service, error_of};
+use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, PeerTag, Reply, RequestId, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
+use crate::{Error, MessageSide};
 
-/// Arguments that borrow from the bytes that were received; see [`Engine::define_borrowed`](crate::Engine::define_borrowed).
-/// Implemented for `str` and `[u8]`; a type of your own names itself with the lifetime:
-///
-/// ```
-/// use calomel::BorrowedArgs;
-///
-/// #[derive(serde::Deserialize)]
-/// struct Put<'a> {
-///     key: &'a str,
-///     #[serde(borrow)]
-///     value: &'a [u8],
-/// }
-///
-/// impl BorrowedArgs for Put<'static> {
-///     type With<'a> = Put<'a>;
-/// }
-/// ```
-pub trait BorrowedArgs {
-    /// The type with the lifetime of one call.
-    type With<'a>: Deserialize<'a>;
+/// The engine's side of progress's [`Service`]. It does not keep the engine alive.
+pub(crate) struct EngineService {
+    shared: Weak<EngineShared>,
 }
 
-impl BorrowedArgs for str {
-    type With<'a> = &'a str;
+impl EngineService {
+    pub(crate) fn new(shared: &Arc<EngineShared>) -> EngineService {
+        EngineService { shared: Arc::downgrade(shared) }
+    }
 }
 
-impl BorrowedArgs for [u8] {
-    type With<'a> = &'a [u8];
+impl Service for EngineService {
+    fn request(&self, incoming: Incoming<EngineEnv>) -> Option<Job> {
+        let shared = self.shared.upgrade()?;
+        // A call that was parked for memory has been authorized already.
+        if !incoming.again && !shared.authorize.as_ref().is_none_or(|allows| allows(&shared, &incoming)) {
+            // Denied before the lookup, so that the caller can't find out which procedures exist.
+            shared.core.exec_with_others(|proto| {
+                proto.release(incoming.link, incoming.leases);
+                proto.deny(incoming.request, incoming.link, &incoming.declaration.name);
+            });
+            shared.finalizing().recheck();
+            return None;
+        }
+        let status = match shared.registry.find(incoming.provider, &incoming.declaration.name) {
+            LookupResult::Handler(handler) => return Some(Job::new(&shared.core, JobKind::Request(handler, incoming))),
+            LookupResult::NoProcedure => Status::NoSuchProcedure,
+            LookupResult::NoProvider => Status::NoSuchProvider,
+        };
+        tracing::debug!(target: "calomel::rpc", name = %incoming.declaration.name, provider = incoming.provider, ?status, "unknown procedure called");
+        shared.core.exec_with_others(|proto| {
+            proto.release(incoming.link, incoming.leases);
+            // This fails where the caller is gone, which does not matter here.
+            let _ = proto.respond(incoming.request, Err(status));
+        });
+        shared.finalizing().recheck();
+        None
+    }
+
+    fn cancelled(&self, request: RequestId) {
+        if let Some(shared) = self.shared.upgrade() {
+            let task = shared.tasks.lock().remove(&request);
+            // Dropped without the lock: the future is user code.
+            drop(task);
+            shared.finalizing().recheck();
+        }
+    }
+
+    fn stale(&self, token: u128) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.copies.expire(token);
+        }
+    }
+
+    fn peer_changed(&self, peer: Arc<PeerTag>, failure: Option<Failure>) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.report_peer(peer, failure);
+        }
+    }
+
+    fn shutdown_asked(&self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let engine = Engine::from_shared(shared);
+        // On a thread of its own: this one drives, and the response has not been sent yet.
+        let name = "calomel-shutdown".to_owned();
+        let spawned = std::thread::Builder::new().name(name).spawn(move || {
+            if let Err(error) = engine.finalize() {
+                tracing::warn!(target: "calomel::engine", %error, "remote shutdown failed");
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::error!(target: "calomel::engine", %error, "can't start the thread that finalizes");
+        }
+    }
 }
 
-/// Any error of a handler, as [`Engine::define_try`](crate::Engine::define_try) takes it.
-pub(super) type HandlerError = Box<dyn StdError + Send + Sync>;
+/// What a handler does with a request, once it is counted as running.
+pub(super) trait RequestHandler:
+    Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static
+{
+}
 
-/// What a handler of [`Engine::define_try`](crate::Engine::define_try) may return: `?` turns every error into its error.
-///
-/// ```
-/// use calomel::{Bulk, BulkMode, Engine, HandlerResult, Request};
-///
-/// # fn main() -> calomel::Result<()> {
-/// # let server = Engine::server("loop://")?;
-/// server.define_try("length", |request: &Request, text: Bulk| -> HandlerResult<usize> {
-///     let local = request.engine().expose(vec![0u8; text.len()], BulkMode::WriteOnly)?;
-///     text.on(request.endpoint()).pull_into(&local)?;
-///     Ok(String::from_utf8(local.reclaim())?.chars().count())
-/// })?;
-/// # let client = Engine::client("loop")?;
-/// # let peer = client.lookup(server.address())?;
-/// # let text = client.expose_read_only("grüße")?;
-/// # assert_eq!(client.procedure::<Bulk, usize>("length").on(&peer).call(&text.bulk())?, 5);
-/// # Ok(())
-/// # }
-/// ```
-pub type HandlerResult<T> = std::result::Result<T, HandlerError>;
+impl<H: Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static> RequestHandler for H {}
 
-/// The text that the caller gets. An error's `Display` is user code, and may panic.
-fn text_of(error: impl Into<HandlerError>) -> String {
-    error.into().to_string()
+struct BasedHandler<H> {
+    base: HandlerBase,
+    handle: H,
+}
+
+impl<H: RequestHandler> Handler for BasedHandler<H> {
+    fn class(&self) -> &Arc<HandlerClass> {
+        &self.base.class
+    }
+
+    fn abandon(&self, incoming: Incoming<EngineEnv>) {
+        self.base.abandon(&incoming);
+    }
+
+    fn handle(&self, incoming: Incoming<EngineEnv>) {
+        if let Some(running) = self.base.enter(&incoming) {
+            (self.handle)(&self.base, &running.0, incoming);
+        }
+    }
 }
 
 /// A running handler: finalizing waits for it.
@@ -234,70 +285,63 @@ fn arguments<'a, A: Deserialize<'a>, R>(
     }
 }
 
-/// The status for a handler that has panicked, which is logged.
-fn panicked(request: &Request, panic: &(dyn Any + Send)) -> Status {
-    let message = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
-    let message = Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned()));
-    tracing::error!(
-        target: "calomel::handler", procedure = request.procedure(), provider = request.provider_id(),
-        peer = %request.endpoint().address(), message, "a handler panicked"
-    );
-    Status::Panicked(message)
+/// Arguments that borrow from the bytes that were received; see [`Engine::define_borrowed`](crate::Engine::define_borrowed).
+/// Implemented for `str` and `[u8]`; a type of your own names itself with the lifetime:
+///
+/// ```
+/// use calomel::BorrowedArgs;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Put<'a> {
+///     key: &'a str,
+///     #[serde(borrow)]
+///     value: &'a [u8],
+/// }
+///
+/// impl BorrowedArgs for Put<'static> {
+///     type With<'a> = Put<'a>;
+/// }
+/// ```
+pub trait BorrowedArgs {
+    /// The type with the lifetime of one call.
+    type With<'a>: Deserialize<'a>;
 }
 
-/// Responds with what the closure returned, or with its panic.
-fn respond_with<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
-    respond_or_fail(responder, outcome.map(Ok));
+impl BorrowedArgs for str {
+    type With<'a> = &'a str;
 }
 
-/// Responds with what the closure returned, with the text of its error, or with its panic.
-fn respond_or_fail<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>) {
-    let sent = match outcome {
-        Ok(Ok(result)) => responder.respond(&result),
-        Ok(Err(message)) => responder.refuse(Status::Failed(Status::clip(message))),
-        Err(panic) => {
-            let status = panicked(responder.request(), &*panic);
-            responder.refuse(status)
-        }
-    };
-    match sent {
-        Ok(()) => {}
-        // Its caller has cancelled, timed out or disconnected, which is ordinary.
-        Err(error @ Error::Cancelled { .. }) => {
-            tracing::debug!(target: "calomel::handler", %error, "a response came too late");
-        }
-        Err(error) => tracing::warn!(target: "calomel::handler", %error, "a response was not sent"),
-    }
+impl BorrowedArgs for [u8] {
+    type With<'a> = &'a [u8];
 }
 
-/// What a handler does with a request, once it is counted as running.
-pub(super) trait RequestHandler:
-    Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static
-{
-}
+/// Any error of a handler, as [`Engine::define_try`](crate::Engine::define_try) takes it.
+pub(super) type HandlerError = Box<dyn StdError + Send + Sync>;
 
-impl<H: Fn(&HandlerBase, &Arc<EngineShared>, Incoming<EngineEnv>) + Send + Sync + 'static> RequestHandler for H {}
+/// What a handler of [`Engine::define_try`](crate::Engine::define_try) may return: `?` turns every error into its error.
+///
+/// ```
+/// use calomel::{Bulk, BulkMode, Engine, HandlerResult, Request};
+///
+/// # fn main() -> calomel::Result<()> {
+/// # let server = Engine::server("loop://")?;
+/// server.define_try("length", |request: &Request, text: Bulk| -> HandlerResult<usize> {
+///     let local = request.engine().expose(vec![0u8; text.len()], BulkMode::WriteOnly)?;
+///     text.on(request.endpoint()).pull_into(&local)?;
+///     Ok(String::from_utf8(local.reclaim())?.chars().count())
+/// })?;
+/// # let client = Engine::client("loop")?;
+/// # let peer = client.lookup(server.address())?;
+/// # let text = client.expose_read_only("grüße")?;
+/// # assert_eq!(client.procedure::<Bulk, usize>("length").on(&peer).call(&text.bulk())?, 5);
+/// # Ok(())
+/// # }
+/// ```
+pub type HandlerResult<T> = std::result::Result<T, HandlerError>;
 
-struct BasedHandler<H> {
-    base: HandlerBase,
-    handle: H,
-}
-
-impl<H: RequestHandler> Handler for BasedHandler<H> {
-    fn class(&self) -> &Arc<HandlerClass> {
-        &self.base.class
-    }
-
-    fn abandon(&self, incoming: Incoming<EngineEnv>) {
-        self.base.abandon(&incoming);
-    }
-
-    fn handle(&self, incoming: Incoming<EngineEnv>) {
-        if let Some(running) = self.base.enter(&incoming) {
-            (self.handle)(&self.base, &running.0, incoming);
-        }
-    }
+/// The text that the caller gets. An error's `Display` is user code, and may panic.
+fn text_of(error: impl Into<HandlerError>) -> String {
+    error.into().to_string()
 }
 
 /// The handler of a closure.
@@ -457,5 +501,270 @@ where
             let cancelled = shared.tasks.lock().remove(&id);
             drop(cancelled);
         }
+    }
+}
+
+/// The status for a handler that has panicked, which is logged.
+fn panicked(request: &Request, panic: &(dyn Any + Send)) -> Status {
+    let message = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+    let message = Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned()));
+    tracing::error!(
+        target: "calomel::handler", procedure = request.procedure(), provider = request.provider_id(),
+        peer = %request.endpoint().address(), message, "a handler panicked"
+    );
+    Status::Panicked(message)
+}
+
+/// Responds with what the closure returned, or with its panic.
+fn respond_with<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<R>) {
+    respond_or_fail(responder, outcome.map(Ok));
+}
+
+/// Responds with what the closure returned, with the text of its error, or with its panic.
+fn respond_or_fail<R: Serialize>(responder: Responder<R>, outcome: std::thread::Result<Result<R, String>>) {
+    let sent = match outcome {
+        Ok(Ok(result)) => responder.respond(&result),
+        Ok(Err(message)) => responder.refuse(Status::Failed(Status::clip(message))),
+        Err(panic) => {
+            let status = panicked(responder.request(), &*panic);
+            responder.refuse(status)
+        }
+    };
+    match sent {
+        Ok(()) => {}
+        // Its caller has cancelled, timed out or disconnected, which is ordinary.
+        Err(error @ Error::Cancelled { .. }) => {
+            tracing::debug!(target: "calomel::handler", %error, "a response came too late");
+        }
+        Err(error) => tracing::warn!(target: "calomel::handler", %error, "a response was not sent"),
+    }
+}
+
+/// A call that is being handled: its caller, procedure and deadline. Clones can be kept, and do not keep the engine alive.
+pub struct Request {
+    engine: Engine,
+    endpoint: Endpoint,
+    id: RequestId,
+    declaration: Arc<Declaration<EngineEnv>>,
+    provider: u16,
+    deadline: Option<Instant>,
+    one_way: bool,
+}
+
+impl Request {
+    fn new(shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>) -> (Request, RequestContent) {
+        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases, again: _ } = incoming;
+        let endpoint = Endpoint::new(shared.clone(), peer, 0);
+        let engine = Engine::from_shared(shared.clone());
+        let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way };
+        (request, RequestContent { link, leases, body })
+    }
+
+    /// The engine that was called. The reference does not keep it alive; a clone does, so a handler that keeps a handle for
+    /// longer than its call should keep the [`WeakEngine`](crate::WeakEngine) that [`Engine::downgrade`] returns.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The caller. It owns the bulks that it did not forward from others, and can be called in turn.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// When the call times out at its caller; `None` without a deadline.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// The time until the deadline; zero when it has passed, [`Duration::MAX`] without a deadline.
+    pub fn remaining(&self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// True when the caller no longer takes a response: it has cancelled the call, timed out, or disconnected; also in a forked
+    /// child, which can't respond. A one-way call is not cancelled when its caller disconnects.
+    pub fn is_cancelled(&self) -> bool {
+        let core = &self.engine.shared().core;
+        self.remaining().is_zero() || core.is_forked() || !core.with_proto(|proto| proto.is_wanted(self.id))
+    }
+
+    /// The name of the called procedure.
+    pub fn procedure(&self) -> &str {
+        &self.declaration.name
+    }
+
+    /// The number of the called provider.
+    pub fn provider_id(&self) -> u16 {
+        self.provider
+    }
+
+    /// True when the call is one-way: the caller gets no response.
+    pub fn is_one_way(&self) -> bool {
+        self.one_way
+    }
+
+    fn declaration(&self) -> &Declaration<EngineEnv> {
+        &self.declaration
+    }
+
+    fn id(&self) -> RequestId {
+        self.id
+    }
+}
+
+impl Clone for Request {
+    fn clone(&self) -> Request {
+        let Request { ref engine, ref endpoint, id, ref declaration, provider, deadline, one_way } = *self;
+        // Not a clone of the handle, which would keep the engine alive: async handlers keep clones of requests.
+        let engine = Engine::from_shared(engine.shared().clone());
+        let (endpoint, declaration) = (endpoint.clone(), declaration.clone());
+        Request { engine, endpoint, id, declaration, provider, deadline, one_way }
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Request(`{}` of provider {} by {:?})", self.procedure(), self.provider, self.endpoint)
+    }
+}
+
+/// The body of a request and its leases, for the handler.
+struct RequestContent {
+    link: LinkId,
+    leases: LeaseRange,
+    body: Body<Slice>,
+}
+
+thread_local! {
+    /// The request whose deferred handler runs on this thread.
+    static DEFERRED_REQUEST: Cell<Option<RequestId>> = const { Cell::new(None) };
+}
+
+/// Sends the response to one call, once. It can be kept, and sent to another thread.
+///
+/// When it is dropped without a response, the caller gets [`Error::NoResponse`]; when a panicking thread drops it,
+/// [`Error::HandlerPanicked`].
+pub struct Responder<R> {
+    request: Request,
+    /// What is known of the shapes of this registration's results.
+    results: Arc<Knowledge>,
+    answered: bool,
+    _result: PhantomData<fn(&R)>,
+}
+
+impl<R> Responder<R> {
+    fn new(request: Request, results: Arc<Knowledge>) -> Responder<R> {
+        Responder { request, results, answered: false, _result: PhantomData }
+    }
+
+    /// The call that this responds to.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Responds that the procedure failed: the caller gets [`Error::Failed`] with the message.
+    pub fn fail(self, message: impl Into<String>) {
+        let _ = self.refuse(Status::Failed(Status::clip(message.into())));
+    }
+
+    /// Parks this one-way call, whose arguments need at least `memory` bytes: it is handled again when that much is free.
+    fn wait_for_memory(mut self, content: RequestContent, memory: usize) {
+        self.answered = true;
+        let Request { endpoint, id, declaration, provider, deadline, one_way, .. } = &self.request;
+        let incoming = Incoming {
+            request: *id,
+            link: content.link,
+            peer: endpoint.tag().clone(),
+            provider: *provider,
+            declaration: declaration.clone(),
+            deadline: *deadline,
+            one_way: *one_way,
+            again: true,
+            body: content.body,
+            leases: content.leases,
+        };
+        self.request.engine.shared().core.exec_unless_forked(|proto| proto.park(incoming, memory));
+    }
+
+    fn refuse(mut self, status: Status) -> crate::Result<()> {
+        self.answer(Err(status))
+    }
+
+    fn answer(&mut self, reply: Result<Reply<'_, EngineEnv>, Status>) -> crate::Result<()> {
+        self.answered = true;
+        let request = &self.request;
+        let shared = request.engine.shared();
+        shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
+        let answered = shared.core.exec(|proto| proto.respond(request.id, reply));
+        shared.finalizing().recheck();
+        answered.map_err(|failure| self.error(failure))
+    }
+
+    fn error(&self, failure: Failure) -> Error {
+        let Request { endpoint, provider, .. } = &self.request;
+        let name = self.request.procedure();
+        error_of(failure, &endpoint.address(), format!("answer to `{name}`"), name, Duration::ZERO, *provider)
+    }
+}
+
+impl<R: Serialize> Responder<R> {
+    /// Sends the result to the caller.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] when the caller no longer takes a response; [`Error::MessageTooLarge`] and [`Error::Encode`] for a
+    /// value that is too large or can't be encoded (the caller gets these too).
+    pub fn respond(mut self, result: &R) -> crate::Result<()> {
+        let eager = self.request.engine.shared().limits.eager;
+        codec::with_buffer(|buffer| {
+            if self.request.one_way {
+                return self.answer(Ok(Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));
+            }
+            let (leases, declared) = match codec::encode(result, &mut buffer.bytes, self.request.engine.shared(), &self.results) {
+                Ok(encoded) => encoded,
+                Err(failed) => {
+                    let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
+                    let reason = match &error {
+                        Error::Encode { reason, .. } => reason.clone(),
+                        error => error.to_string(),
+                    };
+                    let _ = self.answer(Err(Status::Encode(Status::clip(reason))));
+                    return Err(error);
+                }
+            };
+            let content = buffer.outgoing(eager);
+            self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases }))
+        })
+    }
+}
+
+impl<R> Drop for Responder<R> {
+    fn drop(&mut self) {
+        if self.answered || self.request.engine.shared().core.is_forked() {
+            return;
+        }
+        let status = if std::thread::panicking() {
+            if DEFERRED_REQUEST.get() == Some(self.request.id) {
+                // Its handler is unwinding; the thread that catches the panic responds with its message.
+                return;
+            }
+            Status::Panicked("the thread that held the responder".to_owned())
+        } else {
+            if !self.request.one_way && !self.request.is_cancelled() {
+                let Request { provider, endpoint, .. } = &self.request;
+                tracing::warn!(
+                    target: "calomel::handler", procedure = self.request.procedure(), provider, peer = %endpoint.address(),
+                    "a responder was dropped without a response"
+                );
+            }
+            Status::NoResponse
+        };
+        let _ = self.answer(Err(status));
+    }
+}
+
+impl<R> fmt::Debug for Responder<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Responder({:?})", self.request)
     }
 }

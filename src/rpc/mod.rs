@@ -2,26 +2,20 @@
 
 mod authorize;
 mod bounded;
-mod call_target;
 mod codec;
 mod define;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handlers;
-mod pending;
 mod procedure;
-mod request;
 mod retry;
-mod service;
 
 pub(crate) use authorize::authorization;
 pub use authorize::{Caller, PeerProcess};
 #[cfg(test)]
 pub(crate) use bounded::decode;
 pub use define::{Provider, Registration};
-pub use handlers::{BorrowedArgs, HandlerResult};
-pub use pending::Pending;
-pub use procedure::{Call, Procedure};
-pub use request::{Request, Responder};
+pub(crate) use handlers::EngineService;
+pub use handlers::{BorrowedArgs, HandlerResult, Request, Responder};
+pub use procedure::{Call, Pending, Procedure};
 pub use retry::{RetriedCall, Retry};
-pub(crate) use service::EngineService;

@@ -1,20 +1,21 @@
-//! Procedures and calls, from the caller's side.
+//! A call, from the caller's side: its procedure, how it starts, and how its end is waited for.
 
 use std::any::type_name;
 use std::fmt;
 use std::marker::PhantomData;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::call_target::{CallTarget, StartedCall};
-use super::codec;
-use super::pending::Pending;
-use crate::engine::{Endpoint, Engine, EngineShared, ProcedureInfo, deadline};
-use crate::progress::{Completion, EngineEnv};
-use crate::proto::{CallId, CallSpec, Failure, Rejected};
+use super::{bounded, codec};
+use crate::engine::{Endpoint, Engine, EngineShared, ProcedureInfo, completed, deadline, decoding};
+use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, wait_any};
+use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
+use crate::shape::{Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result};
 
 /// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
@@ -68,6 +69,21 @@ impl<A: ?Sized, R> fmt::Debug for Procedure<A, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Procedure({}: {} -> {})", self.info.name, type_name::<A>(), type_name::<R>())
     }
+}
+
+/// The procedure, the endpoint and the timeout of a call.
+#[derive(Clone)]
+struct CallTarget {
+    shared: Arc<EngineShared>,
+    info: Arc<ProcedureInfo>,
+    endpoint: Endpoint,
+    timeout: Duration,
+}
+
+/// A call in progress: its completion, and its id.
+struct StartedCall {
+    completion: Arc<Completion>,
+    id: CallId,
 }
 
 /// A one-way call that was to be started.
@@ -124,7 +140,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// engine. The rest comes through the `Pending`.
     pub fn start(&self, arguments: &A) -> Result<Pending<R>> {
         let (started, _) = self.begin(arguments, None, true, false)?;
-        Ok(Pending::new(self.target.clone(), started))
+        Ok(Pending { target: self.target.clone(), started, _result: PhantomData })
     }
 
     /// Calls one way: the server sends no response. Returns when the arguments are queued on the connection; where there is
@@ -272,5 +288,232 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 }
             }
         }
+    }
+}
+
+/// A waiter for credit. Behind a stuck peer, waiters that timed out or were dropped would pile up.
+struct CreditWaiter<'a> {
+    target: &'a CallTarget,
+    credit: &'a Arc<Completion>,
+}
+
+impl Drop for CreditWaiter<'_> {
+    fn drop(&mut self) {
+        if !self.credit.is_ready() {
+            let CallTarget { shared, endpoint, .. } = self.target;
+            let forget = |waiter: &Arc<Completion>| Arc::ptr_eq(waiter, self.credit);
+            shared.core.exec_unless_forked(|proto| proto.forget_waiter(endpoint.peer(), forget));
+        }
+    }
+}
+
+impl CallTarget {
+    fn error(&self, failure: Failure) -> Error {
+        let what = format!("call of `{}`", self.info.name);
+        error_of(failure, &self.endpoint.address(), what, &self.info.name, self.timeout, self.endpoint.provider_id())
+    }
+
+    fn check_process(&self) -> Result<()> {
+        self.shared.check_process(|| format!("call of `{}`", self.info.name))
+    }
+
+    /// Waits until the call has ended. `deadline` is given where the protocol does not watch it.
+    fn outcome(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<Answer<EngineEnv>> {
+        self.check_process()?;
+        let core = &self.shared.core;
+        if !started.completion.wait(core, deadline) {
+            // Without effect if the response has arrived at the last moment.
+            core.exec(|proto| proto.abandon_call(started.id, Failure::Timeout));
+            self.shared.check_may_wait(|| format!("call of `{}`", self.info.name))?;
+            started.completion.wait(core, None);
+        }
+        self.take(started)
+    }
+
+    fn take(&self, started: &StartedCall) -> Result<Answer<EngineEnv>> {
+        match started.completion.take() {
+            Some(OperationOutcome::Answered(result)) => result.map_err(|failure| self.error(failure)),
+            Some(OperationOutcome::Transferred(_)) | None => Err(self.error(Failure::Cancelled)),
+        }
+    }
+
+    /// Waits until the peer has granted credit for a one-way call of this cost, or may accept an announced one that it has
+    /// refused. False when the deadline passes first, or when there is no reason to wait.
+    fn await_credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
+        let (core, credit) = (&self.shared.core, Completion::new());
+        let _waiter = CreditWaiter { target: self, credit: &credit };
+        let now = Instant::now();
+        core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone(), now))
+            && credit.wait(core, Some(deadline))
+    }
+
+    /// As `await_credit`, for async code.
+    async fn credit(&self, cost: Option<u32>, deadline: Instant) -> bool {
+        let (core, credit) = (&self.shared.core, Completion::new());
+        let waiter = CreditWaiter { target: self, credit: &credit };
+        let now = Instant::now();
+        if !core.exec(|proto| proto.await_credit(self.endpoint.peer(), cost, credit.clone(), now)) {
+            return false;
+        }
+        let granted = completed(core, &credit, Some(deadline)).await;
+        drop(waiter);
+        granted
+    }
+
+    /// The error for a one-way call of this cost that has found no credit in time.
+    fn behind(&self, cost: Option<u32>) -> Error {
+        self.error(self.shared.core.with_proto(|proto| proto.behind(self.endpoint.peer(), cost)))
+    }
+
+    /// Resolves when a one-way call has been sent.
+    async fn sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
+        let core = &self.shared.core;
+        if !completed(core, &started.completion, Some(deadline)).await {
+            self.check_process()?;
+            // Without effect if it has been sent at the last moment.
+            core.exec(|proto| proto.abandon_call(started.id, Failure::Timeout));
+        }
+        self.take(started).map(drop)
+    }
+
+    /// Waits until a one-way call has been sent.
+    fn wait_until_sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
+        self.outcome(started, Some(deadline)).map(drop)
+    }
+
+    fn wait<R: DeserializeOwned>(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<R> {
+        self.outcome(started, deadline).and_then(|answer| self.decode(answer))
+    }
+
+    fn decode<R: DeserializeOwned>(&self, answer: Answer<EngineEnv>) -> Result<R> {
+        let Answer { link, body, declaration, leases } = answer;
+        // Before anything is decoded: see `HandlerBase::open`.
+        let checked = self.check::<R>(declaration.as_deref());
+        decoding(&self.shared, link, leases, || {
+            checked?;
+            let limit = self.shared.limits.values;
+            let mut ask = |memory: usize| (memory <= limit).then_some(limit);
+            let decoded = match body {
+                Body::Small(bytes) => bounded::decode_within(&bytes, &mut ask),
+                Body::Large(memory) => bounded::decode_within(&memory.region.take_message(), &mut ask),
+            };
+            decoded.map(|(value, _)| value).map_err(|reason| Error::Decode {
+                peer: self.endpoint.address(),
+                side: MessageSide::Result,
+                name: self.info.name.to_string(),
+                reason,
+            })
+        })
+    }
+
+    fn check<R: DeserializeOwned>(&self, declaration: Option<&Declaration<EngineEnv>>) -> Result<()> {
+        let (results, of_type) = (&self.info.results, Shape::of_type::<R>);
+        let checked = match declaration {
+            Some(declaration) => results.check(&declaration.verdicts, &declaration.shape, of_type),
+            // A response without a declaration fits no type.
+            None => results.check(&Verdicts::default(), &[], of_type),
+        };
+        checked.map_err(|Mismatch { expected, found }| Error::TypeMismatch {
+            peer: self.endpoint.address(),
+            side: MessageSide::Result,
+            name: self.info.name.to_string(),
+            expected,
+            found,
+        })
+    }
+}
+
+/// A call in progress; made by [`Call::start`](crate::Call::start). Wait for its result, or await it, on any executor.
+///
+/// Dropping it cancels the call, and sends the server a cancellation.
+#[must_use = "a pending call that is dropped is cancelled"]
+pub struct Pending<R> {
+    target: CallTarget,
+    started: StartedCall,
+    _result: PhantomData<fn() -> R>,
+}
+
+impl<R> Pending<R> {
+    /// True when the result has arrived: waiting does not block any more.
+    pub fn is_ready(&self) -> bool {
+        let ready = self.is_over();
+        if !ready {
+            // A caller that polls must not wait for a request that is still corked.
+            self.target.shared.core.uncork_unless_forked();
+        }
+        ready
+    }
+
+    /// A forked child gets an error at once.
+    fn is_over(&self) -> bool {
+        self.started.completion.is_ready() || self.target.shared.core.is_forked()
+    }
+
+    /// Cancels the call: its result is [`Error::Cancelled`](crate::Error::Cancelled), unless there was one already. The server
+    /// gets a cancellation.
+    pub fn cancel(&self) {
+        self.target.shared.core.exec_unless_forked(|proto| proto.abandon_call(self.started.id, Failure::Cancelled));
+    }
+}
+
+impl<R: DeserializeOwned> Pending<R> {
+    /// Blocks until the result has arrived, or the call's deadline has passed.
+    ///
+    /// # Errors
+    /// As [`Call::call`](crate::Call::call).
+    pub fn wait(self) -> Result<R> {
+        self.target.wait(&self.started, None)
+    }
+
+    /// Blocks until one of the calls has its result, removes that call from the list, and returns its index and its result. The
+    /// order of the others does not change.
+    ///
+    /// # Panics
+    /// When the list is empty.
+    pub fn wait_any(pending: &mut Vec<Pending<R>>) -> (usize, Result<R>) {
+        assert!(!pending.is_empty(), "wait_any needs at least one call");
+        let index = wait_any(pending, Pending::is_over, |call| Some((&*call.target.shared.core, &call.started.completion)));
+        let call = pending.remove(index);
+        (index, call.wait())
+    }
+
+    /// Blocks until all the calls have their results, in the order of the calls.
+    pub fn wait_all(pending: Vec<Pending<R>>) -> Vec<Result<R>> {
+        pending.into_iter().map(Pending::wait).collect()
+    }
+}
+
+impl<R: DeserializeOwned> Future for Pending<R> {
+    type Output = Result<R>;
+
+    /// # Panics
+    /// When polled again after it was ready.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<R>> {
+        if let Err(error) = self.target.check_process() {
+            return Poll::Ready(Err(error));
+        }
+        if self.started.completion.wake_task(context.waker()) {
+            self.target.shared.core.uncork_unless_forked();
+            return Poll::Pending;
+        }
+        match self.target.take(&self.started) {
+            Ok(answer) => Poll::Ready(self.target.decode(answer)),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl<R> Drop for Pending<R> {
+    fn drop(&mut self) {
+        if !self.started.completion.is_ready() {
+            self.cancel();
+        }
+    }
+}
+
+impl<R> fmt::Debug for Pending<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pending(`{}` at {:?}", self.target.info.name, self.target.endpoint)?;
+        f.write_str(if self.is_ready() { ", ready)" } else { ")" })
     }
 }

@@ -7,8 +7,6 @@ mod completion;
 mod drive;
 #[path = "../../../src/progress/driver_lock.rs"]
 mod driver_lock;
-#[path = "../../../src/progress/poll_pacer.rs"]
-mod poll_pacer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,6 +18,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Instant, Mutex, MutexGuard};
 pub(crate) use completion::{Completion, OperationOutcome, ThreadSleeper, ThreadWaiter, with_sleeper};
 use drive::{DriveEnd, DriveGoal};
+use steps::{CoreSink, Outputs, PendingOutputs};
 use workers::Job;
 
 const UNSENT: u32 = 1;
@@ -33,7 +32,7 @@ pub(crate) struct Core {
     driver_lock: driver_lock::DriverLock,
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
-    pacer: poll_pacer::PollPacer,
+    pacer: drive::PollPacer,
     pending_flags: AtomicU32,
     handed_off_events: Mutex<Vec<mio::event::Event>>,
     asleep_until: AtomicU64,
@@ -51,23 +50,11 @@ struct Timers {
     pending: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
 }
 
+/// No model has handlers on the progress thread.
+struct HandlerPaused;
+
 /// No model has the caller's event loop.
 struct External;
-
-type Outputs = Vec<Arc<Completion>>;
-
-/// The outputs that wait until the transports have returned: none, since events happen at once here.
-struct PendingOutputs;
-
-impl PendingOutputs {
-    fn has_any(&self) -> bool {
-        false
-    }
-}
-
-fn collect(_: &Core, proto: &mut Proto, outputs: &mut Outputs) {
-    outputs.extend(proto.poll());
-}
 
 impl Core {
     pub(crate) fn new() -> Arc<Core> {
@@ -80,7 +67,7 @@ impl Core {
             driver_lock: driver_lock::DriverLock::default(),
             driver: Mutex::new(driver),
             waker: waker.clone(),
-            pacer: poll_pacer::PollPacer::new(),
+            pacer: drive::PollPacer::new(),
             pending_flags: AtomicU32::new(0),
             handed_off_events: Mutex::default(),
             asleep_until: AtomicU64::new(0),
@@ -109,6 +96,11 @@ impl Core {
     }
 
     fn uncork(&self) {}
+    fn uncork_unless_forked(&self) {}
+
+    fn pause_handler(&self) -> HandlerPaused {
+        HandlerPaused
+    }
 
     fn dispatch(&self, _: Job) {}
 
@@ -260,14 +252,14 @@ impl Inbox {
         }
     }
 
-    fn poll(&self, sink: &mut sink::CoreSink) -> bool {
+    fn poll(&self, sink: &mut CoreSink) -> bool {
         let event = self.state.lock().items.pop_front();
         let any = event.is_some();
         event.into_iter().for_each(|event| event.happen(sink.core));
         any
     }
 
-    fn ready(&self, _: usize, _: &mio::event::Event, sink: &mut sink::CoreSink) {
+    fn ready(&self, _: usize, _: &mio::event::Event, sink: &mut CoreSink) {
         let hidden = std::mem::take(&mut self.state.lock().hidden);
         hidden.into_iter().for_each(|event| event.happen(sink.core));
     }
@@ -287,21 +279,28 @@ impl Inbox {
     }
 }
 
-mod sink {
-    pub(super) struct CoreSink<'a> {
-        pub core: &'a super::Core,
-        #[allow(dead_code, reason = "events happen at once here")]
-        pub pending: &'a mut super::PendingOutputs,
-    }
-}
+mod steps {
+    use super::{Arc, Completion, Core, Proto};
 
-mod thread_state {
-    pub(super) struct HandlerPaused;
+    pub(super) type Outputs = Vec<Arc<Completion>>;
 
-    impl HandlerPaused {
-        pub(super) fn enter(_: &super::Core) -> HandlerPaused {
-            HandlerPaused
+    /// The outputs that wait until the transports have returned: none, since events happen at once here.
+    pub(super) struct PendingOutputs;
+
+    impl PendingOutputs {
+        pub(super) fn has_any(&self) -> bool {
+            false
         }
+    }
+
+    pub(super) struct CoreSink<'a> {
+        pub core: &'a Core,
+        #[allow(dead_code, reason = "events happen at once here")]
+        pub pending: &'a mut PendingOutputs,
+    }
+
+    pub(super) fn collect(_: &Core, proto: &mut Proto, outputs: &mut Outputs) {
+        outputs.extend(proto.poll());
     }
 }
 
