@@ -31,8 +31,8 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 /// After a yield that brought an event, the next so many yields happen without spinning first: two threads that share a
 /// processor would else spin in vain in turn.
 const IMMEDIATE_YIELDS: u32 = 16;
-/// How long a caller spins for the lock of a progress thread that is awake, before it sleeps.
-const HANDOVER_SPIN: Duration = Duration::from_micros(20);
+/// How long a caller stays awake while another thread drives.
+const AWAKE: Duration = Duration::from_micros(20);
 
 pub(super) fn first_token(transport: usize) -> usize {
     transport << TOKEN_SHIFT
@@ -227,6 +227,9 @@ impl Core {
     fn wait_in_queue(&self, sleeper: &super::completion::ThreadSleeper, goal: &DriveGoal<'_>) -> bool {
         let me = &sleeper.waiter;
         let DriveGoal { stop: ready, deadline, .. } = *goal;
+        let ready_or_free = || ready() || self.driver_lock.is_free();
+        // Not queued yet: a release need not wake a thread that is awake.
+        self.wait_awake(&ready_or_free);
         let mut queued = false;
         let done = loop {
             if ready() {
@@ -238,8 +241,7 @@ impl Core {
             match self.driver_lock.acquire_or_queue(me) {
                 Acquired::Queued { soon } => {
                     queued = true;
-                    let ready_or_free = || ready() || self.driver_lock.is_free();
-                    if !(soon && self.spin.is_some() && self.spin_until(HANDOVER_SPIN, &ready_or_free)) {
+                    if !(soon && self.wait_awake(&ready_or_free)) {
                         sleeper.sleep(deadline);
                     }
                 }
@@ -252,20 +254,20 @@ impl Core {
         done
     }
 
-    /// Spins until `done`, for `moment` at most; whether it was.
-    fn spin_until(&self, moment: Duration, done: &dyn Fn() -> bool) -> bool {
-        let end = Instant::now() + moment;
-        loop {
-            for _ in 0..16 {
-                if done() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
+    /// Waits for `done` without sleeping, for a moment at most; whether it came. Waking a thread takes longer than most calls.
+    /// The thread that drives may want this processor, so it is yielded all the time.
+    fn wait_awake(&self, done: &dyn Fn() -> bool) -> bool {
+        if self.spin.is_none() {
+            return done();
+        }
+        let end = Instant::now() + AWAKE;
+        while !done() {
             if Instant::now() >= end {
                 return false;
             }
+            std::thread::yield_now();
         }
+        true
     }
 
     /// True on the thread that drives this engine, while it does: user code on it is a waker or a hook.
