@@ -23,7 +23,6 @@ pub use engine_buffer::{BufferPool, EngineBuffer, PooledBuffer};
 #[cfg_attr(not(any(test, feature = "verbs")), allow(unused_imports, reason = "for transports that have devices"))]
 pub(crate) use loan::DeviceRegistration;
 pub(crate) use loan::{ClosedRegion, Loan};
-pub(crate) use message::spare_bytes;
 pub use region::Slice;
 pub(crate) use region::{CopyOutcome, IoVec, Operation, ReadAccess, Region, WriteAccess, copy};
 pub use region_buffer::BorrowedSlice;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::engine::{EncodeContext, EngineShared, encoding};
-use crate::memory::{Region, Slice, spare_bytes};
+use crate::memory::{Region, Slice};
 use crate::progress::LeaseKeepAlive;
 use crate::proto::OutgoingBody;
 use crate::shape::{DeclaredShape, Encoded, Knowledge};
@@ -62,42 +62,28 @@ pub(super) fn encode<T: Serialize + ?Sized>(
     Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
 }
 
-/// A buffer that values are encoded into.
-pub(super) struct EncodeBuffer {
-    pub bytes: Vec<u8>,
-    /// The length of the last message, if its bytes were given away: the next one may be as long.
-    given_away: usize,
-}
-
-impl EncodeBuffer {
-    /// What has been encoded, to be sent. Longer than `eager`, it is given away, and stays until the peer has taken it.
-    pub(super) fn outgoing(&mut self, eager: usize) -> OutgoingBody<'_, Slice> {
-        if self.bytes.len() <= eager {
-            return OutgoingBody::Small(&self.bytes);
-        }
-        self.given_away = self.bytes.len();
-        OutgoingBody::Large(Slice::whole(&Region::from_vec(mem::take(&mut self.bytes))))
+/// What has been encoded, to be sent. Longer than `eager`, it is taken out of the buffer, and stays until the peer has it.
+pub(super) fn outgoing(buffer: &mut Vec<u8>, eager: usize) -> OutgoingBody<'_, Slice> {
+    if buffer.len() > eager {
+        OutgoingBody::Large(Slice::whole(&Region::from_vec(mem::take(buffer))))
+    } else {
+        OutgoingBody::Small(buffer)
     }
 }
 
 thread_local! {
-    static ENCODE_BUFFER: RefCell<EncodeBuffer> = const { RefCell::new(EncodeBuffer { bytes: Vec::new(), given_away: 0 }) };
+    static ENCODE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Buffers that grew beyond this are not kept for the next message.
 const MAX_KEPT_BUFFER: usize = 64 << 10;
 
 /// Runs `f` with this thread's buffer to encode into.
-pub(super) fn with_buffer<R>(f: impl FnOnce(&mut EncodeBuffer) -> R) -> R {
-    let nothing = EncodeBuffer { bytes: Vec::new(), given_away: 0 };
-    let EncodeBuffer { mut bytes, given_away } = ENCODE_BUFFER.replace(nothing);
-    bytes.clear();
-    if given_away > 0 {
-        bytes = spare_bytes(given_away);
-    }
-    let mut buffer = EncodeBuffer { bytes, given_away: 0 };
+pub(super) fn with_buffer<R>(f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    let mut buffer = ENCODE_BUFFER.take();
+    buffer.clear();
     let result = f(&mut buffer);
-    if buffer.bytes.capacity() <= MAX_KEPT_BUFFER {
+    if buffer.capacity() <= MAX_KEPT_BUFFER {
         ENCODE_BUFFER.set(buffer);
     }
     result

@@ -720,7 +720,7 @@ impl<R: Serialize> Responder<R> {
             if self.request.one_way {
                 return self.answer(Ok(Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));
             }
-            let (leases, declared) = match codec::encode(result, &mut buffer.bytes, self.request.engine.shared(), &self.results) {
+            let (leases, declared) = match codec::encode(result, buffer, self.request.engine.shared(), &self.results) {
                 Ok(encoded) => encoded,
                 Err(failed) => {
                     let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
@@ -732,7 +732,7 @@ impl<R: Serialize> Responder<R> {
                     return Err(error);
                 }
             };
-            let content = buffer.outgoing(eager);
+            let content = codec::outgoing(buffer, eager);
             self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases }))
         })
     }

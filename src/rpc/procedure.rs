@@ -253,7 +253,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let now = Instant::now();
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let started = codec::with_buffer(|buffer| {
-            let (leases, declared) = codec::encode(arguments, &mut buffer.bytes, shared, &info.arguments)
+            let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
             let spec = CallSpec {
                 peer: endpoint.peer(),
@@ -261,7 +261,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 name: &info.name,
                 shape: &declared.shape,
                 provider: endpoint.provider_id(),
-                content: buffer.outgoing(shared.limits.eager),
+                content: codec::outgoing(buffer, shared.limits.eager),
                 leases,
                 deadline,
                 timed,

@@ -63,6 +63,57 @@ fn decode_request() {
     });
 }
 
+/// 64 KiB as programs pass them on.
+#[test]
+fn encode_list_of_bytes() {
+    let (list, known, mut body) = (vec![7u8; 64 << 10], known(), Vec::new());
+    repeat(|| {
+        body.clear();
+        assert!(matches!(known.0.encode(black_box(&list), &mut body, &known.1), Ok(Encoded::As(_))));
+    });
+}
+
+#[test]
+fn decode_list_of_bytes() {
+    let body = postcard::to_stdvec(&vec![7u8; 64 << 10]).unwrap();
+    repeat(|| assert_eq!(crate::rpc::decode::<Vec<u8>>(black_box(&body)).unwrap().len(), 64 << 10));
+}
+
+#[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+enum Kind {
+    Plain,
+    Sized { width: u32, height: u32 },
+    Named(String),
+}
+
+#[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Record {
+    id: u64,
+    kind: Kind,
+    scores: Vec<f32>,
+    parts: Vec<Kind>,
+}
+
+fn record() -> Record {
+    let parts = vec![Kind::Plain, Kind::Sized { width: 640, height: 480 }, Kind::Named("thumbnail".to_owned())];
+    Record { id: 1 << 40, kind: Kind::Plain, scores: vec![0.5; 16], parts }
+}
+
+#[test]
+fn encode_record() {
+    let (record, known, mut body) = (record(), known(), Vec::new());
+    repeat(|| {
+        body.clear();
+        assert!(matches!(known.0.encode(black_box(&record), &mut body, &known.1), Ok(Encoded::As(_))));
+    });
+}
+
+#[test]
+fn decode_record() {
+    let body = postcard::to_stdvec(&record()).unwrap();
+    repeat(|| assert_eq!(crate::rpc::decode::<Record>(black_box(&body)).unwrap().id, 1 << 40));
+}
+
 /// A client and a server that are driven by this thread.
 fn by_hand(listen: &str, scheme: Transport) -> Result<(Engine, Engine, Endpoint)> {
     let server = Engine::builder().listen(listen).build()?;

@@ -1,0 +1,87 @@
+//! Allocations of warm operations, both sides together: they are counted, so that none is added unnoticed.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use calomel::{BulkMode, Endpoint, Engine, Request};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(memory, layout, new) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The allocations of an operation, on average, after it has been done some times.
+fn allocations(rounds: usize, mut operation: impl FnMut()) -> f64 {
+    (0..rounds).for_each(|_| operation());
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    (0..rounds).for_each(|_| operation());
+    (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / rounds as f64
+}
+
+fn pair(listen: &str) -> (Engine, Engine, Endpoint) {
+    let server = Engine::builder().same_host_upgrade(false).listen(listen).build().unwrap();
+    server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y).unwrap();
+    server.define_borrowed::<[u8], _, _>("len", |_: &Request, bytes: &[u8]| bytes.len()).unwrap();
+    let client = Engine::builder().same_host_upgrade(false).build().unwrap();
+    let peer = client.lookup(server.address()).unwrap();
+    (server, client, peer)
+}
+
+#[track_caller]
+fn check(what: &str, listen: &str, found: f64, allowed: f64) {
+    // What other threads do now and then, such as the engine's timers, is a fraction.
+    assert!(found < allowed + 0.9, "{what} over {listen}: {found} allocations");
+}
+
+/// One test, since the allocator counts for the whole process.
+#[test]
+fn warm_operations_allocate_no_more_than_they_did() {
+    for listen in ["loop://", "shm://", "tcp://127.0.0.1:0"] {
+        let (server, client, peer) = pair(listen);
+        let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
+        let small = allocations(1000, || assert_eq!(sum.call(&(40, 2)).unwrap(), 42));
+        check("a small call", listen, small, 3.0);
+        let len = client.procedure::<[u8], usize>("len").on(&peer);
+        let bytes = vec![7u8; 2 << 20];
+        let large = allocations(30, || assert_eq!(len.call(&bytes).unwrap(), 2 << 20));
+        check("a call with 2 MiB", listen, large, 14.0);
+        let memory = server.expose(vec![7u8; 4096], BulkMode::ReadWrite).unwrap();
+        let remote = memory.bulk().on(&peer);
+        let mut buffer = [0; 4096];
+        let pull = allocations(1000, || assert_eq!(remote.pull_into(&mut buffer[..]).unwrap(), 4096));
+        check("a pull", listen, pull, 3.0);
+        let shared: std::sync::Arc<[u8]> = vec![7u8; 4096].into();
+        let expose = allocations(1000, || drop(client.expose_read_only(shared.clone()).unwrap()));
+        check("exposing", listen, expose, 3.0);
+    }
+}
