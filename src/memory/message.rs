@@ -82,7 +82,7 @@ pub(super) fn buffer(len: usize) -> MessageBuffer {
     }
     if len > LONGEST_ON_HEAP {
         // A little longer, so that it fits messages of about this length. Pages that are not touched cost nothing.
-        let room = len.next_multiple_of(1 << (len.ilog2() - 3));
+        let room = len.checked_next_multiple_of(1 << (len.ilog2() - 3)).unwrap_or(len);
         if let Ok(mapping) = Mapping::anonymous(room) {
             return MessageBuffer::Mapped { mapping, len };
         }
