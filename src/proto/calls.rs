@@ -332,7 +332,6 @@ impl<E: Env> Proto<E> {
         } else {
             self.admit_request(id, cost).err()
         };
-        let link = &mut self.links[id];
         if let Some(status) = refusal {
             match one_way {
                 Some(OneWayRequest { cost: cost @ Some(_), .. }) => {
@@ -343,10 +342,11 @@ impl<E: Env> Proto<E> {
                     self.one_way_over(id, cost);
                 }
                 _ => {
-                    link.queue_control(&Message::Refuse { call, status });
+                    // What was handled before the refusal is reported before it: its caller need not try again for that.
                     if one_way.is_some() {
                         self.report_to_refused(id);
                     }
+                    self.links[id].queue_control(&Message::Refuse { call, status });
                 }
             }
             self.release(id, leases);
@@ -359,6 +359,7 @@ impl<E: Env> Proto<E> {
         if !is_whole && !body.is_empty() {
             return Err(broken(format!("{} bytes of a body of {size}", body.len())));
         }
+        let link = &mut self.links[id];
         let Entry::Vacant(entry) = link.requests.entry(call) else {
             return Err(broken(format!("call {call} was made twice")));
         };

@@ -211,7 +211,7 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// An announced call was refused: its caller waits for the next report, if one is to come.
+    /// An announced call is refused: its caller waits for the next report, if one is to come.
     pub(super) fn report_to_refused(&mut self, id: LinkId) {
         if self.links[id].window.refuse() {
             self.report_handled(id);
@@ -241,8 +241,10 @@ impl<E: Env> Proto<E> {
         let waits = match &outgoing {
             Some(outgoing) if !outgoing.has(cost) => true,
             Some(_) if cost.is_some() => false,
+            // Also when that was the last report.
+            Some(outgoing) if outgoing.has_report_since() => false,
             Some(outgoing) if outgoing.out == 0 => return false,
-            Some(outgoing) => !outgoing.has_report_since(),
+            Some(_) => true,
             None => false,
         };
         match (id, outgoing) {

@@ -280,9 +280,28 @@ fn large_one_way_call_beyond_the_peers_room_is_refused() {
     assert!(matches!(net.hosts[0].outcome(again), Some(TestOutcome::Answered { .. })));
     net.settle_until_served(1);
     assert_eq!(net.hosts[1].proto.refusals().one_way, 0);
-    // Nothing of this engine is left at the peer, so there is nothing to wait for.
-    let now = net.now;
-    net.with_host(0, |host| assert!(!host.proto.await_credit(peer, None, 7_000_002, now)));
+    net.end();
+}
+
+/// All of this engine's calls are handled between the refusal and the moment when its caller asks whether to wait: the caller
+/// tries again. After a refusal for other reasons it has nothing to wait for.
+#[test]
+fn refused_caller_tries_again_after_the_last_report() {
+    let small = Config { limits: PeerLimits { peer_bytes: (3 << 20) + 1000, ..limits() }, ..config() };
+    let mut net = Net::with(vec![(config(), true), (small, true)]);
+    net.call(0, 1, call("connects"));
+    net.advance(MOMENT);
+    net.serve(1);
+    let body = pattern(1, 1 << 20);
+    let ops: Vec<_> = (0..4).map(|_| net.call(0, 1, notice(&body))).collect();
+    net.advance(20 * MOMENT);
+    assert_failed!(net.hosts[0], ops[3], Failure::Refused(Status::Busy(_)));
+    net.settle_until_served(1);
+    assert_eq!(net.hosts[0].proto.links.values().next().unwrap().outgoing.out, 0);
+    let (peer, now, waiting) = (net.peer(0, 1), net.now, 7_000_001);
+    net.hosts[0].begun.push(waiting);
+    net.with_host(0, |host| assert!(host.proto.await_credit(peer, None, waiting, now), "there is room now"));
+    assert!(net.hosts[0].is_done(waiting));
     net.end();
 }
 
