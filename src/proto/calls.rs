@@ -413,7 +413,7 @@ impl<E: Env> Proto<E> {
     fn one_way(&mut self, id: LinkId, procedure: u32, cost: usize, is_whole: bool) -> Result<OneWayRequest, Failure> {
         let cost = if is_whole && cost <= MAX_COST { Some(cost as u32) } else { None };
         if let Some(cost) = cost {
-            self.links[id].window.enter(cost)?;
+            self.take_credit(id, cost)?;
         }
         Ok(OneWayRequest { procedure, cost })
     }

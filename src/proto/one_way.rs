@@ -28,7 +28,8 @@ pub(super) struct Amount {
 
 /// The credit of each link at first, and its minimum: the receiver reserves as much for each link.
 pub(super) const LEAST: Amount = Amount { calls: 16, bytes: 64 << 10 };
-/// The largest credit of a link. A caller that uses its credit gets more, within the total limits.
+/// The largest credit of a link. A caller that uses its credit gets more, within the total limits, also while none of its calls
+/// is over: handlers at both ends that make one-way calls would else soon wait for each other.
 pub(super) const MOST: Amount = Amount { calls: 4096, bytes: 1 << 20 };
 /// Largest body and declaration of a call that takes credit. A report is due when a quarter of the credit has been handled, so
 /// there is enough for one more such call when all have been handled.
@@ -139,6 +140,14 @@ impl ReceiveWindow {
         }
     }
 
+    /// Whether more credit is due: half of it is used, and less than this link's share of all credit has been granted.
+    pub(super) fn is_short(&self, shares: (usize, usize)) -> bool {
+        let is_short =
+            |left: u32, granted: u32, most: u32, share| left < granted / 2 && granted < most && (granted as usize) < share;
+        let ReceiveWindow { left, granted, .. } = self;
+        is_short(left.calls, granted.calls, MOST.calls, shares.0) || is_short(left.bytes, granted.bytes, MOST.bytes, shares.1)
+    }
+
     /// An announced call is accepted: its end will be reported in any case.
     pub(super) fn admit(&mut self) {
         self.is_awaited = false;
@@ -218,14 +227,32 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    fn report_handled(&mut self, id: LinkId) {
+    /// One link's share of all credit, and what is left of that, in calls and in bytes.
+    fn credit(&self) -> [(usize, usize); 2] {
         let peers = self.links.len().max(1);
         let PeerLimits { requests, bytes, .. } = self.config.limits;
+        [(requests / peers, bytes / peers), (requests.saturating_sub(self.granted.0), bytes.saturating_sub(self.granted.1))]
+    }
+
+    /// Takes the credit of a one-way call that has arrived, and grants more where the caller is about to run out of it. An error
+    /// if the caller does not have as much.
+    pub(super) fn take_credit(&mut self, id: LinkId, cost: u32) -> Result<(), Failure> {
+        let [shares, spare] = self.credit();
+        let window = &mut self.links[id].window;
+        window.enter(cost)?;
+        if window.is_short(shares) && spare.0 > 0 && spare.1 > 0 {
+            self.report_handled(id);
+        }
+        Ok(())
+    }
+
+    /// Reports what was handled, and returns credit.
+    fn report_handled(&mut self, id: LinkId) {
+        let [shares, spare] = self.credit();
         let Some(link) = self.links.get_mut(id) else { return };
         let window = &mut link.window;
         let before = window.extra();
-        let spare = (requests.saturating_sub(self.granted.0), bytes.saturating_sub(self.granted.1));
-        let (count, Amount { calls, bytes }) = window.report((requests / peers, bytes / peers), spare);
+        let (count, Amount { calls, bytes }) = window.report(shares, spare);
         let now = window.extra();
         self.granted = (self.granted.0 - before.0 + now.0, self.granted.1 - before.1 + now.1);
         link.queue_control(&Message::Handled { count, calls, bytes });

@@ -150,6 +150,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// when this engine is finalized or dropped right after, and when its deadline has passed meanwhile. The peer has granted
     /// credit for it: where it is behind with the one-way calls of this engine, this waits until it has caught up. A large call
     /// (of more than 32 KiB, or than the eager limit) takes a round trip, in which the peer accepts the call.
+    /// A handler that waits here is not over, so handlers of two engines that have made thousands of one-way calls to each other
+    /// may wait for each other, until their deadlines.
     ///
     /// A call is lost after `Ok`
     /// - when the connection is lost before the peer has read all of it, which includes that this process is killed, and that

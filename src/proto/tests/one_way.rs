@@ -106,6 +106,14 @@ fn hosts_with_high_limits() -> Net {
     Net::with(vec![(Config { limits: few(20_000), ..config() }, true); 2])
 }
 
+/// Host 0 makes as many one-way calls as host 1 grants credit for.
+fn use_all_credit(net: &mut Net) {
+    for _ in 0..=MOST.calls {
+        net.call(0, 1, notice(b"x"));
+        net.advance(MOMENT);
+    }
+}
+
 /// A sender that is faster than the handlers runs out of credit, and is woken when it has credit again.
 #[test]
 fn one_way_calls_beyond_the_credit_wait_until_others_are_handled() {
@@ -151,14 +159,46 @@ fn one_way_calls_beyond_the_credit_wait_until_others_are_handled() {
     net.end();
 }
 
+/// A caller gets all the credit that a link may have while none of its calls is over: handlers at both ends that make one-way
+/// calls would wait for each other.
+#[test]
+fn credit_grows_while_no_handler_is_over() {
+    for (len, most) in [(1, MOST.calls as usize), (10_000, MOST.bytes as usize / 10_100)] {
+        let mut net = hosts_with_high_limits();
+        let mut sent = 0;
+        loop {
+            let op = net.call(0, 1, notice(&pattern(1, len)));
+            net.advance(MOMENT);
+            if matches!(net.hosts[0].outcome(op), Some(TestOutcome::Failed(_))) {
+                break;
+            }
+            sent += 1;
+        }
+        assert!((most..=MOST.calls as usize).contains(&sent), "{sent} calls of {len} bytes, instead of {most}");
+        net.settle_until_served(1);
+        net.end();
+    }
+}
+
+/// A small share of the total limits bounds the credit.
+#[test]
+fn credit_without_a_share_stays_at_the_minimum() {
+    let mut net = Net::with(vec![(Config { limits: few(20), ..config() }, true); 2]);
+    for _ in 0..=LEAST.calls {
+        net.call(0, 1, notice(b"x"));
+        net.advance(MOMENT);
+    }
+    let sent = net.hosts[1].inbox.len();
+    assert!((LEAST.calls as usize..=20).contains(&sent), "{sent} calls");
+    net.settle_until_served(1);
+    net.end();
+}
+
 #[test]
 fn waiting_for_credit_fails_when_the_connection_is_lost() {
     let mut net = hosts_with_high_limits();
     let peer = net.peer(0, 1);
-    for _ in 0..5000 {
-        net.call(0, 1, notice(b"x"));
-    }
-    net.advance(MOMENT);
+    use_all_credit(&mut net);
     let op = 7_000_001;
     net.hosts[0].begun.push(op);
     let now = net.now;
@@ -175,8 +215,7 @@ fn waiting_for_credit_fails_when_the_connection_is_lost() {
 fn waiting_for_credit_fails_when_the_engine_is_finalized() {
     let mut net = hosts_with_high_limits();
     let peer = net.peer(0, 1);
-    (0..5000).for_each(|_| _ = net.call(0, 1, notice(b"x")));
-    net.advance(MOMENT);
+    use_all_credit(&mut net);
     let (op, now) = (7_000_001, net.now);
     net.hosts[0].begun.push(op);
     net.with_host(0, |host| {
@@ -194,10 +233,7 @@ fn waiting_for_credit_fails_when_the_engine_is_finalized() {
 fn waiting_for_credit_fails_when_the_peer_times_out() {
     let mut net = hosts_with_high_limits();
     let peer = net.peer(0, 1);
-    for _ in 0..5000 {
-        net.call(0, 1, notice(b"x"));
-    }
-    net.advance(MOMENT);
+    use_all_credit(&mut net);
     // Nothing is expected of the peer any more.
     net.advance(2 * config().peer_timeout);
     let (waiting, removed, now) = (7_000_001, 7_000_002, net.now);
@@ -424,7 +460,9 @@ fn raw_notice(call: u64, len: usize) -> Vec<u8> {
 #[test]
 fn peer_that_exceeds_its_credit_is_disconnected() {
     for (len, fits) in [(0, LEAST.calls as usize), (20_000, LEAST.bytes as usize / 20_000)] {
-        let mut net = Net::pair();
+        // Too little for more credit than the minimum.
+        let least = PeerLimits { requests: LEAST.calls as usize, bytes: LEAST.bytes as usize, ..limits() };
+        let mut net = Net::with(vec![(Config { limits: least, ..config() }, true)]);
         let raw = net.raw_peer(0, 9);
         for call in 0..fits as u64 {
             net.send_bytes(raw, raw_notice(call, len));

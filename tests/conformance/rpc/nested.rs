@@ -155,6 +155,34 @@ fn one_way_calls_made_by_handlers_arrive(net: &Net) {
     eventually("all notifications arrived", || count.load(Ordering::SeqCst) == (1 << 9) - 1);
 }
 
+/// Each handler at one end waits until as many calls have arrived at the other, whose handlers wait, too. Fewer than there are
+/// handler threads, and more than the credit at first.
+fn one_way_calls_arrive_while_handlers_at_both_ends_wait(net: &Net) {
+    const CALLS: u32 = 40;
+    let pair = net.pair();
+    let arrived = [Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0))];
+    let met = Arc::new(AtomicU32::new(0));
+    for (engine, [own, other]) in [(&pair.server, [0, 1]), (&pair.client, [1, 0])] {
+        let (own, other, met) = (arrived[own].clone(), arrived[other].clone(), met.clone());
+        engine
+            .define("meet", move |request: &Request, is_answer: bool| {
+                if !is_answer {
+                    let meet = request.engine().procedure::<bool, ()>("meet");
+                    meet.on(request.endpoint()).notify(&true).unwrap();
+                }
+                own.fetch_add(1, Ordering::SeqCst);
+                eventually("all calls have arrived", || other.load(Ordering::SeqCst) == CALLS);
+                met.fetch_add(1, Ordering::SeqCst);
+            })
+            .unwrap();
+    }
+    let meet = pair.client.procedure::<bool, ()>("meet").on(&pair.to_server);
+    for _ in 0..CALLS {
+        meet.notify(&false).unwrap();
+    }
+    eventually("the handlers at both ends met", || met.load(Ordering::SeqCst) == 2 * CALLS);
+}
+
 fn waiting_caller_without_handler_threads_serves_calls(net: &Net) {
     // The client waits in a call whose handler calls the client before it answers. The client, which has no handler threads,
     // must serve that call while it waits.
@@ -182,5 +210,6 @@ suite![
     handler_may_define_and_remove_procedures,
     handler_may_build_and_finalize_engines,
     one_way_calls_made_by_handlers_arrive,
+    one_way_calls_arrive_while_handlers_at_both_ends_wait,
     waiting_caller_without_handler_threads_serves_calls,
 ];
