@@ -13,6 +13,9 @@ use crate::memory::{BorrowedSlice, Buffer, Element, ReadElement, Slice, Writable
 use crate::progress::{Completion, OperationOutcome, wait_any};
 use crate::proto::{Failure, TransferId};
 
+/// Polls drive for transfers of at most so many bytes: for longer ones that means to copy, which takes longer than a poll may.
+const DRIVEN_BY_POLLS: usize = 64 << 10;
+
 /// What a [`Transfer`] owns while it is in progress, and returns at its end: an [`Exposed`] buffer, an [`ExposedSlice`] of one,
 /// or a slice that a [`Scope`](crate::Scope) borrows.
 pub trait TransferBuffer: sealed::TransferBuffer {}
@@ -256,9 +259,15 @@ impl<B: Buffer, L: TransferBuffer> Future for Transfer<B, L> {
         let this = self.get_mut();
         if let TransferState::InProgress(completion, _) = &this.state
             && !this.is_forked()
-            && completion.wake_task(context.waker())
         {
-            return Poll::Pending;
+            let ended = if this.len <= DRIVEN_BY_POLLS {
+                this.remote.shared().core.poll_operation(completion, context.waker())
+            } else {
+                !completion.wake_task(context.waker())
+            };
+            if !ended {
+                return Poll::Pending;
+            }
         }
         Poll::Ready(this.finish())
     }
@@ -272,7 +281,8 @@ impl<B: Buffer, L: TransferBuffer> Drop for Transfer<B, L> {
             std::mem::forget(local);
             return;
         }
-        if matches!(self.state, TransferState::InProgress(..)) {
+        if let TransferState::InProgress(completion, _) = &self.state {
+            self.remote.shared().core.forget_polls(completion);
             // Cancelling has no effect if the transfer has ended; an access that was in progress then still belongs to it.
             self.cancel();
             self.memory.region.fence();

@@ -70,24 +70,33 @@ impl Drop for Alarm {
     }
 }
 
+/// An operation that a future polls.
+struct Polled<'a>(&'a Core, &'a Completion);
+
+impl Drop for Polled<'_> {
+    fn drop(&mut self) {
+        self.0.forget_polls(self.1);
+    }
+}
+
 /// Resolves when the operation has ended; false when the deadline comes first, and in a forked child.
 pub(crate) async fn completed(core: &Arc<Core>, completion: &Completion, deadline: Option<Instant>) -> bool {
     if completion.is_ready() {
         return true;
     }
     let alarm = deadline.map(|deadline| Alarm::at(core, deadline));
+    let _polled = Polled(core, completion);
     poll_fn(|context| {
         if core.is_forked() {
             return Poll::Ready(false);
         }
-        if !completion.wake_task(context.waker()) {
+        if core.poll_operation(completion, context.waker()) {
             return Poll::Ready(true);
         }
         let expired = alarm.as_ref().map(|alarm| Handover::poll(&alarm.expired, context.waker()));
         if expired.is_some_and(|expired| expired.is_ready()) {
             return Poll::Ready(false);
         }
-        core.uncork_unless_forked();
         Poll::Pending
     })
     .await

@@ -6,7 +6,7 @@ use std::task::Waker;
 use super::{Core, EngineEnv};
 use crate::deferred_log::defer;
 use crate::proto::{Answer, Failure};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
 /// The end of an operation.
@@ -22,6 +22,8 @@ pub(crate) enum OperationOutcome {
 pub(crate) struct Completion {
     ready: AtomicBool,
     state: Mutex<CompletionState>,
+    /// How many polls of a future have led: see `polls`.
+    pub(super) polls: AtomicU32,
 }
 
 #[derive(Default)]
@@ -132,7 +134,16 @@ pub(crate) fn wait_any<T>(
 
 /// Wakes a task. Wakers are user code: one that panics must not end the thread that delivers the event.
 pub(crate) fn wake_quietly(waker: Waker) {
-    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake())).is_err() {
+    quietly(|| waker.wake());
+}
+
+/// As `wake_quietly`, for a waker that is lent.
+pub(super) fn wake_by_ref_quietly(waker: &Waker) {
+    quietly(|| waker.wake_by_ref());
+}
+
+fn quietly(wake: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(wake)).is_err() {
         tracing::error!(target: "calomel::progress", "a waker panicked");
     }
 }

@@ -31,8 +31,8 @@ const YIELD_AFTER: Duration = Duration::from_micros(10);
 /// After a yield that brought an event, the next so many yields happen without spinning first: two threads that share a
 /// processor would else spin in vain in turn.
 const IMMEDIATE_YIELDS: u32 = 16;
-/// How long a caller stays awake while another thread drives.
-const AWAKE: Duration = Duration::from_micros(20);
+/// How long a caller stays awake while another thread drives, and how long the poll of a future drives.
+pub(super) const AWAKE: Duration = Duration::from_micros(20);
 
 pub(super) fn first_token(transport: usize) -> usize {
     transport << TOKEN_SHIFT
@@ -184,6 +184,8 @@ pub(super) struct DriveGoal<'a> {
     pub deadline: Option<Instant>,
     /// The progress thread drives, not a caller.
     pub progress: bool,
+    /// Any event ends the drive.
+    pub until_event: bool,
 }
 
 /// How a sleep ended.
@@ -214,7 +216,7 @@ impl Core {
         self.uncork();
         let _blocking = workers::Blocking::enter();
         let _paused = self.pause_handler();
-        let goal = DriveGoal { stop: ready, announce, deadline, progress: false };
+        let goal = DriveGoal { stop: ready, announce, deadline, progress: false, until_event: false };
         match self.driver_lock.try_acquire() {
             Some(acquired) => self.drive_as_caller(acquired, &goal),
             None => with_sleeper(|sleeper| {
@@ -256,7 +258,7 @@ impl Core {
 
     /// Waits for `done` without sleeping, for a moment at most; whether it came. Waking a thread takes longer than most calls.
     /// The thread that drives may want this processor, so it is yielded all the time.
-    fn wait_awake(&self, done: &dyn Fn() -> bool) -> bool {
+    pub(super) fn wait_awake(&self, done: &dyn Fn() -> bool) -> bool {
         if self.spin.is_none() {
             return done();
         }
@@ -290,7 +292,7 @@ impl Core {
         DriverGuard(self)
     }
 
-    fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
+    pub(super) fn drive_as_caller(&self, acquired: Acquired, goal: &DriveGoal<'_>) -> bool {
         let _guard = self.begin_driving(acquired);
         // The thread has just sent something, and an answer may come soon.
         self.pacer.found.store(true, Ordering::Relaxed);
@@ -358,7 +360,7 @@ impl Core {
                     pacer.yields.store(yields, Ordering::Relaxed);
                 }
             }
-            if (goal.stop)() {
+            if (goal.stop)() || any && goal.until_event {
                 break DriveEnd::Stopped;
             }
             if !jobs.is_empty() {

@@ -243,6 +243,12 @@ impl DriverLock {
         self.load() & PARKED != 0
     }
 
+    /// Whether the holder is awake; `None` when no thread holds the lock.
+    pub(super) fn holder_is_awake(&self) -> Option<bool> {
+        let word = self.load();
+        (word & HOLDER != 0).then_some(word & PARKED == 0)
+    }
+
     /// True when a caller could acquire the lock.
     pub(super) fn is_free(&self) -> bool {
         Self::acquired_by_caller(self.word.load(Ordering::Relaxed)).is_some()

@@ -10,6 +10,7 @@ mod drive;
 mod driver_lock;
 mod external;
 mod failure;
+mod polls;
 mod steps;
 mod threads;
 mod timers;
@@ -157,6 +158,7 @@ pub(crate) struct Core {
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
     pacer: drive::PollPacer,
+    polls: polls::Polls,
     /// Queues for the thread that drives, kept between drives.
     pending: Mutex<Option<PendingOutputs>>,
     /// What the driver has to handle: `UNSENT`, `HANDED_OFF`.
@@ -231,6 +233,7 @@ impl Core {
             driver: Mutex::new(driver),
             waker,
             pacer: drive::PollPacer::new(),
+            polls: polls::Polls::default(),
             pending: Mutex::default(),
             pending_flags: AtomicU32::new(0),
             handed_off_events: Mutex::default(),

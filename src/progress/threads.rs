@@ -52,6 +52,8 @@ pub(super) struct Threads {
     watcher_asleep: AtomicBool,
     watcher: Mutex<Option<Arc<ThreadWaiter>>>,
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
+    /// The caller that drove does not come back soon: the progress thread acquires the driver lock without waiting for that.
+    takes_over: AtomicBool,
     /// The watcher, and the progress threads by generation.
     handles: Mutex<Vec<(Option<u64>, JoinHandle<()>)>>,
 }
@@ -106,6 +108,15 @@ impl Threads {
         core.signal_event_loop();
         // It may sleep in the reactor, or wait for the driver lock.
         if let Some(progress) = &*self.progress.lock() {
+            progress.wake();
+        }
+    }
+
+    /// Wakes the progress thread to acquire the driver lock.
+    pub(super) fn take_over(&self) {
+        if !self.takes_over.swap(true, Ordering::SeqCst)
+            && let Some(progress) = &*self.progress.lock()
+        {
             progress.wake();
         }
     }
@@ -289,7 +300,7 @@ fn serve(core: &Core, is_current: &dyn Fn() -> bool) -> LockState {
     let _release = ReleaseOnPanic(core);
     let mut jobs = Vec::new();
     let stop = || core.driver_lock.is_wanted() || core.is_stopping() || core.threads.has_jobs();
-    let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true };
+    let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true, until_event: false };
     loop {
         let ended = core.drive(&mut jobs, &goal);
         // The common case, a single job, skips the queue.
@@ -311,6 +322,9 @@ fn serve(core: &Core, is_current: &dyn Fn() -> bool) -> LockState {
 
 /// Acquires the driver lock if no caller has acquired it since the last attempt; else sleeps for a while.
 fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
+    if core.threads.takes_over.swap(false, Ordering::SeqCst) && core.driver_lock.try_acquire_as_progress() {
+        return true;
+    }
     match core.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
         Ok(()) => true,
         Err(contended) => {
@@ -498,7 +512,7 @@ impl Core {
         if at_reactor {
             self.poll_reactor(Instant::now(), &mut PendingOutputs::default(), &mut jobs);
         }
-        let goal = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true };
+        let goal = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true, until_event: false };
         self.drive(&mut jobs, &goal);
         for job in jobs {
             job.run(self.pacer.now());

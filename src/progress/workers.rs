@@ -193,6 +193,11 @@ thread_local! {
     static CURRENT_POOL: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
 }
 
+/// True on a thread that runs a job of any engine, and on one that is ending.
+pub(crate) fn in_any_job() -> bool {
+    CURRENT_ENGINE.try_with(|engine| engine.get() != 0).unwrap_or(true)
+}
+
 /// True on a thread that runs a job of this engine, and on a thread that is ending, where this is unknown.
 pub(crate) fn in_job(core: &Core) -> bool {
     CURRENT_ENGINE.try_with(|engine| engine.get() == core.identity()).unwrap_or(true)

@@ -249,6 +249,11 @@ impl<E: Env> Proto<E> {
         Ok(call)
     }
 
+    /// Calls and transfers of this engine that have not ended.
+    pub(crate) fn operations_in_progress(&self) -> usize {
+        self.calls.len() + self.transfers.len()
+    }
+
     /// A call that can't be made. Its leases are dropped where outputs are executed, not here, since dropping may have side
     /// effects.
     fn fail<'a>(&mut self, leases: Vec<E::Lease>, failure: Failure) -> Rejected<'a, E> {

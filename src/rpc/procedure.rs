@@ -494,8 +494,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
         if let Err(error) = self.target.check_process() {
             return Poll::Ready(Err(error));
         }
-        if self.started.completion.wake_task(context.waker()) {
-            self.target.shared.core.uncork_unless_forked();
+        if !self.target.shared.core.poll_operation(&self.started.completion, context.waker()) {
             return Poll::Pending;
         }
         match self.target.take(&self.started) {
@@ -510,6 +509,7 @@ impl<R> Drop for Pending<R> {
         if !self.started.completion.is_ready() {
             self.cancel();
         }
+        self.target.shared.core.forget_polls(&self.started.completion);
     }
 }
 

@@ -14,6 +14,7 @@ mod faults;
 mod nested;
 mod one_way;
 mod pending;
+mod polls;
 mod pools;
 mod request;
 mod retry;

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -24,9 +25,19 @@ fn waker(act: impl Fn() + Send + Sync + 'static) -> Waker {
     Waker::from(Arc::new(Act(act)))
 }
 
-/// Polls once, with a waker that runs `act` when the answer arrives.
+/// Polls with a waker that runs `act` when the answer arrives. Before that it polls until the future does not wake its task by
+/// itself any more, to be polled again.
 fn poll_with<F: Future + Unpin>(future: &mut F, act: impl Fn() + Send + Sync + 'static) {
-    let waker = waker(act);
+    loop {
+        let woken = Arc::new(AtomicBool::new(false));
+        let sets = woken.clone();
+        let waker = self::waker(move || sets.store(true, Ordering::SeqCst));
+        assert!(Pin::new(&mut *future).poll(&mut Context::from_waker(&waker)).is_pending());
+        if !woken.load(Ordering::SeqCst) {
+            break;
+        }
+    }
+    let waker = self::waker(act);
     assert!(Pin::new(future).poll(&mut Context::from_waker(&waker)).is_pending());
 }
 
@@ -86,6 +97,21 @@ fn panicking_waker_leaves_the_engine_usable(net: &Net) {
         drop(reply);
         assert_works(&pair);
     }
+}
+
+/// The first polls drive, and wake the task themselves.
+fn waker_that_panics_within_the_poll_leaves_the_engine_usable(net: &Net) {
+    let pair = net.pair();
+    let held = define_later(&pair.server);
+    let mut pending = start(&pair);
+    let panicking = waker(|| panic!("in a waker"));
+    for _ in 0..20 {
+        assert!(Pin::new(&mut pending).poll(&mut Context::from_waker(&panicking)).is_pending());
+        assert_works(&pair);
+    }
+    held.recv_timeout(BOUND).unwrap().respond(&1).unwrap();
+    assert_eq!(pending.wait().unwrap(), 1);
+    assert_works(&pair);
 }
 
 fn panicking_waker_of_released_leaves_the_engine_usable(net: &Net) {
@@ -206,6 +232,7 @@ fn gateway_calls_through_a_second_engine_are_answered(net: &Net) {
 
 suite![
     panicking_waker_leaves_the_engine_usable,
+    waker_that_panics_within_the_poll_leaves_the_engine_usable,
     panicking_waker_of_released_leaves_the_engine_usable,
     waker_may_start_and_cancel_calls,
     waker_that_finalizes_does_not_wait_for_itself,

@@ -12,7 +12,7 @@ use crate::sync::Flag;
 
 /// A task that sleeps until it is woken.
 #[derive(Default)]
-struct Task(Flag);
+pub(crate) struct Task(pub(crate) Flag);
 
 impl Wake for Task {
     fn wake(self: Arc<Self>) {

@@ -1,9 +1,11 @@
 //! Models of the driver lock, the driver's sleep, and waiting threads: no thread waits for an event that has happened.
 
 use std::sync::Arc;
+use std::task::Waker;
 
 use loom::thread;
 
+use crate::completions::Task;
 use crate::model;
 use crate::progress::{Completion, Core, Event, with_sleeper};
 use crate::proto;
@@ -145,4 +147,27 @@ pub(crate) fn new_deadline_wakes_the_driver() {
         core.exec(|proto| proto.set_timer(due, completion));
         caller.join().unwrap();
     });
+}
+
+/// A poll of a future leads in vain, or does not lead: whichever thread gets the event, the task is woken.
+pub(crate) fn task_whose_polls_lead_is_woken() {
+    for (leads, by_reactor) in [(true, false), (true, true), (false, false)] {
+        model(3, move || {
+            let core = Core::leading();
+            let progress = progresses(&core);
+            let completion = Completion::new();
+            completion.set_polls(leads);
+            let event = {
+                let (core, event) = (core.clone(), Event::Ends(completion.clone()));
+                thread::spawn(move || if by_reactor { core.arrive_by_reactor(event) } else { core.arrive(event) })
+            };
+            let task = Arc::<Task>::default();
+            while !core.poll_operation(&completion, &Waker::from(task.clone())) {
+                task.0.wait();
+            }
+            event.join().unwrap();
+            core.stop();
+            progress.join().unwrap();
+        });
+    }
 }

@@ -7,6 +7,8 @@ mod completion;
 mod drive;
 #[path = "../../../src/progress/driver_lock.rs"]
 mod driver_lock;
+#[path = "../../../src/progress/polls.rs"]
+mod polls;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -33,6 +35,7 @@ pub(crate) struct Core {
     driver: Mutex<drive::Driver>,
     waker: Arc<mio::Waker>,
     pacer: drive::PollPacer,
+    polls: polls::Polls,
     pending_flags: AtomicU32,
     handed_off_events: Mutex<Vec<mio::event::Event>>,
     asleep_until: AtomicU64,
@@ -41,8 +44,29 @@ pub(crate) struct Core {
     spin: Option<Duration>,
     external: Option<External>,
     stopping: AtomicBool,
+    threads: Threads,
+}
+
+#[derive(Default)]
+struct Threads {
     /// Where the progress thread sleeps without the driver lock.
     progress: Mutex<Option<Arc<ThreadWaiter>>>,
+    takes_over: AtomicBool,
+}
+
+impl Threads {
+    /// Like calomel's.
+    fn take_over(&self) {
+        if !self.takes_over.swap(true, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(progress) = &*self.progress.lock() {
+            progress.wake();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -58,6 +82,15 @@ struct External;
 
 impl Core {
     pub(crate) fn new() -> Arc<Core> {
+        Core::with_spin(None)
+    }
+
+    /// One that leads in polls, and sleeps without spinning.
+    pub(crate) fn leading() -> Arc<Core> {
+        Core::with_spin(Some(Duration::ZERO))
+    }
+
+    fn with_spin(spin: Option<Duration>) -> Arc<Core> {
         let driver = drive::Driver::new().unwrap();
         let waker = Arc::new(driver.waker().unwrap());
         let inbox = || Inbox { state: Mutex::default(), waker: waker.clone() };
@@ -68,15 +101,16 @@ impl Core {
             driver: Mutex::new(driver),
             waker: waker.clone(),
             pacer: drive::PollPacer::new(),
+            polls: polls::Polls::default(),
             pending_flags: AtomicU32::new(0),
             handed_off_events: Mutex::default(),
             asleep_until: AtomicU64::new(0),
             start: Instant::now(),
             timers: Mutex::default(),
-            spin: None,
+            spin,
             external: None,
             stopping: AtomicBool::new(false),
-            progress: Mutex::default(),
+            threads: Threads::default(),
         })
     }
 
@@ -158,7 +192,7 @@ impl Core {
     /// Like calomel's progress thread.
     pub(crate) fn progress(&self) {
         with_sleeper(|sleeper| {
-            *self.progress.lock() = Some(sleeper.waiter.clone());
+            *self.threads.progress.lock() = Some(sleeper.waiter.clone());
             let mut seen = u64::MAX;
             let mut at_once = true;
             while !self.is_stopping() {
@@ -179,7 +213,7 @@ impl Core {
     fn serve(&self) {
         let mut jobs = Vec::new();
         let stop = || self.driver_lock.is_wanted() || self.is_stopping();
-        let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true };
+        let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline: None, progress: true, until_event: false };
         loop {
             if self.drive(&mut jobs, &goal) == DriveEnd::LockTaken {
                 return;
@@ -191,6 +225,9 @@ impl Core {
     }
 
     fn wait_for_driver_lock(&self, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
+        if self.threads.takes_over.swap(false, Ordering::SeqCst) && self.driver_lock.try_acquire_as_progress() {
+            return true;
+        }
         match self.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
             Ok(()) => true,
             Err(contended) => {
@@ -205,9 +242,14 @@ impl Core {
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.ring();
-        if let Some(progress) = &*self.progress.lock() {
-            progress.wake();
-        }
+        self.threads.wake();
+    }
+}
+
+impl Completion {
+    /// Its next poll is the last one that leads, or the first one that does not.
+    pub(crate) fn set_polls(&self, leads: bool) {
+        self.polls.store(polls::LEADING_POLLS - u32::from(leads), Ordering::Relaxed);
     }
 }
 
@@ -307,6 +349,10 @@ mod steps {
 mod workers {
     pub(super) struct Job;
     pub(super) struct Blocking;
+
+    pub(super) fn in_any_job() -> bool {
+        false
+    }
 
     impl Blocking {
         pub(super) fn enter() -> Blocking {

@@ -28,6 +28,11 @@ impl Proto {
         self.timer.as_ref().map(|(at, _)| *at)
     }
 
+    /// A future that waits alone.
+    pub(crate) fn operations_in_progress(&self) -> usize {
+        1
+    }
+
     pub(crate) fn handle_timeout(&mut self, _: Instant) {
         self.due = self.timer.take().map(|(_, ends)| ends);
     }

@@ -1,0 +1,196 @@
+//! Futures that drive while they are polled.
+//!
+//! To wake a thread takes longer than most calls take. So of the futures that wait for an engine one *leads*: its polls drive
+//! for a moment, and ask to be polled again, so that the other tasks of the runtime's thread run in between. The wakers of those
+//! are called on their own thread, many at a time, and frames of calls that they start go out together.
+//!
+//! ```text
+//!   no leader ──poll of a future that waits──▶ it leads ──its operation ends, or it is dropped──▶ no leader
+//!                                                 └──it has driven in vain, again and again──▶ the progress thread drives
+//! ```
+//!
+//! The leader holds the driver lock while it drives only, so nothing depends on when it is polled next. Between its polls the
+//! lock is free, as it is between calls of a thread that blocks, and the progress thread acquires it after half a millisecond.
+
+use std::task::Waker;
+use std::time::Duration;
+
+use super::completion::{Completion, wake_by_ref_quietly, with_sleeper};
+use super::drive::{AWAKE, DriveGoal};
+use super::driver_lock::Acquired;
+use super::{Core, workers};
+use crate::sync::Instant;
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// So many polls of one operation lead. Each drives for `AWAKE` at most.
+pub(super) const LEADING_POLLS: u32 = 8;
+/// One in so many polls of a future that waits alone does not drive: other tasks of its thread may be about to call.
+const YIELDING_POLL: u32 = 32;
+/// After so many operations have led, and for so long, there is a break, in which the progress thread drives: a runtime looks for
+/// other events when it has nothing to poll, or after many polls.
+const TURN_OPERATIONS: u32 = 32;
+const TURN: Duration = Duration::from_millis(1);
+const BREAK: Duration = Duration::from_micros(50);
+/// After operations that have led in vain, up to two to the power of this many do not lead.
+const MOST_MISSES: u32 = 6;
+/// A leader that has not been polled during so many polls of others is gone.
+const LEADER_LOST: u32 = 1024;
+
+/// Which future leads, and whether it pays that one does. Races between threads cost time only.
+#[derive(Default)]
+pub(super) struct Polls {
+    /// Polls of futures that wait.
+    count: AtomicU32,
+    /// The address of the operation that leads, 0 for none, and the count at its last poll.
+    leader: AtomicUsize,
+    led_at: AtomicU32,
+    /// When the turn began, on the clock of the pacer, and how many operations have led in it.
+    turn: AtomicU64,
+    turn_operations: AtomicU32,
+    /// How many operations have led in vain since the last one that did not, and how many more are not to lead.
+    misses: AtomicU32,
+    skip: AtomicU32,
+}
+
+fn address(operation: &Completion) -> usize {
+    std::ptr::from_ref(operation).addr()
+}
+
+impl Polls {
+    /// Whether this poll of the operation leads.
+    fn lead(&self, operation: &Completion, clock: u64) -> bool {
+        let count = self.count.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let leader = self.leader.load(Ordering::Relaxed);
+        let is_other = leader != 0 && leader != address(operation);
+        if is_other && count.wrapping_sub(self.led_at.load(Ordering::Relaxed)) < LEADER_LOST {
+            return false;
+        }
+        let mut polls = operation.polls.fetch_add(1, Ordering::Relaxed);
+        if polls == 0 && (self.skips() || self.is_break(clock)) {
+            polls = LEADING_POLLS + 1;
+            operation.polls.store(polls, Ordering::Relaxed);
+        } else if polls == LEADING_POLLS {
+            let misses = (self.misses.load(Ordering::Relaxed) + 1).min(MOST_MISSES);
+            self.misses.store(misses, Ordering::Relaxed);
+            self.skip.store((1 << misses) - 1, Ordering::Relaxed);
+        }
+        let leads = polls < LEADING_POLLS;
+        self.leader.store(if leads { address(operation) } else { 0 }, Ordering::Relaxed);
+        self.led_at.store(count, Ordering::Relaxed);
+        leads
+    }
+
+    /// Operations have led in vain, and this one does not lead.
+    fn skips(&self) -> bool {
+        let skips = self.skip.load(Ordering::Relaxed);
+        self.skip.store(skips.saturating_sub(1), Ordering::Relaxed);
+        skips > 0
+    }
+
+    /// One more operation is to lead; true when it must not, as others have for long enough.
+    fn is_break(&self, clock: u64) -> bool {
+        let turn = self.turn.load(Ordering::Relaxed);
+        let operations = self.turn_operations.fetch_add(1, Ordering::Relaxed);
+        if operations >= TURN_OPERATIONS && clock.saturating_sub(turn) >= TURN.as_nanos() as u64 {
+            self.turn.store(clock + BREAK.as_nanos() as u64, Ordering::Relaxed);
+            self.turn_operations.store(0, Ordering::Relaxed);
+            return true;
+        }
+        clock < turn
+    }
+
+    fn has_leader(&self) -> bool {
+        self.leader.load(Ordering::Relaxed) != 0
+    }
+
+    /// The operation does not lead any more, if it did. True if it did.
+    fn resign(&self, operation: &Completion) -> bool {
+        let led = self.leader.load(Ordering::Relaxed) == address(operation);
+        if led {
+            self.leader.store(0, Ordering::Relaxed);
+        }
+        led
+    }
+}
+
+impl Core {
+    /// For the poll of a future: true when the operation has ended; else the task is woken when it ends.
+    pub(crate) fn poll_operation(&self, operation: &Completion, waker: &Waker) -> bool {
+        if operation.is_ready() {
+            return self.ended(operation);
+        }
+        let leads = self.may_lead() && self.polls.lead(operation, self.pacer.clock.load(Ordering::Relaxed));
+        if leads && self.drive_in_poll(operation) || !operation.wake_task(waker) {
+            return self.ended(operation);
+        }
+        if leads {
+            wake_by_ref_quietly(waker);
+            return false;
+        }
+        match self.driver_lock.holder_is_awake() {
+            // That thread sends what is queued.
+            Some(true) => return false,
+            None if self.polls.has_leader() => return false,
+            // The progress thread would notice that within a millisecond.
+            None => self.threads.take_over(),
+            Some(false) => {}
+        }
+        self.uncork();
+        false
+    }
+
+    fn ended(&self, operation: &Completion) -> bool {
+        if self.polls.resign(operation) {
+            self.polls.misses.store(0, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// The future that waits for the operation is dropped.
+    pub(crate) fn forget_polls(&self, operation: &Completion) {
+        self.polls.resign(operation);
+    }
+
+    fn may_lead(&self) -> bool {
+        // A job is polled where others wait behind it, perhaps on the driver itself.
+        self.spin.is_some() && !workers::in_any_job() && !self.is_driving()
+    }
+
+    /// Drives for a moment; true when the operation has ended.
+    fn drive_in_poll(&self, operation: &Completion) -> bool {
+        let ready = || operation.is_ready();
+        let alone = self.proto.lock().operations_in_progress() <= 1;
+        if alone && self.polls.count.load(Ordering::Relaxed).is_multiple_of(YIELDING_POLL) {
+            return false;
+        }
+        let Some(acquired) = self.acquire_briefly(&ready) else { return ready() };
+        if !alone && acquired == Acquired::Borrowed && !self.is_external() && self.driver_lock.take_from_progress() {
+            // Once the progress thread is awake, calls that are started may wait for others: see `exec_call`.
+            self.ring();
+        }
+        // At the first poll other tasks are likely to have something to do.
+        let waits = alone || operation.polls.load(Ordering::Relaxed) > 1;
+        let stop = || !waits || ready();
+        let deadline = Some(Instant::now() + AWAKE);
+        let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone };
+        self.drive_as_caller(acquired, &goal);
+        ready()
+    }
+
+    /// Acquires the driver lock, also from a progress thread that is awake. `None` when another caller drives, or `done` first.
+    fn acquire_briefly(&self, done: &dyn Fn() -> bool) -> Option<Acquired> {
+        self.driver_lock.try_acquire().or_else(|| {
+            with_sleeper(|sleeper| match self.driver_lock.acquire_or_queue(&sleeper.waiter) {
+                Acquired::Queued { soon } => {
+                    if soon {
+                        self.wait_awake(&|| done() || self.driver_lock.is_free());
+                    }
+                    let acquired = self.driver_lock.try_acquire();
+                    self.driver_lock.leave_queue(&sleeper.waiter);
+                    acquired
+                }
+                acquired => Some(acquired),
+            })
+        })
+    }
+}
