@@ -346,7 +346,9 @@ impl Core {
             for transport in &self.transports {
                 any |= transport.poll(&mut CoreSink { core: self, pending: &mut pending });
             }
-            if self.pending_flags.load(Ordering::Relaxed) != 0 {
+            // Tasks that are woken may have more to send.
+            let sends_later = any && goal.until_event;
+            if !sends_later && self.pending_flags.load(Ordering::Relaxed) != 0 {
                 any |= self.handle_pending_flags(&mut pending, jobs);
             }
             if pending.has_any() {

@@ -24,8 +24,8 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// So many polls of one operation lead. Each drives for `AWAKE` at most.
 pub(super) const LEADING_POLLS: u32 = 8;
-/// One in so many polls of a future that waits alone does not drive: other tasks of its thread may be about to call.
-const YIELDING_POLL: u32 = 32;
+/// How many polls a crowd is remembered, and after how many a future that waits alone lets other tasks of its thread run.
+const CROWDED_POLLS: u32 = 32;
 /// After so many operations have led, and for so long, there is a break, in which the progress thread drives: a runtime looks for
 /// other events when it has nothing to poll, or after many polls.
 const TURN_OPERATIONS: u32 = 32;
@@ -44,6 +44,8 @@ pub(super) struct Polls {
     /// The address of the operation that leads, 0 for none, and the count at its last poll.
     leader: AtomicUsize,
     led_at: AtomicU32,
+    /// The count at the last poll at which several operations were in progress.
+    crowded_at: AtomicU32,
     /// When the turn began, on the clock of the pacer, and how many operations have led in it.
     turn: AtomicU64,
     turn_operations: AtomicU32,
@@ -97,6 +99,17 @@ impl Polls {
             return true;
         }
         clock < turn
+    }
+
+    /// Whether the leader waits alone, and whether it is time to ask: it lets other tasks run, which may be about to call. Those
+    /// whose operations have just ended are not in progress, so some polls back count, too.
+    fn is_alone(&self, in_progress: usize) -> (bool, bool) {
+        let count = self.count.load(Ordering::Relaxed);
+        if in_progress > 1 {
+            self.crowded_at.store(count, Ordering::Relaxed);
+        }
+        let alone = count.wrapping_sub(self.crowded_at.load(Ordering::Relaxed)) > CROWDED_POLLS;
+        (alone, alone && count.is_multiple_of(CROWDED_POLLS))
     }
 
     fn has_leader(&self) -> bool {
@@ -159,8 +172,9 @@ impl Core {
     /// Drives for a moment; true when the operation has ended.
     fn drive_in_poll(&self, operation: &Completion) -> bool {
         let ready = || operation.is_ready();
-        let alone = self.proto.lock().operations_in_progress() <= 1;
-        if alone && self.polls.count.load(Ordering::Relaxed).is_multiple_of(YIELDING_POLL) {
+        let in_progress = self.proto.lock().operations_in_progress();
+        let (alone, yields) = self.polls.is_alone(in_progress);
+        if yields {
             return false;
         }
         let Some(acquired) = self.acquire_briefly(&ready) else { return ready() };
