@@ -152,7 +152,7 @@ pub(crate) fn new_deadline_wakes_the_driver() {
 /// A poll of a future leads in vain, or does not lead: whichever thread gets the event, the task is woken.
 pub(crate) fn task_whose_polls_lead_is_woken() {
     for (leads, by_reactor) in [(true, false), (true, true), (false, false)] {
-        model(3, move || {
+        model(2, move || {
             let core = Core::leading();
             let progress = progresses(&core);
             let completion = Completion::new();
