@@ -259,15 +259,9 @@ impl<B: Buffer, L: TransferBuffer> Future for Transfer<B, L> {
         let this = self.get_mut();
         if let TransferState::InProgress(completion, _) = &this.state
             && !this.is_forked()
+            && !this.remote.shared().core.poll_operation(completion, context.waker(), this.len <= DRIVEN_BY_POLLS)
         {
-            let ended = if this.len <= DRIVEN_BY_POLLS {
-                this.remote.shared().core.poll_operation(completion, context.waker())
-            } else {
-                !completion.wake_task(context.waker())
-            };
-            if !ended {
-                return Poll::Pending;
-            }
+            return Poll::Pending;
         }
         Poll::Ready(this.finish())
     }
@@ -275,14 +269,16 @@ impl<B: Buffer, L: TransferBuffer> Future for Transfer<B, L> {
 
 impl<B: Buffer, L: TransferBuffer> Drop for Transfer<B, L> {
     fn drop(&mut self) {
+        if let TransferState::InProgress(completion, _) = &self.state {
+            self.remote.shared().core.forget_polls(completion);
+        }
         let Some(local) = self.local.take() else { return };
         if self.is_forked() {
             // A forked child leaks the buffer, whose gate it can't close.
             std::mem::forget(local);
             return;
         }
-        if let TransferState::InProgress(completion, _) = &self.state {
-            self.remote.shared().core.forget_polls(completion);
+        if matches!(self.state, TransferState::InProgress(..)) {
             // Cancelling has no effect if the transfer has ended; an access that was in progress then still belongs to it.
             self.cancel();
             self.memory.region.fence();

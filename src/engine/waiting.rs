@@ -90,7 +90,7 @@ pub(crate) async fn completed(core: &Arc<Core>, completion: &Completion, deadlin
         if core.is_forked() {
             return Poll::Ready(false);
         }
-        if core.poll_operation(completion, context.waker()) {
+        if core.poll_operation(completion, context.waker(), true) {
             return Poll::Ready(true);
         }
         let expired = alarm.as_ref().map(|alarm| Handover::poll(&alarm.expired, context.waker()));

@@ -137,6 +137,11 @@ thread_local! {
     static DRIVING: Cell<usize> = const { Cell::new(0) };
 }
 
+/// True on a thread that drives an engine, and on one that is ending.
+pub(super) fn drives_any() -> bool {
+    DRIVING.try_with(|driving| driving.get() != 0).unwrap_or(true)
+}
+
 /// Marks the thread as driving while it lives.
 struct Driving {
     outer: usize,
@@ -304,6 +309,8 @@ impl Core {
             match ended {
                 DriveEnd::Stopped => return true,
                 DriveEnd::Deadline => return (goal.stop)(),
+                // Requests may arrive faster than the clock is read.
+                DriveEnd::Jobs if goal.deadline.is_some_and(|deadline| Instant::now() >= deadline) => return (goal.stop)(),
                 DriveEnd::Jobs | DriveEnd::LockTaken => {}
             }
         }
@@ -339,6 +346,10 @@ impl Core {
         let pacer = &self.pacer;
         let mut pace = pacer.pace.load(Ordering::Relaxed);
         let mut left = pacer.left.load(Ordering::Relaxed);
+        if goal.until_event {
+            // It may well end before the reactor is polled below.
+            self.poll_reactor_if_due(pacer.clock.load(Ordering::Relaxed), &mut pending, jobs);
+        }
         // After a yield: whether it came after a long time without events.
         let mut yielded = None;
         let ended = loop {
@@ -385,13 +396,9 @@ impl Core {
                 pace = (pace / 2).max(1);
             }
             left = pace;
-            if now_ns >= pacer.next_check.load(Ordering::Relaxed) {
-                pacer.next_check.store(now_ns + CHECK_INTERVAL.as_nanos() as u64, Ordering::Relaxed);
-                if self.poll_reactor(now, &mut pending, jobs) {
-                    pacer.found.store(true, Ordering::Relaxed);
-                    left = 1;
-                    continue;
-                }
+            if self.poll_reactor_if_due(now_ns, &mut pending, jobs) {
+                left = 1;
+                continue;
             }
             if goal.deadline.is_some_and(|deadline| now >= deadline) {
                 break DriveEnd::Deadline;
@@ -443,6 +450,20 @@ impl Core {
             events.iter().for_each(|event| self.take_event(event, pending));
         }
         true
+    }
+
+    /// Polls the reactor and the timers every `CHECK_INTERVAL`. True when there was any event.
+    fn poll_reactor_if_due(&self, now: u64, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) -> bool {
+        let pacer = &self.pacer;
+        if now < pacer.next_check.load(Ordering::Relaxed) {
+            return false;
+        }
+        pacer.next_check.store(now + CHECK_INTERVAL.as_nanos() as u64, Ordering::Relaxed);
+        let any = self.poll_reactor(pacer.now(), pending, jobs);
+        if any {
+            pacer.found.store(true, Ordering::Relaxed);
+        }
+        any
     }
 
     /// Handles the events of the reactor, if no thread sleeps in it, and the timers that are due. True when there was any.

@@ -2,8 +2,9 @@
 //!
 //! [`Core::exec`] shows the pattern of every step ([`steps`]): it locks the protocol for one step, takes the outputs, unlocks,
 //! and executes them. No system call and no user code runs under the lock. The thread that holds the driver lock ([`driver_lock`])
-//! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and a progress
-//! thread ([`threads`]), or the program's own event loop ([`external`]), does when no thread waits.
+//! feeds the events of the transports into the protocol. Waiting threads drive by themselves ([`Core::wait`]), and so do futures
+//! while they are polled ([`polls`]); a progress thread ([`threads`]), or the program's own event loop ([`external`]), does when
+//! none waits.
 
 mod completion;
 mod drive;
@@ -53,9 +54,9 @@ pub enum Progress {
     /// The caller's own event loop makes progress: the engine starts no thread for it. The loop waits for the descriptor of
     /// [`Engine::as_fd`](crate::Engine::as_fd), and calls [`Engine::progress`](crate::Engine::progress) when it is readable.
     ///
-    /// While no thread calls `progress`, and none waits in a call or a transfer of the engine, nothing moves: the engine
-    /// neither answers nor sends heartbeats, no deadline and no timer expires. Peers disconnect an engine that is silent for
-    /// their [peer timeout](crate::EngineBuilder::peer_timeout).
+    /// While no thread calls `progress`, and none waits in a call or a transfer of the engine or polls a future of one, nothing
+    /// moves: the engine neither answers nor sends heartbeats, no deadline and no timer expires. Peers disconnect an engine that
+    /// is silent for their [peer timeout](crate::EngineBuilder::peer_timeout).
     ///
     /// - Calls that wait, such as [`Call::call`](crate::Call::call), drive by themselves, on any thread. What arrives meanwhile
     ///   for handlers goes to the handler threads, or with [`handler_threads(0)`](crate::EngineBuilder::handler_threads) waits

@@ -9,20 +9,21 @@
 //!                                                 └──it has driven in vain, again and again──▶ the progress thread drives
 //! ```
 //!
-//! The leader holds the driver lock while it drives only, so nothing depends on when it is polled next. Between its polls the
-//! lock is free, as it is between calls of a thread that blocks, and the progress thread acquires it after half a millisecond.
+//! The leader holds the driver lock while it drives only, so nothing is lost if it is not polled again. Between its polls, and when
+//! its operation has ended, the lock may be free, as it is between calls of a thread that blocks. The progress thread looks for
+//! that every 0.25 ms then, and acquires it when no caller has meanwhile.
 
 use std::task::Waker;
 use std::time::Duration;
 
 use super::completion::{Completion, wake_by_ref_quietly, with_sleeper};
-use super::drive::{AWAKE, DriveGoal};
+use super::drive::{AWAKE, DriveGoal, drives_any};
 use super::driver_lock::Acquired;
 use super::{Core, workers};
-use crate::sync::Instant;
-use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// So many polls of one operation lead. Each drives for `AWAKE` at most.
+/// So many polls of one operation lead. Each drives for `AWAKE`, and longer only where it has found something to do: what a
+/// driver does at a time, such as to copy a chunk of a transfer, is not cut short.
 pub(super) const LEADING_POLLS: u32 = 8;
 /// How many polls a crowd is remembered, and after how many a future that waits alone lets other tasks of its thread run.
 const CROWDED_POLLS: u32 = 32;
@@ -52,6 +53,8 @@ pub(super) struct Polls {
     /// How many operations have led in vain since the last one that did not, and how many more are not to lead.
     misses: AtomicU32,
     skip: AtomicU32,
+    /// A leader has held the driver lock in such a way that no thread holds it between polls.
+    leaves_lock_free: AtomicBool,
 }
 
 fn address(operation: &Completion) -> usize {
@@ -112,6 +115,11 @@ impl Polls {
         (alone, alone && count.is_multiple_of(CROWDED_POLLS))
     }
 
+    /// Whether the progress thread has to look for a free lock often.
+    pub(super) fn take_leaves_lock_free(&self) -> bool {
+        self.leaves_lock_free.swap(false, Ordering::Relaxed)
+    }
+
     fn has_leader(&self) -> bool {
         self.leader.load(Ordering::Relaxed) != 0
     }
@@ -127,12 +135,13 @@ impl Polls {
 }
 
 impl Core {
-    /// For the poll of a future: true when the operation has ended; else the task is woken when it ends.
-    pub(crate) fn poll_operation(&self, operation: &Completion, waker: &Waker) -> bool {
+    /// For the poll of a future: true when the operation has ended; else the task is woken when it ends. It drives if it is
+    /// `short`.
+    pub(crate) fn poll_operation(&self, operation: &Completion, waker: &Waker, short: bool) -> bool {
         if operation.is_ready() {
             return self.ended(operation);
         }
-        let leads = self.may_lead() && self.polls.lead(operation, self.pacer.clock.load(Ordering::Relaxed));
+        let leads = short && self.may_lead() && self.polls.lead(operation, self.pacer.clock.load(Ordering::Relaxed));
         if leads && self.drive_in_poll(operation) || !operation.wake_task(waker) {
             return self.ended(operation);
         }
@@ -141,12 +150,11 @@ impl Core {
             return false;
         }
         match self.driver_lock.holder_is_awake() {
-            // That thread sends what is queued.
-            Some(true) => return false,
+            // The driver, or the leader, sends what is queued.
+            Some(true) if !self.threads.is_handling() => return false,
             None if self.polls.has_leader() => return false,
-            // The progress thread would notice that within a millisecond.
             None => self.threads.take_over(),
-            Some(false) => {}
+            Some(_) => {}
         }
         self.uncork();
         false
@@ -165,8 +173,8 @@ impl Core {
     }
 
     fn may_lead(&self) -> bool {
-        // A job is polled where others wait behind it, perhaps on the driver itself.
-        self.spin.is_some() && !workers::in_any_job() && !self.is_driving()
+        // A job is polled where others wait behind it. User code that the driver of any engine calls may poll, too.
+        self.spin.is_some() && !workers::in_any_job() && !drives_any()
     }
 
     /// Drives for a moment; true when the operation has ended.
@@ -182,10 +190,13 @@ impl Core {
             // Once the progress thread is awake, calls that are started may wait for others: see `exec_call`.
             self.ring();
         }
+        if acquired != Acquired::Borrowed || !alone {
+            self.polls.leaves_lock_free.store(true, Ordering::Relaxed);
+        }
         // At the first poll other tasks are likely to have something to do.
         let waits = alone || operation.polls.load(Ordering::Relaxed) > 1;
         let stop = || !waits || ready();
-        let deadline = Some(Instant::now() + AWAKE);
+        let deadline = Some(self.pacer.read_clock() + AWAKE);
         let goal = DriveGoal { stop: &stop, announce: &|_| true, deadline, progress: false, until_event: !alone };
         self.drive_as_caller(acquired, &goal);
         ready()

@@ -25,6 +25,8 @@ use crate::{Error, Result};
 
 /// How long progress may stop because a handler runs, or no thread drives: so often the watcher and the progress thread check.
 const TICK: Duration = Duration::from_micros(500);
+/// The same while futures drive: other futures may wait meanwhile.
+const SHORT_TICK: Duration = Duration::from_micros(250);
 /// How long answers are corked at most, if handlers are short.
 pub(super) const MAX_CORK: Duration = Duration::from_micros(50);
 /// While at least so many handlers begin per `TICK`, the watcher checks every `TICK`; else it sleeps until the next one begins.
@@ -110,6 +112,11 @@ impl Threads {
         if let Some(progress) = &*self.progress.lock() {
             progress.wake();
         }
+    }
+
+    /// True while a handler runs on the progress thread.
+    pub(super) fn is_handling(&self) -> bool {
+        self.handling.load(Ordering::Relaxed) % 2 == 1
     }
 
     /// Wakes the progress thread to acquire the driver lock.
@@ -322,8 +329,11 @@ fn serve(core: &Core, is_current: &dyn Fn() -> bool) -> LockState {
 
 /// Acquires the driver lock if no caller has acquired it since the last attempt; else sleeps for a while.
 fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
-    if core.threads.takes_over.swap(false, Ordering::SeqCst) && core.driver_lock.try_acquire_as_progress() {
-        return true;
+    if core.threads.takes_over.swap(false, Ordering::SeqCst) {
+        if core.driver_lock.try_acquire_as_progress() {
+            return true;
+        }
+        core.threads.takes_over.store(true, Ordering::SeqCst);
     }
     match core.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
         Ok(()) => true,
@@ -331,7 +341,8 @@ fn wait_for_lock(core: &Core, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
             // After a sleep without timeout, the caller that drove gets a `TICK` to come back before this thread acquires the
             // lock.
             *seen = if contended.until_woken { u64::MAX } else { contended.epoch };
-            sleeper.sleep((!contended.until_woken).then(|| Instant::now() + TICK));
+            let tick = if core.polls.take_leaves_lock_free() { SHORT_TICK } else { TICK };
+            sleeper.sleep((!contended.until_woken).then(|| Instant::now() + tick));
             false
         }
     }

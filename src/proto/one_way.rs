@@ -29,7 +29,7 @@ pub(super) struct Amount {
 /// The credit of each link at first, and its minimum: the receiver reserves as much for each link.
 pub(super) const LEAST: Amount = Amount { calls: 16, bytes: 64 << 10 };
 /// The largest credit of a link. A caller that uses its credit gets more, within the total limits, also while none of its calls
-/// is over: handlers at both ends that make one-way calls would else soon wait for each other.
+/// is over (up to half of all credit): handlers at both ends that make one-way calls would else soon wait for each other.
 pub(super) const MOST: Amount = Amount { calls: 4096, bytes: 1 << 20 };
 /// Largest body and declaration of a call that takes credit. A report is due when a quarter of the credit has been handled, so
 /// there is enough for one more such call when all have been handled.
@@ -240,7 +240,9 @@ impl<E: Env> Proto<E> {
         let [shares, spare] = self.credit();
         let window = &mut self.links[id].window;
         window.enter(cost)?;
-        if window.is_short(shares) && spare.0 > 0 && spare.1 > 0 {
+        // Half of all credit is kept for links whose handlers end.
+        let PeerLimits { requests, bytes, .. } = self.config.limits;
+        if window.is_short(shares) && spare.0 > requests / 2 && spare.1 > bytes / 2 {
             self.report_handled(id);
         }
         Ok(())

@@ -150,8 +150,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// when this engine is finalized or dropped right after, and when its deadline has passed meanwhile. The peer has granted
     /// credit for it: where it is behind with the one-way calls of this engine, this waits until it has caught up. A large call
     /// (of more than 32 KiB, or than the eager limit) takes a round trip, in which the peer accepts the call.
-    /// A handler that waits here is not over, so handlers of two engines that have made thousands of one-way calls to each other
-    /// may wait for each other, until their deadlines.
+    /// A handler that waits here is not over, so handlers of two engines that make more one-way calls to each other than
+    /// there is credit for (up to 4096 calls or 1 MiB, less where many peers share the limits) may wait for each other, until
+    /// their deadlines.
     ///
     /// A call is lost after `Ok`
     /// - when the connection is lost before the peer has read all of it, which includes that this process is killed, and that
@@ -494,7 +495,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
         if let Err(error) = self.target.check_process() {
             return Poll::Ready(Err(error));
         }
-        if !self.target.shared.core.poll_operation(&self.started.completion, context.waker()) {
+        if !self.target.shared.core.poll_operation(&self.started.completion, context.waker(), true) {
             return Poll::Pending;
         }
         match self.target.take(&self.started) {

@@ -162,7 +162,7 @@ pub(crate) fn task_whose_polls_lead_is_woken() {
                 thread::spawn(move || if by_reactor { core.arrive_by_reactor(event) } else { core.arrive(event) })
             };
             let task = Arc::<Task>::default();
-            while !core.poll_operation(&completion, &Waker::from(task.clone())) {
+            while !core.poll_operation(&completion, &Waker::from(task.clone()), true) {
                 task.0.wait();
             }
             event.join().unwrap();

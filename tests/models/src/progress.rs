@@ -55,6 +55,10 @@ struct Threads {
 }
 
 impl Threads {
+    fn is_handling(&self) -> bool {
+        false
+    }
+
     /// Like calomel's.
     fn take_over(&self) {
         if !self.takes_over.swap(true, Ordering::SeqCst) {
@@ -225,8 +229,11 @@ impl Core {
     }
 
     fn wait_for_driver_lock(&self, sleeper: &ThreadSleeper, seen: &mut u64) -> bool {
-        if self.threads.takes_over.swap(false, Ordering::SeqCst) && self.driver_lock.try_acquire_as_progress() {
-            return true;
+        if self.threads.takes_over.swap(false, Ordering::SeqCst) {
+            if self.driver_lock.try_acquire_as_progress() {
+                return true;
+            }
+            self.threads.takes_over.store(true, Ordering::SeqCst);
         }
         match self.driver_lock.acquire_as_progress(*seen, &sleeper.waiter) {
             Ok(()) => true,
