@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use super::mode::ExposeMode;
 use crate::memory::Region;
@@ -228,10 +228,14 @@ impl Released {
         let _blocking = Blocking::enter();
         let mut state = leases.state.lock();
         while state.held > 0 {
-            match deadline {
-                Some(deadline) if leases.none_left.wait_until(&mut state, deadline).timed_out() => break,
-                Some(_) => {}
-                None => leases.none_left.wait(&mut state),
+            let Some(deadline) = deadline else {
+                state = leases.none_left.wait(state);
+                continue;
+            };
+            let timed_out;
+            (state, timed_out) = leases.none_left.wait_until(state, deadline);
+            if timed_out {
+                break;
             }
         }
         state.held

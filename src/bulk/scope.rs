@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::borrowed::{BorrowedSegments, BorrowedSegmentsMut, SegmentList, SegmentListMut};
 use super::descriptor::Bulk;

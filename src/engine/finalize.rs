@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use super::{Engine, EngineShared};
 use crate::progress::{in_job, wake_quietly};
@@ -110,7 +110,7 @@ impl Finalizing {
     pub(crate) fn wait(&self) {
         let mut state = self.state.lock();
         while !self.is_done() {
-            self.changed.wait(&mut state);
+            state = self.changed.wait(state);
         }
     }
 
@@ -395,7 +395,9 @@ fn shut_down(shared: &Arc<EngineShared>) {
         }
         let mut state = finalizing.state.lock();
         while in_progress() > 0 {
-            if finalizing.changed.wait_until(&mut state, deadline).timed_out() {
+            let timed_out;
+            (state, timed_out) = finalizing.changed.wait_until(state, deadline);
+            if timed_out {
                 state.overdue = in_progress();
                 break;
             }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// Set when the owner has revoked the memory.
 pub(crate) type StaleFlag = Arc<AtomicBool>;

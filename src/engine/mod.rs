@@ -6,9 +6,8 @@ mod endpoint;
 mod finalize;
 mod foreign_copies;
 mod listeners;
-mod message_context;
+mod messages;
 mod peer_event;
-mod procedures;
 mod registry;
 mod waiting;
 
@@ -18,17 +17,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 pub use endpoint::Endpoint;
 pub use finalize::FinalizeHook;
 pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
-pub(crate) use message_context::{DecodeContext, EncodeContext, RemoteLease, decoding, encoding};
+pub(crate) use messages::{
+    DecodeContext, EncodeContext, RemoteLease, decoding, encode_message, outgoing_body, with_encode_buffer,
+};
 pub use peer_event::PeerEvent;
 pub(crate) use peer_event::PeerHook;
-pub(crate) use procedures::{ProcedureInfo, Procedures};
 pub use registry::HandlerPool;
-pub(crate) use registry::{LookupResult, Registry};
+pub(crate) use registry::{LookupResult, ProcedureInfo, Procedures, Registry};
 pub(crate) use waiting::completed;
 
 use crate::memory::{BufferPool, EngineBuffer};

@@ -1,13 +1,15 @@
-//! The procedures that an engine serves, and the pools that run them.
+//! The procedures that an engine serves, with the pools that run them; and those that it calls, with what it has learned of their
+//! types.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use crate::sync::{Mutex, RwLock};
 
 use crate::progress::{Handler, Workers};
+use crate::shape::{DeclarationNumbers, Knowledge, Receivers};
 
 /// Handlers by provider and name.
 #[derive(Default)]
@@ -161,5 +163,37 @@ impl Drop for PoolInner {
 impl fmt::Debug for HandlerPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("HandlerPool")
+    }
+}
+
+/// A procedure's name, and what is known of the shapes of its types.
+pub(crate) struct ProcedureInfo {
+    pub name: Arc<str>,
+    pub arguments: Knowledge,
+    pub results: Receivers,
+}
+
+impl ProcedureInfo {
+    pub(crate) fn new(name: &str) -> Arc<ProcedureInfo> {
+        let name: Arc<str> = name.into();
+        Arc::new(ProcedureInfo { arguments: Knowledge::new(Some(name.clone())), name, results: Receivers::default() })
+    }
+}
+
+/// The name, and the names of the two types.
+type ProcedureKey = (String, &'static str, &'static str);
+
+/// All procedures that the program has named, so that each type's shape is learned once. (Different types of one name are
+/// distinguished by the shapes of their values.)
+#[derive(Default)]
+pub(crate) struct Procedures {
+    known: Mutex<HashMap<ProcedureKey, Arc<ProcedureInfo>>>,
+    pub numbers: DeclarationNumbers,
+}
+
+impl Procedures {
+    pub(crate) fn intern(&self, name: &str, arguments: &'static str, result: &'static str) -> Arc<ProcedureInfo> {
+        let mut known = self.known.lock();
+        known.entry((name.to_owned(), arguments, result)).or_insert_with(|| ProcedureInfo::new(name)).clone()
     }
 }

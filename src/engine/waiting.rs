@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use crate::progress::{Completion, Core, wake_quietly};
 use crate::{Error, Result};

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use super::shared::Block;
 use crate::Address;
@@ -134,7 +134,7 @@ impl BufferPool {
     pub(crate) fn new(owner: Address, buffer_len: usize, count: usize) -> BufferPool {
         let free = (0..count).map(|_| EngineBuffer::new(buffer_len)).collect();
         let (process, free) = (CreatorProcess::this(), Mutex::new(free));
-        BufferPool { shared: Arc::new(Pool { process, owner, buffer_len, count, free, returned: Condvar::new() }) }
+        BufferPool { shared: Arc::new(Pool { process, owner, buffer_len, count, free, returned: Condvar::default() }) }
     }
 
     /// A buffer of the pool, with whatever its last user left in it; `None` when all are taken.
@@ -160,11 +160,9 @@ impl BufferPool {
                 return Some(self.taken(buffer));
             }
             match deadline {
-                None => returned.wait(&mut free),
+                None => free = returned.wait(free),
                 Some(deadline) if Instant::now() >= deadline => return None,
-                Some(deadline) => {
-                    returned.wait_until(&mut free, deadline);
-                }
+                Some(deadline) => (free, _) = returned.wait_until(free, deadline),
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::shared::Mapping;
 

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use crate::sync::{Mutex, RwLock, TimedMutex, TimedMutexGuard};
 use slotmap::SecondaryMap;
 
 pub(crate) use crate::fork::CreatorProcess;
@@ -156,7 +156,7 @@ pub(crate) struct Core {
     /// The own addresses of links that are being dialled by a same-host address.
     fallback_addresses: Mutex<SecondaryMap<LinkId, Address>>,
     driver_lock: driver_lock::DriverLock,
-    driver: Mutex<drive::Driver>,
+    driver: TimedMutex<drive::Driver>,
     waker: Arc<mio::Waker>,
     pacer: drive::PollPacer,
     polls: polls::Polls,
@@ -231,7 +231,7 @@ impl Core {
             links: RwLock::default(),
             fallback_addresses: Mutex::default(),
             driver_lock: driver_lock::DriverLock::default(),
-            driver: Mutex::new(driver),
+            driver: TimedMutex::new(driver),
             waker,
             pacer: drive::PollPacer::new(),
             polls: polls::Polls::default(),
@@ -313,7 +313,7 @@ impl Core {
 
     /// Locks the reactor for the driver, which is going to sleep there. A progress thread that has lost the driver lock may
     /// stay there a moment longer. `None`: it has not left before the deadline.
-    fn reactor(&self, deadline: Option<Instant>) -> Option<MutexGuard<'_, drive::Driver>> {
+    fn reactor(&self, deadline: Option<Instant>) -> Option<TimedMutexGuard<'_, drive::Driver>> {
         loop {
             if let Some(driver) = self.driver.try_lock_for(RING_AGAIN) {
                 return Some(driver);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::completion::{ThreadSleeper, ThreadWaiter, with_sleeper};
 use super::drive::{DriveEnd, DriveGoal};

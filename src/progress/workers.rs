@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use super::{Core, CreatorProcess, EngineEnv};
 use crate::deferred_log::{self, defer};
@@ -234,8 +234,8 @@ impl Workers {
             name,
             limit: limit.max(1),
             state: Mutex::default(),
-            available: Condvar::new(),
-            ended: Condvar::new(),
+            available: Condvar::default(),
+            ended: Condvar::default(),
             process: CreatorProcess::this(),
         })
     }
@@ -298,7 +298,8 @@ impl Workers {
                 break;
             }
             state.idle += 1;
-            let timed_out = self.available.wait_for(&mut state, LINGER).timed_out();
+            let timed_out;
+            (state, timed_out) = self.available.wait_for(state, LINGER);
             state.idle -= 1;
             if timed_out && state.queue.is_empty() {
                 break;
@@ -323,7 +324,10 @@ impl Workers {
         self.available.notify_all();
         let deadline = Instant::now() + GRACE;
         let own = usize::from(threads.iter().any(|thread| thread.thread().id() == me));
-        while state.alive > own && !self.ended.wait_until(&mut state, deadline).timed_out() {}
+        let mut timed_out = false;
+        while state.alive > own && !timed_out {
+            (state, timed_out) = self.ended.wait_until(state, deadline);
+        }
         let all = state.alive <= own;
         drop(state);
         drop(queue);

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{bounded, codec};
+use super::bounded;
+use crate::engine::encode_message;
 use crate::fuzzing::script::{Script, script, written};
 use crate::proto::{LeaseRange, LinkId, wire};
 use crate::shape::{Knowledge, Shape};
@@ -132,7 +133,7 @@ fn overflows(bulk: &Bulk, offset: u64) -> bool {
 fn check_forwarded(bulk: &Bulk) {
     let shared = LazyLock::force(&NEXT_ENGINE).shared();
     let mut bytes = Vec::new();
-    let (held, _) = codec::encode(bulk, &mut bytes, shared, &Knowledge::new(None)).expect("a bulk can be encoded");
+    let (held, _) = encode_message(bulk, &mut bytes, shared, &Knowledge::new(None)).expect("a bulk can be encoded");
     let leases = LeaseRange { first: 0, count: held.len() as u32 };
     let again = crate::engine::decoding(shared, LinkId::default(), leases, || bounded::decode::<Bulk>(&bytes)).expect("a bulk");
     assert_eq!((again.len(), again.mode(), again.segment_count()), (bulk.len(), bulk.mode(), bulk.segment_count()));
@@ -204,7 +205,7 @@ pub(crate) fn seeds_of_bulk() -> Vec<(&'static str, Vec<u8>)> {
     let content = engine.expose_read_only(b"content".to_vec()).expect("exposed");
     let seed = |what: Use, bulks: &[Bulk]| {
         let mut bytes = Vec::new();
-        codec::encode(bulks, &mut bytes, engine.shared(), &Knowledge::new(None)).expect("encoded");
+        encode_message(bulks, &mut bytes, engine.shared(), &Knowledge::new(None)).expect("encoded");
         [written(&[what]), bytes].concat()
     };
     let part = Use { leases: 2, first: 5, offset: 10, len: 20 };

@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{bounded, codec};
-use crate::engine::{DecodeContext, Endpoint, Engine, EngineShared, LookupResult, decoding};
+use super::bounded;
+use crate::engine::{
+    DecodeContext, Endpoint, Engine, EngineShared, LookupResult, decoding, encode_message, outgoing_body, with_encode_buffer,
+};
 use crate::memory::Slice;
 use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, Service, error_of};
 use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, PeerTag, Reply, RequestId, Status};
@@ -716,11 +718,11 @@ impl<R: Serialize> Responder<R> {
     /// value that is too large or can't be encoded (the caller gets these too).
     pub fn respond(mut self, result: &R) -> crate::Result<()> {
         let eager = self.request.engine.shared().limits.eager;
-        codec::with_buffer(|buffer| {
+        with_encode_buffer(|buffer| {
             if self.request.one_way {
                 return self.answer(Ok(Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));
             }
-            let (leases, declared) = match codec::encode(result, buffer, self.request.engine.shared(), &self.results) {
+            let (leases, declared) = match encode_message(result, buffer, self.request.engine.shared(), &self.results) {
                 Ok(encoded) => encoded,
                 Err(failed) => {
                     let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());
@@ -732,7 +734,7 @@ impl<R: Serialize> Responder<R> {
                     return Err(error);
                 }
             };
-            let content = codec::outgoing(buffer, eager);
+            let content = outgoing_body(buffer, eager);
             self.answer(Ok(Reply { content, result: declared.number, shape: &declared.shape, leases }))
         })
     }

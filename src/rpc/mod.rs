@@ -2,7 +2,6 @@
 
 mod authorize;
 mod bounded;
-mod codec;
 mod define;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;

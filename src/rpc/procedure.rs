@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{bounded, codec};
-use crate::engine::{Endpoint, Engine, EngineShared, ProcedureInfo, completed, deadline, decoding};
+use super::bounded;
+use crate::engine::{
+    Endpoint, Engine, EngineShared, ProcedureInfo, completed, deadline, decoding, encode_message, outgoing_body,
+    with_encode_buffer,
+};
 use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
 use crate::shape::{Mismatch, Shape, Verdicts};
@@ -255,8 +258,8 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         let completion = Completion::new();
         let now = Instant::now();
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
-        let started = codec::with_buffer(|buffer| {
-            let (leases, declared) = codec::encode(arguments, buffer, shared, &info.arguments)
+        let started = with_encode_buffer(|buffer| {
+            let (leases, declared) = encode_message(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
             let spec = CallSpec {
                 peer: endpoint.peer(),
@@ -264,7 +267,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 name: &info.name,
                 shape: &declared.shape,
                 provider: endpoint.provider_id(),
-                content: codec::outgoing(buffer, shared.limits.eager),
+                content: outgoing_body(buffer, shared.limits.eager),
                 leases,
                 deadline,
                 timed,

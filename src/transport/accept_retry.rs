@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::deferred_log::defer;
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// Least time between a failed accept and its retry, so that a spinning driver does not make a system call in each round.
 const RETRY: Duration = Duration::from_millis(1);

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::{Capabilities, Consumed, Credentials, Link, LinkKey, PayloadStatus, Reactor, Sent, Sink, TransportDriver};
 use crate::deferred_log::defer;

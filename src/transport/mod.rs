@@ -37,10 +37,6 @@ pub(crate) use tcp::{Tcp, TcpOptions};
 #[cfg(feature = "verbs")]
 pub(crate) use verbs::Verbs;
 
-/// A lock that a test finds taken for so long is held by the thread itself.
-#[cfg(test)]
-const LOCK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
-
 /// Identifies a link to the transport and its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LinkKey(pub u64);

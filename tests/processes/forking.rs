@@ -29,6 +29,13 @@ fn forked_child_gets_errors_and_can_drop_everything() {
     assert!(child.wait(BOUND).success());
 }
 
+fn forked_child_makes_engines_while_threads_of_the_parent_wait_for_locks() {
+    let _watchdog = Watchdog::start("forked_child_makes_engines_while_threads_of_the_parent_wait_for_locks");
+    let mut child = Child::start("forks-often", &[]);
+    child.hear("forked well");
+    assert!(child.wait(BOUND).success());
+}
+
 /// One of each kind of value that a process may have when it forks.
 struct Belongings {
     engine: Engine,
@@ -358,4 +365,48 @@ pub fn run() {
     say("forked well");
 }
 
-over_each!(forked_child_gets_errors_and_can_drop_everything);
+/// The role behind [`forked_child_makes_engines_while_threads_of_the_parent_wait_for_locks`]. Locks that are not the engine's
+/// own would be held at some fork, by a thread that does not exist in the child: a process-wide table of waiting threads, for
+/// one.
+pub fn run_often() {
+    let (server, client) = (configured().listen(anywhere()).build().unwrap(), client());
+    define_add(&server);
+    let to = client.lookup(server.address()).unwrap();
+    let (stop, pool) = (AtomicBool::new(false), client.buffer_pool(SMALL, 1));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    drop(pool.take_timeout(BOUND).unwrap());
+                }
+            });
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    assert_serves(&client, &to);
+                }
+            });
+        }
+        let child = || {
+            let engine = self::client();
+            let waits = |_| {
+                let pool = engine.buffer_pool(SMALL, 1);
+                let _taken = pool.take();
+                assert!(pool.take_timeout(Duration::from_micros(1)).is_err());
+            };
+            (0..50).for_each(waits);
+            end(3)
+        };
+        let begin = Instant::now();
+        let status = (0..100).take_while(|_| begin.elapsed() < BOUND / 2).map(|_| fork(child)).find(|status| *status != 0);
+        stop.store(true, Ordering::SeqCst);
+        assert_eq!(status, None, "64: a panic; e: the signal of a hang");
+    });
+    client.finalize().unwrap();
+    server.finalize().unwrap();
+    say("forked well");
+}
+
+over_each!(
+    forked_child_gets_errors_and_can_drop_everything,
+    forked_child_makes_engines_while_threads_of_the_parent_wait_for_locks
+);

@@ -19,6 +19,7 @@ pub fn run(role: &str) {
         "idle" => crate::leftovers::idle(),
         "fork" => crate::leftovers::fork(),
         "forks" => crate::forking::run(),
+        "forks-often" => crate::forking::run_often(),
         "notify and end" => crate::goodbye::notify_and_end(),
         "answer and end" => crate::goodbye::answer_and_end(),
         "siblings" => crate::siblings::run(),

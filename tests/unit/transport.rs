@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::{KernelCopyPolicy, Link, LinkKey, Reactor, Shm, ShmOptions, Tcp, TcpOptions, TransportDriver};
 

@@ -27,7 +27,7 @@ macro_rules! on_device {
 }
 
 /// Read by the tests that use the devices; written by the test that counts what is in use there.
-static DEVICES: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
+static DEVICES: std::sync::RwLock<()> = std::sync::RwLock::new(());
 
 #[path = "../common/mod.rs"]
 mod common;

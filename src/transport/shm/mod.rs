@@ -24,9 +24,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use crate::sync::Mutex;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
-use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
@@ -479,6 +479,6 @@ impl TransportDriver for Shm {
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.polled.try_lock_for(super::LOCK_TIMEOUT).is_none() || self.scratch.try_lock_for(super::LOCK_TIMEOUT).is_none()
+        self.polled.is_held() || self.scratch.is_held()
     }
 }

@@ -9,9 +9,9 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use crate::sync::Mutex;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
-use parking_lot::Mutex;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 
 use super::session::{Secure, Session};

@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::sync::Mutex;
 use mio::{Interest, Token};
-use parking_lot::Mutex;
 
 use super::accept_retry::AcceptRetry;
 use super::{Capabilities, Link, LinkKey, Reactor, Sink, TransportDriver, resolve, resolve_to_listen};
@@ -433,6 +433,6 @@ impl TransportDriver for Tcp {
 
     #[cfg(test)]
     fn is_locked(&self) -> bool {
-        self.polled.try_lock_for(super::LOCK_TIMEOUT).is_none() || self.scratch.try_lock_for(super::LOCK_TIMEOUT).is_none()
+        self.polled.is_held() || self.scratch.is_held()
     }
 }

@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::device::Device;
 use super::sys::{AccessFlags, Mr, Mw, Qp, Sge};

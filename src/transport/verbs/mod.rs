@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::sync::{Mutex, RwLock};
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
-use parking_lot::{Mutex, RwLock};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 use smallvec::SmallVec;
 

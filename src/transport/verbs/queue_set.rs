@@ -6,7 +6,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use smallvec::SmallVec;
 
 use super::device::{Device, KIND_MASK, RECEIVED, RMA, SENT};

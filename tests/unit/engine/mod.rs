@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use crate::transport::fault::{Dice, FaultPlan, Faults};
 use crate::{Bulk, BulkMode, Endpoint, Engine, Error, Exposed, Request, Result, Writable};

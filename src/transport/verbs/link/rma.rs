@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use parking_lot::MutexGuard;
+use crate::sync::MutexGuard;
 
 use super::super::limits::{STAGE, STAGED};
 use super::super::sys::WorkCompletion;

@@ -1,15 +1,96 @@
-//! The message that a thread encodes or decodes.
+//! Encodes messages, and holds what bulks in them need to know of the message that a thread encodes or decodes.
 //!
 //! A bulk that is encoded for a peer leaves a lease with the sender, until the peer no longer holds the bulk. Serde has no
 //! parameter for a context, so thread-locals hold the engine that encodes or decodes, and the peer.
 
 use std::cell::RefCell;
+use std::mem;
 use std::sync::{Arc, Weak};
 
+use serde::Serialize;
+
 use super::EngineShared;
-use crate::Address;
+use crate::memory::{Region, Slice};
 use crate::progress::LeaseKeepAlive;
-use crate::proto::{LeaseRange, LinkId};
+use crate::proto::{LeaseRange, LinkId, OutgoingBody};
+use crate::shape::{DeclaredShape, Encoded, Knowledge};
+use crate::{Address, Error, MessageSide};
+
+/// Why a message can't be encoded.
+#[derive(Debug)]
+pub(crate) enum Unencodable {
+    /// The codec's error.
+    Codec(String),
+    /// A bulk in it is for calls of another engine.
+    OtherEngine { belongs_to: Option<Address>, used_with: Option<Address> },
+}
+
+impl Unencodable {
+    pub(crate) fn error(self, peer: &Address, side: MessageSide, name: &str) -> Error {
+        match self {
+            Unencodable::Codec(reason) => Error::Encode { peer: peer.clone(), side, name: name.to_owned(), reason },
+            Unencodable::OtherEngine { belongs_to, used_with } => Error::OtherEngine {
+                what: format!("sending the {side} of `{name}`"),
+                object: "a bulk for one call",
+                belongs_to,
+                used_with,
+            },
+        }
+    }
+}
+
+/// Encodes a value for a peer at the end of `out`. Returns the leases of the bulks in it, and the shape to declare.
+pub(crate) fn encode_message<T: Serialize + ?Sized>(
+    value: &T,
+    out: &mut Vec<u8>,
+    shared: &EngineShared,
+    knowledge: &Knowledge,
+) -> Result<(Vec<LeaseKeepAlive>, Arc<DeclaredShape>), Unencodable> {
+    let (start, numbers) = (out.len(), &shared.procedures.numbers);
+    let (encoded, mut context) = encoding(shared, || knowledge.encode(value, out, numbers));
+    let declared = match encoded {
+        Ok(Encoded::As(declared)) => Ok(declared),
+        Ok(Encoded::Unlike) => {
+            out.truncate(start);
+            let declared;
+            (declared, context) = encoding(shared, || knowledge.encode_alone(value, out, numbers));
+            declared
+        }
+        Err(fault) => Err(fault),
+    };
+    let EncodeContext { leases, foreign, .. } = context;
+    if let Some(belongs_to) = foreign {
+        return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.listens_at() });
+    }
+    Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
+}
+
+/// What has been encoded, to be sent. Longer than `eager`, it is taken out of the buffer, and stays until the peer has it.
+pub(crate) fn outgoing_body(buffer: &mut Vec<u8>, eager: usize) -> OutgoingBody<'_, Slice> {
+    if buffer.len() > eager {
+        OutgoingBody::Large(Slice::whole(&Region::from_vec(mem::take(buffer))))
+    } else {
+        OutgoingBody::Small(buffer)
+    }
+}
+
+thread_local! {
+    static ENCODE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Buffers that grew beyond this are not kept for the next message.
+const MAX_KEPT_BUFFER: usize = 64 << 10;
+
+/// Runs `f` with this thread's buffer to encode into.
+pub(crate) fn with_encode_buffer<R>(f: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    let mut buffer = ENCODE_BUFFER.take();
+    buffer.clear();
+    let result = f(&mut buffer);
+    if buffer.capacity() <= MAX_KEPT_BUFFER {
+        ENCODE_BUFFER.set(buffer);
+    }
+    result
+}
 
 thread_local! {
     static ENCODING: RefCell<Option<EncodeContext>> = const { RefCell::new(None) };
@@ -58,7 +139,7 @@ impl EncodeContext {
 }
 
 /// Runs `encode` with a fresh context, and returns what the context has collected.
-pub(crate) fn encoding<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
+fn encoding<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
     let fresh =
         || EncodeContext { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
     // A `Serialize` impl may itself make a call, so the outer context is restored.
@@ -89,7 +170,7 @@ pub(crate) struct DecodeContext {
     /// The message will be decoded again, so dropping its bulks must not release their leases.
     will_retry: bool,
     /// The engine at the other end of the link and its address, looked up when the first bulk needs it.
-    remote: Option<Option<(u64, crate::Address)>>,
+    remote: Option<Option<(u64, Address)>>,
 }
 
 /// This engine's part of a lease on a peer's bulk; dropping it releases the lease.
@@ -119,7 +200,7 @@ impl DecodeContext {
         DECODING.with_borrow_mut(|decoding| {
             let decoding = decoding.as_mut()?;
             let taken = decoding.taken.get_mut(index as usize)?;
-            if std::mem::replace(taken, true) {
+            if mem::replace(taken, true) {
                 return None;
             }
             let number = decoding.leases.first.checked_add(u64::from(index))?;
