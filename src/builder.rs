@@ -92,6 +92,7 @@ pub struct EngineBuilder {
     remote_shutdown: bool,
     key: Option<Vec<u8>>,
     checksums: bool,
+    bulk_connections: usize,
     authorize: Option<Authorize>,
     dial_filter: Option<DialFilter>,
     peer_hook: Option<PeerHook>,
@@ -121,6 +122,7 @@ impl Default for EngineBuilder {
             remote_shutdown: false,
             key: None,
             checksums: false,
+            bulk_connections: 1,
             authorize: None,
             dial_filter: None,
             peer_hook: None,
@@ -332,6 +334,15 @@ impl EngineBuilder {
         self
     }
 
+    /// How many further connections this engine makes to a peer that it has reached over tcp, for bulk data (default 1, at most
+    /// 16). The first large transfer, of 1 MiB or more in either direction, has them made, under the same access control as the
+    /// connection itself; transfers from 64 KiB on that begin later take the one with the fewest transfers, so that calls do not
+    /// wait behind them. 0: bulk data stays on the connection of the calls. Where no further connection can be made, too.
+    pub fn bulk_connections(mut self, count: usize) -> Self {
+        self.bulk_connections = count.min(proto::MAX_LANES);
+        self
+    }
+
     /// Whether a tcp or verbs address of this host is reached through shared memory (default yes). Both sides must have it on,
     /// and run as the same user, whatever [`EngineBuilder::shm_group`] allows; else the address is dialled as it is. An engine
     /// with TLS has it off. [`Endpoint::transport`](crate::Endpoint::transport) returns the transport in use.
@@ -418,6 +429,8 @@ impl EngineBuilder {
                     remote_shutdown: self.remote_shutdown,
                     key,
                     checksums: self.checksums,
+                    lanes: self.bulk_connections,
+                    worth_a_lane: proto::WORTH_A_LANE,
                 },
                 progress: self.progress,
                 handler_threads: self.handler_threads,

@@ -16,11 +16,11 @@ use slotmap::Key;
 
 use super::workers::Job;
 use super::{Core, EngineEnv, OperationOutcome, UNSENT, completion};
-use crate::Address;
 use crate::deferred_log::{self, defer};
 use crate::memory::Slice;
 use crate::proto::{self, LinkId, Log, Output, Proto};
 use crate::transport::{Consumed, Link, LinkKey, OtherVersion, PayloadStatus, Sent, Sink, Unauthorized};
+use crate::{Address, Transport};
 
 type Queue = VecDeque<Output<EngineEnv>>;
 
@@ -326,8 +326,13 @@ impl Sink for CoreSink<'_> {
     fn connected(&mut self, key: LinkKey) {
         let link = link_id(key);
         self.core.fallback_addresses.lock().remove(link);
-        let local = self.core.transport_link(link).is_some_and(|carrier| carrier.is_local());
+        let carrier = self.core.transport_link(link);
+        let local = carrier.as_ref().is_some_and(|carrier| carrier.is_local());
+        let lanes_useful = carrier.is_some_and(|carrier| carrier.scheme() == Transport::Tcp);
         self.step(|proto, now| {
+            if lanes_useful {
+                proto.set_lanes_useful(link);
+            }
             if local {
                 proto.set_local(link);
             }
@@ -511,7 +516,7 @@ impl Core {
                     found.end_rma(transfer);
                 }
             }
-            Output::Connect { link, address } => self.connect(link, &address, next),
+            Output::Connect { link, address, lane } => self.connect(link, &address, lane, next),
             Output::Close { link } => {
                 self.fallback_addresses.lock().remove(link);
                 let found = self.links.write().remove(link);
@@ -570,7 +575,7 @@ impl Core {
         })
     }
 
-    fn connect(&self, link: LinkId, address: &Address, next: &mut Outputs) {
+    fn connect(&self, link: LinkId, address: &Address, lane: bool, next: &mut Outputs) {
         let attach = |made: Arc<dyn Link>| self.attach(link, made);
         let chosen = self.dial_filter.is_none() || self.with_proto(|proto| proto.is_chosen(link));
         let allowed = |address: &Address| chosen || self.may_dial(address);
@@ -578,7 +583,7 @@ impl Core {
             let error = io::Error::new(io::ErrorKind::PermissionDenied, REFUSED_BY_FILTER);
             return self.follow_up(next, |proto| proto.handle_closed(link, error));
         }
-        for (transport, local_address) in self.local_addresses(address, true).filter(|(_, local)| allowed(local)) {
+        for (transport, local_address) in self.local_addresses(address, true).filter(|(_, local)| !lane && allowed(local)) {
             // Inserted before the transport can report on the link.
             self.fallback_addresses.lock().insert(link, address.clone());
             match transport.connect(key(link), &local_address, &attach) {

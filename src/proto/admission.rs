@@ -367,8 +367,8 @@ impl<E: Env> Proto<E> {
     }
 
     /// Whether the limits refuse the connection that sent this hello. An engine that proves that it reconnects replaces its old
-    /// connection.
-    pub(super) fn is_one_too_many(&mut self, hello: &Hello) -> bool {
+    /// connection; a lane replaces none.
+    pub(super) fn is_one_too_many(&mut self, hello: &Hello, lane: bool) -> bool {
         let limit = self.config.limits.connections;
         let (calls, bytes) = self.left_behind;
         if calls > self.config.limits.requests || bytes > self.config.limits.bytes {
@@ -376,7 +376,7 @@ impl<E: Env> Proto<E> {
             count_and_log(&mut self.outputs, &mut self.limited.connections, "a connection is refused", &reason);
             return true;
         }
-        let replaces = || self.proved(hello).is_some_and(|peer| self.peers[peer].link.is_some());
+        let replaces = || !lane && self.proved(hello).is_some_and(|peer| self.peers[peer].link.is_some());
         if self.accepted < limit || replaces() {
             return false;
         }

@@ -21,7 +21,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// `peer`: the peer to which this engine shows that they have met.
-    fn hello(&self, peer: Option<PeerId>) -> Vec<u8> {
+    fn hello(&self, id: LinkId, peer: Option<PeerId>) -> Vec<u8> {
         let token = peer.and_then(|peer| self.peers.get(peer)?.resumption_token);
         let hello = Hello {
             incarnation: self.incarnation,
@@ -30,11 +30,13 @@ impl<E: Env> Proto<E> {
             resumption_token: token,
             checksums: self.config.checksums,
         };
-        wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Hello(hello))
+        let lane = self.links[id].main.is_some();
+        let message = if lane { HandshakeMessage::Lane(hello) } else { HandshakeMessage::Hello(hello) };
+        wire::encode_handshake(wire::VERSIONS, &message)
     }
 
     fn send_hello(&mut self, id: LinkId, peer: Option<PeerId>) {
-        let hello = self.hello(peer);
+        let hello = self.hello(id, peer);
         self.send_handshake(id, hello);
     }
 
@@ -52,7 +54,7 @@ impl<E: Env> Proto<E> {
 
     /// Sends the proof that this side has the key, and the hello.
     fn send_proof(&mut self, id: LinkId, peer: Option<PeerId>) {
-        let hello = self.hello(peer);
+        let hello = self.hello(id, peer);
         let digest = keys::digest(&hello);
         let link = &mut self.links[id];
         let by = role(link.dialled);
@@ -122,7 +124,8 @@ impl<E: Env> Proto<E> {
             ParsedHandshake::Message(message, len) => (message, len),
         };
         match message {
-            HandshakeMessage::Hello(hello) => self.handle_hello_message(id, hello, &bytes[..len], now)?,
+            HandshakeMessage::Hello(hello) => self.handle_hello_message(id, hello, false, &bytes[..len], now)?,
+            HandshakeMessage::Lane(hello) => self.handle_hello_message(id, hello, true, &bytes[..len], now)?,
             HandshakeMessage::Challenge(nonce) => self.handle_challenge(id, &nonce, &bytes[..len])?,
             HandshakeMessage::Proof(proof, digest) => self.handle_proof(id, &proof, digest)?,
             HandshakeMessage::Refusal(refusal) => return Err(refused(refusal)),
@@ -190,14 +193,14 @@ impl<E: Env> Proto<E> {
         Ok(())
     }
 
-    fn handle_hello_message(&mut self, id: LinkId, hello: Hello, piece: &[u8], now: Instant) -> Result<(), Failure> {
+    fn handle_hello_message(&mut self, id: LinkId, hello: Hello, lane: bool, piece: &[u8], now: Instant) -> Result<(), Failure> {
         let link = &self.links[id];
         if let Some(auth) = &link.auth
             && auth.proved != Some(keys::digest(piece))
         {
             return self.refuse_handshake(id, Refusal::OtherKey, unauthorized("its hello is not the one that its proof covers"));
         }
-        if !link.dialled && self.is_one_too_many(&hello) {
+        if !link.dialled && self.is_one_too_many(&hello, lane) {
             self.refuse_link(id, Refusal::Busy);
             return Ok(());
         }
@@ -208,7 +211,7 @@ impl<E: Env> Proto<E> {
             (false, false) => self.send_hello(id, self.proved(&hello)),
         }
         self.end_auth(id);
-        self.handle_hello(id, hello, now)
+        self.handle_hello(id, hello, lane, now)
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Instant;
 
 use slotmap::KeyData;
+use smallvec::SmallVec;
 
 use super::admission::{Account, LEASE_COST, TRANSFER_COST, UNCOUNTED};
 use super::exposures::IncomingPush;
@@ -48,6 +49,17 @@ pub(super) enum LinkState {
     Open,
 }
 
+/// The lanes of a main link: see `lanes.rs`.
+#[derive(Default)]
+pub(super) struct Lanes {
+    /// The transport keeps small messages waiting behind bulk data.
+    pub useful: bool,
+    /// Dialled or open.
+    pub links: SmallVec<[LinkId; 1]>,
+    /// One could not be opened.
+    pub refused: bool,
+}
+
 pub(super) struct PeerLink<E: Env> {
     pub state: LinkState,
     pub dialled: bool,
@@ -86,6 +98,9 @@ pub(super) struct PeerLink<E: Env> {
     chunk: usize,
     /// Devices at both ends can reach each other's memory.
     pub rma_capable: bool,
+    /// Of a lane: the link that it belongs to.
+    pub main: Option<LinkId>,
+    pub lanes: Lanes,
     /// Payloads that were sent, and that the peer still reads from this side's memory. Negative for a moment if the end of one
     /// is reported before its beginning.
     exported: isize,
@@ -154,6 +169,8 @@ impl<E: Env> PeerLink<E> {
             inbound: VecDeque::new(),
             chunk: CHUNK,
             rma_capable: false,
+            main: None,
+            lanes: Lanes::default(),
             exported: 0,
             declared: OwnDeclarations::default(),
             declarations: PeerDeclarations::default(),
@@ -345,11 +362,11 @@ impl<E: Env> Proto<E> {
         self.links[link].peer = Some(peer);
         self.peers[peer].link = Some(link);
         self.begin_handshake(link);
-        self.outputs.push_back(Output::Connect { link, address });
+        self.outputs.push_back(Output::Connect { link, address, lane: false });
         Ok(link)
     }
 
-    fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
+    pub(super) fn add_link(&mut self, remote: Address, dialled: bool, now: Instant) -> LinkId {
         let due = now + self.config.connect;
         let id = self.links.insert(PeerLink::new(remote, dialled, now, due));
         self.timers.insert((due, TimerKind::Handshake(id)));

@@ -17,6 +17,7 @@ mod calls;
 mod exposures;
 mod handshake;
 mod keys;
+mod lanes;
 mod link;
 mod log;
 mod one_way;
@@ -45,6 +46,7 @@ pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKe
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
 pub(crate) use keys::PreSharedKey;
+pub(crate) use lanes::{MAX_LANES, WORTH_A_LANE};
 pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
 pub(crate) use policy::{AccessPolicy, Mode};
@@ -117,6 +119,10 @@ pub(crate) struct Config {
     pub key: Option<PreSharedKey>,
     /// Whether bodies and payloads have checksums, too.
     pub checksums: bool,
+    /// How many lanes this engine dials for a connection.
+    pub lanes: usize,
+    /// The length of a transfer that has one dialled.
+    pub worth_a_lane: u64,
 }
 
 /// The body of a message.
@@ -190,10 +196,11 @@ fn broken(reason: String) -> Failure {
 
 /// What has to be executed now.
 pub(crate) enum Output<E: Env> {
-    /// Dial, and report `handle_connected` or `handle_closed`.
+    /// Dial, and report `handle_connected` or `handle_closed`. A lane is dialled by the transport of its address only.
     Connect {
         link: LinkId,
         address: Address,
+        lane: bool,
     },
     /// Send the bytes and the payload behind them, then report `handle_sent`. If the payload was exported to the peer,
     /// `handle_returned` follows.

@@ -143,7 +143,7 @@ impl<E: Env> Proto<E> {
         self.by_resumption_token.retain(|_, id| peers.contains_key(*id));
     }
 
-    pub(super) fn handle_hello(&mut self, id: LinkId, hello: Hello, now: Instant) -> Result<(), Failure> {
+    pub(super) fn handle_hello(&mut self, id: LinkId, hello: Hello, lane: bool, now: Instant) -> Result<(), Failure> {
         if hello.addresses.len() > MAX_ADDRESSES {
             return Err(broken(format!("it claims {} addresses", hello.addresses.len())));
         }
@@ -160,6 +160,9 @@ impl<E: Env> Proto<E> {
         link.checksums = self.config.checksums || hello.checksums;
         if link.checksums {
             self.outputs.push_back(Output::CoverPayloads { link: id });
+        }
+        if lane || link.main.is_some() {
+            return self.open_lane(id, &hello, lane, now);
         }
         let remote = link.remote.clone();
         // A peer that was dialled is taken as the one at that address.
@@ -324,6 +327,7 @@ impl<E: Env> Proto<E> {
                 self.outputs.push_back(Output::PeerLost { peer: peer.tag.clone(), failure: failure.clone() });
             }
         }
+        self.end_lanes(id, &link, &failure);
         for call in tables::chained(&mut self.calls, link.last_call) {
             self.end_call(call, Err(failure.clone()));
         }

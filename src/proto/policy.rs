@@ -132,7 +132,7 @@ impl<E: Env> Proto<E> {
             CallBinding::Ended => return Err(CALL_OVER),
             CallBinding::Bound { link: callee } | CallBinding::Sent { link: callee, .. } => {
                 let is_callee = match link {
-                    Some(link) => link == *callee,
+                    Some(link) => self.main_of(link) == *callee,
                     None => self.links.get(*callee).is_some_and(|callee| callee.incarnation == self.incarnation),
                 };
                 if !is_callee {

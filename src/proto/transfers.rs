@@ -69,6 +69,7 @@ impl<E: Env> Proto<E> {
         let Remote { peer, owner, token, offset, keys } = remote;
         let link = self.link_to(peer, now)?;
         let len = memory.len() as u64;
+        let link = self.lane_for(link, len, now);
         let entry = &mut self.links[link];
         entry.pending += 1;
         // The keys belong to one engine. Only the hello tells which engine the peer is.
@@ -205,6 +206,7 @@ impl<E: Env> Proto<E> {
     }
 
     pub(super) fn handle_pull(&mut self, link: LinkId, range: Range, now: Instant) -> Result<(), Failure> {
+        self.want_lane(link, range.len, now);
         let token = u128::from_le_bytes(range.token);
         if self.links[link].streams.pulled(range.transfer).is_some() {
             return Err(broken(format!("pull {} was begun twice", range.transfer)));
@@ -225,6 +227,7 @@ impl<E: Env> Proto<E> {
     }
 
     pub(super) fn handle_push(&mut self, link: LinkId, range: Range, now: Instant) -> Result<(), Failure> {
+        self.want_lane(link, range.len, now);
         let token = u128::from_le_bytes(range.token);
         if self.links[link].pushes.contains_key(&range.transfer) {
             return Err(broken(format!("push {} was begun twice", range.transfer)));

@@ -78,6 +78,9 @@ impl Net {
                 if self.wires[wire].ends[side].host == far {
                     self.hosts[far].proto.set_local(link);
                 }
+                if self.settings.lanes {
+                    self.hosts[far].proto.set_lanes_useful(link);
+                }
                 self.hosts[far].proto.handle_connected(link, self.now);
                 if self.settings.devices {
                     self.hosts[far].proto.set_rma_capable(link);
@@ -127,7 +130,7 @@ impl Net {
     fn execute_output(&mut self, number: usize, output: Output<TestEnv>) {
         let host = &mut self.hosts[number];
         match output {
-            Output::Connect { link, address } => self.connect(number, link, &address),
+            Output::Connect { link, address, .. } => self.connect(number, link, &address),
             Output::Transmit { link, bytes, payload } => {
                 let Some(&(wire, side)) = host.wires.get(&link) else { return };
                 let waiting =

@@ -24,6 +24,7 @@ mod host;
 mod identity_spoofing;
 mod impersonation;
 mod keys;
+mod lanes;
 mod leases;
 mod limits;
 mod malformed;

@@ -41,6 +41,8 @@ pub struct NetSettings {
     pub report_late: bool,
     /// New connections have RMA devices at both ends.
     pub devices: bool,
+    /// The transport keeps small messages waiting behind bulk data.
+    pub lanes: bool,
     /// How long an RMA operation takes.
     pub rma_duration: Duration,
     /// Devices fail in the middle of each RMA operation.
@@ -73,6 +75,8 @@ pub fn config() -> Config {
         remote_shutdown: false,
         key: None,
         checksums: false,
+        lanes: 1,
+        worth_a_lane: super::WORTH_A_LANE,
     }
 }
 
@@ -112,6 +116,7 @@ impl Net {
                 pace: Duration::ZERO,
                 report_late: true,
                 devices: false,
+                lanes: false,
                 rma_duration: Duration::from_micros(100),
                 rma_fails: false,
             },

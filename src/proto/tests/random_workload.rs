@@ -69,12 +69,13 @@ fn seeds() -> std::ops::Range<u64> {
 
 fn workload(seed: u64) -> HashMap<&'static str, usize> {
     let mut random = Random(seed);
-    let config = Config { max_message: 600 << 10, limits: few(50), ..config() };
+    let config = Config { max_message: 600 << 10, limits: few(50), lanes: 2, worth_a_lane: 20_000, ..config() };
     let mut net = Net::with(vec![(config, true); HOSTS]);
     net.random = Some(Random(seed + 1));
     net.settings.piece = [7, 1000, 40_000, 300_000][random.below(4)];
     net.settings.report_late = random.once_in(2);
     net.settings.devices = random.once_in(2);
+    net.settings.lanes = random.once_in(2);
     // Tiny pieces take many steps.
     let most = if net.settings.piece < 100 { 2000 } else { 500_000 };
     let mut workload = Workload {

@@ -7,6 +7,7 @@
 //!              1  a challenge: 32 random bytes
 //!              2  a proof: 32 bytes that only an engine with the key can make, and the digest of the hello that follows
 //!              3  a refusal: one byte, the reason
+//!              4  as 0, from the side that dials a lane of a connection that exists
 //! ```
 //! Without a key there is one hello each way. With one, the dialled side sends no more than a challenge, and collects no more
 //! than 85 bytes, before the other side has proved itself:
@@ -32,6 +33,7 @@ const HELLO: u8 = 0;
 const CHALLENGE: u8 = 1;
 const PROOF: u8 = 2;
 const REFUSAL: u8 = 3;
+const LANE: u8 = 4;
 
 /// What an engine sends about itself when a link begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +79,7 @@ impl Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeMessage {
     Hello(Hello),
+    Lane(Hello),
     Challenge(Nonce),
     /// The proof, and the digest of the hello.
     Proof(Digest, Digest),
@@ -108,8 +111,8 @@ pub(crate) fn encode_handshake(versions: (u16, u16), message: &HandshakeMessage)
     out.extend_from_slice(&versions.1.to_le_bytes());
     out.extend_from_slice(&[0; 8]);
     match message {
-        HandshakeMessage::Hello(hello) => {
-            out.push(HELLO);
+        HandshakeMessage::Hello(hello) | HandshakeMessage::Lane(hello) => {
+            out.push(if matches!(message, HandshakeMessage::Lane(_)) { LANE } else { HELLO });
             encode(hello, &mut out).expect("a hello is made of integers and strings");
         }
         HandshakeMessage::Challenge(nonce) => {
@@ -153,8 +156,8 @@ pub(crate) fn parse_handshake(bytes: &[u8], may_be_hello: bool) -> ParsedHandsha
     }
     let Some(kind) = bytes.get(PREAMBLE_LEN + 4) else { return ParsedHandshake::Incomplete };
     let expected = match *kind {
-        HELLO if !may_be_hello => return ParsedHandshake::Unproved,
-        HELLO => len,
+        HELLO | LANE if !may_be_hello => return ParsedHandshake::Unproved,
+        HELLO | LANE => len,
         CHALLENGE => HEAD_LEN + NONCE_LEN,
         PROOF => HEAD_LEN + 2 * DIGEST_LEN,
         REFUSAL => HEAD_LEN + 1,
@@ -170,6 +173,7 @@ pub(crate) fn parse_handshake(bytes: &[u8], may_be_hello: bool) -> ParsedHandsha
     let rest = &piece[PREAMBLE_LEN + HEAD_LEN..];
     let message = match *kind {
         HELLO => postcard::from_bytes(rest).ok().map(HandshakeMessage::Hello),
+        LANE => postcard::from_bytes(rest).ok().map(HandshakeMessage::Lane),
         CHALLENGE => rest.try_into().ok().map(HandshakeMessage::Challenge),
         PROOF => {
             rest.split_first_chunk().and_then(|(proof, digest)| Some(HandshakeMessage::Proof(*proof, digest.try_into().ok()?)))

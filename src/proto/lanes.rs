@@ -1,0 +1,120 @@
+//! Lanes: further links to a peer, for bulk data only.
+//!
+//! Over tcp a small call waits behind all that the kernels of both sides hold of a transfer, which may be megabytes. So the side
+//! that dialled a link dials a second one, a lane, as soon as there is a large transfer in either direction. Transfers that
+//! begin once the lane is open take it; the link itself, the main one, has everything else, and shorter transfers.
+//!
+//! A lane is a link as any other, with a handshake, limits and a heartbeat of its own: a transfer is begun, fenced and cancelled
+//! on it as on the main link. It is the peer's by proof: the side that dials shows the resumption token that it was given, and
+//! so does the other. It ends with its main link.
+//!
+//! ```text
+//!   none ──a transfer of 1 MiB──▶ dialled ──the peer's hello──▶ open ──lost──▶ none
+//!                                    └──refused, unreachable──▶ never again for this main link
+//! ```
+
+use std::time::Instant;
+
+use super::link::{Lanes, PeerLink};
+use super::wire::Hello;
+use super::{EngineStage, Env, Failure, LinkId, Output, Proto, broken};
+
+/// A transfer of so many bytes is worth a lane. One of less than a sixteenth stays on the main link: it keeps a small call
+/// waiting for some ten microseconds.
+pub(crate) const WORTH_A_LANE: u64 = 1 << 20;
+/// Lanes of one link that are accepted.
+pub(crate) const MAX_LANES: usize = 16;
+
+impl<E: Env> Proto<E> {
+    /// The link's transport keeps small messages waiting behind bulk data.
+    pub(crate) fn set_lanes_useful(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(id) {
+            link.lanes.useful = true;
+        }
+    }
+
+    /// The main link of a lane; any other link itself.
+    pub(super) fn main_of(&self, id: LinkId) -> LinkId {
+        self.links.get(id).and_then(|link| link.main).unwrap_or(id)
+    }
+
+    /// The link that a transfer of `len` bytes takes: the lane with the fewest transfers, or the main link.
+    pub(super) fn lane_for(&mut self, main: LinkId, len: u64, now: Instant) -> LinkId {
+        self.want_lane(main, len, now);
+        if len < self.config.worth_a_lane / 16 || self.links[main].rma_capable {
+            return main;
+        }
+        let lanes = self.links[main].lanes.links.iter().copied();
+        let open = lanes.filter(|lane| self.links.get(*lane).is_some_and(|lane| lane.is_open() && !lane.closing));
+        open.min_by_key(|lane| self.links[*lane].pending).unwrap_or(main)
+    }
+
+    /// Dials a lane if a transfer of `len` bytes is worth it, this side has dialled the main link, and there are not enough.
+    pub(super) fn want_lane(&mut self, main: LinkId, len: u64, now: Instant) {
+        let link = &self.links[main];
+        let Lanes { useful, ref links, refused } = link.lanes;
+        if len < self.config.worth_a_lane || !useful || refused || links.len() >= self.config.lanes {
+            return;
+        }
+        let known = link.peer.and_then(|peer| self.peers.get(peer)).is_some_and(|peer| peer.resumption_token.is_some());
+        if !(link.dialled && link.is_open() && known && self.stage == EngineStage::Running) {
+            return;
+        }
+        let (peer, address) = (link.peer, link.remote.clone());
+        let lane = self.add_link(address.clone(), true, now);
+        self.links[lane].peer = peer;
+        self.links[lane].main = Some(main);
+        self.links[main].lanes.links.push(lane);
+        self.begin_handshake(lane);
+        self.outputs.push_back(Output::Connect { link: lane, address, lane: true });
+    }
+
+    /// A peer's hello on a lane. `announced`: it was dialled as one.
+    pub(super) fn open_lane(&mut self, id: LinkId, hello: &Hello, announced: bool, now: Instant) -> Result<(), Failure> {
+        let dialled = self.links[id].dialled;
+        if announced == dialled {
+            return Err(broken("the side that dials a lane says so".into()));
+        }
+        let shown = self.proved(hello);
+        let main = if dialled { self.links[id].main } else { shown.and_then(|peer| self.peers.get(peer)?.link) };
+        let Some((main, link)) = main.and_then(|main| Some((main, self.links.get_mut(main)?))) else {
+            return Err(broken("a lane of no connection".into()));
+        };
+        if dialled && link.incarnation != hello.incarnation {
+            // Another engine, at an address that leads to several.
+            link.lanes.refused = true;
+        }
+        let belongs = shown.is_some() && link.peer == shown && link.dialled == dialled;
+        if !belongs || !link.is_open() || link.closing || link.main.is_some() {
+            // The peer may not have read the token that this side gave it: then the next transfer dials again.
+            return Err(Failure::Disconnected { reason: "a lane to another engine".into() });
+        }
+        if !dialled {
+            if link.lanes.links.len() >= MAX_LANES {
+                return Err(broken(format!("more than {MAX_LANES} lanes of a connection")));
+            }
+            link.lanes.links.push(id);
+        }
+        self.links[id].peer = shown;
+        self.links[id].main = Some(main);
+        if self.stage == EngineStage::Closed {
+            self.links[id].closing = true;
+            self.touch_closing(id);
+            return Ok(());
+        }
+        self.watch(id, now);
+        self.mark_ready(id);
+        Ok(())
+    }
+
+    /// A link was closed: its lanes end with it. If it is a lane, its main link has it no more.
+    pub(super) fn end_lanes(&mut self, id: LinkId, link: &PeerLink<E>, failure: &Failure) {
+        for lane in &link.lanes.links {
+            self.close(*lane, failure.clone());
+        }
+        if let Some(main) = link.main.and_then(|main| self.links.get_mut(main)) {
+            main.lanes.links.retain(|lane| *lane != id);
+            main.lanes.refused |= !link.is_open();
+        }
+    }
+}
