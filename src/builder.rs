@@ -479,7 +479,8 @@ impl EngineBuilder {
     /// How many accepted connections the engine keeps at a time (default 16,384). A peer that connects beyond that is refused,
     /// and its calls fail with [`Error::Disconnected`](crate::Error::Disconnected) or
     /// [`Error::Unreachable`](crate::Error::Unreachable), which can be retried. Connections that the engine dials itself don't
-    /// count. Connections in the handshake are counted apart: there are 1024 at most, and beyond that the oldest is dropped.
+    /// count. As many connections for bulk data ([`EngineBuilder::bulk_connections`]) may come on top; where one is refused, bulk
+    /// data stays on the first connection. Connections in the handshake are counted apart: there are 1024 at most, and beyond that the oldest is dropped.
     ///
     /// The system's limit on open files applies too: a tcp connection takes one, one over shared memory several.
     pub fn max_connections(mut self, count: usize) -> Self {

@@ -367,7 +367,7 @@ impl<E: Env> Proto<E> {
     }
 
     /// Whether the limits refuse the connection that sent this hello. An engine that proves that it reconnects replaces its old
-    /// connection; a lane replaces none.
+    /// connection. There may be as many lanes as connections.
     pub(super) fn is_one_too_many(&mut self, hello: &Hello, lane: bool) -> bool {
         let limit = self.config.limits.connections;
         let (calls, bytes) = self.left_behind;
@@ -376,11 +376,12 @@ impl<E: Env> Proto<E> {
             count_and_log(&mut self.outputs, &mut self.limited.connections, "a connection is refused", &reason);
             return true;
         }
+        let (count, what) = if lane { (self.accepted_lanes, "lanes") } else { (self.accepted, "connections") };
         let replaces = || !lane && self.proved(hello).is_some_and(|peer| self.peers[peer].link.is_some());
-        if self.accepted < limit || replaces() {
+        if count < limit || replaces() {
             return false;
         }
-        let reason = format!("there are {} connections, and the limit is {limit}", self.accepted);
+        let reason = format!("there are {count} {what}, and the limit is {limit}");
         count_and_log(&mut self.outputs, &mut self.limited.connections, "a connection is refused", &reason);
         true
     }
@@ -390,14 +391,21 @@ impl<E: Env> Proto<E> {
     pub(crate) fn miscounted(&self) -> Option<String> {
         let requests: usize = self.requests.values().map(|request| request.cost).sum();
         let counted: usize = self.links.values().map(|link| link.account.counted).sum();
-        let accepted = self.links.values().filter(|link| link.is_open() && !link.dialled).count();
+        let accepted = self.links.values().filter(|link| link.is_open() && !link.dialled);
+        let (lanes, accepted): (Vec<_>, Vec<_>) = accepted.partition(|link| link.main.is_some());
         let extra =
             self.links.values().map(|link| link.window.extra()).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
         let left: Vec<usize> =
             self.requests.values().filter(|request| request.is_left_behind()).map(|request| request.cost).collect();
         let parked: usize = self.requests.values().filter(|request| request.parked.is_some()).map(|request| request.cost).sum();
-        let sums = (requests + counted, accepted, extra, (left.len(), left.iter().sum()), parked);
-        let running = (self.bytes, self.accepted, self.granted, self.left_behind, self.parked.bytes(LinkId::default()).1);
+        let sums = (requests + counted, (accepted.len(), lanes.len()), extra, (left.len(), left.iter().sum()), parked);
+        let running = (
+            self.bytes,
+            (self.accepted, self.accepted_lanes),
+            self.granted,
+            self.left_behind,
+            self.parked.bytes(LinkId::default()).1,
+        );
         (sums != running).then(|| {
             format!("bytes, connections, credit, calls left behind, and parked bytes are {running:?} instead of {sums:?}")
         })

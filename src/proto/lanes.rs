@@ -57,7 +57,8 @@ impl<E: Env> Proto<E> {
             return;
         }
         let known = link.peer.and_then(|peer| self.peers.get(peer)).is_some_and(|peer| peer.resumption_token.is_some());
-        if !(link.dialled && link.is_open() && known && self.stage == EngineStage::Running) {
+        let is_main = link.dialled && link.is_open() && link.main.is_none();
+        if !(is_main && known && self.stage == EngineStage::Running) {
             return;
         }
         let (peer, address) = (link.peer, link.remote.clone());
@@ -85,8 +86,9 @@ impl<E: Env> Proto<E> {
             link.lanes.refused = true;
         }
         let belongs = shown.is_some() && link.peer == shown && link.dialled == dialled;
-        if !belongs || !link.is_open() || link.closing || link.main.is_some() {
-            // The peer may not have read the token that this side gave it: then the next transfer dials again.
+        // The side that is dialled may use the lane at once, so it accepts none that it can't prove itself on.
+        let proves = shown.and_then(|shown| self.peers.get(shown)).is_some_and(|peer| peer.resumption_token.is_some());
+        if !belongs || !proves || !link.is_open() || link.closing || link.main.is_some() {
             return Err(Failure::Disconnected { reason: "a lane to another engine".into() });
         }
         if !dialled {
@@ -94,8 +96,11 @@ impl<E: Env> Proto<E> {
                 return Err(broken(format!("more than {MAX_LANES} lanes of a connection")));
             }
             link.lanes.links.push(id);
+            self.accepted -= 1;
+            self.accepted_lanes += 1;
         }
         self.links[id].peer = shown;
+        self.set_chunk(id, std::env::var("CHUNK").map_or(512 << 10, |s| s.parse::<usize>().unwrap() << 10));
         self.links[id].main = Some(main);
         if self.stage == EngineStage::Closed {
             self.links[id].closing = true;

@@ -299,6 +299,8 @@ pub(crate) struct Proto<E: Env> {
     holders: BTreeSet<(u128, LinkId, u64)>,
     /// Accepted connections: how many are open; and the others, by the time at which their handshake must be done.
     accepted: usize,
+    /// Accepted lanes, which are not among them.
+    accepted_lanes: usize,
     handshakes: BTreeSet<(Instant, LinkId)>,
     /// Bytes held for peers, as far as they count towards the total limit.
     bytes: usize,
@@ -358,6 +360,7 @@ impl<E: Env> Proto<E> {
             exposures: exposures::Exposures::default(),
             holders: BTreeSet::new(),
             accepted: 0,
+            accepted_lanes: 0,
             handshakes: BTreeSet::new(),
             bytes: 0,
             granted: (0, 0),

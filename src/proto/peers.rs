@@ -306,6 +306,7 @@ impl<E: Env> Proto<E> {
         let Some(link) = self.links.remove(id) else { return };
         self.outputs.push_back(Output::Close { link: id });
         match (link.is_open(), link.dialled) {
+            (true, false) if link.main.is_some() => self.accepted_lanes -= 1,
             (true, false) => self.accepted -= 1,
             (true, true) => {}
             (false, dialled) => {

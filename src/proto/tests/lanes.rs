@@ -86,7 +86,8 @@ fn transfers_take_a_lane_once_it_is_open() {
         assert_eq!(carried(&net, 0, at_0[0]), before);
         assert_pulled(&mut net, 1 - from, 100 << 10);
         assert!(carried(&net, 0, at_0[0]) > before + (100 << 10));
-        assert_eq!(lanes(&net, 0), at_0);
+        // A lane has no lanes.
+        assert_eq!((lanes(&net, 0), net.wires.len()), (at_0, 2));
         end(net);
     }
 }
@@ -205,18 +206,67 @@ fn lost_lane_fails_its_transfers_alone_and_is_replaced() {
 
 #[test]
 fn refused_lane_is_not_dialled_again() {
-    let limits = super::PeerLimits { connections: 1, ..super::net::limits() };
-    let mut net = Net::with(vec![(config(), true), (super::Config { limits, ..config() }, true)]);
-    net.settings.lanes = true;
-    net.echo_everywhere();
-    net.expose(1, TOKEN, pattern(1, LARGE), true, true);
-    net.call(0, 1, call("hello"));
-    net.settle();
+    let (mut net, _) = scene();
+    net.hosts[1].listens = false;
     for _ in 0..3 {
         assert_pulled(&mut net, 0, LARGE);
     }
     assert_eq!(net.wires.len(), 2, "the connection, and one attempt at a lane");
     assert_eq!(lanes(&net, 0).len(), 0);
+    end(net);
+}
+
+/// The limit of connections is one of peers: lanes take no place of theirs, and there may be as many.
+#[test]
+fn lanes_have_a_limit_of_their_own() {
+    let limits = super::PeerLimits { connections: 2, ..super::net::limits() };
+    let greedy = super::Config { lanes: 3, ..config() };
+    let mut net = Net::with(vec![(greedy.clone(), true), (super::Config { limits, ..config() }, true), (greedy, true)]);
+    net.settings.lanes = true;
+    net.echo_everywhere();
+    net.expose(1, TOKEN, pattern(1, LARGE), true, true);
+    for from in [0, 2] {
+        let op = net.call(from, 1, call("hello"));
+        net.settle();
+        assert_eq!(net.hosts[from].body(op).len(), 5);
+        for _ in 0..4 {
+            let op = net.pull(from, 1, TOKEN, 0, &Mem::new(vec![0; LARGE]));
+            net.settle();
+            assert!(matches!(net.hosts[from].outcome(op), Some(TestOutcome::Transferred(LARGE))));
+        }
+    }
+    assert_eq!([0, 1, 2].map(|host| lanes(&net, host).len()), [2, 2, 0]);
+    // A place that becomes free is taken.
+    let main = net.wire(0, 1);
+    net.cut(main);
+    net.call(2, 1, call("hello"));
+    net.settle();
+    assert_eq!([0, 1, 2].map(|host| lanes(&net, host).len()), [0, 0, 0]);
+    net.revoke(1, TOKEN);
+    net.end();
+}
+
+#[test]
+fn lanes_between_engines_with_a_key_prove_that_they_have_it() {
+    let key = || Some(super::PreSharedKey::new(b"a key of thirty-two bytes, or so".to_vec()));
+    let mut net =
+        Net::with(vec![(super::Config { key: key(), ..config() }, true), (super::Config { key: key(), ..config() }, true)]);
+    net.settings.lanes = true;
+    net.echo_everywhere();
+    net.expose(1, TOKEN, pattern(1, LARGE), true, true);
+    net.call(0, 1, call("hello"));
+    net.settle();
+    for _ in 0..2 {
+        assert_pulled(&mut net, 0, LARGE);
+    }
+    let lane = lanes(&net, 0)[0];
+    assert!(carried(&net, 0, lane) >= LARGE as u64);
+    let theirs = net.hosts[0].incarnation;
+    let known = net.hosts[1].proto.lookup_incarnation(theirs).expect("the hosts are connected").id;
+    let token = net.hosts[1].proto.peers[known].given_token;
+    let raw = dial_lane(&mut net, &Hello { resumption_token: token, ..hello(theirs) });
+    assert!(net.is_shut(raw));
+    assert_eq!(lanes(&net, 1).len(), 1);
     net.revoke(1, TOKEN);
     net.end();
 }

@@ -1,6 +1,7 @@
 //! Tests of bulk data: exposing memory, transfers, and reclaiming it.
 
 mod basics;
+mod beside;
 mod borrowed;
 mod buffers;
 mod denied;
