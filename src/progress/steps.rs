@@ -41,7 +41,7 @@ thread_local! {
 /// The largest capacity that is kept, in outputs.
 const KEEP: usize = 256;
 /// Bytes of payloads that a thread sends before it handles other events.
-const TURN: usize = 512 << 10;
+const TURN: usize = 128 << 10;
 
 impl Outputs {
     pub(super) fn new() -> Outputs {

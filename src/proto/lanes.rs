@@ -41,7 +41,7 @@ impl<E: Env> Proto<E> {
     /// The link that a transfer of `len` bytes takes: the lane with the fewest transfers, or the main link.
     pub(super) fn lane_for(&mut self, main: LinkId, len: u64, now: Instant) -> LinkId {
         self.want_lane(main, len, now);
-        if len < self.config.worth_a_lane / 16 || self.links[main].rma_capable {
+        if len < self.config.worth_a_lane / 16 {
             return main;
         }
         let lanes = self.links[main].lanes.links.iter().copied();
@@ -70,12 +70,9 @@ impl<E: Env> Proto<E> {
         self.outputs.push_back(Output::Connect { link: lane, address, lane: true });
     }
 
-    /// A peer's hello on a lane. `announced`: it was dialled as one.
-    pub(super) fn open_lane(&mut self, id: LinkId, hello: &Hello, announced: bool, now: Instant) -> Result<(), Failure> {
+    /// A peer's hello on a lane.
+    pub(super) fn open_lane(&mut self, id: LinkId, hello: &Hello, now: Instant) -> Result<(), Failure> {
         let dialled = self.links[id].dialled;
-        if announced == dialled {
-            return Err(broken("the side that dials a lane says so".into()));
-        }
         let shown = self.proved(hello);
         let main = if dialled { self.links[id].main } else { shown.and_then(|peer| self.peers.get(peer)?.link) };
         let Some((main, link)) = main.and_then(|main| Some((main, self.links.get_mut(main)?))) else {
@@ -85,10 +82,10 @@ impl<E: Env> Proto<E> {
             // Another engine, at an address that leads to several.
             link.lanes.refused = true;
         }
-        let belongs = shown.is_some() && link.peer == shown && link.dialled == dialled;
+        let belongs = shown.is_some() && link.peer == shown;
         // The side that is dialled may use the lane at once, so it accepts none that it can't prove itself on.
         let proves = shown.and_then(|shown| self.peers.get(shown)).is_some_and(|peer| peer.resumption_token.is_some());
-        if !belongs || !proves || !link.is_open() || link.closing || link.main.is_some() {
+        if !belongs || !proves || !link.is_open() || link.closing {
             return Err(Failure::Disconnected { reason: "a lane to another engine".into() });
         }
         if !dialled {
@@ -100,7 +97,6 @@ impl<E: Env> Proto<E> {
             self.accepted_lanes += 1;
         }
         self.links[id].peer = shown;
-        self.set_chunk(id, std::env::var("CHUNK").map_or(512 << 10, |s| s.parse::<usize>().unwrap() << 10));
         self.links[id].main = Some(main);
         if self.stage == EngineStage::Closed {
             self.links[id].closing = true;

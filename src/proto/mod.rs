@@ -299,6 +299,8 @@ pub(crate) struct Proto<E: Env> {
     holders: BTreeSet<(u128, LinkId, u64)>,
     /// Accepted connections: how many are open; and the others, by the time at which their handshake must be done.
     accepted: usize,
+    /// Calls and answers that have arrived so far.
+    calls_arrived: u64,
     /// Accepted lanes, which are not among them.
     accepted_lanes: usize,
     handshakes: BTreeSet<(Instant, LinkId)>,
@@ -360,6 +362,7 @@ impl<E: Env> Proto<E> {
             exposures: exposures::Exposures::default(),
             holders: BTreeSet::new(),
             accepted: 0,
+            calls_arrived: 0,
             accepted_lanes: 0,
             handshakes: BTreeSet::new(),
             bytes: 0,
@@ -411,7 +414,7 @@ impl<E: Env> Proto<E> {
     pub(crate) fn poll(&mut self, outputs: &mut VecDeque<Output<E>>) {
         self.poll_unsent(outputs);
         while let Some(id) = self.ready.pop_front() {
-            if let Some(output) = self.links.get_mut(id).and_then(|link| link.transmit(id)) {
+            if let Some(output) = self.links.get_mut(id).and_then(|link| link.transmit(id, self.calls_arrived)) {
                 outputs.push_back(output);
             }
         }

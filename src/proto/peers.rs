@@ -162,7 +162,7 @@ impl<E: Env> Proto<E> {
             self.outputs.push_back(Output::CoverPayloads { link: id });
         }
         if lane || link.main.is_some() {
-            return self.open_lane(id, &hello, lane, now);
+            return self.open_lane(id, &hello, now);
         }
         let remote = link.remote.clone();
         // A peer that was dialled is taken as the one at that address.

@@ -271,9 +271,15 @@ fn lanes_between_engines_with_a_key_prove_that_they_have_it() {
     net.end();
 }
 
-/// At an address that leads to several engines, the lane may reach another one.
+/// At an address that leads to several engines, the lane may reach another one. It may claim to be the same.
 #[test]
-fn lane_to_another_engine_is_ended_and_not_dialled_again() {
+fn lane_to_another_engine_is_ended() {
+    for claimed in [0xb, 0xa] {
+        assert_lane_is_ended(claimed);
+    }
+}
+
+fn assert_lane_is_ended(claimed: u64) {
     let mut net = Net::new(1);
     net.settings.lanes = true;
     net.echo_everywhere();
@@ -292,13 +298,14 @@ fn lane_to_another_engine_is_ended_and_not_dialled_again() {
     let lane = net.raw_dialled();
     assert_ne!(lane.wire, main.wire);
     assert!(matches!(net.first_handshake_message(lane), HandshakeMessage::Lane(shown) if shown.resumption_token == Some(5)));
-    net.send_bytes(lane, encode_hello(wire::VERSIONS, &hello(0xb)));
+    net.send_bytes(lane, encode_hello(wire::VERSIONS, &hello(claimed)));
     assert!(net.is_shut(lane) && !net.is_shut(main));
     assert_eq!(lanes(&net, 0).len(), 0);
     let wires = net.wires.len();
     begin(&mut net);
     net.advance(SECOND / 100);
-    assert_eq!(net.wires.len(), wires);
+    // Where another engine says so, no further one is dialled.
+    assert_eq!(net.wires.len(), wires + usize::from(claimed == 0xa));
     net.disconnect(main);
     net.end();
 }
@@ -327,6 +334,32 @@ fn lane_without_proof_of_its_connection_is_refused() {
     let raw = dial_lane(&mut net, &Hello { resumption_token: token, ..hello(theirs) });
     assert!(net.is_shut(raw));
     end(net);
+}
+
+/// The dialled side could not prove itself on the lane, which the other side would end with the transfers on it.
+#[test]
+fn lane_of_a_peer_that_has_given_no_token_is_refused() {
+    for gives in [true, false] {
+        let (mut net, _) = scene();
+        let main = net.raw_peer(1, 0xa);
+        net.advance(SECOND / 100);
+        if gives {
+            net.send_message(main, &Message::ResumptionToken { token: 5 }, b"");
+        }
+        let mut given = None;
+        net.for_each_received(main, |message| {
+            if let Message::ResumptionToken { token } = message {
+                given = Some(*token);
+            }
+        });
+        assert!(given.is_some());
+        let lane = dial_lane(&mut net, &Hello { resumption_token: given, ..hello(0xa) });
+        assert_eq!(net.is_shut(lane), !gives);
+        assert!(!net.is_shut(main));
+        net.disconnect(main);
+        assert!(net.is_shut(lane));
+        end(net);
+    }
 }
 
 #[test]

@@ -15,8 +15,10 @@ use crate::Transport;
 use crate::deferred_log::defer;
 use crate::memory::Slice;
 
-/// Most bytes that a link reads in one turn; fewer if they are frames, since one read may contain thousands of calls.
-const MAX_TURN: usize = 1 << 20;
+/// Most bytes that a link reads in one turn if it is the only busy one, and if there are others; fewer if they are frames, since
+/// one read may contain thousands of calls.
+pub(super) const MAX_TURN: usize = 1 << 20;
+pub(super) const MAX_TURN_BESIDE_OTHERS: usize = 128 << 10;
 const MAX_TURN_FRAMES: usize = 32 << 10;
 
 pub(super) struct TcpLink {
@@ -188,8 +190,8 @@ impl TcpLink {
         }
     }
 
-    /// Reads until the socket is empty, or the turn is over.
-    pub(super) fn receive(&self, scratch: &mut Scratch, sink: &mut dyn Sink) -> ReadProgress {
+    /// Reads until the socket is empty, or the turn is over, which is after so many bytes.
+    pub(super) fn receive(&self, turn: usize, scratch: &mut Scratch, sink: &mut dyn Sink) -> ReadProgress {
         let mut received = ReadProgress::default();
         if self.closed.load(Ordering::Acquire) {
             return ReadProgress { closed: true, ..received };
@@ -243,7 +245,7 @@ impl TcpLink {
                 // The socket is empty; the reactor reports what arrives next.
                 break;
             }
-            if total >= MAX_TURN || frames >= MAX_TURN_FRAMES {
+            if total >= turn || frames >= MAX_TURN_FRAMES {
                 received.more = true;
                 self.more.store(true, Ordering::Relaxed);
                 break;

@@ -28,7 +28,7 @@ use crate::deferred_log::defer;
 use crate::{Address, Error, Result, Transport};
 #[cfg(feature = "tls")]
 use handshakes::{Authenticated, Handshakes};
-use link::{ReadProgress, TcpLink};
+use link::{MAX_TURN, MAX_TURN_BESIDE_OTHERS, ReadProgress, TcpLink};
 use session::Session;
 
 /// Sockets that are polled, that is, read without waiting for the reactor. For more than a few, the reactor is cheaper.
@@ -250,7 +250,9 @@ impl Tcp {
 
     /// Reads a link.
     fn receive(&self, link: &Arc<TcpLink>, sink: &mut dyn Sink) -> ReadProgress {
-        link.receive(&mut self.scratch.lock(), sink)
+        let alone = self.polled.lock().len() < 2;
+        let turn = if alone { MAX_TURN } else { MAX_TURN_BESIDE_OTHERS };
+        link.receive(turn, &mut self.scratch.lock(), sink)
     }
 
     fn activate(&self, link: &Arc<TcpLink>, more: bool) {
