@@ -297,7 +297,7 @@ fn large_one_way_call_beyond_the_peers_room_is_refused() {
     net.settings.delay = MOMENT;
     let ops: Vec<_> = (0..4).map(|_| net.call(0, 1, notice(&body))).collect();
     assert!(ops.iter().all(|op| !net.hosts[0].is_done(*op)), "the peer has not replied yet");
-    net.advance(20 * MOMENT);
+    net.advance(60 * MOMENT);
     let refused = ops.iter().filter(|op| matches!(net.hosts[0].outcome(**op), Some(TestOutcome::Failed(_)))).count();
     assert_eq!((net.hosts[1].inbox.len(), refused), (3, 1));
     // The refused caller is woken when one of the others has been handled, and not before.
