@@ -16,7 +16,7 @@ use common::{
     Outcome, Plan, Site, Transport, alone,
     caller::{self, Caller},
     interleave, interleave_all,
-    process::PAGE,
+    process::DIRECT,
     readable,
     report::{Figure, Goal, Report, Unit},
     stats::Pace,
@@ -66,11 +66,49 @@ fn measure(plan: &Plan) -> Outcome {
             bench.segments(&mut report, direction)?;
         }
         if transport == Transport::Shm {
-            bench.small_pull(&mut report)?;
+            // Memory that the server may also write is not sent inside the call.
+            bench.small_pull(&mut report, 4 << 10, BulkMode::ReadOnly)?;
+            bench.small_pull(&mut report, 4 << 10, BulkMode::ReadWrite)?;
+            bench.small_pull(&mut report, DIRECT, BulkMode::ReadWrite)?;
         }
         bench.exposing(&mut report)?;
     }
+    both_ways(plan, &mut report)?;
     report.finish()?;
+    Ok(())
+}
+
+/// The two ways by which shm moves bulk data: the ring, which it takes where one peer fetches at a time, and the kernel's copy.
+fn both_ways(plan: &Plan, report: &mut Report<'_>) -> Outcome {
+    let Some(ring) = Site::open(plan, report, Transport::ShmRing, define)? else { return Ok(()) };
+    let Some(kernel) = Site::open(plan, report, Transport::ShmKernelCopy, define)? else { return Ok(()) };
+    let (ring, kernel) = (Bench::new(plan, &ring), Bench::new(plan, &kernel));
+    for direction in [Direction::Pull, Direction::Push] {
+        for &(size, count) in SIZES.iter().filter(|(size, _)| *size >= DIRECT) {
+            let count = plan.count(count);
+            let warm_up = count.div_ceil(10);
+            let expose = |bench: &Bench<'_>| bench.site.client.expose(vec![direction.before(); size], direction.mode());
+            let (in_ring, in_kernel) = (expose(&ring)?, expose(&kernel)?);
+            let (ours, raw) = ring.serving(direction, size, |through_ring| {
+                kernel.serving(direction, size, |by_kernel| {
+                    interleave(
+                        plan,
+                        |samples| through_ring(&in_ring.bulk(), warm_up, count, samples),
+                        |samples| by_kernel(&in_kernel.bulk(), warm_up, count, samples),
+                    )
+                })
+            })?;
+            let verb = direction.verb();
+            for exposed in [in_ring, in_kernel] {
+                if !holds(&exposed.reclaim(), direction.fill()) {
+                    return Err(format!("a {verb} of {size} bytes over shm left wrong bytes").into());
+                }
+            }
+            let name = format!("shm: RPC + {verb} of {}, through the ring", readable(size));
+            let figure = Figure::new(name, Unit::Bytes(size), &ours).raw("by the kernel's copy", &raw);
+            report.add(figure.goal(Goal::SpeedAtLeast(0.95)));
+        }
+    }
     Ok(())
 }
 
@@ -200,14 +238,14 @@ impl<'a> Bench<'a> {
         samples: &mut Vec<f64>,
     ) -> Outcome {
         let mut raw = self.site.raw.borrow_mut();
-        match (self.site.transport, memory, direction) {
-            (Transport::Tcp, _, Direction::Pull) => raw.stream_in(buffer, warm_up, count, samples)?,
-            (Transport::Tcp, _, Direction::Push) => raw.stream_out(buffer, warm_up, count, samples)?,
-            (Transport::Shm, Memory::Heap, Direction::Pull) => raw.vm_in(buffer, warm_up, count, samples)?,
-            (Transport::Shm, Memory::Heap, Direction::Push) => raw.vm_out(buffer, warm_up, count, samples)?,
-            (Transport::Shm, Memory::Alloc, Direction::Pull) => raw.copy_in(buffer, warm_up, count, samples)?,
-            (Transport::Shm, Memory::Alloc, Direction::Push) => raw.copy_out(buffer.len(), warm_up, count, samples)?,
-            (Transport::Loop, ..) => {
+        match (self.site.transport.scheme(), memory, direction) {
+            ("tcp", _, Direction::Pull) => raw.stream_in(buffer, warm_up, count, samples)?,
+            ("tcp", _, Direction::Push) => raw.stream_out(buffer, warm_up, count, samples)?,
+            ("shm", Memory::Heap, Direction::Pull) => raw.vm_in(buffer, warm_up, count, samples)?,
+            ("shm", Memory::Heap, Direction::Push) => raw.vm_out(buffer, warm_up, count, samples)?,
+            ("shm", Memory::Alloc, Direction::Pull) => raw.copy_in(buffer, warm_up, count, samples)?,
+            ("shm", Memory::Alloc, Direction::Push) => raw.copy_out(buffer.len(), warm_up, count, samples)?,
+            _ => {
                 let source = vec![1u8; buffer.len()];
                 timed(warm_up, count, samples, || {
                     buffer.copy_from_slice(black_box(&source));
@@ -220,11 +258,11 @@ impl<'a> Bench<'a> {
     }
 
     fn limit_name(&self, direction: Direction, memory: Memory) -> &'static str {
-        match (self.site.transport, memory, direction) {
-            (Transport::Tcp, ..) => "TCP stream, spinning",
-            (Transport::Shm, Memory::Heap, Direction::Pull) => "process_vm_readv",
-            (Transport::Shm, Memory::Heap, Direction::Push) => "process_vm_writev",
-            (Transport::Shm, Memory::Alloc, _) | (Transport::Loop, ..) => "memcpy",
+        match (self.site.transport.scheme(), memory, direction) {
+            ("tcp", ..) => "TCP stream, spinning",
+            ("shm", Memory::Heap, Direction::Pull) => "process_vm_readv",
+            ("shm", Memory::Heap, Direction::Push) => "process_vm_writev",
+            _ => "memcpy",
         }
     }
 
@@ -255,31 +293,29 @@ impl<'a> Bench<'a> {
 
     /// A pull so small that the calls around it take as long; the reference is an empty call plus the system call
     /// that reads as much.
-    fn small_pull(&self, report: &mut Report<'_>) -> Outcome {
+    fn small_pull(&self, report: &mut Report<'_>, size: usize, mode: BulkMode) -> Outcome {
         let count = self.plan.count(2000);
         let warm_up = count.div_ceil(10);
         let caller = Caller::new(self.site);
-        // Memory that the server may also write is not sent inside the call.
-        for (mode, what) in [(BulkMode::ReadOnly, "read-only"), (BulkMode::ReadWrite, "read-write")] {
-            let exposed = self.site.client.expose(vec![Direction::Pull.fill(); PAGE], mode)?;
-            let [ours, empty, read] = self.serving(Direction::Pull, PAGE, |call| {
-                let process = &self.site.process;
-                interleave_all(
-                    self.plan,
-                    [
-                        &mut |samples| call(&exposed.bulk(), warm_up, count, samples),
-                        &mut |samples| caller.round_trips(warm_up, count, samples),
-                        &mut |samples| {
-                            let raw = self.site.raw.borrow();
-                            Ok(raw.vm_read(process.pid(), process.page, PAGE, warm_up, count, samples)?)
-                        },
-                    ],
-                )
-            })?;
-            let name = format!("{}: RPC + pull of {}, {what}", self.site.name(), readable(PAGE));
-            let figure = Figure::new(name, Unit::Time, &ours).raw("empty RPC + process_vm_readv", &empty.plus(&read));
-            report.add(figure.goal(Goal::TimeAtMost(1.2)));
-        }
+        let exposed = self.site.client.expose(vec![Direction::Pull.fill(); size], mode)?;
+        let [ours, empty, read] = self.serving(Direction::Pull, size, |call| {
+            let process = &self.site.process;
+            interleave_all(
+                self.plan,
+                [
+                    &mut |samples| call(&exposed.bulk(), warm_up, count, samples),
+                    &mut |samples| caller.round_trips(warm_up, count, samples),
+                    &mut |samples| {
+                        let raw = self.site.raw.borrow();
+                        Ok(raw.vm_read(process.pid(), process.memory, size, warm_up, count, samples)?)
+                    },
+                ],
+            )
+        })?;
+        let what = if mode == BulkMode::ReadOnly { "read-only" } else { "read-write" };
+        let name = format!("{}: RPC + pull of {}, {what}", self.site.name(), readable(size));
+        let figure = Figure::new(name, Unit::Time, &ours).raw("empty RPC + process_vm_readv", &empty.plus(&read));
+        report.add(figure.goal(Goal::TimeAtMost(1.2)));
         Ok(())
     }
 

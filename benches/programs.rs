@@ -11,10 +11,11 @@ use common::{
     Outcome, Plan, Site, Transport, alone,
     caller::{self, Caller},
     interleave,
+    record::{Record, record},
     report::{Figure, Goal, Report, Unit},
     timed,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::{runtime::Runtime, task::JoinSet};
 
 /// Bytes of a list, in memory.
@@ -22,28 +23,6 @@ const LIST: usize = 64 << 10;
 /// Numbers of concurrent callers of one process, threads or tasks.
 const CROWDS: [usize; 3] = [2, 4, 64];
 const TASKS: usize = 64;
-
-#[derive(Clone, Serialize, Deserialize)]
-enum Kind {
-    Plain,
-    Sized { width: u32, height: u32 },
-    Named(String),
-}
-
-/// As services pass them on.
-#[derive(Clone, Serialize, Deserialize)]
-struct Record {
-    id: u64,
-    kind: Kind,
-    name: String,
-    scores: Vec<f32>,
-    parts: Vec<Kind>,
-}
-
-fn record() -> Record {
-    let parts = vec![Kind::Plain, Kind::Sized { width: 640, height: 480 }, Kind::Named("thumbnail".into())];
-    Record { id: 1 << 40, kind: Kind::Sized { width: 1920, height: 1080 }, name: "frame".into(), scores: vec![0.5; 16], parts }
-}
 
 fn main() -> Outcome {
     common::main(define, measure)

@@ -11,7 +11,9 @@ use calomel::{Endpoint, Engine, Procedure, Request};
 use common::{
     Outcome, Plan, Site, Transport, alone,
     caller::{self, Caller},
-    interleave, interleave_all, readable,
+    interleave, interleave_all,
+    raw::shared::OneCore,
+    readable,
     report::{Figure, Goal, Report, Unit},
     stats::{Pace, Series},
     timed,
@@ -28,7 +30,7 @@ const WINDOWS: [(usize, usize); 3] = [(1, 4_000), (8, 20_000), (64, 60_000)];
 const BLOCKED: Duration = Duration::from_millis(1);
 const CALLERS: usize = 8;
 /// Bytes of arguments, and calls in a round.
-const SIZES: [(usize, usize); 10] = [
+const SIZES: [(usize, usize); 11] = [
     (64, 2000),
     (1 << 10, 2000),
     (4 << 10, 1000),
@@ -39,7 +41,10 @@ const SIZES: [(usize, usize); 10] = [
     (2 << 20, 40),
     (8 << 20, 20),
     (32 << 20, 10),
+    (LARGEST, 5),
 ];
+/// The most bytes that fit in the largest message by default, with their length.
+const LARGEST: usize = (64 << 20) - 4;
 
 fn main() -> Outcome {
     common::main(define, measure)
@@ -63,6 +68,9 @@ fn measure(plan: &Plan) -> Outcome {
         in_flight(plan, &mut report, &site, &caller)?;
         with_arguments(plan, &mut report, &site)?;
     }
+    for (transport, goal) in [(Transport::Tcp, 22e3), (Transport::Shm, 11e3)] {
+        on_one_core(plan, &mut report, transport, goal)?;
+    }
     report.finish()?;
     Ok(())
 }
@@ -85,6 +93,18 @@ fn empty(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, caller: &Caller)
     };
     let name = format!("{}: empty RPC", site.name());
     report.add(Figure::new(name, Unit::Time, &ours).raw(what, &limit).goal(Goal::TimeAtMost(goal)));
+    Ok(())
+}
+
+/// Both processes, with all their threads, share a core.
+fn on_one_core(plan: &Plan, report: &mut Report<'_>, transport: Transport, goal: f64) -> Outcome {
+    let _kept = OneCore::keep()?;
+    let Some(site) = Site::open(plan, report, transport, define)? else { return Ok(()) };
+    let caller = Caller::new(&site);
+    let (warm_up, count) = (plan.count(500), plan.count(3000));
+    let ours = alone(plan, |samples| caller.round_trips(warm_up, count, samples))?;
+    let name = format!("{}: empty RPC, both processes on one core", site.name());
+    report.add(Figure::new(name, Unit::Time, &ours).goal(Goal::AtMost(goal)));
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! CPU time and wake-ups from `/proc`: the cost of an idle process, and the CPU time that other processes used meanwhile.
+//! CPU time, wake-ups and page faults from `/proc`: what a process costs, and the CPU time that other processes used meanwhile.
 
 use std::{
     fs, io,
@@ -10,10 +10,14 @@ use std::{
 /// Linux reports CPU time to user space in ticks of 10 ms.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The first of the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`, counted behind the name.
+/// The first of the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`, and those of page faults, counted behind
+/// the name.
 const UTIME: usize = 11;
 
-/// CPU time and wake-ups of the threads of a process so far.
+const MINFLT: usize = 7;
+const MAJFLT: usize = 9;
+
+/// CPU time, wake-ups and page faults of the threads of a process so far.
 #[derive(Clone, Copy, Default)]
 pub struct Usage {
     /// User and system time in clock ticks, as the scheduler accounts it.
@@ -22,17 +26,24 @@ pub struct Usage {
     pub cpu_ns: u64,
     /// Voluntary context switches: how often a thread went to sleep, and so how often it was woken.
     pub wake_ups: u64,
+    pub faults: u64,
 }
 
 /// The cost of one second in which the benchmark does nothing, for each of `pids`.
 ///
 /// The thread that measures is left out: it sleeps, wakes and reads `/proc` itself.
 pub fn second(pids: &[u32]) -> io::Result<Vec<Usage>> {
-    let read_all = || pids.iter().map(|&pid| read(pid)).collect::<io::Result<Vec<_>>>();
+    let measuring = fs::read_link("/proc/thread-self")?;
+    let read_all = || pids.iter().map(|&pid| read(pid, Some(&measuring))).collect::<io::Result<Vec<_>>>();
     let before = read_all()?;
     thread::sleep(Duration::from_secs(1));
     let after = read_all()?;
     Ok(before.iter().zip(after).map(|(before, after)| after.since(before)).collect())
+}
+
+/// All that the threads of these processes have used so far, together.
+pub fn so_far(pids: &[u32]) -> io::Result<Usage> {
+    pids.iter().try_fold(Usage::default(), |sum, &pid| Ok(sum.plus(read(pid, None)?)))
 }
 
 /// Detects other processes that use CPU time: measurements beside a busy process are not comparable.
@@ -70,21 +81,34 @@ fn busy_elsewhere(servers: &[u32]) -> io::Result<i64> {
 }
 
 impl Usage {
-    fn since(self, before: &Usage) -> Usage {
+    fn plus(self, other: Usage) -> Usage {
+        Usage {
+            ticks: self.ticks + other.ticks,
+            cpu_ns: self.cpu_ns + other.cpu_ns,
+            wake_ups: self.wake_ups + other.wake_ups,
+            faults: self.faults + other.faults,
+        }
+    }
+
+    pub fn since(self, before: &Usage) -> Usage {
         Usage {
             ticks: self.ticks.saturating_sub(before.ticks),
             cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
             wake_ups: self.wake_ups.saturating_sub(before.wake_ups),
+            faults: self.faults.saturating_sub(before.faults),
         }
     }
 }
 
-fn read(pid: u32) -> io::Result<Usage> {
-    let measuring = fs::read_link("/proc/thread-self")?;
-    let mut sum = Usage::default();
+/// Without the thread `but`, a folder in `/proc`.
+fn read(pid: u32, but: Option<&Path>) -> io::Result<Usage> {
+    let process = format!("/proc/{pid}/stat");
+    let process = Path::new(&process);
+    let faults = stat_numbers(process, MINFLT, 1)? + stat_numbers(process, MAJFLT, 1)?;
+    let mut sum = Usage { faults, ..Usage::default() };
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?.path();
-        if task.strip_prefix("/proc").is_ok_and(|task| task == measuring) {
+        if but.is_some_and(|but| task.strip_prefix("/proc").is_ok_and(|task| task == but)) {
             continue;
         }
         sum.ticks += stat_numbers(&task.join("stat"), UTIME, 2)?;

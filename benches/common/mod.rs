@@ -9,10 +9,12 @@ pub mod plan;
 pub mod plot;
 pub mod process;
 pub mod raw;
+pub mod record;
 pub mod report;
 pub mod site;
 pub mod stats;
 pub mod store;
+pub mod system_calls;
 pub mod transport;
 #[path = "../../tests/common/wire.rs"]
 pub mod wire;
@@ -55,11 +57,11 @@ pub fn timed<E>(warm_up: usize, count: usize, samples: &mut Vec<f64>, mut call: 
     Ok(())
 }
 
-/// A size in bytes, with a binary unit.
+/// A size in bytes, with a binary unit; of mebibytes and more the nearest whole number.
 pub fn readable(size: usize) -> String {
     match size {
         size if size >= 1 << 30 => format!("{} GiB", size >> 30),
-        size if size >= 1 << 20 => format!("{} MiB", size >> 20),
+        size if size >= 1 << 20 => format!("{} MiB", (size + (1 << 19)) >> 20),
         size if size >= 1 << 10 => format!("{} KiB", size >> 10),
         size => format!("{size} B"),
     }

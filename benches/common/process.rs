@@ -14,8 +14,8 @@ use super::{
     raw::{self, shared::Shared},
 };
 
-/// Bytes of the server's memory that the client reads directly.
-pub const PAGE: usize = 4 << 10;
+/// Bytes of the server's memory that the client reads directly, at most.
+pub const DIRECT: usize = 64 << 10;
 
 /// The server process. It is killed when this is dropped, also by a panic.
 pub struct Process<'a> {
@@ -24,8 +24,8 @@ pub struct Process<'a> {
     /// The address of its engine, if it has one.
     pub address: String,
     raw: SocketAddr,
-    /// The address of [`PAGE`] bytes of its memory.
-    pub page: u64,
+    /// The address of [`DIRECT`] bytes of its memory.
+    pub memory: u64,
 }
 
 impl Process<'_> {
@@ -39,14 +39,14 @@ impl Process<'_> {
         let output = child.stdout.take().ok_or("the server has no output")?;
         plan.servers.borrow_mut().push(child.id());
         // From here on an error drops the server, which ends the process.
-        let mut process = Process { plan, child, address: String::new(), raw: ([0, 0, 0, 0], 0).into(), page: 0 };
+        let mut process = Process { plan, child, address: String::new(), raw: ([0, 0, 0, 0], 0).into(), memory: 0 };
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [address, raw, page] = words[..] else { return Err("the server did not start".into()) };
+        let [address, raw, memory] = words[..] else { return Err("the server did not start".into()) };
         process.address = address.to_owned();
         process.raw = raw.parse()?;
-        process.page = page.parse()?;
+        process.memory = memory.parse()?;
         let connection = raw::Connection::open(process.raw, shared)?;
         Ok((process, connection))
     }
@@ -75,8 +75,8 @@ pub fn serve(define: fn(&Engine) -> calomel::Result<()>, arguments: &[String]) -
         address = engine.address().to_string();
     }
     let raw = raw::start_server(Shared::inherit(numbers)?)?;
-    let page: &'static [u8] = vec![1; PAGE].leak();
-    println!("{address} {raw} {}", page.as_ptr().addr());
+    let memory: &'static [u8] = vec![1; DIRECT].leak();
+    println!("{address} {raw} {}", memory.as_ptr().addr());
     io::stdout().flush()?;
     // The input ends with the client, even with one that was killed.
     io::stdin().read_to_end(&mut Vec::new())?;

@@ -11,27 +11,42 @@ use calomel::{Engine, EngineBuilder};
 pub enum Transport {
     Tcp,
     Shm,
+    /// Shared memory whose bulk data goes through the ring, whatever the engine would choose.
+    ShmRing,
+    /// Shared memory whose bulk data the kernel copies.
+    ShmKernelCopy,
     Loop,
 }
 
 impl Transport {
+    /// Those in their default configuration.
     pub const ALL: [Transport; 3] = [Transport::Tcp, Transport::Shm, Transport::Loop];
+    const CONFIGURED: [Transport; 2] = [Transport::ShmRing, Transport::ShmKernelCopy];
 
     pub fn name(self) -> &'static str {
         match self {
             Transport::Tcp => "tcp",
             Transport::Shm => "shm",
+            Transport::ShmRing => "shm, ring",
+            Transport::ShmKernelCopy => "shm, kernel",
             Transport::Loop => "loop",
         }
     }
 
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Transport::ShmRing | Transport::ShmKernelCopy => "shm",
+            plain => plain.name(),
+        }
+    }
+
     pub fn parse(name: &str) -> Option<Transport> {
-        Transport::ALL.into_iter().find(|transport| transport.name() == name)
+        Transport::ALL.into_iter().chain(Transport::CONFIGURED).find(|transport| transport.name() == name)
     }
 
     /// An engine that calls.
     pub fn client(self) -> calomel::Result<Engine> {
-        self.builder().transport(self.name()).build()
+        self.builder().transport(self.scheme()).build()
     }
 
     /// An engine that listens at a free address.
@@ -39,7 +54,7 @@ impl Transport {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let address = match self {
             Transport::Tcp => "tcp://127.0.0.1:0".to_owned(),
-            Transport::Shm => "shm://".to_owned(),
+            Transport::Shm | Transport::ShmRing | Transport::ShmKernelCopy => "shm://".to_owned(),
             Transport::Loop => format!("loop://bench-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)),
         };
         self.builder().listen(address).build()
@@ -49,6 +64,8 @@ impl Transport {
         match self {
             Transport::Tcp => tcp(),
             Transport::Shm | Transport::Loop => Engine::builder(),
+            Transport::ShmRing => Engine::builder().shm_kernel_copy(false),
+            Transport::ShmKernelCopy => Engine::builder().shm_kernel_copy(true),
         }
     }
 }

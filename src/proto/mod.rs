@@ -40,6 +40,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use slotmap::SlotMap;
+use smallvec::SmallVec;
 
 use crate::Address;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
@@ -128,7 +129,8 @@ pub(crate) struct Config {
 /// The body of a message.
 #[derive(Debug)]
 pub(crate) enum Body<M> {
-    Small(Vec<u8>),
+    /// The bodies of most small calls need no allocation.
+    Small(SmallVec<[u8; 16]>),
     Large(M),
 }
 

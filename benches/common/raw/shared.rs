@@ -6,6 +6,7 @@
 use std::{
     fs::File,
     io::{self, ErrorKind, Read, Write},
+    mem,
     os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
     sync::atomic::AtomicU64,
@@ -201,6 +202,36 @@ pub fn raise_file_limit() -> io::Result<u64> {
     // SAFETY: the limit is read during the call only.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } as isize)?;
     Ok(limit.rlim_cur)
+}
+
+/// While it lives, this thread, and the threads and processes that it starts, run on one core.
+pub struct OneCore {
+    before: libc::cpu_set_t,
+}
+
+impl OneCore {
+    pub fn keep() -> io::Result<OneCore> {
+        // SAFETY: a set of bits, for which zero is valid.
+        let [mut before, mut one]: [libc::cpu_set_t; 2] = unsafe { mem::zeroed() };
+        // SAFETY: room for the set.
+        checked(unsafe { libc::sched_getaffinity(0, size_of_val(&before), &raw mut before) } as isize)?;
+        // SAFETY: within the set.
+        let is_allowed = |core: &usize| unsafe { libc::CPU_ISSET(*core, &before) };
+        // Interrupts are handled on the first one, as a rule.
+        let last = (0..libc::CPU_SETSIZE as usize).rev().find(is_allowed).ok_or_else(|| io::Error::other("there is no core"))?;
+        // SAFETY: within the set.
+        unsafe { libc::CPU_SET(last, &mut one) };
+        // SAFETY: the set is read during the call only.
+        checked(unsafe { libc::sched_setaffinity(0, size_of_val(&one), &raw const one) } as isize)?;
+        Ok(OneCore { before })
+    }
+}
+
+impl Drop for OneCore {
+    fn drop(&mut self) {
+        // SAFETY: the set is read during the call only.
+        unsafe { libc::sched_setaffinity(0, size_of_val(&self.before), &raw const self.before) };
+    }
 }
 
 fn owned(number: RawFd) -> io::Result<OwnedFd> {

@@ -1,5 +1,5 @@
-//! Benchmark of other RPC libraries: an empty call, and calls with 64 KiB and 1 MiB of arguments, over TCP to another process.
-//! The tools of UCX and libfabric are run where they are installed.
+//! Benchmark of other RPC libraries: an empty call, calls with 64 KiB and 1 MiB of arguments, and calls of tokio tasks, over TCP
+//! to another process. The tools of UCX and libfabric are run where they are installed.
 
 #[path = "../../common/mod.rs"]
 mod common;
@@ -11,10 +11,11 @@ use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
     process::{Child, Command, Stdio},
+    time::Instant,
 };
 
-use calomel::{Engine, Procedure, Request};
-use calomel_peers::{LEFT_OUT, PEERS, Peer};
+use calomel::{Call, Engine, Procedure, Request};
+use calomel_peers::{Calls, Failure, Kind, LEFT_OUT, PEERS, Peer, many_tasks, one_task};
 use common::{
     Outcome, Plan, Site, Transport,
     caller::{self, Caller},
@@ -26,14 +27,17 @@ use serde::{Serialize, Serializer};
 
 /// Bytes of arguments, and calls in a round.
 const SIZES: [(usize, usize); 3] = [(0, 1000), (64 << 10, 300), (1 << 20, 60)];
+/// Tasks that call at once, and the calls of all of them in a round.
+const TASKS: (usize, usize) = (64, 20_000);
 
 fn main() -> Outcome {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    if let [role, name] = &arguments[..]
+    if let [role, name, kind] = &arguments[..]
         && role == "peer"
     {
         let peer = PEERS.iter().find(|peer| peer.name == name).ok_or("no peer has that name")?;
-        return (peer.serve)();
+        let kind = Kind::ALL.into_iter().find(|known| known.name() == kind).ok_or("no runtime has that name")?;
+        return (peer.serve)(kind.runtime()?);
     }
     common::main(define, measure)
 }
@@ -52,6 +56,9 @@ fn measure(plan: &Plan) -> Outcome {
     if let Some(site) = Site::open(plan, &mut report, Transport::Tcp, define)? {
         for peer in PEERS {
             beside(plan, &mut report, &site, peer)?;
+            for &kind in peer.tasks {
+                tasks_beside(plan, &mut report, &site, peer, kind)?;
+            }
         }
         tools::beside(plan, &mut report, &site)?;
     }
@@ -72,8 +79,8 @@ impl Serialize for Octets {
 }
 
 fn beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, peer: &Peer) -> Outcome {
-    let server = Server::start(plan, peer)?;
-    let mut client = (peer.connect)(server.address)?;
+    let server = Server::start(plan, peer, peer.own)?;
+    let mut client = (peer.connect)(server.address, peer.own.runtime()?)?;
     let caller = Caller::new(site);
     let take: Procedure<Octets, usize> = site.client.procedure("take");
     for (size, count) in SIZES {
@@ -97,6 +104,52 @@ fn beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, peer: &Peer) ->
     Ok(())
 }
 
+#[derive(Clone)]
+struct Ours(Call<(), ()>);
+
+impl Calls for Ours {
+    async fn call(&mut self) -> Result<(), Failure> {
+        let outcome = async { self.0.start(&())?.await }.await;
+        outcome.map_err(|error: calomel::Error| error.to_string())
+    }
+}
+
+/// Calls of tasks, on a runtime of that kind for either library, and for the peer's server.
+fn tasks_beside(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>, peer: &Peer, kind: Kind) -> Outcome {
+    let server = Server::start(plan, peer, kind)?;
+    let mut client = (peer.connect)(server.address, kind.runtime()?)?;
+    let runtime = kind.runtime()?;
+    let ours = Ours(site.client.procedure("empty").on(&site.peer));
+
+    let count = plan.count(SIZES[0].1);
+    let warm_up = count.div_ceil(5);
+    let (alone, beside) = interleave(
+        plan,
+        |samples| one_task(&runtime, ours.clone(), warm_up, count, samples),
+        |samples| client.one_task(warm_up, count, samples),
+    )?;
+    let name = format!("{}: a task that calls, {} ({})", site.name(), kind.name(), peer.name);
+    report.add(Figure::new(name, Unit::Time, &alone).raw(peer.name, &beside));
+
+    let (tasks, count) = TASKS;
+    let each = plan.count(count).div_ceil(tasks);
+    let rate = |samples: &mut Vec<f64>, calls: &mut dyn FnMut(usize) -> Outcome| -> Outcome {
+        calls(each.div_ceil(10))?;
+        let begun = Instant::now();
+        calls(each)?;
+        samples.push(begun.elapsed().as_nanos() as f64 / (tasks * each) as f64);
+        Ok(())
+    };
+    let (crowd, beside) = interleave(
+        plan,
+        |samples| rate(samples, &mut |each| many_tasks(&runtime, &ours, tasks, each)),
+        |samples| rate(samples, &mut |each| client.many_tasks(tasks, each)),
+    )?;
+    let name = format!("{}: {tasks} tasks that call, {} ({})", site.name(), kind.name(), peer.name);
+    report.add(Figure::new(name, Unit::Rate, &crowd).raw(peer.name, &beside));
+    Ok(())
+}
+
 /// The process in which a peer serves. It is killed when this is dropped.
 struct Server<'a> {
     plan: &'a Plan,
@@ -105,9 +158,9 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-    fn start<'a>(plan: &'a Plan, peer: &Peer) -> Outcome<Server<'a>> {
+    fn start<'a>(plan: &'a Plan, peer: &Peer, kind: Kind) -> Outcome<Server<'a>> {
         let mut command = Command::new(env::current_exe()?);
-        let mut child = command.args(["peer", peer.name]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command.args(["peer", peer.name, kind.name()]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().ok_or("the server has no output")?;
         plan.servers.borrow_mut().push(child.id());
         let mut server = Server { plan, child, address: ([0, 0, 0, 0], 0).into() };

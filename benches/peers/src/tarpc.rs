@@ -1,4 +1,4 @@
-//! tarpc over TCP with bincode, on tokio's default runtime.
+//! tarpc over TCP with bincode.
 
 use std::{future::ready, net::SocketAddr};
 
@@ -12,9 +12,10 @@ use tarpc::{
 use tokio::runtime::Runtime;
 use tokio_serde::formats::Bincode;
 
-use crate::{Client, Outcome, Peer, announce, expect, timed};
+use crate::{Calls, Client, Failure, Kind, Outcome, Peer, announce, expect, many_tasks, one_task, timed};
 
-pub const PEER: Peer = Peer { name: "tarpc 0.38", serve, connect };
+pub const PEER: Peer =
+    Peer { name: "tarpc 0.38", own: Kind::Default, tasks: &[Kind::CurrentThread, Kind::TwoWorkers], serve, connect };
 
 #[tarpc::service]
 trait Echo {
@@ -37,8 +38,8 @@ async fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(work);
 }
 
-fn serve() -> Outcome {
-    Runtime::new()?.block_on(async {
+fn serve(runtime: Runtime) -> Outcome {
+    runtime.block_on(async {
         let listener = tcp::listen("127.0.0.1:0", Bincode::default).await?;
         announce(listener.local_addr())?;
         listener
@@ -56,13 +57,18 @@ struct Caller {
     echo: EchoClient,
 }
 
-fn connect(address: SocketAddr) -> Outcome<Box<dyn Client>> {
-    let runtime = Runtime::new()?;
+fn connect(address: SocketAddr, runtime: Runtime) -> Outcome<Box<dyn Client>> {
     let echo = runtime.block_on(async {
         let transport = tcp::connect(address, Bincode::default).await?;
         Outcome::Ok(EchoClient::new(client::Config::default(), transport).spawn())
     })?;
     Ok(Box::new(Caller { runtime, echo }))
+}
+
+impl Calls for EchoClient {
+    async fn call(&mut self) -> Result<(), Failure> {
+        self.empty(context::current()).await.map_err(|error| error.to_string())
+    }
 }
 
 impl Client for Caller {
@@ -75,5 +81,13 @@ impl Client for Caller {
             }
             expect(echo.take(context::current(), bytes.clone()).await?, size)
         }))
+    }
+
+    fn one_task(&mut self, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
+        one_task(&self.runtime, self.echo.clone(), warm_up, count, samples)
+    }
+
+    fn many_tasks(&mut self, tasks: usize, each: usize) -> Outcome {
+        many_tasks(&self.runtime, &self.echo, tasks, each)
     }
 }

@@ -1,4 +1,4 @@
-//! tonic (gRPC), on tokio's default runtime. The codec passes bytes on unchanged, so that no `protoc` is needed; protobuf would
+//! tonic (gRPC). The codec passes bytes on unchanged, so that no `protoc` is needed; protobuf would
 //! add a tag and a length to a message of bytes.
 
 use std::{
@@ -21,9 +21,10 @@ use tonic::{
     transport::{Channel, Server},
 };
 
-use crate::{Client, Outcome, Peer, announce, expect, timed};
+use crate::{Calls, Client, Failure, Kind, Outcome, Peer, announce, expect, many_tasks, one_task, timed};
 
-pub const PEER: Peer = Peer { name: "tonic 0.14", serve, connect };
+pub const PEER: Peer =
+    Peer { name: "tonic 0.14", own: Kind::Default, tasks: &[Kind::CurrentThread, Kind::TwoWorkers], serve, connect };
 
 #[derive(Clone, Copy, Default)]
 struct Plain;
@@ -124,8 +125,8 @@ impl Service<Request<Bytes>> for Take {
     }
 }
 
-fn serve() -> Outcome {
-    Runtime::new()?.block_on(async {
+fn serve(runtime: Runtime) -> Outcome {
+    runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         announce(listener.local_addr()?)?;
         // `Server::serve`, which binds by itself, sets this too, but does not return the port.
@@ -141,10 +142,18 @@ struct Caller {
     grpc: Grpc<Channel>,
 }
 
-fn connect(address: SocketAddr) -> Outcome<Box<dyn Client>> {
-    let runtime = Runtime::new()?;
+fn connect(address: SocketAddr, runtime: Runtime) -> Outcome<Box<dyn Client>> {
     let channel = runtime.block_on(Channel::from_shared(format!("http://{address}"))?.connect())?;
     Ok(Box::new(Caller { runtime, grpc: Grpc::new(channel) }))
+}
+
+impl Calls for Grpc<Channel> {
+    async fn call(&mut self) -> Result<(), Failure> {
+        self.ready().await.map_err(|error| error.to_string())?;
+        let path = PathAndQuery::from_static("/bench.Echo/Empty");
+        let answer = self.unary(Request::new(Bytes::new()), path, Plain).await;
+        answer.map(drop).map_err(|error| error.to_string())
+    }
 }
 
 impl Client for Caller {
@@ -152,15 +161,21 @@ impl Client for Caller {
         let Caller { runtime, grpc } = self;
         let bytes = Bytes::from(vec![1; size]);
         runtime.block_on(timed(warm_up, count, samples, async || {
-            grpc.ready().await?;
             if size == 0 {
-                let path = PathAndQuery::from_static("/bench.Echo/Empty");
-                grpc.unary(Request::new(Bytes::new()), path, Plain).await?;
-                return Ok(());
+                return Ok(grpc.call().await?);
             }
+            grpc.ready().await?;
             let path = PathAndQuery::from_static("/bench.Echo/Take");
             let answer = grpc.unary(Request::new(bytes.clone()), path, Plain).await?.into_inner();
             expect(u64::from_le_bytes(answer[..].try_into()?), size)
         }))
+    }
+
+    fn one_task(&mut self, warm_up: usize, count: usize, samples: &mut Vec<f64>) -> Outcome {
+        one_task(&self.runtime, self.grpc.clone(), warm_up, count, samples)
+    }
+
+    fn many_tasks(&mut self, tasks: usize, each: usize) -> Outcome {
+        many_tasks(&self.runtime, &self.grpc, tasks, each)
     }
 }

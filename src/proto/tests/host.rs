@@ -99,7 +99,7 @@ pub fn content(body: &[u8]) -> OutgoingBody<'_, Mem> {
 
 fn body_of(body: &Body<Mem>) -> (Vec<u8>, bool) {
     match body {
-        Body::Small(bytes) => (bytes.clone(), false),
+        Body::Small(bytes) => (bytes.to_vec(), false),
         Body::Large(memory) => {
             assert_eq!(memory.len(), memory.bytes().len());
             (memory.bytes(), true)

@@ -2,8 +2,10 @@
 //! random choices or waits, so that every run takes the same number of instructions.
 
 use std::hint::black_box;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 
 use crate::progress::Core;
 use crate::proto::LeaseRange;
@@ -116,14 +118,17 @@ fn decode_record() {
 
 /// A client and a server that are driven by this thread.
 fn by_hand(listen: &str, scheme: Transport) -> Result<(Engine, Engine, Endpoint)> {
-    let server = Engine::builder().listen(listen).build()?;
+    let server = Engine::builder().same_host_upgrade(false).listen(listen).build()?;
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
+    server.define("list", |_: &Request, list: Vec<u8>| black_box(list).len())?;
+    server.define_borrowed::<str, _, _>("text", |_: &Request, text: &str| black_box(text).len())?;
+    server.define("record", |_: &Request, record: Record| record)?;
     let far: Arc<OnceLock<Arc<Core>>> = Arc::default();
     let server_core = far.clone();
     let wrap = move |inner| -> Box<dyn TransportDriver> {
         Box::new(LockstepTransport { inner, scheme, far: server_core.clone(), turns: AtomicU32::new(0) })
     };
-    let client = Engine::builder().wrap(wrap).build()?;
+    let client = Engine::builder().same_host_upgrade(false).wrap(wrap).build()?;
     let peer = client.lookup(server.address())?;
     // The first call connects and checks types.
     assert_eq!(client.procedure::<(u64, u64), u64>("sum").on(&peer).call(&(1, 2))?, 3);
@@ -149,16 +154,74 @@ fn shm_call() -> Result<()> {
     calls("shm://", Transport::Shm)
 }
 
-/// Through the ring; larger pulls are copied by the kernel.
+/// The kernel's part does not count.
+#[test]
+fn tcp_call() -> Result<()> {
+    calls("tcp://127.0.0.1:0", Transport::Tcp)
+}
+
+/// Polled until it is ready, as by a runtime. Where it leaves driving to the progress thread, this thread drives.
+#[test]
+fn shm_call_awaited() -> Result<()> {
+    let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
+    let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
+    let core = client.by_hand();
+    let mut context = Context::from_waker(Waker::noop());
+    repeat(|| {
+        let mut pending = pin!(sum.start(black_box(&(40, 2))).unwrap());
+        let answer = loop {
+            match pending.as_mut().poll(&mut context) {
+                Poll::Ready(answer) => break answer,
+                Poll::Pending => core.turn(false),
+            }
+        };
+        assert_eq!(answer.unwrap(), 42);
+    });
+    Ok(())
+}
+
+#[test]
+fn shm_call_with_record() -> Result<()> {
+    let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
+    let (echo, record) = (client.procedure::<Record, Record>("record").on(&peer), record());
+    repeat(|| assert_eq!(echo.call(black_box(&record)).unwrap().id, 1 << 40));
+    Ok(())
+}
+
+#[test]
+fn shm_call_with_64_kib_list() -> Result<()> {
+    let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
+    let (take, list) = (client.procedure::<Vec<u8>, usize>("list").on(&peer), vec![7u8; 64 << 10]);
+    repeat(|| assert_eq!(take.call(black_box(&list)).unwrap(), 64 << 10));
+    Ok(())
+}
+
+#[test]
+fn shm_call_with_2_mib() -> Result<()> {
+    let (_server, client, peer) = by_hand("shm://", Transport::Shm)?;
+    let (take, text) = (client.procedure::<str, usize>("text").on(&peer), "a".repeat(2 << 20));
+    repeat(|| assert_eq!(take.call(black_box(&text)).unwrap(), 2 << 20));
+    Ok(())
+}
+
+fn pulls(size: usize) -> Result<()> {
+    let (server, _client, peer) = by_hand("shm://", Transport::Shm)?;
+    let theirs = server.expose(vec![7u8; size], BulkMode::ReadWrite)?;
+    let remote = theirs.bulk().on(&peer);
+    let mut ours = vec![0u8; size];
+    repeat(|| assert_eq!(remote.pull_into(&mut ours[..]).unwrap(), size));
+    assert_eq!(ours[size - 1], 7);
+    Ok(())
+}
+
 #[test]
 fn shm_pull_of_4_kib() -> Result<()> {
-    let (server, _client, peer) = by_hand("shm://", Transport::Shm)?;
-    let theirs = server.expose(vec![7u8; 4096], BulkMode::ReadWrite)?;
-    let remote = theirs.bulk().on(&peer);
-    let mut ours = vec![0u8; 4096];
-    repeat(|| assert_eq!(remote.pull_into(&mut ours[..]).unwrap(), 4096));
-    assert_eq!(ours[4095], 7);
-    Ok(())
+    pulls(4 << 10)
+}
+
+#[test]
+fn shm_pull_of_1_mib() -> Result<()> {
+    pulls(1 << 20)
 }
 
 /// Drives the server whenever the client polls.

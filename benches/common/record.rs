@@ -1,0 +1,24 @@
+//! A record as services pass them on: enums, texts, lists.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Serialize, Deserialize)]
+pub enum Kind {
+    Plain,
+    Sized { width: u32, height: u32 },
+    Named(String),
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Record {
+    id: u64,
+    kind: Kind,
+    name: String,
+    scores: Vec<f32>,
+    parts: Vec<Kind>,
+}
+
+pub fn record() -> Record {
+    let parts = vec![Kind::Plain, Kind::Sized { width: 640, height: 480 }, Kind::Named("thumbnail".into())];
+    Record { id: 1 << 40, kind: Kind::Sized { width: 1920, height: 1080 }, name: "frame".into(), scores: vec![0.5; 16], parts }
+}

@@ -1,0 +1,130 @@
+//! Benchmark of what an operation costs besides time: system calls, sleeps and page faults of both processes together.
+//!
+//! `ci/instructions` counts the instructions.
+
+mod common;
+
+use std::{hint::black_box, thread, time::Duration};
+
+use calomel::{Bulk, BulkMode, Engine, Procedure, Request};
+use common::{
+    Outcome, Plan, Site, Transport,
+    caller::{self, Caller},
+    cpu,
+    record::{Record, record},
+    report::{Figure, Report, Unit},
+    stats::Series,
+    store,
+    system_calls::{self, Counter},
+};
+
+/// The pause before a call of a parked engine; long enough for all threads to sleep.
+const PAUSE: Duration = Duration::from_millis(20);
+
+fn main() -> Outcome {
+    common::main(define, measure)
+}
+
+fn define(engine: &Engine) -> calomel::Result<()> {
+    caller::define(engine)?;
+    store::define(engine)?;
+    engine.define("list", |_: &Request, list: Vec<u8>| black_box(list).len())?;
+    engine.define_borrowed::<str, _, _>("text", |_: &Request, text: &str| black_box(text).len())?;
+    engine.define("record", |_: &Request, record: Record| record)?;
+    Ok(())
+}
+
+fn measure(plan: &Plan) -> Outcome {
+    let mut report = Report::new("costs", plan);
+    if let Some(reason) = system_calls::unavailable() {
+        report.skip(format!("system calls: skipped: {reason}"));
+    }
+    for transport in [Transport::Tcp, Transport::Shm] {
+        let Some(site) = Site::open(plan, &mut report, transport, define)? else { continue };
+        calls(plan, &mut report, &site)?;
+        pulls(plan, &mut report, &site)?;
+    }
+    report.finish()?;
+    Ok(())
+}
+
+fn calls(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    let caller = Caller::new(site);
+    count(plan, report, site, "empty RPC", 5000, || caller.call())?;
+
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let empty = site.client.procedure::<(), ()>("empty").on(&site.peer);
+    count(plan, report, site, "a task's empty RPC", 5000, || runtime.block_on(async { empty.start(&())?.await }))?;
+
+    let echo = site.client.procedure::<Record, Record>("record").on(&site.peer);
+    let record = record();
+    count(plan, report, site, "record with enums and lists, there and back", 2000, || echo.call(&record).map(drop))?;
+
+    let take = site.client.procedure::<Vec<u8>, usize>("list").on(&site.peer);
+    let list = vec![1u8; 64 << 10];
+    count(plan, report, site, "RPC with 64 KiB as Vec<u8>", 1000, || take.call(&list).map(drop))?;
+
+    let take = site.client.procedure::<str, usize>("text").on(&site.peer);
+    let text = "a".repeat(2 << 20);
+    count(plan, report, site, "RPC with 2 MiB of bytes", 100, || take.call(&text).map(drop))?;
+
+    count(plan, report, site, "empty RPC every 20 ms, with the pause", 50, || {
+        thread::sleep(PAUSE);
+        caller.call()
+    })
+}
+
+fn pulls(plan: &Plan, report: &mut Report<'_>, site: &Site<'_>) -> Outcome {
+    let prepare: Procedure<(usize, u8), ()> = site.client.procedure("prepare");
+    let finish: Procedure<u8, bool> = site.client.procedure("finish");
+    let pull: Procedure<Bulk, usize> = site.client.procedure("pull");
+    for (size, what, times) in [(4 << 10, "RPC + pull of 4 KiB", 2000), (1 << 20, "RPC + pull of 1 MiB", 200)] {
+        // Memory that the server may also write is not sent inside the call.
+        let exposed = site.client.expose(vec![1u8; size], BulkMode::ReadWrite)?;
+        let bulk = exposed.bulk();
+        prepare.on(&site.peer).call(&(size, 7))?;
+        count(plan, report, site, what, times, || pull.on(&site.peer).call(&bulk).map(drop))?;
+        if !finish.on(&site.peer).call(&1)? {
+            return Err(format!("a pull of {size} bytes left wrong bytes").into());
+        }
+    }
+    Ok(())
+}
+
+/// The averages of `times` operations, each round after as many that are not counted.
+fn count(
+    plan: &Plan,
+    report: &mut Report<'_>,
+    site: &Site<'_>,
+    what: &str,
+    times: usize,
+    mut operation: impl FnMut() -> calomel::Result<()>,
+) -> Outcome {
+    let times = plan.count(times);
+    let mut pids = vec![std::process::id()];
+    pids.extend(Some(site.server_pid()).filter(|_| site.local.is_none()));
+    let with_calls = system_calls::unavailable().is_none();
+    let mut repeat = |times| (0..times).try_for_each(|_| operation());
+    let rounds = plan.rounds(|| {
+        repeat(times)?;
+        let before = cpu::so_far(&pids)?;
+        repeat(times)?;
+        let used = cpu::so_far(&pids)?.since(&before);
+        let mut costs = vec![used.wake_ups, used.faults];
+        if with_calls {
+            // Another round, since perf itself makes this process sleep.
+            let counter = Counter::start(&pids)?;
+            repeat(times)?;
+            let calls = counter.stop()?;
+            costs.extend([calls.all - calls.spinning.min(calls.all), calls.spinning]);
+        }
+        Ok(costs.into_iter().map(|cost| cost as f64 / times as f64).collect::<Vec<f64>>())
+    })?;
+    for (number, word) in ["sleeps", "page faults", "system calls", "system calls that spin"].into_iter().enumerate() {
+        if rounds.iter().all(|round| number < round.len()) {
+            let series = Series::new(rounds.iter().map(|round| vec![round[number]]).collect());
+            report.add(Figure::new(format!("{}: {what}, {word}", site.name()), Unit::Count(""), &series));
+        }
+    }
+    Ok(())
+}
