@@ -127,7 +127,7 @@ impl Default for EngineBuilder {
             dial_filter: None,
             peer_hook: None,
             overrides: LimitOverrides::default(),
-            shm: ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: true },
+            shm: ShmOptions { group: None, lending: KernelCopyPolicy::Measured, local_addresses: true },
             #[cfg(feature = "tls")]
             tls: None,
             runtime: TaskRuntime::default(),
@@ -375,8 +375,8 @@ impl EngineBuilder {
     }
 
     /// Whether the kernel copies bulk data between this engine and peers of the same user on this host, with one copy
-    /// (`process_vm_readv`): always where the system permits it, or never. Without this it does so where several peers fetch at
-    /// a time, or with one core; else the data goes through a ring, which takes two copies, and is faster.
+    /// (`process_vm_readv`): always where the system permits it, or never; then the data goes through a ring, which takes two
+    /// copies, by both sides at the same time. Without this each connection measures both, and uses the faster one.
     pub fn shm_kernel_copy(mut self, on: bool) -> Self {
         self.shm.lending = if on { KernelCopyPolicy::Always } else { KernelCopyPolicy::Never };
         self

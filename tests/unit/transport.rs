@@ -48,7 +48,7 @@ fn tcp(reactor: Reactor) -> Box<dyn TransportDriver> {
 }
 
 fn shm(reactor: Reactor) -> Box<dyn TransportDriver> {
-    Box::new(Shm::new(reactor, ShmOptions { group: None, lending: KernelCopyPolicy::Crowded, local_addresses: false }).unwrap())
+    Box::new(Shm::new(reactor, ShmOptions { group: None, lending: KernelCopyPolicy::Measured, local_addresses: false }).unwrap())
 }
 
 #[test]

@@ -243,7 +243,7 @@ impl ShmLink {
     }
 
     fn open(&self, connection: Arc<Connection>) {
-        *self.outbox.lock() = Some(ShmOutbox::new(&connection, self.shared.traffic.clone()));
+        *self.outbox.lock() = Some(ShmOutbox::new(&connection, self.shared.copy_policy));
         *self.inbox.lock() = Some(ShmInbox::new(&connection));
         let _ = self.connection.set(connection);
     }

@@ -4,20 +4,20 @@
 //! frames behind them do not wait for all of it.
 //!
 //! Through the ring a payload is copied twice, by two threads at a time, each copy within the processor's caches; lent, it is
-//! copied once, by the kernel, which pins every page. The former was measured at two to three times the speed of the latter
-//! from 64 KiB to 256 MiB, and takes less processor time in all. But it occupies the sender's thread: when several peers fetch
-//! at once, all but the first copy from loans. Blocks of shared memory that the peer has mapped, or may map, are always lent.
+//! copied once, by the kernel, which pins every page. Which is faster depends on the machine and on what else it does, so the
+//! receiver measures both, and asks for one (`copy_choice`). The sender decides whether it may lend. Blocks of shared memory that
+//! the peer has mapped, or may map, are always lent.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-// Only a hint, so the models need not watch it.
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use super::super::{LinkKey, PartialFrame, PayloadStatus, ReceiveTarget, Sink, closed_by_peer};
 use super::blocks::{self, MAX_BLOCKS, MAX_MAPPED};
 use super::connection::{Connection, Consumer, MAX_BODY, Producer, ProtocolViolation, Record, RecordKind};
+use super::copy_choice::{CopyChoice, CopyWay};
 use super::handshake::{self, ControlPacket};
 use super::loans::{Lingering, Loans};
 use super::segment::{CLOSED, SLOTS, see};
@@ -51,32 +51,16 @@ pub(super) struct ShmOutbox {
     words: Vec<u8>,
     /// What the pending send waits for.
     needs: Needs,
-    traffic: Arc<Traffic>,
-    /// `traffic` counts this link.
-    streams: bool,
+    policy: KernelCopyPolicy,
 }
 
 /// When the engine lends memory to peers that can read it, so that the kernel copies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelCopyPolicy {
     Never,
-    /// While another payload goes through a ring.
-    Crowded,
-    /// Also chosen for `Crowded` on one core, where two threads can't copy at the same time.
+    /// Where the peer asks for it.
+    Measured,
     Always,
-}
-
-/// What the links of an engine share to decide between ring and loan.
-pub(super) struct Traffic {
-    /// Links over which a payload goes through the ring at this moment.
-    streams: AtomicUsize,
-    lending: KernelCopyPolicy,
-}
-
-impl Traffic {
-    pub(super) fn new(lending: KernelCopyPolicy) -> Traffic {
-        Traffic { streams: AtomicUsize::new(0), lending }
-    }
 }
 
 enum Needs {
@@ -93,6 +77,8 @@ pub(super) struct ShmSend {
     payload: Option<Slice>,
     /// How much of the payload has been sent or lent.
     covered: usize,
+    /// The payload is lent where possible.
+    lends: bool,
     number: u64,
 }
 
@@ -107,7 +93,7 @@ pub(super) enum Written {
 }
 
 impl ShmOutbox {
-    pub(super) fn new(connection: &Connection, traffic: Arc<Traffic>) -> ShmOutbox {
+    pub(super) fn new(connection: &Connection, policy: KernelCopyPolicy) -> ShmOutbox {
         ShmOutbox {
             producer: Producer::new(connection.mine.clone(), connection.theirs.clone()),
             pending: None,
@@ -116,45 +102,29 @@ impl ShmOutbox {
             blocks: HashMap::new(),
             words: Vec::new(),
             needs: Needs::Slot,
-            traffic,
-            streams: false,
+            policy,
         }
     }
 
     pub(super) fn begin(&mut self, bytes: Vec<u8>, payload: Option<Slice>) -> ShmSend {
         self.payloads += 1;
-        ShmSend { bytes, written: 0, payload, covered: 0, number: self.payloads }
+        ShmSend { bytes, written: 0, payload, covered: 0, lends: false, number: self.payloads }
+    }
+
+    /// Whether a payload of this length is lent if it can be.
+    fn prefers_lending(&self, connection: &Connection, len: usize) -> bool {
+        let prefers = match self.policy {
+            KernelCopyPolicy::Never => false,
+            KernelCopyPolicy::Measured => {
+                connection.theirs.words().wanted.0.load(Ordering::Relaxed) & (1 << size_class(len)) != 0
+            }
+            KernelCopyPolicy::Always => true,
+        };
+        prefers && connection.lends.load(Ordering::Relaxed)
     }
 
     /// Writes as much of a send as there is room for.
     pub(super) fn write(&mut self, connection: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
-        let written = self.write_some(connection, sending);
-        let streams = matches!(written, Ok(Written::Part)) && sending.payload.is_some();
-        self.set_streams(streams);
-        written
-    }
-
-    fn set_streams(&mut self, streams: bool) {
-        if std::mem::replace(&mut self.streams, streams) != streams {
-            let count = &self.traffic.streams;
-            if streams {
-                count.fetch_add(1, Ordering::Relaxed)
-            } else {
-                count.fetch_sub(1, Ordering::Relaxed)
-            };
-        }
-    }
-
-    /// Whether a payload is lent if it can be.
-    fn prefers_lending(&self) -> bool {
-        match self.traffic.lending {
-            KernelCopyPolicy::Never => false,
-            KernelCopyPolicy::Crowded => self.traffic.streams.load(Ordering::Relaxed) > usize::from(self.streams),
-            KernelCopyPolicy::Always => true,
-        }
-    }
-
-    fn write_some(&mut self, connection: &Arc<Connection>, sending: &mut ShmSend) -> Result<Written, ProtocolViolation> {
         while sending.written < sending.bytes.len() {
             let rest = &sending.bytes[sending.written..];
             let now = &rest[..rest.len().min(MAX_BODY)];
@@ -165,6 +135,9 @@ impl ShmOutbox {
             sending.written += now.len();
         }
         let Some(payload) = sending.payload.clone() else { return Ok(Written::All) };
+        if sending.covered == 0 {
+            sending.lends = self.prefers_lending(connection, payload.len);
+        }
         while sending.covered < payload.len {
             let Some(access) = payload.read_access() else {
                 if !self.has_room(0)? {
@@ -203,7 +176,7 @@ impl ShmOutbox {
         // A part lies in one block, or outside of all blocks.
         let block = pieces.first().and_then(|piece| payload.region.block(piece.iov_base.cast::<u8>()));
         let block = block.filter(|block| self.share_block(connection, block, payload.unrestricted));
-        if block.is_none() && !(connection.lends.load(Ordering::Relaxed) && self.prefers_lending()) {
+        if block.is_none() && !sending.lends {
             return Ok(None);
         }
         let words = 2 + 3 * pieces.len();
@@ -299,7 +272,6 @@ impl ShmOutbox {
     /// Ends all loans of a link that is closed; those that the peer still reads come back.
     pub(super) fn end(&mut self, connection: &Arc<Connection>) -> Vec<Lingering> {
         self.pending = None;
-        self.set_streams(false);
         self.loans.end(connection)
     }
 
@@ -316,6 +288,22 @@ pub(super) struct ShmInbox {
     payloads: VecDeque<ShmPayload>,
     /// The peer's shared blocks, by its numbers.
     blocks: HashMap<u64, Mapping>,
+    /// Which way payloads should take, by size class.
+    choices: [CopyChoice; 2],
+    last: Option<Measured>,
+}
+
+/// Payloads that fill a chunk are parts of long transfers, where the pace counts; shorter ones mostly arrive alone.
+fn size_class(len: usize) -> usize {
+    usize::from(len >= STEP)
+}
+
+/// The payload that was measured last.
+struct Measured {
+    way: Option<CopyWay>,
+    done: Instant,
+    /// The memory behind it: if the next payload goes there, it is the next of the same transfer.
+    next: (usize, usize),
 }
 
 struct ShmPayload {
@@ -325,6 +313,10 @@ struct ShmPayload {
     done: usize,
     parts: VecDeque<ExportedPart>,
     status: PayloadStatus,
+    /// When it was announced, if it is long enough to be measured.
+    since: Option<Instant>,
+    /// The way of all its parts; none, if they took different ones, or lie in a block.
+    way: Option<CopyWay>,
 }
 
 /// The outcome of a turn.
@@ -343,6 +335,8 @@ impl ShmInbox {
             partial: PartialFrame::default(),
             payloads: VecDeque::new(),
             blocks: HashMap::new(),
+            choices: Default::default(),
+            last: None,
         }
     }
 
@@ -408,7 +402,7 @@ impl ShmInbox {
         if self.has_parts() {
             turn = Turn::Something;
             self.step(connection, STEP)?;
-            self.report(key, sink);
+            self.report(key, connection, sink);
         }
         Ok(turn)
     }
@@ -426,13 +420,14 @@ impl ShmInbox {
         let open = self.payloads.back().is_some_and(|last| last.announced < last.receive_target.len);
         match record.kind {
             RecordKind::Bytes if open => return Err(ProtocolViolation.into()),
-            RecordKind::Bytes => return self.frames(key, body, sink),
+            RecordKind::Bytes => return self.frames(key, connection, body, sink),
             RecordKind::Forget => {
                 body.as_chunks::<8>().0.iter().for_each(|id| drop(self.blocks.remove(&u64::from_le_bytes(*id))));
             }
             RecordKind::Loan | RecordKind::Payload | RecordKind::Gone if !open => return Err(ProtocolViolation.into()),
             RecordKind::Loan => {
                 let part = ExportedPart::parse(body).ok_or(ProtocolViolation)?;
+                let in_block = part.pieces.iter().any(|piece| piece.block != 0);
                 // A slot is reused only after this side has finished its loan, so there are at most `SLOTS` parts.
                 if self.payloads.iter().flat_map(|payload| &payload.parts).any(|other| other.slot == part.slot) {
                     return Err(ProtocolViolation.into());
@@ -442,19 +437,21 @@ impl ShmInbox {
                 }
                 let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
                 let len = part.len().filter(|len| *len <= last.receive_target.len - last.announced).ok_or(ProtocolViolation)?;
+                last.note_way((!in_block).then_some(CopyWay::Kernel));
                 last.announced += len;
                 last.parts.push_back(part);
             }
             RecordKind::Payload => {
                 // Loans before this record are copied first: payloads complete in order.
                 self.settle(connection)?;
-                self.report(key, sink);
+                self.report(key, connection, sink);
                 let last = self.payloads.back_mut().ok_or(ProtocolViolation)?;
                 if record.len == 0 || record.len > last.receive_target.len - last.announced {
                     return Err(ProtocolViolation.into());
                 }
                 let (segment, at) = self.consumer.body();
                 last.write(record.len, |access, skip| segment.read_memory(at, access, skip, record.len));
+                last.note_way(Some(CopyWay::Ring));
                 last.announced += record.len;
                 sink.heard(key);
             }
@@ -464,12 +461,12 @@ impl ShmInbox {
                 last.status = PayloadStatus::SourceGone;
             }
         }
-        self.report(key, sink);
+        self.report(key, connection, sink);
         Ok(true)
     }
 
     /// Offers frames to the sink. False when the link was closed because of them.
-    fn frames(&mut self, key: LinkKey, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
+    fn frames(&mut self, key: LinkKey, connection: &Connection, bytes: &[u8], sink: &mut dyn Sink) -> io::Result<bool> {
         let offered = self.partial.offer(bytes, |bytes| sink.bytes(key, bytes));
         let Some((receive_target, behind)) = offered else { return Ok(false) };
         if !behind.is_empty() {
@@ -477,23 +474,56 @@ impl ShmInbox {
             return Err(ProtocolViolation.into());
         }
         if let Some(receive_target) = receive_target {
+            let measured = connection.reads && receive_target.len > SMALL && receive_target.memory.is_some();
             self.payloads.push_back(ShmPayload {
                 receive_target,
                 announced: 0,
                 done: 0,
                 parts: VecDeque::new(),
                 status: PayloadStatus::Whole,
+                since: measured.then(Instant::now),
+                way: None,
             });
-            self.report(key, sink);
+            self.report(key, connection, sink);
         }
         Ok(true)
     }
 
     /// Reports the payloads that are complete, or have failed.
-    fn report(&mut self, key: LinkKey, sink: &mut dyn Sink) {
-        while let Some(payload) = self.payloads.front().filter(|payload| payload.is_over()) {
+    fn report(&mut self, key: LinkKey, connection: &Connection, sink: &mut dyn Sink) {
+        while self.payloads.front().is_some_and(ShmPayload::is_over) {
+            let Some(payload) = self.payloads.pop_front() else { return };
+            self.measure(connection, &payload);
             sink.payload_done(key, payload.status);
-            self.payloads.pop_front();
+        }
+    }
+
+    /// Notes how long a payload took, and asks for the way that it finds faster. A payload is not counted if it overlaps with one
+    /// that came another way: part of it may have been copied into the ring meanwhile.
+    fn measure(&mut self, connection: &Connection, payload: &ShmPayload) {
+        let (Some(since), Some(target)) = (payload.since, &payload.receive_target.memory) else { return };
+        let (len, memory) = (payload.receive_target.len, Arc::as_ptr(&target.region).addr());
+        let done = Instant::now();
+        let next = (memory, target.offset + len);
+        let last = self.last.replace(Measured { way: payload.way, done, next });
+        let Some(way) = payload.way.filter(|_| payload.status == PayloadStatus::Whole) else { return };
+        let begun = match last {
+            // What the sender needs between two payloads of a transfer counts too.
+            Some(last) if last.next == (memory, target.offset) || last.done > since => {
+                if last.way != payload.way {
+                    return;
+                }
+                last.done
+            }
+            _ => since,
+        };
+        let choices = &mut self.choices;
+        choices[size_class(len)].arrived(way, len, (done - begun).as_nanos() as f64);
+        let wanted = choices.iter().enumerate().filter(|(_, choice)| choice.wanted() == CopyWay::Kernel);
+        let wanted = wanted.fold(0, |bits, (class, _)| bits | 1 << class);
+        let word = &connection.mine.words().wanted.0;
+        if word.load(Ordering::Relaxed) != wanted {
+            word.store(wanted, Ordering::Relaxed);
         }
     }
 
@@ -537,6 +567,11 @@ impl ShmInbox {
 impl ShmPayload {
     fn is_over(&self) -> bool {
         self.announced == self.receive_target.len && self.parts.is_empty()
+    }
+
+    /// A part of it comes this way. The first part is not announced yet.
+    fn note_way(&mut self, way: Option<CopyWay>) {
+        self.way = way.filter(|way| self.announced == 0 || self.way == Some(*way));
     }
 
     /// Writes bytes that arrived through the ring.

@@ -6,6 +6,7 @@
 
 mod blocks;
 mod connection;
+mod copy_choice;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
@@ -95,7 +96,7 @@ struct ShmShared {
     has_scheduled: AtomicBool,
     /// Loans of links that are over.
     lingering: Mutex<Vec<Lingering>>,
-    traffic: Arc<mailbox::Traffic>,
+    copy_policy: KernelCopyPolicy,
     admission: Admission,
     /// The engine may read memory of other processes in place.
     direct: bool,
@@ -212,11 +213,6 @@ impl Shm {
     pub(crate) fn new(reactor: Reactor, options: ShmOptions) -> Result<Shm> {
         let nonce = random::from_system().map_err(|error| Error::io("can't get random numbers from the system", error))?;
         let Reactor { registry, waker, first_token } = reactor;
-        let one_core = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
-        let lending = match options.lending {
-            KernelCopyPolicy::Crowded if one_core => KernelCopyPolicy::Always,
-            other => other,
-        };
         let admission = Admission { uid: rustix::process::geteuid().as_raw(), group: options.group };
         Ok(Shm {
             shared: Arc::new(ShmShared {
@@ -227,7 +223,7 @@ impl Shm {
                 scheduled: Mutex::default(),
                 has_scheduled: AtomicBool::new(false),
                 lingering: Mutex::default(),
-                traffic: Arc::new(mailbox::Traffic::new(lending)),
+                copy_policy: options.lending,
                 admission,
                 direct: options.lending != KernelCopyPolicy::Never,
                 nonce: Box::new(u64::from_ne_bytes(nonce)),

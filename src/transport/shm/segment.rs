@@ -44,6 +44,8 @@ pub(super) struct Words {
     pub finished: [AtomicU64; SLOTS],
     /// The processor on which this side last rang: its number plus 1, or 0 if unknown.
     pub processor: CacheLine,
+    /// By size class, a bit: this side would rather have payloads lent than through the ring.
+    pub wanted: CacheLine,
 }
 
 const _: () = assert!(size_of::<Words>() <= HEAD);

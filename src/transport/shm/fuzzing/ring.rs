@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::super::{Consumed, Link, LinkKey, PayloadStatus, ReceiveTarget, Sink};
 use super::super::connection::{Connection, MAX_BODY};
-use super::super::mailbox::{ExportedPart, KernelCopyPolicy, ShmInbox, ShmOutbox, ShmSend, Traffic, Turn, Written};
+use super::super::mailbox::{ExportedPart, KernelCopyPolicy, ShmInbox, ShmOutbox, ShmSend, Turn, Written};
 use super::super::process::ShmPeer;
 use super::super::segment::{LEN, RING, SLOTS, SharedSegment, Words};
 use super::pair;
@@ -290,7 +290,7 @@ pub fn ring(bytes: &[u8]) {
     let nonce = 0x1234_5678_9abc_def0;
     let (connection, segment, _socket) = link_to_adversary(&nonce);
     let mut inbox = ShmInbox::new(&connection);
-    let mut outbox = ShmOutbox::new(&connection, Arc::new(Traffic::new(KernelCopyPolicy::Always)));
+    let mut outbox = ShmOutbox::new(&connection, KernelCopyPolicy::Always);
     let mut sending: Option<(ShmSend, Arc<Region>)> = None;
     let mut scratch = vec![0; MAX_BODY];
     let events = read_all::<Event>(bytes, EVENTS).into();

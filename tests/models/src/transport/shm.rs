@@ -2,6 +2,8 @@
 
 #[path = "../../../../src/transport/shm/connection.rs"]
 mod connection;
+#[path = "../../../../src/transport/shm/copy_choice.rs"]
+mod copy_choice;
 #[path = "../../../../src/transport/shm/loans.rs"]
 mod loans;
 #[path = "../../../../src/transport/shm/mailbox.rs"]
@@ -16,7 +18,7 @@ use crate::sync::Flag;
 use crate::sync::atomic::Ordering;
 use crate::watched::Watched;
 use connection::Connection;
-use mailbox::{KernelCopyPolicy, ShmInbox, ShmOutbox, Traffic, Turn, Written};
+use mailbox::{KernelCopyPolicy, ShmInbox, ShmOutbox, Turn, Written};
 use process::ShmPeer;
 use segment::SharedSegment;
 
@@ -70,7 +72,7 @@ pub(crate) fn pair(exported: Option<&Watched>) -> (End, End) {
         let connection = Arc::new(Connection::new(segments[own].clone(), segments[far].clone(), peer, true));
         connection.lends.store(true, Ordering::Relaxed);
         End {
-            outbox: ShmOutbox::new(&connection, Arc::new(Traffic::new(KernelCopyPolicy::Always))),
+            outbox: ShmOutbox::new(&connection, KernelCopyPolicy::Always),
             inbox: ShmInbox::new(&connection),
             doorbell: doorbells[own].clone(),
             connection,

@@ -22,8 +22,9 @@ pub(super) struct Words {
     pub taken: CacheLine,
     pub asleep: CacheLine,
     pub waiting: CacheLine,
-    /// Irrelevant for the order of events.
+    /// These two are irrelevant for the order of events.
     pub processor: Plain,
+    pub wanted: Plain,
     pub granted: [AtomicU64; SLOTS],
     pub reading: [AtomicU64; SLOTS],
     pub finished: [AtomicU64; SLOTS],
@@ -70,8 +71,8 @@ impl SharedSegment {
     pub(super) fn new() -> SharedSegment {
         let none = || std::array::from_fn(|_| AtomicU64::default());
         let (taken, asleep, waiting) = Default::default();
-        let processor = Plain::default();
-        let words = Words { taken, asleep, waiting, processor, granted: none(), reading: none(), finished: none() };
+        let (processor, wanted) = Default::default();
+        let words = Words { taken, asleep, waiting, processor, wanted, granted: none(), reading: none(), finished: none() };
         let line = |_| Word { word: AtomicU64::new(0), content: UnsafeCell::new([0; LINE as usize]) };
         SharedSegment { words, lines: std::array::from_fn(line) }
     }
