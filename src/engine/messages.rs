@@ -5,12 +5,13 @@
 
 use std::cell::RefCell;
 use std::mem;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use serde::Serialize;
 
 use super::EngineShared;
-use crate::memory::{Region, Slice};
+use crate::memory::{MAPPED_BY_ALLOCATOR, Region, Slice, spare_to_encode};
 use crate::progress::LeaseKeepAlive;
 use crate::proto::{LeaseRange, LinkId, OutgoingBody};
 use crate::shape::{DeclaredShape, Encoded, Knowledge};
@@ -46,6 +47,10 @@ pub(crate) fn encode_message<T: Serialize + ?Sized>(
     shared: &EngineShared,
     knowledge: &Knowledge,
 ) -> Result<(Vec<LeaseKeepAlive>, Arc<DeclaredShape>), Unencodable> {
+    let long = knowledge.long_message.load(Ordering::Relaxed);
+    if long > 0 && out.is_empty() {
+        reuse_memory(out, long);
+    }
     let (start, numbers) = (out.len(), &shared.procedures.numbers);
     let (encoded, mut context) = encoding(shared, || knowledge.encode(value, out, numbers));
     let declared = match encoded {
@@ -58,11 +63,23 @@ pub(crate) fn encode_message<T: Serialize + ?Sized>(
         }
         Err(fault) => Err(fault),
     };
+    if long > 0 || out.len() >= MAPPED_BY_ALLOCATOR {
+        let len = out.len() - start;
+        knowledge.long_message.store(if len < MAPPED_BY_ALLOCATOR { 0 } else { len }, Ordering::Relaxed);
+    }
     let EncodeContext { leases, foreign, .. } = context;
     if let Some(belongs_to) = foreign {
         return Err(Unencodable::OtherEngine { belongs_to, used_with: shared.listens_at() });
     }
     Ok((leases, declared.map_err(|fault| Unencodable::Codec(fault.to_string()))?))
+}
+
+/// Takes memory of an earlier message to encode a long one into.
+#[cold]
+fn reuse_memory(out: &mut Vec<u8>, len: usize) {
+    if let Some(spare) = spare_to_encode(len) {
+        *out = spare;
+    }
 }
 
 /// What has been encoded, to be sent. Longer than `eager`, it is taken out of the buffer, and stays until the peer has it.

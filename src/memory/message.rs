@@ -15,6 +15,9 @@ const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=KEPT_BYTES;
 /// Larger ones are mapped. Such a buffer of the allocator's, which a sender has, would keep it from giving memory back: with two
 /// of them a server under a mixed load grew from 100 to 180 MiB.
 const LONGEST_ON_HEAP: usize = 1 << 20;
+/// From here on the allocator maps each allocation by itself, and unmaps it when it is freed: 32 MiB, where glibc ends to raise that
+/// limit. Such a buffer of a sender costs its pages for each message, and does not lie between other allocations.
+pub(crate) const MAPPED_BY_ALLOCATOR: usize = 32 << 20;
 /// A buffer is used for a message that fills so much of it at least, as a divisor.
 const LEAST_USED: usize = 4;
 
@@ -55,12 +58,32 @@ impl MessageBuffer {
         }
     }
 
+    /// How much memory it takes.
+    fn size(&self) -> usize {
+        match self {
+            MessageBuffer::Heap(bytes) => bytes.capacity(),
+            MessageBuffer::Mapped { mapping, .. } => mapping.len(),
+        }
+    }
+
     fn resize(&mut self, new: usize) {
         match self {
             MessageBuffer::Heap(bytes) => bytes.truncate(new),
             MessageBuffer::Mapped { len, .. } => *len = new,
         }
     }
+}
+
+/// A spare buffer to encode a message of about this length into, if it is so long that the allocator would map its memory anew.
+/// It is empty.
+pub(crate) fn spare_to_encode(len: usize) -> Option<Vec<u8>> {
+    let fitting = len.max(MAPPED_BY_ALLOCATOR)..=KEPT_BYTES;
+    let mut spare = SPARE.try_lock().filter(|_| !fitting.is_empty())?;
+    let at =
+        spare.iter().rposition(|buffer| matches!(buffer, MessageBuffer::Heap(bytes) if fitting.contains(&bytes.capacity())))?;
+    let MessageBuffer::Heap(mut bytes) = spare.remove(at) else { return None };
+    bytes.clear();
+    Some(bytes)
 }
 
 /// Takes the newest spare buffer that has room for a message of this length, and is not much longer.
@@ -92,8 +115,14 @@ pub(super) fn buffer(len: usize) -> MessageBuffer {
 
 /// Takes back the buffer of a message that was complete.
 pub(super) fn keep(buffer: MessageBuffer) {
-    let wasted = |bytes: &Vec<u8>| bytes.capacity() > (2 * bytes.len()).min(LONGEST_ON_HEAP);
-    if matches!(&buffer, MessageBuffer::Heap(bytes) if wasted(bytes)) || !WORTH_KEEPING.contains(&buffer.room()) {
+    let is_kept = match &buffer {
+        MessageBuffer::Heap(bytes) => match bytes.capacity() {
+            MAPPED_BY_ALLOCATOR..=KEPT_BYTES => true,
+            capacity => capacity <= (2 * bytes.len()).min(LONGEST_ON_HEAP),
+        },
+        MessageBuffer::Mapped { .. } => true,
+    };
+    if !is_kept || !WORTH_KEEPING.contains(&buffer.room()) {
         return;
     }
     let Some(mut spare) = SPARE.try_lock() else { return };
@@ -117,7 +146,7 @@ fn excess(spare: &[MessageBuffer]) -> Option<usize> {
     } else if spare.len() - mapped > most_on_heap {
         spare.iter().position(|buffer| !is_mapped(&buffer))
     } else {
-        (spare.iter().map(MessageBuffer::room).sum::<usize>() > KEPT_BYTES).then_some(0)
+        (spare.iter().map(MessageBuffer::size).sum::<usize>() > KEPT_BYTES).then_some(0)
     }
 }
 
@@ -170,8 +199,24 @@ mod tests {
             buffers.into_iter().for_each(keep);
             let spare = SPARE.lock();
             assert!(spare.len() <= KEPT[0] + KEPT[1]);
-            assert!(spare.iter().map(MessageBuffer::room).sum::<usize>() <= KEPT_BYTES);
+            assert!(spare.iter().map(MessageBuffer::size).sum::<usize>() <= KEPT_BYTES);
         }
+    }
+
+    #[test]
+    fn only_memory_that_the_allocator_would_map_is_kept_for_encoding() {
+        // Other tests may take the lock, or push the buffer out.
+        let reused = |len: usize| {
+            (0..100).any(|_| {
+                let mut first = vec![1; len];
+                let address = first.as_mut_ptr();
+                keep(MessageBuffer::Heap(first));
+                spare_to_encode(len - 1000).is_some_and(|mut next| next.is_empty() && next.as_mut_ptr() == address)
+            })
+        };
+        assert!(reused(MAPPED_BY_ALLOCATOR + 5));
+        assert!(!reused(MAPPED_BY_ALLOCATOR / 2));
+        assert!(!reused(KEPT_BYTES + 1));
     }
 
     #[test]

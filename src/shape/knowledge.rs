@@ -1,7 +1,7 @@
 //! The state of type checking: what a sender's values have shown so far, and which declarations a receiver has accepted.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::sync::Mutex;
@@ -53,6 +53,8 @@ pub(crate) struct Knowledge {
     /// Set once further values can show nothing new.
     whole: OnceLock<Arc<DeclaredShape>>,
     latest: Mutex<Latest>,
+    /// The length of the last message, if it was so long that its memory is worth keeping for the next; else 0.
+    pub(crate) long_message: AtomicUsize,
 }
 
 struct Latest {
@@ -72,7 +74,12 @@ impl Knowledge {
     /// For the arguments of a procedure of this name, or, without a name, for results.
     pub(crate) fn new(name: Option<Arc<str>>) -> Knowledge {
         let declared = Arc::new(DeclaredShape { number: 0, shape: Arc::default(), known: KnownShape::nothing() });
-        Knowledge { name, whole: OnceLock::new(), latest: Mutex::new(Latest { declared, alone: 0 }) }
+        Knowledge {
+            name,
+            whole: OnceLock::new(),
+            latest: Mutex::new(Latest { declared, alone: 0 }),
+            long_message: AtomicUsize::new(0),
+        }
     }
 
     /// Encodes a value at the end of `out`.

@@ -700,3 +700,7 @@ impl ExportedPart {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../../../tests/unit/mailbox.rs"]
+mod tests;

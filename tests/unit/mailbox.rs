@@ -1,0 +1,106 @@
+//! One end sends payloads to the other, both in this process: which way they take.
+
+use std::sync::atomic::AtomicBool;
+
+use super::super::super::Consumed;
+use super::super::process::ShmPeer;
+use super::super::segment::SharedSegment;
+use super::*;
+use crate::Address;
+use crate::memory::Region;
+use crate::transport::Link;
+
+const CHUNK: usize = STEP;
+
+/// The two connections of one link, both of this process.
+fn ends(nonce: &u64) -> [Arc<Connection>; 2] {
+    let [a, b] = [SharedSegment::create().unwrap(), SharedSegment::create().unwrap()];
+    let peer = || ShmPeer {
+        own_user: true,
+        socket: Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()),
+        pid: std::process::id() as i32,
+        handle: None,
+        nonce: (*nonce, (&raw const *nonce).addr() as u64),
+        doorbell: None,
+        cut: AtomicBool::new(false),
+    };
+    let attach = |fd: &OwnedFd| SharedSegment::attach(fd.as_fd()).unwrap();
+    let (far_a, far_b) = (attach(&a.0), attach(&b.0));
+    [(a.1, far_b), (b.1, far_a)].map(|(mine, theirs)| {
+        let connection = Connection::new(mine, theirs, peer(), true);
+        connection.lends.store(true, Ordering::Relaxed);
+        Arc::new(connection)
+    })
+}
+
+/// Gives each payload memory of its own.
+struct Target(usize);
+
+impl Sink for Target {
+    fn accepted(&mut self, _: Address) -> LinkKey {
+        unreachable!()
+    }
+    fn attach(&mut self, _: LinkKey, _: Arc<dyn Link>) {}
+    fn connected(&mut self, _: LinkKey) {}
+    fn chunk(&mut self, _: LinkKey, _: usize) {}
+    fn bytes(&mut self, _: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
+        let memory = Some(Slice::whole(&Region::from_vec(vec![0; self.0])));
+        Some(Consumed { used: bytes.len(), target: Some(ReceiveTarget { memory, len: self.0 }) })
+    }
+    fn payload_done(&mut self, _: LinkKey, status: PayloadStatus) {
+        assert_eq!(status, PayloadStatus::Whole);
+    }
+    fn heard(&mut self, _: LinkKey) {}
+    fn sent(&mut self, _: LinkKey, _: Vec<u8>, _: bool) {}
+    fn returned(&mut self, _: LinkKey) {}
+    fn rma_capable(&mut self, _: LinkKey) {}
+    fn rma_done(&mut self, _: LinkKey, _: u64, _: io::Result<()>) {}
+    fn closed(&mut self, _: LinkKey, _: io::Error) {}
+}
+
+/// Sends a payload; true when it was lent.
+fn transfer(outbox: &mut ShmOutbox, inbox: &mut ShmInbox, [near, far]: &[Arc<Connection>; 2], len: usize) -> bool {
+    let mut sending = outbox.begin(vec![1], Some(Slice::whole(&Region::from_vec(vec![5; len]))));
+    let mut scratch = vec![0; MAX_BODY];
+    loop {
+        let written = outbox.write(near, &mut sending).unwrap();
+        while inbox.turn(LinkKey(1), far, &mut scratch, &mut Target(len), &mut |_| ()).unwrap() == Turn::Something {}
+        outbox.loans.sweep(near);
+        match written {
+            Written::Part => {}
+            Written::All => return false,
+            Written::Lent => return true,
+        }
+    }
+}
+
+/// The peer's wish changes nothing about what it may read.
+#[test]
+fn memory_is_lent_only_by_the_policy_and_to_a_peer_that_may_read_it() {
+    let nonce = 1;
+    for policy in [KernelCopyPolicy::Never, KernelCopyPolicy::Measured, KernelCopyPolicy::Always] {
+        for (case, len) in (0..8).flat_map(|case| [SMALL, SMALL + 1, CHUNK].map(|len| (case, len))) {
+            let (may_read, wanted) = (case & 4 != 0, case & 0b11);
+            let ends = ends(&nonce);
+            ends[0].lends.store(may_read, Ordering::Relaxed);
+            let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], policy), ShmInbox::new(&ends[1]));
+            ends[1].mine.words().wanted.0.store(wanted, Ordering::Relaxed);
+            let lent = transfer(&mut outbox, &mut inbox, &ends, len);
+            let asked = wanted >> usize::from(len == CHUNK) & 1 == 1;
+            let by_policy = policy == KernelCopyPolicy::Always || policy == KernelCopyPolicy::Measured && asked;
+            assert_eq!(lent, may_read && by_policy && len > SMALL, "{policy:?} {may_read} {wanted} {len}");
+        }
+    }
+}
+
+#[test]
+fn receiver_asks_for_both_ways_unless_it_may_not_read() {
+    let nonce = 2;
+    for (reads, len) in [(true, CHUNK), (true, CHUNK / 2), (false, CHUNK)] {
+        let mut ends = ends(&nonce);
+        Arc::get_mut(&mut ends[1]).unwrap().reads = reads;
+        let (mut outbox, mut inbox) = (ShmOutbox::new(&ends[0], KernelCopyPolicy::Measured), ShmInbox::new(&ends[1]));
+        let lent = (0..2000).filter(|_| transfer(&mut outbox, &mut inbox, &ends, len)).count();
+        assert!(if reads { (1..2000).contains(&lent) } else { lent == 0 }, "{reads} {len}: {lent}");
+    }
+}
