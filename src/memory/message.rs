@@ -15,8 +15,8 @@ const WORTH_KEEPING: std::ops::RangeInclusive<usize> = 32 << 10..=KEPT_BYTES;
 /// Larger ones are mapped. Such a buffer of the allocator's, which a sender has, would keep it from giving memory back: with two
 /// of them a server under a mixed load grew from 100 to 180 MiB.
 const LONGEST_ON_HEAP: usize = 1 << 20;
-/// From here on the allocator maps each allocation by itself, and unmaps it when it is freed: 32 MiB, where glibc ends to raise that
-/// limit. Such a buffer of a sender costs its pages for each message, and does not lie between other allocations.
+/// From here on the allocator maps each allocation by itself, and unmaps it when it is freed: glibc does not raise that limit
+/// beyond 32 MiB. Such a buffer of a sender costs its pages for each message, and does not lie between other allocations.
 pub(crate) const MAPPED_BY_ALLOCATOR: usize = 32 << 20;
 /// A buffer is used for a message that fills so much of it at least, as a divisor.
 const LEAST_USED: usize = 4;

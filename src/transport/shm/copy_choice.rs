@@ -1,5 +1,5 @@
-//! Which way large payloads take: through the ring, or copied by the kernel. The side that receives them measures both, and asks
-//! the sender for the faster one. It needs no clock of its own: it is told how long each payload took.
+//! Which way large payloads take: through the ring, or copied by the kernel. The side that receives them measures both, and
+//! asks the sender for the faster one. It needs no clock of its own: it is told how long each payload took.
 
 /// How a payload gets from one memory to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 //!
 //! Through the ring a payload is copied twice, by two threads at a time, each copy within the processor's caches; lent, it is
 //! copied once, by the kernel, which pins every page. Which is faster depends on the machine and on what else it does, so the
-//! receiver measures both, and asks for one (`copy_choice`). The sender decides whether it may lend. Blocks of shared memory that
-//! the peer has mapped, or may map, are always lent.
+//! receiver measures both, and asks for one (`copy_choice`). The sender decides whether it may lend. Blocks of shared memory
+//! that the peer has mapped, or may map, are always lent.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
