@@ -291,7 +291,7 @@ impl<E: Env> Proto<E> {
     /// Whether one more pull or push of a peer is accepted.
     pub(super) fn admit_transfer(&mut self, id: LinkId) -> Result<(), Status> {
         let limit = self.config.limits.peer_transfers;
-        let own = self.links[id].transfers();
+        let own = self.transfers_of_peer(id);
         let admitted = if own >= limit {
             Err(format!("{own} transfers of this peer are in progress, and the limit is {limit}"))
         } else {

@@ -38,6 +38,13 @@ impl<E: Env> Proto<E> {
         self.links.get(id).and_then(|link| link.main).unwrap_or(id)
     }
 
+    /// Transfers of the peer that are in progress on a link, its main link, and the lanes of that.
+    pub(super) fn transfers_of_peer(&self, id: LinkId) -> usize {
+        let main = self.links.get(self.main_of(id));
+        let lanes = main.into_iter().flat_map(|main| &main.lanes.links).filter_map(|lane| self.links.get(*lane));
+        main.into_iter().chain(lanes).map(PeerLink::transfers).sum()
+    }
+
     /// The link that a transfer of `len` bytes takes: the lane with the fewest transfers, or the main link.
     pub(super) fn lane_for(&mut self, main: LinkId, len: u64, now: Instant) -> LinkId {
         self.want_lane(main, len, now);

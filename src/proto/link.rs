@@ -562,6 +562,13 @@ impl<E: Env> Proto<E> {
             // No message is wanted any more, and no reply may be sent.
             return Ok(());
         }
+        let for_transfers = || {
+            use Message::{Abort, Done, Goodbye, Ping, Pong, Pull, Push};
+            matches!(message, Pull(_) | Push(_) | Done { .. } | Abort { .. } | Ping | Pong | Goodbye)
+        };
+        if self.links[id].main.is_some() && !for_transfers() {
+            return Err(broken("a message on a lane that is not about transfers".into()));
+        }
         match message {
             Message::Request { .. } => {
                 self.calls_arrived += 1;

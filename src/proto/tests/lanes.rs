@@ -336,6 +336,49 @@ fn lane_without_proof_of_its_connection_is_refused() {
     end(net);
 }
 
+/// A peer has no more transfers with lanes than without.
+#[test]
+fn transfers_on_lanes_count_against_the_limit_of_their_peer() {
+    let limits = super::PeerLimits { peer_transfers: 3, ..super::net::limits() };
+    let mut net = Net::with(vec![(super::Config { lanes: 2, ..config() }, true), (super::Config { limits, ..config() }, true)]);
+    net.settings.lanes = true;
+    net.echo_everywhere();
+    net.expose(1, TOKEN, pattern(1, LARGE), true, true);
+    net.call(0, 1, call("hello"));
+    net.settle();
+    (0..2).for_each(|_| assert_pulled(&mut net, 0, LARGE));
+    assert_eq!(lanes(&net, 0).len(), 2);
+    (net.settings.piece, net.settings.pace) = (64 << 10, Duration::from_millis(1));
+    let mut ops: Vec<u64> = (0..4).map(|_| pull(&mut net, 0, LARGE)).collect();
+    ops.push(pull(&mut net, 0, 1000));
+    net.settle();
+    let done = ops.iter().filter(|op| matches!(net.hosts[0].outcome(**op), Some(TestOutcome::Transferred(_)))).count();
+    // The short one is over before the last of the others begins, which is one too many.
+    assert_eq!(done, 4);
+    assert_pulled(&mut net, 0, LARGE);
+    net.revoke(1, TOKEN);
+    net.end();
+}
+
+#[test]
+fn call_on_a_lane_ends_it() {
+    let (mut net, _) = scene();
+    let theirs = net.hosts[0].incarnation;
+    let known = net.hosts[1].proto.lookup_incarnation(theirs).expect("the hosts are connected").id;
+    let shown = Hello { resumption_token: net.hosts[1].proto.peers[known].given_token, ..hello(theirs) };
+    for message in [Message::Echo { call: 1 }, Message::ResumptionToken { token: 7 }, Message::Shutdown { call: 1 }] {
+        let lane = dial_lane(&mut net, &shown);
+        net.send_message(lane, &Message::Ping, b"");
+        assert!(!net.is_shut(lane));
+        net.send_message(lane, &message, b"");
+        assert!(net.is_shut(lane), "{message:?}");
+    }
+    let op = net.call(0, 1, call("hello"));
+    net.settle();
+    assert_eq!(net.hosts[0].body(op).len(), 5);
+    end(net);
+}
+
 /// The dialled side could not prove itself on the lane, which the other side would end with the transfers on it.
 #[test]
 fn lane_of_a_peer_that_has_given_no_token_is_refused() {

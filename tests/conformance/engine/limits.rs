@@ -471,6 +471,8 @@ fn pulls_beyond_one_peers_limit_are_refused(net: &Net) {
         let start = |bulk: &Bulk| bulk.on(to).start_pull_into(target.slice(0, bulk.len()).unwrap());
         let go_on = slow.stall();
         let pulls: Vec<_> = (0..MOST).map(|_| start(&bulk)).collect();
+        // Short pulls may take another connection, and overtake them.
+        slow.await_handled(&server);
         // While the connection's buffers fill, and when they are full.
         let mut beyond = Vec::new();
         for _ in 0..tries {
