@@ -11,6 +11,7 @@ mod drive;
 mod driver_lock;
 mod external;
 mod failure;
+mod link_table;
 mod polls;
 mod steps;
 mod threads;
@@ -152,7 +153,7 @@ pub(crate) type DialFilter = Box<dyn Fn(&Address) -> bool + Send + Sync>;
 pub(crate) struct Core {
     proto: Mutex<Proto<EngineEnv>>,
     transports: Vec<Box<dyn TransportDriver>>,
-    links: RwLock<SecondaryMap<LinkId, Arc<dyn Link>>>,
+    links: RwLock<link_table::LinkTable<Arc<dyn Link>>>,
     /// The own addresses of links that are being dialled by a same-host address.
     fallback_addresses: Mutex<SecondaryMap<LinkId, Address>>,
     driver_lock: driver_lock::DriverLock,

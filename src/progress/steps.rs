@@ -611,7 +611,10 @@ impl Core {
 
     /// Stores the transport's side of a link, or closes it if the protocol has closed the link already.
     fn attach(&self, id: LinkId, link: Arc<dyn Link>) {
-        self.links.write().insert(id, link);
+        let earlier = self.links.write().insert(id, link);
+        if let Some(earlier) = earlier {
+            earlier.close();
+        }
         if !self.with_proto(|proto| proto.has_link(id)) {
             let late = self.links.write().remove(id);
             if let Some(late) = late {
