@@ -25,6 +25,7 @@ pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
 pub(crate) use messages::{
     DecodeContext, EncodeContext, RemoteLease, decoding, encode_message, outgoing_body, with_encode_buffer,
 };
+use peer_event::ConnectionLog;
 pub use peer_event::PeerEvent;
 pub(crate) use peer_event::PeerHook;
 pub use registry::HandlerPool;
@@ -78,6 +79,7 @@ pub(crate) struct EngineShared {
     /// Decides whether a peer's call is handled.
     pub authorize: Option<Authorize>,
     peer_hook: Option<PeerHook>,
+    connection_log: ConnectionLog,
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers are gone.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
@@ -108,6 +110,7 @@ impl EngineShared {
             registry: Registry::default(),
             authorize,
             peer_hook,
+            connection_log: ConnectionLog::default(),
             procedures: Procedures::default(),
             tasks: Mutex::default(),
             runtime,
@@ -161,7 +164,9 @@ impl EngineShared {
 
     /// Listens at one more address, and returns the address at which others reach it.
     pub(crate) fn listen(&self, address: &Address) -> Result<Address> {
-        self.listeners.listen(&self.core, address)
+        let bound = self.listeners.listen(&self.core, address)?;
+        tracing::info!(target: "calomel::engine", address = %bound, "listening");
+        Ok(bound)
     }
 
     /// The engine as the owner of bulks.
