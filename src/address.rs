@@ -1,10 +1,11 @@
 //! Addresses of engines: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `loop://name`.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// The transport of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +51,21 @@ impl Transport {
             "nowhere" => Some(Transport::Nowhere),
             _ => None,
         }
+    }
+}
+
+/// As its name, such as `tcp`, in all formats.
+impl Serialize for Transport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Transport {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Transport, D::Error> {
+        let name = Cow::<str>::deserialize(deserializer)?;
+        let unknown = || de::Error::invalid_value(de::Unexpected::Str(&name), &"one of tcp, shm, verbs, loop");
+        Transport::parse(&name).filter(|transport| *transport != Transport::Nowhere).ok_or_else(unknown)
     }
 }
 

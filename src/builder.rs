@@ -3,101 +3,29 @@
 use std::io;
 use std::time::Duration;
 
-use crate::engine::{Authorize, Engine, EngineLimits, EngineShared, PeerEvent, PeerHook, TaskRuntime};
+use crate::config::{HiddenKey, LONGEST, MAX_EAGER, MIN_KEY, MIN_PEER_TIMEOUT};
+use crate::engine::{Authorize, Engine, EngineShared, PeerEvent, PeerHook, TaskRuntime};
 use crate::progress::{Core, CoreSettings, DialFilter, Progress};
 use crate::proto;
 use crate::rpc::{Caller, EngineService, authorization};
 use crate::transport::{KernelCopyPolicy, ShmOptions, TcpOptions, TransportDriver};
-use crate::{Address, Error, IntoAddress, Result, Transport, random};
-
-/// Largest eager limit: the message with its head has to fit into a frame of 1 MiB.
-const MAX_EAGER: usize = 512 << 10;
-/// Default number of handler threads: enough for handlers that block; none is started before it is needed.
-const HANDLER_THREADS: usize = 64;
-
-/// Shortest key, in bytes: an attacker that has recorded a proof can try keys offline, and would find shorter ones.
-const MIN_KEY: usize = 16;
-
-/// Durations are cut to a year, so that adding them to the clock can't overflow.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// Limits on what an engine holds for its peers: those that were set, or the defaults.
-struct LimitOverrides {
-    connections: usize,
-    peer_requests: usize,
-    requests: usize,
-    peer_transfers: usize,
-    peer_bytes: Option<usize>,
-    bytes: Option<usize>,
-    exposures: usize,
-}
+use crate::{Address, EngineConfig, Error, IntoAddress, Result, Transport, random};
 
 /// Connections whose handshake is not complete. With 10,000 peers that connect at the same moment, there are hardly ever more
 /// than some dozens.
 const HANDSHAKES: usize = 1024;
-/// The default byte limit for one peer allows so many messages of the largest size; that for all peers is so many times larger.
-const MESSAGES: usize = 4;
-const MIN_MESSAGE: usize = 16 << 20;
-
-impl Default for LimitOverrides {
-    fn default() -> LimitOverrides {
-        LimitOverrides {
-            connections: 16 << 10,
-            peer_requests: 16 << 10,
-            requests: 256 << 10,
-            peer_transfers: 16 << 10,
-            peer_bytes: None,
-            bytes: None,
-            exposures: 1 << 20,
-        }
-    }
-}
-
-impl LimitOverrides {
-    fn limits(&self, max_message: usize) -> proto::PeerLimits {
-        let peer_bytes = self.peer_bytes.unwrap_or_else(|| max_message.max(MIN_MESSAGE).saturating_mul(MESSAGES));
-        // With less, every message of the largest size would be refused.
-        let peer_bytes = peer_bytes.max(max_message);
-        let bytes = self.bytes.unwrap_or_else(|| peer_bytes.saturating_mul(MESSAGES)).max(max_message);
-        proto::PeerLimits {
-            connections: self.connections,
-            handshakes: HANDSHAKES,
-            peer_requests: self.peer_requests,
-            requests: self.requests,
-            peer_transfers: self.peer_transfers,
-            peer_bytes,
-            bytes,
-            exposures: self.exposures,
-        }
-    }
-}
 
 type Wrap = Box<dyn Fn(Box<dyn TransportDriver>) -> Box<dyn TransportDriver>>;
 
-/// Options and limits of an engine; made by [`Engine::builder`]. The defaults suit most programs. Dropping it makes no
+/// Options and limits of an engine; made by [`Engine::builder`], or by [`EngineConfig::builder`] from a file. The defaults suit most programs. Dropping it makes no
 /// engine.
 pub struct EngineBuilder {
-    listen: Vec<Result<Address>>,
-    advertise: Vec<Result<Address>>,
-    transports: Vec<String>,
-    handler_threads: usize,
-    progress: Progress,
-    default_timeout: Duration,
-    max_message: usize,
-    eager: usize,
-    eager_bulk: usize,
-    peer_timeout: Duration,
-    connect: Duration,
-    finalize: Duration,
-    remote_shutdown: bool,
-    key: Option<Vec<u8>>,
-    checksums: bool,
-    bulk_connections: usize,
+    config: EngineConfig,
+    /// The first text that was no address or transport.
+    invalid: Option<Error>,
     authorize: Option<Authorize>,
     dial_filter: Option<DialFilter>,
     peer_hook: Option<PeerHook>,
-    overrides: LimitOverrides,
-    shm: ShmOptions,
     #[cfg(feature = "tls")]
     tls: Option<crate::Tls>,
     runtime: TaskRuntime,
@@ -106,33 +34,7 @@ pub struct EngineBuilder {
 
 impl Default for EngineBuilder {
     fn default() -> EngineBuilder {
-        EngineBuilder {
-            listen: Vec::new(),
-            advertise: Vec::new(),
-            transports: Vec::new(),
-            handler_threads: HANDLER_THREADS,
-            progress: Progress::default(),
-            default_timeout: Duration::from_secs(30),
-            max_message: 64 << 20,
-            eager: 16 << 10,
-            eager_bulk: 4 << 10,
-            peer_timeout: Duration::from_secs(10),
-            connect: Duration::from_secs(5),
-            finalize: Duration::from_secs(5),
-            remote_shutdown: false,
-            key: None,
-            checksums: false,
-            bulk_connections: 1,
-            authorize: None,
-            dial_filter: None,
-            peer_hook: None,
-            overrides: LimitOverrides::default(),
-            shm: ShmOptions { group: None, lending: KernelCopyPolicy::Measured, local_addresses: true },
-            #[cfg(feature = "tls")]
-            tls: None,
-            runtime: TaskRuntime::default(),
-            wrap: Box::new(|transport| transport),
-        }
+        EngineBuilder::of(EngineConfig::default())
     }
 }
 
@@ -160,12 +62,55 @@ impl Engine {
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
     }
+
+    /// An engine with the options and limits of `config`. To add what is no data, such as access control, use
+    /// [`EngineConfig::builder`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field and what it may be, also for a file of a key or of certificates that can't be read; and
+    /// those of [`EngineBuilder::build`].
+    pub fn from_config(config: &EngineConfig) -> Result<Engine> {
+        config.builder()?.build()
+    }
+}
+
+impl EngineConfig {
+    /// A builder with these options and limits.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field and what it may be: see [`EngineConfig::validate`].
+    pub fn builder(&self) -> Result<EngineBuilder> {
+        self.validate()?;
+        Ok(EngineBuilder::of(self.clone()))
+    }
 }
 
 impl EngineBuilder {
+    fn of(config: EngineConfig) -> EngineBuilder {
+        EngineBuilder {
+            config,
+            invalid: None,
+            authorize: None,
+            dial_filter: None,
+            peer_hook: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+            runtime: TaskRuntime::default(),
+            wrap: Box::new(|transport| transport),
+        }
+    }
+
+    /// Keeps the value, or the first error for `build`.
+    fn keep<T>(&mut self, value: Result<T>, store: impl FnOnce(&mut EngineConfig, T)) {
+        match value {
+            Ok(value) => store(&mut self.config, value),
+            Err(error) => drop(self.invalid.get_or_insert(error)),
+        }
+    }
+
     /// Listens at `address`. Call it several times for several addresses, also of different transports.
     pub fn listen(mut self, address: impl IntoAddress) -> Self {
-        self.listen.push(address.into_listen_address());
+        self.keep(address.into_listen_address(), |config, address| config.listen.push(address));
         self
     }
 
@@ -174,13 +119,17 @@ impl EngineBuilder {
     /// what [`Engine::address`] returns, and what bulks carry to other hosts. Port 0 stands for the port of the first listener
     /// of that transport. Call it several times for several addresses.
     pub fn advertise(mut self, address: impl IntoAddress) -> Self {
-        self.advertise.push(address.into_address());
+        self.keep(address.into_address(), |config, address| config.advertise.push(address));
         self
     }
 
     /// Requires a transport that the engine can dial with, such as `"tcp"`: `build` fails where it is not available.
     pub fn transport(mut self, name: &str) -> Self {
-        self.transports.push(name.to_owned());
+        let transport = Transport::parse(name).ok_or_else(|| Error::InvalidAddress {
+            text: name.to_owned(),
+            reason: "the transport is not one of tcp, shm, verbs, loop".to_owned(),
+        });
+        self.keep(transport, |config, transport| config.transports.push(transport));
         self
     }
 
@@ -189,63 +138,63 @@ impl EngineBuilder {
     /// blocks: handlers that block still run at the same time. With [`Progress::External`]
     /// they run sequentially, in [`Engine::progress`].
     pub fn handler_threads(mut self, count: usize) -> Self {
-        self.handler_threads = count;
+        self.config.handler_threads = count;
         self
     }
 
     /// How the engine's threads wait for events (default [`Progress::Adaptive`]), or whose they are ([`Progress::External`]).
     pub fn progress(mut self, progress: Progress) -> Self {
-        self.progress = progress;
+        self.config.progress = progress;
         self
     }
 
     /// Timeout of calls and transfers that set none themselves (default 30 s).
     pub fn default_timeout(mut self, timeout: Duration) -> Self {
-        self.default_timeout = timeout;
+        self.config.default_timeout = timeout;
         self
     }
 
     /// The largest message that is sent or accepted, in bytes (default 64 MiB). Bulk transfers are not limited.
     pub fn max_message_size(mut self, bytes: usize) -> Self {
-        self.max_message = bytes;
+        self.config.max_message_size = bytes;
         self
     }
 
     /// Messages up to this many bytes are sent in one frame (default 16 KiB, at most 512 KiB); longer ones in chunks, between
     /// which other messages are sent.
     pub fn eager_limit(mut self, bytes: usize) -> Self {
-        self.eager = bytes.min(MAX_EAGER);
+        self.config.eager_limit = bytes.min(MAX_EAGER);
         self
     }
 
     /// The content of read-only bulks up to this many bytes is sent inside the call (default 4 KiB); 0 turns that off.
     pub fn eager_bulk_limit(mut self, bytes: usize) -> Self {
-        self.eager_bulk = bytes;
+        self.config.eager_bulk_limit = bytes;
         self
     }
 
     /// Peer timeout: a peer from which nothing arrives for this long, while the engine waits for it, is disconnected (default
     /// 10 s, at least 10 ms).
     pub fn peer_timeout(mut self, timeout: Duration) -> Self {
-        self.peer_timeout = timeout.clamp(Duration::from_millis(10), LONGEST);
+        self.config.peer_timeout = timeout.clamp(MIN_PEER_TIMEOUT, LONGEST);
         self
     }
 
     /// How long connecting may take (default 5 s).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect = timeout.min(LONGEST);
+        self.config.connect_timeout = timeout.min(LONGEST);
         self
     }
 
     /// How long [`Engine::finalize`] waits for handlers in progress (default 5 s).
     pub fn finalize_timeout(mut self, timeout: Duration) -> Self {
-        self.finalize = timeout.min(LONGEST);
+        self.config.finalize_timeout = timeout.min(LONGEST);
         self
     }
 
     /// Whether peers may finalize this engine with [`Endpoint::shutdown`](crate::Endpoint::shutdown) (default no).
     pub fn remote_shutdown(mut self, allowed: bool) -> Self {
-        self.remote_shutdown = allowed;
+        self.config.remote_shutdown = allowed;
         self
     }
 
@@ -256,7 +205,8 @@ impl EngineBuilder {
     /// The key authenticates peers. It does not encrypt: an attacker in the network can still read and change what is sent
     /// afterwards; use TLS against that.
     pub fn pre_shared_key(mut self, key: impl AsRef<[u8]>) -> Self {
-        self.key = Some(key.as_ref().to_vec());
+        self.config.key = Some(HiddenKey(key.as_ref().to_vec()));
+        self.config.pre_shared_key_file = None;
         self
     }
 
@@ -330,7 +280,7 @@ impl EngineBuilder {
     /// [`Error::Checksum`]. Bulk data has checksums over tcp only: verbs devices have their own, and the other transports cross
     /// no network.
     pub fn payload_checksums(mut self, on: bool) -> Self {
-        self.checksums = on;
+        self.config.payload_checksums = on;
         self
     }
 
@@ -339,7 +289,7 @@ impl EngineBuilder {
     /// connection itself; transfers from 64 KiB on that begin later take the one with the fewest transfers, so that calls do not
     /// wait behind them. 0: bulk data stays on the connection of the calls. Where no further connection can be made, too.
     pub fn bulk_connections(mut self, count: usize) -> Self {
-        self.bulk_connections = count.min(proto::MAX_LANES);
+        self.config.bulk_connections = count.min(proto::MAX_LANES);
         self
     }
 
@@ -347,7 +297,7 @@ impl EngineBuilder {
     /// and run as the same user, whatever [`EngineBuilder::shm_group`] allows; else the address is dialled as it is. An engine
     /// with TLS has it off. [`Endpoint::transport`](crate::Endpoint::transport) returns the transport in use.
     pub fn same_host_upgrade(mut self, on: bool) -> Self {
-        self.shm.local_addresses = on;
+        self.config.same_host_upgrade = on;
         self
     }
 
@@ -363,6 +313,8 @@ impl EngineBuilder {
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: crate::Tls) -> Self {
         self.tls = Some(tls);
+        let EngineConfig { tls_ca, tls_certificate, tls_key, tls_server_name, tls_anonymous_clients, .. } = &mut self.config;
+        (*tls_ca, *tls_certificate, *tls_key, *tls_server_name, *tls_anonymous_clients) = (None, None, None, None, false);
         self
     }
 
@@ -370,7 +322,7 @@ impl EngineBuilder {
     /// user may. Bulk data of peers of another user goes through a ring only: they map no memory, and the kernel copies none
     /// between them and this engine.
     pub fn shm_group(mut self, gid: u32) -> Self {
-        self.shm.group = Some(gid);
+        self.config.shm_group = Some(gid);
         self
     }
 
@@ -378,7 +330,7 @@ impl EngineBuilder {
     /// (`process_vm_readv`): always where the system permits it, or never; then the data goes through a ring, which takes two
     /// copies, by both sides at the same time. Without this each connection measures both, and uses the faster one.
     pub fn shm_kernel_copy(mut self, on: bool) -> Self {
-        self.shm.lending = if on { KernelCopyPolicy::Always } else { KernelCopyPolicy::Never };
+        self.config.shm_kernel_copy = Some(on);
         self
     }
 
@@ -406,61 +358,71 @@ impl EngineBuilder {
     /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] (also for a key of less than 16 bytes), and
     /// [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
-        let listen = self.listen.into_iter().collect::<Result<Vec<Address>>>()?;
+        if let Some(error) = self.invalid {
+            return Err(error);
+        }
+        let mut config = self.config;
         let runtime = self.runtime;
         #[cfg(feature = "tokio")]
         let runtime = TaskRuntime { handle: runtime.handle.or_else(|| tokio::runtime::Handle::try_current().ok()) };
-        let advertise = self.advertise.into_iter().collect::<Result<Vec<Address>>>()?;
         let refused = |error: io::Error| Error::io("can't get random numbers from the system", error);
         let incarnation = u64::from_ne_bytes(random::from_system().map_err(refused)?);
         let seed = random::from_system().map_err(refused)?;
-        let key = self.key.map(checked_key).transpose()?;
+        let key = config.load_key()?.map(checked_key).transpose()?;
+        config.key = None;
         #[cfg(feature = "tls")]
-        let shm = ShmOptions { local_addresses: self.shm.local_addresses && self.tls.is_none(), ..self.shm };
-        #[cfg(not(feature = "tls"))]
-        let shm = self.shm;
+        let tls = match self.tls {
+            Some(tls) => Some(tls),
+            None => config.load_tls()?,
+        };
+        // Shared memory has no certificates.
+        #[cfg(feature = "tls")]
+        {
+            config.same_host_upgrade &= tls.is_none();
+        }
+        let limits = peer_limits(&config);
+        config.max_bytes_in_flight_per_peer = Some(limits.peer_bytes);
+        config.max_bytes_in_flight = Some(limits.bytes);
         let core = Core::new(
             CoreSettings {
                 proto: proto::Config {
-                    max_message: self.max_message,
-                    peer_timeout: self.peer_timeout,
-                    connect: self.connect,
-                    limits: self.overrides.limits(self.max_message),
-                    remote_shutdown: self.remote_shutdown,
+                    max_message: config.max_message_size,
+                    peer_timeout: config.peer_timeout,
+                    connect: config.connect_timeout,
+                    limits,
+                    remote_shutdown: config.remote_shutdown,
                     key,
-                    checksums: self.checksums,
-                    lanes: self.bulk_connections,
+                    checksums: config.payload_checksums,
+                    lanes: config.bulk_connections,
                     worth_a_lane: proto::WORTH_A_LANE,
                 },
-                progress: self.progress,
-                handler_threads: self.handler_threads,
+                progress: config.progress,
+                handler_threads: config.handler_threads,
                 incarnation,
                 seed,
-                shm,
+                shm: ShmOptions {
+                    group: config.shm_group,
+                    lending: match config.shm_kernel_copy {
+                        None => KernelCopyPolicy::Measured,
+                        Some(true) => KernelCopyPolicy::Always,
+                        Some(false) => KernelCopyPolicy::Never,
+                    },
+                    local_addresses: config.same_host_upgrade,
+                },
                 dial_filter: self.dial_filter,
                 tcp: TcpOptions {
-                    peer_timeout: self.peer_timeout,
+                    peer_timeout: config.peer_timeout,
                     #[cfg(feature = "tls")]
-                    tls: self.tls.map(|tls| (tls, self.connect)),
+                    tls: tls.map(|tls| (tls, config.connect_timeout)),
                 },
             },
             &*self.wrap,
         )?;
-        for name in &self.transports {
-            let scheme = Transport::parse(name).ok_or_else(|| Error::InvalidAddress {
-                text: name.clone(),
-                reason: "the transport is not one of tcp, shm, verbs, loop".to_owned(),
-            })?;
-            core.transport(scheme)?;
+        for transport in &config.transports {
+            core.transport(*transport)?;
         }
-        let limits = EngineLimits {
-            default_timeout: self.default_timeout,
-            eager: self.eager,
-            eager_bulk: self.eager_bulk,
-            finalize_timeout: self.finalize,
-            values: self.overrides.limits(self.max_message).peer_bytes.saturating_mul(proto::VALUES_COUNT),
-        };
-        let shared = EngineShared::new(core, limits, incarnation, advertise, self.authorize, self.peer_hook, runtime);
+        let listen = std::mem::take(&mut config.listen);
+        let shared = EngineShared::new(core, config, incarnation, self.authorize, self.peer_hook, runtime);
         for address in &listen {
             shared.listen(address)?;
         }
@@ -469,6 +431,20 @@ impl EngineBuilder {
             return Err(error);
         }
         Ok(Engine::new(shared))
+    }
+}
+
+fn peer_limits(config: &EngineConfig) -> proto::PeerLimits {
+    let (peer_bytes, bytes) = config.byte_limits();
+    proto::PeerLimits {
+        connections: config.max_connections,
+        handshakes: HANDSHAKES,
+        peer_requests: config.max_requests_per_peer,
+        requests: config.max_requests,
+        peer_transfers: config.max_transfers_per_peer,
+        peer_bytes,
+        bytes,
+        exposures: config.max_exposures,
     }
 }
 
@@ -484,7 +460,7 @@ impl EngineBuilder {
     ///
     /// The system's limit on open files applies too: a tcp connection takes one, one over shared memory several.
     pub fn max_connections(mut self, count: usize) -> Self {
-        self.overrides.connections = count;
+        self.config.max_connections = count;
         self
     }
 
@@ -492,13 +468,13 @@ impl EngineBuilder {
     /// 16,384). Those beyond are refused with [`Error::Busy`](crate::Error::Busy). One-way calls that take credit
     /// count, and are not refused: their credit limits them, see [`Call::notify`](crate::Call::notify).
     pub fn max_requests_per_peer(mut self, count: usize) -> Self {
-        self.overrides.peer_requests = count;
+        self.config.max_requests_per_peer = count;
         self
     }
 
     /// The same for all peers together (default 262,144).
     pub fn max_requests(mut self, count: usize) -> Self {
-        self.overrides.requests = count;
+        self.config.max_requests = count;
         self
     }
 
@@ -506,7 +482,7 @@ impl EngineBuilder {
     /// 16,384). Those beyond fail with [`Error::Busy`](crate::Error::Busy). Transfers that an RDMA device carries out by itself
     /// don't count.
     pub fn max_transfers_per_peer(mut self, count: usize) -> Self {
-        self.overrides.peer_transfers = count;
+        self.config.max_transfers_per_peer = count;
         self
     }
 
@@ -523,20 +499,20 @@ impl EngineBuilder {
     /// request whose arguments alone would be too much fails with [`Error::Decode`](crate::Error::Decode), and so does a
     /// response whose value would take more than four times this number of bytes.
     pub fn max_bytes_in_flight_per_peer(mut self, bytes: usize) -> Self {
-        self.overrides.peer_bytes = Some(bytes);
+        self.config.max_bytes_in_flight_per_peer = Some(bytes);
         self
     }
 
     /// The same for all peers together (default four times that of one peer).
     pub fn max_bytes_in_flight(mut self, bytes: usize) -> Self {
-        self.overrides.bytes = Some(bytes);
+        self.config.max_bytes_in_flight = Some(bytes);
         self
     }
 
     /// How many regions may be exposed at a time (default 1,048,576). Exposing one more fails with
     /// [`Error::Busy`](crate::Error::Busy).
     pub fn max_exposures(mut self, count: usize) -> Self {
-        self.overrides.exposures = count;
+        self.config.max_exposures = count;
         self
     }
 }
@@ -553,6 +529,6 @@ fn checked_key(secret: Vec<u8>) -> Result<proto::PreSharedKey> {
 
 impl std::fmt::Debug for EngineBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineBuilder").field("listen", &self.listen).finish_non_exhaustive()
+        f.debug_struct("EngineBuilder").field("listen", &self.config.listen).finish_non_exhaustive()
     }
 }

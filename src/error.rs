@@ -243,6 +243,14 @@ pub enum Error {
         /// The address.
         address: Address,
     },
+    /// A field of an [`EngineConfig`](crate::EngineConfig) can't be read, or is not in its range.
+    #[error("invalid configuration: `{field}`: {reason}")]
+    Config {
+        /// The field, the environment variable, or the format where a text is not of that format.
+        field: String,
+        /// What is wrong, where, and what is allowed.
+        reason: String,
+    },
     /// The text is not an address.
     #[error("invalid address `{text}`: {reason}")]
     InvalidAddress {

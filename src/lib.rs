@@ -171,6 +171,7 @@
 mod address;
 mod builder;
 mod bulk;
+mod config;
 mod deferred_log;
 mod engine;
 mod error;
@@ -203,7 +204,8 @@ pub use bulk::{
     BorrowedSegments, BorrowedSegmentsMut, Bulk, BulkMode, Exposed, ExposedSlice, Grant, LocalMemory, PullTarget, PushSource,
     Released, RemoteBulk, Scope, Transfer, TransferBuffer,
 };
-pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, PeerEvent, Timer, WeakEngine};
+pub use config::EngineConfig;
+pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, PeerEvent, Timer, TransportStatus, WeakEngine};
 pub use error::{Error, MessageSide, Result};
 pub use into_address::IntoAddress;
 pub use memory::{

@@ -17,6 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["into_address", "memory", "shape", "tls"],
     &["proto", "transport"],
     &["progress"],
+    &["config"],
     &["engine"],
     &["bulk", "rpc"],
     &["builder"],

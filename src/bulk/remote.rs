@@ -127,7 +127,7 @@ impl Bulk {
 
 impl RemoteBulk {
     fn new(bulk: Bulk, endpoint: Endpoint) -> RemoteBulk {
-        let timeout = endpoint.shared().limits.default_timeout;
+        let timeout = endpoint.shared().config.default_timeout;
         RemoteBulk { bulk, endpoint, timeout }
     }
 

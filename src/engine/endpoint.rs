@@ -161,7 +161,7 @@ impl Endpoint {
     /// [`Error::AccessDenied`] where that is not allowed by
     /// [`EngineBuilder::remote_shutdown`](crate::EngineBuilder::remote_shutdown), and what any call may end with.
     pub fn shutdown(&self) -> Result<()> {
-        self.ask(Question::Shutdown, "remote shutdown", self.shared.limits.default_timeout).map(drop)
+        self.ask(Question::Shutdown, "remote shutdown", self.shared.config.default_timeout).map(drop)
     }
 
     /// Asks the peer, and waits for the answer.

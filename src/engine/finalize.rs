@@ -311,7 +311,7 @@ fn result(shared: &EngineShared) -> Result<()> {
         overdue => Err(Error::Timeout {
             peer: shared.own_address(),
             what: format!("finalize, waiting for {overdue} requests in progress"),
-            after: shared.limits.finalize_timeout,
+            after: shared.config.finalize_timeout,
         }),
     }
 }
@@ -372,7 +372,7 @@ fn flush(shared: &EngineShared) {
                 (seen, since) = (left, now);
             }
         }
-        if now >= since + FLUSH || now >= begin + shared.limits.finalize_timeout.max(FLUSH) {
+        if now >= since + FLUSH || now >= begin + shared.config.finalize_timeout.max(FLUSH) {
             break;
         }
         core.wait(&|| core.with_proto(|proto| proto.links_gone()), &|_| true, Some(now + POLL));
@@ -385,7 +385,7 @@ fn shut_down(shared: &Arc<EngineShared>) {
     run_callbacks(shared, Moment::Before);
     core.stop_listening();
     core.exec(|proto| proto.begin_shutdown());
-    let deadline = Instant::now() + shared.limits.finalize_timeout;
+    let deadline = Instant::now() + shared.config.finalize_timeout;
     {
         // Requests without a response, and handlers that run although their callers are gone.
         let in_progress = || core.with_proto(|proto| proto.requests()).max(finalizing.running.load(Ordering::SeqCst));

@@ -54,6 +54,11 @@ impl Listeners {
         self.origin.read().origin.clone()
     }
 
+    /// Where the engine listens, as the transports have bound the addresses.
+    pub(super) fn bound(&self) -> Vec<Address> {
+        self.bound.lock().addresses.clone()
+    }
+
     /// Listens, and returns the address at which others reach the listener.
     pub(super) fn listen(&self, core: &Core, address: &Address) -> Result<Address> {
         {

@@ -157,8 +157,12 @@ impl EncodeContext {
 
 /// Runs `encode` with a fresh context, and returns what the context has collected.
 fn encoding<R>(shared: &EngineShared, encode: impl FnOnce() -> R) -> (R, EncodeContext) {
-    let fresh =
-        || EncodeContext { engine: shared.incarnation, leases: Vec::new(), eager_bulk: shared.limits.eager_bulk, foreign: None };
+    let fresh = || EncodeContext {
+        engine: shared.incarnation,
+        leases: Vec::new(),
+        eager_bulk: shared.config.eager_bulk_limit,
+        foreign: None,
+    };
     // A `Serialize` impl may itself make a call, so the outer context is restored.
     let mut restore = Restore(Some(ENCODING.replace(Some(fresh()))));
     let encoded = encode();

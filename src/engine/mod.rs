@@ -9,6 +9,7 @@ mod listeners;
 mod messages;
 mod peer_event;
 mod registry;
+mod transport_status;
 mod waiting;
 
 use std::collections::HashMap;
@@ -30,26 +31,16 @@ pub use peer_event::PeerEvent;
 pub(crate) use peer_event::PeerHook;
 pub use registry::HandlerPool;
 pub(crate) use registry::{LookupResult, ProcedureInfo, Procedures, Registry};
+pub use transport_status::TransportStatus;
 pub(crate) use waiting::completed;
 
 use crate::memory::{BufferPool, EngineBuffer};
 use crate::progress::{Completion, Core, EngineEnv, in_job};
 use crate::proto::{Incoming, RequestId};
-use crate::{Address, Error, IntoAddress, Refusals, Result};
+use crate::{Address, EngineConfig, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
 use listeners::Listeners;
 pub(crate) use listeners::Origin;
-
-/// The limits and timeouts that the layers above progress use.
-#[derive(Clone, Debug)]
-pub(crate) struct EngineLimits {
-    pub default_timeout: Duration,
-    pub eager: usize,
-    pub eager_bulk: usize,
-    pub finalize_timeout: Duration,
-    /// Bytes of memory that the values in a response may take.
-    pub values: usize,
-}
 
 /// The runtime within which async handlers are polled, so that its timers and sockets work in them: none, or one of tokio.
 #[derive(Clone, Default)]
@@ -72,7 +63,8 @@ pub(crate) type Authorize = Box<dyn Fn(&Arc<EngineShared>, &Incoming<EngineEnv>)
 /// The state that all objects of one engine share.
 pub(crate) struct EngineShared {
     pub core: Arc<Core>,
-    pub limits: EngineLimits,
+    /// The configuration in force, without addresses of listeners and without the key.
+    pub config: EngineConfig,
     pub incarnation: u64,
     listeners: Listeners,
     pub registry: Registry,
@@ -94,17 +86,16 @@ pub(crate) struct EngineShared {
 impl EngineShared {
     pub(crate) fn new(
         core: Arc<Core>,
-        limits: EngineLimits,
+        config: EngineConfig,
         incarnation: u64,
-        advertised: Vec<Address>,
         authorize: Option<Authorize>,
         peer_hook: Option<PeerHook>,
         runtime: TaskRuntime,
     ) -> Arc<EngineShared> {
-        let listeners = Listeners::new(&core, incarnation, advertised);
+        let listeners = Listeners::new(&core, incarnation, config.advertise.clone());
         Arc::new(EngineShared {
             core,
-            limits,
+            config,
             incarnation,
             listeners,
             registry: Registry::default(),
@@ -325,6 +316,26 @@ impl Engine {
     /// those that [`EngineBuilder::advertise`](crate::EngineBuilder::advertise) names instead.
     pub fn addresses(&self) -> Vec<Address> {
         self.shared.origin().addresses.iter().filter(|address| address.is_dialable()).cloned().collect()
+    }
+
+    /// The configuration in force: with the addresses at which the engine listens now, with real ports, and with the limits that
+    /// were computed. A pre-shared key is left out, and so are certificates and functions that were set on the builder.
+    pub fn config(&self) -> EngineConfig {
+        EngineConfig { listen: self.shared.listeners.bound(), ..self.shared.config.clone() }
+    }
+
+    /// What each transport can do in this build, on this machine, for this process.
+    ///
+    /// ```
+    /// # fn main() -> calomel::Result<()> {
+    /// for status in calomel::Engine::client("tcp")?.transports() {
+    ///     println!("{status}"); // such as: verbs: unavailable: it is built with feature `verbs` only
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn transports(&self) -> Vec<TransportStatus> {
+        transport_status::transports(&self.shared.core, &self.shared.config)
     }
 
     /// An endpoint for the engine at an address. Nothing is sent: the first call connects.

@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::sync::{Mutex, RwLock, TimedMutex, TimedMutexGuard};
+use serde::{Deserialize, Serialize};
 use slotmap::SecondaryMap;
 
 pub(crate) use crate::fork::CreatorProcess;
@@ -42,7 +43,8 @@ pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
 
 /// How the engine waits for events, or that the program does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Progress {
     /// Spins for a moment after an event, then sleeps. Does not spin on a machine with one core.

@@ -717,7 +717,7 @@ impl<R: Serialize> Responder<R> {
     /// [`Error::Cancelled`] when the caller no longer takes a response; [`Error::MessageTooLarge`] and [`Error::Encode`] for a
     /// value that is too large or can't be encoded (the caller gets these too).
     pub fn respond(mut self, result: &R) -> crate::Result<()> {
-        let eager = self.request.engine.shared().limits.eager;
+        let eager = self.request.engine.shared().config.eager_limit;
         with_encode_buffer(|buffer| {
             if self.request.one_way {
                 return self.answer(Ok(Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));

@@ -57,7 +57,7 @@ impl<A: ?Sized, R> Procedure<A, R> {
     /// an endpoint of another engine end with [`Error::OtherEngine`].
     pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> Call<A, R> {
         let (shared, info, endpoint) = (self.shared.clone(), self.info.clone(), endpoint.as_ref().clone());
-        let timeout = shared.limits.default_timeout;
+        let timeout = shared.config.default_timeout;
         Call { target: CallTarget { shared, info, endpoint, timeout }, _types: PhantomData }
     }
 }
@@ -267,7 +267,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 name: &info.name,
                 shape: &declared.shape,
                 provider: endpoint.provider_id(),
-                content: outgoing_body(buffer, shared.limits.eager),
+                content: outgoing_body(buffer, shared.config.eager_limit),
                 leases,
                 deadline,
                 timed,
@@ -397,7 +397,7 @@ impl CallTarget {
         let checked = self.check::<R>(declaration.as_deref());
         decoding(&self.shared, link, leases, || {
             checked?;
-            let limit = self.shared.limits.values;
+            let limit = self.shared.config.value_limit();
             let mut ask = |memory: usize| (memory <= limit).then_some(limit);
             let decoded = match body {
                 Body::Small(bytes) => bounded::decode_within(&bytes, &mut ask),
