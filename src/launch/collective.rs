@@ -98,7 +98,7 @@ struct MemberState {
     /// The values of this rank and those below it, for the operation in progress.
     subtree: Option<RankValues>,
     /// The values of all ranks, of the operation before.
-    newest: Option<RankValues>,
+    newest: Option<(Collective, RankValues)>,
     /// The ranks that have got these.
     served: Vec<u32>,
     failure: Option<WorldFailure>,
@@ -113,31 +113,26 @@ impl MemberState {
         if ask.to as usize != rank {
             return broken(format!("it is rank {rank}, and rank {} takes it for rank {}", ask.from, ask.to));
         }
-        let over = ask.operation < self.operation;
-        match ask.question {
-            RankQuestion::Received if over => return Some(Ok(Vec::new())),
-            RankQuestion::All if self.operation.checked_sub(1) == Some(ask.operation) => {
-                if let Some(values) = &self.newest {
-                    self.served.push(ask.from);
-                    return Some(Ok(values.clone()));
-                }
-            }
-            RankQuestion::Subtree if ask.operation == self.operation => {
-                if let Some(values) = &self.subtree {
-                    return Some(Ok(values.clone()));
-                }
-            }
-            _ => {}
-        }
-        if let Some(failure) = &self.failure {
-            return Some(Err(failure.clone()));
-        }
         let current = ask.operation == self.operation;
-        match self.collective.filter(|own| current && *own != ask.collective) {
-            _ if ask.question == RankQuestion::Hello => Some(Ok(Vec::new())),
-            Some(own) => broken(format!("it called {own} while rank {} called {}", ask.from, ask.collective)),
-            None if over => broken(format!("rank {} asks for operation {}, which is over", ask.from, ask.operation)),
-            None => None,
+        let before = self.operation.checked_sub(1) == Some(ask.operation);
+        let newest = self.newest.as_ref().filter(|_| before);
+        let own = if current { self.collective } else { newest.map(|(collective, _)| *collective) };
+        let differs = own.filter(|own| *own != ask.collective && ask.question != RankQuestion::Hello);
+        if let Some(own) = differs {
+            return broken(format!("it called {own} while rank {} called {}", ask.from, ask.collective));
+        }
+        let over = ask.operation < self.operation;
+        match (ask.question, newest, &self.subtree, &self.failure) {
+            (RankQuestion::Received, ..) if over => Some(Ok(Vec::new())),
+            (RankQuestion::All, Some((_, values)), ..) => {
+                self.served.push(ask.from);
+                Some(Ok(values.clone()))
+            }
+            (.., Some(failure)) => Some(Err(failure.clone())),
+            (RankQuestion::Subtree, _, Some(values), None) if current => Some(Ok(values.clone())),
+            (RankQuestion::Hello, ..) => Some(Ok(Vec::new())),
+            _ if over => broken(format!("rank {} asks for operation {}, which is over", ask.from, ask.operation)),
+            _ => None,
         }
     }
 }
@@ -223,12 +218,12 @@ impl Member {
     }
 
     /// The values of all ranks are there. Returns the children that have not got them yet.
-    fn finish(&self, values: RankValues) -> Vec<usize> {
+    fn finish(&self, collective: Collective, values: RankValues) -> Vec<usize> {
         self.update(|state| {
             state.operation += 1;
             state.collective = None;
             state.subtree = None;
-            state.newest = Some(values);
+            state.newest = Some((collective, values));
             state.served.clear();
         });
         let served = std::mem::take(&mut self.state.lock().served);
@@ -327,7 +322,7 @@ impl Ranks {
             return Err(self.fail(WorldFailure::Broken { rank: member.rank as u32, message }, collective));
         }
         let mut late = Vec::new();
-        for child in member.finish(values.clone()) {
+        for child in member.finish(collective, values.clone()) {
             // Only so that this rank does not leave before the child has its answer: a child that is dead does not matter.
             late.extend(self.start(child, RankQuestion::Received, operation, collective, limit));
         }

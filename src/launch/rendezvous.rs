@@ -242,12 +242,12 @@ pub(super) fn attend(
             Err(obstacle) => obstacle,
             Ok(place) => match ask(engine, own, &place, limit)? {
                 Ok(roster) => return Ok(roster),
-                Err(Refusal::Wrong(reason)) => return Err(Error::Launch { what: variable.to_owned(), reason }),
-                Err(Refusal::Late(reason)) => {
+                Err(NoSeat::Wrong(reason)) => return Err(Error::Launch { what: variable.to_owned(), reason }),
+                Err(NoSeat::Late(reason)) => {
                     let what = format!("joining the world ({reason})");
                     return Err(Error::Timeout { peer: place.address, what, after: limit.timeout });
                 }
-                Err(Refusal::NotYet(reason)) => reason,
+                Err(NoSeat::NotYet(reason)) => reason,
             },
         };
         if limit.is_over() {
@@ -263,12 +263,12 @@ pub(super) fn other_host(engine: &Engine, own: &Attendee, place: &MeetingPlace, 
     const PATIENCE: Duration = Duration::from_secs(1);
     let limit = TimeLimit::new(limit.left().min(PATIENCE));
     match ask(engine, own, place, limit) {
-        Ok(Err(Refusal::Wrong(reason))) => Some(reason),
+        Ok(Err(NoSeat::Wrong(reason))) => Some(reason),
         _ => None,
     }
 }
 
-enum Refusal {
+enum NoSeat {
     Wrong(String),
     Late(String),
     NotYet(String),
@@ -279,22 +279,22 @@ fn ask(
     own: &Attendee,
     place: &MeetingPlace,
     limit: TimeLimit,
-) -> Result<std::result::Result<Roster, Refusal>> {
+) -> Result<std::result::Result<Roster, NoSeat>> {
     let peer = match look_up(engine, &place.address, limit)? {
         Ok(peer) => peer.provider(PROVIDER),
-        Err(reason) => return Ok(Err(Refusal::NotYet(reason))),
+        Err(reason) => return Ok(Err(NoSeat::NotYet(reason))),
     };
     let call = engine.procedure::<Attendee, MeetingReply>(&place.name).on(&peer).timeout(limit.left()).start(own)?;
     Ok(Err(match wait_any(engine, &mut vec![call]).1 {
         Ok(Ok(roster)) => return Ok(Ok(roster)),
-        Ok(Err(Declined::Over(reason))) if place.may_be_stale => Refusal::NotYet(reason),
-        Ok(Err(Declined::Wrong(reason) | Declined::Over(reason))) => Refusal::Wrong(reason),
-        Ok(Err(Declined::Late(reason))) => Refusal::Late(reason),
-        Err(Error::Timeout { .. }) => Refusal::NotYet(format!("rank 0 at {} waits for other ranks", place.address)),
+        Ok(Err(Declined::Over(reason))) if place.may_be_stale => NoSeat::NotYet(reason),
+        Ok(Err(Declined::Wrong(reason) | Declined::Over(reason))) => NoSeat::Wrong(reason),
+        Ok(Err(Declined::Late(reason))) => NoSeat::Late(reason),
+        Err(Error::Timeout { .. }) => NoSeat::NotYet(format!("rank 0 at {} waits for other ranks", place.address)),
         Err(error @ (Error::NoSuchProcedure { .. } | Error::NoSuchProvider { .. } | Error::NoResponse { .. })) => {
-            Refusal::NotYet(error.to_string())
+            NoSeat::NotYet(error.to_string())
         }
-        Err(error) if error.is_disconnected() || error.is_retryable() => Refusal::NotYet(error.to_string()),
+        Err(error) if error.is_disconnected() || error.is_retryable() => NoSeat::NotYet(error.to_string()),
         Err(error) => return Err(error),
     }))
 }
