@@ -296,7 +296,11 @@ impl Ranks {
                     self.member.fail(WorldFailure::Late { rank: rank as u32, after: limit.timeout });
                     let reason = if error.is_timeout() { String::new() } else { format!(" ({error})") };
                     let (peer, after) = (self.member.address_of(rank as u32), limit.timeout);
-                    return Err(Error::Timeout { peer, what: format!("joining the world, waiting for rank {rank}{reason},"), after });
+                    return Err(Error::Timeout {
+                        peer,
+                        what: format!("joining the world, waiting for rank {rank}{reason},"),
+                        after,
+                    });
                 }
                 attempts.pause(&self.engine, limit);
             }

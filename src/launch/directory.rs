@@ -157,7 +157,9 @@ mod tests {
     fn what_is_no_file_of_rank_0_is_described() {
         let folder = Temporary::new("other");
         let file = RendezvousFile::new(&folder.0, "", "V=x");
-        for content in ["", "calomel-rank-0", "calomel-rank-0 1,tcp\n", "calomel-rank-0 1,tcp://a:1", "other 1,tcp://a:1", &"x".repeat(5000)] {
+        for content in
+            ["", "calomel-rank-0", "calomel-rank-0 1,tcp\n", "calomel-rank-0 1,tcp://a:1", "other 1,tcp://a:1", &"x".repeat(5000)]
+        {
             fs::write(&file.path, content).unwrap();
             let described = file.read().unwrap().map(|_| "a place");
             assert!(described.unwrap_err().contains("is no file of rank 0"), "{content}");

@@ -150,7 +150,8 @@ fn started_by_open_mpi(vars: &Variables<'_>) -> Result<LaunchPlan> {
         return Err(Error::Launch { what: format!("{RENDEZVOUS} is not set"), reason: why.to_owned() });
     }
     let name = "PMIX_SERVER_TMPDIR";
-    let path = vars.text(name)?.ok_or_else(|| missing(RENDEZVOUS, "OMPI_COMM_WORLD_RANK is set, and PMIX_SERVER_TMPDIR is not"))?;
+    let path =
+        vars.text(name)?.ok_or_else(|| missing(RENDEZVOUS, "OMPI_COMM_WORLD_RANK is set, and PMIX_SERVER_TMPDIR is not"))?;
     let method = StartMethod::Directory { variable: format!("{name}={path}"), path: path.into() };
     Ok(LaunchPlan { method, ..plan })
 }
@@ -390,13 +391,9 @@ mod tests {
 
     #[test]
     fn first_host_of_slurm_lists() {
-        for (nodes, host) in [
-            ("n1", "n1"),
-            ("n1,n2", "n1"),
-            ("n[01-04,07],m1", "n01"),
-            ("n[7,9]", "n7"),
-            ("rack[1-2]n[3-4]-ib", "rack1n3-ib"),
-        ] {
+        for (nodes, host) in
+            [("n1", "n1"), ("n1,n2", "n1"), ("n[01-04,07],m1", "n01"), ("n[7,9]", "n7"), ("rack[1-2]n[3-4]-ib", "rack1n3-ib")]
+        {
             assert_eq!(first_host(nodes).as_deref(), Some(host), "{nodes}");
         }
         assert_eq!(first_host(",n1"), None);

@@ -153,8 +153,7 @@ mod tests {
         });
         let own = "tcp://127.0.0.1:1".parse().unwrap();
         let variable = "PMI_FD=6".to_owned();
-        let mut client =
-            PmiClient { socket: here, received: Vec::new(), variable, own: &own, limit: TimeLimit::new(timeout) };
+        let mut client = PmiClient { socket: here, received: Vec::new(), variable, own: &own, limit: TimeLimit::new(timeout) };
         let result = client.exchange(value);
         drop(client);
         (result, launcher.join().unwrap())
@@ -168,8 +167,7 @@ mod tests {
 
     #[test]
     fn rank_0_announces_what_the_others_get() {
-        let answers =
-            [INIT, MAXES, NAME, "cmd=put_result rc=0 msg=success\n", "cmd=barrier_out\n", GOT, "cmd=finalize_ack\n"];
+        let answers = [INIT, MAXES, NAME, "cmd=put_result rc=0 msg=success\n", "cmd=barrier_out\n", GOT, "cmd=finalize_ack\n"];
         let (value, requests) = told(Some("1,tcp://10.0.0.1:7"), &answers, LONG);
         assert_eq!(value.unwrap(), "1,tcp://10.0.0.1:7");
         let expected = [

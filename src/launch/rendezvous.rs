@@ -133,10 +133,8 @@ impl Meeting {
     fn give_up(&self) -> String {
         let (late, answers) = {
             let mut state = self.state.lock();
-            let missing: Vec<String> = (0..state.seats.len())
-                .filter(|rank| state.seats[*rank].is_none())
-                .map(|rank| rank.to_string())
-                .collect();
+            let missing: Vec<String> =
+                (0..state.seats.len()).filter(|rank| state.seats[*rank].is_none()).map(|rank| rank.to_string()).collect();
             let shown = missing.iter().take(10).cloned().collect::<Vec<_>>().join(", ");
             let dots = if missing.len() > 10 { ", …" } else { "" };
             let late = format!("{} of {} ranks have not come: {shown}{dots}", missing.len(), state.seats.len());
@@ -274,12 +272,7 @@ enum NoSeat {
     NotYet(String),
 }
 
-fn ask(
-    engine: &Engine,
-    own: &Attendee,
-    place: &MeetingPlace,
-    limit: TimeLimit,
-) -> Result<std::result::Result<Roster, NoSeat>> {
+fn ask(engine: &Engine, own: &Attendee, place: &MeetingPlace, limit: TimeLimit) -> Result<std::result::Result<Roster, NoSeat>> {
     let peer = match look_up(engine, &place.address, limit)? {
         Ok(peer) => peer.provider(PROVIDER),
         Err(reason) => return Ok(Err(NoSeat::NotYet(reason))),
@@ -300,11 +293,7 @@ fn ask(
 }
 
 /// An endpoint, or why there is none yet: a name may have no address so far.
-pub(super) fn look_up(
-    engine: &Engine,
-    address: &Address,
-    limit: TimeLimit,
-) -> Result<std::result::Result<Endpoint, String>> {
+pub(super) fn look_up(engine: &Engine, address: &Address, limit: TimeLimit) -> Result<std::result::Result<Endpoint, String>> {
     let found = if address.is_host_name() {
         let (engine, address) = (engine.clone(), address.clone());
         limit.run(move || engine.lookup(address))?

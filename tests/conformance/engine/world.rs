@@ -128,8 +128,7 @@ fn worlds_on_two_engines_of_a_process_are_apart(net: &Net) {
     at_once(3, |rank| {
         let one = World::from_addresses(&ones[rank], rank, &all_ones, BOUND).unwrap();
         let gathered = one.all_gather(others[rank].address().to_string().as_bytes(), BOUND).unwrap();
-        let gathered: Vec<Address> =
-            gathered.into_iter().map(|text| String::from_utf8(text).unwrap().parse().unwrap()).collect();
+        let gathered: Vec<Address> = gathered.into_iter().map(|text| String::from_utf8(text).unwrap().parse().unwrap()).collect();
         assert_eq!(gathered, all_others);
         let other = World::from_addresses(&others[rank], rank, &gathered, BOUND).unwrap();
         drop(one);
@@ -244,7 +243,10 @@ fn value_that_is_too_long_is_refused(net: &Net) {
         assert!(gathered[0] == vec![0; most] && gathered[1] == vec![1; most]);
         if world.rank() == 1 {
             let error = world.all_gather(&vec![0; most + 1], BOUND).unwrap_err();
-            assert!(matches!(error, Error::MessageTooLarge { size, limit, .. } if size == most + 1 && limit == most), "{error:?}");
+            assert!(
+                matches!(error, Error::MessageTooLarge { size, limit, .. } if size == most + 1 && limit == most),
+                "{error:?}"
+            );
         } else {
             let error = world.all_gather(&[], BOUND).unwrap_err();
             assert!(matches!(error, Error::Failed { .. }), "{error:?}");
