@@ -51,99 +51,123 @@ struct Meeting {
 }
 
 struct MeetingState {
-    /// By rank.
-    seats: Vec<Option<Attendee>>,
-    waiting: Vec<(u32, Responder<MeetingReply>)>,
+    /// Those that have come, by rank.
+    present: Vec<Option<Attendance>>,
     /// All have come.
     roster: Option<Roster>,
     /// Rank 0 has given up.
     late: Option<String>,
 }
 
+/// A rank that has come.
+struct Attendance {
+    attendee: Attendee,
+    /// `None` for rank 0 itself.
+    reply: Option<Responder<MeetingReply>>,
+}
+
+impl Attendance {
+    /// It still waits: a rank may die, or give up and come again.
+    fn waits(&self) -> bool {
+        self.reply.as_ref().is_none_or(|reply| !reply.request().is_cancelled())
+    }
+}
+
 impl Meeting {
     fn arrive(&self, reply: Responder<MeetingReply>, attendee: Attendee) {
-        let answers = {
+        // Responses are sent, and responders dropped, without the lock.
+        let (answers, gone) = {
             let mut state = self.state.lock();
-            match self.seat(&mut state, &attendee) {
-                Some(answer) => vec![(reply, answer)],
+            match self.decline(&state, &attendee) {
+                Some(answer) => (vec![(reply, answer)], Vec::new()),
                 None => {
-                    state.waiting.push((attendee.rank, reply));
-                    self.answers(&mut state)
+                    let rank = attendee.rank as usize;
+                    let before = state.present[rank].replace(Attendance { attendee, reply: Some(reply) });
+                    let (answers, mut gone) = self.end(&mut state);
+                    gone.extend(before);
+                    (answers, gone)
                 }
             }
         };
+        drop(gone);
         self.send(answers);
     }
 
-    /// An answer where this rank need not wait for the others.
-    fn seat(&self, state: &mut MeetingState, attendee: &Attendee) -> Option<MeetingReply> {
+    /// The answer to a rank that need not wait for others.
+    fn decline(&self, state: &MeetingState, attendee: &Attendee) -> Option<MeetingReply> {
         let Attendee { job, rank, size, address, ticket } = attendee;
         let wrong = |reason: String| Some(Err(Declined::Wrong(reason)));
-        let seats = state.seats.len();
+        let expected = state.present.len();
         if *job != self.job {
             return wrong(format!("rank 0 belongs to the job `{}`, and this rank to `{job}`", self.job));
         }
-        if *size as usize != seats {
-            return wrong(format!("rank 0 was started as one of {seats}, and this rank as one of {size}"));
-        }
-        let waits = |of: &Responder<MeetingReply>| !of.request().is_cancelled();
-        let other_waits = state.waiting.iter().any(|(seated, reply)| seated == rank && waits(reply));
-        let Some(seat) = state.seats.get_mut(*rank as usize) else {
-            return wrong(format!("there is no rank {rank} of {seats}"));
-        };
-        if let Some(seated) = seat.as_ref().filter(|seated| seated.ticket != *ticket) {
-            let twice = format!("two ranks have the number {rank}: they are at {} and {address}", seated.address);
-            if state.roster.is_some() {
-                return Some(Err(Declined::Over(twice)));
-            }
-            // One that does not wait any more has been started again.
-            if other_waits || *rank == 0 {
-                return wrong(twice);
-            }
-        }
-        if let Some(roster) = &state.roster {
-            return Some(Ok(roster.clone()));
+        if *size as usize != expected {
+            return wrong(format!("rank 0 was started as one of {expected}, and this rank as one of {size}"));
         }
         if let Some(late) = &state.late {
             return Some(Err(Declined::Late(late.clone())));
         }
-        *seat = Some(attendee.clone());
-        None
+        let Some(same_rank) = state.present.get(*rank as usize) else {
+            return wrong(format!("there is no rank {rank} of {expected}"));
+        };
+        if let Some(other) = same_rank.as_ref().filter(|other| other.attendee.ticket != *ticket) {
+            let twice = format!("two ranks have the number {rank}: they are at {} and {address}", other.attendee.address);
+            if state.roster.is_some() {
+                return Some(Err(Declined::Over(twice)));
+            }
+            if other.waits() {
+                return wrong(twice);
+            }
+        }
+        state.roster.clone().map(Ok)
     }
 
-    /// Ends the meeting when all have come.
-    fn answers(&self, state: &mut MeetingState) -> Vec<(Responder<MeetingReply>, MeetingReply)> {
-        if state.seats.iter().any(Option::is_none) {
-            return Vec::new();
+    /// Ends the meeting when all have come, and are there.
+    fn end(&self, state: &mut MeetingState) -> (Vec<MeetingAnswer>, Vec<Attendance>) {
+        if state.present.iter().any(Option::is_none) {
+            return (Vec::new(), Vec::new());
         }
-        let addresses = state.seats.iter().flatten().map(|seated| seated.address.clone()).collect();
+        let gone: Vec<Attendance> = state.present.iter_mut().filter_map(|one| one.take_if(|one| !one.waits())).collect();
+        if !gone.is_empty() {
+            return (Vec::new(), gone);
+        }
+        let addresses = state.present.iter().flatten().map(|one| one.attendee.address.clone()).collect();
         let roster = Roster { world: self.world, addresses };
         state.roster = Some(roster.clone());
         self.complete.notify_all();
-        std::mem::take(&mut state.waiting).into_iter().map(|(_, reply)| (reply, Ok(roster.clone()))).collect()
+        (state.take_replies().map(|reply| (reply, Ok(roster.clone()))).collect(), Vec::new())
     }
 
-    /// Without the lock. A rank that is gone needs no answer.
-    fn send(&self, answers: Vec<(Responder<MeetingReply>, MeetingReply)>) {
+    /// A rank that is gone needs no answer.
+    fn send(&self, answers: Vec<MeetingAnswer>) {
         for (reply, answer) in answers {
             let _ = reply.respond(&answer);
         }
     }
 
+    /// Tells those that wait which ranks are missing.
     fn give_up(&self) -> String {
         let (late, answers) = {
             let mut state = self.state.lock();
-            let missing: Vec<String> =
-                (0..state.seats.len()).filter(|rank| state.seats[*rank].is_none()).map(|rank| rank.to_string()).collect();
+            let is_missing = |(rank, one): (usize, &Option<Attendance>)| one.is_none().then(|| rank.to_string());
+            let missing: Vec<String> = state.present.iter().enumerate().filter_map(is_missing).collect();
             let shown = missing.iter().take(10).cloned().collect::<Vec<_>>().join(", ");
             let dots = if missing.len() > 10 { ", …" } else { "" };
-            let late = format!("{} of {} ranks have not come: {shown}{dots}", missing.len(), state.seats.len());
+            let late = format!("{} of {} ranks have not come: {shown}{dots}", missing.len(), state.present.len());
             state.late = Some(late.clone());
-            let waiting = std::mem::take(&mut state.waiting);
-            (late.clone(), waiting.into_iter().map(|(_, reply)| (reply, Err(Declined::Late(late.clone())))).collect())
+            let answers = state.take_replies().map(|reply| (reply, Err(Declined::Late(late.clone())))).collect();
+            (late, answers)
         };
         self.send(answers);
         late
+    }
+}
+
+type MeetingAnswer = (Responder<MeetingReply>, MeetingReply);
+
+impl MeetingState {
+    fn take_replies(&mut self) -> impl Iterator<Item = Responder<MeetingReply>> {
+        self.present.iter_mut().flatten().filter_map(|one| one.reply.take())
     }
 }
 
@@ -157,12 +181,10 @@ impl Host {
     /// # Errors
     /// [`Error::AlreadyDefined`] for a name that was used before with this engine.
     pub(super) fn open(engine: &Engine, name: &str, world: u64, own: Attendee) -> Result<Host> {
-        let mut seats = vec![None; own.size as usize];
-        let job = own.job.clone();
-        if let Some(seat) = seats.first_mut() {
-            *seat = Some(own);
-        }
-        let state = MeetingState { seats, waiting: Vec::new(), roster: None, late: None };
+        let (job, size) = (own.job.clone(), own.size);
+        let own = std::iter::once(Some(Attendance { attendee: own, reply: None }));
+        let present = own.chain((1..size).map(|_| None)).collect();
+        let state = MeetingState { present, roster: None, late: None };
         let meeting = Arc::new(Meeting { job, world, state: Mutex::new(state), complete: Condvar::default() });
         let host = meeting.clone();
         let registration =
@@ -240,12 +262,12 @@ pub(super) fn attend(
             Err(obstacle) => obstacle,
             Ok(place) => match ask(engine, own, &place, limit)? {
                 Ok(roster) => return Ok(roster),
-                Err(NoSeat::Wrong(reason)) => return Err(Error::Launch { what: variable.to_owned(), reason }),
-                Err(NoSeat::Late(reason)) => {
+                Err(NotMet::Wrong(reason)) => return Err(Error::Launch { what: variable.to_owned(), reason }),
+                Err(NotMet::Late(reason)) => {
                     let what = format!("joining the world ({reason})");
                     return Err(Error::Timeout { peer: place.address, what, after: limit.timeout });
                 }
-                Err(NoSeat::NotYet(reason)) => reason,
+                Err(NotMet::NotYet(reason)) => reason,
             },
         };
         if limit.is_over() {
@@ -261,33 +283,33 @@ pub(super) fn other_host(engine: &Engine, own: &Attendee, place: &MeetingPlace, 
     const PATIENCE: Duration = Duration::from_secs(1);
     let limit = TimeLimit::new(limit.left().min(PATIENCE));
     match ask(engine, own, place, limit) {
-        Ok(Err(NoSeat::Wrong(reason))) => Some(reason),
+        Ok(Err(NotMet::Wrong(reason))) => Some(reason),
         _ => None,
     }
 }
 
-enum NoSeat {
+enum NotMet {
     Wrong(String),
     Late(String),
     NotYet(String),
 }
 
-fn ask(engine: &Engine, own: &Attendee, place: &MeetingPlace, limit: TimeLimit) -> Result<std::result::Result<Roster, NoSeat>> {
+fn ask(engine: &Engine, own: &Attendee, place: &MeetingPlace, limit: TimeLimit) -> Result<std::result::Result<Roster, NotMet>> {
     let peer = match look_up(engine, &place.address, limit)? {
         Ok(peer) => peer.provider(PROVIDER),
-        Err(reason) => return Ok(Err(NoSeat::NotYet(reason))),
+        Err(reason) => return Ok(Err(NotMet::NotYet(reason))),
     };
     let call = engine.procedure::<Attendee, MeetingReply>(&place.name).on(&peer).timeout(limit.left()).start(own)?;
     Ok(Err(match wait_any(engine, &mut vec![call]).1 {
         Ok(Ok(roster)) => return Ok(Ok(roster)),
-        Ok(Err(Declined::Over(reason))) if place.may_be_stale => NoSeat::NotYet(reason),
-        Ok(Err(Declined::Wrong(reason) | Declined::Over(reason))) => NoSeat::Wrong(reason),
-        Ok(Err(Declined::Late(reason))) => NoSeat::Late(reason),
-        Err(Error::Timeout { .. }) => NoSeat::NotYet(format!("rank 0 at {} waits for other ranks", place.address)),
+        Ok(Err(Declined::Over(reason))) if place.may_be_stale => NotMet::NotYet(reason),
+        Ok(Err(Declined::Wrong(reason) | Declined::Over(reason))) => NotMet::Wrong(reason),
+        Ok(Err(Declined::Late(reason))) => NotMet::Late(reason),
+        Err(Error::Timeout { .. }) => NotMet::NotYet(format!("rank 0 at {} waits for other ranks", place.address)),
         Err(error @ (Error::NoSuchProcedure { .. } | Error::NoSuchProvider { .. } | Error::NoResponse { .. })) => {
-            NoSeat::NotYet(error.to_string())
+            NotMet::NotYet(error.to_string())
         }
-        Err(error) if error.is_disconnected() || error.is_retryable() => NoSeat::NotYet(error.to_string()),
+        Err(error) if error.is_disconnected() || error.is_retryable() => NotMet::NotYet(error.to_string()),
         Err(error) => return Err(error),
     }))
 }
@@ -305,5 +327,108 @@ pub(super) fn look_up(engine: &Engine, address: &Address, limit: TimeLimit) -> R
         Some(Err(error @ Error::Unreachable { .. })) => Ok(Err(error.to_string())),
         Some(Err(error)) => Err(error),
         None => Ok(Err(format!("the host name in {address} was not resolved in time"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::Pending;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn attendee(rank: u32, ticket: u64) -> Attendee {
+        let address = format!("tcp://10.0.0.{rank}:{ticket}").parse().unwrap();
+        Attendee { job: "j".to_owned(), rank, size: 3, address, ticket }
+    }
+
+    fn meeting() -> (Engine, Host) {
+        let engine = Engine::server("loop://").unwrap();
+        let host = Host::open(&engine, "m", 7, attendee(0, 1)).unwrap();
+        (engine, host)
+    }
+
+    fn come(engine: &Engine, own: &Attendee) -> Pending<MeetingReply> {
+        let host = engine.lookup(engine.address()).unwrap().provider(PROVIDER);
+        engine.procedure::<Attendee, MeetingReply>("m").on(&host).timeout(LONG).start(own).unwrap()
+    }
+
+    #[track_caller]
+    fn eventually(host: &Host, condition: impl Fn(&MeetingState) -> bool) {
+        let limit = TimeLimit::new(LONG);
+        while !condition(&host.meeting.state.lock()) {
+            assert!(!limit.is_over());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Before or after the last rank has come.
+    #[test]
+    fn rank_that_gives_up_can_come_again() {
+        for comes_last in [false, true] {
+            let (engine, host) = meeting();
+            let first = come(&engine, &attendee(1, 1));
+            eventually(&host, |state| state.present[1].is_some());
+            drop(first);
+            eventually(&host, |state| state.present[1].as_ref().is_some_and(|one| !one.waits()));
+            let (one, two) = if comes_last {
+                let two = come(&engine, &attendee(2, 1));
+                eventually(&host, |state| state.present[1].is_none() && state.present[2].is_some());
+                assert!(!two.is_ready());
+                (come(&engine, &attendee(1, 2)), two)
+            } else {
+                let one = come(&engine, &attendee(1, 2));
+                eventually(&host, |state| state.present[1].as_ref().is_some_and(|one| one.attendee.ticket == 2));
+                (one, come(&engine, &attendee(2, 1)))
+            };
+            let own = attendee(0, 1).address;
+            let roster = host.wait(&engine, &own, TimeLimit::new(LONG)).unwrap();
+            assert_eq!(roster.addresses, [own, attendee(1, 2).address, attendee(2, 1).address]);
+            for other in [one, two] {
+                let same = other.wait().unwrap().unwrap();
+                assert_eq!((same.world, same.addresses), (7, roster.addresses.clone()));
+            }
+            // An answer that was lost is given again; another rank of that number comes too late.
+            let again = come(&engine, &attendee(1, 2)).wait().unwrap();
+            assert_eq!(again.unwrap().addresses, roster.addresses);
+            let twice = come(&engine, &attendee(1, 3)).wait().unwrap();
+            assert!(matches!(&twice, Err(Declined::Over(reason)) if reason.contains("two ranks")), "{twice:?}");
+        }
+    }
+
+    #[test]
+    fn rank_that_does_not_belong_here_is_told() {
+        let (engine, host) = meeting();
+        let _one = come(&engine, &attendee(1, 1));
+        eventually(&host, |state| state.present[1].is_some());
+        for (wrong, part) in [
+            (Attendee { job: "k".to_owned(), ..attendee(2, 1) }, "belongs to the job `j`"),
+            (Attendee { size: 4, ..attendee(2, 1) }, "one of 3, and this rank as one of 4"),
+            (attendee(3, 1), "no rank 3 of 3"),
+            (attendee(u32::MAX, 1), "no rank 4294967295"),
+            (attendee(1, 2), "two ranks have the number 1: they are at tcp://10.0.0.1:1 and tcp://10.0.0.1:2"),
+            (attendee(0, 2), "two ranks have the number 0"),
+        ] {
+            let answer = come(&engine, &wrong).wait().unwrap();
+            assert!(matches!(&answer, Err(Declined::Wrong(reason)) if reason.contains(part)), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn those_that_wait_hear_of_rank_0_giving_up() {
+        let (engine, host) = meeting();
+        let one = come(&engine, &attendee(1, 1));
+        eventually(&host, |state| state.present[1].is_some());
+        let begin = Instant::now();
+        let error = host.wait(&engine, &engine.address(), TimeLimit::new(Duration::from_millis(50))).unwrap_err();
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        assert!(matches!(&error, Error::Timeout { what, .. } if what.contains("1 of 3 ranks have not come: 2")), "{error}");
+        let answer = one.wait().unwrap();
+        assert!(matches!(&answer, Err(Declined::Late(reason)) if reason.contains("not come: 2")), "{answer:?}");
+        // The name is free for the next attempt.
+        drop(host);
+        Host::open(&engine, "m", 8, attendee(0, 2)).unwrap();
     }
 }
