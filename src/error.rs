@@ -273,6 +273,14 @@ pub enum Error {
         /// The address of the engine that it was used with; `None` if that does not listen.
         used_with: Option<Address>,
     },
+    /// What this process was started with does not let it join the other ranks of its job: see [`launch`](crate::launch).
+    #[error("can't join the world: {what}: {reason}")]
+    Launch {
+        /// The environment variable, or the argument, that is wrong or missing.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Not available in this build, on this machine, on this thread, or in a forked child.
     #[error("{what} is not supported: {reason}")]
     Unsupported {

@@ -38,6 +38,8 @@
 //!   has the bulk pulls from it and pushes into it ([`RemoteBulk`]), whole or in slices, without a copy on the way.
 //!   [`Engine::scope`] does so with borrowed memory. A [`Grant`] restricts what a bulk is good for: to one peer, one call, one
 //!   transfer, a number of bytes, a time; [`Engine::refusals`] counts refused accesses.
+//! - **Start on many nodes.** [`launch::World::from_env`] gives rank, size and the endpoints of all ranks, however the job was
+//!   started: by `mpiexec`, `mpirun`, `srun`, `torchrun`, or by hand.
 //! - **Transports.** `tcp://host:port`, `verbs://ip:port` through an RDMA card (with the feature `verbs`), `shm://name` on one
 //!   host, and `loop://name` within a process. A tcp or verbs address of this host is reached through shared memory, if both
 //!   sides run as one user; [`EngineBuilder::same_host_upgrade`] turns that off, and [`Endpoint::transport`] returns the
@@ -182,6 +184,7 @@ pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
 mod into_address;
+pub mod launch;
 mod memory;
 mod payload;
 mod progress;

@@ -21,6 +21,7 @@ const LAYERS: &[&[&str]] = &[
     &["engine"],
     &["bulk", "rpc"],
     &["builder"],
+    &["launch"],
 ];
 
 /// Modules for tests, which may name all and be named by any test.
@@ -67,6 +68,7 @@ const UNSAFE: &[&str] = &[
     "shape/plain.rs",
     "bulk/exposed.rs",
     "bulk/scope.rs",
+    "launch/inherited.rs",
 ];
 
 /// A file says one thing: over this many lines there is a second thing in it.

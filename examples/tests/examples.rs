@@ -83,6 +83,7 @@ examples! {
         "the socket said: hello from the same loop",
         "the timer ticked: true",
     ];
+    world: "23_world" prints ["hello, rank 0, from rank 0 of 1"];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",

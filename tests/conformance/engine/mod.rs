@@ -18,3 +18,4 @@ mod reach;
 mod shutdown;
 mod timers;
 mod trust;
+mod world;

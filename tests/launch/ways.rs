@@ -1,0 +1,145 @@
+//! Each way to start, where all ranks come.
+
+use std::fs;
+
+use calomel::Engine;
+
+use crate::launcher::Launcher;
+use crate::rank::{SharedDirectory, assert_works, by_hand, free_port, start, start_all};
+use crate::support::{BOUND, Child, LISTEN, nowhere};
+
+#[test]
+fn without_a_launcher_there_is_one_rank() {
+    let mut alone = [start(&[])];
+    assert_works(&mut alone);
+}
+
+#[test]
+fn ranks_meet_in_a_directory() {
+    let folder = SharedDirectory::new("directory");
+    let mut ranks = start_all(3, |rank| by_hand(rank, 3, &folder.variable()));
+    assert_works(&mut ranks);
+    folder.assert_empty();
+}
+
+#[test]
+fn engine_joins_two_worlds_by_one_directory() {
+    let folder = SharedDirectory::new("again");
+    let mut ranks = start_all(3, |rank| by_hand(rank, 3, &folder.variable()));
+    ranks.iter_mut().for_each(|rank| rank.tell("again"));
+    for rank in &mut ranks {
+        assert_eq!(rank.hear("again"), "Ok(())");
+    }
+    assert_works(&mut ranks);
+    folder.assert_empty();
+}
+
+/// Of a rank 0 that was killed: its address is nobody's, or that of another engine.
+#[test]
+fn stale_file_is_replaced() {
+    let other = Engine::server("tcp://127.0.0.1:0").unwrap();
+    for stale in [nowhere(), other.address().to_string()] {
+        let folder = SharedDirectory::new("stale");
+        let file = folder.path().join("calomel-rank-0.");
+        fs::write(&file, format!("calomel-rank-0 00000000000000ab,{stale}\n")).unwrap();
+        // The others see the stale file first.
+        let mut ranks = vec![start_borrowed(&by_hand(1, 2, &folder.variable()))];
+        ranks.insert(0, start_borrowed(&by_hand(0, 2, &folder.variable())));
+        assert_works(&mut ranks);
+        folder.assert_empty();
+    }
+}
+
+fn start_borrowed(variables: &[(&'static str, String)]) -> Child {
+    start(&variables.iter().map(|(name, value)| (*name, &**value)).collect::<Vec<_>>())
+}
+
+#[test]
+fn ranks_meet_at_a_port() {
+    let rendezvous = format!("tcp://localhost:{}", free_port());
+    let mut ranks = start_all(3, |rank| by_hand(rank, 3, &rendezvous));
+    assert_works(&mut ranks);
+}
+
+#[test]
+fn engine_joins_two_worlds_at_one_port() {
+    let rendezvous = format!("tcp://127.0.0.1:{}", free_port());
+    let mut ranks = start_all(3, |rank| by_hand(rank, 3, &rendezvous));
+    ranks.iter_mut().for_each(|rank| rank.tell("again"));
+    for rank in &mut ranks {
+        assert_eq!(rank.hear("again"), "Ok(())");
+    }
+    assert_works(&mut ranks);
+}
+
+#[test]
+fn ranks_meet_as_those_of_torchrun() {
+    let port = free_port().to_string();
+    let mut ranks = start_all(2, |rank| {
+        vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", "2".to_owned()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", port.clone()),
+        ]
+    });
+    assert_works(&mut ranks);
+}
+
+#[test]
+fn ranks_meet_as_those_of_open_mpi() {
+    let folder = SharedDirectory::new("session");
+    let mut ranks = start_all(2, |rank| {
+        vec![
+            ("OMPI_COMM_WORLD_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_SIZE", "2".to_owned()),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2".to_owned()),
+            ("PMIX_SERVER_TMPDIR", folder.path().display().to_string()),
+            ("PMIX_NAMESPACE", "1234".to_owned()),
+        ]
+    });
+    assert_works(&mut ranks);
+    folder.assert_empty();
+}
+
+/// Rank 0 listens at a port that depends on the numbers of job and step.
+#[test]
+fn ranks_meet_as_those_of_srun() {
+    let job = std::process::id();
+    let mut ranks = start_all(2, |rank| {
+        vec![
+            ("SLURM_PROCID", rank.to_string()),
+            ("SLURM_STEP_NUM_TASKS", "2".to_owned()),
+            ("SLURM_STEP_NODELIST", "localhost".to_owned()),
+            ("SLURM_JOB_ID", job.to_string()),
+            ("SLURM_STEP_ID", "0".to_owned()),
+        ]
+    });
+    assert_works(&mut ranks);
+}
+
+/// Engines that do not listen do so at their addresses of the list.
+#[test]
+fn ranks_are_listed() {
+    for listen in ["none", "tcp://127.0.0.1:0"] {
+        let ports = [free_port(), free_port(), free_port()];
+        let list = ports.map(|port| format!("tcp://127.0.0.1:{port}")).join(",");
+        let mut ranks = start_all(3, |rank| {
+            vec![("CALOMEL_ENDPOINTS", list.clone()), ("CALOMEL_RANK", rank.to_string()), (LISTEN, listen.to_owned())]
+        });
+        assert_works(&mut ranks);
+    }
+}
+
+#[test]
+fn ranks_meet_through_their_launcher() {
+    let launcher = Launcher::new(3);
+    let mut ranks: Vec<Child> = (0..3).map(|rank| launcher.start(rank, &[])).collect();
+    for (rank, child) in ranks.iter_mut().enumerate() {
+        assert_eq!(child.hear("joined"), format!("{rank} of 3"));
+        assert_eq!(child.hear("ring"), "Ok(())");
+        assert!(child.wait(BOUND).success());
+    }
+    // The launcher would kill the others when one ends that has not left.
+    assert_eq!(launcher.left(), 3);
+}
