@@ -45,7 +45,8 @@ use crate::proto::TransferDirection;
 /// # }
 /// ```
 pub trait Monitor: Send + Sync + 'static {
-    /// This engine makes a call, one-way or not. Not reported for one whose arguments can't be sent.
+    /// This engine makes a call, one-way or not: its arguments are encoded next. A one-way call that the peer has no room for is
+    /// made again, and reported again.
     fn call_begins(&self, call: &MonitoredCall<'_>) {
         let _ = call;
     }
@@ -55,13 +56,13 @@ pub trait Monitor: Send + Sync + 'static {
         let _ = (call, error);
     }
 
-    /// The handler of a peer's call begins: its arguments are decoded next.
+    /// The handler of a peer's call begins: its arguments are decoded next. A one-way call that then has to wait for memory begins
+    /// again.
     fn handler_begins(&self, call: &MonitoredCall<'_>) {
         let _ = call;
     }
 
     /// A peer's call was answered, or a one-way call was handled. `error`: what its caller gets, or why the answer was not sent.
-    /// It is reported when a handler drops its [`Responder`](crate::Responder) too, and before this engine is finalized.
     fn handler_ended(&self, call: &MonitoredCall<'_>, error: Option<&Error>) {
         let _ = (call, error);
     }
@@ -108,7 +109,6 @@ pub struct MonitoredTransfer<'a> {
 }
 
 /// The program's monitor, where it has set one.
-#[derive(Default)]
 pub(crate) struct MonitorSlot {
     monitor: Option<Box<dyn Monitor>>,
     next: AtomicU64,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::calls::InboundRequest;
 use super::link::{LinkState, PeerLink};
 use super::traffic::{Traffic, TransportStats, TransportTable, nanoseconds};
 use super::{Env, LinkId, Memory, PeerTag, Proto};
@@ -158,6 +159,20 @@ pub struct ConnectionDump {
     pub traffic: Traffic,
 }
 
+impl<E: Env> InboundRequest<E> {
+    fn state(&self) -> RequestState {
+        if self.body.is_some() {
+            RequestState::Arriving
+        } else if self.parked.is_some() {
+            RequestState::NoMemory
+        } else if self.cancelled {
+            RequestState::Cancelled
+        } else {
+            RequestState::Handler
+        }
+    }
+}
+
 /// What the protocol has in progress.
 pub(crate) struct ProtoDump {
     pub calls: Vec<CallDump>,
@@ -260,12 +275,7 @@ impl<E: Env> Proto<E> {
                 peer: link.map(|link| self.address_of(link)),
                 age: since(request.began),
                 left: request.deadline.map_or(Duration::MAX, until),
-                state: match () {
-                    () if request.body.is_some() => RequestState::Arriving,
-                    () if request.parked.is_some() => RequestState::NoMemory,
-                    () if request.cancelled => RequestState::Cancelled,
-                    () => RequestState::Handler,
-                },
+                state: request.state(),
             }
         });
         let transfers = self.transfers.values().filter_map(|transfer| {

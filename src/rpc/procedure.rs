@@ -304,7 +304,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     }
 
     /// Starts the call; waits for credit first where a one-way call has none.
-    fn start_call(&self, mut spec: CallSpec<'_, EngineEnv>, now: Instant) -> std::result::Result<CallId, Failure> {
+    fn start_call(&self, mut spec: CallSpec<'_, EngineEnv>, mut now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.target.shared.core;
         loop {
             match core.exec_call(now, |proto| proto.call(spec, now)) {
@@ -314,7 +314,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                     if !self.target.await_credit(cost, again.deadline) {
                         return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
                     }
-                    spec = *again;
+                    (spec, now) = (*again, Instant::now());
                 }
             }
         }
