@@ -38,8 +38,8 @@ pub(crate) use peer_event::PeerHook;
 pub use registry::HandlerPool;
 pub(crate) use registry::{LookupResult, ProcedureInfo, Procedures, Registry};
 pub(crate) use statistics::{CallPath, EndedCall, HandledCalls, Statistics};
-pub(crate) use stats_file::STATS_VARIABLE;
 pub use stats::{CallStats, HandlerStats, Latency, Stats, TransferStats};
+pub(crate) use stats_file::STATS_VARIABLE;
 pub(crate) use waiting::completed;
 
 use crate::memory::{BufferPool, EngineBuffer};

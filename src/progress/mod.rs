@@ -38,8 +38,8 @@ pub(crate) use completion::{Completion, OperationOutcome, wait_any, wake_quietly
 pub(crate) use failure::error_of;
 use steps::PendingOutputs;
 pub(crate) use steps::REFUSED_BY_FILTER;
-pub(crate) use workers::{Blocking, Copying, in_job};
 pub use workers::ThreadsDump;
+pub(crate) use workers::{Blocking, Copying, in_job};
 pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, JobTimes, Workers};
 
 /// How the engine waits for events, or that the program does.
@@ -185,7 +185,7 @@ pub(crate) struct Core {
     external: Option<external::External>,
     stopping: AtomicBool,
     dial_filter: Option<DialFilter>,
-    /// Whether the ends of operations, and of handlers, are timed.
+    /// Whether the ends of operations are timed.
     measures: bool,
     /// The process that made the engine.
     process: CreatorProcess,
@@ -357,11 +357,6 @@ impl Core {
 
     pub(crate) fn stop_listening(&self) {
         self.transports.iter().for_each(|transport| transport.stop_listening());
-    }
-
-    /// Whether the ends of operations, and of handlers, are timed.
-    pub(crate) fn measures(&self) -> bool {
-        self.measures
     }
 
     /// How often a thread has slept in the reactor, and been woken.

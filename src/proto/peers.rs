@@ -171,7 +171,7 @@ impl<E: Env> Proto<E> {
             return self.open_lane(id, &hello, now);
         }
         // A peer that was dialled is taken as the one at that address.
-        let peer = match link.peer.filter(|peer| self.peers.contains_key(*peer)) {
+        let peer = match self.links[id].peer.filter(|peer| self.peers.contains_key(*peer)) {
             Some(peer) => peer,
             None => self.recognize(&hello, &remote, now),
         };

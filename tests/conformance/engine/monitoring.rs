@@ -199,8 +199,10 @@ fn one_way_calls_and_cancelled_ones_are_counted(net: &Net) {
     for number in 0..5 {
         note.notify(&number).unwrap();
     }
-    drop(client.procedure::<(), ()>("held").on(&to_server).start(&()).unwrap());
-    drop(responders.recv_timeout(BOUND));
+    let call = client.procedure::<(), ()>("held").on(&to_server).start(&()).unwrap();
+    let responder = responders.recv_timeout(BOUND).unwrap();
+    drop(call);
+    drop(responder);
     let stats = client.stats();
     assert_eq!(counts(calls_of(&stats, "note").calls, &calls_of(&stats, "note").errors), (5, vec![]));
     assert_eq!(counts(1, &calls_of(&stats, "held").errors), (1, vec![("Cancelled", 1)]));
@@ -351,7 +353,7 @@ fn statistics_survive_the_engine(net: &Net) {
     server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     client.procedure::<(i32, i32), i32>("sum").on(&to_server).call(&(1, 2)).unwrap();
     let engines: [&Engine; 2] = [&client, &server];
-    engines.map(|engine| engine.finalize().unwrap());
+    engines.iter().for_each(|engine| engine.finalize().unwrap());
     assert_eq!(calls_of(&client.stats(), "sum").calls, 1);
     assert_eq!(handler_of(&server.stats(), "sum", 0).calls, 1);
     assert_eq!(server.stats().transports[0].open, 0);
