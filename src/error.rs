@@ -339,6 +339,42 @@ impl Error {
         Error::Io { what: what.into(), cause: Arc::new(cause) }
     }
 
+    /// The name of the variant, for statistics.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Error::Timeout { .. } => "Timeout",
+            Error::Cancelled { .. } => "Cancelled",
+            Error::Unreachable { .. } => "Unreachable",
+            Error::Disconnected { .. } => "Disconnected",
+            Error::PeerRestarted { .. } => "PeerRestarted",
+            Error::NoSuchProcedure { .. } => "NoSuchProcedure",
+            Error::NoSuchProvider { .. } => "NoSuchProvider",
+            Error::NoResponse { .. } => "NoResponse",
+            Error::HandlerPanicked { .. } => "HandlerPanicked",
+            Error::Failed { .. } => "Failed",
+            Error::Encode { .. } => "Encode",
+            Error::Decode { .. } => "Decode",
+            Error::TypeMismatch { .. } => "TypeMismatch",
+            Error::MessageTooLarge { .. } => "MessageTooLarge",
+            Error::OutOfRange { .. } => "OutOfRange",
+            Error::NoSuchSegment { .. } => "NoSuchSegment",
+            Error::AccessDenied { .. } => "AccessDenied",
+            Error::Checksum { .. } => "Checksum",
+            Error::Revoked { .. } => "Revoked",
+            Error::Finalized { .. } => "Finalized",
+            Error::AlreadyDefined { .. } => "AlreadyDefined",
+            Error::AddressInUse { .. } => "AddressInUse",
+            Error::InvalidAddress { .. } => "InvalidAddress",
+            Error::OtherEngine { .. } => "OtherEngine",
+            Error::Unsupported { .. } => "Unsupported",
+            Error::Version { .. } => "Version",
+            Error::Busy { .. } => "Busy",
+            Error::Config { .. } => "Config",
+            Error::Launch { .. } => "Launch",
+            Error::Io { .. } => "Io",
+        }
+    }
+
     /// True for [`Error::Timeout`].
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Timeout { .. })

@@ -153,6 +153,8 @@
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only, a `bytes::BytesMut` for writing too.
+//! - `json`: engines write their statistics when they are finalized, to the file that the environment variable `CALOMEL_STATS`
+//!   names.
 //! - `macros`: the attribute `service` makes a client and a server of a trait.
 //! - `memmap2`: a `memmap2::Mmap` can be exposed read-only, a `memmap2::MmapMut` for writing too. The constructors of maps of
 //!   files are unsafe, since others can change or truncate the file: their caller promises that this does not happen while the
@@ -208,15 +210,21 @@ pub use bulk::{
     Released, RemoteBulk, Scope, Transfer, TransferBuffer,
 };
 pub use config::EngineConfig;
-pub use engine::{Endpoint, Engine, FinalizeHook, HandlerPool, PeerEvent, Timer, TransportStatus, WeakEngine};
+pub use engine::{
+    CallStats, Endpoint, Engine, EngineDump, FinalizeHook, HandlerPool, HandlerStats, Latency, Monitor, MonitoredCall,
+    MonitoredTransfer, PeerEvent, Stats, Timer, TransferStats, TransportStatus, WeakEngine,
+};
 pub use error::{Error, MessageSide, Result};
 pub use into_address::IntoAddress;
 pub use memory::{
     Buffer, BufferPool, BufferView, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, Writable,
     WritableBuffer,
 };
-pub use progress::Progress;
-pub use proto::Refusals;
+pub use progress::{Progress, ThreadsDump};
+pub use proto::{
+    CallDump, ConnectionDump, LimitCounts, PeerStats, Refusals, RequestDump, RequestState, Traffic, TransferDirection,
+    TransferDump, TransportStats,
+};
 pub use rpc::{
     BorrowedArgs, Call, Caller, HandlerResult, PeerProcess, Pending, Procedure, Provider, Registration, Request, Responder,
     RetriedCall, Retry,
@@ -364,6 +372,8 @@ mod book {
     struct Deployment;
     #[doc = include_str!("../docs/src/performance.md")]
     struct Performance;
+    #[doc = include_str!("../docs/src/monitoring.md")]
+    struct Monitoring;
     #[doc = include_str!("../docs/src/security.md")]
     struct Security;
     #[doc = include_str!("../docs/src/mochi.md")]

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::descriptor::Bulk;
 use super::exposed::{Exposed, ExposedSlice};
-use crate::engine::{Endpoint, Engine, EngineShared, deadline};
+use crate::engine::{Endpoint, Engine, EngineShared, MonitoredTransfer, deadline};
 use crate::memory::{self, BorrowedRegion, Buffer, CopyOutcome, Element, ReadElement, Slice, Writable, WritableBuffer};
 use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of};
-use crate::proto::{Failure, PeerTag, Proto, Remote, TransferId};
+use crate::proto::{Failure, PeerTag, Proto, Remote, TransferDirection, TransferId};
 use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
 
@@ -47,6 +47,15 @@ pub(super) enum StartedTransfer {
     /// It has ended already.
     Done(Result<usize>),
     InProgress(TransferId),
+}
+
+/// What is measured of a transfer when it begins.
+pub(super) struct TransferBeginning {
+    at: Instant,
+    pull: bool,
+    len: usize,
+    /// The monitor's number for it; 0 without a monitor.
+    monitored: u64,
 }
 
 /// Whether the endpoint that a bulk is used with is its owner's.
@@ -255,12 +264,52 @@ impl RemoteBulk {
         error_of(failure, &self.endpoint.address(), what, "bulk", self.timeout, 0)
     }
 
+    /// A transfer of `len` bytes begins.
+    pub(super) fn beginning(&self, pull: bool, len: usize, at: Instant) -> TransferBeginning {
+        let beginning = TransferBeginning { at, pull, len, monitored: self.shared().monitored_id() };
+        if beginning.monitored > 0 {
+            self.shared().tell_monitor(|monitor| monitor.transfer_begins(&self.monitored(&beginning)));
+        }
+        beginning
+    }
+
+    fn monitored(&self, beginning: &TransferBeginning) -> MonitoredTransfer<'_> {
+        MonitoredTransfer {
+            id: beginning.monitored,
+            direction: TransferDirection::of(beginning.pull),
+            bytes: beginning.len,
+            peer: &self.endpoint,
+        }
+    }
+
+    /// Counts a transfer that has ended, and tells the monitor. Without a time it has ended just now.
+    pub(super) fn note_end(&self, beginning: &TransferBeginning, ended: Option<Instant>, result: &Result<usize>) {
+        let statistics = &self.shared().statistics;
+        if statistics.is_on() {
+            let time = ended.unwrap_or_else(Instant::now).saturating_duration_since(beginning.at);
+            let direction = TransferDirection::of(beginning.pull);
+            statistics.record_transfer(direction, beginning.len, time, result.as_ref().copied());
+        }
+        if beginning.monitored > 0 {
+            let error = result.as_ref().err();
+            self.shared().tell_monitor(|monitor| monitor.transfer_ended(&self.monitored(beginning), error));
+        }
+    }
+
     fn run(&self, pull: bool, local: &Slice) -> Result<usize> {
-        let _copying = Copying::enter();
+        let copying = Copying::enter();
+        let beginning = self.beginning(pull, local.len.min(self.len()), copying.began());
+        let (result, ended) = self.run_to_end(pull, local);
+        self.note_end(&beginning, ended, &result);
+        result
+    }
+
+    /// Also returns when the transfer had ended, where that is known.
+    fn run_to_end(&self, pull: bool, local: &Slice) -> (Result<usize>, Option<Instant>) {
         let completion = Completion::new();
         let (started, len) = self.start(pull, local, &completion, false);
         let id = match started {
-            StartedTransfer::Done(result) => return result,
+            StartedTransfer::Done(result) => return (result, None),
             StartedTransfer::InProgress(id) => id,
         };
         let core = &self.shared().core;
@@ -268,18 +317,21 @@ impl RemoteBulk {
             // Without effect if the transfer has ended at the last moment.
             core.exec(|proto| proto.abandon_transfer(id, Failure::Timeout));
             local.region.fence();
-            self.shared().check_may_wait(|| what(pull, len))?;
+            if let Err(error) = self.shared().check_may_wait(|| what(pull, len)) {
+                return (Err(error), None);
+            }
             completion.wait(core, None);
         }
-        let result = match completion.take() {
-            Some(OperationOutcome::Transferred(result)) => result,
-            _ => Err(Failure::Cancelled),
+        let (result, ended) = match completion.take() {
+            Some(OperationOutcome::Transferred(result, ended)) => (result, ended),
+            _ => (Err(Failure::Cancelled), None),
         };
-        result.map_err(|failure| {
+        let result = result.map_err(|failure| {
             // An access that is in progress still belongs to the transfer.
             local.region.fence();
             self.error(pull, len, failure)
-        })
+        });
+        (result, ended)
     }
 
     /// Starts a transfer between the bulk and a local slice. Returns its length too, the smaller of the two.

@@ -5,9 +5,10 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use super::exposed::{Exposed, ExposedSlice};
-use super::remote::{RemoteBulk, StartedTransfer};
+use super::remote::{RemoteBulk, StartedTransfer, TransferBeginning};
 use crate::Result;
 use crate::memory::{BorrowedSlice, Buffer, Element, ReadElement, Slice, Writable};
 use crate::progress::{Completion, OperationOutcome, wait_any};
@@ -124,6 +125,7 @@ pub struct Transfer<B: Buffer, L: TransferBuffer = Exposed<B>> {
     local: Option<<L as sealed::TransferBuffer>::Kept>,
     memory: Slice,
     state: TransferState,
+    beginning: TransferBeginning,
     _buffer: PhantomData<fn() -> B>,
 }
 
@@ -145,15 +147,19 @@ impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
         allowed: Result<()>,
     ) -> Transfer<B, L> {
         let completion = Completion::new();
+        let beginning = remote.beginning(pull, memory.len.min(remote.len()), Instant::now());
         let (started, len) = match allowed {
             Ok(()) => remote.start(pull, &memory, &completion, true),
             Err(error) => (StartedTransfer::Done(Err(error)), 0),
         };
         let state = match started {
-            StartedTransfer::Done(result) => TransferState::Done(Some(result)),
+            StartedTransfer::Done(result) => {
+                remote.note_end(&beginning, None, &result);
+                TransferState::Done(Some(result))
+            }
             StartedTransfer::InProgress(id) => TransferState::InProgress(completion, id),
         };
-        Transfer { remote: remote.clone(), pull, len, local: Some(local), memory, state, _buffer: PhantomData }
+        Transfer { remote: remote.clone(), pull, len, local: Some(local), memory, state, beginning, _buffer: PhantomData }
     }
 }
 
@@ -207,21 +213,24 @@ impl<B: Buffer, L: TransferBuffer> Transfer<B, L> {
         if let Err(error) = self.remote.shared().check_process(|| "transfer".to_owned()) {
             return (Err(error), self.restore());
         }
-        let result = match &mut self.state {
-            TransferState::Done(result) => result.take(),
-            TransferState::InProgress(completion, _) => match completion.take() {
-                Some(OperationOutcome::Transferred(result)) => {
-                    Some(result.map_err(|failure| self.remote.error(self.pull, self.len, failure)))
-                }
-                _ => None,
-            },
-        };
-        let result = result.unwrap_or_else(|| Err(self.remote.error(self.pull, self.len, Failure::Cancelled)));
+        let result = self.take_result().unwrap_or_else(|| Err(self.remote.error(self.pull, self.len, Failure::Cancelled)));
         if result.is_err() {
             // An access that is in progress still belongs to the transfer.
             self.memory.region.fence();
         }
         (result, self.restore())
+    }
+
+    /// The result, if there is one that was not taken yet. One that comes from the protocol is counted here.
+    fn take_result(&mut self) -> Option<Result<usize>> {
+        let completion = match &mut self.state {
+            TransferState::Done(result) => return result.take(),
+            TransferState::InProgress(completion, _) => completion,
+        };
+        let Some(OperationOutcome::Transferred(result, ended)) = completion.take() else { return None };
+        let result = result.map_err(|failure| self.remote.error(self.pull, self.len, failure));
+        self.remote.note_end(&self.beginning, ended, &result);
+        Some(result)
     }
 
     fn restore(&mut self) -> L {
@@ -282,6 +291,7 @@ impl<B: Buffer, L: TransferBuffer> Drop for Transfer<B, L> {
             // Cancelling has no effect if the transfer has ended; an access that was in progress then still belongs to it.
             self.cancel();
             self.memory.region.fence();
+            let _ = self.take_result();
         }
     }
 }

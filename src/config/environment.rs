@@ -19,6 +19,7 @@ const OTHERS: &[&str] = &[
     "RENDEZVOUS",
     "ENDPOINTS",
     "STATS",
+    "JOB",
     "VERBS",
     "TEST_",
     "BENCH_",

@@ -116,6 +116,10 @@ pub struct EngineConfig {
     pub finalize_timeout: Duration,
     /// [`EngineBuilder::remote_shutdown`](crate::EngineBuilder::remote_shutdown).
     pub remote_shutdown: bool,
+    /// [`EngineBuilder::statistics`](crate::EngineBuilder::statistics).
+    pub statistics: bool,
+    /// [`EngineBuilder::remote_stats`](crate::EngineBuilder::remote_stats).
+    pub remote_stats: bool,
     /// A file whose content is the key of [`EngineBuilder::pre_shared_key`](crate::EngineBuilder::pre_shared_key): at least 16
     /// bytes. A line break at its end is not part of the key. The file is read when the engine is made.
     pub pre_shared_key_file: Option<PathBuf>,
@@ -184,6 +188,8 @@ impl Default for EngineConfig {
             connect_timeout: Duration::from_secs(5),
             finalize_timeout: Duration::from_secs(5),
             remote_shutdown: false,
+            statistics: true,
+            remote_stats: false,
             pre_shared_key_file: None,
             payload_checksums: false,
             bulk_connections: 1,
@@ -240,6 +246,8 @@ fields![
     connect_timeout,
     finalize_timeout,
     remote_shutdown,
+    statistics,
+    remote_stats,
     pre_shared_key_file,
     payload_checksums,
     bulk_connections,

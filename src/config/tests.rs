@@ -31,6 +31,8 @@ const ROWS: &[(&str, &str, &str, Check)] = &[
     ("connect_timeout", "0.25", "0.25", |c| c.connect_timeout == Duration::from_millis(250)),
     ("finalize_timeout", r#""5ms""#, "5ms", |c| c.finalize_timeout == Duration::from_millis(5)),
     ("remote_shutdown", "true", "1", |c| c.remote_shutdown),
+    ("statistics", "false", "0", |c| !c.statistics),
+    ("remote_stats", "true", "1", |c| c.remote_stats),
     ("pre_shared_key_file", r#""/k""#, "/k", |c| c.pre_shared_key_file == Some(PathBuf::from("/k"))),
     ("payload_checksums", "true", "true", |c| c.payload_checksums),
     ("bulk_connections", "16", "16", |c| c.bulk_connections == 16),
@@ -171,7 +173,8 @@ fn durations_and_sizes_have_units() {
 
 #[test]
 fn values_outside_of_their_range_are_refused() {
-    let rows: &[(&str, &str, fn(&mut EngineConfig))] = &[
+    type Spoil = fn(&mut EngineConfig);
+    let rows: &[(&str, &str, Spoil)] = &[
         ("eager_limit", "512 KiB", |c| c.eager_limit = (512 << 10) + 1),
         ("peer_timeout", "10ms to 365 days", |c| c.peer_timeout = Duration::from_millis(9)),
         ("peer_timeout", "365 days", |c| c.peer_timeout = LONGEST + Duration::from_nanos(1)),

@@ -203,8 +203,8 @@ struct AskedPeer<'a> {
 impl AskedPeer<'_> {
     fn result(&self) -> Result<Answer<EngineEnv>> {
         let failure = match self.completion.take() {
-            Some(OperationOutcome::Answered(Ok(answer))) => return Ok(answer),
-            Some(OperationOutcome::Answered(Err(failure))) => failure,
+            Some(OperationOutcome::Answered(Ok(answer), _)) => return Ok(answer),
+            Some(OperationOutcome::Answered(Err(failure), _)) => failure,
             _ => Failure::Finalized,
         };
         Err(self.endpoint.error(failure, self.what, self.timeout))

@@ -422,6 +422,7 @@ fn shut_down(shared: &Arc<EngineShared>) {
     core.begin_stop();
     run_user_code(shared, || core.clear_timers());
     run_user_code(shared, || core.stop());
+    shared.write_stats();
     run_callbacks(shared, Moment::After);
     finalizing.set(DONE);
 }

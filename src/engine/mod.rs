@@ -2,13 +2,18 @@
 //!
 //! `rpc` and `bulk` add their methods to [`Engine`], and [`builder`](crate::builder) makes it.
 
+mod dump;
 mod endpoint;
 mod finalize;
 mod foreign_copies;
 mod listeners;
 mod messages;
+mod monitor;
 mod peer_event;
 mod registry;
+mod statistics;
+mod stats;
+mod stats_file;
 mod transport_status;
 mod waiting;
 
@@ -20,17 +25,23 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
+pub use dump::EngineDump;
 pub use endpoint::Endpoint;
 pub use finalize::FinalizeHook;
 pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
 pub(crate) use messages::{
     DecodeContext, EncodeContext, RemoteLease, decoding, encode_message, outgoing_body, with_encode_buffer,
 };
+use monitor::MonitorSlot;
+pub use monitor::{Monitor, MonitoredCall, MonitoredTransfer};
 use peer_event::ConnectionLog;
 pub use peer_event::PeerEvent;
 pub(crate) use peer_event::PeerHook;
 pub use registry::HandlerPool;
 pub(crate) use registry::{LookupResult, ProcedureInfo, Procedures, Registry};
+pub(crate) use statistics::{CallPath, EndedCall, HandledCalls, Statistics};
+pub use stats::{CallStats, HandlerStats, Latency, Stats, TransferStats};
+pub(crate) use stats_file::STATS_VARIABLE;
 pub use transport_status::TransportStatus;
 pub(crate) use waiting::completed;
 
@@ -60,6 +71,14 @@ impl TaskRuntime {
 
 pub(crate) type Authorize = Box<dyn Fn(&Arc<EngineShared>, &Incoming<EngineEnv>) -> bool + Send + Sync>;
 
+/// Code of the program that an engine runs when something happens.
+#[derive(Default)]
+pub(crate) struct EngineHooks {
+    pub authorize: Option<Authorize>,
+    pub peer_hook: Option<PeerHook>,
+    pub monitor: Option<Box<dyn Monitor>>,
+}
+
 /// The state that all objects of one engine share.
 pub(crate) struct EngineShared {
     pub core: Arc<Core>,
@@ -72,6 +91,8 @@ pub(crate) struct EngineShared {
     pub authorize: Option<Authorize>,
     peer_hook: Option<PeerHook>,
     connection_log: ConnectionLog,
+    pub statistics: Statistics,
+    monitor: MonitorSlot,
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers are gone.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
@@ -88,8 +109,8 @@ impl EngineShared {
         core: Arc<Core>,
         config: EngineConfig,
         incarnation: u64,
-        authorize: Option<Authorize>,
-        peer_hook: Option<PeerHook>,
+        hooks: EngineHooks,
+        statistics: Statistics,
         runtime: TaskRuntime,
     ) -> Arc<EngineShared> {
         let listeners = Listeners::new(&core, incarnation, config.advertise.clone());
@@ -99,9 +120,11 @@ impl EngineShared {
             incarnation,
             listeners,
             registry: Registry::default(),
-            authorize,
-            peer_hook,
+            authorize: hooks.authorize,
+            peer_hook: hooks.peer_hook,
             connection_log: ConnectionLog::default(),
+            monitor: MonitorSlot::new(hooks.monitor),
+            statistics,
             procedures: Procedures::default(),
             tasks: Mutex::default(),
             runtime,
@@ -163,6 +186,11 @@ impl EngineShared {
     /// The engine as the owner of bulks.
     pub(crate) fn origin(&self) -> Arc<Origin> {
         self.listeners.origin()
+    }
+
+    /// The addresses at which peers reach the engine.
+    pub(crate) fn addresses(&self) -> Vec<Address> {
+        self.origin().addresses.iter().filter(|address| address.is_dialable()).cloned().collect()
     }
 
     /// The first address of the engine; `None` when it does not listen.
@@ -315,7 +343,7 @@ impl Engine {
     /// All addresses at which peers reach the engine: those that it listens at, for all interfaces those of the interfaces, or
     /// those that [`EngineBuilder::advertise`](crate::EngineBuilder::advertise) names instead.
     pub fn addresses(&self) -> Vec<Address> {
-        self.shared.origin().addresses.iter().filter(|address| address.is_dialable()).cloned().collect()
+        self.shared.addresses()
     }
 
     /// The configuration in force: with the addresses at which the engine listens now, with real ports, and with the limits that

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::{Mutex, RwLock};
 
+use super::statistics::{CallCounts, CallPath, CallTable};
 use crate::progress::{Handler, Workers};
 use crate::shape::{DeclarationNumbers, Knowledge, Receivers};
 
@@ -166,17 +167,21 @@ impl fmt::Debug for HandlerPool {
     }
 }
 
-/// A procedure's name, and what is known of the shapes of its types.
+/// A procedure's name, what is known of the shapes of its types, and the calls of it so far.
 pub(crate) struct ProcedureInfo {
     pub name: Arc<str>,
+    /// Identifies it within its engine, for [`Procedures::labels`].
+    pub label: u32,
+    pub calls: CallTable,
     pub arguments: Knowledge,
     pub results: Receivers,
 }
 
 impl ProcedureInfo {
-    pub(crate) fn new(name: &str) -> Arc<ProcedureInfo> {
+    pub(crate) fn new(name: &str, label: u32) -> Arc<ProcedureInfo> {
         let name: Arc<str> = name.into();
-        Arc::new(ProcedureInfo { arguments: Knowledge::new(Some(name.clone())), name, results: Receivers::default() })
+        let (arguments, results) = (Knowledge::new(Some(name.clone())), Receivers::default());
+        Arc::new(ProcedureInfo { name, label, calls: CallTable::default(), arguments, results })
     }
 }
 
@@ -194,6 +199,22 @@ pub(crate) struct Procedures {
 impl Procedures {
     pub(crate) fn intern(&self, name: &str, arguments: &'static str, result: &'static str) -> Arc<ProcedureInfo> {
         let mut known = self.known.lock();
-        known.entry((name.to_owned(), arguments, result)).or_insert_with(|| ProcedureInfo::new(name)).clone()
+        let label = u32::try_from(known.len() + 1).unwrap_or(0);
+        known.entry((name.to_owned(), arguments, result)).or_insert_with(|| ProcedureInfo::new(name, label)).clone()
+    }
+
+    /// The names of the procedures, by their labels.
+    pub(crate) fn labels(&self) -> HashMap<u32, String> {
+        self.known.lock().values().map(|info| (info.label, info.name.to_string())).collect()
+    }
+
+    /// The counts of all calls of this engine, by procedure and path.
+    pub(crate) fn calls(&self) -> Vec<(Arc<str>, CallPath, CallCounts)> {
+        let known: Vec<Arc<ProcedureInfo>> = self.known.lock().values().cloned().collect();
+        let of = |info: &Arc<ProcedureInfo>| {
+            let name = info.name.clone();
+            info.calls.snapshot().into_iter().map(move |(path, counts)| (name.clone(), path, counts))
+        };
+        known.iter().flat_map(of).collect()
     }
 }

@@ -9,10 +9,10 @@ use crate::proto::{Answer, Failure};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
-/// The end of an operation.
+/// The end of an operation, with its time where the engine measures.
 pub(crate) enum OperationOutcome {
-    Answered(Result<Answer<EngineEnv>, Failure>),
-    Transferred(Result<usize, Failure>),
+    Answered(Result<Answer<EngineEnv>, Failure>, Option<Instant>),
+    Transferred(Result<usize, Failure>, Option<Instant>),
 }
 
 /// ```text
@@ -69,6 +69,11 @@ impl Completion {
     /// Waits, driving if no other thread does; false when the deadline came first.
     pub(crate) fn wait(&self, core: &Core, deadline: Option<Instant>) -> bool {
         core.wait(&|| self.is_ready(), &|thread| self.wake_thread(thread), deadline)
+    }
+
+    /// True when the outcome is there, and was not taken.
+    pub(crate) fn holds_outcome(&self) -> bool {
+        self.is_ready() && self.state.lock().outcome.is_some()
     }
 
     pub(crate) fn take(&self) -> Option<OperationOutcome> {

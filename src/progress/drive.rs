@@ -97,6 +97,8 @@ pub(super) struct PollPacer {
     pub left: AtomicU32,
     /// How many more times to yield without spinning first.
     yields: AtomicU32,
+    /// How often a thread has slept in the reactor. Nothing depends on it, so it is not for the models.
+    pub sleeps: std::sync::atomic::AtomicU64,
 }
 
 impl PollPacer {
@@ -110,6 +112,7 @@ impl PollPacer {
             pace: AtomicU32::new(1),
             left: AtomicU32::new(1),
             yields: AtomicU32::new(0),
+            sleeps: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
@@ -509,6 +512,8 @@ impl Core {
         if announced && all_idle && self.driver_lock.park() {
             if !(goal.stop)() && !self.is_stopping() && self.pending_flags.load(Ordering::SeqCst) == 0 {
                 let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
+                // The driver alone changes it: no other thread has the reactor.
+                self.pacer.sleeps.store(self.pacer.sleeps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                 any = driver.poll_events(timeout);
             } else {
                 driver.events.clear();

@@ -19,7 +19,7 @@ mod timers;
 mod workers;
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,9 @@ pub(crate) use completion::{Completion, OperationOutcome, wait_any, wake_quietly
 pub(crate) use failure::error_of;
 use steps::PendingOutputs;
 pub(crate) use steps::REFUSED_BY_FILTER;
+pub use workers::ThreadsDump;
 pub(crate) use workers::{Blocking, Copying, in_job};
-pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers};
+pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, JobTimes, Workers};
 
 /// How the engine waits for events, or that the program does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -146,6 +147,7 @@ pub(crate) struct CoreSettings {
     pub shm: ShmOptions,
     pub tcp: TcpOptions,
     pub dial_filter: Option<DialFilter>,
+    pub measures: bool,
 }
 
 /// Decides whether an address that a peer has named may be dialled.
@@ -185,6 +187,8 @@ pub(crate) struct Core {
     external: Option<external::External>,
     stopping: AtomicBool,
     dial_filter: Option<DialFilter>,
+    /// Whether the ends of operations are timed.
+    measures: bool,
     /// The process that made the engine.
     process: CreatorProcess,
 }
@@ -253,6 +257,7 @@ impl Core {
             external: external.transpose().map_err(failed)?,
             stopping: AtomicBool::new(false),
             dial_filter: settings.dial_filter,
+            measures: settings.measures,
             process: CreatorProcess::this(),
         }))
     }
@@ -354,6 +359,17 @@ impl Core {
 
     pub(crate) fn stop_listening(&self) {
         self.transports.iter().for_each(|transport| transport.stop_listening());
+    }
+
+    /// How often a thread has slept in the reactor, and been woken.
+    pub(crate) fn sleeps(&self) -> u64 {
+        self.pacer.sleeps.load(Ordering::Relaxed)
+    }
+
+    /// The threads that run handlers, without those of the program's own pools.
+    pub(crate) fn handler_threads(&self) -> ThreadsDump {
+        let (queued_for_progress, handling) = self.threads.load();
+        ThreadsDump { queued_for_progress, handling, ..self.workers.dump() }
     }
 
     #[cfg(test)]

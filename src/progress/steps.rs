@@ -30,6 +30,8 @@ pub(super) struct Outputs {
     pub queue: Queue,
     /// Bytes of payloads sent so far.
     pub sent: usize,
+    /// When the operations among them ended, once it is known.
+    ended: Option<Instant>,
 }
 
 thread_local! {
@@ -45,7 +47,7 @@ const TURN: usize = 128 << 10;
 
 impl Outputs {
     pub(super) fn new() -> Outputs {
-        Outputs { queue: OUTPUTS.try_with(Cell::take).ok().flatten().unwrap_or_default(), sent: 0 }
+        Outputs { queue: OUTPUTS.try_with(Cell::take).ok().flatten().unwrap_or_default(), sent: 0, ended: None }
     }
 
     /// Keeps the memory of executed outputs for the next outputs of this thread, unless it is large.
@@ -145,7 +147,7 @@ impl Core {
     /// moment, and only while the driver is awake.
     pub(crate) fn exec_call<R>(&self, now: Instant, step: impl FnOnce(&mut Proto<EngineEnv>) -> R) -> R {
         self.pacer.note(now);
-        let mut outputs = Outputs::new();
+        let mut outputs = Outputs { ended: Some(now), ..Outputs::new() };
         let left;
         let result = {
             let mut proto = self.proto.lock();
@@ -327,14 +329,10 @@ impl Sink for CoreSink<'_> {
         let link = link_id(key);
         self.core.fallback_addresses.lock().remove(link);
         let carrier = self.core.transport_link(link);
-        let local = carrier.as_ref().is_some_and(|carrier| carrier.is_local());
-        let lanes_useful = carrier.is_some_and(|carrier| carrier.scheme() == Transport::Tcp);
         self.step(|proto, now| {
-            if lanes_useful {
-                proto.set_lanes_useful(link);
-            }
-            if local {
-                proto.set_local(link);
+            if let Some(carrier) = &carrier {
+                let transport = carrier.scheme();
+                proto.set_transport(link, transport, carrier.is_local(), transport == Transport::Tcp);
             }
             proto.handle_connected(link, now);
         });
@@ -449,6 +447,8 @@ impl Core {
 
     /// Executes the outputs deferred until the transports have returned, and writes their deferred log lines.
     pub(super) fn execute_deferred(&self, pending: &mut PendingOutputs, jobs: &mut Vec<Job>) {
+        // The clock is read once for all that ended in one pass.
+        pending.outputs.ended = None;
         while let Some(output) = pending.deferred.pop_front() {
             pending.outputs.sent = 0;
             self.execute_output(output, Some(jobs), &mut pending.outputs);
@@ -482,8 +482,8 @@ impl Core {
                     Sent::Failed(error) => defer(move || tracing::debug!(target: "calomel::progress", %error, "a send failed")),
                 }
             }
-            Output::CallDone { waiter, result } => waiter.set(OperationOutcome::Answered(result)),
-            Output::TransferDone { waiter, result } => waiter.set(OperationOutcome::Transferred(result)),
+            Output::CallDone { waiter, result } => waiter.set(OperationOutcome::Answered(result, self.end_time(next))),
+            Output::TransferDone { waiter, result } => waiter.set(OperationOutcome::Transferred(result, self.end_time(next))),
             Output::Request(incoming) => {
                 let Some(service) = self.service.get() else { return };
                 if let Some(job) = service.request(incoming) {
@@ -553,6 +553,11 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// When the operations of this pass ended, if the engine measures them.
+    fn end_time(&self, outputs: &mut Outputs) -> Option<Instant> {
+        self.measures.then(|| *outputs.ended.get_or_insert_with(Instant::now))
     }
 
     /// The transport's side of a link, cloned so that the table is not locked while it is used.

@@ -114,6 +114,11 @@ impl Threads {
         }
     }
 
+    /// How many jobs wait for the progress thread, and whether it runs one.
+    pub(super) fn load(&self) -> (u64, bool) {
+        (self.jobs.lock().len() as u64, self.is_handling())
+    }
+
     /// True while a handler runs on the progress thread.
     pub(super) fn is_handling(&self) -> bool {
         self.handling.load(Ordering::Relaxed) % 2 == 1

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use crate::sync::{Condvar, Mutex};
 
 use super::{Core, CreatorProcess, EngineEnv};
@@ -19,6 +21,7 @@ pub(crate) struct Job {
     engine: usize,
     /// `None` once it has begun.
     work: Option<JobKind>,
+    queued: Instant,
 }
 
 pub(crate) enum JobKind {
@@ -41,8 +44,37 @@ impl JobKind {
 pub(crate) trait Handler: Send + Sync {
     fn class(&self) -> &Arc<HandlerClass>;
     fn handle(&self, incoming: Incoming<EngineEnv>);
+    /// `handle` has returned.
+    fn handled(&self, times: JobTimes);
     /// Answers a request that no thread will handle.
     fn abandon(&self, incoming: Incoming<EngineEnv>);
+}
+
+/// When a job was queued, and when a thread began and ended it. The first two are as exact as the driver's clock, which it
+/// reads every few microseconds.
+pub(crate) struct JobTimes {
+    pub queued: Instant,
+    pub began: Instant,
+    pub ended: Instant,
+}
+
+/// The threads that run handlers, as [`EngineDump`](crate::EngineDump) has them; without those of the program's own
+/// [`HandlerPool`](crate::HandlerPool)s.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ThreadsDump {
+    /// Handlers that wait for a handler thread.
+    pub queued: u64,
+    /// Handler threads that exist.
+    pub alive: u64,
+    /// Those of them that wait for a handler to run.
+    pub idle: u64,
+    /// Those of them whose handler waits inside a call of this library.
+    pub blocked: u64,
+    /// Handlers that wait for the progress thread.
+    pub queued_for_progress: u64,
+    /// The progress thread runs a handler at this moment.
+    pub handling: bool,
 }
 
 /// What is known of the jobs of one procedure.
@@ -124,7 +156,7 @@ static TIMER_CLASS: LazyLock<Arc<HandlerClass>> = LazyLock::new(Arc::default);
 
 impl Job {
     pub(crate) fn new(core: &Core, work: JobKind) -> Job {
-        Job { engine: core.identity(), work: Some(work) }
+        Job { engine: core.identity(), work: Some(work), queued: core.pacer.now() }
     }
 
     pub(super) fn class(&self) -> &Arc<HandlerClass> {
@@ -143,7 +175,9 @@ impl Job {
         let ended = match self.work.take() {
             Some(JobKind::Request(handler, incoming)) => {
                 quietly(|| handler.handle(incoming));
-                handler.class().learn(began)
+                let ended = handler.class().learn(began);
+                handler.handled(JobTimes { queued: self.queued, began, ended });
+                ended
             }
             Some(JobKind::Task(task, class)) => {
                 quietly(|| {
@@ -311,6 +345,13 @@ impl Workers {
         CURRENT_POOL.set(None);
     }
 
+    pub(super) fn dump(&self) -> ThreadsDump {
+        let state = self.state.lock();
+        let [queued, alive, idle, blocked] =
+            [state.queue.len(), state.alive, state.idle, state.blocked].map(|count| count as u64);
+        ThreadsDump { queued, alive, idle, blocked, ..ThreadsDump::default() }
+    }
+
     /// Drops the queued jobs and ends the threads. Waits for them, except for the calling one and those blocked by a handler.
     pub(crate) fn stop(&self) {
         if self.process.is_forked_child() {
@@ -349,6 +390,10 @@ pub(crate) struct Copying {
 impl Copying {
     pub(crate) fn enter() -> Copying {
         Copying { began: Instant::now(), before: WAITED.try_with(Cell::get).unwrap_or_default() }
+    }
+
+    pub(crate) fn began(&self) -> Instant {
+        self.began
     }
 }
 

@@ -19,6 +19,8 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::wire::{Hello, Status};
 use super::{EngineStage, Env, Failure, Incoming, LinkId, Log, Output, Proto, RequestId, broken};
 
@@ -46,9 +48,11 @@ pub(crate) struct PeerLimits {
     pub exposures: usize,
 }
 
-/// How often limits were reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LimitCounts {
+/// How often the limits of an engine were reached, as [`Stats`](crate::Stats) has it. [`EngineBuilder`](crate::EngineBuilder)
+/// has the limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LimitCounts {
     /// Connections refused, as there were too many.
     pub connections: u64,
     /// Connections dropped before their hello, as there were too many.
@@ -134,7 +138,6 @@ fn count_and_log<E: Env>(outputs: &mut VecDeque<Output<E>>, count: &mut u64, wha
 
 impl<E: Env> Proto<E> {
     /// How often limits were reached so far.
-    #[cfg(test)]
     pub(crate) fn limited(&self) -> LimitCounts {
         self.limited
     }

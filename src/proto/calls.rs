@@ -25,11 +25,16 @@ use super::{
 pub(super) struct OutgoingCall<E: Env> {
     pub waiter: E::Waiter,
     pub link: LinkId,
+    /// See [`CallSpec::label`].
+    pub label: u32,
+    pub provider: u16,
+    pub began: Instant,
+    pub deadline: Instant,
     /// When its timer fires, if it has one.
     timer: Option<Instant>,
     /// There is no result: the call is done once its request is on an open link or, if it was `announced`, once the peer has
     /// accepted it.
-    one_way: bool,
+    pub one_way: bool,
     announced: bool,
     /// Length of the arguments.
     size: usize,
@@ -72,7 +77,7 @@ pub(crate) enum OutgoingBody<'a, M> {
 }
 
 impl<M: Memory> OutgoingBody<'_, M> {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             OutgoingBody::Small(bytes) => bytes.len(),
             OutgoingBody::Large(memory) => memory.len(),
@@ -90,6 +95,8 @@ impl<M: Memory> OutgoingBody<'_, M> {
 /// A call to be made.
 pub(crate) struct CallSpec<'a, E: Env> {
     pub peer: PeerId,
+    /// What the user of the protocol identifies the procedure by, in a dump; zero for none.
+    pub label: u32,
     /// This engine's number for the name and the shape of the arguments; zero for none.
     pub procedure: u32,
     pub name: &'a str,
@@ -138,11 +145,14 @@ const MAX_BUDGET: Duration = Duration::from_secs(1 << 32);
 pub(super) struct InboundRequest<E: Env> {
     pub link: LinkId,
     call: u64,
+    /// The number by which its caller has declared it.
+    pub procedure: u32,
+    pub began: Instant,
     pub one_way: Option<OneWayRequest>,
-    provider: u16,
-    deadline: Option<Instant>,
+    pub provider: u16,
+    pub deadline: Option<Instant>,
     /// Its caller no longer takes the answer; its handler may still be running.
-    cancelled: bool,
+    pub cancelled: bool,
     /// Its caller is gone, and it waits for its handler or is being handled: it takes memory until that is over. If it was to
     /// be answered, it is `cancelled`, too.
     pub is_orphan: bool,
@@ -205,6 +215,10 @@ impl<E: Env> Proto<E> {
         let call = OutgoingCall {
             waiter: spec.waiter,
             link: id,
+            label: spec.label,
+            provider: spec.provider,
+            began: now,
+            deadline: spec.deadline,
             timer,
             one_way: spec.one_way,
             announced,
@@ -230,6 +244,7 @@ impl<E: Env> Proto<E> {
         };
         link.queue_frame(&message, spec.content.inline());
         link.pending += 1;
+        link.traffic.calls += 1;
         if let Some(cost) = cost {
             link.outgoing.spend(cost);
         }
@@ -277,6 +292,10 @@ impl<E: Env> Proto<E> {
         let call = OutgoingCall {
             waiter,
             link: id,
+            label: 0,
+            provider: 0,
+            began: now,
+            deadline,
             timer,
             one_way: false,
             announced: false,
@@ -373,6 +392,8 @@ impl<E: Env> Proto<E> {
         let request = self.requests.insert(InboundRequest {
             link: id,
             call,
+            procedure,
+            began: now,
             one_way,
             provider,
             deadline,
@@ -386,6 +407,7 @@ impl<E: Env> Proto<E> {
         });
         entry.insert(request);
         link.account.requests += cost;
+        link.traffic.requests += 1;
         self.bytes += cost;
         if one_way.is_some_and(|one_way| one_way.cost.is_none()) {
             link.window.admit();

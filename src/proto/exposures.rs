@@ -93,6 +93,8 @@ pub(super) struct Exposures<E: Env> {
     revoked: RevokedTokens,
     /// How many exposures are for one call.
     pub for_calls: usize,
+    /// Bytes of them all.
+    pub bytes: usize,
 }
 
 /// The hash of a token is 64 of its bits: the tokens in the table come from this engine and are random; a peer can only look
@@ -122,7 +124,7 @@ impl Hasher for TokenHasher {
 
 impl<E: Env> Default for Exposures<E> {
     fn default() -> Self {
-        Exposures { live: HashMap::default(), revoked: RevokedTokens::default(), for_calls: 0 }
+        Exposures { live: HashMap::default(), revoked: RevokedTokens::default(), for_calls: 0, bytes: 0 }
     }
 }
 
@@ -130,10 +132,12 @@ impl<E: Env> Exposures<E> {
     pub(super) fn clear(&mut self) {
         self.live.clear();
         self.for_calls = 0;
+        self.bytes = 0;
     }
 
     pub(super) fn insert(&mut self, token: u128, memory: E::Memory, mode: Mode, grant: Option<Box<PolicyState>>) {
         self.for_calls += usize::from(grant.as_ref().is_some_and(|grant| grant.is_for_call()));
+        self.bytes += memory.len();
         self.live.insert(token, ExposedMemory { memory, mode, grant, accesses: PeerAccesses::default() });
     }
 
@@ -176,6 +180,7 @@ impl<E: Env> Proto<E> {
     fn revoke_from_holders(&mut self, token: u128) -> Option<(LinkId, usize)> {
         let exposure = self.exposures.live.remove(&token)?;
         let size = exposure.memory.len();
+        self.exposures.bytes -= size;
         if let Some(grant) = exposure.grant {
             self.exposures.for_calls -= usize::from(grant.is_for_call());
             self.end_grant(token, &grant);

@@ -26,13 +26,6 @@ pub(crate) const WORTH_A_LANE: u64 = 1 << 20;
 pub(crate) const MAX_LANES: usize = 16;
 
 impl<E: Env> Proto<E> {
-    /// The link's transport keeps small messages waiting behind bulk data.
-    pub(crate) fn set_lanes_useful(&mut self, id: LinkId) {
-        if let Some(link) = self.links.get_mut(id) {
-            link.lanes.useful = true;
-        }
-    }
-
     /// The main link of a lane; any other link itself.
     pub(super) fn main_of(&self, id: LinkId) -> LinkId {
         self.links.get(id).and_then(|link| link.main).unwrap_or(id)

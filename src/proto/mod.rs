@@ -25,10 +25,12 @@ mod peers;
 mod policy;
 mod refusals;
 mod streams;
+mod summary;
 mod tables;
 #[cfg(any(test, fuzzing))]
 mod tests;
 mod timers;
+mod traffic;
 mod transfers;
 pub(crate) mod wire;
 
@@ -44,6 +46,7 @@ use smallvec::SmallVec;
 
 use crate::Address;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
+pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
 pub(crate) use keys::PreSharedKey;
@@ -52,9 +55,12 @@ pub(crate) use log::Log;
 pub(crate) use peers::PeerTag;
 pub(crate) use policy::{AccessPolicy, Mode};
 pub use refusals::Refusals;
+pub use summary::{CallDump, ConnectionDump, PeerStats, RequestDump, RequestState, TransferDirection, TransferDump};
 pub(crate) use tables::Declaration;
 #[cfg(any(test, fuzzing))]
 pub(crate) use tests::fuzzing;
+pub(crate) use traffic::nanoseconds;
+pub use traffic::{Traffic, TransportStats};
 pub(crate) use transfers::Remote;
 pub(crate) use wire::{LeaseRange, Status};
 
@@ -132,6 +138,15 @@ pub(crate) enum Body<M> {
     /// The bodies of most small calls need no allocation.
     Small(SmallVec<[u8; 16]>),
     Large(M),
+}
+
+impl<M: Memory> Body<M> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Body::Small(bytes) => bytes.len(),
+            Body::Large(memory) => memory.len(),
+        }
+    }
 }
 
 /// A call of a peer, ready for its handler.
@@ -316,6 +331,7 @@ pub(crate) struct Proto<E: Env> {
     parked: admission::Parked,
     limited: admission::LimitCounts,
     refusals: Refusals,
+    transports: traffic::TransportTable,
     logged: log::LogCounts,
     timers: BTreeSet<(Instant, timers::TimerKind)>,
     /// Deadlines of calls, the earliest first, for calls that are made in that order, as most are.
@@ -373,6 +389,7 @@ impl<E: Env> Proto<E> {
             parked: admission::Parked::default(),
             limited: admission::LimitCounts::default(),
             refusals: Refusals::default(),
+            transports: traffic::TransportTable::default(),
             logged: log::LogCounts::default(),
             timers: BTreeSet::new(),
             deadlines: timers::Deadlines::default(),

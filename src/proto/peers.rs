@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::link::{LinkState, PeerLink};
 use super::tables;
 use super::timers::TimerKind;
+use super::traffic::Traffic;
 use super::wire::{Hello, Message};
 use super::{EngineStage, Env, Failure, LinkId, Output, PeerId, Proto, broken};
 use crate::{Address, Transport};
@@ -34,6 +35,8 @@ pub(super) struct Peer {
     pub given_token: Option<u128>,
     /// The user of this engine has named its address; otherwise a peer has.
     pub chosen: bool,
+    /// What went over its links that have ended.
+    pub traffic: Traffic,
 }
 
 /// Largest number of addresses that a peer may claim.
@@ -130,6 +133,7 @@ impl<E: Env> Proto<E> {
             resumption_token: None,
             given_token: None,
             chosen: false,
+            traffic: Traffic::default(),
         })
     }
 
@@ -164,12 +168,13 @@ impl<E: Env> Proto<E> {
         if link.checksums {
             self.outputs.push_back(Output::CoverPayloads { link: id });
         }
-        if lane || link.main.is_some() {
+        let (is_lane, remote) = (lane || link.main.is_some(), link.remote.clone());
+        self.count_opened(id);
+        if is_lane {
             return self.open_lane(id, &hello, now);
         }
-        let remote = link.remote.clone();
         // A peer that was dialled is taken as the one at that address.
-        let peer = match link.peer.filter(|peer| self.peers.contains_key(*peer)) {
+        let peer = match self.links[id].peer.filter(|peer| self.peers.contains_key(*peer)) {
             Some(peer) => peer,
             None => self.recognize(&hello, &remote, now),
         };
@@ -323,6 +328,7 @@ impl<E: Env> Proto<E> {
             self.timers.remove(&(at, TimerKind::Heartbeat(id)));
         }
         self.bytes -= link.account.counted;
+        self.count_closed(&link);
         if let Some(peer) = link.peer.and_then(|peer| self.peers.get_mut(peer))
             && peer.link == Some(id)
         {

@@ -1,5 +1,7 @@
 //! What peers were refused, and which of their calls were lost, counted by cause.
 
+use serde::{Deserialize, Serialize};
+
 use super::wire::Status;
 use super::{Env, LinkId, Proto, RequestId};
 
@@ -7,7 +9,7 @@ use super::{Env, LinkId, Proto, RequestId};
 ///
 /// A few are mistakes or races, such as a bulk that is used a moment after its memory was revoked. Counts that grow fast are a
 /// sign of an attack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Refusals {
     /// Accesses with a token that this engine does not know: it was made up, or revoked long ago.

@@ -34,6 +34,7 @@ pub(super) struct OutgoingTransfer<E: Env> {
     pub arrived: usize,
     /// While a device executes it: what the owner is asked for if the device fails.
     pub rma: Option<Range>,
+    pub began: Instant,
     timer: Option<Instant>,
     neighbours: Neighbours<TransferId>,
 }
@@ -83,6 +84,7 @@ impl<E: Env> Proto<E> {
             memory: memory.clone(),
             arrived: 0,
             rma: None,
+            began: now,
             timer: deadline,
             neighbours: Neighbours::default(),
         };
@@ -152,6 +154,10 @@ impl<E: Env> Proto<E> {
         }
         if let Some(link) = self.links.get_mut(transfer.link) {
             link.pending -= 1;
+            if let Ok(bytes) = &result {
+                link.traffic.transfers += 1;
+                link.traffic.transferred_bytes += *bytes as u64;
+            }
             tables::unchain(&mut self.transfers, &mut link.last_transfer, transfer.neighbours());
             if !transfer.pull {
                 link.streams.end(Stream::Push, wire_id(id));
@@ -217,6 +223,7 @@ impl<E: Env> Proto<E> {
                 let stream = OutStream { kind: Stream::Pull, id: range.transfer, memory, sent: 0, token: Some(token) };
                 self.note_access(token, PeerAccess { link, number: range.transfer, push: false });
                 self.links[link].streams.add(stream);
+                self.links[link].traffic.served_transfers += 1;
                 self.watch(link, now);
                 self.mark_ready(link);
             }
@@ -237,6 +244,7 @@ impl<E: Env> Proto<E> {
                 let push = IncomingPush { memory, arrived: 0, token };
                 self.note_access(token, PeerAccess { link, number: range.transfer, push: true });
                 self.links[link].pushes.insert(range.transfer, push);
+                self.links[link].traffic.served_transfers += 1;
                 self.watch(link, now);
             }
             Ok(_) => self.done(link, range.transfer, Status::Ok),

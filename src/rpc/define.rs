@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::handlers::{self, BorrowedArgs, HandlerBase, HandlerError, Request, RequestHandler, Responder};
+use super::handlers::{self, AnswerTime, BorrowedArgs, HandlerBase, HandlerError, Request, RequestHandler, Responder};
 use crate::engine::{Engine, EngineShared, HandlerPool};
 use crate::progress::HandlerClass;
 use crate::proto::wire::MAX_NAME;
@@ -97,11 +97,12 @@ impl Provider {
         Err(Error::MessageTooLarge { peer, name: format!("{start}…"), size: name.len(), limit: MAX_NAME })
     }
 
-    fn add<H: RequestHandler>(&self, name: &str, handler: H) -> Result<Registration> {
+    fn add<H: RequestHandler>(&self, name: &str, answers: AnswerTime, handler: H) -> Result<Registration> {
         self.shared.check("define")?;
         self.check_name(name)?;
         let class = HandlerClass::in_pool(self.pool.as_ref().map(HandlerPool::workers));
-        let handler = HandlerBase::new(&self.shared, class).with(handler);
+        let calls = self.shared.statistics.handled(self.id, name);
+        let handler = HandlerBase::new(&self.shared, class, answers, calls).with(handler);
         let registry = &self.shared.registry;
         let number = registry.add(self.id, name, handler, self.pool.clone());
         let number = number.ok_or_else(|| Error::AlreadyDefined { name: name.to_owned(), provider: self.id })?;
@@ -145,7 +146,7 @@ macro_rules! define_methods {
                 R: Serialize + 'static,
                 F: Fn(&Request, A) -> R + Send + Sync + 'static,
             {
-                self.root().add(name, handlers::blocking(handler))
+                self.root().add(name, AnswerTime::OnReturn, handlers::blocking(handler))
             }
 
             /// Serves a procedure with a closure that may fail: `?` works in it. The caller gets the value of an `Ok`; of an `Err`
@@ -179,7 +180,7 @@ macro_rules! define_methods {
                 E: Into<HandlerError>,
                 F: Fn(&Request, A) -> std::result::Result<R, E> + Send + Sync + 'static,
             {
-                self.root().add(name, handlers::fallible(handler))
+                self.root().add(name, AnswerTime::OnReturn, handlers::fallible(handler))
             }
 
             /// Serves a procedure with an async closure. No executor is needed: the engine polls the future. When the caller cancels,
@@ -195,7 +196,7 @@ macro_rules! define_methods {
                 F: Fn(Request, A) -> Fut + Send + Sync + 'static,
                 Fut: Future<Output = R> + Send + 'static,
             {
-                self.root().add(name, handlers::asynchronous(handler))
+                self.root().add(name, AnswerTime::Later, handlers::asynchronous(handler))
             }
 
             /// Serves a procedure with an async closure that may fail: of an `Err` the caller gets [`Error::Failed`] with the
@@ -211,7 +212,7 @@ macro_rules! define_methods {
                 F: Fn(Request, A) -> Fut + Send + Sync + 'static,
                 Fut: Future<Output = std::result::Result<R, E>> + Send + 'static,
             {
-                self.root().add(name, handlers::fallible_async(handler))
+                self.root().add(name, AnswerTime::Later, handlers::fallible_async(handler))
             }
 
             /// Serves a procedure that responds later, from any thread, through the [`Responder`](crate::Responder).
@@ -224,7 +225,7 @@ macro_rules! define_methods {
                 R: Serialize + 'static,
                 F: Fn(Responder<R>, A) + Send + Sync + 'static,
             {
-                self.root().add(name, handlers::deferred(handler))
+                self.root().add(name, AnswerTime::Later, handlers::deferred(handler))
             }
 
             /// Serves a procedure whose arguments are borrowed from the bytes that were received: no copy of a large `str` or `[u8]` is
@@ -238,7 +239,7 @@ macro_rules! define_methods {
                 R: Serialize + 'static,
                 F: for<'a> Fn(&Request, A::With<'a>) -> R + Send + Sync + 'static,
             {
-                self.root().add(name, handlers::borrowing::<A, R, F>(handler))
+                self.root().add(name, AnswerTime::OnReturn, handlers::borrowing::<A, R, F>(handler))
             }
         }
     };

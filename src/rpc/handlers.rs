@@ -15,92 +15,19 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use slotmap::Key;
 
 use super::bounded;
+use super::calling::CallingHandler;
 use crate::engine::{
-    DecodeContext, Endpoint, Engine, EngineShared, LookupResult, decoding, encode_message, outgoing_body, with_encode_buffer,
+    DecodeContext, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding, encode_message, outgoing_body,
+    with_encode_buffer,
 };
 use crate::memory::Slice;
-use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, Service, error_of};
-use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, PeerTag, Reply, RequestId, Status};
+use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, JobTimes, error_of};
+use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Reply, RequestId, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
 use crate::{Error, MessageSide};
-
-/// The engine's side of progress's [`Service`]. It does not keep the engine alive.
-pub(crate) struct EngineService {
-    shared: Weak<EngineShared>,
-}
-
-impl EngineService {
-    pub(crate) fn new(shared: &Arc<EngineShared>) -> EngineService {
-        EngineService { shared: Arc::downgrade(shared) }
-    }
-}
-
-impl Service for EngineService {
-    fn request(&self, incoming: Incoming<EngineEnv>) -> Option<Job> {
-        let shared = self.shared.upgrade()?;
-        // A call that was parked for memory has been authorized already.
-        if !incoming.again && !shared.authorize.as_ref().is_none_or(|allows| allows(&shared, &incoming)) {
-            // Denied before the lookup, so that the caller can't find out which procedures exist.
-            shared.core.exec_with_others(|proto| {
-                proto.release(incoming.link, incoming.leases);
-                proto.deny(incoming.request, incoming.link, &incoming.declaration.name);
-            });
-            shared.finalizing().recheck();
-            return None;
-        }
-        let status = match shared.registry.find(incoming.provider, &incoming.declaration.name) {
-            LookupResult::Handler(handler) => return Some(Job::new(&shared.core, JobKind::Request(handler, incoming))),
-            LookupResult::NoProcedure => Status::NoSuchProcedure,
-            LookupResult::NoProvider => Status::NoSuchProvider,
-        };
-        tracing::debug!(target: "calomel::rpc", name = %incoming.declaration.name, provider = incoming.provider, ?status, "unknown procedure called");
-        shared.core.exec_with_others(|proto| {
-            proto.release(incoming.link, incoming.leases);
-            // This fails where the caller is gone, which does not matter here.
-            let _ = proto.respond(incoming.request, Err(status));
-        });
-        shared.finalizing().recheck();
-        None
-    }
-
-    fn cancelled(&self, request: RequestId) {
-        if let Some(shared) = self.shared.upgrade() {
-            let task = shared.tasks.lock().remove(&request);
-            // Dropped without the lock: the future is user code.
-            drop(task);
-            shared.finalizing().recheck();
-        }
-    }
-
-    fn stale(&self, token: u128) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.copies.expire(token);
-        }
-    }
-
-    fn peer_changed(&self, peer: Arc<PeerTag>, failure: Option<Failure>) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.report_peer(peer, failure);
-        }
-    }
-
-    fn shutdown_asked(&self) {
-        let Some(shared) = self.shared.upgrade() else { return };
-        let engine = Engine::from_shared(shared);
-        // On a thread of its own: this one drives, and the response has not been sent yet.
-        let name = "calomel-shutdown".to_owned();
-        let spawned = std::thread::Builder::new().name(name).spawn(move || {
-            if let Err(error) = engine.finalize() {
-                tracing::warn!(target: "calomel::engine", %error, "remote shutdown failed");
-            }
-        });
-        if let Err(error) = spawned {
-            tracing::error!(target: "calomel::engine", %error, "can't start the thread that finalizes");
-        }
-    }
-}
 
 /// What a handler does with a request, once it is counted as running.
 pub(super) trait RequestHandler:
@@ -126,9 +53,33 @@ impl<H: RequestHandler> Handler for BasedHandler<H> {
 
     fn handle(&self, incoming: Incoming<EngineEnv>) {
         if let Some(running) = self.base.enter(&incoming) {
+            let _calling = CallingHandler::enter(self.base.side.calls.as_deref());
             (self.handle)(&self.base, &running.0, incoming);
         }
     }
+
+    fn handled(&self, times: JobTimes) {
+        if let Some(calls) = &self.base.side.calls {
+            calls.returned(&times, self.base.answers == AnswerTime::OnReturn);
+        }
+    }
+}
+
+/// When the handlers of a registration answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum AnswerTime {
+    /// Before they return.
+    OnReturn,
+    /// Any time.
+    Later,
+}
+
+/// What the responders of a registration share.
+struct RespondingSide {
+    /// What is known of the shapes of the results.
+    results: Knowledge,
+    /// Where the calls are counted; `None` where nothing is measured.
+    calls: Option<Arc<HandledCalls>>,
 }
 
 /// A running handler: finalizing waits for it.
@@ -145,12 +96,19 @@ pub(super) struct HandlerBase {
     shared: Weak<EngineShared>,
     class: Arc<HandlerClass>,
     arguments: Receiver,
-    results: Arc<Knowledge>,
+    answers: AnswerTime,
+    side: Arc<RespondingSide>,
 }
 
 impl HandlerBase {
-    pub(super) fn new(shared: &Arc<EngineShared>, class: Arc<HandlerClass>) -> HandlerBase {
-        HandlerBase { shared: Arc::downgrade(shared), class, arguments: Receiver::new(), results: Arc::new(Knowledge::new(None)) }
+    pub(super) fn new(
+        shared: &Arc<EngineShared>,
+        class: Arc<HandlerClass>,
+        answers: AnswerTime,
+        calls: Option<Arc<HandledCalls>>,
+    ) -> HandlerBase {
+        let side = Arc::new(RespondingSide { results: Knowledge::new(None), calls });
+        HandlerBase { shared: Arc::downgrade(shared), class, arguments: Receiver::new(), answers, side }
     }
 
     pub(super) fn with<H: RequestHandler>(self, handle: H) -> Arc<dyn Handler> {
@@ -191,7 +149,9 @@ impl HandlerBase {
         use_bytes: impl FnOnce(Responder<R>, &[u8]) -> Result<T, NotDecoded<R>>,
     ) -> Option<T> {
         let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
-        let responder = Responder::<R>::new(request, self.results.clone());
+        let began = (self.answers == AnswerTime::Later && self.side.calls.is_some()).then(Instant::now);
+        let responder = Responder::<R>::new(request, self.side.clone(), body.len(), began);
+        shared.tell_monitor(|monitor| monitor.handler_begins(&responder.request.monitored()));
         let declaration = responder.request().declaration();
         // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
         // message's leases.
@@ -412,7 +372,11 @@ where
             if let Err(panic) = outcome {
                 // The panic is the more exact response, wherever the responder is; it fails if there was one already.
                 let status = panicked(&request, &*panic);
-                let _ = shared.core.exec(|proto| proto.respond(id, Err(status)));
+                let answered = shared.core.exec(|proto| proto.respond(id, Err(status.clone())));
+                if answered.is_ok() {
+                    let error = request.error(Failure::Refused(status));
+                    request.note_end(base.side.calls.as_deref(), (0, 0), None, Some(&error));
+                }
             }
         }
     }
@@ -469,11 +433,12 @@ where
                 return drop(responder.refuse(status));
             }
         };
-        let engine = base.shared.clone();
+        let (engine, calls) = (base.shared.clone(), base.side.calls.clone());
         let task = async move {
             let runtime = engine.upgrade().map(|shared| shared.runtime.clone()).unwrap_or_default();
             let mut future = pin!(future);
             let outcome = poll_fn(|context| {
+                let _calling = CallingHandler::enter(calls.as_deref());
                 let polled = runtime.within(|| catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))));
                 match polled {
                     Ok(Poll::Pending) => Poll::Pending,
@@ -613,6 +578,36 @@ impl Request {
     fn id(&self) -> RequestId {
         self.id
     }
+
+    fn error(&self, failure: Failure) -> Error {
+        let name = self.procedure();
+        error_of(failure, &self.endpoint.address(), format!("answer to `{name}`"), name, Duration::ZERO, self.provider)
+    }
+
+    fn monitored(&self) -> MonitoredCall<'_> {
+        MonitoredCall {
+            id: self.id.data().as_ffi(),
+            procedure: self.procedure(),
+            provider: self.provider,
+            peer: &self.endpoint,
+            one_way: self.one_way,
+        }
+    }
+
+    /// Counts a call that was answered, with the bytes of its arguments and its result, and tells the monitor. `began` is given
+    /// where the time until now is the handler's.
+    fn note_end(
+        &self,
+        calls: Option<&HandledCalls>,
+        (received, sent): (usize, usize),
+        began: Option<Instant>,
+        error: Option<&Error>,
+    ) {
+        if let Some(calls) = calls {
+            calls.answered(received, sent, error.map(Error::kind), began.map(|began| began.elapsed()));
+        }
+        self.engine.shared().tell_monitor(|monitor| monitor.handler_ended(&self.monitored(), error));
+    }
 }
 
 impl Clone for Request {
@@ -649,15 +644,18 @@ thread_local! {
 /// [`Error::HandlerPanicked`].
 pub struct Responder<R> {
     request: Request,
-    /// What is known of the shapes of this registration's results.
-    results: Arc<Knowledge>,
+    side: Arc<RespondingSide>,
+    /// Bytes of the arguments.
+    received: usize,
+    /// When its handler began, where that answers later than it returns, and is measured.
+    began: Option<Instant>,
     answered: bool,
     _result: PhantomData<fn(&R)>,
 }
 
 impl<R> Responder<R> {
-    fn new(request: Request, results: Arc<Knowledge>) -> Responder<R> {
-        Responder { request, results, answered: false, _result: PhantomData }
+    fn new(request: Request, side: Arc<RespondingSide>, received: usize, began: Option<Instant>) -> Responder<R> {
+        Responder { request, side, received, began, answered: false, _result: PhantomData }
     }
 
     /// The call that this responds to.
@@ -698,15 +696,13 @@ impl<R> Responder<R> {
         let request = &self.request;
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
-        let answered = shared.core.exec(|proto| proto.respond(request.id, reply));
+        let sent = reply.as_ref().map_or(0, |reply| reply.content.len());
+        let refusal = reply.as_ref().err().map(|status| request.error(Failure::Refused(status.clone())));
+        let answered = shared.core.exec(|proto| proto.respond(request.id, reply)).map_err(|failure| request.error(failure));
+        let error = answered.as_ref().err().or(refusal.as_ref());
+        request.note_end(self.side.calls.as_deref(), (self.received, sent), self.began, error);
         shared.finalizing().recheck();
-        answered.map_err(|failure| self.error(failure))
-    }
-
-    fn error(&self, failure: Failure) -> Error {
-        let Request { endpoint, provider, .. } = &self.request;
-        let name = self.request.procedure();
-        error_of(failure, &endpoint.address(), format!("answer to `{name}`"), name, Duration::ZERO, *provider)
+        answered
     }
 }
 
@@ -722,7 +718,7 @@ impl<R: Serialize> Responder<R> {
             if self.request.one_way {
                 return self.answer(Ok(Reply { content: OutgoingBody::Small(&[]), result: 0, shape: &[], leases: Vec::new() }));
             }
-            let (leases, declared) = match encode_message(result, buffer, self.request.engine.shared(), &self.results) {
+            let (leases, declared) = match encode_message(result, buffer, self.request.engine.shared(), &self.side.results) {
                 Ok(encoded) => encoded,
                 Err(failed) => {
                     let error = failed.error(&self.request.endpoint.address(), MessageSide::Result, self.request.procedure());

@@ -2,19 +2,23 @@
 
 mod authorize;
 mod bounded;
+mod calling;
 mod define;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handlers;
 mod procedure;
 mod retry;
+mod service;
+mod stats;
 
 pub(crate) use authorize::authorization;
 pub use authorize::{Caller, PeerProcess};
 #[cfg(test)]
 pub(crate) use bounded::decode;
 pub use define::{Provider, Registration};
-pub(crate) use handlers::EngineService;
 pub use handlers::{BorrowedArgs, HandlerResult, Request, Responder};
 pub use procedure::{Call, Pending, Procedure};
 pub use retry::{RetriedCall, Retry};
+pub(crate) use service::EngineService;
+pub(crate) use stats::serve_stats;

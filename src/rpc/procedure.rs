@@ -12,9 +12,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::bounded;
+use super::calling::calling_handler;
 use crate::engine::{
-    Endpoint, Engine, EngineShared, ProcedureInfo, completed, deadline, decoding, encode_message, outgoing_body,
-    with_encode_buffer,
+    CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
+    encode_message, outgoing_body, with_encode_buffer,
 };
 use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
@@ -39,7 +40,7 @@ impl Engine {
         let shared = self.shared();
         let info = if shared.core.is_forked() {
             // Its calls fail. The table may be locked by a thread that the child does not have.
-            ProcedureInfo::new(name)
+            ProcedureInfo::new(name, 0)
         } else {
             shared.procedures.intern(name, type_name::<A>(), type_name::<R>())
         };
@@ -87,13 +88,27 @@ struct CallTarget {
 struct StartedCall {
     completion: Arc<Completion>,
     id: CallId,
+    beginning: CallBeginning,
+}
+
+/// What is measured of a call when it begins.
+#[derive(Clone, Copy)]
+struct CallBeginning {
+    at: Instant,
+    /// The handler that calls: see [`CallPath::parent`].
+    parent: u32,
+    /// Bytes of the arguments.
+    sent: usize,
+    one_way: bool,
+    /// The monitor's number for it; 0 without a monitor.
+    monitored: u64,
 }
 
 /// A one-way call that was to be started.
 enum Begun {
     Started(StartedCall),
     /// The peer has not granted credit for its cost.
-    NoCredit(Option<u32>),
+    NoCredit(CallBeginning, Option<u32>),
 }
 
 /// A procedure at an endpoint; made by [`Procedure::on`].
@@ -213,7 +228,11 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         loop {
             let (sent, cost) = match self.try_begin(arguments, until)? {
                 Begun::Started(started) => (self.target.sent(&started, until).await, None),
-                Begun::NoCredit(cost) => (Err(self.target.behind(cost)), cost),
+                Begun::NoCredit(beginning, cost) => {
+                    let error = self.target.behind(cost);
+                    self.target.note_end(&beginning, None, 0, Some(&error));
+                    (Err(error), cost)
+                }
             };
             match sent {
                 Err(Error::Busy { .. }) if self.target.credit(cost, until).await => {}
@@ -231,19 +250,20 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 Err(Rejected::NoCredit(_, cost)) => Ok(Err(cost)),
             }
         })
-        .map(|(completion, begun, _)| match begun {
-            Ok(id) => Begun::Started(StartedCall { completion, id }),
-            Err(cost) => Begun::NoCredit(cost),
+        .map(|(completion, begun, beginning, _)| match begun {
+            Ok(id) => Begun::Started(StartedCall { completion, id, beginning }),
+            Err(cost) => Begun::NoCredit(beginning, cost),
         })
     }
 
     fn begin(&self, arguments: &A, until: Option<Instant>, timed: bool, one_way: bool) -> Result<(StartedCall, Instant)> {
-        let (completion, id, deadline) =
+        let (completion, id, beginning, deadline) =
             self.encoded(arguments, until, timed, one_way, |spec, now| self.start_call(spec, now))?;
-        Ok((StartedCall { completion, id }, deadline))
+        Ok((StartedCall { completion, id, beginning }, deadline))
     }
 
-    /// Encodes the arguments, and starts the call by `start`. Returns its completion, what `start` returned, and the deadline.
+    /// Encodes the arguments, and starts the call by `start`. Returns its completion, what `start` returned, its beginning, and
+    /// the deadline.
     fn encoded<T>(
         &self,
         arguments: &A,
@@ -251,18 +271,21 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         timed: bool,
         one_way: bool,
         start: impl FnOnce(CallSpec<'_, EngineEnv>, Instant) -> std::result::Result<T, Failure>,
-    ) -> Result<(Arc<Completion>, T, Instant)> {
+    ) -> Result<(Arc<Completion>, T, CallBeginning, Instant)> {
         let CallTarget { shared, info, endpoint, timeout } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
         let now = Instant::now();
+        let mut beginning = self.target.beginning(now, one_way);
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let started = with_encode_buffer(|buffer| {
             let (leases, declared) = encode_message(arguments, buffer, shared, &info.arguments)
                 .map_err(|failed| failed.error(&endpoint.address(), MessageSide::Arguments, &info.name))?;
+            beginning.sent = buffer.len();
             let spec = CallSpec {
                 peer: endpoint.peer(),
+                label: info.label,
                 procedure: declared.number,
                 name: &info.name,
                 shape: &declared.shape,
@@ -275,12 +298,13 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 waiter: completion.clone(),
             };
             start(spec, now).map_err(|failure| self.target.error(failure))
-        })?;
-        Ok((completion, started, deadline))
+        });
+        let started = started.inspect_err(|error| self.target.note_end(&beginning, None, 0, Some(error)))?;
+        Ok((completion, started, beginning, deadline))
     }
 
     /// Starts the call; waits for credit first where a one-way call has none.
-    fn start_call(&self, mut spec: CallSpec<'_, EngineEnv>, now: Instant) -> std::result::Result<CallId, Failure> {
+    fn start_call(&self, mut spec: CallSpec<'_, EngineEnv>, mut now: Instant) -> std::result::Result<CallId, Failure> {
         let core = &self.target.shared.core;
         loop {
             match core.exec_call(now, |proto| proto.call(spec, now)) {
@@ -290,7 +314,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                     if !self.target.await_credit(cost, again.deadline) {
                         return Err(core.with_proto(|proto| proto.behind(again.peer, cost)));
                     }
-                    spec = *again;
+                    (spec, now) = (*again, Instant::now());
                 }
             }
         }
@@ -323,8 +347,46 @@ impl CallTarget {
         self.shared.check_process(|| format!("call of `{}`", self.info.name))
     }
 
+    /// A call begins.
+    fn beginning(&self, at: Instant, one_way: bool) -> CallBeginning {
+        let CallTarget { shared, .. } = self;
+        let parent = if shared.statistics.is_on() { calling_handler(&shared.core) } else { 0 };
+        let beginning = CallBeginning { at, parent, sent: 0, one_way, monitored: shared.monitored_id() };
+        if beginning.monitored > 0 {
+            shared.tell_monitor(|monitor| monitor.call_begins(&self.monitored(&beginning)));
+        }
+        beginning
+    }
+
+    fn monitored(&self, beginning: &CallBeginning) -> MonitoredCall<'_> {
+        let CallTarget { info, endpoint, .. } = self;
+        MonitoredCall {
+            id: beginning.monitored,
+            procedure: &info.name,
+            provider: endpoint.provider_id(),
+            peer: endpoint,
+            one_way: beginning.one_way,
+        }
+    }
+
+    /// Counts a call that has ended, and tells the monitor.
+    fn note_end(&self, beginning: &CallBeginning, ended: Option<Instant>, received: usize, error: Option<&Error>) {
+        if self.shared.statistics.is_on() {
+            self.info.calls.record(&EndedCall {
+                path: CallPath { provider: self.endpoint.provider_id(), parent: beginning.parent },
+                sent: beginning.sent,
+                received,
+                time: ended.map(|ended| ended.saturating_duration_since(beginning.at)),
+                error: error.map(Error::kind),
+            });
+        }
+        if beginning.monitored > 0 {
+            self.shared.tell_monitor(|monitor| monitor.call_ended(&self.monitored(beginning), error));
+        }
+    }
+
     /// Waits until the call has ended. `deadline` is given where the protocol does not watch it.
-    fn outcome(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<Answer<EngineEnv>> {
+    fn wait_for_end(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<()> {
         self.check_process()?;
         let core = &self.shared.core;
         if !started.completion.wait(core, deadline) {
@@ -333,14 +395,19 @@ impl CallTarget {
             self.shared.check_may_wait(|| format!("call of `{}`", self.info.name))?;
             started.completion.wait(core, None);
         }
-        self.take(started)
+        Ok(())
     }
 
-    fn take(&self, started: &StartedCall) -> Result<Answer<EngineEnv>> {
-        match started.completion.take() {
-            Some(OperationOutcome::Answered(result)) => result.map_err(|failure| self.error(failure)),
-            Some(OperationOutcome::Transferred(_)) | None => Err(self.error(Failure::Cancelled)),
-        }
+    /// Takes the answer of a call that has ended, and makes its result of it.
+    fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Answer<EngineEnv>) -> Result<T>) -> Result<T> {
+        let (answer, ended) = match started.completion.take() {
+            Some(OperationOutcome::Answered(result, ended)) => (result.map_err(|failure| self.error(failure)), ended),
+            Some(OperationOutcome::Transferred(..)) | None => (Err(self.error(Failure::Cancelled)), None),
+        };
+        let received = answer.as_ref().map_or(0, |answer| answer.body.len());
+        let result = answer.and_then(use_answer);
+        self.note_end(&started.beginning, ended, received, result.as_ref().err());
+        result
     }
 
     /// Waits until the peer has granted credit for a one-way call of this cost, or may accept an announced one that it has
@@ -379,16 +446,18 @@ impl CallTarget {
             // Without effect if it has been sent at the last moment.
             core.exec(|proto| proto.abandon_call(started.id, Failure::Timeout));
         }
-        self.take(started).map(drop)
+        self.finish(started, |_| Ok(()))
     }
 
     /// Waits until a one-way call has been sent.
     fn wait_until_sent(&self, started: &StartedCall, deadline: Instant) -> Result<()> {
-        self.outcome(started, Some(deadline)).map(drop)
+        self.wait_for_end(started, Some(deadline))?;
+        self.finish(started, |_| Ok(()))
     }
 
     fn wait<R: DeserializeOwned>(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<R> {
-        self.outcome(started, deadline).and_then(|answer| self.decode(answer))
+        self.wait_for_end(started, deadline)?;
+        self.finish(started, |answer| self.decode(answer))
     }
 
     fn decode<R: DeserializeOwned>(&self, answer: Answer<EngineEnv>) -> Result<R> {
@@ -501,10 +570,7 @@ impl<R: DeserializeOwned> Future for Pending<R> {
         if !self.target.shared.core.poll_operation(&self.started.completion, context.waker(), true) {
             return Poll::Pending;
         }
-        match self.target.take(&self.started) {
-            Ok(answer) => Poll::Ready(self.target.decode(answer)),
-            Err(error) => Poll::Ready(Err(error)),
-        }
+        Poll::Ready(self.target.finish(&self.started, |answer| self.target.decode(answer)))
     }
 }
 
@@ -513,7 +579,13 @@ impl<R> Drop for Pending<R> {
         if !self.started.completion.is_ready() {
             self.cancel();
         }
-        self.target.shared.core.forget_polls(&self.started.completion);
+        let core = &self.target.shared.core;
+        core.forget_polls(&self.started.completion);
+        // One whose result was not taken has not been counted yet.
+        let counts = self.target.shared.statistics.is_on() || self.started.beginning.monitored > 0;
+        if counts && !core.is_forked() && self.started.completion.holds_outcome() {
+            let _ = self.target.finish(&self.started, |_| Ok(()));
+        }
     }
 }
 

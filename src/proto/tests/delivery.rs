@@ -8,7 +8,7 @@ use super::env::TestEnv;
 use super::net::Net;
 use super::wires::{TEST_PEER, Wire, WireEnd, WireItem, WirePacket, WirePayload};
 use super::{LinkId, Output};
-use crate::Address;
+use crate::{Address, Transport};
 
 /// Deliveries at one instant beyond which the hosts are in a message loop.
 const MAX_DELIVERIES: usize = 3_000_000;
@@ -75,12 +75,8 @@ impl Net {
         match (item, link) {
             (WireItem::Dial, _) => self.accept(wire),
             (WireItem::Connected, Some(link)) => {
-                if self.wires[wire].ends[side].host == far {
-                    self.hosts[far].proto.set_local(link);
-                }
-                if self.settings.lanes {
-                    self.hosts[far].proto.set_lanes_useful(link);
-                }
+                let local = self.wires[wire].ends[side].host == far;
+                self.hosts[far].proto.set_transport(link, Transport::Tcp, local, self.settings.lanes);
                 self.hosts[far].proto.handle_connected(link, self.now);
                 if self.settings.devices {
                     self.hosts[far].proto.set_rma_capable(link);

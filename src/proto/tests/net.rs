@@ -174,6 +174,7 @@ impl Net {
         host.leased.extend(call.leases.iter().cloned());
         let spec = CallSpec {
             peer,
+            label: 0,
             procedure: call.procedure,
             name: call.name,
             shape: call.shape,

@@ -12,6 +12,7 @@ mod knobs;
 mod limits;
 mod listening;
 mod mixups;
+mod monitoring;
 mod peers;
 mod providers;
 mod reach;

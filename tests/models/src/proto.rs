@@ -43,5 +43,5 @@ impl Proto {
 }
 
 pub(crate) fn end(completion: &Completion) {
-    completion.set(OperationOutcome::Transferred(Ok(0)));
+    completion.set(OperationOutcome::Transferred(Ok(0), None));
 }
