@@ -151,6 +151,8 @@
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only, a `bytes::BytesMut` for writing too.
+//! - `config`: an [`EngineConfig`] is read from TOML and JSON (`EngineConfig::from_file`). Without it that takes any other crate
+//!   for a serde format.
 //! - `macros`: the attribute `service` makes a client and a server of a trait.
 //! - `memmap2`: a `memmap2::Mmap` can be exposed read-only, a `memmap2::MmapMut` for writing too. The constructors of maps of
 //!   files are unsafe, since others can change or truncate the file: their caller promises that this does not happen while the
