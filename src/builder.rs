@@ -379,7 +379,8 @@ impl EngineBuilder {
     /// Makes the engine, and starts its threads.
     ///
     /// # Errors
-    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] (also for a key of less than 16 bytes), and
+    /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] (also for a key of less than 16 bytes),
+    /// [`Error::Config`] for a file named by an [`EngineConfig`] that can't be used, and
     /// [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
         if let Some(error) = self.invalid {

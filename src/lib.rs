@@ -153,6 +153,8 @@
 //! # Features
 //!
 //! - `bytes`: a `bytes::Bytes` can be exposed read-only, a `bytes::BytesMut` for writing too.
+//! - `config`: an [`EngineConfig`] is read from TOML and JSON (`EngineConfig::from_file`). Without it that takes any other crate
+//!   for a serde format.
 //! - `json`: engines write their statistics when they are finalized, to the file that the environment variable `CALOMEL_STATS`
 //!   names.
 //! - `macros`: the attribute `service` makes a client and a server of a trait.

@@ -142,7 +142,7 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-type Read<T> = std::result::Result<T, ValueError>;
+type Parsed<T> = std::result::Result<T, ValueError>;
 
 /// The text of a variable, as a value of the type that is wanted.
 #[derive(Clone, Copy)]
@@ -159,11 +159,11 @@ impl<'de> IntoDeserializer<'de, ValueError> for Variable<'de> {
 impl<'de> Deserializer<'de> for Variable<'de> {
     type Error = ValueError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Read<V::Value> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Parsed<V::Value> {
         visitor.visit_borrowed_str(self.0.trim())
     }
 
-    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Read<V::Value> {
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Parsed<V::Value> {
         match self.0.trim() {
             "true" | "1" => visitor.visit_bool(true),
             "false" | "0" => visitor.visit_bool(false),
@@ -171,18 +171,18 @@ impl<'de> Deserializer<'de> for Variable<'de> {
         }
     }
 
-    fn deserialize_u32<V: Visitor<'de>>(self, visitor: V) -> Read<V::Value> {
+    fn deserialize_u32<V: Visitor<'de>>(self, visitor: V) -> Parsed<V::Value> {
         match self.0.trim().parse() {
             Ok(number) => visitor.visit_u32(number),
             Err(_) => Err(de::Error::invalid_value(de::Unexpected::Str(self.0), &visitor)),
         }
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Read<V::Value> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Parsed<V::Value> {
         visitor.visit_some(self)
     }
 
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Read<V::Value> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Parsed<V::Value> {
         visitor.visit_seq(SeqDeserializer::new(self.0.split(',').map(Variable)))
     }
 
@@ -191,7 +191,7 @@ impl<'de> Deserializer<'de> for Variable<'de> {
         name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Read<V::Value> {
+    ) -> Parsed<V::Value> {
         StrDeserializer::new(self.0.trim()).deserialize_enum(name, variants, visitor)
     }
 

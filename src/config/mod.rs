@@ -391,7 +391,11 @@ impl EngineConfig {
         let mut tls = Tls::trusting(&read("tls_ca", ca)?).map_err(|error| unusable("tls_ca", ca, &error))?;
         if let (Some(certificate), Some(key)) = (&self.tls_certificate, &self.tls_key) {
             let identity = tls.identity(&read("tls_certificate", certificate)?, &read("tls_key", key)?);
-            tls = identity.map_err(|error| unusable("tls_certificate", certificate, &error))?;
+            tls = identity.map_err(|error| {
+                // Either of them may be the wrong one.
+                let files = format!("{} and {}", certificate.display(), key.display());
+                invalid("tls_certificate", format!("{files}: {error}"))
+            })?;
         }
         if let Some(name) = &self.tls_server_name {
             tls = tls.server_name(name).map_err(|error| invalid("tls_server_name", error))?;

@@ -198,7 +198,6 @@ fn values_outside_of_their_range_are_refused() {
         spoil(&mut config);
         refused(config.validate(), field, part);
         refused(config.builder(), field, part);
-        refused(crate::Engine::from_config(&config), field, part);
     }
     let mut widest = full();
     (widest.tls_ca, widest.tls_certificate, widest.tls_key, widest.tls_server_name) = (None, None, None, None);
@@ -290,45 +289,6 @@ fn a_key_is_read_from_its_file() {
     assert_eq!(back, config);
 }
 
-#[test]
-fn the_configuration_in_force_makes_the_same_engine() {
-    let engine = crate::Engine::builder()
-        .listen("loop://")
-        .peer_timeout(Duration::MAX)
-        .eager_limit(usize::MAX)
-        .bulk_connections(100)
-        .max_message_size(1 << 20)
-        .max_bytes_in_flight_per_peer(0)
-        .build()
-        .unwrap();
-    let config = engine.config();
-    assert_eq!(config.listen, engine.addresses());
-    assert_eq!((config.eager_limit, config.bulk_connections, config.peer_timeout), (512 << 10, 16, LONGEST));
-    assert_eq!((config.max_bytes_in_flight_per_peer, config.max_bytes_in_flight), (Some(1 << 20), Some(4 << 20)));
-    engine.finalize().unwrap();
-    drop(engine);
-    assert_eq!(crate::Engine::from_config(&config).unwrap().config(), config);
-}
-
-#[test]
-fn transports_say_why_they_are_not_there() {
-    let engine = crate::Engine::builder().build().unwrap();
-    let transports = engine.transports();
-    assert_eq!(transports.len(), 4);
-    for status in transports {
-        let name = status.transport.name();
-        assert!(status.to_string().starts_with(name) && serde_json::to_string(&status).unwrap().contains(name));
-        match status.transport {
-            Transport::Verbs => {
-                assert_eq!(status.unavailable.is_none(), engine.shared().core.transport(Transport::Verbs).is_ok())
-            }
-            _ => assert_eq!(status.unavailable, None),
-        }
-        #[cfg(not(feature = "verbs"))]
-        assert!(status.transport != Transport::Verbs || status.to_string().contains("feature `verbs`"), "{status}");
-    }
-}
-
 #[cfg(feature = "config")]
 #[test]
 fn errors_of_files_name_field_and_line() {
@@ -352,4 +312,19 @@ fn errors_of_files_name_field_and_line() {
         refused(read, "bulk_connections", end);
         assert_eq!(again.unwrap().bulk_connections, 2);
     }
+}
+
+/// The examples of the book are read as they stand there.
+#[test]
+fn the_examples_in_the_book_are_read() {
+    let chapter = include_str!("../../docs/src/deployment.md");
+    let example = chapter.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let config = toml(example);
+    config.validate().unwrap();
+    assert_eq!((config.listen.len(), config.peer_timeout), (2, Duration::from_secs(90)));
+    assert_eq!((config.progress, config.max_message_size), (Progress::Park, 16 << 20));
+    let command = chapter.lines().find(|line| line.starts_with("CALOMEL_LISTEN=")).unwrap();
+    let variables = command.split(' ').filter_map(|word| word.split_once('='));
+    let config = EngineConfig::default().with_variables(variables).unwrap();
+    assert!(config.remote_shutdown && config.listen.len() == 2 && config.peer_timeout == Duration::from_millis(500));
 }

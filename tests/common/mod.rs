@@ -9,9 +9,10 @@ pub mod wire;
 use std::future::Future;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -67,6 +68,30 @@ impl Drop for Watchdog {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// A file that is removed when it is dropped.
+pub struct TempFile(PathBuf);
+
+impl TempFile {
+    /// Its name ends in `ending`.
+    pub fn with(ending: &str, content: &str) -> TempFile {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("calomel-{}-{}.{ending}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, content).unwrap();
+        TempFile(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).ok();
     }
 }
 

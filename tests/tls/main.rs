@@ -13,6 +13,7 @@ mod common;
 mod support;
 
 mod calls;
+mod config;
 mod foreign;
 mod hostile;
 mod identities;

@@ -2,6 +2,7 @@
 
 mod address;
 mod after;
+mod config;
 mod dialling;
 mod external;
 mod finalize;
