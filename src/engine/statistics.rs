@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::progress::{HandlerReport, nanos};
+use crate::progress::nanos;
 use crate::proto::TransferDirection;
 use crate::sync::Mutex;
 
@@ -41,12 +41,14 @@ impl Default for Histogram {
 
 impl Histogram {
     /// Records a duration in nanoseconds.
+    #[inline]
     pub(crate) fn record(&mut self, nanos: u64) {
         self.counts[Histogram::bucket(nanos)] += 1;
         self.total = self.total.saturating_add(nanos);
         self.max = self.max.max(nanos);
     }
 
+    #[inline]
     fn bucket(nanos: u64) -> usize {
         let nanos = nanos.max(4);
         let power = nanos.ilog2();
@@ -125,6 +127,7 @@ pub(crate) struct CallCounts {
 }
 
 impl CallCounts {
+    #[inline]
     fn record(&mut self, call: &EndedCall) {
         self.calls += 1;
         self.sent_bytes += call.sent as u64;
@@ -198,6 +201,7 @@ pub(crate) struct HandlerCounts {
 }
 
 impl HandlerCounts {
+    #[inline]
     fn answered(&mut self, sent: usize, error: Option<&'static str>, ran: u64) {
         self.calls += 1;
         self.sent_bytes += sent as u64;
@@ -215,12 +219,13 @@ impl HandledCalls {
     }
 
     /// A handler has returned; its call has waited for it, and it took, so many nanoseconds.
-    pub(crate) fn returned(&self, report: HandlerReport, waited: u64, ran: u64) {
+    /// `sent`: what it has answered meanwhile.
+    pub(crate) fn returned(&self, received: usize, sent: Option<usize>, error: Option<&'static str>, waited: u64, ran: u64) {
         let mut counts = self.counts.lock();
-        counts.received_bytes += report.received as u64;
+        counts.received_bytes += received as u64;
         counts.waiting.record(waited);
-        if report.answered {
-            counts.answered(report.sent, report.error, ran);
+        if let Some(sent) = sent {
+            counts.answered(sent, error, ran);
         }
     }
 
@@ -269,6 +274,7 @@ impl Statistics {
         }
     }
 
+    #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on
     }

@@ -24,7 +24,7 @@ use crate::engine::{
     with_encode_buffer,
 };
 use crate::memory::Slice;
-use crate::progress::{EngineEnv, Handler, HandlerClass, HandlerReport, Job, JobKind, error_of, nanos};
+use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, error_of, nanos};
 use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Reply, RequestId, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
 use crate::{Error, MessageSide};
@@ -51,16 +51,17 @@ impl<H: RequestHandler> Handler for BasedHandler<H> {
         self.base.abandon(&incoming);
     }
 
-    fn handle(&self, incoming: Incoming<EngineEnv>) -> HandlerReport {
-        let Some(running) = self.base.enter(&incoming) else { return HandlerReport::default() };
-        let calling = CallingHandler::enter(self.base.side.calls.as_deref());
-        (self.handle)(&self.base, &running.0, incoming);
-        calling.report()
+    fn handle(&self, incoming: Incoming<EngineEnv>) {
+        calling::note_begin();
+        if let Some(running) = self.base.enter(&incoming) {
+            let _calling = CallingHandler::enter(self.base.side.calls.as_deref());
+            (self.handle)(&self.base, &running.0, incoming);
+        }
     }
 
-    fn note(&self, report: HandlerReport, waited: u64, ran: u64) {
+    fn returned(&self, waited: u64, ran: u64) {
         if let Some(calls) = &self.base.side.calls {
-            calls.returned(report, waited, ran);
+            calling::count(calls, waited, ran);
         }
     }
 }
@@ -150,9 +151,7 @@ impl HandlerBase {
     ) -> Option<T> {
         let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
         let responder = Responder::<R>::new(request, self.side.clone());
-        if self.side.calls.is_some() {
-            calling::note(|report| report.received = body.len());
-        }
+        calling::note_received(body.len());
         shared.tell_monitor(|monitor| monitor.handler_begins(&responder.request.monitored()));
         let declaration = responder.request().declaration();
         // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
@@ -374,7 +373,8 @@ where
             if let Err(panic) = outcome {
                 // The panic is the more exact response, wherever the responder is; it fails if there was one already.
                 let status = panicked(&request, &*panic);
-                let (arrived, answered) = shared.core.exec(|proto| (proto.arrival(id), proto.respond(id, Err(status.clone()))));
+                let arrived = shared.core.with_proto(|proto| proto.arrival(id));
+                let answered = shared.core.exec(|proto| proto.respond(id, Err(status.clone())));
                 if answered.is_ok() {
                     let error = request.error(Failure::Refused(status));
                     request.note_end(&base.side, 0, arrived, Some(&error));
@@ -598,14 +598,12 @@ impl Request {
 
     /// Counts a call that was answered, with the bytes of its result, and tells the monitor.
     fn note_end(&self, side: &RespondingSide, sent: usize, arrived: Option<Instant>, error: Option<&Error>) {
-        let error_kind = error.map(Error::kind);
+        let kind = error.map(Error::kind);
         match &side.calls {
+            // On the thread that runs the handler, which counts it when the handler returns.
+            _ if side.answers == AnswerTime::OnReturn => calling::note_sent(sent, kind),
+            Some(calls) => calls.answered(sent, kind, arrived.map_or(0, |arrived| nanos(arrived.elapsed()))),
             None => {}
-            // On the thread that runs the handler, which notes the time when it returns.
-            Some(_) if side.answers == AnswerTime::OnReturn => calling::note(|report| {
-                *report = HandlerReport { answered: true, sent, error: error_kind, ..*report };
-            }),
-            Some(calls) => calls.answered(sent, error_kind, arrived.map_or(0, |arrived| nanos(arrived.elapsed()))),
         }
         self.engine.shared().tell_monitor(|monitor| monitor.handler_ended(&self.monitored(), error));
     }
@@ -694,14 +692,11 @@ impl<R> Responder<R> {
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let sent = reply.as_ref().map_or(0, |reply| reply.content.len());
-        let refusal = reply.as_ref().err().map(|status| request.error(Failure::Refused(status.clone())));
-        let later = self.side.answers == AnswerTime::Later;
-        let (arrived, answered) = shared.core.exec(|proto| {
-            let arrived = if later { proto.arrival(request.id) } else { None };
-            (arrived, proto.respond(request.id, reply))
-        });
-        let answered = answered.map_err(|failure| request.error(failure));
-        request.note_end(&self.side, sent, arrived, answered.as_ref().err().or(refusal.as_ref()));
+        let refusal = reply.as_ref().err().map(|status| Box::new(request.error(Failure::Refused(status.clone()))));
+        let measures = self.side.answers == AnswerTime::Later && self.side.calls.is_some();
+        let arrived = if measures { shared.core.with_proto(|proto| proto.arrival(request.id)) } else { None };
+        let answered = shared.core.exec(|proto| proto.respond(request.id, reply)).map_err(|failure| request.error(failure));
+        request.note_end(&self.side, sent, arrived, answered.as_ref().err().or(refusal.as_deref()));
         shared.finalizing().recheck();
         answered
     }
