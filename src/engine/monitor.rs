@@ -131,10 +131,17 @@ impl EngineShared {
     }
 
     /// Tells the monitor, if there is one. No lock may be held.
+    #[inline]
     pub(crate) fn tell_monitor(&self, tell: impl FnOnce(&dyn Monitor)) {
-        let Some(monitor) = &self.monitor.monitor else { return };
-        if catch_unwind(AssertUnwindSafe(|| tell(&**monitor))).is_err() {
-            tracing::error!(target: "calomel::engine", "a monitor panicked");
+        if let Some(monitor) = &self.monitor.monitor {
+            tell_quietly(&**monitor, tell);
         }
+    }
+}
+
+#[cold]
+fn tell_quietly(monitor: &dyn Monitor, tell: impl FnOnce(&dyn Monitor)) {
+    if catch_unwind(AssertUnwindSafe(|| tell(monitor))).is_err() {
+        tracing::error!(target: "calomel::engine", "a monitor panicked");
     }
 }

@@ -43,6 +43,7 @@ pub(crate) enum LookupResult {
 }
 
 impl Registry {
+    #[inline]
     pub(crate) fn find(&self, provider: u16, name: &Arc<str>) -> LookupResult {
         if let Some(last) = &*self.last.lock()
             && last.provider == provider

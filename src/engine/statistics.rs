@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::progress::JobTimes;
+use crate::progress::nanos;
 use crate::proto::TransferDirection;
 use crate::sync::Mutex;
 
@@ -40,13 +40,15 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn record(&mut self, time: Duration) {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    /// Records a duration in nanoseconds.
+    #[inline]
+    pub(crate) fn record(&mut self, nanos: u64) {
         self.counts[Histogram::bucket(nanos)] += 1;
         self.total = self.total.saturating_add(nanos);
         self.max = self.max.max(nanos);
     }
 
+    #[inline]
     fn bucket(nanos: u64) -> usize {
         let nanos = nanos.max(4);
         let power = nanos.ilog2();
@@ -110,8 +112,8 @@ pub(crate) struct EndedCall {
     /// Bytes of the arguments and of the result.
     pub sent: usize,
     pub received: usize,
-    /// From the call to the response; `None` for one that was not sent.
-    pub time: Option<Duration>,
+    /// From the call to the response, in nanoseconds; `None` for one that was not sent.
+    pub time: Option<u64>,
     pub error: Option<&'static str>,
 }
 
@@ -125,6 +127,7 @@ pub(crate) struct CallCounts {
 }
 
 impl CallCounts {
+    #[inline]
     fn record(&mut self, call: &EndedCall) {
         self.calls += 1;
         self.sent_bytes += call.sent as u64;
@@ -197,27 +200,32 @@ pub(crate) struct HandlerCounts {
     pub running: Histogram,
 }
 
-impl HandledCalls {
-    /// A call was answered. `time` is given where the handler answers later than it returns.
-    pub(crate) fn answered(&self, received: usize, sent: usize, error: Option<&'static str>, time: Option<Duration>) {
-        let mut counts = self.counts.lock();
-        counts.calls += 1;
-        counts.received_bytes += received as u64;
-        counts.sent_bytes += sent as u64;
+impl HandlerCounts {
+    #[inline]
+    fn answered(&mut self, sent: usize, error: Option<&'static str>, ran: u64) {
+        self.calls += 1;
+        self.sent_bytes += sent as u64;
+        self.running.record(ran);
         if let Some(kind) = error {
-            counts.errors.count(kind);
-        }
-        if let Some(time) = time {
-            counts.running.record(time);
+            self.errors.count(kind);
         }
     }
+}
 
-    /// A handler has returned. `answered`: the call that it handled was answered before that.
-    pub(crate) fn returned(&self, times: &JobTimes, answered: bool) {
+impl HandledCalls {
+    /// A call was answered after its handler had returned, or might have; it took so many nanoseconds.
+    pub(crate) fn answered(&self, sent: usize, error: Option<&'static str>, ran: u64) {
+        self.counts.lock().answered(sent, error, ran);
+    }
+
+    /// A handler has returned; its call has waited for it, and it took, so many nanoseconds.
+    /// `sent`: what it has answered meanwhile.
+    pub(crate) fn returned(&self, received: usize, sent: Option<usize>, error: Option<&'static str>, waited: u64, ran: u64) {
         let mut counts = self.counts.lock();
-        counts.waiting.record(times.began.saturating_duration_since(times.queued));
-        if answered {
-            counts.running.record(times.ended.saturating_duration_since(times.began));
+        counts.received_bytes += received as u64;
+        counts.waiting.record(waited);
+        if let Some(sent) = sent {
+            counts.answered(sent, error, ran);
         }
     }
 
@@ -266,6 +274,7 @@ impl Statistics {
         }
     }
 
+    #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on
     }
@@ -305,7 +314,7 @@ impl Statistics {
         let mut transfers = self.transfers.lock();
         let counts = transfers.entry((direction, class)).or_default();
         counts.transfers += 1;
-        counts.time.record(time);
+        counts.time.record(nanos(time));
         match result {
             Ok(bytes) => counts.bytes += bytes as u64,
             Err(error) => counts.errors.count(error.kind()),
@@ -326,7 +335,7 @@ mod tests {
         let mut nanos = 1;
         while nanos < 1 << 38 {
             let mut histogram = Histogram::default();
-            histogram.record(Duration::from_nanos(nanos));
+            histogram.record(nanos);
             let [(end, 1)] = histogram.buckets().collect::<Vec<_>>()[..] else { panic!("{nanos}") };
             assert!(nanos < end && (nanos < 4 || end - nanos <= nanos / 4 + 1), "{nanos} ns in the bucket that ends at {end}");
             nanos += nanos / 7 + 1;
@@ -336,8 +345,8 @@ mod tests {
         assert_eq!(Histogram::bucket((1 << 38) - 1), BUCKETS - 1);
         assert_eq!(Histogram::bucket(u64::MAX), BUCKETS - 1);
         let mut histogram = Histogram::default();
-        histogram.record(Duration::MAX);
-        histogram.record(Duration::MAX);
+        histogram.record(u64::MAX);
+        histogram.record(u64::MAX);
         assert_eq!((histogram.total, histogram.max), (u64::MAX, u64::MAX));
     }
 

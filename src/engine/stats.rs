@@ -102,8 +102,8 @@ pub struct HandlerStats {
     /// The time from the arrival until the handler began. It is as exact as the engine's clock, which the engine reads every few
     /// microseconds.
     pub waiting: Latency,
-    /// The time from the beginning of the handler until it had answered, decoding and encoding included. Where a closure
-    /// answers when it returns ([`Engine::define`] and its like), sending the answer is included, too.
+    /// The time from the beginning of the handler until it has answered and returned, decoding and encoding included. Of a
+    /// handler that answers later ([`Engine::define_async`], [`Engine::define_deferred`]): from the arrival until the answer.
     pub running: Latency,
 }
 

@@ -118,7 +118,12 @@ impl PollPacer {
 
     /// The arrival time of what has just arrived: the last reading of the clock.
     pub(super) fn now(&self) -> Instant {
-        self.start + Duration::from_nanos(self.clock.load(Ordering::Relaxed))
+        self.start + Duration::from_nanos(self.nanos())
+    }
+
+    /// The last reading of the clock, in nanoseconds.
+    pub(super) fn nanos(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
     }
 
     /// Stores a reading of the clock; returns it in nanoseconds.

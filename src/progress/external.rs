@@ -299,7 +299,8 @@ impl Core {
                 continue;
             }
             let began = self.pacer.read_clock();
-            let ended = if more { self.corked(|| job.run(began)) } else { job.run(began) };
+            let waited = job.waited(self.pacer.nanos());
+            let ended = if more { self.corked(|| job.run(began, waited)) } else { job.run(began, waited) };
             self.pacer.note(ended);
             // The first answers of a long batch must not wait for the last.
             if ended.saturating_duration_since(*corked_since.get_or_insert(began)) >= MAX_CORK {

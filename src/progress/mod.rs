@@ -41,7 +41,7 @@ use steps::PendingOutputs;
 pub(crate) use steps::REFUSED_BY_FILTER;
 pub use workers::ThreadsDump;
 pub(crate) use workers::{Blocking, Copying, in_job};
-pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, JobTimes, Workers};
+pub(crate) use workers::{Handler, HandlerClass, Job, JobKind, Workers, nanos};
 
 /// How the engine waits for events, or that the program does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

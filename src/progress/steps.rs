@@ -284,6 +284,7 @@ impl Core {
 }
 
 /// Takes the outputs of a step.
+#[inline]
 pub(super) fn collect(core: &Core, proto: &mut Proto<EngineEnv>, outputs: &mut Outputs) {
     proto.poll(&mut outputs.queue);
     if core.pending_flags.load(Ordering::Relaxed) & UNSENT != 0 {

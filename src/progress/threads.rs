@@ -369,7 +369,8 @@ fn run_jobs(core: &Core, is_current: &dyn Fn() -> bool, first: Option<Job>, mut 
         threads.note_running(job.class());
         // The time it takes to wake the watcher does not count as the handler's.
         let began = if threads.begin_handling(lock == LockState::Holding) { core.pacer.read_clock() } else { core.pacer.now() };
-        let ended = if more { core.corked(|| job.run(began)) } else { job.run(began) };
+        let waited = job.waited(core.pacer.nanos());
+        let ended = if more { core.corked(|| job.run(began, waited)) } else { job.run(began, waited) };
         core.pacer.note(ended);
         // The first answers of a long batch must not wait for the last.
         let since = *corked_since.get_or_insert(began);
@@ -531,7 +532,8 @@ impl Core {
         let goal = DriveGoal { stop: &|| true, announce: &|_| true, deadline: None, progress: true, until_event: false };
         self.drive(&mut jobs, &goal);
         for job in jobs {
-            job.run(self.pacer.now());
+            let waited = job.waited(self.pacer.nanos());
+            job.run(self.pacer.now(), waited);
         }
         self.driver_lock.release_as_progress();
     }

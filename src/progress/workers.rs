@@ -21,7 +21,8 @@ pub(crate) struct Job {
     engine: usize,
     /// `None` once it has begun.
     work: Option<JobKind>,
-    queued: Instant,
+    /// When it was made, on the clock of the engine's driver, in nanoseconds.
+    made: u64,
 }
 
 pub(crate) enum JobKind {
@@ -44,18 +45,11 @@ impl JobKind {
 pub(crate) trait Handler: Send + Sync {
     fn class(&self) -> &Arc<HandlerClass>;
     fn handle(&self, incoming: Incoming<EngineEnv>);
-    /// `handle` has returned.
-    fn handled(&self, times: JobTimes);
+    /// `handle` has returned, on this thread. The times are those that the request has waited for a thread, and that `handle` took, both in
+    /// nanoseconds. The first is as exact as the driver's clock, which it reads every few microseconds.
+    fn returned(&self, waited: u64, ran: u64);
     /// Answers a request that no thread will handle.
     fn abandon(&self, incoming: Incoming<EngineEnv>);
-}
-
-/// When a job was queued, and when a thread began and ended it. The first two are as exact as the driver's clock, which it
-/// reads every few microseconds.
-pub(crate) struct JobTimes {
-    pub queued: Instant,
-    pub began: Instant,
-    pub ended: Instant,
 }
 
 /// The threads that run handlers, as [`EngineDump`](crate::EngineDump) has them; without those of the program's own
@@ -115,11 +109,12 @@ impl HandlerClass {
         self.quick.store(0, Ordering::Relaxed);
     }
 
-    /// Learns from a job that began at `began` and has just ended; returns the time of its end.
-    fn learn(&self, began: Instant) -> Instant {
+    /// Learns from a job that began at `began` and has just ended; returns the time of its end, and how long it took.
+    fn learn(&self, began: Instant) -> (Instant, Duration) {
         let ended = Instant::now();
-        self.learn_length(ended.saturating_duration_since(began).saturating_sub(WAITED.get()));
-        ended
+        let took = ended.saturating_duration_since(began);
+        self.learn_length(took.saturating_sub(WAITED.get()));
+        (ended, took)
     }
 
     fn learn_length(&self, took: Duration) {
@@ -141,6 +136,12 @@ impl HandlerClass {
     }
 }
 
+/// Whole nanoseconds, up to 584 years.
+#[inline]
+pub(crate) fn nanos(time: Duration) -> u64 {
+    time.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(time.subsec_nanos()))
+}
+
 /// How long this thread has waited for a processor since the last call on it; zero where the kernel does not report it.
 fn waited_for_processor() -> Duration {
     thread_local! {
@@ -156,7 +157,12 @@ static TIMER_CLASS: LazyLock<Arc<HandlerClass>> = LazyLock::new(Arc::default);
 
 impl Job {
     pub(crate) fn new(core: &Core, work: JobKind) -> Job {
-        Job { engine: core.identity(), work: Some(work), queued: core.pacer.now() }
+        Job { engine: core.identity(), work: Some(work), made: core.pacer.nanos() }
+    }
+
+    /// How long it has waited until `now`, on the clock of the engine's driver, in nanoseconds.
+    pub(super) fn waited(&self, now: u64) -> u64 {
+        now.saturating_sub(self.made)
     }
 
     pub(super) fn class(&self) -> &Arc<HandlerClass> {
@@ -167,27 +173,27 @@ impl Job {
         matches!(self.work, Some(JobKind::Run(_)))
     }
 
-    /// Runs the job, which begins at `began`; returns the time of its end.
-    pub(crate) fn run(mut self, began: Instant) -> Instant {
+    /// Runs the job, which begins at `began` and has waited for so many nanoseconds; returns the time of its end.
+    pub(crate) fn run(mut self, began: Instant, waited_ns: u64) -> Instant {
         let process = CreatorProcess::this();
         let outer = CURRENT_ENGINE.replace(self.engine);
         let waited = WAITED.take();
         let ended = match self.work.take() {
             Some(JobKind::Request(handler, incoming)) => {
                 quietly(|| handler.handle(incoming));
-                let ended = handler.class().learn(began);
-                handler.handled(JobTimes { queued: self.queued, began, ended });
+                let (ended, took) = handler.class().learn(began);
+                handler.returned(waited_ns, nanos(took));
                 ended
             }
             Some(JobKind::Task(task, class)) => {
                 quietly(|| {
                     task.run();
                 });
-                class.learn(began)
+                class.learn(began).0
             }
             Some(JobKind::Run(f)) => {
                 quietly(f);
-                TIMER_CLASS.learn(began)
+                TIMER_CLASS.learn(began).0
             }
             None => began,
         };
@@ -251,7 +257,8 @@ pub(crate) struct Workers {
 
 #[derive(Default)]
 struct PoolState {
-    queue: VecDeque<Job>,
+    /// With the times at which they came.
+    queue: VecDeque<(Job, Instant)>,
     threads: Vec<std::thread::JoinHandle<()>>,
     /// Threads that wait for a job.
     idle: usize,
@@ -280,7 +287,7 @@ impl Workers {
             drop(state);
             return drop(job);
         }
-        state.queue.push_back(job);
+        state.queue.push_back((job, Instant::now()));
         self.spawn_if_needed(&mut state);
         drop(state);
         deferred_log::flush();
@@ -322,9 +329,10 @@ impl Workers {
         loop {
             // When jobs that waited go on, more threads may run than the limit allows.
             let surplus = state.alive - state.blocked > self.limit;
-            if let Some(job) = if surplus { None } else { state.queue.pop_front() } {
+            if let Some((job, came)) = if surplus { None } else { state.queue.pop_front() } {
                 drop(state);
-                job.run(Instant::now());
+                let now = Instant::now();
+                job.run(now, nanos(now.saturating_duration_since(came)));
                 state = self.state.lock();
                 continue;
             }

@@ -549,6 +549,11 @@ impl<E: Env> Proto<E> {
         self.requests.values().filter(|request| !request.cancelled).count()
     }
 
+    /// When the first of a request arrived; `None` for one that has ended.
+    pub(crate) fn arrival(&self, request: RequestId) -> Option<Instant> {
+        self.requests.get(request).map(|request| request.began)
+    }
+
     /// False when the caller no longer takes an answer.
     pub(crate) fn is_wanted(&self, request: RequestId) -> bool {
         self.requests.get(request).is_some_and(|request| !request.cancelled)

@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 use slotmap::Key;
 
 use super::bounded;
-use super::calling::CallingHandler;
+use super::calling::{self, CallingHandler};
 use crate::engine::{
     DecodeContext, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding, encode_message, outgoing_body,
     with_encode_buffer,
 };
 use crate::memory::Slice;
-use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, JobTimes, error_of};
+use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, error_of, nanos};
 use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Reply, RequestId, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
 use crate::{Error, MessageSide};
@@ -52,15 +52,16 @@ impl<H: RequestHandler> Handler for BasedHandler<H> {
     }
 
     fn handle(&self, incoming: Incoming<EngineEnv>) {
+        calling::note_begin();
         if let Some(running) = self.base.enter(&incoming) {
             let _calling = CallingHandler::enter(self.base.side.calls.as_deref());
             (self.handle)(&self.base, &running.0, incoming);
         }
     }
 
-    fn handled(&self, times: JobTimes) {
+    fn returned(&self, waited: u64, ran: u64) {
         if let Some(calls) = &self.base.side.calls {
-            calls.returned(&times, self.base.answers == AnswerTime::OnReturn);
+            calling::count(calls, waited, ran);
         }
     }
 }
@@ -80,6 +81,7 @@ struct RespondingSide {
     results: Knowledge,
     /// Where the calls are counted; `None` where nothing is measured.
     calls: Option<Arc<HandledCalls>>,
+    answers: AnswerTime,
 }
 
 /// A running handler: finalizing waits for it.
@@ -96,7 +98,6 @@ pub(super) struct HandlerBase {
     shared: Weak<EngineShared>,
     class: Arc<HandlerClass>,
     arguments: Receiver,
-    answers: AnswerTime,
     side: Arc<RespondingSide>,
 }
 
@@ -107,8 +108,8 @@ impl HandlerBase {
         answers: AnswerTime,
         calls: Option<Arc<HandledCalls>>,
     ) -> HandlerBase {
-        let side = Arc::new(RespondingSide { results: Knowledge::new(None), calls });
-        HandlerBase { shared: Arc::downgrade(shared), class, arguments: Receiver::new(), answers, side }
+        let side = Arc::new(RespondingSide { results: Knowledge::new(None), calls, answers });
+        HandlerBase { shared: Arc::downgrade(shared), class, arguments: Receiver::new(), side }
     }
 
     pub(super) fn with<H: RequestHandler>(self, handle: H) -> Arc<dyn Handler> {
@@ -149,8 +150,8 @@ impl HandlerBase {
         use_bytes: impl FnOnce(Responder<R>, &[u8]) -> Result<T, NotDecoded<R>>,
     ) -> Option<T> {
         let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
-        let began = (self.answers == AnswerTime::Later && self.side.calls.is_some()).then(Instant::now);
-        let responder = Responder::<R>::new(request, self.side.clone(), body.len(), began);
+        let responder = Responder::<R>::new(request, self.side.clone());
+        calling::note_received(body.len());
         shared.tell_monitor(|monitor| monitor.handler_begins(&responder.request.monitored()));
         let declaration = responder.request().declaration();
         // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
@@ -372,10 +373,11 @@ where
             if let Err(panic) = outcome {
                 // The panic is the more exact response, wherever the responder is; it fails if there was one already.
                 let status = panicked(&request, &*panic);
+                let arrived = shared.core.with_proto(|proto| proto.arrival(id));
                 let answered = shared.core.exec(|proto| proto.respond(id, Err(status.clone())));
                 if answered.is_ok() {
                     let error = request.error(Failure::Refused(status));
-                    request.note_end(base.side.calls.as_deref(), (0, 0), None, Some(&error));
+                    request.note_end(&base.side, 0, arrived, Some(&error));
                 }
             }
         }
@@ -594,17 +596,14 @@ impl Request {
         }
     }
 
-    /// Counts a call that was answered, with the bytes of its arguments and its result, and tells the monitor. `began` is given
-    /// where the time until now is the handler's.
-    fn note_end(
-        &self,
-        calls: Option<&HandledCalls>,
-        (received, sent): (usize, usize),
-        began: Option<Instant>,
-        error: Option<&Error>,
-    ) {
-        if let Some(calls) = calls {
-            calls.answered(received, sent, error.map(Error::kind), began.map(|began| began.elapsed()));
+    /// Counts a call that was answered, with the bytes of its result, and tells the monitor.
+    fn note_end(&self, side: &RespondingSide, sent: usize, arrived: Option<Instant>, error: Option<&Error>) {
+        let kind = error.map(Error::kind);
+        match &side.calls {
+            // On the thread that runs the handler, which counts it when the handler returns.
+            _ if side.answers == AnswerTime::OnReturn => calling::note_sent(sent, kind),
+            Some(calls) => calls.answered(sent, kind, arrived.map_or(0, |arrived| nanos(arrived.elapsed()))),
+            None => {}
         }
         self.engine.shared().tell_monitor(|monitor| monitor.handler_ended(&self.monitored(), error));
     }
@@ -645,17 +644,13 @@ thread_local! {
 pub struct Responder<R> {
     request: Request,
     side: Arc<RespondingSide>,
-    /// Bytes of the arguments.
-    received: usize,
-    /// When its handler began, where that answers later than it returns, and is measured.
-    began: Option<Instant>,
     answered: bool,
     _result: PhantomData<fn(&R)>,
 }
 
 impl<R> Responder<R> {
-    fn new(request: Request, side: Arc<RespondingSide>, received: usize, began: Option<Instant>) -> Responder<R> {
-        Responder { request, side, received, began, answered: false, _result: PhantomData }
+    fn new(request: Request, side: Arc<RespondingSide>) -> Responder<R> {
+        Responder { request, side, answered: false, _result: PhantomData }
     }
 
     /// The call that this responds to.
@@ -697,10 +692,11 @@ impl<R> Responder<R> {
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let sent = reply.as_ref().map_or(0, |reply| reply.content.len());
-        let refusal = reply.as_ref().err().map(|status| request.error(Failure::Refused(status.clone())));
+        let refusal = reply.as_ref().err().map(|status| Box::new(request.error(Failure::Refused(status.clone()))));
+        let measures = self.side.answers == AnswerTime::Later && self.side.calls.is_some();
+        let arrived = if measures { shared.core.with_proto(|proto| proto.arrival(request.id)) } else { None };
         let answered = shared.core.exec(|proto| proto.respond(request.id, reply)).map_err(|failure| request.error(failure));
-        let error = answered.as_ref().err().or(refusal.as_ref());
-        request.note_end(self.side.calls.as_deref(), (self.received, sent), self.began, error);
+        request.note_end(&self.side, sent, arrived, answered.as_ref().err().or(refusal.as_deref()));
         shared.finalizing().recheck();
         answered
     }

@@ -17,7 +17,7 @@ use crate::engine::{
     CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
     encode_message, outgoing_body, with_encode_buffer,
 };
-use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, wait_any};
+use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, nanos, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
 use crate::shape::{Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result};
@@ -376,7 +376,7 @@ impl CallTarget {
                 path: CallPath { provider: self.endpoint.provider_id(), parent: beginning.parent },
                 sent: beginning.sent,
                 received,
-                time: ended.map(|ended| ended.saturating_duration_since(beginning.at)),
+                time: ended.map(|ended| nanos(ended.saturating_duration_since(beginning.at))),
                 error: error.map(Error::kind),
             });
         }
