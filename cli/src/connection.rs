@@ -11,7 +11,7 @@ use crate::{Failure, Outcome, about};
 #[derive(Args)]
 pub(crate) struct Connection {
     /// File with the pre-shared key of the engines. White space at its end does not belong to the key.
-    #[arg(long, value_name = "FILE", env = "CALOMEL_KEY_FILE", help_heading = "Connection")]
+    #[arg(long, value_name = "FILE", env = "CALOMEL_PRE_SHARED_KEY_FILE", help_heading = "Connection")]
     key_file: Option<PathBuf>,
     /// Stay on the transport of the address also where both processes are on this machine.
     #[arg(long, help_heading = "Connection")]

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_calomel"));
-    command.args(arguments).stdin(Stdio::null()).env_remove("CALOMEL_KEY_FILE");
+    command.args(arguments).stdin(Stdio::null()).env_remove("CALOMEL_PRE_SHARED_KEY_FILE");
     command
 }
 
@@ -137,7 +137,7 @@ fn ping_proves_its_key() {
         assert!(code == 1 && error.contains(reason), "{code} {error}");
     }
     let mut by_environment = command(&["ping", "--count", "1", &address]);
-    by_environment.env("CALOMEL_KEY_FILE", &right);
+    by_environment.env("CALOMEL_PRE_SHARED_KEY_FILE", &right);
     assert_eq!(finish(by_environment).0, 0);
 }
 
