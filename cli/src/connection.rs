@@ -1,16 +1,15 @@
 //! The options of each command that connects.
 
-use std::fs;
 use std::path::PathBuf;
 
-use calomel::{Engine, EngineBuilder};
+use calomel::{EngineBuilder, EngineConfig};
 use clap::Args;
 
-use crate::{Failure, Outcome, about};
+use crate::Outcome;
 
 #[derive(Args)]
 pub(crate) struct Connection {
-    /// File with the pre-shared key of the engines. White space at its end does not belong to the key.
+    /// File with the pre-shared key of the engines. A line break at its end is not part of the key.
     #[arg(long, value_name = "FILE", env = "CALOMEL_PRE_SHARED_KEY_FILE", help_heading = "Connection")]
     key_file: Option<PathBuf>,
     /// Stay on the transport of the address also where both processes are on this machine.
@@ -42,30 +41,16 @@ struct TlsFiles {
 impl Connection {
     /// A builder of an engine with these options.
     pub(crate) fn builder(&self) -> Outcome<EngineBuilder> {
-        let mut builder = Engine::builder();
-        if self.no_same_host_upgrade {
-            builder = builder.same_host_upgrade(false);
-        }
-        if let Some(path) = &self.key_file {
-            let key = fs::read(path).map_err(about(path))?;
-            let key = key.trim_ascii_end();
-            if key.is_empty() {
-                return Err(Failure::Other(format!("{}: there is no key in it", path.display())));
-            }
-            builder = builder.pre_shared_key(key);
-        }
+        let mut config = EngineConfig::default();
+        config.same_host_upgrade = !self.no_same_host_upgrade;
+        config.pre_shared_key_file = self.key_file.clone();
         #[cfg(feature = "tls")]
-        if let Some(ca) = &self.tls.ca {
-            let mut tls = calomel::Tls::trusting(&fs::read(ca).map_err(about(ca))?)?;
-            if let (Some(certificate), Some(key)) = (&self.tls.certificate, &self.tls.private_key) {
-                tls = tls.identity(&fs::read(certificate).map_err(about(certificate))?, &fs::read(key).map_err(about(key))?)?;
-            }
-            if let Some(name) = &self.tls.server_name {
-                tls = tls.server_name(name)?;
-            }
-            builder = builder.tls(tls);
+        {
+            let TlsFiles { ca, certificate, private_key, server_name } = &self.tls;
+            (config.tls_ca, config.tls_certificate) = (ca.clone(), certificate.clone());
+            (config.tls_key, config.tls_server_name) = (private_key.clone(), server_name.clone());
         }
-        Ok(builder)
+        Ok(config.builder()?)
     }
 
     /// The same options as arguments, for a process that this one starts.
