@@ -99,7 +99,7 @@ struct MemberState {
     subtree: Option<RankValues>,
     /// The values of all ranks, of the operation before.
     newest: Option<(Collective, RankValues)>,
-    /// The ranks that have got these.
+    /// The ranks that have got these, of those below this one.
     served: Vec<u32>,
     failure: Option<WorldFailure>,
     /// Questions that can't be answered yet: of the operation in progress, and the next one.
@@ -125,7 +125,10 @@ impl MemberState {
         match (ask.question, newest, &self.subtree, &self.failure) {
             (RankQuestion::Received, ..) if over => Some(Ok(Vec::new())),
             (RankQuestion::All, Some((_, values)), ..) => {
-                self.served.push(ask.from);
+                // No longer than it has to be, whatever peers claim to be.
+                if self.served.len() < FAN_OUT && !self.served.contains(&ask.from) {
+                    self.served.push(ask.from);
+                }
                 Some(Ok(values.clone()))
             }
             (.., Some(failure)) => Some(Err(failure.clone())),

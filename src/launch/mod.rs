@@ -47,16 +47,21 @@
 //! Variables that are empty count as not set.
 //!
 //! The addresses that ranks exchange are those of [`Engine::addresses`]: the first of tcp or verbs, or else the first. So an
-//! engine that listens at `tcp` is reached from other hosts, and one that listens at `tcp://127.0.0.1:0` is not.
+//! engine that listens at `tcp` is reached from other hosts, and one that listens at `tcp://127.0.0.1:0` is not. Where hosts
+//! have several networks, name the interface of the one that they share: `tcp://ib0:0`.
+//!
+//! All calls here block. In async code, make them where blocking work belongs.
 //!
 //! # What it is not
 //!
 //! No MPI: there are no other operations, no groups, and no ranks that come later. A program that uses MPI as well must leave
 //! PMI to it: broadcast the addresses by MPI, and make the world with [`World::from_addresses`].
 //!
-//! Ranks trust each other. Who else may connect is decided by the engines: give them a key
-//! ([`EngineBuilder::pre_shared_key`](crate::EngineBuilder::pre_shared_key)) or certificates. The world's own calls go to
-//! provider 65535, which a hook of [`EngineBuilder::authorize`](crate::EngineBuilder::authorize) must let pass.
+//! Ranks trust each other, and each peer that may call their engines: it could read what was gathered last, or take the place
+//! of a rank that has not come. Give the engines a key
+//! ([`EngineBuilder::pre_shared_key`](crate::EngineBuilder::pre_shared_key)) or certificates, which the meeting of the ranks
+//! uses, too. The world's own calls go to provider 65535: a hook of
+//! [`EngineBuilder::authorize`](crate::EngineBuilder::authorize) must let them pass.
 
 mod collective;
 mod directory;

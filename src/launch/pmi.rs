@@ -56,7 +56,7 @@ impl PmiClient<'_> {
         self.ask("barrier_in", "barrier_out")?;
         let value = self.ask(&format!("get kvsname={space} key={KEY}"), "get_result")?.of("value");
         let value = value.ok_or_else(|| self.failed("rank 0 has announced no address".to_owned()))?;
-        // From here on the launcher lets the other ranks live when one of them dies.
+        // Without this, launchers take the end of this process for a failure, and end the job.
         self.ask("finalize", "finalize_ack")?;
         Ok(value)
     }
