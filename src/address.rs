@@ -23,6 +23,13 @@ pub enum Transport {
     Nowhere,
 }
 
+impl fmt::Display for Transport {
+    /// As in an address: `tcp`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 impl Transport {
     pub(crate) fn name(self) -> &'static str {
         match self {

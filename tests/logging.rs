@@ -22,6 +22,8 @@ static LINES: AtomicUsize = AtomicUsize::new(0);
 
 /// What the target `calomel::bulk` has logged.
 static BULK_LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
+/// What the target `calomel::engine` has logged.
+static ENGINE_LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Debug)]
 struct Line {
@@ -30,11 +32,13 @@ struct Line {
     count: u64,
     peer: String,
     message: String,
+    /// Other fields, as `name=value`.
+    others: Vec<String>,
 }
 
 impl Default for Line {
     fn default() -> Line {
-        Line { level: Level::TRACE, size: 0, count: 0, peer: String::new(), message: String::new() }
+        Line { level: Level::TRACE, size: 0, count: 0, peer: String::new(), message: String::new(), others: Vec::new() }
     }
 }
 
@@ -51,7 +55,7 @@ impl Visit for Line {
         match field.name() {
             "peer" => self.peer = format!("{value:?}"),
             "message" => self.message = format!("{value:?}"),
-            _ => {}
+            name => self.others.push(format!("{name}={value:?}")),
         }
     }
 }
@@ -80,11 +84,18 @@ impl Subscriber for UsesEngine {
             event.record(&mut line);
             BULK_LINES.lock().unwrap().push(line);
         }
+        let is_of_engine = event.metadata().target() == "calomel::engine";
+        if is_of_engine {
+            let mut line = Line { level: *event.metadata().level(), ..Line::default() };
+            event.record(&mut line);
+            ENGINE_LINES.lock().unwrap().push(line);
+        }
         if let Some(engine) = ENGINE.get() {
             let _ = engine.refusals().total();
             let exposed = engine.expose_read_only(vec![0u8; 8]).unwrap();
             drop(exposed);
-            LINES.fetch_add(1, Ordering::SeqCst);
+            // Lines about connections come in any case.
+            LINES.fetch_add(usize::from(!is_of_engine), Ordering::SeqCst);
         }
     }
 
@@ -224,4 +235,27 @@ fn memory_dropped_while_a_peer_holds_a_bulk_is_warned_of() {
     client.finalize().unwrap();
     drop(exposed);
     assert!(lines_of(SIZE + 200..SIZE + 300).is_empty());
+}
+
+#[test]
+fn operator_learns_of_listeners_and_connections() {
+    let _watchdog = Watchdog::start("operator_learns_of_listeners_and_connections");
+    subscribe();
+    let server = Engine::builder().listen("tcp://127.0.0.1:0").same_host_upgrade(false).build().unwrap();
+    let address = server.address().to_string();
+    let found = |message: &str, part: &str| {
+        let lines = ENGINE_LINES.lock().unwrap();
+        let is_it =
+            |line: &&Line| line.message == message && (line.peer == address || line.others.iter().any(|o| o.contains(part)));
+        lines.iter().find(is_it).cloned()
+    };
+    assert_eq!(found("listening", &address).unwrap().level, Level::INFO);
+    let client = Engine::builder().same_host_upgrade(false).build().unwrap();
+    client.lookup(&*address).unwrap().ping(patience() * Duration::from_secs(10)).unwrap();
+    let connected = found("connected", "no such text").unwrap();
+    assert_eq!((connected.level, connected.others), (Level::INFO, vec!["transport=tcp".to_owned()]));
+    server.finalize().unwrap();
+    eventually("the client reports the loss", || found("connection lost", "no such text").is_some());
+    let lost = found("connection lost", "no such text").unwrap();
+    assert!(lost.level == Level::INFO && lost.others[0].contains("finalized"), "{lost:?}");
 }

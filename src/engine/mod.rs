@@ -26,6 +26,7 @@ pub(crate) use foreign_copies::{ForeignCopies, StaleFlag};
 pub(crate) use messages::{
     DecodeContext, EncodeContext, RemoteLease, decoding, encode_message, outgoing_body, with_encode_buffer,
 };
+use peer_event::ConnectionLog;
 pub use peer_event::PeerEvent;
 pub(crate) use peer_event::PeerHook;
 pub use registry::HandlerPool;
@@ -70,6 +71,7 @@ pub(crate) struct EngineShared {
     /// Decides whether a peer's call is handled.
     pub authorize: Option<Authorize>,
     peer_hook: Option<PeerHook>,
+    connection_log: ConnectionLog,
     pub procedures: Procedures,
     /// Async handlers in progress: dropped when their callers are gone.
     pub tasks: Mutex<HashMap<RequestId, async_task::Task<()>>>,
@@ -99,6 +101,7 @@ impl EngineShared {
             registry: Registry::default(),
             authorize,
             peer_hook,
+            connection_log: ConnectionLog::default(),
             procedures: Procedures::default(),
             tasks: Mutex::default(),
             runtime,
@@ -152,7 +155,9 @@ impl EngineShared {
 
     /// Listens at one more address, and returns the address at which others reach it.
     pub(crate) fn listen(&self, address: &Address) -> Result<Address> {
-        self.listeners.listen(&self.core, address)
+        let bound = self.listeners.listen(&self.core, address)?;
+        tracing::info!(target: "calomel::engine", address = %bound, "listening");
+        Ok(bound)
     }
 
     /// The engine as the owner of bulks.

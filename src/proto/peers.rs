@@ -147,8 +147,11 @@ impl<E: Env> Proto<E> {
         if hello.addresses.len() > MAX_ADDRESSES {
             return Err(broken(format!("it claims {} addresses", hello.addresses.len())));
         }
-        let accepted = !self.links[id].dialled;
         let link = &mut self.links[id];
+        let accepted = !link.dialled;
+        if lane && !accepted && link.main.is_none() {
+            return Err(broken("it opens a lane where a connection was dialled".into()));
+        }
         if accepted {
             self.handshakes.remove(&(link.due, id));
             self.accepted += 1;

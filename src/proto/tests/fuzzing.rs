@@ -45,7 +45,8 @@ pub fn frames(bytes: &[u8]) {
 fn check_handshake_round_trip(bytes: &[u8], proved: bool) {
     match wire::parse_handshake(bytes, proved) {
         ParsedHandshake::Message(sent, len) => {
-            assert!(len <= bytes.len() && (proved || !matches!(sent, HandshakeMessage::Hello(_))));
+            let is_hello = matches!(sent, HandshakeMessage::Hello(_) | HandshakeMessage::Lane(_));
+            assert!(len <= bytes.len() && (proved || !is_hello));
             let again = wire::encode_handshake(wire::VERSIONS, &sent);
             assert_eq!(wire::parse_handshake(&again, proved), ParsedHandshake::Message(sent, again.len()));
         }
@@ -218,12 +219,23 @@ pub(crate) fn seeds_of_frames() -> Vec<(&'static str, Vec<u8>)> {
         frame(&Message::Goodbye, b""),
     ];
     let all = [("calls", calls.concat()), ("transfers", transfers.concat()), ("refusals", refusals.concat())];
-    all.into_iter().chain([("rest", rest.concat()), ("greeting", full_handshake()), ("pieces", pieces())]).collect()
+    all.into_iter()
+        .chain([("rest", rest.concat()), ("greeting", full_handshake()), ("lane", lane()), ("pieces", pieces())])
+        .collect()
+}
+
+fn full_hello() -> Hello {
+    let addresses = ["tcp://10.0.9.9:7000", "shm://other"].map(|address| address.parse().expect("an address"));
+    Hello { addresses: addresses.to_vec(), resumption_token: Some(5), checksums: true, ..hello(9) }
 }
 
 fn full_handshake() -> Vec<u8> {
-    let addresses = ["tcp://10.0.9.9:7000", "shm://other"].map(|address| address.parse().expect("an address"));
-    encode_hello(wire::VERSIONS, &Hello { addresses: addresses.to_vec(), resumption_token: Some(5), checksums: true, ..hello(9) })
+    encode_hello(wire::VERSIONS, &full_hello())
+}
+
+/// The handshake of a lane, whose token the host has not given.
+fn lane() -> Vec<u8> {
+    wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Lane(full_hello()))
 }
 
 /// The other handshake messages, and a frame with a checksum of its body.
@@ -252,6 +264,8 @@ pub(crate) fn seeds_of_greeting() -> Vec<(&'static str, Vec<u8>)> {
             "hello",
             seed(UnknownPeer { magic: wire::PREAMBLE_LEN as u8, whole: true, ..plain.clone() }, &full[wire::PREAMBLE_LEN..]),
         ),
+        ("lane", seed(plain.clone(), &lane())),
+        ("lane_dialled", seed(UnknownPeer { dialled: true, ..plain.clone() }, &lane())),
         ("version", seed(UnknownPeer { dialled: true, ..plain.clone() }, &another)),
         ("proved", seed(UnknownPeer { key: 1, ..plain.clone() }, &more)),
         ("proved_dialled", seed(UnknownPeer { key: 1, dialled: true, ..plain.clone() }, &more)),

@@ -310,6 +310,19 @@ fn assert_lane_is_ended(claimed: u64) {
     net.end();
 }
 
+/// Its owner would learn that the peer is lost, and never that it was connected.
+#[test]
+fn connection_that_is_answered_as_a_lane_is_refused() {
+    let mut net = Net::with(vec![(config(), true)]);
+    let peer = net.test_peer(0);
+    let op = net.call_peer(0, peer, call("hello"));
+    net.advance(SECOND);
+    let raw = net.raw_dialled();
+    net.send_bytes(raw, wire::encode_handshake(wire::VERSIONS, &HandshakeMessage::Lane(hello(0xa))));
+    assert!(net.is_shut(raw) && net.hosts[0].is_done(op));
+    net.end();
+}
+
 /// Dials host 1 with a lane's hello.
 fn dial_lane(net: &mut Net, hello: &Hello) -> Raw {
     let raw = net.raw_dial(1);
