@@ -42,7 +42,7 @@ fn main() -> calomel::Result<()> {
 
     let sum = sums.recv().expect("the handler has run: its bulk is gone")?;
     println!("the server summed up {LENGTH} numbers to {sum}");
-    assert_eq!(sum, numbers.iter().sum());
+    assert_eq!(sum, numbers.iter().sum::<u64>());
     Ok(())
 }
 

@@ -17,8 +17,8 @@ const HANDSHAKES: usize = 1024;
 
 type Wrap = Box<dyn Fn(Box<dyn TransportDriver>) -> Box<dyn TransportDriver>>;
 
-/// Options and limits of an engine; made by [`Engine::builder`], or by [`EngineConfig::builder`] from a file. The defaults suit most programs. Dropping it makes no
-/// engine.
+/// Options and limits of an engine; made by [`Engine::builder`], or by [`EngineConfig::builder`] from a file. The defaults suit
+/// most programs. Dropping it makes no engine.
 pub struct EngineBuilder {
     config: EngineConfig,
     /// The first text that was no address or transport.
@@ -380,8 +380,7 @@ impl EngineBuilder {
     ///
     /// # Errors
     /// [`Error::InvalidAddress`], [`Error::AddressInUse`], [`Error::Unsupported`] (also for a key of less than 16 bytes),
-    /// [`Error::Config`] for a file named by an [`EngineConfig`] that can't be used, and
-    /// [`Error::Io`] when the system refuses.
+    /// [`Error::Config`] for a file named by an [`EngineConfig`] that can't be used, and [`Error::Io`] when the system refuses.
     pub fn build(self) -> Result<Engine> {
         if let Some(error) = self.invalid {
             return Err(error);

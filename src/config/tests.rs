@@ -12,6 +12,9 @@ use crate::{Error, Transport};
 /// Checks that the configuration has what the row sets.
 type Check = fn(&EngineConfig) -> bool;
 
+/// Sets a value that is not allowed.
+type Change = fn(&mut EngineConfig);
+
 /// For each field: a value, as in TOML and JSON and as in an environment variable, and what it sets.
 const ROWS: &[(&str, &str, &str, Check)] = &[
     ("listen", r#"["tcp", "shm://a"]"#, "tcp,shm://a", |c| {
@@ -173,8 +176,7 @@ fn durations_and_sizes_have_units() {
 
 #[test]
 fn values_outside_of_their_range_are_refused() {
-    type Spoil = fn(&mut EngineConfig);
-    let rows: &[(&str, &str, Spoil)] = &[
+    let rows: &[(&str, &str, Change)] = &[
         ("eager_limit", "512 KiB", |c| c.eager_limit = (512 << 10) + 1),
         ("peer_timeout", "10ms to 365 days", |c| c.peer_timeout = Duration::from_millis(9)),
         ("peer_timeout", "365 days", |c| c.peer_timeout = LONGEST + Duration::from_nanos(1)),

@@ -9,7 +9,8 @@ use serde::Serialize;
 use crate::progress::Core;
 use crate::{EngineConfig, Error, Transport};
 
-/// What a transport can do in this build, on this machine, for this process; from [`Engine::transports`](crate::Engine::transports).
+/// What a transport can do in this build, on this machine, for this process: see
+/// [`Engine::transports`](crate::Engine::transports).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TransportStatus {
