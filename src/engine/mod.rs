@@ -145,6 +145,7 @@ impl EngineShared {
     }
 
     /// Fails when the engine belongs to another process.
+    #[inline]
     pub(crate) fn check_process(&self, what: impl Fn() -> String) -> Result<()> {
         if !self.core.is_forked() {
             return Ok(());

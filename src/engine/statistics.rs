@@ -154,6 +154,7 @@ impl CallCounts {
 pub(crate) struct CallTable(Mutex<Vec<(CallPath, CallCounts)>>);
 
 impl CallTable {
+    #[inline]
     pub(crate) fn record(&self, call: &EndedCall) {
         let mut table = self.0.lock();
         // Most procedures are called in one way, or in few.

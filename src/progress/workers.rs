@@ -21,8 +21,6 @@ pub(crate) struct Job {
     engine: usize,
     /// `None` once it has begun.
     work: Option<JobKind>,
-    /// When it was made, on the clock of the engine's driver, in nanoseconds.
-    made: u64,
 }
 
 pub(crate) enum JobKind {
@@ -136,6 +134,14 @@ impl HandlerClass {
     }
 }
 
+/// The time at which a request was queued, in units of about a microsecond, is kept in 32 bits, since a larger job takes more
+/// time to be moved. Differences of up to 73 minutes are right.
+const STAMP_SHIFT: u32 = 10;
+
+fn stamp(nanos: u64) -> u32 {
+    (nanos >> STAMP_SHIFT) as u32
+}
+
 /// Whole nanoseconds, up to 584 years.
 #[inline]
 pub(crate) fn nanos(time: Duration) -> u64 {
@@ -156,13 +162,20 @@ fn waited_for_processor() -> Duration {
 static TIMER_CLASS: LazyLock<Arc<HandlerClass>> = LazyLock::new(Arc::default);
 
 impl Job {
-    pub(crate) fn new(core: &Core, work: JobKind) -> Job {
-        Job { engine: core.identity(), work: Some(work), made: core.pacer.nanos() }
+    pub(crate) fn new(core: &Core, mut work: JobKind) -> Job {
+        if let JobKind::Request(_, incoming) = &mut work {
+            incoming.stamp = stamp(core.pacer.nanos());
+        }
+        Job { engine: core.identity(), work: Some(work) }
     }
 
-    /// How long it has waited until `now`, on the clock of the engine's driver, in nanoseconds.
+    /// How long a request has waited until `now`, on the clock of the engine's driver; in nanoseconds.
+    #[inline]
     pub(super) fn waited(&self, now: u64) -> u64 {
-        now.saturating_sub(self.made)
+        match &self.work {
+            Some(JobKind::Request(_, incoming)) => u64::from(stamp(now).wrapping_sub(incoming.stamp)) << STAMP_SHIFT,
+            _ => 0,
+        }
     }
 
     pub(super) fn class(&self) -> &Arc<HandlerClass> {

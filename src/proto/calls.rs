@@ -513,6 +513,7 @@ impl<E: Env> Proto<E> {
             deadline: request.deadline,
             one_way: request.one_way.is_some(),
             again: false,
+            stamp: 0,
             body,
             leases,
         }));

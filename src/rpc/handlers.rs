@@ -52,7 +52,9 @@ impl<H: RequestHandler> Handler for BasedHandler<H> {
     }
 
     fn handle(&self, incoming: Incoming<EngineEnv>) {
-        calling::note_begin();
+        if self.base.side.calls.is_some() {
+            calling::note_begin();
+        }
         if let Some(running) = self.base.enter(&incoming) {
             let _calling = CallingHandler::enter(self.base.side.calls.as_deref());
             (self.handle)(&self.base, &running.0, incoming);
@@ -523,7 +525,8 @@ pub struct Request {
 
 impl Request {
     fn new(shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>) -> (Request, RequestContent) {
-        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases, again: _ } = incoming;
+        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases, again: _, stamp: _ } =
+            incoming;
         let endpoint = Endpoint::new(shared.clone(), peer, 0);
         let engine = Engine::from_shared(shared.clone());
         let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way };
@@ -597,6 +600,7 @@ impl Request {
     }
 
     /// Counts a call that was answered, with the bytes of its result, and tells the monitor.
+    #[inline]
     fn note_end(&self, side: &RespondingSide, sent: usize, arrived: Option<Instant>, error: Option<&Error>) {
         let kind = error.map(Error::kind);
         match &side.calls {
@@ -676,6 +680,7 @@ impl<R> Responder<R> {
             deadline: *deadline,
             one_way: *one_way,
             again: true,
+            stamp: 0,
             body: content.body,
             leases: content.leases,
         };
@@ -687,18 +692,41 @@ impl<R> Responder<R> {
     }
 
     fn answer(&mut self, reply: Result<Reply<'_, EngineEnv>, Status>) -> crate::Result<()> {
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(status) => return self.answer_refused(status),
+        };
         self.answered = true;
         let request = &self.request;
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
-        let sent = reply.as_ref().map_or(0, |reply| reply.content.len());
-        let refusal = reply.as_ref().err().map(|status| Box::new(request.error(Failure::Refused(status.clone()))));
-        let measures = self.side.answers == AnswerTime::Later && self.side.calls.is_some();
-        let arrived = if measures { shared.core.with_proto(|proto| proto.arrival(request.id)) } else { None };
-        let answered = shared.core.exec(|proto| proto.respond(request.id, reply)).map_err(|failure| request.error(failure));
-        request.note_end(&self.side, sent, arrived, answered.as_ref().err().or(refusal.as_deref()));
+        let (sent, arrived) = (reply.content.len(), self.arrival());
+        let answered = shared.core.exec(|proto| proto.respond(request.id, Ok(reply))).map_err(|failure| request.error(failure));
+        request.note_end(&self.side, sent, arrived, answered.as_ref().err());
         shared.finalizing().recheck();
         answered
+    }
+
+    #[cold]
+    fn answer_refused(&mut self, status: Status) -> crate::Result<()> {
+        self.answered = true;
+        let request = &self.request;
+        let shared = request.engine.shared();
+        shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
+        let (refusal, arrived) = (request.error(Failure::Refused(status.clone())), self.arrival());
+        let answered = shared.core.exec(|proto| proto.respond(request.id, Err(status))).map_err(|failure| request.error(failure));
+        request.note_end(&self.side, 0, arrived, Some(answered.as_ref().err().unwrap_or(&refusal)));
+        shared.finalizing().recheck();
+        answered
+    }
+
+    /// When the request arrived, where its handler is measured until the answer.
+    #[inline]
+    fn arrival(&self) -> Option<Instant> {
+        if self.side.answers == AnswerTime::OnReturn || self.side.calls.is_none() {
+            return None;
+        }
+        self.request.engine.shared().core.with_proto(|proto| proto.arrival(self.request.id))
     }
 }
 

@@ -348,6 +348,7 @@ impl CallTarget {
     }
 
     /// A call begins.
+    #[inline]
     fn beginning(&self, at: Instant, one_way: bool) -> CallBeginning {
         let CallTarget { shared, .. } = self;
         let parent = if shared.statistics.is_on() { calling_handler(&shared.core) } else { 0 };
@@ -370,7 +371,14 @@ impl CallTarget {
     }
 
     /// Counts a call that has ended, and tells the monitor.
+    #[inline]
     fn note_end(&self, beginning: &CallBeginning, ended: Option<Instant>, received: usize, error: Option<&Error>) {
+        if self.shared.statistics.is_on() || beginning.monitored > 0 {
+            self.note_measured_end(beginning, ended, received, error);
+        }
+    }
+
+    fn note_measured_end(&self, beginning: &CallBeginning, ended: Option<Instant>, received: usize, error: Option<&Error>) {
         if self.shared.statistics.is_on() {
             self.info.calls.record(&EndedCall {
                 path: CallPath { provider: self.endpoint.provider_id(), parent: beginning.parent },
@@ -386,6 +394,7 @@ impl CallTarget {
     }
 
     /// Waits until the call has ended. `deadline` is given where the protocol does not watch it.
+    #[inline]
     fn wait_for_end(&self, started: &StartedCall, deadline: Option<Instant>) -> Result<()> {
         self.check_process()?;
         let core = &self.shared.core;
@@ -399,6 +408,7 @@ impl CallTarget {
     }
 
     /// Takes the answer of a call that has ended, and makes its result of it.
+    #[inline]
     fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Answer<EngineEnv>) -> Result<T>) -> Result<T> {
         let (answer, ended) = match started.completion.take() {
             Some(OperationOutcome::Answered(result, ended)) => (result.map_err(|failure| self.error(failure)), ended),
