@@ -62,14 +62,17 @@ fn check_faults(what: &str, listen: &str, rounds: u64, mut operation: impl FnMut
     let before = page_faults();
     (0..rounds).for_each(|_| operation());
     let found = page_faults() - before;
-    assert!(found < 16 * rounds, "{what} over {listen}: {found} page faults in {rounds} operations");
+    // A busy machine may take another buffer once; each takes 512.
+    assert!(found < 64 * rounds, "{what} over {listen}: {found} page faults in {rounds} operations");
 }
 
-fn pair(listen: &str) -> (Engine, Engine, Endpoint) {
-    let server = Engine::builder().same_host_upgrade(false).listen(listen).build().unwrap();
+/// Which way data takes over shared memory depends on the machine's load, unless it is set.
+fn pair(listen: &str, kernel_copy: bool) -> (Engine, Engine, Endpoint) {
+    let builder = || Engine::builder().same_host_upgrade(false).shm_kernel_copy(kernel_copy);
+    let server = builder().listen(listen).build().unwrap();
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y).unwrap();
     server.define_borrowed::<[u8], _, _>("len", |_: &Request, bytes: &[u8]| bytes.len()).unwrap();
-    let client = Engine::builder().same_host_upgrade(false).build().unwrap();
+    let client = builder().build().unwrap();
     let peer = client.lookup(server.address()).unwrap();
     (server, client, peer)
 }
@@ -83,8 +86,8 @@ fn check(what: &str, listen: &str, found: f64, allowed: f64) {
 /// One test, since the allocator counts for the whole process.
 #[test]
 fn warm_operations_allocate_no_more_than_they_did() {
-    for listen in ["loop://", "shm://", "tcp://127.0.0.1:0"] {
-        let (server, client, peer) = pair(listen);
+    for (listen, kernel_copy) in [("loop://", false), ("shm://", false), ("shm://", true), ("tcp://127.0.0.1:0", false)] {
+        let (server, client, peer) = pair(listen, kernel_copy);
         let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
         let small = allocations(1000, || assert_eq!(sum.call(&(40, 2)).unwrap(), 42));
         // What the caller waits on.
@@ -92,7 +95,8 @@ fn warm_operations_allocate_no_more_than_they_did() {
         let len = client.procedure::<[u8], usize>("len").on(&peer);
         let bytes = vec![7u8; 2 << 20];
         let large = allocations(30, || assert_eq!(len.call(&bytes).unwrap(), 2 << 20));
-        check("a call with 2 MiB", listen, large, 6.0);
+        // The kernel copies chunks of 128 KiB, each of which is lent.
+        check("a call with 2 MiB", listen, large, if kernel_copy { 16.0 * 3.0 + 8.0 } else { 8.0 });
         check_faults("a call with 2 MiB", listen, 30, || assert_eq!(len.call(&bytes).unwrap(), 2 << 20));
         let memory = server.expose(vec![7u8; 4096], BulkMode::ReadWrite).unwrap();
         let remote = memory.bulk().on(&peer);
