@@ -45,7 +45,7 @@ fn transports_say_why_they_are_not_there() {
     let transports = engine.transports();
     assert_eq!(transports.len(), 4);
     for status in transports {
-        let name = format!("{:?}", status.transport).to_lowercase();
+        let name = status.transport.to_string();
         let required = Engine::builder().transport(&name).build();
         match (&status.unavailable, required) {
             (None, Ok(_)) => assert!(status.to_string().contains(": available")),

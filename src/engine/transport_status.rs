@@ -28,7 +28,7 @@ impl fmt::Display for TransportStatus {
             Some(reason) => format!("unavailable: {reason}"),
             None => "available".to_owned(),
         };
-        write!(f, "{}: {state}", self.transport.name())?;
+        write!(f, "{}: {state}", self.transport)?;
         self.notes.iter().try_for_each(|note| write!(f, "; {note}"))
     }
 }
