@@ -116,7 +116,8 @@ impl World {
     /// # Errors
     /// [`Error::Launch`], which names the variable: one that is missing or wrong, two ranks with one number, a rank of another
     /// job, an engine that does not listen. [`Error::Timeout`] when some ranks have not come by the timeout; it names them, or
-    /// what this rank waits for. [`Error::Disconnected`] when one dies meanwhile, and what any call may end with.
+    /// what this rank waits for; a rank that dies before all have come is one that has not come. [`Error::Disconnected`] when
+    /// one dies after that, and what any call may end with.
     pub fn from_env(engine: &Engine, timeout: Duration) -> Result<World> {
         let limit = TimeLimit::new(timeout);
         let LaunchPlan { rank, size, job, method } = env::plan(&|name| std::env::var_os(name))?;
