@@ -26,7 +26,7 @@ fn child() {
     server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
     let client = Engine::client("loop").unwrap();
     let sum = client.procedure::<(i32, i32), i32>("sum");
-    assert_eq!(sum.on(&client.lookup(server.address()).unwrap()).call(&(1, 2)).unwrap(), 3);
+    assert_eq!(sum.on(client.lookup(server.address()).unwrap()).call(&(1, 2)).unwrap(), 3);
     client.finalize().unwrap();
     // The other one ends when it is dropped.
 }
