@@ -247,6 +247,9 @@ pub(crate) struct TransferCounts {
 /// By direction, and the largest size of a class.
 type TransferTable = BTreeMap<(TransferDirection, u64), Box<TransferCounts>>;
 
+/// By provider and name.
+type HandledTable = BTreeMap<(u16, Arc<str>), Arc<HandledCalls>>;
+
 /// What an engine measures, but for the calls that it makes: their counts are with their procedures.
 pub(crate) struct Statistics {
     on: bool,
@@ -255,7 +258,7 @@ pub(crate) struct Statistics {
     pub number: u64,
     /// Where the statistics are written to in the end.
     pub file: Option<PathBuf>,
-    handled: Mutex<BTreeMap<(u16, Arc<str>), Arc<HandledCalls>>>,
+    handled: Mutex<HandledTable>,
     /// Calls of peers that named no procedure that is defined.
     pub unknown: AtomicU64,
     transfers: Mutex<TransferTable>,
