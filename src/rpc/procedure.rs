@@ -373,12 +373,6 @@ impl CallTarget {
     /// Counts a call that has ended, and tells the monitor.
     #[inline]
     fn note_end(&self, beginning: &CallBeginning, ended: Option<Instant>, received: usize, error: Option<&Error>) {
-        if self.shared.statistics.is_on() || beginning.monitored > 0 {
-            self.note_measured_end(beginning, ended, received, error);
-        }
-    }
-
-    fn note_measured_end(&self, beginning: &CallBeginning, ended: Option<Instant>, received: usize, error: Option<&Error>) {
         if self.shared.statistics.is_on() {
             self.info.calls.record(&EndedCall {
                 path: CallPath { provider: self.endpoint.provider_id(), parent: beginning.parent },
@@ -410,14 +404,19 @@ impl CallTarget {
     /// Takes the answer of a call that has ended, and makes its result of it.
     #[inline]
     fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Answer<EngineEnv>) -> Result<T>) -> Result<T> {
-        let (answer, ended) = match started.completion.take() {
-            Some(OperationOutcome::Answered(result, ended)) => (result.map_err(|failure| self.error(failure)), ended),
-            Some(OperationOutcome::Transferred(..)) | None => (Err(self.error(Failure::Cancelled)), None),
+        let (failure, ended) = match started.completion.take() {
+            Some(OperationOutcome::Answered(Ok(answer), ended)) => {
+                let received = answer.body.len();
+                let result = use_answer(answer);
+                self.note_end(&started.beginning, ended, received, result.as_ref().err());
+                return result;
+            }
+            Some(OperationOutcome::Answered(Err(failure), ended)) => (failure, ended),
+            Some(OperationOutcome::Transferred(..)) | None => (Failure::Cancelled, None),
         };
-        let received = answer.as_ref().map_or(0, |answer| answer.body.len());
-        let result = answer.and_then(use_answer);
-        self.note_end(&started.beginning, ended, received, result.as_ref().err());
-        result
+        let error = self.error(failure);
+        self.note_end(&started.beginning, ended, 0, Some(&error));
+        Err(error)
     }
 
     /// Waits until the peer has granted credit for a one-way call of this cost, or may accept an announced one that it has
