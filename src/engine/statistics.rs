@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::Error;
-use crate::progress::nanos;
 use crate::proto::TransferDirection;
 use crate::sync::Mutex;
 
@@ -154,7 +153,7 @@ impl CallCounts {
 pub(crate) struct CallTable(Mutex<Vec<(CallPath, CallCounts)>>);
 
 impl CallTable {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn record(&self, call: &EndedCall) {
         let mut table = self.0.lock();
         match table.first_mut() {
@@ -307,19 +306,19 @@ impl Statistics {
         self.handled.lock().values().cloned().collect()
     }
 
-    /// A transfer of `len` bytes has ended.
+    /// A transfer of `len` bytes has ended, after so many nanoseconds.
     pub(crate) fn record_transfer(
         &self,
         direction: TransferDirection,
         len: usize,
-        time: Duration,
+        time: u64,
         result: std::result::Result<usize, &Error>,
     ) {
         let class = SIZE_CLASSES.into_iter().find(|largest| len as u64 <= *largest).unwrap_or(u64::MAX);
         let mut transfers = self.transfers.lock();
         let counts = transfers.entry((direction, class)).or_default();
         counts.transfers += 1;
-        counts.time.record(nanos(time));
+        counts.time.record(time);
         match result {
             Ok(bytes) => counts.bytes += bytes as u64,
             Err(error) => counts.errors.count(error.kind()),
