@@ -9,7 +9,7 @@ use super::descriptor::Bulk;
 use super::exposed::{Exposed, ExposedSlice};
 use crate::engine::{Endpoint, Engine, EngineShared, MonitoredTransfer, deadline};
 use crate::memory::{self, BorrowedRegion, Buffer, CopyOutcome, Element, ReadElement, Slice, Writable, WritableBuffer};
-use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of};
+use crate::progress::{Completion, Copying, EngineEnv, OperationOutcome, REFUSED_BY_FILTER, error_of, nanos};
 use crate::proto::{Failure, PeerTag, Proto, Remote, TransferDirection, TransferId};
 use crate::transport::interfaces::in_own_networks;
 use crate::{Address, Error, Result};
@@ -283,10 +283,13 @@ impl RemoteBulk {
     }
 
     /// Counts a transfer that has ended, and tells the monitor. Without a time it has ended just now.
-    pub(super) fn note_end(&self, beginning: &TransferBeginning, ended: Option<Instant>, result: &Result<usize>) {
+    pub(super) fn note_end(&self, beginning: &TransferBeginning, ended: Option<u64>, result: &Result<usize>) {
         let statistics = &self.shared().statistics;
         if statistics.is_on() {
-            let time = ended.unwrap_or_else(Instant::now).saturating_duration_since(beginning.at);
+            let time = match ended {
+                Some(ended) => ended.saturating_sub(self.shared().core.clock_at(beginning.at)),
+                None => nanos(beginning.at.elapsed()),
+            };
             let direction = TransferDirection::of(beginning.pull);
             statistics.record_transfer(direction, beginning.len, time, result.as_ref().copied());
         }
@@ -305,7 +308,7 @@ impl RemoteBulk {
     }
 
     /// Also returns when the transfer had ended, where that is known.
-    fn run_to_end(&self, pull: bool, local: &Slice) -> (Result<usize>, Option<Instant>) {
+    fn run_to_end(&self, pull: bool, local: &Slice) -> (Result<usize>, Option<u64>) {
         let completion = Completion::new();
         let (started, len) = self.start(pull, local, &completion, false);
         let id = match started {

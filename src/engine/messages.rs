@@ -269,6 +269,7 @@ impl DecodeContext {
 }
 
 /// Runs `decode` on a peer's message, and afterwards releases the leases that no bulk has taken over.
+#[inline]
 pub(crate) fn decoding<R>(shared: &Arc<EngineShared>, link: LinkId, leases: LeaseRange, decode: impl FnOnce() -> R) -> R {
     if leases.count == 0 {
         return decode();

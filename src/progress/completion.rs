@@ -9,10 +9,10 @@ use crate::proto::{Answer, Failure};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Instant, Mutex, Parker, Unparker, thread_local};
 
-/// The end of an operation, with its time where the engine measures.
+/// The end of an operation, with its time on [`Core::clock`], where the engine measures.
 pub(crate) enum OperationOutcome {
-    Answered(Result<Answer<EngineEnv>, Failure>, Option<Instant>),
-    Transferred(Result<usize, Failure>, Option<Instant>),
+    Answered(Result<Answer<EngineEnv>, Failure>, Option<u64>),
+    Transferred(Result<usize, Failure>, Option<u64>),
 }
 
 /// ```text

@@ -126,9 +126,14 @@ impl PollPacer {
         self.clock.load(Ordering::Relaxed)
     }
 
+    /// A reading of the clock in nanoseconds.
+    pub(super) fn nanos_at(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.start).as_nanos() as u64
+    }
+
     /// Stores a reading of the clock; returns it in nanoseconds.
     pub(super) fn note(&self, now: Instant) -> u64 {
-        let nanos = now.saturating_duration_since(self.start).as_nanos() as u64;
+        let nanos = self.nanos_at(now);
         self.clock.store(nanos, Ordering::Relaxed);
         nanos
     }

@@ -189,6 +189,8 @@ pub(crate) struct Core {
     dial_filter: Option<DialFilter>,
     /// Whether the ends of operations are timed.
     measures: bool,
+    /// The beginning of the driver's clock, on the system's.
+    clock_start: u64,
     /// The process that made the engine.
     process: CreatorProcess,
 }
@@ -232,6 +234,8 @@ impl Core {
             Progress::Spin => Some(Duration::MAX),
         };
         let external = (settings.progress == Progress::External).then(|| external::External::new(driver.reactor()));
+        let pacer = drive::PollPacer::new();
+        let clock_start = steps::monotonic().saturating_sub(pacer.nanos_at(Instant::now()));
         Ok(Arc::new(Core {
             proto: Mutex::new(Proto::new(settings.proto, settings.incarnation, settings.seed)),
             transports,
@@ -240,7 +244,7 @@ impl Core {
             driver_lock: driver_lock::DriverLock::default(),
             driver: TimedMutex::new(driver),
             waker,
-            pacer: drive::PollPacer::new(),
+            pacer,
             polls: polls::Polls::default(),
             pending: Mutex::default(),
             pending_flags: AtomicU32::new(0),
@@ -258,6 +262,7 @@ impl Core {
             stopping: AtomicBool::new(false),
             dial_filter: settings.dial_filter,
             measures: settings.measures,
+            clock_start,
             process: CreatorProcess::this(),
         }))
     }

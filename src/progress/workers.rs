@@ -142,10 +142,10 @@ fn stamp(nanos: u64) -> u32 {
     (nanos >> STAMP_SHIFT) as u32
 }
 
-/// Whole nanoseconds, up to 584 years.
+/// Whole nanoseconds, for up to 584 years.
 #[inline]
 pub(crate) fn nanos(time: Duration) -> u64 {
-    time.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(time.subsec_nanos()))
+    time.as_secs().wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.subsec_nanos()))
 }
 
 /// How long this thread has waited for a processor since the last call on it; zero where the kernel does not report it.

@@ -701,10 +701,24 @@ impl<R> Responder<R> {
         let shared = request.engine.shared();
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let (sent, arrived) = (reply.content.len(), self.arrival());
-        let answered = shared.core.exec(|proto| proto.respond(request.id, Ok(reply))).map_err(|failure| request.error(failure));
-        request.note_end(&self.side, sent, arrived, answered.as_ref().err());
-        shared.finalizing().recheck();
-        answered
+        // An `Error` is large: the usual case does not move one.
+        match shared.core.exec(|proto| proto.respond(request.id, Ok(reply))) {
+            Ok(()) => {
+                request.note_end(&self.side, sent, arrived, None);
+                shared.finalizing().recheck();
+                Ok(())
+            }
+            Err(failure) => Err(self.not_answered(sent, arrived, failure)),
+        }
+    }
+
+    /// The caller did not get its result.
+    #[cold]
+    fn not_answered(&self, sent: usize, arrived: Option<Instant>, failure: Failure) -> Error {
+        let error = self.request.error(failure);
+        self.request.note_end(&self.side, sent, arrived, Some(&error));
+        self.request.engine.shared().finalizing().recheck();
+        error
     }
 
     #[cold]

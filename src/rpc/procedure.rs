@@ -17,7 +17,7 @@ use crate::engine::{
     CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
     encode_message, outgoing_body, with_encode_buffer,
 };
-use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, nanos, wait_any};
+use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
 use crate::shape::{Mismatch, Shape, Verdicts};
 use crate::{Error, MessageSide, Result};
@@ -94,7 +94,8 @@ struct StartedCall {
 /// What is measured of a call when it begins.
 #[derive(Clone, Copy)]
 struct CallBeginning {
-    at: Instant,
+    /// On the engine's clock.
+    at: u64,
     /// The handler that calls: see [`CallPath::parent`].
     parent: u32,
     /// Bytes of the arguments.
@@ -277,7 +278,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
         let now = Instant::now();
-        let mut beginning = self.target.beginning(now, one_way);
+        let mut beginning = self.target.beginning(one_way);
         let deadline = until.unwrap_or_else(|| deadline(now, *timeout));
         let started = with_encode_buffer(|buffer| {
             let (leases, declared) = encode_message(arguments, buffer, shared, &info.arguments)
@@ -299,6 +300,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
             };
             start(spec, now).map_err(|failure| self.target.error(failure))
         });
+        beginning.at = shared.core.clock();
         let started = started.inspect_err(|error| self.target.note_end(&beginning, None, 0, Some(error)))?;
         Ok((completion, started, beginning, deadline))
     }
@@ -349,10 +351,10 @@ impl CallTarget {
 
     /// A call begins.
     #[inline]
-    fn beginning(&self, at: Instant, one_way: bool) -> CallBeginning {
+    fn beginning(&self, one_way: bool) -> CallBeginning {
         let CallTarget { shared, .. } = self;
         let parent = if shared.statistics.is_on() { calling_handler(&shared.core) } else { 0 };
-        let beginning = CallBeginning { at, parent, sent: 0, one_way, monitored: shared.monitored_id() };
+        let beginning = CallBeginning { at: 0, parent, sent: 0, one_way, monitored: shared.monitored_id() };
         if beginning.monitored > 0 {
             shared.tell_monitor(|monitor| monitor.call_begins(&self.monitored(&beginning)));
         }
@@ -372,19 +374,13 @@ impl CallTarget {
 
     /// Counts a call that has ended, and tells the monitor.
     #[inline]
-    fn note_end(&self, beginning: &CallBeginning, ended: Option<Instant>, received: usize, error: Option<&Error>) {
-        if self.shared.statistics.is_on() || beginning.monitored > 0 {
-            self.note_measured_end(beginning, ended, received, error);
-        }
-    }
-
-    fn note_measured_end(&self, beginning: &CallBeginning, ended: Option<Instant>, received: usize, error: Option<&Error>) {
+    fn note_end(&self, beginning: &CallBeginning, ended: Option<u64>, received: usize, error: Option<&Error>) {
         if self.shared.statistics.is_on() {
             self.info.calls.record(&EndedCall {
                 path: CallPath { provider: self.endpoint.provider_id(), parent: beginning.parent },
                 sent: beginning.sent,
                 received,
-                time: ended.map(|ended| nanos(ended.saturating_duration_since(beginning.at))),
+                time: ended.map(|ended| ended.saturating_sub(beginning.at)),
                 error: error.map(Error::kind),
             });
         }
@@ -410,14 +406,19 @@ impl CallTarget {
     /// Takes the answer of a call that has ended, and makes its result of it.
     #[inline]
     fn finish<T>(&self, started: &StartedCall, use_answer: impl FnOnce(Answer<EngineEnv>) -> Result<T>) -> Result<T> {
-        let (answer, ended) = match started.completion.take() {
-            Some(OperationOutcome::Answered(result, ended)) => (result.map_err(|failure| self.error(failure)), ended),
-            Some(OperationOutcome::Transferred(..)) | None => (Err(self.error(Failure::Cancelled)), None),
+        let (failure, ended) = match started.completion.take() {
+            Some(OperationOutcome::Answered(Ok(answer), ended)) => {
+                let received = answer.body.len();
+                let result = use_answer(answer);
+                self.note_end(&started.beginning, ended, received, result.as_ref().err());
+                return result;
+            }
+            Some(OperationOutcome::Answered(Err(failure), ended)) => (failure, ended),
+            Some(OperationOutcome::Transferred(..)) | None => (Failure::Cancelled, None),
         };
-        let received = answer.as_ref().map_or(0, |answer| answer.body.len());
-        let result = answer.and_then(use_answer);
-        self.note_end(&started.beginning, ended, received, result.as_ref().err());
-        result
+        let error = self.error(failure);
+        self.note_end(&started.beginning, ended, 0, Some(&error));
+        Err(error)
     }
 
     /// Waits until the peer has granted credit for a one-way call of this cost, or may accept an announced one that it has
