@@ -386,7 +386,10 @@ impl Stalling {
             request.engine().procedure::<(), ()>("stall").on(request.endpoint()).notify(&()).unwrap();
         };
         server.define("have it stall", stall).unwrap();
-        Stalling { caller: Caller::of(engine, server), gates }
+        let caller = Caller::of(engine, server);
+        // A call that waits for the connection drives, and would run the hook on the test's thread.
+        caller.to.ping(Duration::from_secs(20)).unwrap();
+        Stalling { caller, gates }
     }
 
     /// From now on it reads nothing, until the gate is opened. It can still start calls, and send.
