@@ -246,8 +246,6 @@ pub(crate) struct TransferCounts {
 
 /// By direction, and the largest size of a class.
 type TransferTable = BTreeMap<(TransferDirection, u64), Box<TransferCounts>>;
-/// By provider and name.
-type HandledTable = BTreeMap<(u16, Arc<str>), Arc<HandledCalls>>;
 
 /// By provider and name.
 type HandledTable = BTreeMap<(u16, Arc<str>), Arc<HandledCalls>>;
