@@ -1,5 +1,5 @@
 //! A shared directory, in which rank 0 leaves its address for the others. The file lives from rank 0's start until all ranks
-//! have come. One that a killed job has left behind names an address where nobody answers to the number in it, and is replaced.
+//! have come. One that a killed job has left behind names an address where no engine answers to the number in it, and is replaced.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};

@@ -147,7 +147,7 @@ mod tests {
                 requests.push(request);
                 (&there).write_all(answer.as_bytes()).unwrap();
             }
-            // The next request finds nobody who answers, until its process has given up.
+            // The next request gets no answer, until its process has given up.
             requests.extend(lines.map_while(std::result::Result::ok));
             requests
         });

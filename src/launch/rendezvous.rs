@@ -221,7 +221,7 @@ impl Host {
 }
 
 impl Drop for Host {
-    /// Nobody waits for a rank 0 that has failed.
+    /// No rank waits for a rank 0 that has failed.
     fn drop(&mut self) {
         let all_came = self.meeting.state.lock().roster.is_some();
         if !all_came {
@@ -247,7 +247,7 @@ pub(super) struct MeetingPlace {
     pub may_be_stale: bool,
 }
 
-/// The side of the other ranks: tells rank 0 who is there, and waits until all are. `find` looks where rank 0 is; its error is
+/// The side of the other ranks: tells rank 0 that this rank is there, and waits until all are. `find` looks where rank 0 is; its error is
 /// for `what` it found instead.
 pub(super) fn attend(
     engine: &Engine,

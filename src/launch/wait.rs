@@ -39,7 +39,7 @@ impl TimeLimit {
     pub(super) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<Option<T>> {
         let (send, receive) = mpsc::channel();
         let spawned = thread::Builder::new().name("calomel-launch".to_owned()).spawn(move || {
-            // Nobody may be waiting any more.
+            // The caller may have given up.
             let _ = send.send(work());
         });
         spawned.map_err(|error| Error::io("can't start a thread that resolves names", error))?;

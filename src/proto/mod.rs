@@ -161,7 +161,7 @@ pub(crate) struct Incoming<E: Env> {
     pub one_way: bool,
     /// It was handed out before, and then parked to wait for memory.
     pub again: bool,
-    /// For the user of the protocol, who notes when it was queued for its handler.
+    /// For the user of the protocol: when it was queued for its handler.
     pub stamp: u32,
     pub body: Body<E::Memory>,
     pub leases: LeaseRange,

@@ -68,7 +68,7 @@ pub struct TransportStats {
     pub accepted: u64,
     /// Connections, of either direction, that ended before they were open: unreachable, refused, too slow.
     pub failed: u64,
-    /// Open connections that have ended, whoever ended them.
+    /// Open connections that have ended, by either side.
     pub ended: u64,
     /// What went over them, including those that have ended.
     pub traffic: Traffic,

@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::handlers::{self, AnswerTime, BorrowedArgs, HandlerBase, HandlerError, Request, RequestHandler, Responder};
+use super::borrowed_args::BorrowedArgs;
+use super::handlers::{self, AnswerTime, HandlerBase, HandlerError, Request, RequestHandler, Responder};
 use crate::engine::{Engine, EngineShared, HandlerPool};
 use crate::progress::HandlerClass;
 use crate::proto::wire::MAX_NAME;

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use slotmap::Key;
 
+use super::borrowed_args::BorrowedArgs;
 use super::bounded;
 use super::calling::{self, CallingHandler};
 use crate::engine::{
@@ -248,36 +249,6 @@ fn arguments<'a, A: Deserialize<'a>, R>(
             Err(NotDecoded::Refused)
         }
     }
-}
-
-/// Arguments that borrow from the bytes that were received; see [`Engine::define_borrowed`](crate::Engine::define_borrowed).
-/// Implemented for `str` and `[u8]`; a type of your own names itself with the lifetime:
-///
-/// ```
-/// use calomel::BorrowedArgs;
-///
-/// #[derive(serde::Deserialize)]
-/// struct Put<'a> {
-///     key: &'a str,
-///     #[serde(borrow)]
-///     value: &'a [u8],
-/// }
-///
-/// impl BorrowedArgs for Put<'static> {
-///     type With<'a> = Put<'a>;
-/// }
-/// ```
-pub trait BorrowedArgs {
-    /// The type with the lifetime of one call.
-    type With<'a>: Deserialize<'a>;
-}
-
-impl BorrowedArgs for str {
-    type With<'a> = &'a str;
-}
-
-impl BorrowedArgs for [u8] {
-    type With<'a> = &'a [u8];
 }
 
 /// Any error of a handler, as [`Engine::define_try`](crate::Engine::define_try) takes it.

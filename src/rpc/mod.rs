@@ -1,6 +1,7 @@
 //! Remote procedure calls: the API of callers and of servers.
 
 mod authorize;
+mod borrowed_args;
 mod bounded;
 mod calling;
 mod define;
@@ -14,10 +15,11 @@ mod stats;
 
 pub(crate) use authorize::authorization;
 pub use authorize::{Caller, PeerProcess};
+pub use borrowed_args::BorrowedArgs;
 #[cfg(test)]
 pub(crate) use bounded::decode;
 pub use define::{Provider, Registration};
-pub use handlers::{BorrowedArgs, HandlerResult, Request, Responder};
+pub use handlers::{HandlerResult, Request, Responder};
 pub use procedure::{Call, Pending, Procedure};
 pub use retry::{RetriedCall, Retry};
 pub(crate) use service::EngineService;

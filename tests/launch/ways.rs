@@ -34,7 +34,7 @@ fn engine_joins_two_worlds_by_one_directory() {
     folder.assert_empty();
 }
 
-/// Of a rank 0 that was killed: its address is nobody's, or that of another engine.
+/// Of a rank 0 that was killed: its address is that of no engine, or of another one.
 #[test]
 fn stale_file_is_replaced() {
     let other = Engine::server("tcp://127.0.0.1:0").unwrap();

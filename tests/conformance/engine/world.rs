@@ -58,7 +58,7 @@ fn ranks_meet_and_share_values(net: &Net) {
             let square = engines[world.rank()].procedure::<usize, usize>("square");
             assert_eq!(square.on(world.endpoint(next)).timeout(BOUND).call(&next).unwrap(), next * next);
             assert_eq!(format!("{world:?}"), format!("World(rank {} of {size})", world.rank()));
-            // Nobody leaves before the others have called it.
+            // No rank leaves before the others have called it.
             world.barrier(BOUND).unwrap();
         });
     }
@@ -78,7 +78,7 @@ fn barrier_lets_nobody_through_early(net: &Net) {
     });
 }
 
-/// A rank that returns leaves at once, and takes nobody's answer with it.
+/// A rank that returns leaves at once, and takes no other rank's answer with it.
 fn ranks_leave_right_after_a_barrier(net: &Net) {
     for _ in 0..10 {
         let engines = engines(net, 3, |builder| builder);
