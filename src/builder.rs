@@ -273,9 +273,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether the engine counts and measures calls, handlers and transfers for [`Engine::stats`] (default yes). It adds two to
-    /// three percent to the instructions of an empty call, and takes some kilobytes for each procedure. Connections, traffic,
-    /// limits and refusals are counted in any case.
+    /// Whether the engine counts and measures calls, handlers and transfers for [`Engine::stats`] (default yes). It adds 3.5
+    /// percent to the instructions of an empty call, and takes some kilobytes for each procedure. Connections, traffic, limits and
+    /// refusals are counted in any case.
     ///
     /// With the environment variable `CALOMEL_STATS`, an engine is measured in any case, and writes its statistics when it is
     /// finalized: see the chapter on monitoring of the book.
