@@ -284,6 +284,10 @@ impl RemoteBulk {
 
     /// Counts a transfer that has ended, and tells the monitor. Without a time it has ended just now.
     pub(super) fn note_end(&self, beginning: &TransferBeginning, ended: Option<u64>, result: &Result<usize>) {
+        if self.shared().core.is_forked() {
+            // A thread that the child does not have may hold the lock.
+            return;
+        }
         let statistics = &self.shared().statistics;
         if statistics.is_on() {
             let time = match ended {

@@ -133,7 +133,7 @@ impl EngineShared {
     /// Tells the monitor, if there is one. No lock may be held.
     #[inline]
     pub(crate) fn tell_monitor(&self, tell: impl FnOnce(&dyn Monitor)) {
-        if let Some(monitor) = &self.monitor.monitor {
+        if let Some(monitor) = self.monitor.monitor.as_ref().filter(|_| !self.core.is_forked()) {
             tell_quietly(&**monitor, tell);
         }
     }

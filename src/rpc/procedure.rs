@@ -375,6 +375,10 @@ impl CallTarget {
     /// Counts a call that has ended, and tells the monitor.
     #[inline]
     fn note_end(&self, beginning: &CallBeginning, ended: Option<u64>, received: usize, error: Option<&Error>) {
+        if self.shared.core.is_forked() {
+            // A thread that the child does not have may hold the lock.
+            return;
+        }
         if self.shared.statistics.is_on() {
             self.info.calls.record(&EndedCall {
                 path: CallPath { provider: self.endpoint.provider_id(), parent: beginning.parent },
