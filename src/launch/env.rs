@@ -25,8 +25,8 @@ pub(super) enum StartMethod {
     List(Vec<Address>),
     /// Rank 0 listens at this address, which `variable` names.
     Meet { address: Address, variable: String },
-    /// Rank 0 leaves its address in this directory, which `variable` names.
-    Directory { path: PathBuf, variable: String },
+    /// Rank 0 leaves its address in this directory, which `variable` names. `private`: the launcher has made it, for this job.
+    Directory { path: PathBuf, variable: String, private: bool },
     /// Through the launcher, on this descriptor.
     Pmi(RawFd),
 }
@@ -126,7 +126,7 @@ fn listed(vars: &Variables<'_>, list: &str) -> Result<LaunchPlan> {
 fn named(vars: &Variables<'_>, text: &str) -> Result<LaunchPlan> {
     let variable = format!("{RENDEZVOUS}={text}");
     let method = if let Some(path) = text.strip_prefix("dir:") {
-        StartMethod::Directory { path: path.into(), variable }
+        StartMethod::Directory { path: path.into(), variable, private: false }
     } else {
         let address = text.parse::<Address>().map_err(|_| wrong(RENDEZVOUS, text, "neither tcp://host:port nor dir:/path"))?;
         if address.scheme() != Transport::Tcp || !address.is_dialable() {
@@ -152,7 +152,7 @@ fn started_by_open_mpi(vars: &Variables<'_>) -> Result<LaunchPlan> {
     let name = "PMIX_SERVER_TMPDIR";
     let path =
         vars.text(name)?.ok_or_else(|| missing(RENDEZVOUS, "OMPI_COMM_WORLD_RANK is set, and PMIX_SERVER_TMPDIR is not"))?;
-    let method = StartMethod::Directory { variable: format!("{name}={path}"), path: path.into() };
+    let method = StartMethod::Directory { variable: format!("{name}={path}"), path: path.into(), private: true };
     Ok(LaunchPlan { method, ..plan })
 }
 
@@ -278,8 +278,8 @@ mod tests {
         StartMethod::Meet { address: address.parse().unwrap(), variable: variable.to_owned() }
     }
 
-    fn directory(path: &str, variable: &str) -> StartMethod {
-        StartMethod::Directory { path: path.into(), variable: variable.to_owned() }
+    fn directory(path: &str, variable: &str, private: bool) -> StartMethod {
+        StartMethod::Directory { path: path.into(), variable: variable.to_owned(), private }
     }
 
     #[track_caller]
@@ -314,12 +314,12 @@ mod tests {
         assert_plan(&[("CALOMEL_ENDPOINTS", "tcp://a:1, shm://b"), ("CALOMEL_RANK", "1")], 1, 2, "", list);
         let by_hand = [("CALOMEL_RANK", "1"), ("CALOMEL_SIZE", "2"), ("CALOMEL_JOB", "a")];
         let dir = [&by_hand[..], &[("CALOMEL_RENDEZVOUS", "dir:/shared/x")]].concat();
-        assert_plan(&dir, 1, 2, "a", directory("/shared/x", "CALOMEL_RENDEZVOUS=dir:/shared/x"));
+        assert_plan(&dir, 1, 2, "a", directory("/shared/x", "CALOMEL_RENDEZVOUS=dir:/shared/x", false));
         let tcp = [&by_hand[..], &[("CALOMEL_RENDEZVOUS", "tcp://n1:7")]].concat();
         assert_plan(&tcp, 1, 2, "a", meet("tcp://n1:7", "CALOMEL_RENDEZVOUS=tcp://n1:7"));
         assert_plan(&TORCH, 2, 3, "", meet("tcp://n1:29500", "MASTER_ADDR=n1, MASTER_PORT=29500"));
         assert_plan(&HYDRA, 0, 4, "", StartMethod::Pmi(6));
-        let session = directory("/tmp/ompi.n1.0/pid.7", "PMIX_SERVER_TMPDIR=/tmp/ompi.n1.0/pid.7");
+        let session = directory("/tmp/ompi.n1.0/pid.7", "PMIX_SERVER_TMPDIR=/tmp/ompi.n1.0/pid.7", true);
         assert_plan(&OMPI, 1, 2, "345", session);
         let port = 20_000 + (1000 * 31 + 2) % 12_000;
         let address = format!("tcp://n01:{port}");

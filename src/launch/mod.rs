@@ -60,13 +60,14 @@
 //! Ranks trust each other, and each peer that may call their engines: it could read what was gathered last, or take the place
 //! of a rank that has not come. Give the engines a key
 //! ([`EngineBuilder::pre_shared_key`](crate::EngineBuilder::pre_shared_key)) or certificates, which the meeting of the ranks
-//! uses, too. The world's own calls go to provider 65535: a hook of
+//! uses, too. [`job_key`] makes a key for each job, where the launcher can hand it out. The world's own calls go to provider 65535: a hook of
 //! [`EngineBuilder::authorize`](crate::EngineBuilder::authorize) must let them pass.
 
 mod collective;
 mod directory;
 mod env;
 mod inherited;
+mod job_key;
 mod pmi;
 mod rendezvous;
 mod wait;
@@ -86,6 +87,8 @@ use directory::{RendezvousFile, meeting_of, notice, read_notice};
 use env::{LaunchPlan, StartMethod};
 use rendezvous::{Attendee, Host, MeetingPlace, Roster, attend, look_up, other_host, take_name};
 use wait::{Attempts, TimeLimit};
+
+pub use job_key::{JobKey, job_key};
 
 /// The provider of the world's own procedures: no user's procedure is there.
 const PROVIDER: u16 = u16::MAX;
@@ -130,7 +133,7 @@ impl World {
         let roster = match method {
             StartMethod::List(_) | StartMethod::Alone => Roster { world: random_number()?, addresses: vec![own.address] },
             StartMethod::Meet { address, variable } => by_port(engine, own, &address, &variable, limit)?,
-            StartMethod::Directory { path, variable } => by_directory(engine, own, &path, &variable, limit)?,
+            StartMethod::Directory { path, variable, .. } => by_directory(engine, own, &path, &variable, limit)?,
             StartMethod::Pmi(descriptor) => by_pmi(engine, own, descriptor, limit)?,
         };
         World::join(engine, rank, roster.world, roster.addresses, limit)
@@ -317,10 +320,10 @@ fn by_pmi(engine: &Engine, own: Attendee, descriptor: i32, limit: TimeLimit) -> 
     if own.rank == 0 {
         let world = random_number()?;
         let host = Host::open(engine, &meeting_of(world), world, own.clone())?;
-        pmi::exchange(descriptor, Some(&notice(world, &own.address)), &own.address, limit)?;
+        pmi::exchange_address(descriptor, Some(&notice(world, &own.address)), &own.address, limit)?;
         return host.wait(engine, &own.address, limit);
     }
-    let text = pmi::exchange(descriptor, None, &own.address, limit)?;
+    let text = pmi::exchange_address(descriptor, None, &own.address, limit)?;
     let failed = || Error::Launch { what: variable.clone(), reason: format!("rank 0 announces `{text}`, which is no address") };
     let (world, address) = read_notice(&text).ok_or_else(failed)?;
     let place = || Ok(Ok(MeetingPlace { address: address.clone(), name: meeting_of(world), may_be_stale: false }));

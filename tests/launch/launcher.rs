@@ -71,8 +71,10 @@ fn serve(mut socket: &UnixStream, size: usize, shared: &Shared) {
                 let mut state = shared.state.lock().unwrap();
                 state.at_barrier += 1;
                 shared.changed.notify_all();
-                let (state, _) = shared.changed.wait_timeout_while(state, BOUND, |state| state.at_barrier < size).unwrap();
-                if state.at_barrier < size {
+                // Ranks may come to several barriers.
+                let all = state.at_barrier.next_multiple_of(size);
+                let (state, _) = shared.changed.wait_timeout_while(state, BOUND, |state| state.at_barrier < all).unwrap();
+                if state.at_barrier < all {
                     return;
                 }
                 "barrier_out".to_owned()

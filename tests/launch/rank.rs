@@ -4,13 +4,16 @@ use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use calomel::launch::World;
+use calomel::launch::{World, job_key};
 use calomel::{Engine, Request};
 
 use crate::support::{BOUND, Child, LISTEN, MARK, anywhere, configured, patience, say};
 
 /// Milliseconds that a rank has to join.
 pub const TIMEOUT: &str = "CALOMEL_TEST_TIMEOUT";
+
+/// Set: the ranks' engines have the job's key.
+pub const WITH_KEY: &str = "CALOMEL_TEST_WITH_KEY";
 
 /// Starts one rank, with the variables of a launcher.
 pub fn start(variables: &[(&str, &str)]) -> Child {
@@ -49,10 +52,19 @@ pub fn run() {
     // SAFETY: this changes nothing but which signal the kernel sends when the parent ends.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let listens = std::env::var(LISTEN).as_deref() != Ok("none");
-    let builder = configured();
+    let mut builder = configured();
+    if std::env::var(WITH_KEY).is_ok() {
+        match job_key(timeout()) {
+            Ok(key) => builder = builder.pre_shared_key(key),
+            Err(error) => return say(&format!("failed {error:?}; {error}")),
+        }
+    }
     let engine = if listens { builder.listen(anywhere()) } else { builder }.build().unwrap();
+    if listens {
+        say(&format!("address {}", engine.address()));
+    }
     engine.define("square", |_: &Request, x: usize| x * x).unwrap();
-    let timeout = std::env::var(TIMEOUT).map_or(BOUND * patience(), |text| Duration::from_millis(text.parse().unwrap()));
+    let timeout = timeout();
     let world = match World::from_env(&engine, timeout) {
         Ok(world) => world,
         Err(error) => return say(&format!("failed {error:?}; {error}")),
@@ -78,6 +90,10 @@ pub fn run() {
             order => panic!("no order `{order}`"),
         }
     }
+}
+
+fn timeout() -> Duration {
+    std::env::var(TIMEOUT).map_or(BOUND * patience(), |text| Duration::from_millis(text.parse().unwrap()))
 }
 
 fn ring(engine: &Engine, world: &World) -> calomel::Result<()> {

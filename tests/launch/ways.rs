@@ -1,12 +1,13 @@
 //! Each way to start, where all ranks come.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
-use calomel::Engine;
+use calomel::{Engine, Error};
 
 use crate::launcher::Launcher;
-use crate::rank::{SharedDirectory, assert_works, by_hand, free_port, start, start_all};
-use crate::support::{BOUND, Child, LISTEN, nowhere};
+use crate::rank::{SharedDirectory, WITH_KEY, assert_works, by_hand, free_port, start, start_all};
+use crate::support::{BOUND, Child, LISTEN, builder, nowhere};
 
 #[test]
 fn without_a_launcher_there_is_one_rank() {
@@ -89,17 +90,32 @@ fn ranks_meet_as_those_of_torchrun() {
 #[test]
 fn ranks_meet_as_those_of_open_mpi() {
     let folder = SharedDirectory::new("session");
-    let mut ranks = start_all(2, |rank| {
-        vec![
-            ("OMPI_COMM_WORLD_RANK", rank.to_string()),
-            ("OMPI_COMM_WORLD_SIZE", "2".to_owned()),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2".to_owned()),
-            ("PMIX_SERVER_TMPDIR", folder.path().display().to_string()),
-            ("PMIX_NAMESPACE", "1234".to_owned()),
-        ]
-    });
+    let mut ranks = start_all(2, |rank| by_open_mpi(rank, &folder));
     assert_works(&mut ranks);
     folder.assert_empty();
+}
+
+fn by_open_mpi(rank: usize, folder: &SharedDirectory) -> Vec<(&'static str, String)> {
+    vec![
+        ("OMPI_COMM_WORLD_RANK", rank.to_string()),
+        ("OMPI_COMM_WORLD_SIZE", "2".to_owned()),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2".to_owned()),
+        ("PMIX_SERVER_TMPDIR", folder.path().display().to_string()),
+        ("PMIX_NAMESPACE", "1234".to_owned()),
+    ]
+}
+
+/// An engine without the key can't call theirs.
+#[test]
+fn ranks_of_open_mpi_get_a_key() {
+    let folder = SharedDirectory::new("key");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let mut ranks = start_all(2, |rank| [by_open_mpi(rank, &folder), vec![(WITH_KEY, String::new())]].concat());
+    let address = ranks.iter_mut().map(|rank| rank.hear("address")).next().unwrap();
+    let stranger = builder().build().unwrap();
+    let refused = stranger.lookup(&*address).and_then(|rank| rank.ping(BOUND)).unwrap_err();
+    assert!(matches!(refused, Error::AccessDenied { .. }), "{refused:?}");
+    assert_works(&mut ranks);
 }
 
 /// Rank 0 listens at a port that depends on the numbers of job and step.
@@ -133,13 +149,15 @@ fn ranks_are_listed() {
 
 #[test]
 fn ranks_meet_through_their_launcher() {
-    let launcher = Launcher::new(3);
-    let mut ranks: Vec<Child> = (0..3).map(|rank| launcher.start(rank, &[])).collect();
-    for (rank, child) in ranks.iter_mut().enumerate() {
-        assert_eq!(child.hear("joined"), format!("{rank} of 3"));
-        assert_eq!(child.hear("ring"), "Ok(())");
-        assert!(child.wait(BOUND).success());
+    for variables in [&[][..], &[(WITH_KEY, "")]] {
+        let launcher = Launcher::new(3);
+        let mut ranks: Vec<Child> = (0..3).map(|rank| launcher.start(rank, variables)).collect();
+        for (rank, child) in ranks.iter_mut().enumerate() {
+            assert_eq!(child.hear("joined"), format!("{rank} of 3"));
+            assert_eq!(child.hear("ring"), "Ok(())");
+            assert!(child.wait(BOUND).success());
+        }
+        // The launcher would kill the others when one ends that has not left.
+        assert_eq!(launcher.left(), 3);
     }
-    // The launcher would kill the others when one ends that has not left.
-    assert_eq!(launcher.left(), 3);
 }
