@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -204,6 +204,12 @@ impl Address {
             }
             _ => false,
         }
+    }
+
+    /// Of a wildcard address: the listener's address on an interface with this IP address, if it is of the same IP version.
+    pub(crate) fn on_interface(&self, ip: IpAddr) -> Option<Address> {
+        let own = self.socket().filter(|own| own.ip().is_unspecified() && own.is_ipv4() == ip.is_ipv4())?;
+        Some(Address { scheme: self.scheme, rest: SocketAddr::new(ip, own.port()).to_string().into() })
     }
 
     /// The address as others can dial it: the wildcard address of an engine that listens on all interfaces is replaced by the

@@ -84,6 +84,7 @@ examples! {
         "the timer ticked: true",
     ];
     world: "23_world" prints ["hello, rank 0, from rank 0 of 1"];
+    all_to_all: "24_all_to_all" prints ["1 ranks, 0 pairs called and pulled 64 KiB"];
     do_rdma: "do_rdma" prints [
         "[server] pulled 6 of 9 bytes: Matthi",
         "[client] the sum of [1, 4, 2, 5, 6, 3, 5, 3, 2, 5] is 36",

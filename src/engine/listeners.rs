@@ -1,5 +1,6 @@
 //! Where an engine listens, and the addresses by which it is known.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use crate::sync::{Mutex, RwLock};
@@ -78,7 +79,9 @@ impl Listeners {
             bound.addresses.clone()
         };
         let listener = listened?;
-        core.exec(|proto| proto.set_addresses(self.bound.lock().addresses.clone()));
+        let host_ips = all.iter().flat_map(reachable).filter_map(|address| Some(address.socket()?.ip()));
+        let host_ips: Vec<IpAddr> = host_ips.collect();
+        core.exec(|proto| proto.set_addresses(self.bound.lock().addresses.clone(), host_ips));
         let known = self.known_by(&all);
         let mut stored = self.origin.write();
         // Another thread may have stored more of them meanwhile.

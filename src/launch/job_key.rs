@@ -235,10 +235,13 @@ mod tests {
     #[test]
     fn ways_without_a_private_channel_are_refused() {
         let meet = StartMethod::Meet { address: "tcp://n1:7".parse().unwrap(), variable: "MASTER_ADDR=n1".to_owned() };
-        let shared = StartMethod::Directory { path: "/x".into(), variable: "CALOMEL_RENDEZVOUS=dir:/x".to_owned(), private: false };
-        for (method, name) in
-            [(meet, "MASTER_ADDR=n1"), (shared, "CALOMEL_RENDEZVOUS=dir:/x"), (StartMethod::List(Vec::new()), "CALOMEL_ENDPOINTS")]
-        {
+        let shared =
+            StartMethod::Directory { path: "/x".into(), variable: "CALOMEL_RENDEZVOUS=dir:/x".to_owned(), private: false };
+        for (method, name) in [
+            (meet, "MASTER_ADDR=n1"),
+            (shared, "CALOMEL_RENDEZVOUS=dir:/x"),
+            (StartMethod::List(Vec::new()), "CALOMEL_ENDPOINTS"),
+        ] {
             let error = hand_out(&plan(0, method), TimeLimit::new(LIMIT)).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("CALOMEL_PRE_SHARED_KEY_FILE"), "{error}");
         }

@@ -36,6 +36,7 @@ pub(crate) mod wire;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -298,6 +299,8 @@ pub(crate) struct Proto<E: Env> {
     config: Config,
     incarnation: u64,
     addresses: Vec<Address>,
+    /// Addresses of this host's interfaces, those that the engine listens on.
+    host_ips: BTreeSet<IpAddr>,
     /// What this engine's providers are, as their owners have registered it.
     identities: HashMap<u16, String>,
     links: SlotMap<LinkId, link::PeerLink<E>>,
@@ -368,6 +371,7 @@ impl<E: Env> Proto<E> {
             config,
             incarnation,
             addresses: Vec::new(),
+            host_ips: BTreeSet::new(),
             identities: HashMap::new(),
             links: SlotMap::with_key(),
             peers: SlotMap::with_key(),
@@ -409,8 +413,10 @@ impl<E: Env> Proto<E> {
     }
 
     /// The addresses at which the engine listens; peers learn them, so that they can dial back.
-    pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>) {
+    /// `host_ips`: those of the interfaces that it listens on, for some or all of them.
+    pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>, host_ips: impl IntoIterator<Item = IpAddr>) {
         self.addresses = addresses;
+        self.host_ips.extend(host_ips);
     }
 
     /// Sets what a provider is; `None` removes that. Returns what it was before.

@@ -1,6 +1,7 @@
 //! Peers: which engines are known, and the links to them.
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -268,12 +269,19 @@ impl<E: Env> Proto<E> {
         if let Some(known) = self.proved(hello) {
             return known;
         }
+        let on_this_host = |ip: IpAddr| ip.is_loopback() || self.host_ips.contains(&ip);
         let plausible = |address: &Address| match (address.socket(), remote.socket()) {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
-            (Some(claimed), None) => remote.scheme() == Transport::Shm && claimed.ip().is_loopback(),
+            (Some(claimed), None) => remote.scheme() == Transport::Shm && on_this_host(claimed.ip()),
             _ => address.scheme() == remote.scheme(),
         };
-        let addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).filter(plausible).collect();
+        let mut addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).collect();
+        if remote.scheme() == Transport::Shm {
+            // An engine that listens on all interfaces of this host is reached at each of its addresses.
+            let at_host = |claimed: &Address| self.host_ips.iter().filter_map(|ip| claimed.on_interface(*ip)).collect::<Vec<_>>();
+            addresses.extend(hello.addresses.iter().flat_map(at_host));
+        }
+        addresses.retain(plausible);
         // Either the peer at that address has been replaced, or the claim is false.
         let claimed = addresses.iter().filter_map(|address| self.peers.get(*self.by_address.get(address)?));
         let doubted: Vec<LinkId> =

@@ -114,7 +114,7 @@ impl Host {
         seed[..8].copy_from_slice(&incarnation.to_le_bytes());
         let mut proto = Proto::new(config.clone(), incarnation, seed);
         if listens {
-            proto.set_addresses(vec![address.clone()]);
+            proto.set_addresses(vec![address.clone()], Vec::new());
         }
         Host {
             proto,

@@ -31,10 +31,15 @@ pub fn frame(message: &Message<'_>, body: &[u8]) -> Vec<u8> {
 impl Net {
     /// Dials a host, and sends nothing yet.
     pub fn raw_dial(&mut self, to: usize) -> Raw {
+        let remote = format!("tcp://10.0.9.9:{}", 1000 + self.wires.len());
+        self.raw_dial_from(to, &remote)
+    }
+
+    /// The same, from this address, as the transport sees it.
+    pub fn raw_dial_from(&mut self, to: usize, remote: &str) -> Raw {
         let wire = self.wires.len();
         self.wires.push(Wire { ends: [WireEnd::new(TEST_PEER, None), WireEnd::new(to, None)], frozen: false });
-        let remote = format!("tcp://10.0.9.9:{}", 1000 + wire).parse().unwrap();
-        let link = self.hosts[to].proto.handle_accepted(remote, self.now);
+        let link = self.hosts[to].proto.handle_accepted(remote.parse().unwrap(), self.now);
         self.hosts[to].wires.insert(link, (wire, 1));
         self.wires[wire].ends[1].link = Some(link);
         self.pump(to);

@@ -248,7 +248,7 @@ fn engine_with_two_addresses_is_reached_by_both() {
     net.hosts[0].echo = true;
     let second: crate::Address = "tcp://10.0.0.2:7001".parse().unwrap();
     let both = vec![net.hosts[1].address.clone(), second.clone()];
-    net.hosts[1].proto.set_addresses(both);
+    net.hosts[1].proto.set_addresses(both, Vec::new());
     let op = net.call(0, 1, call("one"));
     net.settle();
     net.hosts[0].body(op);
@@ -261,6 +261,36 @@ fn engine_with_two_addresses_is_reached_by_both() {
     net.settle();
     net.hosts[1].body(back);
     net.end();
+}
+
+/// A peer on this host that listens on all interfaces is the one at any address of this host, with its port.
+#[test]
+fn peer_on_this_host_is_found_at_the_address_of_an_interface() {
+    use super::raw::{encode_hello, hello};
+    for (claimed, address, known) in [
+        ("tcp://0.0.0.0:7001", "tcp://10.0.0.5:7001", true),
+        ("tcp://0.0.0.0:7001", "tcp://127.0.0.1:7001", true),
+        ("tcp://10.0.0.5:7001", "tcp://10.0.0.5:7001", true),
+        // Another port, another host, another IP version.
+        ("tcp://0.0.0.0:7001", "tcp://10.0.0.5:7002", false),
+        ("tcp://0.0.0.0:7001", "tcp://10.0.0.6:7001", false),
+        ("tcp://10.0.0.6:7001", "tcp://10.0.0.6:7001", false),
+        ("tcp://[::]:7001", "tcp://10.0.0.5:7001", false),
+    ] {
+        let mut net = Net::new(1);
+        let own = vec!["tcp://0.0.0.0:7000".parse().unwrap()];
+        net.hosts[0].proto.set_addresses(own, ["10.0.0.5".parse().unwrap()]);
+        let address: crate::Address = address.parse().unwrap();
+        let looked_up = net.hosts[0].proto.lookup(&address);
+        let raw = net.raw_dial_from(0, "shm://");
+        let sent = super::wire::Hello { addresses: vec![claimed.parse().unwrap()], ..hello(1) };
+        net.send_bytes(raw, encode_hello(super::wire::VERSIONS, &sent));
+        let connected = net.hosts[0].proto.connection(looked_up.id).is_some();
+        assert_eq!(connected, known, "{claimed} over shm, {address} looked up");
+        drop(looked_up);
+        net.disconnect(raw);
+        net.end();
+    }
 }
 
 /// A peer with a new incarnation each time leaves nothing behind, however often it is dialled.

@@ -157,7 +157,7 @@ fn engine_with_a_key_that_dials_itself_is_accepted() {
     for everywhere in [false, true] {
         let mut net = keyed(1);
         if everywhere {
-            net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()]);
+            net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()], Vec::new());
         }
         for text in ["there", "and again"] {
             let op = net.call(0, 0, call(text));
@@ -172,7 +172,7 @@ fn engine_with_a_key_that_dials_itself_is_accepted() {
 #[test]
 fn proof_reflected_from_the_same_port_elsewhere_is_refused() {
     let mut net = keyed(1);
-    net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()]);
+    net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()], Vec::new());
     let (_, out) = dialled(&mut net, 0, 7000);
     let accepted = net.raw_dial(0);
     relay(&mut net, [out, accepted]);

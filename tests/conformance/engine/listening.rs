@@ -187,6 +187,23 @@ fn engine_that_listens_on_all_interfaces_has_addresses_that_others_dial() {
     }
 }
 
+/// Also where it is not the address that the first call came from: engines of a job on one host look each other up.
+#[test]
+fn one_connection_serves_both_directions_between_engines_on_all_interfaces() {
+    for same_host_upgrade in [false, true] {
+        let engine = || Engine::builder().listen("tcp").same_host_upgrade(same_host_upgrade).build().unwrap();
+        let (one, other) = (engine(), engine());
+        // Before they are connected: an endpoint stands for one peer from then on.
+        let (to_one, to_other) = (other.lookup(one.address()).unwrap(), one.lookup(other.address()).unwrap());
+        to_other.ping(LONG).unwrap();
+        to_one.ping(LONG).unwrap();
+        for engine in [&one, &other] {
+            let open: u64 = engine.stats().transports.iter().map(|transport| transport.open).sum();
+            assert_eq!((open, engine.peers().len()), (1, 1), "upgrade {same_host_upgrade}: {:?}", engine.peers());
+        }
+    }
+}
+
 #[test]
 fn interface_is_named_in_place_of_a_host() {
     let server = Engine::server("tcp://lo:0").unwrap();
