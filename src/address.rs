@@ -1,6 +1,7 @@
 //! Addresses of engines: `tcp://host:port`, `shm://name`, `verbs://ip:port`, `loop://name`.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -206,12 +207,6 @@ impl Address {
         }
     }
 
-    /// Of a wildcard address: the listener's address on an interface with this IP address, if it is of the same IP version.
-    pub(crate) fn on_interface(&self, ip: IpAddr) -> Option<Address> {
-        let own = self.socket().filter(|own| own.ip().is_unspecified() && own.is_ipv4() == ip.is_ipv4())?;
-        Some(Address { scheme: self.scheme, rest: SocketAddr::new(ip, own.port()).to_string().into() })
-    }
-
     /// The address as others can dial it: the wildcard address of an engine that listens on all interfaces is replaced by the
     /// address that its connection comes from.
     pub(crate) fn seen_from(&self, remote: &Address) -> Address {
@@ -224,6 +219,34 @@ impl Address {
             None => return self.clone(),
         };
         Address { scheme: self.scheme, rest: SocketAddr::new(ip, own.port()).to_string().into() }
+    }
+}
+
+/// IP addresses of this host.
+#[derive(Default)]
+pub(crate) struct Interfaces(BTreeSet<IpAddr>);
+
+impl Interfaces {
+    /// Those of addresses at which an engine of this host is reached.
+    pub(crate) fn of(addresses: impl IntoIterator<Item = Address>) -> Interfaces {
+        Interfaces(addresses.into_iter().filter_map(|address| Some(address.socket()?.ip())).collect())
+    }
+
+    pub(crate) fn add(&mut self, others: &Interfaces) {
+        self.0.extend(&others.0);
+    }
+
+    /// Whether an engine at this address is on this host.
+    pub(crate) fn have(&self, address: &Address) -> bool {
+        address.socket().is_some_and(|socket| socket.ip().is_loopback() || self.0.contains(&socket.ip()))
+    }
+
+    /// The addresses at which a listener of this host is reached that has a wildcard address. None for other addresses.
+    pub(crate) fn each_of(&self, wildcard: &Address) -> Vec<Address> {
+        let Some(socket) = wildcard.socket().filter(|socket| socket.ip().is_unspecified()) else { return Vec::new() };
+        let same_version = self.0.iter().filter(|ip| ip.is_ipv4() == socket.is_ipv4());
+        let at = |ip: &IpAddr| SocketAddr::new(*ip, socket.port()).to_string().into();
+        same_version.map(|ip| Address { scheme: wildcard.scheme, rest: at(ip) }).collect()
     }
 }
 

@@ -188,6 +188,7 @@ pub mod fuzzing;
 #[cfg(all(test, not(fuzzing)))]
 mod fuzzing;
 mod into_address;
+mod latency;
 pub mod launch;
 mod memory;
 mod payload;
@@ -213,11 +214,12 @@ pub use bulk::{
 };
 pub use config::EngineConfig;
 pub use engine::{
-    CallStats, Endpoint, Engine, EngineDump, FinalizeHook, HandlerPool, HandlerStats, Latency, Monitor, MonitoredCall,
-    MonitoredTransfer, PeerEvent, Stats, Timer, TransferStats, TransportStatus, WeakEngine,
+    CallStats, Endpoint, Engine, EngineDump, FinalizeHook, HandlerPool, HandlerStats, Monitor, MonitoredCall, MonitoredTransfer,
+    PeerEvent, Stats, Timer, TransferStats, TransportStatus, WeakEngine,
 };
 pub use error::{Error, MessageSide, Result};
 pub use into_address::IntoAddress;
+pub use latency::Latency;
 pub use memory::{
     Buffer, BufferPool, BufferView, Element, EngineBuffer, PooledBuffer, ReadElement, ReadOnly, Segments, Writable,
     WritableBuffer,

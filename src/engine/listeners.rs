@@ -1,10 +1,10 @@
 //! Where an engine listens, and the addresses by which it is known.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use crate::sync::{Mutex, RwLock};
 
+use crate::address::Interfaces;
 use crate::progress::Core;
 use crate::transport::interfaces::reachable_at;
 use crate::{Address, Error, Result, Transport};
@@ -79,9 +79,8 @@ impl Listeners {
             bound.addresses.clone()
         };
         let listener = listened?;
-        let host_ips = all.iter().flat_map(reachable).filter_map(|address| Some(address.socket()?.ip()));
-        let host_ips: Vec<IpAddr> = host_ips.collect();
-        core.exec(|proto| proto.set_addresses(self.bound.lock().addresses.clone(), host_ips));
+        let interfaces = Interfaces::of(all.iter().flat_map(reachable));
+        core.exec(|proto| proto.set_addresses(self.bound.lock().addresses.clone(), &interfaces));
         let known = self.known_by(&all);
         let mut stored = self.origin.write();
         // Another thread may have stored more of them meanwhile.

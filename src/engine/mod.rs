@@ -40,7 +40,7 @@ pub(crate) use peer_event::PeerHook;
 pub use registry::HandlerPool;
 pub(crate) use registry::{LookupResult, ProcedureInfo, Procedures, Registry};
 pub(crate) use statistics::{CallPath, EndedCall, HandledCalls, Statistics};
-pub use stats::{CallStats, HandlerStats, Latency, Stats, TransferStats};
+pub use stats::{CallStats, HandlerStats, Stats, TransferStats};
 pub(crate) use stats_file::STATS_VARIABLE;
 pub use transport_status::TransportStatus;
 pub(crate) use waiting::completed;

@@ -210,7 +210,7 @@ impl Procedures {
     }
 
     /// The counts of all calls of this engine, by procedure and path.
-    pub(crate) fn calls(&self) -> Vec<(Arc<str>, CallPath, CallCounts)> {
+    pub(crate) fn calls(&self) -> Vec<(Arc<str>, CallPath, Box<CallCounts>)> {
         let known: Vec<Arc<ProcedureInfo>> = self.known.lock().values().cloned().collect();
         let of = |info: &Arc<ProcedureInfo>| {
             let name = info.name.clone();

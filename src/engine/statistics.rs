@@ -3,70 +3,24 @@
 //! An empty call takes a few microseconds, so each of these is a lock that is hardly ever contended, and plain additions: that
 //! takes less than atomic operations on each of the numbers would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::Error;
-use crate::proto::TransferDirection;
+use crate::latency::Histogram;
+use crate::proto::{PeerId, TransferDirection};
 use crate::sync::Mutex;
 
-/// Buckets of a histogram: four for each power of two of nanoseconds, from 4 ns to 2^38 ns, which is 275 s.
-const BUCKETS: usize = 144;
-/// Combinations of provider and calling handler that are counted apart, for each procedure that is called; others are counted
-/// together.
-const MAX_PATHS: usize = 64;
+/// Combinations of peer, provider and calling handler that are counted apart, for each procedure that is called; others are
+/// counted together.
+const MAX_PATHS: usize = 1024;
 /// Procedures whose handlers are counted apart.
 const MAX_HANDLED: usize = 4096;
 /// Transfers of up to so many bytes are counted together.
 const SIZE_CLASSES: [u64; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, u64::MAX];
-
-/// Counts of durations, by buckets of a quarter of a power of two.
-#[derive(Clone)]
-pub(crate) struct Histogram {
-    counts: [u64; BUCKETS],
-    /// In nanoseconds: it wraps after 584 years.
-    pub total: u64,
-    pub max: u64,
-}
-
-impl Default for Histogram {
-    fn default() -> Histogram {
-        Histogram { counts: [0; BUCKETS], total: 0, max: 0 }
-    }
-}
-
-impl Histogram {
-    /// Records a duration in nanoseconds.
-    #[inline]
-    pub(crate) fn record(&mut self, nanos: u64) {
-        self.counts[Histogram::bucket(nanos)] += 1;
-        self.total = self.total.wrapping_add(nanos);
-        self.max = self.max.max(nanos);
-    }
-
-    #[inline]
-    fn bucket(nanos: u64) -> usize {
-        let nanos = nanos.max(4);
-        let power = nanos.ilog2();
-        let quarter = (nanos >> (power - 2)) as usize - 4;
-        (4 * (power as usize - 2) + quarter).min(BUCKETS - 1)
-    }
-
-    /// The buckets that have counts: their upper ends, which are not within them, and the counts.
-    pub(crate) fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let end = |index: usize| (5 + index as u64 % 4) << (index / 4);
-        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(move |(index, count)| (end(index), *count))
-    }
-
-    pub(crate) fn add(&mut self, other: &Histogram) {
-        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
-        self.total = self.total.wrapping_add(other.total);
-        self.max = self.max.max(other.max);
-    }
-}
 
 /// Counts of errors, by their kinds. There are few kinds.
 #[derive(Clone, Default)]
@@ -94,8 +48,9 @@ impl ErrorCounts {
 }
 
 /// By which way a procedure is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CallPath {
+    pub peer: PeerId,
     pub provider: u16,
     /// The [`HandledCalls::number`] of the handler that calls; 0 for none, [`CallPath::OTHERS`] for one of many.
     pub parent: u32,
@@ -150,33 +105,45 @@ impl CallCounts {
 
 /// The calls of one procedure that this engine has made, by their paths.
 #[derive(Default)]
-pub(crate) struct CallTable(Mutex<Vec<(CallPath, CallCounts)>>);
+pub(crate) struct CallTable(Mutex<CountedPaths>);
+
+#[derive(Default)]
+struct CountedPaths {
+    all: Vec<(CallPath, Box<CallCounts>)>,
+    /// Where each path is among them.
+    index: HashMap<CallPath, usize>,
+    /// Where the path of the last call is.
+    last: usize,
+}
 
 impl CallTable {
     #[inline(always)]
     pub(crate) fn record(&self, call: &EndedCall) {
         let mut table = self.0.lock();
-        match table.first_mut() {
-            // Most procedures are called in one way.
+        let last = table.last;
+        match table.all.get_mut(last) {
+            // Most calls go the way of the one before.
             Some((path, counts)) if *path == call.path => counts.record(call),
-            _ => CallTable::counts_of(&mut table, call.path).record(call),
+            _ => table.counts_of(call.path).record(call),
         }
     }
 
-    #[inline(never)]
-    fn counts_of(table: &mut Vec<(CallPath, CallCounts)>, path: CallPath) -> &mut CallCounts {
-        let others = CallPath { provider: 0, parent: CallPath::OTHERS };
-        let find = |table: &[(CallPath, CallCounts)], path| table.iter().position(|(known, _)| *known == path);
-        let path = if table.len() < MAX_PATHS || find(table, path).is_some() { path } else { others };
-        let index = find(table, path).unwrap_or_else(|| {
-            table.push((path, CallCounts::default()));
-            table.len() - 1
-        });
-        &mut table[index].1
+    pub(crate) fn snapshot(&self) -> Vec<(CallPath, Box<CallCounts>)> {
+        self.0.lock().all.clone()
     }
+}
 
-    pub(crate) fn snapshot(&self) -> Vec<(CallPath, CallCounts)> {
-        self.0.lock().clone()
+impl CountedPaths {
+    #[inline(never)]
+    fn counts_of(&mut self, mut path: CallPath) -> &mut CallCounts {
+        if self.all.len() >= MAX_PATHS && !self.index.contains_key(&path) {
+            path = CallPath { peer: PeerId::default(), provider: 0, parent: CallPath::OTHERS };
+        }
+        self.last = *self.index.entry(path).or_insert(self.all.len());
+        if self.last == self.all.len() {
+            self.all.push((path, Box::default()));
+        }
+        &mut self.all[self.last].1
     }
 }
 
@@ -335,33 +302,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_holds_what_is_below_its_end_and_no_more_than_a_quarter_below() {
-        let mut nanos = 1;
-        while nanos < 1 << 38 {
-            let mut histogram = Histogram::default();
-            histogram.record(nanos);
-            let [(end, 1)] = histogram.buckets().collect::<Vec<_>>()[..] else { panic!("{nanos}") };
-            assert!(nanos < end && (nanos < 4 || end - nanos <= nanos / 4 + 1), "{nanos} ns in the bucket that ends at {end}");
-            nanos += nanos / 7 + 1;
-        }
-        // All that is longer is in the last one.
-        assert_eq!(Histogram::bucket(1 << 38), BUCKETS - 1);
-        assert_eq!(Histogram::bucket((1 << 38) - 1), BUCKETS - 1);
-        assert_eq!(Histogram::bucket(u64::MAX), BUCKETS - 1);
-    }
-
-    #[test]
-    fn calls_by_more_than_64_paths_are_counted_together() {
+    fn calls_by_more_paths_than_the_limit_are_counted_together() {
         let table = CallTable::default();
-        for parent in 0..1000 {
-            let path = CallPath { provider: 1, parent };
+        for parent in 0..2000 {
+            let path = CallPath { peer: PeerId::default(), provider: 1, parent };
             table.record(&EndedCall { path, sent: 1, received: 2, time: None, error: Some("Timeout") });
         }
         let found = table.snapshot();
         assert_eq!(found.len(), MAX_PATHS + 1);
         let (path, counts) = found.last().unwrap();
-        assert_eq!((path.parent, counts.calls), (CallPath::OTHERS, 1000 - MAX_PATHS as u64));
-        assert_eq!(found.iter().map(|(_, counts)| counts.received_bytes).sum::<u64>(), 2000);
+        assert_eq!((path.parent, counts.calls), (CallPath::OTHERS, 2000 - MAX_PATHS as u64));
+        assert_eq!(found.iter().map(|(_, counts)| counts.received_bytes).sum::<u64>(), 4000);
     }
 
     #[test]

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::statistics::{CallCounts, CallPath, ErrorCounts, Histogram};
+use super::statistics::{CallCounts, CallPath, ErrorCounts};
 use super::{Engine, EngineShared};
 use crate::Address;
-use crate::proto::{LimitCounts, PeerStats, Refusals, TransferDirection, TransportStats, nanoseconds};
+use crate::latency::{Latency, nanoseconds};
+use crate::proto::{LimitCounts, PeerCalls, PeerId, PeerStats, Refusals, TransferDirection, TransportStats};
 
 /// What an engine has counted and measured since it was made; made by [`Engine::stats`].
 ///
@@ -67,7 +68,8 @@ pub struct CallStats {
     /// The provider that was called.
     pub provider: u16,
     /// The procedure of this engine whose handler has made the calls; `None` for calls outside handlers. A call that a handler
-    /// makes on a thread of its own is outside. `(others)` stands for all that are called in more than 64 different ways.
+    /// makes on a thread of its own is outside. `(others)` stands for calls in further ways,
+    /// where a procedure was called in more than 1024: each peer, provider and calling procedure is a way.
     pub parent: Option<String>,
     /// How many have ended, well or not.
     pub calls: u64,
@@ -125,62 +127,6 @@ pub struct TransferStats {
     pub time: Latency,
 }
 
-/// A distribution of durations. They are counted in buckets, four for each power of two, so a quantile is up to a quarter above
-/// the exact one. What takes more than 4.5 minutes is counted in one bucket.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Latency {
-    /// How many durations there are.
-    pub count: u64,
-    /// Their sum.
-    #[serde(with = "nanoseconds")]
-    pub total: Duration,
-    /// The median.
-    #[serde(with = "nanoseconds")]
-    pub p50: Duration,
-    /// Nine of ten are not above it.
-    #[serde(with = "nanoseconds")]
-    pub p90: Duration,
-    /// 99 of 100 are not above it.
-    #[serde(with = "nanoseconds")]
-    pub p99: Duration,
-    /// The longest; exact.
-    #[serde(with = "nanoseconds")]
-    pub max: Duration,
-    /// The buckets that are not empty, in order: their upper ends in nanoseconds, and how many durations are below that and not
-    /// in an earlier bucket.
-    pub buckets: Vec<(u64, u64)>,
-}
-
-impl Latency {
-    fn new(histogram: &Histogram) -> Latency {
-        let buckets: Vec<(u64, u64)> = histogram.buckets().collect();
-        let (total, max) = (Duration::from_nanos(histogram.total), Duration::from_nanos(histogram.max));
-        let count = buckets.iter().map(|(_, count)| count).sum();
-        let mut latency = Latency { count, total, max, buckets, ..Latency::default() };
-        latency.p50 = latency.quantile(0.5);
-        latency.p90 = latency.quantile(0.9);
-        latency.p99 = latency.quantile(0.99);
-        latency
-    }
-
-    /// The mean; zero where there is none.
-    pub fn mean(&self) -> Duration {
-        Duration::from_nanos(u64::try_from(self.total.as_nanos()).unwrap_or(u64::MAX).checked_div(self.count).unwrap_or(0))
-    }
-
-    /// The duration that this part of them is not above: 0.999 for all but one in a thousand. Zero where there are none.
-    pub fn quantile(&self, part: f64) -> Duration {
-        let rank = ((self.count as f64 * part).ceil() as u64).max(1);
-        let mut below = 0;
-        let bucket = self.buckets.iter().find(|(_, count)| {
-            below += count;
-            below >= rank
-        });
-        bucket.map_or(self.max, |(end, _)| self.max.min(Duration::from_nanos(*end)))
-    }
-}
-
 fn by_kind(errors: &ErrorCounts) -> BTreeMap<String, u64> {
     errors.iter().map(|(kind, count)| (kind.to_owned(), count)).collect()
 }
@@ -215,7 +161,11 @@ impl EngineShared {
         let names: HashMap<u32, &str> = handled.iter().map(|handled| (handled.number, &*handled.name)).collect();
         // Procedures of one name, with different types, are counted together.
         let mut calls: BTreeMap<(String, u16, Option<String>), CallCounts> = BTreeMap::new();
-        for (name, CallPath { provider, parent }, counts) in self.procedures.calls() {
+        let mut by_peer: HashMap<PeerId, PeerCalls> = HashMap::new();
+        for (name, CallPath { peer, provider, parent }, counts) in self.procedures.calls() {
+            let to_peer = by_peer.entry(peer).or_default();
+            to_peer.time.add(&counts.time);
+            counts.errors.iter().for_each(|(kind, count)| *to_peer.errors.entry(kind.to_owned()).or_default() += count);
             let parent = if parent == CallPath::OTHERS { Some("(others)") } else { names.get(&parent).copied() };
             calls.entry((name.to_string(), provider, parent.map(str::to_owned))).or_default().add(&counts);
         }
@@ -254,6 +204,7 @@ impl EngineShared {
         let addresses = self.addresses();
         self.core.with_proto(|proto| {
             let (regions, bytes) = proto.exposed_memory();
+            let (transports, peers) = proto.connection_stats(&by_peer);
             Stats {
                 process: std::process::id(),
                 engine: self.statistics.number,
@@ -264,8 +215,8 @@ impl EngineShared {
                 handlers,
                 unknown_procedures: self.statistics.unknown.load(Ordering::Relaxed),
                 transfers,
-                peers: proto.peer_stats(),
-                transports: proto.transport_stats(),
+                peers,
+                transports,
                 exposed_regions: regions as u64,
                 exposed_bytes: bytes as u64,
                 limits: proto.limited(),

@@ -36,7 +36,6 @@ pub(crate) mod wire;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,6 +45,7 @@ use slotmap::SlotMap;
 use smallvec::SmallVec;
 
 use crate::Address;
+use crate::address::Interfaces;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
@@ -60,7 +60,7 @@ pub use summary::{CallDump, ConnectionDump, PeerStats, RequestDump, RequestState
 pub(crate) use tables::Declaration;
 #[cfg(any(test, fuzzing))]
 pub(crate) use tests::fuzzing;
-pub(crate) use traffic::nanoseconds;
+pub(crate) use traffic::PeerCalls;
 pub use traffic::{Traffic, TransportStats};
 pub(crate) use transfers::Remote;
 pub(crate) use wire::{LeaseRange, Status};
@@ -299,8 +299,8 @@ pub(crate) struct Proto<E: Env> {
     config: Config,
     incarnation: u64,
     addresses: Vec<Address>,
-    /// Addresses of this host's interfaces, those that the engine listens on.
-    host_ips: BTreeSet<IpAddr>,
+    /// The interfaces of this host that the engine listens on.
+    interfaces: Interfaces,
     /// What this engine's providers are, as their owners have registered it.
     identities: HashMap<u16, String>,
     links: SlotMap<LinkId, link::PeerLink<E>>,
@@ -371,7 +371,7 @@ impl<E: Env> Proto<E> {
             config,
             incarnation,
             addresses: Vec::new(),
-            host_ips: BTreeSet::new(),
+            interfaces: Interfaces::default(),
             identities: HashMap::new(),
             links: SlotMap::with_key(),
             peers: SlotMap::with_key(),
@@ -413,10 +413,10 @@ impl<E: Env> Proto<E> {
     }
 
     /// The addresses at which the engine listens; peers learn them, so that they can dial back.
-    /// `host_ips`: those of the interfaces that it listens on, for some or all of them.
-    pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>, host_ips: impl IntoIterator<Item = IpAddr>) {
+    /// `interfaces`: those of some of them, or of all.
+    pub(crate) fn set_addresses(&mut self, addresses: Vec<Address>, interfaces: &Interfaces) {
         self.addresses = addresses;
-        self.host_ips.extend(host_ips);
+        self.interfaces.add(interfaces);
     }
 
     /// Sets what a provider is; `None` removes that. Returns what it was before.

@@ -1,7 +1,6 @@
 //! Peers: which engines are known, and the links to them.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -36,6 +35,8 @@ pub(super) struct Peer {
     pub given_token: Option<u128>,
     /// The user of this engine has named its address; otherwise a peer has.
     pub chosen: bool,
+    /// The transport of its last link that was open.
+    pub transport: Option<Transport>,
     /// What went over its links that have ended.
     pub traffic: Traffic,
 }
@@ -134,6 +135,7 @@ impl<E: Env> Proto<E> {
             resumption_token: None,
             given_token: None,
             chosen: false,
+            transport: None,
             traffic: Traffic::default(),
         })
     }
@@ -184,7 +186,9 @@ impl<E: Env> Proto<E> {
         let link = &mut self.links[id];
         link.peer = Some(peer);
         link.queue_frame(&Message::ResumptionToken { token }, &[]);
+        let transport = link.transport;
         let entry = &mut self.peers[peer];
+        entry.transport = Some(transport);
         let before = entry.incarnation.replace(hello.incarnation);
         // Another engine may have taken over the address and claim the incarnation, which is no secret.
         if before != Some(hello.incarnation) || hello.resumption_token != Some(token) {
@@ -269,17 +273,15 @@ impl<E: Env> Proto<E> {
         if let Some(known) = self.proved(hello) {
             return known;
         }
-        let on_this_host = |ip: IpAddr| ip.is_loopback() || self.host_ips.contains(&ip);
         let plausible = |address: &Address| match (address.socket(), remote.socket()) {
             (Some(claimed), Some(seen)) => claimed.ip() == seen.ip(),
-            (Some(claimed), None) => remote.scheme() == Transport::Shm && on_this_host(claimed.ip()),
+            (Some(_), None) => remote.scheme() == Transport::Shm && self.interfaces.have(address),
             _ => address.scheme() == remote.scheme(),
         };
         let mut addresses: Vec<Address> = hello.addresses.iter().map(|address| address.seen_from(remote)).collect();
         if remote.scheme() == Transport::Shm {
             // An engine that listens on all interfaces of this host is reached at each of its addresses.
-            let at_host = |claimed: &Address| self.host_ips.iter().filter_map(|ip| claimed.on_interface(*ip)).collect::<Vec<_>>();
-            addresses.extend(hello.addresses.iter().flat_map(at_host));
+            addresses.extend(hello.addresses.iter().flat_map(|claimed| self.interfaces.each_of(claimed)));
         }
         addresses.retain(plausible);
         // Either the peer at that address has been replaced, or the claim is false.

@@ -1,15 +1,15 @@
 //! What peers and connections have counted, and what is in progress: for statistics, and for a dump of an engine that hangs.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::calls::InboundRequest;
 use super::link::{LinkState, PeerLink};
-use super::traffic::{Traffic, TransportStats, TransportTable, nanoseconds};
-use super::{Env, LinkId, Memory, PeerTag, Proto};
+use super::traffic::{PeerCalls, Traffic, TransportStats};
+use super::{Env, LinkId, Memory, PeerId, Proto};
+use crate::latency::{Latency, nanoseconds};
 use crate::{Address, Transport};
 
 /// A peer and what went over its connections, as [`Stats`](crate::Stats) has it. A peer that is not connected, and to which the
@@ -27,6 +27,10 @@ pub struct PeerStats {
     pub handling: u64,
     /// What went over its connections, one after the other.
     pub traffic: Traffic,
+    /// The time from a call of this engine until its response had arrived, as in [`CallStats`](crate::CallStats).
+    pub time: Latency,
+    /// How many calls of this engine to the peer have failed, by the name of the [`Error`](crate::Error).
+    pub errors: BTreeMap<String, u64>,
 }
 
 /// The direction of a transfer, as seen by the engine that makes it.
@@ -205,28 +209,30 @@ impl<E: Env> Proto<E> {
         }
     }
 
-    /// The counts of each transport.
-    pub(crate) fn transport_stats(&self) -> Vec<TransportStats> {
-        let mut all = TransportTable(self.transports.0.clone());
-        for link in self.links.values() {
-            all.of(link.transport).traffic.add(&link.traffic);
+    /// The counts of each transport, and of each peer that is known. `calls`: those to each peer, where they are measured.
+    pub(crate) fn connection_stats(&self, calls: &HashMap<PeerId, PeerCalls>) -> (Vec<TransportStats>, Vec<PeerStats>) {
+        let mut transports = self.transports.clone();
+        let mut by_transport: HashMap<Transport, PeerCalls> = HashMap::new();
+        let mut peers = HashMap::new();
+        for (id, peer) in &self.peers {
+            let calls = calls.get(&id);
+            if let (Some(transport), Some(calls)) = (peer.transport, calls) {
+                by_transport.entry(transport).or_default().add(calls);
+            }
+            let stats = PeerStats {
+                address: peer.tag.address.clone(),
+                transport: None,
+                waiting: 0,
+                handling: 0,
+                traffic: peer.traffic,
+                time: calls.map(|calls| Latency::new(&calls.time)).unwrap_or_default(),
+                errors: calls.map(|calls| calls.errors.clone()).unwrap_or_default(),
+            };
+            peers.insert(id, stats);
         }
-        all.0.sort_by_key(|stats| stats.transport);
-        all.0
-    }
-
-    /// The counts of each peer that is known.
-    pub(crate) fn peer_stats(&self) -> Vec<PeerStats> {
-        let new = |tag: &Arc<PeerTag>, traffic| PeerStats {
-            address: tag.address.clone(),
-            transport: None,
-            waiting: 0,
-            handling: 0,
-            traffic,
-        };
-        let mut all: HashMap<_, PeerStats> = self.peers.iter().map(|(id, peer)| (id, new(&peer.tag, peer.traffic))).collect();
         for link in self.links.values() {
-            let Some(stats) = link.peer.and_then(|peer| all.get_mut(&peer)) else { continue };
+            transports.of(link.transport).traffic.add(&link.traffic);
+            let Some(stats) = link.peer.and_then(|peer| peers.get_mut(&peer)) else { continue };
             stats.traffic.add(&link.traffic);
             stats.waiting += link.pending as u64;
             stats.handling += link.requests.len() as u64;
@@ -234,9 +240,15 @@ impl<E: Env> Proto<E> {
                 stats.transport = Some(link.transport);
             }
         }
-        let mut all: Vec<PeerStats> = all.into_values().collect();
-        all.sort_by(|a, b| a.address.cmp(&b.address));
-        all
+        for (transport, PeerCalls { time, errors }) in by_transport {
+            let stats = transports.of(transport);
+            (stats.time, stats.errors) = (Latency::new(&time), errors);
+        }
+        let mut transports = transports.0;
+        transports.sort_by_key(|stats| stats.transport);
+        let mut peers: Vec<PeerStats> = peers.into_values().collect();
+        peers.sort_by(|a, b| a.address.cmp(&b.address));
+        (transports, peers)
     }
 
     /// How many regions are exposed, and their bytes.

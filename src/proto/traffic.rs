@@ -1,23 +1,11 @@
 //! Counts of what goes over connections.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Transport;
-
-/// Durations as numbers, for what people read as JSON.
-pub(crate) mod nanoseconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        u64::deserialize(deserializer).map(Duration::from_nanos)
-    }
-}
+use crate::latency::{Histogram, Latency};
 
 /// What went over connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,17 +60,46 @@ pub struct TransportStats {
     pub ended: u64,
     /// What went over them, including those that have ended.
     pub traffic: Traffic,
+    /// The time from a call of this engine until its response had arrived, as in [`CallStats`](crate::CallStats): of calls to
+    /// peers that were last connected by this transport.
+    pub time: Latency,
+    /// How many of these calls have failed, by the name of the [`Error`](crate::Error).
+    pub errors: BTreeMap<String, u64>,
+}
+
+/// The calls of this engine to one peer that have ended.
+#[derive(Default)]
+pub(crate) struct PeerCalls {
+    pub time: Histogram,
+    /// Errors by their names.
+    pub errors: BTreeMap<String, u64>,
+}
+
+impl PeerCalls {
+    pub(super) fn add(&mut self, other: &PeerCalls) {
+        self.time.add(&other.time);
+        other.errors.iter().for_each(|(kind, count)| *self.errors.entry(kind.clone()).or_default() += count);
+    }
 }
 
 /// The counts of each transport that has had a connection.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct TransportTable(pub Vec<TransportStats>);
 
 impl TransportTable {
     pub(super) fn of(&mut self, transport: Transport) -> &mut TransportStats {
         let index = self.0.iter().position(|known| known.transport == transport).unwrap_or_else(|| {
-            let traffic = Traffic::default();
-            self.0.push(TransportStats { transport, open: 0, dialled: 0, accepted: 0, failed: 0, ended: 0, traffic });
+            self.0.push(TransportStats {
+                transport,
+                open: 0,
+                dialled: 0,
+                accepted: 0,
+                failed: 0,
+                ended: 0,
+                traffic: Traffic::default(),
+                time: Latency::default(),
+                errors: BTreeMap::new(),
+            });
             self.0.len() - 1
         });
         &mut self.0[index]

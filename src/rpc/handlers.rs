@@ -154,7 +154,9 @@ impl HandlerBase {
     ) -> Option<T> {
         let (request, RequestContent { link, leases, body }) = Request::new(shared, incoming);
         let responder = Responder::<R>::new(request, self.side.clone());
-        calling::note_received(body.len());
+        if responder.side.calls.is_some() {
+            calling::note_received(body.len());
+        }
         shared.tell_monitor(|monitor| monitor.handler_begins(&responder.request.monitored()));
         let declaration = responder.request().declaration();
         // Checked outside of `decoding`: tracing the type decodes synthetic values, and bulks among them must not take over the
@@ -576,7 +578,7 @@ impl Request {
         let kind = error.map(Error::kind);
         match &side.calls {
             // On the thread that runs the handler, which counts it when the handler returns.
-            _ if side.answers == AnswerTime::OnReturn => calling::note_sent(sent, kind),
+            Some(_) if side.answers == AnswerTime::OnReturn => calling::note_sent(sent, kind),
             Some(calls) => calls.answered(sent, kind, arrived.map_or(0, |arrived| nanos(arrived.elapsed()))),
             None => {}
         }

@@ -300,7 +300,9 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
             };
             start(spec, now).map_err(|failure| self.target.error(failure))
         });
-        beginning.at = shared.core.clock();
+        if shared.statistics.is_on() {
+            beginning.at = shared.core.clock();
+        }
         let started = started.inspect_err(|error| self.target.note_end(&beginning, None, 0, Some(error)))?;
         Ok((completion, started, beginning, deadline))
     }
@@ -381,7 +383,7 @@ impl CallTarget {
         }
         if self.shared.statistics.is_on() {
             self.info.calls.record(&EndedCall {
-                path: CallPath { provider: self.endpoint.provider_id(), parent: beginning.parent },
+                path: CallPath { peer: self.endpoint.peer(), provider: self.endpoint.provider_id(), parent: beginning.parent },
                 sent: beginning.sent,
                 received,
                 time: ended.map(|ended| ended.saturating_sub(beginning.at)),

@@ -1,5 +1,6 @@
 //! One engine of a test: its protocol, and what the protocol has output.
 
+use crate::address::Interfaces;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -114,7 +115,7 @@ impl Host {
         seed[..8].copy_from_slice(&incarnation.to_le_bytes());
         let mut proto = Proto::new(config.clone(), incarnation, seed);
         if listens {
-            proto.set_addresses(vec![address.clone()], Vec::new());
+            proto.set_addresses(vec![address.clone()], &Interfaces::default());
         }
         Host {
             proto,

@@ -1,5 +1,6 @@
 //! Connections that are lost, and engines that are replaced.
 
+use crate::address::Interfaces;
 use std::time::Duration;
 
 use super::env::{Mem, pattern};
@@ -248,7 +249,7 @@ fn engine_with_two_addresses_is_reached_by_both() {
     net.hosts[0].echo = true;
     let second: crate::Address = "tcp://10.0.0.2:7001".parse().unwrap();
     let both = vec![net.hosts[1].address.clone(), second.clone()];
-    net.hosts[1].proto.set_addresses(both, Vec::new());
+    net.hosts[1].proto.set_addresses(both, &Interfaces::default());
     let op = net.call(0, 1, call("one"));
     net.settle();
     net.hosts[0].body(op);
@@ -279,7 +280,7 @@ fn peer_on_this_host_is_found_at_the_address_of_an_interface() {
     ] {
         let mut net = Net::new(1);
         let own = vec!["tcp://0.0.0.0:7000".parse().unwrap()];
-        net.hosts[0].proto.set_addresses(own, ["10.0.0.5".parse().unwrap()]);
+        net.hosts[0].proto.set_addresses(own, &Interfaces::of(["tcp://10.0.0.5:7000".parse().unwrap()]));
         let address: crate::Address = address.parse().unwrap();
         let looked_up = net.hosts[0].proto.lookup(&address);
         let raw = net.raw_dial_from(0, "shm://");

@@ -7,6 +7,7 @@ use super::raw::Raw;
 use super::wire::{self, HandshakeMessage, ParsedHandshake, VERSIONS};
 use super::{Config, Failure};
 use crate::Address;
+use crate::address::Interfaces;
 
 /// This many hosts, which all have the same key.
 fn keyed(hosts: usize) -> Net {
@@ -157,7 +158,7 @@ fn engine_with_a_key_that_dials_itself_is_accepted() {
     for everywhere in [false, true] {
         let mut net = keyed(1);
         if everywhere {
-            net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()], Vec::new());
+            net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()], &Interfaces::default());
         }
         for text in ["there", "and again"] {
             let op = net.call(0, 0, call(text));
@@ -172,7 +173,7 @@ fn engine_with_a_key_that_dials_itself_is_accepted() {
 #[test]
 fn proof_reflected_from_the_same_port_elsewhere_is_refused() {
     let mut net = keyed(1);
-    net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()], Vec::new());
+    net.hosts[0].proto.set_addresses(vec!["tcp://0.0.0.0:7000".parse().unwrap()], &Interfaces::default());
     let (_, out) = dialled(&mut net, 0, 7000);
     let accepted = net.raw_dial(0);
     relay(&mut net, [out, accepted]);

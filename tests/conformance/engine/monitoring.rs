@@ -1,11 +1,12 @@
 //! Monitoring: statistics, hooks, and the dump of what is in progress.
 
 use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use calomel::{
-    Bulk, BulkMode, CallStats, Engine, Error, HandlerStats, Monitor, MonitoredCall, MonitoredTransfer, Request, RequestState,
-    Responder, Stats, TransferDirection,
+    Bulk, BulkMode, CallStats, Endpoint, Engine, Error, HandlerStats, Monitor, MonitoredCall, MonitoredTransfer, Request,
+    RequestState, Responder, Stats, TransferDirection,
 };
 
 use crate::support::{BOUND, Net, Pair, eventually};
@@ -209,6 +210,30 @@ fn one_way_calls_and_cancelled_ones_are_counted(net: &Net) {
     eventually("all are handled", || handler_of(&server.stats(), "note", 0).calls == 5);
 }
 
+fn calls_are_timed_and_errors_are_counted_by_peer_and_transport(net: &Net) {
+    let (client, quick, slow) = (net.client(), net.server(), net.server());
+    quick.define("work", |_: &Request, ()| ()).unwrap();
+    slow.define("work", |_: &Request, ()| thread::sleep(Duration::from_millis(20))).unwrap();
+    let work = client.procedure::<(), ()>("work");
+    let missing = client.procedure::<(), ()>("missing");
+    let (to_quick, to_slow) = (client.lookup(quick.address()).unwrap(), client.lookup(slow.address()).unwrap());
+    for _ in 0..3 {
+        work.on(&to_quick).call(&()).unwrap();
+        work.on(&to_slow).call(&()).unwrap();
+    }
+    missing.on(&to_slow).call(&()).unwrap_err();
+    let stats = client.stats();
+    assert_eq!(stats.calls.iter().map(|call| call.calls).collect::<Vec<_>>(), [1, 6], "peers are counted together");
+    let peer = |endpoint: &Endpoint| stats.peers.iter().find(|peer| peer.address == endpoint.address()).unwrap();
+    let (quick, slow) = (peer(&to_quick), peer(&to_slow));
+    assert_eq!((quick.time.count, quick.errors.len()), (3, 0));
+    assert_eq!((slow.time.count, slow.errors.clone()), (4, [("NoSuchProcedure".to_owned(), 1)].into()));
+    assert!(slow.time.max >= Duration::from_millis(20) && slow.time.p50 >= Duration::from_millis(20), "{:?}", slow.time);
+    let times = stats.transports.iter().map(|transport| transport.time.count).sum::<u64>();
+    let errors: Vec<_> = stats.transports.iter().flat_map(|transport| transport.errors.clone()).collect();
+    assert_eq!((times, errors), (7, vec![("NoSuchProcedure".to_owned(), 1)]));
+}
+
 fn nothing_is_measured_where_that_is_turned_off(net: &Net) {
     let Pair { server, client, to_server } = net.pair_with(|builder| builder.statistics(false));
     server.define("sum", |_: &Request, (x, y): (i32, i32)| x + y).unwrap();
@@ -366,6 +391,7 @@ suite!(
     a_nested_call_knows_the_procedure_that_makes_it,
     transfers_peers_and_memory_are_counted,
     one_way_calls_and_cancelled_ones_are_counted,
+    calls_are_timed_and_errors_are_counted_by_peer_and_transport,
     nothing_is_measured_where_that_is_turned_off,
     peers_get_statistics_where_that_is_allowed,
     statistics_for_peers_are_bounded,

@@ -12,7 +12,7 @@ use crate::proto::LeaseRange;
 use crate::proto::wire::{self, Frame, Message};
 use crate::shape::{DeclarationNumbers, Encoded, Knowledge};
 use crate::transport::{Capabilities, Link, LinkKey, Sink, TransportDriver};
-use crate::{Address, BulkMode, Endpoint, Engine, Request, Result, Transport};
+use crate::{Address, BulkMode, Endpoint, Engine, EngineBuilder, Request, Result, Transport};
 
 /// Typical arguments: numbers, a text, a list.
 type Arguments = (u64, f64, String, Vec<u32>);
@@ -119,7 +119,10 @@ fn decode_record() {
 /// A client and a server that are driven by this thread.
 fn by_hand(listen: &str, scheme: Transport) -> Result<(Engine, Engine, Endpoint)> {
     // The ring's and the kernel's copy would be chosen by their pace.
-    let builder = || Engine::builder().same_host_upgrade(false).shm_kernel_copy(false);
+    by_hand_from(|| Engine::builder().same_host_upgrade(false).shm_kernel_copy(false), listen, scheme)
+}
+
+fn by_hand_from(builder: impl Fn() -> EngineBuilder, listen: &str, scheme: Transport) -> Result<(Engine, Engine, Endpoint)> {
     let server = builder().listen(listen).build()?;
     server.define("sum", |_: &Request, (x, y): (u64, u64)| x + y)?;
     server.define("record", |_: &Request, record: Record| record)?;
@@ -152,6 +155,16 @@ fn loop_call() -> Result<()> {
 #[test]
 fn shm_call() -> Result<()> {
     calls("shm://", Transport::Shm)
+}
+
+/// What [`EngineBuilder::statistics`] takes is the difference to `shm_call`.
+#[test]
+fn shm_call_without_statistics() -> Result<()> {
+    let builder = || Engine::builder().same_host_upgrade(false).shm_kernel_copy(false).statistics(false);
+    let (_server, client, peer) = by_hand_from(builder, "shm://", Transport::Shm)?;
+    let sum = client.procedure::<(u64, u64), u64>("sum").on(&peer);
+    repeat(|| assert_eq!(sum.call(black_box(&(40, 2))).unwrap(), 42));
+    Ok(())
 }
 
 /// The kernel's part does not count.
