@@ -203,6 +203,7 @@ mod tests;
 mod text;
 #[cfg(feature = "tls")]
 mod tls;
+mod trace_context;
 mod transport;
 
 pub use address::{Address, Transport};
@@ -233,6 +234,7 @@ pub use rpc::{
 };
 #[cfg(feature = "tls")]
 pub use tls::Tls;
+pub use trace_context::TraceContext;
 
 /// Makes a client and a server of a trait: one declaration for both sides. Needs the feature `macros`.
 ///
