@@ -378,6 +378,8 @@ mod book {
     struct Performance;
     #[doc = include_str!("../docs/src/monitoring.md")]
     struct Monitoring;
+    #[doc = include_str!("../docs/src/tracing.md")]
+    struct Tracing;
     #[doc = include_str!("../docs/src/security.md")]
     struct Security;
     #[doc = include_str!("../docs/src/mochi.md")]

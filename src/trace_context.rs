@@ -152,7 +152,8 @@ mod tests {
         let zero_trace = "00-00000000000000000000000000000000-b7ad6b7169203331-01";
         let zero_span = "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01";
         let invalid = [TEXT.replacen("00", "ff", 1), TEXT.to_uppercase(), format!("{TEXT}-00"), TEXT.replace('7', "g")];
-        for text in ["", "00", "00---", zero_trace, zero_span, &TEXT[..54]].into_iter().chain(invalid.iter().map(String::as_str)) {
+        for text in ["", "00", "00---", zero_trace, zero_span, &TEXT[..54]].into_iter().chain(invalid.iter().map(String::as_str))
+        {
             assert_eq!(TraceContext::parse(text, ""), None, "{text}");
         }
         assert_eq!(TraceContext::parse(&TEXT.replace('7', "ü"), ""), None);

@@ -150,7 +150,7 @@ fn spans_have_the_fields_of_the_book() {
                 assert_eq!(span.field(field), expected, "{field} of {span:?}");
             }
             assert!(!span.field("peer").is_empty());
-            let book = include_str!("../docs/src/monitoring.md");
+            let book = include_str!("../docs/src/tracing.md");
             for field in span.fields.0.keys() {
                 assert!(book.contains(&format!("`{field}`")), "the book does not tell of `{field}`");
             }
@@ -198,9 +198,11 @@ fn what_a_handler_does_is_within_its_span() {
         }
     });
     let mut inner_parents = Vec::new();
-    for (name, messages) in
-        [("closure", &["in the closure"][..]), ("future", &["in the future", "in the future, later"]), ("deferred", &["in the deferred one"])]
-    {
+    for (name, messages) in [
+        ("closure", &["in the closure"][..]),
+        ("future", &["in the future", "in the future, later"]),
+        ("deferred", &["in the deferred one"]),
+    ] {
         for call in closed("call", name, 2) {
             assert_eq!(call.parent, Some(outside_id));
         }

@@ -52,8 +52,8 @@ use crate::proto::{Incoming, RequestId};
 use crate::{Address, EngineConfig, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
 use listeners::Listeners;
-use log_limit::LogLimit;
 pub(crate) use listeners::Origin;
+use log_limit::LogLimit;
 
 /// The runtime within which async handlers are polled, so that its timers and sockets work in them: none, or one of tokio.
 #[derive(Clone, Default)]

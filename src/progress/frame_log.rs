@@ -69,7 +69,9 @@ fn details(message: &Message<'_>) -> String {
         Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size } => {
             let name = declaration.map(|declaration| format!(" `{}`", declaration.name)).unwrap_or_default();
             let (kind, leases) = (if *one_way { "one-way call" } else { "call" }, leases.count);
-            format!("{kind} {call}, procedure {procedure}{name}, provider {provider}, {size} bytes, {leases} bulks, {budget_us} us left")
+            format!(
+                "{kind} {call}, procedure {procedure}{name}, provider {provider}, {size} bytes, {leases} bulks, {budget_us} us left"
+            )
         }
         Message::Response { call, result, shape: BorrowedBytes(shape), leases, size } => {
             let declared = if shape.is_empty() { "" } else { " (declared)" };

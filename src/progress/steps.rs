@@ -668,7 +668,7 @@ fn log(line: &Log) {
         Log::Limit { what, reason, count } => tracing::warn!(target: "calomel::limits", count, reason, "{what}"),
         Log::Dropped { peer, name, reason, count } => {
             let peer = peer.as_ref().map(ToString::to_string);
-            tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "one-way call lost");
+            tracing::warn!(target: "calomel::rpc", peer, procedure = name, %reason, count, "one-way call lost");
         }
         Log::DroppedExposure { peer, size, count } => {
             let reason = "a peer holds a bulk of it: wait for `Exposed::released`, or `reclaim` it";

@@ -636,7 +636,8 @@ impl<E: Env> Proto<E> {
             Message::Echo { call } => self.handle_echo(id, call),
             Message::Identify { call, provider } => self.handle_identify(id, call, provider),
             Message::TraceContext { trace_id, parent_id, flags, state } => {
-                let trace = TraceContext::received(trace_id, parent_id, flags, state).map_err(|reason| broken(reason.to_owned()))?;
+                let trace =
+                    TraceContext::received(trace_id, parent_id, flags, state).map_err(|reason| broken(reason.to_owned()))?;
                 self.links[id].trace = Some(Arc::new(trace));
             }
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),

@@ -44,8 +44,8 @@ use rand::{Rng as _, SeedableRng as _};
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
-use crate::{Address, TraceContext};
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
+use crate::{Address, TraceContext};
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};

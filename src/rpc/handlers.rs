@@ -351,7 +351,7 @@ where
                 if answered.is_ok() {
                     let error = request.error(Failure::Refused(status));
                     request.note_end(&base.side, 0, arrived, Some(&error));
-                    span.end(&request, Some(&error));
+                    span.end(|| request.monitored(), Some(&error));
                 }
             }
         }
@@ -454,7 +454,7 @@ fn panicked(request: &Request, panic: &(dyn Any + Send)) -> Status {
     let message = Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned()));
     tracing::error!(
         target: "calomel::handler", procedure = request.procedure(), provider = request.provider_id(),
-        peer = %request.endpoint().address(), message, "a handler panicked"
+        peer = %request.endpoint().address(), panic = message, "a handler panicked"
     );
     Status::Panicked(message)
 }
@@ -493,7 +493,7 @@ pub struct Request {
     provider: u16,
     deadline: Option<Instant>,
     one_way: bool,
-    pub(super) trace: Option<Arc<TraceContext>>,
+    trace: Option<Arc<TraceContext>>,
 }
 
 impl Request {
@@ -546,6 +546,12 @@ impl Request {
     /// True when the call is one-way: the caller gets no response.
     pub fn is_one_way(&self) -> bool {
         self.one_way
+    }
+
+    /// The trace that the call belongs to, and the caller's span in it, where the caller has sent them. With the feature
+    /// `opentelemetry` the handler's span is a part of that trace.
+    pub fn trace_context(&self) -> Option<&TraceContext> {
+        self.trace.as_deref()
     }
 
     fn declaration(&self) -> &Declaration<EngineEnv> {
@@ -627,7 +633,7 @@ pub struct Responder<R> {
 
 impl<R> Responder<R> {
     fn new(request: Request, side: Arc<RespondingSide>) -> Responder<R> {
-        let span = HandlerSpan::begin(&request);
+        let span = HandlerSpan::begin(request.engine.shared(), || request.monitored(), request.trace_context());
         Responder { request, side, span, answered: false, _result: PhantomData }
     }
 
@@ -680,7 +686,7 @@ impl<R> Responder<R> {
         match shared.core.exec(|proto| proto.respond(request.id, Ok(reply))) {
             Ok(()) => {
                 request.note_end(&self.side, sent, arrived, None);
-                self.span.end(request, None);
+                self.span.end(|| request.monitored(), None);
                 shared.finalizing().recheck();
                 Ok(())
             }
@@ -693,7 +699,7 @@ impl<R> Responder<R> {
     fn not_answered(&self, sent: usize, arrived: Option<Instant>, failure: Failure) -> Error {
         let error = self.request.error(failure);
         self.request.note_end(&self.side, sent, arrived, Some(&error));
-        self.span.end(&self.request, Some(&error));
+        self.span.end(|| self.request.monitored(), Some(&error));
         self.request.engine.shared().finalizing().recheck();
         error
     }
@@ -708,7 +714,7 @@ impl<R> Responder<R> {
         let answered = shared.core.exec(|proto| proto.respond(request.id, Err(status))).map_err(|failure| request.error(failure));
         let error = answered.as_ref().err().unwrap_or(&refusal);
         request.note_end(&self.side, 0, arrived, Some(error));
-        self.span.end(request, Some(error));
+        self.span.end(|| request.monitored(), Some(error));
         shared.finalizing().recheck();
         answered
     }

@@ -9,8 +9,7 @@ use tracing::level_filters::{LevelFilter, STATIC_MAX_LEVEL};
 use tracing::span::Entered;
 use tracing::{Level, Span};
 
-use super::handlers::Request;
-use crate::engine::{Endpoint, EngineShared};
+use crate::engine::{Endpoint, EngineShared, MonitoredCall};
 use crate::{Error, TraceContext};
 
 /// The level of the spans.
@@ -146,21 +145,24 @@ struct OpenHandler {
 impl HandlerSpan {
     /// A handler begins.
     #[inline]
-    pub(super) fn begin(request: &Request) -> HandlerSpan {
-        if !is_on() && request.engine().shared().config.slow_calls.is_none() {
+    pub(super) fn begin<'a>(
+        shared: &EngineShared,
+        call: impl FnOnce() -> MonitoredCall<'a>,
+        trace: Option<&TraceContext>,
+    ) -> HandlerSpan {
+        if !is_on() && shared.config.slow_calls.is_none() {
             return HandlerSpan(None);
         }
-        HandlerSpan::open(request)
+        HandlerSpan::open(shared, &call(), trace)
     }
 
     #[cold]
-    fn open(request: &Request) -> HandlerSpan {
-        let began = request.engine().shared().config.slow_calls.map(|_| Instant::now());
-        let (procedure, peer) = (request.procedure(), request.endpoint().address());
+    fn open(shared: &EngineShared, call: &MonitoredCall<'_>, trace: Option<&TraceContext>) -> HandlerSpan {
+        let began = shared.config.slow_calls.map(|_| Instant::now());
+        let MonitoredCall { procedure, provider, peer, one_way, .. } = *call;
         // Not a child of the current span: this thread may be one that waits in a call of the program meanwhile.
-        let (provider, one_way) = (request.provider_id(), request.is_one_way());
-        let span = rpc_span!("handle", "server", procedure, provider, peer, one_way, parent: None);
-        if let Some(trace) = request.trace_context() {
+        let span = rpc_span!("handle", "server", procedure, provider, peer.address(), one_way, parent: None);
+        if let Some(trace) = trace {
             continue_trace(&span, trace);
         }
         let wanted = began.is_some() || !span.is_disabled();
@@ -182,18 +184,19 @@ impl HandlerSpan {
 
     /// The call was answered, or a one-way call was handled.
     #[inline]
-    pub(super) fn end(&self, request: &Request, error: Option<&Error>) {
+    pub(super) fn end<'a>(&self, call: impl FnOnce() -> MonitoredCall<'a>, error: Option<&Error>) {
         if let Some(open) = &self.0 {
-            open.end(request, error);
+            open.end(&call(), error);
         }
     }
 }
 
 impl OpenHandler {
     #[cold]
-    fn end(&self, request: &Request, error: Option<&Error>) {
+    fn end(&self, call: &MonitoredCall<'_>, error: Option<&Error>) {
         record_end(&self.span, error);
-        let shared = request.engine().shared();
+        let MonitoredCall { procedure, provider, peer, .. } = *call;
+        let shared = peer.shared();
         let (Some(began), Some(threshold)) = (self.began, shared.config.slow_calls) else { return };
         let now = Instant::now();
         let took = now.saturating_duration_since(began);
@@ -202,18 +205,9 @@ impl OpenHandler {
         }
         let Some(omitted) = shared.slow_log.next(now) else { return };
         tracing::info!(
-            target: "calomel::rpc", parent: &self.span, procedure = request.procedure(), provider = request.provider_id(),
-            peer = %request.endpoint().address(), ?took, ?threshold, error = error.map(tracing::field::display), omitted,
-            "slow handler"
+            target: "calomel::rpc", parent: &self.span, procedure, provider, peer = %peer.address(), ?took, ?threshold,
+            error = error.map(tracing::field::display), omitted, "slow handler"
         );
-    }
-}
-
-impl Request {
-    /// The trace that the call belongs to, and the caller's span in it, where the caller has sent them. The feature
-    /// `opentelemetry` makes the handler's span a part of that trace.
-    pub fn trace_context(&self) -> Option<&TraceContext> {
-        self.trace.as_deref()
     }
 }
 

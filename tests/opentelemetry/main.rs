@@ -169,7 +169,9 @@ fn failed_call_has_failed_spans() {
     assert!(outcome.contains("no leaf today"), "{outcome}");
     let spans = chain.trace(&trace, |spans| spans.len() == 5);
     let (first, second) = ("relay to a failure", "failing leaf");
-    for (process, kind, name) in [("a", "Client", first), ("b", "Server", first), ("b", "Client", second), ("c", "Server", second)] {
+    for (process, kind, name) in
+        [("a", "Client", first), ("b", "Server", first), ("b", "Client", second), ("c", "Server", second)]
+    {
         let span = one(&spans, process, kind, name);
         assert!(span.status.starts_with("Error") && span.status.contains("no leaf today"), "{span:#?}");
     }

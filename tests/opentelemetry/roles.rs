@@ -32,7 +32,8 @@ pub fn run(role: &str) {
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("calomel"));
     // Those of this library, and of this program.
-    let wanted = Targets::new().with_target("calomel", LevelFilter::DEBUG).with_target(env!("CARGO_CRATE_NAME"), LevelFilter::INFO);
+    let wanted =
+        Targets::new().with_target("calomel", LevelFilter::DEBUG).with_target(env!("CARGO_CRATE_NAME"), LevelFilter::INFO);
     tracing_subscriber::registry().with(layer.with_filter(wanted)).init();
     let engine = match role {
         "a" => client(),
@@ -144,9 +145,7 @@ fn define_relays(engine: &Engine, next: &Endpoint) {
     engine.define_deferred("relay deferred", relay_deferred).unwrap();
     for (name, leaf_name) in [("relay to a failure", "failing leaf"), ("relay to a panic", "panicking leaf")] {
         let next = next.clone();
-        engine
-            .define_try(name, move |request: &Request, _: String| leaf(&next, request.engine(), leaf_name).call(&()))
-            .unwrap();
+        engine.define_try(name, move |request: &Request, _: String| leaf(&next, request.engine(), leaf_name).call(&())).unwrap();
     }
     // Attempts are not answered until their caller has given them up, but for the third.
     let attempts = Mutex::new(Vec::new());
