@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use calomel::{Error, Request, Responder, Retry, TraceContext};
 
-use crate::support::{BOUND, Net, Pair, block_on, patience};
+use crate::support::{BOUND, Gate, Net, Pair, block_on, patience};
 
 type Received = mpsc::Receiver<(&'static str, Option<TraceContext>)>;
 
@@ -111,4 +111,44 @@ fn trace_stays_with_its_call(net: &Net) {
     }
 }
 
-suite!(trace_travels_with_calls_of_every_kind, trace_stays_with_its_call);
+/// One-way calls whose values find no room are decoded again when there is some.
+fn trace_waits_with_a_call_that_waits_for_memory(net: &Net) {
+    let server = net.server_with(|builder| {
+        builder.max_message_size(1 << 20).max_bytes_in_flight_per_peer(4 << 20).max_bytes_in_flight(16 << 20).handler_threads(64)
+    });
+    let pair = Pair::of(server, net.client());
+    let (gate, (report, received)) = (Gate::default(), mpsc::channel());
+    let waits = gate.clone();
+    let hold = move |request: &Request, texts: Vec<String>| {
+        report.send((texts.len(), request.trace_context().cloned())).unwrap();
+        waits.wait();
+    };
+    pair.server.define("hold", hold).unwrap();
+    let next = || received.recv_timeout(patience() * BOUND).unwrap();
+    let hold = pair.client.procedure::<Vec<String>, ()>("hold").on(&pair.to_server).timeout(patience() * BOUND);
+    // Each takes a fifth of the memory, and more while it is decoded.
+    let start = |number| {
+        let pending = hold.clone().trace_context(trace(number)).start(&vec![String::new(); 118_000]).unwrap();
+        assert_eq!(next(), (118_000, Some(trace(number))));
+        pending
+    };
+    let holding: Vec<_> = (1..=5).map(start).collect();
+    for number in 6..=8 {
+        hold.clone().trace_context(trace(number)).notify(&vec![String::new(); 12_000 + usize::from(number)]).unwrap();
+    }
+    hold.notify(&vec![String::new(); 12_000]).unwrap();
+    pair.client.procedure::<(), ()>("there").on(&pair.to_server).call(&()).unwrap_err();
+    assert!(received.try_recv().is_err(), "there is room for none of them");
+    gate.open();
+    let mut found: Vec<_> = (0..4).map(|_| next()).collect();
+    found.sort_by_key(|(len, _)| *len);
+    let expected = [(12_000, None), (12_006, Some(trace(6))), (12_007, Some(trace(7))), (12_008, Some(trace(8)))];
+    assert_eq!(found, expected);
+    holding.into_iter().for_each(|pending| pending.wait().unwrap());
+}
+
+suite!(
+    trace_travels_with_calls_of_every_kind,
+    trace_stays_with_its_call,
+    trace_waits_with_a_call_that_waits_for_memory,
+);
