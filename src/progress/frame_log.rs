@@ -16,10 +16,11 @@ pub(super) fn is_on() -> bool {
     LevelFilter::TRACE <= STATIC_MAX_LEVEL && LevelFilter::TRACE <= LevelFilter::current()
 }
 
-/// Logs the messages in some bytes: whole pieces of a handshake, and whole frames. `direction`: sent, or received.
+/// Logs the messages in the first `len` bytes: whole pieces of a handshake, and whole frames. `direction`: sent, or received.
 #[cold]
-pub(super) fn log(direction: &'static str, link: LinkKey, mut bytes: &[u8]) {
-    let link = link.0;
+#[inline(never)]
+pub(super) fn log(direction: &'static str, link: LinkKey, bytes: &[u8], len: usize) {
+    let (link, mut bytes) = (link.0, bytes.get(..len).unwrap_or_default());
     while !bytes.is_empty() {
         let (message, details, len) = if bytes.starts_with(&MAGIC) {
             let rest = bytes.get(HANDSHAKE_PREFIX - 4..).and_then(|rest| rest.first_chunk::<4>());

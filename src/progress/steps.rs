@@ -352,7 +352,7 @@ impl Sink for CoreSink<'_> {
         self.step(|proto, now| match proto.consume(link, bytes, now) {
             Ok(consumed) => {
                 if frame_log::is_on() {
-                    frame_log::log("received", key, &bytes[..consumed.used]);
+                    frame_log::log("received", key, bytes, consumed.used);
                 }
                 proto.has_link(link).then_some(consumed)
             }
@@ -479,7 +479,7 @@ impl Core {
                 next.sent += payload.as_ref().map_or(0, |payload| payload.len);
                 let Some(found) = self.transport_link(link) else { return };
                 if frame_log::is_on() {
-                    frame_log::log("sent", key(link), &bytes);
+                    frame_log::log("sent", key(link), &bytes, bytes.len());
                 }
                 match found.send(bytes, payload) {
                     Sent::All(buffer) if next.sent >= TURN => {

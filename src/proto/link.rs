@@ -635,13 +635,18 @@ impl<E: Env> Proto<E> {
             Message::Shutdown { call } => self.handle_shutdown(id, call),
             Message::Echo { call } => self.handle_echo(id, call),
             Message::Identify { call, provider } => self.handle_identify(id, call, provider),
-            Message::TraceContext { trace_id, parent_id, flags, state } => {
-                let trace =
-                    TraceContext::received(trace_id, parent_id, flags, state).map_err(|reason| broken(reason.to_owned()))?;
-                self.links[id].trace = Some(Arc::new(trace));
-            }
+            Message::TraceContext { .. } => self.handle_trace_context(id, &message)?,
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
+        Ok(())
+    }
+
+    /// Kept until the next request. Most calls have none.
+    #[cold]
+    fn handle_trace_context(&mut self, id: LinkId, message: &Message<'_>) -> Result<(), Failure> {
+        let Message::TraceContext { trace_id, parent_id, flags, state } = *message else { return Ok(()) };
+        let trace = TraceContext::received(trace_id, parent_id, flags, state).map_err(|reason| broken(reason.to_owned()))?;
+        self.links[id].trace = Some(Arc::new(trace));
         Ok(())
     }
 

@@ -130,7 +130,7 @@ fn define_relays(engine: &Engine, next: &Endpoint) {
             // Ready later, so that the future is polled more than once.
             let started = leaf(&next, request.engine(), "leaf").start(&())?;
             leaf(&next, request.engine(), "note").notify_async(&()).await?;
-            calomel::Result::Ok(started.await?)
+            started.await
         }
     };
     engine.define_try_async("relay async", relay_async).unwrap();

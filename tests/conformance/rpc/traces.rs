@@ -147,8 +147,4 @@ fn trace_waits_with_a_call_that_waits_for_memory(net: &Net) {
     holding.into_iter().for_each(|pending| pending.wait().unwrap());
 }
 
-suite!(
-    trace_travels_with_calls_of_every_kind,
-    trace_stays_with_its_call,
-    trace_waits_with_a_call_that_waits_for_memory,
-);
+suite!(trace_travels_with_calls_of_every_kind, trace_stays_with_its_call, trace_waits_with_a_call_that_waits_for_memory,);
