@@ -292,6 +292,15 @@ impl EngineBuilder {
         self
     }
 
+    /// Logs the calls of this engine, and its handlers of peers' calls, that take this long or longer: at level INFO, with target
+    /// `calomel::rpc` and the procedure, its provider, the peer and the time, up to 100 lines a minute (default: none are logged).
+    /// A call takes the time from [`Call::call`](crate::Call::call) and its like to the arrival of the response, or until a
+    /// one-way call is sent; a handler that from its arguments to its response.
+    pub fn slow_calls(mut self, threshold: Duration) -> Self {
+        self.config.slow_calls = Some(threshold);
+        self
+    }
+
     /// Runs code of the program before and after each call, handler and transfer: see [`Monitor`]. There is one monitor; a
     /// later one replaces it.
     pub fn monitor(mut self, monitor: impl Monitor) -> Self {
@@ -436,7 +445,7 @@ impl EngineBuilder {
                     local_addresses: config.same_host_upgrade,
                 },
                 dial_filter: self.dial_filter,
-                measures: statistics.is_on(),
+                measures: statistics.is_on() || config.slow_calls.is_some(),
                 tcp: TcpOptions {
                     peer_timeout: config.peer_timeout,
                     #[cfg(feature = "tls")]

@@ -204,6 +204,7 @@ mod tests;
 mod text;
 #[cfg(feature = "tls")]
 mod tls;
+mod trace_context;
 mod transport;
 
 pub use address::{Address, Transport};
@@ -235,6 +236,7 @@ pub use rpc::{
 };
 #[cfg(feature = "tls")]
 pub use tls::Tls;
+pub use trace_context::TraceContext;
 
 /// Makes a client and a server of a trait: one declaration for both sides. Needs the feature `macros`.
 ///
@@ -378,6 +380,8 @@ mod book {
     struct Performance;
     #[doc = include_str!("../docs/src/monitoring.md")]
     struct Monitoring;
+    #[doc = include_str!("../docs/src/tracing.md")]
+    struct Tracing;
     #[doc = include_str!("../docs/src/security.md")]
     struct Security;
     #[doc = include_str!("../docs/src/mochi.md")]

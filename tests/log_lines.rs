@@ -91,6 +91,8 @@ fn faults_of_handlers_are_logged_with_their_procedures() {
             while !request.is_cancelled() {
                 std::thread::sleep(Duration::from_millis(5));
             }
+            // The deadline may pass here before it passes for the caller.
+            std::thread::sleep(Duration::from_millis(200));
         })
         .unwrap();
     let before = LINES.lock().unwrap().len();

@@ -164,6 +164,23 @@ pub(super) mod duration {
     }
 }
 
+pub(super) mod optional_duration {
+    use super::*;
+
+    /// A duration within an `Option`.
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
+    struct Within(#[serde(with = "super::duration")] Duration);
+
+    pub(in super::super) fn serialize<S: Serializer>(value: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.map(Within).serialize(serializer)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<Within>::deserialize(deserializer)?.map(|Within(duration)| duration))
+    }
+}
+
 /// A number of bytes.
 struct ByteSize(usize);
 

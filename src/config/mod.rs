@@ -120,6 +120,9 @@ pub struct EngineConfig {
     pub statistics: bool,
     /// [`EngineBuilder::remote_stats`](crate::EngineBuilder::remote_stats).
     pub remote_stats: bool,
+    /// [`EngineBuilder::slow_calls`](crate::EngineBuilder::slow_calls); `None`: they are not logged.
+    #[serde(with = "forms::optional_duration")]
+    pub slow_calls: Option<Duration>,
     /// A file whose content is the key of [`EngineBuilder::pre_shared_key`](crate::EngineBuilder::pre_shared_key): at least 16
     /// bytes. A line break at its end is not part of the key. The file is read when the engine is made.
     pub pre_shared_key_file: Option<PathBuf>,
@@ -190,6 +193,7 @@ impl Default for EngineConfig {
             remote_shutdown: false,
             statistics: true,
             remote_stats: false,
+            slow_calls: None,
             pre_shared_key_file: None,
             payload_checksums: false,
             bulk_connections: 1,
@@ -248,6 +252,7 @@ fields![
     remote_shutdown,
     statistics,
     remote_stats,
+    slow_calls,
     pre_shared_key_file,
     payload_checksums,
     bulk_connections,

@@ -36,6 +36,7 @@ const ROWS: &[(&str, &str, &str, Check)] = &[
     ("remote_shutdown", "true", "1", |c| c.remote_shutdown),
     ("statistics", "false", "0", |c| !c.statistics),
     ("remote_stats", "true", "1", |c| c.remote_stats),
+    ("slow_calls", r#""500ms""#, "500ms", |c| c.slow_calls == Some(Duration::from_millis(500))),
     ("pre_shared_key_file", r#""/k""#, "/k", |c| c.pre_shared_key_file == Some(PathBuf::from("/k"))),
     ("payload_checksums", "true", "true", |c| c.payload_checksums),
     ("bulk_connections", "16", "16", |c| c.bulk_connections == 16),

@@ -7,6 +7,7 @@ mod endpoint;
 mod finalize;
 mod foreign_copies;
 mod listeners;
+mod log_limit;
 mod messages;
 mod monitor;
 mod peer_event;
@@ -52,6 +53,7 @@ use crate::{Address, EngineConfig, Error, IntoAddress, Refusals, Result};
 use finalize::Finalizing;
 use listeners::Listeners;
 pub(crate) use listeners::Origin;
+use log_limit::LogLimit;
 
 /// The runtime within which async handlers are polled, so that its timers and sockets work in them: none, or one of tokio.
 #[derive(Clone, Default)]
@@ -91,6 +93,8 @@ pub(crate) struct EngineShared {
     pub authorize: Option<Authorize>,
     peer_hook: Option<PeerHook>,
     connection_log: ConnectionLog,
+    /// The lines about slow calls and handlers.
+    pub slow_log: LogLimit,
     pub statistics: Statistics,
     monitor: MonitorSlot,
     pub procedures: Procedures,
@@ -123,6 +127,7 @@ impl EngineShared {
             authorize: hooks.authorize,
             peer_hook: hooks.peer_hook,
             connection_log: ConnectionLog::default(),
+            slow_log: LogLimit::default(),
             monitor: MonitorSlot::new(hooks.monitor),
             statistics,
             procedures: Procedures::default(),

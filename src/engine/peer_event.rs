@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::log_limit::LogLimit;
 use super::{Endpoint, Engine, EngineShared};
 use crate::Error;
 use crate::progress::error_of;
 use crate::proto::{Failure, PeerTag};
-use crate::sync::Mutex;
 
 /// A change of the connection to a peer; see [`EngineBuilder::on_peer_event`](crate::EngineBuilder::on_peer_event).
 #[derive(Clone, Debug)]
@@ -28,45 +28,16 @@ pub enum PeerEvent {
 
 pub(crate) type PeerHook = Box<dyn Fn(PeerEvent) + Send + Sync>;
 
-/// Lines about connections that are logged in a [`LOG_PERIOD`]: a peer that connects again and again must not fill a disk.
-const LOG_LINES: u32 = 100;
-const LOG_PERIOD: Duration = Duration::from_secs(60);
-
-/// Which lines about connections are logged.
+/// The log lines about connections.
 #[derive(Default)]
-pub(super) struct ConnectionLog(Mutex<LoggedLines>);
-
-#[derive(Default)]
-struct LoggedLines {
-    /// Since when lines are counted.
-    since: Option<Instant>,
-    logged: u32,
-    /// Lines that were left out since the last one.
-    omitted: u64,
-}
-
-impl LoggedLines {
-    /// How many lines were left out before this one; `None` if it is left out, too.
-    fn next(&mut self, now: Instant) -> Option<u64> {
-        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= LOG_PERIOD) {
-            (self.since, self.logged) = (Some(now), 0);
-        }
-        if self.logged == LOG_LINES {
-            self.omitted += 1;
-            return None;
-        }
-        self.logged += 1;
-        Some(std::mem::take(&mut self.omitted))
-    }
-}
+pub(super) struct ConnectionLog(LogLimit);
 
 impl ConnectionLog {
     fn write(&self, event: &PeerEvent) {
         if !tracing::enabled!(target: "calomel::engine", tracing::Level::INFO) {
             return;
         }
-        let next = self.0.lock().next(Instant::now());
-        let Some(omitted) = next else { return };
+        let Some(omitted) = self.0.next(Instant::now()) else { return };
         match event {
             PeerEvent::Connected(endpoint) => {
                 let transport = endpoint.transport().map(tracing::field::display);
@@ -107,24 +78,5 @@ impl Engine {
         }
         let tags = self.shared.core.with_proto(|proto| proto.connected_peers());
         tags.into_iter().map(|tag| Endpoint::new(self.shared.clone(), tag, 0)).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_beyond_the_limit_are_counted_and_told_later() {
-        let mut lines = LoggedLines::default();
-        let begin = Instant::now();
-        for _ in 0..LOG_LINES {
-            assert_eq!(lines.next(begin), Some(0));
-        }
-        for _ in 0..3 {
-            assert_eq!(lines.next(begin + LOG_PERIOD / 2), None);
-        }
-        assert_eq!(lines.next(begin + LOG_PERIOD), Some(3));
-        assert_eq!(lines.next(begin + LOG_PERIOD), Some(0));
     }
 }

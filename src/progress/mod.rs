@@ -11,6 +11,7 @@ mod drive;
 mod driver_lock;
 mod external;
 mod failure;
+mod frame_log;
 mod link_table;
 mod polls;
 mod steps;

@@ -15,7 +15,7 @@ use std::time::Instant;
 use slotmap::Key;
 
 use super::workers::Job;
-use super::{Core, EngineEnv, OperationOutcome, UNSENT, completion};
+use super::{Core, EngineEnv, OperationOutcome, UNSENT, completion, frame_log};
 use crate::deferred_log::{self, defer};
 use crate::memory::Slice;
 use crate::proto::{self, LinkId, Log, Output, Proto};
@@ -350,7 +350,12 @@ impl Sink for CoreSink<'_> {
     fn bytes(&mut self, key: LinkKey, bytes: &[u8]) -> Option<Consumed<Slice>> {
         let link = link_id(key);
         self.step(|proto, now| match proto.consume(link, bytes, now) {
-            Ok(consumed) => proto.has_link(link).then_some(consumed),
+            Ok(consumed) => {
+                if frame_log::is_on() {
+                    frame_log::log("received", key, bytes, consumed.used);
+                }
+                proto.has_link(link).then_some(consumed)
+            }
             Err(failure) => {
                 proto.fail_link(link, failure);
                 None
@@ -473,6 +478,9 @@ impl Core {
             Output::Transmit { link, bytes, payload } => {
                 next.sent += payload.as_ref().map_or(0, |payload| payload.len);
                 let Some(found) = self.transport_link(link) else { return };
+                if frame_log::is_on() {
+                    frame_log::log("sent", key(link), &bytes, bytes.len());
+                }
                 match found.send(bytes, payload) {
                     Sent::All(buffer) if next.sent >= TURN => {
                         {
@@ -660,7 +668,7 @@ fn log(line: &Log) {
         Log::Limit { what, reason, count } => tracing::warn!(target: "calomel::limits", count, reason, "{what}"),
         Log::Dropped { peer, name, reason, count } => {
             let peer = peer.as_ref().map(ToString::to_string);
-            tracing::warn!(target: "calomel::rpc", peer, name, %reason, count, "one-way call lost");
+            tracing::warn!(target: "calomel::rpc", peer, procedure = name, %reason, count, "one-way call lost");
         }
         Log::DroppedExposure { peer, size, count } => {
             let reason = "a peer holds a bulk of it: wait for `Exposed::released`, or `reclaim` it";

@@ -17,6 +17,7 @@ use super::{
     Answer, Body, CallId, Declaration, EngineStage, Env, Failure, Incoming, LeaseRange, LinkId, Memory, Output, PeerId, Proto,
     RequestId, broken, wire_id,
 };
+use crate::TraceContext;
 
 /// ```text
 ///   sent ──▶ answered with a small result / refused / timed out / cancelled / link lost ──▶ done
@@ -105,6 +106,8 @@ pub(crate) struct CallSpec<'a, E: Env> {
     pub content: OutgoingBody<'a, E::Memory>,
     pub leases: Vec<E::Lease>,
     pub deadline: Instant,
+    /// The trace that it belongs to.
+    pub trace: Option<&'a TraceContext>,
     /// Whether the protocol has to watch the deadline; else the waiter does.
     pub timed: bool,
     pub one_way: bool,
@@ -117,7 +120,7 @@ impl<E: Env> CallSpec<'_, E> {
         let OutgoingBody::Small(body) = self.content else { return None };
         let declared = self.name.len() + self.shape.len();
         let own = if link.declared.has_number(self.procedure, declared) { 0 } else { declared };
-        let cost = body.len() + own;
+        let cost = body.len() + own + state_len(self.trace);
         (cost <= MAX_COST).then_some(cost as u32)
     }
 }
@@ -136,6 +139,11 @@ fn check_leases(leases: LeaseRange, size: u64) -> Result<(), Failure> {
         return Err(broken(format!("{} leases with a message of {size} bytes", leases.count)));
     }
     Ok(())
+}
+
+/// What a trace context adds to the cost of a request: all of it but what each one has.
+fn state_len(trace: Option<&TraceContext>) -> usize {
+    trace.map_or(0, |trace| trace.state().len())
 }
 
 /// Longest time limit that travels with a call; longer ones are cut to this.
@@ -164,6 +172,8 @@ pub(super) struct InboundRequest<E: Env> {
     pub wants: usize,
     pub parked: Option<Box<Incoming<E>>>,
     pub body: Option<InboundBody<E>>,
+    /// Until the handler has it.
+    trace: Option<Arc<TraceContext>>,
 }
 
 impl<E: Env> InboundRequest<E> {
@@ -242,6 +252,9 @@ impl<E: Env> Proto<E> {
             leases,
             size: size as u64,
         };
+        if let Some(trace) = spec.trace {
+            link.queue_trace(trace);
+        }
         link.queue_frame(&message, spec.content.inline());
         link.pending += 1;
         link.traffic.calls += 1;
@@ -337,10 +350,12 @@ impl<E: Env> Proto<E> {
             return Ok(());
         };
         // Also if the request is refused: later ones use the number.
-        let declaration = self.links[id].declarations.procedure(procedure, declaration)?;
+        let link = &mut self.links[id];
+        let trace = link.trace.take();
+        let declaration = link.declarations.procedure(procedure, declaration)?;
         check_leases(leases, size)?;
         let own = if procedure == 0 { declaration.name.len() + declaration.shape.len() } else { 0 };
-        let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(own);
+        let cost = usize::try_from(size).unwrap_or(usize::MAX).saturating_add(own + state_len(trace.as_deref()));
         let one_way = if one_way {
             Some(self.one_way(id, procedure, cost, body.is_none_or(|body| body.len() as u64 == size))?)
         } else {
@@ -404,6 +419,7 @@ impl<E: Env> Proto<E> {
             wants: 0,
             parked: None,
             body: None,
+            trace,
         });
         entry.insert(request);
         link.account.requests += cost;
@@ -502,7 +518,7 @@ impl<E: Env> Proto<E> {
     }
 
     fn deliver(&mut self, key: RequestId, declaration: Arc<Declaration<E>>, body: Body<E::Memory>, leases: LeaseRange) {
-        let request = &self.requests[key];
+        let request = &mut self.requests[key];
         let Some(peer) = self.links[request.link].peer.and_then(|peer| self.peers.get(peer)) else { return };
         self.outputs.push_back(Output::Request(Incoming {
             request: key,
@@ -514,6 +530,7 @@ impl<E: Env> Proto<E> {
             one_way: request.one_way.is_some(),
             again: false,
             stamp: 0,
+            trace: request.trace.take(),
             body,
             leases,
         }));

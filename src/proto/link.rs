@@ -1,6 +1,7 @@
 //! One link: its state and what is held for its peer, how it opens, what goes out on it, and what arrives.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use slotmap::KeyData;
@@ -19,7 +20,7 @@ use super::{
     CallId, Consumed, EngineStage, Env, Failure, LinkId, Memory, Output, PayloadStatus, PeerId, Proto, ReceiveTarget, RequestId,
     TransferId, broken,
 };
-use crate::{Address, Transport};
+use crate::{Address, TraceContext, Transport};
 
 /// Longest payload of one `Data`, unless the transport sets another. A small message waits behind no more than one (some 80 µs
 /// on loopback). Bulks over tcp were measured at 0.6 to 0.7 of the raw stream with 256 KiB, at 0.8 to 1.1 with this, and no
@@ -133,6 +134,8 @@ pub(super) struct PeerLink<E: Env> {
     pub outgoing: SendCredit<E::Waiter>,
     /// One-way calls of the peer.
     pub window: ReceiveWindow,
+    /// The trace that the peer's next request belongs to.
+    pub trace: Option<Arc<TraceContext>>,
     /// Calls and transfers of this side that wait for the peer: how many, and the last of each.
     pub pending: usize,
     pub last_call: Option<CallId>,
@@ -199,6 +202,7 @@ impl<E: Env> PeerLink<E> {
             next_lease: 0,
             outgoing: SendCredit::default(),
             window: ReceiveWindow::default(),
+            trace: None,
             pending: 0,
             last_call: None,
             last_transfer: None,
@@ -217,6 +221,13 @@ impl<E: Env> PeerLink<E> {
     /// Queues a frame; the caller marks the link ready.
     pub(super) fn queue_frame(&mut self, message: &Message<'_>, body: &[u8]) {
         wire::put(&mut self.control, message, body, self.checksums);
+    }
+
+    /// Queues the trace of the request that is queued next.
+    #[cold]
+    pub(super) fn queue_trace(&mut self, trace: &TraceContext) {
+        let (trace_id, parent_id) = (trace.trace_id(), trace.parent_id());
+        self.queue_frame(&Message::TraceContext { trace_id, parent_id, flags: trace.flags(), state: trace.state() }, &[]);
     }
 
     /// As `queue_frame`, for an answer.
@@ -624,8 +635,18 @@ impl<E: Env> Proto<E> {
             Message::Shutdown { call } => self.handle_shutdown(id, call),
             Message::Echo { call } => self.handle_echo(id, call),
             Message::Identify { call, provider } => self.handle_identify(id, call, provider),
+            Message::TraceContext { .. } => self.handle_trace_context(id, &message)?,
             Message::Data { .. } => unreachable!("`consume` takes payloads itself"),
         }
+        Ok(())
+    }
+
+    /// Kept until the next request. Most calls have none.
+    #[cold]
+    fn handle_trace_context(&mut self, id: LinkId, message: &Message<'_>) -> Result<(), Failure> {
+        let Message::TraceContext { trace_id, parent_id, flags, state } = *message else { return Ok(()) };
+        let trace = TraceContext::received(trace_id, parent_id, flags, state).map_err(|reason| broken(reason.to_owned()))?;
+        self.links[id].trace = Some(Arc::new(trace));
         Ok(())
     }
 

@@ -44,9 +44,9 @@ use rand::{Rng as _, SeedableRng as _};
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
-use crate::Address;
 use crate::address::Interfaces;
 pub(crate) use crate::payload::{Consumed, PayloadStatus, ReceiveTarget, RemoteKeys};
+use crate::{Address, TraceContext};
 pub use admission::LimitCounts;
 pub(crate) use admission::{PeerLimits, VALUES_COUNT};
 pub(crate) use calls::{CallSpec, OutgoingBody, Question, Rejected, Reply};
@@ -164,6 +164,8 @@ pub(crate) struct Incoming<E: Env> {
     pub again: bool,
     /// For the user of the protocol: when it was queued for its handler.
     pub stamp: u32,
+    /// The trace that it belongs to.
+    pub trace: Option<Arc<TraceContext>>,
     pub body: Body<E::Memory>,
     pub leases: LeaseRange,
 }

@@ -7,7 +7,6 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
@@ -20,6 +19,7 @@ use slotmap::Key;
 use super::borrowed_args::BorrowedArgs;
 use super::bounded;
 use super::calling::{self, CallingHandler};
+use super::span::HandlerSpan;
 use crate::engine::{
     DecodeContext, Endpoint, Engine, EngineShared, HandledCalls, MonitoredCall, decoding, encode_message, outgoing_body,
     with_encode_buffer,
@@ -28,7 +28,7 @@ use crate::memory::Slice;
 use crate::progress::{EngineEnv, Handler, HandlerClass, Job, JobKind, error_of, nanos};
 use crate::proto::{Body, Declaration, Failure, Incoming, LeaseRange, LinkId, OutgoingBody, Reply, RequestId, Status};
 use crate::shape::{Knowledge, Receiver, Shape};
-use crate::{Error, MessageSide};
+use crate::{Error, MessageSide, TraceContext};
 
 /// What a handler does with a request, once it is counted as running.
 pub(super) trait RequestHandler:
@@ -291,7 +291,7 @@ where
 {
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments)));
+            let outcome = responder.span.run(|| f(responder.request(), arguments));
             respond_with(responder, outcome);
         }
     }
@@ -307,7 +307,7 @@ where
 {
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments).map_err(text_of)));
+            let outcome = responder.span.run(|| f(responder.request(), arguments).map_err(text_of));
             respond_or_fail(responder, outcome);
         }
     }
@@ -324,7 +324,7 @@ where
         let has_leases = incoming.leases.count > 0;
         base.open(shared, incoming, Shape::of_type::<A::With<'_>>, |responder: Responder<R>, bytes| {
             let (responder, arguments) = arguments::<A::With<'_>, R>(shared, responder, bytes, has_leases)?;
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder.request(), arguments)));
+            let outcome = responder.span.run(|| f(responder.request(), arguments));
             respond_with(responder, outcome);
             Ok(())
         });
@@ -341,9 +341,9 @@ where
     move |base: &HandlerBase, shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>| {
         let id = incoming.request;
         if let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) {
-            let request = responder.request().clone();
+            let (request, span) = (responder.request().clone(), responder.span.clone());
             let outer = DEFERRED_REQUEST.replace(Some(id));
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(responder, arguments)));
+            let outcome = span.run(|| f(responder, arguments));
             DEFERRED_REQUEST.set(outer);
             if let Err(panic) = outcome {
                 // The panic is the more exact response, wherever the responder is; it fails if there was one already.
@@ -353,6 +353,7 @@ where
                 if answered.is_ok() {
                     let error = request.error(Failure::Refused(status));
                     request.note_end(&base.side, 0, arrived, Some(&error));
+                    span.end(|| request.monitored(), Some(&error));
                 }
             }
         }
@@ -402,7 +403,7 @@ where
         let Some((responder, arguments)) = base.decode::<A, R>(shared, incoming) else { return };
         let request = responder.request().clone();
         let id = request.id();
-        let called = shared.runtime.within(|| catch_unwind(AssertUnwindSafe(|| f(request, arguments))));
+        let called = shared.runtime.within(|| responder.span.run(|| f(request, arguments)));
         let future = match called {
             Ok(future) => future,
             Err(panic) => {
@@ -416,7 +417,7 @@ where
             let mut future = pin!(future);
             let outcome = poll_fn(|context| {
                 let _calling = CallingHandler::enter(calls.as_deref());
-                let polled = runtime.within(|| catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))));
+                let polled = runtime.within(|| responder.span.run(|| future.as_mut().poll(context)));
                 match polled {
                     Ok(Poll::Pending) => Poll::Pending,
                     Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
@@ -455,7 +456,7 @@ fn panicked(request: &Request, panic: &(dyn Any + Send)) -> Status {
     let message = Status::clip(message.unwrap_or_else(|| "a panic without a message".to_owned()));
     tracing::error!(
         target: "calomel::handler", procedure = request.procedure(), provider = request.provider_id(),
-        peer = %request.endpoint().address(), message, "a handler panicked"
+        peer = %request.endpoint().address(), panic = message, "a handler panicked"
     );
     Status::Panicked(message)
 }
@@ -494,15 +495,15 @@ pub struct Request {
     provider: u16,
     deadline: Option<Instant>,
     one_way: bool,
+    trace: Option<Arc<TraceContext>>,
 }
 
 impl Request {
     fn new(shared: &Arc<EngineShared>, incoming: Incoming<EngineEnv>) -> (Request, RequestContent) {
-        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, body, leases, again: _, stamp: _ } =
-            incoming;
+        let Incoming { request: id, link, peer, provider, declaration, deadline, one_way, trace, body, leases, .. } = incoming;
         let endpoint = Endpoint::new(shared.clone(), peer, 0);
         let engine = Engine::from_shared(shared.clone());
-        let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way };
+        let request = Request { engine, endpoint, id, declaration, provider, deadline, one_way, trace };
         (request, RequestContent { link, leases, body })
     }
 
@@ -549,6 +550,12 @@ impl Request {
         self.one_way
     }
 
+    /// The trace that the call belongs to, and the caller's span in it, where the caller has sent them. With the feature
+    /// `opentelemetry` the handler's span is a part of that trace.
+    pub fn trace_context(&self) -> Option<&TraceContext> {
+        self.trace.as_deref()
+    }
+
     fn declaration(&self) -> &Declaration<EngineEnv> {
         &self.declaration
     }
@@ -588,11 +595,11 @@ impl Request {
 
 impl Clone for Request {
     fn clone(&self) -> Request {
-        let Request { ref engine, ref endpoint, id, ref declaration, provider, deadline, one_way } = *self;
+        let Request { ref engine, ref endpoint, id, ref declaration, provider, deadline, one_way, ref trace } = *self;
         // Not a clone of the handle, which would keep the engine alive: async handlers keep clones of requests.
         let engine = Engine::from_shared(engine.shared().clone());
-        let (endpoint, declaration) = (endpoint.clone(), declaration.clone());
-        Request { engine, endpoint, id, declaration, provider, deadline, one_way }
+        let (endpoint, declaration, trace) = (endpoint.clone(), declaration.clone(), trace.clone());
+        Request { engine, endpoint, id, declaration, provider, deadline, one_way, trace }
     }
 }
 
@@ -621,13 +628,15 @@ thread_local! {
 pub struct Responder<R> {
     request: Request,
     side: Arc<RespondingSide>,
+    span: HandlerSpan,
     answered: bool,
     _result: PhantomData<fn(&R)>,
 }
 
 impl<R> Responder<R> {
     fn new(request: Request, side: Arc<RespondingSide>) -> Responder<R> {
-        Responder { request, side, answered: false, _result: PhantomData }
+        let span = HandlerSpan::begin(request.engine.shared(), || request.monitored(), request.trace_context());
+        Responder { request, side, span, answered: false, _result: PhantomData }
     }
 
     /// The call that this responds to.
@@ -643,7 +652,7 @@ impl<R> Responder<R> {
     /// Parks this one-way call, whose arguments need at least `memory` bytes: it is handled again when that much is free.
     fn wait_for_memory(mut self, content: RequestContent, memory: usize) {
         self.answered = true;
-        let Request { endpoint, id, declaration, provider, deadline, one_way, .. } = &self.request;
+        let Request { endpoint, id, declaration, provider, deadline, one_way, trace, .. } = &self.request;
         let incoming = Incoming {
             request: *id,
             link: content.link,
@@ -654,6 +663,7 @@ impl<R> Responder<R> {
             one_way: *one_way,
             again: true,
             stamp: 0,
+            trace: trace.clone(),
             body: content.body,
             leases: content.leases,
         };
@@ -678,6 +688,7 @@ impl<R> Responder<R> {
         match shared.core.exec(|proto| proto.respond(request.id, Ok(reply))) {
             Ok(()) => {
                 request.note_end(&self.side, sent, arrived, None);
+                self.span.end(|| request.monitored(), None);
                 shared.finalizing().recheck();
                 Ok(())
             }
@@ -690,6 +701,7 @@ impl<R> Responder<R> {
     fn not_answered(&self, sent: usize, arrived: Option<Instant>, failure: Failure) -> Error {
         let error = self.request.error(failure);
         self.request.note_end(&self.side, sent, arrived, Some(&error));
+        self.span.end(|| self.request.monitored(), Some(&error));
         self.request.engine.shared().finalizing().recheck();
         error
     }
@@ -702,7 +714,9 @@ impl<R> Responder<R> {
         shared.check_process(|| format!("answer to `{}`", request.procedure()))?;
         let (refusal, arrived) = (request.error(Failure::Refused(status.clone())), self.arrival());
         let answered = shared.core.exec(|proto| proto.respond(request.id, Err(status))).map_err(|failure| request.error(failure));
-        request.note_end(&self.side, 0, arrived, Some(answered.as_ref().err().unwrap_or(&refusal)));
+        let error = answered.as_ref().err().unwrap_or(&refusal);
+        request.note_end(&self.side, 0, arrived, Some(error));
+        self.span.end(|| request.monitored(), Some(error));
         shared.finalizing().recheck();
         answered
     }

@@ -11,6 +11,7 @@ mod handlers;
 mod procedure;
 mod retry;
 mod service;
+mod span;
 mod stats;
 
 pub(crate) use authorize::authorization;

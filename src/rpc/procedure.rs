@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::bounded;
 use super::calling::calling_handler;
+use super::span::CallSpan;
 use crate::engine::{
     CallPath, EndedCall, Endpoint, Engine, EngineShared, MonitoredCall, ProcedureInfo, completed, deadline, decoding,
     encode_message, outgoing_body, with_encode_buffer,
@@ -20,7 +21,7 @@ use crate::engine::{
 use crate::progress::{Completion, EngineEnv, OperationOutcome, error_of, wait_any};
 use crate::proto::{Answer, Body, CallId, CallSpec, Declaration, Failure, Rejected};
 use crate::shape::{Mismatch, Shape, Verdicts};
-use crate::{Error, MessageSide, Result};
+use crate::{Error, MessageSide, Result, TraceContext};
 
 /// The name of a remote procedure, with the types of its arguments and of its result. Cheap to clone. Made by
 /// [`Engine::procedure`](crate::Engine::procedure).
@@ -59,7 +60,7 @@ impl<A: ?Sized, R> Procedure<A, R> {
     pub fn on(&self, endpoint: impl AsRef<Endpoint>) -> Call<A, R> {
         let (shared, info, endpoint) = (self.shared.clone(), self.info.clone(), endpoint.as_ref().clone());
         let timeout = shared.config.default_timeout;
-        Call { target: CallTarget { shared, info, endpoint, timeout }, _types: PhantomData }
+        Call { target: CallTarget { shared, info, endpoint, timeout, trace: None }, _types: PhantomData }
     }
 }
 
@@ -82,6 +83,8 @@ struct CallTarget {
     info: Arc<ProcedureInfo>,
     endpoint: Endpoint,
     timeout: Duration,
+    /// The trace that the program has set.
+    trace: Option<Arc<TraceContext>>,
 }
 
 /// A call in progress: its completion, and its id.
@@ -92,7 +95,6 @@ struct StartedCall {
 }
 
 /// What is measured of a call when it begins.
-#[derive(Clone, Copy)]
 struct CallBeginning {
     /// On the engine's clock.
     at: u64,
@@ -103,6 +105,7 @@ struct CallBeginning {
     one_way: bool,
     /// The monitor's number for it; 0 without a monitor.
     monitored: u64,
+    span: CallSpan,
 }
 
 /// A one-way call that was to be started.
@@ -136,6 +139,14 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
     /// default is [`EngineBuilder::default_timeout`](crate::EngineBuilder::default_timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.target.timeout = timeout;
+        self
+    }
+
+    /// The trace that the call belongs to, and the span that makes it: it travels with the call, and the handler has it in
+    /// [`Request::trace_context`](crate::Request::trace_context). With the feature `opentelemetry` a call takes it from the current
+    /// span of `tracing`, and this replaces it; without, there is none but this.
+    pub fn trace_context(mut self, context: TraceContext) -> Self {
+        self.target.trace = Some(Arc::new(context));
         self
     }
 
@@ -273,7 +284,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
         one_way: bool,
         start: impl FnOnce(CallSpec<'_, EngineEnv>, Instant) -> std::result::Result<T, Failure>,
     ) -> Result<(Arc<Completion>, T, CallBeginning, Instant)> {
-        let CallTarget { shared, info, endpoint, timeout } = &self.target;
+        let CallTarget { shared, info, endpoint, timeout, .. } = &self.target;
         shared.check_with(|| format!("call of `{}`", info.name))?;
         shared.check_same_engine(endpoint.shared(), "the endpoint", || format!("call of `{}`", info.name))?;
         let completion = Completion::new();
@@ -294,6 +305,7 @@ impl<A: Serialize + ?Sized, R> Call<A, R> {
                 content: outgoing_body(buffer, shared.config.eager_limit),
                 leases,
                 deadline,
+                trace: beginning.span.trace(),
                 timed,
                 one_way,
                 waiter: completion.clone(),
@@ -354,9 +366,10 @@ impl CallTarget {
     /// A call begins.
     #[inline]
     fn beginning(&self, one_way: bool) -> CallBeginning {
-        let CallTarget { shared, .. } = self;
+        let CallTarget { shared, info, endpoint, trace, .. } = self;
         let parent = if shared.statistics.is_on() { calling_handler(&shared.core) } else { 0 };
-        let beginning = CallBeginning { at: 0, parent, sent: 0, one_way, monitored: shared.monitored_id() };
+        let span = CallSpan::begin(shared, &info.name, endpoint, one_way, trace.as_deref());
+        let beginning = CallBeginning { at: 0, parent, sent: 0, one_way, monitored: shared.monitored_id(), span };
         if beginning.monitored > 0 {
             shared.tell_monitor(|monitor| monitor.call_begins(&self.monitored(&beginning)));
         }
@@ -390,6 +403,7 @@ impl CallTarget {
                 error: error.map(Error::kind),
             });
         }
+        beginning.span.end(&self.shared, &self.info.name, &self.endpoint, ended, error);
         if beginning.monitored > 0 {
             self.shared.tell_monitor(|monitor| monitor.call_ended(&self.monitored(beginning), error));
         }
@@ -599,7 +613,8 @@ impl<R> Drop for Pending<R> {
         let core = &self.target.shared.core;
         core.forget_polls(&self.started.completion);
         // One whose result was not taken has not been counted yet.
-        let counts = self.target.shared.statistics.is_on() || self.started.beginning.monitored > 0;
+        let beginning = &self.started.beginning;
+        let counts = self.target.shared.statistics.is_on() || beginning.monitored > 0 || beginning.span.is_open();
         if counts && !core.is_forked() && self.started.completion.holds_outcome() {
             let _ = self.target.finish(&self.started, |_| Ok(()));
         }

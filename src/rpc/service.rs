@@ -37,7 +37,7 @@ impl Service for EngineService {
             LookupResult::NoProvider => Status::NoSuchProvider,
         };
         shared.statistics.unknown.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(target: "calomel::rpc", name = %incoming.declaration.name, provider = incoming.provider, ?status, "unknown procedure called");
+        tracing::debug!(target: "calomel::rpc", procedure = %incoming.declaration.name, provider = incoming.provider, ?status, "unknown procedure called");
         shared.core.exec_with_others(|proto| {
             proto.release(incoming.link, incoming.leases);
             // This fails where the caller is gone, which does not matter here.

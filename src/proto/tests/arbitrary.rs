@@ -127,6 +127,12 @@ impl Random {
                 0 => Message::Ping,
                 1 => Message::Pong,
                 2 => Message::Shutdown { call },
+                5 => Message::TraceContext {
+                    trace_id: [self.below(3) as u8; 16],
+                    parent_id: [self.below(3) as u8; 8],
+                    flags: self.below(256) as u8,
+                    state: ["", "a=1", "ünïcödé", "line\nbreak"][self.below(4)],
+                },
                 4 if self.once_in(2) => Message::Identify { call, provider: self.below(3) as u16 },
                 4 => Message::Echo { call },
                 // Rare, since the receiver ignores all that follows.

@@ -10,7 +10,7 @@ use super::{
     Answer, Body, CallId, Config, Failure, Incoming, LeaseRange, LinkId, Log, Memory, OutgoingBody, PeerId, PeerTag, Proto,
 };
 use super::{Reply, RequestId, Status, TransferId};
-use crate::Address;
+use crate::{Address, TraceContext};
 
 pub struct Host {
     pub proto: Proto<TestEnv>,
@@ -75,6 +75,7 @@ pub struct ArrivedRequest {
     pub one_way: bool,
     pub deadline: Option<Instant>,
     pub leases: LeaseRange,
+    pub trace: Option<TraceContext>,
 }
 
 /// The response of a host with `echo`.
@@ -186,6 +187,7 @@ impl Host {
             one_way: incoming.one_way,
             deadline: incoming.deadline,
             leases: incoming.leases,
+            trace: incoming.trace.as_deref().cloned(),
         };
         if self.echo {
             self.proto.release(arrived.link, arrived.leases);

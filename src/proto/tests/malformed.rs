@@ -105,6 +105,14 @@ pub fn declaring(call: u64, procedure: u32, name: Option<&str>) -> Message<'_> {
     Message::Request { call, procedure, declaration, provider, budget_us, one_way, leases, size }
 }
 
+fn trace_message(trace_id: [u8; 16], parent_id: [u8; 8], state: &str) -> Message<'_> {
+    Message::TraceContext { trace_id, parent_id, flags: 1, state }
+}
+
+fn traced(trace_id: [u8; 16], parent_id: [u8; 8], state: &str) -> Vec<u8> {
+    super::raw::frame(&trace_message(trace_id, parent_id, state), b"")
+}
+
 /// A protocol violation closes the connection, and ends everything on it.
 #[test]
 fn protocol_violation_ends_the_connection() {
@@ -144,6 +152,11 @@ fn protocol_violation_ends_the_connection() {
         ("something behind the message", framed(&[13, 13], 2, 2)),
         ("an unknown message", framed(&[250, 1, 1], 3, 3)),
         ("an empty frame", framed(&[], 0, 0)),
+        ("a trace without a number", traced([0; 16], [1; 8], "")),
+        ("a trace without a span", traced([1; 16], [0; 8], "")),
+        ("a trace with a long state", traced([1; 16], [1; 8], &"x".repeat(513))),
+        ("a trace with a state that is no header", traced([1; 16], [1; 8], "a=1\r\nb: 2")),
+        ("a trace with a body", super::raw::frame(&trace_message([1; 16], [1; 8], ""), b"x")),
     ];
     for (what, bytes) in frames {
         let (mut net, raw) = scene();

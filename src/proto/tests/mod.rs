@@ -45,6 +45,8 @@ mod rma;
 mod shutdown;
 mod simultaneous_connect;
 mod tokens;
+#[cfg(test)]
+mod traces;
 mod transfers;
 mod wires;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::env::{Mem, Op, Random, TestLease, live};
 use super::host::{Host, OperationId, content, served};
 use super::wires::{Wire, WireItem};
 use super::{AccessPolicy, CallSpec, Config, Failure, Mode, PeerId, PeerLimits, Rejected, Remote, Status};
-use crate::Address;
+use crate::{Address, TraceContext};
 
 /// Events within which every test must end.
 const MAX_EVENTS: usize = 50_000;
@@ -58,11 +58,13 @@ pub struct TestCall {
     pub timeout: Duration,
     pub one_way: bool,
     pub leases: Vec<TestLease>,
+    pub trace: Option<TraceContext>,
 }
 
 pub fn call(body: impl Into<Vec<u8>>) -> TestCall {
     let timeout = Duration::from_secs(30);
-    TestCall { procedure: 1, name: "echo", body: body.into(), shape: b"s", timeout, one_way: false, leases: Vec::new() }
+    let (body, leases) = (body.into(), Vec::new());
+    TestCall { procedure: 1, name: "echo", body, shape: b"s", timeout, one_way: false, leases, trace: None }
 }
 
 /// The configuration of most tests.
@@ -182,6 +184,7 @@ impl Net {
             content: content(&call.body),
             leases: call.leases,
             deadline: now + call.timeout,
+            trace: call.trace.as_ref(),
             timed: true,
             one_way: call.one_way,
             waiter: op,

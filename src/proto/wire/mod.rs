@@ -159,6 +159,15 @@ pub(crate) enum Message<'a> {
         call: u64,
         provider: u16,
     },
+    /// The trace that the next `Request` belongs to, and the span that made it. A message of its own, so that a request without
+    /// a trace is no longer for that.
+    TraceContext {
+        trace_id: [u8; 16],
+        parent_id: [u8; 8],
+        flags: u8,
+        /// Up to 512 printable characters of ASCII.
+        state: &'a str,
+    },
 }
 
 /// A procedure and the shape of its arguments.

@@ -20,6 +20,7 @@ mod request;
 mod retry;
 mod short;
 mod sizes;
+mod traces;
 mod types;
 mod values;
 mod wakers;

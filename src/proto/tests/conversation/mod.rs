@@ -229,6 +229,7 @@ impl Scene {
             Claim::False { size } => scene.size(size),
         };
         let shape_of = |len: &u8| BorrowedBytes(&BODY[..usize::from(*len) % 9]);
+        let state;
         let (message, body) = match input {
             AdversaryMessage::Request { call, procedure, name, budget, how, shape, leases, body, claim } => {
                 let call = self.number(call);
@@ -282,6 +283,11 @@ impl Scene {
                 (Message::Handled { count, calls: count, bytes: count }, &BODY[..0])
             }
             AdversaryMessage::Shutdown { call } => (Message::Shutdown { call: self.number(call) }, &BODY[..0]),
+            AdversaryMessage::TraceContext { ids, flags, state: part, times } => {
+                state = String::from_utf8_lossy(part).repeat(usize::from(*times));
+                let (trace_id, parent_id) = ([ids & 0xf; 16], [ids >> 4; 8]);
+                (Message::TraceContext { trace_id, parent_id, flags: *flags, state: &state }, &BODY[..0])
+            }
             AdversaryMessage::RandomBytes { bytes } => return bytes.clone(),
             AdversaryMessage::Framed { bytes, head } => return super::fuzzing::framed(bytes, *head),
         };

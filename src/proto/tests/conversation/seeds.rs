@@ -48,6 +48,22 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         send(AdversaryMessage::Cancel { call: number(3) }),
         Step::Answer { which: 0, len: small(1), leases: 0 },
     ];
+    let trace = |state: &str, times| {
+        send(AdversaryMessage::TraceContext { ids: 0x35, flags: 1, state: state.as_bytes().to_vec(), times })
+    };
+    let traces = [
+        trace("a=1,b=2", 1),
+        send(request(1, 20, Claim::True)),
+        trace("x=", 200),
+        trace("", 0),
+        send(request(2, 0, Claim::False { size: Size::Middle { n: 5000 } })),
+        send(data(2, number(2), 5000)),
+        Step::Answer { which: 0, len: small(1), leases: 0 },
+        Step::Answer { which: 0, len: small(1), leases: 0 },
+        trace("x=", 255),
+        trace("x=", 255),
+        trace("x=", 255),
+    ];
     let own_calls = [
         call(small(100)),
         reply(respond(3, Claim::True)),
@@ -144,5 +160,6 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("own_transfers", written(&own_transfers)),
         ("misplaced", written(&misplaced)),
         ("connections", written(&connections)),
+        ("traces", written(&traces)),
     ]
 }

@@ -99,6 +99,8 @@ script! {
         RandomBytes { bytes: Vec<u8> },
         /// A frame with this content.
         Framed { bytes: Vec<u8>, head: u8 },
+        /// The state is repeated so often.
+        TraceContext { ids: u8, flags: u8, state: Vec<u8>, times: u8 },
     }
 }
 
