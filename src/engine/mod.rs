@@ -8,6 +8,8 @@ mod finalize;
 mod foreign_copies;
 mod listeners;
 mod messages;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod monitor;
 mod peer_event;
 mod registry;
@@ -101,6 +103,8 @@ pub(crate) struct EngineShared {
     /// Copies and keys of other engines' memory.
     pub copies: ForeignCopies,
     finalizing: Finalizing,
+    #[cfg(feature = "metrics")]
+    published: metrics::PublishedEntries,
     alive: Mutex<Weak<EngineHandles>>,
 }
 
@@ -130,6 +134,8 @@ impl EngineShared {
             runtime,
             copies: ForeignCopies::default(),
             finalizing: Finalizing::default(),
+            #[cfg(feature = "metrics")]
+            published: metrics::PublishedEntries::default(),
             alive: Mutex::default(),
         })
     }
