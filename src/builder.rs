@@ -460,6 +460,7 @@ impl EngineBuilder {
             shared.core.stop();
             return Err(error);
         }
+        shared.write_on_signal();
         Ok(Engine::new(shared))
     }
 }

@@ -4,6 +4,8 @@
 
 #[cfg(not(miri))]
 use std::sync::Once;
+#[cfg(feature = "json")]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The number of forks between the process that first called [`generation`] and this one.
@@ -26,6 +28,10 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// Set in the children of a process that has made engines. Signal handlers read it.
+#[cfg(feature = "json")]
+pub(crate) static FORKED: AtomicBool = AtomicBool::new(false);
+
 /// The process that a value was made in.
 #[derive(Clone, Copy)]
 pub(crate) struct CreatorProcess(u32);
@@ -45,4 +51,6 @@ impl CreatorProcess {
 #[cfg_attr(miri, allow(dead_code, reason = "there are no forks"))]
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    #[cfg(feature = "json")]
+    FORKED.store(true, Ordering::SeqCst);
 }

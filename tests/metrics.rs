@@ -270,7 +270,7 @@ fn prometheus_gets_what_engines_have_counted() {
         let labels = [("engine", &*client), ("transport", &name)];
         assert_eq!(found.value("calomel_connections", &labels), transport.open as f64);
         assert_eq!(found.value("calomel_sent_bytes_total", &labels), transport.traffic.sent_bytes as f64);
-        assert_eq!(found.value("calomel_sent_calls_total", &labels), transport.traffic.calls as f64);
+        assert_eq!(found.value("calomel_transport_calls_total", &labels), transport.traffic.calls as f64);
     }
     assert_eq!(found.value("calomel_peers", &[("engine", &client)]), 2.0);
     assert_eq!(found.value("calomel_refusals_total", &[("cause", "range"), ("engine", &client)]), 0.0);

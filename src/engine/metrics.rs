@@ -73,12 +73,16 @@ const METRICS: &[(&str, MetricKind, &str)] = &[
     ("calomel_transferred_bytes_total", Counter, "Bytes that this engine has pulled and pushed."),
     ("calomel_sent_bytes_total", Counter, "Bytes sent, by transport: messages with their heads, and bulk data."),
     ("calomel_received_bytes_total", Counter, "Bytes received, by transport: messages with their heads, and bulk data."),
-    ("calomel_sent_calls_total", Counter, "Calls of this engine, by transport."),
-    ("calomel_received_requests_total", Counter, "Calls of peers that were accepted, by transport."),
-    ("calomel_made_transfers_total", Counter, "Pulls and pushes of this engine that succeeded over a connection, by transport."),
-    ("calomel_made_transfer_bytes_total", Counter, "Bytes of these transfers, including those that a device moved."),
+    ("calomel_transport_calls_total", Counter, "Calls of this engine, by transport."),
+    ("calomel_transport_requests_total", Counter, "Calls of peers that were accepted, by transport."),
     (
-        "calomel_served_transfers_total",
+        "calomel_transport_transfers_total",
+        Counter,
+        "Pulls and pushes of this engine that succeeded over a connection, by transport.",
+    ),
+    ("calomel_transport_transferred_bytes_total", Counter, "Bytes of these transfers, including those that a device moved."),
+    (
+        "calomel_transport_served_transfers_total",
         Counter,
         "Pulls and pushes that peers began, without those that a device carries out alone.",
     ),
@@ -237,11 +241,11 @@ impl Publisher<'_> {
             stats.traffic;
         self.counter("calomel_sent_bytes_total", labels, sent_bytes);
         self.counter("calomel_received_bytes_total", labels, received_bytes);
-        self.counter("calomel_sent_calls_total", labels, calls);
-        self.counter("calomel_received_requests_total", labels, requests);
-        self.counter("calomel_made_transfers_total", labels, transfers);
-        self.counter("calomel_made_transfer_bytes_total", labels, transferred_bytes);
-        self.counter("calomel_served_transfers_total", labels, served_transfers);
+        self.counter("calomel_transport_calls_total", labels, calls);
+        self.counter("calomel_transport_requests_total", labels, requests);
+        self.counter("calomel_transport_transfers_total", labels, transfers);
+        self.counter("calomel_transport_transferred_bytes_total", labels, transferred_bytes);
+        self.counter("calomel_transport_served_transfers_total", labels, served_transfers);
     }
 
     /// What has no label but the engine.

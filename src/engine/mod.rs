@@ -16,6 +16,8 @@ mod registry;
 mod statistics;
 mod stats;
 mod stats_file;
+#[cfg(feature = "json")]
+mod stats_signal;
 mod transport_status;
 mod waiting;
 
