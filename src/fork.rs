@@ -5,6 +5,8 @@
 #[cfg(not(miri))]
 use std::sync::Once;
 #[cfg(feature = "json")]
+use std::sync::{Arc, OnceLock};
+#[cfg(feature = "json")]
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -28,9 +30,20 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Set in the children of a process that has made engines. Signal handlers read it.
 #[cfg(feature = "json")]
-pub(crate) static FORKED: AtomicBool = AtomicBool::new(false);
+static FORKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Set in the children of a process that has asked for it, for signal handlers.
+#[cfg(feature = "json")]
+pub(crate) fn forked_flag() -> Arc<AtomicBool> {
+    FORKED.get_or_init(Arc::default).clone()
+}
+
+/// True in a child of a process that has asked for this flag.
+#[cfg(feature = "json")]
+pub(crate) fn is_flagged_child() -> bool {
+    FORKED.get().is_some_and(|flag| flag.load(Ordering::SeqCst))
+}
 
 /// The process that a value was made in.
 #[derive(Clone, Copy)]
@@ -52,5 +65,7 @@ impl CreatorProcess {
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     #[cfg(feature = "json")]
-    FORKED.store(true, Ordering::SeqCst);
+    if let Some(flag) = FORKED.get() {
+        flag.store(true, Ordering::SeqCst);
+    }
 }

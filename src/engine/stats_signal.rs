@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 
 use super::stats_file::{STATS_SIGNAL_VARIABLE, STATS_VARIABLE};
 use super::{Engine, EngineDump, EngineShared, Stats};
-use crate::fork::FORKED;
+use crate::fork::{forked_flag, is_flagged_child};
 use crate::sync::Mutex;
 
 /// The signals that it can be. Their default is to end the process, so a program that wants to live has no other use for them.
@@ -45,7 +45,7 @@ enum SignalDump {
 pub(super) fn watch(shared: &Arc<EngineShared>) {
     static WATCHING: OnceLock<bool> = OnceLock::new();
     // The thread of the parent does not exist there, and may have held a lock.
-    if FORKED.load(Ordering::SeqCst) {
+    if is_flagged_child() {
         return;
     }
     let Some(name) = std::env::var_os(STATS_SIGNAL_VARIABLE) else { return };
@@ -77,7 +77,7 @@ fn start(name: &str, has_file: bool) -> Result<(), String> {
     let text = |error: io::Error| error.to_string();
     // Registered first, and so run first: a forked child, which has the handlers but not the thread, ends by the signal as if
     // there were no handler, and does not write to the parent's pipe.
-    register_conditional_default(signal, &FORKED).map_err(text)?;
+    register_conditional_default(signal, forked_flag()).map_err(text)?;
     let mut signals = Signals::new([signal]).map_err(text)?;
     let wait = move || signals.forever().for_each(|_| write_all());
     thread::Builder::new().name("calomel-signal".to_owned()).spawn(wait).map_err(text)?;
