@@ -128,7 +128,7 @@ pub(super) fn text(interval: &Interval) -> String {
 /// What the terminal shows.
 pub(super) struct Screen {
     address: String,
-    pub order: Order,
+    order: Order,
     latest: Option<Interval>,
     /// Why there is nothing newer.
     trouble: Option<String>,
@@ -141,7 +141,8 @@ impl Screen {
         Screen { address: address.to_owned(), order, latest: None, trouble: None, history: VecDeque::new() }
     }
 
-    pub(super) fn update(&mut self, interval: Interval) {
+    pub(super) fn update(&mut self, mut interval: Interval) {
+        self.order.sort(&mut interval.procedures);
         self.history.push_back((interval.calls + interval.requests).round() as u64);
         self.history.drain(..self.history.len().saturating_sub(KEPT));
         self.trouble = None;
