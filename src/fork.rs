@@ -5,10 +5,10 @@
 #[cfg(not(miri))]
 use std::sync::Once;
 #[cfg(feature = "json")]
-use std::sync::{Arc, OnceLock};
-#[cfg(feature = "json")]
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU32, Ordering};
+#[cfg(feature = "json")]
+use std::sync::{Arc, OnceLock};
 
 /// The number of forks between the process that first called [`generation`] and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);

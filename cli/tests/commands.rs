@@ -67,6 +67,11 @@ fn ping_fails_in_time_where_no_engine_answers() {
     let address = format!("tcp://{}", silent.local_addr().unwrap());
     let (code, _, error) = run(&["ping", "--timeout", "300ms", "--no-same-host-upgrade", &address]);
     assert_eq!(code, 1, "{error}");
+    // However many round trips were asked for, and however long each may take.
+    let begin = Instant::now();
+    let (code, text, error) = run(&["ping", "--deadline", "300ms", "--timeout", "50s", "--no-same-host-upgrade", &address]);
+    assert_eq!((code, text.as_str()), (1, ""));
+    assert!(error.contains("not done within 300ms") && begin.elapsed() < PATIENCE / 2, "{error}");
 }
 
 #[test]
