@@ -278,7 +278,7 @@ impl EngineBuilder {
     /// refusals are counted in any case.
     ///
     /// With the environment variable `CALOMEL_STATS`, an engine is measured in any case, and writes its statistics when it is
-    /// finalized: see the chapter on monitoring of the book.
+    /// finalized, with `CALOMEL_STATS_SIGNAL` also on a signal: see the chapter on monitoring of the book.
     pub fn statistics(mut self, on: bool) -> Self {
         self.config.statistics = on;
         self
@@ -469,6 +469,7 @@ impl EngineBuilder {
             shared.core.stop();
             return Err(error);
         }
+        shared.write_on_signal();
         Ok(Engine::new(shared))
     }
 }

@@ -4,7 +4,11 @@
 
 #[cfg(not(miri))]
 use std::sync::Once;
+#[cfg(feature = "json")]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU32, Ordering};
+#[cfg(feature = "json")]
+use std::sync::{Arc, OnceLock};
 
 /// The number of forks between the process that first called [`generation`] and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -26,6 +30,21 @@ fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+#[cfg(feature = "json")]
+static FORKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Set in the children of a process that has asked for it, for signal handlers.
+#[cfg(feature = "json")]
+pub(crate) fn forked_flag() -> Arc<AtomicBool> {
+    FORKED.get_or_init(Arc::default).clone()
+}
+
+/// True in a child of a process that has asked for this flag.
+#[cfg(feature = "json")]
+pub(crate) fn is_flagged_child() -> bool {
+    FORKED.get().is_some_and(|flag| flag.load(Ordering::SeqCst))
+}
+
 /// The process that a value was made in.
 #[derive(Clone, Copy)]
 pub(crate) struct CreatorProcess(u32);
@@ -45,4 +64,8 @@ impl CreatorProcess {
 #[cfg_attr(miri, allow(dead_code, reason = "there are no forks"))]
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    #[cfg(feature = "json")]
+    if let Some(flag) = FORKED.get() {
+        flag.store(true, Ordering::SeqCst);
+    }
 }

@@ -156,12 +156,14 @@
 //! - `config`: an [`EngineConfig`] is read from TOML and JSON (`EngineConfig::from_file`). Without it that takes any other crate
 //!   for a serde format.
 //! - `json`: engines write their statistics when they are finalized, to the file that the environment variable `CALOMEL_STATS`
-//!   names.
+//!   names, and what they have in progress when the signal arrives that `CALOMEL_STATS_SIGNAL` names.
 //! - `macros`: the attribute `service` makes a client and a server of a trait.
 //! - `memmap2`: a `memmap2::Mmap` can be exposed read-only, a `memmap2::MmapMut` for writing too. The constructors of maps of
 //!   files are unsafe, since others can change or truncate the file: their caller promises that this does not happen while the
 //!   map exists, which includes the time that it is exposed. Reading what was truncated can end the process with `SIGBUS`, also
 //!   when it is a peer's pull that reads.
+//! - `metrics`: `Engine::publish_metrics` publishes the engine's statistics to the recorder of the crate `metrics` that the
+//!   program has installed, such as one for Prometheus.
 //! - `ndarray`: an `ndarray::Array` can be exposed, an `ArcArray` read-only. Peers see the elements in memory order, which is
 //!   the logical order of arrays in standard layout, and another one of those in Fortran layout. An array that is not
 //!   contiguous gets [`Error::Unsupported`].

@@ -17,7 +17,8 @@ const LINES: [(&str, &str); 4] = [("#0072b2", ""), ("#d55e00", "6 3"), ("#009e73
 pub(crate) fn page(report: &Report) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>calomel bench</title><style>{STYLE}</style></head><body>\n\
-         <h1>calomel bench</h1>\n<p>calomel {}, Linux {}, {} processors. Medians; a sample is one operation.</p>\n<div class=\"plots\">\n",
+         <h1>calomel bench</h1>\n<p>calomel {}, Linux {}, {} processors. Medians; a sample is one operation. \
+         Both axes are logarithmic, the horizontal one is the size; a point tells its figure when the pointer rests on it.</p>\n<div class=\"plots\">\n",
         escaped(&report.calomel),
         escaped(&report.kernel),
         report.processors,
@@ -50,10 +51,15 @@ fn escaped(text: &str) -> String {
 }
 
 const WIDTH: f64 = 480.0;
-const HEIGHT: f64 = 300.0;
+const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 28.0;
-const TOP: f64 = 34.0;
+const TOP: f64 = 52.0;
+/// Where the names of the transports stand, and how far from each other.
+const LEGEND: f64 = 36.0;
+const LEGEND_STEP: f64 = 84.0;
+/// The least distance between labels of the horizontal axis: that of `256 KiB`, with some space.
+const LABEL_STEP: f64 = 56.0;
 const BOTTOM: f64 = 34.0;
 
 /// An axis with logarithmic scale, over whole powers of its base.
@@ -92,7 +98,7 @@ fn plot(report: &Report, title: &str, what: What, value: &dyn Fn(&Row) -> f64, u
     let y = Axis::new(rows.iter().map(|row| value(row)), 10.0, HEIGHT - BOTTOM, TOP);
     let (Some(x), Some(y)) = (x, y) else { return String::new() };
     let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\n<text x=\"{LEFT}\" y=\"16\">{title}</text>\n"
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\n<text x=\"{LEFT}\" y=\"16\" style=\"font-weight:600\">{title}</text>\n"
     );
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     // Writing to a string can't fail.
@@ -101,9 +107,14 @@ fn plot(report: &Report, title: &str, what: What, value: &dyn Fn(&Row) -> f64, u
         let _ = writeln!(svg, "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>");
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", LEFT - 6.0, at + 4.0);
     }
+    let mut labelled = f64::NEG_INFINITY;
     for tick in x.ticks() {
         let (at, label) = (x.at(tick), units::size(tick as usize));
         let _ = writeln!(svg, "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>");
+        if at < labelled + LABEL_STEP {
+            continue;
+        }
+        labelled = at;
         let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", bottom + 18.0);
     }
     let mut transports: Vec<&str> = Vec::new();
@@ -112,7 +123,6 @@ fn plot(report: &Report, title: &str, what: What, value: &dyn Fn(&Row) -> f64, u
             transports.push(&row.transport);
         }
     }
-    let count = transports.len();
     for (index, transport) in transports.into_iter().enumerate() {
         let (colour, dashes) = LINES[index % LINES.len()];
         let own = || rows.iter().filter(|row| row.transport == transport);
@@ -130,8 +140,13 @@ fn plot(report: &Report, title: &str, what: What, value: &dyn Fn(&Row) -> f64, u
                 units::size(row.size)
             );
         }
-        let at = right - 60.0 * (count - index) as f64;
-        let _ = writeln!(svg, "<text x=\"{at}\" y=\"16\" style=\"fill:{colour}\">{}</text>", escaped(transport));
+        let (at, end) = (LEFT + LEGEND_STEP * index as f64, LEFT + LEGEND_STEP * index as f64 + 30.0);
+        let line = LEGEND - 4.0;
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{at}\" x2=\"{end}\" y1=\"{line}\" y2=\"{line}\" stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dashes}\"/>"
+        );
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"{LEGEND}\" style=\"fill:{colour}\">{}</text>", end + 6.0, escaped(transport));
     }
     svg + "</svg>\n"
 }

@@ -1,4 +1,4 @@
-//! `calomel`: what this machine offers, whether an engine answers, and how fast it is.
+//! `calomel`: what this machine offers, whether an engine answers, what it does, and how fast it is.
 
 mod bench;
 mod compare;
@@ -7,6 +7,7 @@ mod histogram;
 mod html;
 mod info;
 mod ping;
+mod top;
 mod units;
 
 use std::io::{self, Write};
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 use calomel::Error;
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// What this machine offers, whether an engine answers, and how fast it is.
+/// What this machine offers, whether an engine answers, what it does, and how fast it is.
 #[derive(Parser)]
 #[command(name = "calomel", version, max_term_width = 110, after_help = EXIT_CODES)]
 struct Cli {
@@ -33,6 +34,8 @@ enum Command {
     Ping(ping::Arguments),
     /// Measures latency, rate and bandwidth, between two processes on this machine or on two machines.
     Bench(bench::Arguments),
+    /// Shows what an engine does: rates and latencies by procedure, peers, connections, limits and refusals.
+    Top(top::Arguments),
     /// Prints a script that completes this command's arguments in a shell.
     Completions {
         /// The shell.
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(&arguments),
         Command::Ping(arguments) => ping::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "calomel", &mut script);

@@ -18,7 +18,7 @@ use crate::{Failure, Outcome, print};
 #[command(after_help = "\
 Examples:
   calomel ping tcp://10.0.0.1:7000
-  calomel ping --count 1 --timeout 2s tcp://10.0.0.1:7000     a health check: exit code 0 if the engine answers
+  calomel ping --count 1 --deadline 3s tcp://10.0.0.1:7000    a health check: exit code 0 if the engine answers in time
   calomel ping --count 1000 --interval 0 --json shm://store")]
 pub(crate) struct Arguments {
     /// The engine's address, such as tcp://10.0.0.1:7000.
@@ -32,6 +32,9 @@ pub(crate) struct Arguments {
     /// Time limit of connecting and of each round trip.
     #[arg(short, long, default_value = "5s", value_parser = parse_duration)]
     timeout: Duration,
+    /// Time limit of the whole command, which fails when it has passed.
+    #[arg(long, value_parser = parse_duration)]
+    deadline: Option<Duration>,
     /// Print JSON, times in nanoseconds.
     #[arg(long)]
     json: bool,
@@ -53,6 +56,14 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
+    if let Some(deadline) = arguments.deadline {
+        // A health check must end whatever hangs: names that are being resolved, or the end of a connection.
+        thread::spawn(move || {
+            thread::sleep(deadline);
+            eprintln!("error: not done within {deadline:?}");
+            std::process::exit(1);
+        });
+    }
     let engine = arguments.connection.builder()?.connect_timeout(arguments.timeout).build()?;
     let peer = engine.lookup(arguments.address.as_str())?;
     let begin = Instant::now();

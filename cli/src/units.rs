@@ -55,9 +55,24 @@ pub(crate) fn rate(per_second: f64) -> String {
 
 /// Bytes per second.
 pub(crate) fn bandwidth(per_second: f64) -> String {
-    if per_second >= 1e9 { format!("{} GB/s", digits(per_second / 1e9)) } else { format!("{} MB/s", digits(per_second / 1e6)) }
+    match per_second {
+        rate if rate >= 1e9 => format!("{} GB/s", digits(rate / 1e9)),
+        rate if rate >= 1e6 => format!("{} MB/s", digits(rate / 1e6)),
+        rate if rate >= 1e3 => format!("{} kB/s", digits(rate / 1e3)),
+        rate => format!("{rate:.0} B/s"),
+    }
 }
 
+/// Bytes, with three digits and their unit.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    units
+        .into_iter()
+        .find(|(shift, _)| bytes >= 1 << shift)
+        .map_or_else(|| format!("{bytes} B"), |(shift, unit)| format!("{} {unit}", digits(bytes as f64 / (1u64 << shift) as f64)))
+}
+
+/// A size that someone has chosen, exactly.
 pub(crate) fn size(bytes: usize) -> String {
     [(30, "GiB"), (20, "MiB"), (10, "KiB")]
         .into_iter()
@@ -102,5 +117,7 @@ mod tests {
         assert_eq!([999.0, 1_234.0, 99_960.0, 5e8, 2.5e9].map(time), ["999 ns", "1.23 us", "100 us", "500 ms", "2.50 s"]);
         assert_eq!([9.0, 1_500.0, 1.1e6].map(rate), ["9.00 /s", "1.50 k/s", "1.10 M/s"]);
         assert_eq!([2e7, 3.456e9].map(bandwidth), ["20.0 MB/s", "3.46 GB/s"]);
+        assert_eq!([0.0, 999.0, 1_500.0].map(bandwidth), ["0 B/s", "999 B/s", "1.50 kB/s"]);
+        assert_eq!([0, 1023, 1024, 5 << 30].map(bytes), ["0 B", "1023 B", "1.00 KiB", "5.00 GiB"]);
     }
 }

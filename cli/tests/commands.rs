@@ -1,55 +1,15 @@
 //! The command as a person uses it: what it prints, and its exit codes.
 
+mod support;
+
 use std::fs::{self, File};
 use std::io::Read;
-use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Output, Stdio};
+use std::time::Instant;
 
 use calomel::Engine;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-/// Longer than any of these commands takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_calomel"));
-    command.args(arguments).stdin(Stdio::null()).env_remove("CALOMEL_PRE_SHARED_KEY_FILE");
-    command
-}
-
-fn run(arguments: &[&str]) -> (i32, String, String) {
-    finish(command(arguments))
-}
-
-/// Runs it to its end, or kills it.
-fn finish(mut command: Command) -> (i32, String, String) {
-    let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let id = process.id();
-    let (done, wait) = std::sync::mpsc::channel::<()>();
-    let watchdog = thread::spawn(move || {
-        if wait.recv_timeout(PATIENCE).is_err() {
-            Command::new("kill").args(["-9", &id.to_string()]).status().ok();
-            panic!("the command did not end");
-        }
-    });
-    let mut output = [String::new(), String::new()];
-    let [out, err] = &mut output;
-    let (mut stdout, mut stderr) = (process.stdout.take().unwrap(), process.stderr.take().unwrap());
-    thread::scope(|scope| {
-        scope.spawn(|| stdout.read_to_string(out).unwrap());
-        stderr.read_to_string(err).unwrap();
-    });
-    let status = process.wait().unwrap();
-    done.send(()).ok();
-    watchdog.join().unwrap();
-    let [out, err] = output;
-    (status.code().unwrap_or(-1), out, err)
-}
-
-fn json(text: &str) -> serde_json::Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
+use support::{PATIENCE, command, finish, json, pseudo_terminal, run};
 
 #[test]
 fn info_lists_each_transport_with_the_reason_if_it_is_missing() {
@@ -107,6 +67,11 @@ fn ping_fails_in_time_where_no_engine_answers() {
     let address = format!("tcp://{}", silent.local_addr().unwrap());
     let (code, _, error) = run(&["ping", "--timeout", "300ms", "--no-same-host-upgrade", &address]);
     assert_eq!(code, 1, "{error}");
+    // However many round trips were asked for, and however long each may take.
+    let begin = Instant::now();
+    let (code, text, error) = run(&["ping", "--deadline", "300ms", "--timeout", "50s", "--no-same-host-upgrade", &address]);
+    assert_eq!((code, text.as_str()), (1, ""));
+    assert!(error.contains("not done within 300ms") && begin.elapsed() < PATIENCE / 2, "{error}");
 }
 
 #[test]
@@ -162,11 +127,7 @@ fn wrong_usage_has_an_exit_code_of_its_own() {
 fn live_line_is_drawn_on_a_terminal_only() {
     let server = Engine::server("tcp://127.0.0.1:0").unwrap();
     let address = server.address().to_string();
-    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&terminal).unwrap();
-    unlockpt(&terminal).unwrap();
-    let name = ptsname(&terminal, Vec::new()).unwrap();
-    let side = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    let (terminal, side) = pseudo_terminal();
     let mut command = command(&["ping", "--count", "4", "--interval", "120ms", &address]);
     let mut process = command.stdout(Stdio::piped()).stderr(side).env("TERM", "xterm").spawn().unwrap();
     // Drops this process's copy of the terminal's other side: reading ends with the command.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -77,6 +79,11 @@ examples! {
     ring_all_reduce_tokio: "19_ring_all_reduce_tokio" prints ["each of 4 ranks has the sums of 64 MiB"];
     #[cfg(feature = "memmap2")]
     checkpoint: "20_checkpoint" prints ["rank 1 is back at step 4"];
+    daemon: "25_daemon" prints [
+        "stored and read back: calomel",
+        "the service: ended",
+        "it has ended by itself: true",
+    ];
     log_stream: "21_log_stream" prints ["patient: 10000 lines sent, 0 dropped", "hurried: some lines were dropped: true"];
     event_loop: "22_event_loop" prints [
         "the engine answered 42",
@@ -137,6 +144,30 @@ fn do_rdma_reports_its_errors() {
     }
 }
 
+#[test]
+fn daemon_tells_systemd_when_it_is_ready_and_when_it_ends() {
+    let name = format!("calomel-examples-{}", std::process::id());
+    let systemd = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).expect("a name")).expect("a socket");
+    systemd.set_read_timeout(Some(TIME_LIMIT)).expect("a time limit");
+    let told = || {
+        let mut state = [0; 100];
+        let length = systemd.recv(&mut state).expect("it tells systemd");
+        String::from_utf8_lossy(&state[..length]).into_owned()
+    };
+    let environment = [("NOTIFY_SOCKET", &*format!("@{name}")), ("CALOMEL_LISTEN", "tcp://127.0.0.1:0")];
+    let mut daemon = Running::start_in("25_daemon", &["serve"], &environment);
+    assert_eq!(told(), "READY=1");
+    // It listens by then.
+    let address = daemon.read_after("listening at ");
+    let client = calomel::Engine::client("tcp").expect("an engine");
+    client.lookup(&*address).and_then(|peer| peer.ping(TIME_LIMIT)).expect("it answers");
+    Command::new("kill").arg(daemon.process.id().to_string()).status().expect("a signal");
+    assert_eq!(told(), "STOPPING=1");
+    let output = daemon.finish();
+    output.assert_success();
+    output.assert_line("ended");
+}
+
 /// The names of the programs in the folder of examples.
 fn example_names() -> BTreeSet<String> {
     let files = fs::read_dir(env!("CARGO_MANIFEST_DIR")).expect("the folder of the examples");
@@ -166,8 +197,14 @@ struct Output {
 
 impl Running {
     fn start(example: &'static str, arguments: &[&str]) -> Self {
+        Running::start_in(example, arguments, &[])
+    }
+
+    /// With further variables in its environment.
+    fn start_in(example: &'static str, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut process = Command::new(binary(example))
             .args(arguments)
+            .envs(environment.iter().copied())
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -9,12 +9,16 @@ mod foreign_copies;
 mod listeners;
 mod log_limit;
 mod messages;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod monitor;
 mod peer_event;
 mod registry;
 mod statistics;
 mod stats;
 mod stats_file;
+#[cfg(feature = "json")]
+mod stats_signal;
 mod transport_status;
 mod waiting;
 
@@ -105,6 +109,8 @@ pub(crate) struct EngineShared {
     /// Copies and keys of other engines' memory.
     pub copies: ForeignCopies,
     finalizing: Finalizing,
+    #[cfg(feature = "metrics")]
+    published: metrics::PublishedEntries,
     alive: Mutex<Weak<EngineHandles>>,
 }
 
@@ -135,6 +141,8 @@ impl EngineShared {
             runtime,
             copies: ForeignCopies::default(),
             finalizing: Finalizing::default(),
+            #[cfg(feature = "metrics")]
+            published: metrics::PublishedEntries::default(),
             alive: Mutex::default(),
         })
     }

@@ -1,9 +1,14 @@
 //! The statistics that an engine writes when it ends, where the environment asks for that.
 
+use std::sync::Arc;
+
 use super::EngineShared;
 
 /// Names the file.
 pub(crate) const STATS_VARIABLE: &str = "CALOMEL_STATS";
+/// Names a signal, at which the engines write too.
+#[cfg(feature = "json")]
+pub(super) const STATS_SIGNAL_VARIABLE: &str = "CALOMEL_STATS_SIGNAL";
 
 impl EngineShared {
     /// Appends the statistics to the file as one line of JSON. One write makes it a line of its own, whichever other engines
@@ -12,11 +17,9 @@ impl EngineShared {
     pub(super) fn write_stats(&self) {
         use std::fs::OpenOptions;
         use std::io::Write;
-        use std::path::PathBuf;
 
         let Some(file) = &self.statistics.file else { return };
-        let name = file.to_string_lossy().replace("%p", &std::process::id().to_string());
-        let path = PathBuf::from(name.replace("%e", &self.statistics.number.to_string()));
+        let path = self.expand(&file.to_string_lossy());
         let written = serde_json::to_string(&self.stats()).map_err(Into::into).and_then(|mut line| {
             line.push('\n');
             OpenOptions::new().append(true).create(true).open(&path)?.write_all(line.as_bytes())
@@ -24,6 +27,18 @@ impl EngineShared {
         if let Err(error) = written {
             tracing::warn!(target: "calomel::engine", %error, path = %path.display(), "can't write statistics");
         }
+    }
+
+    /// The name of a file, with the process and the engine put in.
+    #[cfg(feature = "json")]
+    pub(super) fn expand(&self, name: &str) -> std::path::PathBuf {
+        name.replace("%p", &std::process::id().to_string()).replace("%e", &self.statistics.number.to_string()).into()
+    }
+
+    /// Has the engine write on a signal, if the environment names one.
+    pub(crate) fn write_on_signal(self: &Arc<Self>) {
+        #[cfg(feature = "json")]
+        super::stats_signal::watch(self);
     }
 
     #[cfg(not(feature = "json"))]
